@@ -1,0 +1,34 @@
+"""The intermediate representation: element types, sizes, graphs, their text and byte forms."""
+
+from bitwright.ir.dim import UNKNOWN, Dim, Size, symbol
+from bitwright.ir.dtype import DType, dtype
+from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.ir.lexer import parse_size
+from bitwright.ir.parser import parse, parse_type
+from bitwright.ir.printer import node_text, to_text
+from bitwright.ir.types import HostType, Shape, TensorType, ValueType, broadcast_shapes
+from bitwright.ir.verify import verify_structure
+
+__all__ = [
+    "UNKNOWN",
+    "DType",
+    "Dim",
+    "Graph",
+    "HostType",
+    "Node",
+    "Shape",
+    "Size",
+    "TensorType",
+    "Value",
+    "ValueType",
+    "broadcast_shapes",
+    "constant_value",
+    "dtype",
+    "node_text",
+    "parse",
+    "parse_size",
+    "parse_type",
+    "symbol",
+    "to_text",
+    "verify_structure",
+]

@@ -1,0 +1,104 @@
+"""The byte form of a graph: a small header, the text, then the arrays, 64-byte aligned.
+
+    8 bytes  magic "BWGRAPH1"
+    8 bytes  length of the index, little endian
+    index    JSON: {"text": ..., "arrays": {key: [dtype, shape, offset, nbytes]}}
+    padding, then raw little-endian arrays at their offsets, counted from the end of the index padding
+
+Reading maps the file and copies no array; nothing in it is executed (no pickle).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from bitwright.errors import ExportError, ParseError
+from bitwright.ir.dtype import DTYPES, dtype, string
+from bitwright.ir.graph import Graph
+from bitwright.ir.parser import parse
+from bitwright.ir.payload import Array
+from bitwright.ir.printer import Printer
+
+MAGIC = b"BWGRAPH1"
+ALIGN = 64
+
+
+def write_atomically(path: str | Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Write to a temporary name in the same folder, then rename: no half-written file ever."""
+    path = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise ExportError(f"cannot write {path}: {error.strerror or error}") from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException as error:
+        Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise ExportError(f"cannot write {path}: {error.strerror or error}") from None
+        raise
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def save(graph: Graph, path: str | Path) -> None:
+    """Write the graph with all its arrays to one file."""
+    printer = Printer()
+    text = printer.graph(graph)
+    arrays: dict[str, Any] = {}
+    offset = 0
+    for key, array in printer.blobs.items():
+        arrays[key] = [dtype(array.dtype).name, list(array.shape), offset, array.nbytes]
+        offset += -(-array.nbytes // ALIGN) * ALIGN
+    index = json.dumps({"text": text, "arrays": arrays}).encode()
+    index += b" " * (-(len(index) + 16) % ALIGN)
+
+    def write(file: IO[bytes]) -> None:
+        file.write(MAGIC + len(index).to_bytes(8, "little") + index)
+        for array in printer.blobs.values():
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            file.write(b"\0" * (-array.nbytes % ALIGN))
+
+    write_atomically(path, write)
+
+
+def load(path: str | Path) -> Graph:
+    """Read a graph written by `save`; arrays stay in the mapped file until touched."""
+    try:
+        with open(path, "rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise ParseError(f"cannot read {path}: {error}") from None
+    if bytes(data[:8]) != MAGIC:
+        raise ParseError(f"{path} is not a bitwright graph file", hint="Its first bytes differ.")
+    length = int.from_bytes(data[8:16], "little")
+    body = data[16 + length :]
+    try:
+        index = json.loads(bytes(data[16 : 16 + length]))
+        blobs = {key: _array(body, *row) for key, row in index["arrays"].items()}
+        text = index["text"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ParseError(f"{path} is damaged: {error}") from None
+    return parse(text, blobs)
+
+
+def _array(body: memoryview, name: str, shape: list[int], offset: int, nbytes: int) -> Array:
+    element = DTYPES[name]
+    if element == string or offset < 0 or nbytes < 0 or offset + nbytes > len(body):
+        raise ValueError("an array lies outside the file")
+    return np.frombuffer(body[offset : offset + nbytes], dtype=element.numpy).reshape(shape)

@@ -1,0 +1,397 @@
+"""Sizes of tensor dimensions: plain integers, or integer polynomials over named symbols.
+
+A `Dim` is kept in normal form (a sum of integer multiples of products of atoms), so equal sizes
+compare equal: `2*seq + batch*3 == batch*3 + seq*2`. An atom is a named symbol or an opaque
+`floordiv`, `mod`, `max`, `min` or `broadcast` of sizes that does not simplify. Operations return an
+`int` as soon as the result is constant, so `Size = int | Dim` is the type of every dimension.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Union
+
+from bitwright.errors import GraphError, RunError
+from bitwright.ir.dtype import DTYPES
+
+RESERVED = frozenset({"true", "false", "none", "inf", "nan", "graph", "tensor", *DTYPES})
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
+_MAX_DEPTH = 60
+
+
+@dataclass(frozen=True, order=True)
+class Symbol:
+    """A named free size, at least 0 and, when a bound is given, at most that."""
+
+    name: str
+    bound: int | None = None
+
+    depth = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Function:
+    """An operation on sizes that has no polynomial form."""
+
+    kind: str
+    args: tuple[Size, ...]
+
+    @cached_property
+    def depth(self) -> int:
+        return 1 + max(a.depth if isinstance(a, Dim) else 0 for a in self.args)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.kind, self.args))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _text(self) -> str:
+        if self.kind in _INFIX:
+            left, right = (f"({a})" if isinstance(a, Dim) else str(a) for a in self.args)
+            return f"{left}{_INFIX[self.kind]}{right}"
+        return f"{self.kind}({', '.join(map(str, self.args))})"
+
+    def __str__(self) -> str:
+        return self._text
+
+
+Atom = Union[Symbol, Function]
+Monomial = tuple[Atom, ...]  # sorted by text; a power repeats its atom
+_INFIX = {"floordiv": "//"}
+
+
+def _broadcast(a: int, b: int) -> int:
+    if a != b and a != 1 and b != 1:
+        raise RunError(f"sizes {a} and {b} do not broadcast")
+    return b if a == 1 else a
+
+
+_EVALUATE: dict[str, Callable[[int, int], int]] = {
+    "floordiv": lambda a, b: a // b,
+    "mod": lambda a, b: a % b,
+    "max": max,
+    "min": min,
+    "broadcast": _broadcast,
+}
+FUNCTIONS = frozenset(_EVALUATE)
+_SYMMETRIC = ("max", "min", "broadcast")
+
+
+class Dim:
+    """A symbolic size. Build it with `symbol`, arithmetic, `max_size`, `min_size`, `broadcast_size`."""
+
+    __slots__ = ("_hash", "_text", "depth", "terms")
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
+        self.terms = terms
+        self.depth = max((atom.depth for monomial, _ in terms for atom in monomial), default=0)
+        self._hash = hash(terms)
+        self._text: str | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dim) and self._hash == other._hash and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __add__(self, other: Size) -> Size:
+        return _combine(self, other, 1)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Size) -> Size:
+        return _combine(self, other, -1)
+
+    def __rsub__(self, other: int) -> Size:
+        return _combine(-self, other, 1)
+
+    def __neg__(self) -> Size:
+        return _make({m: -c for m, c in self.terms})
+
+    def __mul__(self, other: Size) -> Size:
+        total: dict[Monomial, int] = {}
+        for m1, c1 in self.terms:
+            for m2, c2 in _terms(other):
+                product = tuple(sorted(m1 + m2, key=str))
+                total[product] = total.get(product, 0) + c1 * c2
+        return _make(total)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Size) -> Size:
+        return _floordiv(self, other)
+
+    def __rfloordiv__(self, other: int) -> Size:
+        return _floordiv(other, self)
+
+    def __mod__(self, other: Size) -> Size:
+        return _mod(self, other)
+
+    def __rmod__(self, other: int) -> Size:
+        return _mod(other, self)
+
+    def __str__(self) -> str:
+        if self._text is None:
+            self._text = self._render()
+        return self._text
+
+    def _render(self) -> str:
+        parts = []
+        for monomial, coefficient in self.terms:
+            alone = len(self.terms) == 1 and len(monomial) == 1 and coefficient == 1
+            factors = [str(a) if alone or "//" not in str(a) else f"({a})" for a in monomial]
+            if not factors:
+                text = str(abs(coefficient))
+            elif abs(coefficient) == 1:
+                text = "*".join(factors)
+            else:
+                text = "*".join([str(abs(coefficient)), *factors])
+            parts.append(("-" if coefficient < 0 else "+") + text)
+        return "".join(parts).removeprefix("+")
+
+    __repr__ = __str__
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        """Every symbol this size depends on."""
+        found: set[Symbol] = set()
+        for monomial, _ in self.terms:
+            for atom in monomial:
+                if isinstance(atom, Symbol):
+                    found.add(atom)
+                else:
+                    for arg in atom.args:
+                        found |= symbols_of(arg)
+        return frozenset(found)
+
+
+Size = Union[int, Dim]
+
+
+class _Unknown(Dim):
+    """What inference answers for a size that only the data decides; the builder names it."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__((((Symbol("?"),), 1),))
+
+
+UNKNOWN = _Unknown()
+
+
+def symbol(name: str, bound: int | None = None) -> Dim:
+    """A free size. `bound`, if given, is its largest value."""
+    if not _NAME.match(name) or name in RESERVED or name in FUNCTIONS:
+        raise GraphError(
+            f"{name!r} cannot name a size", expected="letters, digits, _ and ., no reserved word"
+        )
+    if bound is not None and bound < 0:
+        raise GraphError(f"size {name!r} has a negative bound {bound}")
+    return Dim((((Symbol(name, bound),), 1),))
+
+
+def symbols_of(size: Size) -> frozenset[Symbol]:
+    return size.symbols if isinstance(size, Dim) else frozenset()
+
+
+def _terms(size: Size) -> tuple[tuple[Monomial, int], ...]:
+    if isinstance(size, Dim):
+        return size.terms
+    return (((), int(size)),) if size else ()
+
+
+def _make(terms: Mapping[Monomial, int]) -> Size:
+    kept = sorted(((m, c) for m, c in terms.items() if c), key=lambda t: (-len(t[0]), _key(t[0])))
+    if not kept:
+        return 0
+    if len(kept) == 1 and not kept[0][0]:
+        return kept[0][1]
+    return Dim(tuple(kept))
+
+
+def _key(monomial: Monomial) -> str:
+    return "*".join(map(str, monomial))
+
+
+def _combine(a: Size, b: Size, sign: int) -> Size:
+    total = dict(_terms(a))
+    for monomial, coefficient in _terms(b):
+        total[monomial] = total.get(monomial, 0) + sign * coefficient
+    return _make(total)
+
+
+def _function(kind: str, a: Size, b: Size) -> Size:
+    if isinstance(a, int) and isinstance(b, int):
+        return _EVALUATE[kind](a, b)
+    if a is UNKNOWN or b is UNKNOWN:
+        return UNKNOWN
+    if kind in _SYMMETRIC and str(b) < str(a):
+        a, b = b, a
+    atom = Function(kind, (a, b))
+    return UNKNOWN if atom.depth > _MAX_DEPTH else Dim((((atom,), 1),))
+
+
+def divide_exactly(a: Size, b: Size) -> Size | None:
+    """a / b when b divides every term of a (or equals a), else None."""
+    if a == b:
+        return 1
+    divisors = _terms(b)
+    if len(divisors) != 1:
+        return None
+    monomial, coefficient = divisors[0]
+    quotient: dict[Monomial, int] = {}
+    for m, c in _terms(a):
+        rest = list(m)
+        for atom in monomial:
+            if atom not in rest:
+                return None
+            rest.remove(atom)
+        if c % coefficient:
+            return None
+        quotient[tuple(rest)] = c // coefficient
+    return _make(quotient)
+
+
+def _floordiv(a: Size, b: Size) -> Size:
+    if b == 0:
+        raise GraphError(f"size {a} is divided by zero")
+    exact = divide_exactly(a, b)
+    if exact is not None:
+        return exact
+    if isinstance(b, int) and b > 0:  # (b*q + r) // b -> q + r // b
+        whole = {m: c // b for m, c in _terms(a) if c % b == 0 or not m}
+        rest = {m: (c % b if not m else c) for m, c in _terms(a) if c % b or not m}
+        if any(whole.values()):
+            return _combine(_make(whole), _function("floordiv", _make(rest), b), 1)
+    return _function("floordiv", a, b)
+
+
+def _mod(a: Size, b: Size) -> Size:
+    if b == 0:
+        raise GraphError(f"size {a} is taken modulo zero")
+    if divide_exactly(a, b) is not None:
+        return 0
+    if isinstance(b, int) and b > 0:  # (b*q + r) % b -> r % b
+        a = _make({m: (c % b if not m else c) for m, c in _terms(a) if c % b})
+    return _function("mod", a, b)
+
+
+def max_size(a: Size, b: Size) -> Size:
+    return _extreme("max", a, b)
+
+
+def min_size(a: Size, b: Size) -> Size:
+    return _extreme("min", a, b)
+
+
+def _extreme(kind: str, a: Size, b: Size) -> Size:
+    difference = _combine(a, b, -1)
+    if isinstance(difference, int):
+        return a if (difference >= 0) == (kind == "max") else b
+    for one, other in ((a, b), (b, a)):  # a size is never below 0
+        if isinstance(one, int) and one <= 0 and isinstance(other, Dim) and _is_natural(other):
+            return other if kind == "max" else one
+    return _function(kind, a, b)
+
+
+def _is_natural(size: Dim) -> bool:
+    """Whether the form shows that the size is at least 0."""
+    return all(c > 0 for _, c in size.terms) and all(
+        isinstance(atom, Symbol) for m, _ in size.terms for atom in m
+    )
+
+
+def broadcast_size(a: Size, b: Size) -> Size:
+    """The size two broadcast dimensions have together; unequal constants are an error."""
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    if isinstance(a, int) and isinstance(b, int):
+        raise GraphError(f"sizes {a} and {b} do not broadcast")
+    if isinstance(a, int):
+        return a  # a symbol beside a constant above 1 must be that constant, or 1
+    if isinstance(b, int):
+        return b
+    return _function("broadcast", a, b)
+
+
+def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
+    """The value of a size once its symbols are known."""
+    if not isinstance(size, Dim):
+        return int(size)
+    total = 0
+    for monomial, coefficient in size.terms:
+        product = coefficient
+        for atom in monomial:
+            if isinstance(atom, Symbol):
+                if atom.name not in bindings:
+                    raise RunError(f"size {atom.name!r} has no value yet")
+                product *= bindings[atom.name]
+            else:
+                left, right = (evaluate(a, bindings) for a in atom.args)
+                product *= _EVALUATE[atom.kind](left, right)
+        total += product
+    return total
+
+
+def substitute(size: Size, values: Mapping[str, Size]) -> Size:
+    """The same size with symbols replaced by other sizes."""
+    if not isinstance(size, Dim) or size is UNKNOWN:
+        return size
+    total: Size = 0
+    for monomial, coefficient in size.terms:
+        product: Size = coefficient
+        for atom in monomial:
+            if isinstance(atom, Symbol):
+                product = product * values.get(atom.name, Dim((((atom,), 1),)))
+            else:
+                left, right = (substitute(a, values) for a in atom.args)
+                product = product * apply_function(atom.kind, left, right)
+        total = total + product
+    return total
+
+
+def apply_function(kind: str, a: Size, b: Size) -> Size:
+    """One of `FUNCTIONS` on two sizes, simplified."""
+    simplify: dict[str, Callable[[Size, Size], Size]] = {
+        "floordiv": _floordiv,
+        "mod": _mod,
+        "max": max_size,
+        "min": min_size,
+        "broadcast": broadcast_size,
+    }
+    return simplify[kind](a, b)
+
+
+def solve(size: Size, value: int, bindings: dict[str, int]) -> bool:
+    """Bind the one unbound symbol of a linear size so that it equals `value`; False if it cannot."""
+    if not isinstance(size, Dim):
+        return size == value
+    unbound = {s.name for s in size.symbols if s.name not in bindings}
+    if not unbound:
+        return evaluate(size, bindings) == value
+    if len(unbound) > 1:
+        return True  # another dimension will bind them
+    (name,) = unbound
+    at0, at1, at2 = (evaluate(size, {**bindings, name: k}) for k in (0, 1, 2))
+    slope = at1 - at0
+    if slope == 0 or at2 - at1 != slope or (value - at0) % slope or (value - at0) // slope < 0:
+        return False
+    bindings[name] = (value - at0) // slope
+    return True
+
+
+def product(sizes: tuple[Size, ...] | list[Size]) -> Size:
+    return reduce(lambda a, b: a * b, sizes, 1)

@@ -1,0 +1,132 @@
+"""Element types: their names, widths, ranges and numpy forms.
+
+Types narrower than a byte are held one value per byte in numpy arrays (ml_dtypes); packing is a
+matter of storage, not of the type.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import ml_dtypes
+import numpy as np
+
+from bitwright.errors import GraphError
+
+
+class Family(Enum):
+    FLOAT = "float"
+    SIGNED = "signed"
+    UNSIGNED = "unsigned"
+    BOOL = "bool"
+    COMPLEX = "complex"
+    STRING = "string"
+
+
+@dataclass(frozen=True)
+class DType:
+    name: str
+    bits: int
+    family: Family
+    numpy: np.dtype  # type: ignore[type-arg]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def is_float(self) -> bool:
+        return self.family is Family.FLOAT
+
+    @property
+    def is_integer(self) -> bool:
+        return self.family in (Family.SIGNED, Family.UNSIGNED)
+
+    @property
+    def is_signed(self) -> bool:
+        return self.family in (Family.SIGNED, Family.FLOAT)
+
+    @property
+    def is_complex(self) -> bool:
+        return self.family is Family.COMPLEX
+
+    @property
+    def values_per_byte(self) -> int:
+        return max(1, 8 // self.bits) if self.bits else 1
+
+    @property
+    def min(self) -> float | int:
+        """The lowest finite value."""
+        if self.family is Family.BOOL:
+            return 0
+        if self.is_integer:
+            return int(ml_dtypes.iinfo(self.numpy).min)
+        return float(ml_dtypes.finfo(self.numpy).min)
+
+    @property
+    def max(self) -> float | int:
+        """The highest finite value."""
+        if self.family is Family.BOOL:
+            return 1
+        if self.is_integer:
+            return int(ml_dtypes.iinfo(self.numpy).max)
+        return float(ml_dtypes.finfo(self.numpy).max)
+
+    def nbytes(self, count: int) -> int:
+        """Bytes that `count` values take when packed."""
+        return (count * self.bits + 7) // 8
+
+
+def _make(name: str, bits: int, family: Family, numpy: object) -> DType:
+    return DType(name, bits, family, np.dtype(numpy))  # type: ignore[call-overload]
+
+
+f64 = _make("f64", 64, Family.FLOAT, np.float64)
+f32 = _make("f32", 32, Family.FLOAT, np.float32)
+f16 = _make("f16", 16, Family.FLOAT, np.float16)
+bf16 = _make("bf16", 16, Family.FLOAT, ml_dtypes.bfloat16)
+f8e4m3fn = _make("f8e4m3fn", 8, Family.FLOAT, ml_dtypes.float8_e4m3fn)
+f8e5m2 = _make("f8e5m2", 8, Family.FLOAT, ml_dtypes.float8_e5m2)
+f8e4m3fnuz = _make("f8e4m3fnuz", 8, Family.FLOAT, ml_dtypes.float8_e4m3fnuz)
+f8e5m2fnuz = _make("f8e5m2fnuz", 8, Family.FLOAT, ml_dtypes.float8_e5m2fnuz)
+f8e8m0 = _make("f8e8m0", 8, Family.FLOAT, ml_dtypes.float8_e8m0fnu)
+f4e2m1 = _make("f4e2m1", 4, Family.FLOAT, ml_dtypes.float4_e2m1fn)
+i64 = _make("i64", 64, Family.SIGNED, np.int64)
+i32 = _make("i32", 32, Family.SIGNED, np.int32)
+i16 = _make("i16", 16, Family.SIGNED, np.int16)
+i8 = _make("i8", 8, Family.SIGNED, np.int8)
+i4 = _make("i4", 4, Family.SIGNED, ml_dtypes.int4)
+i2 = _make("i2", 2, Family.SIGNED, ml_dtypes.int2)
+u64 = _make("u64", 64, Family.UNSIGNED, np.uint64)
+u32 = _make("u32", 32, Family.UNSIGNED, np.uint32)
+u16 = _make("u16", 16, Family.UNSIGNED, np.uint16)
+u8 = _make("u8", 8, Family.UNSIGNED, np.uint8)
+u4 = _make("u4", 4, Family.UNSIGNED, ml_dtypes.uint4)
+u2 = _make("u2", 2, Family.UNSIGNED, ml_dtypes.uint2)
+bool_ = _make("bool", 8, Family.BOOL, np.bool_)
+c64 = _make("c64", 64, Family.COMPLEX, np.complex64)
+c128 = _make("c128", 128, Family.COMPLEX, np.complex128)
+string = _make("string", 0, Family.STRING, object)
+
+DTYPES = {value.name: value for value in list(globals().values()) if isinstance(value, DType)}
+_FROM_NUMPY = {dtype.numpy: dtype for dtype in DTYPES.values()}
+
+FLOATS = tuple(dtype for dtype in DTYPES.values() if dtype.is_float)
+INTEGERS = tuple(dtype for dtype in DTYPES.values() if dtype.is_integer)
+
+
+def dtype(name: "str | DType | np.dtype | type") -> DType:  # type: ignore[type-arg]
+    """The element type with this name, or the one of this numpy dtype."""
+    if isinstance(name, DType):
+        return name
+    if isinstance(name, str):
+        if name in DTYPES:
+            return DTYPES[name]
+        raise GraphError(f"no element type is named {name!r}", expected=", ".join(DTYPES))
+    found = np.dtype(name)
+    if found.kind in "US":
+        return string
+    if found in _FROM_NUMPY:
+        return _FROM_NUMPY[found]
+    raise GraphError(f"numpy dtype {found} has no element type here")

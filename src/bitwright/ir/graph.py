@@ -1,0 +1,223 @@
+"""The graph: immutable nodes in topological order, and the values they produce.
+
+Boundary values are nodes too: `input`, `parameter`, `constant` and `state`. A parameter is named and
+trainable; it is never folded away unless a pipeline says so. A state is named and lives across runs:
+`Graph.updates` says which value replaces it when a run ends. Bodies of if / loop / scan are graphs
+in attributes; what they read from outside is passed to them as operands.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import GraphError
+from bitwright.ir.dim import Symbol
+from bitwright.ir.dtype import DType
+from bitwright.ir.types import TensorType, ValueType
+
+BOUNDARY = ("input", "parameter", "constant", "state")
+
+
+class Value:
+    """One result of a node."""
+
+    __slots__ = ("index", "node")
+
+    def __init__(self, node: Node, index: int) -> None:
+        self.node, self.index = node, index
+
+    @property
+    def type(self) -> ValueType:
+        return self.node.types[self.index]
+
+    @property
+    def tensor(self) -> TensorType:
+        """The type, which must be a tensor's."""
+        type_ = self.type
+        if not isinstance(type_, TensorType):
+            raise GraphError(f"{self} is a {type_}, not a tensor")
+        return type_
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return self.tensor.shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.tensor.shape)
+
+    @property
+    def name(self) -> str:
+        return self.node.names[self.index]
+
+    @property
+    def is_constant(self) -> bool:
+        return self.node.op == "constant"
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+    def __repr__(self) -> str:
+        return f"%{self.name}: {self.type}"
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    op: str
+    inputs: tuple[Value | None, ...]
+    attrs: Mapping[str, Any]
+    types: tuple[ValueType, ...]
+    names: tuple[str, ...]
+    loc: str = ""
+    outputs: tuple[Value, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.types) != len(self.names):
+            raise GraphError(
+                f"node {self.op} has {len(self.types)} types and {len(self.names)} names"
+            )
+        object.__setattr__(self, "outputs", tuple(Value(self, i) for i in range(len(self.types))))
+
+    @property
+    def name(self) -> str:
+        return self.names[0] if self.names else self.op
+
+    @property
+    def is_boundary(self) -> bool:
+        return self.op in BOUNDARY
+
+    @property
+    def operands(self) -> Iterator[Value]:
+        """The inputs that are present."""
+        return (value for value in self.inputs if value is not None)
+
+    @property
+    def bodies(self) -> Mapping[str, Graph]:
+        return {key: value for key, value in self.attrs.items() if isinstance(value, Graph)}
+
+    def with_(self, **changes: Any) -> Node:
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        return f"{self.op} %{self.name}"
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    name: str
+    nodes: tuple[Node, ...]
+    outputs: tuple[tuple[str, Value], ...]
+    updates: tuple[tuple[Value, Value], ...] = ()
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+    def _boundary(self, op: str) -> tuple[Value, ...]:
+        return tuple(node.outputs[0] for node in self.nodes if node.op == op)
+
+    @cached_property
+    def inputs(self) -> tuple[Value, ...]:
+        return self._boundary("input")
+
+    @cached_property
+    def parameters(self) -> tuple[Value, ...]:
+        return self._boundary("parameter")
+
+    @cached_property
+    def constants(self) -> tuple[Value, ...]:
+        return self._boundary("constant")
+
+    @cached_property
+    def states(self) -> tuple[Value, ...]:
+        return self._boundary("state")
+
+    @cached_property
+    def results(self) -> tuple[Value, ...]:
+        """Every value that must survive: outputs, then state updates."""
+        return (*(value for _, value in self.outputs), *(value for _, value in self.updates))
+
+    @cached_property
+    def values(self) -> Mapping[str, Value]:
+        return {value.name: value for node in self.nodes for value in node.outputs}
+
+    @cached_property
+    def uses(self) -> Counter[Value]:
+        """How often each value is read, results included."""
+        counts: Counter[Value] = Counter(v for node in self.nodes for v in node.operands)
+        counts.update(self.results)
+        return counts
+
+    @cached_property
+    def input_symbols(self) -> frozenset[Symbol]:
+        """The sizes that are known as soon as the inputs (and states) are."""
+        return frozenset().union(*(v.type.symbols for v in (*self.inputs, *self.states)))
+
+    def value(self, name: str) -> Value:
+        if name not in self.values:
+            raise GraphError(
+                f"graph {self.name!r} has no value {name!r}", hint=nearest(name, self.values)
+            )
+        return self.values[name]
+
+    def walk(self) -> Iterator[tuple[Graph, Node]]:
+        """Every node with its graph, those of bodies included."""
+        stack = [self]
+        while stack:
+            graph = stack.pop()
+            for node in graph.nodes:
+                yield graph, node
+                stack.extend(node.bodies.values())
+
+    def with_(self, **changes: Any) -> Graph:
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        from bitwright.ir.printer import to_text  # the printer needs this module
+
+        return to_text(self, data=False)
+
+    def __repr__(self) -> str:
+        return f"<graph {self.name!r}: {len(self.nodes)} nodes>"
+
+
+def constant_value(value: Value | None) -> np.ndarray | None:  # type: ignore[type-arg]
+    """The array of a constant, or None for any other value."""
+    return value.node.attrs["value"] if value is not None and value.is_constant else None
+
+
+def sorted_nodes(results: Iterable[Value], keep: Iterable[Node] = ()) -> tuple[Node, ...]:
+    """The nodes that `results` need, operands first; nodes in `keep` come first and always stay."""
+    order: dict[Node, None] = dict.fromkeys(keep)
+    for result in results:
+        if result.node in order:
+            continue
+        stack: list[tuple[Node, Iterator[Value]]] = [(result.node, result.node.operands)]
+        open_nodes = {result.node}
+        while stack:
+            node, rest = stack[-1]
+            operand = next(rest, None)
+            if operand is None:
+                stack.pop()
+                order[node] = None
+                open_nodes.discard(node)
+            elif operand.node in open_nodes:
+                raise GraphError(f"a cycle runs through {operand.node}", where=operand.node.loc)
+            elif operand.node not in order:
+                open_nodes.add(operand.node)
+                stack.append((operand.node, operand.node.operands))
+    return tuple(order)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A hint with the closest existing names."""
+    close = difflib.get_close_matches(name, list(names), 3, 0.5)
+    return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -1,0 +1,125 @@
+"""Types of values: tensors with possibly symbolic shapes, and opaque values of host steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Union
+
+from bitwright.errors import GraphError
+from bitwright.ir.dim import (
+    UNKNOWN,
+    Dim,
+    Size,
+    Symbol,
+    broadcast_size,
+    evaluate,
+    product,
+    substitute,
+    symbols_of,
+)
+from bitwright.ir.dtype import DType
+
+Shape = tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class TensorType:
+    dtype: DType
+    shape: Shape
+
+    def __post_init__(self) -> None:
+        for size in self.shape:
+            if not isinstance(size, Dim) and size < 0:
+                raise GraphError(f"a tensor cannot have the negative size {size}")
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def count(self) -> Size:
+        """The number of elements."""
+        return product(self.shape)
+
+    @property
+    def is_static(self) -> bool:
+        return not any(isinstance(size, Dim) for size in self.shape)
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        return frozenset().union(*(symbols_of(size) for size in self.shape))
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return TensorType(dtype, self.shape)
+
+    def with_shape(self, shape: Iterable[Size]) -> TensorType:
+        return TensorType(self.dtype, tuple(shape))
+
+    def concrete(self, bindings: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(evaluate(size, bindings) for size in self.shape)
+
+    def substitute(self, values: Mapping[str, Size]) -> TensorType:
+        return self.with_shape(substitute(size, values) for size in self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class HostType:
+    """A value only host steps can hold: a sequence, an optional, a tensor of unknown rank."""
+
+    kind: str
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        return frozenset()
+
+    def __str__(self) -> str:
+        return f"host<{self.kind}>"
+
+    __repr__ = __str__
+
+
+ValueType = Union[TensorType, HostType]
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """The shape numpy broadcasting gives, symbolically."""
+    rank = max(map(len, shapes), default=0)
+    result: list[Size] = [1] * rank
+    for shape in shapes:
+        for axis, size in enumerate(shape, rank - len(shape)):
+            try:
+                result[axis] = broadcast_size(result[axis], size)
+            except GraphError:
+                raise GraphError(
+                    f"shapes {' and '.join(_show(s) for s in shapes)} do not broadcast",
+                    expected=f"equal sizes or 1 on axis {axis - rank}",
+                ) from None
+    return tuple(result)
+
+
+def _show(shape: Shape) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def compatible(inferred: ValueType, declared: ValueType) -> bool:
+    """Whether a declared type can stand where inference gave `inferred` (unknown sizes fit any)."""
+    if isinstance(inferred, HostType) or isinstance(declared, HostType):
+        return isinstance(inferred, HostType) and isinstance(declared, HostType)
+    return (
+        inferred.dtype == declared.dtype
+        and inferred.rank == declared.rank
+        and all(a is UNKNOWN or a == b for a, b in zip(inferred.shape, declared.shape, strict=True))
+    )
+
+
+def normalize_axis(axis: int, rank: int) -> int:
+    """An axis counted from the front; out of range is an error."""
+    if not -rank <= axis < rank:
+        raise GraphError(f"axis {axis} is outside a tensor of rank {rank}")
+    return axis % rank

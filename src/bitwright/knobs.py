@@ -1,0 +1,40 @@
+"""Every environment variable bitwright reads, in one place.
+
+A knob is read when it is asked for, so a test or a user may change it while the process runs.
+"""
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Knob:
+    name: str
+    default: str
+    doc: str
+
+    def get(self) -> str:
+        return os.environ.get(self.name, self.default)
+
+
+DUMP = Knob("BITWRIGHT_DUMP", "", "folder that receives the graph as text after every pass")
+FOLD_LIMIT = Knob(
+    "BITWRIGHT_FOLD_LIMIT", str(1 << 20), "largest constant, in elements, that folding may create"
+)
+MAX_TENSOR_BYTES = Knob(
+    "BITWRIGHT_MAX_TENSOR_BYTES",
+    "",
+    "largest single tensor a run may allocate; empty means the machine's memory",
+)
+
+ALL = tuple(value for value in list(globals().values()) if isinstance(value, Knob))
+
+
+def max_tensor_bytes() -> int:
+    """The allocation bound: the knob, else the machine's physical memory, else 8 GiB."""
+    if text := MAX_TENSOR_BYTES.get():
+        return int(text)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 8 << 30

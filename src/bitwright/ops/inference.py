@@ -1,0 +1,82 @@
+"""Type inference shared by op families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bitwright.errors import GraphError, InferenceError
+from bitwright.ir.dim import Size
+from bitwright.ir.dtype import DType, bool_
+from bitwright.ir.types import TensorType, broadcast_shapes, normalize_axis
+
+Predicate = Callable[[DType], bool]
+
+
+def is_float(element: DType) -> bool:
+    return element.is_float
+
+
+def is_integer(element: DType) -> bool:
+    return element.is_integer
+
+
+def is_number(element: DType) -> bool:
+    return element.is_float or element.is_integer or element.is_complex
+
+
+def require_dtype(what: str, type_: TensorType, accepts: Predicate, expected: str) -> None:
+    if not accepts(type_.dtype):
+        raise InferenceError(f"{what} has the wrong element type", expected=expected, found=type_)
+
+
+def require_rank(what: str, type_: TensorType, *ranks: int) -> None:
+    if type_.rank not in ranks:
+        expected = " or ".join(map(str, ranks))
+        raise InferenceError(f"{what} has the wrong rank", expected=f"rank {expected}", found=type_)
+
+
+def require_same_dtype(*types: TensorType | None) -> DType:
+    """The common element type of the operands that are present."""
+    present = [t for t in types if t is not None]
+    for other in present[1:]:
+        if other.dtype != present[0].dtype:
+            raise InferenceError(
+                "operands have different element types", expected=present[0], found=other
+            )
+    return present[0].dtype
+
+
+def require_size(what: str, found: Size, expected: Size) -> None:
+    """Sizes that must agree; a symbolic one may still turn out to, so only constants conflict."""
+    if isinstance(found, int) and isinstance(expected, int) and found != expected:
+        raise InferenceError(f"{what} has the wrong size", expected=expected, found=found)
+
+
+def same(x: TensorType, *_: Any, **__: Any) -> TensorType:
+    """The result has the type of the first operand."""
+    return x
+
+
+def same_float(x: TensorType, *_: Any, **__: Any) -> TensorType:
+    require_dtype("the operand", x, lambda d: d.is_float or d.is_complex, "a floating type")
+    return x
+
+
+def broadcast(*types: TensorType, **_: Any) -> TensorType:
+    """Numpy broadcasting of operands of one element type."""
+    element = require_same_dtype(*types)
+    return TensorType(element, broadcast_shapes(*(t.shape for t in types)))
+
+
+def broadcast_to_bool(*types: TensorType, **_: Any) -> TensorType:
+    return broadcast(*types).with_dtype(bool_)
+
+
+def reduced_shape(shape: Sequence[Size], axes: Sequence[int], keepdims: bool) -> tuple[Size, ...]:
+    """A shape after reducing over `axes`."""
+    gone = {normalize_axis(axis, len(shape)) for axis in axes}
+    if len(gone) != len(axes):
+        raise GraphError(f"an axis stands twice in {list(axes)}")
+    kept = [(1 if i in gone else size) for i, size in enumerate(shape)]
+    return tuple(kept if keepdims else [s for i, s in enumerate(kept) if i not in gone])

@@ -1,0 +1,216 @@
+"""Runs any graph by reference, value by value.
+
+The interpreter is the truth that everything else is compared with, the runner of host steps, and
+what calibration and error analysis hook into: `observe(value, array)` sees each value as it is made.
+Values are freed when nothing will read them any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bitwright import knobs
+from bitwright.errors import BitwrightError, RunError
+from bitwright.ir.dim import Dim, evaluate, solve
+from bitwright.ir.dtype import dtype
+from bitwright.ir.graph import Graph, Node, Value, nearest
+from bitwright.ir.types import TensorType
+from bitwright.ir.verify import place
+from bitwright.ops.numeric import narrow
+from bitwright.ops.registry import get
+
+Array = np.ndarray[Any, Any]
+Observer = Callable[[Value, Any], None]
+
+
+def run(
+    graph: Graph,
+    inputs: Mapping[str, Any],
+    *,
+    states: dict[str, Array] | None = None,
+    observe: Observer | None = None,
+) -> dict[str, Any]:
+    """The outputs by name. `states` is read and, when the run ends, updated."""
+    check_inputs(graph, inputs)
+    frame = Frame(graph, {}, observe)
+    return frame.run([inputs[v.name] for v in graph.inputs], {} if states is None else states)
+
+
+def check_inputs(graph: Graph, inputs: Mapping[str, Any]) -> None:
+    """Name what is missing or unknown."""
+    names = [v.name for v in graph.inputs]
+    for name in names:
+        if name not in inputs:
+            raise RunError(
+                f"input {name!r} is missing",
+                where=f"graph {graph.name!r}",
+                expected=", ".join(map(repr, names)),
+                found=", ".join(map(repr, inputs)) or "none",
+            )
+    for name in inputs:
+        if name not in names:
+            raise RunError(
+                f"there is no input {name!r}",
+                where=f"graph {graph.name!r}",
+                expected=", ".join(map(repr, names)) or "no input",
+                hint=nearest(name, names),
+            )
+
+
+def bind_input(value: Value, array: Any, bindings: dict[str, int]) -> Any:
+    """Check an array against a declared type and learn the sizes it fixes."""
+    type_ = value.type
+    if not isinstance(type_, TensorType):
+        return array
+    array = np.asarray(array)
+    where = f"input {value.name!r}"
+    found = TensorType(dtype(array.dtype), array.shape)
+    if found.dtype != type_.dtype:
+        raise RunError(
+            "has the wrong element type",
+            where=where,
+            expected=type_,
+            found=found,
+            hint=f"Convert it with .astype({type_.dtype.numpy.name!r}).",
+        )
+    if found.rank != type_.rank:
+        raise RunError("has the wrong rank", where=where, expected=type_, found=found)
+    for axis, (size, actual) in enumerate(zip(type_.shape, array.shape, strict=True)):
+        if not solve(size, actual, bindings):
+            known = f" where {_bound(size, bindings)}" if _bound(size, bindings) else ""
+            raise RunError(
+                f"has the wrong size on axis {axis}",
+                where=where,
+                expected=f"{type_}{known}",
+                found=found,
+            )
+        for symbol in size.symbols if isinstance(size, Dim) else ():
+            if symbol.bound is not None and bindings.get(symbol.name, 0) > symbol.bound:
+                raise RunError(
+                    f"size {symbol.name!r} is above its bound",
+                    where=where,
+                    expected=f"at most {symbol.bound}",
+                    found=bindings[symbol.name],
+                )
+    return array
+
+
+def _bound(size: Any, bindings: Mapping[str, int]) -> str:
+    names = sorted(s.name for s in size.symbols) if isinstance(size, Dim) else []
+    return ", ".join(f"{n} = {bindings[n]}" for n in names if n in bindings)
+
+
+class Frame:
+    """One execution of one graph (the whole model, or a body)."""
+
+    def __init__(self, graph: Graph, bindings: dict[str, int], observe: Observer | None) -> None:
+        self.graph, self.bindings, self.observe = graph, dict(bindings), observe
+        self.values: dict[Value, Any] = {}
+        self.limit = knobs.max_tensor_bytes()
+
+    def run(self, inputs: list[Any], states: dict[str, Array]) -> dict[str, Any]:
+        graph = self.graph
+        for _ in range(2):  # a second look checks sizes that a later input fixed
+            for value, array in zip(graph.inputs, inputs, strict=True):
+                self.values[value] = bind_input(value, array, self.bindings)
+        uses = dict(graph.uses)
+        with np.errstate(all="ignore"):
+            for node in graph.nodes:
+                self._boundary(node, states) if node.is_boundary else self._execute(node)
+                for value in node.outputs:
+                    if self.observe:
+                        self.observe(value, self.values[value])
+                    if not uses.get(value):
+                        self.values.pop(value)
+                for value in node.operands:
+                    uses[value] -= 1
+                    if not uses[value]:
+                        self.values.pop(value)
+        results = {name: self.values[value] for name, value in graph.outputs}
+        states.update({state.name: self.values[value] for state, value in graph.updates})
+        return results
+
+    def _boundary(self, node: Node, states: dict[str, Array]) -> None:
+        if node.op == "input":
+            return
+        value = states.get(node.name) if node.op == "state" else None
+        if value is None:
+            value = node.attrs.get("value")
+        if value is None:
+            if node.op != "state":
+                raise RunError("has no value", where=place(self.graph, node))
+            type_ = node.outputs[0].tensor
+            value = np.zeros(type_.concrete(self.bindings), type_.dtype.numpy)
+        self.values[node.outputs[0]] = bind_input(node.outputs[0], value, self.bindings)
+
+    def _execute(self, node: Node) -> None:
+        opdef = get(node.op)
+        where = place(self.graph, node)
+        arrays = [None if v is None else self.values[v] for v in node.inputs]
+        fixed = sum(not operand.variadic for operand in opdef.operands)
+        arrays += [None] * (fixed - len(arrays))
+        attrs = {k: self._resolve(v) for k, v in opdef.call_attrs(node.attrs).items()}
+        self._check_memory(node, where)
+        try:
+            result = opdef.reference(*arrays, **attrs)
+        except BitwrightError as error:
+            raise RunError(str(error), where=where) from None
+        except MemoryError:
+            raise RunError("there is not enough memory for its result", where=where) from None
+        except (ValueError, IndexError, TypeError, ArithmeticError, AssertionError) as error:
+            raise RunError(f"cannot be computed: {error}", where=where) from error
+        results = result if isinstance(result, tuple) else (result,)
+        for value, array in zip(node.outputs, results, strict=True):
+            self.values[value] = self._finish(value, array, where)
+
+    def _check_memory(self, node: Node, where: str) -> None:
+        for value in node.outputs:
+            type_ = value.type
+            if not isinstance(type_, TensorType):
+                continue
+            if all(s.name in self.bindings for s in type_.symbols):
+                count = evaluate(type_.count, self.bindings)
+                if count * max(type_.dtype.bits, 8) // 8 > self.limit:
+                    raise RunError(
+                        f"{value} would need {count * type_.dtype.bits // 8:,} bytes",
+                        where=where,
+                        expected=f"at most {self.limit:,}",
+                        hint=f"{knobs.MAX_TENSOR_BYTES.name} moves the limit.",
+                    )
+
+    def _finish(self, value: Value, array: Any, where: str) -> Any:
+        type_ = value.type
+        if not isinstance(type_, TensorType):
+            return array
+        array = narrow(array, type_.dtype)
+        fits = array.ndim == type_.rank and all(
+            solve(size, actual, self.bindings)
+            for size, actual in zip(type_.shape, array.shape, strict=True)
+        )
+        if not fits:
+            raise RunError(
+                f"result {value} has another shape than inferred",
+                where=where,
+                expected=f"{type_} with {self.bindings}",
+                found=list(array.shape),
+            )
+        return array
+
+    def _resolve(self, attr: Any) -> Any:
+        if isinstance(attr, Dim):
+            return evaluate(attr, self.bindings)
+        if isinstance(attr, tuple):
+            return tuple(self._resolve(item) for item in attr)
+        if isinstance(attr, Graph):
+            return self._body(attr)
+        return attr
+
+    def _body(self, graph: Graph) -> Callable[..., tuple[Any, ...]]:
+        def call(*arrays: Any) -> tuple[Any, ...]:
+            frame = Frame(graph, self.bindings, self.observe)
+            return tuple(frame.run(list(arrays), {}).values())
+
+        return call
