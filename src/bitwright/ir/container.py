@@ -3,7 +3,7 @@
     8 bytes  magic "BWGRAPH1"
     8 bytes  length of the index, little endian
     index    JSON: {"text": ..., "arrays": {key: [dtype, shape, offset, nbytes]}}
-    padding, then raw little-endian arrays at their offsets, counted from the end of the index padding
+    padding, then raw little-endian arrays at their offsets, counted from the padding's end
 
 Reading maps the file and copies no array; nothing in it is executed (no pickle).
 """

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Union
 
 from bitwright.errors import GraphError, RunError
 from bitwright.ir.dtype import DTYPES
@@ -56,7 +55,11 @@ class Function:
     @cached_property
     def _text(self) -> str:
         if self.kind in _INFIX:
-            left, right = (f"({a})" if isinstance(a, Dim) else str(a) for a in self.args)
+            left, right = map(str, self.args)
+            left = (
+                f"({left})" if isinstance(self.args[0], Dim) and not self.args[0].is_term else left
+            )
+            right = f"({right})" if isinstance(self.args[1], Dim) else right
             return f"{left}{_INFIX[self.kind]}{right}"
         return f"{self.kind}({', '.join(map(str, self.args))})"
 
@@ -64,7 +67,7 @@ class Function:
         return self._text
 
 
-Atom = Union[Symbol, Function]
+Atom = Symbol | Function
 Monomial = tuple[Atom, ...]  # sorted by text; a power repeats its atom
 _INFIX = {"floordiv": "//"}
 
@@ -87,7 +90,7 @@ _SYMMETRIC = ("max", "min", "broadcast")
 
 
 class Dim:
-    """A symbolic size. Build it with `symbol`, arithmetic, `max_size`, `min_size`, `broadcast_size`."""
+    """A symbolic size, made by `symbol`, arithmetic and the functions of this module."""
 
     __slots__ = ("_hash", "_text", "depth", "terms")
     terms: tuple[tuple[Monomial, int], ...]
@@ -148,7 +151,7 @@ class Dim:
     def _render(self) -> str:
         parts = []
         for monomial, coefficient in self.terms:
-            alone = len(self.terms) == 1 and len(monomial) == 1 and coefficient == 1
+            alone = len(monomial) == 1 and abs(coefficient) == 1
             factors = [str(a) if alone or "//" not in str(a) else f"({a})" for a in monomial]
             if not factors:
                 text = str(abs(coefficient))
@@ -160,6 +163,11 @@ class Dim:
         return "".join(parts).removeprefix("+")
 
     __repr__ = __str__
+
+    @property
+    def is_term(self) -> bool:
+        """Whether its text is one product, which binds as tightly as a name."""
+        return len(self.terms) == 1 and self.terms[0][1] > 0
 
     @property
     def symbols(self) -> frozenset[Symbol]:
@@ -175,7 +183,7 @@ class Dim:
         return frozenset(found)
 
 
-Size = Union[int, Dim]
+Size = int | Dim
 
 
 class _Unknown(Dim):
@@ -376,7 +384,7 @@ def apply_function(kind: str, a: Size, b: Size) -> Size:
 
 
 def solve(size: Size, value: int, bindings: dict[str, int]) -> bool:
-    """Bind the one unbound symbol of a linear size so that it equals `value`; False if it cannot."""
+    """Bind the one unbound symbol of a linear size so that it equals `value`, if it can."""
     if not isinstance(size, Dim):
         return size == value
     unbound = {s.name for s in size.symbols if s.name not in bindings}

@@ -6,6 +6,7 @@ matter of storage, not of the type.
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -27,7 +28,7 @@ class DType:
     name: str
     bits: int
     family: Family
-    numpy: np.dtype  # type: ignore[type-arg]
+    numpy: np.dtype[Any]
 
     def __str__(self) -> str:
         return self.name
@@ -61,8 +62,8 @@ class DType:
         if self.family is Family.BOOL:
             return 0
         if self.is_integer:
-            return int(ml_dtypes.iinfo(self.numpy).min)
-        return float(ml_dtypes.finfo(self.numpy).min)
+            return int(ml_dtypes.iinfo(self.numpy).min)  # type: ignore[no-untyped-call]
+        return float(ml_dtypes.finfo(self.numpy).min)  # type: ignore[no-untyped-call]
 
     @property
     def max(self) -> float | int:
@@ -70,8 +71,8 @@ class DType:
         if self.family is Family.BOOL:
             return 1
         if self.is_integer:
-            return int(ml_dtypes.iinfo(self.numpy).max)
-        return float(ml_dtypes.finfo(self.numpy).max)
+            return int(ml_dtypes.iinfo(self.numpy).max)  # type: ignore[no-untyped-call]
+        return float(ml_dtypes.finfo(self.numpy).max)  # type: ignore[no-untyped-call]
 
     def nbytes(self, count: int) -> int:
         """Bytes that `count` values take when packed."""
@@ -116,7 +117,7 @@ FLOATS = tuple(dtype for dtype in DTYPES.values() if dtype.is_float)
 INTEGERS = tuple(dtype for dtype in DTYPES.values() if dtype.is_integer)
 
 
-def dtype(name: "str | DType | np.dtype | type") -> DType:  # type: ignore[type-arg]
+def dtype(name: str | DType | np.dtype[Any] | type) -> DType:
     """The element type with this name, or the one of this numpy dtype."""
     if isinstance(name, DType):
         return name

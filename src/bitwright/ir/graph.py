@@ -1,9 +1,9 @@
 """The graph: immutable nodes in topological order, and the values they produce.
 
-Boundary values are nodes too: `input`, `parameter`, `constant` and `state`. A parameter is named and
-trainable; it is never folded away unless a pipeline says so. A state is named and lives across runs:
-`Graph.updates` says which value replaces it when a run ends. Bodies of if / loop / scan are graphs
-in attributes; what they read from outside is passed to them as operands.
+Boundary values are nodes too: `input`, `parameter`, `constant` and `state`. A parameter is named
+and trainable; it is never folded away unless a pipeline says so. A state is named and lives across
+runs: `Graph.updates` says which value replaces it when a run ends. Bodies of if / loop / scan are
+graphs in attributes; what they read from outside is passed to them as operands.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Graph:
         return f"<graph {self.name!r}: {len(self.nodes)} nodes>"
 
 
-def constant_value(value: Value | None) -> np.ndarray | None:  # type: ignore[type-arg]
+def constant_value(value: Value | None) -> np.ndarray | None:
     """The array of a constant, or None for any other value."""
     return value.node.attrs["value"] if value is not None and value.is_constant else None
 

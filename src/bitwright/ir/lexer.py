@@ -93,11 +93,17 @@ class Lexer:
         return self.next().text
 
     def string(self) -> str:
-        return unquote(self.take("string"), self.where())
+        return self._unquote(self.take("string"))
 
     def value_name(self) -> str:
         text = self.take("value")[1:]
-        return unquote(text, self.where()) if text.startswith('"') else text
+        return self._unquote(text) if text.startswith('"') else text
+
+    def _unquote(self, text: str) -> str:
+        try:
+            return str(json.loads(text))
+        except ValueError:
+            raise ParseError(f"{text} is not a string", where=self.where()) from None
 
     def listed(self, item: Callable[[], T], close: str) -> list[T]:
         """Items separated by commas up to the closing mark, which is consumed."""
@@ -148,13 +154,6 @@ class Lexer:
             self.expect(")")
             return apply_function(name, left, right)
         return symbol(name, self.bounds.get(name))
-
-
-def unquote(text: str, where: str) -> str:
-    try:
-        return str(json.loads(text))
-    except ValueError:
-        raise ParseError(f"{text} is not a string", where=where) from None
 
 
 def parse_size(text: str) -> Size:

@@ -99,9 +99,10 @@ class Parser:
         return (self.lexer.string() if self.lexer.accept("as") else value.name), value
 
     def _value(self, values: dict[str, Value]) -> Value:
-        where = self.lexer.where()
+        offset = self.lexer.peek.offset
         name = self.lexer.value_name()
         if name not in values:
+            where = self.lexer.where(offset)
             raise ParseError(f"%{name} is used before it is defined", where=where)
         return values[name]
 
@@ -152,7 +153,7 @@ class Parser:
 
     def type(self) -> ValueType:
         lexer = self.lexer
-        where = lexer.where()
+        offset = lexer.peek.offset
         name = lexer.take("name")
         if name == "host":
             lexer.expect("<")
@@ -166,22 +167,24 @@ class Parser:
             return HostType("".join(words))
         if name not in DTYPES:
             raise ParseError(
-                f"no element type is named {name!r}", where=where, expected=", ".join(DTYPES)
+                f"no element type is named {name!r}",
+                where=lexer.where(offset),
+                expected=", ".join(DTYPES),
             )
         lexer.expect("[")
         return TensorType(DTYPES[name], tuple(lexer.listed(lexer.size, "]")))
 
     def array(self, type_: ValueType) -> Array:
-        where = self.lexer.where()
+        offset = self.lexer.peek.offset
         if not isinstance(type_, TensorType) or not type_.is_static:
-            raise ParseError(f"a {type_} cannot have a value", where=where)
+            raise ParseError(f"a {type_} cannot have a value", where=self.lexer.where(offset))
         if self.lexer.peek.kind == "blob":
             key = self.lexer.next().text
             if self.blobs is not None and key in self.blobs:
                 return self.blobs[key]
             if key in self.encoded:
                 return decode_blob(self.encoded[key], type_)
-            raise ParseError(f"the data section has no {key}", where=where)
+            raise ParseError(f"the data section has no {key}", where=self.lexer.where(offset))
         return array_from_nested(self.attr(), type_)
 
     def attr(self) -> Any:
@@ -229,7 +232,7 @@ class Parser:
         return lexer.size()
 
 
-_WORDS: dict[str, None | bool | float | DType] = {
+_WORDS: dict[str, bool | float | DType | None] = {
     "none": None,
     "true": True,
     "false": False,

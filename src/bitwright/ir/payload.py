@@ -22,7 +22,7 @@ def blob_key(array: Array) -> str:
     """A content address: type, shape and bytes."""
     digest = hashlib.blake2b(digest_size=12)
     digest.update(f"{array.dtype.name}{array.shape}".encode())
-    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return "#" + digest.hexdigest()
 
 

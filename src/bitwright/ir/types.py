@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Union
 
 from bitwright.errors import GraphError
 from bitwright.ir.dim import (
@@ -84,7 +83,7 @@ class HostType:
     __repr__ = __str__
 
 
-ValueType = Union[TensorType, HostType]
+ValueType = TensorType | HostType
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:

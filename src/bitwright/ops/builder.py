@@ -26,7 +26,7 @@ from bitwright.ir.types import TensorType, ValueType
 from bitwright.ops.opdef import OpDef
 from bitwright.ops.registry import get
 
-Operand = Value | np.ndarray | float | int | bool | None  # type: ignore[type-arg]
+Operand = Value | np.ndarray | float | int | bool | None
 
 
 class Builder:
@@ -42,7 +42,7 @@ class Builder:
 
     # names
 
-    def unique(self, hint: str) -> str:
+    def fresh_name(self, hint: str) -> str:
         """`hint`, or `hint_1`, `hint_2`, … if it is taken."""
         if hint not in self._names:
             self._names[hint] = 0
@@ -96,7 +96,7 @@ class Builder:
         array = np.asarray(value)
         if element is not None and array.dtype != dtype(element).numpy:
             array = array.astype(dtype(element).numpy)
-        return self._valued("constant", self.unique(name), array, None, {}, unique=False)
+        return self._valued("constant", self.fresh_name(name), array, None, {}, unique=False)
 
     def _valued(
         self,
@@ -122,11 +122,11 @@ class Builder:
         if unique and name in self._names:
             raise GraphError(f"the name {name!r} is taken already", where=f"{op} of {self.name!r}")
         self._names.setdefault(name, 0)
-        return self.add(Node(op, (), attrs, (type_,), (name,), self.loc)).outputs[0]
+        return self.append(Node(op, (), attrs, (type_,), (name,), self.loc)).outputs[0]
 
     # nodes
 
-    def add(self, node: Node) -> Node:
+    def append(self, node: Node) -> Node:
         self.nodes.append(node)
         for name in node.names:
             self._names.setdefault(name, 0)
@@ -157,12 +157,12 @@ class Builder:
         except BitwrightError as error:
             raise InferenceError(str(error), where=where) from None
         types = tuple(self._name_unknown(t) for t in types)
-        names = [self.unique(n) for n in names]
+        names = [self.fresh_name(n) for n in names]
         names += [
-            self.unique(op if len(types) == 1 else f"{op}.{i}")
+            self.fresh_name(op if len(types) == 1 else f"{op}.{i}")
             for i in range(len(names), len(types))
         ]
-        return self.add(Node(op, inputs, normal, types, tuple(names[: len(types)]), self.loc))
+        return self.append(Node(op, inputs, normal, types, tuple(names[: len(types)]), self.loc))
 
     def _as_values(self, operands: list[Operand]) -> tuple[Value | None, ...]:
         while operands and operands[-1] is None:

@@ -1,0 +1,239 @@
+"""Applies rules until none fires.
+
+The driver sweeps the graph in topological order: operands are rewritten before the node that reads
+them, so most chains collapse in one sweep, and depth costs no recursion. A replacement must have
+the type of what it replaces; it takes over name and source location. Bodies are rewritten first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bitwright.errors import GraphError, RewriteError
+from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.types import TensorType, compatible
+from bitwright.ops.builder import Builder
+from bitwright.rewrite.match import Match, match_node
+from bitwright.rewrite.rule import Rule
+from bitwright.rewrite.trace import Trace
+
+FIRINGS_PER_NODE = 20
+
+
+class Replacement(Builder):
+    """The `op` of a `replace` lambda: a builder whose nodes go into the graph being rewritten."""
+
+    def __init__(self, sweep: Sweep, root: Node) -> None:
+        super().__init__(root.name)
+        self.loc, self._root, self._sweep = root.loc, root, sweep
+        self._symbols = sweep.symbols
+
+    def fresh_name(self, hint: str) -> str:
+        return self._sweep.unique(f"{self._root.name}.{hint}")
+
+    def like(self, node: Node, *operands: Any, **attrs: Any) -> Any:
+        """The same op with the same attributes (but for those given) on other operands."""
+        return self.op(node.op, *operands, **{**node.attrs, **attrs})
+
+
+class Sweep:
+    """One pass over the nodes of one graph."""
+
+    def __init__(self, graph: Graph, rules: Mapping[str, list[Rule]], trace: Trace) -> None:
+        self.graph, self.rules, self.trace = graph, rules, trace
+        self.replaced: dict[Value, Value] = {}
+        self.nodes: list[Node] = []
+        self.names = {name for node in graph.nodes for name in node.names}
+        self.origin: dict[Value, Value] = {}
+        self.symbols: dict[str, int] = {}
+        self.fired: Counter[str] = Counter()
+        taken = Builder()
+        taken._symbols = self.symbols
+        taken.reserve_symbols(s.name for n in graph.nodes for t in n.types for s in t.symbols)
+
+    def unique(self, hint: str) -> str:
+        name, count = hint, 0
+        while name in self.names:
+            count += 1
+            name = f"{hint}_{count}"
+        self.names.add(name)
+        return name
+
+    def uses(self, value: Value) -> int:
+        """How often a value was read when the sweep began (a new value: once)."""
+        return self.graph.uses[self.origin.get(value, value)] or 1
+
+    def run(self, budget: int) -> Graph:
+        for node in self.graph.nodes:
+            current = self._with_new_inputs(node)
+            results: tuple[Value, ...] = current.outputs
+            pending = [current]
+            while True:
+                applied = self._fire(results)
+                if applied is None:
+                    break
+                results, made = applied
+                pending += made
+                if sum(self.fired.values()) > budget:
+                    common = ", ".join(f"{r} ({n} times)" for r, n in self.fired.most_common(3))
+                    raise RewriteError(
+                        "rules keep undoing each other",
+                        where=f"graph {self.graph.name!r}, {node}",
+                        found=common,
+                    )
+            self.nodes += pending
+            for old, new in zip(node.outputs, results, strict=True):
+                self.replaced[old] = new
+                self.origin.setdefault(new, old)
+        return self._collect()
+
+    def _with_new_inputs(self, node: Node) -> Node:
+        inputs = tuple(None if v is None else self.replaced[v] for v in node.inputs)
+        if inputs == node.inputs:
+            return node
+        return node.with_(inputs=inputs)
+
+    def _fire(self, results: tuple[Value, ...]) -> tuple[tuple[Value, ...], list[Node]] | None:
+        root = results[0].node if results else None
+        if root is None or root.outputs != results:
+            return None  # the last rule answered with values that exist already
+        for rule in self.rules.get(root.op, ()):
+            for bindings in match_node(rule.pattern, root):
+                found = self._apply(rule, Match(root, bindings, self.uses))
+                if found is not None:
+                    self.fired[rule.name] += 1
+                    return found
+        return None
+
+    def _apply(self, rule: Rule, m: Match) -> tuple[tuple[Value, ...], list[Node]] | None:
+        root = m.root
+        if reason := rule.refusal(m):
+            self.trace.refused(rule.name, root.name, reason)
+            return None
+        op = Replacement(self, root)
+        try:
+            answer = rule.apply(op, m)
+        except GraphError as error:
+            self.trace.refused(rule.name, root.name, f"the replacement does not type: {error}")
+            return None
+        if answer is None:
+            return None
+        results = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
+        if len(results) != len(root.outputs):
+            raise RewriteError(
+                f"rule {rule.name!r} gives {len(results)} values for {len(root.outputs)}"
+            )
+        for old, new in zip(root.outputs, results, strict=True):
+            if not _may_stand_for(new, old, op.nodes):
+                self.trace.refused(
+                    rule.name, root.name, f"types differ: {old.type} would become {new.type}"
+                )
+                return None
+        results, made = _take_names(root, results, op.nodes)
+        self.trace.fired(rule.name, root.name, [v.name for v in results])
+        return results, made
+
+    def _collect(self) -> Graph:
+        graph = self.graph
+        outputs = tuple((name, self.replaced[v]) for name, v in graph.outputs)
+        updates = tuple((self.replaced[s], self.replaced[v]) for s, v in graph.updates)
+        return prune(graph.with_(nodes=tuple(self.nodes), outputs=outputs, updates=updates))
+
+
+def _may_stand_for(new: Value, old: Value, made: list[Node]) -> bool:
+    if new.type == old.type:
+        return True
+    fresh = new.node in made
+    return fresh and isinstance(new.type, TensorType) and compatible(_unnamed(new, old), old.type)
+
+
+def _unnamed(new: Value, old: Value) -> TensorType:
+    """The new type, with sizes it had to name afresh taken from the old one."""
+    known = {s.name for v in new.node.operands for s in v.type.symbols}
+    old_shape = old.tensor.shape
+    if len(old_shape) != new.rank:
+        return new.tensor
+    return new.tensor.with_shape(
+        before if any(s.name not in known for s in getattr(size, "symbols", ())) else size
+        for size, before in zip(new.shape, old_shape, strict=True)
+    )
+
+
+def _take_names(
+    root: Node, results: tuple[Value, ...], made: list[Node]
+) -> tuple[tuple[Value, ...], list[Node]]:
+    """Give the nodes that stand for the root its names (and its names for sizes)."""
+    renamed: dict[Node, Node] = {}
+    nodes: list[Node] = []
+    names = dict(zip(results, root.outputs, strict=True))
+    for node in made:
+        inputs = tuple(
+            renamed[v.node].outputs[v.index] if v is not None and v.node in renamed else v
+            for v in node.inputs
+        )
+        olds = [names.get(v) for v in node.outputs]
+        new = node.with_(
+            inputs=inputs,
+            names=tuple(o.name if o else n for o, n in zip(olds, node.names, strict=True)),
+            types=tuple(o.type if o else t for o, t in zip(olds, node.types, strict=True)),
+        )
+        renamed[node] = new
+        nodes.append(new)
+    return (
+        tuple(renamed[v.node].outputs[v.index] if v.node in renamed else v for v in results),
+        nodes,
+    )
+
+
+def prune(graph: Graph) -> Graph:
+    """The graph without nodes that no result needs; inputs, parameters and states stay."""
+    needed = {v.node for v in graph.results} | {s.node for s, _ in graph.updates}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node in needed or node.op in ("input", "parameter", "state"):
+            needed.update(v.node for v in node.operands)
+            kept.append(node)
+    return graph.with_(nodes=tuple(reversed(kept)))
+
+
+def rewrite(graph: Graph, rules: Iterable[Rule], trace: Trace | None = None) -> Graph:
+    """The graph with every rule applied, bodies included, until none fires."""
+    trace = Trace() if trace is None else trace
+    by_op: dict[str, list[Rule]] = {}
+    for rule in rules:
+        by_op.setdefault(rule.pattern.op, []).append(rule)
+    return _rewrite(graph, by_op, trace)
+
+
+def _rewrite(graph: Graph, by_op: Mapping[str, list[Rule]], trace: Trace) -> Graph:
+    graph = map_bodies(graph, lambda body: _rewrite(body, by_op, trace))
+    budget = FIRINGS_PER_NODE * (len(graph.nodes) + 50)
+    while True:
+        sweep = Sweep(graph, by_op, trace)
+        graph = sweep.run(budget)
+        budget -= sum(sweep.fired.values())
+        if not sweep.fired:
+            return graph
+
+
+def map_bodies(graph: Graph, change: Any) -> Graph:
+    """The graph with `change` applied to every body of its nodes."""
+    if not any(node.bodies for node in graph.nodes):
+        return graph
+    replaced: dict[Value, Value] = {}
+    nodes = []
+    for node in graph.nodes:
+        attrs = {k: change(v) if isinstance(v, Graph) else v for k, v in node.attrs.items()}
+        inputs = tuple(None if v is None else replaced[v] for v in node.inputs)
+        new = (
+            node.with_(attrs=attrs, inputs=inputs) if node.bodies or inputs != node.inputs else node
+        )
+        replaced.update(zip(node.outputs, new.outputs, strict=True))
+        nodes.append(new)
+    return graph.with_(
+        nodes=tuple(nodes),
+        outputs=tuple((name, replaced[v]) for name, v in graph.outputs),
+        updates=tuple((replaced[s], replaced[v]) for s, v in graph.updates),
+    )
