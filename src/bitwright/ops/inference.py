@@ -7,7 +7,7 @@ from typing import Any
 
 from bitwright.errors import GraphError, InferenceError
 from bitwright.ir.dim import Size
-from bitwright.ir.dtype import DType, bool_
+from bitwright.ir.dtype import DType, bool_, i32, i64
 from bitwright.ir.types import TensorType, broadcast_shapes, normalize_axis
 
 Predicate = Callable[[DType], bool]
@@ -23,6 +23,10 @@ def is_integer(element: DType) -> bool:
 
 def is_number(element: DType) -> bool:
     return element.is_float or element.is_integer or element.is_complex
+
+
+def is_index(element: DType) -> bool:
+    return element in (i32, i64)
 
 
 def require_dtype(what: str, type_: TensorType, accepts: Predicate, expected: str) -> None:
@@ -51,6 +55,27 @@ def require_size(what: str, found: Size, expected: Size) -> None:
     """Sizes that must agree; a symbolic one may still turn out to, so only constants conflict."""
     if isinstance(found, int) and isinstance(expected, int) and found != expected:
         raise InferenceError(f"{what} has the wrong size", expected=expected, found=found)
+
+
+def require_one_form(name: str, attr: Any, operand: TensorType | None) -> None:
+    """What an attribute or an operand may say must be said by exactly one of the two."""
+    if (attr is None) == (operand is None):
+        raise InferenceError(
+            f"{name} is given {'twice' if operand else 'nowhere'}",
+            expected=f"the attribute {name!r}, or the operand where only the data decides",
+        )
+
+
+def static_length(what: str, type_: TensorType) -> int:
+    """The length of a vector of indices, which must not depend on the data."""
+    require_dtype(what, type_, is_index, "i64 or i32")
+    require_rank(what, type_, 1)
+    length = type_.shape[0]
+    if not isinstance(length, int):
+        raise InferenceError(
+            f"{what} has a length that is not known", expected="a constant length", found=type_
+        )
+    return length
 
 
 def same(x: TensorType, *_: Any, **__: Any) -> TensorType:
