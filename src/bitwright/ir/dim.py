@@ -8,6 +8,7 @@ compare equal: `2*seq + batch*3 == batch*3 + seq*2`. An atom is a named symbol o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from bitwright.ir.dtype import DTYPES
 RESERVED = frozenset({"true", "false", "none", "inf", "nan", "graph", "tensor", *DTYPES})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
 _MAX_DEPTH = 60
+_MAX_TERMS = 200
 
 
 @dataclass(frozen=True, order=True)
@@ -29,6 +31,10 @@ class Symbol:
     bound: int | None = None
 
     depth = 0
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return 0, math.inf if self.bound is None else self.bound
 
     def __str__(self) -> str:
         return self.name
@@ -44,6 +50,21 @@ class Function:
     @cached_property
     def depth(self) -> int:
         return 1 + max(a.depth if isinstance(a, Dim) else 0 for a in self.args)
+
+    @cached_property
+    def bounds(self) -> tuple[float, float]:
+        (low, high), (other_low, other_high) = map(bounds, self.args)
+        if self.kind == "max":
+            return max(low, other_low), max(high, other_high)
+        if self.kind == "min":
+            return min(low, other_low), min(high, other_high)
+        if low < 0 or other_low < 0:
+            return -math.inf, math.inf
+        if self.kind == "broadcast":
+            return min(low, other_low), max(high, other_high)
+        if self.kind == "mod":
+            return 0, min(high, max(other_high - 1, 0))
+        return 0, high if other_low < 1 else high // other_low
 
     @cached_property
     def _hash(self) -> int:
@@ -78,9 +99,15 @@ def _broadcast(a: int, b: int) -> int:
     return b if a == 1 else a
 
 
+def _quotient(a: int, b: int) -> int:
+    if b == 0:
+        raise RunError(f"size {a} is divided by a size that is zero")
+    return a // b
+
+
 _EVALUATE: dict[str, Callable[[int, int], int]] = {
-    "floordiv": lambda a, b: a // b,
-    "mod": lambda a, b: a % b,
+    "floordiv": _quotient,
+    "mod": lambda a, b: a - b * _quotient(a, b),
     "max": max,
     "min": min,
     "broadcast": _broadcast,
@@ -251,24 +278,43 @@ def _function(kind: str, a: Size, b: Size) -> Size:
 
 
 def divide_exactly(a: Size, b: Size) -> Size | None:
-    """a / b when b divides every term of a (or equals a), else None."""
+    """a / b when b divides a as a polynomial (or equals a), else None."""
     if a == b:
         return 1
-    divisors = _terms(b)
-    if len(divisors) != 1:
+    divisor = _terms(b)
+    if not divisor:
         return None
-    monomial, coefficient = divisors[0]
-    quotient: dict[Monomial, int] = {}
-    for m, c in _terms(a):
-        rest = list(m)
-        for atom in monomial:
-            if atom not in rest:
-                return None
-            rest.remove(atom)
-        if c % coefficient:
+    leading, factor = min(divisor, key=_degree_order)
+    rest, quotient = dict(_terms(a)), dict[Monomial, int]()
+    for _ in range(_MAX_TERMS):
+        if not rest:
+            return _make(quotient)
+        monomial, coefficient = min(rest.items(), key=_degree_order)
+        cofactor = _without(monomial, leading)
+        if cofactor is None or coefficient % factor:
             return None
-        quotient[tuple(rest)] = c // coefficient
-    return _make(quotient)
+        quotient[cofactor] = coefficient // factor
+        for m, c in divisor:  # rest -= cofactor * divisor, which cancels its leading term
+            product = tuple(sorted(cofactor + m, key=str))
+            rest[product] = rest.get(product, 0) - quotient[cofactor] * c
+            if not rest[product]:
+                del rest[product]
+    return None
+
+
+def _degree_order(term: tuple[Monomial, int]) -> tuple[int, list[str]]:
+    """Sorts the leading term first, in an order that multiplication keeps."""
+    return -len(term[0]), [str(atom) for atom in term[0]]
+
+
+def _without(monomial: Monomial, part: Monomial) -> Monomial | None:
+    """monomial / part, or None if it does not divide."""
+    rest = list(monomial)
+    for atom in part:
+        if atom not in rest:
+            return None
+        rest.remove(atom)
+    return tuple(rest)
 
 
 def _floordiv(a: Size, b: Size) -> Size:
@@ -304,20 +350,28 @@ def min_size(a: Size, b: Size) -> Size:
 
 
 def _extreme(kind: str, a: Size, b: Size) -> Size:
-    difference = _combine(a, b, -1)
-    if isinstance(difference, int):
-        return a if (difference >= 0) == (kind == "max") else b
-    for one, other in ((a, b), (b, a)):  # a size is never below 0
-        if isinstance(one, int) and one <= 0 and isinstance(other, Dim) and _is_natural(other):
-            return other if kind == "max" else one
+    low, high = bounds(_combine(a, b, -1))
+    if low >= 0 or high <= 0:
+        return a if (low >= 0) == (kind == "max") else b
     return _function(kind, a, b)
 
 
-def _is_natural(size: Dim) -> bool:
-    """Whether the form shows that the size is at least 0."""
-    return all(c > 0 for _, c in size.terms) and all(
-        isinstance(atom, Symbol) for m, _ in size.terms for atom in m
-    )
+def bounds(size: Size) -> tuple[float, float]:
+    """The least and the greatest value a size can take, as far as its form shows."""
+    low: float = 0
+    high: float = 0
+    for monomial, coefficient in _terms(size):
+        least: float = 1
+        most: float = 1
+        for atom_low, atom_high in (atom.bounds for atom in monomial):
+            if atom_low < 0:
+                return -math.inf, math.inf
+            least *= atom_low
+            most = most * atom_high if most and atom_high else 0
+        if coefficient < 0:
+            least, most = most, least
+        low, high = low + coefficient * least, high + coefficient * most
+    return low, high
 
 
 def broadcast_size(a: Size, b: Size) -> Size:
