@@ -1,0 +1,48 @@
+"""The demo model and its images: what the README beside them promises."""
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto
+
+from bitwright import demo
+
+ACCURACY = 0.995
+
+
+def test_held_out_accuracy_in_onnx_runtime():
+    session = onnxruntime.InferenceSession(demo.model_path())
+    inputs, labels = demo.held_out()
+    (logits,) = session.run(["logits"], inputs)
+    assert len(labels) == 600
+    assert (logits.argmax(1) == labels).mean() >= ACCURACY
+
+
+def test_inputs_are_what_the_model_takes():
+    inputs, labels = demo.held_out()
+    assert labels.dtype == np.int64 and set(labels) == set(range(10))
+    batches = demo.calibration(batch_size=50)
+    assert [len(batch["image"]) for batch in batches] == [50, 50, 28]
+    for batch in (inputs, *batches):
+        assert list(batch) == ["image"]
+        assert batch["image"].dtype == np.float32
+        assert batch["image"].shape[1:] == (1, 8, 8)
+        assert batch["image"].min() == 0 and batch["image"].max() == 1
+
+
+def test_no_calibration_image_is_held_out():
+    inputs, _ = demo.held_out()
+    held_out = {image.tobytes() for image in inputs["image"]}
+    calibration = np.concatenate([batch["image"] for batch in demo.calibration()])
+    assert not held_out & {image.tobytes() for image in calibration}
+
+
+def test_model_has_something_for_every_pass_and_no_path_of_a_machine():
+    model = onnx.load(demo.model_path())
+    (image,) = model.graph.input
+    assert image.type.tensor_type.elem_type == TensorProto.FLOAT
+    assert image.type.tensor_type.shape.dim[0].dim_param == "batch"
+    kinds = {node.op_type for node in model.graph.node}
+    assert {"Conv", "BatchNormalization", "Relu", "Add", "MaxPool", "Gemm"} <= kinds
+    assert demo.model_path().stat().st_size < 200_000
+    assert b".py" not in demo.model_path().read_bytes()

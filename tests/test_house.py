@@ -1,0 +1,32 @@
+"""House rules that a formatter does not know: files stay short, and nothing is left for later."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+WRITTEN = [
+    file
+    for folder in ("src", "tests", "examples", "docs")
+    for pattern in ("*.py", "*.md")
+    for file in sorted((ROOT / folder).rglob(pattern))
+    if file != Path(__file__)
+]
+MARKERS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+
+
+def name(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=name)
+def test_file_is_at_most_500_lines(file):
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= 500
+
+
+@pytest.mark.parametrize("file", WRITTEN, ids=name)
+def test_nothing_is_left_for_later(file):
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if MARKERS.search(line)] == []
