@@ -1,3 +1,42 @@
-"""bitwright makes a trained model smaller and faster, runs it, and proves what that cost."""
+"""bitwright makes a trained model smaller and faster, runs it, and proves what that cost.
+
+    graph = bw.load("model.onnx")
+    exe = bw.compile(graph)
+    outputs = exe.run({"x": array})
+
+Names are imported when they are first used, so `import bitwright` is quick.
+"""
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "BitwrightError": "bitwright.errors",
+    "Builder": "bitwright.ops.builder",
+    "Executable": "bitwright.executable",
+    "Graph": "bitwright.ir",
+    "compile": "bitwright.pipeline",
+    "dtype": "bitwright.ir",
+    "export_onnx": "bitwright.export.onnx",
+    "from_torch": "bitwright.frontend.torch",
+    "load": "bitwright.frontend.load",
+    "load_parameters": "bitwright.frontend.parameters",
+    "parse": "bitwright.ir",
+    "register_custom": "bitwright.ops.custom",
+    "to_text": "bitwright.ir",
+    "verify": "bitwright.ops.check",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'bitwright' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOME, "__version__"])

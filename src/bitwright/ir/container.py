@@ -25,7 +25,7 @@ from bitwright.ir.dtype import DTYPES, dtype, string
 from bitwright.ir.graph import Graph
 from bitwright.ir.parser import parse
 from bitwright.ir.payload import Array
-from bitwright.ir.printer import Printer
+from bitwright.ir.printer import Printer, to_text
 
 MAGIC = b"BWGRAPH1"
 ALIGN = 64
@@ -75,6 +75,11 @@ def save(graph: Graph, path: str | Path) -> None:
             file.write(b"\0" * (-array.nbytes % ALIGN))
 
     write_atomically(path, write)
+
+
+def save_text(graph: Graph, path: str | Path) -> None:
+    """Write the graph as text, large arrays in its data section."""
+    write_atomically(path, lambda file: file.write(to_text(graph).encode()) and None)
 
 
 def load(path: str | Path) -> Graph:

@@ -9,19 +9,27 @@ graphs in attributes; what they read from outside is passed to them as operands.
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bitwright.errors import GraphError
+from bitwright.errors import ExportError, GraphError
 from bitwright.ir.dim import Symbol
 from bitwright.ir.dtype import DType
 from bitwright.ir.types import TensorType, ValueType
 
+# Formats a graph can be saved in; the module that writes one is imported when it is asked for.
+WRITERS = {
+    ".onnx": "bitwright.export.onnx:export_onnx",
+    ".bw": "bitwright.ir.container:save",
+    ".txt": "bitwright.ir.container:save_text",
+}
 BOUNDARY = ("input", "parameter", "constant", "state")
 
 
@@ -179,6 +187,16 @@ class Graph:
 
     def with_(self, **changes: Any) -> Graph:
         return replace(self, **changes)
+
+    def save(self, path: str | Path, **options: Any) -> None:
+        """Write the graph in the format its suffix names: .onnx, .bw (bytes) or .txt."""
+        writer = WRITERS.get(Path(path).suffix)
+        if writer is None:
+            raise ExportError(
+                f"no format is known for {Path(path).name!r}", expected=" or ".join(WRITERS)
+            )
+        module, function = writer.split(":")
+        getattr(importlib.import_module(module), function)(self, path, **options)
 
     def __str__(self) -> str:
         from bitwright.ir.printer import to_text  # the printer needs this module

@@ -1,13 +1,13 @@
 """Runs any graph by reference, value by value.
 
 The interpreter is the truth that everything else is compared with, the runner of host steps, and
-what calibration and error analysis hook into: `observe(value, array)` sees each value as it is made.
-Values are freed when nothing will read them any more.
+what calibration and error analysis hook into: `observe(value, array)` sees each value as it is
+made. Values are freed when nothing will read them any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,16 @@ def run(
     check_inputs(graph, inputs)
     frame = Frame(graph, {}, observe)
     return frame.run([inputs[v.name] for v in graph.inputs], {} if states is None else states)
+
+
+def run_node(node: Node, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """The results of one node on these operands (None where one is absent)."""
+    frame = Frame(Graph("node", (node,), ()), {}, None)
+    given = zip(node.inputs, arrays, strict=True)
+    frame.values = {value: array for value, array in given if value is not None}
+    with np.errstate(all="ignore"):
+        frame.execute(node)
+    return tuple(frame.values[value] for value in node.outputs)
 
 
 def check_inputs(graph: Graph, inputs: Mapping[str, Any]) -> None:
@@ -119,7 +129,7 @@ class Frame:
         uses = dict(graph.uses)
         with np.errstate(all="ignore"):
             for node in graph.nodes:
-                self._boundary(node, states) if node.is_boundary else self._execute(node)
+                self._boundary(node, states) if node.is_boundary else self.execute(node)
                 for value in node.outputs:
                     if self.observe:
                         self.observe(value, self.values[value])
@@ -146,7 +156,7 @@ class Frame:
             value = np.zeros(type_.concrete(self.bindings), type_.dtype.numpy)
         self.values[node.outputs[0]] = bind_input(node.outputs[0], value, self.bindings)
 
-    def _execute(self, node: Node) -> None:
+    def execute(self, node: Node) -> None:
         opdef = get(node.op)
         where = place(self.graph, node)
         arrays = [None if v is None else self.values[v] for v in node.inputs]

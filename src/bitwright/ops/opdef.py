@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -49,13 +49,13 @@ class NotYet:
     """The gradient has its place here and will come with the training issue."""
 
 
-Gradient = Union[Callable[..., Any], NonDifferentiable, type[NotYet]]
+Gradient = Callable[..., Any] | NonDifferentiable | type[NotYet]
 REQUIRED: Any = object()
 
 
 @dataclass(frozen=True)
 class Attr:
-    """An attribute: int, ints, float, floats, bool, str, strs, dtype, size, sizes, array or graph."""
+    """An attribute: int(s), float(s), bool, str(s), dtype, size(s), array or graph."""
 
     kind: str
     default: Any = REQUIRED
@@ -154,14 +154,14 @@ def draw(
 ) -> Array:
     """Repeatable random numbers of any element type, between `low` and `high`."""
     element = globals()["dtype"](dtype)
-    numbers = np.random.default_rng(seed).uniform(low, high, shape)
+    numbers: Array = np.asarray(np.random.default_rng(seed).uniform(low, high, shape))
     if element.is_complex:
         numbers = numbers + 1j * np.random.default_rng(seed + 1).uniform(low, high, shape)
     if element.is_integer:
         numbers = np.clip(np.round(numbers), max(low, element.min), min(high, element.max))
     if element.name == "bool":
         numbers = numbers > (low + high) / 2
-    return np.asarray(numbers).astype(element.numpy)
+    return numbers.astype(element.numpy)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,12 @@ class OpDef:
     """The op on object arrays of sizes, so that shape arithmetic is evaluated symbolically."""
     onnx: str = ""
     """The ONNX op with the same operands and no attributes, where there is one."""
+    flops: Callable[..., Any] | None = None
+    """Operations of a compute op, `flops(input types, output types, attrs)`; others are counted by
+    their kind."""
     commutative: bool = False
+    deterministic: bool = True
+    """False where two equal nodes may answer differently (random draws, users' own ops)."""
     doc: str = ""
 
     @cached_property

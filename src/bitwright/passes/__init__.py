@@ -1,0 +1,1 @@
+"""Passes: pure functions from graph to graph, one per file, named as verbs."""

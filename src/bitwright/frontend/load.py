@@ -1,0 +1,39 @@
+"""`bw.load`: a model of any format that has a reader, told apart by its first bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bitwright.errors import ImportModelError
+from bitwright.frontend import onnx
+from bitwright.ir import container
+from bitwright.ir.graph import Graph
+from bitwright.ir.parser import parse
+from bitwright.ops.check import verify
+
+
+def load(model: Any) -> Graph:
+    """A graph from a path (.onnx, .bw, .txt), from the bytes of an ONNX file, or a ModelProto."""
+    if isinstance(model, Graph):
+        return model
+    if not isinstance(model, (str, Path)):
+        return onnx.load(model)
+    path = Path(model)
+    try:
+        with open(path, "rb") as file:
+            start = file.read(8)
+    except OSError as error:
+        raise ImportModelError(f"cannot read {path}: {error.strerror or error}") from None
+    if start == container.MAGIC:
+        return verify(container.load(path))
+    if path.suffix == ".txt" or start.startswith(b"graph @"):
+        return verify(parse(_text(path)))
+    return onnx.load(path)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ImportModelError(f"cannot read {path} as text: {error}") from None

@@ -1,0 +1,37 @@
+"""Rebuilding a graph node by node, for passes that are not a set of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bitwright.ir.graph import Graph, Node, Value
+from bitwright.rewrite.driver import map_bodies, prune
+
+
+def replace_nodes(
+    graph: Graph, change: Callable[[Node], Node | tuple[Value, ...]], bodies: bool = True
+) -> Graph:
+    """The graph with each node (its operands already new) exchanged for what `change` gives.
+
+    `change` answers a node with as many results, or the values that stand for the results.
+    Nodes that nothing needs any more are left out.
+    """
+    if bodies:
+        graph = map_bodies(graph, lambda body: replace_nodes(body, change))
+    replaced: dict[Value, Value] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        inputs = tuple(None if v is None else replaced[v] for v in node.inputs)
+        current = node if inputs == node.inputs else node.with_(inputs=inputs)
+        answer = change(current)
+        if isinstance(answer, Node):
+            nodes.append(answer)
+            answer = answer.outputs
+        replaced.update(zip(node.outputs, answer, strict=True))
+    return prune(
+        graph.with_(
+            nodes=tuple(nodes),
+            outputs=tuple((name, replaced[v]) for name, v in graph.outputs),
+            updates=tuple((replaced[s], replaced[v]) for s, v in graph.updates),
+        )
+    )

@@ -1,0 +1,57 @@
+"""Runs passes in order, verifies after each, and keeps what `explain` and `BITWRIGHT_DUMP` show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bitwright import knobs
+from bitwright.errors import BitwrightError, RewriteError
+from bitwright.ir.graph import Graph
+from bitwright.ops.check import verify
+from bitwright.rewrite.trace import Trace
+
+Pass = Callable[[Graph, Trace], Graph]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A graph as it was after a pass."""
+
+    name: str
+    graph: Graph
+
+
+@dataclass
+class History:
+    """Every stage of one compilation, and what the rules did on the way."""
+
+    stages: list[Stage] = field(default_factory=list)
+    trace: Trace = field(default_factory=Trace)
+
+    def add(self, name: str, graph: Graph) -> None:
+        self.stages.append(Stage(name, graph))
+        if folder := knobs.DUMP.get():
+            path = Path(folder)
+            path.mkdir(parents=True, exist_ok=True)
+            file = path / f"{len(self.stages) - 1:02d}-{graph.name.replace('/', '_')}-{name}.txt"
+            file.write_text(str(graph))
+
+
+def run_passes(graph: Graph, passes: Iterable[Pass], history: History | None = None) -> Graph:
+    """The graph after all passes; a pass that breaks it is named together with those before it."""
+    history = History() if history is None else history
+    if not history.stages:
+        history.add("input", verify(graph))
+    for function in passes:
+        history.trace.stage = function.__name__
+        try:
+            graph = verify(function(graph, history.trace))
+        except BitwrightError as error:
+            before = ", ".join(stage.name for stage in history.stages)
+            raise RewriteError(
+                f"pass {function.__name__} failed: {error}", hint=f"It ran after: {before}."
+            ) from error
+        history.add(function.__name__, graph)
+    return graph

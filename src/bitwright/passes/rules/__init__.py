@@ -1,0 +1,1 @@
+"""Rewrite rules, grouped by what they know; each file gives a `RULES` list."""

@@ -1,0 +1,117 @@
+"""Movements that move nothing, and chains of them that are one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitwright.ir.dim import Dim
+from bitwright.ir.dtype import DType, Family
+from bitwright.rewrite import Match, Rule
+
+
+def _same_type(m: Match) -> str | bool:
+    return m.x.type != m.root.types[0] and f"{m.x.type} becomes {m.root.types[0]}"
+
+
+def holds_exactly(wide: DType, narrow: DType) -> bool:
+    """Whether every value of `narrow` is a value of `wide`."""
+    if wide == narrow:
+        return True
+    plain = {"f64": (53, 11), "f32": (24, 8), "f16": (11, 5), "bf16": (8, 8)}
+    if wide.name in plain and narrow.name in plain:
+        return all(w >= n for w, n in zip(plain[wide.name], plain[narrow.name], strict=True))
+    if wide.name in plain and narrow.is_integer:
+        return narrow.bits <= plain[wide.name][0] and wide.name != "f16"
+    if wide.is_integer and narrow.is_integer:
+        if wide.family is narrow.family:
+            return wide.bits >= narrow.bits
+        return wide.family is Family.SIGNED and wide.bits > narrow.bits
+    return narrow.family is Family.BOOL and (wide.is_integer or wide.name in plain)
+
+
+def _lossy_middle(m: Match) -> str | bool:
+    start, middle = m.x.dtype, m.inner.outputs[0].dtype
+    return not holds_exactly(middle, start) and f"{middle} does not hold every {start}"
+
+
+def _compose(op: Any, x: Any, p: Any, q: Any) -> Any:
+    return op.transpose(x, perm=[p[axis] for axis in q])
+
+
+def _only_ones_move(m: Match) -> str | bool:
+    """A transpose that keeps the order of all axes above size 1 is a reshape."""
+    kept = [axis for axis in m.root.attrs["perm"] if m.x.shape[axis] != 1]
+    return kept != sorted(kept) and "axes of more than one element change places"
+
+
+def _as_reshape(op: Any, x: Any, m: Match) -> Any:
+    return op.reshape(x, shape=m.root.outputs[0].shape)
+
+
+def _needs_own_symbols(m: Match) -> str | bool:
+    """A size in the final shape must be bound by what the merged node reads."""
+    final = {
+        s.name for size in m.root.outputs[0].shape if isinstance(size, Dim) for s in size.symbols
+    }
+    known = {s.name for s in m.x.type.symbols}
+    return not final <= known and f"size {min(final - known)!r} is not a size of {m.x}"
+
+
+RULES = [
+    Rule("identity", lambda op, x: op.identity(x), lambda op, x: x),
+    Rule("cast-to-own-type", lambda op, x: op.cast(x), lambda op, x: x, _same_type),
+    Rule(
+        "cast-of-cast",
+        lambda op, x, t: op.cast(op.cast(x, as_="inner"), to=t),
+        lambda op, x, m: op.like(m.root, x),
+        _lossy_middle,
+    ),
+    Rule(
+        "transpose-to-own-order",
+        lambda op, x, p: op.transpose(x, perm=p),
+        lambda op, x: x,
+        lambda m: list(m.p) != sorted(m.p) and "the order changes",
+    ),
+    Rule(
+        "transpose-of-transpose",
+        lambda op, x, p, q: op.transpose(op.transpose(x, perm=p), perm=q),
+        _compose,
+    ),
+    Rule("transpose-as-reshape", lambda op, x: op.transpose(x), _as_reshape, _only_ones_move),
+    Rule("reshape-to-own-shape", lambda op, x: op.reshape(x), lambda op, x: x, _same_type),
+    Rule(
+        "reshape-of-reshape",
+        lambda op, x: op.reshape(op.reshape(x)),
+        _as_reshape,
+        _needs_own_symbols,
+    ),
+    Rule("expand-to-own-shape", lambda op, x: op.expand(x), lambda op, x: x, _same_type),
+    Rule(
+        "slice-of-everything",
+        lambda op, x: op.slice(x),
+        lambda op, x: x,
+        lambda m: _same_type(m) or (any(s < 0 for s in m.root.attrs["steps"]) and "it reverses"),
+    ),
+    Rule(
+        "pad-by-nothing",
+        lambda op, x, v: op.pad(x, op.maybe(v)),
+        lambda op, x: x,
+        lambda m: any(p != 0 for p in m.root.attrs["pads"]) and "it pads",
+    ),
+    Rule(
+        "tile-once",
+        lambda op, x: op.tile(x),
+        lambda op, x: x,
+        lambda m: any(r != 1 for r in m.root.attrs["repeats"]) and "it repeats",
+    ),
+    Rule("concat-of-one", lambda op, x: op.concat(x), lambda op, x: x),
+    Rule(
+        "split-into-one",
+        lambda op, x: op.split(x),
+        lambda op, x: x,
+        lambda m: len(m.root.outputs) != 1 and "it has several parts",
+    ),
+    Rule("where-on-constant-true", lambda op, x, y: op.where(1, x, y), lambda op, x: x),
+    Rule("where-on-constant-false", lambda op, x, y: op.where(0, x, y), lambda op, y: y),
+    Rule("where-of-equal-branches", lambda op, c, x: op.where(c, x, x), lambda op, x: x),
+]

@@ -1,0 +1,1 @@
+"""Reports: they read graphs and saved stages, and nothing reads them back."""

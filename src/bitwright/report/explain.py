@@ -1,0 +1,87 @@
+"""The life of a model, or of one node: its text at each stage and the rules that met it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from bitwright.errors import GraphError
+from bitwright.ir.graph import Graph, Node, nearest
+from bitwright.ir.printer import node_text
+from bitwright.passes.manager import History
+from bitwright.rewrite.trace import Event
+
+
+@dataclass(frozen=True)
+class NodeLife:
+    """One node through the stages."""
+
+    name: str
+    texts: list[tuple[str, str]]
+    """Stage and the node's text there; empty text where it is gone."""
+    events: list[Event]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "node": self.name,
+            "stages": [{"stage": s, "text": t} for s, t in self.texts],
+            "rules": [
+                {
+                    "stage": e.stage,
+                    "rule": e.rule,
+                    "node": e.node,
+                    "fired": e.fired,
+                    "reason": e.reason,
+                    "made": list(e.made),
+                }
+                for e in self.events
+            ],
+        }
+
+
+def _find(graph: Graph, names: set[str]) -> Node | None:
+    return next((n for _, n in graph.walk() if names & set(n.names)), None)
+
+
+def explain_node(history: History, name: str) -> NodeLife:
+    """Follow a value by name; when a rule replaced it, follow what took its place."""
+    all_names = {n for s in history.stages for _, node in s.graph.walk() for n in node.names}
+    if name not in all_names:
+        raise GraphError(f"no stage has a value {name!r}", hint=nearest(name, all_names))
+    events = list(history.trace.about(name))
+    names = {name}
+    texts = []
+    for stage in history.stages:
+        node = _find(stage.graph, {name})
+        if node is None:
+            for event in events:
+                if event.stage == stage.name and event.fired and event.node in names:
+                    names.update(event.made)
+            node = _find(stage.graph, names - {name})
+        texts.append((stage.name, node_text(node) if node else ""))
+    return NodeLife(name, texts, events)
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    stage: str
+    nodes: int
+    fired: dict[str, int]
+    refused: dict[str, int]
+
+
+def explain_stages(history: History) -> list[StageSummary]:
+    """How many nodes each stage has and which rules fired or were refused there."""
+    rows = []
+    for stage in history.stages:
+        events = [e for e in history.trace.events if e.stage == stage.name]
+        rows.append(
+            StageSummary(
+                stage.name,
+                sum(1 for _, node in stage.graph.walk() if not node.is_boundary),
+                dict(Counter(e.rule for e in events if e.fired).most_common()),
+                dict(Counter(e.rule for e in events if not e.fired).most_common()),
+            )
+        )
+    return rows

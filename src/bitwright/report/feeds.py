@@ -1,0 +1,41 @@
+"""Inputs for a run: from a file, or random ones that fit the declared types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import RunError
+from bitwright.ir.graph import Graph
+from bitwright.ir.types import TensorType
+
+
+def read_inputs(path: str | Path) -> dict[str, Any]:
+    """Arrays of an .npz archive by name; pickled contents are refused."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, AttributeError) as error:
+        raise RunError(
+            f"cannot read inputs from {path}: {error}", hint="An .npz is expected."
+        ) from None
+
+
+def random_inputs(graph: Graph, sizes: Mapping[str, int], seed: int) -> dict[str, Any]:
+    """Seeded inputs: floats in [-1, 1), integers 0 or 1 (always valid as indices and masks)."""
+    rng = np.random.default_rng(seed)
+    feeds: dict[str, Any] = {}
+    for value in graph.inputs:
+        type_ = value.type
+        if not isinstance(type_, TensorType) or type_.dtype.numpy == object:
+            raise RunError(f"no random {type_} can be made for input {value.name!r}")
+        at = {s.name: sizes.get(s.name, 1) for s in type_.symbols}
+        shape = type_.concrete(at)
+        if type_.dtype.is_float or type_.dtype.is_complex:
+            feeds[value.name] = rng.uniform(-1, 1, shape).astype(type_.dtype.numpy)
+        else:
+            feeds[value.name] = rng.integers(0, 2, shape).astype(type_.dtype.numpy)
+    return feeds
