@@ -361,16 +361,11 @@ def bounds(size: Size) -> tuple[float, float]:
     low: float = 0
     high: float = 0
     for monomial, coefficient in _terms(size):
-        least: float = 1
-        most: float = 1
-        for atom_low, atom_high in (atom.bounds for atom in monomial):
-            if atom_low < 0:
-                return -math.inf, math.inf
-            least *= atom_low
-            most = most * atom_high if most and atom_high else 0
-        if coefficient < 0:
-            least, most = most, least
-        low, high = low + coefficient * least, high + coefficient * most
+        corners: tuple[float, ...] = (coefficient, coefficient)
+        for atom in monomial:
+            every = [x * y if x and y else 0 for x in corners for y in atom.bounds]
+            corners = (min(every), max(every))
+        low, high = low + corners[0], high + corners[1]
     return low, high
 
 
@@ -386,7 +381,21 @@ def broadcast_size(a: Size, b: Size) -> Size:
         return a  # a symbol beside a constant above 1 must be that constant, or 1
     if isinstance(b, int):
         return b
+    for one, other in ((a, b), (b, a)):
+        if _cuts(one, other):
+            return other
     return _function("broadcast", a, b)
+
+
+def _cuts(size: Dim, other: Dim) -> bool:
+    """Whether size is min(limit, other) with a limit above 1: it broadcasts only where equal."""
+    ((monomial, coefficient), *more) = size.terms
+    if more or coefficient != 1 or len(monomial) != 1:
+        return False
+    (atom,) = monomial
+    if not isinstance(atom, Function) or atom.kind != "min" or other not in atom.args:
+        return False
+    return all(arg == other or bounds(arg)[0] > 1 for arg in atom.args)
 
 
 def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
