@@ -64,7 +64,7 @@ class Function:
             return min(low, other_low), max(high, other_high)
         if self.kind == "mod":
             return 0, min(high, max(other_high - 1, 0))
-        return 0, high if other_low < 1 else high // other_low
+        return 0, high if other_low < 1 or high == math.inf else high // other_low
 
     @cached_property
     def _hash(self) -> int:
