@@ -1,7 +1,7 @@
 """The small interface that scalar forms of elementwise ops are written against.
 
-A scalar form such as `lambda e, x: e.max(x, 0)` never sees LLVM, Triton or C types: a backend passes
-its own renderer as `e`. `NumpyScalars` renders to numpy and is what the tests compare with.
+A scalar form such as `lambda e, x: e.max(x, 0)` never sees LLVM, Triton or C types: a backend
+passes its own renderer as `e`. `NumpyScalars` renders to numpy and is what the tests compare with.
 Arguments are values of the renderer or plain Python numbers.
 """
 
@@ -75,7 +75,7 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 def erf(x: Any) -> Any:
     """The error function, elementwise in f64."""
-    return _erf(np.asarray(x, np.float64)).astype(np.float64)
+    return np.asarray(_erf(np.asarray(x, np.float64)), np.float64)
 
 
 class NumpyScalars:
