@@ -1,5 +1,5 @@
 # make setup   the environment, made again when pyproject.toml changes
-# make demo    load the demo model, inspect it, run it
+# make demo    load the demo model, inspect it, run it on images
 # make test    everything that is tested
 # make check   format, lint, types, fast tests
 # make format  let ruff write the format
@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.bitwright-stamp
 DEMO = $$($(BIN)/python -c "import bitwright.demo as demo; print(demo.model_path())")
 
-export PIP_QUIET := 1
+export PIP_QUIET := 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .SILENT:
@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml
 
 demo: setup
 	$(BIN)/bitwright inspect $(DEMO)
-	$(BIN)/bitwright run $(DEMO)
+	$(BIN)/python examples/demo.py
 
 test: setup
 	$(BIN)/python -m pytest -n auto
