@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import RunError
+from bitwright.ir.dtype import string
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
 
@@ -30,7 +31,7 @@ def random_inputs(graph: Graph, sizes: Mapping[str, int], seed: int) -> dict[str
     feeds: dict[str, Any] = {}
     for value in graph.inputs:
         type_ = value.type
-        if not isinstance(type_, TensorType) or type_.dtype.numpy == object:
+        if not isinstance(type_, TensorType) or type_.dtype == string:
             raise RunError(f"no random {type_} can be made for input {value.name!r}")
         at = {s.name: sizes.get(s.name, 1) for s in type_.symbols}
         shape = type_.concrete(at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from bitwright.errors import RewriteError
@@ -58,6 +59,16 @@ def uniform(value: Value | None) -> float | None:
     return float(first) if (array == first).all() else None
 
 
+def is_number(value: Value | None, number: float) -> bool:
+    """Whether a constant is this number everywhere, as nearly as its element type can say it."""
+    found = uniform(value)
+    if found is None or value is None:
+        return False
+    if not value.dtype.is_float or number == 0:
+        return found == number
+    return abs(found - number) <= 2 * float(ml_dtypes.finfo(value.dtype.numpy).eps) * abs(number)  # type: ignore[no-untyped-call]
+
+
 def same_value(a: Any, b: Any) -> bool:
     """Whether two bindings are one: the same value, equal small constants, or equal attributes."""
     if isinstance(a, Value) and isinstance(b, Value):
@@ -91,7 +102,7 @@ def _match(pattern: Pattern, value: Value | None, bound: Bindings) -> Iterator[B
     elif value is None:
         return
     elif isinstance(pattern, Literal):
-        if uniform(value) == pattern.number:
+        if is_number(value, pattern.number):
             yield bound
     elif value.index == pattern.index:
         yield from _match_op(pattern, value.node, bound)

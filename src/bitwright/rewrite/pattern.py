@@ -6,7 +6,8 @@
     lambda op, x, b: op.conv(x, w, op.maybe(b))  an operand that may be absent (binds None)
     lambda op, x, k: op.split(x)[1]              one result of an op with several
 
-A number in an operand's place matches a constant whose elements all equal it. An op that is
+A number in an operand's place matches a constant whose elements all equal it, as nearly as their
+type can say it. An op that is
 declared commutative matches in either order of operands.
 """
 
@@ -73,9 +74,15 @@ def _as_pattern(operand: Any) -> Pattern:
     raise RewriteError(f"{operand!r} cannot stand in a pattern")
 
 
+def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The variables a lambda asks for: its parameters after `op`, but for those with defaults."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return tuple(p.name for p in parameters if p.default is inspect.Parameter.empty)
+
+
 def make_pattern(match: Callable[..., Any]) -> OpPattern:
-    """Call a `match` lambda with one variable per parameter."""
-    names = list(inspect.signature(match).parameters)[1:]
+    """Call a `match` lambda with one variable per parameter that has no default."""
+    names = parameter_names(match)
     pattern = match(PatternMaker(), *(Variable(name) for name in names))
     if not isinstance(pattern, OpPattern):
         raise RewriteError("a pattern must have an op at its root")

@@ -8,14 +8,13 @@ gets the match and answers the reason why the rule must not fire, or anything fa
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from bitwright.rewrite.match import Match
-from bitwright.rewrite.pattern import OpPattern, make_pattern
+from bitwright.rewrite.pattern import OpPattern, make_pattern, parameter_names
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Rule:
 
     @cached_property
     def _wanted(self) -> tuple[str, ...]:
-        return tuple(inspect.signature(self.replace).parameters)[1:]
+        return parameter_names(self.replace)
 
     def refusal(self, m: Match) -> str:
         """Why the rule does not apply to this match; empty if it does."""

@@ -1,0 +1,202 @@
+"""Attention written out in matmul, softmax and masks becomes one op.
+
+softmax(scale * q @ k^T + mask) @ v  ->  attention(q, k, v, mask) {scale}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bitwright.ir.graph import Value, constant_value
+from bitwright.rewrite import Match, Rule
+from bitwright.rewrite.match import uniform
+
+VERY_NEGATIVE = -1e4  # exp of this, after any score is subtracted, is 0 in every float type
+
+# how the scores are scaled: pattern of q @ k^T with its factor, and the factor's meaning
+_SCALES: dict[str, Callable[..., Any]] = {
+    "plain": lambda op, q, k, s: op.matmul(q, k, as_="scores"),
+    "times": lambda op, q, k, s: op.mul(op.matmul(q, k, as_="scores"), s),
+    "over": lambda op, q, k, s: op.div(op.matmul(q, k, as_="scores"), s),
+}
+_MASKS: dict[str, Callable[..., Any]] = {
+    "unmasked": lambda op, scores, mask: scores,
+    "added": lambda op, scores, mask: op.add(scores, mask),
+    "selected": lambda op, scores, mask: op.where(mask, scores, float("-inf")),
+}
+_GUARDS: dict[str, Callable[..., Any]] = {
+    "bare": lambda op, p: p,
+    "guarded": lambda op, p: op.where(op.is_nan(p), 0, p),
+}
+
+
+def _factor(m: Match, scale: str) -> float | None:
+    if scale == "plain":
+        return 1.0
+    number = m.scalar("s")
+    if number is None or (scale == "over" and number == 0):
+        return None
+    return number if scale == "times" else 1 / number
+
+
+def _refuse(scale: str) -> Callable[[Match], str | bool]:
+    def unless(m: Match) -> str | bool:
+        if _factor(m, scale) is None:
+            return "the scale is not one constant"
+        rank = m.q.rank
+        if rank not in (3, 4) or m.k.rank != rank or m.v.rank != rank:
+            return f"ranks {m.q.rank}, {m.k.rank}, {m.v.rank} are not those of batch and heads"
+        if m.soft.attrs["axis"] not in (-1, rank - 1):
+            return "softmax does not run over the keys"
+        if m.uses(m.scores.outputs[0]) != 1:
+            return "the scores are read elsewhere too"
+        if (
+            m.q.shape[: rank - 2] != m.k.shape[: rank - 2]
+            or m.k.shape[: rank - 2] != m.v.shape[: rank - 2]
+        ):
+            return "batch or heads differ"
+        return False
+
+    return unless
+
+
+def _four(op: Any, value: Value) -> Value:
+    """[N, S, D] -> [1, N, S, D]; masks of lower rank broadcast as they are."""
+    if value is None or value.rank != 3:
+        return value
+    return op.reshape(value, shape=(1, *value.shape))
+
+
+def _attend(scale: str) -> Callable[..., Any]:
+    def replace(op: Any, q: Any, k: Any, v: Any, m: Match) -> Any:
+        key = op.transpose(k, perm=[*range(k.rank - 2), k.rank - 1, k.rank - 2])
+        mask = m.bindings.get("mask")
+        if q.rank == 4:
+            return op.attention(q, key, v, mask, scale=_factor(m, scale))
+        y = op.attention(*(_four(op, x) for x in (q, key, v, mask)), scale=_factor(m, scale))
+        return op.reshape(y, shape=m.root.outputs[0].shape)
+
+    return replace
+
+
+def _rule(scale: str, masking: str, guard: str) -> Rule:
+    def pattern(op: Any, q: Any, k: Any, v: Any, s: Any, mask: Any) -> Any:
+        scores = _MASKS[masking](op, _SCALES[scale](op, q, k, s), mask)
+        return op.matmul(_GUARDS[guard](op, op.softmax(scores, as_="soft")), v)
+
+    # a rule's variables are its lambda's parameters, so each combination spells out its own
+    matches: dict[tuple[bool, bool], Callable[..., Any]] = {
+        (False, False): lambda op, q, k, v: pattern(op, q, k, v, None, None),
+        (True, False): lambda op, q, k, v, s: pattern(op, q, k, v, s, None),
+        (False, True): lambda op, q, k, v, mask: pattern(op, q, k, v, None, mask),
+        (True, True): pattern,
+    }
+    return Rule(
+        f"attention-{scale}-{masking}-{guard}",
+        matches[scale != "plain", masking != "unmasked"],
+        _attend(scale),
+        _refuse(scale),
+    )
+
+
+def _is_causal(mask: Value) -> bool:
+    """Whether an additive mask hides exactly the keys after each query."""
+    array = constant_value(mask)
+    if array is not None:
+        flat = array.reshape(array.shape[-2:]) if array.size == np.prod(array.shape[-2:]) else None
+        if flat is None or flat.dtype.kind != "f" or flat.shape[0] != flat.shape[1]:
+            return False
+        upper = np.triu(np.ones(flat.shape, bool), 1)
+        return bool((flat[upper] <= VERY_NEGATIVE).all() and (flat[~upper] == 0).all())
+    node = mask.node
+    if (
+        node.op != "trilu"
+        or len(node.inputs) != 1
+        or not node.attrs["upper"]
+        or node.attrs["k"] != 1
+    ):
+        return False
+    source = node.inputs[0]
+    while source is not None and source.node.op == "expand" and len(source.node.inputs) == 1:
+        source = source.node.inputs[0]
+    number = uniform(source)
+    return number is not None and number <= VERY_NEGATIVE
+
+
+def _not_causal(m: Match) -> str | bool:
+    if m.node.attrs.get("causal"):
+        return "it is causal already"
+    if m.mask.shape[-2:] != (m.q.shape[2], m.k.shape[2]) or m.q.shape[2] != m.k.shape[2]:
+        return "the mask is not square over queries and keys"
+    return not _is_causal(m.mask) and "the mask is not causal"
+
+
+def _repeated_heads(value: Value) -> Value | None:
+    """The fewer heads behind reshape(expand(reshape(k))) that repeats each head in a row."""
+    try:
+        (outer,) = value.node.inputs
+        (middle,) = outer.node.inputs  # type: ignore[union-attr]
+        (source,) = middle.node.inputs  # type: ignore[union-attr]
+    except (ValueError, AttributeError):
+        return None
+    if (value.node.op, outer.node.op, middle.node.op) != ("reshape", "expand", "reshape"):  # type: ignore[union-attr]
+        return None
+    batch, heads, length, depth = source.shape  # type: ignore[union-attr]
+    if middle.shape != (batch, heads, 1, length, depth):  # type: ignore[union-attr]
+        return None
+    wide = outer.shape  # type: ignore[union-attr]
+    fits = (wide[0], wide[1], wide[3], wide[4]) == (batch, heads, length, depth)
+    return source if fits else None
+
+
+def _not_grouped(m: Match) -> str | bool:
+    if m.k.rank != 4 or _repeated_heads(m.k) is None or _repeated_heads(m.v) is None:
+        return "keys and values are not repeated heads"
+    return False
+
+
+RULES = [
+    *(
+        _rule(scale, masking, guard)
+        for scale in ("times", "over", "plain")
+        for masking in ("added", "selected", "unmasked")
+        for guard in _GUARDS
+    ),
+    Rule(
+        "causal-mask-as-attribute",
+        lambda op, q, k, v, mask: op.attention(q, k, v, mask, as_="node"),
+        lambda op, q, k, v, m: op.like(m.node, q, k, v, causal=True),
+        _not_causal,
+    ),
+    Rule(
+        "scale-of-query-into-attention",
+        lambda op, q, k, v, mask, s: op.attention(op.mul(q, s), k, v, op.maybe(mask), as_="node"),
+        lambda op, q, k, v, m: op.like(
+            m.node, q, k, v, m.mask, scale=m.node.attrs["scale"] * m.scalar("s")
+        ),
+        lambda m: (
+            (m.scalar("s") is None and "the factor is not one constant")
+            or (m.node.attrs.get("scale") is None and "its scale is left to the op")
+        ),
+    ),
+    Rule(
+        "scale-of-key-into-attention",
+        lambda op, q, k, v, mask, s: op.attention(q, op.mul(k, s), v, op.maybe(mask), as_="node"),
+        lambda op, q, k, v, m: op.like(
+            m.node, q, k, v, m.mask, scale=m.node.attrs["scale"] * m.scalar("s")
+        ),
+        lambda m: (
+            (m.scalar("s") is None and "the factor is not one constant")
+            or (m.node.attrs.get("scale") is None and "its scale is left to the op")
+        ),
+    ),
+    Rule(
+        "grouped-heads",
+        lambda op, q, k, v, mask: op.attention(q, k, v, op.maybe(mask), as_="node"),
+        lambda op, q, m: op.like(m.node, q, _repeated_heads(m.k), _repeated_heads(m.v), m.mask),
+        _not_grouped,
+    ),
+]
