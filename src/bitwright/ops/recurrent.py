@@ -1,0 +1,292 @@
+"""Recurrent layers with the meaning of ONNX LSTM, GRU and RNN (layout 0).
+
+With p_g = x_t W_g' + h R_g' + Wb_g + Rb_g for gate g, and f, g, h the activations:
+
+    rnn    h = f(p)
+    gru    z = f(p_z)   r = f(p_r)   n = g(x_t W_n' + (r*h) R_n' + Wb_n + Rb_n)
+           h = (1 - z)*n + z*h       linear_before_reset: n = g(x_t W_n' + Wb_n + r*(h R_n' + Rb_n))
+    lstm   i = f(p_i + P_i*c)   f = f(p_f + P_f*c)   c = f*c + i*g(p_c)
+           o = f(p_o + P_o*c)   h = o*h(c)           gates stored in the order i, o, f, c
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bitwright.ir.types import TensorType
+from bitwright.ops.inference import require_same_dtype
+from bitwright.ops.numeric import wide
+from bitwright.ops.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.recurrence import (
+    ATTRS,
+    Activation,
+    Cell,
+    States,
+    check_activations,
+    choose_activations,
+    infer_recurrent,
+    require_shape,
+    run_directions,
+)
+
+Type = TensorType | None
+
+
+def _weights(
+    w: Array, r: Array, bias: Array | None, direction: int
+) -> tuple[Array, Array, Array, Array]:
+    """W', R' and the two halves of the bias of one direction, wide."""
+    gates = w.shape[1]
+    both = np.zeros(2 * gates) if bias is None else wide(bias[direction])
+    return wide(w[direction]).T, wide(r[direction]).T, both[:gates], both[gates:]
+
+
+def _infer_rnn(
+    x: TensorType,
+    w: TensorType,
+    r: TensorType,
+    bias: Type,
+    lengths: Type,
+    h0: Type,
+    hidden: int | None,
+    direction: str,
+    activations: Any,
+    **_: Any,
+) -> tuple[TensorType, ...]:
+    check_activations(activations, 1, direction)
+    return infer_recurrent(x, w, r, bias, lengths, {"h0": h0}, 1, hidden, direction)
+
+
+def _rnn(
+    x: Array,
+    w: Array,
+    r: Array,
+    bias: Array | None,
+    lengths: Array | None,
+    h0: Array | None,
+    hidden: int | None,
+    direction: str,
+    activations: Any,
+    **limits: Any,
+) -> tuple[Array, ...]:
+    chosen = choose_activations(["tanh"], direction, activations, **limits)
+    cells = [_rnn_cell(*_weights(w, r, bias, i), *functions) for i, functions in enumerate(chosen)]
+    return run_directions(x, lengths, direction, [h0], r.shape[2], cells)
+
+
+def _rnn_cell(w: Array, r: Array, w_bias: Array, r_bias: Array, f: Activation) -> Cell:
+    return lambda x, states: (f(x @ w + states[0] @ r + w_bias + r_bias),)
+
+
+def _infer_gru(
+    x: TensorType,
+    w: TensorType,
+    r: TensorType,
+    bias: Type,
+    lengths: Type,
+    h0: Type,
+    hidden: int | None,
+    direction: str,
+    activations: Any,
+    **_: Any,
+) -> tuple[TensorType, ...]:
+    check_activations(activations, 2, direction)
+    return infer_recurrent(x, w, r, bias, lengths, {"h0": h0}, 3, hidden, direction)
+
+
+def _gru(
+    x: Array,
+    w: Array,
+    r: Array,
+    bias: Array | None,
+    lengths: Array | None,
+    h0: Array | None,
+    hidden: int | None,
+    direction: str,
+    activations: Any,
+    linear_before_reset: bool,
+    **limits: Any,
+) -> tuple[Array, ...]:
+    chosen = choose_activations(["sigmoid", "tanh"], direction, activations, **limits)
+    cells = [
+        _gru_cell(*_weights(w, r, bias, i), linear_before_reset, *functions)
+        for i, functions in enumerate(chosen)
+    ]
+    return run_directions(x, lengths, direction, [h0], r.shape[2], cells)
+
+
+def _gru_cell(
+    w: Array,
+    r: Array,
+    w_bias: Array,
+    r_bias: Array,
+    linear_before_reset: bool,
+    f: Activation,
+    g: Activation,
+) -> Cell:
+    size = r.shape[0]
+    gates, new = np.s_[..., : 2 * size], np.s_[..., 2 * size :]
+
+    def cell(x: Array, states: States) -> States:
+        (h,) = states
+        given = x @ w + w_bias
+        update, reset = np.split(f(given[gates] + h @ r[gates] + r_bias[gates]), 2, axis=-1)
+        if linear_before_reset:
+            recalled = reset * (h @ r[new] + r_bias[new])
+        else:
+            recalled = (reset * h) @ r[new] + r_bias[new]
+        return ((1 - update) * g(given[new] + recalled) + update * h,)
+
+    return cell
+
+
+def _infer_lstm(
+    x: TensorType,
+    w: TensorType,
+    r: TensorType,
+    bias: Type,
+    lengths: Type,
+    h0: Type,
+    c0: Type,
+    peephole: Type,
+    hidden: int | None,
+    direction: str,
+    activations: Any,
+    **_: Any,
+) -> tuple[TensorType, ...]:
+    check_activations(activations, 3, direction)
+    states = {"h0": h0, "c0": c0}
+    y, last = infer_recurrent(x, w, r, bias, lengths, states, 4, hidden, direction)
+    if peephole is not None:
+        require_same_dtype(x, peephole)
+        require_shape("peephole", peephole, (last.shape[0], 3 * last.shape[2]))
+    return y, last, last
+
+
+def _lstm(
+    x: Array,
+    w: Array,
+    r: Array,
+    bias: Array | None,
+    lengths: Array | None,
+    h0: Array | None,
+    c0: Array | None,
+    peephole: Array | None,
+    hidden: int | None,
+    direction: str,
+    activations: Any,
+    input_forget: bool,
+    **limits: Any,
+) -> tuple[Array, ...]:
+    size = r.shape[2]
+    cells = []
+    for i, functions in enumerate(_lstm_activations(direction, activations, **limits)):
+        peeps = np.zeros(3 * size) if peephole is None else wide(peephole[i])
+        cells.append(_lstm_cell(*_weights(w, r, bias, i), peeps, input_forget, *functions))
+    return run_directions(x, lengths, direction, [h0, c0], size, cells)
+
+
+def _lstm_activations(direction: str, names: Any, **limits: Any) -> list[list[Activation]]:
+    """f, g and h of each direction; only f and g bound what they read."""
+    defaults = ["sigmoid", "tanh", "tanh"]
+    bounded = choose_activations(defaults, direction, names, **limits)
+    free = choose_activations(defaults, direction, names, **{**limits, "clip": None})
+    return [[f, g, h] for (f, g, _), (_, _, h) in zip(bounded, free, strict=True)]
+
+
+def _lstm_cell(
+    w: Array,
+    r: Array,
+    w_bias: Array,
+    r_bias: Array,
+    peeps: Array,
+    input_forget: bool,
+    f: Activation,
+    g: Activation,
+    h: Activation,
+) -> Cell:
+    peep_i, peep_o, peep_f = np.split(peeps, 3)
+
+    def cell(x: Array, states: States) -> States:
+        hidden, c = states
+        p_i, p_o, p_f, p_c = np.split(x @ w + hidden @ r + w_bias + r_bias, 4, axis=-1)
+        admit = f(p_i + peep_i * c)
+        keep = 1 - admit if input_forget else f(p_f + peep_f * c)
+        c = keep * c + admit * g(p_c)
+        return f(p_o + peep_o * c) * h(c), c
+
+    return cell
+
+
+def _operands(gates: int, directions: int, hidden: int) -> list[Array]:
+    """x, w, r and bias for 4 steps, a batch of 3 and 2 features."""
+    return [
+        draw(4, 3, 2),
+        draw(directions, gates * hidden, 2, seed=1),
+        draw(directions, gates * hidden, hidden, seed=2),
+        draw(directions, 2 * gates * hidden, seed=3),
+    ]
+
+
+def _samples(gates: int, activations: list[str], **special: Any) -> list[Sample]:
+    one, two = _operands(gates, 1, 5), _operands(gates, 2, 5)
+    lengths = np.array([4, 0, 2], np.int32)
+    states = [draw(2, 3, 5, seed=4)] + [draw(2, 3, 5, seed=5)] * (gates == 4)
+    halves = [x.astype(np.float16) for x in one]
+    return [
+        sample(*one[:3], hidden=5),
+        sample(*one, hidden=5, direction="reverse", clip=0.7),
+        sample(*two, None, *states, hidden=5, direction="bidirectional", **special),
+        sample(*two, lengths, *states, hidden=5, direction="bidirectional"),
+        sample(*one[:3], None, lengths.astype(np.int64), activations=activations, alpha=[0.3]),
+        sample(draw(0, 3, 2), *one[1:], hidden=5),
+        sample(*halves, hidden=5, tolerance=1e-2),
+    ]
+
+
+def _lstm_samples() -> list[Sample]:
+    peephole = draw(1, 15, seed=6)
+    return [
+        *_samples(4, ["HardSigmoid", "Softsign", "Elu"], input_forget=True),
+        sample(*_operands(4, 1, 5), None, None, None, peephole, hidden=5),
+    ]
+
+
+OPDEFS = [
+    OpDef(
+        "rnn",
+        Kind.COMPUTE,
+        "x, w, r, bias?, lengths?, h0?",
+        infer=_infer_rnn,
+        reference=_rnn,
+        grad=NotYet,
+        samples=lambda: _samples(1, ["LeakyRelu"]),
+        attrs=ATTRS,
+        doc="A layer of plain recurrent cells over x[S, B, I]: all hidden states, and the last.",
+    ),
+    OpDef(
+        "gru",
+        Kind.COMPUTE,
+        "x, w, r, bias?, lengths?, h0?",
+        infer=_infer_gru,
+        reference=_gru,
+        grad=NotYet,
+        samples=lambda: _samples(3, ["Affine", "ScaledTanh"], linear_before_reset=True),
+        attrs={**ATTRS, "linear_before_reset": Attr("bool", False)},
+        doc="A layer of gated recurrent units over x[S, B, I]: all hidden states, and the last.",
+    ),
+    OpDef(
+        "lstm",
+        Kind.COMPUTE,
+        "x, w, r, bias?, lengths?, h0?, c0?, peephole?",
+        infer=_infer_lstm,
+        reference=_lstm,
+        grad=NotYet,
+        samples=_lstm_samples,
+        attrs={**ATTRS, "input_forget": Attr("bool", False)},
+        doc="A layer of long short-term memory over x[S, B, I]: all hidden states, the last hidden "
+        "state, the last cell state.",
+    ),
+]
