@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import BitwrightError, GraphError, InferenceError
-from bitwright.ir.dim import UNKNOWN, symbol
+from bitwright.ir.dim import RESERVED, UNKNOWN, symbol
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.parser import parse_type
@@ -55,8 +55,11 @@ class Builder:
                 return name
 
     def _fresh_symbol(self) -> str:
-        self._symbols["u"] = self._symbols.get("u", -1) + 1
-        return f"u{self._symbols['u']}"
+        while True:
+            self._symbols["u"] = self._symbols.get("u", -1) + 1
+            name = f"u{self._symbols['u']}"
+            if name not in RESERVED:  # u8 is an element type
+                return name
 
     def reserve_symbols(self, names: Iterable[str]) -> None:
         """Keep `u0`, `u1`, … of an existing graph from being given again."""
