@@ -2,7 +2,7 @@
 
     to a float       rounds to the nearest, halves to even; out of range becomes infinite
     to float8        saturates to the largest finite value, infinities too; or not: see ONNX's table
-    to e8m0          a power of two, rounded up, down or to the nearest; saturates, or gives NaN
+    to e8m0          a power of two, rounded from f32 up, down or to the nearest; saturates, or NaN
     to an integer    floats lose their fraction; integers keep their low bits (two's complement)
     to bool          zero is false, all else true
     strings          numbers as Python writes and reads them; "true" and "false" read as booleans
@@ -59,7 +59,7 @@ def cast(x: Array, to: DType, saturate: bool = True, round_mode: str = "up") -> 
     if to.is_integer:
         return _truncated(wide(x), to) if source is Family.FLOAT else narrow(wide(x), to)
     if to == f8e8m0:
-        return _power_of_two(x.astype(np.float64), saturate, round_mode)
+        return _power_of_two(x.astype(np.float32), saturate, round_mode)
     if to in _SATURATING and saturate:
         return np.clip(x.astype(np.float64), to.min, to.max).astype(to.numpy)
     if x.dtype.itemsize == 1:  # fits f32, and not every pair of narrow types converts directly
@@ -82,7 +82,7 @@ def _truncated(x: Array, to: DType) -> Array:
 
 def _power_of_two(x: Array, saturate: bool, round_mode: str) -> Array:
     """The nearest code of e8m0, which holds 2**-127 to 2**127 and NaN, no sign and no zero."""
-    bounded = np.clip(x, 2.0**-_E8M0_BIAS, 2.0**_E8M0_BIAS)
+    bounded = np.clip(x.astype(np.float64), 2.0**-_E8M0_BIAS, 2.0**_E8M0_BIAS)
     fraction, exponent = np.frexp(bounded)  # bounded = fraction * 2**exponent, 1/2 <= fraction < 1
     carries = {"up": fraction > 0.5, "down": False, "nearest": fraction >= 0.75}[round_mode]
     valid = ~np.isnan(x) if saturate else bounded == x
