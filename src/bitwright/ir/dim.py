@@ -213,13 +213,16 @@ class Dim:
 Size = int | Dim
 
 
+_NO_NAME = Symbol("?")
+
+
 class _Unknown(Dim):
     """What inference answers for a size that only the data decides; the builder names it."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
-        super().__init__((((Symbol("?"),), 1),))
+        super().__init__((((_NO_NAME,), 1),))
 
 
 UNKNOWN = _Unknown()
@@ -252,6 +255,8 @@ def _make(terms: Mapping[Monomial, int]) -> Size:
         return 0
     if len(kept) == 1 and not kept[0][0]:
         return kept[0][1]
+    if any(_NO_NAME in monomial for monomial, _ in kept):
+        return UNKNOWN
     return Dim(tuple(kept))
 
 

@@ -54,6 +54,8 @@ def _number_shower(dtype: DType) -> Any:
 def _nested(array: Array, show: Any) -> str:
     if array.ndim == 0:
         return str(show(array[()]))
+    if array.ndim == 1:
+        return "[" + ", ".join(str(show(item)) for item in array) + "]"
     return "[" + ", ".join(_nested(part, show) for part in array) + "]"
 
 
