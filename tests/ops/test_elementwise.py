@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from bitwright.errors import InferenceError
-from bitwright.ir import symbol
+from bitwright.ir import dtype, symbol
 from bitwright.ir.types import TensorType
 from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import run
@@ -71,19 +71,11 @@ def reference(op, *inputs, **attrs):
     """The result by the interpreter."""
     b = Builder()
     values = [
-        None
-        if x is None
-        else b.input(f"in{i}", TensorType(_dtype(np.asarray(x)), np.asarray(x).shape))
+        None if x is None else b.input(f"in{i}", TensorType(dtype(x.dtype), x.shape))
         for i, x in enumerate(inputs)
     ]
     graph = b.build(y=b.op(op, *values, **attrs))
     return run(graph, {f"in{i}": x for i, x in enumerate(inputs) if x is not None})["y"]
-
-
-def _dtype(array):
-    from bitwright.ir import dtype
-
-    return dtype(array.dtype)
 
 
 def scalar(op, *inputs, **attrs):
@@ -231,6 +223,10 @@ def test_right_shift_keeps_the_sign():
     x = np.array([-8, -1, -128], np.int8)
     found = reference("shift_right", x, np.array([1, 7, 100], np.int8))
     np.testing.assert_array_equal(found, [-4, -1, -1])
+    found = reference("shift_right", x, np.full(3, -1, np.int8))
+    np.testing.assert_array_equal(found, [-1, -1, -1])
+    found = reference("shift_left", x, np.full(3, -1, np.int8))
+    np.testing.assert_array_equal(found, [0, 0, 0])
 
 
 def test_types_below_a_byte():
