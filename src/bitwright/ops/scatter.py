@@ -123,6 +123,7 @@ def _tensor_scatter(
     batch, room, count = rows.shape[0], rows.shape[1], new.shape[1]
     check_shape("update", new.shape, (batch, count, *rows.shape[2:]))
     starts = np.zeros(batch, np.int64) if write_indices is None else write_indices.astype(np.int64)
+    check_shape("write_indices", starts.shape, (batch,))
     wrong = (starts < 0) | (count > room)
     if mode == "linear":
         wrong |= starts + count > room
