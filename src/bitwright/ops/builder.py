@@ -22,7 +22,7 @@ from bitwright.ir.dim import RESERVED, UNKNOWN, symbol
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.parser import parse_type
-from bitwright.ir.types import TensorType, ValueType
+from bitwright.ir.types import HostType, TensorType, ValueType
 from bitwright.ops.opdef import OpDef
 from bitwright.ops.registry import get
 
@@ -231,5 +231,11 @@ def infer_types(
     types = [None if v is None else v.type for v in inputs]
     fixed = [operand for operand in opdef.operands if not operand.variadic]
     types += [None] * (len(fixed) - len(types))
-    result = opdef.infer(*types, **opdef.call_attrs(normal))
+    try:
+        result = opdef.infer(*types, **opdef.call_attrs(normal))
+    except AttributeError:  # dtype and shape, which a host value does not have
+        host = next((v for v in inputs if v is not None and isinstance(v.type, HostType)), None)
+        if host is None:
+            raise
+        raise InferenceError("takes tensors only", found=repr(host)) from None
     return normal, result if isinstance(result, tuple) else (result,)

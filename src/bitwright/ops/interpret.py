@@ -14,10 +14,10 @@ import numpy as np
 
 from bitwright import knobs
 from bitwright.errors import BitwrightError, RunError
-from bitwright.ir.dim import Dim, evaluate, solve
+from bitwright.ir.dim import Dim, Size, evaluate, solve, symbols_of
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph, Node, Value, nearest
-from bitwright.ir.types import TensorType
+from bitwright.ir.types import TensorType, ValueType
 from bitwright.ir.verify import place
 from bitwright.ops.numeric import narrow
 from bitwright.ops.registry import get
@@ -215,12 +215,31 @@ class Frame:
         if isinstance(attr, tuple):
             return tuple(self._resolve(item) for item in attr)
         if isinstance(attr, Graph):
-            return self._body(attr)
+            return Body(attr, self)
         return attr
 
-    def _body(self, graph: Graph) -> Callable[..., tuple[Any, ...]]:
-        def call(*arrays: Any) -> tuple[Any, ...]:
-            frame = Frame(graph, self.bindings, self.observe)
-            return tuple(frame.run(list(arrays), {}).values())
 
-        return call
+class Body:
+    """A nested graph as `reference` sees it: a callable from arrays to a tuple of arrays."""
+
+    def __init__(self, graph: Graph, outer: Frame) -> None:
+        self.graph, self.outer = graph, outer
+
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        frame = Frame(self.graph, self.outer.bindings, self.outer.observe)
+        return tuple(frame.run(list(arrays), {}).values())
+
+    def result_types(self, *arrays: Any) -> tuple[ValueType, ...]:
+        """What a call would give, without one; sizes that only a run can tell are 0."""
+        bindings = dict(self.outer.bindings)
+        for value, array in zip(self.graph.inputs, arrays, strict=True):
+            bind_input(value, array, bindings)
+
+        def known(size: Size) -> int:
+            bound = all(s.name in bindings for s in symbols_of(size))
+            return evaluate(size, bindings) if bound else 0
+
+        return tuple(
+            type_.with_shape(map(known, type_.shape)) if isinstance(type_, TensorType) else type_
+            for type_ in (value.type for _, value in self.graph.outputs)
+        )

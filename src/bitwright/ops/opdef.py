@@ -6,7 +6,7 @@
 array(s), computed wide enough to serve as truth (the interpreter rounds to the result dtype once).
 An absent optional operand is None in both. Sizes in attributes may be symbolic in `infer`; they are
 plain integers in `reference`. A body (an attribute of kind "graph") is a Graph in `infer` and a
-callable from arrays to a tuple of arrays in `reference`.
+callable from arrays to a tuple of arrays (`interpret.Body`) in `reference`.
 """
 
 from __future__ import annotations
