@@ -19,7 +19,7 @@ import numpy as np
 
 from bitwright.errors import BitwrightError, GraphError, InferenceError
 from bitwright.ir.dim import RESERVED, UNKNOWN, symbol
-from bitwright.ir.dtype import DType, dtype
+from bitwright.ir.dtype import DType, bool_, dtype
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.parser import parse_type
 from bitwright.ir.types import HostType, TensorType, ValueType
@@ -170,15 +170,19 @@ class Builder:
     def _as_values(self, operands: list[Operand]) -> tuple[Value | None, ...]:
         while operands and operands[-1] is None:
             operands.pop()
-        first = next((v for v in operands if isinstance(v, Value)), None)
+        values = [v for v in operands if isinstance(v, Value)]
         return tuple(
-            v if v is None or isinstance(v, Value) else self._scalar(v, first) for v in operands
+            v if v is None or isinstance(v, Value) else self._scalar(v, values) for v in operands
         )
 
-    def _scalar(self, value: Any, like: Value | None) -> Value:
-        if isinstance(value, np.ndarray):
+    def _scalar(self, value: Any, others: list[Value]) -> Value:
+        """A constant; a Python number takes the type of the first operand that can hold it."""
+        if isinstance(value, (np.ndarray, np.generic)):
             return self.constant(value)
-        return self.constant(value, like.dtype if like is not None else None)
+        elements = [v.dtype for v in others if isinstance(v.type, TensorType)]
+        if not isinstance(value, bool):
+            elements = [e for e in elements if e != bool_]
+        return self.constant(value, elements[0] if elements else None)
 
     def _name_unknown(self, type_: ValueType) -> ValueType:
         if isinstance(type_, TensorType) and any(size is UNKNOWN for size in type_.shape):

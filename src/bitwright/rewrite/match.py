@@ -64,7 +64,7 @@ def is_number(value: Value | None, number: float) -> bool:
     found = uniform(value)
     if found is None or value is None:
         return False
-    if not value.dtype.is_float or number == 0:
+    if found == number or not value.dtype.is_float or number == 0:
         return found == number
     return abs(found - number) <= 2 * float(ml_dtypes.finfo(value.dtype.numpy).eps) * abs(number)  # type: ignore[no-untyped-call]
 
