@@ -97,7 +97,8 @@ def test_text_round_trip(op, case):
         run(graph, feeds).values(), run(verify(again), feeds).values(), strict=True
     ):
         if isinstance(one, np.ndarray):
-            assert one.tobytes() == other.tobytes()
+            strings = one.dtype == object  # whose bytes are addresses
+            assert one.tolist() == other.tolist() if strings else one.tobytes() == other.tobytes()
 
 
 @pytest.mark.parametrize("op, case", [c for c in CASES if c.values[0].scalar])
