@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import click
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import bitwright
@@ -35,7 +36,7 @@ class Command(click.Command):
             if ctx.find_root().params.get("debug"):
                 raise
             what = str(error) or type(error).__name__
-            err.print(f"[red]error:[/] {what}", markup=True, highlight=False, soft_wrap=True)
+            err.print(f"[red]error:[/] {escape(what)}", highlight=False, soft_wrap=True)
             ctx.exit(2)
         except KeyboardInterrupt:
             err.print("interrupted")
@@ -98,6 +99,16 @@ def load(path: str) -> bitwright.Graph:
     return working(f"reading {Path(path).name}")(bitwright.load)(path)  # type: ignore[no-any-return]
 
 
+def show_table(title: str, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """A table of plain text; no columns means no header."""
+    table = Table(title=escape(title), title_justify="left", show_header=bool(columns))
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    out.print(table, highlight=False)
+
+
 def human(count: float, unit: str = "") -> str:
     """12.3 M, 4.56 k, 7."""
     for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -117,22 +128,22 @@ def inspect(model: str, sizes: dict[str, int], as_json: bool) -> None:
     summary = summarize(load(model), sizes)
     if as_json:
         return print_json(summary.as_json())
-    table = Table(title=summary.name, show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column()
-    for name, type_ in summary.inputs.items():
-        table.add_row("input", f"{name}: {type_}")
-    for name, type_ in summary.outputs.items():
-        table.add_row("output", f"{name}: {type_}")
-    table.add_row("parameters", f"{summary.parameters:,} ({human(summary.parameter_bytes, 'B')})")
     at = ", ".join(f"{k}={v}" for k, v in summary.sizes.items())
     where = f" at {at}" if at else ""
     extra = f", without {', '.join(summary.uncounted)}" if summary.uncounted else ""
-    table.add_row("operations", f"{human(summary.flops, 'FLOP')}{where}{extra}")
-    table.add_row("activations", f"{human(summary.activation_bytes, 'B')} alive at most{where}")
-    table.add_row("host steps", str(summary.host_steps))
-    table.add_row("ops", ", ".join(f"{op} {count}" for op, count in summary.ops.items()))
-    out.print(table, highlight=False)
+    show_table(
+        summary.name,
+        (),
+        [
+            *(("input", f"{name}: {type_}") for name, type_ in summary.inputs.items()),
+            *(("output", f"{name}: {type_}") for name, type_ in summary.outputs.items()),
+            ("parameters", f"{summary.parameters:,} ({human(summary.parameter_bytes, 'B')})"),
+            ("operations", f"{human(summary.flops, 'FLOP')}{where}{extra}"),
+            ("activations", f"{human(summary.activation_bytes, 'B')} alive at most{where}"),
+            ("host steps", summary.host_steps),
+            ("ops", ", ".join(f"{op} {count}" for op, count in summary.ops.items())),
+        ],
+    )
 
 
 @main.command()
@@ -173,12 +184,8 @@ def ops(conformance: bool, as_json: bool) -> None:
     rows = coverage.op_rows()
     if as_json:
         return print_json(rows)
-    table = Table(title=f"{len(rows)} ops", title_justify="left")
-    for column in ("op", "kind", "operands", "attributes", "gradient", "scalar form"):
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row.values()))
-    out.print(table, highlight=False)
+    columns = ("op", "kind", "operands", "attributes", "gradient", "scalar form")
+    show_table(f"{len(rows)} ops", columns, (row.values() for row in rows))
 
 
 def show_conformance(as_json: bool) -> None:
@@ -187,12 +194,8 @@ def show_conformance(as_json: bool) -> None:
     summary = working("running the official ONNX cases")(coverage.conformance)()
     if as_json:
         return print_json(summary)
-    table = Table(title="official ONNX cases", title_justify="left")
-    for column in ("op", "pass", "through a host step", "refused", "wrong", "reason"):
-        table.add_column(column)
-    for row in summary["ops"]:
-        table.add_row(*(str(cell) for cell in row.values()))
-    out.print(table, highlight=False)
+    columns = ("op", "pass", "through a host step", "refused", "wrong", "reason")
+    show_table("official ONNX cases", columns, (row.values() for row in summary["ops"]))
     out.print(summary["line"], highlight=False)
 
 
@@ -225,14 +228,12 @@ def run(
     facts = {name: describe(array) for name, array in results.items()}
     if as_json:
         return print_json({"outputs": facts, "seconds": seconds})
-    table = Table(title=f"{graph.name}: {seconds * 1e3:.1f} ms", title_justify="left")
-    for column in ("output", "type", "min", "mean", "max", "not finite"):
-        table.add_column(column)
-    for name, fact in facts.items():
-        table.add_row(
-            name, *(str(fact.get(key, "")) for key in ("type", "min", "mean", "max", "nonfinite"))
-        )
-    out.print(table, highlight=False)
+    keys = ("type", "min", "mean", "max", "nonfinite")
+    show_table(
+        f"{graph.name}: {seconds * 1e3:.1f} ms",
+        ("output", "type", "min", "mean", "max", "not finite"),
+        ((name, *(fact.get(key, "") for key in keys)) for name, fact in facts.items()),
+    )
 
 
 def describe(array: Any) -> dict[str, Any]:
@@ -270,12 +271,11 @@ def explain(model: str, node: str, as_json: bool) -> None:
     rows = report.explain_stages(exe.history)
     if as_json:
         return print_json([vars(row) for row in rows])
-    table = Table(title=exe.graph.name, title_justify="left")
-    for column in ("stage", "nodes", "rules that fired", "rules refused"):
-        table.add_column(column)
-    for row in rows:
-        table.add_row(row.stage, str(row.nodes), _counts(row.fired), _counts(row.refused))
-    out.print(table, highlight=False)
+    show_table(
+        exe.graph.name,
+        ("stage", "nodes", "rules that fired", "rules refused"),
+        ((r.stage, r.nodes, _counts(r.fired), _counts(r.refused)) for r in rows),
+    )
     for _, step in exe.graph.walk():
         if step.op == "host":
             out.print(
