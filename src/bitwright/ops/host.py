@@ -41,7 +41,8 @@ def decode_node(proto: str) -> NodeProto:
 
 
 @lru_cache(maxsize=256)
-def _evaluator(proto: str, domain: str, version: int) -> ReferenceEvaluator:
+def evaluator(proto: str, domain: str, version: int) -> ReferenceEvaluator:
+    """What runs the node; raises what onnx raises when it has no implementation of it."""
     node = decode_node(proto)
     # naming the outputs lets onnx postpone what depends on the types of the operands to the run
     outputs = [ValueInfoProto(name=name) for name in node.output if name]
@@ -97,7 +98,7 @@ def _reference(
     feeds = {given: value for given, value in zip(names, operands, strict=False) if given}
     feeds |= {given: None for given in names[len(operands) :] if given}
     try:
-        results = _evaluator(proto, domain, version).run(None, feeds)
+        results = evaluator(proto, domain, version).run(None, feeds)
     except Exception as error:  # whatever another package raises is a fault of this step
         raise RunError(f"onnx's reference implementation of {name} fails: {error}") from error
     return tuple(
