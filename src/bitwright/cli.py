@@ -137,7 +137,7 @@ def inspect(model: str, sizes: dict[str, int], as_json: bool) -> None:
         [
             *(("input", f"{name}: {type_}") for name, type_ in summary.inputs.items()),
             *(("output", f"{name}: {type_}") for name, type_ in summary.outputs.items()),
-            ("parameters", f"{summary.parameters:,} ({human(summary.parameter_bytes, 'B')})"),
+            ("weights", f"{summary.parameters:,} ({human(summary.parameter_bytes, 'B')})"),
             ("operations", f"{human(summary.flops, 'FLOP')}{where}{extra}"),
             ("activations", f"{human(summary.activation_bytes, 'B')} alive at most{where}"),
             ("host steps", summary.host_steps),
@@ -169,7 +169,7 @@ def opt(model: str, passes: str, pipeline: str, output: str | None) -> None:
     if output:
         graph.save(output)
     else:
-        click.echo(str(graph), nl=False)
+        click.echo(str(graph))
 
 
 @main.command()

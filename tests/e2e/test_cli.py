@@ -28,7 +28,7 @@ def call(*args, code=0):
 
 def test_inspect(model):
     text = call("inspect", model)
-    for part in ("x: f32[batch, 4]", "y: f32[batch, 3]", "12", "at batch=1", "relu 2"):
+    for part in ("x: f32[batch, 4]", "y: f32[batch, 3]", "weights", "13", "at batch=1", "relu 2"):
         assert part in text
     facts = json.loads(call("inspect", model, "--json", "--size", "batch=10"))
     assert facts["flops"] >= 2 * 10 * 4 * 3 and facts["parameter_bytes"] >= 48

@@ -201,7 +201,7 @@ class Graph:
     def __str__(self) -> str:
         from bitwright.ir.printer import to_text  # the printer needs this module
 
-        return to_text(self, data=False)
+        return to_text(self, data=False).rstrip("\n")
 
     def __repr__(self) -> str:
         return f"<graph {self.name!r}: {len(self.nodes)} nodes>"

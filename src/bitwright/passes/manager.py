@@ -36,7 +36,7 @@ class History:
             path = Path(folder)
             path.mkdir(parents=True, exist_ok=True)
             file = path / f"{len(self.stages) - 1:02d}-{graph.name.replace('/', '_')}-{name}.txt"
-            file.write_text(str(graph))
+            file.write_text(f"{graph}\n")
 
 
 def run_passes(graph: Graph, passes: Iterable[Pass], history: History | None = None) -> Graph:
