@@ -79,7 +79,11 @@ def save(graph: Graph, path: str | Path) -> None:
 
 def save_text(graph: Graph, path: str | Path) -> None:
     """Write the graph as text, large arrays in its data section."""
-    write_atomically(path, lambda file: file.write(to_text(graph).encode()) and None)
+
+    def write(file: IO[bytes]) -> None:
+        file.write(to_text(graph).encode())
+
+    write_atomically(path, write)
 
 
 def load(path: str | Path) -> Graph:
