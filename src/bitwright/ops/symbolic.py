@@ -64,12 +64,13 @@ class SizeEvaluator:
         if node.op == "constant":
             self._known[value] = np.asarray(node.attrs["value"]).astype(object)
             return
-        sizes = get(node.op).sizes
-        if sizes is None:
+        opdef = get(node.op)
+        if opdef.sizes is None:
             return
         operands = [None if v is None else self._operand(v) for v in node.inputs]
+        operands += [None] * (sum(not o.variadic for o in opdef.operands) - len(operands))
         try:
-            result = sizes(*operands, **get(node.op).call_attrs(node.attrs))
+            result = opdef.sizes(*operands, **opdef.call_attrs(node.attrs))
         except (BitwrightError, TypeError, ValueError, IndexError, ArithmeticError):
             return
         results = result if isinstance(result, tuple) else (result,)
