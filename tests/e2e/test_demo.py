@@ -5,15 +5,18 @@ import onnx
 import onnxruntime
 from onnx import TensorProto
 
+import bitwright as bw
 from bitwright import demo
 
 ACCURACY = 0.995
 
 
-def test_held_out_accuracy_in_onnx_runtime():
+def test_held_out_accuracy_here_and_in_onnx_runtime():
     session = onnxruntime.InferenceSession(demo.model_path())
     inputs, labels = demo.held_out()
-    (logits,) = session.run(["logits"], inputs)
+    (expected,) = session.run(["logits"], inputs)
+    logits = bw.compile(bw.load(demo.model_path())).run(inputs)["logits"]
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
     assert len(labels) == 600
     assert (logits.argmax(1) == labels).mean() >= ACCURACY
 
