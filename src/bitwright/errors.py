@@ -59,3 +59,7 @@ class UnsupportedError(ImportModelError):
 
 class ExportError(BitwrightError):
     """A graph that the chosen file format cannot hold, or an output that cannot be written."""
+
+
+class CompileError(BitwrightError):
+    """Code that cannot be generated: ill-typed, not for this target, refused by LLVM."""

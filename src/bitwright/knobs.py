@@ -26,6 +26,14 @@ MAX_TENSOR_BYTES = Knob(
     "",
     "largest single tensor a run may allocate; empty means the machine's memory",
 )
+CACHE = Knob(
+    "BITWRIGHT_CACHE",
+    "default",
+    "folder of compiled code; `default` is the platform's cache folder, empty or `off` keeps none",
+)
+CACHE_BYTES = Knob(
+    "BITWRIGHT_CACHE_BYTES", str(1 << 30), "the code cache drops what was used least beyond this"
+)
 
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Knob))
 

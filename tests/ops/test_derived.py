@@ -65,7 +65,7 @@ def test_inference_agrees_with_reference(op, case):
 @pytest.mark.parametrize("op, case", CASES)
 def test_symbolic_inference_agrees_with_concrete(op, case):
     """Each distinct size in turn becomes a symbol wherever it stands among the operands."""
-    graph, node, feeds = build(op, case)
+    graph, _, feeds = build(op, case)
     results = list(run(graph, feeds).values())
     sizes = {size for x in case.inputs if x is not None for size in x.shape}
     for size in sizes:

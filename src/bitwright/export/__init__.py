@@ -1,0 +1,5 @@
+"""Graphs out of bitwright: ONNX files."""
+
+from bitwright.export.onnx import export_onnx
+
+__all__ = ["export_onnx"]

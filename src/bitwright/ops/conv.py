@@ -17,7 +17,6 @@ import numpy as np
 
 from bitwright.errors import InferenceError
 from bitwright.ir.dim import Size, product
-from bitwright.ir.dtype import DType, i32
 from bitwright.ir.types import TensorType
 from bitwright.ops.channels import add_channel_bias, require_groups
 from bitwright.ops.inference import (
@@ -27,7 +26,12 @@ from bitwright.ops.inference import (
     require_same_dtype,
     require_size,
 )
-from bitwright.ops.matmul import product_operands, product_result, require_bias
+from bitwright.ops.matmul import (
+    product_dtype,
+    product_operands,
+    product_result,
+    require_bias,
+)
 from bitwright.ops.numeric import wide
 from bitwright.ops.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
 from bitwright.ops.windows import WINDOW_ATTRS, Windows, make_windows
@@ -46,15 +50,6 @@ def require_images(x: TensorType, w: TensorType) -> int:
     return x.rank - 2
 
 
-def _conv_dtype(x: TensorType, w: TensorType) -> DType:
-    """Floats stay what they are; 8-bit integers, of either sign, give i32."""
-    if all(t.dtype.is_integer and t.dtype.bits <= 8 for t in (x, w)):
-        return i32
-    for what, type_ in (("x", x), ("w", w)):
-        require_dtype(what, type_, is_float, "a floating type, or 8-bit integers for x and w")
-    return require_same_dtype(x, w)
-
-
 def _infer_conv(
     x: TensorType,
     w: TensorType,
@@ -65,7 +60,8 @@ def _infer_conv(
     groups: int,
 ) -> TensorType:
     rank = require_images(x, w)
-    element = _conv_dtype(x, w)
+    require_dtype("x", x, lambda d: d.is_float or d.is_integer, "a real number type")
+    element = product_dtype(x, w)
     require_groups("x", x.shape[1], groups)
     require_groups("w", w.shape[0], groups)
     require_size("axis 1 of w, times groups,", w.shape[1] * groups, x.shape[1])
@@ -234,6 +230,7 @@ def _conv_samples() -> list[Sample]:
             draw(3, 2, 3, 3, dtype="i8", seed=1, low=-128, high=127),
             draw(3, dtype="i32", seed=2, low=-9, high=9),
         ),
+        sample(draw(1, 2, 5, dtype="i32", low=-9, high=9), draw(3, 2, 3, dtype="i32", seed=1)),
     ]
 
 
@@ -274,7 +271,7 @@ OPDEFS = [
         grad=NotYet,
         samples=_conv_samples,
         attrs={**WINDOW_ATTRS, "groups": Attr("int", 1)},
-        doc="Convolution of x[N, C, ...] with w[M, C/groups, ...]; 8-bit integers give i32.",
+        doc="Convolution of x[N, C, ...] with w[M, C/groups, ...]; integers as in matmul.",
     ),
     OpDef(
         "conv_transpose",

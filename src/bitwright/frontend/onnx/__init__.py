@@ -1,0 +1,41 @@
+"""ONNX models to graphs.
+
+    graph = load("model.onnx")
+
+`read` opens the file, `importer` walks it, the modules `ops_*` say what each op becomes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitwright.errors import BitwrightError, ImportModelError, UnsupportedError
+from bitwright.frontend.onnx.importer import Importer
+from bitwright.frontend.onnx.read import read_model
+from bitwright.ir import Graph
+from bitwright.ops.check import verify
+
+__all__ = ["load"]
+
+
+def load(model: Any) -> Graph:
+    """The graph of a model: a path, the bytes of a file, or an `onnx.ModelProto`.
+
+    Whatever is wrong with the model is an `ImportModelError`; what is right and not supported is an
+    `UnsupportedError` that names op, node and reason. No other exception leaves here.
+    """
+    try:
+        return verify(Importer(read_model(model)).graph())
+    except ImportModelError:
+        raise
+    except BitwrightError as error:
+        raise ImportModelError(f"the model cannot be imported: {error}") from error
+    except RecursionError:
+        raise UnsupportedError("the model is nested too deeply") from None
+    except MemoryError:
+        raise ImportModelError("there is not enough memory to import the model") from None
+    except Exception as error:
+        raise ImportModelError(
+            f"the model cannot be imported: {type(error).__name__}: {error}",
+            hint="It may be damaged.",
+        ) from error

@@ -37,6 +37,8 @@ def _float_only(m: Match) -> str | bool:
 
 
 def _merge_unless(m: Match) -> str | bool:
+    if m.uses(m.inner.outputs[0]) != 1:
+        return "the inner result is read elsewhere too"
     return _float_only(m) or _not_both_constant(m)
 
 
@@ -67,13 +69,13 @@ RULES = [
     Rule("divide-by-power-of-two", lambda op, x, c: op.div(x, c), _reciprocal, _exactly_invertible),
     Rule(
         "merge-added-constants",
-        lambda op, x, a, b: op.add(op.add(x, a), b),
+        lambda op, x, a, b: op.add(op.add(x, a, as_="inner"), b),
         lambda op, x, a, b: op.add(x, op.add(a, b)),
         _merge_unless,
     ),
     Rule(
         "merge-factors",
-        lambda op, x, a, b: op.mul(op.mul(x, a), b),
+        lambda op, x, a, b: op.mul(op.mul(x, a, as_="inner"), b),
         lambda op, x, a, b: op.mul(x, op.mul(a, b)),
         _merge_unless,
     ),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.ir.dim import broadcast_size
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.rewrite import Match, Rule
 
@@ -21,9 +22,11 @@ def _heads_axis(x: Value, table: Value) -> int | None:
     if x.rank != 4 or table.rank > 4:
         return None
     shape = (1,) * (4 - table.rank) + tuple(table.shape)
-    if shape[1] == 1 and shape[2] == x.shape[2]:
-        return 1
-    return 2 if shape[2] == 1 and shape[1] == x.shape[1] else None
+    for heads, positions in ((1, 2), (2, 1)):
+        if shape[heads] == 1 and shape[positions] != 1:
+            fits = broadcast_size(shape[positions], x.shape[positions]) == x.shape[positions]
+            return heads if fits else None
+    return None
 
 
 def _equal_halves(value: Value) -> bool:
