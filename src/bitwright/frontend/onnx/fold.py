@@ -1,0 +1,76 @@
+"""What a value is when only constants decide it; mappings that need a number ask here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import BitwrightError
+from bitwright.ir import TensorType, Value
+from bitwright.ir.printer import attr_symbols
+from bitwright.ops.numeric import narrow
+from bitwright.ops.registry import get
+
+Array = np.ndarray[Any, Any]
+MAX_ELEMENTS = 4096
+_NEVER = frozenset(
+    {"input", "state", "host", "custom", "random_uniform", "random_normal", "sample"}
+)
+
+
+class ConstantFolder:
+    """Evaluates small values by reference; remembers what it has worked out."""
+
+    def __init__(self) -> None:
+        self._known: dict[Value, Array | None] = {}
+
+    def array(self, value: Value) -> Array | None:
+        stack = [value]
+        while stack:
+            top = stack[-1]
+            if top in self._known:
+                stack.pop()
+            elif not _foldable(top):
+                self._known[top] = None
+            elif waiting := [v for v in top.node.operands if v not in self._known]:
+                stack.extend(waiting)
+            else:
+                self._evaluate(top)
+        return self._known[value]
+
+    def _evaluate(self, value: Value) -> None:
+        node = value.node
+        for output in node.outputs:
+            self._known[output] = None
+        if node.op in ("constant", "parameter"):
+            self._known[value] = node.attrs.get("value")
+            return
+        operands = [None if v is None else self._known[v] for v in node.inputs]
+        if any(a is None and v is not None for a, v in zip(operands, node.inputs, strict=True)):
+            return
+        opdef = get(node.op)
+        fixed = sum(not operand.variadic for operand in opdef.operands)
+        operands += [None] * (fixed - len(operands))
+        try:
+            with np.errstate(all="ignore"):
+                result = opdef.reference(*operands, **opdef.call_attrs(node.attrs))
+        except (BitwrightError, ValueError, IndexError, TypeError, ArithmeticError):
+            return
+        results = result if isinstance(result, tuple) else (result,)
+        for output, array in zip(node.outputs, results, strict=True):
+            self._known[output] = narrow(array, output.dtype)
+
+
+def _foldable(value: Value) -> bool:
+    node = value.node
+    if node.op in _NEVER or node.bodies:
+        return False
+    if any(attr_symbols(attr) for attr in node.attrs.values()):
+        return False
+    return all(
+        isinstance(v.type, TensorType)
+        and isinstance(v.type.count, int)
+        and v.type.count <= MAX_ELEMENTS
+        for v in node.outputs
+    )

@@ -1,0 +1,145 @@
+"""Where names live while a model is imported.
+
+A `Frame` is one graph under construction: the model's, or the body of an if / loop / scan. A
+`Scope` is one set of ONNX names inside a frame: the graph's own, or those of an inlined function. A
+body that reads a name from outside gets it as an explicit input, recorded in `Frame.captures`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnx import AttributeProto, TypeProto
+
+from bitwright.ir import Graph, Node, Value, ValueType
+from bitwright.ir.dim import Symbol
+from bitwright.ops.builder import Builder
+
+OnCapture = Callable[["Frame", Value], "Value | None"]
+
+
+@dataclass(eq=False)
+class Frame:
+    b: Builder
+    parent: Frame | None = None
+    depth: int = 0
+    inputs: list[Value] = field(default_factory=list)
+    captures: dict[Value, Value] = field(default_factory=dict)
+    names: dict[Value, str] = field(default_factory=dict)
+    """What the file calls a value; taken over when the graph is finished."""
+    symbols: set[Symbol] = field(default_factory=set)
+
+    def add_input(self, value: Value) -> Value:
+        self.inputs.append(value)
+        self.symbols |= value.type.symbols
+        return value
+
+    @property
+    def known_symbols(self) -> set[Symbol]:
+        """The sizes that attributes may use: they are known as soon as the inputs are."""
+        return self.symbols | (self.parent.known_symbols if self.parent else set())
+
+    def capture(self, outer: Value) -> Value:
+        if outer not in self.captures:
+            self.captures[outer] = self.add_input(self.leaf("input", outer.name, outer.type))
+        return self.captures[outer]
+
+    def leaf(self, op: str, name: str, type_: ValueType, **attrs: Any) -> Value:
+        """A boundary value under this name, or one like it if that is taken."""
+        node = Node(op, (), attrs, (type_,), (self.b.fresh_name(name),), self.b.loc)
+        return self.b.append(node).outputs[0]
+
+    def claim(self, value: Value, name: str) -> None:
+        """The first name a computed value gets is the one it keeps."""
+        if value not in self.names and value.node.op != "input":
+            self.names[value] = name
+
+    def finish(
+        self,
+        outputs: Iterable[tuple[str, Value]],
+        inputs: Sequence[Value] | None = None,
+        meta: Mapping[str, str] | None = None,
+    ) -> Graph:
+        """The graph: inputs first, what nothing needs left out, values named as in the file."""
+        outputs = list(outputs)
+        first = [value.node for value in (self.inputs if inputs is None else inputs)]
+        live = _live_nodes(self.b.nodes, [value for _, value in outputs])
+        nodes = [*first, *(n for n in self.b.nodes if n in live and n.op != "input")]
+        return _renamed(self.b.name, nodes, outputs, self.names, meta or {})
+
+
+def live_inputs(frame: Frame, outputs: Iterable[Value]) -> set[Value]:
+    """Which inputs of a frame its outputs need."""
+    live = _live_nodes(frame.b.nodes, outputs)
+    return {value for value in frame.inputs if value.node in live}
+
+
+def _live_nodes(nodes: Sequence[Node], results: Iterable[Value]) -> set[Node]:
+    live = {value.node for value in results}
+    for node in reversed(nodes):
+        if node in live:
+            live.update(value.node for value in node.operands)
+    return live
+
+
+def _renamed(
+    name: str,
+    nodes: Sequence[Node],
+    outputs: list[tuple[str, Value]],
+    names: Mapping[Value, str],
+    meta: Mapping[str, str],
+) -> Graph:
+    taken = {v.name for n in nodes if n.op == "input" for v in n.outputs}
+    final: dict[Value, str] = {}
+    for value in (v for n in nodes for v in n.outputs if n.op != "input"):
+        if value in names and names[value] not in taken:
+            final[value] = names[value]
+            taken.add(names[value])
+    fresh = Builder(name)
+    for used in taken:
+        fresh.fresh_name(used)
+    moved: dict[Value, Value] = {}
+    for node in nodes:
+        labels = tuple(
+            v.name if node.op == "input" else final.get(v) or fresh.fresh_name(v.name)
+            for v in node.outputs
+        )
+        operands = tuple(None if v is None else moved[v] for v in node.inputs)
+        again = node.with_(inputs=operands, names=labels)
+        moved.update(zip(node.outputs, again.outputs, strict=True))
+        fresh.nodes.append(again)
+    results = tuple((label, moved[value]) for label, value in outputs)
+    return Graph(name, tuple(fresh.nodes), results, (), dict(meta))
+
+
+@dataclass(eq=False)
+class Scope:
+    frame: Frame
+    opsets: Mapping[str, int]
+    outer: Scope | None = None
+    """Where names that are not found here are looked up: around a body, never around a function."""
+    values: dict[str, Value] = field(default_factory=dict)
+    pending: dict[str, Callable[[], Value]] = field(default_factory=dict)
+    """Initializers that nothing has read yet."""
+    bound: Mapping[str, AttributeProto] = field(default_factory=dict)
+    declared: Mapping[str, TypeProto] = field(default_factory=dict)
+    calls: tuple[tuple[str, str, str], ...] = ()
+    """The functions that are being inlined around this scope."""
+
+    def find(self, name: str, on_capture: OnCapture) -> Value | None:
+        """The value with this name, captured from outside if need be."""
+        if name in self.values:
+            return self.values[name]
+        if name in self.pending:
+            self.values[name] = self.pending.pop(name)()
+            return self.values[name]
+        outer = self.outer.find(name, on_capture) if self.outer else None
+        if outer is None or (self.outer and self.outer.frame is self.frame):
+            return outer
+        self.values[name] = on_capture(self.frame, outer) or self.frame.capture(outer)
+        return self.values[name]
+
+    def defines(self, name: str) -> bool:
+        return name in self.values or name in self.pending

@@ -1,0 +1,297 @@
+"""Walks an ONNX model and builds the graph, node by node.
+
+For each node the first of these that exists decides: a model-local function (inlined), a mapping of
+this folder, the function body that ONNX's schema gives (inlined), a host step through ONNX's
+reference implementation. Nested graphs become bodies whose captures are operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+
+from bitwright.errors import BitwrightError, GraphError, ImportModelError, UnsupportedError
+from bitwright.frontend.onnx import functions, hoststep
+from bitwright.frontend.onnx.context import Body, Context, Inputs
+from bitwright.frontend.onnx.fold import ConstantFolder
+from bitwright.frontend.onnx.frame import Frame, Scope
+from bitwright.frontend.onnx.initializers import Initializers
+from bitwright.frontend.onnx.node import OnnxNode, normal_domain, read_attributes
+from bitwright.frontend.onnx.read import ModelFile
+from bitwright.frontend.onnx.registry import UnmappedError, all_mappings
+from bitwright.frontend.onnx.valuetypes import SymbolNames, value_type
+from bitwright.ir import Dim, Graph, HostType, Value, ValueType
+from bitwright.ops.builder import Builder
+from bitwright.ops.symbolic import SizeEvaluator
+
+MAX_DEPTH = 24
+MIN_NODE_LIMIT = 200_000
+GROWTH_LIMIT = 50
+_HOST_VALUES_ALLOWED = frozenset({"Identity", "If", "Loop", "Scan"})
+
+
+class Importer:
+    def __init__(self, file: ModelFile) -> None:
+        self.file, self.proto = file, file.proto
+        self.opsets = _opsets(self.proto.opset_import)
+        self.names = SymbolNames()
+        self.evaluator, self.folder = SizeEvaluator(), ConstantFolder()
+        self.functions = functions.by_name(self.proto)
+        self.initializers = Initializers(file)
+        self.carried_sizes: set[Dim] = set()
+        """Sizes of carried values that may change from one iteration to the next."""
+        self.host_steps: dict[str, None] = {}
+        self.nodes_left = max(MIN_NODE_LIMIT, GROWTH_LIMIT * _count_nodes(self.proto))
+
+    def graph(self) -> Graph:
+        proto = self.proto.graph
+        frame = Frame(Builder(proto.name or "model"))
+        scope = Scope(frame, self.opsets, declared=_declared(proto))
+        self.initializers.add_to(scope, proto, root=True)
+        for info in proto.input:
+            if info.name in scope.pending:
+                continue  # a default value; it becomes a parameter
+            where = f"input {info.name!r}"
+            if scope.defines(info.name):
+                raise ImportModelError("two inputs have this name", where=where)
+            type_ = value_type(info.type, self.names, info.name, where)
+            scope.values[info.name] = frame.add_input(frame.b.input(info.name, type_))
+        frame.b.reserve_symbols(self.names.taken)
+        self.run(scope, proto.node)
+        outputs = [(o.name, self._output(scope, o.name)) for o in proto.output]
+        return frame.finish(outputs, meta=self._meta())
+
+    def _meta(self) -> dict[str, str]:
+        opsets = ", ".join(f"{domain or 'ai.onnx'}:{v}" for domain, v in self.opsets.items())
+        meta = {
+            "onnx.producer": f"{self.proto.producer_name} {self.proto.producer_version}".strip(),
+            "onnx.opset": opsets,
+            "onnx.ir_version": str(self.proto.ir_version),
+            "onnx.doc": self.proto.doc_string,
+        }
+        meta.update({f"onnx.meta.{p.key}": p.value for p in self.proto.metadata_props})
+        return {key: text for key, text in meta.items() if text}
+
+    def _output(self, scope: Scope, name: str) -> Value:
+        value = scope.find(name, self.on_capture)
+        if value is None:
+            raise ImportModelError(f"output {name!r} is computed by no node")
+        return value
+
+    # nodes
+
+    def run(self, scope: Scope, nodes: Iterable[NodeProto]) -> None:
+        """Import nodes in order; their outputs become values of the scope."""
+        ctx = Context(self, scope)
+        for proto in nodes:
+            self.nodes_left -= 1
+            if self.nodes_left < 0:
+                raise UnsupportedError(
+                    "the model's functions and loops unfold to too many nodes",
+                    expected=f"at most {GROWTH_LIMIT} times the nodes in the file",
+                )
+            self._node(ctx, scope, proto)
+
+    def _node(self, ctx: Context, scope: Scope, proto: NodeProto) -> None:
+        domain = normal_domain(proto.domain)
+        version = scope.opsets.get(domain, 1 if domain else 0)
+        attrs = read_attributes(proto, self.file, scope.bound)
+        node = OnnxNode(proto, version, attrs)
+        if not domain and not version:
+            raise ImportModelError("the model imports no opset of the default domain")
+        inputs = Inputs(self._operand(scope, node, name) for name in proto.input)
+        with ctx.b.at(node.loc):
+            try:
+                results = self._results(ctx, scope, node, inputs)
+            except RecursionError:
+                raise UnsupportedError("is nested too deeply", where=node.where) from None
+            except ImportModelError as error:
+                raise _placed(error, node) from None
+            except GraphError as error:
+                raise ImportModelError(str(error), where=node.where) from None
+            except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+                raise ImportModelError(
+                    f"cannot be imported: {type(error).__name__}: {error}", where=node.where
+                ) from error
+        self._bind(scope, node, results)
+
+    def _operand(self, scope: Scope, node: OnnxNode, name: str) -> Value | None:
+        if not name:
+            return None
+        value = scope.find(name, self.on_capture)
+        if value is None:
+            raise ImportModelError(
+                f"it reads {name!r}, which nothing before it computes",
+                where=node.where,
+                hint="Nodes of a model must stand in topological order.",
+            )
+        return value
+
+    def _bind(self, scope: Scope, node: OnnxNode, results: Sequence[Value | None]) -> None:
+        for index, name in enumerate(node.proto.output):
+            if not name:
+                continue
+            value = results[index] if index < len(results) else None
+            if value is None:
+                raise UnsupportedError(f"output {index} ({name!r}) is not made", where=node.where)
+            if scope.defines(name):
+                raise ImportModelError(f"{name!r} is computed twice", where=node.where)
+            scope.values[name] = value
+            scope.frame.claim(value, name)
+
+    def _results(
+        self, ctx: Context, scope: Scope, node: OnnxNode, inputs: Inputs
+    ) -> Sequence[Value | None]:
+        key = (node.domain, node.op_type, node.proto.overload)
+        if key in self.functions:
+            return self.call(scope, self.functions[key], node, inputs)
+        functions.check_arity(node)
+        reason = ""
+        mapping = all_mappings().get((node.domain, node.op_type))
+        host_operand = any(v is not None and isinstance(v.type, HostType) for v in inputs)
+        if mapping and (not host_operand or node.op_type in _HOST_VALUES_ALLOWED):
+            try:
+                results = mapping(ctx, node, inputs)
+                return [results] if isinstance(results, Value) else list(results)
+            except UnmappedError as error:
+                reason = str(error)
+        function = None if host_operand else functions.from_schema(node, inputs, scope)
+        if function is not None:
+            try:
+                return self.call(scope, function, node, inputs)
+            except UnsupportedError as error:
+                reason = reason or str(error)
+        return self.host(scope, node, inputs, reason)
+
+    def host(
+        self, scope: Scope, node: OnnxNode, inputs: Inputs, reason: str = ""
+    ) -> list[Value | None]:
+        """Run the node by ONNX's reference implementation, as an opaque step."""
+        results = hoststep.make(Context(self, scope), node, inputs, reason)
+        self.host_steps[node.op_type] = None
+        return results
+
+    # functions and nested graphs
+
+    def call(
+        self, scope: Scope, function: FunctionProto, node: OnnxNode, inputs: Inputs
+    ) -> list[Value | None]:
+        """Inline a function: its names are its own, its values stand in the caller's graph."""
+        key = (normal_domain(function.domain), function.name, function.overload)
+        if key in scope.calls or len(scope.calls) >= MAX_DEPTH:
+            raise UnsupportedError(
+                f"function {function.name!r} calls itself or is nested too deeply", where=node.where
+            )
+        if len(inputs) > len(function.input):
+            raise ImportModelError(
+                f"function {function.name!r} has {len(function.input)} inputs",
+                where=node.where,
+                found=len(inputs),
+            )
+        bound: dict[str, AttributeProto] = {a.name: a for a in function.attribute_proto}
+        for attribute in node.proto.attribute:
+            if not attribute.ref_attr_name:
+                bound[attribute.name] = attribute
+            elif attribute.ref_attr_name in scope.bound:
+                bound[attribute.name] = scope.bound[attribute.ref_attr_name]
+        opsets = _opsets(function.opset_import) or scope.opsets
+        inner = Scope(scope.frame, opsets, bound=bound, calls=(*scope.calls, key))
+        given = dict(zip(function.input, inputs, strict=False))
+        inner.values.update({name: value for name, value in given.items() if value is not None})
+        absent = set(function.input) - set(inner.values)
+        self.run(inner, (_without_inputs(n, absent) for n in function.node))
+        return [inner.find(name, self.on_capture) for name in function.output]
+
+    def body(self, scope: Scope, graph: GraphProto, types: Sequence[ValueType]) -> Body:
+        """A nested graph as a frame of its own, with inputs of these types."""
+        depth = scope.frame.depth + 1
+        if depth > MAX_DEPTH:
+            raise UnsupportedError("graphs are nested too deeply", where=f"graph {graph.name!r}")
+        name = graph.name or "body"
+        frame = Frame(Builder(name, scope.frame.b), scope.frame, depth)
+        inner = self._nested(scope, frame, graph)
+        inputs = []
+        for info, type_ in zip(graph.input, types, strict=True):
+            value = frame.add_input(frame.leaf("input", info.name or "input", type_))
+            inner.values[info.name] = value
+            inputs.append(value)
+        self.run(inner, graph.node)
+        outputs = [(o.name, self._output(inner, o.name)) for o in graph.output]
+        return Body(frame, inputs, outputs)
+
+    def inline(self, scope: Scope, graph: GraphProto, inputs: Sequence[Value]) -> list[Value]:
+        if len(scope.calls) >= MAX_DEPTH:
+            raise UnsupportedError("graphs are nested too deeply", where=f"graph {graph.name!r}")
+        inner = self._nested(scope, scope.frame, graph)
+        inner.calls = (*scope.calls, ("", graph.name, "inline"))
+        for info, value in zip(graph.input, inputs, strict=True):
+            inner.values[info.name] = value
+        self.run(inner, graph.node)
+        return [self._output(inner, o.name) for o in graph.output]
+
+    def _nested(self, scope: Scope, frame: Frame, graph: GraphProto) -> Scope:
+        inner = Scope(
+            frame,
+            scope.opsets,
+            outer=scope,
+            bound=scope.bound,
+            declared=_declared(graph),
+            calls=scope.calls,
+        )
+        self.initializers.add_to(inner, graph, root=False)
+        return inner
+
+    def on_capture(self, frame: Frame, outer: Value) -> Value | None:
+        """Constants and sizes are made again inside a body instead of being passed to it."""
+        if outer.is_constant:
+            return frame.leaf("constant", outer.name, outer.type, value=outer.node.attrs["value"])
+        sizes = self.evaluator.sizes(outer)
+        if sizes is None:
+            return None
+        ctx = Context(self, Scope(frame, self.opsets))
+        if outer.dtype.name != "i64" or not ctx.usable(sizes):
+            return None
+        shape = tuple(int(size) for size in outer.shape)
+        return ctx.b.sizes(values=sizes, shape=shape)
+
+
+def _opsets(imports: Iterable[Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for entry in imports:
+        domain, version = normal_domain(entry.domain), entry.version
+        newest = onnx.defs.onnx_opset_version()
+        if not domain and not 1 <= version <= newest:
+            raise UnsupportedError(
+                f"opset {version} of ai.onnx is not known", expected=f"1 to {newest}"
+            )
+        found[domain] = version
+    return found
+
+
+def _declared(graph: GraphProto) -> dict[str, Any]:
+    return {info.name: info.type for info in (*graph.value_info, *graph.output)}
+
+
+def _without_inputs(node: NodeProto, absent: set[str]) -> NodeProto:
+    """Operands the caller left out are absent inside the function too."""
+    if not any(name in absent for name in node.input):
+        return node
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    for index, name in enumerate(node.input):
+        if name in absent:
+            copy.input[index] = ""
+    return copy
+
+
+def _placed(error: ImportModelError, node: OnnxNode) -> BitwrightError:
+    if error.where:
+        return error
+    return type(error)(str(error), where=node.where)
+
+
+def _count_nodes(proto: onnx.ModelProto) -> int:
+    return len(proto.graph.node) + sum(len(f.node) for f in proto.functions)

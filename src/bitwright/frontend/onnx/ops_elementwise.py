@@ -1,0 +1,210 @@
+"""Arithmetic, comparisons, activations and casts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from onnx import TensorProto
+
+from bitwright.errors import ImportModelError
+from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.node import OnnxNode
+from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
+from bitwright.frontend.onnx.tensor import element_type
+from bitwright.ir import DType, Value
+
+BINARY = {
+    "Add": "add",
+    "Sub": "sub",
+    "Mul": "mul",
+    "Div": "div",
+    "And": "and",
+    "Or": "or",
+    "Xor": "xor",
+    "Equal": "eq",
+    "Greater": "gt",
+    "Less": "lt",
+}
+WITH_ALPHA = {
+    "Elu": ("elu", 1.0),
+    "Celu": ("celu", 1.0),
+    "LeakyRelu": ("leaky_relu", 0.01),
+    "ThresholdedRelu": ("thresholded_relu", 1.0),
+    "Swish": ("swish", 1.0),
+}
+
+
+def aligned(ctx: Context, node: OnnxNode, x: Value, y: Value) -> Value:
+    """The second operand as opsets below 7 broadcast it: its axes start at `axis` of the first."""
+    axis = node.integer("axis")
+    if node.version >= 7 or not node.flag("broadcast") or axis is None:
+        return y
+    trailing = x.rank - axis % max(x.rank, 1) - y.rank
+    return ctx.reshape(y, [*y.shape, *([1] * trailing)]) if trailing > 0 else y
+
+
+def _binary(op: str, ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    x, y = inputs
+    return ctx.b.op(op, x, aligned(ctx, node, x, y))
+
+
+for _onnx_name, _op in BINARY.items():
+    imports(_onnx_name)(partial(_binary, _op))
+
+
+def _with_alpha(op: str, default: float, ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return ctx.b.op(op, inputs[0], alpha=node.number("alpha", default))
+
+
+for _onnx_name, (_op, _default) in WITH_ALPHA.items():
+    imports(_onnx_name)(partial(_with_alpha, _op, _default))
+
+
+@imports("Pow")
+def pow_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    x, y = inputs
+    y = aligned(ctx, node, x, y)
+    if x.dtype.is_integer and y.dtype.is_float:
+        return ctx.cast(ctx.b.pow(ctx.cast(x, "f64"), ctx.cast(y, "f64")), x.dtype)
+    return ctx.b.pow(x, ctx.cast(y, x.dtype))
+
+
+@imports("Mod")
+def mod(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return ctx.b.mod(*inputs, fmod=node.flag("fmod"))
+
+
+def _chain(op: str, ctx: Context, inputs: Inputs) -> Value:
+    total = inputs[0]
+    for x in inputs[1:]:
+        total = ctx.b.op(op, total, x)
+    return total
+
+
+@imports("Sum")
+def sum_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return _chain("add", ctx, inputs)
+
+
+@imports("Max")
+def max_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return _chain("maximum", ctx, inputs)
+
+
+@imports("Min")
+def min_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return _chain("minimum", ctx, inputs)
+
+
+@imports("Mean")
+def mean(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    total = _chain("add", ctx, inputs)
+    return ctx.b.div(total, ctx.like(total, len(inputs)))
+
+
+@imports("Identity")
+def identity(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return [inputs[0]]
+
+
+@imports("Dropout")
+def dropout(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    x, ratio, training = inputs[0], inputs[1], inputs[2]
+    if node.version >= 12 and training is not None:
+        mode, rate = ctx.array(training), ctx.array(ratio)
+        drops = 0.5 if ratio is None else rate
+        if mode is None or (mode.any() and (drops is None or np.any(drops != 0))):
+            raise UnmappedError("dropout while training draws random numbers")
+    mask = None
+    if node.wants(1):
+        mask = ctx.full_like(x, 1, "bool" if node.version >= 10 else x.dtype)
+    return [x, mask]
+
+
+@imports("Clip")
+def clip(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    x, low, high = inputs[0], inputs[1], inputs[2]
+    if node.version < 11:
+        bounds = (node.number("min"), node.number("max"))
+        low, high = (None if bound is None else ctx.like(x, bound) for bound in bounds)
+    return x if low is None and high is None else ctx.b.clip(x, low, high)
+
+
+@imports("PRelu")
+def prelu(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    x, slope = inputs
+    if node.version < 7 and slope.rank == 1 and slope.shape != (1,) and x.rank > 2:
+        slope = ctx.reshape(slope, [*slope.shape, *([1] * (x.rank - 2))])
+    return ctx.b.prelu(x, slope)
+
+
+@imports("HardSigmoid")
+def hard_sigmoid(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    alpha, beta = node.number("alpha", 0.2), node.number("beta", 0.5)
+    return ctx.b.hard_sigmoid(inputs[0], alpha=alpha, beta=beta)
+
+
+@imports("Selu")
+def selu(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    old = node.version < 6
+    alpha = node.number("alpha", 1.6732 if old else 1.67326319217681884765625)
+    gamma = node.number("gamma", 1.0507 if old else 1.05070102214813232421875)
+    return ctx.b.selu(inputs[0], alpha=alpha, gamma=gamma)
+
+
+@imports("Shrink")
+def shrink(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    lambd, bias = node.number("lambd", 0.5), node.number("bias", 0.0)
+    return ctx.b.shrink(inputs[0], lambd=lambd, bias=bias)
+
+
+@imports("Gelu")
+def gelu(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return ctx.b.gelu(inputs[0], approximate=node.text("approximate", "none"))
+
+
+@imports("IsInf")
+def is_inf(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return ctx.b.is_inf(
+        inputs[0],
+        detect_positive=node.flag("detect_positive", 1),
+        detect_negative=node.flag("detect_negative", 1),
+    )
+
+
+@imports("BitShift")
+def bit_shift(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    direction = node.require("direction")
+    if direction not in ("LEFT", "RIGHT"):
+        raise ImportModelError(
+            "has an unknown direction", where=node.where, expected="LEFT or RIGHT", found=direction
+        )
+    return ctx.b.op("shift_left" if direction == "LEFT" else "shift_right", *inputs)
+
+
+@imports("Cast")
+def cast(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return _cast(ctx, node, inputs[0], _target(node, node.require("to")))
+
+
+@imports("CastLike")
+def cast_like(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return _cast(ctx, node, inputs[0], inputs[1].dtype)
+
+
+def _cast(ctx: Context, node: OnnxNode, x: Value, target: DType) -> Results:
+    if x.dtype == target:
+        return x
+    saturate, round_mode = node.flag("saturate", 1), node.text("round_mode", "up")
+    return ctx.b.cast(x, to=target, saturate=saturate, round_mode=round_mode)
+
+
+def _target(node: OnnxNode, to: int | str) -> DType:
+    """Opsets below 6 spell the element type."""
+    if isinstance(to, str):
+        names = dict(TensorProto.DataType.items())
+        if to.upper() not in names:
+            raise ImportModelError(f"no element type is named {to!r}", where=node.where)
+        to = names[to.upper()]
+    return element_type(to, node.where)

@@ -1,0 +1,164 @@
+"""Gathering, scattering, selecting and counting."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from bitwright.errors import ImportModelError
+from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.node import OnnxNode
+from bitwright.frontend.onnx.registry import Results, imports
+from bitwright.ir import Size, Value
+from bitwright.ir.dim import max_size
+from bitwright.ir.types import normalize_axis
+
+
+@imports("Gather")
+def gather(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return ctx.b.gather(*inputs, axis=node.integer("axis", 0))
+
+
+@imports("GatherElements")
+def gather_elements(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return ctx.b.gather_elements(*inputs, axis=node.integer("axis", 0))
+
+
+@imports("GatherND")
+def gather_nd(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return ctx.b.gather_nd(*inputs, batch_dims=node.integer("batch_dims", 0))
+
+
+@imports("Scatter", "ScatterElements")
+def scatter_elements(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    axis, reduction = node.integer("axis", 0), node.text("reduction", "none")
+    return ctx.b.scatter_elements(*inputs, axis=axis, reduction=reduction)
+
+
+@imports("ScatterND")
+def scatter_nd(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return ctx.b.scatter_nd(*inputs, reduction=node.text("reduction", "none"))
+
+
+@imports("TensorScatter")
+def tensor_scatter(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    axis, mode = node.integer("axis", -2), node.text("mode", "linear")
+    return ctx.b.tensor_scatter(*inputs, axis=axis, mode=mode)
+
+
+@imports("TopK")
+def top_k(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    x, k = inputs[0], inputs[1]
+    attrs = {
+        "axis": node.integer("axis", -1),
+        "largest": node.flag("largest", 1),
+        "sorted": node.flag("sorted", 1),
+    }
+    if node.version < 10:
+        return list(ctx.b.top_k(x, k=node.require("k"), **attrs))
+    sizes = ctx.sizes(k, x)
+    if sizes is not None:
+        return list(ctx.b.top_k(x, k=sizes[0], **attrs))
+    return list(ctx.b.top_k(x, ctx.reshape(k, []), **attrs))
+
+
+@imports("OneHot")
+def one_hot(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    indices, depth, values = inputs
+    axis = node.integer("axis", -1)
+    indices = ctx.cast(indices, "i64")
+    count = ctx.cast(depth, "i64")
+    sizes = ctx.sizes(count, indices)
+    if sizes is not None:
+        return ctx.b.one_hot(indices, values, depth=sizes[0], axis=axis)
+    return ctx.b.one_hot(indices, values, ctx.reshape(count, []), axis=axis)
+
+
+@imports("NonZero")
+def nonzero(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return ctx.b.nonzero(inputs[0])
+
+
+@imports("Compress")
+def compress(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return ctx.b.compress(*inputs, axis=node.integer("axis"))
+
+
+@imports("Unique")
+def unique(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return list(ctx.b.unique(inputs[0], axis=node.integer("axis"), sorted=node.flag("sorted", 1)))
+
+
+@imports("ReverseSequence")
+def reverse_sequence(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    x, lengths = inputs
+    return ctx.b.reverse_sequence(
+        x,
+        lengths,
+        batch_axis=node.integer("batch_axis", 1),
+        time_axis=node.integer("time_axis", 0),
+    )
+
+
+@imports("ArgMax", "ArgMin")
+def arg_extreme(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return ctx.b.op(
+        node.op_type.lower(),
+        inputs[0],
+        axis=node.integer("axis", 0),
+        keepdims=node.flag("keepdims", 1),
+        select_last=node.flag("select_last_index"),
+    )
+
+
+@imports("CumSum", "CumProd")
+def cumulative(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    x, axis = inputs
+    (place,) = ctx.need_ints(axis, "the axis")
+    return ctx.b.op(
+        node.op_type.lower(),
+        x,
+        axis=normalize_axis(place, x.rank),
+        exclusive=node.flag("exclusive"),
+        reverse=node.flag("reverse"),
+    )
+
+
+@imports("Range")
+def range_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    start, limit, delta = (ctx.reshape(x, []) for x in inputs)
+    if start.dtype.is_integer:
+        known = [ctx.sizes(x) for x in (start, limit, delta)]
+        if None not in known and isinstance(known[2][0], int):
+            first, last, step = (sizes[0] for sizes in known)
+            return _whole_range(ctx, start, first, last, step)
+    arrays = [ctx.array(x) for x in (start, limit, delta)]
+    if all(array is not None for array in arrays) and not start.dtype.is_integer:
+        first, last, step = (Fraction(float(array)) for array in arrays)
+        count = max(-((first - last) // step), 0) if step else 0
+        return _float_range(ctx, inputs, int(count))
+    return ctx.b.range(start, limit, delta)
+
+
+def _whole_range(ctx: Context, start: Value, first: Size, last: Size, step: int) -> Value:
+    if step == 0:
+        raise ImportModelError("has the step 0")
+    span = last - first if step > 0 else first - last
+    length = max_size((span + abs(step) - 1) // abs(step), 0)
+    steps = ctx.b.iota(length=length, dtype=start.dtype)
+    if step != 1:
+        steps = ctx.b.mul(steps, ctx.like(steps, step))
+    return steps if first == 0 else ctx.b.add(steps, start)
+
+
+def _float_range(ctx: Context, inputs: Inputs, count: int) -> Value:
+    start, _, delta = (ctx.reshape(x, []) for x in inputs)
+    steps = ctx.cast(ctx.b.iota(length=count, dtype="i64"), start.dtype)
+    return ctx.b.add(ctx.b.mul(steps, delta), start)
+
+
+@imports("NonMaxSuppression")
+def non_max_suppression(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    boxes, scores, *limits = inputs
+    scalars = [None if x is None else ctx.reshape(x, []) for x in limits]
+    centered = node.flag("center_point_box")
+    return ctx.b.non_max_suppression(boxes, scores, *scalars, center_point_box=centered)

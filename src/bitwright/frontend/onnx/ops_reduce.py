@@ -1,0 +1,86 @@
+"""Reductions over axes that are an attribute in older opsets and an operand in newer ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.node import OnnxNode
+from bitwright.frontend.onnx.ops_shape import axes_of
+from bitwright.frontend.onnx.registry import Results, imports
+from bitwright.ir import Value
+from bitwright.ir.dim import product
+from bitwright.ir.types import normalize_axis
+
+DIRECT = {
+    "ReduceSum": "reduce_sum",
+    "ReduceMean": "reduce_mean",
+    "ReduceMax": "reduce_max",
+    "ReduceMin": "reduce_min",
+    "ReduceProd": "reduce_prod",
+    "ReduceL1": "reduce_l1",
+    "ReduceL2": "reduce_l2",
+    "ReduceLogSumExp": "reduce_log_sum_exp",
+}
+
+
+def _reduce(op: str, ctx: Context, node: OnnxNode, x: Value, axes: list[int]) -> Value:
+    return ctx.b.op(op, x, axes=axes, keepdims=node.flag("keepdims", 1))
+
+
+def _sum_square(ctx: Context, node: OnnxNode, x: Value, axes: list[int]) -> Value:
+    return _reduce("reduce_sum", ctx, node, ctx.b.mul(x, x), axes)
+
+
+def _log_sum(ctx: Context, node: OnnxNode, x: Value, axes: list[int]) -> Value:
+    return ctx.b.log(_reduce("reduce_sum", ctx, node, x, axes))
+
+
+Reduce = Callable[[Context, OnnxNode, Value, list[int]], Value]
+
+
+def _mapped(reduce: Reduce, ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    x = inputs[0]
+    axes = axes_of(ctx, node, inputs[1])
+    if not axes:
+        if node.flag("noop_with_empty_axes"):
+            return _without_axes(ctx, node, x)
+        axes = list(range(x.rank))
+    return reduce(ctx, node, x, [normalize_axis(axis, x.rank) for axis in axes])
+
+
+def _without_axes(ctx: Context, node: OnnxNode, x: Value) -> Value:
+    """Reducing nothing still applies the op's own function to each element."""
+    if node.op_type == "ReduceSumSquare":
+        return ctx.b.mul(x, x)
+    if node.op_type == "ReduceLogSum":
+        return ctx.b.log(x)
+    if node.op_type in ("ReduceL1", "ReduceL2"):
+        return ctx.b.abs(x)
+    return x
+
+
+for _onnx_name, _op in DIRECT.items():
+    imports(_onnx_name)(partial(_mapped, partial(_reduce, _op)))
+imports("ReduceSumSquare")(partial(_mapped, _sum_square))
+imports("ReduceLogSum")(partial(_mapped, _log_sum))
+
+
+def _softmax_like(op: str, ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    x = inputs[0]
+    if node.version >= 13:
+        return ctx.b.op(op, x, axis=node.integer("axis", -1))
+    axis = normalize_axis(node.integer("axis", 1), max(x.rank, 1))
+    if axis == x.rank - 1:
+        return ctx.b.op(op, x, axis=-1)
+    flat = ctx.reshape(x, [product(x.shape[:axis]), product(x.shape[axis:])])
+    return ctx.reshape(ctx.b.op(op, flat, axis=-1), x.shape)
+
+
+for _onnx_name, _op in (
+    ("Softmax", "softmax"),
+    ("LogSoftmax", "log_softmax"),
+    ("Hardmax", "hardmax"),
+):
+    imports(_onnx_name)(partial(_softmax_like, _op))
