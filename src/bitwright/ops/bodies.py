@@ -139,7 +139,10 @@ def either(what: str, one: ValueType, other: ValueType) -> ValueType:
 
 
 def lasting_sizes(
-    body: Graph, operands: Sequence[ValueType | None], carried: Sequence[tuple[int, int]]
+    body: Graph,
+    operands: Sequence[ValueType | None],
+    carried: Sequence[tuple[int, int]],
+    hidden: frozenset[str],
 ) -> dict[str, Size]:
     """Outer sizes of the body's input symbols that hold in every iteration.
 
@@ -152,7 +155,6 @@ def lasting_sizes(
     fixed = [i for i in range(len(declared)) if i not in changing]
     constant = bind_sizes((declared[i] for i in fixed), (operands[i] for i in fixed))
     sizes = {**bind_sizes(declared, operands), **constant}
-    hidden = hidden_symbols(body)
     while True:
         dropped = {
             symbol.name
@@ -185,12 +187,16 @@ def _axes(
 
 
 def carried_type(
-    body: Graph, operands: Sequence[ValueType | None], given: int, made: int, sizes: Sizes
+    body: Graph,
+    operands: Sequence[ValueType | None],
+    given: int,
+    made: int,
+    sizes: Sizes,
+    hidden: frozenset[str],
 ) -> ValueType:
     """The type of a carried value when the iterations, if any, are over."""
     first, (name, value) = operands[given], body.outputs[made]
     assert first is not None
-    hidden = hidden_symbols(body)
     last = either(f"carried value {name!r}", first, outer_type(value.type, sizes, hidden))
     axes = _axes(body, operands, given, made)
     if isinstance(last, HostType) or not axes:

@@ -89,9 +89,9 @@ def _iterated(
     body: Graph, given: Sequence[ValueType], carried: Sequence[tuple[int, int]], first_row: int
 ) -> tuple[list[ValueType], list[TensorType]]:
     """The final types of what is carried, and the type of one row of each stacked result."""
-    sizes = lasting_sizes(body, given, carried)
-    finals = [carried_type(body, given, i, made, sizes) for i, made in carried]
     hidden = hidden_symbols(body)
+    sizes = lasting_sizes(body, given, carried, hidden)
+    finals = [carried_type(body, given, i, made, sizes, hidden) for i, made in carried]
     rows = []
     for name, value in body.outputs[first_row:]:
         row = outer_type(value.type, sizes, hidden)
