@@ -49,8 +49,8 @@ _CLOSE = 1e-6  # scales are 32-bit numbers: 0.7 times 10 is meant to be 7
 def scaled_size(size: Size, scale: float) -> Size:
     """floor(size * scale), the size an axis has after scaling; UNKNOWN for an odd symbolic one."""
     if isinstance(size, Dim):
-        ratio = Fraction(scale).limit_denominator(4096)
-        close = math.isclose(ratio, scale, rel_tol=_CLOSE)
+        ratio = Fraction(scale).limit_denominator(1000)
+        close = np.float32(ratio) == np.float32(scale)
         return size * ratio.numerator // ratio.denominator if close else UNKNOWN
     exact = size * scale
     whole = round(exact)
