@@ -1,5 +1,7 @@
 """Products, convolutions and transforms against PyTorch and numpy, and at their edges."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -331,6 +333,23 @@ def test_deform_conv_interpolates_and_sees_zeros_outside():
     assert_close(evaluate("deform_conv", x, w, offset), expected)
     halved = evaluate("deform_conv", x, w, offset, None, np.full((1, 1, 3, 3), 0.5))
     assert_close(halved, expected / 2)
+
+
+def test_deform_conv_keeps_infinities_outside_its_windows():
+    x = np.array([[[math.inf, 1, 2]]])
+    offset = np.full((1, 1, 3), -0.5)
+    y = evaluate("deform_conv", x, np.ones((1, 1, 1)), offset)
+    assert y.tolist() == [[[math.inf, math.inf, 1.5]]]
+
+
+def test_sizes_left_open_are_checked_when_run():
+    b = Builder("open")
+    x, bias = b.input("x", "f64[1, 2, 5]"), b.input("bias", "f64[m]")
+    w = b.input("w", "f64[3, 2, 3]")
+    graph = b.build(b.conv(x, w, bias))
+    feeds = {"x": f64(1, 2, 5), "w": f64(3, 2, 3), "bias": f64(1)}
+    with pytest.raises(RunError, match="bias has the wrong shape"):
+        run(graph, feeds)
 
 
 # linear algebra and transforms

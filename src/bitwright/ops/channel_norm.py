@@ -65,7 +65,7 @@ def _group_norm(
 
 def _affine_channels(y: Array, scale: Array | None, bias: Array | None) -> Array:
     if scale is not None:
-        y = y * per_channel(scale, y.ndim)
+        y = y * per_channel("scale", scale, y)
     return add_channel_bias(y, bias)
 
 
@@ -96,9 +96,9 @@ def _infer_batch_norm(
 
 
 def _batch_norm(x: Array, scale: Array, bias: Array, mean: Array, var: Array, eps: float) -> Array:
-    factor = wide(scale) / np.sqrt(wide(var) + eps)
-    centred = wide(x) - per_channel(mean, x.ndim)
-    return add_channel_bias(centred * per_channel(factor, x.ndim), bias)
+    centred = wide(x) - per_channel("mean", mean, x)
+    y = centred / np.sqrt(per_channel("var", var, x) + eps)
+    return _affine_channels(y, scale, bias)
 
 
 def _infer_lrn(x: TensorType, size: int, alpha: float, beta: float, bias: float) -> TensorType:

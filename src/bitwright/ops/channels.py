@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bitwright.errors import InferenceError
 from bitwright.ir.dim import Size
+from bitwright.ops.gather import check_shape
 from bitwright.ops.numeric import wide
 from bitwright.ops.opdef import Array
 
@@ -17,10 +18,11 @@ def require_groups(what: str, channels: Size, groups: int) -> None:
         )
 
 
-def per_channel(values: Array, rank: int) -> Array:
-    """One value a channel, so that it broadcasts to a tensor of this rank."""
-    return wide(values).reshape(-1, *(1,) * (rank - 2))
+def per_channel(what: str, values: Array, x: Array) -> Array:
+    """One value for each channel of x, shaped to broadcast to x."""
+    check_shape(what, values.shape, x.shape[1:2] or (1,))
+    return wide(values).reshape(-1, *(1,) * (x.ndim - 2))
 
 
 def add_channel_bias(y: Array, bias: Array | None) -> Array:
-    return y if bias is None else y + per_channel(bias, y.ndim)
+    return y if bias is None else y + per_channel("bias", bias, y)

@@ -82,14 +82,15 @@ def interpolate(x: Array, places: Array) -> Array:
     result = np.zeros((len(x), *places.shape[1:]))
     for corner in itertools.product((0, 1), repeat=len(sizes)):
         weight = np.ones(places.shape[1:])
+        inside = np.ones(places.shape[1:], bool)
         index = []
         for axis, (step, size) in enumerate(zip(corner, sizes, strict=True)):
             cell = base[axis] + step
             weight = weight * (fraction[axis] if step else 1 - fraction[axis])
-            weight = np.where((cell >= 0) & (cell < size), weight, 0.0)
+            inside &= (cell >= 0) & (cell < size)
             index.append(np.clip(np.nan_to_num(cell), 0, max(size - 1, 0)).astype(np.int64))
         if 0 not in sizes:
-            result += weight * x[(slice(None), *index)]
+            result += np.where(inside, weight * x[(slice(None), *index)], 0)
     return result
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from bitwright.errors import InferenceError
 from bitwright.ir.types import TensorType
+from bitwright.ops.gather import check_shape
 from bitwright.ops.inference import is_float, require_dtype, require_rank, require_size
 from bitwright.ops.matmul import (
     add_bias,
@@ -57,13 +58,14 @@ def _require_codes(
 def dequantize_blocks(q: Array, scale: Array, zero_point: Array | None, block: int) -> Array:
     """(q - zero_point) * scale, where each scale serves `block` codes of the last axis."""
 
-    def spread(parameter: Array) -> Array:
+    def spread(what: str, parameter: Array) -> Array:
+        check_shape(what, parameter.shape, (*q.shape[:-1], -(-q.shape[-1] // block)))
         return np.repeat(wide(parameter).astype(np.float64), block, axis=-1)[..., : q.shape[-1]]
 
     codes = wide(q).astype(np.float64)
     if zero_point is not None:
-        codes = codes - spread(zero_point)
-    return np.asarray(codes * spread(scale))
+        codes = codes - spread("zero_point", zero_point)
+    return np.asarray(codes * spread("scale", scale))
 
 
 def _infer_dequant(

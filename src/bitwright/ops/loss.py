@@ -13,6 +13,7 @@ import numpy as np
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dtype import i32, i64
 from bitwright.ir.types import TensorType
+from bitwright.ops.gather import check_shape
 from bitwright.ops.inference import (
     is_float,
     require_dtype,
@@ -58,6 +59,7 @@ def _reference(
     reduction: str,
     from_log_probs: bool,
 ) -> Array:
+    check_shape("labels", labels.shape, (len(logits), *logits.shape[2:]))
     ignored = np.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
     classes = logits.shape[1]
     outside = ~ignored & ((labels < 0) | (labels >= classes))

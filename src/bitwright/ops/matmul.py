@@ -17,6 +17,7 @@ from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType, dtype, i32, i64
 from bitwright.ir.types import TensorType, broadcast_shapes
+from bitwright.ops.gather import check_shape
 from bitwright.ops.inference import (
     is_float,
     is_number,
@@ -85,7 +86,10 @@ def infer_matmul(x: TensorType, w: TensorType) -> TensorType:
 
 
 def add_bias(y: Array, bias: Array | None) -> Array:
-    return y if bias is None else y + wide(bias)
+    if bias is None:
+        return y
+    check_shape("bias", bias.shape, y.shape[-1:])
+    return np.asarray(y + wide(bias))
 
 
 def require_bias(bias: TensorType | None, element: DType, size: Size) -> None:
@@ -133,6 +137,7 @@ def require_counts(counts: TensorType, experts: Size) -> None:
 
 
 def multiply_grouped(x: Array, w: Array, counts: Array) -> Array:
+    check_shape("counts", counts.shape, w.shape[:1])
     return np.concatenate(
         [multiply(rows, w[expert]) for expert, rows in enumerate(_split_rows(x, counts))]
         or [np.zeros((0, w.shape[2]))]

@@ -21,6 +21,7 @@ from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import dtype, i64
 from bitwright.ir.types import TensorType
+from bitwright.ops.gather import check_shape
 from bitwright.ops.inference import (
     is_float,
     require_dtype,
@@ -154,6 +155,7 @@ def _infer_unpool(x: TensorType, indices: TensorType, shape: Sequence[Size]) -> 
 
 
 def _unpool(x: Array, indices: Array, shape: Sequence[int]) -> Array:
+    check_shape("indices", indices.shape, x.shape)
     result = np.zeros(int(np.prod(shape)), x.dtype)
     outside = (indices < 0) | (indices >= result.size)
     if outside.any():

@@ -16,6 +16,7 @@ import numpy as np
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dtype import i64
 from bitwright.ir.types import TensorType
+from bitwright.ops.gather import check_shape
 from bitwright.ops.inference import (
     is_float,
     require_dtype,
@@ -101,6 +102,7 @@ def _align(
     coordinate_mode: str,
 ) -> Array:
     half_pixel = coordinate_mode == "half_pixel"
+    check_shape("batch_indices", batch_indices.shape, rois.shape[:1])
     _check_images(batch_indices, len(x))
     boxes = wide(rois) * spatial_scale - (0.5 if half_pixel else 0.0)
     result = np.zeros((len(rois), x.shape[1], output_height, output_width))
