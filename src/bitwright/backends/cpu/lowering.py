@@ -1,0 +1,305 @@
+"""From fused graph to schedule: each node is lowered to kernel calls, or to a host step.
+
+A lowering is a function registered for an op (for the anchor of a fused region, or "elementwise"
+for a region without one):
+
+    @lowers("softmax")
+    def lower_softmax(ctx: Lowering, node: Node, region: RegionView) -> None:
+        x = ctx.contiguous(node.inputs[0])                    # or ctx.view(...) if strides are fine
+        y = ctx.output(node.outputs[0])
+        kernel = ctx.kernel("softmax", (lanes, epilogue), lambda m, name: emit_softmax(m, name, …))
+        ctx.call(kernel, node, {"x": x, "y": y}, {"rows": rows, "columns": columns}, writes=("y",))
+
+It raises `NoKernelError(reason)` for what it cannot do; the node then runs in the reference interpreter,
+and the schedule says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.emit import Module, Signature
+from bitwright.errors import CompileError
+from bitwright.ir.dim import Dim, Size
+from bitwright.ir.dtype import DType, dtype, string
+from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.types import TensorType
+from bitwright.lir.buffer import Buffer, Place, View, contiguous
+from bitwright.lir.schedule import HostStep, KernelStep, Schedule, verify_schedule
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+Lower = Callable[["Lowering", Node, "RegionView"], None]
+LOWERINGS: dict[str, Lower] = {}
+# Ops whose result is a view of their operand: no step at all.
+AsView = Callable[["Lowering", Node], tuple[View, ...] | None]
+VIEWS: dict[str, AsView] = {}
+
+
+class NoKernelError(Exception):
+    """Why a kernel does not take a node."""
+
+
+def lowers(*ops: str) -> Callable[[Lower], Lower]:
+    """Register the lowering of ops."""
+
+    def decorate(function: Lower) -> Lower:
+        for op in ops:
+            if op in LOWERINGS:
+                raise CompileError(f"two lowerings are registered for {op!r}")
+            LOWERINGS[op] = function
+        return function
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """A kernel's text and the order of its slots."""
+
+    name: str
+    signature: Signature
+    text: str
+
+
+@dataclass(frozen=True)
+class RegionView:
+    """A fused node, or a plain one, seen the same way.
+
+    `body` holds the anchor and the elementwise nodes around it; `operands` maps its inputs to the
+    values of the outer graph. For a plain node the body is None and `anchor` is the node itself.
+    """
+
+    anchor: Node | None
+    body: Graph | None
+    operands: Mapping[Value, Value]
+
+    def outer(self, value: Value) -> Value:
+        """The outer value of a body's input (any other value of a plain node is itself)."""
+        return self.operands.get(value, value)
+
+
+def region_of(node: Node, anchors: Iterable[str]) -> RegionView:
+    if node.op != "fused":
+        return RegionView(node, None, {})
+    body: Graph = node.attrs["body"]
+    anchor = next((n for n in body.nodes if n.op in anchors), None)
+    inputs = zip(body.inputs, node.operands, strict=True)
+    return RegionView(anchor, body, dict(inputs))
+
+
+class Lowering:
+    """Builds the schedule of one graph for one target."""
+
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self.graph, self.target = graph, target
+        self.schedule = Schedule(graph)
+        self.kernels: dict[str, KernelCode] = {}
+        self._views: dict[Value, View] = {}
+        self._copies: dict[View, View] = {}
+        self._constants: dict[int, View] = {}
+        self._kept: list[Array] = []
+        self._results = {_origin(value): name for name, value in reversed(graph.outputs)}
+
+    # where values lie
+
+    def view(self, value: Value) -> View:
+        """Where a value lies, with any strides."""
+        if value not in self._views and value.is_constant:
+            self._views[value] = self.constant(value.node.attrs["value"], value.name)
+        return self._views[value]
+
+    def contiguous(self, value: Value) -> View:
+        """Where a value lies in row-major order; copied there if it does not yet."""
+        return self.packed(self.view(value), value.name)
+
+    def packed(self, view: View, name: str) -> View:
+        """A view in row-major order, copied once if it is not."""
+        if view.is_contiguous:
+            return view
+        if view not in self._copies:
+            copy = contiguous(self.buffer(f"{name}.packed", view.dtype, view.count), view.shape)
+            self.copy(view, copy, name)
+            self._copies[view] = copy
+        return self._copies[view]
+
+    def copy(self, source: View, target: View, name: str) -> None:
+        """A step that copies elements between views of one shape."""
+        COPY[0](self, source, target, name)
+
+    def output(self, value: Value) -> View:
+        """A new place for a node's result, row-major."""
+        type_ = value.tensor
+        place = Place.OUTPUT if value in self._results else Place.ARENA
+        view = contiguous(self.buffer(value.name, type_.dtype, type_.count, place), type_.shape)
+        self._views[value] = view
+        return view
+
+    def alias(self, value: Value, view: View) -> None:
+        """The value lies in memory that exists already."""
+        self._views[value] = view
+
+    def buffer(
+        self, name: str, element: DType, count: Size, place: Place = Place.ARENA, array: Any = None
+    ) -> Buffer:
+        made = Buffer(name, element, count, place, array=array)
+        self.schedule.buffers.append(made)
+        return made
+
+    def scratch(self, name: str, element: str, count: Size) -> View:
+        """Memory for one step."""
+        return contiguous(self.buffer(name, dtype(element), count), (count,))
+
+    def constant(self, array: Array, name: str) -> View:
+        """An array that the code reads; held 64-byte aligned, once."""
+        if id(array) not in self._constants:
+            self._kept.append(array)  # so that its id stays its own
+            held = aligned(array)
+            made = self.buffer(name, dtype(held.dtype), held.size, Place.CONSTANT, held)
+            self._constants[id(array)] = contiguous(made, held.shape)
+        return self._constants[id(array)]
+
+    # kernels and steps
+
+    def kernel(
+        self, family: str, key: object, emit: Callable[[Module, str], Signature]
+    ) -> KernelCode:
+        """The kernel of this family for this key; emitted the first time it is asked for.
+
+        `key` (anything with an exact repr) must hold all that shapes the code.
+        """
+        digest = hashlib.blake2b(repr((family, key)).encode(), digest_size=8).hexdigest()
+        name = f"{family}_{digest}"
+        if name not in self.kernels:
+            module = Module(self.target, name)
+            signature = emit(module, name)
+            self.kernels[name] = KernelCode(name, signature, module.text())
+        return self.kernels[name]
+
+    def call(
+        self,
+        kernel: KernelCode,
+        node: Node,
+        pointers: Mapping[str, View],
+        sizes: Mapping[str, Size],
+        *,
+        writes: Iterable[str] = ("y",),
+        why: str = "",
+    ) -> None:
+        """Append a kernel call; every slot of the kernel is given."""
+        slots = {slot.name for slot in kernel.signature.slots}
+        if slots != {*pointers, *sizes}:
+            raise CompileError(
+                f"kernel {kernel.name} is called with other slots than it has",
+                expected=sorted(slots),
+                found=sorted({*pointers, *sizes}),
+            )
+        written = tuple(pointers[name].buffer for name in writes)
+        read = tuple(view.buffer for name, view in pointers.items() if name not in writes)
+        self.schedule.steps.append(
+            KernelStep(kernel.name, node.name, dict(pointers), dict(sizes), read, written, why)
+        )
+
+    # the walk
+
+    def run(self, anchors: Iterable[str]) -> Schedule:
+        for value in (*self.graph.inputs, *self.graph.states):
+            self._enter(value)
+        for node in self.graph.nodes:
+            if not node.is_boundary:
+                self._lower(node, anchors)
+        for name, value in self.graph.outputs:
+            self.schedule.outputs[name] = self._result(name, value)
+        for state, value in self.graph.updates:
+            source, target = self.view(value), self.view(state)
+            if source.buffer is not target.buffer:
+                self.copy(source, target, state.name)
+            self.schedule.updates[state.name] = target
+        return verify_schedule(self.schedule)
+
+    def _enter(self, value: Value) -> None:
+        if not isinstance(value.type, TensorType) or value.dtype == string:
+            return  # only host steps read it
+        place = Place.INPUT if value.node.op == "input" else Place.STATE
+        buffer = self.buffer(value.name, value.dtype, value.tensor.count, place)
+        self._views[value] = contiguous(buffer, value.shape)
+
+    def _lower(self, node: Node, anchors: Iterable[str]) -> None:
+        if node.op in VIEWS and (views := VIEWS[node.op](self, node)) is not None:
+            for value, view in zip(node.outputs, views, strict=True):
+                self.alias(value, view)
+            return
+        region = region_of(node, anchors)
+        op = region.anchor.op if region.anchor is not None else "elementwise"
+        lower = LOWERINGS.get(op)
+        before = len(self.schedule.steps), len(self.schedule.buffers)
+        try:
+            if lower is None:
+                raise NoKernelError(f"there is no kernel for {op}")
+            lower(self, node, region)
+        except NoKernelError as reason:
+            del self.schedule.steps[before[0] :], self.schedule.buffers[before[1] :]
+            self._copies = {
+                k: v for k, v in self._copies.items() if v.buffer in self.schedule.buffers
+            }
+            self._host(node, str(reason))
+
+    def _host(self, node: Node, reason: str) -> None:
+        inputs = tuple(self._views.get(v) or self._host_view(v) for v in node.inputs)
+        outputs = tuple(
+            self.output(v) if isinstance(v.type, TensorType) and v.dtype != string else None
+            for v in node.outputs
+        )
+        self.schedule.steps.append(HostStep(node, inputs, outputs, reason))
+
+    def _host_view(self, value: Value | None) -> View | None:
+        if value is None or not isinstance(value.type, TensorType) or value.dtype == string:
+            return None
+        return self.view(value)
+
+    def _result(self, name: str, value: Value) -> View:
+        """An output must be a buffer of its own, in row-major order."""
+        view = self.view(value)
+        taken = any(view.buffer is other.buffer for other in self.schedule.outputs.values())
+        whole = view.is_contiguous and view.offset == 0 and view.count == view.buffer.count
+        if view.buffer.place is Place.OUTPUT and whole and not taken:
+            return view
+        target = contiguous(self.buffer(name, view.dtype, view.count, Place.OUTPUT), view.shape)
+        self.copy(view, target, name)
+        return target
+
+
+# The copy kernel registers itself here, so that it can use this module.
+COPY: list[Callable[[Lowering, View, View, str], None]] = []
+
+
+def _origin(value: Value) -> Value:
+    """The value whose memory an output shares: what a chain of reshapes starts from."""
+    while value.node.op in ("reshape", "identity") and len(value.node.inputs) == 1:
+        source = value.node.inputs[0]
+        if source is None or source.node.is_boundary:
+            break
+        value = source
+    return value
+
+
+def aligned(array: Array) -> Array:
+    """The array in row-major order at a 64-byte boundary."""
+    array = np.ascontiguousarray(array)
+    if array.ctypes.data % 64 == 0:
+        return array
+    room = np.empty(array.nbytes + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    held = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    held[...] = array
+    return held
+
+
+def has_known(sizes: Iterable[Size]) -> bool:
+    """Whether all sizes are plain numbers."""
+    return not any(isinstance(size, Dim) for size in sizes)

@@ -1,0 +1,1 @@
+"""The last stage before code: ordered kernel calls over buffers, and where the buffers lie."""

@@ -1,0 +1,104 @@
+"""The schedule: kernel calls and host steps in order, as text and verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from bitwright.errors import GraphError
+from bitwright.ir.dim import Size
+from bitwright.ir.graph import Graph, Node
+from bitwright.lir.buffer import Buffer, Place, View
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """One kernel call: what its slots hold, what it reads and writes."""
+
+    kernel: str
+    node: str
+    pointers: Mapping[str, View]
+    sizes: Mapping[str, Size]
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+    why: str = ""
+    """Why this kernel was chosen."""
+
+    def __str__(self) -> str:
+        slots = ", ".join(f"{name}={view}" for name, view in self.pointers.items())
+        sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        why = f"  ## {self.why}" if self.why else ""
+        return f"{self.kernel}({slots}) {{{sizes}}} for %{self.node}{why}"
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """A node that the reference interpreter computes, and the reason."""
+
+    op: Node
+    inputs: tuple[View | None, ...]
+    outputs: tuple[View | None, ...]
+    why: str
+
+    @property
+    def node(self) -> str:
+        return self.op.name
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        return tuple(view.buffer for view in self.inputs if view is not None)
+
+    @property
+    def writes(self) -> tuple[Buffer, ...]:
+        return tuple(view.buffer for view in self.outputs if view is not None)
+
+    def __str__(self) -> str:
+        inputs = ", ".join(map(str, self.inputs))
+        return f"host {self.op.op}({inputs}) for %{self.node}  ## {self.why}"
+
+
+Step = KernelStep | HostStep
+
+
+@dataclass
+class Schedule:
+    graph: Graph
+    buffers: list[Buffer] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    outputs: dict[str, View] = field(default_factory=dict)
+    updates: dict[str, View] = field(default_factory=dict)
+
+    @property
+    def host_steps(self) -> Iterator[HostStep]:
+        return (step for step in self.steps if isinstance(step, HostStep))
+
+    def __str__(self) -> str:
+        lines = [f"schedule @{self.graph.name} {{"]
+        lines += [f"  {buffer}" for buffer in self.buffers if buffer.place is not Place.CONSTANT]
+        lines += [f"  {number:3} {step}" for number, step in enumerate(self.steps)]
+        lines += [f"  return {name} = {view}" for name, view in self.outputs.items()]
+        lines += [f"  update {name} = {view}" for name, view in self.updates.items()]
+        return "\n".join([*lines, "}"])
+
+
+def verify_schedule(schedule: Schedule) -> Schedule:
+    """Every step's inputs are ready, every buffer is written before it is read, once."""
+    ready = {b for b in schedule.buffers if b.place not in (Place.ARENA, Place.OUTPUT)}
+    known = set(schedule.buffers)
+    for number, step in enumerate(schedule.steps):
+        where = f"schedule {schedule.graph.name!r}, step {number} for %{step.node}"
+        for buffer in step.reads:
+            if buffer not in ready and buffer not in step.writes:
+                raise GraphError(f"reads {buffer.name} before it is written", where=where)
+        for buffer in step.writes:
+            if buffer not in known:
+                raise GraphError(
+                    f"writes {buffer.name}, which the schedule does not own", where=where
+                )
+            if buffer.place in (Place.INPUT, Place.CONSTANT):
+                raise GraphError(f"writes {buffer.name}, which is read only", where=where)
+            ready.add(buffer)
+    for name, view in (*schedule.outputs.items(), *schedule.updates.items()):
+        if view.buffer not in ready:
+            raise GraphError(f"result {name!r} is never written", where=schedule.graph.name)
+    return schedule
