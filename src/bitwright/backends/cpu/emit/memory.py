@@ -1,0 +1,201 @@
+"""Loads and stores: plain, masked, gathered, atomic; addresses and scratch memory.
+
+    x = f.load(f32x16, p, i)                     # element i of p, as 16 floats
+    f.store(y, p, i, mask=f.mask(left, 16))      # only the lanes below `left` are written
+
+An index counts elements of the type's scalar. Without `align`, only the scalar's own alignment is
+assumed, which costs nothing on current machines when the address is aligned in fact.
+"""
+
+from __future__ import annotations
+
+from bitwright.backends.cpu.emit.core import Core, Operand, Value
+from bitwright.backends.cpu.emit.types import Type, bf16, f16, i1, i8, i16, i32, ptr
+from bitwright.errors import CompileError
+
+
+class Memory(Core):
+    # addresses
+
+    def offset(self, pointer: Value, count: Operand) -> Value:
+        """The pointer moved by `count` bytes."""
+        return self.gep(i8, pointer, count)
+
+    def gep(self, type_: Type, pointer: Value, index: Operand) -> Value:
+        """The address of element `index` of an array of the type's scalar."""
+        if not isinstance(index, Value) and index == 0:
+            return pointer
+        index = self.index(index)
+        return self.emit(
+            ptr,
+            f"getelementptr inbounds {type_.scalar.text}, ptr {pointer.text}, i64 {index.text}",
+        )
+
+    def scratch(self, type_: Type, count: int, align: int = 64) -> Value:
+        """Memory of the calling thread's stack that lasts as long as the kernel (keep it small)."""
+        return self.emit_prologue(ptr, f"alloca [{count} x {type_.text}], align {align}")
+
+    # plain and masked
+
+    def load(
+        self,
+        type_: Type,
+        pointer: Value,
+        index: Operand = 0,
+        *,
+        mask: Value | None = None,
+        default: Operand = 0,
+        align: int = 0,
+        invariant: bool = False,
+    ) -> Value:
+        """Read a scalar or vector.
+
+        Lanes outside `mask` are not touched in memory and read as `default`. `invariant` promises
+        that nothing writes this memory while the kernel runs, so the load may move freely.
+        """
+        address = self.gep(type_, pointer, index)
+        if mask is not None:
+            return self._masked_load(type_, address, mask, default, align)
+        tag = f", !invariant.load {self.module.empty_metadata}" if invariant else ""
+        return self.emit(
+            type_,
+            f"load {type_.text}, ptr {address.text}, align {align or type_.bytes}{tag}",
+        )
+
+    def store(
+        self,
+        value: Value,
+        pointer: Value,
+        index: Operand = 0,
+        *,
+        mask: Value | None = None,
+        align: int = 0,
+        stream: bool = False,
+    ) -> None:
+        """Write a scalar or vector; lanes outside `mask` are left as they are.
+
+        `stream` writes past the caches: for large results that nobody reads soon, `align` then
+        being the vector's size.
+        """
+        address = self.gep(value.type, pointer, index)
+        if mask is not None:
+            self._masked_store(value, address, mask, align)
+            return
+        tag = f", !nontemporal {self.module.one_metadata}" if stream else ""
+        self.emit_void(
+            f"store {value.type.text} {value.text}, ptr {address.text}, "
+            f"align {align or value.type.bytes}{tag}"
+        )
+
+    def _masked_load(
+        self, type_: Type, address: Value, mask: Value, default: Operand, align: int
+    ) -> Value:
+        if type_.lanes == 1:
+            with self.if_(mask, carry=(self.as_value(default, type_),)) as branch:
+                branch.next(self.load(type_, address, align=align))
+            return branch.results[0]
+        if type_.scalar in (f16, bf16):
+            whole = self.as_value(default, type_)
+            bits = self._masked_load(
+                type_.of(i16), address, mask, self.bitcast(whole, type_.of(i16)), align
+            )
+            return self.bitcast(bits, type_)
+        return self.emit(
+            type_,
+            self._call_masked(
+                "load",
+                type_,
+                type_.text,
+                f"ptr align {align or type_.bytes} {address.text}",
+                f"{mask.type.text} {mask.text}",
+                f"{type_.text} {self.as_value(default, type_).text}",
+            ),
+        )
+
+    def _masked_store(self, value: Value, address: Value, mask: Value, align: int) -> None:
+        type_ = value.type
+        if type_.lanes == 1:
+            with self.if_(mask):
+                self.store(value, address, align=align)
+            return
+        if type_.scalar in (f16, bf16):
+            self._masked_store(self.bitcast(value, type_.of(i16)), address, mask, align)
+            return
+        self.emit_void(
+            self._call_masked(
+                "store",
+                type_,
+                "void",
+                f"{type_.text} {value.text}",
+                f"ptr align {align or type_.bytes} {address.text}",
+                f"{mask.type.text} {mask.text}",
+            )
+        )
+
+    def _call_masked(self, kind: str, type_: Type, result: str, *operands: str) -> str:
+        name = f"llvm.masked.{kind}.{type_.mangled}.p0"
+        types = ", ".join(_type_of(operand) for operand in operands)
+        self.module.declare(name, f"declare {result} @{name}({types})")
+        return f"call {result} @{name}({', '.join(operands)})"
+
+    def gather(
+        self,
+        type_: Type,
+        pointer: Value,
+        indices: Value,
+        *,
+        mask: Value | None = None,
+        default: Operand = 0,
+    ) -> Value:
+        """One scalar from each of the indices (a vector of i32 or i64, counted in elements)."""
+        if type_.lanes == 1:
+            wide = self.convert(indices, indices.type.of(self.index(0).type))
+            return self.load(type_, pointer, wide, mask=mask, default=default)
+        lanes = type_.lanes
+        addresses = self.emit(
+            ptr.vector(lanes),
+            f"getelementptr inbounds {type_.scalar.text}, ptr {pointer.text}, "
+            f"{indices.type.text} {indices.text}",
+        )
+        mask = mask if mask is not None else self.const(i1.vector(lanes), 1)
+        name = f"llvm.masked.gather.{type_.mangled}.v{lanes}p0"
+        types = f"<{lanes} x ptr>, {mask.type.text}, {type_.text}"
+        self.module.declare(name, f"declare {type_.text} @{name}({types})")
+        return self.emit(
+            type_,
+            f"call {type_.text} @{name}(<{lanes} x ptr> align {type_.bytes} {addresses.text}, "
+            f"{mask.type.text} {mask.text}, {type_.text} {self.as_value(default, type_).text})",
+        )
+
+    def prefetch(self, pointer: Value, write: bool = False, locality: int = 3) -> None:
+        """Ask for a cache line soon; any address is allowed. Locality 3 is L1, 2 is L2, 0 streams."""
+        if not 0 <= locality <= 3:
+            raise CompileError("no such locality", expected="0 to 3", found=locality)
+        operands = (self.const(i32, number) for number in (int(write), locality, 1))
+        self.intrinsic_void("llvm.prefetch.p0", pointer, *operands)
+
+    # atomic, for the runtime
+
+    def atomic_load(self, type_: Type, pointer: Value, order: str = "acquire") -> Value:
+        return self.emit(
+            type_, f"load atomic {type_.text}, ptr {pointer.text} {order}, align {type_.bytes}"
+        )
+
+    def atomic_store(self, value: Value, pointer: Value, order: str = "release") -> None:
+        type_ = value.type
+        self.emit_void(
+            f"store atomic {type_.text} {value.text}, ptr {pointer.text} {order}, "
+            f"align {type_.bytes}"
+        )
+
+    def atomic_add(self, pointer: Value, value: Value, order: str = "seq_cst") -> Value:
+        """Add in memory; what was there before."""
+        return self.emit(
+            value.type,
+            f"atomicrmw add ptr {pointer.text}, {value.type.text} {value.text} {order}",
+        )
+
+
+def _type_of(operand: str) -> str:
+    """The type at the start of an operand's text, which is a vector or a single word."""
+    return operand[: operand.index(">") + 1] if operand[0] == "<" else operand.split(" ", 1)[0]

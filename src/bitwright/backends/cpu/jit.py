@@ -1,0 +1,124 @@
+"""From text to machine code: LLVM makes object bytes, which are cached, loaded and called.
+
+    library = load(module.text(), target)         # from the cache, or compiled and put there
+    address = library.address("kernel")
+
+`compilations()` counts the times LLVM really ran. Kernels are vectorized and unrolled by hand, so
+LLVM's own loop and SLP vectorizers and its unroller stay off: they cost most of the compile time
+and undo register tiles.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from functools import cache
+
+import llvmlite.binding as llvm
+
+from bitwright.backends.cpu.cache import ObjectCache, default_cache
+from bitwright.errors import CompileError
+from bitwright.target import Target
+
+_lock = threading.RLock()
+_count = 0
+
+
+def compilations() -> int:
+    """How often this process has run LLVM's code generator."""
+    return _count
+
+
+@cache
+def _initialize() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+def _machine(target: Target, optimize: int = 2) -> llvm.TargetMachine:
+    _initialize()
+    triple = target.triple
+    if "windows" in triple:
+        triple += "-elf"  # the loader reads ELF on every system
+    try:
+        return llvm.Target.from_triple(triple).create_target_machine(
+            cpu=target.cpu,
+            features=target.llvm_features,
+            opt=optimize,
+            reloc="pic",
+            codemodel="small",
+            abiname=target.abi,
+        )
+    except RuntimeError as error:
+        raise CompileError(f"LLVM does not know this target: {error}", found=target) from None
+
+
+def _optimized(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+    try:
+        module = llvm.parse_assembly(text)
+        module.triple = machine.triple
+        module.data_layout = str(machine.target_data)
+        module.verify()
+    except RuntimeError as error:
+        raise CompileError(
+            f"LLVM refuses the emitted code: {error}",
+            hint="This is a fault of bitwright; please report it with the model.",
+        ) from None
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    options.loop_interleaving = False
+    options.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def compile_object(text: str, target: Target) -> bytes:
+    """Object code for the target, made now."""
+    global _count  # noqa: PLW0603
+    with _lock:
+        machine = _machine(target)
+        code = machine.emit_object(_optimized(text, machine))
+        _count += 1
+    return code
+
+
+def assembly(text: str, target: Target) -> str:
+    """What the compiled code looks like, for tests and for people."""
+    with _lock:
+        machine = _machine(target)
+        return machine.emit_assembly(_optimized(text, machine))
+
+
+class Library:
+    """Machine code in memory; it stays there as long as this object lives."""
+
+    def __init__(self, objects: Iterable[bytes], target: Target) -> None:
+        if not target.runs_here():
+            raise CompileError(f"code for {target} does not run on this machine")
+        with _lock:
+            empty = llvm.parse_assembly("")
+            self._engine = llvm.create_mcjit_compiler(empty, _machine(target))
+            for code in objects:
+                self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """Where a function starts."""
+        with _lock:
+            found = int(self._engine.get_function_address(name))
+        if not found:
+            raise CompileError(f"the library has no function {name!r}")
+        return found
+
+
+def load(text: str, target: Target, store: ObjectCache | None = None) -> Library:
+    """The module ready to call: from the cache where it is there, else compiled."""
+    return load_all([text], target, store)
+
+
+def load_all(texts: Iterable[str], target: Target, store: ObjectCache | None = None) -> Library:
+    """Several modules as one library; function names are unique across them."""
+    store = store or default_cache()
+    return Library([store.get(text, target, compile_object) for text in texts], target)

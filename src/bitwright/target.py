@@ -1,0 +1,156 @@
+"""Facts about a machine that code is made for. No code is generated here.
+
+    host()            the machine this process runs on
+    named("avx2")     a fixed target: avx512vnni, avx512, avx2, sse2, aarch64, riscv64, wasm32, generic
+
+Feature names are LLVM's. `features` is what a kernel may ask for with `has`; `llvm_features` is the
+string the target machine gets, so that nothing outside the set is ever generated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from bitwright import system
+from bitwright.errors import CompileError
+
+
+@dataclass(frozen=True)
+class Target:
+    name: str
+    triple: str
+    cpu: str
+    features: frozenset[str]
+    vector_bytes: int
+    """The widest registers that pay on this machine."""
+    vector_registers: int
+    cores: int
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    llvm_features: str
+    abi: str = ""
+    """The calling convention's name, for architectures that have several."""
+
+    @property
+    def architecture(self) -> str:
+        return _architecture(self.triple)
+
+    @property
+    def is_x86(self) -> bool:
+        return self.architecture == "x86_64"
+
+    @property
+    def has_fma(self) -> bool:
+        """Whether a fused multiply-add is one instruction."""
+        return bool(self.features & {"fma", "neon", "f"})
+
+    def has(self, *features: str) -> bool:
+        return self.features.issuperset(features)
+
+    def lanes(self, bits: int) -> int:
+        """Elements of this width in one vector register."""
+        return max(1, self.vector_bytes * 8 // bits)
+
+    def runs_here(self) -> bool:
+        """Whether this process can execute code made for the target."""
+        machine = host()
+        return self.architecture == machine.architecture and self.features <= machine.features
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _architecture(triple: str) -> str:
+    name = triple.split("-", 1)[0]
+    return "aarch64" if name == "arm64" else name
+
+
+_X86_LEVELS = (
+    ("sse", "sse2", "cmov", "cx8", "fxsr"),
+    ("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16", "sahf"),
+    ("avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe"),
+    ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    ("avx512vnni",),
+)
+
+
+def _x86(levels: int) -> frozenset[str]:
+    return frozenset(feature for level in _X86_LEVELS[:levels] for feature in level)
+
+
+_LINUX = "unknown-linux-gnu"
+_RISCV = frozenset(("64bit", "m", "a", "f", "d", "c"))
+# name: (triple, features)
+_NAMED = {
+    "avx512vnni": (f"x86_64-{_LINUX}", _x86(5)),
+    "avx512": (f"x86_64-{_LINUX}", _x86(4)),
+    "avx2": (f"x86_64-{_LINUX}", _x86(3)),
+    "sse2": (f"x86_64-{_LINUX}", _x86(1)),
+    "aarch64": (f"aarch64-{_LINUX}", frozenset(("neon", "fp-armv8", "dotprod", "fullfp16"))),
+    "riscv64": (f"riscv64-{_LINUX}", _RISCV | {"v"}),
+    "wasm32": ("wasm32-unknown-unknown", frozenset(("simd128",))),
+}
+NAMES = (*_NAMED, "generic")
+_BASE = {"x86_64": _x86(1), "aarch64": frozenset(("neon", "fp-armv8")), "riscv64": _RISCV}
+_CPU = {"x86_64": "x86-64", "riscv64": "generic-rv64"}
+
+
+def _make(
+    name: str, triple: str, features: frozenset[str], cpu: str = "", llvm_features: str = ""
+) -> Target:
+    architecture = _architecture(triple)
+    vector_bytes, registers = _vectors(architecture, features)
+    native = name == "host" or architecture == host().architecture
+    caches = system.caches() if native else system.Caches()
+    return Target(
+        name,
+        triple,
+        cpu or _CPU.get(architecture, "generic"),
+        features,
+        vector_bytes,
+        registers,
+        system.cores() if native else 1,
+        caches.l1,
+        caches.l2,
+        caches.l3,
+        llvm_features or ",".join(f"+{feature}" for feature in sorted(features)),
+        "lp64d" if architecture == "riscv64" else "",
+    )
+
+
+def _vectors(architecture: str, features: frozenset[str]) -> tuple[int, int]:
+    """Bytes and number of vector registers."""
+    if architecture == "x86_64":
+        if "avx512f" in features:
+            return 64, 32
+        return (32, 16) if "avx2" in features else (16, 16)
+    return 16, 32 if features & {"neon", "v"} else 16
+
+
+@cache
+def named(name: str) -> Target:
+    """A target by name; `host` is this machine, `generic` the least of its architecture."""
+    if name == "host":
+        return host()
+    if name == "generic":
+        return _make(name, host().triple, _BASE.get(host().architecture, frozenset()))
+    if name not in _NAMED:
+        raise CompileError(f"no target is named {name!r}", expected=", ".join(("host", *NAMES)))
+    triple, features = _NAMED[name]
+    if _architecture(triple) == host().architecture:
+        triple = host().triple  # the same instructions, under this system's conventions
+    return _make(name, triple, features)
+
+
+@cache
+def host() -> Target:
+    """The machine this process runs on."""
+    import llvmlite.binding as llvm  # loading LLVM takes 80 ms: who does not compile does not pay
+
+    found = llvm.get_host_cpu_features()
+    triple = llvm.get_process_triple()
+    present = frozenset(name for name, has in found.items() if has)
+    features = present | _BASE.get(_architecture(triple), frozenset())
+    return _make("host", triple, features, llvm.get_host_cpu_name(), found.flatten())
