@@ -1,7 +1,7 @@
 """Facts about a machine that code is made for. No code is generated here.
 
     host()            the machine this process runs on
-    named("avx2")     a fixed target: avx512vnni, avx512, avx2, sse2, aarch64, riscv64, wasm32, generic
+    named("avx2")     a fixed one: avx512vnni, avx512, avx2, sse2, aarch64, riscv64, wasm32, generic
 
 Feature names are LLVM's. `features` is what a kernel may ask for with `has`; `llvm_features` is the
 string the target machine gets, so that nothing outside the set is ever generated.

@@ -168,7 +168,7 @@ class Memory(Core):
         )
 
     def prefetch(self, pointer: Value, write: bool = False, locality: int = 3) -> None:
-        """Ask for a cache line soon; any address is allowed. Locality 3 is L1, 2 is L2, 0 streams."""
+        """Ask for a cache line soon, at any address; locality 3 is L1, 2 is L2, 0 streams."""
         if not 0 <= locality <= 3:
             raise CompileError("no such locality", expected="0 to 3", found=locality)
         operands = (self.const(i32, number) for number in (int(write), locality, 1))

@@ -80,7 +80,7 @@ class Vectors(Arithmetic):
     # masks
 
     def mask(self, count: Value, lanes: int, bits: int = 32) -> Value:
-        """True in the first `count` lanes (none below 0, all beyond); `bits` is the data's width."""
+        """True in the first `count` lanes, none below 0; `bits` is the width of the data."""
         if lanes == 1:
             return self.gt(count, 0)
         inside = self.min(self.max(count, 0), lanes)

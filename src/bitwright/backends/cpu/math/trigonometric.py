@@ -93,7 +93,7 @@ def _wave(f: Function, x: Value, ahead: int) -> Value:
 
 
 def _both(f: Function, r: Value, tail: Value) -> tuple[Value, Value]:
-    """sin and cos of r + tail near 0; sin(r + t) = sin r + t cos r, cos(r + t) = cos r - t sin r."""
+    """sin r + t cos r and cos r - t sin r: sine and cosine of r + t, t being far below r."""
     form = format_of(r)
     square = f.mul(r, r)
     sine = f.fma(f.mul(square, r), horner(f, square, _SIN[form]), tail)
