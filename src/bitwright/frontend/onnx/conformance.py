@@ -9,7 +9,7 @@ rtol 1e-3 and atol 1e-7 (bfloat16: two units in the last place), as in ONNX's ow
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,11 @@ from bitwright.ops.interpret import run
 
 RTOL, ATOL = 1e-3, 1e-7
 FOLDERS = ("simple", "pytorch-converted", "pytorch-operator")
-PASS, WRONG, REFUSED = "pass", "wrong", "refused"
+PASS, WRONG, REFUSED, RANDOM = "pass", "wrong", "refused", "random"
+"""A random case has the right types and shapes; its values are new in every run."""
+RANDOM_OPS = frozenset({"random_uniform", "random_normal"})
 DataSet = tuple[list[Any], list[Any]]
+Prepare = Callable[[Graph], Callable[[list[Any]], list[Any]]]
 
 
 @dataclass(frozen=True)
@@ -108,14 +111,23 @@ def plain(value: Any) -> Any:
     return value
 
 
-def run_all(cases: Iterable[Case] | None = None) -> Iterator[Result]:
+def interpreted(graph: Graph) -> Callable[[list[Any]], list[Any]]:
+    """Runs a graph by reference, with inputs in its order."""
+    names = [value.name for value in graph.inputs]
+    return lambda inputs: list(run(graph, dict(zip(names, inputs, strict=True))).values())
+
+
+def run_all(
+    cases: Iterable[Case] | None = None, prepare: Prepare = interpreted
+) -> Iterator[Result]:
+    """Every case; `prepare` makes an imported graph into something that runs."""
     if cases is None:
         cases = (*node_cases(), *disk_cases())
     for case in cases:
-        yield run_case(case)
+        yield run_case(case, prepare)
 
 
-def run_case(case: Case) -> Result:
+def run_case(case: Case, prepare: Prepare = interpreted) -> Result:
     ops = tuple(dict.fromkeys(node.op_type for node in case.model.graph.node))
 
     def result(status: str, reason: str = "", host: tuple[str, ...] = ()) -> Result:
@@ -126,22 +138,18 @@ def run_case(case: Case) -> Result:
             warnings.simplefilter("ignore")
             graph = load(case.model)
             host = host_ops(graph)
+            is_random = any(node.op in RANDOM_OPS for _, node in graph.walk())
+            execute = prepare(graph)
             for inputs, expected in case.data:
-                fault = compare(expected, execute(graph, inputs), case)
+                found = execute([plain(x) for x in inputs])
+                fault = compare(expected, found, case, values=not is_random)
                 if fault:
                     return result(WRONG, fault, host)
     except (ImportModelError, RunError) as error:
         return result(REFUSED, str(error))
     except BitwrightError as error:
         return result(REFUSED, f"{type(error).__name__}: {error}")
-    return result(PASS, host=host)
-
-
-def execute(graph: Graph, inputs: list[Any]) -> list[Any]:
-    """Run with inputs in the order of the graph; an optional that is absent is None."""
-    names = [value.name for value in graph.inputs]
-    feeds = dict(zip(names, (plain(x) for x in inputs), strict=True))
-    return list(run(graph, feeds).values())
+    return result(RANDOM if is_random else PASS, host=host)
 
 
 def host_ops(graph: Graph) -> tuple[str, ...]:
@@ -149,21 +157,21 @@ def host_ops(graph: Graph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def compare(expected: list[Any], found: list[Any], case: Case) -> str:
+def compare(expected: list[Any], found: list[Any], case: Case, values: bool = True) -> str:
     """What differs, or an empty string."""
     if len(expected) != len(found):
         return f"{len(found)} outputs instead of {len(expected)}"
     for index, (want, have) in enumerate(zip(expected, found, strict=True)):
-        if fault := _differs(plain(want), have, case):
+        if fault := _differs(plain(want), have, case, values):
             return f"output {index}: {fault}"
     return ""
 
 
-def _differs(want: Any, have: Any, case: Case) -> str:
+def _differs(want: Any, have: Any, case: Case, values: bool) -> str:
     if isinstance(want, list) or isinstance(have, list):
         if not isinstance(have, list) or not isinstance(want, list) or len(want) != len(have):
             return "another kind or length of sequence"
-        faults = (_differs(a, b, case) for a, b in zip(want, have, strict=True))
+        faults = (_differs(a, b, case, values) for a, b in zip(want, have, strict=True))
         return next(filter(None, faults), "")
     if want is None or have is None:
         return "" if want is have else "an optional is there on one side only"
@@ -175,7 +183,7 @@ def _differs(want: Any, have: Any, case: Case) -> str:
         return "" if same else "other strings"
     if want.dtype != have.dtype:
         return f"element type {have.dtype} instead of {want.dtype}"
-    return _numbers_differ(want, have, case)
+    return _numbers_differ(want, have, case) if values else ""
 
 
 def _numbers_differ(want: Any, have: Any, case: Case) -> str:

@@ -80,7 +80,7 @@ def from_schema(node: OnnxNode, inputs: list[Any], scope: Scope) -> FunctionProt
 def _closed(body: bytes, schema: OpSchema, version: int) -> FunctionProto:
     """The function with the defaults of the schema's attributes and an opset of its own."""
     function = FunctionProto.FromString(body)
-    if not function.opset_import:
+    if not any(not normal_domain(entry.domain) for entry in function.opset_import):
         function.opset_import.append(onnx.helper.make_opsetid("", version))
     given = {attribute.name for attribute in function.attribute_proto}
     for name, attribute in schema.attributes.items():

@@ -100,7 +100,8 @@ def _result_types(
     for name in filter(None, proto.output):
         type_ = inferred_type(inferred.get(name), node.where)
         declared = ctx.scope.declared.get(name)
-        if declared is not None and not isinstance(type_, TensorType):
+        is_declared = declared is not None and declared.WhichOneof("value") is not None
+        if is_declared and not isinstance(type_, TensorType):
             type_ = value_type(declared, None, name, node.where)
         found[name] = type_
     return found

@@ -30,7 +30,10 @@ from bitwright.ops.symbolic import SizeEvaluator
 MAX_DEPTH = 24
 MIN_NODE_LIMIT = 200_000
 GROWTH_LIMIT = 50
-_HOST_VALUES_ALLOWED = frozenset({"Identity", "If", "Loop", "Scan"})
+TAKE_HOST_VALUES = frozenset(
+    {"Identity", "If", "Loop", "Scan", "Optional", "OptionalGetElement", "OptionalHasElement"}
+)
+"""Ops whose mappings accept sequences, optionals and tensors of unknown rank."""
 
 
 class Importer:
@@ -152,7 +155,7 @@ class Importer:
         reason = ""
         mapping = all_mappings().get((node.domain, node.op_type))
         host_operand = any(v is not None and isinstance(v.type, HostType) for v in inputs)
-        if mapping and (not host_operand or node.op_type in _HOST_VALUES_ALLOWED):
+        if mapping and (not host_operand or node.op_type in TAKE_HOST_VALUES):
             try:
                 results = mapping(ctx, node, inputs)
                 return [results] if isinstance(results, Value) else list(results)

@@ -156,6 +156,14 @@ def _float_range(ctx: Context, inputs: Inputs, count: int) -> Value:
     return ctx.b.add(ctx.b.mul(steps, delta), start)
 
 
+def counting(ctx: Context, count: Value) -> Value:
+    """0, 1, … up to a scalar, in i64."""
+    sizes = ctx.sizes(count)
+    if sizes is not None:
+        return ctx.b.iota(length=sizes[0], dtype="i64")
+    return ctx.b.range(ctx.const(0), ctx.cast(count, "i64"), ctx.const(1))
+
+
 @imports("NonMaxSuppression")
 def non_max_suppression(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     boxes, scores, *limits = inputs

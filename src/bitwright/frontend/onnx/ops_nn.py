@@ -7,9 +7,12 @@ from typing import Any
 from bitwright.errors import ImportModelError
 from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.node import OnnxNode
+from bitwright.frontend.onnx.ops_index import counting
+from bitwright.frontend.onnx.ops_shape import expand_to
 from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
 from bitwright.frontend.onnx.windows import auto_pad_of, split_padding, window_attrs
-from bitwright.ir import Value
+from bitwright.ir import DType, Value
+from bitwright.ir.dim import product
 
 _GRID_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
@@ -106,31 +109,31 @@ def grid_sample(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 def affine_grid(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     """Coordinates of a regular grid in [-1, 1], moved by one matrix per sample."""
     theta, size = inputs
-    sizes = ctx.sizes(size, theta)
-    if sizes is None:
-        raise UnmappedError(f"the size {size} is computed from data")
-    spatial = sizes[2:]
-    aligned = node.flag("align_corners")
+    rank = theta.shape[1]
+    if not isinstance(rank, int) or size.shape != (rank + 2,):
+        raise UnmappedError(f"the number of axes of {theta} and {size} is not known")
+    spatial = ctx.slice(size, 0, 2, rank + 2)
     axes = []
-    for axis, length in enumerate(spatial):
-        steps = ctx.cast(ctx.b.iota(length=length, dtype="i64"), theta.dtype)
-        total = ctx.cast(ctx.b.sizes(values=(length,), shape=()), theta.dtype)
-        if aligned:
-            last = ctx.b.maximum(ctx.b.sub(total, ctx.like(total, 1)), ctx.like(total, 1))
-            place = ctx.b.sub(ctx.b.div(ctx.b.mul(steps, ctx.like(steps, 2)), last), 1.0)
-        else:
-            doubled = ctx.b.add(ctx.b.mul(steps, ctx.like(steps, 2)), ctx.like(steps, 1))
-            place = ctx.b.sub(ctx.b.div(doubled, total), 1.0)
-        shape = [length if i == axis else 1 for i in range(len(spatial))]
-        axes.append(ctx.b.expand(ctx.reshape(place, shape), shape=tuple(spatial)))
-    ones = ctx.full(1, spatial, theta.dtype)
+    for axis in range(rank):
+        length = ctx.reshape(ctx.slice(spatial, 0, axis, axis + 1), [])
+        place = _places(ctx, length, theta.dtype, node.flag("align_corners"))
+        along = [place.shape[0] if i == axis else 1 for i in range(rank)]
+        axes.append(expand_to(ctx, ctx.reshape(place, along), spatial))
+    ones = expand_to(ctx, ctx.const(1, theta.dtype), spatial)
     columns = [ctx.unsqueeze(x, [-1]) for x in (*reversed(axes), ones)]  # x, y, (z), 1
-    count = 1
-    for length in spatial:
-        count = count * length
-    grid = ctx.reshape(ctx.b.concat(*columns, axis=-1), [count, len(spatial) + 1])
-    moved = ctx.b.matmul(grid, ctx.transpose(theta, 0, 2, 1))
-    return ctx.reshape(moved, [sizes[0], *spatial, len(spatial)])
+    grid = ctx.b.concat(*columns, axis=-1)
+    points = ctx.reshape(grid, [product(grid.shape[:-1]), rank + 1])
+    moved = ctx.b.matmul(points, ctx.transpose(theta, 0, 2, 1))
+    return ctx.reshape(moved, [theta.shape[0], *grid.shape[:-1], rank])
+
+
+def _places(ctx: Context, length: Value, element: DType, aligned: bool) -> Value:
+    """Coordinates in [-1, 1] of an axis' cells: of their centres, or with both ends on cells."""
+    steps, total = ctx.cast(counting(ctx, length), element), ctx.cast(length, element)
+    doubled = ctx.b.mul(steps, 2.0)
+    if aligned:
+        return ctx.b.sub(ctx.b.div(doubled, ctx.b.maximum(ctx.b.sub(total, 1.0), 1.0)), 1.0)
+    return ctx.b.sub(ctx.b.div(ctx.b.add(doubled, 1.0), total), 1.0)
 
 
 @imports("RoiAlign")

@@ -84,11 +84,17 @@ def reshape(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
         return ctx.reshape(x, resolve_reshape(x.shape, node.require("shape"), allowzero))
     sizes = ctx.all_sizes(target)
     if sizes is None:
+        _require_length(target)
         return ctx.b.reshape(x, target, allowzero=allowzero)
     final = resolve_reshape(x.shape, sizes, allowzero)
     if ctx.usable(final, x):
         return ctx.b.reshape(x, shape=final)
     return ctx.refine(ctx.b.reshape(x, target, allowzero=allowzero), final)
+
+
+def _require_length(target: Value) -> None:
+    if target.rank != 1 or not isinstance(target.shape[0], int):
+        raise UnmappedError(f"the rank that {target} gives is not known")
 
 
 @imports("Flatten")
@@ -227,6 +233,7 @@ def expand_to(ctx: Context, x: Value, target: Value) -> Value:
     """`x` broadcast with a shape that a tensor holds."""
     sizes = ctx.all_sizes(target)
     if sizes is None:
+        _require_length(target)
         return ctx.b.expand(x, target)
     final = broadcast_shapes(x.shape, sizes)
     if final == x.shape:

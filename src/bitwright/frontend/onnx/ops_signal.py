@@ -7,9 +7,10 @@ import math
 from bitwright.errors import ImportModelError
 from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.node import OnnxNode
+from bitwright.frontend.onnx.ops_index import counting
 from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
 from bitwright.frontend.onnx.tensor import element_type
-from bitwright.ir import Size, Value
+from bitwright.ir import Size
 
 WINDOWS = {
     "HannWindow": (0.5, 0.5, 0.0),
@@ -71,7 +72,7 @@ def cosine_window(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     period = ctx.cast(size, wide)
     if not node.flag("periodic", 1):
         period = ctx.b.sub(period, 1.0)
-    step = ctx.cast(_counting(ctx, size), wide)
+    step = ctx.cast(counting(ctx, size), wide)
     angle = ctx.b.div(ctx.b.mul(step, ctx.const(2 * math.pi, wide)), period)
     first, second, third = WINDOWS[node.op_type]
     y = ctx.b.sub(ctx.const(first, wide), ctx.b.mul(ctx.b.cos(angle), ctx.const(second, wide)))
@@ -80,11 +81,3 @@ def cosine_window(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
         y = ctx.b.add(y, ctx.b.mul(double, ctx.const(third, wide)))
     return ctx.cast(y, element)
 
-
-def _counting(ctx: Context, size: Value) -> Value:
-    """0, 1, … up to the size."""
-    sizes = ctx.sizes(size)
-    if sizes is not None:
-        return ctx.b.iota(length=sizes[0], dtype="i64")
-    limit = ctx.cast(size, "i64")
-    return ctx.b.range(ctx.const(0), limit, ctx.const(1))

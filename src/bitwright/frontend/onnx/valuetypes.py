@@ -148,7 +148,7 @@ def _kind_proto(kind: str) -> TypeProto:
 def inferred_type(proto: TypeProto | None, where: str) -> ValueType:
     """What `onnx`'s inference answered, with sizes it wrote as our symbols read back."""
     if proto is None or proto.WhichOneof("value") is None:
-        return HostType("tensor(f32)")
+        return HostType("unknown")
     type_ = value_type(proto, None, "", where)
     if not isinstance(type_, TensorType):
         return type_
