@@ -197,6 +197,13 @@ def _samples() -> list[Sample]:
     ]
 
 
+def _flops(xs: Any, ys: Any, attrs: Any) -> Any:
+    """Scores and weighted values, over all keys: masks and causality save work, not the count."""
+    q, k, v = xs[:3]
+    keys = k.shape[2] + (xs[4].shape[2] if len(xs) > 4 and xs[4] is not None else 0)
+    return 2 * q.shape[0] * q.shape[1] * q.shape[2] * keys * (q.shape[3] + v.shape[3])
+
+
 OPDEFS = [
     OpDef(
         "attention",
@@ -205,6 +212,7 @@ OPDEFS = [
         infer=_infer,
         reference=_reference,
         grad=NotYet,
+        flops=_flops,
         samples=_samples,
         attrs={
             "scale": Attr("float", None),

@@ -160,6 +160,7 @@ OPDEFS = [
         infer=_infer,
         reference=_reference,
         grad=NotYet,
+        flops=lambda xs, ys, attrs: 2 * ys[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_samples,
         attrs={**WINDOW_ATTRS, "groups": Attr("int", 1), "offset_groups": Attr("int", 1)},
         doc="Convolution whose taps read x at places moved by offset and weighted by mask.",

@@ -198,6 +198,11 @@ def _grouped_samples() -> list[Sample]:
     ]
 
 
+def _low_rank_flops(xs: Any, ys: Any) -> Any:
+    rank = xs[2].shape[-1]
+    return 2 * rank * (xs[0].count + ys[0].count)
+
+
 def _op(name: str, inputs: str, **rest: Any) -> OpDef:
     return OpDef(name, Kind.COMPUTE, inputs, grad=NotYet, **rest)
 
@@ -208,6 +213,7 @@ OPDEFS = [
         "x, w",
         infer=infer_matmul,
         reference=multiply,
+        flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_matmul_samples,
         onnx="MatMul",
         doc="x @ w as numpy.matmul; integers of up to 8 bits give i32, of 16 bits i64.",
@@ -217,6 +223,7 @@ OPDEFS = [
         "x, w, a, b, bias?",
         infer=_infer_lora,
         reference=_lora,
+        flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1] + _low_rank_flops(xs, ys),
         samples=_lora_samples,
         attrs={"scale": Attr("float", 1.0)},
         doc="x @ w + scale * (x @ a) @ b + bias, the product with a low-rank update of w.",
@@ -226,6 +233,7 @@ OPDEFS = [
         "x, w, counts",
         infer=_infer_grouped,
         reference=multiply_grouped,
+        flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_grouped_samples,
         doc="Rows of x are sorted by expert: the next counts[e] rows are multiplied by w[e].",
     ),

@@ -254,6 +254,12 @@ def _lstm_samples() -> list[Sample]:
     ]
 
 
+def _flops(xs: Any, ys: Any, attrs: Any) -> Any:
+    """The two products of every step with the weights of all gates and directions."""
+    steps, batch = xs[0].shape[:2]
+    return 2 * steps * batch * (xs[1].count + xs[2].count)
+
+
 OPDEFS = [
     OpDef(
         "rnn",
@@ -262,6 +268,7 @@ OPDEFS = [
         infer=_infer_rnn,
         reference=_rnn,
         grad=NotYet,
+        flops=_flops,
         samples=lambda: _samples(1, ["LeakyRelu"]),
         attrs=ATTRS,
         doc="A layer of plain recurrent cells over x[S, B, I]: all hidden states, and the last.",
@@ -273,6 +280,7 @@ OPDEFS = [
         infer=_infer_gru,
         reference=_gru,
         grad=NotYet,
+        flops=_flops,
         samples=lambda: _samples(3, ["Affine", "ScaledTanh"], linear_before_reset=True),
         attrs={**ATTRS, "linear_before_reset": Attr("bool", False)},
         doc="A layer of gated recurrent units over x[S, B, I]: all hidden states, and the last.",
@@ -284,6 +292,7 @@ OPDEFS = [
         infer=_infer_lstm,
         reference=_lstm,
         grad=NotYet,
+        flops=_flops,
         samples=_lstm_samples,
         attrs={**ATTRS, "input_forget": Attr("bool", False)},
         doc="A layer of long short-term memory over x[S, B, I]: all hidden states, the last hidden "
