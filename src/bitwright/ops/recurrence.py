@@ -61,6 +61,11 @@ _ACTIVATIONS: dict[str, tuple[Callable[..., Any], float | None, float | None]] =
 }
 
 
+def activation_defaults(name: str) -> tuple[float | None, float | None]:
+    """alpha and beta of an activation that are not given; None where it takes none."""
+    return _ACTIVATIONS[name.lower()][1:]
+
+
 def check_activations(names: Sequence[str] | None, count: int, direction: str) -> None:
     """Raise unless there are `count` known names for each direction."""
     wanted = count * len(DIRECTIONS[direction])
