@@ -210,12 +210,8 @@ class Importer:
 
     def body(self, scope: Scope, graph: GraphProto, types: Sequence[ValueType]) -> Body:
         """A nested graph as a frame of its own, with inputs of these types."""
-        depth = scope.frame.depth + 1
-        if depth > MAX_DEPTH:
-            raise UnsupportedError("graphs are nested too deeply", where=f"graph {graph.name!r}")
-        name = graph.name or "body"
-        frame = Frame(Builder(name, scope.frame.b), scope.frame, depth)
-        inner = self._nested(scope, frame, graph)
+        inner = self.nested_scope(scope, graph.name or "body", graph)
+        frame = inner.frame
         inputs = []
         for info, type_ in zip(graph.input, types, strict=True):
             value = frame.add_input(frame.leaf("input", info.name or "input", type_))
@@ -228,23 +224,30 @@ class Importer:
     def inline(self, scope: Scope, graph: GraphProto, inputs: Sequence[Value]) -> list[Value]:
         if len(scope.calls) >= MAX_DEPTH:
             raise UnsupportedError("graphs are nested too deeply", where=f"graph {graph.name!r}")
-        inner = self._nested(scope, scope.frame, graph)
-        inner.calls = (*scope.calls, ("", graph.name, "inline"))
+        inner = Scope(
+            scope.frame,
+            scope.opsets,
+            outer=scope,
+            bound=scope.bound,
+            declared=_declared(graph),
+            calls=(*scope.calls, ("", graph.name, "inline")),
+        )
+        self.initializers.add_to(inner, graph, root=False)
         for info, value in zip(graph.input, inputs, strict=True):
             inner.values[info.name] = value
         self.run(inner, graph.node)
         return [self._output(inner, o.name) for o in graph.output]
 
-    def _nested(self, scope: Scope, frame: Frame, graph: GraphProto) -> Scope:
-        inner = Scope(
-            frame,
-            scope.opsets,
-            outer=scope,
-            bound=scope.bound,
-            declared=_declared(graph),
-            calls=scope.calls,
-        )
-        self.initializers.add_to(inner, graph, root=False)
+    def nested_scope(self, scope: Scope, name: str, graph: GraphProto | None = None) -> Scope:
+        """A scope with a frame of its own, which sees the names around it."""
+        depth = scope.frame.depth + 1
+        if depth > MAX_DEPTH:
+            raise UnsupportedError("graphs are nested too deeply", where=f"graph {name!r}")
+        frame = Frame(Builder(name, scope.frame.b), scope.frame, depth)
+        inner = Scope(frame, scope.opsets, outer=scope, bound=scope.bound, calls=scope.calls)
+        if graph is not None:
+            inner.declared = _declared(graph)
+            self.initializers.add_to(inner, graph, root=False)
         return inner
 
     def on_capture(self, frame: Frame, outer: Value) -> Value | None:

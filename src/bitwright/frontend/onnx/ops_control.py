@@ -55,26 +55,47 @@ def loop(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 @imports("Scan")
 def scan(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if node.version < 9:
-        raise UnmappedError("Scan of opset 8 runs over a batch")
-    graph, scanned = node.require("body"), node.require("num_scan_inputs")
-    _require_inputs(node, graph, len(inputs))
-    states = len(inputs) - scanned
-    carried, sequences = inputs[:states], inputs[states:]
-    axes = node.items("scan_input_axes", [0] * scanned)
-    elements = [_element(x, axis) for x, axis in zip(sequences, axes, strict=True)]
-    start = [value.type for value in carried]
-    body = _stable(ctx, graph, start, lambda types: [*types, *elements], first_output=0)
-    captures = _captures([body])
-    attrs = {
-        "body": _finished(body, captures),
-        "carried": states,
-        "scanned": scanned,
-        "input_axes": axes,
+        return _scan_batch(ctx, node, inputs)
+    scanned = node.require("num_scan_inputs")
+    options = {
+        "input_axes": node.items("scan_input_axes", [0] * scanned),
         "output_axes": node.items("scan_output_axes"),
         "input_directions": node.items("scan_input_directions"),
         "output_directions": node.items("scan_output_directions"),
     }
+    return _scan(ctx, node, list(inputs), options)
+
+
+def _scan(ctx: Context, node: OnnxNode, inputs: list[Value], options: dict[str, Any]) -> Results:
+    graph, scanned = node.require("body"), node.require("num_scan_inputs")
+    _require_inputs(node, graph, len(inputs))
+    states = len(inputs) - scanned
+    carried, sequences = inputs[:states], inputs[states:]
+    rows = zip(sequences, options["input_axes"], strict=True)
+    elements = [_element(x, axis) for x, axis in rows]
+    start = [value.type for value in carried]
+    body = _stable(ctx, graph, start, lambda types: [*types, *elements], first_output=0)
+    captures = _captures([body])
+    attrs = {"body": _finished(body, captures), "carried": states, "scanned": scanned, **options}
     return _node(ctx, "scan", [*carried, *sequences, *captures], attrs)
+
+
+def _scan_batch(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    """Opset 8 runs every sample of a batch on its own: a scan over the batch of scans over time."""
+    lengths, *values = inputs
+    if lengths is not None:
+        raise UnmappedError("sequences of a batch have lengths of their own")
+    scope = ctx.importer.nested_scope(ctx.scope, "batch")
+    frame = scope.frame
+    samples = [frame.add_input(frame.leaf("input", v.name, _element(v, 0))) for v in values]
+    scanned = node.require("num_scan_inputs")
+    options = {"input_axes": [0] * scanned, "input_directions": node.items("directions")}
+    results = _scan(Context(ctx.importer, scope), node, samples, options)
+    outputs = [(value.name, value) for value in results]
+    body = Body(frame, samples, outputs)
+    captures = _captures([body])
+    attrs = {"body": _finished(body, captures), "carried": 0, "scanned": len(values)}
+    return _node(ctx, "scan", [*values, *captures], attrs)
 
 
 def _node(ctx: Context, op: str, operands: list[Any], attrs: dict[str, Any]) -> Results:

@@ -208,3 +208,8 @@ def _target(node: OnnxNode, to: int | str) -> DType:
             raise ImportModelError(f"no element type is named {to!r}", where=node.where)
         to = names[to.upper()]
     return element_type(to, node.where)
+
+
+@imports("BitCast")
+def bit_cast(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    return ctx.b.bitcast(inputs[0], to=_target(node, node.require("to")))

@@ -80,4 +80,3 @@ def cosine_window(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
         double = ctx.b.cos(ctx.b.mul(angle, ctx.const(2.0, wide)))
         y = ctx.b.add(y, ctx.b.mul(double, ctx.const(third, wide)))
     return ctx.cast(y, element)
-

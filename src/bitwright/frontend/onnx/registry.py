@@ -4,7 +4,7 @@
     def relu(ctx, node, inputs): return ctx.b.relu(inputs[0])
 
 A mapping answers a value, or a list of values in the order of the node's outputs (None for one that
-nothing asks for). Every module `ops_*` of this folder is searched. An op that has the same operands
+nothing asks for). Every module `ops_*` and `microsoft_*` of this folder is searched. An op that has the same operands
 as one of ours and no attributes needs no function: `OpDef.onnx` names it.
 """
 
@@ -51,7 +51,7 @@ def imports(*op_types: str, domain: str = "") -> Callable[[Mapping], Mapping]:
 def all_mappings() -> dict[tuple[str, str], Mapping]:
     """Every mapping by domain and op type."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if module.name.startswith("ops_"):
+        if module.name.startswith(("ops_", "microsoft_")):
             importlib.import_module(f"{__package__}.{module.name}")
     found = dict(_MAPPINGS)
     for opdef in all_ops().values():

@@ -1,0 +1,107 @@
+"""The domain `com.microsoft`: what ONNX Runtime's exporters, optimizer and quantizers emit.
+
+    @microsoft("BiasGelu", needs=2)
+    def bias_gelu(ctx, node, inputs): ...
+
+ONNX has no schemas for these ops, so each mapping says how many operands must be there. Every op is
+decomposed; the modules `microsoft_*` say how. Ops that stand in `REFUSED` have a reason instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+from bitwright.errors import ImportModelError, UnsupportedError
+from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.node import OnnxNode
+from bitwright.frontend.onnx.registry import Mapping, Results, all_mappings, imports
+from bitwright.ir import Value
+
+DOMAIN = "com.microsoft"
+
+_GENERATION = "it runs a whole generation loop; export the decoder alone"
+_GPU_LAYOUT = "its operands are laid out for one GPU kernel"
+_COMPILED = "it holds code compiled for one device"
+REFUSED = {
+    "BeamSearch": _GENERATION,
+    "GreedySearch": _GENERATION,
+    "Sampling": _GENERATION,
+    "WhisperBeamSearch": _GENERATION,
+    "BifurcationDetector": "it compares token suffixes, which no tensor op does",
+    "DynamicTimeWarping": "it walks a path through its data step by step",
+    "EPContext": _COMPILED,
+    "Snpe": _COMPILED,
+    "SparseAttention": "attention over a block-sparse layout has no op here",
+    "LongformerAttention": "attention over a sliding window with global tokens has no op here",
+    "PagedAttention": "caches in pages have no op here",
+    "PackedAttention": "batches packed without padding have no op here",
+    "PackedMultiHeadAttention": "batches packed without padding have no op here",
+    "RemovePadding": "batches packed without padding have no op here",
+    "RestorePadding": "batches packed without padding have no op here",
+    "MatMulFpQ4": "its weights are in a format private to ONNX Runtime",
+    "NhwcConv": _GPU_LAYOUT,
+    "QOrderedAttention": _GPU_LAYOUT,
+    "QOrderedGelu": _GPU_LAYOUT,
+    "QOrderedLayerNormalization": _GPU_LAYOUT,
+    "QOrderedLongformerAttention": _GPU_LAYOUT,
+    "QOrderedMatMul": _GPU_LAYOUT,
+    "QuantizeWithOrder": _GPU_LAYOUT,
+    "DequantizeWithOrder": _GPU_LAYOUT,
+    "SparseToDenseMatMul": "sparse tensors are no values here",
+    "Tokenizer": "it works on text",
+    "WordConvEmbedding": "it works on text",
+    "MurmurHash3": "hashing has no op here",
+}
+
+
+def microsoft(
+    *op_types: str, needs: int = 1, domain: str = DOMAIN
+) -> Callable[[Mapping], Mapping]:
+    """Register the importer of these ops; their first `needs` operands must be there."""
+
+    def register(function: Mapping) -> Mapping:
+        @wraps(function)
+        def checked(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+            for index in range(needs):
+                if inputs[index] is None:
+                    raise ImportModelError(
+                        f"input {index} is left out",
+                        where=node.where,
+                        expected=f"at least {needs} inputs",
+                        found=len(inputs),
+                    )
+            return function(ctx, node, inputs)
+
+        return imports(*op_types, domain=domain)(checked)
+
+    return register
+
+
+@microsoft(*REFUSED, needs=0)
+def refused(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    raise UnsupportedError(f"is not supported: {REFUSED[node.op_type]}", where=node.where)
+
+
+def standard(
+    ctx: Context,
+    node: OnnxNode,
+    op_type: str,
+    inputs: Sequence[Value | None],
+    version: int,
+    **attrs: Any,
+) -> Any:
+    """What an op of ONNX with the attributes of this node (and `attrs`) becomes."""
+    alike = replace(node, version=version, attrs={**node.attrs, **attrs})
+    return all_mappings()["", op_type](ctx, alike, Inputs(inputs))
+
+
+def refuse(node: OnnxNode, what: str) -> UnsupportedError:
+    return UnsupportedError(f"is not supported: {what}", where=node.where)
+
+
+def scalar(ctx: Context, x: Value | None) -> Value | None:
+    """An operand that means one number, of whatever rank it was written."""
+    return None if x is None else ctx.reshape(x, [])
