@@ -39,9 +39,11 @@ def run(
     return frame.run([inputs[v.name] for v in graph.inputs], {} if states is None else states)
 
 
-def run_node(node: Node, arrays: Sequence[Any]) -> tuple[Any, ...]:
+def run_node(
+    node: Node, arrays: Sequence[Any], bindings: Mapping[str, int] | None = None
+) -> tuple[Any, ...]:
     """The results of one node on these operands (None where one is absent)."""
-    frame = Frame(Graph("node", (node,), ()), {}, None)
+    frame = Frame(Graph("node", (node,), ()), dict(bindings or {}), None)
     given = zip(node.inputs, arrays, strict=True)
     frame.values = {value: array for value, array in given if value is not None}
     with np.errstate(all="ignore"):

@@ -7,7 +7,7 @@ for a region without one):
     def lower_softmax(ctx: Lowering, node: Node, region: RegionView) -> None:
         x = ctx.contiguous(node.inputs[0])                    # or ctx.view(...) if strides are fine
         y = ctx.output(node.outputs[0])
-        kernel = ctx.kernel("softmax", (lanes, epilogue), lambda m, name: emit_softmax(m, name, …))
+        kernel = ctx.kernel("softmax", (lanes,), lambda m, name: emit_softmax(m, name, lanes))
         ctx.call(kernel, node, {"x": x, "y": y}, {"rows": rows, "columns": columns}, writes=("y",))
 
 It raises `NoKernelError(reason)` for what it cannot do; the node then runs in the reference interpreter,
@@ -214,7 +214,8 @@ class Lowering:
             if not node.is_boundary:
                 self._lower(node, anchors)
         for name, value in self.graph.outputs:
-            self.schedule.outputs[name] = self._result(name, value)
+            if isinstance(value.type, TensorType) and value.dtype != string:
+                self.schedule.outputs[name] = self._result(name, value)
         for state, value in self.graph.updates:
             source, target = self.view(value), self.view(state)
             if source.buffer is not target.buffer:

@@ -1,0 +1,95 @@
+"""Where the buffers of a schedule really lie during a run.
+
+`Planned` places arena buffers by a memory plan, for sizes that the inputs fix. `Grown` gives each
+buffer memory of its own when it is first touched, for schedules whose sizes the data decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bitwright import knobs
+from bitwright.errors import RunError
+from bitwright.ir.dim import evaluate
+from bitwright.lir.buffer import Buffer, Place, View
+from bitwright.lir.plan import Plan, byte_size
+
+Array = np.ndarray[Any, Any]
+ALIGN = 64
+
+
+def allocate(nbytes: int) -> Array:
+    """Bytes at a 64-byte boundary; too many are an error, not a crash."""
+    limit = knobs.max_tensor_bytes()
+    if nbytes > limit:
+        raise RunError(
+            f"a run would need {nbytes:,} bytes",
+            expected=f"at most {limit:,}",
+            hint=f"{knobs.MAX_TENSOR_BYTES.name} moves the limit.",
+        )
+    try:
+        room = np.empty(nbytes + ALIGN, np.uint8)
+    except MemoryError:
+        raise RunError(f"there is no memory for {nbytes:,} bytes") from None
+    start = -room.ctypes.data % ALIGN
+    return room[start : start + nbytes]
+
+
+class Memory:
+    """Buffers as byte arrays; inputs, outputs and states are set for each run."""
+
+    def __init__(self, bindings: Mapping[str, int]) -> None:
+        self.bindings = bindings
+        self._given: dict[Buffer, Array] = {}
+
+    def give(self, buffer: Buffer, array: Array) -> None:
+        """This array is the buffer for the next run."""
+        self._given[buffer] = array
+
+    def raw(self, buffer: Buffer) -> Array:
+        """The array that holds a buffer, of any shape."""
+        if buffer.place is Place.CONSTANT and buffer.array is not None:
+            return buffer.array
+        return self._given[buffer]
+
+    def array(self, view: View) -> Array:
+        """A view as a numpy array that shares its memory."""
+        flat = self.raw(view.buffer).reshape(-1).view(view.dtype.numpy)
+        width = view.dtype.numpy.itemsize
+        shape = tuple(evaluate(size, self.bindings) for size in view.shape)
+        strides = tuple(evaluate(size, self.bindings) * width for size in view.strides)
+        if 0 in shape:
+            return np.empty(shape, view.dtype.numpy)
+        start = evaluate(view.offset, self.bindings)
+        return np.lib.stride_tricks.as_strided(flat[start:], shape, strides)
+
+    def address(self, view: View) -> int:
+        """The address of a view's first element."""
+        offset = evaluate(view.offset, self.bindings) * view.dtype.numpy.itemsize
+        return int(self.raw(view.buffer).ctypes.data) + offset
+
+
+class Planned(Memory):
+    """Arena buffers at the offsets of a plan, in one array."""
+
+    def __init__(self, bindings: Mapping[str, int], plan: Plan, arena: Array) -> None:
+        super().__init__(bindings)
+        self.plan, self.arena = plan, arena
+
+    def raw(self, buffer: Buffer) -> Array:
+        if buffer.place is not Place.ARENA:
+            return super().raw(buffer)
+        start = self.plan.offsets[buffer]
+        return self.arena[start : start + self.plan.nbytes[buffer]]
+
+
+class Grown(Memory):
+    """Every arena buffer in memory of its own, made when it is first asked for."""
+
+    def raw(self, buffer: Buffer) -> Array:
+        if buffer.place is Place.ARENA and buffer not in self._given:
+            self._given[buffer] = allocate(byte_size(buffer, self.bindings))
+        return super().raw(buffer)

@@ -1,0 +1,247 @@
+"""A compiled graph: its schedule, its machine code, and how a run goes.
+
+For one set of sizes everything is prepared once: the arena is planned and every kernel call's slots
+are filled. A run then sets the addresses of inputs and outputs and calls the native runner, once
+per stretch of kernel calls between host steps. Where the data decides sizes, the steps behind are
+prepared as the sizes get known.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+import bitwright.backends.cpu.lower as _lower
+from bitwright.backends.cpu.jit import load_all
+from bitwright.backends.cpu.lowering import LOWERINGS, Lowering
+from bitwright.backends.cpu.memory import Grown, Memory, Planned, allocate
+from bitwright.backends.cpu.pool import shared_pool
+from bitwright.backends.cpu.steps import StepTable
+from bitwright.errors import RunError
+from bitwright.ir.dim import Dim, evaluate, solve
+from bitwright.ir.graph import Graph, Value
+from bitwright.ir.types import TensorType
+from bitwright.lir.buffer import Buffer, Place
+from bitwright.lir.plan import plan
+from bitwright.lir.schedule import HostStep, KernelStep, Schedule
+from bitwright.ops.interpret import bind_input, run_node
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+assert _lower.__name__  # importing it registers the lowerings
+KEPT_PLANS = 16
+
+
+class Program:
+    """Runs one graph on one target with a fixed number of threads."""
+
+    def __init__(self, graph: Graph, target: Target, threads: int) -> None:
+        self.graph, self.target = graph, target
+        lowering = Lowering(graph, target)
+        self.schedule = lowering.run(LOWERINGS)
+        used = {s.kernel for s in self.schedule.steps if isinstance(s, KernelStep)}
+        self.kernels = {name: lowering.kernels[name] for name in sorted(used)}
+        self._library = load_all([k.text for k in self.kernels.values()], target)
+        self._addresses = {name: self._library.address(name) for name in self.kernels}
+        self._signatures = {name: k.signature for name, k in self.kernels.items()}
+        self._stretches = list(_stretches(self.schedule))
+        self._entered = {b.name: b for b in self.schedule.buffers if b.place is Place.INPUT}
+        self._results = {b for b in self.schedule.buffers if b.place is Place.OUTPUT}
+        self._held = [b for b in self.schedule.buffers if b.place is Place.STATE]
+        self.states: dict[str, Array] = {}
+        self._is_planned = _sizes_are_known(graph, self.schedule)
+        self._pool = shared_pool(threads)
+        self._arena = allocate(0)
+        self._prepared: OrderedDict[Any, tuple[Planned, list[Any]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def run(
+        self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None
+    ) -> dict[str, Any]:
+        """Outputs by name. Arrays in `out` are written in place and given back."""
+        bindings: dict[str, int] = {}
+        objects: dict[Value, Any] = {}
+        for _ in range(2):  # a second look checks sizes that a later input fixed
+            for value in self.graph.inputs:
+                objects[value] = bind_input(value, feeds[value.name], bindings)
+        with self._lock:
+            if self._is_planned:
+                memory, stretches = self._prepare(bindings)
+            else:
+                memory, stretches = Grown(bindings), self._stretches
+            self._enter(memory, objects)
+            results = self._outputs(memory, out or {}) if self._is_planned else {}
+            for stretch in stretches:
+                if isinstance(stretch, HostStep):
+                    self._host(stretch, memory, objects)
+                else:
+                    self._native(stretch, memory)
+            return self._finish(memory, objects, results, out or {})
+
+    # preparing
+
+    def _prepare(self, bindings: dict[str, int]) -> tuple[Planned, list[Any]]:
+        key = tuple(sorted(bindings.items()))
+        found = self._prepared.get(key)
+        if found is not None:
+            self._prepared.move_to_end(key)
+            return found
+        layout = plan(self.schedule, bindings)
+        if layout.total > self._arena.nbytes:
+            self._prepared.clear()  # they point into the arena that goes
+            self._arena = allocate(layout.total)
+        memory = Planned(bindings, layout, self._arena)
+        stretches = [
+            s if isinstance(s, HostStep) else self._table(s, memory) for s in self._stretches
+        ]
+        self._prepared[key] = memory, stretches
+        while len(self._prepared) > KEPT_PLANS:
+            self._prepared.popitem(last=False)
+        return memory, stretches
+
+    def _table(self, steps: list[KernelStep], memory: Memory) -> StepTable:
+        return StepTable(steps, self._addresses, self._signatures, memory)
+
+    def _enter(self, memory: Memory, objects: Mapping[Value, Any]) -> None:
+        for value in self.graph.inputs:
+            if value.name in self._entered:
+                memory.give(self._entered[value.name], np.ascontiguousarray(objects[value]))
+        for buffer in self._held:
+            memory.give(buffer, self._state(buffer, memory))
+
+    def _state(self, buffer: Buffer, memory: Memory) -> Array:
+        if buffer.name not in self.states:
+            value = self.graph.values[buffer.name]
+            initial = value.node.attrs.get("value")
+            shape = value.tensor.concrete(memory.bindings)
+            start = np.zeros(shape, buffer.dtype.numpy) if initial is None else initial
+            self.states[buffer.name] = np.array(start)
+        return self.states[buffer.name]
+
+    def _outputs(self, memory: Memory, out: Mapping[str, Array]) -> dict[str, Array]:
+        """Arrays for the outputs, set as their buffers."""
+        arrays: dict[str, Array] = {}
+        for name, view in self.schedule.outputs.items():
+            shape = _concrete(view.shape, memory.bindings)
+            array = out.get(name)
+            if array is None:
+                array = np.empty(shape, view.dtype.numpy)
+            else:
+                _check_out(name, array, shape, view.dtype.numpy)
+            memory.give(view.buffer, array)
+            arrays[name] = array
+        return arrays
+
+    # running
+
+    def _native(self, stretch: Any, memory: Memory) -> None:
+        table = stretch if isinstance(stretch, StepTable) else self._lazy_table(stretch, memory)
+        table.set_addresses()
+        self._pool.run(table.address, table.count)
+
+    def _lazy_table(self, steps: list[KernelStep], memory: Memory) -> StepTable:
+        """A table for steps whose sizes are known by now; their results get memory here."""
+        for step in steps:
+            for buffer in step.writes:
+                if buffer.place is Place.OUTPUT:
+                    view = next(v for v in self.schedule.outputs.values() if v.buffer is buffer)
+                    shape = _concrete(view.shape, memory.bindings)
+                    memory.give(buffer, np.empty(shape, buffer.dtype.numpy))
+        return self._table(steps, memory)
+
+    def _host(self, step: HostStep, memory: Memory, objects: dict[Value, Any]) -> None:
+        arrays = []
+        for value, view in zip(step.op.inputs, step.inputs, strict=True):
+            if view is not None:
+                arrays.append(memory.array(view))
+            else:
+                arrays.append(None if value is None else _held_object(value, objects))
+        results = run_node(step.op, arrays, memory.bindings)
+        for value, view, result in zip(step.op.outputs, step.outputs, results, strict=True):
+            if view is None:
+                objects[value] = result
+                continue
+            for size, actual in zip(view.shape, result.shape, strict=True):
+                solve(size, actual, memory.bindings)  # type: ignore[arg-type]
+            if view.buffer.place is Place.OUTPUT and not self._is_planned:
+                memory.give(view.buffer, np.array(result))
+            else:
+                memory.array(view)[...] = result
+
+    def _finish(
+        self,
+        memory: Memory,
+        objects: Mapping[Value, Any],
+        results: dict[str, Array],
+        out: Mapping[str, Array],
+    ) -> dict[str, Any]:
+        answer: dict[str, Any] = {}
+        for name, value in self.graph.outputs:
+            view = self.schedule.outputs.get(name)
+            if view is None:
+                answer[name] = _held_object(value, objects)
+            elif name in results:
+                answer[name] = results[name]
+            else:
+                found = memory.array(view)
+                if name in out:
+                    _check_out(name, out[name], found.shape, found.dtype)
+                    out[name][...] = found
+                answer[name] = out.get(name, found)
+        return answer
+
+
+def _concrete(shape: tuple[Any, ...], bindings: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(evaluate(size, bindings) for size in shape)
+
+
+def _held_object(value: Value, objects: Mapping[Value, Any]) -> Any:
+    if value in objects:
+        return objects[value]
+    return value.node.attrs["value"]
+
+
+def _check_out(name: str, array: Array, shape: tuple[int, ...], element: Any) -> None:
+    fits = array.shape == shape and array.dtype == element and array.flags.c_contiguous
+    if not fits or not array.flags.writeable:
+        raise RunError(
+            f"the array given for output {name!r} does not fit",
+            expected=f"{element} {list(shape)}, contiguous and writeable",
+            found=f"{array.dtype} {list(array.shape)}",
+        )
+
+
+def _stretches(schedule: Schedule) -> Iterator[HostStep | list[KernelStep]]:
+    """Runs of kernel calls, and the host steps between them."""
+    steps: list[KernelStep] = []
+    for step in schedule.steps:
+        if isinstance(step, KernelStep):
+            steps.append(step)
+            continue
+        if steps:
+            yield steps
+            steps = []
+        yield step
+    if steps:
+        yield steps
+
+
+def _sizes_are_known(graph: Graph, schedule: Schedule) -> bool:
+    """Whether the inputs fix every size of the schedule."""
+    known = {s.name for s in graph.input_symbols}
+    sizes = [b.count for b in schedule.buffers]
+    sizes += [
+        s for step in schedule.steps if isinstance(step, KernelStep) for s in step.sizes.values()
+    ]
+    return all(
+        {s.name for s in size.symbols} <= known for size in sizes if isinstance(size, Dim)
+    ) and all(
+        {s.name for s in v.type.symbols} <= known
+        for n in graph.nodes
+        for v in n.outputs
+        if isinstance(v.type, TensorType)
+    )

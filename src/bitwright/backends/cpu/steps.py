@@ -1,0 +1,97 @@
+"""Step tables: what the native runner reads, one row per kernel call.
+
+    row    address of the kernel, address of its slots, 1 if all threads meet behind it
+    slots  addresses and sizes, eight bytes each, in the order of the kernel's signature
+
+Threads meet behind a step only where a later one touches memory that it, or a step since the last
+meeting, has written (or would overwrite what one of them reads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.emit import Signature
+from bitwright.backends.cpu.memory import Memory
+from bitwright.ir.dim import evaluate
+from bitwright.lir.buffer import Buffer, Place, View
+from bitwright.lir.schedule import KernelStep
+
+Array = np.ndarray[Any, Any]
+ROW = 3
+Range = tuple[int, int]
+
+
+class StepTable:
+    """A stretch of kernel calls, ready to run."""
+
+    def __init__(
+        self,
+        steps: Sequence[KernelStep],
+        addresses: Mapping[str, int],
+        signatures: Mapping[str, Signature],
+        memory: Memory,
+    ) -> None:
+        self.steps, self.memory = steps, memory
+        counts = [len(signatures[step.kernel].slots) for step in steps]
+        self.rows = np.zeros(ROW * len(steps), np.uint64)
+        self.slots = np.zeros(sum(counts), np.uint64)
+        self._moving: list[tuple[int, View]] = []
+        base, at = int(self.slots.ctypes.data), 0
+        for number, (step, count) in enumerate(zip(steps, counts, strict=True)):
+            self.rows[ROW * number] = addresses[step.kernel]
+            self.rows[ROW * number + 1] = base + 8 * at
+            self._fill(step, signatures[step.kernel], at)
+            at += count
+        self._place_barriers()
+
+    def _fill(self, step: KernelStep, signature: Signature, at: int) -> None:
+        for position, slot in enumerate(signature.slots, at):
+            view = step.pointers.get(slot.name)
+            if view is None:
+                value = evaluate(step.sizes[slot.name], self.memory.bindings)
+                self.slots[position] = value & 0xFFFFFFFFFFFFFFFF
+            elif view.buffer.place in (Place.ARENA, Place.CONSTANT):
+                self.slots[position] = self.memory.address(view)
+            else:
+                self._moving.append((position, view))
+
+    def set_addresses(self) -> None:
+        """Fill in where inputs, outputs and states lie this time."""
+        for position, view in self._moving:
+            self.slots[position] = self.memory.address(view)
+
+    def _range(self, buffer: Buffer) -> Range:
+        """A buffer's bytes; those outside the arena get a place of their own by identity."""
+        if buffer.place is Place.ARENA:
+            raw = self.memory.raw(buffer)
+            start = int(raw.ctypes.data)
+            return start, start + raw.nbytes
+        return -id(buffer), 1 - id(buffer)
+
+    def _place_barriers(self) -> None:
+        read: list[Range] = []
+        written: list[Range] = []
+        for number, step in enumerate(self.steps):
+            reads = [self._range(b) for b in step.reads if b.place is not Place.CONSTANT]
+            writes = [self._range(b) for b in step.writes]
+            if _overlap(reads, written) or _overlap(writes, [*read, *written]):
+                self.rows[ROW * (number - 1) + 2] = 1
+                read, written = [], []
+            read += reads
+            written += writes
+
+    @property
+    def address(self) -> int:
+        return int(self.rows.ctypes.data)
+
+    @property
+    def count(self) -> int:
+        return len(self.steps)
+
+
+def _overlap(some: list[Range], others: list[Range]) -> bool:
+    return any(a < d and c < b for a, b in some for c, d in others)
