@@ -1,0 +1,218 @@
+"""A graph, node by node, into ONNX scopes.
+
+The opset is the least that can hold the model: writing starts at the floor and begins again at the
+opset that the first node asked for which it could not do without. Nothing large is copied on the
+way, so beginning again costs little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bitwright.errors import ExportError
+from bitwright.export.onnx.mapping import form_of
+from bitwright.export.onnx.protos import Body
+from bitwright.export.onnx.schemas import LEAST_OPSET, NEWEST_OPSET
+from bitwright.export.onnx.scope import SMALL, NeedsOpset, NoSuchType, Ref, Scope, Session
+from bitwright.export.onnx.sizes import bind, bind_all
+from bitwright.ir.dtype import DType, f32, i32, i64
+from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.types import TensorType
+from bitwright.ops.registry import get
+
+NEXT = ".next"
+
+
+def convert(graph: Graph, opset: int | None) -> Body:
+    """The whole model at the asked opset, or at the least that holds it."""
+    if opset is not None and not LEAST_OPSET <= opset <= NEWEST_OPSET:
+        raise ExportError(
+            f"opset {opset} cannot be written", expected=f"{LEAST_OPSET} to {NEWEST_OPSET}"
+        )
+    target = opset or LEAST_OPSET
+    while True:
+        scope = Scope(Session(target), graph)
+        try:
+            return _write_model(scope)
+        except NeedsOpset as need:
+            if opset is not None or need.opset > NEWEST_OPSET:
+                raise ExportError(
+                    f"opset {target} cannot hold this node: {need.reason} opset {need.opset}",
+                    where=scope.where,
+                    hint=f"Export with opset={need.opset} or leave the choice open.",
+                ) from None
+            target = need.opset
+
+
+def _write_model(scope: Scope) -> Body:
+    graph, session = scope.graph, scope.session
+    for value in (*graph.inputs, *graph.states, *graph.parameters):
+        session.names[value.name] = 0
+    inputs = [_enter(scope, value) for value in (*graph.inputs, *graph.states)]
+    bind_all(scope, inputs)
+    wanted = [*graph.outputs, *_state_results(graph)]
+    finals = _reserve_outputs(graph, session, wanted)
+    write_nodes(scope, finals)
+    outputs = [_leave(scope, name, value) for name, value in wanted]
+    for ref in scope.initializers:
+        ref.name = ref.name or session.unique("const")
+    return Body(scope, graph.name, inputs, outputs)
+
+
+def _enter(scope: Scope, value: Value) -> Ref:
+    element = value.type.dtype if isinstance(value.type, TensorType) else None
+    if element:
+        scope.check_type(element)
+    scope.values[value] = Ref(element, value.name, value.type)
+    return scope.values[value]
+
+
+def _state_results(graph: Graph) -> list[tuple[str, Value]]:
+    """What each state becomes, as an output beside its input."""
+    updates = dict(graph.updates)
+    return [(state.name + NEXT, updates.get(state, state)) for state in graph.states]
+
+
+def _reserve_outputs(
+    graph: Graph, session: Session, wanted: list[tuple[str, Value]]
+) -> dict[Value, str]:
+    """The output name that each computed value carries itself; further ones are copies."""
+    finals: dict[Value, str] = {}
+    for name, value in wanted:
+        if name in session.names and value.name != name:
+            raise ExportError(
+                f"output {name!r} and {graph.value(name).node} have one name but are not one value",
+                where=f"graph {graph.name!r}",
+                hint="ONNX names every value once: rename the output.",
+            )
+        if not value.node.is_boundary and (value not in finals or value.name == name):
+            finals[value] = name
+    for name, _ in wanted:
+        session.names.setdefault(name, 0)
+    return finals
+
+
+def _leave(scope: Scope, name: str, value: Value) -> Ref:
+    """The value under its output name."""
+    ref = scope.values[value]
+    if ref.name == name:
+        return ref
+    scope.node = value.node
+    copy = scope.Identity(ref)
+    copy.name, copy.type = name, value.type
+    scope.steps[-1].name = scope.session.unique(f"{name}/Identity")
+    return copy
+
+
+def write_nodes(scope: Scope, finals: dict[Value, str] | None = None) -> None:
+    """Every node of the scope's graph; what enters it is known already."""
+    for node in scope.graph.nodes:
+        scope.node = node
+        if node.op in ("constant", "parameter"):
+            _write_array(scope, node)
+        elif not node.is_boundary:
+            _write_node(scope, node, finals or {})
+
+
+def inline(scope: Scope, graph: Graph, operands: Sequence[Ref]) -> tuple[Ref, ...]:
+    """The nodes of a graph written right here, its inputs being the operands."""
+    node = scope.node
+    for value, ref in zip(graph.inputs, operands, strict=True):
+        scope.values[value] = ref
+    outer, scope.graph = scope.graph, graph
+    write_nodes(scope)
+    scope.graph, scope.node = outer, node
+    results = tuple(scope.values[value] for _, value in graph.outputs)
+    made = {ref for step in scope.steps for ref in step.outputs}
+    for ref in results:
+        if ref in made and ref not in operands:
+            ref.name = ""  # to be named after the node that is inlined
+    return results
+
+
+def _write_array(scope: Scope, node: Node) -> None:
+    value, array = node.outputs[0], node.attrs.get("value")
+    if array is None:
+        raise ExportError(
+            f"parameter {node.name!r} has no value", where=scope.where, hint="Load its array first."
+        )
+    scope.check_type(value.dtype)
+    root = scope
+    while root.parent and (node.op == "parameter" or array.nbytes > SMALL):
+        root = root.parent  # large arrays of bodies live with those of the model
+    is_reserved = node.op == "parameter" and root is scope
+    name = node.name if is_reserved else scope.session.unique(node.name)
+    ref = Ref(value.dtype, name, value.type)
+    root.initializers[ref] = array
+    scope.values[value] = ref
+
+
+def _write_node(scope: Scope, node: Node, finals: dict[Value, str]) -> None:
+    form = form_of(node.op)
+    if isinstance(form, str):
+        raise scope.reject(form)
+    for value in node.outputs:
+        if isinstance(value.type, TensorType):
+            scope.check_type(value.dtype)
+    mark = scope.mark()
+    refs = [None if v is None else scope.values[v] for v in node.inputs]
+    results: Any = None
+    reason = ""
+    for wider in (lambda element: element, _to_32_bits, _to_64_bits):
+        try:
+            results = form.write(scope, *_operands(scope, node, refs, wider), **_attrs(node))
+            break
+        except NoSuchType as error:
+            scope.undo(mark)
+            reason = reason or str(error)
+            if not form.widens:
+                break
+    if results is None:
+        raise scope.reject(reason)
+    _bind_results(scope, node, results if isinstance(results, tuple) else (results,), mark, finals)
+
+
+def _attrs(node: Node) -> dict[str, Any]:
+    return get(node.op).call_attrs(node.attrs)
+
+
+def _operands(scope: Scope, node: Node, refs: Iterable[Ref | None], wider: Any) -> list[Ref | None]:
+    """Operands as the mapping takes them: those left out as None, possibly widened."""
+    operands = [
+        ref if ref is None or ref.dtype is None else scope.cast(ref, wider(ref.dtype))
+        for ref in refs
+    ]
+    fixed = sum(not operand.variadic for operand in get(node.op).operands)
+    return operands + [None] * (fixed - len(operands))
+
+
+def _to_32_bits(element: DType) -> DType:
+    if element.bits >= 32 or not (element.is_float or element.is_integer):
+        return element
+    return f32 if element.is_float else i32
+
+
+def _to_64_bits(element: DType) -> DType:
+    return i64 if element.is_integer else _to_32_bits(element)
+
+
+def _bind_results(
+    scope: Scope, node: Node, refs: tuple[Ref, ...], mark: tuple[int, ...], finals: dict[Value, str]
+) -> None:
+    """Names, types and sizes of what a mapping wrote."""
+    made = {ref for step in scope.steps[mark[0] :] for ref in step.outputs}
+    for value, ref in zip(node.outputs, refs, strict=True):
+        element = value.type.dtype if isinstance(value.type, TensorType) else None
+        if element and ref.dtype and ref.dtype != element:
+            ref = scope.cast(ref, element)
+        elif ref not in made or ref.name:
+            ref = scope.Identity(ref)
+        ref.name = finals[value] if value in finals else scope.session.unique(value.name)
+        ref.type, ref.dtype = value.type, element
+        scope.values[value] = ref
+        bind(scope, ref, value.type)
+    for step in scope.steps[mark[0] :]:
+        for ref in step.outputs:
+            ref.name = ref.name or scope.session.unique(f"{node.name}/{step.op_type}")
+        step.name = step.outputs[0].name

@@ -1,0 +1,90 @@
+"""Which ONNX form each bitwright op has. Files in `mappings/` fill the table, one per family.
+
+    @exports("silu")
+    def silu(e, x):
+        return e.Mul(x, e.Sigmoid(x))
+
+A mapping gets the scope, the operands (None where absent) and the attributes by name, and gives the
+result or a tuple of results. An op without an entry whose declaration names an ONNX op of the same
+form is written as that op.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from bitwright.export.onnx.scalars import scalar_form
+from bitwright.export.onnx.scope import Scope
+from bitwright.ops.registry import get
+
+Write = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    write: Write
+    widens: bool = True
+    """Whether computing in a wider element type and rounding the results gives the same answer."""
+
+
+_FORMS: dict[str, Form] = {}
+_REASONS: dict[str, str] = {}
+
+
+def exports(*names: str, widens: bool = True) -> Callable[[Write], Write]:
+    """Make the function the ONNX form of these ops."""
+
+    def register(write: Write) -> Write:
+        for name in names:
+            assert name not in _FORMS, f"{name} has two mappings"
+            _FORMS[name] = Form(write, widens)
+        return write
+
+    return register
+
+
+def no_form(*names: str, reason: str) -> None:
+    """Say why these ops cannot be written in ONNX."""
+    _REASONS.update(dict.fromkeys(names, reason))
+
+
+@cache
+def _load() -> None:
+    package = importlib.import_module("bitwright.export.onnx.mappings")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+
+
+def form_of(op: str) -> Form | str:
+    """How to write an op, or the reason why ONNX cannot hold it."""
+    _load()
+    if op in _FORMS:
+        return _FORMS[op]
+    if op in _REASONS:
+        return _REASONS[op]
+    opdef = get(op)
+    if opdef.onnx or opdef.scalar:
+        return Form(lambda e, *operands, **attrs: same_form(e, op, opdef.onnx, operands, attrs))
+    return "no mapping exists"
+
+
+def same_form(
+    e: Scope, op: str, op_type: str, operands: tuple[Any, ...], attrs: dict[str, Any]
+) -> Any:
+    """The ONNX op of the same operands and attributes, else the op's scalar form."""
+    scalar = get(op).scalar
+    if scalar is None or (op_type and e.fits(op_type, operands, attrs)):
+        results = len(e.node.types) if e.node else 1
+        return e.emit(op_type, operands, attrs, results=results)
+    return scalar_form(e, op, operands, attrs)
+
+
+def declared_forms() -> Mapping[str, Form]:
+    """Every op that has a mapping of its own."""
+    _load()
+    return _FORMS

@@ -1,0 +1,224 @@
+"""Attention and rotary embeddings: one node where the opset has it with our meaning, else steps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from bitwright.export.onnx.forms import counting, reduce, reshape, slice_axis, transpose, unsqueeze
+from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.sizes import size_scalar, sizes_tensor
+from bitwright.ir.dim import Dim, Size, bounds
+from bitwright.ir.dtype import DType, bool_, i64
+
+
+@exports("attention")
+def attention(
+    e: Scope,
+    q: Ref,
+    k: Ref,
+    v: Ref,
+    mask: Ref | None,
+    past_k: Ref | None,
+    past_v: Ref | None,
+    lengths: Ref | None,
+    **attrs: Any,
+) -> Ref:
+    if attrs["causal_offset"] == "start" and _has_node(e, q, mask, lengths, attrs):
+        return _node(e, (q, k, v, mask, past_k, past_v, lengths), attrs)
+    before: Size = 0
+    total: Size = k.shape[2]
+    if past_k is not None and past_v is not None:
+        before = past_k.shape[2]
+        total = before + total
+    keys = k if past_k is None else e.Concat(past_k, k, axis=2)
+    values = v if past_v is None else e.Concat(past_v, v, axis=2)
+    keys = _repeat_heads(e, keys, (*k.shape[:2], total, k.shape[3]), q.shape[1])
+    values = _repeat_heads(e, values, (*v.shape[:2], total, v.shape[3]), q.shape[1])
+    scores = e.MatMul(scaled(e, q, attrs["scale"]), transpose(e, keys, 0, 1, 3, 2))
+    if attrs["softcap"] > 0:
+        cap = e.scalar(attrs["softcap"], q)
+        scores = e.Mul(cap, e.Tanh(e.Div(scores, cap)))
+    bias = _bias(e, q, total, before, mask, lengths, attrs)
+    weights = _softmax(e, scores, bias, attrs["softmax_dtype"])
+    return e.MatMul(weights, values)
+
+
+def _has_node(e: Scope, q: Ref, mask: Ref | None, lengths: Ref | None, attrs: Any) -> bool:
+    """Whether Attention of this opset says it: rows that see no key are settled from 25 on."""
+    is_windowed = attrs["window"] is not None or attrs["window_right"] is not None
+    needs_25 = mask is not None or lengths is not None or is_windowed
+    is_flat = mask is not None and mask.rank < 2
+    return e.opset >= (25 if needs_25 else 23) and e.fits("Attention", [q, q, q]) and not is_flat
+
+
+def _node(e: Scope, operands: tuple[Ref | None, ...], attrs: Any) -> Ref:
+    window, right = attrs["window"], attrs["window_right"]
+    return e.Attention(
+        *operands,
+        scale=attrs["scale"],
+        is_causal=1 if attrs["causal"] else None,
+        softcap=attrs["softcap"] or None,
+        softmax_precision=attrs["softmax_dtype"],
+        left_window_size=None if window is None else window - 1,  # ONNX counts the key itself too
+        right_window_size=right,
+    )
+
+
+def scaled(e: Scope, q: Ref, scale: float | None) -> Ref:
+    features = q.shape[3]
+    if scale is None and isinstance(features, Dim):
+        return e.Div(q, e.Sqrt(e.cast(size_scalar(e, features), q.element)))
+    factor = scale if scale is not None else 1 / math.sqrt(features or 1)  # type: ignore[arg-type]
+    return q if factor == 1 else e.Mul(q, e.scalar(factor, q))
+
+
+def _repeat_heads(e: Scope, x: Ref, shape: tuple[Size, ...], heads: Size) -> Ref:
+    """[B, Hk, T, D] as [B, H, T, D], where each head serves H / Hk heads of the queries."""
+    batch, own, length, features = shape
+    if own == heads:
+        return x
+    if isinstance(own, Dim) or isinstance(heads, Dim):
+        raise e.reject(f"{own} heads serve {heads}, and one of the numbers is symbolic")
+    shared = heads // own
+    wide = e.Expand(unsqueeze(e, x, 2), e.ints([1, 1, shared, 1, 1]))
+    return reshape(
+        e, wide, (batch, own, shared, length, features), (batch, heads, length, features)
+    )
+
+
+def _bias(
+    e: Scope,
+    q: Ref,
+    total: Size,
+    before: Size,
+    mask: Ref | None,
+    lengths: Ref | None,
+    attrs: Any,
+) -> tuple[Ref | None, bool]:
+    """What is added to the scores, and whether it may hide every key of a row."""
+    queries = q.shape[2]
+    visible, may_hide = _visible(e, queries, total, before, lengths, attrs)
+    low = e.scalar(-math.inf, q)
+    bias = None if visible is None else e.Where(visible, e.scalar(0, q), low)
+    if mask is None:
+        return bias, may_hide
+    is_choice = mask.dtype == bool_
+    given = e.Where(mask, e.scalar(0, q), low) if is_choice else e.cast(mask, q.element)
+    width = mask.shape[-1]
+    if isinstance(width, int) and isinstance(total, int) and 1 != width < total:
+        pads = [0] * (2 * mask.rank - 1) + [total - width]
+        given = e.Pad(given, e.ints(pads), low)
+    return given if bias is None else e.Add(given, bias), True
+
+
+def _visible(
+    e: Scope, queries: Size, total: Size, before: Size, lengths: Ref | None, attrs: Any
+) -> tuple[Ref | None, bool]:
+    """Which keys each query sees, as booleans that broadcast to [B, H, S, T]."""
+    window, right = attrs["window"], attrs["window_right"]
+    if not attrs["causal"] and window is None and right is None and lengths is None:
+        return None, False
+    place = unsqueeze(e, counting(e, queries), 1)
+    offset: Size = total - queries if attrs["causal_offset"] == "end" else before
+    ends: Ref | None = None
+    if lengths is not None:
+        ends = e.Reshape(e.cast(lengths, i64), e.ints([-1, 1, 1, 1]))
+        place = e.Add(place, e.Sub(ends, size_scalar(e, queries)))
+    elif offset != 0:
+        place = e.Add(place, size_scalar(e, offset))
+    key = counting(e, total)
+    rules = [e.LessOrEqual(key, place)] if attrs["causal"] else []
+    if window is not None:
+        rules.append(e.Greater(key, e.Sub(place, e.constant(window, i64))))
+    if right is not None:
+        rules.append(e.LessOrEqual(key, e.Add(place, e.constant(right, i64))))
+    if ends is not None:
+        rules.append(e.Less(key, ends))
+    visible = rules[0]
+    for rule in rules[1:]:
+        visible = e.And(visible, rule)
+    sees_first = window is None and lengths is None and bounds(offset)[0] >= 0
+    return visible, not sees_first
+
+
+def _softmax(e: Scope, scores: Ref, bias: tuple[Ref | None, bool], precision: DType | None) -> Ref:
+    """Softmax of scores + bias; zeros in rows where the bias hides every key."""
+    added, may_hide = bias
+    total = scores if added is None else e.Add(scores, added)
+    wide = total if precision is None else e.cast(total, precision)
+    weights = e.cast(e.Softmax(wide, axis=-1), scores.element)
+    if added is None or not may_hide:
+        return weights
+    top = reduce(e, "ReduceMax", added, [-1])
+    return e.Where(e.Equal(top, e.scalar(-math.inf, top)), e.scalar(0, weights), weights)
+
+
+# rotary
+
+
+@exports("rotary")
+def rotary(
+    e: Scope, x: Ref, cos: Ref, sin: Ref, ids: Ref | None, interleaved: bool, rotary_dim: int
+) -> Ref:
+    """RotaryEmbedding from opset 23 on, where the tables have the shape it wants."""
+    positions = None if ids is None else e.cast(ids, i64)
+    is_direct = ids is not None or (cos.rank == 3 and cos.shape[0] == x.shape[0])
+    if is_direct and e.fits("RotaryEmbedding", [x, cos, sin, positions]):
+        attrs = {"interleaved": interleaved, "rotary_embedding_dim": rotary_dim}
+        return e.RotaryEmbedding(x, cos, sin, positions, **attrs)
+    if positions is not None:
+        cos, sin = e.Gather(cos, positions, axis=0), e.Gather(sin, positions, axis=0)
+        rank = 3
+    else:
+        rank = cos.rank
+    if rank == 3:
+        cos, sin = unsqueeze(e, cos, 1), unsqueeze(e, sin, 1)
+    width = rotary_dim or x.shape[3]
+    if width == x.shape[3]:
+        return _rotate(e, x, x.shape, cos, sin, interleaved)
+    turned = slice_axis(e, x, 3, 0, width)
+    rest = slice_axis(e, x, 3, width)
+    shape = (*x.shape[:3], width)
+    return e.Concat(_rotate(e, turned, shape, cos, sin, interleaved), rest, axis=3)
+
+
+def _rotate(
+    e: Scope, x: Ref, shape: tuple[Size, ...], cos: Ref, sin: Ref, interleaved: bool
+) -> Ref:
+    """(a, b) -> (a*cos - b*sin, b*cos + a*sin) for the pairs of the last axis."""
+    half = shape[-1] // 2
+    if interleaved:
+        pairs = (*shape[:-1], half, 2)
+        split = reshape(e, x, shape, pairs)
+        first, second = (e.Gather(split, e.constant(i, i64), axis=-1) for i in (0, 1))
+    else:
+        first, second = e.emit("Split", [x, sizes_tensor(e, [half, half])], {"axis": -1}, results=2)
+    left = e.Sub(e.Mul(first, cos), e.Mul(second, sin))
+    right = e.Add(e.Mul(second, cos), e.Mul(first, sin))
+    if not interleaved:
+        return e.Concat(left, right, axis=-1)
+    joined = e.Concat(unsqueeze(e, left, -1), unsqueeze(e, right, -1), axis=-1)
+    return reshape(e, joined, pairs, shape)
+
+
+@exports("axial_rotary")
+def axial_rotary(
+    e: Scope, x: Ref, cos_h: Ref, sin_h: Ref, cos_w: Ref, sin_w: Ref, interleaved: bool
+) -> Ref:
+    """x as [B, H, rows, columns, D]; each half of D turns with the tables of one direction."""
+    rows, columns = cos_h.shape[0], cos_w.shape[0]
+    batch, heads, _, features = x.shape
+    half = features // 2
+    grid = (batch, heads, rows, columns, features)
+    image = reshape(e, x, x.shape, grid)
+    parts = e.emit("Split", [image, sizes_tensor(e, [half, half])], {"axis": -1}, results=2)
+    shape = (*grid[:-1], half)
+    cos_h, sin_h = unsqueeze(e, cos_h, 1), unsqueeze(e, sin_h, 1)
+    turned = e.Concat(
+        _rotate(e, parts[0], shape, cos_h, sin_h, interleaved),
+        _rotate(e, parts[1], shape, cos_w, sin_w, interleaved),
+        axis=-1,
+    )
+    return reshape(e, turned, grid, x.shape)

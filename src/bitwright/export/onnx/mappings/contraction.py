@@ -1,0 +1,102 @@
+"""Matrix products, with float, integer and quantized weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitwright.export.onnx.forms import reduce, slice_axis, squeeze, transpose, unsqueeze
+from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mappings.quantization import dequantize
+from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.ir.dtype import DType, i8, i64, u8
+
+
+def eight_bits(element: DType) -> DType:
+    """The 8-bit type that holds every value of a narrower one."""
+    return i8 if element.is_signed else u8
+
+
+def multiply(e: Scope, x: Ref, w: Ref) -> Ref:
+    """x @ w; integers of up to 8 bits give i32, of 16 bits i64, as the op says."""
+    if not (x.element.is_integer and w.element.is_integer):
+        return e.MatMul(x, w)
+    bits = max(x.element.bits, w.element.bits)
+    if bits <= 8:
+        return e.MatMulInteger(e.cast(x, eight_bits(x.element)), e.cast(w, eight_bits(w.element)))
+    if bits <= 16:
+        return e.MatMul(e.cast(x, i64), e.cast(w, i64))
+    return e.MatMul(x, w)
+
+
+@exports("matmul")
+def matmul(e: Scope, x: Ref, w: Ref) -> Ref:
+    return multiply(e, x, w)
+
+
+@exports("lora_matmul")
+def lora_matmul(e: Scope, x: Ref, w: Ref, a: Ref, b: Ref, bias: Ref | None, scale: float) -> Ref:
+    update = e.MatMul(e.MatMul(x, a), b)
+    if scale != 1:
+        update = e.Mul(update, e.scalar(scale, x))
+    y = e.Add(e.MatMul(x, w), update)
+    return y if bias is None else e.Add(y, bias)
+
+
+@exports("einsum")
+def einsum(e: Scope, *xs: Ref, equation: str) -> Ref:
+    """ONNX wants `...` to stand for equally many axes in every operand that has it."""
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
+    hidden = [x.rank - len(term.replace("...", "")) for x, term in zip(xs, terms, strict=True)]
+    aligned = [
+        unsqueeze(e, x, *range(term.index("..."), term.index("...") + max(hidden) - count))
+        if "..." in term and count < max(hidden)
+        else x
+        for x, term, count in zip(xs, terms, hidden, strict=True)
+    ]
+    return e.Einsum(*aligned, equation=equation)
+
+
+@exports("grouped_matmul", widens=False)
+def grouped_matmul(e: Scope, x: Ref, w: Ref, counts: Ref) -> Ref:
+    return _grouped(e, x, w, counts, w.shape[0])
+
+
+def _grouped(e: Scope, x: Ref, w: Ref, counts: Ref, experts: Any) -> Ref:
+    """Rows split by expert, one product each; or, for a symbolic number, one product per row."""
+    if isinstance(experts, int) and experts:
+        rows = e.emit("Split", [x, counts], {"axis": 0}, results=experts)
+        parts = [
+            multiply(e, part, e.Gather(w, e.constant(expert, i64), axis=0))
+            for expert, part in enumerate(rows)
+        ]
+        return parts[0] if experts == 1 else e.Concat(*parts, axis=0)
+    ends = e.CumSum(counts, e.constant(0, i64))
+    length = e.Squeeze(slice_axis(e, e.Shape(x), 0, 0, 1), e.ints([0]))
+    row = e.Range(e.constant(0, i64), length, e.constant(1, i64))
+    passed = e.cast(e.GreaterOrEqual(unsqueeze(e, row, 1), unsqueeze(e, ends, 0)), i64)
+    expert = reduce(e, "ReduceSum", passed, [1], keepdims=False)
+    return squeeze(e, multiply(e, unsqueeze(e, x, 1), e.Gather(w, expert, axis=0)), 1)
+
+
+@exports("dequant_matmul", widens=False)
+def dequant_matmul(
+    e: Scope, x: Ref, q: Ref, scale: Ref, zero_point: Ref | None, bias: Ref | None, block: int
+) -> Ref:
+    w = dequantize_blocks(e, q, scale, zero_point, block, x.element)
+    y = e.MatMul(x, transpose(e, w, 1, 0))
+    return y if bias is None else e.Add(y, bias)
+
+
+@exports("dequant_grouped_matmul", widens=False)
+def dequant_grouped_matmul(
+    e: Scope, x: Ref, q: Ref, scale: Ref, counts: Ref, zero_point: Ref | None, block: int
+) -> Ref:
+    w = dequantize_blocks(e, q, scale, zero_point, block, x.element)
+    return _grouped(e, x, transpose(e, w, 0, 2, 1), counts, q.shape[0])
+
+
+def dequantize_blocks(
+    e: Scope, q: Ref, scale: Ref, zero_point: Ref | None, block: int, to: DType
+) -> Ref:
+    """Real weights from codes with a scale for each block of the last axis."""
+    return dequantize(e, q, scale, zero_point, axis=q.rank - 1, block=block, to=to)

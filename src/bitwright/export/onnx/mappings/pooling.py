@@ -1,0 +1,132 @@
+"""Pooling over windows.
+
+With `ceil`, ONNX's shape inference before opset 22 counts a window that would start in the padding
+behind the tensor, which no runtime computes. Where sizes are known and that happens, the windows
+are said with the padding they need instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mappings.windows import listed, padded
+from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.sizes import sizes_tensor
+from bitwright.ir.dim import Dim, Size
+from bitwright.ir.dtype import f64, i8, u8
+from bitwright.ir.types import Shape
+from bitwright.ops.windows import make_windows
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The attributes that all pooling ops share."""
+
+    kernel: Sequence[int]
+    strides: Sequence[int] | None
+    pads: Sequence[Size] | None
+    dilations: Sequence[int] | None
+    ceil: bool
+
+    def attrs(self, pads: Sequence[Size] | None, ceil: bool) -> dict[str, Any]:
+        return {
+            "kernel_shape": list(self.kernel),
+            "strides": listed(self.strides, 1),
+            "pads": listed(pads, 0),
+            "dilations": listed(self.dilations, 1),
+            "ceil_mode": 1 if ceil else None,
+        }
+
+    @property
+    def is_symbolic(self) -> bool:
+        return any(isinstance(n, Dim) for n in self.pads or ())
+
+    def exact_pads(self, sizes: Sequence[Size]) -> list[int] | None:
+        """Padding with which rounding down gives the windows, where rounding up gives too many."""
+        if not self.ceil or self.is_symbolic or any(isinstance(size, Dim) for size in sizes):
+            return None
+        rank = len(sizes)
+        windows = make_windows(rank, self.kernel, self.strides, self.pads, self.dilations)
+        counts: Any = windows.counts(sizes, ceil=True)
+        ends, differs = [], False
+        for axis, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+            begin, stride = windows.begins[axis], windows.strides[axis]
+            room = size + begin + windows.ends[axis] - windows.extents[axis]
+            differs |= -(-room // stride) + 1 != count
+            needed = (count - 1) * stride + windows.extents[axis] - size - begin
+            ends.append(max(int(needed), 0))
+        return [*map(int, windows.begins), *ends] if differs else None
+
+
+def _emit(e: Scope, op_type: str, x: Ref, pool: Pool, sizes: Any, fill: float, **attrs: Any) -> Ref:
+    exact = pool.exact_pads(sizes)
+    if exact is not None:
+        return e.emit(op_type, [x], {**pool.attrs(exact, ceil=False), **attrs})[0]
+    x, rest = padded(e, x, pool.pads, fill)
+    return e.emit(op_type, [x], {**pool.attrs(rest, pool.ceil), **attrs})[0]
+
+
+@exports("max_pool", "max_pool_indices")
+def max_pool(e: Scope, x: Ref, storage_order: int | None = None, **shape: Any) -> Any:
+    pool, sizes, element = Pool(**shape), x.shape[2:], x.element
+    if element.is_integer and element not in (i8, u8):
+        if element.bits > 32:
+            raise e.reject(f"MaxPool takes no {element}, and no float type holds all its values")
+        x = e.cast(x, f64)
+    lowest = -np.inf if x.element.is_float else x.element.min
+    if storage_order is None:
+        return _emit(e, "MaxPool", x, pool, sizes, lowest)
+    if pool.is_symbolic:
+        raise e.reject("MaxPool with indices takes no symbolic padding")
+    exact = pool.exact_pads(sizes)
+    attrs = pool.attrs(pool.pads if exact is None else exact, pool.ceil and exact is None)
+    return e.emit("MaxPool", [x], {**attrs, "storage_order": storage_order}, results=2)
+
+
+@exports("avg_pool")
+def avg_pool(e: Scope, x: Ref, count_include_pad: bool, **shape: Any) -> Ref:
+    pool, sizes = Pool(**shape), x.shape[2:]
+    if not count_include_pad:
+        if pool.is_symbolic:
+            raise e.reject("AveragePool that leaves padding out takes no symbolic padding")
+        return _emit(e, "AveragePool", x, pool, sizes, 0)
+    if pool.exact_pads(sizes) is None:
+        return _emit(e, "AveragePool", x, pool, sizes, 0, count_include_pad=1)
+    # padding that counts becomes part of the tensor; what only completes a window does not count
+    pads = [int(n) for n in pool.pads or ()]  # type: ignore[arg-type]
+    rank = len(sizes)
+    grown = e.Pad(x, e.ints([0, 0, *pads[:rank], 0, 0, *pads[rank:]]), e.scalar(0, x))
+    wide = [size + pads[i] + pads[rank + i] for i, size in enumerate(sizes)]
+    return _average_padded(e, grown, pool, wide, sizes)
+
+
+def _average_padded(e: Scope, x: Ref, pool: Pool, wide: list[Any], sizes: Sequence[Size]) -> Ref:
+    """Averages over a tensor that holds its padding; as many windows as the padded one has."""
+    exact = pool.exact_pads(sizes)
+    assert exact is not None
+    rank = len(wide)
+    before = [int(n) for n in pool.pads or ()]  # type: ignore[arg-type]
+    ends = [exact[rank + i] - before[rank + i] for i in range(rank)]
+    if any(end < 0 for end in ends):  # the padding holds more than the windows reach
+        stops = [size + min(end, 0) for size, end in zip(wide, ends, strict=True)]
+        axes = e.ints(range(2, 2 + rank))
+        x = e.Slice(x, e.ints([0] * rank), e.ints(stops), axes)
+    pads = [0] * rank + [max(end, 0) for end in ends]
+    return e.AveragePool(x, **pool.attrs(pads, ceil=False))
+
+
+@exports("lp_pool")
+def lp_pool(e: Scope, x: Ref, p: int, **shape: Any) -> Ref:
+    return _emit(e, "LpPool", x, Pool(**shape), x.shape[2:], 0, p=p)
+
+
+@exports("max_unpool")
+def max_unpool(e: Scope, x: Ref, indices: Ref, shape: Shape) -> Ref:
+    """The given shape decides; the window only has to be named."""
+    window = [1] * (x.rank - 2)
+    return e.MaxUnpool(x, indices, sizes_tensor(e, shape), kernel_shape=window)

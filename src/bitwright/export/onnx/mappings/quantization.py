@@ -1,0 +1,206 @@
+"""Quantization as QuantizeLinear / DequantizeLinear.
+
+Which opset that takes is what the schemas say: 13 for 8-bit codes per tensor or axis, 19 for
+float8, 21 for 4 and 16 bits and for blocks, 23 for float4, 25 for 2 bits. What the pair cannot say
+in one node (f64, ranges of no type) is written in plain arithmetic, and quantization by the data's
+own range as a function of the model that carries the op's name.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from bitwright.export.onnx.forms import as_scalar, counting, reduce
+from bitwright.export.onnx.functions import call
+from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.ir.dim import Dim
+from bitwright.ir.dtype import DType, f8e8m0, f32, f64, i8, i64, u8
+from bitwright.ir.types import normalize_axis
+
+MAX_ZEROS = 1 << 16
+"""Zero points that only tell the type are written out up to this many."""
+
+
+@exports("dequantize", widens=False)
+def write_dequantize(
+    e: Scope,
+    x: Ref,
+    scale: Ref,
+    zero_point: Ref | None,
+    axis: int | None,
+    block: int,
+    to: DType | None,
+) -> Ref:
+    natural = scale.element if scale.element.bits >= 16 else f32
+    return dequantize(e, x, scale, zero_point, axis, block, to or natural)
+
+
+def dequantize(
+    e: Scope, x: Ref, scale: Ref, zero_point: Ref | None, axis: int | None, block: int, to: DType
+) -> Ref:
+    """(x - zero_point) * scale in f32, or in f64 where that is asked for, rounded to `to`."""
+    precision = f64 if f64 in (to, scale.element) else f32
+    is_code = zero_point is None or zero_point.dtype == x.dtype
+    if precision == f64 or not is_code:
+        y = _distance(e, x, zero_point, axis, block, precision)
+        return e.cast(e.Mul(y, e.cast(_spread(e, scale, x, axis, block), precision)), to)
+    if block and e.opset < 21 and (rows := _as_rows(e, x, scale, zero_point, axis)):
+        scale, zero_point = rows
+        axis, block = 0, 0
+    if axis is None:
+        scale = as_scalar(e, scale)
+        zero_point = None if zero_point is None else as_scalar(e, zero_point)
+    if scale.element == f8e8m0:
+        attrs = {"axis": axis, "block_size": block or None, "output_dtype": to}
+        return e.emit("DequantizeLinear", [x, scale, zero_point], attrs, dtypes=[to])[0]
+    if scale.element != to:
+        scale = e.cast(scale, f32)
+    attrs = {"axis": axis, "block_size": block or None}
+    (y,) = e.emit("DequantizeLinear", [x, scale, zero_point], attrs, dtypes=[scale.element])
+    return e.cast(y, to)
+
+
+@exports("quantize", widens=False)
+def quantize(
+    e: Scope,
+    x: Ref,
+    scale: Ref,
+    zero_point: Ref | None,
+    axis: int | None,
+    block: int,
+    to: DType,
+    saturate: bool,
+    precision: DType | None,
+) -> Ref:
+    if precision is None:
+        narrow = f32 if scale.element.bits < 16 else scale.element
+        precision = f64 if scale.element.is_integer else narrow
+    if precision == f64:
+        if not to.is_integer:
+            raise e.reject(f"QuantizeLinear to {to} does not divide in f64")
+        return e.cast(_codes(e, x, scale, zero_point, axis, block, to.min, to.max, f64), to)
+    x, scale = e.cast(x, precision), e.cast(scale, precision)
+    if axis is None:
+        scale = as_scalar(e, scale)
+        zero_point = None if zero_point is None else as_scalar(e, zero_point)
+    attrs: dict[str, object] = {"axis": axis, "block_size": block or None}
+    if to.is_float and not saturate:
+        attrs["saturate"] = 0
+    if zero_point is None and to != u8:
+        zero_point = _zeros(e, to, axis, scale)
+        if zero_point is None:
+            attrs["output_dtype"] = to
+    return e.emit("QuantizeLinear", [x, scale, zero_point], attrs, dtypes=[to])[0]
+
+
+def _zeros(e: Scope, to: DType, axis: int | None, scale: Ref) -> Ref | None:
+    """Zero points of the scale's shape, which tell the type of the codes in every opset."""
+    shape: Any = () if axis is None else scale.shape
+    if any(isinstance(size, Dim) for size in shape) or math.prod(shape) > MAX_ZEROS:
+        return None
+    return e.constant(np.zeros(shape), to)
+
+
+def _as_rows(
+    e: Scope, x: Ref, scale: Ref, zero_point: Ref | None, axis: int | None
+) -> tuple[Ref, Ref | None] | None:
+    """Scales [N, 1] of one block per row as scales [N] per row, which early opsets have."""
+    if x.rank != 2 or axis is None or normalize_axis(axis, 2) != 1 or scale.shape[1] != 1:
+        return None
+    flat = e.ints([-1])
+    return e.Reshape(scale, flat), None if zero_point is None else e.Reshape(zero_point, flat)
+
+
+# in plain arithmetic
+
+
+def _spread(e: Scope, parameter: Ref, x: Ref, axis: int | None, block: int) -> Ref:
+    """A scale or zero point so that it broadcasts over x."""
+    if axis is None:
+        return as_scalar(e, parameter)
+    at = normalize_axis(axis, x.rank)
+    if block:
+        index = counting(e, x.shape[at])
+        return e.Gather(parameter, e.Div(index, e.constant(block, i64)), axis=at)
+    return e.Reshape(parameter, e.ints([-1 if i == at else 1 for i in range(x.rank)]))
+
+
+def _distance(
+    e: Scope, x: Ref, zero_point: Ref | None, axis: int | None, block: int, precision: DType
+) -> Ref:
+    y = e.cast(x, precision)
+    if zero_point is None:
+        return y
+    return e.Sub(y, e.cast(_spread(e, zero_point, x, axis, block), precision))
+
+
+def _codes(
+    e: Scope,
+    x: Ref,
+    scale: Ref,
+    zero_point: Ref | None,
+    axis: int | None,
+    block: int,
+    low: float,
+    high: float,
+    precision: DType,
+) -> Ref:
+    """clip(round(x / scale) + zero_point, low, high), still as floats."""
+    factor = e.cast(_spread(e, scale, x, axis, block), precision)
+    codes = e.Round(e.Div(e.cast(x, precision), factor))
+    if zero_point is not None:
+        codes = e.Add(codes, e.cast(_spread(e, zero_point, x, axis, block), precision))
+    return e.Clip(codes, e.scalar(low, codes), e.scalar(high, codes))
+
+
+@exports("fake_quantize", widens=False)
+def fake_quantize(
+    e: Scope,
+    x: Ref,
+    scale: Ref,
+    zero_point: Ref | None,
+    axis: int | None,
+    block: int,
+    low: int,
+    high: int,
+) -> Ref:
+    """Quantize and dequantize where the range is that of an 8-bit type, else arithmetic."""
+    element = next((t for t in (i8, u8) if (t.min, t.max) == (low, high)), None)
+    offsets_fit = zero_point is None or zero_point.element == element
+    if element and offsets_fit and x.element == scale.element == f32 and not block:
+        codes = quantize(e, x, scale, zero_point, axis, block, element, True, None)
+        return dequantize(e, codes, scale, zero_point, axis, block, f32)
+    precision = f64 if f64 in (x.element, scale.element) else f32
+    codes = _codes(e, x, scale, zero_point, axis, block, low, high, scale.element)
+    real = e.cast(codes, precision)
+    if zero_point is not None:
+        real = e.Sub(real, e.cast(_spread(e, zero_point, x, axis, block), precision))
+    factor = e.cast(_spread(e, scale, x, axis, block), precision)
+    return e.cast(e.Mul(real, factor), x.element)
+
+
+@exports("dynamic_quantize", widens=False)
+def dynamic_quantize(e: Scope, x: Ref, to: DType, per_token: bool) -> tuple[Ref, ...]:
+    if to == u8 and not per_token:
+        return e.emit("DynamicQuantizeLinear", [e.cast(x, f32)], results=3)
+    attrs = {"to": to, "per_token": per_token}
+
+    def body(e: Scope, x: Ref) -> tuple[Ref, ...]:
+        x = e.cast(x, f32)
+        assert e.node is not None
+        axes = [-1] if per_token else list(range(e.node.inputs[0].rank))  # type: ignore[union-attr]
+        zero, low, high = e.scalar(0, x), e.scalar(to.min, x), e.scalar(to.max, x)
+        top = e.Max(reduce(e, "ReduceMax", x, axes, per_token), zero)
+        bottom = e.Min(reduce(e, "ReduceMin", x, axes, per_token), zero)
+        levels = e.scalar(to.max - to.min, x)
+        spread = e.Div(e.Sub(top, bottom), levels)
+        scale = e.Where(e.Equal(top, bottom), e.scalar(1, x), spread)
+        offset = e.Round(e.Clip(e.Sub(low, e.Div(bottom, scale)), low, high))
+        codes = e.Clip(e.Add(e.Round(e.Div(x, scale)), offset), low, high)
+        return e.cast(codes, to), scale, e.cast(offset, to)
+
+    return call(e, "dynamic_quantize", [x], attrs, body)

@@ -1,0 +1,135 @@
+"""Recurrent layers, and linear recurrences as scans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bitwright.export.onnx.bodies import Row, subgraph
+from bitwright.export.onnx.forms import reduce, squeeze, unsqueeze
+from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mappings.attention import scaled
+from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.sizes import sizes_tensor
+from bitwright.ir.dtype import i32
+from bitwright.ir.types import Shape
+from bitwright.ops.recurrence import activation_defaults
+
+_RESULTS = {"RNN": 2, "GRU": 2, "LSTM": 3}
+
+
+def _layer(e: Scope, op_type: str, operands: list[Ref | None], attrs: dict[str, Any]) -> Any:
+    r, lengths = operands[2], operands[4]
+    assert r is not None
+    if lengths is not None:
+        operands[4] = e.cast(lengths, i32)
+    hidden = attrs.pop("hidden")
+    attrs["hidden_size"] = r.shape[2] if hidden is None else hidden
+    names = attrs["activations"] or ()
+    for position, name in enumerate(("alpha", "beta")):
+        given = attrs.pop(name)
+        attrs[f"activation_{name}"] = _complete(given or (), names, position) or None
+    attrs = {name: list(v) if isinstance(v, tuple) else v for name, v in attrs.items()}
+    return e.emit(op_type, operands, attrs, results=_RESULTS[op_type])
+
+
+def _complete(given: Sequence[float], names: Sequence[str], position: int) -> list[float]:
+    """One number for each activation that takes one: runtimes differ in what they leave open."""
+    defaults = [activation_defaults(name)[position] for name in names]
+    wanted = [default for default in defaults if default is not None]
+    return [*given, *wanted[len(given) :]]
+
+
+@exports("rnn")
+def rnn(e: Scope, *operands: Ref | None, **attrs: Any) -> Any:
+    return _layer(e, "RNN", list(operands), attrs)
+
+
+@exports("gru")
+def gru(e: Scope, *operands: Ref | None, **attrs: Any) -> Any:
+    return _layer(e, "GRU", list(operands), attrs)
+
+
+@exports("lstm")
+def lstm(e: Scope, *operands: Ref | None, **attrs: Any) -> Any:
+    return _layer(e, "LSTM", list(operands), attrs)
+
+
+# recurrences
+
+
+def _zeros(e: Scope, like: Ref, shape: Shape) -> Ref:
+    return e.Expand(e.scalar(0, like), sizes_tensor(e, shape))
+
+
+def _scan(
+    e: Scope,
+    name: str,
+    state: Ref,
+    rows: list[Ref],
+    axis: int,
+    types: list[Row],
+    out: Row,
+    body: Any,
+) -> tuple[Ref, ...]:
+    """A scan along `axis` that carries one state and stacks one result; types of state, rows."""
+    attrs: dict[str, Any] = {
+        "num_scan_inputs": len(rows),
+        "scan_input_axes": [axis] * len(rows),
+        "scan_output_axes": [axis],
+        "body": subgraph(e, name, types, [types[0], out], body),
+    }
+    element = types[0][0]
+    return e.emit("Scan", [state, *rows], attrs, results=2, dtypes=[element, element])
+
+
+@exports("selective_scan")
+def selective_scan(
+    e: Scope, x: Ref, delta: Ref, a: Ref, b: Ref, c: Ref, d: Ref | None, state: Ref | None
+) -> tuple[Ref, Ref]:
+    """h = exp(delta a) h + (delta x) b', y = h c, step by step along axis 1."""
+    (batch, _, channels), size = x.shape, a.shape[1]
+    start = state or _zeros(e, x, (batch, channels, size))
+    channel, term = (x.element, (batch, channels)), (x.element, (batch, size))
+    types: list[Row] = [(x.element, (batch, channels, size)), channel, channel, term, term]
+
+    def body(e: Scope, h: Ref, x_t: Ref, delta_t: Ref, b_t: Ref, c_t: Ref) -> list[Ref]:
+        step = unsqueeze(e, delta_t, 2)
+        given = e.Mul(e.Mul(step, unsqueeze(e, x_t, 2)), unsqueeze(e, b_t, 1))
+        after = e.Add(e.Mul(e.Exp(e.Mul(step, a)), h), given)
+        return [after, squeeze(e, e.MatMul(after, unsqueeze(e, c_t, 2)), 2)]
+
+    last, y = _scan(e, "step", start, [x, delta, b, c], 1, types, channel, body)
+    return y if d is None else e.Add(y, e.Mul(x, d)), last
+
+
+@exports("gated_delta")
+def gated_delta(
+    e: Scope,
+    q: Ref,
+    k: Ref,
+    v: Ref,
+    g: Ref,
+    beta: Ref,
+    state: Ref | None,
+    scale: float | None,
+) -> tuple[Ref, Ref]:
+    """S = exp(g) S + k (beta (v - S' k))', y = S' q, step by step along axis 2."""
+    (batch, heads, _, keys), values = q.shape, v.shape[3]
+    start = state or _zeros(e, q, (batch, heads, keys, values))
+    key, value = (q.element, (batch, heads, keys)), (q.element, (batch, heads, values))
+    gate = (q.element, (batch, heads))
+    types: list[Row] = [(q.element, (batch, heads, keys, values)), key, key, value, gate, gate]
+
+    def body(e: Scope, s: Ref, q_t: Ref, k_t: Ref, v_t: Ref, g_t: Ref, beta_t: Ref) -> list[Ref]:
+        decayed = e.Mul(unsqueeze(e, e.Exp(g_t), 2, 3), s)
+        column = unsqueeze(e, k_t, 3)
+        recalled = reduce(e, "ReduceSum", e.Mul(decayed, column), [2], keepdims=False)
+        correction = e.Mul(unsqueeze(e, beta_t, 2), e.Sub(v_t, recalled))
+        after = e.Add(decayed, e.Mul(column, unsqueeze(e, correction, 2)))
+        read = e.Mul(after, unsqueeze(e, q_t, 3))
+        return [after, reduce(e, "ReduceSum", read, [2], keepdims=False)]
+
+    rows = [scaled(e, q, scale), k, v, g, beta]
+    last, y = _scan(e, "step", start, rows, 2, types, value, body)
+    return y, last

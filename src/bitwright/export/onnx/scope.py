@@ -1,0 +1,260 @@
+"""What mappings write against: one ONNX graph (the model's, or a body's) while it grows.
+
+    def silu(e, x):
+        return e.Mul(x, e.Sigmoid(x))
+
+`e.Name(operands, attribute=…)` appends an ONNX node and gives its value; every node is held against
+the schema of the chosen opset first. Values get their names when the mapping has returned, so the
+last node of a decomposition carries the name of the bitwright value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import ExportError
+from bitwright.export.onnx.schemas import (
+    Schema,
+    least_opset_for_type,
+    schema_at,
+    versions_of,
+)
+from bitwright.ir.dim import Size
+from bitwright.ir.dtype import DType, dtype, i64
+from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.types import Shape, TensorType, ValueType
+from bitwright.ir.verify import place
+
+Array = np.ndarray[Any, Any]
+SMALL = 4096
+"""Arrays up to this many bytes that decompositions bring along are shared when equal."""
+
+
+class NeedsOpset(Exception):  # noqa: N818 - a message to the driver, not an error
+    """The node being written has no form below this opset."""
+
+    def __init__(self, opset: int, reason: str) -> None:
+        super().__init__(reason)
+        self.opset, self.reason = opset, reason
+
+
+class NoSuchType(Exception):  # noqa: N818 - a message to the driver, not an error
+    """No opset takes the operand types; computing in a wider type may help."""
+
+
+@dataclass(eq=False)
+class Ref:
+    """A value of the ONNX graph; its name is settled late."""
+
+    dtype: DType | None
+    name: str = ""
+    type: ValueType | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of a value that is one of bitwright's own."""
+        assert isinstance(self.type, TensorType)
+        return self.type.shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def element(self) -> DType:
+        assert self.dtype is not None
+        return self.dtype
+
+
+@dataclass(eq=False)
+class Step:
+    """One ONNX node before it becomes a proto."""
+
+    op_type: str
+    inputs: list[Ref | None]
+    outputs: list[Ref]
+    attrs: dict[str, Any]
+    domain: str = ""
+    name: str = ""
+    proto: Any = None
+    """The node as a file gave it, for host steps; operands and results replace its own."""
+
+
+@dataclass
+class Session:
+    """What all scopes of one model share."""
+
+    opset: int
+    names: dict[str, int] = field(default_factory=dict)
+    domains: dict[str, int] = field(default_factory=dict)
+    functions: dict[tuple[Any, ...], Function] = field(default_factory=dict)
+
+    def unique(self, hint: str) -> str:
+        """`hint`, or `hint_1`, `hint_2`, … if it is taken."""
+        name, count = hint, self.names.get(hint, 0)
+        while not name or name in self.names:
+            count += 1
+            name = f"{hint or 'value'}_{count}"
+        self.names[hint] = count
+        self.names.setdefault(name, 0)
+        return name
+
+
+@dataclass(eq=False)
+class Function:
+    """A model-local function: a body of standard ops that carries the name of a bitwright op."""
+
+    op: str
+    name: str
+    attributes: tuple[str, ...]
+    inputs: list[Ref]
+    outputs: list[Ref]
+    body: Scope
+
+
+class Scope:
+    """One graph being written."""
+
+    def __init__(self, session: Session, graph: Graph, parent: Scope | None = None) -> None:
+        self.session, self.graph, self.parent = session, graph, parent
+        self.node: Node | None = parent.node if parent else None
+        self.values: dict[Value, Ref] = {}
+        self.steps: list[Step] = []
+        self.initializers: dict[Ref, Array] = {}
+        self.sizes_known: dict[Size, Ref] = {}
+        self.shapes_known: dict[Ref, Ref] = {}
+        self.bindings: dict[str, tuple[Ref, int, Size]] = {}
+        self._shared: dict[tuple[Any, ...], Ref] = {}
+
+    @property
+    def opset(self) -> int:
+        return self.session.opset
+
+    @property
+    def where(self) -> str:
+        return place(self.graph, self.node) if self.node else f"graph {self.graph.name!r}"
+
+    def reject(self, reason: str, hint: str = "") -> ExportError:
+        """The error that says why the current node has no ONNX form."""
+        op = self.node.op if self.node else self.graph.name
+        return ExportError(f"{op} has no form in ONNX: {reason}", where=self.where, hint=hint)
+
+    def needs(self, opset: int, reason: str) -> None:
+        """Declare that the current node cannot be written below `opset`."""
+        if self.opset < opset:
+            raise NeedsOpset(opset, reason)
+
+    # nodes
+
+    def __getattr__(self, name: str) -> Callable[..., Ref]:
+        if not name[0].isupper():
+            raise AttributeError(name)
+        return lambda *inputs, **attrs: self.emit(name, inputs, attrs)[0]
+
+    def emit(
+        self,
+        op_type: str,
+        inputs: Sequence[Ref | None],
+        attrs: dict[str, Any] | None = None,
+        results: int = 1,
+        dtypes: Sequence[DType | None] = (),
+    ) -> tuple[Ref, ...]:
+        """Append a standard node; `dtypes` where the operands do not decide the results' types."""
+        operands = list(inputs)
+        while operands and operands[-1] is None:
+            operands.pop()
+        attrs = {name: value for name, value in (attrs or {}).items() if value is not None}
+        given = attrs.pop("dtypes", dtypes)
+        elements = [None if ref is None else ref.dtype for ref in operands]
+        schema = self._schema(op_type, elements, list(attrs), given)
+        refs = [
+            Ref(given[i] if i < len(given) else schema.result(elements, i)) for i in range(results)
+        ]
+        self.steps.append(Step(op_type, operands, refs, attrs))
+        return tuple(refs)
+
+    def fits(self, op_type: str, inputs: Sequence[Ref | None], attrs: Iterable[str] = ()) -> bool:
+        """Whether the chosen opset has this op for these operands."""
+        schema = schema_at(op_type, self.opset)
+        elements = [None if ref is None else ref.dtype for ref in inputs]
+        return schema is not None and not schema.misfit(elements, attrs)
+
+    def _schema(
+        self,
+        op_type: str,
+        elements: list[DType | None],
+        attrs: list[str],
+        results: Sequence[DType | None],
+    ) -> Schema:
+        schema = schema_at(op_type, self.opset)
+        reason = schema.misfit(elements, attrs, results) if schema else "does not exist"
+        if schema and not reason:
+            return schema
+        for later in versions_of(op_type):
+            fits = not later.deprecated and not later.misfit(elements, attrs, results)
+            if later.since > self.opset and fits:
+                raise NeedsOpset(later.since, f"ONNX {op_type} {reason} before")
+        if not schema:
+            raise self.reject(f"the installed onnx has no usable op {op_type}")
+        if reason.startswith("takes no "):
+            raise NoSuchType(f"ONNX {op_type} {reason}")
+        raise self.reject(f"ONNX {op_type} {reason}")
+
+    def cast(self, x: Ref, to: DType) -> Ref:
+        """The value in another element type; unsaturated, as the interpreter rounds."""
+        if x.dtype == to:
+            return x
+        narrow_float = to.is_float and to.bits == 8 and to.name != "f8e8m0"
+        attrs = {"to": to, "saturate": 0 if narrow_float else None}
+        (y,) = self.emit("Cast", [x], attrs, dtypes=[to])
+        y.type = x.type.with_dtype(to) if isinstance(x.type, TensorType) else x.type
+        return y
+
+    # constants
+
+    def constant(self, array: Any, element: DType | None = None) -> Ref:
+        """An array that the mapping brings along."""
+        array = np.asarray(array) if element is None else np.asarray(array).astype(element.numpy)
+        key = (array.dtype, array.shape, array.tobytes()) if array.nbytes <= SMALL else None
+        scope: Scope | None = self
+        while scope and key:
+            if key in scope._shared:
+                return scope._shared[key]
+            scope = scope.parent
+        found = dtype(array.dtype)
+        self.check_type(found)
+        ref = Ref(found, type=TensorType(found, array.shape))
+        self.initializers[ref] = array
+        if key:
+            self._shared[key] = ref
+        return ref
+
+    def scalar(self, value: float, like: Ref) -> Ref:
+        """A number of rank 0 in the element type of another value."""
+        return self.constant(np.asarray(value), like.element)
+
+    def ints(self, values: Sequence[int]) -> Ref:
+        return self.constant(np.asarray(values, np.int64).reshape(len(values)), i64)
+
+    def check_type(self, element: DType) -> None:
+        self.needs(least_opset_for_type(element), f"ONNX has no {element} before")
+
+    # undo: a decomposition that met a type no op takes is written again with wider operands
+
+    @property
+    def _caches(self) -> tuple[dict[Any, Any], ...]:
+        return (self.initializers, self.sizes_known, self.shapes_known, self._shared)
+
+    def mark(self) -> tuple[int, ...]:
+        return (len(self.steps), *map(len, self._caches))
+
+    def undo(self, mark: tuple[int, ...]) -> None:
+        """Forget what was written after `mark`."""
+        del self.steps[mark[0] :]
+        for cache, length in zip(self._caches, mark[1:], strict=True):
+            while len(cache) > length:
+                cache.popitem()
