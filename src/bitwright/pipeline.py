@@ -13,6 +13,7 @@ from bitwright.passes.eliminate_dead import eliminate_dead
 from bitwright.passes.fold_batch_norm import fold_batch_norm
 from bitwright.passes.fold_constants import fold_constants
 from bitwright.passes.freeze_parameters import freeze_parameters
+from bitwright.passes.fuse_regions import fuse_regions
 from bitwright.passes.manager import History, Pass, run_passes
 from bitwright.passes.recognize_composites import recognize_composites
 from bitwright.passes.resolve_shapes import resolve_shapes
@@ -39,6 +40,7 @@ PASSES: dict[str, Pass] = {
         fold_batch_norm,
         fold_constants,
         freeze_parameters,
+        fuse_regions,
         recognize_composites,
         resolve_shapes,
     )
