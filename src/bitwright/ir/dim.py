@@ -21,6 +21,8 @@ RESERVED = frozenset({"true", "false", "none", "inf", "nan", "graph", "tensor", 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
 _MAX_DEPTH = 60
 _MAX_TERMS = 200
+_MAX_WEIGHT = 400  # atoms in a size, nested ones included; arithmetic on more is not worth its time
+_MAX_COEFFICIENT = 1 << 64
 
 
 @dataclass(frozen=True, order=True)
@@ -31,6 +33,7 @@ class Symbol:
     bound: int | None = None
 
     depth = 0
+    weight = 1
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -50,6 +53,10 @@ class Function:
     @cached_property
     def depth(self) -> int:
         return 1 + max(a.depth if isinstance(a, Dim) else 0 for a in self.args)
+
+    @cached_property
+    def weight(self) -> int:
+        return 1 + sum(a.weight if isinstance(a, Dim) else 0 for a in self.args)
 
     @cached_property
     def bounds(self) -> tuple[float, float]:
@@ -119,12 +126,13 @@ _SYMMETRIC = ("max", "min", "broadcast")
 class Dim:
     """A symbolic size, made by `symbol`, arithmetic and the functions of this module."""
 
-    __slots__ = ("_hash", "_text", "depth", "terms")
+    __slots__ = ("_hash", "_text", "depth", "terms", "weight")
     terms: tuple[tuple[Monomial, int], ...]
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
         self.terms = terms
         self.depth = max((atom.depth for monomial, _ in terms for atom in monomial), default=0)
+        self.weight = sum(1 + sum(atom.weight for atom in monomial) for monomial, _ in terms)
         self._hash = hash(terms)
         self._text: str | None = None
 
@@ -150,6 +158,8 @@ class Dim:
 
     def __mul__(self, other: Size) -> Size:
         total: dict[Monomial, int] = {}
+        if len(self.terms) * len(_terms(other)) > _MAX_WEIGHT:
+            return UNKNOWN
         for m1, c1 in self.terms:
             for m2, c2 in _terms(other):
                 product = tuple(sorted(m1 + m2, key=str))
@@ -257,7 +267,10 @@ def _make(terms: Mapping[Monomial, int]) -> Size:
         return kept[0][1]
     if any(_NO_NAME in monomial for monomial, _ in kept):
         return UNKNOWN
-    return Dim(tuple(kept))
+    size = Dim(tuple(kept))
+    if size.weight > _MAX_WEIGHT or any(abs(c) > _MAX_COEFFICIENT for _, c in kept):
+        return UNKNOWN
+    return size
 
 
 def _key(monomial: Monomial) -> str:
@@ -279,7 +292,9 @@ def _function(kind: str, a: Size, b: Size) -> Size:
     if kind in _SYMMETRIC and str(b) < str(a):
         a, b = b, a
     atom = Function(kind, (a, b))
-    return UNKNOWN if atom.depth > _MAX_DEPTH else Dim((((atom,), 1),))
+    if atom.depth > _MAX_DEPTH or atom.weight > _MAX_WEIGHT:
+        return UNKNOWN
+    return Dim((((atom,), 1),))
 
 
 def divide_exactly(a: Size, b: Size) -> Size | None:

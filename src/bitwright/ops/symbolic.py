@@ -20,6 +20,7 @@ from bitwright.ops.registry import get
 
 Array = np.ndarray[Any, Any]
 MAX_ELEMENTS = 256
+MAX_MAGNITUDE = 1 << 64  # Python's integers would grow without end where tensors overflow
 
 
 def on_elements(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,4 +103,7 @@ def _may_hold_sizes(value: Value) -> bool:
 
 def _fits(elements: Any, value: Value) -> bool:
     array = np.asarray(elements, dtype=object)
-    return array.size <= MAX_ELEMENTS and array.ndim == len(value.shape)
+    if array.size > MAX_ELEMENTS or array.ndim != len(value.shape):
+        return False
+    whole = (e for e in array.reshape(-1) if isinstance(e, int))
+    return all(abs(number) < MAX_MAGNITUDE for number in whole)
