@@ -109,11 +109,9 @@ def matmul_integer(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 def _integer_conv(
     ctx: Context, node: OnnxNode, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None
 ) -> Value:
-    """The convolution of centred codes; f64 holds every i32 product and sum exactly."""
+    """The convolution of centred codes, in i32; padding is a zero, not a code."""
     attrs = conv_attrs(node, x, w)
-    codes = ctx.cast(centred(ctx, x, x_zero), "f64")
-    kernel = ctx.cast(centred(ctx, w, w_zero, 0), "f64")
-    return ctx.cast(ctx.b.conv(codes, kernel, **attrs), "i32")
+    return ctx.b.conv(centred(ctx, x, x_zero), centred(ctx, w, w_zero, 0), **attrs)
 
 
 @imports("ConvInteger")

@@ -80,7 +80,7 @@ def value_type(proto: TypeProto, names: SymbolNames | None, what: str, where: st
             sizes.append(dim.dim_value)
         elif names is None:
             sizes.append(UNKNOWN)
-        elif dim.dim_param:
+        elif re.search(r"\w", dim.dim_param):
             sizes.append(names.named(dim.dim_param))
         else:
             sizes.append(names.fresh(f"{what}_dim{axis}"))

@@ -1,0 +1,75 @@
+"""bitwright behind ONNX's own backend interface, so that its official runner can test it.
+
+    onnx.backend.test.BackendTest(bitwright.onnx_backend.Backend, __name__)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnx import ModelProto, NodeProto, helper
+from onnx.backend.base import Backend as OnnxBackend
+from onnx.backend.base import BackendRep, namedtupledict
+
+from bitwright.executable import Executable
+from bitwright.frontend.onnx import load
+from bitwright.ops.interpret import run
+from bitwright.pipeline import compile as compile_model
+
+
+class Prepared(BackendRep):  # type: ignore[misc]
+    """A model that is ready to run."""
+
+    def __init__(self, executable: Executable) -> None:
+        self.executable = executable
+
+    def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
+        """Outputs in the model's order, from inputs in its order or by name."""
+        names = self.executable.input_names
+        feeds = dict(inputs) if isinstance(inputs, dict) else dict(zip(names, inputs, strict=True))
+        results = self.executable.run(feeds)
+        return tuple(namedtupledict("Outputs", list(results))(*results.values()))
+
+
+class Backend(OnnxBackend):  # type: ignore[misc]
+    @classmethod
+    def prepare(cls, model: ModelProto, device: str = "CPU", **_: Any) -> Prepared:
+        return Prepared(compile_model(load(model)))
+
+    @classmethod
+    def run_model(cls, model: ModelProto, inputs: Any, device: str = "CPU", **_: Any) -> Any:
+        return cls.prepare(model, device).run(inputs)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Any = None,
+        **options: Any,
+    ) -> tuple[Any, ...]:
+        """One node on its own; its types come from the arrays it is given."""
+        names = [name for name in node.input if name]
+        feeds = dict(inputs) if isinstance(inputs, dict) else dict(zip(names, inputs, strict=True))
+        infos = [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+            )
+            for name, array in feeds.items()
+        ]
+        results = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
+        graph = helper.make_graph([node], "node", infos, results)
+        opsets = [helper.make_opsetid(node.domain, options["opset"])] if "opset" in options else None
+        model = helper.make_model(graph, opset_imports=opsets)
+        return tuple(run(load(model), feeds).values())
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        return device.split(":")[0] == "CPU"
+
+
+prepare = Backend.prepare
+run_model = Backend.run_model
+run_node = Backend.run_node
+supports_device = Backend.supports_device
