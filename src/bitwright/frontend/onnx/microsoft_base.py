@@ -42,6 +42,7 @@ REFUSED = {
     "RemovePadding": "batches packed without padding have no op here",
     "RestorePadding": "batches packed without padding have no op here",
     "MatMulFpQ4": "its weights are in a format private to ONNX Runtime",
+    "MaxpoolWithMask": "its windows end at the first masked element, which no pooling here does",
     "NhwcConv": _GPU_LAYOUT,
     "QOrderedAttention": _GPU_LAYOUT,
     "QOrderedGelu": _GPU_LAYOUT,
@@ -57,9 +58,7 @@ REFUSED = {
 }
 
 
-def microsoft(
-    *op_types: str, needs: int = 1, domain: str = DOMAIN
-) -> Callable[[Mapping], Mapping]:
+def microsoft(*op_types: str, needs: int = 1, domain: str = DOMAIN) -> Callable[[Mapping], Mapping]:
     """Register the importer of these ops; their first `needs` operands must be there."""
 
     def register(function: Mapping) -> Mapping:

@@ -4,8 +4,8 @@
     def relu(ctx, node, inputs): return ctx.b.relu(inputs[0])
 
 A mapping answers a value, or a list of values in the order of the node's outputs (None for one that
-nothing asks for). Every module `ops_*` and `microsoft_*` of this folder is searched. An op that has the same operands
-as one of ours and no attributes needs no function: `OpDef.onnx` names it.
+nothing asks for). Every module `ops_*` and `microsoft_*` of this folder is searched. An op that has
+the same operands as one of ours and no attributes needs no function: `OpDef.onnx` names it.
 """
 
 from __future__ import annotations
