@@ -115,8 +115,8 @@ class Run:
         self.outputs = {
             name: memory.array(view).copy() for name, view in self.schedule.outputs.items()
         }
-        faults = [b for b in self.schedule.buffers if b.name == "fault"]
-        cells = memory.raw(faults[0]).view(np.int64).tolist() if faults else [0, 0]
+        noted = ctx.fault_buffer in self.schedule.buffers
+        cells = memory.raw(ctx.fault_buffer).view(np.int64).tolist() if noted else [0, 0]
         self.fault = (cells[0] - 1, cells[1]) if cells[0] else None
 
     def _host(self, step):

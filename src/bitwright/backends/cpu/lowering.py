@@ -10,8 +10,8 @@ for a region without one):
         kernel = ctx.kernel("softmax", (lanes,), lambda m, name: emit_softmax(m, name, lanes))
         ctx.call(kernel, node, {"x": x, "y": y}, {"rows": rows, "columns": columns}, writes=("y",))
 
-It raises `NoKernelError(reason)` for what it cannot do; the node then runs in the reference interpreter,
-and the schedule says why.
+It raises `NoKernelError(reason)` for what it cannot do; the node then runs in the reference
+interpreter, and the schedule says why.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from bitwright.backends.cpu.emit import Module, Signature
 from bitwright.errors import CompileError
 from bitwright.ir.dim import Dim, Size
-from bitwright.ir.dtype import DType, dtype, string
+from bitwright.ir.dtype import DType, dtype, i64, string
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import Buffer, Place, View, contiguous
@@ -104,6 +104,7 @@ class Lowering:
         self._copies: dict[View, View] = {}
         self._constants: dict[int, View] = {}
         self._kept: list[Array] = []
+        self.fault_buffer = Buffer("fault", i64, 2, Place.STATE)
         self._results = {_origin(value): name for name, value in reversed(graph.outputs)}
 
     # where values lie
@@ -164,6 +165,20 @@ class Lowering:
             self._constants[id(array)] = contiguous(made, held.shape)
         return self._constants[id(array)]
 
+    def fault(self) -> View:
+        """Where kernels note an index they cannot use: two cells, which start as zeros.
+
+        Cell 1 receives the index, then cell 0 the `number` of the node; a program that finds cell 0
+        set raises. Threads write it without care for each other, so it is no result of a step.
+        """
+        if self.fault_buffer not in self.schedule.buffers:
+            self.schedule.buffers.append(self.fault_buffer)
+        return contiguous(self.fault_buffer, (2,))
+
+    def number(self, node: Node) -> int:
+        """The node's place in the graph, counted from 1, as a fault names it."""
+        return 1 + self.graph.nodes.index(node)
+
     # kernels and steps
 
     def kernel(
@@ -184,14 +199,14 @@ class Lowering:
     def call(
         self,
         kernel: KernelCode,
-        node: Node,
+        node: Node | str,
         pointers: Mapping[str, View],
         sizes: Mapping[str, Size],
         *,
         writes: Iterable[str] = ("y",),
         why: str = "",
     ) -> None:
-        """Append a kernel call; every slot of the kernel is given."""
+        """Append a kernel call for a node (or its name); every slot of the kernel is given."""
         slots = {slot.name for slot in kernel.signature.slots}
         if slots != {*pointers, *sizes}:
             raise CompileError(
@@ -201,8 +216,9 @@ class Lowering:
             )
         written = tuple(pointers[name].buffer for name in writes)
         read = tuple(view.buffer for name, view in pointers.items() if name not in writes)
+        name = node if isinstance(node, str) else node.name
         self.schedule.steps.append(
-            KernelStep(kernel.name, node.name, dict(pointers), dict(sizes), read, written, why)
+            KernelStep(kernel.name, name, dict(pointers), dict(sizes), read, written, why)
         )
 
     # the walk

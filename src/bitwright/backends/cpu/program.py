@@ -25,6 +25,7 @@ from bitwright.errors import RunError
 from bitwright.ir.dim import Dim, evaluate, solve
 from bitwright.ir.graph import Graph, Value
 from bitwright.ir.types import TensorType
+from bitwright.ir.verify import place
 from bitwright.lir.buffer import Buffer, Place
 from bitwright.lir.plan import plan
 from bitwright.lir.schedule import HostStep, KernelStep, Schedule
@@ -51,7 +52,13 @@ class Program:
         self._stretches = list(_stretches(self.schedule))
         self._entered = {b.name: b for b in self.schedule.buffers if b.place is Place.INPUT}
         self._results = {b for b in self.schedule.buffers if b.place is Place.OUTPUT}
-        self._held = [b for b in self.schedule.buffers if b.place is Place.STATE]
+        self._fault_buffer = lowering.fault_buffer
+        self._fault = np.zeros(2, np.int64)
+        self._held = [
+            b
+            for b in self.schedule.buffers
+            if b.place is Place.STATE and b is not self._fault_buffer
+        ]
         self.states: dict[str, Array] = {}
         self._is_planned = _sizes_are_known(graph, self.schedule)
         self._pool = shared_pool(threads)
@@ -112,6 +119,7 @@ class Program:
                 memory.give(self._entered[value.name], np.ascontiguousarray(objects[value]))
         for buffer in self._held:
             memory.give(buffer, self._state(buffer, memory))
+        memory.give(self._fault_buffer, self._fault)
 
     def _state(self, buffer: Buffer, memory: Memory) -> Array:
         if buffer.name not in self.states:
@@ -142,6 +150,19 @@ class Program:
         table = stretch if isinstance(stretch, StepTable) else self._lazy_table(stretch, memory)
         table.set_addresses()
         self._pool.run(table.address, table.count)
+        if self._fault[0]:
+            raise self._take_fault(memory.bindings)
+
+    def _take_fault(self, bindings: Mapping[str, int]) -> RunError:
+        """The error for what a kernel noted: an index that it could not use."""
+        node = self.graph.nodes[int(self._fault[0]) - 1]
+        index, self._fault[:] = int(self._fault[1]), 0
+        indexed = next((v.type for v in node.operands), None)
+        if isinstance(indexed, TensorType):
+            indexed = f"an index of a tensor of shape {list(indexed.concrete(bindings))}"
+        return RunError(
+            f"index {index} is outside", where=place(self.graph, node), expected=indexed
+        )
 
     def _lazy_table(self, steps: list[KernelStep], memory: Memory) -> StepTable:
         """A table for steps whose sizes are known by now; their results get memory here."""
