@@ -15,9 +15,14 @@ LAST = (1 << 63) - 1
 
 
 def reshape(e: Scope, x: Ref, before: Shape, after: Shape) -> Ref:
-    """Reshape with 0 for sizes that stay, -1 for one symbolic size, the rest written out."""
+    """Squeeze or Unsqueeze where that is all; else Reshape with 0 for sizes that stay, -1 for one
+    symbolic size, the rest written out."""
     if tuple(before) == tuple(after):
         return x
+    if (axes := _added_ones(before, after)) is not None:
+        return unsqueeze(e, x, *axes)
+    if (axes := _added_ones(after, before)) is not None:
+        return squeeze(e, x, *axes)
     stays = [axis < len(before) and before[axis] == size for axis, size in enumerate(after)]
     open_axes = [
         axis for axis, size in enumerate(after) if isinstance(size, Dim) and not stays[axis]
@@ -30,6 +35,19 @@ def reshape(e: Scope, x: Ref, before: Shape, after: Shape) -> Ref:
         for axis, size in enumerate(after)
     ]
     return e.Reshape(x, e.ints(target))
+
+
+def _added_ones(shorter: Shape, longer: Shape) -> list[int] | None:
+    """The axes of `longer` that are 1 and without which it is `shorter`."""
+    axes: list[int] = []
+    for axis, size in enumerate(longer):
+        at = axis - len(axes)
+        if at < len(shorter) and shorter[at] == size:
+            continue
+        if size != 1:
+            return None
+        axes.append(axis)
+    return axes if len(longer) - len(axes) == len(shorter) else None
 
 
 def unsqueeze(e: Scope, x: Ref, *axes: int) -> Ref:

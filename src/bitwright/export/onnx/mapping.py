@@ -16,13 +16,14 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from bitwright.export.onnx.scalars import scalar_form
 from bitwright.export.onnx.scope import Scope
 from bitwright.ops.registry import get
 
 Write = Callable[..., Any]
+F = TypeVar("F", bound=Write)
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ _FORMS: dict[str, Form] = {}
 _REASONS: dict[str, str] = {}
 
 
-def exports(*names: str, widens: bool = True) -> Callable[[Write], Write]:
+def exports(*names: str, widens: bool = True) -> Callable[[F], F]:
     """Make the function the ONNX form of these ops."""
 
-    def register(write: Write) -> Write:
+    def register(write: F) -> F:
         for name in names:
             assert name not in _FORMS, f"{name} has two mappings"
             _FORMS[name] = Form(write, widens)

@@ -131,7 +131,7 @@ def _read(schema: defs.OpSchema) -> Schema:
         read(schema.inputs),
         read(schema.outputs),
         bool(schema.inputs) and schema.inputs[-1].option == variadic,
-        {name: int(attribute.type.value) for name, attribute in schema.attributes.items()},
+        {name: attribute.type.value for name, attribute in schema.attributes.items()},  # type: ignore[attr-defined]
     )
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.export.onnx.forms import LAST, as_scalar, may_be_negative, reshape
+from bitwright.export.onnx.forms import LAST, as_scalar, may_be_negative, reshape, slice_axis
 from bitwright.export.onnx.mapping import exports
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import size_vector, sizes_tensor
-from bitwright.ir.dim import Dim, Size
+from bitwright.ir.dim import Dim, Size, max_size
 from bitwright.ir.dtype import i64
 from bitwright.ir.types import Shape, normalize_axis
 from bitwright.ops.registry import get
@@ -161,3 +161,13 @@ def _pad_by_index(e: Scope, x: Ref, pads: Sequence[Size], mode: str) -> Ref:
         places = get("pad").reference(np.arange(size), None, None, pads=(before, after), mode=mode)
         x = e.Gather(x, e.ints(places), axis=axis)
     return x
+
+
+@exports("roll", widens=False)
+def roll(e: Scope, x: Ref, shifts: Sequence[int], axes: Sequence[int]) -> Ref:
+    y = x
+    for shift, axis in zip(shifts, axes, strict=True):
+        at = normalize_axis(axis, x.rank)
+        start = -shift % max_size(x.shape[at], 1)
+        y = e.Concat(slice_axis(e, y, at, start), slice_axis(e, y, at, 0, start), axis=at)
+    return y
