@@ -126,6 +126,15 @@ def contiguous(buffer: Buffer, shape: Sequence[Size]) -> View:
     return View(buffer, 0, tuple(shape), row_major(shape))
 
 
+def dense(buffer: Buffer, shape: Sequence[Size], order: Sequence[int]) -> View:
+    """All of a buffer, the axes of `shape` lying in `order`, outermost first."""
+    inner = row_major([shape[axis] for axis in order])
+    strides: list[Size] = [0] * len(shape)
+    for axis, stride in zip(order, inner, strict=True):
+        strides[axis] = stride
+    return View(buffer, 0, tuple(shape), tuple(strides))
+
+
 def row_major(shape: Sequence[Size]) -> tuple[Size, ...]:
     strides: list[Size] = []
     total: Size = 1

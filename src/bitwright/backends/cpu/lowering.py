@@ -17,7 +17,7 @@ interpreter, and the schedule says why.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from bitwright.ir.dim import Dim, Size
 from bitwright.ir.dtype import DType, dtype, i64, string
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
-from bitwright.lir.buffer import Buffer, Place, View, contiguous
+from bitwright.lir.buffer import Buffer, Place, View, contiguous, dense
 from bitwright.lir.schedule import HostStep, KernelStep, Schedule, verify_schedule
 from bitwright.target import Target
 
@@ -101,7 +101,7 @@ class Lowering:
         self.schedule = Schedule(graph)
         self.kernels: dict[str, KernelCode] = {}
         self._views: dict[Value, View] = {}
-        self._copies: dict[View, View] = {}
+        self._copies: dict[tuple[View, tuple[int, ...]], View] = {}
         self._constants: dict[int, View] = {}
         self._kept: list[Array] = []
         self.fault_buffer = Buffer("fault", i64, 2, Place.STATE)
@@ -121,23 +121,36 @@ class Lowering:
 
     def packed(self, view: View, name: str) -> View:
         """A view in row-major order, copied once if it is not."""
-        if view.is_contiguous:
+        return self._in_order(view, tuple(range(len(view.shape))), name)
+
+    def ordered(self, value: Value, order: Sequence[int]) -> View:
+        """Where a value lies densely with its axes in this order, outermost first; else a copy.
+
+        Channels-last images are values of shape [N, C, H, W] ordered (0, 2, 3, 1).
+        """
+        return self._in_order(self.view(value), tuple(order), value.name)
+
+    def _in_order(self, view: View, order: tuple[int, ...], name: str) -> View:
+        if view.transpose(order).is_contiguous:
             return view
-        if view not in self._copies:
-            copy = contiguous(self.buffer(f"{name}.packed", view.dtype, view.count), view.shape)
-            self.copy(view, copy, name)
-            self._copies[view] = copy
-        return self._copies[view]
+        key = view, order
+        if key not in self._copies:
+            buffer = self.buffer(f"{name}.packed", view.dtype, view.count)
+            self._copies[key] = dense(buffer, view.shape, order)
+            self.copy(view, self._copies[key], name)
+        return self._copies[key]
 
     def copy(self, source: View, target: View, name: str) -> None:
         """A step that copies elements between views of one shape."""
         COPY[0](self, source, target, name)
 
-    def output(self, value: Value) -> View:
-        """A new place for a node's result, row-major."""
+    def output(self, value: Value, order: Sequence[int] | None = None) -> View:
+        """A new dense place for a node's result: row-major, or with its axes in this order."""
         type_ = value.tensor
-        place = Place.OUTPUT if value in self._results else Place.ARENA
-        view = contiguous(self.buffer(value.name, type_.dtype, type_.count, place), type_.shape)
+        order = tuple(order or range(type_.rank))
+        plain = order == tuple(range(type_.rank))
+        place = Place.OUTPUT if plain and value in self._results else Place.ARENA
+        view = dense(self.buffer(value.name, type_.dtype, type_.count, place), type_.shape, order)
         self._views[value] = view
         return view
 
