@@ -3,24 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from bitwright.errors import RunError
 from bitwright.ir.graph import Graph
-from bitwright.ops.interpret import Observer, run
+from bitwright.ops.interpret import Observer, check_inputs, run
 from bitwright.passes.manager import History
 
 Array = np.ndarray[Any, Any]
 
 
+class Engine(Protocol):
+    """What executes a graph: a backend's program."""
+
+    states: dict[str, Array]
+
+    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None) -> dict[str, Any]: ...
+
+
+class Reference:
+    """The interpreter as an engine."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.states: dict[str, Array] = {}
+
+    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None) -> dict[str, Any]:
+        results = run(self.graph, feeds, states=self.states)
+        kept = [v.node.attrs.get("value") for v in (*self.graph.constants, *self.graph.parameters)]
+        kept += [*feeds.values(), *self.states.values()]
+        owned: dict[str, Any] = {}
+        for name, result in results.items():
+            if out and name in out:
+                out[name][...] = result
+                owned[name] = out[name]
+            else:
+                owned[name] = result.copy() if _shares(result, [*kept, *owned.values()]) else result
+        return owned
+
+
+def _shares(array: Any, others: list[Any]) -> bool:
+    return isinstance(array, np.ndarray) and any(
+        np.may_share_memory(array, other) for other in others if isinstance(other, np.ndarray)
+    )
+
+
 class Executable:
     """Runs a graph. Named state lives in the executable, across runs, until `reset`."""
 
-    def __init__(self, graph: Graph, history: History) -> None:
-        self.graph, self.history = graph, history
-        self._states: dict[str, Array] = {}
+    def __init__(self, graph: Graph, history: History, engine: Engine) -> None:
+        self.graph, self.history, self.engine = graph, history, engine
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -35,26 +69,23 @@ class Executable:
         inputs: Mapping[str, Any] | None = None,
         /,
         *positional: Any,
+        out: Mapping[str, Array] | None = None,
         observe: Observer | None = None,
     ) -> dict[str, Any]:
-        """Outputs by name, from inputs by name or in order; the arrays are the caller's own."""
-        feeds = self._feeds(inputs, positional)
-        results = run(self.graph, feeds, states=self._states, observe=observe)
-        given = [a for a in (*feeds.values(), *self._held()) if isinstance(a, np.ndarray)]
-        owned: dict[str, Any] = {}
-        for name, result in results.items():
-            shared = isinstance(result, np.ndarray) and any(
-                np.may_share_memory(result, array)
-                for array in (*given, *owned.values())
-                if isinstance(array, np.ndarray)
-            )
-            owned[name] = result.copy() if shared else result
-        return owned
+        """Outputs by name, from inputs by name or in order; the arrays are the caller's own.
 
-    def _held(self) -> list[Any]:
-        """Arrays that outlive a run and must not be handed out."""
-        boundary = (*self.graph.constants, *self.graph.parameters)
-        return [v.node.attrs.get("value") for v in boundary] + list(self._states.values())
+        Arrays in `out` (by output name) are written in place. With `observe` the run goes through
+        the reference interpreter, which shows every value as it is made.
+        """
+        feeds = self._feeds(inputs, positional)
+        check_inputs(self.graph, feeds)
+        if unknown := set(out or ()) - set(self.output_names):
+            raise RunError(
+                f"there is no output {min(unknown)!r}", expected=", ".join(self.output_names)
+            )
+        if observe is not None:
+            return run(self.graph, feeds, states=self.engine.states, observe=observe)
+        return self.engine.run(feeds, out)
 
     def _feeds(self, inputs: Any, positional: tuple[Any, ...]) -> Mapping[str, Any]:
         if isinstance(inputs, Mapping) and not positional:
@@ -70,7 +101,7 @@ class Executable:
 
     def reset(self) -> None:
         """Forget all state: the next run starts from the initial values."""
-        self._states.clear()
+        self.engine.states.clear()
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return self.run(*args, **kwargs)

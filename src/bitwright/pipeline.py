@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bitwright.errors import BitwrightError
-from bitwright.executable import Executable
+from bitwright.executable import Executable, Reference
 from bitwright.frontend.load import load
 from bitwright.passes.canonicalize import canonicalize
 from bitwright.passes.eliminate_common import eliminate_common
@@ -62,4 +62,5 @@ def compile(
     if threads is not None and threads < 1:
         raise BitwrightError("threads must be at least 1", found=threads)
     history = History()
-    return Executable(run_passes(load(model), INFERENCE, history), history)
+    graph = run_passes(load(model), INFERENCE, history)
+    return Executable(graph, history, Reference(graph))
