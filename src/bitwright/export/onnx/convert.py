@@ -158,18 +158,21 @@ def _write_node(scope: Scope, node: Node, finals: dict[Value, str]) -> None:
     mark = scope.mark()
     refs = [None if v is None else scope.values[v] for v in node.inputs]
     results: Any = None
-    reason = ""
+    refusal: NoSuchType | None = None
     for wider in (lambda element: element, _to_32_bits, _to_64_bits):
         try:
             results = form.write(scope, *_operands(scope, node, refs, wider), **_attrs(node))
             break
         except NoSuchType as error:
             scope.undo(mark)
-            reason = reason or str(error)
+            refusal = refusal or error
             if not form.widens:
                 break
     if results is None:
-        raise scope.reject(reason)
+        assert refusal is not None
+        if refusal.opset is not None:
+            raise NeedsOpset(refusal.opset, f"{refusal} before")
+        raise scope.reject(str(refusal))
     _bind_results(scope, node, results if isinstance(results, tuple) else (results,), mark, finals)
 
 

@@ -18,6 +18,9 @@ from bitwright.ir.dtype import DTYPES, DType
 
 LEAST_OPSET = 13
 NEWEST_OPSET = defs.onnx_opset_version()
+READ_OPSET = 26
+"""The newest opset that runtimes in use read. For an element type that an op takes only beyond it,
+computing in a wider type is preferred."""
 
 _WORDS = {"f64": "double", "f32": "float", "f16": "float16", "bf16": "bfloat16", "bool": "bool"}
 _WORDS |= {"c64": "complex64", "c128": "complex128", "string": "string"}

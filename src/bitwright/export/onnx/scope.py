@@ -18,6 +18,7 @@ import numpy as np
 
 from bitwright.errors import ExportError
 from bitwright.export.onnx.schemas import (
+    READ_OPSET,
     Schema,
     least_opset_for_type,
     schema_at,
@@ -43,7 +44,11 @@ class NeedsOpset(Exception):  # noqa: N818 - a message to the driver, not an err
 
 
 class NoSuchType(Exception):  # noqa: N818 - a message to the driver, not an error
-    """No opset takes the operand types; computing in a wider type may help."""
+    """No opset in use takes the types; a wider type may help, or `opset`, which does."""
+
+    def __init__(self, reason: str, opset: int | None) -> None:
+        super().__init__(reason)
+        self.opset = opset
 
 
 @dataclass(eq=False)
@@ -194,14 +199,23 @@ class Scope:
         reason = schema.misfit(elements, attrs, results) if schema else "does not exist"
         if schema and not reason:
             return schema
-        for later in versions_of(op_type):
-            fits = not later.deprecated and not later.misfit(elements, attrs, results)
-            if later.since > self.opset and fits:
-                raise NeedsOpset(later.since, f"ONNX {op_type} {reason} before")
+        is_type = reason.startswith("takes no ")
+        later = next(
+            (
+                version.since
+                for version in versions_of(op_type)
+                if version.since > self.opset
+                and not version.deprecated
+                and not version.misfit(elements, attrs, results)
+            ),
+            None,
+        )
+        if later is not None and (later <= READ_OPSET or not is_type):
+            raise NeedsOpset(later, f"ONNX {op_type} {reason} before")
         if not schema:
             raise self.reject(f"the installed onnx has no usable op {op_type}")
-        if reason.startswith("takes no "):
-            raise NoSuchType(f"ONNX {op_type} {reason}")
+        if is_type:
+            raise NoSuchType(f"ONNX {op_type} {reason}", later)
         raise self.reject(f"ONNX {op_type} {reason}")
 
     def cast(self, x: Ref, to: DType) -> Ref:

@@ -7,7 +7,7 @@ from bitwright.export.onnx.forms import counting, slice_axis, unsqueeze
 from bitwright.export.onnx.mapping import exports, no_form
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import size_scalar, sizes_tensor
-from bitwright.ir.dim import Dim, Size
+from bitwright.ir.dim import Size, max_size
 from bitwright.ir.dtype import bool_, i64
 from bitwright.ir.types import broadcast_shapes, normalize_axis
 
@@ -33,17 +33,14 @@ def _from_one_side(e: Scope, x: Ref, at: int, length: Size | None) -> Ref:
     """Runtimes lack this direction: the missing terms are the conjugates of those given."""
     terms = x.shape[at]
     total = 2 * (terms - 1) if length is None else length
-    if isinstance(terms, Dim) or isinstance(total, Dim):
-        raise e.reject("a one-sided inverse transform of symbolic length")
     held = total // 2 + 1
     head = x
-    if terms < held:
-        ends = [0] * (2 * x.rank)
-        ends[x.rank + at] = held - terms
-        head = e.Pad(x, e.ints(ends), e.scalar(0, x))
-    elif terms > held:
-        head = slice_axis(e, x, at, 0, held)
-    mirrored = e.Gather(head, e.ints(range(total - held, 0, -1)), axis=at)
+    if terms != held:
+        ends: list[Size] = [0] * (2 * x.rank)
+        ends[x.rank + at] = max_size(held - terms, 0)
+        head = slice_axis(e, e.Pad(x, sizes_tensor(e, ends), e.scalar(0, x)), at, 0, held)
+    start = sizes_tensor(e, [total - held])
+    mirrored = e.Slice(head, start, e.ints([0]), e.ints([at]), e.ints([-1]))
     conjugate = e.Mul(mirrored, e.constant([1, -1], x.element))
     whole = e.Concat(head, conjugate, axis=at)
     return slice_axis(e, _dft(e, whole, at, None, True, False), x.rank - 1, 0, 1)

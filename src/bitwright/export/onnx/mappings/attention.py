@@ -8,9 +8,10 @@ from typing import Any
 from bitwright.export.onnx.forms import counting, reduce, reshape, slice_axis, transpose, unsqueeze
 from bitwright.export.onnx.mapping import exports
 from bitwright.export.onnx.scope import Ref, Scope
-from bitwright.export.onnx.sizes import size_scalar, sizes_tensor
+from bitwright.export.onnx.sizes import size_scalar, size_vector, sizes_tensor
 from bitwright.ir.dim import Dim, Size, bounds
 from bitwright.ir.dtype import DType, bool_, i64
+from bitwright.ir.types import Shape
 
 
 @exports("attention")
@@ -79,10 +80,8 @@ def _repeat_heads(e: Scope, x: Ref, shape: tuple[Size, ...], heads: Size) -> Ref
     batch, own, length, features = shape
     if own == heads:
         return x
-    if isinstance(own, Dim) or isinstance(heads, Dim):
-        raise e.reject(f"{own} heads serve {heads}, and one of the numbers is symbolic")
     shared = heads // own
-    wide = e.Expand(unsqueeze(e, x, 2), e.ints([1, 1, shared, 1, 1]))
+    wide = e.Expand(unsqueeze(e, x, 2), sizes_tensor(e, [1, 1, shared, 1, 1]))
     return reshape(
         e, wide, (batch, own, shared, length, features), (batch, heads, length, features)
     )
@@ -106,11 +105,20 @@ def _bias(
         return bias, may_hide
     is_choice = mask.dtype == bool_
     given = e.Where(mask, e.scalar(0, q), low) if is_choice else e.cast(mask, q.element)
-    width = mask.shape[-1]
-    if isinstance(width, int) and isinstance(total, int) and 1 != width < total:
-        pads = [0] * (2 * mask.rank - 1) + [total - width]
-        given = e.Pad(given, e.ints(pads), low)
+    given = _widen_mask(e, given, mask.shape, total, low)
     return given if bias is None else e.Add(given, bias), True
+
+
+def _widen_mask(e: Scope, mask: Ref, shape: Shape, total: Size, low: Ref) -> Ref:
+    """A mask that ends early hides the keys beyond it; one of width 1 broadcasts instead."""
+    width = shape[-1]
+    if width in (1, total):
+        return mask
+    missing = size_vector(e, total - width)
+    if isinstance(width, Dim):
+        is_wide = e.Not(e.Equal(size_vector(e, width), e.ints([1])))
+        missing = e.Mul(missing, e.cast(is_wide, i64))
+    return e.Pad(mask, e.Concat(e.ints([0] * (2 * len(shape) - 1)), missing, axis=0), low)
 
 
 def _visible(

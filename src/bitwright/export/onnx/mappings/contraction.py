@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from typing import Any
 
 from bitwright.export.onnx.forms import reduce, slice_axis, squeeze, transpose, unsqueeze
@@ -9,6 +10,7 @@ from bitwright.export.onnx.mapping import exports
 from bitwright.export.onnx.mappings.quantization import dequantize
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import DType, i8, i64, u8
+from bitwright.ops.einsum import parse_equation
 
 
 def eight_bits(element: DType) -> DType:
@@ -44,7 +46,10 @@ def lora_matmul(e: Scope, x: Ref, w: Ref, a: Ref, b: Ref, bias: Ref | None, scal
 
 @exports("einsum")
 def einsum(e: Scope, *xs: Ref, equation: str) -> Ref:
-    """ONNX wants `...` to stand for equally many axes in every operand that has it."""
+    """ONNX wants `...` to stand for equally many axes in every operand that has it; runtimes want
+    it in the result too, so axes that are summed over get letters."""
+    if "..." in equation and "..." not in (equation.partition("->")[2] or "..."):
+        return e.Einsum(*xs, equation=_with_letters(equation, [x.rank for x in xs]))
     terms = equation.replace(" ", "").partition("->")[0].split(",")
     hidden = [x.rank - len(term.replace("...", "")) for x, term in zip(xs, terms, strict=True)]
     aligned = [
@@ -54,6 +59,17 @@ def einsum(e: Scope, *xs: Ref, equation: str) -> Ref:
         for x, term, count in zip(xs, terms, hidden, strict=True)
     ]
     return e.Einsum(*aligned, equation=equation)
+
+
+def _with_letters(equation: str, ranks: list[int]) -> str:
+    operands, result = parse_equation(equation, ranks)
+    free = iter(sorted(set(string.ascii_letters) - set(equation)))
+    letters: dict[str, str] = {}
+    for label in (label for labels in operands for label in labels):
+        if label not in letters:
+            letters[label] = label if label.isalpha() else next(free)
+    terms = ["".join(letters[label] for label in labels) for labels in (*operands, result)]
+    return f"{','.join(terms[:-1])}->{terms[-1]}"
 
 
 @exports("grouped_matmul", widens=False)

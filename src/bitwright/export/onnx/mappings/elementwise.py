@@ -8,7 +8,7 @@ from typing import Any
 from bitwright.export.onnx.mapping import exports, no_form, same_form
 from bitwright.export.onnx.scalars import scalar_form
 from bitwright.export.onnx.scope import Ref, Scope
-from bitwright.ir.dtype import DType
+from bitwright.ir.dtype import DType, bool_
 
 _SAME_ATTRIBUTES = {
     "elu": "Elu", "selu": "Selu", "celu": "Celu", "leaky_relu": "LeakyRelu",
@@ -117,6 +117,14 @@ def cast(e: Scope, x: Ref, to: DType, saturate: bool, round_mode: str) -> Ref:
     if to.name == "f8e8m0" and round_mode != "up":
         attrs["round_mode"] = round_mode
     return e.emit("Cast", [x], attrs, dtypes=[to])[0]
+
+
+@exports("bitcast", widens=False)
+def bitcast(e: Scope, x: Ref, to: DType) -> Ref:
+    """Between integers, and from booleans, the conversion keeps the bits in every opset."""
+    keeps_bits = to.is_integer and (x.element.is_integer or x.element == bool_)
+    op_type = "Cast" if keeps_bits and to.bits >= 8 else "BitCast"
+    return e.emit(op_type, [x], {"to": to}, dtypes=[to])[0]
 
 
 no_form(

@@ -152,15 +152,19 @@ def _pad_and_crop(e: Scope, x: Ref, pads: Sequence[Size], mode: str) -> Ref:
 
 def _pad_by_index(e: Scope, x: Ref, pads: Sequence[Size], mode: str) -> Ref:
     """Which element stands where, asked of the op itself, axis by axis."""
-    rows = zip(x.shape, pads[: x.rank], pads[x.rank :], strict=True)
-    for axis, (size, before, after) in enumerate(rows):
+    rest: list[Size] = [0] * len(pads)
+    rank = x.rank
+    for axis, (size, before, after) in enumerate(
+        zip(x.shape, pads[:rank], pads[rank:], strict=True)
+    ):
         if before == 0 and after == 0:
             continue
         if isinstance(size, Dim) or isinstance(before, Dim) or isinstance(after, Dim):
-            raise e.reject(f"{mode} padding beyond the tensor with symbolic sizes")
+            rest[axis], rest[rank + axis] = before, after
+            continue
         places = get("pad").reference(np.arange(size), None, None, pads=(before, after), mode=mode)
         x = e.Gather(x, e.ints(places), axis=axis)
-    return x
+    return e.Pad(x, sizes_tensor(e, rest), mode=mode) if any(n != 0 for n in rest) else x
 
 
 @exports("roll", widens=False)

@@ -46,25 +46,29 @@ class Pool:
     def is_symbolic(self) -> bool:
         return any(isinstance(n, Dim) for n in self.pads or ())
 
-    def exact_pads(self, sizes: Sequence[Size]) -> list[int] | None:
+    def exact_pads(self, e: Scope, sizes: Sequence[Size]) -> list[int] | None:
         """Padding with which rounding down gives the windows, where rounding up gives too many."""
-        if not self.ceil or self.is_symbolic or any(isinstance(size, Dim) for size in sizes):
+        if not self.ceil or self.is_symbolic:
             return None
-        rank = len(sizes)
-        windows = make_windows(rank, self.kernel, self.strides, self.pads, self.dilations)
-        counts: Any = windows.counts(sizes, ceil=True)
+        windows = make_windows(len(sizes), self.kernel, self.strides, self.pads, self.dilations)
+        counts = windows.counts(sizes, ceil=True)
         ends, differs = [], False
         for axis, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+            if isinstance(size, Dim) or isinstance(count, Dim):
+                continue
             begin, stride = windows.begins[axis], windows.strides[axis]
             room = size + begin + windows.ends[axis] - windows.extents[axis]
             differs |= -(-room // stride) + 1 != count
             needed = (count - 1) * stride + windows.extents[axis] - size - begin
             ends.append(max(int(needed), 0))
+        if differs and len(ends) < len(sizes):
+            e.needs(22, "ONNX counts windows that start in the padding before")
+            return None
         return [*map(int, windows.begins), *ends] if differs else None
 
 
 def _emit(e: Scope, op_type: str, x: Ref, pool: Pool, sizes: Any, fill: float, **attrs: Any) -> Ref:
-    exact = pool.exact_pads(sizes)
+    exact = pool.exact_pads(e, sizes)
     if exact is not None:
         return e.emit(op_type, [x], {**pool.attrs(exact, ceil=False), **attrs})[0]
     x, rest = padded(e, x, pool.pads, fill)
@@ -83,7 +87,7 @@ def max_pool(e: Scope, x: Ref, storage_order: int | None = None, **shape: Any) -
         return _emit(e, "MaxPool", x, pool, sizes, lowest)
     if pool.is_symbolic:
         raise e.reject("MaxPool with indices takes no symbolic padding")
-    exact = pool.exact_pads(sizes)
+    exact = pool.exact_pads(e, sizes)
     attrs = pool.attrs(pool.pads if exact is None else exact, pool.ceil and exact is None)
     return e.emit("MaxPool", [x], {**attrs, "storage_order": storage_order}, results=2)
 
@@ -95,7 +99,7 @@ def avg_pool(e: Scope, x: Ref, count_include_pad: bool, **shape: Any) -> Ref:
         if pool.is_symbolic:
             raise e.reject("AveragePool that leaves padding out takes no symbolic padding")
         return _emit(e, "AveragePool", x, pool, sizes, 0)
-    if pool.exact_pads(sizes) is None:
+    if pool.exact_pads(e, sizes) is None:
         return _emit(e, "AveragePool", x, pool, sizes, 0, count_include_pad=1)
     # padding that counts becomes part of the tensor; what only completes a window does not count
     pads = [int(n) for n in pool.pads or ()]  # type: ignore[arg-type]
@@ -107,7 +111,7 @@ def avg_pool(e: Scope, x: Ref, count_include_pad: bool, **shape: Any) -> Ref:
 
 def _average_padded(e: Scope, x: Ref, pool: Pool, wide: list[Any], sizes: Sequence[Size]) -> Ref:
     """Averages over a tensor that holds its padding; as many windows as the padded one has."""
-    exact = pool.exact_pads(sizes)
+    exact = pool.exact_pads(e, sizes)
     assert exact is not None
     rank = len(wide)
     before = [int(n) for n in pool.pads or ()]  # type: ignore[arg-type]
