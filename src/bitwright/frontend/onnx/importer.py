@@ -28,7 +28,7 @@ from bitwright.ops.builder import Builder
 from bitwright.ops.symbolic import SizeEvaluator
 
 MAX_DEPTH = 24
-MIN_NODE_LIMIT = 200_000
+MIN_NODE_LIMIT = 20_000
 GROWTH_LIMIT = 50
 TAKE_HOST_VALUES = frozenset(
     {"Identity", "If", "Loop", "Scan", "Optional", "OptionalGetElement", "OptionalHasElement"}

@@ -1,0 +1,71 @@
+"""ONNX's official cases: how many pass, that none is wrong, and how many need host steps."""
+
+from collections import Counter
+from importlib.util import find_spec
+
+import pytest
+
+from bitwright.frontend.onnx import conformance
+from bitwright.pipeline import compile as compile_model
+
+CASES = 2024
+PASSING = 2006
+IMAGE_CASES = 9 if find_spec("PIL") else 0  # decoding images needs Pillow
+RANDOM = 6
+ROUNDED = {"test_attention_4d_causal_fp16_expanded"}
+"""Attention in single f16 steps: two results are closer to the exact ones than those expected,
+and differ from them by more than 1e-3. Compiling puts the steps together again."""
+
+
+def compiled(graph):
+    executable = compile_model(graph)
+
+    def run(inputs):
+        feeds = dict(zip(executable.input_names, inputs, strict=True))
+        return list(executable.run(feeds).values())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def results():
+    return list(conformance.run_all())
+
+
+def names(results, status):
+    return {r.name for r in results if r.status == status}
+
+
+def test_all_cases_are_there(results):
+    assert len(results) == CASES
+    assert Counter(r.kind for r in results)["node"] == 1884
+
+
+def test_none_is_wrong(results):
+    wrong = {r.name: r.reason for r in results if r.status == conformance.WRONG}
+    assert set(wrong) <= ROUNDED, wrong
+
+
+def test_the_number_that_pass_only_grows(results):
+    assert len(names(results, conformance.PASS)) == PASSING + IMAGE_CASES
+    assert len(names(results, conformance.RANDOM)) == RANDOM
+
+
+def test_refusals_name_op_and_reason(results):
+    for result in results:
+        if result.status == conformance.REFUSED:
+            assert any(op in result.reason for op in result.ops), result.reason
+            assert len(result.reason) > 40
+
+
+def test_few_passing_cases_need_host_steps(results):
+    passing = [r for r in results if r.status == conformance.PASS]
+    assert 4 * sum(bool(r.host_ops) for r in passing) <= len(passing)
+
+
+@pytest.mark.slow
+def test_compiled_models_pass_too():
+    found = list(conformance.run_all(prepare=compiled))
+    wrong = {r.name: r.reason for r in found if r.status == conformance.WRONG}
+    assert not wrong
+    assert len(names(found, conformance.PASS)) == PASSING + 1 + IMAGE_CASES
