@@ -15,6 +15,7 @@ from bitwright.passes.fold_constants import fold_constants
 from bitwright.passes.freeze_parameters import freeze_parameters
 from bitwright.passes.fuse_regions import fuse_regions
 from bitwright.passes.manager import History, Pass, run_passes
+from bitwright.passes.merge_projections import merge_projections
 from bitwright.passes.recognize_composites import recognize_composites
 from bitwright.passes.resolve_shapes import resolve_shapes
 
@@ -41,6 +42,7 @@ PASSES: dict[str, Pass] = {
         fold_constants,
         freeze_parameters,
         fuse_regions,
+        merge_projections,
         recognize_composites,
         resolve_shapes,
     )

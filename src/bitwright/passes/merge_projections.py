@@ -1,0 +1,129 @@
+"""Products of one input with several weights become one product, split afterwards.
+
+    x @ wq + bq, x @ wk + bk, x @ wv + bv  ->  split(x @ [wq wk wv] + [bq bk bv])
+
+The split costs nothing (its parts are views), the input is read once, and threads get one large
+product to share. A product whose result goes into an activation is left alone: that would no
+longer be applied where the product is stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.ops.builder import Builder
+from bitwright.passes.fuse_regions import is_elementwise
+from bitwright.rewrite.driver import prune
+from bitwright.rewrite.trace import Trace
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A product with a constant weight, and the bias that is added to it."""
+
+    matmul: Node
+    add: Node | None
+    bias: Value | None
+
+    @property
+    def result(self) -> Value:
+        return (self.add or self.matmul).outputs[0]
+
+    @property
+    def width(self) -> int:
+        return int(self.matmul.outputs[0].shape[-1])
+
+
+def merge_projections(graph: Graph, trace: Trace) -> Graph:
+    groups: dict[Value, list[Projection]] = {}
+    consumers = _consumers(graph)
+    for node in graph.nodes:
+        if found := _projection(node, consumers, trace):
+            groups.setdefault(node.inputs[0], []).append(found)  # type: ignore[arg-type]
+    merged = {group[0].matmul: group for group in groups.values() if len(group) > 1}
+    return _rebuild(graph, merged, trace) if merged else graph
+
+
+def _consumers(graph: Graph) -> dict[Value, list[Node]]:
+    found: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for value in dict.fromkeys(node.operands):
+            found.setdefault(value, []).append(node)
+    return found
+
+
+def _projection(node: Node, consumers: dict[Value, list[Node]], trace: Trace) -> Projection | None:
+    if node.op != "matmul":
+        return None
+    x, w = node.inputs
+    weight = constant_value(w)
+    if x is None or x.is_constant or weight is None or weight.ndim != 2:
+        return None
+    readers = consumers.get(node.outputs[0], [])
+    add = bias = None
+    if len(readers) == 1 and readers[0].op == "add":
+        other = [v for v in readers[0].operands if v is not node.outputs[0]]
+        vector = constant_value(other[0]) if len(other) == 1 else None
+        if vector is not None and vector.shape == (weight.shape[1],):
+            add, bias = readers[0], other[0]
+    result = (add or node).outputs[0]
+    if any(is_elementwise(reader) for reader in consumers.get(result, [])):
+        trace.refused("merge-projections", node.name, "an activation is applied where it is stored")
+        return None
+    return Projection(node, add, bias)
+
+
+def _rebuild(graph: Graph, merged: dict[Node, list[Projection]], trace: Trace) -> Graph:
+    replaced: dict[Value, Value] = {}
+    nodes: list[Node] = []
+    names = {name for node in graph.nodes for name in node.names}
+    for node in graph.nodes:
+        if group := merged.get(node):
+            made = _merged(group, replaced, names)
+            nodes += made
+            for part, projection in zip(made[-1].outputs, group, strict=True):
+                replaced[projection.result] = part
+                replaced.setdefault(projection.matmul.outputs[0], part)  # only the add read it
+            trace.fired("merge-projections", node.name, [p.result.name for p in group])
+        if any(value in replaced for value in node.outputs):
+            continue
+        inputs = tuple(None if v is None else replaced[v] for v in node.inputs)
+        new = node if inputs == node.inputs else node.with_(inputs=inputs)
+        nodes.append(new)
+        replaced.update(zip(node.outputs, new.outputs, strict=True))
+    return prune(
+        graph.with_(
+            nodes=tuple(nodes),
+            outputs=tuple((name, replaced[v]) for name, v in graph.outputs),
+            updates=tuple((replaced[s], replaced[v]) for s, v in graph.updates),
+        )
+    )
+
+
+def _merged(group: list[Projection], replaced: dict[Value, Value], names: set[str]) -> list[Node]:
+    """Constants, product, sum and split that stand for the group."""
+    first = group[0].matmul
+    b = Builder()
+    b.loc = first.loc
+    weights = [constant_value(p.matmul.inputs[1]) for p in group]
+    stem = f"{first.name}.merged"
+    while any(name.startswith(stem) for name in names):
+        stem += "_"
+    x = replaced[first.inputs[0]]  # type: ignore[index]
+    y = b.matmul(x, b.constant(np.concatenate(weights, axis=1), name=f"{stem}.weight"), name=stem)  # type: ignore[arg-type]
+    if any(p.bias is not None for p in group):
+        vectors = [
+            np.zeros(p.width, y.dtype.numpy) if p.bias is None else constant_value(p.bias)
+            for p in group
+        ]
+        y = b.add(y, b.constant(np.concatenate(vectors), name=f"{stem}.bias"), name=f"{stem}.sum")  # type: ignore[arg-type]
+    b.node(
+        "split",
+        [y],
+        {"axis": y.rank - 1, "sizes": [p.width for p in group]},
+        [p.result.name for p in group],
+    )
+    return b.nodes

@@ -1,0 +1,54 @@
+"""Products of one input become one product; what would lose its epilogue stays."""
+
+from collections import Counter
+
+import numpy as np
+
+from bitwright.ops.builder import Builder
+from bitwright.ops.interpret import run
+from bitwright.passes.manager import History, run_passes
+from bitwright.passes.merge_projections import merge_projections
+
+rng = np.random.default_rng(0)
+
+
+def weight(*shape):
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def merged(graph):
+    history = History()
+    return run_passes(graph, [merge_projections], history), history.trace
+
+
+def test_three_projections_become_one_and_keep_their_names():
+    b = Builder("qkv")
+    x = b.input("x", "f32[n, t, 8]")
+    parts = []
+    for name, width, bias in (("q", 8, True), ("k", 4, False), ("v", 6, True)):
+        y = b.matmul(x, b.constant(weight(8, width)))
+        parts.append(b.add(y, b.constant(weight(width)), name=name) if bias else y)
+    graph = b.build(*(b.transpose(p, perm=[1, 0, 2]) for p in parts))
+    found, _ = merged(graph)
+    counts = Counter(node.op for node in found.nodes)
+    assert (counts["matmul"], counts["add"], counts["split"]) == (1, 1, 1)
+    assert {"q", "v"} <= set(found.values)
+    feeds = {"x": weight(2, 3, 8)}
+    for one, other in zip(run(graph, feeds).values(), run(found, feeds).values(), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6)
+
+
+def test_a_product_with_an_activation_stays():
+    b = Builder("gate")
+    x = b.input("x", "f32[n, 8]")
+    gate, up = (b.matmul(x, b.constant(weight(8, 8))) for _ in range(2))
+    found, trace = merged(b.build(b.mul(b.silu(gate), up)))
+    assert Counter(node.op for node in found.nodes)["matmul"] == 2
+    assert "activation" in trace.events[0].reason
+
+
+def test_one_product_is_left_alone():
+    b = Builder("one")
+    x = b.input("x", "f32[n, 8]")
+    graph = b.build(b.reshape(b.matmul(x, b.constant(weight(8, 8))), shape=(x.shape[0], 2, 4)))
+    assert merged(graph)[0] is graph
