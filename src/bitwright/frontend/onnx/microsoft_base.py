@@ -17,8 +17,14 @@ from typing import Any
 from bitwright.errors import ImportModelError, UnsupportedError
 from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Mapping, Results, all_mappings, imports
-from bitwright.ir import Value
+from bitwright.frontend.onnx.registry import (
+    Mapping,
+    Results,
+    UnmappedError,
+    all_mappings,
+    imports,
+)
+from bitwright.ir import Size, Value
 
 DOMAIN = "com.microsoft"
 
@@ -99,6 +105,17 @@ def standard(
 
 def refuse(node: OnnxNode, what: str) -> UnsupportedError:
     return UnsupportedError(f"is not supported: {what}", where=node.where)
+
+
+def count_up(ctx: Context, size: Size, element: str, *holders: Value) -> Value:
+    """0, 1, … below a size, which an axis of a holder has if no input tells it."""
+    if ctx.usable([size]):
+        return ctx.b.iota(length=size, dtype=element)
+    length = ctx.vector([size], *holders)
+    if length is None:
+        raise UnmappedError(f"the size {size} cannot be told from the operands")
+    steps = ctx.b.range(ctx.const(0), ctx.reshape(length, []), ctx.const(1))
+    return ctx.cast(ctx.refine(steps, [size]), element)
 
 
 def scalar(ctx: Context, x: Value | None) -> Value | None:

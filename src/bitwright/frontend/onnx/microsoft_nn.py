@@ -87,7 +87,7 @@ def gemm_fast_gelu(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 @microsoft("FusedMatMul", "TransposeMatMul", needs=2)
 def fused_matmul(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     """alpha * A @ B, each seen through a permutation of its axes"""
-    x, w = (_arranged(ctx, node, operand, letter) for operand, letter in zip(inputs, "AB"))
+    x, w = _arranged(ctx, node, inputs[0], "A"), _arranged(ctx, node, inputs[1], "B")
     y = ctx.b.matmul(x, w)
     alpha = node.number("alpha", 1.0)
     return y if alpha == 1 else ctx.b.mul(y, ctx.like(y, alpha))
@@ -146,9 +146,9 @@ def real_fourier(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     """Transforms of real signals; the terms hold real and imaginary parts in a last axis."""
     x = inputs[0]
     if node.flag("normalized") or not node.flag("onesided", 1):
-        raise refuse(node, "only one-sided transforms without normalization are")
+        raise refuse(node, "its transform is two-sided or normalized")
     if node.integer("signal_ndim", 1) != 1:
-        raise refuse(node, "signals of several dimensions are")
+        raise refuse(node, "its signal has several dimensions")
     if node.op_type == "Rfft":
         return ctx.b.dft(ctx.unsqueeze(x, [-1]), axis=-2, onesided=True)
     if x.rank < 2:
