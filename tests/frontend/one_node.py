@@ -23,7 +23,7 @@ def model(
     outputs: int | Sequence[bool] = 1,
     *,
     domain: str = MICROSOFT,
-    opset: int = 17,
+    version: int = 17,
     constants: Iterable[int] = (),
     dynamic: Mapping[int, str] | None = None,
     **attrs: Any,
@@ -53,7 +53,7 @@ def model(
     for info in results:
         info.ClearField("type")
     graph = helper.make_graph([node], "one", infos, results, weights)
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
+    opsets = [helper.make_opsetid("", version), helper.make_opsetid(MICROSOFT, 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 

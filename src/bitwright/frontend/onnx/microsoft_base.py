@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
+from onnx import NodeProto
+
 from bitwright.errors import ImportModelError, UnsupportedError
 from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.node import OnnxNode
@@ -99,7 +101,9 @@ def standard(
     **attrs: Any,
 ) -> Any:
     """What an op of ONNX with the attributes of this node (and `attrs`) becomes."""
-    alike = replace(node, version=version, attrs={**node.attrs, **attrs})
+    own = node.proto
+    proto = NodeProto(op_type=op_type, name=own.name, input=own.input, output=own.output)
+    alike = replace(node, proto=proto, version=version, attrs={**node.attrs, **attrs})
     return all_mappings()["", op_type](ctx, alike, Inputs(inputs))
 
 
