@@ -14,7 +14,6 @@ import ml_dtypes
 import numpy as np
 
 from bitwright.errors import CompileError
-from bitwright.ir import dtype as element
 from bitwright.ir.dtype import DType
 
 
@@ -104,9 +103,9 @@ def stored(dtype: DType) -> Type:
 
 def computed(dtype: DType) -> Type:
     """The type elements are computed in: half floats widen to f32, bools are i1."""
-    if dtype in (element.f16, element.bf16):
+    if dtype.name in ("f16", "bf16"):
         return f32
-    return i1 if dtype == element.bool_ else stored(dtype)
+    return i1 if dtype.name == "bool" else stored(dtype)
 
 
 @lru_cache(4096)
