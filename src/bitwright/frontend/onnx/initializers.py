@@ -32,8 +32,21 @@ CONSTANT_OPERANDS: dict[str, tuple[int, ...]] = {
     "Upsample": (1,),
     "Range": (0, 1, 2),
     "OneHot": (2,),
+    "QGemm": (1, 2, 4, 5, 7, 8),
+    "QAttention": (3, 4, 6, 7),
+    "DynamicQuantizeMatMul": (2, 3),
+    "DynamicQuantizeLSTM": (8, 9, 10, 11),
+    "MatMulIntegerToFloat": (2, 3, 4, 5),
+    "MatMulNBits": (2, 3),
+    "MatMulBnb4": (2,),
+    "GatherBlockQuantized": (2, 3),
+    "QMoE": (3, 6, 9),
 }
-FROZEN_OPERANDS = {"BatchNormalization": (3, 4)}
+FROZEN_OPERANDS: dict[str, tuple[int, ...]] = {
+    "BatchNormalization": (3, 4),
+    "RotaryEmbedding": (1, 2, 3),
+    "GroupQueryAttention": (7, 8),
+}
 
 
 class Initializers:

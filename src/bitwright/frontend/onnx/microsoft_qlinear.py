@@ -61,9 +61,7 @@ def qlinear_leaky_relu(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 @microsoft("QLinearSoftmax", needs=2)
 def qlinear_softmax(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     version, axis = node.require("opset"), node.integer("axis", -1)
-    return _through(
-        ctx, inputs, lambda x: standard(ctx, node, "Softmax", [x], version, axis=axis)
-    )
+    return _through(ctx, inputs, lambda x: standard(ctx, node, "Softmax", [x], version, axis=axis))
 
 
 @microsoft("QLinearReduceMean", needs=2)

@@ -15,9 +15,7 @@ from bitwright.ir import Value
 from bitwright.ir.dtype import u8
 
 
-def _product(
-    ctx: Context, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None
-) -> Value:
+def _product(ctx: Context, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None) -> Value:
     """(x - x_zero) @ (w - w_zero) in i32; w_zero may differ from column to column."""
     rows = centred(ctx, x, scalar(ctx, x_zero))
     return ctx.b.matmul(rows, centred(ctx, w, w_zero, -1))

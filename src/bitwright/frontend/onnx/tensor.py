@@ -116,14 +116,14 @@ def checked_shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
 
 def _from_bytes(raw: memoryview, element: DType, count: int) -> Array:
     if element.bits < 8:
-        return _unpack(np.frombuffer(raw, np.uint8), element, count)
+        return unpack(np.frombuffer(raw, np.uint8), element, count)
     if element == bool_:
         return np.frombuffer(raw, np.uint8) != 0
     array = np.frombuffer(raw, element.numpy)
     return array if array.flags.aligned else array.copy()
 
 
-def _unpack(packed: Array, element: DType, count: int) -> Array:
+def unpack(packed: Array, element: DType, count: int) -> Array:
     """Two or four values from each byte, the lowest bits first."""
     per_byte, bits = element.values_per_byte, element.bits
     shifts = np.arange(per_byte, dtype=np.uint8) * bits
@@ -149,7 +149,7 @@ def _typed(tensor: TensorProto, element: DType, count: int, where: str) -> Array
         return np.array(numbers, element.numpy)
     codes = np.array(numbers, np.int32)
     if packed:
-        return _unpack(codes.astype(np.uint8), element, count)
+        return unpack(codes.astype(np.uint8), element, count)
     if element == bool_:
         return codes != 0
     if element.is_float:  # the bits of the value, not the value
