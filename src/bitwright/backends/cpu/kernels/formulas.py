@@ -1,0 +1,150 @@
+"""Normalizations of a row as passes over it, without saying how the row is walked.
+
+Each pass folds the row into one number, which later passes and the output may use:
+
+    layer_norm   mean = Σ v / n; spread = 1 / √(Σ (v - mean)² / n + eps); y = (v - mean) · spread
+    rms_norm     spread = 1 / √(Σ v² / n + eps);                          y = v · spread
+    softmax      top = max v; v := e^(v - top); share = 1 / Σ v;          y = v · share
+    log_softmax  top = max v; rest = ln Σ e^(v - top);                    y = v - top - rest
+    lp_norm      norm = (Σ |v|^p)^(1/p);                                  y = v / norm, or 0
+
+`kernels.rows` walks along contiguous rows, `kernels.columns` along an inner axis for many columns
+at once; there a fold is a vector of folds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bitwright.backends.cpu import math as vector_math
+from bitwright.backends.cpu.emit import Function, Operand, Value
+from bitwright.backends.cpu.math.decay import decay
+
+Stats = Sequence[Value]
+
+
+@dataclass(frozen=True)
+class Pass:
+    start: float
+    fold: Callable[[Function, Value, Value, Stats], Value]
+    """(f, total so far, v, results of earlier passes) -> total with v."""
+    join: Callable[[Function, Value, Value], Value]
+    """Two totals as one."""
+    finish: Callable[[Function, Value, Value], Value]
+    """(f, total, n) -> the pass's result."""
+    replace: Callable[[Function, Value, Stats], Value] | None = None
+    """What v becomes, for this fold and everything behind it."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    passes: tuple[Pass, ...]
+    output: Callable[[Function, Value, Stats], Value]
+
+    @property
+    def replaces(self) -> bool:
+        return any(step.replace is not None for step in self.passes)
+
+
+def _add(f: Function, a: Value, b: Value) -> Value:
+    return f.add(a, b)
+
+
+def _keep(f: Function, total: Value, count: Value) -> Value:
+    return total
+
+
+def _mean(f: Function, total: Value, count: Value) -> Value:
+    return f.div(total, count)
+
+
+def _inverse_root(eps: float) -> Callable[[Function, Value, Value], Value]:
+    def finish(f: Function, total: Value, count: Value) -> Value:
+        return f.div(1.0, f.sqrt(f.add(f.div(total, count), eps)))
+
+    return finish
+
+
+def _square_deviation(f: Function, total: Value, v: Value, stats: Stats) -> Value:
+    deviation = f.sub(v, stats[0])
+    return f.fma(deviation, deviation, total)
+
+
+def layer_norm(eps: float) -> Formula:
+    return Formula(
+        (
+            Pass(0.0, lambda f, total, v, stats: f.add(total, v), _add, _mean),
+            Pass(0.0, _square_deviation, _add, _inverse_root(eps)),
+        ),
+        lambda f, v, stats: f.mul(f.sub(v, stats[0]), stats[1]),
+    )
+
+
+def rms_norm(eps: float) -> Formula:
+    squares = Pass(0.0, lambda f, total, v, stats: f.fma(v, v, total), _add, _inverse_root(eps))
+    return Formula((squares,), lambda f, v, stats: f.mul(v, stats[0]))
+
+
+# A NaN may get lost here: it comes back with e^(v - top), and from there through the sum.
+_TOP = Pass(-math.inf, lambda f, total, v, stats: f.quick_max(v, total), Function.quick_max, _keep)
+
+
+def _power(f: Function, v: Value, stats: Stats) -> Value:
+    return decay(f, f.sub(v, stats[0]))
+
+
+def softmax() -> Formula:
+    share = Pass(
+        0.0,
+        lambda f, total, v, stats: f.add(total, v),
+        _add,
+        lambda f, total, count: f.div(1.0, total),
+        replace=_power,
+    )
+    return Formula((_TOP, share), lambda f, v, stats: f.mul(v, stats[1]))
+
+
+def log_softmax() -> Formula:
+    rest = Pass(
+        0.0,
+        lambda f, total, v, stats: f.add(total, _power(f, v, stats)),
+        _add,
+        lambda f, total, count: vector_math.log(f, total),
+    )
+    return Formula((_TOP, rest), lambda f, v, stats: f.sub(f.sub(v, stats[0]), stats[1]))
+
+
+def _to_power(f: Function, v: Value, p: Operand) -> Value:
+    return vector_math.pow_(f, v, f.as_value(p, v.type))
+
+
+def lp_norm(p: int) -> Formula:
+    def fold(f: Function, total: Value, v: Value, stats: Stats) -> Value:
+        if p == 2:
+            return f.fma(v, v, total)
+        size = f.abs(v)
+        return f.add(total, size if p == 1 else _to_power(f, size, float(p)))
+
+    def finish(f: Function, total: Value, count: Value) -> Value:
+        if p <= 2:
+            return f.sqrt(total) if p == 2 else total
+        return _to_power(f, total, 1.0 / p)
+
+    def output(f: Function, v: Value, stats: Stats) -> Value:
+        norm = f.as_value(stats[0], v.type)
+        return f.select(f.eq(norm, 0.0), 0.0, f.div(v, norm))
+
+    return Formula((Pass(0.0, fold, _add, finish),), output)
+
+
+def formula(op: str, attr: float) -> Formula:
+    """The formula of an op; `attr` is its eps or p, where it has one."""
+    if op == "layer_norm":
+        return layer_norm(attr)
+    if op == "rms_norm":
+        return rms_norm(attr)
+    if op == "lp_norm":
+        return lp_norm(int(attr))
+    return softmax() if op == "softmax" else log_softmax()

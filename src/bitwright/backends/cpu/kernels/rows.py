@@ -1,0 +1,188 @@
+"""Normalizations along contiguous rows (`kernels.formulas`), with what stands before and after.
+
+The first pass computes the row's values (residual sums and the like) and keeps them in `t`, which
+is the result's own row where types allow; later passes read them back from the first-level cache.
+Four accumulators take turns, so that no pass waits for the latency of an addition.
+
+    slots   x0 …  operands of the expression before     w0 …  scale and bias, if present
+            e0 …  operands of the expression after      y     the result
+            t     where rows are kept (`keeps` only)    n0 …  sizes of the axes of rows, columns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Type, Value, computed, stored
+from bitwright.backends.cpu.kernels.formulas import Formula, formula
+from bitwright.backends.cpu.kernels.walk import position, product
+from bitwright.backends.cpu.region import STEP, Part, Reads, store
+from bitwright.ir.dim import Size
+from bitwright.ir.dtype import DType
+from bitwright.lir.buffer import View
+
+ACCUMULATORS = 4
+
+
+@dataclass(frozen=True)
+class RowKernel:
+    op: str
+    attr: float
+    """eps or p"""
+    before: Part
+    x: Reads
+    has_scale: bool
+    has_bias: bool
+    weights: Reads
+    after: Part
+    extras: Reads
+    result: DType
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (
+            self.op,
+            self.attr,
+            self.before.expression,
+            self.x.key,
+            self.has_scale,
+            self.has_bias,
+            self.weights.key,
+            self.after.expression,
+            self.extras.key,
+            self.result,
+        )
+
+    @cached_property
+    def formula(self) -> Formula:
+        return formula(self.op, self.attr)
+
+    @property
+    def type(self) -> Type:
+        """What rows are computed and kept in."""
+        return computed(self.before.dtype)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the operand can be read again as it lies in memory."""
+        return (
+            self.before.is_empty
+            and stored(self.before.dtype) is self.type
+            and STEP not in self.x.columns
+        )
+
+    @property
+    def keeps(self) -> str:
+        """Where computed rows are kept: "" (nowhere), "y" or "t"."""
+        if self.is_direct and not self.formula.replaces:
+            return ""
+        return "y" if stored(self.result) is self.type else "t"
+
+    def stores(self, number: int) -> bool:
+        """Whether a pass keeps the values that it computes."""
+        changed = self.formula.passes[number].replace is not None
+        return changed or (number == 0 and not self.is_direct)
+
+    def rereads(self, number: int) -> bool:
+        """Whether a pass finds its values kept; the output is the pass behind the last."""
+        return any(self.stores(earlier) for earlier in range(number))
+
+    @property
+    def row_axes(self) -> int:
+        """Axes that count rows."""
+        return self.x.rank - 1
+
+    @property
+    def signature(self) -> Signature:
+        pointers = (*self.x.names, *self.weights.names, *self.extras.names, "y")
+        counts = tuple(f"n{axis}" for axis in range(self.row_axes))
+        strides = (*self.x.sizes, *self.weights.sizes, *self.extras.sizes)
+        kept = ("t",) if self.keeps == "t" else ()
+        return Signature((*pointers, *kept), (*counts, "columns", *strides))
+
+    def sizes(self, shape: Sequence[Size]) -> dict[str, Size]:
+        counts = {f"n{axis}": size for axis, size in enumerate(shape[:-1])}
+        strides = self.x.sizes | self.weights.sizes | self.extras.sizes
+        return counts | {"columns": shape[-1]} | strides
+
+    @property
+    def pointers(self) -> dict[str, View]:
+        return self.x.pointers | self.weights.pointers | self.extras.pointers
+
+    def affine(self, f: Kernel, v: Value, weights: Sequence[Value]) -> Value:
+        """v * scale + bias, as far as they are there."""
+        if self.has_scale and self.has_bias:
+            return f.fma(v, weights[0], weights[1])
+        if self.has_scale:
+            return f.mul(v, weights[0])
+        return f.add(v, weights[0]) if self.has_bias else v
+
+
+def emit_rows(module: Module, name: str, kernel: RowKernel) -> Signature:
+    with module.kernel(name, kernel.signature) as f:
+        counts = [f.args.size(f"n{axis}") for axis in range(kernel.row_axes)]
+        begin, end = f.share(product(f, counts))
+        with f.loop(begin, end) as loop:
+            _Emission(f, kernel, loop.index, position(f, counts, loop.index)).emit()
+    return kernel.signature
+
+
+class _Emission:
+    """One row."""
+
+    def __init__(self, f: Kernel, kernel: RowKernel, row: Value, index: Sequence[Value]) -> None:
+        self.f, self.kernel = f, kernel
+        self.formula, self.type = kernel.formula, kernel.type
+        self.lanes = f.target.lanes(self.type.bits)
+        self.columns = f.args.size("columns")
+        start = f.mul(row, self.columns)
+        self.y = f.gep(stored(kernel.result), f.args.pointer("y"), start)
+        self.kept = self.y if kernel.keeps != "t" else f.gep(self.type, f.args.pointer("t"), start)
+        self.x, self.weights, self.extras = (
+            reads.at(f, index, self.lanes) for reads in (kernel.x, kernel.weights, kernel.extras)
+        )
+        self.stats: list[Value] = []
+
+    def emit(self) -> None:
+        count = self.f.convert(self.columns, self.type)
+        for number in range(len(self.formula.passes)):
+            self._fold(number, count)
+        self.f.vectors(0, self.columns, self.lanes, self._write, unroll=2)
+
+    def _fold(self, number: int, count: Value) -> None:
+        f, step = self.f, self.formula.passes[number]
+
+        def body(column: Value, mask: Value | None, *totals: Value) -> tuple[Value, ...]:
+            v = self._value(number, column, mask)
+            if step.replace is not None:
+                v = step.replace(f, v, self.stats)
+            if self.kernel.stores(number):
+                f.store(v, self.kept, column, mask=mask)
+            total = step.fold(f, totals[0], v, self.stats)
+            if mask is not None:
+                total = f.select(mask, total, totals[0])
+            return (*totals[1:], total)
+
+        start = (f.const(self.type.vector(self.lanes), step.start),) * ACCUMULATORS
+        totals = f.vectors(0, self.columns, self.lanes, body, start, unroll=ACCUMULATORS)
+        together = f.combine(totals, lambda a, b: step.join(f, a, b))
+        total = f.reduce(together, lambda a, b: step.join(f, a, b))
+        self.stats.append(step.finish(f, total, count))
+
+    def _value(self, number: int, column: Value, mask: Value | None) -> Value:
+        if self.kernel.rereads(number):
+            return self.f.load(self.type.vector(self.lanes), self.kept, column, mask=mask)
+        loaded = self.x.load(column, mask)
+        return self.kernel.before.evaluate(self.f, loaded, self.lanes)
+
+    def _write(self, column: Value, mask: Value | None) -> None:
+        f = self.f
+        v = self._value(len(self.formula.passes), column, mask)
+        v = self.formula.output(f, v, self.stats)
+        v = self.kernel.affine(f, v, self.weights.load(column, mask))
+        operands = [v, *self.extras.load(column, mask)]
+        v = self.kernel.after.evaluate(f, operands, self.lanes)
+        store(f, v, self.kernel.result, self.y, column, mask)
