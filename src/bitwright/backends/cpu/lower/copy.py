@@ -1,0 +1,116 @@
+"""The copy between two views of one shape.
+
+Axes that lie behind each other on both sides are taken as one, so that most copies have one or two
+axes left; the innermost one then decides the kernel (`kernels.copy`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bitwright.backends.cpu.kernels import copy as kernels
+from bitwright.backends.cpu.kernels.transpose import tile_lanes
+from bitwright.backends.cpu.lowering import COPY, KernelCode, Lowering
+from bitwright.backends.cpu.region import collapse
+from bitwright.errors import CompileError
+from bitwright.ir.dim import Size, divide_exactly
+from bitwright.lir.buffer import View
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A size, and the strides of source and target in elements."""
+
+    n: Size
+    x: Size
+    y: Size
+
+    @property
+    def least(self) -> int:
+        """The size; one that is not known is taken to be long."""
+        return self.n if isinstance(self.n, int) else 1024
+
+
+def copy_view(ctx: Lowering, source: View, target: View, name: str) -> None:
+    """Append the step that copies `source` to `target`."""
+    if len(source.shape) != len(target.shape) or source.dtype != target.dtype:
+        raise CompileError("a copy needs two views of one type", expected=target, found=source)
+    width = source.dtype.numpy.itemsize
+    axes, width = _regrouped(_axes(source, target), width, (source.offset, target.offset))
+    form, axes = _arranged(ctx, axes, width)
+    kernel = _kernel(ctx, form, axes, width)
+    scale = width if form == "run" else 1
+    slots = {
+        f"{letter}{number}": getattr(axis, letter) * scale
+        for number, axis in enumerate(axes)
+        for letter in "nxy"
+    }
+    if form == "run":  # only rows are counted in bytes
+        slots |= {f"n{number}": axis.n for number, axis in enumerate(axes[:-1])}
+    wanted = {slot.name for slot in kernel.signature.slots}
+    sizes = {slot: size for slot, size in slots.items() if slot in wanted}
+    ctx.call(kernel, name, {"x": source, "y": target}, sizes, why=f"{form} copy")
+
+
+def _axes(source: View, target: View) -> list[Axis]:
+    """The fewest axes that say the same; the one that lies close in the target comes last."""
+    order = list(range(len(target.shape)))
+    if all(isinstance(stride, int) for stride in target.strides):
+        order.sort(key=lambda axis: -abs(target.strides[axis]))  # type: ignore[arg-type]
+    order.sort(key=lambda axis: target.strides[axis] == 1)
+    x, y = collapse([replace(source, shape=target.shape).transpose(order), target.transpose(order)])
+    return [Axis(*axis) for axis in zip(y.shape, x.strides, y.strides, strict=True)] or [
+        Axis(1, 1, 1)
+    ]
+
+
+def _regrouped(axes: list[Axis], width: int, offsets: tuple[Size, Size]) -> tuple[list[Axis], int]:
+    """The axes in elements of at most 8 bytes: short runs become one wide element."""
+    if width == 16:
+        return [*(Axis(a.n, a.x * 2, a.y * 2) for a in axes), Axis(2, 1, 1)], 8
+    *outer, last = axes
+    count = last.n
+    if not (
+        outer and isinstance(count, int) and last.x == last.y == 1 and count * width in (2, 4, 8)
+    ):
+        return axes, width
+    strides = [divide_exactly(size, count) for axis in outer for size in (axis.x, axis.y)]
+    if None in strides or None in [divide_exactly(offset, count) for offset in offsets if offset]:
+        return axes, width
+    wide = [Axis(a.n, x, y) for a, x, y in zip(outer, strides[::2], strides[1::2], strict=True)]
+    return wide, width * count
+
+
+def _arranged(ctx: Lowering, axes: list[Axis], width: int) -> tuple[str, list[Axis]]:
+    """The form of a copy, and its axes in the order that its kernel wants."""
+    *outer, last = axes
+    if last.y == 1 and last.x in (0, 1):
+        return ("run" if last.x == 1 else "fill"), axes
+    close = next((axis for axis in outer if axis.x == 1), None)
+    if last.y == 1 and close is not None and _lanes(ctx, close, last, width):
+        outer.remove(close)
+        return "transpose", [*outer, close, last]
+    if last.least < 8:  # the long axis is the inner loop
+        long = max(axes, key=lambda axis: axis.least)
+        axes.remove(long)
+        axes.append(long)
+    return "general", axes
+
+
+def _lanes(ctx: Lowering, close: Axis, last: Axis, width: int) -> int:
+    """The side of the tiles for a transpose, or 0."""
+    return tile_lanes(ctx.target, width, min(close.least, last.least))
+
+
+def _kernel(ctx: Lowering, form: str, axes: list[Axis], width: int) -> KernelCode:
+    rank = len(axes)
+    if form == "run":
+        return ctx.kernel("copy_run", rank, lambda m, name: kernels.emit_run(m, name, rank))
+    if form == "transpose":
+        key = rank, width, _lanes(ctx, *axes[-2:], width)
+        return ctx.kernel("transpose", key, lambda m, name: kernels.emit_transpose(m, name, *key))
+    emit = {"fill": kernels.emit_fill, "general": kernels.emit_general}[form]
+    return ctx.kernel(f"copy_{form}", (rank, width), lambda m, name: emit(m, name, rank, width))
+
+
+COPY.append(copy_view)
