@@ -25,6 +25,7 @@ ORDER = (
     ("pipeline",),
     ("quant",),
     ("export",),
+    ("onnx_backend",),
     ("tune",),
     ("report",),
     ("demo",),
