@@ -14,7 +14,7 @@ import numpy as np
 
 import bitwright.backends.cpu.lower as _lower
 from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.lowering import LOWERINGS, Lowering
+from bitwright.backends.cpu.lowering import Lowering
 from bitwright.backends.cpu.memory import Memory
 from bitwright.ir.dim import evaluate, solve
 from bitwright.ir.dtype import dtype
@@ -77,7 +77,7 @@ def function(text, name, target):
 def lower(graph, target=None):
     """The lowering of a graph, run: its schedule and its kernels."""
     ctx = Lowering(graph, target or host())
-    ctx.run(LOWERINGS)
+    ctx.run()
     return ctx
 
 

@@ -31,6 +31,7 @@ from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import Buffer, Place, View, contiguous, dense
 from bitwright.lir.schedule import HostStep, KernelStep, Schedule, verify_schedule
+from bitwright.passes.fuse_regions import is_elementwise
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
@@ -84,11 +85,12 @@ class RegionView:
         return self.operands.get(value, value)
 
 
-def region_of(node: Node, anchors: Iterable[str]) -> RegionView:
+def region_of(node: Node) -> RegionView:
     if node.op != "fused":
         return RegionView(node, None, {})
     body: Graph = node.attrs["body"]
-    anchor = next((n for n in body.nodes if n.op in anchors), None)
+    inner = (n for n in body.nodes if not n.is_boundary)
+    anchor = next((n for n in inner if not is_elementwise(n)), None)
     inputs = zip(body.inputs, node.operands, strict=True)
     return RegionView(anchor, body, dict(inputs))
 
@@ -236,12 +238,12 @@ class Lowering:
 
     # the walk
 
-    def run(self, anchors: Iterable[str]) -> Schedule:
+    def run(self) -> Schedule:
         for value in (*self.graph.inputs, *self.graph.states):
             self._enter(value)
         for node in self.graph.nodes:
             if not node.is_boundary:
-                self._lower(node, anchors)
+                self._lower(node)
         for name, value in self.graph.outputs:
             if isinstance(value.type, TensorType) and value.dtype != string:
                 self.schedule.outputs[name] = self._result(name, value)
@@ -259,12 +261,12 @@ class Lowering:
         buffer = self.buffer(value.name, value.dtype, value.tensor.count, place)
         self._views[value] = contiguous(buffer, value.shape)
 
-    def _lower(self, node: Node, anchors: Iterable[str]) -> None:
+    def _lower(self, node: Node) -> None:
         if node.op in VIEWS and (views := VIEWS[node.op](self, node)) is not None:
             for value, view in zip(node.outputs, views, strict=True):
                 self.alias(value, view)
             return
-        region = region_of(node, anchors)
+        region = region_of(node)
         op = region.anchor.op if region.anchor is not None else "elementwise"
         lower = LOWERINGS.get(op)
         before = len(self.schedule.steps), len(self.schedule.buffers)

@@ -17,7 +17,7 @@ import numpy as np
 
 import bitwright.backends.cpu.lower as _lower
 from bitwright.backends.cpu.jit import load_all
-from bitwright.backends.cpu.lowering import LOWERINGS, Lowering
+from bitwright.backends.cpu.lowering import Lowering
 from bitwright.backends.cpu.memory import Grown, Memory, Planned, allocate
 from bitwright.backends.cpu.pool import shared_pool
 from bitwright.backends.cpu.steps import StepTable
@@ -43,7 +43,7 @@ class Program:
     def __init__(self, graph: Graph, target: Target, threads: int) -> None:
         self.graph, self.target = graph, target
         lowering = Lowering(graph, target)
-        self.schedule = lowering.run(LOWERINGS)
+        self.schedule = lowering.run()
         used = {s.kernel for s in self.schedule.steps if isinstance(s, KernelStep)}
         self.kernels = {name: lowering.kernels[name] for name in sorted(used)}
         self._library = load_all([k.text for k in self.kernels.values()], target)

@@ -1,0 +1,99 @@
+"""Matrix products: rows of x against a weight packed for the register tile.
+
+A constant weight is packed when the program is made. The axes in front of x are rows where the
+weight is one matrix; a product of two batched operands is one call per matrix.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu import emit
+from bitwright.backends.cpu.kernels.matmul import (
+    Epilogue,
+    Tile,
+    best_tile,
+    emit_matmul,
+    pack,
+)
+from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.region import Parts, Reads, operand_views, require_elements, split
+from bitwright.ir.dim import Size, product
+from bitwright.ir.dtype import f32
+from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.lir.buffer import View
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+
+
+@lowers("matmul")
+def lower_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
+    anchor = region.anchor
+    assert anchor is not None
+    x, w = anchor.inputs
+    assert x is not None and w is not None
+    if {x.dtype, w.dtype, anchor.outputs[0].dtype} != {f32}:
+        raise NoKernelError(f"{x.dtype} times {w.dtype} has no kernel")
+    weight = constant_value(region.outer(w))
+    if weight is None or weight.ndim != 2:
+        raise NoKernelError("the weight is not one constant matrix")
+    if x.rank < 2:
+        raise NoKernelError("the left operand is a vector")
+    parts = split(region)
+    require_elements(parts.after.dtype)
+    _lower_rows(ctx, node, region, parts, region.outer(x), weight)
+
+
+def _lower_rows(
+    ctx: Lowering, node: Node, region: RegionView, parts: Parts, x: Value, weight: Array
+) -> None:
+    """[..., K] @ [K, N] with all axes in front of K as rows."""
+    tile = best_tile(ctx.target)
+    depth, columns = weight.shape
+    shape = node.outputs[0].shape
+    rows = product(shape[:-1])
+    a = as_rows(ctx, ctx.view(x), x.name)
+    if a.strides[1] != 1:
+        a = as_rows(ctx, ctx.contiguous(x), x.name)
+    y = ctx.output(node.outputs[0])
+    others = operand_views(ctx, region, parts.after.inputs, shape)
+    reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
+
+    def finish(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+        operands = reads.at(f, (row,), tile.lanes).load(column, mask)
+        return parts.after.evaluate(f, [value, *operands], tile.lanes)
+
+    epilogue = Epilogue(finish, tuple(reads.pointers), tuple(reads.sizes))
+    kernel = ctx.kernel(
+        "matmul_f32",
+        (tile, parts.after, reads.key),
+        lambda m, name: emit_matmul(m, name, tile, epilogue),
+    )
+    packed = ctx.constant(pack(weight, tile), f"{node.name}.weight")
+    sizes: dict[str, Size] = {
+        "rows": rows,
+        "columns": columns,
+        "depth": depth,
+        "a_stride": a.strides[0],
+        "y_stride": columns,
+        "block": row_tiles_in_cache(ctx.target, tile, depth),
+        **reads.sizes,
+    }
+    ctx.call(kernel, node, {"a": a, "w": packed, "y": y, **reads.pointers}, sizes)
+
+
+def as_rows(ctx: Lowering, view: View, name: str) -> View:
+    """All axes but the last as one; copied where the strides forbid it."""
+    shape = (product(view.shape[:-1]), view.shape[-1])
+    found = view.reshape(shape) or ctx.packed(view, name).reshape(shape)
+    if found is None:
+        raise NoKernelError(f"{view} cannot be seen as rows")
+    return found
+
+
+def row_tiles_in_cache(target: Target, tile: Tile, depth: int) -> int:
+    """Tiles whose rows of x stay in half of the second-level cache while the panels pass by."""
+    return max(1, target.l2_bytes // 2 // (tile.rows * max(1, depth) * 4))
