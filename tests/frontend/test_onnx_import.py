@@ -290,16 +290,29 @@ def test_loops_nest_and_carried_shapes_may_grow():
     np.testing.assert_allclose(found["sums"][-1], want.sum(0), rtol=1e-5)
 
 
+SEQUENCE = """
+    g (float[2] a, float[2] b, int64 place) => (float[2] y, float[2, 2] z) {
+        s = SequenceConstruct(a, b)
+        one = Constant<value_int: int = 1>()
+        y = SequenceAt(s, PLACE)
+        z = ConcatFromSequence<axis = 0, new_axis = 1>(s)
+    }"""
+
+
+@pytest.mark.filterwarnings("ignore::bitwright.warn.BitwrightWarning")
 def test_sequences_live_in_host_steps():
-    graph = import_text("""
-        g (float[2] a, float[2] b) => (float[2] y) {
-            s = SequenceConstruct(a, b)
-            one = Constant<value_int: int = 1>()
-            y = SequenceAt(s, one)
-        }""")
+    graph = import_text(SEQUENCE.replace("PLACE", "place"))
     assert isinstance(graph.value("s").type, HostType)
     a, b = draw(2), draw(2, seed=1)
-    assert run(graph, {"a": a, "b": b})["y"].tolist() == b.tolist()
+    found = run(graph, {"a": a, "b": b, "place": np.array(1)})
+    assert found["y"].tolist() == b.tolist()
+    assert found["z"].tolist() == [a.tolist(), b.tolist()]
+
+
+def test_sequences_of_known_elements_need_no_host_step():
+    graph = import_text(SEQUENCE.replace("PLACE", "one"))
+    assert "host" not in ops_of(graph)
+    assert graph.outputs[0][1].name == "b"
 
 
 # old opsets

@@ -101,6 +101,13 @@ class Context:
             found = tuple(int(number) for number in array.reshape(-1))
         return found
 
+    def length(self, x: Value, axis: int = 0) -> int:
+        """A size that the form of a node depends on, and that must therefore be known."""
+        size = x.shape[normalize_axis(axis, x.rank)]
+        if not isinstance(size, int):
+            raise UnmappedError(f"axis {axis} of {x} has no known size")
+        return size
+
     def shape_of(self, x: Value) -> Value:
         """The shape of `x` as a tensor."""
         return self.vector(x.shape, x) or self.b.shape_of(x)

@@ -38,7 +38,9 @@ def schema_of(op_type: str, version: int, domain: str) -> OpSchema | None:
 
 def check_arity(node: OnnxNode) -> None:
     """Operands that an op of ONNX must have are there, and there are not too many."""
+    newest = onnx.defs.onnx_opset_version()
     schema = schema_of(node.op_type, node.version, node.domain)
+    schema = schema or schema_of(node.op_type, newest, node.domain)
     if schema is None:
         return
     names = node.proto.input
@@ -49,8 +51,9 @@ def check_arity(node: OnnxNode) -> None:
             expected=f"{schema.min_input} to {schema.max_input}",
             found=len(names),
         )
-    for formal, name in zip(schema.inputs, names, strict=False):
-        if not name and formal.option == OpSchema.FormalParameterOption.Single:
+    for place, name in enumerate(names):
+        formal = schema.inputs[min(place, len(schema.inputs) - 1)]
+        if not name and formal.option != OpSchema.FormalParameterOption.Optional:
             raise ImportModelError(f"input {formal.name!r} is left out", where=node.where)
 
 

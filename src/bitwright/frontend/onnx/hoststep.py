@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto
+from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError as OnnxInferenceError
 
 from bitwright.errors import UnsupportedError
@@ -127,7 +128,7 @@ def _onnx_inference(
         return onnx.shape_inference.infer_node_outputs(
             schema, proto, types, data, opset_imports=opsets
         )
-    except (OnnxInferenceError, RuntimeError, TypeError, ValueError):
+    except (OnnxInferenceError, ValidationError, RuntimeError, TypeError, ValueError):
         return {}
 
 

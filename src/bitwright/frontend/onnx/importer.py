@@ -17,9 +17,10 @@ from bitwright.errors import BitwrightError, GraphError, ImportModelError, Unsup
 from bitwright.frontend.onnx import functions, hoststep
 from bitwright.frontend.onnx.context import Body, Context, Inputs
 from bitwright.frontend.onnx.fold import ConstantFolder
+from bitwright.frontend.onnx.fork import Fork, Tail, join
 from bitwright.frontend.onnx.frame import Frame, Scope
 from bitwright.frontend.onnx.initializers import Initializers
-from bitwright.frontend.onnx.node import OnnxNode, normal_domain, read_attributes
+from bitwright.frontend.onnx.node import OnnxNode, normal_domain, read_attributes, require_text
 from bitwright.frontend.onnx.read import ModelFile
 from bitwright.frontend.onnx.registry import UnmappedError, all_mappings
 from bitwright.frontend.onnx.valuetypes import SymbolNames, value_type
@@ -31,7 +32,12 @@ MAX_DEPTH = 24
 MIN_NODE_LIMIT = 20_000
 GROWTH_LIMIT = 50
 TAKE_HOST_VALUES = frozenset(
-    {"Identity", "If", "Loop", "Scan", "Optional", "OptionalGetElement", "OptionalHasElement"}
+    {
+        *("Identity", "If", "Loop", "Scan"),
+        *("Optional", "OptionalGetElement", "OptionalHasElement"),
+        *("SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert", "SequenceLength"),
+        "ConcatFromSequence",
+    }
 )
 """Ops whose mappings accept sequences, optionals and tensors of unknown rank."""
 
@@ -46,7 +52,8 @@ class Importer:
         self.initializers = Initializers(file)
         self.carried_sizes: set[Dim] = set()
         """Sizes of carried values that may change from one iteration to the next."""
-        self.host_steps: dict[str, None] = {}
+        self.sequences: dict[Value, list[Value]] = {}
+        """What is in a sequence, where that is known."""
         self.nodes_left = max(MIN_NODE_LIMIT, GROWTH_LIMIT * _count_nodes(self.proto))
 
     def graph(self) -> Graph:
@@ -57,14 +64,16 @@ class Importer:
         for info in proto.input:
             if info.name in scope.pending:
                 continue  # a default value; it becomes a parameter
+            require_text(info.name)
             where = f"input {info.name!r}"
             if scope.defines(info.name):
                 raise ImportModelError("two inputs have this name", where=where)
             type_ = value_type(info.type, self.names, info.name, where)
             scope.values[info.name] = frame.add_input(frame.b.input(info.name, type_))
         frame.b.reserve_symbols(self.names.taken)
-        self.run(scope, proto.node)
-        outputs = [(o.name, self._output(scope, o.name)) for o in proto.output]
+        self.run(scope, proto.node, [o.name for o in proto.output])
+        require_text(proto.name, *(o.name for o in proto.output))
+        outputs = [(o.name, self.output(scope, o.name)) for o in proto.output]
         return frame.finish(outputs, meta=self._meta())
 
     def _meta(self) -> dict[str, str]:
@@ -78,7 +87,7 @@ class Importer:
         meta.update({f"onnx.meta.{p.key}": p.value for p in self.proto.metadata_props})
         return {key: text for key, text in meta.items() if text}
 
-    def _output(self, scope: Scope, name: str) -> Value:
+    def output(self, scope: Scope, name: str) -> Value:
         value = scope.find(name, self.on_capture)
         if value is None:
             raise ImportModelError(f"output {name!r} is computed by no node")
@@ -86,19 +95,28 @@ class Importer:
 
     # nodes
 
-    def run(self, scope: Scope, nodes: Iterable[NodeProto]) -> None:
-        """Import nodes in order; their outputs become values of the scope."""
+    def run(self, scope: Scope, nodes: Sequence[NodeProto], wanted: Sequence[str]) -> None:
+        """Import nodes in order; their outputs become values of the scope.
+
+        Of these outputs, those in `wanted` are what the scope is for. After a fork they are all
+        that there is: what follows it lives in the bodies of an if.
+        """
         ctx = Context(self, scope)
-        for proto in nodes:
+        for place, proto in enumerate(nodes):
             self.nodes_left -= 1
             if self.nodes_left < 0:
                 raise UnsupportedError(
                     "the model's functions and loops unfold to too many nodes",
                     expected=f"at most {GROWTH_LIMIT} times the nodes in the file",
                 )
-            self._node(ctx, scope, proto)
+            try:
+                self._node(ctx, scope, proto)
+            except Fork as fork:
+                join(self, scope, fork, Tail(fork.node, nodes[place + 1 :], wanted))
+                return
 
     def _node(self, ctx: Context, scope: Scope, proto: NodeProto) -> None:
+        require_text(proto.op_type, proto.domain, proto.name, *proto.input, *proto.output)
         domain = normal_domain(proto.domain)
         version = scope.opsets.get(domain, 1 if domain else 0)
         attrs = read_attributes(proto, self.file, scope.bound)
@@ -119,7 +137,7 @@ class Importer:
                 raise ImportModelError(
                     f"cannot be imported: {type(error).__name__}: {error}", where=node.where
                 ) from error
-        self._bind(scope, node, results)
+        self.bind(scope, node, results)
 
     def _operand(self, scope: Scope, node: OnnxNode, name: str) -> Value | None:
         if not name:
@@ -133,7 +151,7 @@ class Importer:
             )
         return value
 
-    def _bind(self, scope: Scope, node: OnnxNode, results: Sequence[Value | None]) -> None:
+    def bind(self, scope: Scope, node: OnnxNode, results: Sequence[Value | None]) -> None:
         for index, name in enumerate(node.proto.output):
             if not name:
                 continue
@@ -173,9 +191,7 @@ class Importer:
         self, scope: Scope, node: OnnxNode, inputs: Inputs, reason: str = ""
     ) -> list[Value | None]:
         """Run the node by ONNX's reference implementation, as an opaque step."""
-        results = hoststep.make(Context(self, scope), node, inputs, reason)
-        self.host_steps[node.op_type] = None
-        return results
+        return hoststep.make(Context(self, scope), node, inputs, reason)
 
     # functions and nested graphs
 
@@ -205,7 +221,8 @@ class Importer:
         given = dict(zip(function.input, inputs, strict=False))
         inner.values.update({name: value for name, value in given.items() if value is not None})
         absent = set(function.input) - set(inner.values)
-        self.run(inner, (_without_inputs(n, absent) for n in function.node))
+        nodes = [_without_inputs(n, absent) for n in function.node]
+        self.run(inner, nodes, function.output)
         return [inner.find(name, self.on_capture) for name in function.output]
 
     def body(self, scope: Scope, graph: GraphProto, types: Sequence[ValueType]) -> Body:
@@ -217,8 +234,8 @@ class Importer:
             value = frame.add_input(frame.leaf("input", info.name or "input", type_))
             inner.values[info.name] = value
             inputs.append(value)
-        self.run(inner, graph.node)
-        outputs = [(o.name, self._output(inner, o.name)) for o in graph.output]
+        self.run(inner, graph.node, [o.name for o in graph.output])
+        outputs = [(o.name, self.output(inner, o.name)) for o in graph.output]
         return Body(frame, inputs, outputs)
 
     def inline(self, scope: Scope, graph: GraphProto, inputs: Sequence[Value]) -> list[Value]:
@@ -235,8 +252,8 @@ class Importer:
         self.initializers.add_to(inner, graph, root=False)
         for info, value in zip(graph.input, inputs, strict=True):
             inner.values[info.name] = value
-        self.run(inner, graph.node)
-        return [self._output(inner, o.name) for o in graph.output]
+        self.run(inner, graph.node, [o.name for o in graph.output])
+        return [self.output(inner, o.name) for o in graph.output]
 
     def nested_scope(self, scope: Scope, name: str, graph: GraphProto | None = None) -> Scope:
         """A scope with a frame of its own, which sees the names around it."""

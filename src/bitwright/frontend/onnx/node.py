@@ -25,6 +25,13 @@ def normal_domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
+def require_text(*names: Any) -> None:
+    """Protobuf hands out bytes where a string is not UTF-8."""
+    for name in names:
+        if not isinstance(name, str):
+            raise ImportModelError("a name in the model is not valid UTF-8", found=repr(name))
+
+
 @dataclass(frozen=True)
 class OnnxNode:
     proto: NodeProto
@@ -47,7 +54,7 @@ class OnnxNode:
     @property
     def where(self) -> str:
         """How errors name the node."""
-        outputs = ", ".join(self.proto.output)
+        outputs = ", ".join(map(str, self.proto.output))
         name = f" {self.proto.name!r}" if self.proto.name else ""
         return f"{self.domain + '.' if self.domain else ''}{self.op_type}{name} -> {outputs!r}"
 

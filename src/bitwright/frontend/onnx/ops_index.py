@@ -25,6 +25,7 @@ def gather_elements(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @imports("GatherND")
 def gather_nd(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    ctx.length(inputs[1], -1)
     return ctx.b.gather_nd(*inputs, batch_dims=node.integer("batch_dims", 0))
 
 
@@ -36,6 +37,7 @@ def scatter_elements(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @imports("ScatterND")
 def scatter_nd(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    ctx.length(inputs[1], -1)
     return ctx.b.scatter_nd(*inputs, reduction=node.text("reduction", "none"))
 
 

@@ -11,7 +11,7 @@ from bitwright.frontend.onnx.ops_index import counting
 from bitwright.frontend.onnx.ops_shape import expand_to
 from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
 from bitwright.frontend.onnx.windows import auto_pad_of, split_padding, window_attrs
-from bitwright.ir import DType, Value
+from bitwright.ir import Dim, DType, Size, Value
 from bitwright.ir.dim import product
 
 _GRID_MODES = {"bilinear": "linear", "bicubic": "cubic"}
@@ -53,8 +53,24 @@ def conv_transpose(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
             if isinstance(missing, int) and missing > 0:
                 extra[axis] += missing
             totals.append(0 if isinstance(missing, int) and missing > 0 else -missing)
-        attrs["pads"] = tuple(split_padding(totals, auto_pad == "SAME_UPPER"))
+        pads = split_padding(totals, auto_pad == "SAME_UPPER")
+        if any(isinstance(total, Dim) for total in totals):
+            return _cropped_transpose(ctx, inputs, attrs, extra, pads)
+        attrs["pads"] = tuple(pads)
     return ctx.b.conv_transpose(x, w, bias, output_padding=tuple(extra), **attrs)
+
+
+def _cropped_transpose(
+    ctx: Context, inputs: Inputs, attrs: dict[str, Any], extra: list[int], pads: list[Size]
+) -> Value:
+    """Padding of unknown sign is cut off, or filled up, after the convolution."""
+    x, w, bias = inputs[0], inputs[1], inputs[2]
+    rank = len(extra)
+    whole = {**attrs, "pads": (0,) * (2 * rank), "output_padding": tuple(extra)}
+    around = [-pad for pad in pads]
+    y = ctx.b.conv_transpose(x, w, **whole)
+    y = ctx.b.pad(y, pads=(0, 0, *around[:rank], 0, 0, *around[rank:]))
+    return y if bias is None else ctx.b.add(y, ctx.reshape(bias, [*bias.shape, *[1] * rank]))
 
 
 @imports("DeformConv")

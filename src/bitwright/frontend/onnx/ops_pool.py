@@ -56,13 +56,15 @@ def max_unpool(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
         + kernel[axis]
         for axis, size in enumerate(x.shape[2:])
     ]
-    shape = (*x.shape[:2], *natural)
+    y = ctx.b.max_unpool(x, indices, shape=(*x.shape[:2], *natural))
     if target is None:
-        return ctx.b.max_unpool(x, indices, shape=shape)
+        return y
     sizes = ctx.sizes(target, x)
     if sizes is None:
         raise UnmappedError(f"the output shape {target} is computed from data")
-    return ctx.b.max_unpool(x, indices, shape=sizes)
+    # indices count in the natural shape; a larger one is filled up with zeros
+    ends = [wanted - size for wanted, size in zip(sizes, y.shape, strict=True)]
+    return ctx.b.pad(y, pads=(*[0] * y.rank, *ends))
 
 
 def _spatial(node: OnnxNode, x: Value) -> list[int]:

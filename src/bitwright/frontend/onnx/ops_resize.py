@@ -90,6 +90,7 @@ def _by_scales(
     if known is None or (roi is not None and ctx.array(roi) is None):
         if axes not in (None, list(range(x.rank))):
             raise UnmappedError("scales of some axes are computed from data")
+        ctx.length(scales)
         return ctx.b.resize(x, None, scales, roi, **attrs)
     factors = [float(number) for number in known.reshape(-1)]
     if axes is not None:
@@ -119,6 +120,7 @@ def _by_sizes(
     if known is None:
         if policy != "stretch" or axes not in (None, list(range(x.rank))) or roi is not None:
             raise UnmappedError(f"the sizes {sizes} are computed from data")
+        ctx.length(sizes)
         return ctx.b.resize(x, sizes, **attrs)
     places = list(range(x.rank)) if axes is None else list(axes)
     goal: list[Size] = list(x.shape)

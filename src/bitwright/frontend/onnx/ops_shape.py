@@ -8,6 +8,7 @@ import numpy as np
 
 from bitwright.errors import ImportModelError
 from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.fork import squeeze_all
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
 from bitwright.frontend.onnx.tensor import element_type
@@ -84,17 +85,12 @@ def reshape(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
         return ctx.reshape(x, resolve_reshape(x.shape, node.require("shape"), allowzero))
     sizes = ctx.all_sizes(target)
     if sizes is None:
-        _require_length(target)
+        ctx.length(target)
         return ctx.b.reshape(x, target, allowzero=allowzero)
     final = resolve_reshape(x.shape, sizes, allowzero)
     if ctx.usable(final, x):
         return ctx.b.reshape(x, shape=final)
     return ctx.refine(ctx.b.reshape(x, target, allowzero=allowzero), final)
-
-
-def _require_length(target: Value) -> None:
-    if target.rank != 1 or not isinstance(target.shape[0], int):
-        raise UnmappedError(f"the rank that {target} gives is not known")
 
 
 @imports("Flatten")
@@ -112,9 +108,7 @@ def squeeze(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x = inputs[0]
     axes = axes_of(ctx, node, inputs[1])
     if axes is None:
-        if not x.tensor.is_static:
-            raise UnmappedError(f"which axes of {x.type} have size 1 is not known")
-        axes = [axis for axis, size in enumerate(x.shape) if size == 1]
+        return squeeze_all(ctx, node)
     return ctx.squeeze(x, axes)
 
 
@@ -170,7 +164,7 @@ def slice_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
         return slice_by(ctx, x, starts, stops, axes, [1] * len(starts))
     starts_in, stops_in, axes_in, steps_in = (inputs[i] for i in range(1, 5))
     starts, stops = ctx.all_sizes(starts_in), ctx.all_sizes(stops_in)
-    count = starts_in.shape[0]
+    count = ctx.length(starts_in)
     axes = list(range(count)) if axes_in is None else _ints(ctx, axes_in)
     steps = [1] * count if steps_in is None else _ints(ctx, steps_in)
     if starts is not None and stops is not None and axes is not None and steps is not None:
@@ -233,7 +227,7 @@ def expand_to(ctx: Context, x: Value, target: Value) -> Value:
     """`x` broadcast with a shape that a tensor holds."""
     sizes = ctx.all_sizes(target)
     if sizes is None:
-        _require_length(target)
+        ctx.length(target)
         return ctx.b.expand(x, target)
     final = broadcast_shapes(x.shape, sizes)
     if final == x.shape:
@@ -249,7 +243,10 @@ def tile(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if node.version < 6:
         raise UnmappedError("Tile below opset 6 takes one axis")
     sizes = ctx.sizes(repeats, x)
-    return ctx.b.tile(x, repeats) if sizes is None else ctx.b.tile(x, repeats=sizes)
+    if sizes is not None:
+        return ctx.b.tile(x, repeats=sizes)
+    ctx.length(repeats)
+    return ctx.b.tile(x, repeats)
 
 
 @imports("Pad")
@@ -263,6 +260,7 @@ def pad(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
         axes = None if axes_in is None else ctx.need_ints(axes_in, "the operand 'axes'")
         sizes = ctx.sizes(given, x)
         if sizes is None:
+            ctx.length(given)
             if axes not in (None, list(range(x.rank))):
                 given = _all_pads(ctx, x, given, axes)
             return ctx.b.pad(x, value, given, mode=mode)

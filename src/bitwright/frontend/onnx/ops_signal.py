@@ -25,6 +25,7 @@ def dft(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     axis = node.integer("axis", 1) if node.version < 20 else -2
     if axis_in is not None:
         (axis,) = ctx.need_ints(axis_in, "the axis")
+    ctx.length(x, -1)
     size: Size | None = None
     if length is not None:
         sizes = ctx.sizes(length, x)
@@ -42,15 +43,15 @@ def stft(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     (step,) = ctx.need_ints(step_in, "the frame step")
     if length_in is not None:
         (length,) = ctx.need_ints(length_in, "the frame length")
-    elif window is not None and isinstance(window.shape[0], int):
-        length = window.shape[0]
+    elif window is not None:
+        length = ctx.length(window)
     else:
         raise ImportModelError("has neither a window nor a frame length", where=node.where)
     if step < 1 or length < 1:
         raise ImportModelError("the frame step or length is below 1", where=node.where)
     if signal.rank == 2:
         signal = ctx.unsqueeze(signal, [-1])
-    _, total, parts = signal.shape
+    total, parts = signal.shape[1], ctx.length(signal, -1)
     frames = (total - length) // step + 1
     starts = ctx.b.mul(ctx.b.iota(length=frames, dtype="i64"), ctx.const(step))
     places = ctx.b.add(
