@@ -7,6 +7,8 @@ A kernel that uses this has the slots `FAULT_SLOTS` and the pointer `fault` (`Lo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from bitwright.backends.cpu.emit import Kernel, Value, i64
 
 FAULT_SLOTS = ("node",)
@@ -28,3 +30,13 @@ def checked_index(f: Kernel, index: Value, size: Value, signed: bool = True) -> 
     with f.if_(outside):
         note_fault(f, index)
     return f.select(outside, 0, place)
+
+
+def unless_empty(
+    f: Kernel, count: Value, begin: Value, end: Value, emit: Callable[[], None]
+) -> None:
+    """Emit what reads a tensor of `count` elements; where it has none, work to do is a fault."""
+    with f.if_(f.gt(count, 0)) as branch:
+        emit()
+    with branch.else_(), f.if_(f.lt(begin, end)):
+        note_fault(f, f.index(0))

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from bitwright.backends.cpu.emit import Function, Kernel, Module, Signature, Value, i1
 from bitwright.backends.cpu.kernels.copy import PIECE_BYTES, WORD, copy_bytes, fill
-from bitwright.backends.cpu.kernels.fault import FAULT_SLOTS, note_fault
+from bitwright.backends.cpu.kernels.fault import FAULT_SLOTS, unless_empty
 from bitwright.backends.cpu.kernels.walk import dot, pieces, product, walk
 
 
@@ -50,10 +50,7 @@ def emit_pad(module: Module, name: str, mode: str, rank: int, width: int) -> Sig
         if mode == "constant":
             pad()
         else:  # an empty axis has nothing to show
-            with f.if_(f.gt(product(f, inner), 0)) as branch:
-                pad()
-            with branch.else_(), f.if_(f.lt(begin, end)):
-                note_fault(f, f.index(0))
+            unless_empty(f, product(f, inner), begin, end, pad)
     return signature
 
 

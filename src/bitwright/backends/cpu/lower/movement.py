@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bitwright.backends.cpu.kernels.pad import emit_pad
+from bitwright.backends.cpu.lower.gather import word_width
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node, Value
@@ -82,9 +83,7 @@ def _lower_window(
 ) -> None:
     source = node.inputs[0]
     assert source is not None
-    width = source.dtype.numpy.itemsize
-    if width > 8:
-        raise NoKernelError(f"elements of type {source.dtype} are wider than a register")
+    width = word_width(source.dtype)
     shape = node.outputs[0].shape
     axes = _merged(ctx.view(source), shape, begins, mode)
     if axes[-1].x != 1:
