@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bitwright.backends.cpu import math
-from bitwright.backends.cpu.emit import Function, Value, computed
+from bitwright.backends.cpu.emit import Function, Value, computed, stored
 from bitwright.errors import CompileError
-from bitwright.ir.dtype import DType, bf16, bool_, f16, f32
+from bitwright.ir.dtype import DType, bf16, bool_, f16, f32, i32, i64
 
 
 @dataclass(frozen=True)
@@ -204,15 +204,47 @@ class LlvmScalars:
         mask = self.f.convert(condition.value, computed(bool_))
         return Term(self.f.select(mask, a.value, b.value), a.dtype)
 
+    def result(self, a: Operand, dtype: DType) -> Term:
+        """What a scalar form gave, as the computed type of the op's result."""
+        a = self._as_term(a)
+        if a.dtype == widened(dtype):
+            return a
+        return Term(self.f.convert(a.value, computed(dtype), a.signed), widened(dtype))
+
     # operands
 
     def cast(self, a: Operand, dtype: DType) -> Term:
-        """The term in another type: floats saturate on their way to integers."""
+        """The term in another type, as the op `cast` defines it."""
         a, to = self._as_term(a), widened(dtype)
         if a.dtype == to:
+            return self._rounded(a, dtype)
+        if a.dtype.is_float and to.is_integer:
+            return Term(self._truncated(a.value, to), to)
+        signed = a.signed if a.dtype.is_integer else True
+        return self._rounded(Term(self.f.convert(a.value, computed(to), signed), to), dtype)
+
+    def _rounded(self, a: Term, dtype: DType) -> Term:
+        """What is left of a computed value once it is held in this type."""
+        if widened(dtype) == dtype:
             return a
-        signed = to.is_signed if a.dtype.is_float else a.signed
-        return Term(self.f.convert(a.value, computed(to), signed), to)
+        half = self.f.convert(a.value, stored(dtype))
+        return Term(self.f.convert(half, computed(dtype)), a.dtype)
+
+    def _truncated(self, x: Value, to: DType) -> Value:
+        """A float's whole part; one outside i32 (for short types) or i64 becomes the lowest."""
+        f = self.f
+        if to.name == "u64":  # the upper half goes through i64 too, moved down and back
+            upper = f.ge(x, 2.0**63)
+            low = self._truncated(f.select(upper, f.sub(x, 2.0**63), x), i64)
+            return f.xor(low, f.shl(f.convert(upper, computed(to)), 63))
+        middle = i32 if to.bits < 32 or to == i32 else i64
+        limit = 2.0 ** (middle.bits - 1)
+        type_ = x.type.of(computed(middle))
+        whole = f.emit(type_, f"fptosi {x.type.text} {x.text} to {type_.text}")
+        fits = f.and_(f.gt(x, -limit - 1.0), f.lt(x, limit))
+        if x.type.bits == 32 or middle is i64:  # -limit - 1 rounds to -limit
+            fits = f.and_(f.ge(x, -limit), f.lt(x, limit))
+        return f.convert(f.select(fits, whole, int(middle.min)), computed(to))
 
     def _as_term(self, a: Operand, dtype: DType | None = None) -> Term:
         if isinstance(a, Term):

@@ -92,7 +92,7 @@ class Arithmetic(Core):
     ) -> Value:
         if not isinstance(a, Value):
             a, b = b, a
-        number = not isinstance(b, Value)
+        number = not isinstance(b, Value) and b == b
         a, b = self.pair(a, b)
         if a.type.is_int:
             prefix = "s" if signed else "u"

@@ -12,7 +12,7 @@ with module.kernel("scale", Signature(("x", "y"), ("count",), f32=("factor",))) 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -39,9 +39,10 @@ class Function(Conversions, Memory, Control):
         *,
         attributes: Sequence[str] = (),
         internal: bool = False,
+        inline: bool = False,
     ) -> None:
         super().__init__(module, name)
-        self.result, self.internal = result, internal
+        self.result, self.internal, self.inline = result, internal, inline
         self.params = tuple(Value(self, type_, f"%{name}") for name, type_ in params)
         notes = attributes or [""] * len(params)
         self._header = ", ".join(
@@ -90,11 +91,45 @@ class Function(Conversions, Memory, Control):
             return self.undefined(void)
         return self.emit(result, text)
 
+    def vectors(
+        self,
+        begin: Operand,
+        end: Operand,
+        lanes: int,
+        body: Callable[..., Sequence[Value] | None],
+        carry: Sequence[Value] = (),
+        unroll: int = 1,
+    ) -> tuple[Value, ...]:
+        """A loop over begin … end in vectors of `lanes` elements, the last one masked.
+
+        `body(index, mask, *carried)` is emitted for whole vectors with mask None, and once for what
+        is left over with the mask of its lanes; it gives the new carried values. `begin <= end`.
+        """
+        begin, end = self.index(begin), self.index(end)
+        if unroll > 1:
+            stop = self.sub(end, self.urem(self.sub(end, begin), lanes * unroll))
+            with self.loop(begin, stop, lanes * unroll, carry) as loop:
+                values = loop.carried
+                for turn in range(unroll):
+                    values = tuple(body(loop.index + turn * lanes, None, *values) or ())
+                loop.next(*values)
+            begin, carry = self.max(begin, stop), loop.results
+        stop = self.sub(end, self.urem(self.sub(end, begin), lanes))
+        with self.loop(begin, stop, lanes, carry) as loop:
+            loop.next(*(body(loop.index, None, *loop.carried) or ()))
+        if lanes == 1:
+            return loop.results
+        with self.if_(self.lt(stop, end), loop.results) as branch:
+            mask = self.mask(self.sub(end, stop), lanes)
+            branch.next(*(body(stop, mask, *loop.results) or ()))
+        return branch.results
+
     def text(self) -> str:
         linkage = "internal " if self.internal else ""
+        notes = "alwaysinline #0" if self.inline else "#0"
         return "\n".join(
             [
-                f"define {linkage}{self.result.text} @{self.name}({self._header}) #0 {{",
+                f"define {linkage}{self.result.text} @{self.name}({self._header}) {notes} {{",
                 "entry:",
                 *self._prologue,
                 *self._lines,

@@ -10,7 +10,7 @@ assumed, which costs nothing on current machines when the address is aligned in 
 from __future__ import annotations
 
 from bitwright.backends.cpu.emit.core import Core, Operand, Value
-from bitwright.backends.cpu.emit.types import Type, bf16, f16, i1, i8, i16, i32, ptr
+from bitwright.backends.cpu.emit.types import Type, bf16, f16, i1, i8, i16, i32, i64, ptr
 from bitwright.errors import CompileError
 
 
@@ -149,23 +149,47 @@ class Memory(Core):
     ) -> Value:
         """One scalar from each of the indices (a vector of i32 or i64, counted in elements)."""
         if type_.lanes == 1:
-            wide = self.convert(indices, indices.type.of(self.index(0).type))
-            return self.load(type_, pointer, wide, mask=mask, default=default)
+            single = self.convert(indices, i64)
+            return self.load(type_, pointer, single, mask=mask, default=default)
+        addresses, mask = self._addresses(type_, pointer, indices, mask)
+        name = f"llvm.masked.gather.{type_.mangled}.v{type_.lanes}p0"
+        types = f"{addresses.type.text}, {mask.type.text}, {type_.text}"
+        self.module.declare(name, f"declare {type_.text} @{name}({types})")
+        return self.emit(
+            type_,
+            f"call {type_.text} @{name}({addresses.type.text} align {type_.bytes} "
+            f"{addresses.text}, {mask.type.text} {mask.text}, "
+            f"{type_.text} {self.as_value(default, type_).text})",
+        )
+
+    def scatter(
+        self, value: Value, pointer: Value, indices: Value, *, mask: Value | None = None
+    ) -> None:
+        """Each lane to the index beside it, in order of the lanes where two are the same."""
+        type_ = value.type
+        if type_.lanes == 1:
+            self.store(value, pointer, self.convert(indices, i64), mask=mask)
+            return
+        addresses, mask = self._addresses(type_, pointer, indices, mask)
+        name = f"llvm.masked.scatter.{type_.mangled}.v{type_.lanes}p0"
+        types = f"{type_.text}, {addresses.type.text}, {mask.type.text}"
+        self.module.declare(name, f"declare void @{name}({types})")
+        self.emit_void(
+            f"call void @{name}({type_.text} {value.text}, {addresses.type.text} "
+            f"align {type_.bytes} {addresses.text}, {mask.type.text} {mask.text})"
+        )
+
+    def _addresses(
+        self, type_: Type, pointer: Value, indices: Value, mask: Value | None
+    ) -> tuple[Value, Value]:
+        """An address and a bit of mask for each lane."""
         lanes = type_.lanes
         addresses = self.emit(
             ptr.vector(lanes),
             f"getelementptr inbounds {type_.scalar.text}, ptr {pointer.text}, "
             f"{indices.type.text} {indices.text}",
         )
-        mask = mask if mask is not None else self.const(i1.vector(lanes), 1)
-        name = f"llvm.masked.gather.{type_.mangled}.v{lanes}p0"
-        types = f"<{lanes} x ptr>, {mask.type.text}, {type_.text}"
-        self.module.declare(name, f"declare {type_.text} @{name}({types})")
-        return self.emit(
-            type_,
-            f"call {type_.text} @{name}(<{lanes} x ptr> align {type_.bytes} {addresses.text}, "
-            f"{mask.type.text} {mask.text}, {type_.text} {self.as_value(default, type_).text})",
-        )
+        return addresses, mask if mask is not None else self.const(i1.vector(lanes), 1)
 
     def prefetch(self, pointer: Value, write: bool = False, locality: int = 3) -> None:
         """Ask for a cache line soon, at any address; locality 3 is L1, 2 is L2, 0 streams."""

@@ -44,9 +44,13 @@ class Module:
         *,
         attributes: Sequence[str] = (),
         internal: bool = True,
+        inline: bool = False,
     ) -> Function:
-        """Begin a function; an internal one can only be called from this module."""
-        return Function(self, name, result, params, attributes=attributes, internal=internal)
+        """Begin a function; an internal one can only be called from this module, an `inline` one
+        becomes part of its callers."""
+        return Function(
+            self, name, result, params, attributes=attributes, internal=internal, inline=inline
+        )
 
     def add(self, function: Function) -> None:
         if function.name in self.functions:

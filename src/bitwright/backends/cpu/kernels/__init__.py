@@ -1,1 +1,5 @@
-"""Emission of kernels: what models are made of, one file per family of loops."""
+"""Kernel generators. Each emits into a module and gives the signature of its slots:
+
+signature = emit_…(module, name, …)          # what shapes the code
+table = signature.pack(x=…, rows=…, …)       # what is known when it runs
+"""

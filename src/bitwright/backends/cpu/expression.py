@@ -1,0 +1,143 @@
+"""An elementwise region as a list of steps, rendered wherever a kernel has its operands in registers.
+
+    expression = Expression.of(graph)                     # a graph of ops with scalar forms
+    results = expression.emit(f, values, lanes)           # one value per output
+
+Kernels inline it where they load (prologue) or store (epilogue); `kernels.elementwise` makes a
+kernel of it alone. Values are in computed types: f32 for half floats, i1 for booleans. `repr` of an
+expression is exact, so it serves as part of a kernel's key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.emit import Function, Value, computed, stored
+from bitwright.backends.cpu.scalars import LlvmScalars, Term
+from bitwright.errors import CompileError
+from bitwright.ir.dtype import DType, bool_
+from bitwright.ir.graph import Graph, Node
+from bitwright.ir.graph import Value as GraphValue
+from bitwright.ops.registry import get
+
+
+@dataclass(frozen=True)
+class Place:
+    """An operand that is an input or an earlier result, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Step:
+    op: str
+    operands: tuple[Place | float | None, ...]
+    """Places, numbers that stand for constant scalars, None for absent ones."""
+    attrs: tuple[tuple[str, Any], ...]
+    dtype: DType
+    """The element type of the result."""
+
+
+@dataclass(frozen=True)
+class Expression:
+    inputs: tuple[DType, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
+    """Numbers of inputs (from 0) and steps (from len(inputs) on)."""
+
+    @classmethod
+    def of(cls, graph: Graph) -> Expression:
+        """The expression of a graph whose nodes all have scalar forms; constants are scalars."""
+        numbers = {value: number for number, value in enumerate(graph.inputs)}
+        steps: list[Step] = []
+        for node in graph.nodes:
+            if node.is_boundary:
+                continue
+            operands = tuple(_operand(value, numbers) for value in node.inputs)
+            numbers[node.outputs[0]] = len(graph.inputs) + len(steps)
+            steps.append(Step(node.op, operands, _attrs(node), node.outputs[0].dtype))
+        return cls(
+            tuple(value.dtype for value in graph.inputs),
+            tuple(steps),
+            tuple(numbers[value] for _, value in graph.outputs),
+        )
+
+    @classmethod
+    def single(cls, op: str, inputs: Sequence[DType], result: DType, **attrs: Any) -> Expression:
+        """One op applied to its operands."""
+        places = tuple(Place(number) for number in range(len(inputs)))
+        step = Step(op, places, tuple(attrs.items()), result)
+        return cls(tuple(inputs), (step,), (len(inputs),))
+
+    @property
+    def results(self) -> tuple[DType, ...]:
+        known = (*self.inputs, *(step.dtype for step in self.steps))
+        return tuple(known[number] for number in self.outputs)
+
+    @property
+    def widest_bits(self) -> int:
+        """The width of the widest type computed with; it decides how many lanes fit a register."""
+        known = (*self.inputs, *(step.dtype for step in self.steps))
+        return max((computed(dtype).bits for dtype in known if dtype != bool_), default=8)
+
+    def emit(self, f: Function, values: Sequence[Value], lanes: int) -> list[Value]:
+        """The outputs, from one computed value per input; scalars stand for every lane."""
+        scalars = LlvmScalars(f, lanes=lanes)
+        known = [
+            scalars.term(value, dtype) for value, dtype in zip(values, self.inputs, strict=True)
+        ]
+        for step in self.steps:
+            known.append(_emit_step(f, step, known, lanes))
+        return [f.as_value(known[n].value, known[n].value.type.vector(lanes)) for n in self.outputs]
+
+
+def _emit_step(f: Function, step: Step, known: Sequence[Term], lanes: int) -> Term:
+    operands = [known[o.number] if isinstance(o, Place) else o for o in step.operands]
+    typed = next((o.dtype for o in operands if isinstance(o, Term)), step.dtype)
+    default = typed if step.dtype == bool_ else step.dtype
+    e = LlvmScalars(f, default, lanes)
+    if step.op == "cast":
+        return e.cast(operands[0], step.dtype)
+    opdef = get(step.op)
+    if opdef.scalar is None:
+        raise CompileError(f"op {step.op!r} has no scalar form")
+    return e.result(opdef.scalar(e, *operands, **opdef.call_attrs(dict(step.attrs))), step.dtype)
+
+
+def _attrs(node: Node) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(node.attrs.items()))
+
+
+def _operand(
+    value: GraphValue | None, numbers: Mapping[GraphValue, int]
+) -> Place | float | bool | None:
+    if value is None:
+        return None
+    if value in numbers:
+        return Place(numbers[value])
+    held = np.asarray(value.node.attrs.get("value"))
+    if value.node.op != "constant" or held.size != 1:
+        raise CompileError(
+            "an expression can hold only constant scalars", found=f"{value.node.op} {value}"
+        )
+    read = float if value.dtype.is_float else bool if value.dtype == bool_ else int
+    return read(held.reshape(-1)[0])
+
+
+def load_computed(f: Function, dtype: DType, lanes: int, *where: Any, **how: Any) -> Value:
+    """`f.load` of stored elements, in the type they are computed in."""
+    value = f.load(stored(dtype).vector(lanes), *where, **how)
+    return from_stored(f, value, dtype)
+
+
+def from_stored(f: Function, value: Value, dtype: DType) -> Value:
+    return f.convert(value, computed(dtype))
+
+
+def to_stored(f: Function, value: Value, dtype: DType) -> Value:
+    """A computed value as it lies in memory."""
+    return f.convert(value, stored(dtype))

@@ -1,0 +1,194 @@
+"""y[m, n] = epilogue(Σ_k a[m, k] w[k, n]) in f32, with w packed for the register tile.
+
+Packing lays w out in panels [n / columns][k][columns], the last one padded with zeros, so that a
+tile reads it front to back. A tile holds rows × columns sums in registers through the whole of k:
+per k it loads the panel's vectors once and one number of a for each row, which it broadcasts. The
+sums then go to a small scratch tile, and the epilogue runs from there row by row, masked at the
+right edge: it is emitted once however many tile heights there are, and costs a few cycles beside
+the thousands of the tile.
+
+Threads share out (row block, panel) pairs. Each sum is formed in the order of k by one thread, so
+results do not depend on how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+_UNROLL = 4
+"""Steps of k per turn of the inner loop."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Sums held in registers: rows × (vectors · lanes)."""
+
+    rows: int
+    vectors: int
+    lanes: int
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+    @property
+    def heights(self) -> tuple[int, ...]:
+        """Tile heights that are emitted: rows left over take the lowest that holds them."""
+        found = [self.rows]
+        while found[-1] > 1:
+            found.append(found[-1] // 2)
+        return tuple(reversed(found))
+
+
+def best_tile(target: Target) -> Tile:
+    """As many sums as registers allow beside the panel's vectors and one broadcast number."""
+    rows, vectors = (9, 3) if target.vector_registers >= 32 else (4, 3)
+    return Tile(rows, vectors, target.lanes(32))
+
+
+def pack(w: Array, tile: Tile) -> Array:
+    """w[k, n] as panels [n / columns][k][columns]."""
+    depth, columns = w.shape
+    panels = -(-columns // tile.columns)
+    padded = np.zeros((depth, panels * tile.columns), np.float32)
+    padded[:, :columns] = w
+    return np.ascontiguousarray(padded.reshape(depth, panels, tile.columns).transpose(1, 0, 2))
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What happens to a sum on its way to memory.
+
+    `emit(f, value, row, column, mask)` gives the value to store; it stands for a vector of columns
+    from `column` on (mask is None away from the right edge). It reads its own slots from f.args.
+    """
+
+    emit: Callable[[Kernel, Value, Value, Value, Value], Value]
+    pointers: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+
+
+def keep(_f: Kernel, value: Value, _row: Value, _column: Value, _mask: Value) -> Value:
+    return value
+
+
+NO_EPILOGUE = Epilogue(keep)
+
+
+def row_tiles_per_block(target: Target, tile: Tile, rows: int, depth: int, threads: int) -> int:
+    """Tiles whose rows of a stay in half of the second-level cache while the panels pass by, but
+    no more than let every thread have a block."""
+    fitting = max(1, target.l2_bytes // 2 // (tile.rows * max(1, depth) * 4))
+    tiles = max(1, -(-rows // tile.rows))
+    return max(1, min(fitting, -(-tiles // threads)))
+
+
+def emit_matmul(
+    module: Module, name: str, tile: Tile | None = None, epilogue: Epilogue = NO_EPILOGUE
+) -> Signature:
+    """The kernel. Strides count elements between rows; `block` is `row_tiles_per_block`."""
+    tile = tile or best_tile(module.target)
+    signature = Signature(
+        ("a", "w", "y", *epilogue.pointers),
+        ("rows", "columns", "depth", "a_stride", "y_stride", "block", *epilogue.sizes),
+    )
+    with module.kernel(name, signature) as f:
+        _Emitter(f, tile, epilogue).emit()
+    return signature
+
+
+class _Emitter:
+    def __init__(self, f: Kernel, tile: Tile, epilogue: Epilogue) -> None:
+        self.f, self.tile, self.epilogue = f, tile, epilogue
+        self.rows, self.columns, self.depth, self.a_stride, self.y_stride = (
+            f.args.size(name) for name in ("rows", "columns", "depth", "a_stride", "y_stride")
+        )
+        self.vector = f32.vector(tile.lanes)
+        self.scratch = f.scratch(self.vector, tile.rows * tile.vectors)
+
+    def emit(self) -> None:
+        """Blocks of rows, within them panels of columns, within them tiles."""
+        f, tile = self.f, self.tile
+        panels = f.udiv(self.columns + (tile.columns - 1), tile.columns)
+        height = f.args.size("block") * tile.rows
+        blocks = f.udiv(self.rows + (height - 1), height)
+        begin, end = f.share(blocks * panels)
+        with f.loop(begin, end) as pairs:
+            block = f.udiv(pairs.index, panels)
+            panel = pairs.index - block * panels
+            w = f.gep(f32, f.args.pointer("w"), panel * self.depth * tile.columns)
+            top = block * height
+            bottom = f.min(top + height, self.rows)
+            with f.loop(top, bottom, tile.rows) as loop:
+                self._tile(loop.index, bottom, panel * tile.columns, w)
+
+    def _tile(self, row: Value, bottom: Value, column: Value, w: Value) -> None:
+        """Sums of one tile by the lowest height that holds its rows, then the epilogue."""
+        left = self.f.min(bottom - row, self.tile.rows)
+        self._choose(list(self.tile.heights), left, row, w)
+        self._store(row, left, column)
+
+    def _choose(self, heights: list[int], left: Value, row: Value, w: Value) -> None:
+        f = self.f
+        if len(heights) == 1:
+            self._sums(heights[0], left, row, w)
+            return
+        # the full height first: it is what nearly every tile takes
+        with f.if_(f.gt(left, heights[-2])) as branch:
+            self._sums(heights[-1], left, row, w)
+        with branch.else_():
+            self._choose(heights[:-1], left, row, w)
+
+    def _sums(self, height: int, left: Value, row: Value, w: Value) -> None:
+        f, tile = self.f, self.tile
+        base = f.args.pointer("a")
+        # rows beyond the last repeat it: computed, never stored
+        rows = [
+            f.gep(f32, base, f.min(row + i, row + (left - 1)) * self.a_stride)
+            for i in range(height)
+        ]
+        zero = f.const(self.vector, 0.0)
+        whole = self.depth - f.urem(self.depth, _UNROLL)
+        carry: tuple[Value, ...] = (w, *[zero] * (height * tile.vectors))
+        for start, stop, steps in ((0, whole, _UNROLL), (whole, self.depth, 1)):
+            with f.loop(start, stop, steps, carry) as loop:
+                w, *sums = loop.carried
+                for step in range(steps):
+                    self._multiply(rows, w, loop.index + step, sums)
+                    w = f.gep(f32, w, tile.columns)
+                loop.next(w, *sums)
+            carry = loop.results
+        for number, total in enumerate(carry[1:]):
+            f.store(total, self.scratch, number * tile.lanes, align=self.vector.total_bytes)
+
+    def _multiply(self, rows: list[Value], w: Value, k: Value, sums: list[Value]) -> None:
+        """One step of k into all sums."""
+        f, tile = self.f, self.tile
+        panel = [f.load(self.vector, w, v * tile.lanes) for v in range(tile.vectors)]
+        for i, pointer in enumerate(rows):
+            number = f.splat(f.load(f32, pointer, k), tile.lanes)
+            for v, part in enumerate(panel):
+                at = i * tile.vectors + v
+                sums[at] = f.fma(number, part, sums[at])
+
+    def _store(self, row: Value, left: Value, column: Value) -> None:
+        f, tile = self.f, self.tile
+        masks = [
+            f.mask(self.columns - column - v * tile.lanes, tile.lanes) for v in range(tile.vectors)
+        ]
+        with f.loop(0, left, nonempty=True) as loop:
+            y = f.gep(f32, f.args.pointer("y"), (row + loop.index) * self.y_stride + column)
+            for v, mask in enumerate(masks):
+                at = (loop.index * tile.vectors + v) * tile.lanes
+                value = f.load(self.vector, self.scratch, at, align=self.vector.total_bytes)
+                here = column + v * tile.lanes
+                value = self.epilogue.emit(f, value, row + loop.index, here, mask)
+                f.store(value, y, v * tile.lanes, mask=mask)

@@ -1,0 +1,164 @@
+"""Worker threads parked in native code.
+
+    pool = shared_pool(4)
+    pool.run(steps.ctypes.data, len(steps))        # the caller is thread 0; returns when all are done
+
+A worker is a Python thread that calls one emitted function and stays there, asleep between runs,
+with the interpreter lock released. One wake per run. Idle workers use no processor time. Where the
+system cannot sleep on an address, workers wait between runs on Python's semaphores instead.
+
+Runs of one pool follow each other, whichever Python threads ask for them. A run cannot be
+interrupted half way: Ctrl-C takes effect after it. A forked child starts workers of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from functools import cache
+
+import numpy as np
+
+from bitwright import system
+from bitwright.backends.cpu import runtime as rt
+from bitwright.errors import RunError
+
+SPIN_SECONDS = 50e-6
+"""How long a thread spins before it sleeps: about what waking a sleeper costs."""
+_JOIN_SECONDS = 5.0
+
+
+@cache
+def _spin_turns() -> int:
+    """Turns of the waiting loop in `SPIN_SECONDS`; measured, since a pause differs by machine."""
+    block, turns = _shared_block(), 1000
+    best = float("inf")
+    for _ in range(3):
+        begin = time.perf_counter()
+        rt.runtime().idle(block.ctypes.data, turns)
+        best = min(best, time.perf_counter() - begin)
+    return max(1, int(SPIN_SECONDS / best * turns))
+
+
+def _shared_block() -> np.ndarray:  # type: ignore[type-arg]
+    """Zeroed memory for the shared words, starting at a cache line."""
+    room = np.zeros(rt.SHARED_BYTES + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + rt.SHARED_BYTES]
+
+
+class _Crew:
+    """The threads of a pool and what they share; lives until the last of them has ended."""
+
+    def __init__(self, threads: int, native: bool) -> None:
+        self.block = _shared_block()
+        self.address = self.block.ctypes.data
+        futex = system.futex() if native else None
+        words = self.block.view(np.uint64)
+        words[rt.SPINS // 8] = _spin_turns() if threads <= system.cores() else 1
+        words[rt.SYSCALL // 8] = futex.function if futex else 0
+        words[rt.FUTEX // 8] = futex.number if futex else 0
+        words[rt.YIELD // 8] = system.yield_function()
+        words[rt.THREADS // 8] = threads
+        self.parks_natively = futex is not None
+        self.signals = [threading.Semaphore(0) for _ in range(threads - 1)]
+        self.members = [
+            threading.Thread(
+                target=self._live, args=(number,), daemon=True, name=f"bitwright-{number}"
+            )
+            for number in range(1, threads)
+        ]
+        for member in self.members:
+            member.start()
+
+    def _live(self, number: int) -> None:
+        if self.parks_natively:
+            rt.runtime().work(self.address, number)
+            return
+        stop = self.block[rt.STOP : rt.STOP + 8]
+        while True:
+            self.signals[number - 1].acquire()
+            if stop.any():
+                return
+            rt.runtime().take_part(self.address, number)
+
+    def run(self, steps: int, count: int) -> None:
+        for signal in self.signals if not self.parks_natively else ():
+            signal.release()
+        rt.runtime().start(self.address, steps, count)
+
+    def dismiss(self) -> None:
+        """Let every worker return, and wait for it."""
+        rt.runtime().stop(self.address)
+        for signal in self.signals:
+            signal.release()
+        for member in self.members:
+            member.join(_JOIN_SECONDS)
+
+
+class Pool:
+    """A fixed number of threads that run step tables together; `threads=1` starts none."""
+
+    def __init__(self, threads: int, native: bool = True) -> None:
+        if threads < 1:
+            raise RunError("a pool needs at least one thread", expected=">= 1", found=threads)
+        self.threads, self._native = threads, native
+        self._runtime = rt.runtime()
+        self._lock = threading.Lock()
+        self._crew: _Crew | None = None
+        self._end: weakref.finalize[..., Pool] | None = None
+        _pools.add(self)
+
+    def run(self, steps: int, count: int) -> None:
+        """Execute a table of `count` steps at address `steps` on all threads."""
+        with self._lock:
+            if self.threads == 1:
+                self._runtime.run(steps, count, 0, 1, None)
+            else:
+                (self._crew or self._recruit()).run(steps, count)
+
+    def _recruit(self) -> _Crew:
+        crew = self._crew = _Crew(self.threads, self._native)
+        self._end = weakref.finalize(self, crew.dismiss)  # also when the interpreter exits
+        return crew
+
+    def close(self) -> None:
+        """End the workers; the next run starts new ones."""
+        with self._lock:
+            if self._end is not None:
+                self._end()
+            self._crew = self._end = None
+
+    def _after_fork(self) -> None:
+        """In a child there are no workers, and the lock may be held by a thread that is gone."""
+        self._lock = threading.Lock()
+        if self._end is not None:
+            self._end.detach()
+        self._crew = self._end = None
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_shared: weakref.WeakValueDictionary[int, Pool] = weakref.WeakValueDictionary()
+_shared_lock = threading.Lock()
+
+
+def shared_pool(threads: int) -> Pool:
+    """The pool of this many threads that executables have in common."""
+    with _shared_lock:
+        pool = _shared.get(threads)
+        if pool is None:
+            pool = _shared[threads] = Pool(threads)
+        return pool
+
+
+def _renew_after_fork() -> None:
+    global _shared_lock  # noqa: PLW0603
+    _shared_lock = threading.Lock()
+    for pool in list(_pools):
+        pool._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_after_fork)
