@@ -201,8 +201,8 @@ class Context:
 
     # nested graphs
 
-    def body(self, graph: GraphProto, types: Sequence[ValueType]) -> Body:
-        return self.importer.body(self.scope, graph, types)
+    def body(self, graph: GraphProto, types: Sequence[ValueType], first: int = 0) -> Body:
+        return self.importer.body(self.scope, graph, types, first)
 
     def inline(self, graph: GraphProto, inputs: Sequence[Value] = ()) -> list[Value]:
         """The outputs of a nested graph whose nodes are put right here."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
@@ -225,8 +226,13 @@ class Importer:
         self.run(inner, nodes, function.output)
         return [inner.find(name, self.on_capture) for name in function.output]
 
-    def body(self, scope: Scope, graph: GraphProto, types: Sequence[ValueType]) -> Body:
-        """A nested graph as a frame of its own, with inputs of these types."""
+    def body(
+        self, scope: Scope, graph: GraphProto, types: Sequence[ValueType], first: int = 0
+    ) -> Body:
+        """A nested graph as a frame of its own, with inputs of these types.
+
+        The first input of a loop's body counts its iterations; inside it counts from `first`.
+        """
         inner = self.nested_scope(scope, graph.name or "body", graph)
         frame = inner.frame
         inputs = []
@@ -234,6 +240,9 @@ class Importer:
             value = frame.add_input(frame.leaf("input", info.name or "input", type_))
             inner.values[info.name] = value
             inputs.append(value)
+        if first:
+            start = frame.b.constant(np.array(first, np.int64))
+            inner.values[graph.input[0].name] = frame.b.add(inputs[0], start)
         self.run(inner, graph.node, [o.name for o in graph.output])
         outputs = [(o.name, self.output(inner, o.name)) for o in graph.output]
         return Body(frame, inputs, outputs)

@@ -8,16 +8,17 @@ and trying again with fresh sizes where the two differ.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from onnx import GraphProto
 
-from bitwright.errors import ImportModelError, InferenceError
+from bitwright.errors import ImportModelError, InferenceError, UnsupportedError
+from bitwright.frontend.onnx.bodies import captures_of, finished
 from bitwright.frontend.onnx.context import Body, Context, Inputs
-from bitwright.frontend.onnx.frame import live_inputs
+from bitwright.frontend.onnx.fork import Fork
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
-from bitwright.ir import Graph, HostType, TensorType, Value, ValueType
+from bitwright.ir import HostType, TensorType, Value, ValueType
 from bitwright.ir.dtype import bool_, i64
 
 _STEP, _FLAG = TensorType(i64, ()), TensorType(bool_, ())
@@ -29,14 +30,48 @@ Types = list[ValueType]
 def if_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     condition = inputs[0]
     then, otherwise = node.require("then_branch"), node.require("else_branch")
-    known = ctx.array(condition)
-    if known is not None and known.size == 1:
-        return ctx.inline(then if known.reshape(()) else otherwise)
-    bodies = [ctx.body(graph, []) for graph in (then, otherwise)]
-    captures = _captures(bodies)
-    graphs = [_finished(body, captures) for body in bodies]
-    attrs = {"then": graphs[0], "else": graphs[1]}
-    return _node(ctx, "if", [ctx.reshape(condition, []), *captures], attrs)
+    known = ctx.all_sizes(condition)
+    if known is not None and len(known) == 1 and isinstance(known[0], int):
+        return ctx.inline(then if known[0] else otherwise)
+    bodies = [_branch(ctx, graph) for graph in (then, otherwise)]
+    if _may_join(*bodies):
+        captures = captures_of(bodies)
+        graphs = [finished(body, captures) for body in bodies]
+        attrs = {"then": graphs[0], "else": graphs[1]}
+        return _node(ctx, "if", [ctx.reshape(condition, []), *captures], attrs)
+    raise Fork(
+        node,
+        condition,
+        lambda inner: inner.inline(then),
+        lambda inner: inner.inline(otherwise),
+        checks_itself=_only_squeezes(then),
+    )
+
+
+def _branch(ctx: Context, graph: GraphProto) -> Body | None:
+    """The body of a branch, or None if it has no valid types."""
+    try:
+        return ctx.body(graph, [])
+    except UnsupportedError:
+        raise
+    except ImportModelError:
+        return None
+
+
+def _may_join(*bodies: Body | None) -> TypeGuard[tuple[Body, Body]]:
+    """Whether one value can be the result of either branch."""
+    then, otherwise = bodies
+    if then is None or otherwise is None:
+        return False
+    return not any(
+        isinstance(one, TensorType) and isinstance(other, TensorType) and one.rank != other.rank
+        for one, other in zip(then.types, otherwise.types, strict=False)
+    )
+
+
+def _only_squeezes(graph: GraphProto) -> bool:
+    """Squeezing an axis fails in a run where its size is not 1."""
+    return {node.op_type for node in graph.node} <= {"Squeeze", "Constant"}
 
 
 @imports("Loop")
@@ -44,12 +79,61 @@ def loop(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     trip_count, condition, *carried = inputs
     graph = node.require("body")
     _require_inputs(node, graph, 2 + len(carried))
-    start = [value.type for value in carried]
-    body = _stable(ctx, graph, start, lambda types: [_STEP, _FLAG, *types], first_output=1)
-    captures = _captures([body])
-    attrs = {"body": _finished(body, captures), "carried": len(carried)}
     scalars = [None if v is None else ctx.reshape(v, []) for v in (trip_count, condition)]
+    body = _loop_body(ctx, graph, carried)
+    if _changes_rank(body, carried) and _runs_once(ctx, *scalars):
+        return _peeled(ctx, graph, scalars, carried)
+    return _loop(ctx, body, scalars, carried)
+
+
+def _loop_body(ctx: Context, graph: GraphProto, carried: Sequence[Value], first: int = 0) -> Body:
+    start = [value.type for value in carried]
+    return _stable(ctx, graph, start, lambda types: [_STEP, _FLAG, *types], 1, first)
+
+
+def _loop(
+    ctx: Context, body: Body, scalars: Sequence[Value | None], carried: Sequence[Value]
+) -> Results:
+    captures = captures_of([body])
+    attrs = {"body": finished(body, captures), "carried": len(carried)}
     return _node(ctx, "loop", [*scalars, *carried, *captures], attrs)
+
+
+def _changes_rank(body: Body, carried: Sequence[Value]) -> bool:
+    pairs = zip(body.inputs[2:], carried, strict=True)
+    return any(isinstance(i.type, HostType) and not isinstance(v.type, HostType) for i, v in pairs)
+
+
+def _runs_once(ctx: Context, trip_count: Value | None, condition: Value | None) -> bool:
+    """Whether there is at least one iteration, whatever the inputs are."""
+    limit, going = ctx.array(trip_count), ctx.array(condition)
+    enough = trip_count is None or (limit is not None and int(limit.reshape(())) > 0)
+    return enough and (condition is None or (going is not None and bool(going.reshape(()))))
+
+
+def _peeled(
+    ctx: Context,
+    graph: GraphProto,
+    scalars: Sequence[Value | None],
+    carried: Sequence[Value],
+) -> Results:
+    """The first iteration put before the loop: what it starts from may have any rank."""
+    trip_count, condition = scalars
+    yes = ctx.const(True, bool_)
+    keep, *made = ctx.inline(graph, [ctx.const(0), yes, *carried])
+    values, rows = made[: len(carried)], made[len(carried) :]
+    heeded = condition is not None or trip_count is None
+    rest = [
+        None if trip_count is None else ctx.b.sub(trip_count, ctx.const(1)),
+        ctx.reshape(keep, []) if heeded else None,
+    ]
+    results = _loop(ctx, _loop_body(ctx, graph, values, first=1), rest, values)
+    finals, others = results[: len(values)], results[len(values) :]
+    stacks = [
+        ctx.b.concat(ctx.unsqueeze(row, [0]), stack, axis=0)
+        for row, stack in zip(rows, others, strict=True)
+    ]
+    return [*finals, *stacks]
 
 
 @imports("Scan")
@@ -74,9 +158,9 @@ def _scan(ctx: Context, node: OnnxNode, inputs: list[Value], options: dict[str, 
     rows = zip(sequences, options["input_axes"], strict=True)
     elements = [_element(x, axis) for x, axis in rows]
     start = [value.type for value in carried]
-    body = _stable(ctx, graph, start, lambda types: [*types, *elements], first_output=0)
-    captures = _captures([body])
-    attrs = {"body": _finished(body, captures), "carried": states, "scanned": scanned, **options}
+    body = _stable(ctx, graph, start, lambda types: [*types, *elements], 0)
+    captures = captures_of([body])
+    attrs = {"body": finished(body, captures), "carried": states, "scanned": scanned, **options}
     return _node(ctx, "scan", [*carried, *sequences, *captures], attrs)
 
 
@@ -93,8 +177,8 @@ def _scan_batch(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     results = _scan(Context(ctx.importer, scope), node, samples, options)
     outputs = [(value.name, value) for value in results]
     body = Body(frame, samples, outputs)
-    captures = _captures([body])
-    attrs = {"body": _finished(body, captures), "carried": 0, "scanned": len(values)}
+    captures = captures_of([body])
+    attrs = {"body": finished(body, captures), "carried": 0, "scanned": len(values)}
     return _node(ctx, "scan", [*values, *captures], attrs)
 
 
@@ -127,11 +211,12 @@ def _stable(
     start: Sequence[ValueType],
     arguments: Callable[[Types], Types],
     first_output: int,
+    first_step: int = 0,
 ) -> Body:
     """The body with carried types that hold before and after every iteration."""
     types = list(start)
     for _ in range(_MAX_ROUNDS):
-        body = ctx.body(graph, arguments(types))
+        body = ctx.body(graph, arguments(types), first_step)
         made = body.types[first_output : first_output + len(types)]
         if len(made) < len(types):
             raise ImportModelError(f"body {graph.name!r} gives too few results")
@@ -156,28 +241,3 @@ def _general(ctx: Context, before: ValueType, after: ValueType) -> ValueType:
             own.add(one)
         sizes.append(one)
     return before.with_shape(sizes)
-
-
-def _captures(bodies: Sequence[Body]) -> list[Value]:
-    """What the bodies need from outside, each value once."""
-    found: dict[Value, None] = {}
-    for body in bodies:
-        live = live_inputs(body.frame, [value for _, value in body.outputs])
-        found.update({o: None for o, inner in body.frame.captures.items() if inner in live})
-    return list(found)
-
-
-def _finished(body: Body, captures: Sequence[Value]) -> Graph:
-    inputs = [*body.inputs, *(body.frame.capture(outer) for outer in captures)]
-    return body.frame.finish(_distinct(body.outputs), inputs)
-
-
-def _distinct(outputs: Sequence[tuple[str, Value]]) -> list[tuple[str, Value]]:
-    names: set[str] = set()
-    found = []
-    for name, value in outputs:
-        while name in names:
-            name += "_"
-        names.add(name)
-        found.append((name, value))
-    return found
