@@ -1,0 +1,291 @@
+"""Reading and writing at places that tensors name.
+
+Several index tensors are broadcast together and stacked to coordinates; the axes they index come
+first for that, and go back to their place where they stood side by side, as numpy has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bitwright.frontend.torch.context import Context
+from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.scalars import compute
+from bitwright.ir.dtype import bool_, i64
+from bitwright.ir.graph import Value
+from bitwright.ir.types import broadcast_shapes, normalize_axis
+
+_REDUCTIONS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "add": "add"}
+_REDUCTIONS |= {"multiply": "mul", "mean": "add"}
+
+
+def as_index(ctx: Context, indices: Value) -> Value:
+    return indices if indices.dtype == i64 else ctx.cast(indices, i64)
+
+
+@maps("index_select.default")
+def index_select(ctx: Context, x: Value, dim: int, indices: Value) -> Value:
+    if not x.rank:
+        return x
+    return ctx.b.gather(x, ctx.reshape(indices, (-1,)), axis=normalize_axis(dim, x.rank))
+
+
+@maps("gather.default")
+def gather(ctx: Context, x: Value, dim: int, indices: Value, sparse_grad: bool = False) -> Value:
+    if not x.rank:
+        return ctx.expand(x, indices.shape)
+    if not indices.rank:
+        return ctx.b.gather(x, ctx.reshape(indices, ()), axis=0)
+    return ctx.b.gather_elements(x, indices, axis=normalize_axis(dim, x.rank))
+
+
+@maps("nonzero.default")
+def nonzero(ctx: Context, x: Value) -> Value:
+    return ctx.b.transpose(ctx.b.nonzero(x), perm=(1, 0))
+
+
+@maps("masked_select.default")
+def masked_select(ctx: Context, x: Value, mask: Value) -> Value:
+    x, mask = ctx.broadcast(x, mask)
+    return ctx.b.compress(ctx.reshape(x, (-1,)), ctx.reshape(mask, (-1,)))
+
+
+# indexing by several tensors
+
+
+class Places:
+    """Coordinates made of the indices of an expression such as `x[:, i, mask]`."""
+
+    def __init__(self, ctx: Context, x: Value, indices: Sequence[Value | None]) -> None:
+        self.axes: list[int] = []
+        tensors: list[Value] = []
+        axis = 0
+        for index in indices:
+            if index is None:
+                axis += 1
+                continue
+            for part in _as_numbers(ctx, index):
+                self.axes.append(axis)
+                tensors.append(part)
+                axis += 1
+        rest = [axis for axis in range(x.rank) if axis not in self.axes]
+        self.order = [*self.axes, *rest]
+        self.shape = broadcast_shapes(*(t.shape for t in tensors))
+        self.tensors = [ctx.expand(t, self.shape) for t in tensors]
+        self.rest = tuple(x.shape[axis] for axis in rest)
+        first, last = self.axes[0], self.axes[-1]
+        side_by_side = last - first + 1 == len(self.axes)
+        self.front = first if side_by_side else 0
+
+    def coordinates(self, ctx: Context) -> Value:
+        parts = [ctx.unsqueeze(tensor, len(self.shape)) for tensor in self.tensors]
+        return parts[0] if len(parts) == 1 else ctx.b.concat(*parts, axis=len(self.shape))
+
+    @property
+    def result_order(self) -> list[int]:
+        """Where the axes [indexed..., rest...] stand in the result of the expression."""
+        count = len(self.shape)
+        rest = list(range(count, count + len(self.rest)))
+        return [*rest[: self.front], *range(count), *rest[self.front :]]
+
+
+def _as_numbers(ctx: Context, index: Value) -> list[Value]:
+    """An index tensor, or the coordinates of the true elements of a mask."""
+    if index.dtype == bool_ or index.dtype.name == "u8":
+        found = ctx.b.nonzero(index)
+        return [ctx.take(found, 0, axis) for axis in range(index.rank)]
+    return [as_index(ctx, index)]
+
+
+@maps("index.Tensor", "_unsafe_index.Tensor")
+def index(ctx: Context, x: Value, indices: list[Value | None]) -> Value:
+    given = [(axis, i) for axis, i in enumerate(indices) if i is not None]
+    if not given:
+        return x
+    if len(given) == 1 and given[0][1].dtype.is_integer and given[0][1].dtype.is_signed:
+        axis, only = given[0]
+        return ctx.b.gather(x, only, axis=axis)
+    places = Places(ctx, x, indices)
+    moved = ctx.transpose(x, places.order)
+    return ctx.transpose(ctx.b.gather_nd(moved, places.coordinates(ctx)), places.result_order)
+
+
+@maps("index_put.default", "_unsafe_index_put.default")
+def index_put(
+    ctx: Context,
+    x: Value,
+    indices: list[Value | None],
+    values: Value,
+    accumulate: bool = False,
+) -> Value:
+    given = [i for i in indices if i is not None]
+    if not given:
+        return ctx.expand(values, x.shape) if not accumulate else ctx.b.add(x, values)
+    values = ctx.cast(values, x.dtype)
+    first = indices[0]
+    if len(indices) == 1 and first is not None and first.dtype == bool_ and values.rank == 0:
+        mask = ctx.unsqueeze(first, *range(first.rank, x.rank)) if first.rank < x.rank else first
+        return ctx.b.where(mask, ctx.b.add(x, values) if accumulate else values, x)
+    places = Places(ctx, x, indices)
+    whole = [*places.rest[: places.front], *places.shape, *places.rest[places.front :]]
+    updates = ctx.expand(values, whole)
+    updates = ctx.transpose(updates, _inverse(places.result_order))
+    written = ctx.b.scatter_nd(
+        ctx.transpose(x, places.order),
+        places.coordinates(ctx),
+        updates,
+        reduction="add" if accumulate else "none",
+    )
+    return ctx.transpose(written, _inverse(places.order))
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=lambda i: order[i])
+
+
+# writing along one axis
+
+
+def _scatter(
+    ctx: Context, x: Value, dim: int, indices: Value, source: Value, reduction: str = "none"
+) -> Value:
+    if not x.rank:
+        x1, i1, s1 = (ctx.reshape(v, (1,)) for v in (x, indices, source))
+        return ctx.reshape(_scatter(ctx, x1, 0, i1, s1, reduction), ())
+    for axis, size in enumerate(indices.shape):
+        source = ctx.slice(source, axis, 0, size)
+    return ctx.b.scatter_elements(
+        x, as_index(ctx, indices), source, axis=normalize_axis(dim, x.rank), reduction=reduction
+    )
+
+
+@maps("scatter.src")
+def scatter(ctx: Context, x: Value, dim: int, indices: Value, source: Value) -> Value:
+    return _scatter(ctx, x, dim, indices, ctx.operand(source))
+
+
+@maps("scatter.value")
+def scatter_value(ctx: Context, x: Value, dim: int, indices: Value, value: Any) -> Value:
+    return _scatter(ctx, x, dim, indices, ctx.full(value, indices.shape, x.dtype))
+
+
+@maps("scatter.reduce")
+def scatter_with(
+    ctx: Context, x: Value, dim: int, indices: Value, source: Value, reduce: str
+) -> Value:
+    return _scatter(ctx, x, dim, indices, source, _REDUCTIONS[reduce])
+
+
+@maps("scatter.value_reduce")
+def scatter_value_with(
+    ctx: Context, x: Value, dim: int, indices: Value, value: Any, reduce: str
+) -> Value:
+    source = ctx.full(value, indices.shape, x.dtype)
+    return _scatter(ctx, x, dim, indices, source, _REDUCTIONS[reduce])
+
+
+@maps("scatter_add.default")
+def scatter_add(ctx: Context, x: Value, dim: int, indices: Value, source: Value) -> Value:
+    return _scatter(ctx, x, dim, indices, source, "add")
+
+
+@maps("scatter_reduce.two")
+def scatter_reduce(
+    ctx: Context,
+    x: Value,
+    dim: int,
+    indices: Value,
+    source: Value,
+    reduce: str,
+    include_self: bool = True,
+) -> Value:
+    start = x
+    if not include_self:  # the old elements make way for what changes nothing
+        neutral = {"sum": 0, "mean": 0, "prod": 1, "amax": x.dtype.min, "amin": x.dtype.max}
+        fill = ctx.full(neutral[reduce], indices.shape, x.dtype)
+        start = _scatter(ctx, x, dim, indices, fill)
+    total = _scatter(ctx, start, dim, indices, source, _REDUCTIONS[reduce])
+    if reduce != "mean":
+        return total
+    ones = ctx.full(1, indices.shape, x.dtype)
+    none = ctx.full(int(include_self), x.shape, x.dtype)
+    count = _scatter(ctx, none, dim, indices, ones, "add")
+    return ctx.b.div(total, ctx.b.maximum(count, ctx.const(1, x.dtype)))
+
+
+@maps("index_add.default")
+def index_add(
+    ctx: Context, x: Value, dim: int, indices: Value, source: Value, alpha: Any = 1
+) -> Value:
+    if not isinstance(alpha, (int, float)) or alpha != 1:
+        source = ctx.b.mul(source, ctx.operand(alpha))
+    return _write_rows(ctx, x, dim, indices, source, "add")
+
+
+@maps("index_copy.default")
+def index_copy(ctx: Context, x: Value, dim: int, indices: Value, source: Value) -> Value:
+    return _write_rows(ctx, x, dim, indices, source, "none")
+
+
+def _write_rows(
+    ctx: Context, x: Value, dim: int, indices: Value, source: Value, reduction: str
+) -> Value:
+    axis = normalize_axis(dim, x.rank)
+    rows, new = ctx.move_axis(x, axis, 0), ctx.move_axis(source, axis, 0)
+    places = ctx.unsqueeze(as_index(ctx, indices), 1)
+    written = ctx.b.scatter_nd(rows, places, new, reduction=reduction)
+    return ctx.move_axis(written, 0, axis)
+
+
+@maps("slice_scatter.default")
+def slice_scatter(
+    ctx: Context,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: Any = None,
+    stop: Any = None,
+    step: int = 1,
+) -> Value:
+    axis = normalize_axis(dim, x.rank)
+    start = 0 if start is None else start
+    if step == 1 and not isinstance(start, Value):
+        before = ctx.slice(x, axis, 0, start)
+        done = before.shape[axis] + source.shape[axis]
+        after = ctx.slice(x, axis, done, x.shape[axis])
+        parts = [part for part in (before, source, after) if part.shape[axis] != 0]
+        return parts[0] if len(parts) == 1 else ctx.b.concat(*parts, axis=axis)
+    if isinstance(start, int) and start < 0:
+        start = x.shape[axis] + start
+    counted = ctx.b.mul(ctx.iota(source.shape[axis]), step)
+    return _write_rows(ctx, x, axis, ctx.b.add(counted, ctx.scalar(start)), source, "none")
+
+
+@maps("select_scatter.default")
+def select_scatter(ctx: Context, x: Value, source: Value, dim: int, at: Any) -> Value:
+    axis = normalize_axis(dim, x.rank)
+    place = ctx.reshape(ctx.scalar(at), (1,))
+    return _write_rows(ctx, x, axis, place, ctx.unsqueeze(source, axis), "none")
+
+
+@maps("masked_scatter.default")
+def masked_scatter(ctx: Context, x: Value, mask: Value, source: Value) -> Value:
+    """Elements where the mask holds are replaced by those of the source, in order."""
+    x, mask = ctx.broadcast(x, mask)
+    flat = ctx.reshape(mask, (-1,))
+    rank = ctx.b.sub(ctx.b.cumsum(ctx.cast(flat, i64), axis=0), 1)
+    source = ctx.reshape(source, (-1,))
+    chosen = ctx.b.gather(source, ctx.b.maximum(rank, 0), axis=0)
+    return ctx.reshape(ctx.b.where(flat, chosen, ctx.reshape(x, (-1,))), x.shape)
+
+
+@maps("one_hot.default")
+def one_hot(ctx: Context, indices: Value, classes: Any = -1) -> Value:
+    if isinstance(classes, int) and classes < 0:
+        top = ctx.b.reduce_max(ctx.reshape(indices, (-1,)), axes=[0], keepdims=False)
+        classes = compute(ctx, "add", (top, 1))
+    values = ctx.const([0, 1])
+    if ctx.usable([classes], indices):
+        return ctx.b.one_hot(indices, values, depth=classes)
+    return ctx.b.one_hot(indices, values, ctx.scalar(classes))

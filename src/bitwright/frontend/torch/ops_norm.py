@@ -1,0 +1,181 @@
+"""Normalization layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bitwright.frontend.torch.context import Context
+from bitwright.frontend.torch.registry import maps
+from bitwright.ir.graph import Value
+
+
+@maps("layer_norm.default")
+def layer_norm(
+    ctx: Context,
+    x: Value,
+    shape: list[Any],
+    w: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Value:
+    return ctx.b.layer_norm(x, w, bias, axis=-len(shape), eps=eps)
+
+
+@maps("native_layer_norm.default")
+def native_layer_norm(
+    ctx: Context, x: Value, shape: list[Any], w: Value | None, bias: Value | None, eps: float
+) -> list[Value | None]:
+    y = layer_norm(ctx, x, shape, w, bias, eps)
+    if not ctx.wanted - {0}:
+        return [y, None, None]
+    axes = list(range(x.rank - len(shape), x.rank))
+    mean = ctx.b.reduce_mean(x, axes=axes)
+    distance = ctx.b.sub(x, mean)
+    variance = ctx.b.reduce_mean(ctx.b.mul(distance, distance), axes=axes)
+    return [y, mean, ctx.b.rsqrt(ctx.b.add(variance, float(eps)))]
+
+
+@maps("rms_norm.default")
+def rms_norm(
+    ctx: Context, x: Value, shape: list[Any], w: Value | None = None, eps: float | None = None
+) -> Value:
+    if eps is None:
+        eps = float(np.finfo(x.dtype.numpy).eps) if x.dtype.bits >= 32 else 2.0**-23
+    return ctx.b.rms_norm(x, None if w is None else ctx.operand(w), axis=-len(shape), eps=eps)
+
+
+@maps("_fused_rms_norm.default")
+def fused_rms_norm(
+    ctx: Context, x: Value, shape: list[Any], w: Value | None, eps: float | None
+) -> list[Value | None]:
+    if ctx.wanted - {0}:
+        raise ctx.refuse("only its first result is known")
+    return [rms_norm(ctx, x, shape, w, eps), None]
+
+
+@maps("group_norm.default")
+def group_norm(
+    ctx: Context,
+    x: Value,
+    groups: int,
+    w: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Value:
+    return ctx.b.group_norm(x, w, bias, groups=groups, eps=eps)
+
+
+@maps("native_group_norm.default")
+def native_group_norm(
+    ctx: Context,
+    x: Value,
+    w: Value | None,
+    bias: Value | None,
+    batch: Any,
+    channels: Any,
+    area: Any,
+    groups: int,
+    eps: float,
+) -> list[Value | None]:
+    if ctx.wanted - {0}:
+        raise ctx.refuse("only its first result is known")
+    return [group_norm(ctx, x, groups, w, bias, eps), None, None]
+
+
+@maps("instance_norm.default")
+def instance_norm(
+    ctx: Context,
+    x: Value,
+    w: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    var: Value | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Value:
+    if not use_input_stats:
+        return _batch_norm(ctx, x, w, bias, mean, var, eps)
+    if mean is not None:
+        raise ctx.refuse("it updates running statistics; call module.eval() first")
+    return ctx.b.instance_norm(x, w, bias, eps=eps)
+
+
+def _batch_norm(
+    ctx: Context, x: Value, w: Value | None, bias: Value | None, mean: Any, var: Any, eps: float
+) -> Value:
+    channels = x.shape[1]
+    w = ctx.full(1, (channels,), mean.dtype) if w is None else w
+    bias = ctx.full(0, (channels,), mean.dtype) if bias is None else bias
+    return ctx.b.batch_norm(x, w, bias, mean, var, eps=eps)
+
+
+@maps("_native_batch_norm_legit_no_training.default")
+def batch_norm_inference(
+    ctx: Context,
+    x: Value,
+    w: Value | None,
+    bias: Value | None,
+    mean: Value,
+    var: Value,
+    momentum: float,
+    eps: float,
+) -> list[Value | None]:
+    return [_batch_norm(ctx, x, w, bias, mean, var, eps), None, None]
+
+
+@maps("_native_batch_norm_legit_functional.default")
+def batch_norm_training(
+    ctx: Context,
+    x: Value,
+    w: Value | None,
+    bias: Value | None,
+    mean: Value,
+    var: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[Value | None]:
+    """Normalizes by the batch's own statistics; the running ones come back as results 3 and 4."""
+    if not training:
+        return [_batch_norm(ctx, x, w, bias, mean, var, eps), None, None, mean, var]
+    y, own_mean, inverse, own_var, count = _by_own_statistics(ctx, x, w, bias, eps)
+    unbiased = ctx.b.mul(own_var, ctx.b.div(count, ctx.b.sub(count, 1.0)))
+
+    def updated(running: Value, new: Value) -> Value:
+        kept = ctx.b.mul(running, 1.0 - momentum)
+        return ctx.b.add(kept, ctx.b.mul(ctx.cast(new, running.dtype), float(momentum)))
+
+    return [y, own_mean, inverse, updated(mean, own_mean), updated(var, unbiased)]
+
+
+@maps("_native_batch_norm_legit.no_stats")
+def batch_norm_without_statistics(
+    ctx: Context,
+    x: Value,
+    w: Value | None,
+    bias: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[Value | None]:
+    y, mean, inverse, _, _ = _by_own_statistics(ctx, x, w, bias, eps)
+    return [y, mean, inverse]
+
+
+def _by_own_statistics(
+    ctx: Context, x: Value, w: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, ...]:
+    """y, mean, 1 / sqrt(var + eps), var and the number of elements, over all axes but 1."""
+    axes = [axis for axis in range(x.rank) if axis != 1]
+    mean = ctx.b.reduce_mean(x, axes=axes, keepdims=False)
+    distance = ctx.b.sub(x, ctx.b.reduce_mean(x, axes=axes))
+    var = ctx.b.reduce_mean(ctx.b.mul(distance, distance), axes=axes, keepdims=False)
+    count = ctx.scalar(ctx.count(x, axes), x.dtype)
+    inverse = ctx.b.rsqrt(ctx.b.add(var, float(eps)))
+    return _batch_norm(ctx, x, w, bias, mean, var, eps), mean, inverse, var, count

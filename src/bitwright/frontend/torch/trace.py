@@ -1,0 +1,112 @@
+"""From a module to a program of ATen ops that have mappings: `torch.export`, then decomposition."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from bitwright.errors import BitwrightError, ImportModelError
+from bitwright.frontend.torch.composites import whole_composites
+from bitwright.frontend.torch.names import input_paths, size_names
+from bitwright.frontend.torch.registry import all_mappings
+
+_MESSAGE_LINES = 12
+_RANGE_HINT = 'A size given by name, as in {0: "batch"}, takes whatever range the module allows.'
+
+
+@dataclass(frozen=True)
+class Traced:
+    program: ExportedProgram
+    input_names: list[str]
+    """Of each flat input, tensor or not, in the order of the program's signature."""
+    size_names: list[dict[int, str]]
+    """The names that the caller gave to axes of each flat input."""
+
+
+def trace(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Traced:
+    """Export and decompose; faults that torch finds become errors of this package."""
+    if isinstance(module, ExportedProgram):
+        program = _guarded(lambda: _decompose(module))
+        names = list(program.graph_signature.user_inputs)
+        return Traced(program, [str(name) for name in names], [{} for _ in names])
+    if not isinstance(module, torch.nn.Module):
+        raise ImportModelError(
+            "from_torch takes a module", expected="torch.nn.Module", found=type(module).__name__
+        )
+    if hasattr(shapes, "dynamic_shapes"):  # a ShapesCollection, or AdditionalInputs
+        shapes = _guarded(lambda: shapes.dynamic_shapes(module, args, kwargs))
+    program = _guarded(lambda: _export(module, args, kwargs, shapes))
+    try:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ImportModelError(f"the example arguments do not fit forward: {error}") from None
+    paths = input_paths(program.call_spec.in_spec, bound)
+    names = [".".join(path) for path in paths]
+    return Traced(program, names, size_names(paths, shapes, list(bound.arguments)))
+
+
+def _guarded(action: Any) -> Any:
+    try:
+        return action()
+    except BitwrightError:
+        raise
+    except Exception as error:  # torch raises errors of some dozen unrelated types
+        text = str(error).partition("\n\nThe error above")[0].strip()
+        lines = text.splitlines() or [type(error).__name__]
+        more = [] if len(lines) <= _MESSAGE_LINES else ["…"]
+        raise ImportModelError(
+            "torch.export cannot trace the module: " + "\n".join(lines[:_MESSAGE_LINES] + more),
+            hint=_RANGE_HINT if "Suggested fixes" in text else "",
+        ) from error
+
+
+def _export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
+) -> ExportedProgram:
+    with _quiet(), whole_composites():
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=_dims(shapes))
+    return _decompose(program)
+
+
+def _decompose(program: ExportedProgram) -> ExportedProgram:
+    with _quiet(), whole_composites():
+        return program.run_decompositions(_decompositions())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of torch about itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", message=".*_flat_weights.*")
+        yield
+
+
+def _dims(shapes: Any) -> Any:
+    """The specification with every name (a string) as a dimension whose range torch finds."""
+    if isinstance(shapes, str):
+        return Dim.DYNAMIC
+    if isinstance(shapes, dict):
+        return {key: _dims(value) for key, value in shapes.items()}
+    if type(shapes) in (list, tuple):
+        return type(shapes)(_dims(value) for value in shapes)
+    return shapes
+
+
+def _decompositions() -> dict[Any, Any]:
+    """How torch expresses the ops that have no mapping here by others."""
+    mapped = all_mappings()
+    table = torch.export.default_decompositions()
+    for op in [op for op in table if str(op) in mapped]:
+        del table[op]
+    for op, function in torch._decomp.decomposition_table.items():
+        if str(op) not in mapped and op not in table:
+            table[op] = function
+    return table

@@ -1,0 +1,246 @@
+"""Walks the nodes of a traced program, in order, and appends what they mean to a builder."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from bitwright.errors import BitwrightError, ImportModelError
+from bitwright.frontend.torch.context import Context
+from bitwright.frontend.torch.places import Problems, path_of, place_of, target_name
+from bitwright.frontend.torch.registry import UnmappedError, all_mappings
+from bitwright.frontend.torch.scalars import compute, function_name
+from bitwright.frontend.torch.tensors import array_of, element_type
+from bitwright.ir.dim import UNKNOWN, Symbol
+from bitwright.ir.dtype import DType, bool_, f64, i64
+from bitwright.ir.graph import Graph, Value
+from bitwright.ir.types import TensorType
+from bitwright.ops.builder import Builder
+
+# Arguments that say where and how torch keeps a tensor, not what is in it.
+_STORAGE = {"device", "layout", "pin_memory", "memory_format", "generator", "non_blocking"}
+# Checks that torch adds for symbols which the data decides; ops check their operands themselves.
+_CHECKS = ("_assert", "sym_constrain_range", "_check")
+
+
+class Walk:
+    """One graph of a program: the whole, or a branch of a condition with a builder of its own."""
+
+    def __init__(
+        self,
+        b: Builder,
+        module: fx.GraphModule,
+        known_symbols: frozenset[Symbol],
+        problems: Problems,
+    ) -> None:
+        self.b, self.module, self.problems = b, module, problems
+        self.known_symbols = known_symbols
+        self.context = Context(self)
+        self.values: dict[fx.Node, Any] = {}
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of the graph, flat, given a value or number for each placeholder."""
+        nodes = list(self.module.graph.nodes)
+        given = iter(inputs)
+        needed = _needed(nodes)
+        for node in nodes:
+            if node.op == "placeholder":
+                self.values[node] = next(given)
+            elif node.op == "get_attr" and node in needed:
+                self.values[node] = self._attribute(node)
+            elif node.op == "call_function" and node in needed:
+                self.values[node] = self._call(node, needed)
+            elif node.op == "output":
+                outputs = self.resolve(node.args[0])
+                return outputs if isinstance(outputs, list) else [outputs]
+        return []
+
+    def resolve(self, argument: Any) -> Any:
+        """An argument of a node as mappings take it."""
+        if isinstance(argument, fx.Node):
+            return self.values[argument]
+        if isinstance(argument, (list, tuple)):
+            return [self.resolve(item) for item in argument]
+        if isinstance(argument, torch.dtype):
+            return element_type(argument)
+        return argument
+
+    def _attribute(self, node: fx.Node) -> Any:
+        found: Any = self.module
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        return self.b.constant(array_of(found)) if isinstance(found, torch.Tensor) else found
+
+    def _call(self, node: fx.Node, needed: set[fx.Node]) -> Any:
+        if node.target is operator.getitem:
+            source, index = (self.resolve(argument) for argument in node.args)
+            return source[index]
+        ctx = self.context
+        ctx.results = _element_types(node.meta.get("val"))
+        ctx.wanted = frozenset(
+            user.args[1]
+            for user in node.users
+            if user.target is operator.getitem and user in needed
+        )
+        ctx.common = _common_type(node)
+        try:
+            with self.b.at(f"{target_name(node.target)} {path_of(node)}".strip()):
+                return self._apply(ctx, node)
+        except UnmappedError as error:
+            self.problems.add(node, error.what)
+            return self._stand_in(node.meta.get("val"))
+        except BitwrightError as error:
+            raise ImportModelError(str(error), where=place_of(node)) from error
+        except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
+            raise ImportModelError(
+                f"this use of {target_name(node.target)} is not understood: {error}",
+                where=place_of(node),
+            ) from error
+
+    def _apply(self, ctx: Context, node: fx.Node) -> Any:
+        if name := function_name(node.target):
+            return compute(ctx, name, tuple(self.resolve(node.args)))
+        mapping = all_mappings()[target_name(node.target)]
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return mapping(ctx, *self.resolve(node.args))
+        positional, keywords = _bind(node)
+        return mapping(
+            ctx,
+            *(self.resolve(argument) for argument in positional),
+            **{key: self.resolve(argument) for key, argument in keywords.items()},
+        )
+
+    def _stand_in(self, meta: Any) -> Any:
+        """Something of the right type, so that the walk can go on and find other problems."""
+        if isinstance(meta, (list, tuple)):
+            return [self._stand_in(item) for item in meta]
+        if not isinstance(meta, torch.Tensor):
+            return 1
+        shape = [size if isinstance(size, int) else UNKNOWN for size in meta.shape]
+        named = self.b._name_unknown(TensorType(element_type(meta.dtype), tuple(shape)))
+        return self.b.input(self.b.fresh_name("missing.") + "input", named)
+
+    # nested graphs
+
+    def inline(self, module: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of a nested graph whose nodes are put right here."""
+        return Walk(self.b, module, self.known_symbols, self.problems).run(inputs)
+
+    def body(
+        self, module: fx.GraphModule, operands: Sequence[Any], header: Sequence[TensorType] = ()
+    ) -> Body:
+        """A nested graph on its own; those of its operands that are tensors are its inputs.
+
+        Inputs that the op itself supplies, which the nested graph does not read, come first.
+        """
+        b = Builder("body", parent=self.b)
+        for i, type_ in enumerate(header):
+            b.input(f"step{i}", type_)
+        types = [operand.type if isinstance(operand, Value) else operand for operand in operands]
+        inputs = [
+            b.input(f"in{i}", type_) if isinstance(type_, TensorType) else type_
+            for i, type_ in enumerate(types)
+        ]
+        symbols = self.known_symbols.union(
+            *(type_.symbols for type_ in types if isinstance(type_, TensorType))
+        )
+        walk = Walk(b, module, symbols, self.problems)
+        return Body(walk, inputs, walk.run(inputs))
+
+
+class Body:
+    """A nested graph that has been walked and waits for its results to be named."""
+
+    def __init__(self, walk: Walk, inputs: list[Any], outputs: list[Any]) -> None:
+        self.walk, self.inputs, self.outputs = walk, inputs, outputs
+
+    def build(self, results: Sequence[Value]) -> Graph:
+        for i, value in enumerate(results):
+            self.walk.b.output(f"out{i}", value)
+        return self.walk.b.build()
+
+
+def _needed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes that some output depends on; checks depend on nothing of ours."""
+    needed: set[fx.Node] = set()
+    for node in reversed(list(nodes)):
+        is_check = node.op == "call_function" and _is_check(node)
+        if node.op == "output" or (node in needed and not is_check):
+            needed.update(node.all_input_nodes)
+    return needed
+
+
+def _is_check(node: fx.Node) -> bool:
+    return getattr(node.target, "__name__", "").startswith(_CHECKS)
+
+
+def unsupported_nodes(module: fx.GraphModule) -> list[fx.Node]:
+    """The nodes, in nested graphs too, that no mapping knows."""
+    mapped = all_mappings()
+    found: list[fx.Node] = []
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            nodes = list(part.graph.nodes)
+            needed = _needed(nodes)
+            found += [
+                node
+                for node in nodes
+                if node.op == "call_function"
+                and node in needed
+                and node.target is not operator.getitem
+                and function_name(node.target) is None
+                and target_name(node.target) not in mapped
+            ]
+    return found
+
+
+def _bind(node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of an ATen op in the order of its schema, defaults filled in."""
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name in _STORAGE:
+            continue
+        if index < len(node.args):
+            value: Any = node.args[index]
+        else:
+            value = node.kwargs.get(argument.name, argument.default_value)
+        if argument.kwarg_only:
+            keywords[argument.name] = value
+        else:
+            positional.append(value)
+    return positional, keywords
+
+
+def _element_types(meta: Any) -> tuple[DType | None, ...]:
+    items = meta if isinstance(meta, (list, tuple)) else (meta,)
+    return tuple(_element_type(item) for item in items)
+
+
+def _element_type(meta: Any) -> DType | None:
+    if isinstance(meta, torch.Tensor):
+        return element_type(meta.dtype)
+    kinds = ((bool, bool_), (torch.SymBool, bool_), (int, i64), (torch.SymInt, i64))
+    for kind, element in (*kinds, (float, f64), (torch.SymFloat, f64)):
+        if isinstance(meta, kind):
+            return element
+    return None
+
+
+def _common_type(node: fx.Node) -> DType | None:
+    """What torch promotes the first two arguments to, if they are tensors or numbers."""
+    operands = [a.meta.get("val") if isinstance(a, fx.Node) else a for a in node.args[:2]]
+    numbers = (torch.Tensor, int, float, bool, complex, torch.SymInt, torch.SymFloat)
+    if len(operands) < 2 or not all(isinstance(o, numbers) for o in operands):
+        return None
+    if not any(isinstance(o, torch.Tensor) for o in operands):
+        return None
+    plain = [
+        1 if isinstance(o, torch.SymInt) else 1.0 if isinstance(o, torch.SymFloat) else o
+        for o in operands
+    ]
+    return element_type(torch.result_type(*plain))
