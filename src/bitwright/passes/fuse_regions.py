@@ -14,6 +14,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bitwright.ir.dtype import (
+    bf16,
+    bool_,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+    u16,
+    u32,
+    u64,
+)
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.opdef import Kind
@@ -27,13 +42,19 @@ EPILOGUE = frozenset({"matmul", "conv", "attention", "layer_norm", "rms_norm", "
 PROLOGUE = frozenset({"layer_norm", "rms_norm", "softmax", "log_softmax"})
 
 
+# Element types that kernels compute with; what has others stands alone, for a host step.
+COMPUTED = frozenset({f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, bool_})
+
+
 def is_elementwise(node: Node) -> bool:
-    """Whether a node has a scalar form that a kernel can inline."""
-    return (
-        not node.is_boundary
-        and get(node.op).scalar is not None
-        and len(node.outputs) == 1
-        and isinstance(node.types[0], TensorType)
+    """Whether a node has a scalar form that a kernel can inline; a cast is one by itself."""
+    if node.is_boundary or len(node.outputs) != 1:
+        return False
+    if get(node.op).scalar is None and node.op != "cast":
+        return False
+    return all(
+        isinstance(value.type, TensorType) and value.dtype in COMPUTED
+        for value in (*node.operands, node.outputs[0])
     )
 
 
