@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from bitwright.export.onnx.forms import transpose
 from bitwright.export.onnx.protos import Body
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import DType
@@ -31,6 +32,42 @@ def subgraph(
         ref.type = TensorType(element, shape)
     finish(scope, stem)
     return Body(scope, stem, refs, results)
+
+
+def scan(
+    e: Scope,
+    name: str,
+    state: Ref,
+    rows: Sequence[Ref],
+    axis: int,
+    types: Sequence[Row],
+    row: Row,
+    body: Callable[..., Sequence[Ref]],
+    reverse: bool = False,
+) -> tuple[Ref, Ref]:
+    """A scan along `axis` that carries one state and stacks one result; gives both.
+
+    `types` are those of the state and of one step of each row. The steps are moved to the front:
+    ONNX Runtime crashes on no steps along another axis, and ONNX's evaluator knows no other.
+    """
+    element = types[0][0]
+    direction = [int(reverse)]
+    fronted = [_moved(e, x, axis, 0, len(t[1]) + 1) for x, t in zip(rows, types[1:], strict=True)]
+    attrs = {
+        "num_scan_inputs": len(rows),
+        "scan_input_directions": direction * len(rows) if reverse else None,
+        "scan_output_directions": direction if reverse else None,
+        "body": subgraph(e, name, types, [types[0], row], body),
+    }
+    last, y = e.emit("Scan", [state, *fronted], attrs, results=2, dtypes=[element, row[0]])
+    return last, _moved(e, y, 0, axis, len(row[1]) + 1)
+
+
+def _moved(e: Scope, x: Ref, source: int, target: int, rank: int) -> Ref:
+    """x with one axis at another place."""
+    perm = [axis for axis in range(rank) if axis != source]
+    perm.insert(target, source)
+    return transpose(e, x, *perm)
 
 
 def finish(scope: Scope, stem: str) -> None:

@@ -6,6 +6,7 @@ schema of the chosen opset; where a later opset takes it, that opset is the leas
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 from onnx import defs
 
 from bitwright.ir.dtype import DTYPES, DType
+from bitwright.ir.types import HostType, TensorType, ValueType
 
 LEAST_OPSET = 13
 NEWEST_OPSET = defs.onnx_opset_version()
@@ -45,6 +47,18 @@ _LEAST_FOR_TYPE = {
     "f8e4m3fn": 19, "f8e5m2": 19, "f8e4m3fnuz": 19, "f8e5m2fnuz": 19, "i4": 21, "u4": 21,
     "f4e2m1": 23, "f8e8m0": 24, "i2": 25, "u2": 25,
 }  # fmt: skip
+
+
+def spelled(type_: ValueType | DType | None) -> str:
+    """How schemas write a type; "" where it is not known."""
+    if isinstance(type_, DType):
+        return SPELLED[type_]
+    if isinstance(type_, TensorType):
+        return SPELLED[type_.dtype]
+    if not isinstance(type_, HostType):
+        return ""
+    text = re.sub(r"(\w+)\[[^]]*\]", r"tensor(\1)", type_.kind)
+    return re.sub(r"tensor\((\w+)\)", lambda match: SPELLED[DTYPES[match[1]]], text)
 
 
 def least_opset_for_type(element: DType) -> int:
@@ -82,30 +96,30 @@ class Schema:
 
     def misfit(
         self,
-        inputs: Sequence[DType | None],
+        inputs: Sequence[str],
         attrs: Iterable[str],
-        outputs: Sequence[DType | None] = (),
+        outputs: Sequence[str] = (),
     ) -> str:
-        """Why a node does not fit, or "" if it does; a None among types is not looked at."""
+        """Why a node does not fit, or "" if it does; an empty type is not looked at."""
         for name in attrs:
             if name not in self.attributes:
                 return f"has no attribute {name!r}"
-        bound: dict[str, DType] = {}
-        for position, element in enumerate(inputs):
+        bound: dict[str, str] = {}
+        for position, found in enumerate(inputs):
             declared = self.operand(position)
             if declared is None:
                 return f"takes at most {len(self.inputs)} operands"
-            if element is None:
+            if not found:
                 continue
-            together = bound.setdefault(declared.variable, element) if declared.binds else element
-            if SPELLED[element] not in declared.types:
-                return f"takes no {element} as {declared.name!r}"
-            if together != element:
-                return f"takes no {element} as {declared.name!r} beside {together}"
-        for position, element in enumerate(outputs):
+            together = bound.setdefault(declared.variable, found) if declared.binds else found
+            if found not in declared.types:
+                return f"takes no {found} as {declared.name!r}"
+            if together != found:
+                return f"takes no {found} as {declared.name!r} beside {together}"
+        for position, found in enumerate(outputs):
             declared = self.outputs[min(position, len(self.outputs) - 1)]
-            if element is not None and SPELLED[element] not in declared.types:
-                return f"takes no {element} as its result"
+            if found and found not in declared.types:
+                return f"takes no {found} as its result"
         return ""
 
     def result(self, inputs: Sequence[DType | None], index: int) -> DType | None:

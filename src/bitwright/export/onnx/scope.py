@@ -22,12 +22,13 @@ from bitwright.export.onnx.schemas import (
     Schema,
     least_opset_for_type,
     schema_at,
+    spelled,
     versions_of,
 )
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType, dtype, i64
 from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ir.types import Shape, TensorType, ValueType
+from bitwright.ir.types import HostType, Shape, TensorType, ValueType
 from bitwright.ir.verify import place
 
 Array = np.ndarray[Any, Any]
@@ -68,6 +69,10 @@ class Ref:
     @property
     def rank(self) -> int:
         return len(self.shape)
+
+    @property
+    def spelled(self) -> str:
+        return spelled(self.dtype or self.type)
 
     @property
     def element(self) -> DType:
@@ -166,35 +171,37 @@ class Scope:
         inputs: Sequence[Ref | None],
         attrs: dict[str, Any] | None = None,
         results: int = 1,
-        dtypes: Sequence[DType | None] = (),
+        dtypes: Sequence[DType | HostType] = (),
     ) -> tuple[Ref, ...]:
         """Append a standard node; `dtypes` where the operands do not decide the results' types."""
         operands = list(inputs)
         while operands and operands[-1] is None:
             operands.pop()
         attrs = {name: value for name, value in (attrs or {}).items() if value is not None}
-        given = attrs.pop("dtypes", dtypes)
+        given: Sequence[DType | HostType] = attrs.pop("dtypes", dtypes)
         elements = [None if ref is None else ref.dtype for ref in operands]
-        schema = self._schema(op_type, elements, list(attrs), given)
-        refs = [
-            Ref(given[i] if i < len(given) else schema.result(elements, i)) for i in range(results)
-        ]
+        schema = self._schema(op_type, operands, list(attrs), list(map(spelled, given)))
+        refs = []
+        for i in range(results):
+            told = given[i] if i < len(given) else schema.result(elements, i)
+            refs.append(Ref(None, type=told) if isinstance(told, HostType) else Ref(told))
         self.steps.append(Step(op_type, operands, refs, attrs))
         return tuple(refs)
 
     def fits(self, op_type: str, inputs: Sequence[Ref | None], attrs: Iterable[str] = ()) -> bool:
         """Whether the chosen opset has this op for these operands."""
         schema = schema_at(op_type, self.opset)
-        elements = [None if ref is None else ref.dtype for ref in inputs]
+        elements = ["" if ref is None else ref.spelled for ref in inputs]
         return schema is not None and not schema.misfit(elements, attrs)
 
     def _schema(
         self,
         op_type: str,
-        elements: list[DType | None],
+        operands: Sequence[Ref | None],
         attrs: list[str],
-        results: Sequence[DType | None],
+        results: list[str],
     ) -> Schema:
+        elements = ["" if ref is None else ref.spelled for ref in operands]
         schema = schema_at(op_type, self.opset)
         reason = schema.misfit(elements, attrs, results) if schema else "does not exist"
         if schema and not reason:

@@ -56,6 +56,8 @@ def solve(e: Scope, a: Ref, b: Ref) -> Ref:
         raise e.reject("no ONNX op computes with complex numbers")
     size, columns = a.shape[-1], b.shape[-1]
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    if size == 0:
+        return e.Expand(b, sizes_tensor(e, (*batch, size, columns)))
     whole = (a.element, (*batch, size, size + columns))
     sides = [e.Expand(x, sizes_tensor(e, (*batch, *x.shape[-2:]))) for x in (a, b)]
 

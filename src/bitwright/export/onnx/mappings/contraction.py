@@ -78,20 +78,21 @@ def grouped_matmul(e: Scope, x: Ref, w: Ref, counts: Ref) -> Ref:
 
 
 def _grouped(e: Scope, x: Ref, w: Ref, counts: Ref, experts: Any) -> Ref:
-    """Rows split by expert, one product each; or, for a symbolic number, one product per row."""
-    if isinstance(experts, int) and experts:
-        rows = e.emit("Split", [x, counts], {"axis": 0}, results=experts)
-        parts = [
-            multiply(e, part, e.Gather(w, e.constant(expert, i64), axis=0))
-            for expert, part in enumerate(rows)
-        ]
-        return parts[0] if experts == 1 else e.Concat(*parts, axis=0)
+    """One product for each expert's rows; or, for a symbolic number of them, one for each row."""
     ends = e.CumSum(counts, e.constant(0, i64))
+    if isinstance(experts, int) and experts:
+        starts = e.Sub(ends, counts)
+        parts = []
+        for expert in range(experts):
+            bounds = (e.Gather(edge, e.ints([expert]), axis=0) for edge in (starts, ends))
+            rows = e.Slice(x, *bounds, e.ints([0]))
+            parts.append(multiply(e, rows, e.Gather(w, e.constant(expert, i64), axis=0)))
+        return parts[0] if experts == 1 else e.Concat(*parts, axis=0)
     length = e.Squeeze(slice_axis(e, e.Shape(x), 0, 0, 1), e.ints([0]))
     row = e.Range(e.constant(0, i64), length, e.constant(1, i64))
     passed = e.cast(e.GreaterOrEqual(unsqueeze(e, row, 1), unsqueeze(e, ends, 0)), i64)
-    expert = reduce(e, "ReduceSum", passed, [1], keepdims=False)
-    return squeeze(e, multiply(e, unsqueeze(e, x, 1), e.Gather(w, expert, axis=0)), 1)
+    owner = reduce(e, "ReduceSum", passed, [1], keepdims=False)
+    return squeeze(e, multiply(e, unsqueeze(e, x, 1), e.Gather(w, owner, axis=0)), 1)
 
 
 @exports("dequant_matmul", widens=False)

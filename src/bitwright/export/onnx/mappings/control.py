@@ -6,18 +6,19 @@ input that is a capture becomes the outer value itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bitwright.export.onnx.bodies import finish
 from bitwright.export.onnx.convert import inline, write_nodes
 from bitwright.export.onnx.mapping import exports
 from bitwright.export.onnx.protos import Body
+from bitwright.export.onnx.schemas import spelled
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import bind
 from bitwright.ir.dtype import bool_
 from bitwright.ir.graph import Graph
-from bitwright.ir.types import TensorType
+from bitwright.ir.types import TensorType, ValueType
 
 
 def _write_body(
@@ -50,13 +51,27 @@ def _write_body(
     return Body(scope, graph.name, given, results)
 
 
+def _check_kinds(e: Scope, pairs: Iterable[tuple[ValueType | None, ValueType | None]]) -> None:
+    """Raise where a value is a sequence on one way and an optional on another."""
+    for one, other in pairs:
+        if spelled(one) != spelled(other):
+            raise e.reject(f"a value is {spelled(one)} on one way and {spelled(other)} on another")
+
+
+def _output_types(body: Graph) -> list[ValueType]:
+    return [value.type for _, value in body.outputs]
+
+
 def _dtypes(e: Scope) -> list[Any]:
     assert e.node is not None
-    return [t.dtype if isinstance(t, TensorType) else None for t in e.node.types]
+    return [t.dtype if isinstance(t, TensorType) else t for t in e.node.types]
 
 
 @exports("if", widens=False)
 def write_if(e: Scope, condition: Ref, *captures: Ref, **bodies: Graph) -> tuple[Ref, ...]:
+    assert e.node is not None
+    for body in bodies.values():
+        _check_kinds(e, zip(e.node.types, _output_types(body), strict=True))
     attrs = {
         "then_branch": _write_body(e, bodies["then"], captures, 0),
         "else_branch": _write_body(e, bodies["else"], captures, 0),
@@ -76,6 +91,8 @@ def write_loop(
 ) -> tuple[Ref, ...]:
     """With a count and no condition, the condition that the body gives is not heeded."""
     values, captures = operands[:carried], operands[carried:]
+    results = _output_types(body)[1 : 1 + carried]
+    _check_kinds(e, zip((ref.type for ref in values), results, strict=True))
     is_counted = condition is None and trip_count is not None
     if condition is None and trip_count is None:
         condition = e.constant(True, bool_)

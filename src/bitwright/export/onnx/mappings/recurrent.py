@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bitwright.export.onnx.bodies import Row, subgraph
+from bitwright.export.onnx.bodies import Row, scan
 from bitwright.export.onnx.forms import reduce, squeeze, unsqueeze
 from bitwright.export.onnx.mapping import exports
 from bitwright.export.onnx.mappings.attention import scaled
@@ -62,34 +62,15 @@ def _zeros(e: Scope, like: Ref, shape: Shape) -> Ref:
     return e.Expand(e.scalar(0, like), sizes_tensor(e, shape))
 
 
-def _scan(
-    e: Scope,
-    name: str,
-    state: Ref,
-    rows: list[Ref],
-    axis: int,
-    types: list[Row],
-    out: Row,
-    body: Any,
-) -> tuple[Ref, ...]:
-    """A scan along `axis` that carries one state and stacks one result; types of state, rows."""
-    attrs: dict[str, Any] = {
-        "num_scan_inputs": len(rows),
-        "scan_input_axes": [axis] * len(rows),
-        "scan_output_axes": [axis],
-        "body": subgraph(e, name, types, [types[0], out], body),
-    }
-    element = types[0][0]
-    return e.emit("Scan", [state, *rows], attrs, results=2, dtypes=[element, element])
-
-
 @exports("selective_scan")
 def selective_scan(
     e: Scope, x: Ref, delta: Ref, a: Ref, b: Ref, c: Ref, d: Ref | None, state: Ref | None
 ) -> tuple[Ref, Ref]:
     """h = exp(delta a) h + (delta x) b', y = h c, step by step along axis 1."""
-    (batch, _, channels), size = x.shape, a.shape[1]
+    (batch, steps, channels), size = x.shape, a.shape[1]
     start = state or _zeros(e, x, (batch, channels, size))
+    if steps == 0:
+        return x, start
     channel, term = (x.element, (batch, channels)), (x.element, (batch, size))
     types: list[Row] = [(x.element, (batch, channels, size)), channel, channel, term, term]
 
@@ -99,7 +80,7 @@ def selective_scan(
         after = e.Add(e.Mul(e.Exp(e.Mul(step, a)), h), given)
         return [after, squeeze(e, e.MatMul(after, unsqueeze(e, c_t, 2)), 2)]
 
-    last, y = _scan(e, "step", start, [x, delta, b, c], 1, types, channel, body)
+    last, y = scan(e, "step", start, [x, delta, b, c], 1, types, channel, body)
     return y if d is None else e.Add(y, e.Mul(x, d)), last
 
 
@@ -115,8 +96,10 @@ def gated_delta(
     scale: float | None,
 ) -> tuple[Ref, Ref]:
     """S = exp(g) S + k (beta (v - S' k))', y = S' q, step by step along axis 2."""
-    (batch, heads, _, keys), values = q.shape, v.shape[3]
+    (batch, heads, steps, keys), values = q.shape, v.shape[3]
     start = state or _zeros(e, q, (batch, heads, keys, values))
+    if steps == 0:
+        return v, start
     key, value = (q.element, (batch, heads, keys)), (q.element, (batch, heads, values))
     gate = (q.element, (batch, heads))
     types: list[Row] = [(q.element, (batch, heads, keys, values)), key, key, value, gate, gate]
@@ -131,5 +114,5 @@ def gated_delta(
         return [after, reduce(e, "ReduceSum", read, [2], keepdims=False)]
 
     rows = [scaled(e, q, scale), k, v, g, beta]
-    last, y = _scan(e, "step", start, rows, 2, types, value, body)
+    last, y = scan(e, "step", start, rows, 2, types, value, body)
     return y, last

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from bitwright.export.onnx.bodies import subgraph
+from bitwright.export.onnx.bodies import scan
 from bitwright.export.onnx.forms import reduce
 from bitwright.export.onnx.mapping import exports
 from bitwright.export.onnx.scope import Ref, Scope
@@ -97,6 +96,8 @@ def cumprod(e: Scope, x: Ref, axis: int, exclusive: bool, reverse: bool) -> Ref:
     if e.fits("CumProd", [x]):
         return e.CumProd(x, e.constant(axis, i64), exclusive=exclusive, reverse=reverse)
     at = normalize_axis(axis, x.rank)
+    if x.shape[at] == 0:
+        return e.Identity(x)
     shape = (*x.shape[:at], *x.shape[at + 1 :])
     one = e.Expand(e.scalar(1, x), sizes_tensor(e, shape))
     row = x.element, shape
@@ -105,15 +106,7 @@ def cumprod(e: Scope, x: Ref, axis: int, exclusive: bool, reverse: bool) -> Ref:
         after = e.Mul(product, factor)
         return [after, e.Identity(product if exclusive else after)]
 
-    attrs: dict[str, Any] = {
-        "num_scan_inputs": 1,
-        "scan_input_axes": [at],
-        "scan_output_axes": [at],
-        "scan_input_directions": [int(reverse)],
-        "scan_output_directions": [int(reverse)],
-        "body": subgraph(e, "cumprod", [row, row], [row, row], body),
-    }
-    return e.emit("Scan", [one, x], attrs, results=2, dtypes=[x.element] * 2)[1]
+    return scan(e, "cumprod", one, [x], at, [row, row], row, body, reverse)[1]
 
 
 @exports("cross_entropy", widens=False)
