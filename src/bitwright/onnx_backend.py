@@ -1,6 +1,6 @@
 """bitwright behind ONNX's own backend interface, so that its official runner can test it.
 
-    onnx.backend.test.BackendTest(bitwright.onnx_backend.Backend, __name__)
+onnx.backend.test.BackendTest(bitwright.onnx_backend.Backend, __name__)
 """
 
 from __future__ import annotations
@@ -60,13 +60,15 @@ class Backend(OnnxBackend):  # type: ignore[misc]
         ]
         results = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
         graph = helper.make_graph([node], "node", infos, results)
-        opsets = [helper.make_opsetid(node.domain, options["opset"])] if "opset" in options else None
+        opsets = (
+            [helper.make_opsetid(node.domain, options["opset"])] if "opset" in options else None
+        )
         model = helper.make_model(graph, opset_imports=opsets)
         return tuple(run(load(model), feeds).values())
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        return device.split(":")[0] == "CPU"
+        return device.split(":", maxsplit=1)[0] == "CPU"
 
 
 prepare = Backend.prepare
