@@ -74,8 +74,9 @@ class Importer:
         frame.b.reserve_symbols(self.names.taken)
         self.run(scope, proto.node, [o.name for o in proto.output])
         require_text(proto.name, *(o.name for o in proto.output))
-        outputs = [(o.name, self.output(scope, o.name)) for o in proto.output]
-        return frame.finish(outputs, meta=self._meta())
+        # a name that stands twice is one output, as in ONNX Runtime
+        outputs = {o.name: self.output(scope, o.name) for o in proto.output}
+        return frame.finish(outputs.items(), meta=self._meta())
 
     def _meta(self) -> dict[str, str]:
         opsets = ", ".join(f"{domain or 'ai.onnx'}:{v}" for domain, v in self.opsets.items())
