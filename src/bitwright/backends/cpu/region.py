@@ -144,6 +144,12 @@ def operand_views(
     return [broadcast(ctx.view(region.outer(value)), shape) for value in values]
 
 
+def close(ctx: Lowering, value: Value) -> View:
+    """Where a value lies with neighbours on its last axis side by side; copied if it must be."""
+    view = ctx.view(value)
+    return view if view.strides[-1] == 1 or view.shape[-1] == 1 else ctx.contiguous(value)
+
+
 def collapse(views: Sequence[View], keep: int = 0) -> list[View]:
     """The views of one shape with as few axes as they allow, the last `keep` axes untouched.
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from bitwright.backends.cpu import math as vector_math
 from bitwright.backends.cpu.emit import Kernel, Value, i32, i64, stored
+from bitwright.backends.cpu.expression import load_computed
 from bitwright.backends.cpu.kernels.attention_spec import (
     NO_MASK,
     Attention,
@@ -70,9 +71,9 @@ class _Query:
     def emit(self) -> None:
         f, place = self.f, self.place
         index = (place.batch, place.head, place.first)
-        row = address_of(f, "q", self.kernel.type, index)
+        row = address_of(f, "q", stored(self.kernel.element), index)
         for d, mask in self._columns(self.kernel.features):
-            x = f.load(self.vector, row, d, mask=mask)
+            x = self._load(row, d, mask)
             f.store(x * self.kernel.scale, self.q, d, align=self.align)
         for d, _ in self._columns(self.kernel.value_features):
             f.store(f.const(self.vector, 0.0), self.results, d, align=self.align)
@@ -89,6 +90,9 @@ class _Query:
         start = (lowest, f.const(self.kernel.type, 0.0))
         _, total = segments(f, self.kernel, place, start, run)
         self._write(index, f.select(f.eq(total, 0.0), 0.0, f.div(1.0, total)))
+
+    def _load(self, row: Value, column: int, mask: Value | None) -> Value:
+        return load_computed(self.f, self.kernel.element, self.lanes, row, column, mask=mask)
 
     def _columns(self, features: int) -> list[tuple[int, Value | None]]:
         """Where the vectors of a row begin, and the mask of the last one."""
@@ -130,14 +134,16 @@ class _Query:
         """Scores of as many keys as there are lanes; -inf behind the last one."""
         f, kernel, lanes = self.f, self.kernel, self.lanes
         rows = [
-            f.gep(kernel.type, part.k, (first + f.min(start + t, count - 1)) * part.k_step)
+            f.gep(
+                stored(kernel.element), part.k, (first + f.min(start + t, count - 1)) * part.k_step
+            )
             for t in range(lanes)
         ]
         totals = [f.const(self.vector, 0.0)] * lanes
         for d, mask in self._columns(kernel.features):
             x = f.load(self.vector, self.q, d, align=self.align)
             totals = [
-                f.fma(f.load(self.vector, row, d, mask=mask), x, total)
+                f.fma(self._load(row, d, mask), x, total)
                 for row, total in zip(rows, totals, strict=True)
             ]
         score = f.combine(transposed(f, totals), f.add)
@@ -178,11 +184,11 @@ class _Query:
 
         def key(number: Value, _: None, *totals: Value) -> list[Value]:
             """Two sets of totals take turns, so that none waits for its last sum."""
-            row = f.gep(kernel.type, part.v, (first + number) * part.v_step)
+            row = f.gep(stored(kernel.element), part.v, (first + number) * part.v_step)
             power = f.splat(f.load(kernel.type, self.scores, number), self.lanes)
             mine, others = totals[: len(columns)], totals[len(columns) :]
             found = [
-                f.fma(power, f.load(self.vector, row, d, mask=mask), total)
+                f.fma(power, self._load(row, d, mask), total)
                 for (d, mask), total in zip(columns, mine, strict=True)
             ]
             return [*others, *found]

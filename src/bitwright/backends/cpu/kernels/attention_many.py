@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from bitwright.backends.cpu import math as vector_math
 from bitwright.backends.cpu.emit import Kernel, Operand, Value, i32, i64, stored
+from bitwright.backends.cpu.expression import load_computed
 from bitwright.backends.cpu.kernels.attention_spec import (
     FULL_MASK,
     KEY_MASK,
@@ -46,20 +47,30 @@ def emit_many(f: Kernel, kernel: Attention) -> None:
             _Block(f, kernel, scratch, place, 1).emit()
 
 
+def _whole(features: int, lanes: int) -> int:
+    """Features filled up to whole vectors."""
+    return -(-features // lanes) * lanes
+
+
 class _Scratch:
     """Memory of the thread: blocks that stay in the first-level cache."""
 
     def __init__(self, f: Kernel, kernel: Attention) -> None:
         size, type_ = tiles(f.target, kernel), kernel.type
-        self.width = -(-kernel.value_features // size.lanes) * size.lanes
+        self.width = _whole(kernel.value_features, size.lanes)
         """Value features, filled up to whole vectors."""
         self.q = f.scratch(type_, kernel.features * size.queries)
         self.scores = f.scratch(type_, size.block * size.queries)
         self.values = f.scratch(type_, size.block * self.width)
         self.results = f.scratch(type_, size.queries * self.width)
         self.factors = f.scratch(type_, size.queries)
+        widens = stored(kernel.element) is not type_
+        self.keys = (
+            f.scratch(type_, size.block * _whole(kernel.features, size.lanes)) if widens else None
+        )
         full = kernel.mask == FULL_MASK
-        self.bias = f.scratch(type_, size.block * size.queries) if full else None
+        rows = _whole(size.block, size.lanes)
+        self.bias = f.scratch(type_, rows * size.queries) if full else None
 
 
 class _Block:
@@ -72,6 +83,7 @@ class _Block:
         self.vectors = vectors
         self.size = tiles(f.target, kernel)
         self.type, self.lanes = kernel.type, self.size.lanes
+        self.stored = stored(kernel.element)
         self.vector = self.type.vector(self.lanes)
         self.pitch = vectors * self.lanes
         """Queries in a row of the transposed blocks."""
@@ -109,7 +121,12 @@ class _Block:
         """(maximum, sum) per query, with these keys."""
         f = self.f
         old, sums = state[: self.vectors], state[self.vectors :]
-        self._pack_values(part, first, count)
+        scratch, features = self.scratch, self.kernel.value_features
+        self._pack(part.v, part.v_step, features, first, count, scratch.values, scratch.width)
+        if scratch.keys is not None:
+            features = self.kernel.features
+            width = _whole(features, self.lanes)
+            self._pack(part.k, part.k_step, features, first, count, scratch.keys, width)
         if self.scratch.bias is not None:
             self._pack_bias(part.start + first, count)
         new = self._scores(part, first, count, old)
@@ -133,8 +150,7 @@ class _Block:
         with f.loop(0, count, size.keys, carry=tops, nonempty=True) as loop:
             # keys behind the last one repeat it: they change no maximum, and nobody reads them
             keys = [f.min(loop.index + t, count - 1) for t in range(size.keys)]
-            addresses = [f.gep(self.type, part.k, (first + key) * part.k_step) for key in keys]
-            found = self._products(addresses)
+            found = self._products([self._key(part, first, key) for key in keys])
             numbers = [part.start + first + key for key in keys]
             found = self._biased(found, numbers, keys)
             found = self._hidden(found, numbers)
@@ -146,6 +162,13 @@ class _Block:
                     tops[v] = f.quick_max(score, tops[v])
             loop.next(*tops)
         return loop.results
+
+    def _key(self, part: Segment, first: Value, key: Value) -> Value:
+        """Where the features of a key of the block lie."""
+        f, packed = self.f, self.scratch.keys
+        if packed is not None:
+            return f.gep(self.type, packed, key * _whole(self.kernel.features, self.lanes))
+        return f.gep(self.type, part.k, (first + key) * part.k_step)
 
     def _products(self, keys: Sequence[Value]) -> list[list[Value]]:
         """Products of a tile of keys with all queries of the block."""
@@ -307,37 +330,47 @@ class _Block:
         """q[query][d] becomes scale · q[d][query]; queries behind the last one repeat it."""
         f, place, lanes = self.f, self.place, self.lanes
         index = (place.batch, place.head, place.first)
-        base = address_of(f, "q", self.type, index)
+        element = self.kernel.element
+        base = address_of(f, "q", self.stored, index)
         step, align = f.args.size("q.2"), self.vector.total_bytes
         for v in range(self.vectors):
             rows = [
-                f.gep(self.type, base, f.min(place.count - 1, v * lanes + r) * step)
+                f.gep(self.stored, base, f.min(place.count - 1, v * lanes + r) * step)
                 for r in range(lanes)
             ]
             whole = self.kernel.features // lanes * lanes
             with f.loop(0, whole, lanes) as loop:
-                block = [f.load(self.vector, row, loop.index) for row in rows]
+                block = [load_computed(f, element, lanes, row, loop.index) for row in rows]
                 for d, column in enumerate(transposed(f, block)):
                     at = (loop.index + d) * self.pitch + v * lanes
                     f.store(column * self.kernel.scale, self.scratch.q, at, align=align)
             if rest := self.kernel.features - whole:
                 mask = f.mask(f.const(i64, rest), lanes)
-                block = [f.load(self.vector, row, whole, mask=mask) for row in rows]
+                block = [load_computed(f, element, lanes, r, whole, mask=mask) for r in rows]
                 for d, column in enumerate(transposed(f, block)[:rest]):
                     at = (whole + d) * self.pitch + v * lanes
                     f.store(column * self.kernel.scale, self.scratch.q, at, align=align)
 
-    def _pack_values(self, part: Segment, first: Value, count: Value) -> None:
-        """The block's rows of v one behind the other, filled up with zeros."""
-        f, scratch = self.f, self.scratch
+    def _pack(
+        self,
+        rows: Value,
+        step: Value,
+        features: int,
+        first: Value,
+        count: Value,
+        target: Value,
+        width: int,
+    ) -> None:
+        """Rows first, first + 1, … as computed elements, `width` apart."""
+        f = self.f
         with f.loop(0, count, nonempty=True) as loop:
-            row = f.gep(self.type, part.v, (first + loop.index) * part.v_step)
-            for column in range(0, scratch.width, self.lanes):
-                left = self.kernel.value_features - column
+            row = f.gep(self.stored, rows, (first + loop.index) * step)
+            for column in range(0, features, self.lanes):
+                left = features - column
                 mask = f.mask(f.const(i64, left), self.lanes) if left < self.lanes else None
-                value = f.load(self.vector, row, column, mask=mask)
-                at = loop.index * scratch.width + column
-                f.store(value, scratch.values, at, align=self.vector.total_bytes)
+                element = self.kernel.element
+                value = load_computed(f, element, self.lanes, row, column, mask=mask)
+                f.store(value, target, loop.index * width + column)
 
     def _pack_bias(self, first: Value, count: Value) -> None:
         """The mask of the block as numbers to add, keys by queries."""

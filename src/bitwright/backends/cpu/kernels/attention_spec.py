@@ -111,14 +111,19 @@ class Tiles:
         return self.lanes * self.vectors
 
 
+BLOCK_ELEMENTS = 8192
+"""A block of values takes at most so many, to leave the first-level cache room for the rest."""
+
+
 def tiles(target: Target, kernel: Attention) -> Tiles:
     lanes = target.lanes(kernel.type.bits)
     wide = target.vector_registers >= 32
-    keys = 8 if wide else 6
-    width = -(-kernel.value_features // lanes)
-    columns = min(width, 4 if wide else 2)
+    keys, most = (8, 8) if wide else (6, 12)
+    fitting = BLOCK_ELEMENTS // (keys * max(kernel.features, kernel.value_features))
+    block = keys * min(most, max(2, fitting))
+    columns = min(-(-kernel.value_features // lanes), 4 if wide else 2)
     rows = 8 if wide and columns <= 2 else 4
-    return Tiles(lanes, 2, keys, keys * (8 if wide else 12), rows, columns)
+    return Tiles(lanes, 2, keys, block, rows, columns)
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from bitwright.backends.cpu.region import (
     Part,
     Reads,
     broadcast,
+    close,
     column_form,
     operand_views,
     require_elements,
     split,
 )
 from bitwright.ir.dim import Size, min_size
-from bitwright.ir.dtype import f32, f64
 from bitwright.ir.graph import Node, Value
 from bitwright.lir.buffer import View
 
@@ -42,7 +42,7 @@ def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
     given = dict(zip(NAMES, anchor.inputs, strict=False))
     values = {name: region.outer(v) for name, v in given.items() if v is not None}
     _check(values)
-    views = {name: _close(ctx, v) for name, v in values.items() if name not in ("mask", "lengths")}
+    views = {name: close(ctx, v) for name, v in values.items() if name not in ("mask", "lengths")}
     q, k = views["q"], views["k"]
     keys: Size = k.shape[2]
     before: Size = views["past_k"].shape[2] if "past_k" in views else 0
@@ -80,22 +80,15 @@ def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
 
 
 def _check(values: dict[str, Value]) -> None:
+    require_elements(*(v.dtype for v in values.values()))
     elements = {name: v.dtype for name, v in values.items() if name not in ("mask", "lengths")}
     for name, element in elements.items():
-        if element not in (f32, f64) or element != elements["q"]:
+        if not element.is_float or element != elements["q"]:
             raise NoKernelError(f"attention has no kernel for {name} of {element}")
     for name in ("q", "v"):
         features = values[name].shape[3]
         if not isinstance(features, int) or not 0 < features <= MOST_FEATURES:
             raise NoKernelError(f"attention has no kernel for {features} features of {name}")
-    if "mask" in values:
-        require_elements(values["mask"].dtype)
-
-
-def _close(ctx: Lowering, value: Value) -> View:
-    """The value with its features side by side."""
-    view = ctx.view(value)
-    return view if view.strides[3] == 1 or view.shape[3] == 1 else ctx.contiguous(value)
 
 
 def _mask_view(ctx: Lowering, value: Value, scores: tuple[Size, ...]) -> tuple[View, Size]:
