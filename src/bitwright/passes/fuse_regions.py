@@ -12,6 +12,7 @@ regions can be computed in the order of their last nodes, and fusing never makes
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from bitwright.ir.dtype import (
@@ -29,7 +30,7 @@ from bitwright.ir.dtype import (
     u32,
     u64,
 )
-from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.types import TensorType
 from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import get
@@ -180,8 +181,20 @@ def fuse_regions(graph: Graph, trace: Trace) -> Graph:
     )
 
 
+def _is_plain_number(value: Value) -> bool:
+    """Whether a constant is part of a formula (0, 6, 0.5) rather than a weight of one layer.
+
+    Weights stay operands, so that layers of the same form share one kernel.
+    """
+    array = constant_value(value)
+    if array is None or array.size != 1 or array.dtype == object or array.dtype.kind == "c":
+        return False
+    number = float(array.reshape(-1)[0])
+    return math.isinf(number) or (abs(number) <= 1024 and (number * 16).is_integer())
+
+
 def _fused_node(region: Region, replaced: dict[Value, Value]) -> Node:
-    """One node whose body is the region; scalar constants move inside."""
+    """One node whose body is the region; plain numbers move inside."""
     members = set(region.nodes)
     inner: dict[Value, Value] = {}
     boundary: list[Node] = []
@@ -190,7 +203,7 @@ def _fused_node(region: Region, replaced: dict[Value, Value]) -> Node:
         for value in node.operands:
             if value.node in members or value in inner:
                 continue
-            if value.is_constant and value.node.attrs["value"].size == 1:
+            if _is_plain_number(value):
                 entry = value.node.with_()
             else:
                 entry = Node("input", (), {}, (value.type,), (value.name,))

@@ -37,7 +37,7 @@ def lower_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     assert x is not None and w is not None
     if {x.dtype, w.dtype, anchor.outputs[0].dtype} != {f32}:
         raise NoKernelError(f"{x.dtype} times {w.dtype} has no kernel")
-    weight = constant_value(region.outer(w))
+    weight = constant_matrix(region.outer(w))
     if weight is None or weight.ndim != 2:
         raise NoKernelError("the weight is not one constant matrix")
     if x.rank < 2:
@@ -69,7 +69,7 @@ def _lower_rows(
     epilogue = Epilogue(finish, tuple(reads.pointers), tuple(reads.sizes))
     kernel = ctx.kernel(
         "matmul_f32",
-        (tile, parts.after, reads.key),
+        (tile, parts.after.expression, reads.key),
         lambda m, name: emit_matmul(m, name, tile, epilogue),
     )
     packed = ctx.constant(pack(weight, tile), f"{node.name}.weight")
@@ -83,6 +83,15 @@ def _lower_rows(
         **reads.sizes,
     }
     ctx.call(kernel, node, {"a": a, "w": packed, "y": y, **reads.pointers}, sizes)
+
+
+def constant_matrix(value: Value) -> Array | None:
+    """The array of a constant, or of a constant that is only transposed."""
+    if value.node.op == "transpose":
+        (source,) = value.node.operands
+        array = constant_value(source)
+        return None if array is None else array.transpose(value.node.attrs["perm"])
+    return constant_value(value)
 
 
 def as_rows(ctx: Lowering, view: View, name: str) -> View:

@@ -83,18 +83,28 @@ def _lower_window(
 ) -> None:
     source = node.inputs[0]
     assert source is not None
-    width = word_width(source.dtype)
-    shape = node.outputs[0].shape
-    axes = _merged(ctx.view(source), shape, begins, mode)
+    x, y = ctx.view(source), ctx.output(node.outputs[0])
+    fills = None if value is None else ctx.view(value)
+    pad_view(ctx, node, x, y, begins, mode, fills)
+
+
+def pad_view(
+    ctx: Lowering,
+    node: Node,
+    x: View,
+    y: View,
+    begins: Sequence[Size],
+    mode: str = "constant",
+    fills: View | None = None,
+) -> None:
+    """A step that lays x into a row-major y, behind `begins` elements on every axis."""
+    axes = _merged(x, y.shape, begins, mode)
     if axes[-1].x != 1:
-        axes = _merged(ctx.contiguous(source), shape, begins, mode)
-        x = ctx.contiguous(source)
-    else:
-        x = ctx.view(source)
-    y = ctx.output(node.outputs[0])
-    empty = np.zeros(1, source.dtype.numpy)
-    fills = ctx.constant(empty, "zero") if value is None else ctx.view(value)
-    key = mode, len(axes), width
+        x = ctx.packed(x, node.name)
+        axes = _merged(x, y.shape, begins, mode)
+    if fills is None:
+        fills = ctx.constant(np.zeros(1, x.dtype.numpy), "zero")
+    key = mode, len(axes), word_width(x.dtype)
     kernel = ctx.kernel("pad", key, lambda module, name: emit_pad(module, name, *key))
     sizes = {f"{o}{i}": getattr(axis, o) for i, axis in enumerate(axes) for o in "nmb"}
     strides = row_major([axis.n for axis in axes])

@@ -1,0 +1,278 @@
+"""Convolutions, with channels innermost in memory.
+
+A value of shape [N, C, H, W] is held in the order N, H, W, C: a filter's line then reads one run of
+width · channels numbers, and a pixel's result channels are neighbours. Dense convolutions are
+products (`kernels.gemm`) of rows that lie in the image, depthwise ones have a kernel of their own,
+grouped ones are a product per group. Padding is laid around the image first, except depthwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu import emit
+from bitwright.backends.cpu.kernels.depthwise import Depthwise, emit_depthwise
+from bitwright.backends.cpu.kernels.gemm import Gemm, emit_gemm
+from bitwright.backends.cpu.kernels.matmul import Epilogue, best_tile, pack
+from bitwright.backends.cpu.lower.matmul import row_tiles_in_cache
+from bitwright.backends.cpu.lower.movement import pad_view
+from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.region import (
+    Part,
+    Reads,
+    collapse_rows,
+    operand_views,
+    require_elements,
+    split,
+)
+from bitwright.ir.dim import Size
+from bitwright.ir.dtype import f32
+from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.lir.buffer import View, contiguous
+
+Array = np.ndarray[Any, Any]
+CHANNELS_LAST = (0, 2, 3, 1)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The geometry of a 2-D convolution."""
+
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    begins: tuple[Size, Size]
+    ends: tuple[Size, Size]
+
+    @property
+    def is_padded(self) -> bool:
+        return any(pad != 0 for pad in (*self.begins, *self.ends))
+
+
+@lowers("conv")
+def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
+    anchor = region.anchor
+    assert anchor is not None
+    x, w = region.outer(_present(anchor, 0)), region.outer(_present(anchor, 1))
+    weight = constant_value(w)
+    if {x.dtype, w.dtype} != {f32}:
+        raise NoKernelError(f"{x.dtype} with a filter of {w.dtype} has no kernel")
+    if weight is None:
+        raise NoKernelError("the filter is not a constant")
+    if x.rank not in (3, 4):
+        raise NoKernelError(f"there is no kernel for {x.rank - 2} spatial axes")
+    window, weight = _window(anchor, weight)
+    if len(anchor.inputs) > 2 and anchor.inputs[2] is not None:
+        raise NoKernelError("its bias is not an addition of its own")
+    image = _image(ctx, x)
+    after = split(region).after
+    require_elements(after.dtype)
+    if after.dtype != f32:
+        raise NoKernelError(f"its epilogue gives {after.dtype}")
+    y = _result(ctx, node)
+    extra = [_four(v) for v in operand_views(ctx, region, after.inputs, node.outputs[0].shape)]
+    lanes = best_tile(ctx.target).lanes
+    groups = anchor.attrs["groups"]
+    if groups > 1 and groups == weight.shape[0] and weight.shape[1] == 1:
+        finish = _Finish(after, extra, y, lanes)
+        _depthwise(ctx, node, image, weight, window, y, finish)
+        return
+    source = _padded(ctx, node, image, window)
+    inner, outer = weight.shape[1], weight.shape[0] // groups
+    for group in range(groups):
+        first = group * outer
+        part = y.slice(1, first, outer, 1)
+        finish = _Finish(after, [v.slice(1, first, outer, 1) for v in extra], part, lanes)
+        window_in = source.slice(1, group * inner, inner, 1)
+        _dense(ctx, node, window_in, weight[first : first + outer], window, part, finish)
+
+
+def _present(anchor: Node, position: int) -> Value:
+    value = anchor.inputs[position]
+    assert value is not None
+    return value
+
+
+def _window(anchor: Node, weight: Array) -> tuple[Window, Array]:
+    """The geometry; a 1-D convolution is one line of a 2-D one."""
+    rank = weight.ndim - 2
+    attrs = anchor.attrs
+    strides = attrs.get("strides") or (1,) * rank
+    dilations = attrs.get("dilations") or (1,) * rank
+    pads = attrs.get("pads") or (0,) * (2 * rank)
+    if rank == 2:
+        return Window(tuple(strides), tuple(dilations), tuple(pads[:2]), tuple(pads[2:])), weight
+    return (
+        Window((1, strides[0]), (1, dilations[0]), (0, pads[0]), (0, pads[1])),
+        weight[:, :, None],
+    )
+
+
+def _four(view: View) -> View:
+    """[N, C, W] as [N, C, 1, W]."""
+    if len(view.shape) == 4:
+        return view
+    (n, c, w), (sn, sc, sw) = view.shape, view.strides
+    return View(view.buffer, view.offset, (n, c, 1, w), (sn, sc, sw, sw))
+
+
+def _order(rank: int) -> tuple[int, ...]:
+    return (0, *range(2, rank), 1)
+
+
+def _image(ctx: Lowering, x: Value) -> View:
+    """The input with channels innermost."""
+    view = ctx.view(x)
+    if view.strides[1] == 1 and view.shape[1] != 1:
+        return _four(view)  # any strides outside the channels are fine
+    return _four(ctx.ordered(x, _order(x.rank)))
+
+
+def _result(ctx: Lowering, node: Node) -> View:
+    value = node.outputs[0]
+    return _four(ctx.output(value, _order(value.rank)))
+
+
+def _padded(ctx: Lowering, node: Node, image: View, window: Window) -> View:
+    """The image with zeros around it, channels innermost."""
+    if not window.is_padded:
+        return image
+    n, c, h, w = image.shape
+    top, left = window.begins
+    shape = (n, h + top + window.ends[0], w + left + window.ends[1], c)
+    room = ctx.scratch(f"{node.name}.padded", "f32", n * shape[1] * shape[2] * c)
+    around = contiguous(room.buffer, shape)
+    pad_view(ctx, node, image.transpose(CHANNELS_LAST), around, (0, top, left, 0))
+    return around.transpose((0, 3, 1, 2))
+
+
+class _Finish:
+    """The epilogue of a convolution: operands by pixel and channel."""
+
+    def __init__(self, after: Part, views: list[View], y: View, lanes: int) -> None:
+        self.after, self.lanes = after, lanes
+        rows = collapse_rows([v.transpose(CHANNELS_LAST) for v in (*views, y)])
+        self.reads = Reads("e", rows[:-1])
+        self.outer = rows[-1].shape[1:-1] if views else ()
+        self.key = after.expression, self.reads.key, len(self.outer)
+
+    @property
+    def sizes(self) -> dict[str, Size]:
+        inner = {f"outer{axis}": size for axis, size in enumerate(self.outer)}
+        return {**self.reads.sizes, **inner}
+
+    @property
+    def epilogue(self) -> Epilogue:
+        return Epilogue(self._emit, tuple(self.reads.pointers), tuple(self.sizes))
+
+    def _emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+        index = []
+        for axis in reversed(range(len(self.outer))):
+            size = f.args.size(f"outer{axis}")
+            rest = f.udiv(row, size)
+            index.append(row - rest * size)
+            row = rest
+        place = (row, *reversed(index))
+        operands = self.reads.at(f, place, self.lanes).load(column, mask)
+        return self.after.evaluate(f, [value, *operands], self.lanes)
+
+
+def _dense(
+    ctx: Lowering,
+    node: Node,
+    source: View,
+    weight: Array,
+    window: Window,
+    y: View,
+    finish: _Finish,
+) -> None:
+    """One product: rows are the result's pixels, columns its channels."""
+    tile = best_tile(ctx.target)
+    columns, channels, height, width = weight.shape
+    (n, _, oh, ow), (sn, _, sh, sw) = y.shape, source.strides
+    dense_line = window.dilations[1] == 1 and sw == channels
+    levels = _levels(window, source, height, width, dense_line)
+    run = width * channels if dense_line else channels
+    gemm = Gemm(tile, True, len(levels), finish.epilogue)
+    kernel = ctx.kernel(
+        "conv_f32",
+        (tile, len(levels), finish.key),
+        lambda m, name: emit_gemm(m, name, gemm),
+    )
+    matrix = weight.transpose(2, 3, 1, 0).reshape(-1, columns)
+    packed = ctx.constant(pack(matrix, tile), f"{node.name}.weight")
+    sizes: dict[str, Size] = {
+        "rows": n * oh * ow,
+        "columns": columns,
+        "run": run,
+        "block": row_tiles_in_cache(ctx.target, tile, matrix.shape[0]),
+        "y_stride": y.strides[3] if ow != 1 else y.strides[2],
+        "ow": ow,
+        "oh": oh,
+        "pixel": window.strides[1] * sw,
+        "line": window.strides[0] * sh,
+        "image": sn,
+        **finish.sizes,
+    }
+    for number, (count, step) in enumerate(levels, 1):
+        sizes |= {f"count{number}": count, f"step{number}": step}
+    pointers = {"a": source, "w": packed, "y": y, **finish.reads.pointers}
+    ctx.call(kernel, node, pointers, sizes, why="channels innermost, as a product")
+
+
+def _levels(
+    window: Window, source: View, height: int, width: int, dense_line: bool
+) -> list[tuple[int, Size]]:
+    """Windows around the inner run: the filter's lines, and its columns where they lie apart."""
+    found: list[tuple[int, Size]] = []
+    if height > 1:
+        found.append((height, window.dilations[0] * source.strides[2]))
+    if width > 1 and not dense_line:
+        found.append((width, window.dilations[1] * source.strides[3]))
+    return found
+
+
+def _depthwise(
+    ctx: Lowering,
+    node: Node,
+    image: View,
+    weight: Array,
+    window: Window,
+    y: View,
+    finish: _Finish,
+) -> None:
+    channels, _, height, width = weight.shape
+    conv = Depthwise(height, width, finish.epilogue)
+    kernel = ctx.kernel(
+        "depthwise_f32",
+        (height, width, finish.key),
+        lambda m, name: emit_depthwise(m, name, conv),
+    )
+    taps = np.ascontiguousarray(weight.reshape(channels, -1).T)
+    n, _, oh, ow = y.shape
+    sizes: dict[str, Size] = {
+        "images": n,
+        "ih": image.shape[2],
+        "iw": image.shape[3],
+        "oh": oh,
+        "ow": ow,
+        "channels": channels,
+        "sy": window.strides[0],
+        "sx": window.strides[1],
+        "dy": window.dilations[0],
+        "dx": window.dilations[1],
+        "top": window.begins[0],
+        "left": window.begins[1],
+        **{f"x_{k}": image.strides[a] for k, a in (("image", 0), ("line", 2), ("pixel", 3))},
+        **{f"y_{k}": y.strides[a] for k, a in (("image", 0), ("line", 2), ("pixel", 3))},
+        **finish.sizes,
+    }
+    pointers = {
+        "x": image,
+        "w": ctx.constant(taps, f"{node.name}.weight"),
+        "y": y,
+        **finish.reads.pointers,
+    }
+    ctx.call(kernel, node, pointers, sizes, why="depthwise, channels in lanes")

@@ -1,0 +1,116 @@
+"""Convolutions and products against the interpreter: geometry, epilogues, targets, shares."""
+
+import numpy as np
+import pytest
+from run_kernel import TARGETS, THREADS, Run
+
+from bitwright.ops.builder import Builder
+from bitwright.ops.interpret import run
+from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.passes.manager import run_passes
+from bitwright.passes.separate_bias import separate_bias
+from bitwright.target import named
+
+rng = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def check(graph, feeds, target="host", threads=1):
+    fused = run_passes(graph, [separate_bias, fuse_regions])
+    done = Run(fused, feeds, named(target), threads, host=False)
+    for name, expected in run(graph, feeds).items():
+        scale = np.abs(expected).max(initial=1e-30)
+        np.testing.assert_allclose(done.outputs[name], expected, rtol=1e-5, atol=2e-5 * scale)
+
+
+def convolution(x, w, bias=None, **attrs):
+    b = Builder("conv")
+    image = b.input("x", f"f32[n, {', '.join(map(str, x.shape[1:]))}]")
+    y = b.conv(image, b.constant(w), None if bias is None else b.constant(bias), **attrs)
+    return b, y, {"x": x}
+
+
+GEOMETRY = [
+    ((1, 3, 7, 9), (5, 3, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((2, 4, 8, 8), (17, 4, 1, 1), {}),
+    ((1, 16, 5, 5), (33, 16, 1, 1), {"strides": [2, 2]}),
+    ((1, 2, 9, 12), (3, 2, 3, 2), {"strides": [2, 3], "pads": [0, 1, 2, 0]}),
+    ((1, 5, 11, 9), (4, 5, 3, 3), {"dilations": [2, 2], "pads": [2, 2, 2, 2]}),
+    ((1, 1, 6, 6), (2, 1, 5, 5), {"pads": [2, 2, 2, 2]}),
+    ((3, 6, 5), (4, 6, 3), {"pads": [1, 1]}),
+    ((1, 8, 6, 6), (12, 2, 3, 3), {"groups": 4, "pads": [1, 1, 1, 1]}),
+    ((1, 7, 6, 5), (7, 1, 3, 3), {"groups": 7, "pads": [1, 1, 1, 1]}),
+    ((2, 33, 9, 9), (33, 1, 3, 3), {"groups": 33, "strides": [2, 2], "pads": [0, 1, 1, 0]}),
+    ((1, 16, 8, 8), (16, 1, 5, 5), {"groups": 16, "dilations": [2, 1], "pads": [4, 2, 4, 2]}),
+    ((1, 18, 12), (18, 1, 4), {"groups": 18, "pads": [2, 1]}),
+    ((1, 4, 1, 1), (4, 1, 3, 3), {"groups": 4, "pads": [1, 1, 1, 1]}),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape, filter_shape, attrs", GEOMETRY)
+def test_geometry(shape, filter_shape, attrs, target):
+    b, y, feeds = convolution(
+        normal(*shape), normal(*filter_shape), normal(filter_shape[0]), **attrs
+    )
+    check(b.build(y=y), feeds, target)
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("groups", [1, 24])
+def test_epilogues_and_shares(threads, groups):
+    x, w = normal(2, 24, 9, 7), normal(24, 24 // groups, 3, 3)
+    b, y, feeds = convolution(x, w, normal(24), groups=groups, pads=[1, 1, 1, 1])
+    gate = b.input("gate", "f32[n, 24, 1, 1]")
+    skip = b.input("skip", "f32[n, 24, 9, 7]")
+    y = b.relu(b.add(b.mul(y, gate), skip))
+    feeds |= {"gate": normal(2, 24, 1, 1), "skip": normal(2, 24, 9, 7)}
+    check(b.build(y=y), feeds, threads=threads)
+
+
+def test_a_chain_stays_channels_last():
+    """Only the way in and the way out are copies."""
+    b, y, feeds = convolution(normal(1, 3, 8, 8), normal(8, 3, 3, 3))
+    for _ in range(3):
+        y = b.relu(b.conv(y, b.constant(normal(8, 8, 1, 1))))
+    graph = run_passes(b.build(y=y), [separate_bias, fuse_regions])
+    done = Run(graph, feeds)
+    kinds = [step.kernel.rsplit("_", 1)[0] for step in done.schedule.steps]
+    assert kinds.count("conv_f32") == 4 and len(kinds) <= 6
+    check(b.build(again=y), feeds)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows", [0, 1, 7, 9, 16, 17, 33, 127])
+def test_products_of_any_height(rows, target):
+    b = Builder("product")
+    x = b.input("x", "f32[n, 37]")
+    y = b.gelu(b.add(b.matmul(x, b.constant(normal(37, 50))), b.constant(normal(50))))
+    check(b.build(y=y), {"x": normal(rows, 37)}, target)
+
+
+@pytest.mark.parametrize("depth, columns", [(1, 1), (3, 47), (4, 48), (5, 49), (64, 96), (127, 7)])
+@pytest.mark.parametrize("threads", THREADS)
+def test_products_of_any_depth_and_width(depth, columns, threads):
+    b = Builder("product")
+    x = b.input("x", f"f32[2, n, {depth}]")
+    check(
+        b.build(y=b.matmul(x, b.constant(normal(depth, columns)))),
+        {"x": normal(2, 11, depth)},
+        threads=threads,
+    )
+
+
+def test_not_a_number_flows_and_padding_does_not_spread_it():
+    x = normal(1, 2, 5, 5)
+    x[0, 0, 2, 2] = np.nan
+    x[0, 1, 0, 0] = np.inf
+    b, y, feeds = convolution(x, np.abs(normal(3, 2, 3, 3)) + 0.1, pads=[1, 1, 1, 1])
+    graph = b.build(y=y)
+    found = Run(run_passes(graph, [fuse_regions]), feeds).outputs["y"]
+    expected = run(graph, feeds)["y"]
+    assert (np.isnan(found) == np.isnan(expected)).all()
+    assert (np.isinf(found) == np.isinf(expected)).all()
