@@ -7,15 +7,11 @@ from typing import Any
 
 from bitwright.export.onnx.forms import reduce, slice_axis, squeeze, transpose, unsqueeze
 from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mappings.integer_conv import eight_bits
 from bitwright.export.onnx.mappings.quantization import dequantize
 from bitwright.export.onnx.scope import Ref, Scope
-from bitwright.ir.dtype import DType, i8, i64, u8
+from bitwright.ir.dtype import DType, i64
 from bitwright.ops.einsum import parse_equation
-
-
-def eight_bits(element: DType) -> DType:
-    """The 8-bit type that holds every value of a narrower one."""
-    return i8 if element.is_signed else u8
 
 
 def multiply(e: Scope, x: Ref, w: Ref) -> Ref:

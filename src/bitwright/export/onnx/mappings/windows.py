@@ -9,7 +9,7 @@ import numpy as np
 
 from bitwright.export.onnx.forms import reshape, squeeze, unsqueeze
 from bitwright.export.onnx.mapping import exports
-from bitwright.export.onnx.mappings.contraction import eight_bits
+from bitwright.export.onnx.mappings.integer_conv import integer_conv
 from bitwright.export.onnx.mappings.norms import per_channel
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import sizes_tensor
@@ -49,6 +49,7 @@ def conv(
     groups: int,
 ) -> Ref:
     rank, is_integer = x.rank, x.element.is_integer
+    plain = x
     x, pads = padded(e, x, pads, 0)
     attrs = {
         "strides": listed(strides, 1),
@@ -58,7 +59,9 @@ def conv(
     }
     if not is_integer:
         return e.Conv(x, w, bias, **attrs)
-    y = e.ConvInteger(e.cast(x, eight_bits(x.element)), e.cast(w, eight_bits(w.element)), **attrs)
+    assert e.node is not None
+    x_value, w_value = e.node.inputs[:2]
+    y = integer_conv(e, x, w, (x_value if x is plain else None, w_value), attrs)
     return y if bias is None else e.Add(y, per_channel(e, bias, rank))
 
 
