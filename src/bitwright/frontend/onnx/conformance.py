@@ -149,6 +149,8 @@ def run_case(case: Case, prepare: Prepare = interpreted) -> Result:
         return result(REFUSED, str(error))
     except BitwrightError as error:
         return result(REFUSED, f"{type(error).__name__}: {error}")
+    except Exception as error:
+        return result(WRONG, f"crashed with {type(error).__name__}: {error}")
     return result(RANDOM if is_random else PASS, host=host)
 
 

@@ -138,9 +138,13 @@ def _peeled(
 
 @imports("Scan")
 def scan(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    scanned = node.require("num_scan_inputs")
+    if not 0 < scanned <= len(inputs):
+        raise ImportModelError(
+            "num_scan_inputs does not fit", expected=f"1 to {len(inputs)}", found=scanned
+        )
     if node.version < 9:
         return _scan_batch(ctx, node, inputs)
-    scanned = node.require("num_scan_inputs")
     options = {
         "input_axes": node.items("scan_input_axes", [0] * scanned),
         "output_axes": node.items("scan_output_axes"),

@@ -15,8 +15,11 @@ from bitwright.ir import Size, TensorType, Value
 from bitwright.ir.types import normalize_axis
 
 
+MAX_PARTS = 4096
+
+
 def _remember(ctx: Context, node: OnnxNode, inputs: Inputs, elements: list[Value]) -> Results:
-    (sequence,) = ctx.host(node, inputs)
+    sequence = ctx.host(node, inputs)[0]
     assert sequence is not None
     ctx.importer.sequences[sequence] = elements
     return sequence
@@ -101,10 +104,16 @@ def split_to_sequence(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     return _remember(ctx, node, inputs, parts)
 
 
+def _bounded(count: int) -> int:
+    if count > MAX_PARTS:
+        raise UnmappedError(f"a sequence of {count} parts is not followed through")
+    return count
+
+
 def _parts(ctx: Context, length: Size, split: Value | None, single: int | None) -> tuple[Size, ...]:
     """The sizes of the parts: given, equal but for the last, or all 1."""
     if split is None:
-        return (1,) * (single or 0)
+        return (1,) * _bounded(single or 0)
     sizes = ctx.sizes(split)
     if sizes is None:
         raise UnmappedError(f"the sizes {split} are computed from data")
@@ -114,4 +123,5 @@ def _parts(ctx: Context, length: Size, split: Value | None, single: int | None) 
     if not isinstance(length, int) or not isinstance(chunk, int) or chunk < 1:
         raise UnmappedError("the number of parts is not known")
     whole, rest = divmod(length, chunk)
+    _bounded(whole)
     return (chunk,) * whole + ((rest,) if rest else ())

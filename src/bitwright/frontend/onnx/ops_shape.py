@@ -143,7 +143,10 @@ def split(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
         if sizes is None:
             raise UnmappedError(f"the sizes {given} are computed from data")
     elif sizes is None and node.integer("num_outputs") is not None:
-        parts = node.integer("num_outputs")
+        if node.integer("num_outputs") != parts:
+            raise ImportModelError(
+                "num_outputs does not fit", expected=parts, found=node.integer("num_outputs")
+            )
         chunk = (length + parts - 1) // parts
         sizes = [chunk] * (parts - 1) + [length - chunk * (parts - 1)]
     elif sizes is None:
