@@ -14,7 +14,6 @@ from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
 from bitwright.ir import Size, TensorType, Value
 from bitwright.ir.types import normalize_axis
 
-
 MAX_PARTS = 4096
 
 
