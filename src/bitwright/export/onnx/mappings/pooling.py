@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.export.onnx.forms import reshape
 from bitwright.export.onnx.mapping import exports
 from bitwright.export.onnx.mappings.windows import listed, padded
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import sizes_tensor
-from bitwright.ir.dim import Dim, Size
+from bitwright.ir.dim import Dim, Size, product
 from bitwright.ir.dtype import f64, i8, u8
 from bitwright.ir.types import Shape
 from bitwright.ops.windows import make_windows
@@ -131,6 +132,9 @@ def lp_pool(e: Scope, x: Ref, p: int, **shape: Any) -> Ref:
 
 @exports("max_unpool")
 def max_unpool(e: Scope, x: Ref, indices: Ref, shape: Shape) -> Ref:
-    """The given shape decides; the window only has to be named."""
-    window = [1] * (x.rank - 2)
-    return e.MaxUnpool(x, indices, sizes_tensor(e, shape), kernel_shape=window)
+    """A scatter: MaxUnpool counts indices in a shape of its own where another one is asked for."""
+    count = product(list(shape))
+    flat = e.ints([-1])
+    zeros = e.Expand(e.scalar(0, x), sizes_tensor(e, [count]))
+    filled = e.ScatterElements(zeros, e.Reshape(indices, flat), e.Reshape(x, flat), axis=0)
+    return reshape(e, filled, (count,), shape)
