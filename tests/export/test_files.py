@@ -1,5 +1,7 @@
 """Models as files: inside or beside, packed, aligned, atomic, and never twice in memory."""
 
+import resource
+import shutil
 import tracemalloc
 from itertools import pairwise
 
@@ -167,3 +169,21 @@ def test_large_arrays_are_never_doubled(tmp_path, external_data):
     tracemalloc.stop()
     assert peak < 2 * MIB
     assert sum(p.stat().st_size for p in tmp_path.glob("m.*")) > 16 * MIB
+
+
+@pytest.mark.slow
+def test_a_model_above_two_gigabytes(tmp_path):
+    """The array is 2.2 GB of untouched zeros, so that resident memory shows any copy."""
+    free = shutil.disk_usage(tmp_path).free
+    if free < 4 << 30:
+        pytest.skip(f"{free >> 20} MiB of disk are not enough")
+    b = Builder("large")
+    table = b.parameter("table", np.zeros((1 << 20, 550), np.float32))
+    graph = b.build(y=b.gather(table, b.input("ids", "i64[n]")))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    export_onnx(graph, tmp_path / "m.onnx")
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 100 << 10  # in KiB
+    assert (tmp_path / "m.onnx.data").stat().st_size == (1 << 20) * 550 * 4
+    assert (tmp_path / "m.onnx").stat().st_size < 1000
+    onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)

@@ -134,10 +134,12 @@ def test_metadata_tells_producer_source_and_bounds():
     b = Builder("meta")
     x = b.input("x", TensorType(f32, (symbol("batch", bound=64), 3)))
     b.meta = {"onnx.producer": "pytorch 2.9", "onnx.meta.author": "someone", "task": "test"}
+    b.meta["onnx.doc"] = "what it does"
     model = checked(b.build(y=b.neg(x)))
     assert (model.producer_name, model.producer_version) == ("bitwright", bitwright.__version__)
     props = {p.key: p.value for p in model.metadata_props}
     assert props["author"] == "someone"
+    assert model.doc_string == "what it does" and "bitwright.source.doc" not in props
     assert props["bitwright.source.producer"] == "pytorch 2.9"
     assert props["bitwright.source.task"] == "test"
     assert json.loads(props["bitwright.bounds"]) == {"batch": 64}

@@ -18,7 +18,7 @@ from bitwright import __version__
 from bitwright.errors import ExportError
 from bitwright.export.onnx.convert import convert
 from bitwright.export.onnx.files import fill, write_model
-from bitwright.export.onnx.metadata import metadata_of, state_arrays
+from bitwright.export.onnx.metadata import DOC, metadata_of, state_arrays
 from bitwright.export.onnx.protos import graph_proto, initializer_items, model_proto
 from bitwright.ir.graph import Graph
 
@@ -41,6 +41,7 @@ def export_onnx(
     model = model_proto(
         graph_proto(body, initializers=False), body.scope.session, metadata_of(graph), __version__
     )
+    model.doc_string = graph.meta.get(DOC, "")
     tensors = [*initializer_items(body), *state_arrays(graph)]
     if path is None:
         if external_data:

@@ -13,6 +13,7 @@ from bitwright.ir.graph import Graph
 PREFIX = "bitwright."
 IMPORTED = "onnx.meta."
 """How the importer marks the metadata of the file itself."""
+DOC = "onnx.doc"
 INITIAL = ".initial"
 
 
@@ -27,7 +28,7 @@ def metadata_of(graph: Graph) -> dict[str, str]:
         if key.startswith(IMPORTED)
     }
     for key, text in graph.meta.items():
-        if not key.startswith(IMPORTED):
+        if not key.startswith(IMPORTED) and key != DOC:
             found.setdefault(f"{PREFIX}source.{key.removeprefix('onnx.')}", text)
     bounds = {
         symbol.name: symbol.bound
