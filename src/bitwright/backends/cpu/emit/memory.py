@@ -151,6 +151,10 @@ class Memory(Core):
         if type_.lanes == 1:
             single = self.convert(indices, i64)
             return self.load(type_, pointer, single, mask=mask, default=default)
+        if type_.scalar in (f16, bf16):  # LLVM would read halves without regard for the mask
+            whole = self.bitcast(self.as_value(default, type_), type_.of(i16))
+            bits = self.gather(type_.of(i16), pointer, indices, mask=mask, default=whole)
+            return self.bitcast(bits, type_)
         addresses, mask = self._addresses(type_, pointer, indices, mask)
         name = f"llvm.masked.gather.{type_.mangled}.v{type_.lanes}p0"
         types = f"{addresses.type.text}, {mask.type.text}, {type_.text}"
