@@ -112,3 +112,87 @@ def test_sizes_are_slots():
         found = Run(graph, feeds, threads=2, ctx=ctx).outputs["out0"]
         assert_same(found, reference(graph, feeds)["out0"])
     assert len(texts) == 1
+
+
+# resize
+
+MODES = ["half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"]
+SIZES = [
+    ((1, 3, 5, 7), (1, 3, 10, 14)),
+    ((2, 5, 9, 33), (2, 5, 4, 70)),
+    ((1, 2, 6, 8), (1, 2, 6, 17)),
+    ((1, 20, 4, 5), (1, 20, 1, 13)),
+    ((1, 2, 3, 4, 5), (1, 2, 6, 3, 11)),
+    ((2, 3, 8), (2, 3, 13)),
+    ((3, 4), (5, 7)),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_resize_samples(target):
+    for sample in get("resize").samples():
+        x, *rest = sample.inputs
+        attrs = sample.attrs
+        if rest or attrs.get("antialias") or "crop" in attrs.get("coordinate_mode", ""):
+            continue
+        check("resize", x, target=target, threads=(2,), **attrs)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("coordinates", MODES)
+def test_resize(coordinates, mode):
+    for number, (shape, sizes) in enumerate(SIZES):
+        attrs = {"sizes": sizes, "mode": mode, "coordinate_mode": coordinates}
+        x = draw(*shape)
+        if number == 1 and mode != "nearest":
+            attrs["exclude_outside"] = True
+        check("resize", x, target=TARGETS[number % len(TARGETS)], threads=(3,), **attrs)
+
+
+@pytest.mark.parametrize("rule", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+def test_nearest_rules(rule):
+    for coordinates in MODES:
+        for element in ("i8", "f32", "c128"):
+            attrs = {"coordinate_mode": coordinates, "nearest_mode": rule}
+            x = draw(1, 3, 7, 9, dtype=element)
+            check("resize", x, sizes=(1, 3, 14, 6), threads=(2,), **attrs)
+
+
+@pytest.mark.parametrize("element", ["f64", "f16", "bf16", "u8", "i8", "i32", "u32"])
+def test_resized_types(element):
+    low = 0 if element[0] == "u" else -100
+    x = draw(1, 18, 9, 7, dtype=element, low=low, high=100)
+    for mode in ("linear", "cubic"):
+        check("resize", x, sizes=(1, 18, 20, 15), mode=mode)
+
+
+def test_resize_by_scales_that_do_not_fit():
+    """A scale of 2.3 on 5 rows gives 11, but the rows lie as if there were 11.5."""
+    for coordinates in MODES:
+        attrs = {"scales": (1, 1, 2.3, 0.7), "coordinate_mode": coordinates}
+        for mode in ("nearest", "linear"):
+            check("resize", draw(1, 2, 5, 10), sizes=(1, 2, 11, 7), mode=mode, **attrs)
+
+
+def test_infinite_pixels_do_not_spread():
+    x = draw(1, 2, 6, 9)
+    x[0, 0, 2, 3] = np.inf
+    attrs = {"mode": "linear", "coordinate_mode": "align_corners"}
+    check("resize", x, sizes=(1, 2, 11, 17), **attrs)
+
+
+def test_resize_of_symbolic_sizes():
+    b = Builder("twice")
+    x = b.input("x", "f32[1, 3, h, w]")
+    h, w = x.shape[2:]
+    graph = b.build(y=b.resize(x, sizes=(1, 3, 2 * h, 2 * w), mode="linear"))
+    for shape in [(1, 3, 5, 7), (1, 3, 20, 33), (1, 3, 1, 1)]:
+        feeds = {"x": draw(*shape)}
+        assert_near(Run(graph, feeds, threads=2).outputs["y"], reference(graph, feeds)["y"])
+
+
+def test_an_empty_axis_cannot_grow():
+    b = Builder("empty")
+    x = b.input("x", "f32[2, n]")
+    graph = b.build(y=b.resize(x, sizes=(2, x.shape[1] + 4), mode="linear"))
+    assert Run(graph, {"x": draw(2, 0)}).fault is not None
