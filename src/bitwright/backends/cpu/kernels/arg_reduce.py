@@ -62,7 +62,7 @@ class _Emission:
     def __init__(self, f: Kernel, kernel: ArgReduction, kept: Sequence[Value]) -> None:
         self.f, self.kernel, self.kept = f, kernel, kept
         self.order = kernel.order
-        self.lanes = f.target.lanes(self.order.type.bits)
+        self.lanes = f.target.lanes(max(self.order.type.bits, 32))
         self.index = (i64 if self.order.type.bits == 64 else i32).vector(self.lanes)
         self.columns = f.args.size("columns")
 

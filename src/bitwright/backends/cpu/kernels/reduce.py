@@ -19,7 +19,7 @@ from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value
 from bitwright.backends.cpu.kernels.folds import Fold
 from bitwright.backends.cpu.kernels.formulas import Pass
 from bitwright.backends.cpu.kernels.walk import pieces, position, product
-from bitwright.backends.cpu.region import Part, Reads
+from bitwright.backends.cpu.region import STEP, Part, Reads
 
 ACCUMULATORS = 4
 VECTORS = 4
@@ -66,7 +66,9 @@ class _Walk:
     ) -> None:
         self.f, self.kernel, self.kept, self.reduced = f, kernel, kept, reduced
         self.fold = kernel.fold
-        self.lanes = f.target.lanes(self.fold.type.bits)
+        # what is gathered is read element by element: more lanes only make more code
+        skips = STEP in kernel.x.columns
+        self.lanes = f.target.lanes(max(self.fold.type.bits, 32 if skips else 8))
         self.vector = self.fold.type.vector(self.lanes)
         self.columns = f.args.size("columns")
 
