@@ -172,3 +172,18 @@ def test_wide_tiles_are_made_of_shuffles():
         (kernel,) = lower(graph, named(target)).kernels.values()
         text = jit.assembly(kernel.text, named(target))
         assert all(word in text for word in words)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_images_stay_channels_last(batch):
+    """concat and pad keep the order of their operands: only the output is turned."""
+    xs = [draw(batch, 5, 6, channels, seed=channels) for channels in (3, 17)]
+    b = Builder("images")
+    values = [b.input(f"x{i}", TensorType(dtype(x.dtype), x.shape)) for i, x in enumerate(xs)]
+    joined = b.concat(*(b.transpose(v, perm=(0, 3, 1, 2)) for v in values), axis=1)
+    padded = b.pad(joined, pads=(0, 0, 1, 2, 0, 0, 3, 0))
+    graph = b.build(y=b.transpose(padded, perm=(0, 2, 3, 1)))
+    feeds = {f"x{i}": x for i, x in enumerate(xs)}
+    done = Run(graph, feeds, threads=2)
+    assert [step.why for step in done.schedule.steps] == ["run copy", "run copy", "", "run copy"]
+    assert_same(done.outputs["y"], np.array(reference(graph, feeds)["y"]))

@@ -9,6 +9,7 @@ import numpy as np
 
 from bitwright.backends.cpu.kernels.pad import emit_pad
 from bitwright.backends.cpu.lower.gather import word_width
+from bitwright.backends.cpu.lower.layout import image_order
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node, Value
@@ -18,8 +19,9 @@ from bitwright.lir.buffer import View, row_major
 
 @lowers("concat")
 def lower_concat(ctx: Lowering, node: Node, region: RegionView) -> None:
-    """Each operand is copied to its place in the result."""
-    y = ctx.output(node.outputs[0])
+    """Each operand is copied to its place in the result, which lies as an image among them does."""
+    orders = [image_order(ctx.view(value)) for value in node.operands]
+    y = ctx.output(node.outputs[0], max(orders, key=lambda order: order != tuple(sorted(order))))
     axis = normalize_axis(node.attrs["axis"], len(y.shape))
     start: Size = 0
     for value in node.operands:
@@ -83,9 +85,11 @@ def _lower_window(
 ) -> None:
     source = node.inputs[0]
     assert source is not None
-    x, y = ctx.view(source), ctx.output(node.outputs[0])
+    x = ctx.view(source)
+    order = image_order(x)
+    y = ctx.output(node.outputs[0], order).transpose(order)
     fills = None if value is None else ctx.view(value)
-    pad_view(ctx, node, x, y, begins, mode, fills)
+    pad_view(ctx, node, x.transpose(order), y, [begins[axis] for axis in order], mode, fills)
 
 
 def pad_view(

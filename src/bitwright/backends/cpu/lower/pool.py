@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bitwright.backends.cpu.emit import computed
 from bitwright.backends.cpu.kernels.pool import Pool, emit_pool
+from bitwright.backends.cpu.lower.layout import channels_last, image_order
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import require_elements
 from bitwright.ir.dim import Size
@@ -23,24 +24,22 @@ def lower_pool(ctx: Lowering, node: Node, region: RegionView) -> None:
     )
     if not all(isinstance(size, int) for size in windows.kernel):
         raise NoKernelError("the window has no fixed size")
-    last = (0, *range(2, x.rank), 1)
-    view = ctx.view(x)
-    channels_last = view.transpose(last).is_contiguous and not view.is_contiguous
+    order = image_order(ctx.view(x))
+    is_last = order == channels_last(x.rank)
     pool = Pool(
         _kind(node),
         x.dtype,
         windows.kernel,
         windows.strides,
         windows.dilations,
-        channels_last,
-        _lanes(ctx, node, channels_last),
+        is_last,
+        _lanes(ctx, node, is_last),
         attrs.get("p", 2),
     )
-    order = last if channels_last else tuple(range(x.rank))
     pointers = {"x": ctx.ordered(x, order), "y": ctx.output(y, order)}
     kernel = ctx.kernel(node.op, pool, lambda module, name: emit_pool(module, name, pool))
-    sizes: dict[str, Size] = {"images": x.shape[0] * (1 if channels_last else x.shape[1])}
-    if channels_last:
+    sizes: dict[str, Size] = {"images": x.shape[0] * (1 if is_last else x.shape[1])}
+    if is_last:
         sizes["channels"] = x.shape[1]
     named = {"in": x.shape[2:], "out": y.shape[2:], "begin": windows.begins, "end": windows.ends}
     sizes |= {
@@ -56,11 +55,11 @@ def _kind(node: Node) -> str:
     return node.op.removesuffix("_pool")
 
 
-def _lanes(ctx: Lowering, node: Node, channels_last: bool) -> int:
+def _lanes(ctx: Lowering, node: Node, is_last: bool) -> int:
     """Lanes of a vector, fewer where the axis they run along is known to be short."""
     y = node.outputs[0]
     lanes = ctx.target.lanes(max(computed(y.dtype).bits, 32))
-    along = y.shape[1] if channels_last else y.shape[-1]
+    along = y.shape[1] if is_last else y.shape[-1]
     while isinstance(along, int) and 1 < along < lanes:
         lanes //= 2
     return lanes

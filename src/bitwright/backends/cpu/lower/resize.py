@@ -10,6 +10,7 @@ from bitwright.backends.cpu.kernels.resize import (
     sum_type,
 )
 from bitwright.backends.cpu.lower.gather import byte_width
+from bitwright.backends.cpu.lower.layout import image_order
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import require_elements
 from bitwright.ir.dim import Size, product
@@ -24,7 +25,7 @@ def lower_resize(ctx: Lowering, node: Node, region: RegionView) -> None:
     assert x is not None
     _require(node, x)
     view = ctx.view(x)
-    order = _order(view)
+    order = image_order(view)
     shape, sizes = [x.shape[axis] for axis in order], [y.shape[axis] for axis in order]
     scales = node.attrs.get("scales") or (None,) * x.rank
     changed = [
@@ -56,15 +57,6 @@ def _require(node: Node, x: Value) -> None:
         require_elements(x.dtype)
         if x.dtype.is_integer and x.dtype.bits > 32:
             raise NoKernelError(f"sums of {x.dtype} do not fit a float")
-
-
-def _order(view: View) -> tuple[int, ...]:
-    """Channels last where x lies so, else row-major."""
-    rank = len(view.shape)
-    last = (0, *range(2, rank), 1) if rank > 2 else ()
-    if last and view.transpose(last).is_contiguous and not view.is_contiguous:
-        return last
-    return tuple(range(rank))
 
 
 def _resample(

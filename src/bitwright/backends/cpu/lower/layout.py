@@ -1,0 +1,20 @@
+"""Which way images lie: [N, C, H, W] row by row, or with the channels of a pixel side by side."""
+
+from __future__ import annotations
+
+from bitwright.lir.buffer import View
+
+
+def channels_last(rank: int) -> tuple[int, ...]:
+    """The axes in memory order, outermost first: (0, 2, 3, 1) for images."""
+    return (0, *range(2, rank), 1)
+
+
+def image_order(view: View) -> tuple[int, ...]:
+    """Channels last where a view lies densely that way and no other, else row-major."""
+    rank = len(view.shape)
+    if rank > 2 and not view.is_contiguous:
+        last = channels_last(rank)
+        if view.transpose(last).is_contiguous:
+            return last
+    return tuple(range(rank))
