@@ -19,7 +19,7 @@ import numpy as np
 
 from bitwright.errors import GraphError, ImportModelError
 from bitwright.frontend.safetensors import read_index, read_safetensors
-from bitwright.ir.dtype import dtype
+from bitwright.ir.dtype import dtype, string
 from bitwright.ir.graph import Graph, Node, Value, nearest
 from bitwright.ir.types import TensorType
 from bitwright.ops.cast import cast
@@ -198,7 +198,9 @@ def _array(name: str, value: Any) -> Array:
         return tensors.array_of(value)  # type: ignore[no-any-return]
     try:
         array = np.asarray(value)
-        dtype(array.dtype)
+        element = dtype(array.dtype)
     except (ValueError, TypeError, GraphError) as error:
         raise ImportModelError(f"{name!r} is not an array: {error}") from None
+    if element == string:
+        raise ImportModelError(f"{name!r} is not an array of numbers", found=type(value).__name__)
     return array

@@ -90,6 +90,8 @@ def _axis_names(spec: Any) -> dict[int, str]:
 
 
 def _name(size: Any) -> str:
+    """The name of a size, or of the one that it is derived from."""
     if isinstance(size, str):
         return size
-    return size.__name__ if type(size) is Dim else ""  # one derived from another has a formula
+    root = getattr(size, "root", size)
+    return root.__name__ if type(root) is Dim else ""

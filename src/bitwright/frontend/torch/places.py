@@ -20,6 +20,12 @@ def target_name(target: Any) -> str:
     return str(target) if hasattr(target, "_schema") else getattr(target, "__name__", str(target))
 
 
+def op_name(node: fx.Node) -> str:
+    """What the user called: the op itself, or the one whose decomposition a primitive is from."""
+    name = target_name(node.target)
+    return str(node.meta.get("original_aten", name)) if name.startswith("prims.") else name
+
+
 def path_of(node: fx.Node) -> str:
     """The submodule that a node belongs to, as in `layers.0.attention`."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
@@ -28,7 +34,7 @@ def path_of(node: fx.Node) -> str:
 
 def place_of(node: fx.Node) -> str:
     """How an error names a node: op, name, submodule and line of the model's source."""
-    text = f"{target_name(node.target)} (node {node.name!r}"
+    text = f"{op_name(node)} (node {node.name!r}"
     if path := path_of(node):
         text += f" in {path!r}"
     return text + f"{_source_line(node)})"
@@ -48,7 +54,7 @@ class Problems:
         self._found: dict[tuple[str, str], list[fx.Node]] = {}
 
     def add(self, node: fx.Node, reason: str) -> None:
-        self._found.setdefault((target_name(node.target), reason), []).append(node)
+        self._found.setdefault((op_name(node), reason), []).append(node)
 
     def __bool__(self) -> bool:
         return bool(self._found)

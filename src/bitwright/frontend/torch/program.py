@@ -11,6 +11,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from bitwright.errors import BitwrightError, ImportModelError
 from bitwright.frontend.parameters import ALIASES
+from bitwright.frontend.torch.guards import conditions
 from bitwright.frontend.torch.names import output_names
 from bitwright.frontend.torch.places import Problems
 from bitwright.frontend.torch.scalars import Ratio, kind_of
@@ -25,7 +26,10 @@ from bitwright.ir.types import TensorType
 from bitwright.ops.builder import Builder
 from bitwright.ops.check import verify
 from bitwright.rewrite.driver import prune
+from bitwright.warn import warn_once
 
+CONDITIONS = "conditions"
+"""The key in `Graph.meta` of what must hold between sizes (JSON: a list of expressions)."""
 _CHANGES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 
@@ -65,10 +69,25 @@ class ProgramImport:
             raise
         if self.problems:
             raise self.problems.error(b.name)
+        self._tell_conditions(inputs)
         b.meta["producer"] = f"torch {torch.__version__}"
         if self.aliases:
             b.meta[ALIASES] = json.dumps(self.aliases)
         return verify(prune(b.build()))
+
+    def _tell_conditions(self, inputs: list[Value]) -> None:
+        """Keep and show what the module's branches and checks took for granted."""
+        places = dict(zip(self.traced.input_names, self.input_names, strict=True))
+        by_name = {v.name: v for v in inputs}
+        sources = {path: by_name[name] for path, name in places.items() if name in by_name}
+        guards = getattr(self.program, "_guards_code", ())
+        if found := conditions(guards, sources, self.b.name):
+            self.b.meta[CONDITIONS] = json.dumps(found)
+            warn_once(
+                f"module {self.b.name!r}",
+                f"the graph is for sizes where {', '.join(found)}; others are an error or give "
+                "what the module's other branches would not",
+            )
 
     # boundary
 
@@ -111,7 +130,7 @@ class ProgramImport:
                         f"the module fixes axis {axis} of input {name!r} to {shape[axis]}",
                         expected=f"that any size {given!r} would do",
                     )
-                self.symbols.declare(shape[axis], given)
+                self.symbols.declare(shape[axis], given, of_root=True)
         for shape, name in zip(shapes, self.input_names, strict=True):
             for axis, size in enumerate(shape):
                 self.symbols.declare(size, f"{name}.{axis}")

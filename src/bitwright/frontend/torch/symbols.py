@@ -45,11 +45,18 @@ class SymbolTable:
         self._names: dict[Any, str] = {}
         self._sizes: dict[str, Dim] = {}
 
-    def declare(self, size: Any, name: str) -> None:
-        """Give the symbol of a torch size a name, if it is a symbol and has none."""
+    def declare(self, size: Any, name: str, of_root: bool = False) -> None:
+        """Give the symbol of a torch size a name, if it has none.
+
+        The size is the symbol itself, or, `of_root`, computed from it alone.
+        """
         expression = getattr(getattr(size, "node", None), "expr", None)
-        if expression is not None and expression.is_Symbol:
+        if expression is None:
+            return
+        if expression.is_Symbol:
             self._names.setdefault(expression, name)
+        elif of_root and len(expression.free_symbols) == 1:
+            self._names.setdefault(*expression.free_symbols, name)
 
     def size(self, size: Any) -> Size:
         """The size of an axis of an input."""

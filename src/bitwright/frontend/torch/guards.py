@@ -1,0 +1,130 @@
+"""What torch assumed about sizes while it traced, beyond what the types of inputs say.
+
+A guard is a Python expression such as `L['x'].size()[0] > 4`, true for the example: a branch that
+the module took, or a check that it passed. Most follow from the sizes themselves, only rule out 0
+and 1, or repeat a bound; an op of ours makes the same check where it matters. What is left is told
+to the user. A guard that fixes an expression of sizes to one number means that a size is not free.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from bitwright.errors import BitwrightError, ImportModelError
+from bitwright.ir.dim import Size, max_size, min_size
+from bitwright.ir.graph import Value
+from bitwright.ops.decide import below, equal, negated
+
+_SOURCE = re.compile(r"L((?:\['[^']*'\]|\[\d+\])+)\.size\(\)\[(\d+)\]")
+_STEP = re.compile(r"\['([^']*)'\]|\[(\d+)\]")
+_OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Size, Size], bool | None]] = {
+    ast.Eq: equal,
+    ast.NotEq: lambda a, b: negated(equal(a, b)),
+    ast.Lt: below,
+    ast.LtE: lambda a, b: negated(below(b, a)),
+    ast.Gt: lambda a, b: below(b, a),
+    ast.GtE: lambda a, b: negated(below(a, b)),
+}
+
+
+def conditions(guards: Iterable[str], inputs: Mapping[str, Value], module: str) -> list[str]:
+    """The guards that a user should know of, in the names of sizes."""
+    found: dict[str, None] = {}
+    for guard in guards:
+        sizes: dict[str, Size] = {}
+        plain = _SOURCE.sub(lambda match, sizes=sizes: _identifier(match, inputs, sizes), guard)
+        try:
+            test = ast.parse(plain, mode="eval").body
+        except SyntaxError:
+            found[guard] = None
+            continue
+        if _holds(test, sizes) or _is_minor(test):
+            continue
+        text = ast.unparse(test)
+        for name, size in sizes.items():
+            text = text.replace(name, str(size) if str(size).isidentifier() else f"({size})")
+        if _fixes(test):
+            raise ImportModelError(
+                f"the module fixes a size: {text}",
+                where=f"module {module!r}",
+                expected="a size that may change",
+                hint="int() of a size fixes it; // and math.floor do not.",
+            )
+        found[text] = None
+    return list(found)
+
+
+def _identifier(match: re.Match[str], inputs: Mapping[str, Value], sizes: dict[str, Size]) -> str:
+    """A name for the size of an axis of an input, which `sizes` then knows."""
+    path = ".".join(name or index for name, index in _STEP.findall(match[1]))
+    value, axis = inputs.get(path), int(match[2])
+    if value is None or axis >= value.rank:
+        return f"size({path!r}, {axis})"
+    name = f"_size{len(sizes)}_"
+    sizes[name] = value.shape[axis]
+    return name
+
+
+def _holds(test: ast.expr, sizes: Mapping[str, Size]) -> bool:
+    """Whether the guard is true for all values of the symbols."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return False
+    try:
+        left, right = _size(test.left, sizes), _size(test.comparators[0], sizes)
+    except (BitwrightError, KeyError, TypeError):
+        return False
+    return _COMPARISONS[type(test.ops[0])](left, right) is True
+
+
+def _size(node: ast.expr, sizes: Mapping[str, Size]) -> Size:
+    if isinstance(node, ast.Name):
+        return sizes[node.id]
+    if (number := _constant(node)) is not None:
+        return number
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_size(node.operand, sizes)
+    if isinstance(node, ast.BinOp):
+        left, right = _size(node.left, sizes), _size(node.right, sizes)
+        return _OPERATIONS[type(node.op)](left, right)  # type: ignore[no-any-return]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        first, *rest = (_size(argument, sizes) for argument in node.args)
+        for size in rest:
+            first = {"max": max_size, "min": min_size}[node.func.id](first, size)
+        return first
+    raise TypeError(ast.unparse(node))
+
+
+def _constant(node: ast.expr) -> int | None:
+    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
+
+
+def _is_minor(test: ast.expr) -> bool:
+    """Whether a guard only excludes sizes below 2, or is an upper bound of a plain size."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return False
+    kind, number = test.ops[0], _constant(test.comparators[0])
+    if number is None:
+        return False
+    if isinstance(kind, (ast.NotEq, ast.Gt)):
+        return number <= 1
+    if isinstance(kind, ast.GtE):
+        return number <= 2
+    return isinstance(kind, (ast.Lt, ast.LtE)) and isinstance(test.left, ast.Name)
+
+
+def _fixes(test: ast.expr) -> bool:
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
+        return False
+    divides = any(isinstance(part, ast.Mod) for part in ast.walk(test.left))
+    return _constant(test.comparators[0]) is not None and not divides
