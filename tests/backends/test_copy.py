@@ -13,6 +13,7 @@ from run_kernel import (
 )
 
 from bitwright.backends.cpu import jit
+from bitwright.errors import RunError
 from bitwright.ir.dtype import dtype
 from bitwright.ir.types import TensorType
 from bitwright.ops.builder import Builder
@@ -187,3 +188,14 @@ def test_images_stay_channels_last(batch):
     done = Run(graph, feeds, threads=2)
     assert [step.why for step in done.schedule.steps] == ["run copy", "run copy", "", "run copy"]
     assert_same(done.outputs["y"], np.array(reference(graph, feeds)["y"]))
+
+
+def test_a_size_that_may_not_fit_is_checked():
+    b = Builder("grow")
+    x, y = b.input("x", "f32[n]"), b.input("y", "f32[m]")
+    graph = b.build(z=b.expand(x, shape=(2, y.shape[0])))
+    feeds = {"x": draw(1), "y": draw(5)}
+    found = Run(graph, feeds, host=True).outputs["z"]
+    assert_same(found, reference(graph, feeds)["z"])
+    with pytest.raises(RunError):
+        Run(graph, {"x": draw(3), "y": draw(5)}, host=True)

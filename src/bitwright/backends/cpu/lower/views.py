@@ -28,10 +28,15 @@ def _transpose(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
 
 
 def _expand(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
+    """A size that is neither 1 nor the new one for certain is left to a host step, which checks."""
     x = node.inputs[0]
     if len(node.inputs) != 1 or x is None:
         return None
-    return (ctx.view(x).expand(node.outputs[0].shape),)
+    shape = node.outputs[0].shape
+    goal = shape[len(shape) - x.rank :]
+    if any(size not in (1, new) for size, new in zip(x.shape, goal, strict=True)):
+        return None
+    return (ctx.view(x).expand(shape),)
 
 
 def _slice(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
