@@ -1,4 +1,4 @@
-"""An elementwise region as a list of steps, rendered wherever a kernel has its operands in registers.
+"""An elementwise region as a list of steps, rendered where a kernel has its operands in registers.
 
     expression = Expression.of(graph)                     # a graph of ops with scalar forms
     results = expression.emit(f, values, lanes)           # one value per output

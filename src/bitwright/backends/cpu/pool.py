@@ -1,7 +1,7 @@
 """Worker threads parked in native code.
 
     pool = shared_pool(4)
-    pool.run(steps.ctypes.data, len(steps))        # the caller is thread 0; returns when all are done
+    pool.run(steps.ctypes.data, len(steps))   # the caller is thread 0; returns when all are done
 
 A worker is a Python thread that calls one emitted function and stays there, asleep between runs,
 with the interpreter lock released. One wake per run. Idle workers use no processor time. Where the
@@ -56,7 +56,7 @@ class _Crew:
         self.block = _shared_block()
         self.address = self.block.ctypes.data
         futex = system.futex() if native else None
-        words = self.block.view(np.uint64)
+        self.words = words = self.block.view(np.uint64)
         words[rt.SPINS // 8] = _spin_turns() if threads <= system.cores() else 1
         words[rt.SYSCALL // 8] = futex.function if futex else 0
         words[rt.FUTEX // 8] = futex.number if futex else 0
@@ -77,17 +77,20 @@ class _Crew:
         if self.parks_natively:
             rt.runtime().work(self.address, number)
             return
-        stop = self.block[rt.STOP : rt.STOP + 8]
         while True:
             self.signals[number - 1].acquire()
-            if stop.any():
+            if self.words[rt.STOP // 8]:
                 return
             rt.runtime().take_part(self.address, number)
 
     def run(self, steps: int, count: int) -> None:
-        for signal in self.signals if not self.parks_natively else ():
+        if self.parks_natively:
+            rt.runtime().start(self.address, steps, count)
+            return
+        self.words[rt.STEPS // 8], self.words[rt.COUNT // 8] = steps, count
+        for signal in self.signals:
             signal.release()
-        rt.runtime().start(self.address, steps, count)
+        rt.runtime().take_part(self.address, 0)
 
     def dismiss(self) -> None:
         """Let every worker return, and wait for it."""

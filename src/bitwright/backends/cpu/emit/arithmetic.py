@@ -8,6 +8,7 @@ code never calls a C library.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from bitwright.backends.cpu.emit.core import Core, Operand, Value
@@ -92,7 +93,7 @@ class Arithmetic(Core):
     ) -> Value:
         if not isinstance(a, Value):
             a, b = b, a
-        number = not isinstance(b, Value) and b == b
+        number = not isinstance(b, Value) and not math.isnan(b)
         a, b = self.pair(a, b)
         if a.type.is_int:
             prefix = "s" if signed else "u"

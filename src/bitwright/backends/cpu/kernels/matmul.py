@@ -1,7 +1,8 @@
 """y[m, n] = epilogue(Σ_k a[m, k] w[k, n]) in f32, with w packed for the register tile.
 
 Packing lays w out in panels [n / columns][k][columns], the last one padded with zeros, so that a
-tile reads it front to back. A tile holds rows × columns sums in registers through the whole of k:
+tile reads it front to back; while the tiles of one panel run, the next comes into the cache a line
+at a time. A tile holds rows × columns sums in registers through the whole of k:
 per k it loads the panel's vectors once and one number of a for each row, which it broadcasts. The
 sums then go to a small scratch tile, and the epilogue runs from there row by row, masked at the
 right edge: it is emitted once however many tile heights there are, and costs a few cycles beside
@@ -25,6 +26,8 @@ from bitwright.target import Target
 Array = np.ndarray[Any, Any]
 _UNROLL = 4
 """Steps of k per turn of the inner loop."""
+_LINE = 64
+"""Bytes of a cache line."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,21 @@ class Tile:
         return tuple(reversed(found))
 
 
-def best_tile(target: Target) -> Tile:
-    """As many sums as registers allow beside the panel's vectors and one broadcast number."""
-    rows, vectors = (9, 3) if target.vector_registers >= 32 else (4, 3)
-    return Tile(rows, vectors, target.lanes(32))
+# rows × vectors, the better first; sums, the panel's vectors, a broadcast number (and a product,
+# where multiplying and adding are two instructions) fit the registers
+_TILES_32 = ((8, 3), (6, 4), (12, 2))
+_TILES_16 = ((6, 2), (12, 1))
+_TILES_16_UNFUSED = ((4, 2), (8, 1))
+
+
+def best_tile(target: Target, columns: int = 0) -> Tile:
+    """The tile for a target; for a known number of columns, one that pads them little."""
+    if target.vector_registers >= 32:
+        choices = _TILES_32
+    else:
+        choices = _TILES_16 if target.has_fma else _TILES_16_UNFUSED
+    tiles = [Tile(rows, vectors, target.lanes(32)) for rows, vectors in choices]
+    return min(tiles, key=lambda tile: -(-columns // tile.columns) * tile.columns)
 
 
 def pack(w: Array, tile: Tile) -> Array:
@@ -127,27 +141,33 @@ class _Emitter:
             w = f.gep(f32, f.args.pointer("w"), panel * self.depth * tile.columns)
             top = block * height
             bottom = f.min(top + height, self.rows)
-            with f.loop(top, bottom, tile.rows) as loop:
-                self._tile(loop.index, bottom, panel * tile.columns, w)
+            ahead = f.gep(f32, w, self.depth * tile.columns)
+            with f.loop(top, bottom, tile.rows, carry=(ahead,)) as loop:
+                self._tile(loop.index, bottom, panel * tile.columns, w, loop.carried[0])
+                loop.next(f.offset(loop.carried[0], self._whole_depth() * (_LINE // _UNROLL)))
 
-    def _tile(self, row: Value, bottom: Value, column: Value, w: Value) -> None:
+    def _whole_depth(self) -> Value:
+        """The part of k that the unrolled loop covers."""
+        return self.depth - self.f.urem(self.depth, _UNROLL)
+
+    def _tile(self, row: Value, bottom: Value, column: Value, w: Value, ahead: Value) -> None:
         """Sums of one tile by the lowest height that holds its rows, then the epilogue."""
         left = self.f.min(bottom - row, self.tile.rows)
-        self._choose(list(self.tile.heights), left, row, w)
+        self._choose(list(self.tile.heights), left, row, w, ahead)
         self._store(row, left, column)
 
-    def _choose(self, heights: list[int], left: Value, row: Value, w: Value) -> None:
+    def _choose(self, heights: list[int], left: Value, row: Value, w: Value, ahead: Value) -> None:
         f = self.f
         if len(heights) == 1:
-            self._sums(heights[0], left, row, w)
+            self._sums(heights[0], left, row, w, ahead)
             return
         # the full height first: it is what nearly every tile takes
         with f.if_(f.gt(left, heights[-2])) as branch:
-            self._sums(heights[-1], left, row, w)
+            self._sums(heights[-1], left, row, w, ahead)
         with branch.else_():
-            self._choose(heights[:-1], left, row, w)
+            self._choose(heights[:-1], left, row, w, ahead)
 
-    def _sums(self, height: int, left: Value, row: Value, w: Value) -> None:
+    def _sums(self, height: int, left: Value, row: Value, w: Value, ahead: Value) -> None:
         f, tile = self.f, self.tile
         base = f.args.pointer("a")
         # rows beyond the last repeat it: computed, never stored
@@ -156,11 +176,13 @@ class _Emitter:
             for i in range(height)
         ]
         zero = f.const(self.vector, 0.0)
-        whole = self.depth - f.urem(self.depth, _UNROLL)
+        whole = self._whole_depth()
         carry: tuple[Value, ...] = (w, *[zero] * (height * tile.vectors))
         for start, stop, steps in ((0, whole, _UNROLL), (whole, self.depth, 1)):
             with f.loop(start, stop, steps, carry) as loop:
                 w, *sums = loop.carried
+                if steps > 1:  # one line of the next panel a turn
+                    f.prefetch(f.offset(ahead, loop.index * (_LINE // _UNROLL)), locality=2)
                 for step in range(steps):
                     self._multiply(rows, w, loop.index + step, sums)
                     w = f.gep(f32, w, tile.columns)
