@@ -1,0 +1,11 @@
+"""Trained models from public packages, for `real_models.py`. Their weights keep their authors'
+licences: they are fetched for measuring, never shipped.
+"""
+
+from models.audio import AUDIO
+from models.text import TEXT
+from models.vision import VISION
+from models.yardstick import YARDSTICK
+
+__all__ = ["MODELS", "YARDSTICK"]
+MODELS = (*VISION, *AUDIO, *TEXT)
