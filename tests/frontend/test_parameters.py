@@ -103,7 +103,7 @@ def test_every_fault_is_in_one_error():
         load_parameters(model(), bad)
     text = str(caught.value)
     assert "graph 'model': the values do not fit the parameters" in text
-    assert "missing: layer.weight, count (Did you mean 'layer.weights' or 'layer.bias'?)" in text
+    assert "missing: layer.weight (Did you mean 'layer.weights' or 'layer.bias'?)" in text
     assert "unexpected: layer.weights (Did you mean 'layer.weight' or 'layer.bias'?)" in text
     assert "layer.bias: expected f32[3], found f32[4]" in text
     with pytest.raises(ImportModelError, match=r"layer.bias: expected f32\[3\], found f32\[4\]"):

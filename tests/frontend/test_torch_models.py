@@ -287,7 +287,7 @@ def test_buffers_that_change_are_states():
     for step in range(3):
         assert_agree(graph, module, (torch.randn(1, 1, 4), torch.tensor([step])), states=states)
     np.testing.assert_allclose(states["keys"], module.keys, rtol=1e-5)
-    warm = load_parameters(graph, module.state_dict(), strict=False)
+    warm = load_parameters(graph, module.state_dict())
     x = np.zeros((1, 1, 4), np.float32)
     assert "keys" not in parameters(warm)
     assert run(warm, {"x": x, "position": np.array([3])})["output"].shape == (1, 1, 4)

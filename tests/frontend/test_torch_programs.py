@@ -155,6 +155,24 @@ def test_low_precision_parameters_share_memory():
     assert_agree(graph, module, (torch.randn(2, 3).bfloat16(),), tolerance=1e-2)
 
 
+class Numbers(nn.Module):
+    def forward(self, x, count, mask=None, *, factor=2, more=None):
+        x = x[:count] * factor if mask is None else x
+        return {"x": x, "more": more["q"] + 1, "nothing": None, "factor": factor}
+
+
+def test_numbers_and_none_among_inputs_and_outputs():
+    shapes = {"x": None, "count": torch.export.Dim.DYNAMIC, "mask": None, "more": {"q": None}}
+    args, more = (torch.ones(6, 3), 4, None), {"more": {"q": torch.ones(2)}}
+    graph = bw.from_torch(Numbers(), args, more, dynamic_shapes=shapes)
+    assert shown(graph.inputs) == ["x: f32[6, 3]", "count: i64[]", "more.q: f32[2]"]
+    ones = np.ones((6, 3), np.float32)
+    found = run(graph, {"x": ones, "count": np.array(2), "more.q": ones[0, :2]})
+    assert list(found) == ["x", "more", "factor"]
+    assert found["x"].shape == (2, 3) and found["factor"] == 2
+    assert json.loads(graph.meta["conditions"]) == ["count >= 0 and count <= 6"]
+
+
 class DataDependent(nn.Module):
     def forward(self, x):
         places = torch.nonzero(x > 0)

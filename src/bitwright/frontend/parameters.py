@@ -3,8 +3,8 @@
     graph = load_parameters(graph, "model.safetensors")
     weights = parameters(graph)
 
-States count as parameters here: a state dict of PyTorch holds the buffers a module changes, and
-their initial values are loaded like any other.
+A state may be given too: a state dict of PyTorch holds the buffers that a module changes, and what
+it says becomes their initial value.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def parameters(graph: Graph) -> dict[str, Array]:
 def load_parameters(
     graph: Graph, source: Any, *, strict: bool = True, convert: bool = False
 ) -> Graph:
-    """The graph with values from a source for its parameters (and initial values for its states).
+    """The graph with values from a source for its parameters, and for states where it has any.
 
     `source` is a mapping of names to arrays or torch tensors (a state dict), another graph, or the
     path of a .safetensors, .npz or torch file. Missing, unknown and mis-shaped names are an error
@@ -52,7 +52,9 @@ def load_parameters(
     owners = {v.name: v for v in (*graph.parameters, *graph.states)}
     faults: list[str] = []
     if strict:
-        faults += _listed("missing", (n for n in owners if n not in given), given)
+        faults += _listed(
+            "missing", (v.name for v in graph.parameters if v.name not in given), given
+        )
         faults += _listed("unexpected", (n for n in given if n not in owners), owners)
     new: dict[str, Array] = {}
     for name, owner in owners.items():

@@ -2,9 +2,9 @@
 
     graph = bw.from_torch(module, (x,), dynamic_shapes={"x": {0: "batch"}})
 
-Parameters keep the names they have in the module and share memory with it; buffers are parameters
-that are not trainable, or states where the module changes them. PyTorch is imported when this is
-called and nowhere else.
+Parameters keep the names they have in the module and share memory with it. Buffers are parameters
+that are not trainable, states where the module changes them, or constants where it does not save
+them. PyTorch is imported when this is called and nowhere else.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Context:
         if self.usable(shape):
             return self.b.sizes(values=tuple(shape), shape=(len(shape),))
         parts = [self.b.reshape(self.scalar(size), shape=(1,)) for size in shape]
-        return self.b.concat(*parts, axis=0)
+        return parts[0] if len(parts) == 1 else self.b.concat(*parts, axis=0)
 
     def _size_value(self, size: Dim) -> Value:
         """The polynomial of a size, computed from the sizes of values where it must be."""

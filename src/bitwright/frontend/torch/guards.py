@@ -20,6 +20,7 @@ from bitwright.ir.graph import Value
 from bitwright.ops.decide import below, equal, negated
 
 _SOURCE = re.compile(r"L((?:\['[^']*'\]|\[\d+\])+)\.size\(\)\[(\d+)\]")
+_NUMBER = re.compile(r"L\['([^']*)'\]")
 _STEP = re.compile(r"\['([^']*)'\]|\[(\d+)\]")
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -44,6 +45,7 @@ def conditions(guards: Iterable[str], inputs: Mapping[str, Value], module: str) 
     for guard in guards:
         sizes: dict[str, Size] = {}
         plain = _SOURCE.sub(lambda match, sizes=sizes: _identifier(match, inputs, sizes), guard)
+        plain = _NUMBER.sub(r"\1", plain)
         try:
             test = ast.parse(plain, mode="eval").body
         except SyntaxError:
