@@ -14,8 +14,6 @@ from bitwright.backends.cpu.emit import Function, Value
 from bitwright.target import Target
 
 PART_BYTES = 16
-LEAST_BYTES = 8
-"""Rows shorter than this are not worth a tile."""
 
 
 def tile_lanes(target: Target, width: int, shortest: int) -> int:
@@ -27,7 +25,7 @@ def tile_lanes(target: Target, width: int, shortest: int) -> int:
     lanes = max(2, min(most, target.vector_bytes // width))
     while lanes > shortest:
         lanes //= 2
-    return lanes if lanes * width >= LEAST_BYTES else 0
+    return lanes if lanes >= 4 or lanes * width >= PART_BYTES else 0
 
 
 def transposed(f: Function, rows: Sequence[Value]) -> list[Value]:

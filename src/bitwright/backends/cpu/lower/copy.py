@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bitwright.backends.cpu.kernels import copy as kernels
+from bitwright.backends.cpu.kernels.deal import MOST_ROWS, emit_deal
 from bitwright.backends.cpu.kernels.transpose import tile_lanes
 from bitwright.backends.cpu.lowering import COPY, KernelCode, Lowering
 from bitwright.backends.cpu.region import collapse
@@ -39,6 +40,13 @@ def copy_view(ctx: Lowering, source: View, target: View, name: str) -> None:
     axes, width = _regrouped(_axes(source, target), width, (source.offset, target.offset))
     form, axes = _arranged(ctx, axes, width)
     kernel = _kernel(ctx, form, axes, width)
+    wanted = {slot.name for slot in kernel.signature.slots}
+    sizes = {slot: size for slot, size in _slots(form, axes, width).items() if slot in wanted}
+    ctx.call(kernel, name, {"x": source, "y": target}, sizes, why=f"{form} copy")
+
+
+def _slots(form: str, axes: list[Axis], width: int) -> dict[str, Size]:
+    """Every size and stride that a kernel of this form may ask for."""
     scale = width if form == "run" else 1
     slots = {
         f"{letter}{number}": getattr(axis, letter) * scale
@@ -47,9 +55,10 @@ def copy_view(ctx: Lowering, source: View, target: View, name: str) -> None:
     }
     if form == "run":  # only rows are counted in bytes
         slots |= {f"n{number}": axis.n for number, axis in enumerate(axes[:-1])}
-    wanted = {slot.name for slot in kernel.signature.slots}
-    sizes = {slot: size for slot, size in slots.items() if slot in wanted}
-    ctx.call(kernel, name, {"x": source, "y": target}, sizes, why=f"{form} copy")
+    elif form in ("zip", "unzip"):
+        rows, long = (axes[-1], axes[-2]) if form == "zip" else (axes[-2], axes[-1])
+        slots |= {"count": long.n, "stride": rows.x if form == "zip" else rows.y}
+    return slots
 
 
 def _axes(source: View, target: View) -> list[Axis]:
@@ -87,14 +96,23 @@ def _arranged(ctx: Lowering, axes: list[Axis], width: int) -> tuple[str, list[Ax
     if last.y == 1 and last.x in (0, 1):
         return ("run" if last.x == 1 else "fill"), axes
     close = next((axis for axis in outer if axis.x == 1), None)
-    if last.y == 1 and close is not None and _lanes(ctx, close, last, width):
+    if last.y == 1 and close is not None and (form := _turned(ctx, close, last, width)):
         outer.remove(close)
-        return "transpose", [*outer, close, last]
+        return form, [*outer, close, last]
     if last.least < 8:  # the long axis is the inner loop
         long = max(axes, key=lambda axis: axis.least)
         axes.remove(long)
         axes.append(long)
     return "general", axes
+
+
+def _turned(ctx: Lowering, close: Axis, last: Axis, width: int) -> str:
+    """The form for a matrix that lies close on one axis in x and on the other in y, if any."""
+    if last.n in range(2, MOST_ROWS + 1) and close.y == last.n:
+        return "zip"
+    if close.n in range(2, MOST_ROWS + 1) and last.x == close.n:
+        return "unzip"
+    return "transpose" if _lanes(ctx, close, last, width) else ""
 
 
 def _lanes(ctx: Lowering, close: Axis, last: Axis, width: int) -> int:
@@ -109,6 +127,10 @@ def _kernel(ctx: Lowering, form: str, axes: list[Axis], width: int) -> KernelCod
     if form == "transpose":
         key = rank, width, _lanes(ctx, *axes[-2:], width)
         return ctx.kernel("transpose", key, lambda m, name: kernels.emit_transpose(m, name, *key))
+    if form in ("zip", "unzip"):
+        rows = (axes[-1] if form == "zip" else axes[-2]).least
+        spec = rank - 2, width, rows, form == "zip"
+        return ctx.kernel(f"copy_{form}", spec, lambda m, name: emit_deal(m, name, *spec))
     emit = {"fill": kernels.emit_fill, "general": kernels.emit_general}[form]
     return ctx.kernel(f"copy_{form}", (rank, width), lambda m, name: emit(m, name, rank, width))
 
