@@ -1,7 +1,7 @@
 """erf(x) = 2/√π ∫₀ˣ e^(-t²) dt.
 
 |x| < 1: an odd polynomial. Beyond: 1 - e^Q(|x|), where Q approximates ln erfc; since erfc is small
-there, errors of Q and of the exponential shrink with it. Largest error: 1 ulp (f32), 2 ulp (f64).
+there, errors of Q and of the exponential shrink with it. Largest error: 2 ulp (f32 and f64).
 """
 
 from __future__ import annotations
