@@ -21,10 +21,13 @@ def load(model: Any) -> Graph:
         return onnx.load(model)
     path = Path(model)
     try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+            raise ImportModelError(f"cannot read {path}: it is not a regular file")
         with open(path, "rb") as file:
             start = file.read(8)
-    except OSError as error:
-        raise ImportModelError(f"cannot read {path}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ImportModelError(f"cannot read {path}: {reason}") from None
     if start == container.MAGIC:
         return verify(container.load(path))
     if path.suffix == ".txt" or start.startswith(b"graph @"):

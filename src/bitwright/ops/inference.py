@@ -66,6 +66,10 @@ def require_one_form(name: str, attr: Any, operand: TensorType | None) -> None:
         )
 
 
+MAX_LENGTH = 128
+"""Numbers that say something about every axis: numpy has 64 axes, and pads have two ends."""
+
+
 def static_length(what: str, type_: TensorType) -> int:
     """The length of a vector of indices, which must not depend on the data."""
     require_dtype(what, type_, is_index, "i64 or i32")
@@ -74,6 +78,10 @@ def static_length(what: str, type_: TensorType) -> int:
     if not isinstance(length, int):
         raise InferenceError(
             f"{what} has a length that is not known", expected="a constant length", found=type_
+        )
+    if length > MAX_LENGTH:
+        raise InferenceError(
+            f"{what} is too long", expected=f"at most {MAX_LENGTH} numbers", found=type_
         )
     return length
 

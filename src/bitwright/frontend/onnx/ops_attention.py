@@ -14,8 +14,13 @@ from bitwright.ir import Value
 
 def split_heads(ctx: Context, node: OnnxNode, x: Value, heads: int | None) -> Value:
     """[B, S, H*D] as [B, H, S, D]."""
-    if not heads:
-        raise ImportModelError("has no number of heads for a 3-D operand", where=node.where)
+    if not heads or x.rank != 3:
+        raise ImportModelError(
+            "its heads cannot be told apart",
+            where=node.where,
+            expected="a number of heads and 3-D operands",
+            found=f"{heads} and {x.type}",
+        )
     batch, length, features = x.shape
     apart = ctx.reshape(x, [batch, length, heads, features // heads])
     return ctx.transpose(apart, 0, 2, 1, 3)
@@ -36,6 +41,8 @@ def attention(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if folded:
         q = split_heads(ctx, node, q, node.integer("q_num_heads"))
         k, v = (split_heads(ctx, node, x, node.integer("kv_num_heads")) for x in (k, v))
+    if (past_k is None) != (past_v is None):
+        raise ImportModelError("past keys and values come together", where=node.where)
     present = [k, v]
     if past_k is not None:
         present = [ctx.b.concat(past_k, k, axis=2), ctx.b.concat(past_v, v, axis=2)]

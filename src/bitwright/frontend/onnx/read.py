@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
 from bitwright.errors import ImportModelError
+from bitwright.frontend.onnx.text import check_text
 from bitwright.frontend.onnx.wire import split_weights
 
 Model = Any  # a path, bytes or a ModelProto
@@ -143,6 +144,7 @@ def _checked(model: ModelFile, where: str = "the model") -> ModelFile:
             where=where,
             hint="It may be empty, damaged, or in another format.",
         )
+    check_text(model.proto, where)
     return model
 
 

@@ -67,6 +67,8 @@ _TYPED_FIELDS = {
 
 def element_type(code: int, where: str) -> DType:
     """The element type with this number in ONNX."""
+    if not isinstance(code, int):
+        raise ImportModelError("an element type is no number", where=where, found=repr(code))
     if code in ELEMENTS:
         return ELEMENTS[code]
     known = TensorProto.DataType.values()
