@@ -115,16 +115,19 @@ def emit_matmul(
         ("rows", "columns", "depth", "a_stride", "y_stride", "block", *epilogue.sizes),
     )
     with module.kernel(name, signature) as f:
-        _Emitter(f, tile, epilogue).emit()
+        Product(f, tile, epilogue).emit()
     return signature
 
 
-class _Emitter:
+class Product:
+    """Emits a product; `kernels.conv` changes where rows lie and how k runs."""
+
     def __init__(self, f: Kernel, tile: Tile, epilogue: Epilogue) -> None:
         self.f, self.tile, self.epilogue = f, tile, epilogue
-        self.rows, self.columns, self.depth, self.a_stride, self.y_stride = (
-            f.args.size(name) for name in ("rows", "columns", "depth", "a_stride", "y_stride")
+        self.rows, self.columns, self.y_stride = (
+            f.args.size(name) for name in ("rows", "columns", "y_stride")
         )
+        self.depth = self.whole_depth()
         self.vector = f32.vector(tile.lanes)
         self.scratch = f.scratch(self.vector, tile.rows * tile.vectors)
 
@@ -132,7 +135,7 @@ class _Emitter:
         """Blocks of rows, within them panels of columns, within them tiles."""
         f, tile = self.f, self.tile
         panels = f.udiv(self.columns + (tile.columns - 1), tile.columns)
-        height = f.args.size("block") * tile.rows
+        height = self._block_height(panels)
         blocks = f.udiv(self.rows + (height - 1), height)
         begin, end = f.share(blocks * panels)
         with f.loop(begin, end) as pairs:
@@ -144,11 +147,33 @@ class _Emitter:
             ahead = f.gep(f32, w, self.depth * tile.columns)
             with f.loop(top, bottom, tile.rows, carry=(ahead,)) as loop:
                 self._tile(loop.index, bottom, panel * tile.columns, w, loop.carried[0])
-                loop.next(f.offset(loop.carried[0], self._whole_depth() * (_LINE // _UNROLL)))
+                turns = f.udiv(self.depth, _UNROLL)
+                loop.next(f.offset(loop.carried[0], turns * _LINE))
 
-    def _whole_depth(self) -> Value:
-        """The part of k that the unrolled loop covers."""
-        return self.depth - self.f.urem(self.depth, _UNROLL)
+    def _block_height(self, panels: Value) -> Value:
+        """Rows of a block: what fits the cache, but enough blocks for every thread."""
+        f, tile = self.f, self.tile
+        tiles = f.udiv(self.rows + (tile.rows - 1), tile.rows)
+        blocks = f.udiv(f.threads + (panels - 1), f.max(panels, 1))
+        fair = f.max(f.udiv(tiles + (blocks - 1), f.max(blocks, 1)), 1)
+        return f.min(f.args.size("block"), fair) * tile.rows
+
+    # what another kind of product changes
+
+    def whole_depth(self) -> Value:
+        """How many numbers of a go into one sum."""
+        return self.f.args.size("depth")
+
+    def address(self, row: Value) -> Value:
+        """Where a row of a begins."""
+        f = self.f
+        return f.gep(f32, f.args.pointer("a"), row * f.args.size("a_stride"))
+
+    def add_products(
+        self, rows: list[Value], w: Value, sums: list[Value], ahead: Value
+    ) -> list[Value]:
+        """The sums after all of k."""
+        return self.add_run(rows, w, sums, self.depth, ahead)[1]
 
     def _tile(self, row: Value, bottom: Value, column: Value, w: Value, ahead: Value) -> None:
         """Sums of one tile by the lowest height that holds its rows, then the epilogue."""
@@ -169,27 +194,30 @@ class _Emitter:
 
     def _sums(self, height: int, left: Value, row: Value, w: Value, ahead: Value) -> None:
         f, tile = self.f, self.tile
-        base = f.args.pointer("a")
         # rows beyond the last repeat it: computed, never stored
-        rows = [
-            f.gep(f32, base, f.min(row + i, row + (left - 1)) * self.a_stride)
-            for i in range(height)
-        ]
-        zero = f.const(self.vector, 0.0)
-        whole = self._whole_depth()
-        carry: tuple[Value, ...] = (w, *[zero] * (height * tile.vectors))
-        for start, stop, steps in ((0, whole, _UNROLL), (whole, self.depth, 1)):
+        rows = [self.address(f.min(row + i, row + (left - 1))) for i in range(height)]
+        sums = [f.const(self.vector, 0.0)] * (height * tile.vectors)
+        for number, total in enumerate(self.add_products(rows, w, sums, ahead)):
+            f.store(total, self.scratch, number * tile.lanes, align=self.vector.total_bytes)
+
+    def add_run(
+        self, rows: list[Value], w: Value, sums: list[Value], count: Value, ahead: Value | None
+    ) -> tuple[Value, list[Value]]:
+        """The sums after `count` neighbouring numbers of every row, and where the weights go on."""
+        f, tile = self.f, self.tile
+        whole = count - f.urem(count, _UNROLL)
+        carry: tuple[Value, ...] = (w, *sums)
+        for start, stop, steps in ((0, whole, _UNROLL), (whole, count, 1)):
             with f.loop(start, stop, steps, carry) as loop:
-                w, *sums = loop.carried
-                if steps > 1:  # one line of the next panel a turn
+                w, *totals = loop.carried
+                if steps > 1 and ahead is not None:  # one line of the next panel a turn
                     f.prefetch(f.offset(ahead, loop.index * (_LINE // _UNROLL)), locality=2)
                 for step in range(steps):
-                    self._multiply(rows, w, loop.index + step, sums)
+                    self._multiply(rows, w, loop.index + step, totals)
                     w = f.gep(f32, w, tile.columns)
-                loop.next(w, *sums)
+                loop.next(w, *totals)
             carry = loop.results
-        for number, total in enumerate(carry[1:]):
-            f.store(total, self.scratch, number * tile.lanes, align=self.vector.total_bytes)
+        return carry[0], list(carry[1:])
 
     def _multiply(self, rows: list[Value], w: Value, k: Value, sums: list[Value]) -> None:
         """One step of k into all sums."""

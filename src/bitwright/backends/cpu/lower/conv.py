@@ -2,7 +2,7 @@
 
 A value of shape [N, C, H, W] is held in the order N, H, W, C: a filter's line then reads one run of
 width · channels numbers, and a pixel's result channels are neighbours. Dense convolutions are
-products (`kernels.gemm`) of rows that lie in the image, depthwise ones have a kernel of their own,
+products (`kernels.conv`) of rows that lie in the image, depthwise ones have a kernel of their own,
 grouped ones are a product per group. Padding is laid around the image first, except depthwise.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu import emit
+from bitwright.backends.cpu.kernels.conv import Conv, emit_conv
 from bitwright.backends.cpu.kernels.depthwise import Depthwise, emit_depthwise
-from bitwright.backends.cpu.kernels.gemm import Gemm, emit_gemm
 from bitwright.backends.cpu.kernels.matmul import Epilogue, best_tile, pack
 from bitwright.backends.cpu.lower.matmul import row_tiles_in_cache
 from bitwright.backends.cpu.lower.movement import pad_view
@@ -189,17 +189,17 @@ def _dense(
     finish: _Finish,
 ) -> None:
     """One product: rows are the result's pixels, columns its channels."""
-    tile = best_tile(ctx.target)
     columns, channels, height, width = weight.shape
+    tile = best_tile(ctx.target, columns)
     (n, _, oh, ow), (sn, _, sh, sw) = y.shape, source.strides
     dense_line = window.dilations[1] == 1 and sw == channels
     levels = _levels(window, source, height, width, dense_line)
     run = width * channels if dense_line else channels
-    gemm = Gemm(tile, True, len(levels), finish.epilogue)
+    conv = Conv(tile, len(levels), finish.epilogue)
     kernel = ctx.kernel(
         "conv_f32",
         (tile, len(levels), finish.key),
-        lambda m, name: emit_gemm(m, name, gemm),
+        lambda m, name: emit_conv(m, name, conv),
     )
     matrix = weight.transpose(2, 3, 1, 0).reshape(-1, columns)
     packed = ctx.constant(pack(matrix, tile), f"{node.name}.weight")

@@ -51,8 +51,8 @@ def _lower_rows(
     ctx: Lowering, node: Node, region: RegionView, parts: Parts, x: Value, weight: Array
 ) -> None:
     """[..., K] @ [K, N] with all axes in front of K as rows."""
-    tile = best_tile(ctx.target)
     depth, columns = weight.shape
+    tile = best_tile(ctx.target, columns)
     shape = node.outputs[0].shape
     rows = product(shape[:-1])
     a = as_rows(ctx, ctx.view(x), x.name)

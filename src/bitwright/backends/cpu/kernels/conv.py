@@ -1,0 +1,87 @@
+"""A dense convolution with channels innermost, as a product of matrices that never exist.
+
+Rows are the result's pixels, image after image and line after line; row r begins in a at
+
+    (r // (oh·ow))·image + (r // ow mod oh)·line + (r mod ow)·pixel
+
+and the sum over k runs through `run` neighbouring numbers (a filter line's pixels with all their
+channels) within up to two levels of windows: k = (i, j, inner) reads at i·step1 + j·step2 + inner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32
+from bitwright.backends.cpu.kernels.matmul import NO_EPILOGUE, Epilogue, Product, Tile
+
+
+@dataclass(frozen=True)
+class Conv:
+    """What shapes the code."""
+
+    tile: Tile
+    levels: int = 0
+    """Levels of windows around the inner run: 0, 1 or 2."""
+    epilogue: Epilogue = NO_EPILOGUE
+
+    @property
+    def signature(self) -> Signature:
+        rows = ("ow", "oh", "pixel", "line", "image")
+        levels = range(1, self.levels + 1)
+        windows = tuple(f"{what}{n}" for n in levels for what in ("count", "step"))
+        return Signature(
+            ("a", "w", "y", *self.epilogue.pointers),
+            ("rows", "columns", "run", "block", "y_stride", *rows, *windows, *self.epilogue.sizes),
+        )
+
+
+def emit_conv(module: Module, name: str, conv: Conv) -> Signature:
+    """The kernel; `block` is the number of tile rows whose part of a stays in the cache."""
+    with module.kernel(name, conv.signature) as f:
+        _ImageProduct(f, conv).emit()
+    return conv.signature
+
+
+class _ImageProduct(Product):
+    def __init__(self, f: Kernel, conv: Conv) -> None:
+        self.levels = conv.levels
+        super().__init__(f, conv.tile, conv.epilogue)
+
+    def whole_depth(self) -> Value:
+        f = self.f
+        depth = f.args.size("run")
+        for level in range(1, self.levels + 1):
+            depth = depth * f.args.size(f"count{level}")
+        return depth
+
+    def address(self, row: Value) -> Value:
+        f = self.f
+        width, height = f.args.size("ow"), f.args.size("oh")
+        line = f.udiv(row, width)
+        image = f.udiv(line, height)
+        offset = (
+            (row - line * width) * f.args.size("pixel")
+            + (line - image * height) * f.args.size("line")
+            + image * f.args.size("image")
+        )
+        return f.gep(f32, f.args.pointer("a"), offset)
+
+    def add_products(
+        self, rows: list[Value], w: Value, sums: list[Value], ahead: Value
+    ) -> list[Value]:
+        return self._level(1, rows, w, sums)[1]
+
+    def _level(
+        self, level: int, rows: list[Value], w: Value, sums: list[Value]
+    ) -> tuple[Value, list[Value]]:
+        """The sums over the windows from this level on, and where the weights go on."""
+        f = self.f
+        if level > self.levels:
+            return self.add_run(rows, w, sums, f.args.size("run"), None)
+        step = f.args.size(f"step{level}")
+        with f.loop(0, f.args.size(f"count{level}"), carry=(w, *sums)) as loop:
+            moved = [f.gep(f32, pointer, loop.index * step) for pointer in rows]
+            after, inner = self._level(level + 1, moved, loop.carried[0], list(loop.carried[1:]))
+            loop.next(after, *inner)
+        return loop.results[0], list(loop.results[1:])
