@@ -41,10 +41,7 @@ def emit_many(f: Kernel, kernel: Attention) -> None:
         first = block * size.queries
         count = f.min(queries - first, size.queries)
         place = locate(f, kernel, group, first, count)
-        with f.if_(f.gt(count, size.lanes)) as branch:
-            _Block(f, kernel, scratch, place, 2).emit()
-        with branch.else_():
-            _Block(f, kernel, scratch, place, 1).emit()
+        _Block(f, kernel, scratch, place).emit()
 
 
 def _whole(features: int, lanes: int) -> int:
@@ -74,27 +71,26 @@ class _Scratch:
 
 
 class _Block:
-    """One block of queries, in so many vectors."""
+    """One block of queries. Where one vector holds them all, its second half is left alone."""
 
-    def __init__(
-        self, f: Kernel, kernel: Attention, scratch: _Scratch, place: Place, vectors: int
-    ) -> None:
+    def __init__(self, f: Kernel, kernel: Attention, scratch: _Scratch, place: Place) -> None:
         self.f, self.kernel, self.scratch, self.place = f, kernel, scratch, place
-        self.vectors = vectors
         self.size = tiles(f.target, kernel)
         self.type, self.lanes = kernel.type, self.size.lanes
         self.stored = stored(kernel.element)
         self.vector = self.type.vector(self.lanes)
-        self.pitch = vectors * self.lanes
+        self.align = self.vector.total_bytes
+        self.pitch = self.size.queries
         """Queries in a row of the transposed blocks."""
-        self.rows = self.size.rows if vectors > 1 else min(self.size.rows, self.lanes)
+        self.is_full = f.gt(place.count, self.lanes)
+        """Whether the queries need all vectors of the block, or one."""
 
     def emit(self) -> None:
         f, place = self.f, self.place
         self._pack_queries()
         self._clear_results()
-        lowest = (f.const(self.vector, -math.inf),) * self.vectors
-        zeros = (f.const(self.vector, 0.0),) * self.vectors
+        lowest = (f.const(self.vector, -math.inf),) * self.size.vectors
+        zeros = (f.const(self.vector, 0.0),) * self.size.vectors
 
         def run(part: Segment, *state: Value) -> Sequence[Value]:
             begin = f.max(place.low - part.start, 0)
@@ -105,11 +101,9 @@ class _Block:
             return loop.results
 
         state = segments(f, self.kernel, place, (*lowest, *zeros), run)
-        for number, total in enumerate(state[self.vectors :]):
+        for number, total in enumerate(state[self.size.vectors :]):
             factor = f.select(f.eq(total, 0.0), 0.0, f.div(1.0, total))
-            f.store(
-                factor, self.scratch.factors, number * self.lanes, align=self.vector.total_bytes
-            )
+            f.store(factor, self.scratch.factors, number * self.lanes, align=self.align)
         with f.loop(0, place.count, nonempty=True) as loop:
             self._write(loop.index)
 
@@ -120,7 +114,8 @@ class _Block:
     ) -> list[Value]:
         """(maximum, sum) per query, with these keys."""
         f = self.f
-        old, sums = state[: self.vectors], state[self.vectors :]
+        vectors = self.size.vectors
+        old, sums = state[:vectors], state[vectors:]
         scratch, features = self.scratch, self.kernel.value_features
         self._pack(part.v, part.v_step, features, first, count, scratch.values, scratch.width)
         if scratch.keys is not None:
@@ -129,16 +124,22 @@ class _Block:
             self._pack(part.k, part.k_step, features, first, count, scratch.keys, width)
         if self.scratch.bias is not None:
             self._pack_bias(part.start + first, count)
-        new = self._scores(part, first, count, old)
+        with f.if_(self.is_full, carry=old) as branch:
+            branch.next(*self._scores(part, first, count, old))
+        with branch.else_():
+            branch.next(*self._scores(part, first, count, old[:1]), *old[1:])
+        new = branch.results
         # a query that sees no key yet has maximum -inf, which must not meet itself
         shifts = [f.select(f.eq(top, -math.inf), 0.0, top) for top in new]
         for number, (before, shift) in enumerate(zip(old, shifts, strict=True)):
             factor = decay(f, before - shift)
-            f.store(
-                factor, self.scratch.factors, number * self.lanes, align=self.vector.total_bytes
-            )
+            f.store(factor, self.scratch.factors, number * self.lanes, align=self.align)
             sums = [s * factor if i == number else s for i, s in enumerate(sums)]
-        sums = self._powers(count, shifts, sums)
+        with f.if_(self.is_full, carry=sums) as branch:
+            branch.next(*self._powers(count, shifts, sums))
+        with branch.else_():
+            branch.next(*self._powers(count, shifts[:1], sums[:1]), *sums[1:])
+        sums = branch.results
         self._results(count)
         return [*new, *sums]
 
@@ -150,7 +151,8 @@ class _Block:
         with f.loop(0, count, size.keys, carry=tops, nonempty=True) as loop:
             # keys behind the last one repeat it: they change no maximum, and nobody reads them
             keys = [f.min(loop.index + t, count - 1) for t in range(size.keys)]
-            found = self._products([self._key(part, first, key) for key in keys])
+            rows = [self._key(part, first, key) for key in keys]
+            found = self._products(rows, len(tops))
             numbers = [part.start + first + key for key in keys]
             found = self._biased(found, numbers, keys)
             found = self._hidden(found, numbers)
@@ -158,7 +160,7 @@ class _Block:
             for t, row in enumerate(found):
                 for v, score in enumerate(row):
                     at = (loop.index + t) * self.pitch + v * self.lanes
-                    f.store(score, self.scratch.scores, at, align=self.vector.total_bytes)
+                    f.store(score, self.scratch.scores, at, align=self.align)
                     tops[v] = f.quick_max(score, tops[v])
             loop.next(*tops)
         return loop.results
@@ -170,12 +172,12 @@ class _Block:
             return f.gep(self.type, packed, key * _whole(self.kernel.features, self.lanes))
         return f.gep(self.type, part.k, (first + key) * part.k_step)
 
-    def _products(self, keys: Sequence[Value]) -> list[list[Value]]:
-        """Products of a tile of keys with all queries of the block."""
+    def _products(self, keys: Sequence[Value], vectors: int) -> list[list[Value]]:
+        """Products of a tile of keys with so many vectors of queries."""
         f, features = self.f, self.kernel.features
         step = 4 if features >= 8 else 1
         whole = features // step * step
-        flat = tuple(f.const(self.vector, 0.0) for _ in range(len(keys) * self.vectors))
+        flat = tuple(f.const(self.vector, 0.0) for _ in range(len(keys) * vectors))
         with f.loop(0, whole, step, carry=flat, nonempty=True) as loop:
             totals: Sequence[Value] = loop.carried
             for d in range(step):
@@ -184,23 +186,23 @@ class _Block:
         totals = loop.results
         for d in range(whole, features):
             totals = self._feature(keys, d, totals)
-        return [list(totals[i : i + self.vectors]) for i in range(0, len(totals), self.vectors)]
+        return [list(totals[i : i + vectors]) for i in range(0, len(totals), vectors)]
 
     def _feature(self, keys: Sequence[Value], d: Operand, totals: Sequence[Value]) -> list[Value]:
-        f = self.f
+        f, vectors = self.f, len(totals) // len(keys)
         queries = [
             f.load(
                 self.vector,
                 self.scratch.q,
                 f.index(d) * self.pitch + v * self.lanes,
-                align=self.vector.total_bytes,
+                align=self.align,
             )
-            for v in range(self.vectors)
+            for v in range(vectors)
         ]
         found = []
         for t, address in enumerate(keys):
             key = f.splat(f.load(self.type, address, d), self.lanes)
-            found += [f.fma(key, q, totals[t * self.vectors + v]) for v, q in enumerate(queries)]
+            found += [f.fma(key, q, totals[t * vectors + v]) for v, q in enumerate(queries)]
         return found
 
     def _biased(
@@ -227,7 +229,7 @@ class _Block:
                         self.vector,
                         self.scratch.bias,
                         at + v * self.lanes,
-                        align=self.vector.total_bytes,
+                        align=self.align,
                     )
                     for v, score in enumerate(row)
                 ]
@@ -258,7 +260,8 @@ class _Block:
                     changed.append(f.select(seen, score, -math.inf))
             branch.next(*changed)
         flat = list(branch.results)
-        return [flat[i : i + self.vectors] for i in range(0, len(flat), self.vectors)]
+        vectors = len(found[0])
+        return [flat[i : i + vectors] for i in range(0, len(flat), vectors)]
 
     def _powers(
         self, count: Value, shifts: Sequence[Value], sums: Sequence[Value]
@@ -268,12 +271,11 @@ class _Block:
 
         def row(key: Value, _: None, *totals: Value) -> list[Value]:
             found = []
-            for v in range(self.vectors):
+            for v in range(len(shifts)):
                 at = key * self.pitch + v * self.lanes
-                align = self.vector.total_bytes
-                score = f.load(self.vector, self.scratch.scores, at, align=align)
+                score = f.load(self.vector, self.scratch.scores, at, align=self.align)
                 power = decay(f, score - shifts[v])
-                f.store(power, self.scratch.scores, at, align=align)
+                f.store(power, self.scratch.scores, at, align=self.align)
                 found.append(totals[v] + power)
             return found
 
@@ -285,13 +287,13 @@ class _Block:
         width = self.scratch.width // self.lanes
         parts = -(-width // size.columns)
         bounds = [width * n // parts for n in range(parts + 1)]
-        with f.loop(0, self.place.count, self.rows, nonempty=True) as loop:
+        with f.loop(0, self.place.count, self.size.rows, nonempty=True) as loop:
             for begin, end in pairwise(bounds):
                 self._result_tile(loop.index, begin * self.lanes, end - begin, count)
 
     def _result_tile(self, query: Value, column: int, columns: int, count: Value) -> None:
-        f, scratch, align = self.f, self.scratch, self.vector.total_bytes
-        rows = range(self.rows)
+        f, scratch, align = self.f, self.scratch, self.align
+        rows = range(self.size.rows)
         places = [
             (query + r) * scratch.width + (column + c * self.lanes)
             for r in rows
@@ -331,25 +333,27 @@ class _Block:
         f, place, lanes = self.f, self.place, self.lanes
         index = (place.batch, place.head, place.first)
         element = self.kernel.element
-        base = address_of(f, "q", self.stored, index)
-        step, align = f.args.size("q.2"), self.vector.total_bytes
-        for v in range(self.vectors):
+        base, step = address_of(f, "q", self.stored, index), f.args.size("q.2")
+        whole = self.kernel.features // lanes * lanes
+        with f.loop(0, place.count, lanes, nonempty=True) as vectors:
+            start = vectors.index
             rows = [
-                f.gep(self.stored, base, f.min(place.count - 1, v * lanes + r) * step)
+                f.gep(self.stored, base, f.min(place.count - 1, start + r) * step)
                 for r in range(lanes)
             ]
-            whole = self.kernel.features // lanes * lanes
+
+            def put(columns: Sequence[Value], d: Operand) -> None:
+                for number, column in enumerate(columns):
+                    at = f.index(d + number) * self.pitch + start
+                    f.store(column * self.kernel.scale, self.scratch.q, at, align=self.align)
+
             with f.loop(0, whole, lanes) as loop:
                 block = [load_computed(f, element, lanes, row, loop.index) for row in rows]
-                for d, column in enumerate(transposed(f, block)):
-                    at = (loop.index + d) * self.pitch + v * lanes
-                    f.store(column * self.kernel.scale, self.scratch.q, at, align=align)
+                put(transposed(f, block), loop.index)
             if rest := self.kernel.features - whole:
                 mask = f.mask(f.const(i64, rest), lanes)
                 block = [load_computed(f, element, lanes, r, whole, mask=mask) for r in rows]
-                for d, column in enumerate(transposed(f, block)[:rest]):
-                    at = (whole + d) * self.pitch + v * lanes
-                    f.store(column * self.kernel.scale, self.scratch.q, at, align=align)
+                put(transposed(f, block)[:rest], whole)
 
     def _pack(
         self,
@@ -376,30 +380,25 @@ class _Block:
         """The mask of the block as numbers to add, keys by queries."""
         f, place, lanes = self.f, self.place, self.lanes
         assert self.scratch.bias is not None
-        for v in range(self.vectors):
-            queries = [place.first + f.min(place.count - 1, v * lanes + r) for r in range(lanes)]
+        with f.loop(0, place.count, lanes, nonempty=True) as vectors:
+            start = vectors.index
+            queries = [place.first + f.min(place.count - 1, start + r) for r in range(lanes)]
             with f.loop(0, count, lanes, nonempty=True) as loop:
                 inside = f.mask(count - loop.index, lanes)
+                key = first + loop.index
                 block = [
-                    mask_bias(
-                        f,
-                        self.kernel,
-                        (place.batch, place.head, query),
-                        first + loop.index,
-                        lanes,
-                        inside,
-                    )
+                    mask_bias(f, self.kernel, (place.batch, place.head, query), key, lanes, inside)
                     for query in queries
                 ]
-                for key, column in enumerate(transposed(f, block)):
-                    at = (loop.index + key) * self.pitch + v * lanes
-                    f.store(column, self.scratch.bias, at, align=self.vector.total_bytes)
+                for number, column in enumerate(transposed(f, block)):
+                    at = (loop.index + number) * self.pitch + start
+                    f.store(column, self.scratch.bias, at, align=self.align)
 
     def _clear_results(self) -> None:
         f = self.f
         with f.loop(0, self.pitch * self.scratch.width, self.lanes, nonempty=True) as loop:
             zero = f.const(self.vector, 0.0)
-            f.store(zero, self.scratch.results, loop.index, align=self.vector.total_bytes)
+            f.store(zero, self.scratch.results, loop.index, align=self.align)
 
     def _write(self, query: Value) -> None:
         f, kernel, place = self.f, self.kernel, self.place
