@@ -7,12 +7,16 @@ if less precise, everywhere else.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import platform
 import sys
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from bitwright import knobs
 
 _CPU = Path("/sys/devices/system/cpu")
 
@@ -68,13 +72,59 @@ def _bytes(text: str) -> int:
     return int(text.rstrip("KMG")) * unit
 
 
-def cache_folder() -> Path:
-    """Where this platform keeps files that can be made again."""
+def cache_folder() -> Path | None:
+    """Where files that can be made again are kept; None where the knob says not to keep any."""
+    where = knobs.CACHE.get()
+    if where in ("", "off"):
+        return None
+    if where != "default":
+        return Path(where)
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "bitwright"
+
+
+_MAGIC = b"bwkept\0\1"
+_DIGEST = 32
+
+
+def keep(path: Path, data: bytes) -> None:
+    """Write an entry of the cache; readers see all of it, or what was there before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_MAGIC + hashlib.sha256(data).digest() + data)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def kept(path: Path) -> bytes | None:
+    """An entry as it was kept; None if it is not there, or truncated, corrupt or not ours."""
+    try:
+        whole = path.read_bytes()
+    except OSError:
+        return None
+    start = len(_MAGIC) + _DIGEST
+    digest, data = whole[len(_MAGIC) : start], whole[start:]
+    good = whole[: len(_MAGIC)] == _MAGIC and hashlib.sha256(data).digest() == digest
+    return data if good else None
+
+
+def processor() -> str:
+    """What tells this processor from others, or nothing where the system does not say."""
+    with suppress(OSError):
+        first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
+        kept = [line for line in first.splitlines() if not line.startswith(("cpu MHz", "bogo"))]
+        return hashlib.sha256("\n".join(kept).encode()).hexdigest()
+    return ""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,12 @@ string the target machine gets, so that nothing outside the set is ever generate
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+
+import llvmlite
 
 from bitwright import system
 from bitwright.errors import CompileError
@@ -147,10 +151,37 @@ def named(name: str) -> Target:
 @cache
 def host() -> Target:
     """The machine this process runs on."""
-    import llvmlite.binding as llvm  # loading LLVM takes 80 ms: who does not compile does not pay
-
-    found = llvm.get_host_cpu_features()
-    triple = llvm.get_process_triple()
-    present = frozenset(name for name, has in found.items() if has)
+    triple, cpu, llvm_features = _known_host() or _ask_llvm()
+    present = frozenset(name[1:] for name in llvm_features.split(",") if name[:1] == "+")
     features = present | _BASE.get(_architecture(triple), frozenset())
-    return _make("host", triple, features, llvm.get_host_cpu_name(), found.flatten())
+    return _make("host", triple, features, cpu, llvm_features)
+
+
+def _host_file() -> Path | None:
+    """Where the facts about this very processor, as this LLVM tells them, are remembered."""
+    folder, processor = system.cache_folder(), system.processor()
+    if folder is None or not processor:
+        return None
+    return folder / f"host-{llvmlite.__version__}-{processor[:32]}"
+
+
+def _known_host() -> tuple[str, str, str] | None:
+    """Triple, name and features from an earlier process: loading LLVM takes 0.1 s and 50 MB."""
+    path = _host_file()
+    data = system.kept(path) if path is not None else None
+    if data is None:
+        return None
+    triple, cpu, features = data.decode().splitlines()
+    return triple, cpu, features
+
+
+def _ask_llvm() -> tuple[str, str, str]:
+    import llvmlite.binding as llvm
+
+    triple, cpu = llvm.get_process_triple(), llvm.get_host_cpu_name()
+    features = llvm.get_host_cpu_features().flatten()
+    path = _host_file()
+    if path is not None:
+        with suppress(OSError):
+            system.keep(path, "\n".join((triple, cpu, features)).encode())
+    return triple, cpu, features

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from emitted import scale_kernel
 
-from bitwright import knobs
+from bitwright import knobs, system
 from bitwright.backends.cpu import cache as cache_module
 from bitwright.backends.cpu import jit
 from bitwright.backends.cpu.cache import ObjectCache, default_cache, key
@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_written_still_serves(folder, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError("read only")
 
-    monkeypatch.setattr(cache_module.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(system.tempfile, "mkstemp", refuse)
     monkeypatch.setattr(cache_module.os, "utime", refuse)
     assert store.get(TEXT, host(), compiler) == compiler.code
     assert store.get("another", host(), compiler) == compiler.code
@@ -109,7 +109,7 @@ def test_a_failed_write_leaves_nothing_behind(folder, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(cache_module.os, "replace", fail)
+    monkeypatch.setattr(system.os, "replace", fail)
     ObjectCache(folder).get(TEXT, host(), Counting())
     assert list(folder.iterdir()) == []
 

@@ -11,32 +11,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
+
+import llvmlite
 
 from bitwright import knobs, system
 from bitwright.target import Target
 
 VERSION = 1
-"""Part of every key; raise it when the meaning of emitted code changes (calling convention)."""
-_MAGIC = b"bwobj\0\1\n"
-_DIGEST = 32
+"""Part of every key; raise it when the same text is compiled otherwise (passes, convention)."""
 _TOUCH_AFTER = 3600
 """An entry's time of use is renewed at most this often, in seconds, to spare writes."""
 
 Compiler = Callable[[str, Target], bytes]
 
 
-@cache
-def _versions() -> str:
-    import llvmlite
-    import llvmlite.binding as llvm
-
-    return f"bitwright {VERSION}, llvmlite {llvmlite.__version__}, LLVM {llvm.llvm_version_info}"
+# a release of llvmlite has one LLVM inside
+_VERSIONS = f"bitwright {VERSION}, llvmlite {llvmlite.__version__}"
 
 
 class ObjectCache:
@@ -54,35 +48,17 @@ class ObjectCache:
         if code is None:
             code = compiler(text, target)
             with suppress(OSError):
-                self._write(path, code)
+                system.keep(path, code)
                 self.prune()
         return code
 
     def _read(self, path: Path) -> bytes | None:
-        try:
-            data = path.read_bytes()
-            start = len(_MAGIC) + _DIGEST
-            digest, code = data[len(_MAGIC) : start], data[start:]
-            if data[: len(_MAGIC)] != _MAGIC or hashlib.sha256(code).digest() != digest:
-                return None
-        except OSError:
-            return None
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _TOUCH_AFTER:
-                os.utime(path)
-        return code
-
-    def _write(self, path: Path, code: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(_MAGIC + hashlib.sha256(code).digest() + code)
-            os.replace(name, path)
-        except BaseException:
+        code = system.kept(path)
+        if code is not None:
             with suppress(OSError):
-                os.unlink(name)
-            raise
+                if time.time() - path.stat().st_mtime > _TOUCH_AFTER:
+                    os.utime(path)
+        return code
 
     def prune(self) -> None:
         """Drop the entries used least recently until the folder is within its bound."""
@@ -103,7 +79,7 @@ class ObjectCache:
 
 def key(text: str, target: Target) -> str:
     """The name of an entry: a hash of all that decides its content."""
-    parts = (_versions(), target.triple, target.cpu, target.llvm_features, target.abi, text)
+    parts = (_VERSIONS, target.triple, target.cpu, target.llvm_features, target.abi, text)
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()
@@ -114,8 +90,5 @@ def key(text: str, target: Target) -> str:
 
 def default_cache() -> ObjectCache:
     """The cache that the knobs describe."""
-    where = knobs.CACHE.get()
-    if where in ("", "off"):
-        return ObjectCache(None)
-    folder = system.cache_folder() / "bitwright" if where == "default" else Path(where)
-    return ObjectCache(folder / "objects", int(knobs.CACHE_BYTES.get()))
+    folder = system.cache_folder()
+    return ObjectCache(folder and folder / "objects", int(knobs.CACHE_BYTES.get()))

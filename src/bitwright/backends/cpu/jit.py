@@ -3,19 +3,21 @@
     library = load(module.text(), target)         # from the cache, or compiled and put there
     address = library.address("kernel")
 
-`compilations()` counts the times LLVM really ran. Emitted code is vectorized, unrolled and in SSA
-form as it comes, so four short passes suffice before the code generator. LLVM's standard pipeline
-makes the same machine code of a matmul tile in seven times the time.
+`compilations()` counts the times LLVM really ran; until then it is not even loaded. Emitted code is
+vectorized, unrolled and in SSA form as it comes, so four short passes suffice before the code
+generator. LLVM's standard pipeline makes the same machine code of a matmul tile in seven times the
+time.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
+from typing import Any
 
-import llvmlite.binding as llvm
-
+from bitwright.backends.cpu import loader
 from bitwright.backends.cpu.cache import ObjectCache, default_cache
 from bitwright.errors import CompileError
 from bitwright.target import Target
@@ -30,30 +32,38 @@ def compilations() -> int:
 
 
 @cache
-def _initialize() -> None:
+def _llvm() -> Any:
+    """llvmlite's binding, which takes 0.1 s and 50 MB."""
+    import llvmlite.binding as llvm
+
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    return llvm
 
 
-def _machine(target: Target, optimize: int = 2) -> llvm.TargetMachine:
-    _initialize()
+def _machine(target: Target, optimize: int = 2) -> Any:
     triple = target.triple
     if "windows" in triple:
         triple += "-elf"  # the loader reads ELF on every system
     try:
-        return llvm.Target.from_triple(triple).create_target_machine(
-            cpu=target.cpu,
-            features=target.llvm_features,
-            opt=optimize,
-            reloc="pic",
-            codemodel="small",
-            abiname=target.abi,
+        return (
+            _llvm()
+            .Target.from_triple(triple)
+            .create_target_machine(
+                cpu=target.cpu,
+                features=target.llvm_features,
+                opt=optimize,
+                reloc="pic",
+                codemodel="small",
+                abiname=target.abi,
+            )
         )
     except RuntimeError as error:
         raise CompileError(f"LLVM does not know this target: {error}", found=target) from None
 
 
-def _optimized(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+def _optimized(text: str, machine: Any) -> Any:
+    llvm = _llvm()
     try:
         module = llvm.parse_assembly(text)
         module.triple = machine.triple
@@ -85,7 +95,7 @@ def compile_object(text: str, target: Target) -> bytes:
     global _count  # noqa: PLW0603
     with _lock:
         machine = _machine(target)
-        code = machine.emit_object(_optimized(text, machine))
+        code = bytes(machine.emit_object(_optimized(text, machine)))
         _count += 1
     return code
 
@@ -94,7 +104,23 @@ def assembly(text: str, target: Target) -> str:
     """What the compiled code looks like, for tests and for people."""
     with _lock:
         machine = _machine(target)
-        return machine.emit_assembly(_optimized(text, machine))
+        return str(machine.emit_assembly(_optimized(text, machine)))
+
+
+class _Engine:
+    """LLVM's own loader, for what ours does not know."""
+
+    def __init__(self, objects: Iterable[bytes], target: Target) -> None:
+        llvm = _llvm()
+        with _lock:
+            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(target))
+            for code in objects:
+                self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        with _lock:
+            return int(self._engine.get_function_address(name))
 
 
 class Library:
@@ -103,17 +129,15 @@ class Library:
     def __init__(self, objects: Iterable[bytes], target: Target) -> None:
         if not target.runs_here():
             raise CompileError(f"code for {target} does not run on this machine")
-        with _lock:
-            empty = llvm.parse_assembly("")
-            self._engine = llvm.create_mcjit_compiler(empty, _machine(target))
-            for code in objects:
-                self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-            self._engine.finalize_object()
+        objects, self._code = list(objects), None
+        if loader.is_available():
+            with suppress(loader.LoaderRefusal):
+                self._code = loader.Image(objects)
+        self._code = self._code or _Engine(objects, target)
 
     def address(self, name: str) -> int:
         """Where a function starts."""
-        with _lock:
-            found = int(self._engine.get_function_address(name))
+        found = self._code.address(name)
         if not found:
             raise CompileError(f"the library has no function {name!r}")
         return found
