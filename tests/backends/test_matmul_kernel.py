@@ -130,7 +130,7 @@ def test_the_tile_follows_the_columns():
         48,
         64,
         32,
-        32,
+        16,
         48,
     ]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32
 from bitwright.backends.cpu.kernels.matmul import NO_EPILOGUE, Epilogue
 
+_PIXELS = 4
 _SIZES = (
     "images", "ih", "iw", "oh", "ow", "channels",
     "sy", "sx", "dy", "dx", "top", "left",
@@ -84,9 +85,15 @@ class _Emitter:
             f.load(self.vector, w, f.mul(size["channels"], number), mask=mask)
             for number in range(conv.height * conv.width)
         ]
-        with f.loop(start, inside) as middle:
-            total = self._whole(x, taps, middle.index, mask)
-            self._store(total, image, line, middle.index, channel, mask)
+        # several pixels a turn, so that their sums do not wait for each other
+        many = start + (inside - start) - f.urem(inside - start, _PIXELS)
+        with f.loop(start, many, _PIXELS) as middle:
+            columns = [middle.index + pixel for pixel in range(_PIXELS)]
+            for column, total in zip(columns, self._whole(x, taps, columns, mask), strict=True):
+                self._store(total, image, line, column, channel, mask)
+        with f.loop(many, inside) as rest:
+            (total,) = self._whole(x, taps, [rest.index], mask)
+            self._store(total, image, line, rest.index, channel, mask)
         with f.loop(inside, size["ow"]) as behind:
             edge(behind.index)
 
@@ -99,17 +106,24 @@ class _Emitter:
         stop = f.min(f.udiv(f.max(reach + (sx - 1), 0), sx), size["ow"])
         return start, f.max(start, stop)
 
-    def _whole(self, x: Value, taps: list[Value], column: Value, mask: Value) -> Value:
+    def _whole(self, x: Value, taps: list[Value], columns: list[Value], mask: Value) -> list[Value]:
+        """The sums of pixels whose taps all fall inside the image."""
         f, size, conv = self.f, self.size, self.conv
-        at = x + (column * size["sx"] - size["left"]) * size["x_pixel"]
-        corner = f.gep(f32, f.args.pointer("x"), at)
-        total = f.const(self.vector, 0.0)
-        for u in range(conv.height):
-            line = f.gep(f32, corner, f.mul(size["dy"] * size["x_line"], u))
-            for v in range(conv.width):
-                value = f.load(self.vector, line, f.mul(size["dx"] * size["x_pixel"], v), mask=mask)
-                total = f.fma(value, taps[u * conv.width + v], total)
-        return total
+        corners = [
+            f.gep(
+                f32,
+                f.args.pointer("x"),
+                x + (column * size["sx"] - size["left"]) * size["x_pixel"],
+            )
+            for column in columns
+        ]
+        totals = [f.const(self.vector, 0.0)] * len(columns)
+        for number, tap in enumerate(taps):
+            u, v = divmod(number, conv.width)
+            at = f.mul(size["dy"] * size["x_line"], u) + f.mul(size["dx"] * size["x_pixel"], v)
+            for i, corner in enumerate(corners):
+                totals[i] = f.fma(f.load(self.vector, corner, at, mask=mask), tap, totals[i])
+        return totals
 
     def _edge(
         self, x: Value, w: Value, column: Value, low: Value, high: Value, mask: Value

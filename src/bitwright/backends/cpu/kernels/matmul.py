@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32
+from bitwright.backends.cpu.expression import Expression
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
@@ -53,7 +54,7 @@ class Tile:
 
 # rows × vectors, the better first; sums, the panel's vectors, a broadcast number (and a product,
 # where multiplying and adding are two instructions) fit the registers
-_TILES_32 = ((8, 3), (6, 4), (12, 2))
+_TILES_32 = ((8, 3), (6, 4), (12, 2), (24, 1))
 _TILES_16 = ((6, 2), (12, 1))
 _TILES_16_UNFUSED = ((4, 2), (8, 1))
 
@@ -88,6 +89,17 @@ class Epilogue:
     emit: Callable[[Kernel, Value, Value, Value, Value], Value]
     pointers: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
+    is_light: bool = True
+    """Whether it is short enough to be written out for every vector of a full tile."""
+
+
+LIGHT_STEPS = 6
+
+
+def is_light(expression: Expression) -> bool:
+    """A few additions, products and comparisons, without a function that is a polynomial."""
+    simple = {"add", "sub", "mul", "relu", "clip", "maximum", "minimum", "neg", "abs", "hard_swish"}
+    return len(expression.steps) <= LIGHT_STEPS and all(s.op in simple for s in expression.steps)
 
 
 def keep(_f: Kernel, value: Value, _row: Value, _column: Value, _mask: Value) -> Value:
@@ -177,16 +189,40 @@ class Product:
 
     def _tile(self, row: Value, bottom: Value, column: Value, w: Value, ahead: Value) -> None:
         """Sums of one tile by the lowest height that holds its rows, then the epilogue."""
-        left = self.f.min(bottom - row, self.tile.rows)
-        self._choose(list(self.tile.heights), left, row, w, ahead)
-        self._store(row, left, column)
+        f, tile = self.f, self.tile
+        left = f.min(bottom - row, tile.rows)
+        masks = [
+            f.mask(self.columns - column - v * tile.lanes, tile.lanes) for v in range(tile.vectors)
+        ]
+        heights = list(tile.heights)
+        if not self.epilogue.is_light:
+            self._choose(heights, left, row, w, ahead)
+            self._store(row, left, column, masks)
+            return
+        # the full height first, straight from registers: it is what nearly every tile takes
+        with f.if_(f.eq(left, tile.rows)) as branch:
+            rows = [self.address(row + i) for i in range(tile.rows)]
+            sums = [f.const(self.vector, 0.0)] * (tile.rows * tile.vectors)
+            sums = self.add_products(rows, w, sums, ahead)
+            for i in range(tile.rows):
+                self._finish_row(row + i, column, masks, sums[i * tile.vectors :])
+        with branch.else_():
+            self._choose(heights, left, row, w, ahead)
+            self._store(row, left, column, masks)
+
+    def _finish_row(self, row: Value, column: Value, masks: list[Value], sums: list[Value]) -> None:
+        """The epilogue of one row of a tile, and its store."""
+        f, tile = self.f, self.tile
+        y = f.gep(f32, f.args.pointer("y"), row * self.y_stride + column)
+        for v, mask in enumerate(masks):
+            value = self.epilogue.emit(f, sums[v], row, column + v * tile.lanes, mask)
+            f.store(value, y, v * tile.lanes, mask=mask)
 
     def _choose(self, heights: list[int], left: Value, row: Value, w: Value, ahead: Value) -> None:
         f = self.f
         if len(heights) == 1:
             self._sums(heights[0], left, row, w, ahead)
             return
-        # the full height first: it is what nearly every tile takes
         with f.if_(f.gt(left, heights[-2])) as branch:
             self._sums(heights[-1], left, row, w, ahead)
         with branch.else_():
@@ -229,16 +265,14 @@ class Product:
                 at = i * tile.vectors + v
                 sums[at] = f.fma(number, part, sums[at])
 
-    def _store(self, row: Value, left: Value, column: Value) -> None:
+    def _store(self, row: Value, left: Value, column: Value, masks: list[Value]) -> None:
+        """The epilogue from the scratch tile: emitted once for every height."""
         f, tile = self.f, self.tile
-        masks = [
-            f.mask(self.columns - column - v * tile.lanes, tile.lanes) for v in range(tile.vectors)
-        ]
         with f.loop(0, left, nonempty=True) as loop:
-            y = f.gep(f32, f.args.pointer("y"), (row + loop.index) * self.y_stride + column)
-            for v, mask in enumerate(masks):
-                at = (loop.index * tile.vectors + v) * tile.lanes
-                value = f.load(self.vector, self.scratch, at, align=self.vector.total_bytes)
-                here = column + v * tile.lanes
-                value = self.epilogue.emit(f, value, row + loop.index, here, mask)
-                f.store(value, y, v * tile.lanes, mask=mask)
+            at = loop.index * (tile.vectors * tile.lanes)
+            align = self.vector.total_bytes
+            sums = [
+                f.load(self.vector, self.scratch, at + v * tile.lanes, align=align)
+                for v in range(tile.vectors)
+            ]
+            self._finish_row(row + loop.index, column, masks, sums)

@@ -16,7 +16,7 @@ import numpy as np
 from bitwright.backends.cpu import emit
 from bitwright.backends.cpu.kernels.conv import Conv, emit_conv
 from bitwright.backends.cpu.kernels.depthwise import Depthwise, emit_depthwise
-from bitwright.backends.cpu.kernels.matmul import Epilogue, best_tile, pack
+from bitwright.backends.cpu.kernels.matmul import Epilogue, best_tile, is_light, pack
 from bitwright.backends.cpu.lower.matmul import row_tiles_in_cache
 from bitwright.backends.cpu.lower.movement import pad_view
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
@@ -165,7 +165,8 @@ class _Finish:
 
     @property
     def epilogue(self) -> Epilogue:
-        return Epilogue(self._emit, tuple(self.reads.pointers), tuple(self.sizes))
+        light = is_light(self.after.expression)
+        return Epilogue(self._emit, tuple(self.reads.pointers), tuple(self.sizes), light)
 
     def _emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
         index = []

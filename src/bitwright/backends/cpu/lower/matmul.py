@@ -16,6 +16,7 @@ from bitwright.backends.cpu.kernels.matmul import (
     Tile,
     best_tile,
     emit_matmul,
+    is_light,
     pack,
 )
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
@@ -66,7 +67,8 @@ def _lower_rows(
         operands = reads.at(f, (row,), tile.lanes).load(column, mask)
         return parts.after.evaluate(f, [value, *operands], tile.lanes)
 
-    epilogue = Epilogue(finish, tuple(reads.pointers), tuple(reads.sizes))
+    light = is_light(parts.after.expression)
+    epilogue = Epilogue(finish, tuple(reads.pointers), tuple(reads.sizes), light)
     kernel = ctx.kernel(
         "matmul_f32",
         (tile, parts.after.expression, reads.key),
