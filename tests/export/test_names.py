@@ -11,7 +11,7 @@ from bitwright.errors import ExportError
 from bitwright.export.onnx import export_onnx
 from bitwright.ir import symbol
 from bitwright.ir.dtype import f32
-from bitwright.ir.types import TensorType
+from bitwright.ir.types import HostType, TensorType
 from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import run
 
@@ -170,3 +170,10 @@ def test_an_op_without_a_form_is_named_with_its_reason():
         ExportError, match=r"complex %z: complex has no form in ONNX: no ONNX op .* complex numbers"
     ):
         export_onnx(b.build(z))
+
+
+def test_an_output_of_unknown_rank_is_refused():
+    b = Builder("rank")
+    x = b.input("x", HostType("tensor(f32)"))
+    with pytest.raises(ExportError, match=r"the rank of 'x' is not known; expected a rank"):
+        export_onnx(b.build(y=b.identity(x)))

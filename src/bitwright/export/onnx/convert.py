@@ -18,7 +18,7 @@ from bitwright.export.onnx.scope import SMALL, NeedsOpset, NoSuchType, Ref, Scop
 from bitwright.export.onnx.sizes import bind, bind_all
 from bitwright.ir.dtype import DType, f32, i32, i64
 from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ir.types import TensorType
+from bitwright.ir.types import HostType, TensorType
 from bitwright.ops.registry import get
 
 NEXT = ".next"
@@ -55,6 +55,14 @@ def _write_model(scope: Scope) -> Body:
     finals = _reserve_outputs(graph, session, wanted)
     write_nodes(scope, finals)
     outputs = [_leave(scope, name, value) for name, value in wanted]
+    for ref in (*inputs, *outputs):
+        if isinstance(ref.type, HostType) and ref.type.kind.startswith("tensor("):
+            raise ExportError(
+                f"the rank of {ref.name!r} is not known",
+                where=f"graph {graph.name!r}",
+                expected="a rank, which ONNX wants for every input and output",
+                hint="Reshape it to a known rank before it leaves the graph.",
+            )
     for ref in scope.initializers:
         ref.name = ref.name or session.unique("const")
     return Body(scope, graph.name, inputs, outputs)

@@ -39,13 +39,13 @@ def _write_body(
     write_nodes(scope)
     results: list[Ref] = []
     made = {ref for step in scope.steps for ref in step.outputs}
-    for position, (_, value) in enumerate(graph.outputs):
+    for position, (name, value) in enumerate(graph.outputs):
         ref = scope.values[value]
         if always and position == 0:
             ref = given[1]
         if ref not in made or ref in results:
             ref = scope.Identity(ref)
-            ref.name, ref.type = e.session.unique(value.name), value.type
+            ref.name, ref.type = e.session.unique(name), value.type
         results.append(ref)
     finish(scope, graph.name)
     return Body(scope, graph.name, given, results)
