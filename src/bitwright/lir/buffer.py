@@ -31,7 +31,7 @@ class Place(Enum):
     STATE = "state"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Buffer:
     name: str
     dtype: DType

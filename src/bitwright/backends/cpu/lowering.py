@@ -247,12 +247,25 @@ class Lowering:
         for name, value in self.graph.outputs:
             if isinstance(value.type, TensorType) and value.dtype != string:
                 self.schedule.outputs[name] = self._result(name, value)
-        for state, value in self.graph.updates:
-            source, target = self.view(value), self.view(state)
-            if source.buffer is not target.buffer:
-                self.copy(source, target, state.name)
-            self.schedule.updates[state.name] = target
+        given = {view.buffer for view in self.schedule.outputs.values()}
+        for buffer in self.schedule.buffers:
+            if buffer.place is Place.OUTPUT and buffer not in given:
+                buffer.place = Place.ARENA  # the result had to be copied after all
+        self._update_states()
         return verify_schedule(self.schedule)
+
+    def _update_states(self) -> None:
+        """New contents of states, all of which are read before the first one is written."""
+        pairs = [(self.view(value), self.view(state)) for state, value in self.graph.updates]
+        changed = [(source, target) for source, target in pairs if source != target]
+        for number, (source, target) in enumerate(changed):
+            if source.buffer.place is Place.STATE:
+                kept = self.buffer(f"{target.buffer.name}.next", source.dtype, source.count)
+                changed[number] = contiguous(kept, source.shape), target
+                self.copy(source, changed[number][0], kept.name)
+        for source, target in changed:
+            self.copy(source, target, target.buffer.name)
+        self.schedule.updates |= {state.name: self.view(state) for state, _ in self.graph.updates}
 
     def _enter(self, value: Value) -> None:
         if not isinstance(value.type, TensorType) or value.dtype == string:
@@ -275,11 +288,16 @@ class Lowering:
                 raise NoKernelError(f"there is no kernel for {op}")
             lower(self, node, region)
         except NoKernelError as reason:
-            del self.schedule.steps[before[0] :], self.schedule.buffers[before[1] :]
-            self._copies = {
-                k: v for k, v in self._copies.items() if v.buffer in self.schedule.buffers
-            }
+            del self.schedule.steps[before[0] :]
+            self._forget(set(self.schedule.buffers[before[1] :]))
             self._host(node, str(reason))
+
+    def _forget(self, buffers: set[Buffer]) -> None:
+        """Drop buffers that a lowering made before it gave up, and what lies in them."""
+        self.schedule.buffers = [b for b in self.schedule.buffers if b not in buffers]
+        self._views = {k: v for k, v in self._views.items() if v.buffer not in buffers}
+        self._copies = {k: v for k, v in self._copies.items() if v.buffer not in buffers}
+        self._constants = {k: v for k, v in self._constants.items() if v.buffer not in buffers}
 
     def _host(self, node: Node, reason: str) -> None:
         inputs = tuple(self._views.get(v) or self._host_view(v) for v in node.inputs)
@@ -322,7 +340,7 @@ def _origin(value: Value) -> Value:
 
 def aligned(array: Array) -> Array:
     """The array in row-major order at a 64-byte boundary."""
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")
     if array.ctypes.data % 64 == 0:
         return array
     room = np.empty(array.nbytes + 64, np.uint8)

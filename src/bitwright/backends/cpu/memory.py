@@ -57,14 +57,14 @@ class Memory:
 
     def array(self, view: View) -> Array:
         """A view as a numpy array that shares its memory."""
-        flat = self.raw(view.buffer).reshape(-1).view(view.dtype.numpy)
-        width = view.dtype.numpy.itemsize
+        element = view.dtype.numpy
+        flat = self.raw(view.buffer).reshape(-1).view(element)
         shape = tuple(evaluate(size, self.bindings) for size in view.shape)
-        strides = tuple(evaluate(size, self.bindings) * width for size in view.strides)
+        strides = tuple(evaluate(size, self.bindings) * element.itemsize for size in view.strides)
         if 0 in shape:
-            return np.empty(shape, view.dtype.numpy)
-        start = evaluate(view.offset, self.bindings)
-        return np.lib.stride_tricks.as_strided(flat[start:], shape, strides)
+            return np.empty(shape, element)
+        start = evaluate(view.offset, self.bindings) * element.itemsize
+        return np.ndarray(shape, element, flat, start, strides)
 
     def address(self, view: View) -> int:
         """The address of a view's first element."""

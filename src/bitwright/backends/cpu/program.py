@@ -51,7 +51,6 @@ class Program:
         self._signatures = {name: k.signature for name, k in self.kernels.items()}
         self._stretches = list(_stretches(self.schedule))
         self._entered = {b.name: b for b in self.schedule.buffers if b.place is Place.INPUT}
-        self._results = {b for b in self.schedule.buffers if b.place is Place.OUTPUT}
         self._fault_buffer = lowering.fault_buffer
         self._fault = np.zeros(2, np.int64)
         self._held = [
@@ -181,6 +180,8 @@ class Program:
                 arrays.append(memory.array(view))
             else:
                 arrays.append(None if value is None else _held_object(value, objects))
+        if None in step.outputs:  # a sequence keeps its items beyond this run of the arena
+            arrays = [a.copy() if isinstance(a, np.ndarray) else a for a in arrays]
         results = run_node(step.op, arrays, memory.bindings)
         for value, view, result in zip(step.op.outputs, step.outputs, results, strict=True):
             if view is None:

@@ -4,21 +4,39 @@
     rem(x, y) = x - y · trunc(x / y), exactly
 
 pow in f32 is computed in f64 and off by at most 1 ulp; in f64 its relative error is at most
-2^-51 · (2 + |y ln x|). rem is exact.
+2^-51 · (2 + |y ln x|), and whole powers of whole numbers are exact up to 2^53. rem is exact.
 """
 
 from __future__ import annotations
 
 import math
 
-from bitwright.backends.cpu.emit import Function, Value, i64
+from bitwright.backends.cpu.emit import Function, Value, f64, i64
 from bitwright.backends.cpu.math.basis import in_f64
 from bitwright.backends.cpu.math.exponential import exp
 from bitwright.backends.cpu.math.logarithm import log
 
 
-@in_f64
 def pow_(f: Function, x: Value, y: Value) -> Value:
+    power = _power(f, x, y)
+    return _exact_where_whole(f, x, y, power) if x.type.scalar is f64 else power
+
+
+def _exact_where_whole(f: Function, x: Value, y: Value, power: Value) -> Value:
+    """Square and multiply, where every product is a whole number that f64 holds."""
+    fits = f.and_(f.ge(y, 0.0), f.lt(y, 64.0))
+    fits = f.and_(fits, f.and_(f.eq(f.trunc(y), y), f.eq(f.trunc(x), x)))
+    total, square, left = f.const(x.type, 1.0), x, f.select(fits, y, 0.0)
+    for _ in range(6):
+        half = f.trunc(f.mul(left, 0.5))
+        odd = f.ne(left, f.mul(half, 2.0))
+        total = f.select(odd, f.mul(total, square), total)
+        square, left = f.mul(square, square), half
+    return f.select(f.and_(fits, f.le(f.abs(total), 2.0**53)), total, power)
+
+
+@in_f64
+def _power(f: Function, x: Value, y: Value) -> Value:
     size = f.abs(x)
     power = exp(f, f.mul(y, log(f, size)))
     half = f.mul(y, 0.5)
