@@ -1,0 +1,124 @@
+"""Graphs that ONNX Runtime's own quantizers and optimizer write, from the demo model."""
+
+import logging
+import warnings
+from importlib.resources import files
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from one_node import agree, by_bitwright
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+DEMO = files("bitwright.demo").joinpath("digits.onnx")
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    logging.disable(logging.NOTSET)
+
+
+def batch(seed=0):
+    (value,) = onnx.load(str(DEMO)).graph.input
+    sizes = [dim.dim_value or 4 for dim in value.type.tensor_type.shape.dim]
+    numbers = np.random.default_rng(seed).uniform(0, 1, sizes)
+    return {value.name: numbers.astype(np.float32)}
+
+
+class Batches(CalibrationDataReader):
+    def __init__(self):
+        self.left = iter([batch(1), batch(2)])
+
+    def get_next(self):
+        return next(self.left, None)
+
+
+def ops(path):
+    return {(node.domain, node.op_type) for node in onnx.load(str(path)).graph.node}
+
+
+def check(path, tolerance):
+    """Both give the same; codes one step apart may add up along the layers."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    feeds = batch()
+    agree(session.run(None, feeds), by_bitwright(onnx.load(str(path)), feeds), tolerance)
+
+
+@pytest.mark.parametrize("form", [QuantFormat.QDQ, QuantFormat.QOperator])
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("element", [QuantType.QUInt8, QuantType.QInt8])
+def test_static_quantization(tmp_path, form, per_channel, element):
+    path = tmp_path / "quantized.onnx"
+    quantize_static(
+        str(DEMO),
+        str(path),
+        Batches(),
+        quant_format=form,
+        per_channel=per_channel,
+        activation_type=element,
+        weight_type=QuantType.QInt8,
+    )
+    check(path, 0.05)
+
+
+@pytest.mark.parametrize("weight", [QuantType.QInt8, QuantType.QInt4])
+def test_static_quantization_with_ops_of_microsoft(tmp_path, weight):
+    path = tmp_path / "quantized.onnx"
+    quantize_static(
+        str(DEMO),
+        str(path),
+        Batches(),
+        activation_type=QuantType.QUInt16,
+        weight_type=weight,
+        extra_options={"UseQDQContribOps": True},
+    )
+    assert ("com.microsoft", "DequantizeLinear") in ops(path)
+    check(path, 0.01)
+
+
+def test_dynamic_quantization(tmp_path):
+    proto = onnx.load(str(DEMO))
+    del proto.graph.value_info[:]  # the quantizer turns weights round and leaves their shapes
+    path = tmp_path / "quantized.onnx"
+    quantize_dynamic(proto, str(path))
+    check(path, 1e-3)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_weights_of_few_bits(tmp_path, symmetric):
+    path = tmp_path / "quantized.onnx"
+    quantizer = MatMulNBitsQuantizer(
+        onnx.load(str(DEMO)), block_size=32, is_symmetric=symmetric, bits=4
+    )
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(path))
+    check(path, 1e-4)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_optimized_by_a_session(tmp_path, quantized):
+    source, path = str(DEMO), tmp_path / "optimized.onnx"
+    if quantized:
+        source = str(tmp_path / "quantized.onnx")
+        quantize_static(str(DEMO), source, Batches())
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(path)
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    assert "com.microsoft" in {domain for domain, _ in ops(path)}
+    check(path, 0.05 if quantized else 1e-5)
