@@ -55,11 +55,10 @@ def check(op, x, target="host", shapes=None, threads=(1, 3), **attrs):
         agree(np.ascontiguousarray(found.transpose(back)), expected, element)
 
 
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("op", POOLS)
-def test_samples(op, target):
+def test_samples(op):
     for sample in get(op).samples():
-        check(op, *sample.inputs, target=target, threads=(2,), **sample.attrs)
+        check(op, *sample.inputs, threads=(2,), **sample.attrs)
 
 
 WINDOWS = [
@@ -77,11 +76,15 @@ WINDOWS = [
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("op", POOLS)
 def test_windows(op, target):
-    for shape, attrs in WINDOWS:
+    windows = WINDOWS if target == "host" else WINDOWS[:3]
+    for shape, attrs in windows:
         check(op, draw(*shape), target=target, **attrs)
         if op == "avg_pool":
             check(op, draw(*shape), target=target, count_include_pad=True, **attrs)
-    check("lp_pool", draw(1, 3, 9, 20), target=target, kernel=(2, 2), p=3)
+
+
+def test_a_norm_with_another_power():
+    check("lp_pool", draw(1, 3, 9, 20), kernel=(2, 2), p=3)
 
 
 @pytest.mark.parametrize("element", ["f64", "f16", "bf16", "i8", "u8", "i32", "i64"])
@@ -125,17 +128,17 @@ SIZES = [
     ((1, 2, 3, 4, 5), (1, 2, 6, 3, 11)),
     ((2, 3, 8), (2, 3, 13)),
     ((3, 4), (5, 7)),
+    ((1, 1, 2, 2100), (1, 1, 3, 1500)),
 ]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_resize_samples(target):
+def test_resize_samples():
     for sample in get("resize").samples():
         x, *rest = sample.inputs
         attrs = sample.attrs
         if rest or attrs.get("antialias") or "crop" in attrs.get("coordinate_mode", ""):
             continue
-        check("resize", x, target=target, threads=(2,), **attrs)
+        check("resize", x, threads=(2,), **attrs)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])

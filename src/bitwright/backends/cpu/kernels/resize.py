@@ -36,6 +36,8 @@ from bitwright.ir.dtype import DType, f64
 
 _Rows = Sequence[Sequence[tuple[Value, Value]]]
 """For each axis, offset and weight of its taps."""
+ROW_LIMIT = 2048
+"""Elements of a row that is summed on the stack."""
 CLOSE = 1e-6
 """How far from a whole size a scale may lead that is meant to lead there (`ops.resize`)."""
 
@@ -157,9 +159,13 @@ def _weight(f: Kernel, grid: Grid, d: Value) -> Value:
 
 
 def _slots(rank: int, inner: str) -> tuple[str, ...]:
-    """Sizes n of y and strides s of x: axis 0 is the outer one, the others change."""
-    names = [f"{letter}{axis}" for letter in "ns" for axis in range(rank + 1)]
-    return (*names, *([inner] if inner else []))
+    """Sizes n of y and strides s of x: axis 0 is the outer one, the others change.
+
+    Without inner elements the last axis lies close, and has no slot for its stride.
+    """
+    sizes = [f"n{axis}" for axis in range(rank + 1)]
+    strides = [f"s{axis}" for axis in range(rank + bool(inner))]
+    return (*sizes, *strides, *([inner] if inner else []))
 
 
 def _shared(f: Kernel, counts: Sequence[Value]) -> tuple[Value, Value]:
@@ -199,7 +205,7 @@ def emit_nearest(module: Module, name: str, rank: int, width: int) -> Signature:
             y = f.gep(word, f.args.pointer("y"), offsets["y"])
             with f.loop(0, f.min(sizes[-1] - first, PIECE)) as loop:
                 place = f.convert(f.load(i32, table, loop.index), i64)
-                f.store(f.load(word, x, place * f.args.size(f"s{rank}")), y, loop.index)
+                f.store(f.load(word, x, place), y, loop.index)
 
         walk(f, counts, {"y": steps}, begin, end, body)
     return signature
@@ -253,7 +259,7 @@ class _Sums:
 def emit_sums(
     module: Module, name: str, rank: int, taps: int, element: DType, has_inner: bool
 ) -> Signature:
-    """Slots as for `emit_nearest`, in elements; `inner` of them lie behind the axes, or one."""
+    """Slots as for `emit_nearest`, in elements; `inner` of them lie behind the axes, or none."""
     tables = [f"{table}{axis}" for table in ("place", "weight") for axis in range(1, rank + 1)]
     signature = Signature(("x", "y", *tables), _slots(rank, "inner" if has_inner else ""))
     with module.kernel(name, signature) as f:
@@ -284,38 +290,70 @@ def emit_sums(
 
 
 def _along_inner(sums: _Sums, rows: _Rows, row: Value, y: Value, count: Value) -> None:
-    f, lanes = sums.f, sums.lanes
-    type_ = stored(sums.element)
+    _blend_row(sums, rows, row, count, lambda value, i, mask: sums.write(value, y, i, mask))
+
+
+def _blend_row(
+    sums: _Sums,
+    rows: _Rows,
+    row: Value,
+    count: Value,
+    put: Callable[[Value, Value, Value | None], None],
+) -> None:
+    """The sums over `rows` for elements that lie close."""
+    f, vector = sums.f, stored(sums.element).vector(sums.lanes)
 
     def body(index: Value, mask: Value | None) -> None:
         def load(offset: Value) -> Value:
-            found = f.load(type_.vector(lanes), f.args.pointer("x"), offset + index, mask=mask)
-            return sums.read(found)
+            return sums.read(f.load(vector, f.args.pointer("x"), offset + index, mask=mask))
 
-        sums.write(sums.blend(rows, row, load), y, index, mask)
+        put(sums.blend(rows, row, load), index, mask)
 
-    f.vectors(0, count, lanes, body)
+    f.vectors(0, count, sums.lanes, body)
 
 
 def _along_axis(sums: _Sums, rows: _Rows, row: Value, y: Value, first: Value) -> None:
-    """Positions on the last axis, whose taps differ from lane to lane."""
-    f, lanes, axis = sums.f, sums.lanes, sums.rank
-    type_, size = stored(sums.element), f.args.size(f"n{sums.rank}")
-    step = f.args.size(f"s{axis}")
+    """Positions on the last axis, whose neighbours lie close in x.
+
+    Its taps are gathered: from one row that all other axes are summed to first, if that is short
+    enough for the stack, else from every row.
+    """
+    f, vector = sums.f, stored(sums.element).vector(sums.lanes)
+
+    def from_x(places: Value, mask: Value | None) -> Value:
+        def load(offset: Value) -> Value:
+            x = f.gep(vector, f.args.pointer("x"), offset)
+            return sums.read(f.gather(vector, x, places, mask=mask))
+
+        return sums.blend(rows, row, load)
+
+    if not rows:
+        _gathered(sums, from_x, y, first)
+        return
+    width = f.args.size(f"s{sums.rank - 1}")
+    line = f.scratch(sums.type, ROW_LIMIT)
+    with f.if_(f.le(width, ROW_LIMIT)) as short:
+        _blend_row(
+            sums, rows, row, width, lambda value, i, mask: f.store(value, line, i, mask=mask)
+        )
+        _gathered(sums, lambda at, mask: f.gather(sums.vector, line, at, mask=mask), y, first)
+    with short.else_():
+        _gathered(sums, from_x, y, first)
+
+
+def _gathered(
+    sums: _Sums, take: Callable[[Value, Value | None], Value], y: Value, first: Value
+) -> None:
+    """The sums over the taps of the last axis; `take` reads each lane at a place of its own."""
+    f, lanes, size = sums.f, sums.lanes, sums.f.args.size(f"n{sums.rank}")
+    places, weights = (f.args.pointer(f"{table}{sums.rank}") for table in ("place", "weight"))
 
     def body(index: Value, mask: Value | None) -> None:
         parts = []
         for tap in range(sums.taps):
             where = size * tap + first + index
-            place = f.load(i32.vector(lanes), f.args.pointer(f"place{axis}"), where, mask=mask)
-            weight = f.load(sums.vector, f.args.pointer(f"weight{axis}"), where, mask=mask)
-            places = f.convert(place, i64) * step
-
-            def load(offset: Value, places: Value = places) -> Value:
-                x = f.gep(type_, f.args.pointer("x"), offset)
-                return sums.read(f.gather(type_.vector(lanes), x, places, mask=mask))
-
-            parts.append((sums.blend(rows, row, load), weight))
+            at = f.load(i32.vector(lanes), places, where, mask=mask)
+            parts.append((take(at, mask), f.load(sums.vector, weights, where, mask=mask)))
         sums.write(sums.weigh(parts), y, index, mask)
 
     f.vectors(0, f.min(size - first, PIECE), lanes, body)

@@ -99,7 +99,8 @@ def _resample(
         slots |= {f"s{axis}": stride for axis, stride in enumerate(strides)}
         if inner != 1:
             slots["inner"] = inner
-    ctx.call(kernel, node, pointers, slots)
+    wanted = {slot.name for slot in kernel.signature.slots}
+    ctx.call(kernel, node, pointers, {name: s for name, s in slots.items() if name in wanted})
 
 
 def _table(
