@@ -81,6 +81,7 @@ def test_arithmetic_and_promotion():
         logaddexp=lambda x, y, i: torch.logaddexp(x, y),
         compare=lambda x, y, i: torch.stack([i == 3, x < i, i >= 2.5, (x > 0) != (y > 1)]),
         logic=lambda x, y, i: torch.logical_and(i, x > 0) | ~(y > 1),
+        copysign=lambda x, y, i: torch.copysign(y, x) + torch.signbit(x),
         bits=lambda x, y, i: ((i ^ 5) & ~i) << 2 >> 1,
         product_of_booleans=lambda x, y, i: (x > 0) * (x < 1),
         where=lambda x, y, i: torch.where(x > 0, i, y),
@@ -200,6 +201,12 @@ def test_indexing():
         index_fill=lambda x, i, j: x.index_fill(2, second, 9.0),
         index_put=lambda x, i, j: x.index_put((first, second), torch.tensor(5.0)),
         masked=lambda x, i, j: x.index_put((x > 0,), torch.tensor(0.0)),
+        diagonal=lambda x, i, j: x.diagonal_scatter(torch.ones(x.shape[0], 3), 3, 1, 2)[:, :2],
+        bucketize=lambda x, i, j: (
+            torch.bucketize(x, torch.arange(-2.0, 2)),
+            torch.bucketize(i, i[0].sort()[0], right=True),
+        ),
+        searchsorted=lambda x, i, j: torch.searchsorted(x.sort(-1)[0], x + 0.1),
         in_place=in_place,
     )
     shapes = {"args": ({0: "batch", 1: "seq"}, {0: "batch"}, {0: "batch", 1: "seq"})}
@@ -303,6 +310,7 @@ def test_resizing():
         bilinear=sized("bilinear", scale_factor=2),
         bilinear_down=sized("bilinear", scale_factor=0.6),
         corners=sized("bilinear", size=(7, 13), align_corners=True),
+        corners_by_factor=sized("bilinear", scale_factor=1.5, align_corners=True),
         bicubic=sized("bicubic", scale_factor=2),
         antialiased=sized("bilinear", size=(4, 6), antialias=True),
         antialiased_cubic=sized("bicubic", size=(4, 6), antialias=True),

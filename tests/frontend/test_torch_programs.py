@@ -244,6 +244,28 @@ def test_exported_program():
     assert_agree(graph, module, (torch.randn(5, 3),))
 
 
+class Random(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop, self.rnn = nn.Dropout(0.25), nn.GRU(4, 4, num_layers=2, dropout=0.5)
+
+    def forward(self, x):
+        noise = torch.rand_like(x) + torch.randn(x.shape[0], 1) * 0
+        return {"dropped": self.drop(x), "noise": noise, "rnn": self.rnn(x[None])[0]}
+
+
+def test_draws_of_a_module_that_trains():
+    graph = bw.from_torch(Random(), (torch.ones(3, 4),), dynamic_shapes={"x": {0: "batch"}})
+    x = np.ones((5000, 4), np.float32)
+    found = run(graph, {"x": x})
+    zero = found["dropped"] == 0
+    assert abs(zero.mean() - 0.25) < 0.03
+    np.testing.assert_allclose(found["dropped"][~zero], 4 / 3, rtol=1e-6)
+    assert found["noise"].min() >= 0 and found["noise"].max() <= 1
+    assert abs(found["noise"].mean() - 0.5) < 0.03
+    assert len(np.unique(found["rnn"].round(5))) > 16
+
+
 # errors
 
 
@@ -267,18 +289,25 @@ def test_every_unsupported_op_is_named():
     assert "aten.lgamma.default" in text and "linalg_qr" in text
 
 
-class Training(nn.Module):
+class Refused(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = nn.Sequential(nn.Dropout(0.5))
+        self.inner = nn.LSTM(3, 3, proj_size=2)
 
     def forward(self, x):
-        return self.inner(x) + nn.functional.dropout(x, 0.1)
+        y, _ = self.inner(x)
+        return y, nn.functional.rrelu(x, training=True) + 1, x.view(torch.int32)
 
 
 def test_reasons_are_listed_together():
-    with pytest.raises(UnsupportedError, match=r"in 'inner\.0'.*call module\.eval\(\) first"):
-        bw.from_torch(Training(), (torch.randn(3),))
+    with pytest.raises(UnsupportedError) as caught:
+        bw.from_torch(Refused(), (torch.randn(2, 1, 3),))
+    text = str(caught.value)
+    assert "3 uses of PyTorch ops cannot be imported" in text
+    assert "aten.lstm.input (node 'lstm' in 'inner', test_torch_programs.py line" in text
+    assert "a projection of the hidden state (proj_size)" in text
+    assert "call module.eval() first" in text
+    assert "it reads the bits of f32 as i32" in text
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 from bitwright.frontend.torch.context import Context
 from bitwright.frontend.torch.registry import maps
-from bitwright.ir.dtype import DType, bool_, u8
+from bitwright.ir.dtype import DType, bool_, i64, u8
 from bitwright.ir.graph import Value
 
 _UNARY = "acos acosh asin asinh atan atanh ceil cos cosh erf exp expm1 floor log "
@@ -67,6 +67,20 @@ maps("fmin.default")(_number_extreme("minimum"))
 def hypot(ctx: Context, x: Value, y: Value) -> Value:
     x, y = ctx.operand(x), ctx.operand(y)
     return ctx.b.sqrt(ctx.b.add(ctx.b.mul(x, x), ctx.b.mul(y, y)))
+
+
+@maps("signbit.default")
+def signbit(ctx: Context, x: Value) -> Value:
+    """Whether x is negative; so is -0, whose reciprocal is -inf."""
+    if not x.dtype.is_float:
+        return ctx.b.lt(ctx.cast(x, i64), 0)
+    return ctx.b.or_(ctx.b.lt(x, 0.0), ctx.b.lt(ctx.b.reciprocal(x), 0.0))
+
+
+@maps("copysign.Tensor", "copysign.Scalar")
+def copysign(ctx: Context, x: Value, y: Any) -> Value:
+    size = ctx.b.abs(ctx.operand(x))
+    return ctx.b.where(signbit(ctx, ctx.operand(y)), ctx.b.neg(size), size)
 
 
 def _scaled(ctx: Context, y: Any, alpha: Any) -> Value:
@@ -284,15 +298,3 @@ def convert(ctx: Context, x: Value, dtype: DType) -> Value:
 @maps("copy.default")
 def copy(ctx: Context, x: Value, source: Value) -> Value:
     return ctx.expand(ctx.operand(source), x.shape)
-
-
-@maps("dropout.default", "feature_dropout.default", "alpha_dropout.default")
-def dropout(ctx: Context, x: Value, p: float, train: bool) -> Value:
-    if train and p:
-        raise ctx.refuse("dropout is random while the module trains; call module.eval() first")
-    return x
-
-
-@maps("native_dropout.default")
-def native_dropout(ctx: Context, x: Value, p: float, train: bool | None) -> list[Value]:
-    return [dropout(ctx, x, p, bool(train)), ctx.full(True, x.shape, bool_)]

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from bitwright.frontend.torch.context import Context
+from bitwright.frontend.torch.ops_movement import diagonal_places
 from bitwright.frontend.torch.registry import maps
-from bitwright.frontend.torch.scalars import compute
+from bitwright.frontend.torch.scalars import compute, kind_of
 from bitwright.ir.dtype import bool_, i64
 from bitwright.ir.graph import Value
 from bitwright.ir.types import broadcast_shapes, normalize_axis
@@ -269,6 +270,16 @@ def select_scatter(ctx: Context, x: Value, source: Value, dim: int, at: Any) -> 
     return _write_rows(ctx, x, axis, place, ctx.unsqueeze(source, axis), "none")
 
 
+@maps("diagonal_scatter.default")
+def diagonal_scatter(
+    ctx: Context, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    flat, order, places = diagonal_places(ctx, x, offset, dim1, dim2)
+    written = _write_rows(ctx, flat, flat.rank - 1, places, source, "none")
+    moved = ctx.reshape(written, [x.shape[axis] for axis in order])
+    return ctx.transpose(moved, _inverse(order))
+
+
 @maps("masked_scatter.default")
 def masked_scatter(ctx: Context, x: Value, mask: Value, source: Value) -> Value:
     """Elements where the mask holds are replaced by those of the source, in order."""
@@ -289,3 +300,47 @@ def one_hot(ctx: Context, indices: Value, classes: Any = -1) -> Value:
     if ctx.usable([classes], indices):
         return ctx.b.one_hot(indices, values, depth=classes)
     return ctx.b.one_hot(indices, values, ctx.scalar(classes))
+
+
+# search
+
+
+def _search(ctx: Context, edges: Value, x: Value, right: bool) -> Value:
+    """How many of the sorted edges (a last axis of their own) lie before each x."""
+    passed = (ctx.b.le if right else ctx.b.lt)(ctx.unsqueeze(edges, -2), ctx.unsqueeze(x, -1))
+    return ctx.operand(ctx.b.reduce_sum(ctx.cast(passed, i64), axes=[-1], keepdims=False))
+
+
+def _comparable(ctx: Context, edges: Value, x: Any) -> tuple[Value, Value]:
+    """Both in one element type that holds the values of both."""
+    kind = kind_of(x)
+    wide = kind if kind.is_float and not edges.dtype.is_float else edges.dtype
+    if isinstance(x, Value) and x.dtype.bits > wide.bits:
+        wide = x.dtype
+    return ctx.cast(edges, wide), ctx.operand(x, wide)
+
+
+@maps("bucketize.Tensor", "bucketize.Scalar")
+def bucketize(
+    ctx: Context, x: Any, edges: Value, out_int32: bool = False, right: bool = False
+) -> Value:
+    edges, x = _comparable(ctx, edges, x)
+    return ctx.reshape(_search(ctx, edges, ctx.reshape(x, (-1,)), right), x.shape)
+
+
+@maps("searchsorted.Tensor", "searchsorted.Scalar")
+def searchsorted(
+    ctx: Context,
+    edges: Value,
+    x: Any,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Value:
+    if sorter is not None:
+        edges = ctx.b.gather_elements(edges, sorter, axis=edges.rank - 1)
+    right = right or side == "right"
+    if edges.rank == 1:
+        return bucketize(ctx, x, edges, out_int32, right)
+    return _search(ctx, *_comparable(ctx, edges, x), right)

@@ -164,17 +164,27 @@ def unfold(ctx: Context, x: Value, dim: int, size: int, step: int) -> Value:
     return ctx.move_axis(windows, axis + 1, -1)
 
 
-@maps("diagonal.default")
-def diagonal(ctx: Context, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+def diagonal_places(
+    ctx: Context, x: Value, offset: int, dim1: int, dim2: int
+) -> tuple[Value, list[int], Value]:
+    """x with the two axes of its matrices made one and last, that order of axes, and the places
+    of the diagonal on it."""
     first, second = normalize_axis(dim1, x.rank), normalize_axis(dim2, x.rank)
     rest = [axis for axis in range(x.rank) if axis not in (first, second)]
-    x = ctx.transpose(x, [*rest, first, second])
+    order = [*rest, first, second]
+    x = ctx.transpose(x, order)
     *outer, rows, columns = x.shape
     down, right = max(-offset, 0), max(offset, 0)
     length = compute(ctx, "sym_min", (rows - down, columns - right))
     step = ctx.b.mul(ctx.iota(length), ctx.scalar(columns + 1))
     places = ctx.b.add(step, ctx.scalar(down * columns + right))
-    return ctx.b.gather(ctx.reshape(x, [*outer, rows * columns]), places, axis=len(outer))
+    return ctx.reshape(x, [*outer, rows * columns]), order, places
+
+
+@maps("diagonal.default")
+def diagonal(ctx: Context, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    flat, _, places = diagonal_places(ctx, x, offset, dim1, dim2)
+    return ctx.b.gather(flat, places, axis=flat.rank - 1)
 
 
 # repetition and padding

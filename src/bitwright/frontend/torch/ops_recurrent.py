@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bitwright.frontend.torch.context import Context
+from bitwright.frontend.torch.ops_random import drop
 from bitwright.frontend.torch.registry import maps
 from bitwright.ir.graph import Value
 
@@ -54,6 +55,7 @@ def _layers(
     params: Sequence[Value],
     has_biases: bool,
     num_layers: int,
+    dropout: float,
     bidirectional: bool,
     batch_first: bool,
     **attrs: Any,
@@ -76,13 +78,10 @@ def _layers(
             collected.append(state)
         x = ctx.transpose(y, (0, 2, 1, 3))  # [steps, batch, directions, hidden]
         x = ctx.reshape(x, (*x.shape[:2], directions * hidden))
+        if layer < num_layers - 1:
+            x, _ = drop(ctx, x, dropout, True)
     joined = [f[0] if num_layers == 1 else ctx.b.concat(*f, axis=0) for f in finals]
     return [ctx.transpose(x, (1, 0, 2)) if batch_first else x, *joined]
-
-
-def _refuse_dropout(ctx: Context, dropout: float, train: bool) -> None:
-    if dropout and train:
-        raise ctx.refuse("dropout is random while the module trains; call module.eval() first")
 
 
 @maps("lstm.input")
@@ -98,10 +97,8 @@ def lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> list[Value]:
-    _refuse_dropout(ctx, dropout, train)
-    return _layers(
-        ctx, "lstm", x, states, params, has_biases, num_layers, bidirectional, batch_first
-    )
+    shape = (has_biases, num_layers, dropout if train else 0.0, bidirectional, batch_first)
+    return _layers(ctx, "lstm", x, states, params, *shape)
 
 
 def _simple(op: str, activation: str | None = None, **attrs: Any) -> Any:
@@ -117,11 +114,10 @@ def _simple(op: str, activation: str | None = None, **attrs: Any) -> Any:
         bidirectional: bool,
         batch_first: bool,
     ) -> list[Value]:
-        _refuse_dropout(ctx, dropout, train)
         given = dict(attrs)
         if activation:
             given["activations"] = (activation,) * (2 if bidirectional else 1)
-        shape = (has_biases, num_layers, bidirectional, batch_first)
+        shape = (has_biases, num_layers, dropout if train else 0.0, bidirectional, batch_first)
         return _layers(ctx, op, x, [state], params, *shape, **given)
 
     return mapping

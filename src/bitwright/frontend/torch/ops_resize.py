@@ -17,11 +17,14 @@ _GRID_PADDING = ("zeros", "border", "reflection")
 
 def _resize(ctx: Context, x: Value, output_size: Any, factors: Any, attrs: dict[str, Any]) -> Value:
     """Resample the spatial axes to a size, or by factors, which then also place the points."""
+    aligned = attrs["coordinate_mode"] == "align_corners"
+    if aligned and attrs.get("antialias"):
+        raise ctx.refuse("antialiasing with aligned corners")
     outer, own = x.shape[:2], x.shape[2:]
     if output_size is None:
         output_size = [scaled(ctx, size, f) for size, f in zip(own, factors, strict=True)]
     sizes = [*outer, *output_size]
-    if factors is not None and any(factor is not None for factor in factors):
+    if factors is not None and not aligned:
         attrs = {**attrs, "scales": (1.0, 1.0, *map(float, factors))}
     if ctx.usable(sizes, x):
         return ctx.b.resize(x, sizes=tuple(sizes), **attrs)

@@ -1,0 +1,77 @@
+"""Random draws, dropout among them; without a seed every run draws anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitwright.frontend.torch.context import Context, Shape
+from bitwright.frontend.torch.registry import maps
+from bitwright.ir.dtype import DType, bool_, f32
+from bitwright.ir.graph import Value
+
+
+def _drawn(ctx: Context, op: str, shape: Shape, **attrs: Any) -> Value:
+    """Draws of the result's element type."""
+    if ctx.usable(shape):
+        return ctx.b.op(op, shape=tuple(shape), dtype=ctx.element, **attrs)
+    return ctx.b.op(op, ctx.full(0, shape, ctx.element), **attrs)
+
+
+def _register(name: str, op: str) -> None:
+    def of_shape(ctx: Context, shape: Shape, dtype: DType | None = None) -> Value:
+        return _drawn(ctx, op, shape)
+
+    def like(ctx: Context, x: Value, dtype: DType | None = None) -> Value:
+        return _drawn(ctx, op, x.shape)
+
+    maps(f"{name}.default")(of_shape)
+    maps(f"{name}_like.default")(like)
+
+
+_register("rand", "random_uniform")
+_register("randn", "random_normal")
+
+
+@maps("uniform.default")
+def uniform(ctx: Context, x: Value, low: float = 0.0, high: float = 1.0) -> Value:
+    return _drawn(ctx, "random_uniform", x.shape, low=low, high=high)
+
+
+@maps("normal_functional.default")
+def normal(ctx: Context, x: Value, mean: float = 0.0, deviation: float = 1.0) -> Value:
+    return _drawn(ctx, "random_normal", x.shape, mean=mean, scale=deviation)
+
+
+@maps("bernoulli.default")
+def bernoulli(ctx: Context, x: Value) -> Value:
+    return ctx.b.bernoulli(x)
+
+
+@maps("bernoulli.p")
+def bernoulli_of(ctx: Context, x: Value, p: float = 0.5) -> Value:
+    return ctx.cast(_kept(ctx, x, 1 - p), x.dtype)
+
+
+def _kept(ctx: Context, x: Value, chance: float) -> Value:
+    """True with this chance, for each element of x."""
+    return ctx.b.lt(ctx.b.random_uniform(x, dtype=f32), float(chance))
+
+
+def drop(ctx: Context, x: Value, p: float, train: bool) -> tuple[Value, Value | None]:
+    """Zero elements with chance p, scale up the others; the mask of those, if any are zeroed."""
+    if not train or not p:
+        return x, None
+    mask = _kept(ctx, x, 1 - p)
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    return ctx.b.mul(ctx.b.mul(x, ctx.cast(mask, x.dtype)), scale), mask
+
+
+@maps("dropout.default")
+def dropout(ctx: Context, x: Value, p: float, train: bool) -> Value:
+    return drop(ctx, x, p, train)[0]
+
+
+@maps("native_dropout.default")
+def native_dropout(ctx: Context, x: Value, p: float, train: bool | None) -> list[Value]:
+    y, mask = drop(ctx, x, p, train is None or train)
+    return [y, ctx.full(True, x.shape, bool_) if mask is None else mask]
