@@ -13,7 +13,7 @@ from typing import Any
 
 from onnx import AttributeProto, TypeProto
 
-from bitwright.ir import Graph, Node, Value, ValueType
+from bitwright.ir import Graph, Node, Size, Value, ValueType
 from bitwright.ir.dim import Symbol
 from bitwright.ops.builder import Builder
 
@@ -30,6 +30,14 @@ class Frame:
     names: dict[Value, str] = field(default_factory=dict)
     """What the file calls a value; taken over when the graph is finished."""
     symbols: set[Symbol] = field(default_factory=set)
+    ones: dict[Size, bool] = field(default_factory=dict)
+    """Symbolic sizes that are 1, or are not, wherever this graph is reached."""
+
+    def is_one(self, size: Size) -> bool | None:
+        """Whether a size is 1, as far as that is known here."""
+        if isinstance(size, int) or size in self.ones:
+            return self.ones.get(size, size == 1)
+        return self.parent.is_one(size) if self.parent else None
 
     def add_input(self, value: Value) -> Value:
         self.inputs.append(value)

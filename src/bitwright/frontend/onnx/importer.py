@@ -55,6 +55,7 @@ class Importer:
         """Sizes of carried values that may change from one iteration to the next."""
         self.sequences: dict[Value, list[Value]] = {}
         """What is in a sequence, where that is known."""
+        self.forks = 0
         self.nodes_left = max(MIN_NODE_LIMIT, GROWTH_LIMIT * _count_nodes(self.proto))
 
     def graph(self) -> Graph:

@@ -15,7 +15,7 @@ from onnx import GraphProto
 from bitwright.errors import ImportModelError, InferenceError, UnsupportedError
 from bitwright.frontend.onnx.bodies import captures_of, finished
 from bitwright.frontend.onnx.context import Body, Context, Inputs
-from bitwright.frontend.onnx.fork import Fork
+from bitwright.frontend.onnx.fork import Fork, compared_with_one, may_fork
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
 from bitwright.ir import HostType, TensorType, Value, ValueType
@@ -33,8 +33,12 @@ def if_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     known = ctx.all_sizes(condition)
     if known is not None and len(known) == 1 and isinstance(known[0], int):
         return ctx.inline(then if known[0] else otherwise)
+    size = compared_with_one(ctx, condition)
+    is_one = None if size is None else ctx.frame.is_one(size)
+    if is_one is not None:
+        return ctx.inline(then if is_one else otherwise)
     bodies = [_branch(ctx, graph) for graph in (then, otherwise)]
-    if _may_join(*bodies):
+    if _may_join(*bodies, open_ranks=not may_fork(ctx)):
         captures = captures_of(bodies)
         graphs = [finished(body, captures) for body in bodies]
         attrs = {"then": graphs[0], "else": graphs[1]}
@@ -45,6 +49,7 @@ def if_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
         lambda inner: inner.inline(then),
         lambda inner: inner.inline(otherwise),
         checks_itself=_only_squeezes(then),
+        size=size,
     )
 
 
@@ -58,12 +63,12 @@ def _branch(ctx: Context, graph: GraphProto) -> Body | None:
         return None
 
 
-def _may_join(*bodies: Body | None) -> TypeGuard[tuple[Body, Body]]:
+def _may_join(*bodies: Body | None, open_ranks: bool) -> TypeGuard[tuple[Body, Body]]:
     """Whether one value can be the result of either branch."""
     then, otherwise = bodies
     if then is None or otherwise is None:
         return False
-    return not any(
+    return open_ranks or not any(
         isinstance(one, TensorType) and isinstance(other, TensorType) and one.rank != other.rank
         for one, other in zip(then.types, otherwise.types, strict=False)
     )
