@@ -25,8 +25,8 @@ def decay(f: Function, x: Value) -> Value:
     """e^x for x <= 0."""
     if x.type.scalar is not f32:
         return exp(f, x)
-    inside = f.max(x, _LOW)
-    shifted = f.fma(inside, math.log2(math.e), _MAGIC)
-    r = f.fma(f.sub(shifted, _MAGIC), -math.log(2), inside)
+    # what comes out below _LOW is not used, and cannot be denormal, which would be slow
+    shifted = f.fma(x, math.log2(math.e), _MAGIC)
+    r = f.fma(f.sub(shifted, _MAGIC), -math.log(2), x)
     power = f.bitcast(f.shl(f.bitcast(shifted, x.type.of(i32)), 23), x.type)
     return f.select(f.lt(x, _LOW), 0.0, f.mul(horner(f, r, _CURVE), power))
