@@ -90,8 +90,8 @@ def emit_trilu(
             cut = f.max(f.min(cut, columns), 0)
             start, stop = (cut, columns) if upper else (f.index(0), cut)
             fill(f, f.const(word, 0), y, start)
-            kept = (f.gep(word, pointer, start) for pointer in (x, y))
-            copy_bytes(f, *kept, (stop - start) * width)
+            source, target = (f.gep(word, pointer, start) for pointer in (x, y))
+            copy_bytes(f, source, target, (stop - start) * width)
             fill(f, f.const(word, 0), f.gep(word, y, stop), columns - stop)
 
         walk(f, counts, steps, begin, end, body)

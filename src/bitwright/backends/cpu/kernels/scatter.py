@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, i64, stored
+from bitwright.backends.cpu.emit import Kernel, Module, Operand, Signature, Value, i64, stored
 from bitwright.backends.cpu.expression import from_stored, to_stored
 from bitwright.backends.cpu.kernels.copy import PIECE_BYTES, copy_bytes
 from bitwright.backends.cpu.kernels.fault import (
@@ -132,7 +132,7 @@ def emit_tensor_scatter(module: Module, name: str, index: DType | None, mode: st
     with module.kernel(name, signature) as f:
         rows, size, room = (f.args.size(slot) for slot in ("c", "bytes", "room"))
         counts = [f.args.size("b"), f.args.size("m"), rows, pieces(f, size, PIECE_BYTES)]
-        steps = {
+        steps: dict[str, list[Operand]] = {
             "y": [*(f.args.size(f"y{axis}") for axis in "bm"), 0, PIECE_BYTES],
             "u": [*(f.args.size(f"u{axis}") for axis in "bmc"), PIECE_BYTES],
         }

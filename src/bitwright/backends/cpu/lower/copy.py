@@ -83,10 +83,14 @@ def _regrouped(axes: list[Axis], width: int, offsets: tuple[Size, Size]) -> tupl
         outer and isinstance(count, int) and last.x == last.y == 1 and count * width in (2, 4, 8)
     ):
         return axes, width
-    strides = [divide_exactly(size, count) for axis in outer for size in (axis.x, axis.y)]
-    if None in strides or None in [divide_exactly(offset, count) for offset in offsets if offset]:
+    if any(divide_exactly(offset, count) is None for offset in offsets):
         return axes, width
-    wide = [Axis(a.n, x, y) for a, x, y in zip(outer, strides[::2], strides[1::2], strict=True)]
+    wide: list[Axis] = []
+    for axis in outer:
+        x, y = divide_exactly(axis.x, count), divide_exactly(axis.y, count)
+        if x is None or y is None:
+            return axes, width
+        wide.append(Axis(axis.n, x, y))
     return wide, width * count
 
 
@@ -125,7 +129,7 @@ def _kernel(ctx: Lowering, form: str, axes: list[Axis], width: int) -> KernelCod
     if form == "run":
         return ctx.kernel("copy_run", rank, lambda m, name: kernels.emit_run(m, name, rank))
     if form == "transpose":
-        key = rank, width, _lanes(ctx, *axes[-2:], width)
+        key = rank, width, _lanes(ctx, axes[-2], axes[-1], width)
         return ctx.kernel("transpose", key, lambda m, name: kernels.emit_transpose(m, name, *key))
     if form in ("zip", "unzip"):
         rows = (axes[-1] if form == "zip" else axes[-2]).least

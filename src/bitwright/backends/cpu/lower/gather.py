@@ -92,7 +92,7 @@ def lower_gather_nd(ctx: Lowering, node: Node, region: RegionView) -> None:
     first = node.attrs["batch_dims"]
     if x.shape[:first] != indices.shape[:first]:
         raise NoKernelError("x and the indices may have different batches")
-    count = int(indices.shape[-1])  # type: ignore[arg-type]
+    count = int(indices.shape[-1])
     inner = product(x.shape[first + count :])
     batches, rows = product(x.shape[:first]), product(indices.shape[first:-1])
     view = grouped(ctx, x, (batches, *x.shape[first : first + count], inner))

@@ -60,7 +60,7 @@ def _require_shape(updates: Value, expected: tuple[Size, ...]) -> None:
 def lower_scatter_nd(ctx: Lowering, node: Node, region: RegionView) -> None:
     x, indices, updates = node.operands
     reduction = node.attrs["reduction"]
-    count = int(indices.shape[-1])  # type: ignore[arg-type]
+    count = int(indices.shape[-1])
     _require_shape(updates, (*indices.shape[:-1], *x.shape[count:]))
     key = count, index_type(indices), _element(x, reduction), reduction
     kernel = ctx.kernel("scatter", key, lambda module, name: emit_scatter(module, name, *key))
