@@ -33,6 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
+from fuzz_microsoft_seeds import microsoft_seeds
 from fuzz_mutations import SECRET, misplaced, mutate
 from fuzz_seeds import Seed, official_seeds, own_seeds
 
@@ -329,7 +330,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="folder for the files of cases that failed")
     parser.add_argument("--only", type=int, help="try one case here, without a worker")
     options = parser.parse_args()
-    seeds = own_seeds() + (official_seeds() if options.official else [])
+    seeds = own_seeds() + microsoft_seeds() + (official_seeds() if options.official else [])
     if options.only is not None:
         case = make_case(seeds, options.run, options.only)
         print(case.what)

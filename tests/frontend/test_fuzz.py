@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 from fuzz import FAILURES, Case, fuzz
+from fuzz_microsoft_seeds import microsoft_seeds
 from fuzz_seeds import Seed, own_seeds
 
 COUNT = 250
@@ -16,7 +17,7 @@ def test_damaged_models_are_refused_or_loaded():
         if status in FAILURES:
             failures.append(f"{status}: case {case.number} ({case.what}): {detail}")
 
-    totals = fuzz(own_seeds(), 7, 0, COUNT, note)
+    totals = fuzz(own_seeds() + microsoft_seeds(), 7, 0, COUNT, note)
     assert not failures
     assert totals.total() == COUNT
     assert totals["refused"] > COUNT // 4
