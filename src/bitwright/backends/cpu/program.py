@@ -20,10 +20,11 @@ from bitwright.backends.cpu.jit import load_all
 from bitwright.backends.cpu.lowering import Lowering
 from bitwright.backends.cpu.memory import Grown, Memory, Planned, allocate
 from bitwright.backends.cpu.pool import shared_pool
+from bitwright.backends.cpu.sizes import SizeChecks
 from bitwright.backends.cpu.steps import StepTable
 from bitwright.errors import RunError
 from bitwright.ir.dim import Dim, evaluate, solve
-from bitwright.ir.graph import Graph, Value
+from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ir.verify import place
 from bitwright.lir.buffer import Buffer, Place
@@ -60,6 +61,7 @@ class Program:
         ]
         self.states: dict[str, Array] = {}
         self._is_planned = _sizes_are_known(graph, self.schedule)
+        self._sizes = SizeChecks(graph, (step.op for step in self.schedule.host_steps))
         self._pool = shared_pool(threads)
         self._arena = allocate(0)
         self._prepared: OrderedDict[Any, tuple[Planned, list[Any]]] = OrderedDict()
@@ -79,12 +81,15 @@ class Program:
                 memory, stretches = self._prepare(bindings)
             else:
                 memory, stretches = Grown(bindings), self._stretches
+            seen: set[Node] = set()
             self._enter(memory, objects)
             results = self._outputs(memory, out or {}) if self._is_planned else {}
             for stretch in stretches:
                 if isinstance(stretch, HostStep):
                     self._host(stretch, memory, objects)
                 else:
+                    if not self._is_planned:
+                        self._sizes.ready(memory.bindings, seen)
                     self._native(stretch, memory)
             return self._finish(memory, objects, results, out or {})
 
@@ -96,6 +101,7 @@ class Program:
         if found is not None:
             self._prepared.move_to_end(key)
             return found
+        self._sizes.verify(bindings)
         layout = plan(self.schedule, bindings)
         if layout.total > self._arena.nbytes:
             self._prepared.clear()  # they point into the arena that goes
