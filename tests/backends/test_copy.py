@@ -13,12 +13,13 @@ from run_kernel import (
 )
 
 from bitwright.backends.cpu import jit
+from bitwright.backends.cpu.program import Program
 from bitwright.errors import RunError
 from bitwright.ir.dtype import dtype
 from bitwright.ir.types import TensorType
 from bitwright.ops.builder import Builder
 from bitwright.ops.opdef import draw
-from bitwright.target import named
+from bitwright.target import host, named
 
 WIDTHS = ["i8", "f16", "f32", "i64", "c128"]
 
@@ -194,12 +195,27 @@ def test_images_stay_channels_last(batch):
     assert_same(done.outputs["y"], np.array(reference(graph, feeds)["y"]))
 
 
-def test_a_size_that_may_not_fit_is_checked():
+def test_a_size_that_may_be_1_repeats_just_then():
     b = Builder("grow")
     x, y = b.input("x", "f32[n]"), b.input("y", "f32[m]")
     graph = b.build(z=b.expand(x, shape=(2, y.shape[0])))
-    feeds = {"x": draw(1), "y": draw(5)}
-    found = Run(graph, feeds, host=True).outputs["z"]
-    assert_same(found, reference(graph, feeds)["z"])
+    program = Program(graph, host(), threads=1)
+    for count in (1, 5):
+        feeds = {"x": draw(count), "y": draw(5)}
+        assert_same(program.run(feeds)["z"], reference(graph, feeds)["z"])
     with pytest.raises(RunError):
-        Run(graph, {"x": draw(3), "y": draw(5)}, host=True)
+        program.run({"x": draw(3), "y": draw(5)})
+
+
+def test_reshape_on_trust():
+    """Sizes that only a run can show to be equal make a view all the same."""
+    b = Builder("trust")
+    x, y = b.input("x", "f32[n, 6]"), b.input("y", "f32[m]")
+    graph = b.build(z=b.neg(b.reshape(x, shape=(y.shape[0], 2))))
+    program = Program(graph, host(), threads=1)
+    assert not list(program.schedule.host_steps)
+    feeds = {"x": draw(4, 6), "y": draw(12)}
+    assert_same(program.run(feeds)["z"], reference(graph, feeds)["z"])
+    with pytest.raises(RunError):
+        program.run({"x": draw(4, 6), "y": draw(13)})
+    check("reshape", draw(0, 3), shape=(3, 0, 2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from bitwright.backends.cpu.kernels.gather import emit_gather, emit_gather_elements
@@ -14,7 +13,7 @@ from bitwright.backends.cpu.lowering import (
     lowers,
 )
 from bitwright.backends.cpu.region import collapse
-from bitwright.ir.dim import Size, bounds, product
+from bitwright.ir.dim import Size, product
 from bitwright.ir.dtype import DType
 from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import normalize_axis
@@ -37,13 +36,6 @@ def word_width(element: DType) -> int:
     if byte_width(element) > 8:
         raise NoKernelError(f"elements of type {element} are wider than a register")
     return byte_width(element)
-
-
-def require_inside(indices: Sequence[Size], sizes: Sequence[Size]) -> None:
-    """Refuse index tensors that may reach over the axes they run along with."""
-    for count, size in zip(indices, sizes, strict=True):
-        if bounds(size - count)[0] < 0:
-            raise NoKernelError(f"{count} indices may be more than the {size} elements they name")
 
 
 def grouped(ctx: Lowering, value: Value, shape: tuple[Size, ...]) -> View:
@@ -90,8 +82,6 @@ def lower_gather(ctx: Lowering, node: Node, region: RegionView) -> None:
 def lower_gather_nd(ctx: Lowering, node: Node, region: RegionView) -> None:
     x, indices = node.operands
     first = node.attrs["batch_dims"]
-    if x.shape[:first] != indices.shape[:first]:
-        raise NoKernelError("x and the indices may have different batches")
     count = int(indices.shape[-1])
     inner = product(x.shape[first + count :])
     batches, rows = product(x.shape[:first]), product(indices.shape[first:-1])
@@ -130,8 +120,6 @@ def lower_gather_elements(ctx: Lowering, node: Node, region: RegionView) -> None
     x, indices = node.operands
     index, width = index_type(indices), word_width(x.dtype)
     axis = normalize_axis(node.attrs["axis"], x.rank)
-    others = [at for at in range(x.rank) if at != axis]
-    require_inside([indices.shape[at] for at in others], [x.shape[at] for at in others])
     source, y = ctx.view(x), ctx.output(node.outputs[0])
     along = replace(
         source,

@@ -16,7 +16,6 @@ from bitwright.backends.cpu.lower.gather import (
     byte_width,
     grouped,
     index_type,
-    require_inside,
     word_width,
 )
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
@@ -51,17 +50,11 @@ def _element(value: Value, reduction: str) -> DType:
     return value.dtype
 
 
-def _require_shape(updates: Value, expected: tuple[Size, ...]) -> None:
-    if updates.shape != expected:
-        raise NoKernelError(f"updates of shape {list(updates.shape)} may not be {list(expected)}")
-
-
 @lowers("scatter_nd")
 def lower_scatter_nd(ctx: Lowering, node: Node, region: RegionView) -> None:
     x, indices, updates = node.operands
     reduction = node.attrs["reduction"]
     count = int(indices.shape[-1])
-    _require_shape(updates, (*indices.shape[:-1], *x.shape[count:]))
     key = count, index_type(indices), _element(x, reduction), reduction
     kernel = ctx.kernel("scatter", key, lambda module, name: emit_scatter(module, name, *key))
     y = _start(ctx, node)
@@ -79,12 +72,10 @@ def lower_scatter_elements(ctx: Lowering, node: Node, region: RegionView) -> Non
     reduction = node.attrs["reduction"]
     axis = normalize_axis(node.attrs["axis"], x.rank)
     others = [at for at in range(x.rank) if at != axis]
-    require_inside([indices.shape[at] for at in others], [x.shape[at] for at in others])
-    _require_shape(updates, indices.shape)
     index, element = index_type(indices), _element(x, reduction)
     y = _start(ctx, node)
     order = [*others, axis]
-    views = [ctx.view(indices), ctx.view(updates), replace(y, shape=indices.shape)]
+    views = [replace(v, shape=indices.shape) for v in (ctx.view(indices), ctx.view(updates), y)]
     views = collapse([view.transpose(order) for view in views], keep=1)
     if len(views[0].shape) == 1:
         views = [replace(v, shape=(1, *v.shape), strides=(0, *v.strides)) for v in views]
@@ -104,9 +95,6 @@ def lower_scatter_elements(ctx: Lowering, node: Node, region: RegionView) -> Non
 def lower_tensor_scatter(ctx: Lowering, node: Node, region: RegionView) -> None:
     past, update, *rest = node.operands
     axis = normalize_axis(node.attrs["axis"], past.rank)
-    expected = (*past.shape[:axis], update.shape[axis], *past.shape[axis + 1 :])
-    if update.shape != expected or (rest and rest[0].shape != past.shape[:1]):
-        raise NoKernelError("the sizes of past, update and indices may differ")
     index = index_type(rest[0]) if rest else None
     rows = (past.shape[0], product(past.shape[1:axis]))
     inner, width = product(past.shape[axis + 1 :]), byte_width(past.dtype)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bitwright.backends.cpu.lowering import VIEWS, Lowering
+from bitwright.backends.cpu.region import broadcast
 from bitwright.ir.graph import Node
-from bitwright.lir.buffer import View
+from bitwright.lir.buffer import View, row_major
 
 
 def _identity(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
@@ -18,8 +21,10 @@ def _reshape(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
     if len(node.inputs) != 1 or x is None:
         return None
     shape = node.outputs[0].shape
-    view = ctx.view(x).reshape(shape) or ctx.contiguous(x).reshape(shape)
-    return None if view is None else (view,)
+    view = ctx.view(x).reshape(shape)
+    if view is None:  # both shapes hold as many elements: that is checked when sizes are known
+        view = replace(ctx.contiguous(x), shape=shape, strides=row_major(shape))
+    return (view,)
 
 
 def _transpose(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
@@ -28,15 +33,10 @@ def _transpose(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
 
 
 def _expand(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
-    """A size that is neither 1 nor the new one for certain is left to a host step, which checks."""
     x = node.inputs[0]
     if len(node.inputs) != 1 or x is None:
         return None
-    shape = node.outputs[0].shape
-    goal = shape[len(shape) - x.rank :]
-    if any(size not in (1, new) for size, new in zip(x.shape, goal, strict=True)):
-        return None
-    return (ctx.view(x).expand(shape),)
+    return (broadcast(ctx.view(x), node.outputs[0].shape),)
 
 
 def _slice(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
