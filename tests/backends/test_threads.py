@@ -222,7 +222,7 @@ def test_the_interpreter_ends_without_a_hang(native, ending):
 def test_a_pool_survives_a_system_without_futex(relay, monkeypatch):
     monkeypatch.setattr(system, "futex", lambda: None)
     monkeypatch.setattr(system, "yield_function", lambda: 0)
-    pool, work = Pool(3), Relay(relay, 3)
+    pool, work = Pool(3), Relay(relay, 3, count=2)
     work.run(pool)
     work.check(1)
     pool.close()

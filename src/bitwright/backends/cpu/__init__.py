@@ -1,8 +1,16 @@
 """The CPU backend: LLVM, written from Python.
 
-emit/      our builder of LLVM text            instr.py   dot-product instructions and meanings
-math/      exp, erf, tanh … as polynomials     scalars.py renders the ops' scalar forms
-jit.py     text -> object code -> addresses    cache.py   object code kept on disk
-runtime.py the emitted step runner and barrier pool.py    threads parked in native code
-kernels/   what models are made of
+From the bottom up, each using only what stands before it:
+
+    emit/           our builder of LLVM text: types, values, control flow, kernels and their slots
+    math/           exp, erf, tanh, sin … as vector polynomials with stated errors
+    instr.py        dot-product instructions, each with its meaning in numpy
+    scalars.py      renders the ops' scalar forms; expression.py: whole elementwise regions
+    cache.py        object code kept on disk
+    loader.py       object code into executable memory without LLVM
+    jit.py          text -> object code -> addresses
+    runtime.py      the emitted step runner, barrier and worker; pool.py: threads parked in it
+    kernels/        generators of what models are made of
+    lowering.py     from graph to schedule, with one file per family of ops in lower/
+    program.py      a schedule, its memory and its threads, ready to run
 """
