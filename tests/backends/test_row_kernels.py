@@ -102,9 +102,23 @@ def test_with_neighbours(op, target):
     weights = (w, w) if op.endswith("norm") else ()
     y = b.op(op, before, *weights)
     graph = fuse_regions(b.build(b.gelu(b.add(y, residual))), Trace())
-    steps = 1 if op != "log_softmax" else 2
-    assert sum(n.op == "fused" for n in graph.nodes) == steps
+    assert sum(n.op == "fused" for n in graph.nodes) == 1
     feeds = {"x": draw(9, 50), "r": draw(9, 50, seed=1), "w": draw(50, seed=2)}
+    (expected,) = reference(graph, feeds).values()
+    (found,) = Run(graph, feeds, named(target), 3).outputs.values()
+    assert_near(found, expected, 2e-5)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("op", ("group_norm", "instance_norm"))
+def test_channel_norms_with_what_stands_behind(op, target):
+    b = Builder("g")
+    x, w = b.input("x", "f32[2, 6, 5, 7]"), b.input("w", "f32[6]")
+    y = b.op(op, x, w, w, **({"groups": 2} if op == "group_norm" else {}))
+    y = b.add(b.silu(b.mul(y, b.input("gate", "f32[2, 6, 1, 1]"))), b.input("row", "f32[7]"))
+    graph = fuse_regions(b.build(y), Trace())
+    assert sum(n.op == "fused" for n in graph.nodes) == 1
+    feeds = {"x": draw(2, 6, 5, 7), "w": draw(6), "gate": draw(2, 6, 1, 1), "row": draw(7)}
     (expected,) = reference(graph, feeds).values()
     (found,) = Run(graph, feeds, named(target), 3).outputs.values()
     assert_near(found, expected, 2e-5)

@@ -38,7 +38,19 @@ from bitwright.rewrite.driver import prune
 from bitwright.rewrite.trace import Trace
 
 # Anchors whose kernels apply a scalar expression where they store.
-EPILOGUE = frozenset({"matmul", "conv", "attention", "layer_norm", "rms_norm", "softmax"})
+EPILOGUE = frozenset(
+    {
+        "matmul",
+        "conv",
+        "attention",
+        "layer_norm",
+        "rms_norm",
+        "softmax",
+        "log_softmax",
+        "group_norm",
+        "instance_norm",
+    }
+)
 # Anchors that work row by row and can compute what they read.
 PROLOGUE = frozenset({"layer_norm", "rms_norm", "softmax", "log_softmax"})
 

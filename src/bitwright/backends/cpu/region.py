@@ -150,6 +150,14 @@ def close(ctx: Lowering, value: Value) -> View:
     return view if view.strides[-1] == 1 or view.shape[-1] == 1 else ctx.contiguous(value)
 
 
+def reshaped(ctx: Lowering, view: View, shape: Sequence[Size], name: str) -> View:
+    """The view in another shape; copied where its strides forbid it."""
+    found = view.reshape(shape) or ctx.packed(view, name).reshape(shape)
+    if found is None:
+        raise NoKernelError(f"shape {list(view.shape)} cannot be seen as {list(shape)}")
+    return found
+
+
 def collapse(views: Sequence[View], keep: int = 0) -> list[View]:
     """The views of one shape with as few axes as they allow, the last `keep` axes untouched.
 

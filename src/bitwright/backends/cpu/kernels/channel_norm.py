@@ -24,7 +24,7 @@ from bitwright.backends.cpu.emit import (
 from bitwright.backends.cpu.expression import load_computed
 from bitwright.backends.cpu.kernels.formulas import Pass, layer_norm
 from bitwright.backends.cpu.kernels.walk import position, product
-from bitwright.backends.cpu.region import Reads, Row, store
+from bitwright.backends.cpu.region import Part, Reads, Row, store
 from bitwright.ir.dtype import DType
 
 ACCUMULATORS = 4
@@ -39,10 +39,14 @@ class GroupNorm:
     x: Reads
     has_scale: bool
     has_bias: bool
+    after: Part
+    extras: Reads
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return self.element, self.eps, self.x.key, self.has_scale, self.has_bias
+        weights = self.has_scale, self.has_bias
+        after = self.after.expression, self.extras.key
+        return self.element, self.eps, self.x.key, *weights, *after
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -50,8 +54,8 @@ class GroupNorm:
 
     @property
     def signature(self) -> Signature:
-        sizes = ("batches", "groups", "channels", "columns", *self.x.sizes)
-        return Signature((*self.x.names, *self.weights, "y"), sizes)
+        sizes = ("batches", "groups", "channels", "columns", *self.x.sizes, *self.extras.sizes)
+        return Signature((*self.x.names, *self.weights, *self.extras.names, "y"), sizes)
 
 
 def emit_group_norm(module: Module, name: str, kernel: GroupNorm) -> Signature:
@@ -114,15 +118,18 @@ class _Group:
         bias = f.const(self.type, 0.0)
         if kernel.has_bias:
             bias = load_computed(f, element, 1, f.args.pointer("bias"), at)
-        row = kernel.x.at(f, (self.batch, self.group, channel), self.lanes)
+        index = (self.batch, self.group, channel)
+        row, extras = (reads.at(f, index, self.lanes) for reads in (kernel.x, kernel.extras))
         start = (self.row * self.channels + channel) * self.columns
-        y = f.gep(stored(element), f.args.pointer("y"), start)
+        y = f.gep(stored(kernel.after.dtype), f.args.pointer("y"), start)
 
         def body(column: Value, mask: Value | None) -> None:
             (v,) = row.load(column, mask)
             centred = v - f.splat(self.stats[0], self.lanes)
             result = f.fma(centred, factor, f.splat(bias, self.lanes))
-            store(f, result, element, y, column, mask)
+            operands = [result, *extras.load(column, mask)]
+            result = kernel.after.evaluate(f, operands, self.lanes)
+            store(f, result, kernel.after.dtype, y, column, mask)
 
         f.vectors(0, self.columns, self.lanes, body, unroll=2)
 

@@ -13,8 +13,16 @@ from bitwright.backends.cpu.kernels.channel_norm import (
     emit_group_norm,
     emit_lrn,
 )
-from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
-from bitwright.backends.cpu.region import Reads, broadcast, collapse_rows, require_elements
+from bitwright.backends.cpu.lowering import Lowering, RegionView, lowers
+from bitwright.backends.cpu.region import (
+    Reads,
+    broadcast,
+    collapse_rows,
+    operand_views,
+    require_elements,
+    reshaped,
+    split,
+)
 from bitwright.ir.dim import Size, product
 from bitwright.ir.graph import Node, Value
 from bitwright.lir.buffer import View
@@ -23,29 +31,33 @@ from bitwright.lir.buffer import View
 def _as_shape(ctx: Lowering, value: Value, shape: Sequence[Size]) -> View:
     """The value in another shape, with its last axis close."""
     view = ctx.view(value).reshape(shape)
-    if view is None or (view.strides[-1] != 1 and view.shape[-1] != 1):
-        view = ctx.contiguous(value).reshape(shape)
-    if view is None:
-        raise NoKernelError(f"{value.tensor} cannot be seen as {list(shape)}")
-    return view
+    if view is not None and (view.strides[-1] == 1 or view.shape[-1] == 1):
+        return view
+    return reshaped(ctx, ctx.contiguous(value), shape, value.name)
 
 
 @lowers("group_norm", "instance_norm")
 def lower_group_norm(ctx: Lowering, node: Node, region: RegionView) -> None:
-    x, *_ = node.operands
-    weights = dict(zip(("scale", "bias"), node.inputs[1:], strict=False))
-    given = {name: value for name, value in weights.items() if value is not None}
-    require_elements(x.dtype, *(value.dtype for value in given.values()))
+    anchor, after = region.anchor, split(region).after
+    assert anchor is not None
+    x, *_ = (region.outer(value) for value in anchor.operands)
+    weights = dict(zip(("scale", "bias"), anchor.inputs[1:], strict=False))
+    given = {name: region.outer(value) for name, value in weights.items() if value is not None}
+    require_elements(x.dtype, after.dtype, *(value.dtype for value in given.values()))
     batches, channels = x.shape[:2]
-    groups: Size = node.attrs.get("groups", channels)
+    groups: Size = anchor.attrs.get("groups", channels)
     shape = (batches, groups, channels // groups, product(x.shape[2:]))
     reads = Reads("x", [_as_shape(ctx, x, shape)])
-    kernel = GroupNorm(x.dtype, node.attrs["eps"], reads, "scale" in given, "bias" in given)
+    views = operand_views(ctx, region, after.inputs, x.shape)
+    extras = Reads("e", [reshaped(ctx, view, shape, node.name) for view in views])
+    has = "scale" in given, "bias" in given
+    kernel = GroupNorm(x.dtype, anchor.attrs["eps"], reads, *has, after, extras)
     code = ctx.kernel("group_norm", kernel.key, lambda m, name: emit_group_norm(m, name, kernel))
     pointers = {name: ctx.contiguous(value) for name, value in given.items()}
-    pointers |= {**reads.pointers, "y": ctx.output(node.outputs[0])}
+    pointers |= {**reads.pointers, **extras.pointers, "y": ctx.output(node.outputs[0])}
     names = ("batches", "groups", "channels", "columns")
-    ctx.call(code, node, pointers, dict(zip(names, shape, strict=True)) | reads.sizes)
+    sizes = dict(zip(names, shape, strict=True)) | reads.sizes | extras.sizes
+    ctx.call(code, node, pointers, sizes)
 
 
 @lowers("batch_norm")

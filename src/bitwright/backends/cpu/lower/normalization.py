@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from bitwright.backends.cpu.kernels.columns import emit_columns
 from bitwright.backends.cpu.kernels.rows import RowKernel, emit_rows
-from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.lowering import Lowering, RegionView, lowers
 from bitwright.backends.cpu.region import (
     Reads,
     collapse,
     collapse_rows,
     operand_views,
     require_elements,
+    reshaped,
     split,
 )
 from bitwright.ir.dim import Size, product
@@ -67,10 +68,4 @@ def merged(ctx: Lowering, node: Node, views: Sequence[View], axis: int) -> list[
     """The views with all axes from `axis` on as one; copied where their strides forbid it."""
     shape = views[0].shape
     target: tuple[Size, ...] = (*shape[:axis], product(shape[axis:]))
-    found = []
-    for view in views:
-        one = view.reshape(target) or ctx.packed(view, node.name).reshape(target)
-        if one is None:
-            raise NoKernelError(f"shape {list(shape)} cannot be seen as {list(target)}")
-        found.append(one)
-    return found
+    return [reshaped(ctx, view, target, node.name) for view in views]
