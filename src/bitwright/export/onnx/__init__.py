@@ -41,7 +41,8 @@ def export_onnx(
     model = model_proto(
         graph_proto(body, initializers=False), body.scope.session, metadata_of(graph), __version__
     )
-    model.doc_string = graph.meta.get(DOC, "")
+    if doc := graph.meta.get(DOC):
+        model.doc_string = doc
     tensors = [*initializer_items(body), *state_arrays(graph)]
     if path is None:
         if external_data:
