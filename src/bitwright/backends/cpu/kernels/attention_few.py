@@ -158,8 +158,7 @@ class _Query:
         if kernel.has_edges:
             keys = f.splat(f.convert(key, i32), lanes) + f.iota(i32, lanes)
             at = f.splat(f.convert(place.position, i32), lanes)
-            seen = visible(f, kernel, at, keys, i32.vector(lanes))
-            inside = inside if seen is None else f.and_(inside, seen)
+            inside = f.and_(inside, visible(f, kernel, at, keys, i32.vector(lanes)))
         return f.select(inside, score, -math.inf)
 
     def _results(self, part: Segment, first: Value, count: Value, factor: Value) -> None:

@@ -213,10 +213,8 @@ def segments(
     return loop.results
 
 
-def visible(
-    f: Kernel, kernel: Attention, positions: Value, key: Operand, type_: Type
-) -> Value | None:
-    """Lane by lane, whether a query at a position sees a key; None if every one does."""
+def visible(f: Kernel, kernel: Attention, positions: Value, key: Operand, type_: Type) -> Value:
+    """Lane by lane, whether a query at a position sees a key, for a kernel that has edges."""
     seen: list[Value] = []
     key = f.as_value(key, type_)
     if kernel.causal:
@@ -225,7 +223,7 @@ def visible(
         seen.append(f.gt(key, f.sub(positions, kernel.window)))
     if kernel.window_right is not None:
         seen.append(f.le(key, f.add(positions, kernel.window_right)))
-    return f.combine(seen, f.and_) if seen else None
+    return f.combine(seen, f.and_)
 
 
 def mask_bias(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value
@@ -108,7 +109,7 @@ class _Walk:
         with f.loop(0, end, PIECE * unit, carry=(total,)) as loop:
             stop = f.min(loop.index + PIECE * unit, end)
             found = f.vectors(loop.index, stop, unit, body, start, unroll=ACCUMULATORS)
-            together = f.combine(found, lambda a, b: step.join(f, a, b))
+            together = f.combine(found, partial(step.join, f))
             loop.next(step.join(f, loop.carried[0], together))
         return loop.results[0]
 
@@ -139,7 +140,7 @@ class _Rows(_Walk):
 
             start = (f.const(self.vector, step.start),)
             (total,) = self._nest(self.reduced, start, inner)
-            total = f.reduce(total, lambda a, b, step=step: step.join(f, a, b))
+            total = f.reduce(total, partial(step.join, f))
             stats.append(step.finish(f, total, count))
         return self.fold.result(f, stats)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from bitwright.backends.cpu.emit import Kernel, Module, Signature, Type, Value, computed, stored
@@ -168,8 +168,8 @@ class _Emission:
 
         start = (f.const(self.type.vector(self.lanes), step.start),) * ACCUMULATORS
         totals = f.vectors(0, self.columns, self.lanes, body, start, unroll=ACCUMULATORS)
-        together = f.combine(totals, lambda a, b: step.join(f, a, b))
-        total = f.reduce(together, lambda a, b: step.join(f, a, b))
+        together = f.combine(totals, partial(step.join, f))
+        total = f.reduce(together, partial(step.join, f))
         self.stats.append(step.finish(f, total, count))
 
     def _value(self, number: int, column: Value, mask: Value | None) -> Value:

@@ -41,7 +41,7 @@ def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
     assert anchor is not None
     given = dict(zip(NAMES, anchor.inputs, strict=False))
     values = {name: region.outer(v) for name, v in given.items() if v is not None}
-    _check(values)
+    features = _features(values)
     views = {name: close(ctx, v) for name, v in values.items() if name not in ("mask", "lengths")}
     q, k = views["q"], views["k"]
     keys: Size = k.shape[2]
@@ -69,7 +69,7 @@ def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
     require_elements(after.dtype)
     shape = anchor.outputs[0].shape
     extras = Reads("e", operand_views(ctx, region, after.inputs, shape))
-    kernel = _describe(ctx, anchor, views, mask, after, extras)
+    kernel = _describe(ctx, anchor, features, views, mask, after, extras)
     y = ctx.output(node.outputs[0], _order(ctx, node.outputs[0]))
     views |= {"y": y, **extras.pointers}
     for name in ("q", "k", "v", "y", "past_k", "past_v"):
@@ -79,16 +79,20 @@ def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
     ctx.call(code, node, views, sizes | extras.sizes, why=_why(kernel))
 
 
-def _check(values: dict[str, Value]) -> None:
+def _features(values: dict[str, Value]) -> tuple[int, int]:
+    """Features of q and of v; what the kernel does not take is refused."""
     require_elements(*(v.dtype for v in values.values()))
     elements = {name: v.dtype for name, v in values.items() if name not in ("mask", "lengths")}
     for name, element in elements.items():
         if not element.is_float or element != elements["q"]:
             raise NoKernelError(f"attention has no kernel for {name} of {element}")
+    counts = []
     for name in ("q", "v"):
         features = values[name].shape[3]
         if not isinstance(features, int) or not 0 < features <= MOST_FEATURES:
             raise NoKernelError(f"attention has no kernel for {features} features of {name}")
+        counts.append(features)
+    return counts[0], counts[1]
 
 
 def _mask_view(ctx: Lowering, value: Value, scores: tuple[Size, ...]) -> tuple[View, Size]:
@@ -117,14 +121,14 @@ def _order(ctx: Lowering, value: Value) -> tuple[int, ...] | None:
 def _describe(
     ctx: Lowering,
     anchor: Node,
+    features: tuple[int, int],
     views: dict[str, View],
     mask: View | None,
     after: Part,
     extras: Reads,
 ) -> Attention:
     attrs = anchor.attrs
-    features, queries = views["q"].shape[3], views["q"].shape[2]
-    element = views["q"].dtype
+    queries, element = views["q"].shape[2], views["q"].dtype
     scale = attrs.get("scale")
     paths = BOTH
     if isinstance(queries, int):
@@ -134,9 +138,8 @@ def _describe(
         form = KEY_MASK if mask.strides[2] == 0 or queries == 1 else FULL_MASK
     return Attention(
         element,
-        features,
-        views["v"].shape[3],
-        features**-0.5 if scale is None else scale,
+        *features,
+        features[0] ** -0.5 if scale is None else scale,
         attrs["causal"],
         attrs.get("window"),
         attrs.get("window_right"),
