@@ -215,10 +215,11 @@ def _transpose_block(
     stops = [f.min(start + block, size) for start, size in (rows, columns)]
     with f.if_(f.and_(f.ge(rows[1], lanes), f.ge(columns[1], lanes))) as tiles:
         first, second = (f.min(start, size - lanes) for start, size in (rows, columns))
-        with f.loop(second, stops[1], lanes, nonempty=True) as outer:
-            column = f.min(outer.index, stops[1] - lanes)
-            with f.loop(first, stops[0], lanes, nonempty=True) as inner:
-                row = f.min(inner.index, stops[0] - lanes)
+        # along the target: what a tile leaves of a cache line, the next one fills
+        with f.loop(first, stops[0], lanes, nonempty=True) as outer:
+            row = f.min(outer.index, stops[0] - lanes)
+            with f.loop(second, stops[1], lanes, nonempty=True) as inner:
+                column = f.min(inner.index, stops[1] - lanes)
                 _transpose_tile(f, x, y, row, column, vector)
     with tiles.else_():
         # the longer axis is the inner loop
