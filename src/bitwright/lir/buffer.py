@@ -114,6 +114,10 @@ class View:
             strides += [run * stride for stride in inner]
         return replace(self, shape=tuple(shape), strides=tuple(strides))
 
+    def relabel(self, shape: Sequence[Size]) -> View:
+        """A contiguous view in a shape that is known to hold as many elements."""
+        return replace(self, shape=tuple(shape), strides=row_major(shape))
+
     def __str__(self) -> str:
         shape = ", ".join(map(str, self.shape))
         text = f"{self.buffer.name}[{shape}]"

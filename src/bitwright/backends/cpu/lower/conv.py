@@ -19,13 +19,13 @@ from bitwright.backends.cpu.kernels.depthwise import Depthwise, emit_depthwise
 from bitwright.backends.cpu.kernels.matmul import Epilogue, best_tile, is_light, pack
 from bitwright.backends.cpu.lower.matmul import row_tiles_in_cache
 from bitwright.backends.cpu.lower.movement import pad_view
+from bitwright.backends.cpu.lower.product import lower_transposed, lower_windows
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import (
     Part,
     Reads,
     collapse_rows,
     operand_views,
-    require_elements,
     split,
 )
 from bitwright.ir.dim import Size
@@ -57,20 +57,14 @@ def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
     assert anchor is not None
     x, w = region.outer(_present(anchor, 0)), region.outer(_present(anchor, 1))
     weight = constant_value(w)
-    if {x.dtype, w.dtype} != {f32}:
-        raise NoKernelError(f"{x.dtype} with a filter of {w.dtype} has no kernel")
-    if weight is None:
-        raise NoKernelError("the filter is not a constant")
-    if x.rank not in (3, 4):
-        raise NoKernelError(f"there is no kernel for {x.rank - 2} spatial axes")
+    after = split(region).after
+    if weight is None or x.rank not in (3, 4) or {x.dtype, w.dtype, after.dtype} != {f32}:
+        lower_windows(ctx, node, region)
+        return
     window, weight = _window(anchor, weight)
     if len(anchor.inputs) > 2 and anchor.inputs[2] is not None:
         raise NoKernelError("its bias is not an addition of its own")
     image = _image(ctx, x)
-    after = split(region).after
-    require_elements(after.dtype)
-    if after.dtype != f32:
-        raise NoKernelError(f"its epilogue gives {after.dtype}")
     y = _result(ctx, node)
     extra = [_four(v) for v in operand_views(ctx, region, after.inputs, node.outputs[0].shape)]
     lanes = best_tile(ctx.target).lanes
@@ -87,6 +81,9 @@ def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
         finish = _Finish(after, [v.slice(1, first, outer, 1) for v in extra], part, lanes)
         window_in = source.slice(1, group * inner, inner, 1)
         _dense(ctx, node, window_in, weight[first : first + outer], window, part, finish)
+
+
+lowers("conv_transpose")(lower_transposed)
 
 
 def _present(anchor: Node, position: int) -> Value:

@@ -1,7 +1,7 @@
 """Matrix products: rows of x against a weight packed for the register tile.
 
-A constant weight is packed when the program is made. The axes in front of x are rows where the
-weight is one matrix; a product of two batched operands is one call per matrix.
+A constant weight is packed when the program is made, and all axes in front of x are rows. What is
+not f32 times a constant matrix goes to `lower.product`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from bitwright.backends.cpu.kernels.matmul import (
     is_light,
     pack,
 )
+from bitwright.backends.cpu.lower.product import lower_product
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
-from bitwright.backends.cpu.region import Parts, Reads, operand_views, require_elements, split
+from bitwright.backends.cpu.region import Parts, Reads, operand_views, split
 from bitwright.ir.dim import Size, product
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Node, Value, constant_value
@@ -36,15 +37,12 @@ def lower_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     assert anchor is not None
     x, w = anchor.inputs
     assert x is not None and w is not None
-    if {x.dtype, w.dtype, anchor.outputs[0].dtype} != {f32}:
-        raise NoKernelError(f"{x.dtype} times {w.dtype} has no kernel")
     weight = constant_matrix(region.outer(w))
-    if weight is None or weight.ndim != 2:
-        raise NoKernelError("the weight is not one constant matrix")
-    if x.rank < 2:
-        raise NoKernelError("the left operand is a vector")
     parts = split(region)
-    require_elements(parts.after.dtype)
+    types = {x.dtype, w.dtype, anchor.outputs[0].dtype, parts.after.dtype}
+    if types != {f32} or weight is None or weight.ndim != 2 or x.rank < 2:
+        lower_product(ctx, node, region)
+        return
     _lower_rows(ctx, node, region, parts, region.outer(x), weight)
 
 
