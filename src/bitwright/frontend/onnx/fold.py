@@ -10,13 +10,19 @@ from bitwright.errors import BitwrightError
 from bitwright.ir import TensorType, Value
 from bitwright.ir.printer import attr_symbols
 from bitwright.ops.numeric import narrow
+from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import get
 
 Array = np.ndarray[Any, Any]
 MAX_ELEMENTS = 4096
-_NEVER = frozenset(
-    {"input", "state", "host", "custom", "random_uniform", "random_normal", "sample"}
+_REARRANGING = (
+    "bitcast concat expand gather gather_elements gather_nd identity iota one_hot reshape roll "
+    "scatter_elements scatter_nd shape_of sizes slice split tile top_k transpose trilu"
 )
+_REDUCING = "argmax argmin cumprod cumsum"
+CHEAP = frozenset(f"constant parameter {_REARRANGING} {_REDUCING}".split())
+"""Beside elementwise ops and plain reductions: what computes sizes in real models and costs no more
+than its operands and results. A file may ask for windows or products that cost any amount."""
 
 
 class ConstantFolder:
@@ -55,7 +61,7 @@ class ConstantFolder:
         try:
             with np.errstate(all="ignore"):
                 result = opdef.reference(*operands, **opdef.call_attrs(node.attrs))
-        except (BitwrightError, ValueError, IndexError, TypeError, ArithmeticError):
+        except (BitwrightError, ValueError, IndexError, TypeError, ArithmeticError, MemoryError):
             return
         results = result if isinstance(result, tuple) else (result,)
         for output, array in zip(node.outputs, results, strict=True):
@@ -64,7 +70,9 @@ class ConstantFolder:
 
 def _foldable(value: Value) -> bool:
     node = value.node
-    if node.op in _NEVER or node.bodies:
+    opdef = get(node.op)
+    cheap = node.op in CHEAP or node.op.startswith("reduce_") or opdef.kind is Kind.ELEMENTWISE
+    if not cheap or not opdef.deterministic:
         return False
     if any(attr_symbols(attr) for attr in node.attrs.values()):
         return False

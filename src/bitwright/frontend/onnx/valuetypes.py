@@ -46,7 +46,7 @@ class SymbolNames:
             size = parse_size(text)
         except BitwrightError:
             return None
-        if not isinstance(size, Dim):
+        if not isinstance(size, Dim) or size is UNKNOWN:
             return None
         self._by_text.update({s.name: symbol(s.name) for s in size.symbols})
         self._taken |= {s.name for s in size.symbols}
