@@ -17,7 +17,7 @@ from run_kernel import (
 )
 
 from bitwright.backends.cpu.kernels.folds import OPS
-from bitwright.ir import dtype
+from bitwright.ir import dtype, symbol
 from bitwright.ir.types import TensorType
 from bitwright.ops.builder import Builder
 from bitwright.ops.registry import get
@@ -146,3 +146,17 @@ def test_top_k_of_long_rows():
         order = np.argsort(-x, axis=1, kind="stable")[:, :k]
         assert_same(places, order)
         assert_same(values, np.take_along_axis(x, order, axis=1))
+
+
+def test_what_cannot_be_found_is_noted():
+    """An axis that turns out to be empty, and more elements wanted than there are."""
+    empty = np.zeros((3, 0), np.float32)
+    for axis, x in ((1, empty), (0, empty.T)):
+        graph = graph_of("argmax", x, shapes={0: "[m, n]"}, axis=axis)
+        assert Run(graph, {"in0": x}).fault is not None
+    b = Builder("g")
+    x = b.input("x", "f32[3, n]")
+    values, _ = b.top_k(x, k=symbol("n") + 1)
+    assert Run(b.build(values), {"x": draw(3, 5)}).fault[1] == 6
+    graph = graph_of("argmax", np.zeros((0, 3), np.float32), shapes={0: "[m, n]"}, axis=1)
+    assert Run(graph, {"in0": np.zeros((0, 3), np.float32)}).fault is None

@@ -20,6 +20,7 @@ from bitwright.backends.cpu.emit import (
     i64,
     stored,
 )
+from bitwright.backends.cpu.kernels.fault import FAULT_SLOTS, unless_empty
 from bitwright.backends.cpu.kernels.ordering import Order
 from bitwright.backends.cpu.kernels.walk import pieces, position, product
 from bitwright.backends.cpu.region import Part, Reads, Row
@@ -48,7 +49,10 @@ class ArgReduction:
     def signature(self) -> Signature:
         kept = [f"k{axis}" for axis in range(self.kept)]
         reduced = [] if self.along_rows else ["r0"]
-        return Signature((*self.x.names, "y"), (*kept, *reduced, "columns", *self.x.sizes))
+        sizes = (*kept, *reduced, "columns", *self.x.sizes)
+        if self.hard:
+            return Signature((*self.x.names, "y"), sizes)
+        return Signature((*self.x.names, "y", "fault"), (*sizes, *FAULT_SLOTS))
 
 
 def emit_arg_reduction(module: Module, name: str, kernel: ArgReduction) -> Signature:
@@ -72,12 +76,20 @@ class _Emission:
             self._emit_columns()
             return
         begin, end = f.share(product(f, self.kept))
-        with f.loop(begin, end) as loop:
-            place = self._row(position(f, self.kept, loop.index))
-            if self.kernel.hard:
-                self._write_row(loop.index, place)
-            else:
-                f.store(f.convert(place, i64), f.args.pointer("y"), loop.index)
+
+        def rows() -> None:
+            with f.loop(begin, end) as loop:
+                place = self._row(position(f, self.kept, loop.index))
+                if self.kernel.hard:
+                    self._write_row(loop.index, place)
+                else:
+                    f.store(f.convert(place, i64), f.args.pointer("y"), loop.index)
+
+        if self.kernel.hard:  # a row without elements is written by doing nothing
+            with f.if_(f.gt(self.columns, 0)):
+                rows()
+        else:
+            unless_empty(f, self.columns, begin, end, rows)
 
     # along rows
 
@@ -147,6 +159,11 @@ class _Emission:
         chunks = pieces(f, self.columns, lanes)
         space = [*self.kept, chunks]
         begin, end = f.share(product(f, space))
+        size = f.args.size("r0")
+        unless_empty(f, size, begin, end, lambda: self._chunks(begin, end, space, size))
+
+    def _chunks(self, begin: Value, end: Value, space: Sequence[Value], size: Value) -> None:
+        f, lanes = self.f, self.lanes
         with f.loop(begin, end) as loop:
             *index, chunk = position(f, space, loop.index)
             column = chunk * lanes
@@ -157,12 +174,12 @@ class _Emission:
                 return self._value(row, column, mask, lanes)
 
             start = value(0), f.const(self.index, 0)
-            with f.loop(1, f.args.size("r0"), carry=start) as down:
+            with f.loop(1, size, carry=start) as down:
                 v = value(down.index)
                 wins = self._wins(v, down.carried[0])
                 place = f.splat(f.convert(down.index, self.index.scalar), lanes)
                 down.next(
                     f.select(wins, v, down.carried[0]), f.select(wins, place, down.carried[1])
                 )
-            row = f.udiv(loop.index, chunks) * self.columns
+            row = f.udiv(loop.index, space[-1]) * self.columns
             f.store(f.convert(down.results[1], i64), f.args.pointer("y"), row + column, mask=mask)

@@ -26,6 +26,7 @@ from bitwright.backends.cpu.emit import (
     void,
 )
 from bitwright.backends.cpu.expression import load_computed
+from bitwright.backends.cpu.kernels.fault import FAULT_SLOTS, note_fault
 from bitwright.backends.cpu.kernels.ordering import Order
 from bitwright.backends.cpu.kernels.walk import position, product
 from bitwright.backends.cpu.region import Part, Reads, store
@@ -44,8 +45,8 @@ class TopK:
     @property
     def signature(self) -> Signature:
         kept = [f"k{axis}" for axis in range(self.x.rank - 1)]
-        sizes = (*kept, "columns", "count", *self.x.sizes)
-        return Signature((*self.x.names, "values", "places"), sizes)
+        sizes = (*kept, "columns", "count", *self.x.sizes, *FAULT_SLOTS)
+        return Signature((*self.x.names, "values", "places", "fault"), sizes)
 
 
 def emit_top_k(module: Module, name: str, kernel: TopK) -> Signature:
@@ -53,7 +54,11 @@ def emit_top_k(module: Module, name: str, kernel: TopK) -> Signature:
     with module.kernel(name, kernel.signature) as f:
         kept = [f.args.size(f"k{axis}") for axis in range(kernel.x.rank - 1)]
         begin, end = f.share(product(f, kept))
-        with f.if_(f.gt(f.args.size("count"), 0)), f.loop(begin, end) as loop:
+        count, columns = f.args.size("count"), f.args.size("columns")
+        outside = f.ult(columns, count)  # more than there are, or less than none
+        with f.if_(outside) as branch, f.if_(f.lt(begin, end)):
+            note_fault(f, count)
+        with branch.else_(), f.if_(f.gt(count, 0)), f.loop(begin, end) as loop:
             _Row(f, kernel, sift, loop.index, position(f, kept, loop.index)).emit()
     return kernel.signature
 
@@ -120,10 +125,10 @@ class _Row:
     def emit(self) -> None:
         f, count = self.f, self.count
         with f.loop(0, count, nonempty=True) as loop:
-            self._put(self._value(loop.index), loop.index, 0 + loop.index)
+            self._put(self._value(loop.index), loop.index, loop.index)
         with f.loop(0, f.udiv(count, 2)) as loop:
             f.call(self.sift, self.values, self.places, f.udiv(count, 2) - 1 - loop.index, count)
-        f.vectors(count, f.max(self.columns, count), self.lanes, self._compare)
+        f.vectors(count, self.columns, self.lanes, self._compare)
         with f.loop(1, count) as loop:
             last = count - loop.index
             root = self.heap.value(f, self.values, 0), f.load(i64, self.places)

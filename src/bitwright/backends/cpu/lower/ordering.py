@@ -50,7 +50,9 @@ def lower_arg_reduction(ctx: Lowering, node: Node, region: RegionView) -> None:
     kernel = ArgReduction(order, node.attrs["select_last"], before, x, found.kept, found.along_rows)
     code = ctx.kernel(node.op, kernel.key, lambda m, name: emit_arg_reduction(m, name, kernel))
     y = ctx.output(node.outputs[0])
-    ctx.call(code, node, {**x.pointers, "y": y}, found.sizes | x.sizes, why=found.why)
+    pointers = {**x.pointers, "y": y, "fault": ctx.fault()}
+    sizes = found.sizes | x.sizes | {"node": ctx.number(node)}
+    ctx.call(code, node, pointers, sizes, why=found.why)
 
 
 @lowers("hardmax")
@@ -82,8 +84,8 @@ def lower_top_k(ctx: Lowering, node: Node, region: RegionView) -> None:
     code = ctx.kernel("top_k", kernel.key, lambda m, name: emit_top_k(m, name, kernel))
     values, places = (ctx.output(value, order) for value in node.outputs)
     sizes = {f"k{n}": size for n, size in enumerate(views[0].shape[:-1])}
-    sizes |= {"columns": views[0].shape[-1], "count": count}
-    pointers = {**x.pointers, "values": values, "places": places}
+    sizes |= {"columns": views[0].shape[-1], "count": count, "node": ctx.number(node)}
+    pointers = {**x.pointers, "values": values, "places": places, "fault": ctx.fault()}
     ctx.call(code, node, pointers, sizes | x.sizes, writes=("values", "places"))
 
 
