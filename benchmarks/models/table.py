@@ -27,3 +27,5 @@ class Model:
     limit: float = F32_LIMIT
     """The largest error relative to the output's scale; above 1e-4 only where `why` says so."""
     why: str = ""
+    no_export: str = ""
+    """Why ONNX cannot hold the graph again, where that is so."""
