@@ -35,6 +35,9 @@ class Golden:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite golden texts")
+    parser.addoption(
+        "--random-graphs", type=int, default=200, help="random graphs to compile (nightly: 10000)"
+    )
 
 
 @pytest.fixture

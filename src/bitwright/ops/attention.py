@@ -86,7 +86,8 @@ def _check_operands(
     require_size("axis 1 of v", v.shape[1], k.shape[1])
     require_size("axis 2 of v", v.shape[2], k.shape[2])
     heads, groups = q.shape[1], k.shape[1]
-    if isinstance(heads, int) and isinstance(groups, int) and (not groups or heads % groups):
+    known = isinstance(heads, int) and isinstance(groups, int)
+    if known and (heads % groups if groups else heads):
         raise InferenceError(
             "the heads of q do not share those of k evenly",
             expected=f"a multiple of {groups}",

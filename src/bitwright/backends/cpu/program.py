@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,8 @@ class Program:
                 memory, stretches = Grown(bindings), self._stretches
             seen: set[Node] = set()
             self._enter(memory, objects)
-            results = self._outputs(memory, out or {}) if self._is_planned else {}
+            apart = _apart(out or {}, objects.values())
+            results = self._outputs(memory, apart) if self._is_planned else {}
             for stretch in stretches:
                 if isinstance(stretch, HostStep):
                     self._host(stretch, memory, objects)
@@ -212,11 +213,9 @@ class Program:
             view = self.schedule.outputs.get(name)
             if view is None:
                 answer[name] = _held_object(value, objects)
-            elif name in results:
-                answer[name] = results[name]
             else:
-                found = memory.array(view)
-                if name in out:
+                found = results[name] if name in results else memory.array(view)
+                if name in out and found is not out[name]:
                     _check_out(name, out[name], found.shape, found.dtype)
                     out[name][...] = found
                 answer[name] = out.get(name, found)
@@ -231,6 +230,16 @@ def _held_object(value: Value, objects: Mapping[Value, Any]) -> Any:
     if value in objects:
         return objects[value]
     return value.node.attrs["value"]
+
+
+def _apart(out: Mapping[str, Array], inputs: Iterable[Any]) -> dict[str, Array]:
+    """The arrays for outputs that lie in no input: those can be written while inputs are read."""
+    read = [array for array in inputs if isinstance(array, np.ndarray)]
+    return {
+        name: array
+        for name, array in out.items()
+        if not any(np.may_share_memory(array, other) for other in read)
+    }
 
 
 def _check_out(name: str, array: Array, shape: tuple[int, ...], element: Any) -> None:
