@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onnx import AttributeProto, NodeProto
+from onnx import AttributeProto, GraphProto, NodeProto
 
 from bitwright.errors import ImportModelError
 from bitwright.frontend.onnx.read import ModelFile
@@ -96,6 +96,11 @@ class OnnxNode:
 
     def items(self, name: str, default: Any = None) -> Any:
         return self._typed(name, default, (list,), "a list")
+
+    def graph(self, name: str) -> GraphProto:
+        self.require(name)
+        graph: GraphProto = self._typed(name, None, (GraphProto,), "a graph")
+        return graph
 
 
 def read_attributes(

@@ -29,7 +29,7 @@ Types = list[ValueType]
 @imports("If")
 def if_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     condition = inputs[0]
-    then, otherwise = node.require("then_branch"), node.require("else_branch")
+    then, otherwise = node.graph("then_branch"), node.graph("else_branch")
     known = ctx.all_sizes(condition)
     if known is not None and len(known) == 1 and isinstance(known[0], int):
         return ctx.inline(then if known[0] else otherwise)
@@ -82,7 +82,7 @@ def _only_squeezes(graph: GraphProto) -> bool:
 @imports("Loop")
 def loop(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     trip_count, condition, *carried = inputs
-    graph = node.require("body")
+    graph = node.graph("body")
     _require_inputs(node, graph, 2 + len(carried))
     scalars = [None if v is None else ctx.reshape(v, []) for v in (trip_count, condition)]
     body = _loop_body(ctx, graph, carried)
@@ -160,7 +160,7 @@ def scan(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 
 def _scan(ctx: Context, node: OnnxNode, inputs: list[Value], options: dict[str, Any]) -> Results:
-    graph, scanned = node.require("body"), node.require("num_scan_inputs")
+    graph, scanned = node.graph("body"), node.require("num_scan_inputs")
     _require_inputs(node, graph, len(inputs))
     states = len(inputs) - scanned
     carried, sequences = inputs[:states], inputs[states:]

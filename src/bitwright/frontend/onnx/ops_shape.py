@@ -193,6 +193,11 @@ def _windows(
     axes: Sequence[int],
     steps: Sequence[int],
 ) -> list[tuple[Size, Size]]:
+    lengths = [len(numbers) for numbers in (starts, stops, axes, steps)]
+    if len(set(lengths)) > 1:
+        raise ImportModelError(
+            "starts, ends, axes and steps have different lengths", found=str(lengths)
+        )
     places = [normalize_axis(axis, x.rank) for axis in axes]
     rows = zip(places, starts, stops, steps, strict=True)
     return [normalize_slice(x.shape[axis], start, stop, step) for axis, start, stop, step in rows]
