@@ -33,8 +33,11 @@ from bitwright.backends.cpu.kernels.walk import pieces, product, walk
 WORD = {1: i8, 2: i16, 4: i32, 8: i64}
 """The type that stands for an element of so many bytes."""
 PIECE_BYTES = 16384
-BLOCK_BYTES = 256
-"""The sides of the blocks in which a transpose goes through memory: whole cache lines."""
+BLOCK = 128
+"""Elements on the sides of the blocks in which a transpose goes through memory: each row is a page
+to look up, and both sides of a block fit the second cache."""
+AHEAD_BYTES = 128
+"""How far ahead of its stores a transpose asks for the lines it will write."""
 Row = Callable[[Value, Value, Value], None]
 
 
@@ -171,7 +174,7 @@ def emit_transpose(module: Module, name: str, rank: int, width: int, lanes: int)
     close = (f"x{rank - 2}", f"y{rank - 1}")
     slots = [f"{letter}{axis}" for letter in "nxy" for axis in range(rank)]
     signature = Signature("xy", [slot for slot in slots if slot not in close])
-    word, block = WORD[width], BLOCK_BYTES // width
+    word, block = WORD[width], BLOCK
     with module.kernel(name, signature) as f:
         *outer, rows, columns = (f.args.size(f"n{axis}") for axis in range(rank))
         strides: dict[str, list[Operand]] = {
@@ -245,6 +248,10 @@ def _transpose_tile(
     lanes = vector.lanes
     x_start = f.gep(vector, x[0], column * x[1] + row)
     y_start = f.gep(vector, y[0], row * y[1] + column)
+    if vector.bytes > 1:  # rows of bytes share a line with the tiles to come
+        ahead = f.offset(y_start, AHEAD_BYTES)
+        for turn in range(lanes):
+            f.prefetch(f.gep(vector, ahead, y[1] * turn) if turn else ahead, write=True)
     loaded = [f.load(vector, x_start, x[1] * turn if turn else 0) for turn in range(lanes)]
     for turn, value in enumerate(transposed(f, loaded)):
         f.store(value, y_start, y[1] * turn if turn else 0)
