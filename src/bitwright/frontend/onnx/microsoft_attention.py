@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.microsoft_base import count_up, microsoft, refuse
+from bitwright.frontend.onnx.microsoft_base import count_up, microsoft, refuse, required
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.ops_attention import join_heads, split_heads
 from bitwright.frontend.onnx.registry import Results
@@ -45,7 +45,7 @@ def attend_projected(
         raise refuse(node, "it rotates positions, or past and present share a buffer")
     third = projected.shape[2] // 3
     sizes = node.items("qkv_hidden_sizes") or [third, third, third]
-    heads = node.require("num_heads")
+    heads = required(node, "num_heads")
     q, k, v = (
         split_heads(ctx, node, part, heads)
         for part in ctx.b.split(projected, axis=2, sizes=tuple(sizes))
@@ -202,7 +202,7 @@ def _heads(
     bias: Value | None,
 ) -> tuple[Value, Value, Value]:
     """q, k and v as [batch, heads, length, features], with the bias of their projection added."""
-    heads = node.require("num_heads")
+    heads = required(node, "num_heads")
     if query.rank == 5:  # [batch, length, heads, 3, features]
         q, k, v = _packed(ctx, query, 3)
         return _with_bias(ctx, node, [q, k, v], bias, heads)

@@ -107,6 +107,13 @@ def standard(
     return all_mappings()["", op_type](ctx, alike, Inputs(inputs))
 
 
+def required(node: OnnxNode, name: str) -> int:
+    """An integer attribute that must be there."""
+    node.require(name)
+    number: int = node.integer(name)
+    return number
+
+
 def refuse(node: OnnxNode, what: str) -> UnsupportedError:
     return UnsupportedError(f"is not supported: {what}", where=node.where)
 

@@ -217,7 +217,7 @@ def affine(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @microsoft("ScaledTanh", "ParametricSoftplus", domain="")
 def two_parameters(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    numbers = node.require("alpha"), node.require("beta")
+    numbers = node.number("alpha", 1.0), node.number("beta", 1.0)
     return ACTIVATIONS[node.op_type](ctx, inputs[0], numbers)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from bitwright.errors import ImportModelError
 from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.microsoft_base import count_up, microsoft, refuse
+from bitwright.frontend.onnx.microsoft_base import count_up, microsoft, refuse, required
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.ops_attention import join_heads, split_heads
 from bitwright.frontend.onnx.registry import Results
@@ -88,7 +88,7 @@ def _heads(
     ctx: Context, node: OnnxNode, query: Value, key: Value | None, value: Value | None
 ) -> tuple[Value, Value, Value]:
     """[batch, heads, length, features] each; without a key, the query holds all three."""
-    heads, groups = node.require("num_heads"), node.require("kv_num_heads")
+    heads, groups = required(node, "num_heads"), required(node, "kv_num_heads")
     if heads < 1 or groups < 1 or heads % groups:
         raise ImportModelError(
             "the heads of the query do not share those of the key evenly",
@@ -198,7 +198,7 @@ def _with_sink(
     added = ctx.b.where(seen, ctx.like(q, 0), ctx.like(q, -np.inf))
     if bias is not None:
         added = ctx.b.add(added, bias)
-    count = node.require("num_heads")
+    count = required(node, "num_heads")
     score = ctx.const(np.zeros(1), q.dtype) if sink is None else sink
     first = ctx.reshape(score, [1, score.shape[0], 1, 1])
     shape = (batch, count, added.shape[2], 1)

@@ -15,7 +15,7 @@ import numpy as np
 
 from bitwright.errors import ImportModelError
 from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.microsoft_base import microsoft, refuse
+from bitwright.frontend.onnx.microsoft_base import microsoft, refuse, required
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.registry import Results
 from bitwright.frontend.onnx.tensor import unpack
@@ -88,7 +88,7 @@ def matmul_nbits(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
         raise refuse(node, "its columns are reordered (g_idx), which is deprecated")
     if node.flag("weight_prepacked"):
         raise refuse(node, "its weights are laid out for one GPU kernel")
-    columns, rows, block = node.require("K"), node.require("N"), node.require("block_size")
+    columns, rows, block = required(node, "K"), required(node, "N"), required(node, "block_size")
     bits = weight_bits(node)
     if min(columns, rows, block) < 1 or block * bits % 8:
         raise ImportModelError(
@@ -163,8 +163,8 @@ def _from_bytes(
 @microsoft("MatMulBnb4", needs=3)
 def matmul_bnb4(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, packed, scale = inputs[0], inputs[1], inputs[2]
-    columns, rows, block = node.require("K"), node.require("N"), node.require("block_size")
-    kind = node.require("quant_type")
+    columns, rows, block = required(node, "K"), required(node, "N"), required(node, "block_size")
+    kind = required(node, "quant_type")
     if not node.flag("transB", 1):
         raise refuse(node, "transB is 0, which training asks for")
     if kind not in (0, 1) or min(columns, rows, block) < 1:

@@ -96,7 +96,7 @@ def fused_matmul(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 @microsoft("FusedMatMulActivation", needs=2)
 def fused_matmul_activation(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     y = _one(fused_matmul(ctx, node, inputs))
-    name = node.require("activation")
+    name = node.text("activation", "")
     if name == "Softmax":
         return ctx.b.softmax(y, axis=node.integer("activation_axis", -1))
     return activate(ctx, node, y, name, _activation_numbers(node, name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.microsoft_base import microsoft, refuse
+from bitwright.frontend.onnx.microsoft_base import microsoft, refuse, required
 from bitwright.frontend.onnx.microsoft_nn import channels_first, channels_last
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.registry import Results
@@ -116,10 +116,10 @@ def group_norm(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
             if term is not None:
                 total = ctx.b.add(total, _per_channel(ctx, term, x.rank, last))
     gamma, beta = (ctx.cast(v, x.dtype) for v in (gamma, beta))
-    eps, groups = node.number("epsilon", 1e-5), node.require("groups")
+    eps, groups = node.number("epsilon", 1e-5), required(node, "groups")
     y = channels_first(ctx, total) if last else total
     y = ctx.b.group_norm(y, gamma, beta, groups=groups, eps=eps)
-    if node.require("activation") == 1:
+    if required(node, "activation") == 1:
         y = ctx.b.silu(y)
     return [channels_last(ctx, y) if last else y, total]
 

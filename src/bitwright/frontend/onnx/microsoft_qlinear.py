@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from bitwright.errors import ImportModelError
 from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.microsoft_base import microsoft, scalar, standard
+from bitwright.frontend.onnx.microsoft_base import microsoft, required, scalar, standard
 from bitwright.frontend.onnx.microsoft_nn import channels_first, channels_last
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.registry import Results
@@ -60,7 +60,7 @@ def qlinear_leaky_relu(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @microsoft("QLinearSoftmax", needs=2)
 def qlinear_softmax(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    version, axis = node.require("opset"), node.integer("axis", -1)
+    version, axis = required(node, "opset"), node.integer("axis", -1)
     return _through(ctx, inputs, lambda x: standard(ctx, node, "Softmax", [x], version, axis=axis))
 
 
@@ -95,7 +95,7 @@ def qlinear_concat(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     triples = zip(rest[::3], rest[1::3], rest[2::3], strict=True)
     parts = [real(ctx, x, scale, zero) for x, scale, zero in triples]
     return coded(
-        ctx, ctx.b.concat(*parts, axis=node.require("axis")), y_scale, y_zero, y_zero.dtype
+        ctx, ctx.b.concat(*parts, axis=required(node, "axis")), y_scale, y_zero, y_zero.dtype
     )
 
 

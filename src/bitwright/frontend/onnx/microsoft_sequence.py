@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bitwright.errors import ImportModelError
 from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.microsoft_base import microsoft, refuse
+from bitwright.frontend.onnx.microsoft_base import microsoft, refuse, required
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.ops_attention import join_heads, split_heads
 from bitwright.frontend.onnx.registry import Results
@@ -41,7 +41,7 @@ def causal_conv_with_state(ctx: Context, node: OnnxNode, inputs: Inputs) -> Resu
 @microsoft("LinearAttention", needs=3)
 def linear_attention(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     query, key, value, past, decay, beta = (inputs[i] for i in range(6))
-    heads, groups = node.require("q_num_heads"), node.require("kv_num_heads")
+    heads, groups = required(node, "q_num_heads"), required(node, "kv_num_heads")
     rule = node.text("update_rule", "gated_delta")
     if rule not in ("delta", "gated_delta"):
         raise refuse(node, f"the update rule {rule!r} has no op here")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bitwright.errors import ImportModelError
 from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.microsoft_base import microsoft, standard
+from bitwright.frontend.onnx.microsoft_base import microsoft, required, standard
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.registry import Results
 from bitwright.ir.types import normalize_axis
@@ -69,7 +70,7 @@ def unique(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 @microsoft("UnfoldTensor")
 def unfold_tensor(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     """Overlapping pieces of an axis; a new last axis runs through each piece."""
-    x, size, step = inputs[0], node.require("size"), node.integer("step", 1)
+    x, size, step = inputs[0], required(node, "size"), node.integer("step", 1)
     axis = normalize_axis(node.integer("dim", -1), x.rank)
     pieces = (x.shape[axis] - size) // step + 1
     starts = ctx.b.mul(ctx.b.iota(length=pieces, dtype="i64"), ctx.const(step))
@@ -83,8 +84,12 @@ def unfold_tensor(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 @microsoft("Crop", domain="")
 def crop(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     """An image without its border (left, top, right, bottom), or `scale` of it from there on."""
-    x, (left, top, right, bottom) = inputs[0], node.require("border")
-    size = node.items("scale")
+    x, border, size = inputs[0], node.items("border", []), node.items("scale")
+    if x.rank != 4 or len(border) != 4 or len(size or (0, 0)) != 2:
+        raise ImportModelError(
+            "its border, scale or operand does not fit", where=node.where, found=f"{border}, {size}"
+        )
+    left, top, right, bottom = border
     if size:
         stop_y, stop_x = top + size[0], left + size[1]
     else:
