@@ -36,6 +36,8 @@ PIECE_BYTES = 16384
 BLOCK = 128
 """Elements on the sides of the blocks in which a transpose goes through memory: each row is a page
 to look up, and both sides of a block fit the second cache."""
+ALIGN_FROM = 16
+"""Rows of at least so many vectors are worth aligning their stores."""
 AHEAD_BYTES = 128
 """How far ahead of its stores a transpose asks for the lines it will write."""
 Row = Callable[[Value, Value, Value], None]
@@ -108,8 +110,12 @@ def copy_bytes(f: Function, x: Value, y: Value, count: Value) -> None:
     size = f.target.vector_bytes
     vector = i8.vector(size)
     with f.if_(f.ge(count, size)) as long:
-        whole = f.and_(count, -4 * size)
-        with f.loop(0, whole, 4 * size) as loop:
+        f.store(f.load(vector, x), y)
+        # a long row goes on where the target's next line starts: stores across two lines cost more
+        head = f.and_(f.neg(f.emit(i64, f"ptrtoint ptr {y.text} to i64")), size - 1)
+        start = f.select(f.ge(count, ALIGN_FROM * size), head, 0)
+        whole = start + f.and_(count - start, -4 * size)
+        with f.loop(start, whole, 4 * size) as loop:
             at = [loop.index + turn * size for turn in range(4)]
             for place, value in [(place, f.load(vector, x, place)) for place in at]:
                 f.store(value, y, place)
