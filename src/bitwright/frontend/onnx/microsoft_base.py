@@ -66,12 +66,18 @@ REFUSED = {
 }
 
 
-def microsoft(*op_types: str, needs: int = 1, domain: str = DOMAIN) -> Callable[[Mapping], Mapping]:
+def microsoft(
+    *op_types: str, needs: int = 1, most: int | None = None, domain: str = DOMAIN
+) -> Callable[[Mapping], Mapping]:
     """Register the importer of these ops; their first `needs` operands must be there."""
 
     def register(function: Mapping) -> Mapping:
         @wraps(function)
         def checked(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+            if most is not None and len(inputs) > most:
+                raise ImportModelError(
+                    "has too many inputs", where=node.where, expected=most, found=len(inputs)
+                )
             for index in range(needs):
                 if inputs[index] is None:
                     raise ImportModelError(

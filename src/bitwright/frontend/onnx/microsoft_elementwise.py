@@ -118,19 +118,19 @@ def bias_split_gelu(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     return ctx.b.mul(left, ctx.b.gelu(right))
 
 
-@microsoft("BiasAdd", needs=3)
+@microsoft("BiasAdd", needs=3, most=3)
 def bias_add(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, bias, skip = inputs
     return ctx.b.add(ctx.b.add(x, bias), skip)
 
 
-@microsoft("GatedAdd", needs=3)
+@microsoft("GatedAdd", needs=3, most=3)
 def gated_add(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, y, gate = inputs
     return ctx.b.add(x, ctx.b.mul(y, gate))
 
 
-@microsoft("BiasSoftmax", needs=2)
+@microsoft("BiasSoftmax", needs=2, most=2)
 def bias_softmax(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     """softmax(x + bias) over the axes from `axis` on, taken together.
 
@@ -167,7 +167,7 @@ def _require_inference(ctx: Context, node: OnnxNode, training: Value | None) -> 
         raise refuse(node, "dropout while training draws random numbers")
 
 
-@microsoft("ComplexMul", "ComplexMulConj", needs=2)
+@microsoft("ComplexMul", "ComplexMulConj", needs=2, most=2)
 def complex_mul(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     """Products of numbers whose parts stand in a last axis of size 2."""
     (a, b), (c, d) = (ctx.b.split(x, axis=-1, sizes=(1, 1)) for x in inputs)

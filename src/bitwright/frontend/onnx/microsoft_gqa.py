@@ -20,7 +20,7 @@ from bitwright.ir import Size, Value
 from bitwright.ir.dim import max_size
 
 
-@microsoft("RotaryEmbedding", needs=4)
+@microsoft("RotaryEmbedding", needs=4, most=4)
 def rotary_embedding(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, positions, cos, sin = inputs
     if node.flag("is_packed_batching"):

@@ -126,7 +126,7 @@ def inverse(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     return ctx.cast(ctx.b.solve(wide, identity), x.dtype)
 
 
-@microsoft("CDist", needs=2)
+@microsoft("CDist", needs=2, most=2)
 def cdist(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     """Distances between rows: |a|^2 + |b|^2 - 2 a b', its root unless they are to stay squared."""
     x, y = inputs
@@ -157,7 +157,7 @@ def real_fourier(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     return ctx.squeeze(signal, [-1])
 
 
-@microsoft("CropAndResize", needs=4)
+@microsoft("CropAndResize", needs=4, most=4)
 def crop_and_resize(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     """Boxes [y1, x1, y2, x2] of the unit square, sampled on a grid whose corners are theirs."""
     x, boxes, images, target = inputs

@@ -134,7 +134,7 @@ def _per_channel(ctx: Context, x: Value, rank: int, last: bool) -> Value:
     return ctx.reshape(x, [*batch, *spatial, channels] if last else [*batch, channels, *spatial])
 
 
-@microsoft("GatedRMSNorm", needs=3)
+@microsoft("GatedRMSNorm", needs=3, most=3)
 def gated_rms_norm(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     """rms_norm(x) * scale * activation(gate), in groups as long as the scale"""
     x, scale, gate = inputs

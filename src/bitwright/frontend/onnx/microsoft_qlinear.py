@@ -90,7 +90,7 @@ def _pooled(ctx: Context, node: OnnxNode, inputs: Inputs, op_type: str, version:
 @microsoft("QLinearConcat", needs=5)
 def qlinear_concat(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     y_scale, y_zero, *rest = inputs
-    if len(rest) % 3:
+    if len(rest) % 3 or None in rest:
         raise ImportModelError("its operands are not in threes", where=node.where)
     triples = zip(rest[::3], rest[1::3], rest[2::3], strict=True)
     parts = [real(ctx, x, scale, zero) for x, scale, zero in triples]
@@ -99,7 +99,7 @@ def qlinear_concat(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     )
 
 
-@microsoft("QLinearWhere", needs=9)
+@microsoft("QLinearWhere", needs=9, most=9)
 def qlinear_where(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     condition, x, x_scale, x_zero, y, y_scale, y_zero, z_scale, z_zero = inputs
     left, right = real(ctx, x, x_scale, x_zero), real(ctx, y, y_scale, y_zero)

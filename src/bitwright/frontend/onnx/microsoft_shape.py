@@ -25,7 +25,7 @@ def gather_nd(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     return ctx.b.gather_nd(inputs[0], inputs[1])
 
 
-@microsoft("GridSample", needs=2)
+@microsoft("GridSample", needs=2, most=2)
 def grid_sample(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     """ONNX's op, but for cubic sampling with a border: here each of the 16 neighbours is moved to
     the border, there the point itself is. Both agree on an image whose border is repeated."""
