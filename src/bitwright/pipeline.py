@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from bitwright.backends.cpu.program import Program
 from bitwright.errors import BitwrightError
 from bitwright.executable import Executable, Reference
 from bitwright.frontend.load import load
 from bitwright.passes.canonicalize import canonicalize
 from bitwright.passes.eliminate_common import eliminate_common
 from bitwright.passes.eliminate_dead import eliminate_dead
+from bitwright.passes.expand_composites import expand_composites
 from bitwright.passes.fold_batch_norm import fold_batch_norm
 from bitwright.passes.fold_constants import fold_constants
 from bitwright.passes.freeze_parameters import freeze_parameters
@@ -18,6 +20,9 @@ from bitwright.passes.manager import History, Pass, run_passes
 from bitwright.passes.merge_projections import merge_projections
 from bitwright.passes.recognize_composites import recognize_composites
 from bitwright.passes.resolve_shapes import resolve_shapes
+from bitwright.passes.separate_bias import separate_bias
+from bitwright.target import host
+from bitwright.warn import warn_once
 
 # Keeps parameters as parameters: what training and calibration start from.
 SIMPLIFY: tuple[Pass, ...] = (canonicalize, recognize_composites, canonicalize, eliminate_dead)
@@ -32,12 +37,22 @@ INFERENCE: tuple[Pass, ...] = (
     eliminate_dead,
 )
 
+# What the CPU backend wants on top: large products, and regions for its kernels.
+CPU: tuple[Pass, ...] = (
+    merge_projections,
+    separate_bias,
+    expand_composites,
+    canonicalize,
+    fuse_regions,
+)
+
 PASSES: dict[str, Pass] = {
     function.__name__: function
     for function in (
         canonicalize,
         eliminate_common,
         eliminate_dead,
+        expand_composites,
         fold_batch_norm,
         fold_constants,
         freeze_parameters,
@@ -45,6 +60,7 @@ PASSES: dict[str, Pass] = {
         merge_projections,
         recognize_composites,
         resolve_shapes,
+        separate_bias,
     )
 }
 
@@ -54,15 +70,23 @@ def compile(
 ) -> Executable:
     """Make a model (graph, path, bytes or ModelProto) ready to run.
 
-    `threads` None means as many as the machine has cores. The graph is executed by the reference
-    interpreter, which computes in one thread and in the model's own precision.
+    `target` is "cpu" (machine code for this processor, generated here) or "reference" (the
+    interpreter). `threads` None means as many as the machine has cores. A node without a kernel
+    runs in the interpreter as a host step: `explain` shows it, and one warning names it.
     """
-    if target != "cpu":
-        raise BitwrightError(f"there is no target {target!r}", expected="'cpu'")
+    if target not in ("cpu", "reference"):
+        raise BitwrightError(f"there is no target {target!r}", expected="'cpu' or 'reference'")
     if precision != "f32":
         raise BitwrightError(f"there is no precision {precision!r}", expected="'f32'")
     if threads is not None and threads < 1:
         raise BitwrightError("threads must be at least 1", found=threads)
     history = History()
     graph = run_passes(load(model), INFERENCE, history)
-    return Executable(graph, history, Reference(graph))
+    if target == "reference":
+        return Executable(graph, history, Reference(graph))
+    machine = host()
+    fused = run_passes(graph, CPU, history)
+    program = Program(fused, machine, threads or machine.cores)
+    for step in program.schedule.host_steps:
+        warn_once(f"op {step.op.op}", f"runs in the reference interpreter: {step.why}")
+    return Executable(graph, history, program)
