@@ -1,0 +1,144 @@
+"""Composite ops without kernels of their own become the ops that kernels compute.
+
+    cross_entropy   log_softmax, one gathered log probability per label, and a weighted sum
+    dequantize      (q - zero_point) · scale in f32
+    quantize        clip(rne(x / scale) + zero_point), NaN being the zero point
+
+Half floats are computed in f32 between their ends, so that only the result is rounded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitwright.ir.dtype import DType, f32, f64, i32, i64
+from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ops.quantize import is_code
+from bitwright.rewrite import Match, Rule, Trace, rewrite
+
+# Far beyond any number of classes: a label below 0 is no class either.
+_NO_CLASS = 2**31 - 1
+_PLAIN = ("i8", "u8", "i16", "u16")
+
+
+def expand_composites(graph: Graph, trace: Trace) -> Graph:
+    return rewrite(graph, RULES, trace)
+
+
+def _in_f32(op: Any, x: Value) -> Value:
+    return op.cast(x, to=f32) if x.dtype.bits < 32 else x
+
+
+def _as(op: Any, x: Value, element: DType) -> Value:
+    return x if x.dtype == element else op.cast(x, to=element)
+
+
+# losses
+
+
+def _cross_entropy(op: Any, m: Match) -> Any:
+    node = m.root
+    logits, labels, weights = (*node.inputs, None)[:3]
+    element, attrs = logits.dtype, node.attrs
+    scores = _in_f32(op, logits)
+    log_probs = scores if attrs["from_log_probs"] else op.log_softmax(scores, axis=1)
+    ignored = None
+    if attrs.get("ignore_index") is not None:
+        ignored = op.eq(labels, op.constant(attrs["ignore_index"], labels.dtype))
+    valid = op.where(op.lt(labels, 0), op.constant(_NO_CLASS, labels.dtype), labels)
+    known = valid if ignored is None else op.where(ignored, op.constant(0, labels.dtype), valid)
+    column = op.reshape(known, shape=(known.shape[0], 1, *known.shape[1:]))
+    chosen = op.reshape(op.gather_elements(log_probs, column, axis=1), shape=known.shape)
+    weight = None if weights is None else op.gather(_in_f32(op, weights), known, axis=0)
+    if ignored is not None:
+        one = op.constant(1, chosen.dtype) if weight is None else weight
+        weight = op.where(ignored, op.constant(0, chosen.dtype), one)
+    loss = op.neg(chosen if weight is None else op.mul(chosen, weight))
+    if ignored is not None:  # 0, also where the logarithm is infinite
+        loss = op.where(ignored, op.constant(0, chosen.dtype), loss)
+    return _as(op, _reduced(op, loss, weight, attrs["reduction"]), element)
+
+
+def _reduced(op: Any, loss: Value, weight: Value | None, reduction: str) -> Value:
+    axes = tuple(range(loss.rank))
+    if reduction == "none":
+        return loss
+    if reduction == "mean" and weight is None:
+        return op.reduce_mean(loss, axes=axes, keepdims=False)
+    total = op.reduce_sum(loss, axes=axes, keepdims=False)
+    if reduction == "sum" or weight is None:
+        return total
+    return op.div(total, op.reduce_sum(weight, axes=axes, keepdims=False))
+
+
+# codes
+
+
+def _spread(op: Any, parameter: Value | None, x: Value, node: Node) -> Value | None:
+    """A scale or zero point so that it broadcasts over x."""
+    if parameter is None:
+        return None
+    axis = node.attrs.get("axis")
+    if axis is None:
+        return op.reshape(parameter, shape=())
+    at = axis % x.rank
+    if not node.attrs.get("block"):
+        return op.reshape(parameter, shape=[x.shape[at] if i == at else 1 for i in range(x.rank)])
+    block = node.attrs["block"]
+    shape = parameter.shape
+    wide = op.reshape(parameter, shape=(*shape[: at + 1], 1, *shape[at + 1 :]))
+    wide = op.expand(wide, shape=(*shape[: at + 1], block, *shape[at + 1 :]))
+    whole = op.reshape(wide, shape=(*shape[:at], shape[at] * block, *shape[at + 1 :]))
+    if shape[at] * block == x.shape[at]:
+        return whole
+    return op.slice(whole, starts=[0], stops=[x.shape[at]], steps=[1], axes=[at])
+
+
+def _dequantize(op: Any, m: Match) -> Any:
+    node = m.root
+    codes, scale, zero_point = (*node.inputs, None)[:3]
+    result = node.types[0].dtype
+    wide = f64 if f64 in (result, scale.dtype) else f32
+    distance = _as(op, codes, i64 if codes.dtype == i32 else i32)
+    offset = _spread(op, zero_point, codes, node)
+    if offset is not None:
+        distance = op.sub(distance, _as(op, offset, distance.dtype))
+    factor = _as(op, _spread(op, scale, codes, node), wide)
+    return _as(op, op.mul(_as(op, distance, wide), factor), result)
+
+
+def _quantize(op: Any, m: Match) -> Any:
+    node = m.root
+    x, scale, zero_point = (*node.inputs, None)[:3]
+    to: DType = node.attrs["to"]
+    precision = node.attrs.get("precision") or scale.dtype
+    factor = _spread(op, scale, x, node)
+    whole = op.round(op.div(_as(op, x, precision), _as(op, factor, precision)))
+    offset = _spread(op, zero_point, x, node)
+    if offset is not None:
+        offset = _as(op, offset, whole.dtype)
+        whole = op.add(whole, offset)
+    codes = op.clip(whole, op.constant(to.min, whole.dtype), op.constant(to.max, whole.dtype))
+    rest = op.constant(0, whole.dtype) if offset is None else offset
+    return op.cast(op.where(op.is_nan(codes), rest, codes), to=to)
+
+
+def _no_dequantize(m: Match) -> str | bool:
+    element = m.root.inputs[0].dtype
+    return element.name not in (*_PLAIN, "i32") and f"{element} codes are not computed with"
+
+
+def _no_quantize(m: Match) -> str | bool:
+    to, (x, scale) = m.root.attrs["to"], m.root.inputs[:2]
+    if not is_code(to) or to.name not in _PLAIN:
+        return f"{to} codes are not computed with"
+    if (m.root.attrs.get("precision") or scale.dtype) not in (f32, f64) or not x.dtype.is_float:
+        return f"{x.dtype} by {scale.dtype} is not a division in f32 or f64"
+    return False
+
+
+RULES = [
+    Rule("cross-entropy-as-gather", lambda op: op.cross_entropy(...), _cross_entropy),
+    Rule("dequantize-as-arithmetic", lambda op: op.dequantize(...), _dequantize, _no_dequantize),
+    Rule("quantize-as-arithmetic", lambda op: op.quantize(...), _quantize, _no_quantize),
+]
