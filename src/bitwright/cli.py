@@ -203,6 +203,8 @@ def show_conformance(as_json: bool) -> None:
 @click.argument("model")
 @click.option("--inputs", "archive", type=click.Path(), help=".npz with one array per input.")
 @click.option("--seed", default=0, help="Seed of random inputs where none are given.")
+@click.option("--threads", type=int, help="Threads; as many as the machine has cores by default.")
+@click.option("--target", default="cpu", help="cpu, or reference for the interpreter.")
 @size_option
 @click.option("-o", "--output", type=click.Path(), help=".npz to write the outputs to.")
 @json_option
@@ -210,6 +212,8 @@ def run(
     model: str,
     archive: str | None,
     seed: int,
+    threads: int | None,
+    target: str,
     sizes: dict[str, int],
     output: str | None,
     as_json: bool,
@@ -218,7 +222,7 @@ def run(
     from bitwright.report.feeds import random_inputs, read_inputs
 
     graph = load(model)
-    exe = working("compiling")(bitwright.compile)(graph)
+    exe = working("compiling")(bitwright.compile)(graph, target=target, threads=threads)
     feeds = read_inputs(archive) if archive else random_inputs(graph, sizes, seed)
     start = time.perf_counter()
     results = working("running")(exe.run)(feeds)
@@ -260,8 +264,9 @@ def write_arrays(path: str, arrays: dict[str, Any]) -> None:
 @main.command()
 @click.argument("model")
 @click.option("--node", default="", help="Follow one value by name.")
+@click.option("--schedule", is_flag=True, help="Print every kernel call and buffer as well.")
 @json_option
-def explain(model: str, node: str, as_json: bool) -> None:
+def explain(model: str, node: str, schedule: bool, as_json: bool) -> None:
     """Show what the compiler did to MODEL, or to one node of it."""
     from bitwright.report import explain as report
 
@@ -276,11 +281,19 @@ def explain(model: str, node: str, as_json: bool) -> None:
         ("stage", "nodes", "rules that fired", "rules refused"),
         ((r.stage, r.nodes, _counts(r.fired), _counts(r.refused)) for r in rows),
     )
-    for _, step in exe.graph.walk():
-        if step.op == "host":
-            out.print(
-                f"host step: {step} runs {step.attrs['op_type']} by reference", highlight=False
-            )
+    show_schedule(exe.engine.schedule, whole=schedule)
+
+
+def show_schedule(schedule: Any, whole: bool) -> None:
+    """How many steps are kernels, and which are not and why."""
+    hosts = list(schedule.host_steps)
+    kernels = len(schedule.steps) - len(hosts)
+    out.print(f"{kernels} kernel calls, {len(hosts)} host steps", highlight=False)
+    for step in hosts:
+        line = f"host step: {step.op.op} %{step.node}: {step.why}"
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
+    if whole:
+        click.echo(str(schedule))
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -47,6 +47,7 @@ def test_run_with_random_and_given_inputs(model, tmp_path):
     call("run", model, "--size", "batch=2", "-o", tmp_path / "out.npz")
     with np.load(tmp_path / "out.npz") as found:
         assert found["y"].shape == (2, 3)
+    call("run", model, "--target", "reference", "--threads", 1)
     np.savez(tmp_path / "in.npz", x=np.ones((5, 4), np.float32))
     facts = json.loads(call("run", model, "--inputs", tmp_path / "in.npz", "--json"))
     assert facts["outputs"]["y"]["type"] == "f32[5, 3]" and facts["outputs"]["y"]["max"] == 4
@@ -61,6 +62,8 @@ def test_explain_follows_a_node_through_rules_and_stages(model):
     stages = [s["stage"] for s in life["stages"]]
     assert stages[0] == "input" and "canonicalize" in stages
     assert "relu-of-relu 1" in call("explain", model)
+    text = call("explain", model, "--schedule")
+    assert "1 kernel calls, 0 host steps" in text and "matmul_f32" in text
 
 
 def test_ops_lists_every_op():
