@@ -4,6 +4,8 @@
     dequantize      (q - zero_point) · scale in f32
     quantize        clip(rne(x / scale) + zero_point), NaN being the zero point
 
+    cast            to an integer of 4 or 2 bits: to i8 first, of which those are the low bits
+
 Half floats are computed in f32 between their ends, so that only the result is rounded.
 """
 
@@ -137,7 +139,18 @@ def _no_quantize(m: Match) -> str | bool:
     return False
 
 
+def _narrow(op: Any, m: Match, x: Value) -> Any:
+    return op.cast(op.cast(x, to="i8"), to=m.root.attrs["to"])
+
+
+def _not_narrow(m: Match) -> str | bool:
+    to, source = m.root.attrs["to"], m.x.dtype
+    is_wide = (source.is_float or source.is_integer) and source.numpy.itemsize > 1
+    return not (to.is_integer and to.bits < 8 and is_wide) and "it is direct"
+
+
 RULES = [
+    Rule("narrow-integer-through-i8", lambda op, x: op.cast(x), _narrow, _not_narrow),
     Rule("cross-entropy-as-gather", lambda op: op.cross_entropy(...), _cross_entropy),
     Rule("dequantize-as-arithmetic", lambda op: op.dequantize(...), _dequantize, _no_dequantize),
     Rule("quantize-as-arithmetic", lambda op: op.quantize(...), _quantize, _no_quantize),

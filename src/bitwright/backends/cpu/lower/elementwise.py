@@ -109,7 +109,7 @@ def _as_body(node: Node) -> Graph:
 def _register() -> None:
     """A plain elementwise node is a region of one."""
     for name, op in all_ops().items():
-        if (op.scalar is not None or name == "cast") and name not in LOWERINGS:
+        if op.scalar is not None and name not in LOWERINGS:
             LOWERINGS[name] = lower_elementwise
 
 

@@ -1,0 +1,55 @@
+"""Casts. From and to types that kernels do not compute with (float8, float4, integers of 4 and 2
+bits) they go by tables that the reference fills; others are elementwise.
+
+Wider numbers reach integers of few bits by way of i8 (`passes.expand_composites`).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.kernels.lookup import WORDS, emit_lookup
+from bitwright.backends.cpu.lower.elementwise import lower_elementwise
+from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
+from bitwright.ir.dtype import DType, f32, string
+from bitwright.ir.graph import Node
+from bitwright.ops.cast import cast
+from bitwright.passes.fuse_regions import COMPUTED
+
+Array = np.ndarray[Any, Any]
+
+
+@lowers("cast")
+def lower_cast(ctx: Lowering, node: Node, region: RegionView) -> None:
+    (x,) = node.operands
+    if {x.dtype, node.attrs["to"]} <= COMPUTED:
+        lower_elementwise(ctx, node, region)
+        return
+    attrs = node.attrs
+    source, target = x.dtype, attrs["to"]
+    width, result = source.numpy.itemsize, target.numpy.itemsize
+    by_code = width <= 2 or (source == f32 and target.is_float)
+    if not by_code or result not in WORDS or string in (source, target):
+        raise NoKernelError(f"there is no kernel for casts from {source} to {target}")
+    how = attrs.get("saturate", True), attrs.get("round_mode", "up")
+    table = ctx.constant(_table(source, target, *how), f"{source}.to.{target}")
+    kernel = ctx.kernel(
+        "lookup", (width, result), lambda m, name: emit_lookup(m, name, width, result)
+    )
+    y = ctx.output(node.outputs[0])
+    ctx.call(kernel, node, {"x": ctx.contiguous(x), "table": table, "y": y}, {"count": y.count})
+
+
+@lru_cache(64)
+def _table(source: DType, target: DType, saturate: bool, round_mode: str) -> Array:
+    """What every code of the source becomes."""
+    if source == f32:
+        codes = np.arange(1 << 16, dtype=np.uint32) << 16
+    else:
+        word = np.dtype(f"u{source.numpy.itemsize}")
+        codes = np.arange(1 << 8 * word.itemsize, dtype=np.uint32).astype(word)
+    with np.errstate(all="ignore"):
+        return cast(codes.view(source.numpy), target, saturate, round_mode)
