@@ -13,7 +13,7 @@ from bitwright.errors import RunError
 from bitwright.ir.graph import Graph
 from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import run
-from compiled_graph import compile_graph
+from bitwright.pipeline import compile as compile_graph
 
 Array = np.ndarray[Any, Any]
 

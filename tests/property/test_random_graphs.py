@@ -11,8 +11,8 @@ from random_graphs import random_graph
 from bitwright.errors import RunError
 from bitwright.ops.interpret import run
 from bitwright.passes.eliminate_dead import eliminate_dead
+from bitwright.pipeline import compile as compile_graph
 from bitwright.rewrite.trace import Trace
-from compiled_graph import compile_graph
 
 TOLERANCE = 1e-4
 """Of the largest number of a result: a few roundings to f32 that later steps magnify."""
