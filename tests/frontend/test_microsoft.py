@@ -1,5 +1,7 @@
 """Ops of com.microsoft, each against ONNX Runtime on a model of one node."""
 
+import math
+
 import numpy as np
 import onnx
 import pytest
@@ -19,6 +21,10 @@ def draw(*shape, seed=0):
 
 def whole(low, high, *shape, dtype=np.int32):
     return np.random.default_rng((low + 999, high, *shape)).integers(low, high, shape).astype(dtype)
+
+
+def gelu(x):
+    return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
 
 
 def number(value, dtype=np.float32):
@@ -221,6 +227,12 @@ def test_group_norm_in_both_layouts():
 @pytest.mark.parametrize(
     "op_type, inputs, attrs, expected",
     [
+        (
+            "BiasSplitGelu",
+            [draw(2, 3, 8), draw(8)],
+            {},
+            lambda x, b: (x + b)[..., :4] * gelu((x + b)[..., 4:]),
+        ),
         ("BiasAdd", [draw(2, 3), draw(3), draw(2, 3)], {}, lambda x, b, s: x + b + s),
         (
             "Rfft",
@@ -272,6 +284,11 @@ def test_op_without_a_kernel_in_onnxruntime(op_type, inputs, attrs, expected):
 def test_refusal_names_op_and_reason(op_type):
     with pytest.raises(UnsupportedError, match=rf"com\.microsoft\.{op_type} .*not supported: \w"):
         load(model(op_type, [draw(2)]))
+
+
+def test_refusal_of_blocked_channels_says_what_to_do():
+    with pytest.raises(UnsupportedError, match=r"nchwc\.Conv .*ORT_ENABLE_EXTENDED"):
+        load(model("Conv", [draw(2)], domain="com.microsoft.nchwc"))
 
 
 def test_missing_operand_is_named():

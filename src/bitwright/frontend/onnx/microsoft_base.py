@@ -30,6 +30,16 @@ from bitwright.ir import Size, Value
 
 DOMAIN = "com.microsoft"
 
+BLOCKED_LAYOUT = (
+    "AveragePool",
+    "Conv",
+    "GlobalAveragePool",
+    "GlobalMaxPool",
+    "MaxPool",
+    "ReorderInput",
+    "ReorderOutput",
+    "Upsample",
+)
 _GENERATION = "it runs a whole generation loop; export the decoder alone"
 _GPU_LAYOUT = "its operands are laid out for one GPU kernel"
 _COMPILED = "it holds code compiled for one device"
@@ -96,6 +106,15 @@ def microsoft(
 @microsoft(*REFUSED, needs=0)
 def refused(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     raise UnsupportedError(f"is not supported: {REFUSED[node.op_type]}", where=node.where)
+
+
+@microsoft(*BLOCKED_LAYOUT, needs=0, domain=f"{DOMAIN}.nchwc")
+def in_blocks_of_channels(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    raise UnsupportedError(
+        "is not supported: its channels are in blocks as wide as one machine's registers",
+        where=node.where,
+        hint="Save the model at ORT_ENABLE_EXTENDED, which keeps the layout.",
+    )
 
 
 def standard(

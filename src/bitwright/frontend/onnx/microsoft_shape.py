@@ -30,6 +30,8 @@ def grid_sample(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     """ONNX's op, but for cubic sampling with a border: here each of the 16 neighbours is moved to
     the border, there the point itself is. Both agree on an image whose border is repeated."""
     x, grid = inputs
+    if x.rank != 4:
+        raise ImportModelError("its operand is no image", where=node.where, found=x.type)
     if node.text("mode", "bilinear") == "bicubic" and node.text("padding_mode", "") == "border":
         margin, less = 3, 1 if node.flag("align_corners") else 0
         height, width = x.shape[2:]
