@@ -8,6 +8,13 @@ from difflib import unified_diff
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Tests assert behaviour, never time: a busy machine is no failure, and CI sees the same examples.
+settings.register_profile(
+    "bitwright", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("bitwright")
 
 
 @dataclass(frozen=True)
