@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import selectors
@@ -25,6 +26,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -167,7 +169,7 @@ def inputs_of(graph: Graph) -> dict[str, Any] | None:
             return None
         symbols = {symbol.name: 2 for symbol in type_.symbols}
         shape = [evaluate(size, symbols) for size in type_.shape]
-        if any(size < 0 for size in shape) or np.prod([float(size) for size in shape]) > MAX_INPUT:
+        if min(shape, default=0) < 0 or math.prod(max(size, 1) for size in shape) > MAX_INPUT:
             return None
         numbers = generator.integers(0, 2, shape)
         feeds[value.name] = (
@@ -268,7 +270,11 @@ class Worker:
         ticks = int(fields[10]) + int(fields[11])
         return ticks / os.sysconf("SC_CLK_TCK"), state == "R"
 
-    def end(self) -> int:
+    def end(self, gone: bool = False) -> int:
+        """Its exit status; one that is gone already may take a moment to say so."""
+        if gone:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
         self.process.kill()
         self.selector.close()
         assert self.process.stdout
@@ -291,7 +297,7 @@ def results(
                 yield int(at), status, detail
                 number = int(at) + 1
             continue
-        code = worker.end()
+        code = worker.end(gone=line == "")
         status = "hang" if line is None else "crash"
         yield number, status, f"while it was to {phase} (exit status {code})"
         number, phase = number + 1, "start"

@@ -115,6 +115,8 @@ class Context:
     def vector(self, sizes: Sequence[Size], *holders: Value) -> Value | None:
         """Sizes as an i64 tensor; None if one of them is known neither to inputs nor to holders."""
         if not any(isinstance(size, Dim) for size in sizes):
+            if max(sizes, default=0) >= 1 << 63:
+                raise ImportModelError(f"a size is beyond 64 bits: {list(sizes)}")
             return self.const(np.array(sizes, np.int64))
         if self.usable(sizes):
             return self.b.sizes(values=tuple(sizes), shape=(len(sizes),))

@@ -49,6 +49,8 @@ FLOAT4 = (*_FLOAT4, *(-value for value in _FLOAT4))
 
 def unpacked_rows(packed: Array, bits: int, count: int) -> Array:
     """The first `count` codes of each row of bytes [..., bytes], unsigned."""
+    if packed.dtype != np.uint8 or not packed.ndim:
+        raise ImportModelError("its packed codes are no bytes", found=packed.dtype.name)
     element = DTYPES[f"u{bits}"]
     per_byte = element.values_per_byte
     if packed.shape[-1] * per_byte < count:

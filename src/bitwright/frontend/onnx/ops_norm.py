@@ -111,9 +111,9 @@ def lp_normalization(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @imports("LRN")
 def lrn(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    size = node.require("size")
+    size = node.integer("size", 0)
     if size < 1:
-        raise ImportModelError("'size' is below 1", where=node.where, found=size)
+        raise ImportModelError("'size' is missing or below 1", where=node.where, found=size)
     return ctx.b.lrn(
         inputs[0],
         size=size,

@@ -81,11 +81,13 @@ def _roi(ctx: Context, x: Value, roi: Value | None, axes: Sequence[int] | None) 
 def _by_scales(
     ctx: Context,
     x: Value,
-    scales: Value,
+    scales: Value | None,
     roi: Value | None,
     axes: Sequence[int] | None,
     attrs: dict[str, Any],
 ) -> Value:
+    if scales is None:
+        raise ImportModelError("its scales are left out")
     known = ctx.array(scales)
     if known is None or (roi is not None and ctx.array(roi) is None):
         if axes not in (None, list(range(x.rank))):

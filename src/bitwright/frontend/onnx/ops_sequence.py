@@ -19,7 +19,8 @@ MAX_PARTS = 4096
 
 def _remember(ctx: Context, node: OnnxNode, inputs: Inputs, elements: list[Value]) -> Results:
     sequence = ctx.host(node, inputs)[0]
-    assert sequence is not None
+    if sequence is None:  # a result without a name
+        return [None]
     ctx.importer.sequences[sequence] = elements
     return sequence
 
