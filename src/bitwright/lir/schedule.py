@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bitwright.errors import GraphError
 from bitwright.ir.dim import Size
 from bitwright.ir.graph import Graph, Node
-from bitwright.lir.buffer import Buffer, Place, View
+from bitwright.lir.buffer import Array, Buffer, Place, View
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,30 @@ class HostStep:
         return f"host {self.op.op}({inputs}) for %{self.node}  ## {self.why}"
 
 
-Step = KernelStep | HostStep
+@dataclass(frozen=True)
+class SizeStep:
+    """Sizes that the data decides, read from small tensors; nothing else is computed."""
+
+    node: str
+    inputs: tuple[View, ...]
+    sizes: tuple[Size, ...]
+    """What `read(arrays, bindings)` gives, in the same order; it binds their symbols."""
+    read: Callable[[Sequence[Array], Mapping[str, int]], Sequence[int]]
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        return tuple(view.buffer for view in self.inputs)
+
+    @property
+    def writes(self) -> tuple[Buffer, ...]:
+        return ()
+
+    def __str__(self) -> str:
+        inputs = ", ".join(map(str, self.inputs))
+        return f"sizes {', '.join(map(str, self.sizes))} from ({inputs}) for %{self.node}"
+
+
+Step = KernelStep | HostStep | SizeStep
 
 
 @dataclass

@@ -30,7 +30,7 @@ from bitwright.ir.dtype import DType, dtype, i64, string
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import Buffer, Place, View, contiguous, dense
-from bitwright.lir.schedule import HostStep, KernelStep, Schedule, verify_schedule
+from bitwright.lir.schedule import HostStep, KernelStep, Schedule, SizeStep, verify_schedule
 from bitwright.passes.fuse_regions import is_elementwise
 from bitwright.target import Target
 
@@ -235,6 +235,17 @@ class Lowering:
         self.schedule.steps.append(
             KernelStep(kernel.name, name, dict(pointers), dict(sizes), read, written, why)
         )
+
+    def read_sizes(
+        self,
+        node: Node,
+        operands: Iterable[Value],
+        sizes: Sequence[Size],
+        read: Callable[[Sequence[Array], Mapping[str, int]], Sequence[int]],
+    ) -> None:
+        """Append a step that learns sizes from small operands: `read(arrays, bindings)`."""
+        views = tuple(self.view(value) for value in operands)
+        self.schedule.steps.append(SizeStep(node.name, views, tuple(sizes), read))
 
     # the walk
 

@@ -22,14 +22,14 @@ from bitwright.backends.cpu.memory import Grown, Memory, Planned, allocate
 from bitwright.backends.cpu.pool import shared_pool
 from bitwright.backends.cpu.sizes import SizeChecks
 from bitwright.backends.cpu.steps import StepTable
-from bitwright.errors import RunError
+from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.dim import Dim, evaluate, solve
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ir.verify import place
 from bitwright.lir.buffer import Buffer, Place
 from bitwright.lir.plan import plan
-from bitwright.lir.schedule import HostStep, KernelStep, Schedule
+from bitwright.lir.schedule import HostStep, KernelStep, Schedule, SizeStep
 from bitwright.ops.interpret import bind_input, run_node
 from bitwright.target import Target
 
@@ -88,6 +88,8 @@ class Program:
             for stretch in stretches:
                 if isinstance(stretch, HostStep):
                     self._host(stretch, memory, objects)
+                elif isinstance(stretch, SizeStep):
+                    self._read_sizes(stretch, memory)
                 else:
                     if not self._is_planned:
                         self._sizes.ready(memory.bindings, seen)
@@ -108,9 +110,7 @@ class Program:
             self._prepared.clear()  # they point into the arena that goes
             self._arena = allocate(layout.total)
         memory = Planned(bindings, layout, self._arena)
-        stretches = [
-            s if isinstance(s, HostStep) else self._table(s, memory) for s in self._stretches
-        ]
+        stretches = [self._table(s, memory) if isinstance(s, list) else s for s in self._stretches]
         self._prepared[key] = memory, stretches
         while len(self._prepared) > KEPT_PLANS:
             self._prepared.popitem(last=False)
@@ -201,6 +201,16 @@ class Program:
             else:
                 memory.array(view)[...] = result
 
+    def _read_sizes(self, step: SizeStep, memory: Memory) -> None:
+        where = place(self.graph, self.graph.values[step.node].node)
+        try:
+            found = step.read([memory.array(view) for view in step.inputs], memory.bindings)
+        except BitwrightError as error:
+            raise RunError(str(error), where=where) from None
+        for size, actual in zip(step.sizes, found, strict=True):
+            if not solve(size, actual, memory.bindings):  # type: ignore[arg-type]
+                raise RunError("has another size", where=where, expected=size, found=actual)
+
     def _finish(
         self,
         memory: Memory,
@@ -252,8 +262,8 @@ def _check_out(name: str, array: Array, shape: tuple[int, ...], element: Any) ->
         )
 
 
-def _stretches(schedule: Schedule) -> Iterator[HostStep | list[KernelStep]]:
-    """Runs of kernel calls, and the host steps between them."""
+def _stretches(schedule: Schedule) -> Iterator[HostStep | SizeStep | list[KernelStep]]:
+    """Runs of kernel calls, and the other steps between them."""
     steps: list[KernelStep] = []
     for step in schedule.steps:
         if isinstance(step, KernelStep):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bitwright.backends.cpu.emit import Module, Signature, Value, i64, stored
+from bitwright.backends.cpu.emit import Module, Signature, Value, computed, f64, i64, stored
+from bitwright.backends.cpu.expression import load_computed, to_stored
 from bitwright.backends.cpu.kernels.copy import PIECE_BYTES, WORD, copy_bytes, fill
 from bitwright.backends.cpu.kernels.fault import FAULT_SLOTS, note_fault
 from bitwright.backends.cpu.kernels.walk import pieces, product, walk
@@ -22,6 +23,28 @@ def emit_iota(module: Module, name: str, element: DType) -> Signature:
         def body(index: Value, mask: Value | None) -> None:
             counter = f.iota(i64, lanes) + f.splat(index, lanes)
             f.store(f.convert(counter, type_), f.args.pointer("y"), index, mask=mask)
+
+        f.vectors(begin, end, lanes, body)
+    return signature
+
+
+def emit_range(module: Module, name: str, element: DType) -> Signature:
+    """y[i] = start + i · delta, floats in f64 up to the last rounding."""
+    signature = Signature(("start", "delta", "y"), ("count",))
+    wide = f64 if element.is_float else stored(element)
+    with module.kernel(name, signature) as f:
+        lanes = f.target.lanes(64)
+        start, delta = (
+            f.convert(load_computed(f, element, 1, f.args.pointer(slot)), wide)
+            for slot in ("start", "delta")
+        )
+        begin, end = f.share(f.args.size("count"), lanes)
+
+        def body(index: Value, mask: Value | None) -> None:
+            counter = f.convert(f.iota(i64, lanes) + f.splat(index, lanes), wide)
+            value = f.add(f.splat(start, lanes), f.mul(counter, f.splat(delta, lanes)))
+            value = to_stored(f, f.convert(value, computed(element)), element)
+            f.store(value, f.args.pointer("y"), index, mask=mask)
 
         f.vectors(begin, end, lanes, body)
     return signature

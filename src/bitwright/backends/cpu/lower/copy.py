@@ -34,9 +34,9 @@ class Axis:
 
 def copy_view(ctx: Lowering, source: View, target: View, name: str) -> None:
     """Append the step that copies `source` to `target`."""
-    if len(source.shape) != len(target.shape) or source.dtype != target.dtype:
-        raise CompileError("a copy needs two views of one type", expected=target, found=source)
     width = source.dtype.numpy.itemsize
+    if len(source.shape) != len(target.shape) or width != target.dtype.numpy.itemsize:
+        raise CompileError("a copy needs two views of one type", expected=target, found=source)
     axes, width = _regrouped(_axes(source, target), width, (source.offset, target.offset))
     form, axes = _arranged(ctx, axes, width)
     kernel = _kernel(ctx, form, axes, width)

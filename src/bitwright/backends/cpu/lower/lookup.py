@@ -14,9 +14,10 @@ import numpy as np
 from bitwright.backends.cpu.kernels.lookup import WORDS, emit_lookup
 from bitwright.backends.cpu.lower.elementwise import lower_elementwise
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
-from bitwright.ir.dtype import DType, f32, string
+from bitwright.ir.dtype import DType, bool_, f32, string
 from bitwright.ir.graph import Node
 from bitwright.ops.cast import cast
+from bitwright.ops.registry import get
 from bitwright.passes.fuse_regions import COMPUTED
 
 Array = np.ndarray[Any, Any]
@@ -53,3 +54,18 @@ def _table(source: DType, target: DType, saturate: bool, round_mode: str) -> Arr
         codes = np.arange(1 << 8 * word.itemsize, dtype=np.uint32).astype(word)
     with np.errstate(all="ignore"):
         return cast(codes.view(source.numpy), target, saturate, round_mode)
+
+
+@lowers("bitcast")
+def lower_bitcast(ctx: Lowering, node: Node, region: RegionView) -> None:
+    """A copy, or a table where only some of a byte's bits count."""
+    (x,) = node.operands
+    to = node.attrs["to"]
+    y = ctx.output(node.outputs[0])
+    if to.bits >= 8 and to != bool_:
+        ctx.copy(ctx.view(x), y, node.name)
+        return
+    codes = np.arange(1 << 8, dtype=np.uint8).view(x.dtype.numpy)
+    table = ctx.constant(get("bitcast").reference(codes, to=to), f"{x.dtype}.as.{to}")
+    kernel = ctx.kernel("lookup", (1, 1), lambda m, name: emit_lookup(m, name, 1, 1))
+    ctx.call(kernel, node, {"x": ctx.contiguous(x), "table": table, "y": y}, {"count": y.count})

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bitwright.backends.cpu.kernels.pad import emit_pad
+from bitwright.backends.cpu.lower.data_sizes import known_sizes, read_integers
 from bitwright.backends.cpu.lower.gather import word_width
 from bitwright.backends.cpu.lower.layout import image_order
-from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.lowering import Lowering, RegionView, lowers
 from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import normalize_axis
@@ -34,10 +35,11 @@ def lower_concat(ctx: Lowering, node: Node, region: RegionView) -> None:
 def lower_tile(ctx: Lowering, node: Node, region: RegionView) -> None:
     """Every axis becomes two, the outer one repeating with stride 0."""
     value = node.inputs[0]
-    if len(node.inputs) != 1 or value is None:
-        raise NoKernelError("only the data decides how often it repeats")
+    assert value is not None
+    repeats = node.attrs.get("repeats") or read_integers(ctx, node, node.inputs[1])
+    if len(node.inputs) > 1:
+        known_sizes(ctx, node, [a * b for a, b in zip(repeats, value.shape, strict=True)])
     x, y = ctx.view(value), ctx.output(node.outputs[0])
-    repeats = node.attrs["repeats"]
     shape = tuple(s for pair in zip(repeats, x.shape, strict=True) for s in pair)
     strides = tuple(s for stride in x.strides for s in (0, stride))
     source = replace(x, shape=shape, strides=strides)
@@ -65,8 +67,12 @@ class _Axis:
 @lowers("pad")
 def lower_pad(ctx: Lowering, node: Node, region: RegionView) -> None:
     pads = node.attrs.get("pads")
+    x = node.inputs[0]
+    assert x is not None
     if pads is None:
-        raise NoKernelError("only the data decides the padding")
+        pads = read_integers(ctx, node, node.inputs[2])
+        ends = zip(pads[: x.rank], x.shape, pads[x.rank :], strict=True)
+        known_sizes(ctx, node, [before + size + after for before, size, after in ends])
     value = node.inputs[1] if len(node.inputs) > 1 else None
     _lower_window(ctx, node, pads[: len(pads) // 2], node.attrs["mode"], value)
 

@@ -11,7 +11,7 @@ from bitwright.backends.cpu.kernels.scan import Scan, emit_scan
 from bitwright.backends.cpu.kernels.top_k import TopK, emit_top_k
 from bitwright.backends.cpu.lower.normalization import merged
 from bitwright.backends.cpu.lower.reduction import arrange
-from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.lowering import Lowering, RegionView, lowers
 from bitwright.backends.cpu.region import (
     Part,
     Reads,
@@ -75,7 +75,11 @@ def lower_top_k(ctx: Lowering, node: Node, region: RegionView) -> None:
     before, views, axis = _operand(ctx, node, region)
     count = node.attrs.get("k")
     if count is None:
-        raise NoKernelError("only the data decides how many are taken")
+        count = node.outputs[0].shape[axis]
+        counts = [value.shape[axis] for value in node.outputs]
+        ctx.read_sizes(
+            node, [node.inputs[1]], counts, lambda arrays, _: [int(arrays[0].item())] * 2
+        )
     order = _axis_last(axis, len(views[0].shape))
     views = collapse_rows([view.transpose(order) for view in views])
     largest = node.attrs["largest"]

@@ -32,14 +32,15 @@ def lower_sizes(ctx: Lowering, node: Node, region: RegionView) -> None:
 @lowers("one_hot")
 def lower_one_hot(ctx: Lowering, node: Node, region: RegionView) -> None:
     indices, values, *rest = node.operands
-    if rest:
-        raise NoKernelError("only the data decides the depth")
     axis = normalize_axis(node.attrs["axis"], indices.rank + 1)
+    depth = node.outputs[0].shape[axis]
+    if rest:
+        ctx.read_sizes(node, rest, [depth], lambda arrays, _: [int(arrays[0].item())])
     key = index_type(indices), word_width(values.dtype)
     kernel = ctx.kernel("one_hot", key, lambda m, name: patterns.emit_one_hot(m, name, *key))
     pointers = {"i": ctx.contiguous(indices), "values": ctx.contiguous(values)}
     sizes = {"p": product(indices.shape[:axis]), "q": product(indices.shape[axis:])}
-    sizes["d"] = node.attrs["depth"]
+    sizes["d"] = depth
     ctx.call(kernel, node, {**pointers, "y": ctx.output(node.outputs[0])}, sizes)
 
 
