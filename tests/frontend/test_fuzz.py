@@ -28,6 +28,6 @@ def test_damaged_models_are_refused_or_loaded():
 def test_the_fuzzer_notices(fault):
     seen: Counter[str] = Counter()
     seeds = [Seed("saboteur", b"\0", fault)]
-    totals = fuzz(seeds, 0, 0, 2, lambda case, status, detail: seen.update([status]), patience=3)
+    totals = fuzz(seeds, 0, 0, 2, lambda case, status, detail: seen.update([status]), patience=2)
     assert fault in FAILURES
     assert seen == Counter({fault: 2}) == totals
