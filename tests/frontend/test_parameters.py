@@ -182,8 +182,10 @@ def test_torch_files_hold_tensors_only(tmp_path):
     torch = pytest.importorskip("torch")
     tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in values().items()}
     for content in (tensors, {"state_dict": tensors, "epoch": 3}):
-        torch.save(content, tmp_path / "model.pth")
-        assert_loaded(load_parameters(model(), tmp_path / "model.pth"))
+        for zipped in (True, False):
+            path = tmp_path / f"model{zipped}.pth"
+            torch.save(content, path, _use_new_zipfile_serialization=zipped)
+            assert_loaded(load_parameters(model(), path))
     assert_loaded(load_parameters(model(), tensors))
     torch.save({"x": print}, tmp_path / "code.pt")
     with pytest.raises(ImportModelError, match="cannot read"):

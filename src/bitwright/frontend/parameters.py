@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,8 @@ def _read_torch(path: Path) -> Mapping[str, Any]:
     importlib.import_module("bitwright.frontend.torch").require_torch()
     torch: Any = importlib.import_module("torch")
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        mapped = zipfile.is_zipfile(path)  # the old format cannot stay in the file
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # pickle, zip and torch raise types of their own
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ImportModelError(f"cannot read {path}: {text}") from None

@@ -62,7 +62,7 @@ def angle(ctx: Context, x: Value) -> Value:
     if x.dtype.is_complex:
         return ctx.b.atan2(ctx.b.imag(x), ctx.b.real(x))
     x = ctx.operand(x)
-    return ctx.b.where(ctx.b.lt(x, 0.0), math.pi, 0.0)
+    return ctx.b.where(ctx.b.lt(x, 0.0), ctx.operand(math.pi), ctx.b.mul(x, 0.0))
 
 
 def _normalized(

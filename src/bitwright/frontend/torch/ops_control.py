@@ -26,6 +26,14 @@ def with_autocast(
     return ctx.walk.inline(module, inputs)  # the casts are in the program
 
 
+@maps("with_effects", namespace=_SPACE)
+def with_effects(ctx: Context, token: Any, op: Any, *args: Any) -> list[Any]:
+    """What must happen in order; of these only checks are known, which ops make themselves."""
+    if "check" in str(op) or "assert" in str(op):
+        return [token, None]
+    raise ctx.refuse(f"{op} has side effects")
+
+
 def _tensors(values: Sequence[Any]) -> list[Value]:
     return [value for value in values if isinstance(value, Value)]
 

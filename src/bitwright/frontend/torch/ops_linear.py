@@ -7,6 +7,7 @@ from typing import Any
 from bitwright.frontend.torch.context import Context
 from bitwright.frontend.torch.ops_create import eye
 from bitwright.frontend.torch.registry import maps
+from bitwright.ir.dtype import i32
 from bitwright.ir.graph import Value
 
 
@@ -125,14 +126,21 @@ def solve(ctx: Context, a: Value, right: Value, left: bool = True, **_: Any) -> 
         y = ctx.squeeze(ctx.b.solve(a, ctx.unsqueeze(right, -1)), -1)
     else:
         y = ctx.b.solve(a, right)
-    return y if len(ctx.results) == 1 else [y, *[None] * (len(ctx.results) - 1)]
+    if len(ctx.results) == 1:
+        return y
+    return [y, *[None] * (len(ctx.results) - 2), _no_fault(ctx, a)]
+
+
+def _no_fault(ctx: Context, x: Value) -> Value:
+    """What torch tells about each matrix; a singular one is an error when ours runs."""
+    return ctx.full(0, x.shape[:-2], i32)
 
 
 @maps("linalg_inv.default", "inverse.default", "linalg_inv_ex.default")
 def inverse(ctx: Context, x: Value, **_: Any) -> Any:
     identity = eye(ctx, x.shape[-1])
     y = ctx.b.solve(x, ctx.expand(identity, x.shape))
-    return y if len(ctx.results) == 1 else [y, None]
+    return y if len(ctx.results) == 1 else [y, _no_fault(ctx, x)]
 
 
 @maps("_linalg_slogdet.default")

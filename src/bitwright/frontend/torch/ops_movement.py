@@ -157,6 +157,8 @@ def roll(ctx: Context, x: Value, shifts: list[Any], dims: list[int] = ()) -> Val
 @maps("unfold.default")
 def unfold(ctx: Context, x: Value, dim: int, size: int, step: int) -> Value:
     """Windows along one axis, whose elements become a last axis."""
+    if not x.rank:
+        return ctx.slice(ctx.reshape(x, (1,)), 0, 0, size)
     axis = normalize_axis(dim, x.rank)
     count = (x.shape[axis] - size) // step + 1
     starts = ctx.unsqueeze(ctx.b.mul(ctx.iota(count), step), 1)

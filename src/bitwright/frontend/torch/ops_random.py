@@ -6,7 +6,7 @@ from typing import Any
 
 from bitwright.frontend.torch.context import Context, Shape
 from bitwright.frontend.torch.registry import maps
-from bitwright.ir.dtype import DType, bool_, f32
+from bitwright.ir.dtype import DType, bool_, f32, f64
 from bitwright.ir.graph import Value
 
 
@@ -40,6 +40,34 @@ def uniform(ctx: Context, x: Value, low: float = 0.0, high: float = 1.0) -> Valu
 @maps("normal_functional.default")
 def normal(ctx: Context, x: Value, mean: float = 0.0, deviation: float = 1.0) -> Value:
     return _drawn(ctx, "random_normal", x.shape, mean=mean, scale=deviation)
+
+
+def _whole(ctx: Context, shape: Shape, low: int, high: int) -> Value:
+    """Whole numbers from low to high - 1, drawn in f64 so that each is as likely."""
+    if ctx.usable(shape):
+        attrs = {"low": float(low), "high": float(high), "dtype": f64}
+        drawn = ctx.b.random_uniform(shape=tuple(shape), **attrs)
+    else:
+        like = ctx.full(0, shape, f64)
+        drawn = ctx.b.random_uniform(like, low=float(low), high=float(high))
+    return ctx.operand(ctx.b.floor(drawn))
+
+
+@maps("randint.default")
+def randint(ctx: Context, high: Any, shape: Shape, dtype: DType | None = None) -> Value:
+    return randint_from(ctx, 0, high, shape)
+
+
+@maps("randint.low")
+def randint_from(
+    ctx: Context, low: Any, high: Any, shape: Shape, dtype: DType | None = None
+) -> Value:
+    return _whole(ctx, shape, *ctx.static([low, high], "the range of random numbers"))
+
+
+@maps("randint_like.default")
+def randint_like(ctx: Context, x: Value, high: Any, dtype: DType | None = None) -> Value:
+    return randint_from(ctx, 0, high, x.shape)
 
 
 @maps("bernoulli.default")

@@ -13,8 +13,9 @@ from bitwright.ir.types import normalize_axis
 
 
 def reduce(ctx: Context, op: str, x: Value, dims: Any, keepdim: bool) -> Value:
-    axes = ctx.axes(x, dims)
-    return ctx.b.op(op, x, axes=axes, keepdims=keepdim) if axes else x
+    if not x.rank:  # what torch accepts as one axis of size 1
+        return ctx.b.op(op, ctx.reshape(x, (1,)), axes=[0], keepdims=False)
+    return ctx.b.op(op, x, axes=ctx.axes(x, dims), keepdims=keepdim)
 
 
 def _reduction(op: str) -> Any:
@@ -87,6 +88,8 @@ def _variance(
     ctx: Context, x: Value, dims: Any, correction: Any, keepdim: bool
 ) -> tuple[Value, Value]:
     """sum((x - mean)**2) / (n - correction), and the mean."""
+    if not x.rank:
+        x, dims, keepdim = ctx.reshape(x, (1,)), None, False
     axes = ctx.axes(x, dims)
     mean = ctx.b.reduce_mean(x, axes=axes)
     distance = ctx.b.sub(x, mean)

@@ -90,10 +90,23 @@ _register("_upsample_bicubic2d_aa", _interpolated("cubic", antialias=True))
 def grid_sampler(
     ctx: Context, x: Value, grid: Value, mode: int, padding: int, align_corners: bool
 ) -> Value:
-    return ctx.b.grid_sample(
-        x,
-        grid,
-        mode=_GRID_MODES[mode],
-        padding_mode=_GRID_PADDING[padding],
-        align_corners=align_corners,
-    )
+    names = {"mode": _GRID_MODES[mode], "padding_mode": _GRID_PADDING[padding]}
+    if names == {"mode": "cubic", "padding_mode": "border"}:
+        x, grid = _with_border(ctx, x, grid, int(align_corners))
+    return ctx.b.grid_sample(x, grid, align_corners=align_corners, **names)
+
+
+def _with_border(ctx: Context, x: Value, grid: Value, align: int) -> tuple[Value, Value]:
+    """x with its border twice more on each side, and the grid for that.
+
+    Torch keeps positions outside and moves each tap of a cubic to the border; we move positions to
+    the border first. Two cells out of x the two are the same.
+    """
+    sizes = x.shape[:1:-1]  # a position counts the last axis first
+    ratios = [
+        ctx.b.div(*(ctx.scalar(n, grid.dtype) for n in (size - align, size - align + 4)))
+        for size in sizes
+    ]
+    scale = ctx.b.concat(*(ctx.reshape(ratio, (1,)) for ratio in ratios), axis=0)
+    pads = (0, 0, *[2] * len(sizes)) * 2
+    return ctx.b.pad(x, pads=pads, mode="edge"), ctx.b.mul(grid, scale)

@@ -77,8 +77,7 @@ class Walk:
 
     def _call(self, node: fx.Node, needed: set[fx.Node]) -> Any:
         if node.target is operator.getitem:
-            source, index = (self.resolve(argument) for argument in node.args)
-            return source[index]
+            return self._result(node)
         ctx = self.context
         ctx.results = _element_types(node.meta.get("val"))
         ctx.wanted = frozenset(
@@ -100,6 +99,14 @@ class Walk:
                 f"this use of {target_name(node.target)} is not understood: {error}",
                 where=place_of(node),
             ) from error
+
+    def _result(self, node: fx.Node) -> Any:
+        """One of several results; a mapping may know only some."""
+        source, index = (self.resolve(argument) for argument in node.args)
+        if source[index] is None and isinstance(node.meta.get("val"), torch.Tensor):
+            self.problems.add(node.all_input_nodes[0], f"result {index} is not known")
+            return self._stand_in(node.meta["val"])
+        return source[index]
 
     def _apply(self, ctx: Context, node: fx.Node) -> Any:
         if name := function_name(node.target):
