@@ -21,11 +21,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 from models import MODELS, YARDSTICK
 from models.draw import Array, Draw
@@ -34,7 +34,6 @@ from models.table import F32_LIMIT, Model
 from models.widen import truth
 
 import bitwright as bw
-from bitwright.ops import interpret as interpreter
 from bitwright.warn import BitwrightWarning
 
 Feeds = dict[str, Array]
@@ -124,7 +123,7 @@ def worst_difference(found: Results, expected: Results) -> float:
     )
 
 
-def examine(row: Row, model: bytes | str, feeds: Sequence[Feeds], interpret: bool) -> None:
+def examine(row: Row, model: bytes | str, feeds: Sequence[Feeds], target: str) -> None:
     """Fill in the row: load, run, compare, export, run, compare."""
     expected = [session(model)(feed) for feed in feeds]
     start = time.perf_counter()
@@ -133,8 +132,8 @@ def examine(row: Row, model: bytes | str, feeds: Sequence[Feeds], interpret: boo
     row.sizes = len(feeds)
     row.ops = sum(not node.is_boundary for _, node in graph.walk())
     row.host_steps = [node.attrs["op_type"] for _, node in graph.walk() if node.op == "host"]
-    execute = partial(interpreter.run, graph) if interpret else bw.compile(graph).run
-    own = [execute(feed) for feed in feeds]
+    executable = bw.compile(graph, target=target)
+    own = [executable.run(feed) for feed in feeds]
     row.error = worst_difference(own, expected)
     exported = own if row.no_export else run_export(graph, feeds)
     row.export_error = worst_difference(exported, expected)
@@ -145,7 +144,9 @@ def examine(row: Row, model: bytes | str, feeds: Sequence[Feeds], interpret: boo
 
 
 def run_export(graph: bw.Graph, feeds: Sequence[Feeds]) -> Results:
-    execute = session(bw.export_onnx(graph).SerializeToString())
+    model = bw.export_onnx(graph)
+    onnx.checker.check_model(model, full_check=True)
+    execute = session(model.SerializeToString())
     return [execute(feed) for feed in feeds]
 
 
@@ -153,7 +154,7 @@ def attempt(
     row: Row, model: Callable[[], bytes | str], feeds: Sequence[Feeds], options: Any
 ) -> Row:
     try:
-        examine(row, model(), feeds, options.interpret)
+        examine(row, model(), feeds, options.target)
     except Exception as error:  # one model's failure is a line of the table
         row.problem = f"{type(error).__name__}: {error}".splitlines()[0]
         if options.traceback:
@@ -185,12 +186,21 @@ def show(cells: Sequence[str]) -> None:
     sys.stdout.flush()
 
 
+def markdown(name: str, row: Row) -> str:
+    """The row as docs/models.md shows it."""
+    known = {model.name: model for model in MODELS}.get(name)
+    about = (known.package, known.what, known.licence) if known else ()
+    export_error = row.cells()[HEADER.index("export error")]
+    return " | ".join((name, *about, str(row.sizes), f"{row.error:.1e}", export_error))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="parts of model names; all models if none")
     parser.add_argument("--cache", type=Path, default=default_cache(), help="folder of archives")
     parser.add_argument("--yardstick", type=Path, help="run FOLDER/<name>/model.onnx instead")
-    parser.add_argument("--interpret", action="store_true", help="run by the interpreter")
+    parser.add_argument("--target", default="cpu", help="cpu, or reference: the interpreter")
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/models.md too")
     parser.add_argument("--traceback", action="store_true", help="show where a model failed")
     options = parser.parse_args()
     warnings.simplefilter("ignore", BitwrightWarning)
@@ -204,6 +214,8 @@ def main() -> int:
         )
         rows.append(row)
         show(row.cells())
+    if options.markdown:
+        print("\n".join(f"| {markdown(row.name, row)} |" for row in rows))
     print(f"{sum(row.good for row in rows)} of {len(rows)} within their limits")
     return 0 if rows and all(row.good for row in rows) else 1
 

@@ -187,7 +187,7 @@ AUDIO = (
         "wake words: ResNet-50 in 8 bits (QDQ per channel); ONNX Runtime's quantizer",
         "Apache-2.0",
         ((1,),),
-        lambda draw, count: {"input": draw.normal(count, 1, 149, 64)},
+        lambda draw, count: {"input": 12 * draw.pictures(count, 1, 149, 64) - 10},
         0.05,
         EIGHT_BITS,
     ),

