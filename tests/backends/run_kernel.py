@@ -21,7 +21,7 @@ from bitwright.ir.dtype import dtype
 from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import Place
 from bitwright.lir.plan import byte_size
-from bitwright.lir.schedule import HostStep
+from bitwright.lir.schedule import HostStep, SizeStep
 from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import bind_input, run, run_node
 from bitwright.target import host, named
@@ -100,6 +100,10 @@ class Run:
             if isinstance(step, HostStep):
                 assert host, f"{step.op.op} runs on the host: {step.why}"
                 self._host(step)
+                continue
+            if isinstance(step, SizeStep):
+                found = step.read([memory.array(view) for view in step.inputs], bindings)
+                assert all(map(solve, step.sizes, found, [bindings] * len(found)))
                 continue
             kernel = ctx.kernels[step.kernel]
             slots = {name: memory.address(view) for name, view in step.pointers.items()}
