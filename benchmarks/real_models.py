@@ -186,12 +186,13 @@ def show(cells: Sequence[str]) -> None:
     sys.stdout.flush()
 
 
-def markdown(name: str, row: Row) -> str:
+def markdown(row: Row) -> str:
     """The row as docs/models.md shows it."""
-    known = {model.name: model for model in MODELS}.get(name)
-    about = (known.package, known.what, known.licence) if known else ()
+    known = {model.name: model for model in MODELS}.get(row.name)
+    about = (known.package.partition(":")[2], known.what, known.licence) if known else ()
     export_error = row.cells()[HEADER.index("export error")]
-    return " | ".join((name, *about, str(row.sizes), f"{row.error:.1e}", export_error))
+    figures = (str(row.sizes), str(row.ops), f"{row.error:.1e}", export_error)
+    return f"| {' | '.join((row.name, *about, *figures))} |"
 
 
 def main() -> int:
@@ -215,7 +216,7 @@ def main() -> int:
         rows.append(row)
         show(row.cells())
     if options.markdown:
-        print("\n".join(f"| {markdown(row.name, row)} |" for row in rows))
+        print("\n".join(map(markdown, rows)))
     print(f"{sum(row.good for row in rows)} of {len(rows)} within their limits")
     return 0 if rows and all(row.good for row in rows) else 1
 
