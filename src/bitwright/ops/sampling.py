@@ -179,6 +179,7 @@ OPDEFS = [
         "like?",
         _infer_random,
         _uniform,
+        deterministic=False,
         samples=_random_samples,
         attrs={**_TENSOR, "low": Attr("float", 0.0), "high": Attr("float", 1.0)},
         doc="Uniform draws from [low, high), of this shape or that of `like`.",
@@ -188,6 +189,7 @@ OPDEFS = [
         "like?",
         _infer_random,
         _normal,
+        deterministic=False,
         samples=_random_samples,
         attrs={**_TENSOR, "mean": Attr("float", 0.0), "scale": Attr("float", 1.0)},
         doc="Normal draws with this mean and standard deviation, of this shape or that of `like`.",
@@ -197,6 +199,7 @@ OPDEFS = [
         "x",
         _infer_bernoulli,
         _bernoulli,
+        deterministic=False,
         samples=lambda: [
             sample(draw(3, 4, low=0, high=1), seed=1.0),
             sample(draw(5, low=0, high=1), seed=2.0, dtype="bool"),
@@ -210,6 +213,7 @@ OPDEFS = [
         "x",
         _infer_multinomial,
         _multinomial,
+        deterministic=False,
         samples=lambda: [
             sample(draw(3, 5), sample_size=4, seed=1.0),
             sample(draw(2, 5, dtype="f64"), sample_size=1, seed=2.0, dtype="i64"),
