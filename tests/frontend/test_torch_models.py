@@ -127,15 +127,13 @@ class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(20, 16, padding_idx=0)
-        self.first = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
-        self.second = nn.TransformerEncoderLayer(
+        self.layer = nn.TransformerEncoderLayer(
             16, 4, 32, batch_first=True, norm_first=True, activation="gelu"
         )
 
     def forward(self, tokens):
         hidden = tokens == 0
-        x = self.first(self.embed(tokens), src_key_padding_mask=hidden)
-        x = self.second(x, src_key_padding_mask=hidden)
+        x = self.layer(self.embed(tokens), src_key_padding_mask=hidden)
         kept = (~hidden).unsqueeze(-1).to(x.dtype)
         return nnf.normalize((x * kept).sum(1) / kept.sum(1).clamp(min=1), dim=-1)
 

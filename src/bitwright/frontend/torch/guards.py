@@ -112,17 +112,21 @@ def _constant(node: ast.expr) -> int | None:
 
 
 def _is_minor(test: ast.expr) -> bool:
-    """Whether a guard only excludes sizes below 2, or is an upper bound of a plain size."""
+    """Whether a guard excludes sizes below 2, bounds a plain size, or is about memory layout.
+
+    Torch compares sizes with strides, so an inequality of expressions tells nothing of a branch.
+    """
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return False
     kind, number = test.ops[0], _constant(test.comparators[0])
+    is_plain = isinstance(test.left, ast.Name) and number is not None
+    if isinstance(kind, ast.NotEq):
+        return not is_plain or number in (0, 1)
     if number is None:
         return False
-    if isinstance(kind, (ast.NotEq, ast.Gt)):
-        return number <= 1
-    if isinstance(kind, ast.GtE):
-        return number <= 2
-    return isinstance(kind, (ast.Lt, ast.LtE)) and isinstance(test.left, ast.Name)
+    if isinstance(kind, (ast.Gt, ast.GtE)):
+        return number <= (1 if isinstance(kind, ast.Gt) else 2)
+    return isinstance(kind, (ast.Lt, ast.LtE)) and is_plain
 
 
 def _fixes(test: ast.expr) -> bool:
