@@ -96,6 +96,13 @@ def _mixed(
 ) -> Value:
     if node.flag("use_sparse_mixer"):
         raise refuse(node, "it mixes sparsely")
+    if router.rank != 2 or x.rank not in (2, 3) or not isinstance(experts, int):
+        raise ImportModelError(
+            "its operands have the wrong rank",
+            where=node.where,
+            expected="tokens [.., T, features] and a router [T, experts]",
+            found=f"{x.type} and {router.type}",
+        )
     k = node.integer("k", 1)
     rows = ctx.reshape(x, [product(x.shape[:-1]), x.shape[-1]])
     shares, chosen = _routed(ctx, node, router, weights, k)
