@@ -177,7 +177,15 @@ def test_a_forked_child_has_workers_of_its_own(relay):
     pool.close()
 
 
-def test_ctrl_c_leaves_the_pool_usable(relay):
+@pytest.fixture
+def interruptible():
+    """SIGINT raises, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_leaves_the_pool_usable(relay, interruptible):
     pool, work, runs = Pool(2), Relay(relay, 2), 0
     timer = threading.Timer(0.05, signal.raise_signal, (signal.SIGINT,))
     timer.start()
