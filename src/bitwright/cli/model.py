@@ -1,120 +1,26 @@
-"""The command line: parses, calls, prints.
-
-Errors are one paragraph and exit code 2; `--debug` shows where they come from.
-"""
+"""`inspect`, `opt`, `ops` and `run`: what a model is, what passes make of it, what it answers."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 import bitwright
-from bitwright.errors import BitwrightError
-
-out = Console()
-err = Console(stderr=True)
-
-
-class Command(click.Command):
-    """A command whose faults are one clear paragraph."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (BitwrightError, OSError, RecursionError, MemoryError) as error:
-            if ctx.find_root().params.get("debug"):
-                raise
-            what = str(error) or type(error).__name__
-            err.print(f"[red]error:[/] {escape(what)}", highlight=False, soft_wrap=True)
-            ctx.exit(2)
-        except KeyboardInterrupt:
-            err.print("interrupted")
-            ctx.exit(130)
-
-
-class Group(click.Group):
-    command_class = Command
-
-
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(bitwright.__version__, prog_name="bitwright")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def main(debug: bool) -> None:
-    """Make a trained model smaller and faster, run it, and prove what that cost."""
-
-
-def working(message: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A spinner while a slow step runs, on a terminal only."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not err.is_terminal:
-                return function(*args, **kwargs)
-            with err.status(message):
-                return function(*args, **kwargs)
-
-        return call
-
-    return decorate
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-def parse_sizes(
-    ctx: click.Context, option: click.Parameter, value: tuple[str, ...]
-) -> dict[str, int]:
-    """`--size batch=4 --size seq=128`, or `--size batch=4,seq=128`."""
-    sizes: dict[str, int] = {}
-    for item in (part for text in value for part in text.split(",")):
-        name, _, number = item.partition("=")
-        if not name or not number.isdigit():
-            raise click.BadParameter(f"{item!r} is not NAME=NUMBER")
-        sizes[name] = int(number)
-    return sizes
-
-
-size_option = click.option(
-    "--size",
-    "sizes",
-    multiple=True,
-    callback=parse_sizes,
-    help="Value of a free size, NAME=NUMBER.",
+from bitwright.cli.common import (
+    human,
+    json_option,
+    load,
+    main,
+    out,
+    print_json,
+    show_table,
+    size_option,
+    working,
 )
-
-
-def load(path: str) -> bitwright.Graph:
-    return working(f"reading {Path(path).name}")(bitwright.load)(path)  # type: ignore[no-any-return]
-
-
-def show_table(title: str, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    """A table of plain text; no columns means no header."""
-    table = Table(title=escape(title), title_justify="left", show_header=bool(columns))
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row))
-    out.print(table, highlight=False)
-
-
-def human(count: float, unit: str = "") -> str:
-    """12.3 M, 4.56 k, 7."""
-    for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(count) >= factor:
-            return f"{count / factor:.3g} {letter}{unit}"
-    return f"{count:g} {unit}".rstrip()
+from bitwright.errors import BitwrightError
 
 
 @main.command()
@@ -259,61 +165,3 @@ def write_arrays(path: str, arrays: dict[str, Any]) -> None:
     from bitwright.ir.container import write_atomically
 
     write_atomically(path, lambda file: np.savez(file, **arrays))
-
-
-@main.command()
-@click.argument("model")
-@click.option("--node", default="", help="Follow one value by name.")
-@click.option("--schedule", is_flag=True, help="Print every kernel call and buffer as well.")
-@json_option
-def explain(model: str, node: str, schedule: bool, as_json: bool) -> None:
-    """Show what the compiler did to MODEL, or to one node of it."""
-    from bitwright.report import explain as report
-
-    exe = working("compiling")(bitwright.compile)(load(model))
-    if node:
-        return show_life(report.explain_node(exe.history, node), as_json)
-    rows = report.explain_stages(exe.history)
-    if as_json:
-        return print_json([vars(row) for row in rows])
-    show_table(
-        exe.graph.name,
-        ("stage", "nodes", "rules that fired", "rules refused"),
-        ((r.stage, r.nodes, _counts(r.fired), _counts(r.refused)) for r in rows),
-    )
-    show_schedule(exe.engine.schedule, whole=schedule)
-
-
-def show_schedule(schedule: Any, whole: bool) -> None:
-    """How many steps are kernels, and which are not and why."""
-    hosts = list(schedule.host_steps)
-    kernels = len(schedule.steps) - len(hosts)
-    out.print(f"{kernels} kernel calls, {len(hosts)} host steps", highlight=False)
-    for step in hosts:
-        line = f"host step: {step.op.op} %{step.node}: {step.why}"
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
-    if whole:
-        click.echo(str(schedule))
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{rule} {count}" for rule, count in counts.items())
-
-
-def show_life(life: Any, as_json: bool) -> None:
-    if as_json:
-        return print_json(life.as_json())
-    for stage, text in life.texts:
-        out.print(f"[bold]{stage}[/]", highlight=False)
-        out.print(f"  {text or '(gone)'}", highlight=False, markup=False, soft_wrap=True)
-        for event in life.events:
-            if event.stage == stage:
-                out.print(f"  - {event}", highlight=False, markup=False, soft_wrap=True)
-
-
-def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, default=str))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

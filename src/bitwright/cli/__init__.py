@@ -1,0 +1,12 @@
+"""The command line: parses, calls, prints.
+
+Errors are one paragraph and exit code 2; `--debug` shows where they come from. Each module holds
+the commands of one topic, and importing it adds them to the group.
+"""
+
+from bitwright.cli import explain as _explain
+from bitwright.cli import model as _model
+from bitwright.cli.common import main
+
+assert _explain.__name__ and _model.__name__
+__all__ = ["main"]

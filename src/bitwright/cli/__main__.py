@@ -1,0 +1,7 @@
+"""`python -m bitwright.cli`."""
+
+import sys
+
+from bitwright.cli import main
+
+sys.exit(main())
