@@ -20,14 +20,14 @@ from bitwright.backends.cpu.emit.args import SLOT_BYTES, Arguments, Signature
 from bitwright.backends.cpu.emit.control import Control
 from bitwright.backends.cpu.emit.convert import Conversions
 from bitwright.backends.cpu.emit.core import Operand, Value
-from bitwright.backends.cpu.emit.memory import Memory
+from bitwright.backends.cpu.emit.subnormals import Subnormals
 from bitwright.backends.cpu.emit.types import Type, i64, ptr, void
 
 if TYPE_CHECKING:
     from bitwright.backends.cpu.emit.module import Module
 
 
-class Function(Conversions, Memory, Control):
+class Function(Conversions, Subnormals, Control):
     """Emits the body inside a `with`; a void function returns by itself at the end."""
 
     def __init__(

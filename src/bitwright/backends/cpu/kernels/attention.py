@@ -24,7 +24,7 @@ from bitwright.backends.cpu.kernels.attention_spec import FEW, MANY, Attention, 
 
 
 def emit_attention(module: Module, name: str, kernel: Attention) -> Signature:
-    with module.kernel(name, kernel.signature) as f:
+    with module.kernel(name, kernel.signature) as f, f.subnormals_as_zeros():
         if kernel.paths == FEW:
             emit_few(f, kernel)
         elif kernel.paths == MANY:

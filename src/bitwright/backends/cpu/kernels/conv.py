@@ -38,7 +38,7 @@ class Conv:
 
 def emit_conv(module: Module, name: str, conv: Conv) -> Signature:
     """The kernel; `block` is the number of tile rows whose part of a stays in the cache."""
-    with module.kernel(name, conv.signature) as f:
+    with module.kernel(name, conv.signature) as f, f.subnormals_as_zeros():
         _ImageProduct(f, conv).emit()
     return conv.signature
 

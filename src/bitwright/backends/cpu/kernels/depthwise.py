@@ -36,7 +36,7 @@ class Depthwise:
 
 
 def emit_depthwise(module: Module, name: str, conv: Depthwise) -> Signature:
-    with module.kernel(name, conv.signature) as f:
+    with module.kernel(name, conv.signature) as f, f.subnormals_as_zeros():
         _Emitter(f, conv).emit()
     return conv.signature
 

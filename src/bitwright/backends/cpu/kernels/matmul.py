@@ -126,7 +126,7 @@ def emit_matmul(
         ("a", "w", "y", *epilogue.pointers),
         ("rows", "columns", "depth", "a_stride", "y_stride", "block", *epilogue.sizes),
     )
-    with module.kernel(name, signature) as f:
+    with module.kernel(name, signature) as f, f.subnormals_as_zeros():
         Product(f, tile, epilogue).emit()
     return signature
 

@@ -77,7 +77,7 @@ def emit_product(module: Module, name: str, form: Form, finish: Finish) -> Signa
             *finish.sizes,
         ),
     )
-    with module.kernel(name, signature) as f:
+    with module.kernel(name, signature) as f, f.subnormals_as_zeros():
         _Product(f, form, finish).emit()
     return signature
 

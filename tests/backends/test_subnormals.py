@@ -1,0 +1,74 @@
+"""Sums of products read and write subnormal numbers as zeros, and leave the caller's setting."""
+
+import numpy as np
+import pytest
+from emitted import Compiled, instructions
+from run_kernel import TARGETS, Run, run_op
+
+from bitwright.backends.cpu.emit import Module, Signature, f32
+from bitwright.ops.builder import Builder
+from bitwright.target import host, named
+
+TINY = np.float32(1e-40)
+pytestmark = pytest.mark.skipif(
+    host().architecture not in ("x86_64", "aarch64"), reason="this processor has no switch"
+)
+
+
+def doubled(target):
+    """y = 2 x, one number a turn."""
+    module = Module(target)
+    with (
+        module.kernel("kernel", Signature(("x", "y"), ("count",))) as f,
+        f.subnormals_as_zeros(),
+        f.loop(0, f.args.size("count")) as loop,
+    ):
+        f.store(f.load(f32, f.args.pointer("x"), loop.index) * 2.0, f.args.pointer("y"), loop.index)
+    return module
+
+
+def caller_keeps_subnormals():
+    return np.multiply(np.full(40, TINY), np.float32(0.5)).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_operands_and_results_are_zeros_inside_and_numbers_outside(target):
+    x = np.array([TINY, -TINY, 1e-38, 0.75e-38, 1, np.inf, np.nan], np.float32)
+    y = np.empty_like(x)
+    Compiled(doubled(named(target)))(x=x, y=y, count=x.size)
+    smallest = np.finfo(np.float32).tiny
+    np.testing.assert_array_equal(y, np.where(np.abs(x) < smallest, 0, 2 * x))
+    assert caller_keeps_subnormals()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("groups", [1, 8])
+def test_convolutions(target, groups):
+    w = np.full((8, 8 // groups, 3, 3), TINY)
+    w[:, :, 1, 1] = 1
+    b = Builder("conv")
+    image = b.input("x", "f32[1, 8, 5, 5]")
+    graph = b.build(y=b.conv(image, b.constant(w), None, groups=groups, pads=[1, 1, 1, 1]))
+    x = np.where(np.arange(200) % 3 == 0, TINY, np.float32(1)).reshape(1, 8, 5, 5)
+    kept = np.where(x < 1, 0, x)
+    expected = kept if groups == 8 else np.broadcast_to(kept.sum(1, keepdims=True), x.shape)
+    np.testing.assert_array_equal(Run(graph, {"x": x}, named(target)).outputs["y"], expected)
+    assert caller_keeps_subnormals()
+
+
+@pytest.mark.parametrize("constant", [(), (1,)])
+def test_products(constant):
+    a, w = np.full((5, 7), TINY), np.ones((7, 9), np.float32)
+    assert not run_op("matmul", a, w, constants=constant).any()
+    assert caller_keeps_subnormals()
+
+
+def test_elementwise_kernels_keep_subnormals():
+    x = np.full(33, TINY)
+    np.testing.assert_array_equal(run_op("mul", x, np.full(33, np.float32(0.5))), x / 2)
+
+
+def test_other_architectures():
+    settings = [line for line in instructions(doubled(named("aarch64"))) if "FPCR" in line.upper()]
+    assert len(settings) == 3
+    assert instructions(doubled(named("riscv64"))) and instructions(doubled(named("wasm32")))
