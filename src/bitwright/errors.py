@@ -63,3 +63,7 @@ class ExportError(BitwrightError):
 
 class CompileError(BitwrightError):
     """Code that cannot be generated: ill-typed, not for this target, refused by LLVM."""
+
+
+class CalibrationError(BitwrightError):
+    """Data, statistics or entries that calibration cannot use."""

@@ -1,0 +1,25 @@
+"""Quantization: calibration, parameters, tensors, recipes.
+
+Names are imported when they are first used.
+"""
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "CalibrationEntry": "bitwright.ir.calibration",
+    "CalibrationRecord": "bitwright.ir.calibration",
+    "insert_q_dq": "bitwright.passes.insert_q_dq",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'bitwright.quant' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)
