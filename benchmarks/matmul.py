@@ -28,7 +28,7 @@ from bitwright.backends.cpu.kernels.matmul import (
     best_tile,
     emit_matmul,
     pack,
-    row_tiles_per_block,
+    row_tiles_in_cache,
 )
 from bitwright.target import Target, named
 
@@ -80,7 +80,7 @@ class Ours:
             depth=depth,
             a_stride=depth,
             y_stride=columns,
-            block=row_tiles_per_block(self.target, self.tile, rows, depth, 1),
+            block=row_tiles_in_cache(self.target, self.tile, depth),
         )
         held = packed, table  # alive as long as the closure
 

@@ -11,7 +11,7 @@ from bitwright.backends.cpu.kernels.matmul import (
     best_tile,
     emit_matmul,
     pack,
-    row_tiles_per_block,
+    row_tiles_in_cache,
 )
 from bitwright.target import host, named
 
@@ -53,7 +53,7 @@ def run(kernel, a, w, threads=1, stride=0, block=0, **slots):
         depth=depth,
         a_stride=depth + stride,
         y_stride=columns + stride,
-        block=block or row_tiles_per_block(target, tile, rows, depth, threads),
+        block=block or row_tiles_in_cache(target, tile, depth),
         **slots,
     )
     assert (y[rows:] == 7).all() and (y[:, columns:] == 7).all()

@@ -8,8 +8,8 @@ sums then go to a small scratch tile, and the epilogue runs from there row by ro
 right edge: it is emitted once however many tile heights there are, and costs a few cycles beside
 the thousands of the tile.
 
-Threads share out (row block, panel) pairs. Each sum is formed in the order of k by one thread, so
-results do not depend on how many there are.
+Threads share out tiles. Each sum is formed in the order of k by one thread, so results do not
+depend on how many there are.
 """
 
 from __future__ import annotations
@@ -109,18 +109,15 @@ def keep(_f: Kernel, value: Value, _row: Value, _column: Value, _mask: Value) ->
 NO_EPILOGUE = Epilogue(keep)
 
 
-def row_tiles_per_block(target: Target, tile: Tile, rows: int, depth: int, threads: int) -> int:
-    """Tiles whose rows of a stay in half of the second-level cache while the panels pass by, but
-    no more than let every thread have a block."""
-    fitting = max(1, target.l2_bytes // 2 // (tile.rows * max(1, depth) * 4))
-    tiles = max(1, -(-rows // tile.rows))
-    return max(1, min(fitting, -(-tiles // threads)))
+def row_tiles_in_cache(target: Target, tile: Tile, depth: int) -> int:
+    """Tiles whose rows of a stay in half of the second-level cache while the panels pass by."""
+    return max(1, target.l2_bytes // 2 // (tile.rows * max(1, depth) * 4))
 
 
 def emit_matmul(
     module: Module, name: str, tile: Tile | None = None, epilogue: Epilogue = NO_EPILOGUE
 ) -> Signature:
-    """The kernel. Strides count elements between rows; `block` is `row_tiles_per_block`."""
+    """The kernel. Strides count elements between rows; `block` is `row_tiles_in_cache`."""
     tile = tile or best_tile(module.target)
     signature = Signature(
         ("a", "w", "y", *epilogue.pointers),
@@ -144,31 +141,46 @@ class Product:
         self.scratch = f.scratch(self.vector, tile.rows * tile.vectors)
 
     def emit(self) -> None:
-        """Blocks of rows, within them panels of columns, within them tiles."""
+        """Blocks of rows, within them panels of columns, within them tiles.
+
+        A thread takes a run of tiles in this order: every thread has as many as the next, give or
+        take one, and reads few panels more than it must.
+        """
         f, tile = self.f, self.tile
         panels = f.udiv(self.columns + (tile.columns - 1), tile.columns)
-        height = self._block_height(panels)
-        blocks = f.udiv(self.rows + (height - 1), height)
-        begin, end = f.share(blocks * panels)
-        with f.loop(begin, end) as pairs:
-            block = f.udiv(pairs.index, panels)
-            panel = pairs.index - block * panels
-            w = f.gep(f32, f.args.pointer("w"), panel * self.depth * tile.columns)
-            top = block * height
-            bottom = f.min(top + height, self.rows)
-            ahead = f.gep(f32, w, self.depth * tile.columns)
-            with f.loop(top, bottom, tile.rows, carry=(ahead,)) as loop:
-                self._tile(loop.index, bottom, panel * tile.columns, w, loop.carried[0])
-                turns = f.udiv(self.depth, _UNROLL)
-                loop.next(f.offset(loop.carried[0], turns * _LINE))
-
-    def _block_height(self, panels: Value) -> Value:
-        """Rows of a block: what fits the cache, but enough blocks for every thread."""
-        f, tile = self.f, self.tile
         tiles = f.udiv(self.rows + (tile.rows - 1), tile.rows)
-        blocks = f.udiv(f.threads + (panels - 1), f.max(panels, 1))
-        fair = f.max(f.udiv(tiles + (blocks - 1), f.max(blocks, 1)), 1)
-        return f.min(f.args.size("block"), fair) * tile.rows
+        height = self._block_height(tiles)
+        begin, end = f.share(tiles * panels)
+        with f.if_(f.lt(begin, end)), f.do_while(carry=(begin,)) as runs:
+            (at,) = runs.carried
+            block = f.udiv(at, height * panels)
+            first = block * height
+            place = at - first * panels
+            tall = f.min(height, tiles - first)
+            panel = f.udiv(place, tall)
+            top = place - panel * tall
+            count = f.min(tall - top, end - at)
+            self._run(panel, (first + top) * tile.rows, count)
+            after = at + count
+            runs.next(after, again=f.lt(after, end))
+
+    def _run(self, panel: Value, top: Value, count: Value) -> None:
+        """Tiles below each other in one panel, while the next panel comes into the cache."""
+        f, tile = self.f, self.tile
+        w = f.gep(f32, f.args.pointer("w"), panel * self.depth * tile.columns)
+        bottom = f.min(top + count * tile.rows, self.rows)
+        ahead = f.gep(f32, w, self.depth * tile.columns)
+        with f.loop(top, bottom, tile.rows, carry=(ahead,)) as loop:
+            self._tile(loop.index, bottom, panel * tile.columns, w, loop.carried[0])
+            turns = f.udiv(self.depth, _UNROLL)
+            loop.next(f.offset(loop.carried[0], turns * _LINE))
+
+    def _block_height(self, tiles: Value) -> Value:
+        """Tiles of a block: the fewest blocks that fit the cache, all of about one height."""
+        f = self.f
+        most = f.args.size("block")
+        blocks = f.max(f.udiv(tiles + (most - 1), most), 1)
+        return f.max(f.udiv(tiles + (blocks - 1), blocks), 1)
 
     # what another kind of product changes
 

@@ -16,8 +16,13 @@ import numpy as np
 from bitwright.backends.cpu import emit
 from bitwright.backends.cpu.kernels.conv import Conv, emit_conv
 from bitwright.backends.cpu.kernels.depthwise import Depthwise, emit_depthwise
-from bitwright.backends.cpu.kernels.matmul import Epilogue, best_tile, is_light, pack
-from bitwright.backends.cpu.lower.matmul import row_tiles_in_cache
+from bitwright.backends.cpu.kernels.matmul import (
+    Epilogue,
+    best_tile,
+    is_light,
+    pack,
+    row_tiles_in_cache,
+)
 from bitwright.backends.cpu.lower.movement import pad_view
 from bitwright.backends.cpu.lower.product import lower_transposed, lower_windows
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers

@@ -13,11 +13,11 @@ import numpy as np
 from bitwright.backends.cpu import emit
 from bitwright.backends.cpu.kernels.matmul import (
     Epilogue,
-    Tile,
     best_tile,
     emit_matmul,
     is_light,
     pack,
+    row_tiles_in_cache,
 )
 from bitwright.backends.cpu.lower.product import lower_product
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
@@ -26,7 +26,6 @@ from bitwright.ir.dim import Size, product
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View
-from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
 
@@ -101,8 +100,3 @@ def as_rows(ctx: Lowering, view: View, name: str) -> View:
     if found is None:
         raise NoKernelError(f"{view} cannot be seen as rows")
     return found
-
-
-def row_tiles_in_cache(target: Target, tile: Tile, depth: int) -> int:
-    """Tiles whose rows of x stay in half of the second-level cache while the panels pass by."""
-    return max(1, target.l2_bytes // 2 // (tile.rows * max(1, depth) * 4))
