@@ -17,6 +17,7 @@ _HOME = {
     "Builder": "bitwright.ops.builder",
     "Executable": "bitwright.executable",
     "Graph": "bitwright.ir",
+    "bench": "bitwright.report.bench",
     "compile": "bitwright.pipeline",
     "dtype": "bitwright.ir",
     "export_onnx": "bitwright.export.onnx",

@@ -1,4 +1,4 @@
-"""What the operating system tells: cores, caches, the cache folder, how threads sleep.
+"""What the operating system tells: cores, caches, memory, the cache folder, how threads sleep.
 
 Every line that is particular to one system is in this file; each fact has a fallback that is right,
 if less precise, everywhere else.
@@ -116,6 +116,20 @@ def kept(path: Path) -> bytes | None:
     digest, data = whole[len(_MAGIC) : start], whole[start:]
     good = whole[: len(_MAGIC)] == _MAGIC and hashlib.sha256(data).digest() == digest
     return data if good else None
+
+
+def resident_bytes() -> int | None:
+    """Memory that this process holds now, or its peak where only that is told; None if neither."""
+    with suppress(OSError, StopIteration, ValueError):
+        status = Path("/proc/self/status").read_text().splitlines()
+        kilobytes = next(line for line in status if line.startswith("VmRSS:")).split()[1]
+        return int(kilobytes) << 10
+    with suppress(ImportError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak << 10
+    return None
 
 
 def processor() -> str:

@@ -1,0 +1,109 @@
+"""`bench`: how fast a model runs here, beside the runtimes that are installed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bitwright.cli.common import main, out, show_table, size_option, working
+
+NOTABLE_DIFFERENCE = 1e-3
+
+
+def parse_names(ctx: click.Context, option: click.Parameter, value: str) -> list[str]:
+    """`--against onnxruntime,openvino`; nothing means no peer."""
+    return [name for name in value.split(",") if name]
+
+
+def parse_counts(ctx: click.Context, option: click.Parameter, value: str | None) -> list[int]:
+    """`--threads 1,2,4`."""
+    if value is None:
+        return []
+    parts = value.split(",")
+    if not all(part.isdigit() and int(part) for part in parts):
+        raise click.BadParameter(f"{value!r} is not a list of positive numbers")
+    return [int(part) for part in parts]
+
+
+@main.command()
+@click.argument("model")
+@click.option(
+    "--against",
+    default="onnxruntime,openvino",
+    show_default=True,
+    callback=parse_names,
+    help="Engines to compare with, separated by commas.",
+)
+@click.option(
+    "--threads",
+    callback=parse_counts,
+    help="Numbers of threads, separated by commas; as many as there are cores by default.",
+)
+@click.option("--rounds", default=15, show_default=True, type=click.IntRange(1))
+@size_option
+@click.option("--feeds", type=click.Path(), help=".npz with one array per input.")
+@click.option(
+    "--json", "target", type=click.Path(allow_dash=True), help="File for the figures; - prints."
+)
+def bench(
+    model: str,
+    against: list[str],
+    threads: list[int],
+    rounds: int,
+    sizes: dict[str, int],
+    feeds: str | None,
+    target: str | None,
+) -> None:
+    """Time MODEL beside other runtimes: interleaved rounds, each engine in its own process.
+
+    Inputs are random unless --feeds gives them.
+    """
+    from bitwright.report.bench import bench as measure
+    from bitwright.report.feeds import read_inputs
+
+    result = working("measuring")(measure)(
+        model,
+        against=against,
+        threads=threads or None,
+        rounds=rounds,
+        sizes=sizes,
+        feeds=read_inputs(feeds) if feeds else None,
+    )
+    if target == "-":
+        return click.echo(json.dumps(result.as_json(), indent=2))
+    if target:
+        Path(target).write_text(json.dumps(result.as_json(), indent=2) + "\n")
+    show_bench(result)
+
+
+def show_bench(result: Any) -> None:
+    inputs = ", ".join(f"{name}: {what}" for name, what in result.inputs.items())
+    show_table(
+        f"{result.model} ({inputs}), {result.rounds} rounds",
+        ("threads", "engine", "ms", "quartiles", "x peer", "ready s", "MB"),
+        map(bench_cells, result.rows),
+    )
+    versions = dict.fromkeys(f"{row.engine} {row.version}" for row in result.rows if row.version)
+    out.print(", ".join(versions), highlight=False, markup=False, soft_wrap=True)
+    for row in result.rows:
+        if row.difference is not None and row.difference > NOTABLE_DIFFERENCE:
+            line = f"{row.engine} gives other outputs: they differ by {row.difference:.1e}"
+            out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def bench_cells(row: Any) -> tuple[Any, ...]:
+    if row.error:
+        return row.threads, f"{row.engine}: {row.error}"
+    low, high = row.quartiles
+    return (
+        row.threads,
+        row.engine,
+        f"{row.milliseconds:.3f}",
+        f"{low:.3f}-{high:.3f}",
+        "" if row.times_best_peer is None else f"{row.times_best_peer:.2f}",
+        f"{row.ready_seconds:.2f}",
+        "" if row.memory_bytes is None else f"{row.memory_bytes / 1e6:.0f}",
+    )

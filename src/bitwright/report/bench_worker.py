@@ -1,0 +1,136 @@
+"""One engine in a process of its own, for `report.bench`.
+
+    python -m bitwright.report.bench_worker ENGINE MODEL FEEDS.npz OUTPUTS.npz THREADS
+
+Each line on standard input is a command, `start` or `time`; each answer is one line of JSON. What
+an engine prints goes to standard error. Nothing of an engine is imported before `start`, so that
+ready time and memory count its imports.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bitwright import system
+
+Feeds = Mapping[str, Any]
+Run = Callable[[Feeds], dict[str, Any]]
+CALLS = 3
+"""Timed calls in a round, behind one that wakes caches and threads; the quickest counts."""
+SETTLING_CALLS = 10
+"""Calls before memory is read, so that lazily made plans and arenas are in it."""
+
+
+def _bitwright(model: str, threads: int) -> tuple[str, Run]:
+    from bitwright import __version__
+    from bitwright.pipeline import compile as compile_model
+
+    return __version__, compile_model(model, threads=threads).run
+
+
+def _onnxruntime(model: str, threads: int) -> tuple[str, Run]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return onnxruntime.__version__, lambda feeds: dict(
+        zip(names, session.run(names, dict(feeds)), strict=True)
+    )
+
+
+def _openvino(model: str, threads: int) -> tuple[str, Run]:
+    import openvino
+
+    core = openvino.Core()
+    compiled = core.compile_model(
+        core.read_model(model),
+        "CPU",
+        {
+            "INFERENCE_NUM_THREADS": threads,
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+        },
+    )
+    request, outputs = compiled.create_infer_request(), compiled.outputs
+
+    def run(feeds: Feeds) -> dict[str, Any]:
+        found = request.infer(dict(feeds))
+        return {output.get_any_name(): found[output] for output in outputs}
+
+    return openvino.__version__, run
+
+
+ENGINES: dict[str, Callable[[str, int], tuple[str, Run]]] = {
+    "bitwright": _bitwright,
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+}
+
+
+class Worker:
+    """Prepares one engine, then times it on the same feeds as often as it is told to."""
+
+    def __init__(self, engine: str, model: str, feeds: str, outputs: str, threads: str) -> None:
+        self.engine, self.model, self.outputs = engine, model, outputs
+        self.threads = int(threads)
+        with np.load(feeds) as archive:
+            self.feeds = {name: archive[name] for name in archive.files}
+        self.run: Run | None = None
+
+    def start(self) -> dict[str, Any]:
+        """From the model's file to the first answer; then memory, once everything is warm."""
+        gc.collect()
+        before, begin = system.resident_bytes(), time.perf_counter()
+        version, self.run = ENGINES[self.engine](self.model, self.threads)
+        answer = self.run(self.feeds)
+        ready = time.perf_counter() - begin
+        for _ in range(SETTLING_CALLS):
+            self.run(self.feeds)
+        after = system.resident_bytes()
+        arrays = {name: a for name, a in answer.items() if isinstance(a, np.ndarray)}
+        np.savez(self.outputs, **{name: a for name, a in arrays.items() if a.dtype != object})
+        added = None if before is None or after is None else after - before
+        return {"version": version, "ready_seconds": ready, "memory_bytes": added}
+
+    def time(self) -> dict[str, Any]:
+        assert self.run is not None
+        self.run(self.feeds)
+        seconds = []
+        for _ in range(CALLS):
+            begin = time.perf_counter()
+            self.run(self.feeds)
+            seconds.append(time.perf_counter() - begin)
+        return {"seconds": min(seconds)}
+
+
+def _fault(error: Exception, engine: str) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name == engine:
+        return f"{engine} is not installed"
+    text = str(error).strip() or "no message"
+    return f"{type(error).__name__}: {text.splitlines()[0]}"
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    worker = Worker(*sys.argv[1:])
+    for line in sys.stdin:
+        try:
+            answer = {"start": worker.start, "time": worker.time}[line.strip()]()
+        except Exception as error:  # an engine may raise anything; the others go on
+            answer = {"error": _fault(error, worker.engine)}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
