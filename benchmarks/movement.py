@@ -22,7 +22,7 @@ import bitwright.backends.cpu.lower as _lower
 from bitwright.backends.cpu.jit import load_all
 from bitwright.backends.cpu.lowering import Lowering
 from bitwright.backends.cpu.memory import Grown
-from bitwright.backends.cpu.runtime import runtime
+from bitwright.backends.cpu.native import runtime
 from bitwright.backends.cpu.steps import StepTable
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from bitwright.errors import RunError
+from bitwright.ir.feeds import check_inputs
 from bitwright.ir.graph import Graph
-from bitwright.ops.interpret import Observer, check_inputs, run
-from bitwright.passes.manager import History
+
+if TYPE_CHECKING:  # both are slow to import, and a run needs neither
+    from bitwright.ops.interpret import Observer
+    from bitwright.passes.manager import History
 
 Array = np.ndarray[Any, Any]
 
@@ -21,33 +24,6 @@ class Engine(Protocol):
     states: dict[str, Array]
 
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None) -> dict[str, Any]: ...
-
-
-class Reference:
-    """The interpreter as an engine."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.states: dict[str, Array] = {}
-
-    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None) -> dict[str, Any]:
-        results = run(self.graph, feeds, states=self.states)
-        kept = [v.node.attrs.get("value") for v in (*self.graph.constants, *self.graph.parameters)]
-        kept += [*feeds.values(), *self.states.values()]
-        owned: dict[str, Any] = {}
-        for name, result in results.items():
-            if out and name in out:
-                out[name][...] = result
-                owned[name] = out[name]
-            else:
-                owned[name] = result.copy() if _shares(result, [*kept, *owned.values()]) else result
-        return owned
-
-
-def _shares(array: Any, others: list[Any]) -> bool:
-    return isinstance(array, np.ndarray) and any(
-        np.may_share_memory(array, other) for other in others if isinstance(other, np.ndarray)
-    )
 
 
 class Executable:
@@ -84,6 +60,8 @@ class Executable:
                 f"there is no output {min(unknown)!r}", expected=", ".join(self.output_names)
             )
         if observe is not None:
+            from bitwright.ops.interpret import run
+
             return run(self.graph, feeds, states=self.engine.states, observe=observe)
         return self.engine.run(feeds, out)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from bitwright.backends.cpu.program import Program
+from bitwright.backends.reference import Reference
 from bitwright.errors import BitwrightError
-from bitwright.executable import Executable, Reference
+from bitwright.executable import Executable
 from bitwright.frontend.load import load
 from bitwright.passes.canonicalize import canonicalize
 from bitwright.passes.eliminate_common import eliminate_common

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from bitwright import knobs
@@ -86,6 +87,22 @@ def cache_folder() -> Path | None:
     else:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "bitwright"
+
+
+@cache
+def sources() -> str:
+    """What tells this installation of bitwright from any other: a hash of its files' states."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256(str(here).encode())
+    folders = [str(here)]
+    while folders:
+        for entry in sorted(os.scandir(folders.pop()), key=lambda entry: entry.path):
+            if entry.is_dir():
+                folders.append(entry.path)
+            elif entry.name.endswith(".py"):
+                state = entry.stat()
+                digest.update(f"{entry.path} {state.st_size} {state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 _MAGIC = b"bwkept\0\1"

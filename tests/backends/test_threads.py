@@ -15,7 +15,8 @@ from bitwright import system
 from bitwright.backends.cpu import jit
 from bitwright.backends.cpu.emit import Module, Signature, i64
 from bitwright.backends.cpu.pool import Pool, shared_pool
-from bitwright.backends.cpu.runtime import BARRIER_AFTER, runtime_text, step_table
+from bitwright.backends.cpu.runtime import runtime_text
+from bitwright.backends.cpu.shared_block import BARRIER_AFTER, step_table
 from bitwright.errors import RunError
 from bitwright.target import host, named
 

@@ -62,6 +62,8 @@ class SizeStep:
     """Sizes that the data decides, read from small tensors; nothing else is computed."""
 
     node: str
+    where: str
+    """The node's place in its graph, for errors."""
     inputs: tuple[View, ...]
     sizes: tuple[Size, ...]
     """What `read(arrays, bindings)` gives, in the same order; it binds their symbols."""

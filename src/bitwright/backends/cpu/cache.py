@@ -41,12 +41,22 @@ class ObjectCache:
 
     def get(self, text: str, target: Target, compiler: Compiler) -> bytes:
         """The object code of a module, from the folder or made by `compiler`."""
+        return self._get(key(text, target), lambda: compiler(text, target))
+
+    def get_named(
+        self, name: str, text: Callable[[], str], target: Target, compiler: Compiler
+    ) -> bytes:
+        """The object code of a module that these sources of bitwright make by this name."""
+        named = key(f"{name} of bitwright {system.sources()}", target)
+        return self._get(named, lambda: compiler(text(), target))
+
+    def _get(self, name: str, make: Callable[[], bytes]) -> bytes:
         if self.folder is None:
-            return compiler(text, target)
-        path = self.folder / key(text, target)
+            return make()
+        path = self.folder / name
         code = self._read(path)
         if code is None:
-            code = compiler(text, target)
+            code = make()
             with suppress(OSError):
                 system.keep(path, code)
                 self.prune()

@@ -12,7 +12,7 @@ time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -148,7 +148,19 @@ def load(text: str, target: Target, store: ObjectCache | None = None) -> Library
     return load_all([text], target, store)
 
 
+def load_named(name: str, text: Callable[[], str], target: Target) -> Library:
+    """A module that bitwright itself brings; its text is made only where the cache lacks it."""
+    return Library([default_cache().get_named(name, text, target, compile_object)], target)
+
+
 def load_all(texts: Iterable[str], target: Target, store: ObjectCache | None = None) -> Library:
     """Several modules as one library; function names are unique across them."""
+    return Library(compiled(texts, target, store), target)
+
+
+def compiled(
+    texts: Iterable[str], target: Target, store: ObjectCache | None = None
+) -> tuple[bytes, ...]:
+    """The object code of modules: from the cache where it is there, else made now."""
     store = store or default_cache()
-    return Library([store.get(text, target, compile_object) for text in texts], target)
+    return tuple(store.get(text, target, compile_object) for text in texts)

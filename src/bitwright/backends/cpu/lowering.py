@@ -29,6 +29,7 @@ from bitwright.ir.dim import Dim, Size
 from bitwright.ir.dtype import DType, dtype, i64, string
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
+from bitwright.ir.verify import place
 from bitwright.lir.buffer import Buffer, Place, View, contiguous, dense
 from bitwright.lir.schedule import HostStep, KernelStep, Schedule, SizeStep, verify_schedule
 from bitwright.passes.fuse_regions import is_elementwise
@@ -102,6 +103,8 @@ class Lowering:
         self.graph, self.target = graph, target
         self.schedule = Schedule(graph)
         self.kernels: dict[str, KernelCode] = {}
+        self.numbered: dict[int, Node] = {}
+        """The nodes whose kernels may note a fault, by the number that they note."""
         self._views: dict[Value, View] = {}
         self._copies: dict[tuple[View, tuple[int, ...]], View] = {}
         self._constants: dict[int, View] = {}
@@ -192,7 +195,9 @@ class Lowering:
 
     def number(self, node: Node) -> int:
         """The node's place in the graph, counted from 1, as a fault names it."""
-        return 1 + self.graph.nodes.index(node)
+        number = 1 + self.graph.nodes.index(node)
+        self.numbered[number] = node
+        return number
 
     # kernels and steps
 
@@ -245,7 +250,8 @@ class Lowering:
     ) -> None:
         """Append a step that learns sizes from small operands: `read(arrays, bindings)`."""
         views = tuple(self.view(value) for value in operands)
-        self.schedule.steps.append(SizeStep(node.name, views, tuple(sizes), read))
+        where = place(self.graph, node)
+        self.schedule.steps.append(SizeStep(node.name, where, views, tuple(sizes), read))
 
     # the walk
 

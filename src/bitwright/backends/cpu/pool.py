@@ -22,7 +22,8 @@ from functools import cache
 import numpy as np
 
 from bitwright import system
-from bitwright.backends.cpu import runtime as rt
+from bitwright.backends.cpu import shared_block as shared
+from bitwright.backends.cpu.native import runtime
 from bitwright.errors import RunError
 
 SPIN_SECONDS = 50e-6
@@ -37,16 +38,16 @@ def _spin_turns() -> int:
     best = float("inf")
     for _ in range(3):
         begin = time.perf_counter()
-        rt.runtime().idle(block.ctypes.data, turns)
+        runtime().idle(block.ctypes.data, turns)
         best = min(best, time.perf_counter() - begin)
     return max(1, int(SPIN_SECONDS / best * turns))
 
 
 def _shared_block() -> np.ndarray:  # type: ignore[type-arg]
     """Zeroed memory for the shared words, starting at a cache line."""
-    room = np.zeros(rt.SHARED_BYTES + 64, np.uint8)
+    room = np.zeros(shared.SHARED_BYTES + 64, np.uint8)
     start = -room.ctypes.data % 64
-    return room[start : start + rt.SHARED_BYTES]
+    return room[start : start + shared.SHARED_BYTES]
 
 
 class _Crew:
@@ -57,11 +58,11 @@ class _Crew:
         self.address = self.block.ctypes.data
         futex = system.futex() if native else None
         self.words = words = self.block.view(np.uint64)
-        words[rt.SPINS // 8] = _spin_turns() if threads <= system.cores() else 1
-        words[rt.SYSCALL // 8] = futex.function if futex else 0
-        words[rt.FUTEX // 8] = futex.number if futex else 0
-        words[rt.YIELD // 8] = system.yield_function()
-        words[rt.THREADS // 8] = threads
+        words[shared.SPINS // 8] = _spin_turns() if threads <= system.cores() else 1
+        words[shared.SYSCALL // 8] = futex.function if futex else 0
+        words[shared.FUTEX // 8] = futex.number if futex else 0
+        words[shared.YIELD // 8] = system.yield_function()
+        words[shared.THREADS // 8] = threads
         self.parks_natively = futex is not None
         self.signals = [threading.Semaphore(0) for _ in range(threads - 1)]
         self.members = [
@@ -75,26 +76,26 @@ class _Crew:
 
     def _live(self, number: int) -> None:
         if self.parks_natively:
-            rt.runtime().work(self.address, number)
+            runtime().work(self.address, number)
             return
         while True:
             self.signals[number - 1].acquire()
-            if self.words[rt.STOP // 8]:
+            if self.words[shared.STOP // 8]:
                 return
-            rt.runtime().take_part(self.address, number)
+            runtime().take_part(self.address, number)
 
     def run(self, steps: int, count: int) -> None:
         if self.parks_natively:
-            rt.runtime().start(self.address, steps, count)
+            runtime().start(self.address, steps, count)
             return
-        self.words[rt.STEPS // 8], self.words[rt.COUNT // 8] = steps, count
+        self.words[shared.STEPS // 8], self.words[shared.COUNT // 8] = steps, count
         for signal in self.signals:
             signal.release()
-        rt.runtime().take_part(self.address, 0)
+        runtime().take_part(self.address, 0)
 
     def dismiss(self) -> None:
         """Let every worker return, and wait for it."""
-        rt.runtime().stop(self.address)
+        runtime().stop(self.address)
         for signal in self.signals:
             signal.release()
         for member in self.members:
@@ -108,7 +109,7 @@ class Pool:
         if threads < 1:
             raise RunError("a pool needs at least one thread", expected=">= 1", found=threads)
         self.threads, self._native = threads, native
-        self._runtime = rt.runtime()
+        self._runtime = runtime()
         self._lock = threading.Lock()
         self._crew: _Crew | None = None
         self._end: weakref.finalize[..., Pool] | None = None

@@ -15,44 +15,43 @@ from typing import Any
 
 import numpy as np
 
-import bitwright.backends.cpu.lower as _lower
-from bitwright.backends.cpu.jit import load_all
-from bitwright.backends.cpu.lowering import Lowering
+from bitwright.backends.cpu.code import Code
+from bitwright.backends.cpu.jit import Library
 from bitwright.backends.cpu.memory import Grown, Memory, Planned, allocate
 from bitwright.backends.cpu.pool import shared_pool
-from bitwright.backends.cpu.sizes import SizeChecks
 from bitwright.backends.cpu.steps import StepTable
 from bitwright.errors import BitwrightError, RunError
-from bitwright.ir.dim import Dim, evaluate, solve
+from bitwright.ir.dim import evaluate, solve
+from bitwright.ir.feeds import bind_input
 from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ir.types import TensorType
-from bitwright.ir.verify import place
 from bitwright.lir.buffer import Buffer, Place
 from bitwright.lir.plan import plan
 from bitwright.lir.schedule import HostStep, KernelStep, Schedule, SizeStep
-from bitwright.ops.interpret import bind_input, run_node
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
-assert _lower.__name__  # importing it registers the lowerings
 KEPT_PLANS = 16
 
 
 class Program:
     """Runs one graph on one target with a fixed number of threads."""
 
-    def __init__(self, graph: Graph, target: Target, threads: int) -> None:
-        self.graph, self.target = graph, target
-        lowering = Lowering(graph, target)
-        self.schedule = lowering.run()
-        used = {s.kernel for s in self.schedule.steps if isinstance(s, KernelStep)}
-        self.kernels = {name: lowering.kernels[name] for name in sorted(used)}
-        self._library = load_all([k.text for k in self.kernels.values()], target)
+    def __init__(
+        self, graph: Graph, target: Target, threads: int, code: Code | None = None
+    ) -> None:
+        """`code` is what the graph was lowered to before; without it, that is done now."""
+        if code is None:
+            from bitwright.backends.cpu.build import build  # the compiler is slow to import
+
+            code = build(graph, target)
+        self.graph, self.target, self.code = graph, target, code
+        self.schedule, self.kernels = code.schedule, code.kernels
+        self._library = Library(code.objects, target)
         self._addresses = {name: self._library.address(name) for name in self.kernels}
-        self._signatures = {name: k.signature for name, k in self.kernels.items()}
+        self._signatures = {name: kernel.signature for name, kernel in self.kernels.items()}
         self._stretches = list(_stretches(self.schedule))
         self._entered = {b.name: b for b in self.schedule.buffers if b.place is Place.INPUT}
-        self._fault_buffer = lowering.fault_buffer
+        self._fault_buffer = code.fault_buffer
         self._fault = np.zeros(2, np.int64)
         self._held = [
             b
@@ -60,8 +59,7 @@ class Program:
             if b.place is Place.STATE and b is not self._fault_buffer
         ]
         self.states: dict[str, Array] = {}
-        self._is_planned = _sizes_are_known(graph, self.schedule)
-        self._sizes = SizeChecks(graph, (step.op for step in self.schedule.host_steps))
+        self._is_planned, self._sizes = code.is_planned, code.checks
         self._pool = shared_pool(threads)
         self._arena = allocate(0)
         self._prepared: OrderedDict[Any, tuple[Planned, list[Any]]] = OrderedDict()
@@ -161,14 +159,12 @@ class Program:
 
     def _take_fault(self, bindings: Mapping[str, int]) -> RunError:
         """The error for what a kernel noted: an index that it could not use."""
-        node = self.graph.nodes[int(self._fault[0]) - 1]
+        fault = self.code.faults[int(self._fault[0])]
         index, self._fault[:] = int(self._fault[1]), 0
-        indexed = next((v.type for v in node.operands), None)
-        if isinstance(indexed, TensorType):
-            indexed = f"an index of a tensor of shape {list(indexed.concrete(bindings))}"
-        return RunError(
-            f"index {index} is outside", where=place(self.graph, node), expected=indexed
-        )
+        expected = None
+        if fault.indexed is not None:
+            expected = f"an index of a tensor of shape {list(fault.indexed.concrete(bindings))}"
+        return RunError(f"index {index} is outside", where=fault.where, expected=expected)
 
     def _lazy_table(self, steps: list[KernelStep], memory: Memory) -> StepTable:
         """A table for steps whose sizes are known by now; their results get memory here."""
@@ -181,6 +177,8 @@ class Program:
         return self._table(steps, memory)
 
     def _host(self, step: HostStep, memory: Memory, objects: dict[Value, Any]) -> None:
+        from bitwright.ops.interpret import run_node  # most programs need no interpreter
+
         arrays = []
         for value, view in zip(step.op.inputs, step.inputs, strict=True):
             if view is not None:
@@ -202,7 +200,7 @@ class Program:
                 memory.array(view)[...] = result
 
     def _read_sizes(self, step: SizeStep, memory: Memory) -> None:
-        where = place(self.graph, self.graph.values[step.node].node)
+        where = step.where
         try:
             found = step.read([memory.array(view) for view in step.inputs], memory.bindings)
         except BitwrightError as error:
@@ -275,20 +273,3 @@ def _stretches(schedule: Schedule) -> Iterator[HostStep | SizeStep | list[Kernel
         yield step
     if steps:
         yield steps
-
-
-def _sizes_are_known(graph: Graph, schedule: Schedule) -> bool:
-    """Whether the inputs fix every size of the schedule."""
-    known = {s.name for s in graph.input_symbols}
-    sizes = [b.count for b in schedule.buffers]
-    sizes += [
-        s for step in schedule.steps if isinstance(step, KernelStep) for s in step.sizes.values()
-    ]
-    return all(
-        {s.name for s in size.symbols} <= known for size in sizes if isinstance(size, Dim)
-    ) and all(
-        {s.name for s in v.type.symbols} <= known
-        for n in graph.nodes
-        for v in n.outputs
-        if isinstance(v.type, TensorType)
-    )

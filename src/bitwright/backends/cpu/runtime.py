@@ -7,19 +7,12 @@ order with its own number, and meets the others where the flags say so. New size
 nothing is compiled.
 
 A thread that waits spins a bounded time, then sleeps in the kernel (futex) until it is woken; where
-the system has no futex it keeps giving its core away instead. The words that threads share lie in
-one block of memory, a cache line apart from each other.
+the system has no futex it keeps giving its core away instead. `shared_block` says where the words
+lie that threads share; `native` loads what is emitted here.
 """
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
-from typing import Any
-
-import numpy as np
-
-from bitwright.backends.cpu import jit
 from bitwright.backends.cpu.emit import (
     SLOT_BYTES,
     Function,
@@ -31,28 +24,26 @@ from bitwright.backends.cpu.emit import (
     ptr,
     void,
 )
-from bitwright.target import Target, host
+from bitwright.backends.cpu.shared_block import (
+    ARRIVED,
+    BARRIER_AFTER,
+    COUNT,
+    FUTEX,
+    GENERATION,
+    ROUND,
+    SLEEPERS,
+    SPINS,
+    STEPS,
+    STOP,
+    SYSCALL,
+    THREADS,
+    YIELD,
+)
+from bitwright.target import Target
 
-# offsets in the shared block
-ARRIVED = 0  # i32: threads that have reached the barrier
-GENERATION = 64  # i32: barriers passed so far
-SLEEPERS = 128  # i32: threads asleep at the barrier or for want of work
-ROUND = 192  # i32: runs begun so far; idle workers watch it
-SPINS = 256  # i64: turns to spin before sleeping
-SYSCALL, FUTEX, YIELD = 264, 272, 280  # ptr, i64, ptr: how to sleep
-STEPS, COUNT, THREADS, STOP = 320, 328, 336, 344  # the run: ptr, i64, i64, and whether to end
-SHARED_BYTES = 384
-
-BARRIER_AFTER = 1
-"""The flag of a step whose results the next step reads."""
 STEP_BYTES = 3 * SLOT_BYTES
 _FUTEX_WAIT, _FUTEX_WAKE = 128, 129
 _EVERYONE = 0x7FFFFFFF
-
-
-def step_table(steps: list[tuple[int, int, int]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """(kernel address, args address, flags) as the table that `run` reads."""
-    return np.array(steps, np.uint64).reshape(-1, 3)
 
 
 def _field(f: Function, shared: Value, offset: int, type_: Type) -> Value:
@@ -230,26 +221,3 @@ def runtime_text(target: Target) -> str:
     _emit_stop(module, wake)
     _emit_idle(module)
     return module.text()
-
-
-class Runtime:
-    """The runtime's functions, callable from Python with the interpreter lock released."""
-
-    def __init__(self) -> None:
-        self._library = jit.load(runtime_text(host()), host())
-        address, number = ctypes.c_void_p, ctypes.c_int64
-        self.run = self._function("run", address, number, number, number, address)
-        self.work = self._function("work", address, number)
-        self.take_part = self._function("take_part", address, number)
-        self.start = self._function("start", address, address, number)
-        self.stop = self._function("stop", address)
-        self.idle = self._function("idle", address, number)
-
-    def _function(self, name: str, *params: Any) -> Any:
-        return ctypes.CFUNCTYPE(None, *params)(self._library.address(name))
-
-
-@cache
-def runtime() -> Runtime:
-    """The one runtime of the process; it lives as long as the process does."""
-    return Runtime()

@@ -10,15 +10,17 @@ meeting, has written (or would overwrite what one of them reads).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitwright.backends.cpu.emit import Signature
 from bitwright.backends.cpu.memory import Memory
 from bitwright.ir.dim import evaluate
 from bitwright.lir.buffer import Buffer, Place, View
 from bitwright.lir.schedule import KernelStep
+
+if TYPE_CHECKING:
+    from bitwright.backends.cpu.emit import Signature  # the emitter is slow to import
 
 Array = np.ndarray[Any, Any]
 ROW = 3

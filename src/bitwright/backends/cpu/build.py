@@ -1,0 +1,56 @@
+"""From fused graph to code: lowering, kernels, object code."""
+
+from __future__ import annotations
+
+import bitwright.backends.cpu.lower as _lower
+from bitwright.backends.cpu.code import Code, Fault
+from bitwright.backends.cpu.jit import compiled
+from bitwright.backends.cpu.lowering import Lowering
+from bitwright.backends.cpu.sizes import SizeChecks
+from bitwright.ir.dim import Dim
+from bitwright.ir.graph import Graph, Node
+from bitwright.ir.types import TensorType
+from bitwright.ir.verify import place
+from bitwright.lir.schedule import KernelStep, Schedule
+from bitwright.target import Target
+
+assert _lower.__name__  # importing it registers the lowerings
+
+
+def build(graph: Graph, target: Target) -> Code:
+    """The graph's code for a target."""
+    lowering = Lowering(graph, target)
+    schedule = lowering.run()
+    used = {step.kernel for step in schedule.steps if isinstance(step, KernelStep)}
+    kernels = {name: lowering.kernels[name] for name in sorted(used)}
+    return Code(
+        schedule,
+        kernels,
+        compiled((kernel.text for kernel in kernels.values()), target),
+        lowering.fault_buffer,
+        {number: _fault(graph, node) for number, node in lowering.numbered.items()},
+        SizeChecks(graph, (step.op for step in schedule.host_steps)),
+        _sizes_are_known(graph, schedule),
+    )
+
+
+def _fault(graph: Graph, node: Node) -> Fault:
+    indexed = next((value.type for value in node.operands), None)
+    return Fault(place(graph, node), indexed if isinstance(indexed, TensorType) else None)
+
+
+def _sizes_are_known(graph: Graph, schedule: Schedule) -> bool:
+    """Whether the inputs fix every size of the schedule."""
+    known = {s.name for s in graph.input_symbols}
+    sizes = [b.count for b in schedule.buffers]
+    sizes += [
+        s for step in schedule.steps if isinstance(step, KernelStep) for s in step.sizes.values()
+    ]
+    return all(
+        {s.name for s in size.symbols} <= known for size in sizes if isinstance(size, Dim)
+    ) and all(
+        {s.name for s in v.type.symbols} <= known
+        for n in graph.nodes
+        for v in n.outputs
+        if isinstance(v.type, TensorType)
+    )

@@ -1,0 +1,78 @@
+"""What a caller feeds into a graph, held against the inputs that the graph declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import RunError
+from bitwright.ir.dim import Dim, solve
+from bitwright.ir.dtype import dtype
+from bitwright.ir.graph import Graph, Value, nearest
+from bitwright.ir.types import TensorType
+
+
+def check_inputs(graph: Graph, inputs: Mapping[str, Any]) -> None:
+    """Name what is missing or unknown."""
+    names = [v.name for v in graph.inputs]
+    for name in names:
+        if name not in inputs:
+            raise RunError(
+                f"input {name!r} is missing",
+                where=f"graph {graph.name!r}",
+                expected=", ".join(map(repr, names)),
+                found=", ".join(map(repr, inputs)) or "none",
+            )
+    for name in inputs:
+        if name not in names:
+            raise RunError(
+                f"there is no input {name!r}",
+                where=f"graph {graph.name!r}",
+                expected=", ".join(map(repr, names)) or "no input",
+                hint=nearest(name, names),
+            )
+
+
+def bind_input(value: Value, array: Any, bindings: dict[str, int]) -> Any:
+    """Check an array against a declared type and learn the sizes it fixes."""
+    type_ = value.type
+    if not isinstance(type_, TensorType):
+        return array
+    array = np.asarray(array)
+    where = f"input {value.name!r}"
+    found = TensorType(dtype(array.dtype), array.shape)
+    if found.dtype != type_.dtype:
+        raise RunError(
+            "has the wrong element type",
+            where=where,
+            expected=type_,
+            found=found,
+            hint=f"Convert it with .astype({type_.dtype.numpy.name!r}).",
+        )
+    if found.rank != type_.rank:
+        raise RunError("has the wrong rank", where=where, expected=type_, found=found)
+    for axis, (size, actual) in enumerate(zip(type_.shape, array.shape, strict=True)):
+        if not solve(size, actual, bindings):
+            known = f" where {_bound(size, bindings)}" if _bound(size, bindings) else ""
+            raise RunError(
+                f"has the wrong size on axis {axis}",
+                where=where,
+                expected=f"{type_}{known}",
+                found=found,
+            )
+        for symbol in size.symbols if isinstance(size, Dim) else ():
+            if symbol.bound is not None and bindings.get(symbol.name, 0) > symbol.bound:
+                raise RunError(
+                    f"size {symbol.name!r} is above its bound",
+                    where=where,
+                    expected=f"at most {symbol.bound}",
+                    found=bindings[symbol.name],
+                )
+    return array
+
+
+def _bound(size: Any, bindings: Mapping[str, int]) -> str:
+    names = sorted(s.name for s in size.symbols) if isinstance(size, Dim) else []
+    return ", ".join(f"{n} = {bindings[n]}" for n in names if n in bindings)
