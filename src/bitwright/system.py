@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -175,6 +176,28 @@ def futex() -> Futex | None:
         function = ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value
         return Futex(function, number) if function else None
     return None
+
+
+def processor_function() -> int:
+    """The address of a C function that gives the number of the calling thread's processor, or 0."""
+    with suppress(OSError, AttributeError):
+        return ctypes.cast(ctypes.CDLL(None).sched_getcpu, ctypes.c_void_p).value or 0
+    return 0
+
+
+def keep_off(threads: Sequence[int], processor: int) -> None:
+    """Keep threads (by their system number) off a processor, if there are others for all of them.
+
+    A thread that is woken is often put beside the one that wakes it, even while other processors
+    rest or are shared with strangers.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    allowed = os.sched_getaffinity(0) - {processor}
+    if len(allowed) >= len(threads):
+        for thread in threads:
+            with suppress(OSError):
+                os.sched_setaffinity(thread, allowed)
 
 
 def yield_function() -> int:

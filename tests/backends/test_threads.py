@@ -13,10 +13,13 @@ from emitted import Compiled
 
 from bitwright import system
 from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.emit import Module, Signature, i64
+from bitwright.backends.cpu import pool as pool_module
+from bitwright.backends.cpu import shared_block as shared
+from bitwright.backends.cpu.emit import Module, Signature, i32, i64
+from bitwright.backends.cpu.native import runtime
 from bitwright.backends.cpu.pool import Pool, shared_pool
 from bitwright.backends.cpu.runtime import runtime_text
-from bitwright.backends.cpu.shared_block import BARRIER_AFTER, step_table
+from bitwright.backends.cpu.shared_block import ALONE, BARRIER_AFTER, step_table
 from bitwright.errors import RunError
 from bitwright.target import host, named
 
@@ -32,6 +35,14 @@ def relay_module():
         neighbour = f.select(f.eq(after, f.threads), 0, after)
         there = f.load(i64, f.args.pointer("source"), neighbour * SLOTS)
         f.store(there + 1, f.args.pointer("result"), f.thread * SLOTS)
+    return module
+
+
+def processor_module():
+    """A function that says a thread runs on processor 5."""
+    module = Module(host())
+    with module.function("five", i32, (), internal=False) as f:
+        f.ret(f.const(i32, 5))
     return module
 
 
@@ -75,6 +86,63 @@ def test_every_thread_takes_every_step_in_order(relay, threads, native):
     work.run(pool)  # starts again
     work.check(6)
     pool.close()
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_a_caller_whose_workers_never_come_does_everything(relay, threads):
+    """A worker without a processor holds nobody up: here there are none at all."""
+    block = pool_module._shared_block(threads)
+    words = block.view(np.uint64)
+    words[shared.THREADS // 8] = threads
+    words[[shared.SPINS // 8, shared.PATIENCE // 8]] = 1
+    work = Relay(relay, threads, count=20)
+    for runs in range(1, 4):
+        runtime().start(block.ctypes.data, work.steps.ctypes.data, work.count)
+        work.check(runs)
+
+
+def test_small_phases_are_done_by_one_thread(relay):
+    """The kernel is called once, as thread 0 of 1, by whoever is there."""
+    pool, work = Pool(3), Relay(relay, 3, count=50)
+    work.steps[:, 2] = ALONE
+    work.run(pool)
+    assert work.buffers[0][::SLOTS].tolist() == [50, 0, 0]
+    pool.run(work.steps.ctypes.data, work.count, alone=True)
+    assert work.buffers[0][::SLOTS].tolist() == [100, 0, 0]
+    work.steps[:, 2] = np.where(np.arange(50) % 2, BARRIER_AFTER, ALONE | BARRIER_AFTER)
+    work.run(pool)
+    pool.close()
+
+
+def test_a_worker_is_kept_off_its_callers_processor(relay, monkeypatch):
+    """Threads that share a processor would wait for each other at every step."""
+    kept = []
+    monkeypatch.setattr(system, "keep_off", lambda threads, processor: kept.append(processor))
+    monkeypatch.setattr(system, "processor_function", lambda: 0)
+    pool, work = Pool(2), Relay(relay, 2)
+    work.run(pool)
+    assert not kept  # the system does not say where threads run
+    five = Compiled(processor_module())
+    pool._crew.words[shared.COLLIDED // 8] = 1  # as a worker does that finds itself there
+    pool._crew.words[shared.PROCESSOR // 8] = five.library.address("five")
+    work.run(pool)
+    assert kept == [5]
+    work.check(2)
+    pool.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be placed")
+def test_threads_keep_off_a_processor_only_if_others_are_left():
+    allowed = os.sched_getaffinity(0)
+    one = next(iter(allowed))
+    here = threading.get_native_id()
+    try:
+        system.keep_off([here] * (len(allowed) + 1), one)
+        assert os.sched_getaffinity(0) == allowed
+        system.keep_off([here], one)
+        assert os.sched_getaffinity(0) == (allowed - {one} or allowed)
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def test_one_thread_starts_none(relay):
@@ -239,4 +307,4 @@ def test_a_pool_survives_a_system_without_futex(relay, monkeypatch):
 
 @pytest.mark.parametrize("name", ["aarch64", "riscv64"])
 def test_the_runtime_compiles_for_other_machines(name):
-    assert "barrier" in jit.assembly(runtime_text(named(name)), named(name))
+    assert "take_part" in jit.assembly(runtime_text(named(name)), named(name))

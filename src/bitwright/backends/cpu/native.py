@@ -26,15 +26,16 @@ class Runtime:
     def __init__(self) -> None:
         self._library = jit.load_named("runtime", _text, host())
         address, number = ctypes.c_void_p, ctypes.c_int64
-        self.run = self._function("run", address, number, number, number, address)
-        self.work = self._function("work", address, number)
-        self.take_part = self._function("take_part", address, number)
-        self.start = self._function("start", address, address, number)
-        self.stop = self._function("stop", address)
-        self.idle = self._function("idle", address, number)
+        self.run = self._function("run", None, address, number)
+        self.work = self._function("work", None, address, number)
+        self.take_part = self._function("take_part", None, address, number)
+        self.start = self._function("start", number, address, address, number)
+        self.stop = self._function("stop", None, address)
+        self.idle = self._function("idle", None, address, number)
+        self.nothing = self._library.address("nothing")
 
-    def _function(self, name: str, *params: Any) -> Any:
-        return ctypes.CFUNCTYPE(None, *params)(self._library.address(name))
+    def _function(self, name: str, result: Any, *params: Any) -> Any:
+        return ctypes.CFUNCTYPE(result, *params)(self._library.address(name))
 
 
 @cache

@@ -17,7 +17,9 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -27,43 +29,72 @@ from bitwright.backends.cpu.native import runtime
 from bitwright.errors import RunError
 
 SPIN_SECONDS = 50e-6
-"""How long a thread spins before it sleeps: about what waking a sleeper costs."""
+"""How long a thread spins for the others before it sleeps: about what waking a sleeper costs."""
+IDLE_SECONDS = 500e-6
+"""How long a worker spins for the next run: runs of a loop follow each other within this time."""
+PATIENCE_SECONDS = 0.5e-6
+"""How long a thread waits before it looks for parts that others have not begun: in time for them
+to come from one phase to the next, and little beside the work of a phase."""
 _JOIN_SECONDS = 5.0
+_PROBES = 64
+_OPERATIONS = 4
+"""Kernels do a few operations with each number that they touch, where the yardstick does one."""
 
 
 @cache
-def _spin_turns() -> int:
-    """Turns of the waiting loop in `SPIN_SECONDS`; measured, since a pause differs by machine."""
-    block, turns = _shared_block(), 1000
+def _turn_seconds() -> float:
+    """What a turn of the waiting loop takes; measured, since a pause differs by machine."""
+    block, turns = _shared_block(1), 1000
+    return _least(lambda: runtime().idle(block.ctypes.data, turns)) / turns
+
+
+@cache
+def _byte_seconds() -> float:
+    """What a kernel takes for each byte it touches at least, in the cache; measured."""
+    x, y, z = (np.ones(4096, np.float32) for _ in range(3))
+    return _OPERATIONS * _least(lambda: np.add(x, y, out=z)) / (3 * x.nbytes)
+
+
+def _least(action: Callable[[], Any]) -> float:
+    """The shortest of a few times."""
     best = float("inf")
-    for _ in range(3):
+    for _ in range(5):
         begin = time.perf_counter()
-        runtime().idle(block.ctypes.data, turns)
+        action()
         best = min(best, time.perf_counter() - begin)
-    return max(1, int(SPIN_SECONDS / best * turns))
+    return best
 
 
-def _shared_block() -> np.ndarray:  # type: ignore[type-arg]
+def _shared_block(threads: int) -> np.ndarray:  # type: ignore[type-arg]
     """Zeroed memory for the shared words, starting at a cache line."""
-    room = np.zeros(shared.SHARED_BYTES + 64, np.uint8)
-    start = -room.ctypes.data % 64
-    return room[start : start + shared.SHARED_BYTES]
+    nbytes = shared.shared_bytes(threads)
+    room = np.zeros(nbytes + shared.LINE, np.uint8)
+    start = -room.ctypes.data % shared.LINE
+    return room[start : start + nbytes]
 
 
 class _Crew:
     """The threads of a pool and what they share; lives until the last of them has ended."""
 
     def __init__(self, threads: int, native: bool) -> None:
-        self.block = _shared_block()
+        self.block = _shared_block(threads)
         self.address = self.block.ctypes.data
         futex = system.futex() if native else None
         self.words = words = self.block.view(np.uint64)
-        words[shared.SPINS // 8] = _spin_turns() if threads <= system.cores() else 1
+        spins = threads <= system.cores()  # else those who wait take the cores of those who work
+        for at, seconds in (
+            (shared.SPINS, SPIN_SECONDS),
+            (shared.IDLE_SPINS, IDLE_SECONDS),
+            (shared.PATIENCE, PATIENCE_SECONDS),
+        ):
+            words[at // 8] = max(1, int(seconds / _turn_seconds())) if spins else 1
         words[shared.SYSCALL // 8] = futex.function if futex else 0
         words[shared.FUTEX // 8] = futex.number if futex else 0
         words[shared.YIELD // 8] = system.yield_function()
+        words[shared.PROCESSOR // 8] = system.processor_function()
         words[shared.THREADS // 8] = threads
         self.parks_natively = futex is not None
+        self._start = runtime().start
         self.signals = [threading.Semaphore(0) for _ in range(threads - 1)]
         self.members = [
             threading.Thread(
@@ -85,13 +116,13 @@ class _Crew:
             runtime().take_part(self.address, number)
 
     def run(self, steps: int, count: int) -> None:
-        if self.parks_natively:
-            runtime().start(self.address, steps, count)
-            return
-        self.words[shared.STEPS // 8], self.words[shared.COUNT // 8] = steps, count
-        for signal in self.signals:
-            signal.release()
-        runtime().take_part(self.address, 0)
+        if not self.parks_natively:
+            for signal in self.signals:
+                signal.release()
+        shared_with_worker = self._start(self.address, steps, count)
+        if shared_with_worker >= 0:
+            numbers = [member.native_id for member in self.members]
+            system.keep_off([n for n in numbers if n is not None], shared_with_worker)
 
     def dismiss(self) -> None:
         """Let every worker return, and wait for it."""
@@ -113,15 +144,28 @@ class Pool:
         self._lock = threading.Lock()
         self._crew: _Crew | None = None
         self._end: weakref.finalize[..., Pool] | None = None
+        self._small: int | None = None
         _pools.add(self)
 
-    def run(self, steps: int, count: int) -> None:
-        """Execute a table of `count` steps at address `steps` on all threads."""
+    def run(self, steps: int, count: int, alone: bool = False) -> None:
+        """Execute a table of `count` steps at address `steps` on all threads, or on the caller."""
         with self._lock:
-            if self.threads == 1:
-                self._runtime.run(steps, count, 0, 1, None)
+            if alone or self.threads == 1:
+                self._runtime.run(steps, count)
             else:
                 (self._crew or self._recruit()).run(steps, count)
+
+    def small_bytes(self) -> int:
+        """Up to how many bytes touched it takes longer to meet than sharing the work saves."""
+        if self._small is None:
+            saved = 1 - 1 / self.threads
+            self._small = int(self._phase_seconds() / saved / _byte_seconds()) if saved else 0
+        return self._small
+
+    def _phase_seconds(self) -> float:
+        """What it costs to pass from one phase to the next; measured with empty ones."""
+        steps = shared.step_table([(self._runtime.nothing, 0, shared.BARRIER_AFTER)] * _PROBES)
+        return _least(lambda: self.run(steps.ctypes.data, len(steps))) / _PROBES
 
     def _recruit(self) -> _Crew:
         crew = self._crew = _Crew(self.threads, self._native)

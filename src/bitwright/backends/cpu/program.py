@@ -115,7 +115,8 @@ class Program:
         return memory, stretches
 
     def _table(self, steps: list[KernelStep], memory: Memory) -> StepTable:
-        return StepTable(steps, self._addresses, self._signatures, memory)
+        small = self._pool.small_bytes()
+        return StepTable(steps, self._addresses, self._signatures, memory, small)
 
     def _enter(self, memory: Memory, objects: Mapping[Value, Any]) -> None:
         for value in self.graph.inputs:
@@ -153,7 +154,7 @@ class Program:
     def _native(self, stretch: Any, memory: Memory) -> None:
         table = stretch if isinstance(stretch, StepTable) else self._lazy_table(stretch, memory)
         table.set_addresses()
-        self._pool.run(table.address, table.count)
+        self._pool.run(table.address, table.count, table.is_alone)
         if self._fault[0]:
             raise self._take_fault(memory.bindings)
 

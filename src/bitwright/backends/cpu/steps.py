@@ -1,10 +1,12 @@
 """Step tables: what the native runner reads, one row per kernel call.
 
-    row    address of the kernel, address of its slots, 1 if all threads meet behind it
+    row    address of the kernel, address of its slots, flags: see `runtime`
     slots  addresses and sizes, eight bytes each, in the order of the kernel's signature
 
 Threads meet behind a step only where a later one touches memory that it, or a step since the last
-meeting, has written (or would overwrite what one of them reads).
+meeting, has written (or would overwrite what one of them reads). Steps that touch so few bytes that
+a meeting costs more than sharing them out saves are done by one thread; as many as follow each
+other need no meeting in between.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitwright.backends.cpu.memory import Memory
+from bitwright.backends.cpu.shared_block import ALONE, BARRIER_AFTER
 from bitwright.ir.dim import evaluate
 from bitwright.lir.buffer import Buffer, Place, View
 from bitwright.lir.schedule import KernelStep
@@ -36,10 +39,14 @@ class StepTable:
         addresses: Mapping[str, int],
         signatures: Mapping[str, Signature],
         memory: Memory,
+        small: int = 0,
     ) -> None:
+        """A step that touches `small` bytes or fewer is not shared out."""
         self.steps, self.memory = steps, memory
+        self.count = len(steps)
         counts = [len(signatures[step.kernel].slots) for step in steps]
         self.rows = np.zeros(ROW * len(steps), np.uint64)
+        self.address = int(self.rows.ctypes.data)
         self.slots = np.zeros(sum(counts), np.uint64)
         self._moving: list[tuple[int, View]] = []
         base, at = int(self.slots.ctypes.data), 0
@@ -48,7 +55,9 @@ class StepTable:
             self.rows[ROW * number + 1] = base + 8 * at
             self._fill(step, signatures[step.kernel], at)
             at += count
-        self._place_barriers()
+        self._place_barriers(small)
+        self.is_alone = bool(np.all(self.rows[ROW - 1 :: ROW] & ALONE))
+        """Whether no step is worth sharing out."""
 
     def _fill(self, step: KernelStep, signature: Signature, at: int) -> None:
         for position, slot in enumerate(signature.slots, at):
@@ -74,25 +83,30 @@ class StepTable:
             return start, start + raw.nbytes
         return -id(buffer), 1 - id(buffer)
 
-    def _place_barriers(self) -> None:
+    def _place_barriers(self, small: int) -> None:
         read: list[Range] = []
         written: list[Range] = []
+        flags = self.rows[ROW - 1 :: ROW]
         for number, step in enumerate(self.steps):
+            alone = ALONE if small and self._touched(step) <= small else 0
             reads = [self._range(b) for b in step.reads if b.place is not Place.CONSTANT]
             writes = [self._range(b) for b in step.writes]
-            if _overlap(reads, written) or _overlap(writes, [*read, *written]):
-                self.rows[ROW * (number - 1) + 2] = 1
+            changes = number > 0 and flags[number - 1] != alone
+            depends = _overlap(reads, written) or _overlap(writes, [*read, *written])
+            if changes or (depends and not alone):
+                flags[number - 1] |= BARRIER_AFTER
                 read, written = [], []
+            flags[number] = alone
             read += reads
             written += writes
 
-    @property
-    def address(self) -> int:
-        return int(self.rows.ctypes.data)
-
-    @property
-    def count(self) -> int:
-        return len(self.steps)
+    def _touched(self, step: KernelStep) -> int:
+        """Bytes that a step reads and writes at most."""
+        bindings = self.memory.bindings
+        return sum(
+            evaluate(view.count, bindings) * view.dtype.numpy.itemsize
+            for view in step.pointers.values()
+        )
 
 
 def _overlap(some: list[Range], others: list[Range]) -> bool:

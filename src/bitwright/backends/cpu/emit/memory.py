@@ -223,6 +223,18 @@ class Memory(Core):
             f"atomicrmw add ptr {pointer.text}, {value.type.text} {value.text} {order}",
         )
 
+    def compare_exchange(
+        self, pointer: Value, expected: Value, new: Value, order: str = "seq_cst"
+    ) -> Value:
+        """Replace the expected value in memory by a new one; whether it was there."""
+        type_ = new.type.text
+        pair = self.emit(
+            new.type,
+            f"cmpxchg ptr {pointer.text}, {type_} {expected.text}, {type_} {new.text} "
+            f"{order} monotonic",
+        )
+        return self.emit(i1, f"extractvalue {{ {type_}, i1 }} {pair.text}, 1")
+
 
 def _type_of(operand: str) -> str:
     """The type at the start of an operand's text, which is a vector or a single word."""
