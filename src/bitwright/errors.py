@@ -67,3 +67,7 @@ class CompileError(BitwrightError):
 
 class CalibrationError(BitwrightError):
     """Data, statistics or entries that calibration cannot use."""
+
+
+class QuantizationError(BitwrightError):
+    """Parameters that contradict each other, or data that cannot be quantized as asked."""

@@ -1,4 +1,7 @@
-"""Quantization: calibration, parameters, tensors, recipes.
+"""Quantization: types, statistics, parameters, tensors, calibration and recipes.
+
+    statistics  one streaming pass over data          types       what a code can be
+    methods     statistics -> a range -> parameters   parameters  scale, zero point, granularity
 
 Names are imported when they are first used.
 """
@@ -9,6 +12,12 @@ from typing import Any
 _HOME = {
     "CalibrationEntry": "bitwright.ir.calibration",
     "CalibrationRecord": "bitwright.ir.calibration",
+    "Granularity": "bitwright.quant.types",
+    "Percentile": "bitwright.quant.methods",
+    "QuantizationParameters": "bitwright.quant.parameters",
+    "Scheme": "bitwright.quant.types",
+    "Statistics": "bitwright.quant.statistics",
+    "choose": "bitwright.quant.methods",
     "insert_q_dq": "bitwright.passes.insert_q_dq",
 }
 

@@ -1,0 +1,346 @@
+"""Quantization parameters: what turns codes into numbers, and the checks that they make sense.
+
+    signed symmetric     scale = max(|low|, |high|) / qmax            zero_point = 0
+    asymmetric           scale = (high - low) / (qmax - qmin)         low <= 0 <= high
+                         zero_point = saturate(rne(qmin - low / scale))
+    logarithmic          scale = max(|low|, |high|), the largest magnitude
+
+Scales are f32. A range of zeros, or one whose scale is not a normal f32, gets scale 1 and a note.
+A scale may itself be a code, of type `scale_type`, under one `tensor_scale` for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import QuantizationError
+from bitwright.ir.dtype import DType, f32
+from bitwright.ir.types import normalize_axis
+from bitwright.quant import types
+from bitwright.quant.statistics import Statistics
+from bitwright.quant.types import MIXED, Granularity, QuantType, Scheme
+
+Array = np.ndarray[Any, Any]
+_NORMAL = np.finfo(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizationParameters:
+    """Scales have shape () per tensor, [size] per axis, and per block the tensor's rank, with the
+    number of blocks in place of the axis. Zero points have the same shape.
+    """
+
+    dtype: QuantType
+    scheme: Scheme
+    scale: Array
+    zero_point: Array = field(default_factory=lambda: np.zeros((), np.int32))
+    axis: int | None = None
+    block: int = 0
+    minimum: Array | None = None
+    maximum: Array | None = None
+    base: float = 2.0
+    widths: tuple[int, ...] = ()
+    scale_type: DType = f32
+    tensor_scale: float = 1.0
+    method: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        kind = types.get(self.dtype)
+
+        def keep(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        keep("dtype", kind)
+        keep("scheme", types.scheme(self.scheme, kind))
+        keep("scale", np.asarray(self.scale, np.float32))
+        zero_point = np.asarray(self.zero_point)
+        if zero_point.dtype.kind != "f":  # a fraction is left for `validate` to refuse
+            zero_point = zero_point.astype(np.int32)
+        if zero_point.ndim == 0:
+            zero_point = np.broadcast_to(zero_point, self.scale.shape)
+        keep("zero_point", zero_point)
+
+    @property
+    def granularity(self) -> Granularity:
+        if self.axis is None:
+            return Granularity.per_tensor
+        return Granularity.per_block if self.block else Granularity.per_axis
+
+    @property
+    def effective_scale(self) -> Array:
+        """The f32 that multiplies a code, the scale of the scales included."""
+        return np.asarray(self.scale * np.float32(self.tensor_scale), np.float32)
+
+    def with_notes(self, *notes: str) -> QuantizationParameters:
+        return replace(self, notes=(*self.notes, *notes))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, QuantizationParameters):
+            return NotImplemented
+        same = ("dtype", "scheme", "axis", "block", "base", "widths", "scale_type", "tensor_scale")
+        return all(getattr(self, name) == getattr(other, name) for name in same) and all(
+            np.array_equal(getattr(self, name), getattr(other, name))
+            for name in ("scale", "zero_point")
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # Constructors
+
+    @staticmethod
+    def symmetric(
+        dtype: str | QuantType, scale: Any, axis: int | None = None, block: int = 0
+    ) -> QuantizationParameters:
+        return QuantizationParameters(
+            types.get(dtype), Scheme.symmetric, scale, axis=axis, block=block
+        ).validate()
+
+    @staticmethod
+    def asymmetric(
+        dtype: str | QuantType, scale: Any, zero_point: Any, axis: int | None = None, block: int = 0
+    ) -> QuantizationParameters:
+        return QuantizationParameters(
+            types.get(dtype), Scheme.asymmetric, scale, zero_point, axis, block
+        ).validate()
+
+    @staticmethod
+    def logarithmic(
+        dtype: str | QuantType,
+        scale: Any,
+        base: float = 2.0,
+        axis: int | None = None,
+        block: int = 0,
+    ) -> QuantizationParameters:
+        return QuantizationParameters(
+            types.get(dtype), Scheme.logarithmic, scale, axis=axis, block=block, base=base
+        ).validate()
+
+    @staticmethod
+    def binary(scale: Any, axis: int | None = None, block: int = 0) -> QuantizationParameters:
+        return QuantizationParameters(
+            types.BINARY, Scheme.binary, scale, axis=axis, block=block
+        ).validate()
+
+    @staticmethod
+    def mixed(scale: Any, widths: Sequence[int], axis: int) -> QuantizationParameters:
+        """Signed codes with a width of 2, 4 or 8 bits for each index of an axis."""
+        return QuantizationParameters(
+            MIXED, Scheme.symmetric, scale, axis=axis, widths=tuple(widths)
+        ).validate()
+
+    @staticmethod
+    def from_range(
+        dtype: str | QuantType,
+        low: Any,
+        high: Any,
+        scheme: str | Scheme | None = None,
+        axis: int | None = None,
+        block: int = 0,
+        base: float = 2.0,
+        widths: Sequence[int] = (),
+    ) -> QuantizationParameters:
+        """Parameters whose codes span low..high (arrays for more than one scale)."""
+        kind = types.get(dtype)
+        by = types.scheme(scheme, kind)
+        low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+        _check_range(low, high)
+        if by is Scheme.symmetric and not kind.is_signed and (low < 0).any():
+            raise QuantizationError(
+                f"symmetric {kind} has no codes for negative values",
+                expected="a range from 0",
+                found=f"a minimum of {low.min():g}",
+                hint="Take the asymmetric scheme, or a signed type",
+            )
+        scale, zero_point = scale_and_zero_point(kind, by, low, high, widths)
+        scale, fault = usable(scale)
+        notes = (_degenerate_note(fault),) if fault.any() else ()
+        return QuantizationParameters(
+            kind,
+            by,
+            scale,
+            np.where(fault, 0, zero_point).astype(np.int32),
+            axis,
+            block,
+            low,
+            high,
+            base=base,
+            widths=tuple(widths),
+            notes=notes,
+        ).validate()
+
+    @staticmethod
+    def from_statistics(
+        statistics: Statistics,
+        dtype: str | QuantType,
+        scheme: str | Scheme | None = None,
+        base: float = 2.0,
+        widths: Sequence[int] = (),
+    ) -> QuantizationParameters:
+        """Codes that span the whole observed range; `choose` has the other methods."""
+        low, high = observed_range(statistics)
+        found = QuantizationParameters.from_range(
+            dtype, low, high, scheme, statistics.axis, base=base, widths=widths
+        )
+        return replace(found, method="minmax")
+
+    # Checks
+
+    def validate(self, shape: tuple[int, ...] | None = None) -> QuantizationParameters:
+        """Itself, or the first fault as an error; with a shape, against that tensor too."""
+        types.check(self.dtype, self.scheme, self.granularity)
+        if self.minimum is not None and self.maximum is not None:
+            _check_range(np.asarray(self.minimum), np.asarray(self.maximum))
+        self._check_scale()
+        self._check_zero_point()
+        self._check_block()
+        if self.scheme is Scheme.logarithmic and self.base not in (2.0, 2.0**0.5):
+            raise QuantizationError("the base is not known", expected="2 or √2", found=self.base)
+        if self.dtype == MIXED and any(width not in (2, 4, 8) for width in self.widths):
+            raise QuantizationError("a width is not known", expected="2, 4 or 8", found=self.widths)
+        if self.dtype == MIXED and len(self.widths) != self.scale.size:
+            raise QuantizationError(
+                "the widths do not match the scales",
+                expected=self.scale.size,
+                found=len(self.widths),
+            )
+        if shape is not None:
+            self._check_shape(shape)
+        return self
+
+    def _check_scale(self) -> None:
+        scale = self.effective_scale
+        if not np.isfinite(scale).all():
+            raise QuantizationError(
+                "a scale is not finite", found=_first(scale, ~np.isfinite(scale))
+            )
+        if not (scale > 0).all():
+            raise QuantizationError("a scale is not positive", found=_first(scale, ~(scale > 0)))
+
+    def _check_zero_point(self) -> None:
+        zero_point = self.zero_point
+        if zero_point.dtype.kind == "f":
+            raise QuantizationError("a zero point is not a whole number", found=zero_point.dtype)
+        if zero_point.shape != self.scale.shape:
+            raise QuantizationError(
+                "scales and zero points differ in shape",
+                expected=list(self.scale.shape),
+                found=list(zero_point.shape),
+            )
+        if self.scheme is not Scheme.asymmetric and zero_point.any():
+            raise QuantizationError(
+                f"a {self.scheme} scheme has no zero point",
+                expected=0,
+                found=_first(zero_point, zero_point != 0),
+            )
+        outside = (zero_point < self.dtype.min) | (zero_point > self.dtype.max)
+        if outside.any():
+            raise QuantizationError(
+                "a zero point is outside the type",
+                expected=f"{self.dtype.min}..{self.dtype.max} for {self.dtype}",
+                found=_first(zero_point, outside),
+            )
+
+    def _check_block(self) -> None:
+        rank = self.scale.ndim
+        if self.block < 0 or (self.block and self.axis is None):
+            raise QuantizationError(
+                "the block does not fit",
+                expected="a size of at least 1, along an axis",
+                found=f"{self.block} along {self.axis}",
+            )
+        if self.axis is None and self.scale.size != 1:
+            raise QuantizationError(
+                "a tensor has one scale; an axis is missing", expected=1, found=self.scale.size
+            )
+        if self.axis is not None and not self.block and rank != 1:
+            raise QuantizationError(
+                "scales per axis have one axis; or the block size is missing",
+                expected="scales[size]",
+                found=list(self.scale.shape),
+            )
+
+    def _check_shape(self, shape: tuple[int, ...]) -> None:
+        if self.axis is None:
+            return
+        if not -len(shape) <= self.axis < len(shape):
+            raise QuantizationError(
+                "the axis is out of range", expected=f"rank above {self.axis}", found=list(shape)
+            )
+        expected = scale_shape(shape, self.axis, self.block)
+        if self.scale.shape != expected:
+            raise QuantizationError(
+                f"the scales do not match axis {self.axis} of {list(shape)}",
+                expected=list(expected),
+                found=list(self.scale.shape),
+            )
+
+
+def scale_shape(shape: tuple[int, ...], axis: int | None, block: int) -> tuple[int, ...]:
+    """The shape of the scales of a tensor of this shape."""
+    if axis is None:
+        return ()
+    at = normalize_axis(axis, len(shape))
+    if not block:
+        return (shape[at],)
+    return (*shape[:at], -(-shape[at] // block), *shape[at + 1 :])
+
+
+def scale_and_zero_point(
+    kind: QuantType, by: Scheme, low: Array, high: Array, widths: Sequence[int] = ()
+) -> tuple[Array, Array]:
+    """Both in f64, the scale not yet checked; the range is widened to hold 0."""
+    low, high = np.minimum(low, 0), np.maximum(high, 0)
+    if by is Scheme.asymmetric:
+        scale = (high - low) / (kind.max - kind.min)
+        safe = usable(scale)[0].astype(np.float64)
+        return scale, np.clip(np.rint(kind.min - low / safe), kind.min, kind.max)
+    widest = np.maximum(-low, high)
+    if by is Scheme.symmetric:
+        top = 2.0 ** (np.asarray(widths) - 1) - 1 if kind == MIXED else float(kind.max)
+        widest = widest / top
+    return widest, np.zeros(np.shape(widest))
+
+
+def usable(scale: Array) -> tuple[Array, Array]:
+    """Scales as f32, with 1 in place of those that are not normal numbers, and which those are."""
+    scale = np.asarray(scale, np.float64)
+    fault = ~((scale >= _NORMAL.tiny) & (scale <= _NORMAL.max))
+    return np.where(fault, 1.0, scale).astype(np.float32), fault
+
+
+def observed_range(statistics: Statistics) -> tuple[Array, Array]:
+    """Minimum and maximum, in the shape of the scales."""
+    if statistics.is_empty:
+        raise QuantizationError(
+            "nothing was observed", hint="Add at least one array with a finite value"
+        )
+    seen = statistics.count > 0
+    low = np.where(seen, statistics.minimum, 0.0)
+    high = np.where(seen, statistics.maximum, 0.0)
+    return (low[0], high[0]) if statistics.axis is None else (low, high)
+
+
+def _check_range(low: Array, high: Array) -> None:
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise QuantizationError("the range is not finite", found=f"{low.min()}..{high.max()}")
+    if (low > high).any():
+        raise QuantizationError(
+            "the minimum is above the maximum",
+            expected="minimum <= maximum",
+            found=f"{_first(low, low > high)} > {_first(high, low > high)}",
+        )
+
+
+def _degenerate_note(fault: Array) -> str:
+    if fault.ndim == 0:
+        return "no usable range (all zero, or too small or large for f32): scale 1"
+    return f"no usable range in {int(fault.sum())} of {fault.size} channels: scale 1 there"
+
+
+def _first(values: Array, where: Array) -> str:
+    return str(np.asarray(values)[np.asarray(where)].flat[0])

@@ -1,0 +1,156 @@
+"""Calibration methods against brute force on known distributions."""
+
+import numpy as np
+import pytest
+
+from bitwright.errors import QuantizationError
+from bitwright.quant import Percentile, Statistics, choose
+from bitwright.quant.methods import expected_error
+
+RNG = np.random.default_rng(7)
+N = 30_000
+DATA = {
+    "normal": RNG.normal(size=N),
+    "laplace": RNG.laplace(size=N),
+    "student": RNG.standard_t(3, size=N),
+    "uniform": RNG.uniform(-1, 3, size=N),
+    "relu": np.maximum(RNG.normal(size=N), 0),
+    "lognormal": RNG.lognormal(size=N),
+    "outlier": np.append(RNG.normal(size=N - 1), 100),
+}
+
+
+def statistics_of(x, axis=None):
+    found = Statistics(axis)
+    found.add(x)
+    return found
+
+
+def mean_error(x, scale, zero_point, low, high):
+    """The mean squared error of a plain integer quantizer, in this file's own words."""
+    code = np.minimum(np.maximum(np.round(x / scale) + zero_point, low), high)
+    return np.mean(((code - zero_point) * scale - x) ** 2)
+
+
+def brute_symmetric(x, low, high):
+    top = np.abs(x).max()
+    return min(mean_error(x, top * f / high, 0, low, high) for f in np.geomspace(0.01, 1, 160))
+
+
+def brute_asymmetric(x, low, high):
+    best = np.inf
+    bottoms = x.min() * np.linspace(0.05, 1, 24) if x.min() < 0 else [0.0]
+    for bottom in bottoms:
+        for top in max(x.max(), 0) * np.geomspace(0.03, 1, 40):
+            scale = (top - bottom) / (high - low)
+            zero = min(max(round(low - bottom / scale), low), high)
+            best = min(best, mean_error(x, scale, zero, low, high))
+    return best
+
+
+@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("kind, low, high", [("int8", -128, 127), ("int4", -8, 7), ("int2", -2, 1)])
+def test_mse_is_within_one_percent_of_the_best_symmetric_range(name, kind, low, high):
+    x = DATA[name].astype(np.float32)
+    found = choose(statistics_of(x), kind, "symmetric", "mse")
+    error = mean_error(x, float(found.scale), 0, low, high)
+    assert error <= 1.01 * brute_symmetric(x, low, high)
+
+
+@pytest.mark.parametrize("name", ["normal", "student", "relu", "lognormal", "outlier"])
+@pytest.mark.parametrize("kind, low, high", [("uint8", 0, 255), ("int4", -8, 7)])
+def test_mse_is_within_one_percent_of_the_best_asymmetric_range(name, kind, low, high):
+    x = DATA[name].astype(np.float32)
+    found = choose(statistics_of(x), kind, "asymmetric", "mse")
+    error = mean_error(x, float(found.scale), int(found.zero_point), low, high)
+    assert error <= 1.01 * brute_asymmetric(x, low, high)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint4", "int16"])
+@pytest.mark.parametrize("method", ["minmax", "percentile", "entropy", "mse"])
+def test_the_expected_error_is_the_error_that_happens(kind, method):
+    x = DATA["laplace"].astype(np.float32)
+    statistics = statistics_of(x)
+    found = choose(statistics, kind, "asymmetric", method)
+    real = mean_error(
+        x, float(found.scale), int(found.zero_point), found.dtype.min, found.dtype.max
+    )
+    np.testing.assert_allclose(expected_error(statistics, found), real, rtol=0.02)
+
+
+def test_percentiles_are_those_of_the_data():
+    x = DATA["normal"].astype(np.float32)
+    found = choose(statistics_of(x), "uint8", "asymmetric", "percentile(99)")
+    low, high = np.percentile(x, [0.5, 99.5])
+    np.testing.assert_allclose(found.scale, (high - low) / 255, rtol=0.01)
+    one_sided = choose(statistics_of(np.abs(x)), "uint8", method=Percentile(99))
+    np.testing.assert_allclose(one_sided.scale, np.percentile(np.abs(x), 99) / 255, rtol=0.01)
+    symmetric = choose(statistics_of(x - 5), "int8", method="percentile(99)")
+    np.testing.assert_allclose(symmetric.scale, -np.percentile(x - 5, 1) / 127, rtol=0.01)
+
+
+def test_entropy_cuts_outliers_and_keeps_a_plain_range():
+    # as many values as histograms are made of; among few, an empty bin says more than an outlier
+    x = np.random.default_rng(3).normal(size=400_000).astype(np.float32)
+    with_outlier = np.append(x, np.float32(60))
+    for scheme in ("symmetric", "asymmetric"):
+        found = choose(statistics_of(with_outlier), "int8", scheme, "entropy")
+        full = choose(statistics_of(with_outlier), "int8", scheme, "minmax")
+        assert found.scale < 0.6 * full.scale
+    plain = np.linspace(-1, 1, 200_001)
+    found = choose(statistics_of(plain), "int8", "symmetric", "entropy")
+    assert found.scale > 0.95 / 127
+
+
+def test_channels_are_chosen_one_by_one():
+    x = np.stack([DATA[name] for name in DATA]).astype(np.float32)
+    x *= 10.0 ** np.arange(-3, 4)[:, None]
+    statistics = statistics_of(x, axis=0)
+    for scheme in ("symmetric", "asymmetric"):
+        for method in ("minmax", "percentile", "mse"):
+            together = choose(statistics, "int4", scheme, method)
+            for row, scale in zip(x, together.scale, strict=True):
+                alone = Statistics(axis=0)
+                alone.add(row[None])
+                assert choose(alone, "int4", scheme, method).scale[0] == scale
+
+
+def test_adaptive_takes_the_lowest_error_and_says_so():
+    statistics = statistics_of(DATA["outlier"])
+    found = choose(statistics, "int4", method="adaptive")
+    others = [choose(statistics, "int4", method=m) for m in ("minmax", "entropy", "mse")]
+    least = min(expected_error(statistics, one)[0] for one in others)
+    assert expected_error(statistics, found)[0] <= least
+    assert "adaptive took" in found.notes[-1]
+    consumer = choose(statistics, "int4", method="adaptive", error=lambda p: -float(p.scale))
+    assert consumer.method == "adaptive(minmax)"
+
+
+def test_custom_functions_give_a_range():
+    statistics = statistics_of(DATA["normal"])
+    found = choose(statistics, "int8", method=lambda seen: (-1.27, 0.5))
+    assert found.scale == np.float32(0.01) and found.method.startswith("custom")
+    with pytest.raises(QuantizationError, match="gives no range"):
+        choose(statistics, "int8", method=lambda seen: None)
+    with pytest.raises(QuantizationError, match="not finite"):
+        choose(statistics, "int8", method=lambda seen: (0, np.inf))
+
+
+def test_faults_are_named():
+    with pytest.raises(QuantizationError, match="nothing was observed"):
+        choose(Statistics(), "int8", method="mse")
+    with pytest.raises(QuantizationError, match="no calibration method is named 'best'"):
+        choose(statistics_of(np.ones(3)), "int8", method="best")
+    with pytest.raises(QuantizationError, match="percentile does not fit"):
+        choose(statistics_of(np.ones(3)), "int8", method="percentile(101)")
+    with pytest.raises(QuantizationError, match="no codes for negative"):
+        choose(statistics_of(-np.ones(3)), "uint8", "symmetric", "mse")
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile", "entropy", "mse", "adaptive"])
+@pytest.mark.parametrize("value", [0.0, 2.5, -3.0])
+def test_constant_tensors_come_back(method, value):
+    for scheme in ("symmetric", "asymmetric"):
+        found = choose(statistics_of(np.full(9, value)), "int8", scheme, method)
+        error = mean_error(value, float(found.scale), int(found.zero_point), -128, 127)
+        assert error <= 1e-8
