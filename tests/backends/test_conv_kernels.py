@@ -1,5 +1,7 @@
 """Convolutions and products against the interpreter: geometry, epilogues, targets, shares."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from run_kernel import TARGETS, THREADS, Run
@@ -9,7 +11,7 @@ from bitwright.ops.interpret import run
 from bitwright.passes.fuse_regions import fuse_regions
 from bitwright.passes.manager import run_passes
 from bitwright.passes.separate_bias import separate_bias
-from bitwright.target import named
+from bitwright.target import host, named
 
 rng = np.random.default_rng(0)
 
@@ -47,6 +49,9 @@ GEOMETRY = [
     ((1, 16, 8, 8), (16, 1, 5, 5), {"groups": 16, "dilations": [2, 1], "pads": [4, 2, 4, 2]}),
     ((1, 18, 12), (18, 1, 4), {"groups": 18, "pads": [2, 1]}),
     ((1, 4, 1, 1), (4, 1, 3, 3), {"groups": 4, "pads": [1, 1, 1, 1]}),
+    ((2, 16, 9, 30), (16, 1, 3, 3), {"groups": 16, "pads": [1, 1, 1, 1]}),
+    ((1, 19, 7, 24), (19, 1, 5, 5), {"groups": 19, "strides": [1, 2], "pads": [2, 2, 2, 2]}),
+    ((3, 32, 4, 28), (32, 1, 3, 2), {"groups": 32, "strides": [2, 3], "dilations": [1, 3]}),
 ]
 
 
@@ -69,6 +74,17 @@ def test_epilogues_and_shares(threads, groups):
     y = b.relu(b.add(b.mul(y, gate), skip))
     feeds |= {"gate": normal(2, 24, 1, 1), "skip": normal(2, 24, 9, 7)}
     check(b.build(y=y), feeds, threads=threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_depthwise_image_larger_than_the_cache(threads):
+    """Bands of lines, several images and threads that meet within a line."""
+    x, w = normal(3, 16, 11, 27), normal(16, 1, 3, 3)
+    b, y, feeds = convolution(x, w, groups=16, pads=[1, 1, 1, 1])
+    graph = run_passes(b.build(y=b.gelu(y)), [fuse_regions])
+    target = replace(host(), l2_bytes=2 * 4 * 16 * 27 * 4)
+    found = Run(graph, feeds, target, threads).outputs["y"]
+    np.testing.assert_allclose(found, run(graph, feeds)["y"], rtol=1e-5, atol=1e-5)
 
 
 def test_a_chain_stays_channels_last():

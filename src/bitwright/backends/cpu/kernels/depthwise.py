@@ -2,37 +2,67 @@
 
     y[n, i, j, c] = epilogue(Σ_(u, v) x[n, i·sy + u·dy − top, j·sx + v·dx − left, c] · w[u, v, c])
 
-Lanes run along channels. A block of channels keeps its filter in registers along a whole line of
-the result; lines at the top and bottom and pixels at the left and right take only the taps that
-fall inside the image, by the same code with the filter read from memory.
+Lanes run along channels. A tile is a few neighbouring pixels of one line of the result: for every
+line of the filter that falls inside the image it loads each pixel that any of them needs once, and
+adds its products to all their sums, which stay in registers. Tiles that reach over the left or
+right edge, or beyond the end of the line, load zeros there and store only what exists.
+
+Threads share out tiles. A thread goes through a band of lines, as many as stay in the second-level
+cache, once for every vector of channels: line after line, so that the lines of the image that
+neighbouring results share are still in the first-level cache.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32
+import numpy as np
+
+from bitwright.backends.cpu.emit import Kernel, Module, Operand, Signature, Value, f32
 from bitwright.backends.cpu.kernels.matmul import NO_EPILOGUE, Epilogue
+from bitwright.target import Target
 
-_PIXELS = 4
 _SIZES = (
     "images", "ih", "iw", "oh", "ow", "channels",
-    "sy", "sx", "dy", "dx", "top", "left",
+    "sy", "top", "left", "band",
     "x_image", "x_line", "x_pixel", "y_image", "y_line", "y_pixel",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Depthwise:
-    """What shapes the code: the filter's size and the epilogue."""
+class DepthwiseForm:
+    """What shapes the sums: the filter and how it moves along a line."""
 
     height: int
     width: int
+    stride: int
+    """Pixels of the image between neighbours on a line of the result."""
+    dilations: tuple[int, int]
+    pixels: int
+    """Results of a tile."""
+    is_even: bool
+    """Whether every line is a number of whole tiles."""
+    is_ragged: bool
+    """Whether the last vector of channels is not full."""
+
+
+@dataclass(frozen=True)
+class Depthwise:
+    form: DepthwiseForm
     epilogue: Epilogue = NO_EPILOGUE
 
     @property
     def signature(self) -> Signature:
         return Signature(("x", "w", "y", *self.epilogue.pointers), (*_SIZES, *self.epilogue.sizes))
+
+
+def pixels_of_tile(target: Target, line: Any) -> int:
+    """As many as keep the multipliers busy; for a line of known length, those that fill it well."""
+    choices = (8, 7, 6) if target.vector_registers >= 32 else (6, 5, 4)
+    if not isinstance(line, int):
+        return choices[0]
+    return min(choices, key=lambda pixels: -(-line // pixels) * pixels)
 
 
 def emit_depthwise(module: Module, name: str, conv: Depthwise) -> Signature:
@@ -43,119 +73,170 @@ def emit_depthwise(module: Module, name: str, conv: Depthwise) -> Signature:
 
 class _Emitter:
     def __init__(self, f: Kernel, conv: Depthwise) -> None:
-        self.f, self.conv = f, conv
+        self.f, self.form, self.epilogue = f, conv.form, conv.epilogue
+        form = conv.form
         self.lanes = f.target.lanes(32)
         self.vector = f32.vector(self.lanes)
-        self.size = {name: f.args.size(name) for name in _SIZES}
+        self.size = size = {name: f.args.size(name) for name in _SIZES}
+        self.sums = f.scratch(self.vector, form.pixels)
+        self.zeros = f.module.table(f, f32, np.zeros(self.lanes))
+        self.line_step = f.mul(size["x_line"], form.dilations[0])
+        # pixels that a tile needs, counted from its first: (place, [(result, tap), …])
+        needed: dict[int, list[tuple[int, int]]] = {}
+        for pixel in range(form.pixels):
+            for tap in range(form.width):
+                place = pixel * form.stride + tap * form.dilations[1]
+                needed.setdefault(place, []).append((pixel, tap))
+        self.needed = sorted(needed.items())
+        self.steps = [f.mul(size["x_pixel"], place) for place, _ in self.needed]
+        self.taps = [f.mul(size["channels"], tap) for tap in range(form.width)]
 
     def emit(self) -> None:
-        """Threads share out (image, line); a line goes block by block of channels."""
-        f, size = self.f, self.size
-        begin, end = f.share(size["images"] * size["oh"])
-        with f.loop(begin, end) as lines:
-            image = f.udiv(lines.index, size["oh"])
-            line = lines.index - image * size["oh"]
-            with f.loop(0, size["channels"], self.lanes) as block:
-                self._line(image, line, block.index)
+        f, size, form = self.f, self.size, self.form
+        tiles = f.udiv(size["ow"] + (form.pixels - 1), form.pixels)
+        begin, end = f.share(size["images"] * size["oh"] * tiles)
+        first = f.udiv(begin, f.max(tiles, 1))
+        last = f.udiv(end + (tiles - 1), f.max(tiles, 1))
+        inner = self._inner_tiles()
+        whole = size["channels"]
+        if form.is_ragged:
+            whole = whole - f.urem(whole, self.lanes)
+        with f.loop(first, f.select(f.lt(begin, end), last, first), size["band"]) as bands:
+            image = f.udiv(bands.index, size["oh"])
+            row = bands.index - image * size["oh"]
+            bottom = f.min(bands.index + size["band"], last)
 
-    def _line(self, image: Value, line: Value, channel: Value) -> None:
-        """All pixels of one line of the result, for one vector of channels."""
-        f, size, conv = self.f, self.size, self.conv
-        mask = f.mask(size["channels"] - channel, self.lanes)
-        first = line * size["sy"] - size["top"]
-        # taps of the filter's lines that fall inside the image
-        low = f.udiv(f.max(size["dy"] - 1 - first, 0), size["dy"])
-        high = f.min(
-            f.udiv(f.max(size["ih"] - first + (size["dy"] - 1), 0), size["dy"]), conv.height
-        )
-        # a place in x, which may lie outside until a column and a tap are added
-        x = image * size["x_image"] + channel + first * size["x_line"]
-        w = f.gep(f32, f.args.pointer("w"), channel)
-        start, stop = self._inner_columns()
-        whole = f.and_(f.eq(low, 0), f.eq(high, conv.height))
-        inside = f.select(whole, stop, start)
+            def band(channel: Value, mask: Value | None) -> None:
+                with f.loop(bands.index, bottom, carry=(image, row), nonempty=True) as loop:
+                    start = f.max(begin - loop.index * tiles, 0)
+                    stop = f.min(end - loop.index * tiles, tiles)
+                    self._line(*loop.carried, channel, mask, (start, stop), inner)
+                    below = loop.carried[1] + 1
+                    is_last = f.eq(below, size["oh"])
+                    over = f.select(is_last, loop.carried[0] + 1, loop.carried[0])
+                    loop.next(over, f.select(is_last, 0, below))
 
-        def edge(column: Value) -> None:
-            total = self._edge(x, w, column, low, high, mask)
-            self._store(total, image, line, column, channel, mask)
+            with f.loop(0, whole, self.lanes) as block:
+                band(block.index, None)
+            if form.is_ragged:
+                band(whole, f.mask(size["channels"] - whole, self.lanes))
 
-        with f.loop(0, start) as before:
-            edge(before.index)
-        taps = [
-            f.load(self.vector, w, f.mul(size["channels"], number), mask=mask)
-            for number in range(conv.height * conv.width)
-        ]
-        # several pixels a turn, so that their sums do not wait for each other
-        many = start + (inside - start) - f.urem(inside - start, _PIXELS)
-        with f.loop(start, many, _PIXELS) as middle:
-            columns = [middle.index + pixel for pixel in range(_PIXELS)]
-            for column, total in zip(columns, self._whole(x, taps, columns, mask), strict=True):
-                self._store(total, image, line, column, channel, mask)
-        with f.loop(many, inside) as rest:
-            (total,) = self._whole(x, taps, [rest.index], mask)
-            self._store(total, image, line, rest.index, channel, mask)
-        with f.loop(inside, size["ow"]) as behind:
-            edge(behind.index)
+    def _inner_tiles(self) -> tuple[Value, Value]:
+        """The tiles of a line that are whole and whose taps all fall inside the image."""
+        f, size, form = self.f, self.size, self.form
+        start = f.udiv(size["left"] + (form.stride - 1), form.stride)
+        reach = size["iw"] + size["left"] - form.dilations[1] * (form.width - 1)
+        stop = f.min(f.udiv(f.max(reach + (form.stride - 1), 0), form.stride), size["ow"])
+        return f.udiv(start + (form.pixels - 1), form.pixels), f.udiv(stop, form.pixels)
 
-    def _inner_columns(self) -> tuple[Value, Value]:
-        """The columns of the result whose taps all fall inside the image."""
-        f, size = self.f, self.size
-        sx = size["sx"]
-        start = f.min(f.udiv(size["left"] + (sx - 1), sx), size["ow"])
-        reach = size["iw"] + size["left"] - size["dx"] * (self.conv.width - 1)
-        stop = f.min(f.udiv(f.max(reach + (sx - 1), 0), sx), size["ow"])
-        return start, f.max(start, stop)
-
-    def _whole(self, x: Value, taps: list[Value], columns: list[Value], mask: Value) -> list[Value]:
-        """The sums of pixels whose taps all fall inside the image."""
-        f, size, conv = self.f, self.size, self.conv
-        corners = [
-            f.gep(
-                f32,
-                f.args.pointer("x"),
-                x + (column * size["sx"] - size["left"]) * size["x_pixel"],
-            )
-            for column in columns
-        ]
-        totals = [f.const(self.vector, 0.0)] * len(columns)
-        for number, tap in enumerate(taps):
-            u, v = divmod(number, conv.width)
-            at = f.mul(size["dy"] * size["x_line"], u) + f.mul(size["dx"] * size["x_pixel"], v)
-            for i, corner in enumerate(corners):
-                totals[i] = f.fma(f.load(self.vector, corner, at, mask=mask), tap, totals[i])
-        return totals
-
-    def _edge(
-        self, x: Value, w: Value, column: Value, low: Value, high: Value, mask: Value
-    ) -> Value:
-        """A pixel some of whose taps fall outside: those are left out."""
-        f, size, conv = self.f, self.size, self.conv
-        first = column * size["sx"] - size["left"]
-        left = f.udiv(f.max(size["dx"] - 1 - first, 0), size["dx"])
-        right = f.min(
-            f.udiv(f.max(size["iw"] - first + (size["dx"] - 1), 0), size["dx"]), conv.width
-        )
-        with f.loop(low, high, carry=[f.const(self.vector, 0.0)]) as lines:
-            with f.loop(left, right, carry=lines.carried) as columns:
-                u, v = lines.index, columns.index
-                at = u * size["dy"] * size["x_line"] + (first + v * size["dx"]) * size["x_pixel"]
-                value = f.load(self.vector, f.args.pointer("x"), x + at, mask=mask)
-                tap = f.load(self.vector, w, (u * conv.width + v) * size["channels"], mask=mask)
-                columns.next(f.fma(value, tap, columns.carried[0]))
-            lines.next(*columns.results)
-        return lines.results[0]
-
-    def _store(
+    def _line(
         self,
-        total: Value,
         image: Value,
-        line: Value,
-        column: Value,
+        row: Value,
         channel: Value,
-        mask: Value,
+        mask: Value | None,
+        tiles: tuple[Value, Value],
+        inner: tuple[Value, Value],
     ) -> None:
+        """The thread's tiles of one line of the result, for one vector of channels."""
+        f, size, form = self.f, self.size, self.form
+        step = form.dilations[0]
+        top = row * size["sy"] - size["top"]
+        # the filter's lines that fall inside the image
+        low = f.udiv(f.max(step - 1 - top, 0), step)
+        high = f.min(f.udiv(f.max(size["ih"] - top + (step - 1), 0), step), form.height)
+        x = image * size["x_image"] + channel + (top + low * step) * size["x_line"]
+        w = f.gep(f32, f.args.pointer("w"), channel + low * form.width * size["channels"])
+        y = image * size["y_image"] + row * size["y_line"] + channel
+        first = (image * size["oh"] + row) * size["ow"]
+        with f.loop(*tiles) as loop:
+            column = loop.index * form.pixels
+            left = column * form.stride - size["left"]
+            place = _Place(x, left, w, high - low, first + column, channel, mask)
+            target = f.gep(f32, f.args.pointer("y"), y + column * size["y_pixel"])
+            if mask is not None:  # few tiles have one: a single kind serves them
+                self._edge(place, target, column)
+            else:
+                is_inner = f.and_(f.ge(loop.index, inner[0]), f.lt(loop.index, inner[1]))
+                with f.if_(is_inner) as branch:
+                    self._inner(place, target)
+                with branch.else_():
+                    self._edge(place, target, column)
+
+    def _inner(self, place: _Place, target: Value) -> None:
         f, size = self.f, self.size
-        row = (image * size["oh"] + line) * size["ow"] + column
-        value = self.conv.epilogue.emit(f, total, row, channel, mask)
-        at = image * size["y_image"] + line * size["y_line"] + column * size["y_pixel"] + channel
-        f.store(value, f.args.pointer("y"), at, mask=mask)
+        corner = f.gep(f32, f.args.pointer("x"), place.x + place.left * size["x_pixel"])
+
+        def load(line: Value, number: int) -> Value:
+            return f.load(self.vector, corner, line + self.steps[number])
+
+        self._finish(place, target, self._sums(place, load), f.index(self.form.pixels), True)
+
+    def _edge(self, place: _Place, target: Value, column: Value) -> None:
+        f, size, form = self.f, self.size, self.form
+        corner = place.x + place.left * size["x_pixel"]
+        inside = [f.ult(place.left + at, size["iw"]) for at, _ in self.needed]
+        offsets = [corner + step for step in self.steps]
+
+        def load(line: Value, number: int) -> Value:
+            real = f.gep(f32, f.args.pointer("x"), line + offsets[number])
+            address = f.select(inside[number], real, self.zeros)
+            return f.load(self.vector, address, mask=place.mask)
+
+        left = f.min(size["ow"] - column, form.pixels)
+        self._finish(place, target, self._sums(place, load), left, form.is_even)
+
+    def _sums(self, place: _Place, load: Any) -> list[Value]:
+        """The sums of a tile; `load(line, number)` gives a needed pixel, `line` being how far a
+        line of the image lies behind the first."""
+        f, form = self.f, self.form
+        start = [f.const(self.vector, 0.0)] * form.pixels
+        with f.loop(0, place.lines, carry=(f.index(0), place.w, *start)) as loop:
+            line, w, *sums = loop.carried
+            taps = [f.load(self.vector, w, at, mask=place.mask) for at in self.taps]
+            for number, (_, uses) in enumerate(self.needed):
+                value = load(line, number)
+                for pixel, tap in uses:
+                    sums[pixel] = f.fma(value, taps[tap], sums[pixel])
+            w = f.gep(f32, w, f.mul(self.size["channels"], form.width))
+            loop.next(line + self.line_step, w, *sums)
+        return list(loop.results[2:])
+
+    def _finish(
+        self, place: _Place, target: Value, sums: list[Value], count: Value, is_whole: bool
+    ) -> None:
+        """The epilogue and the store of the first `count` pixels."""
+        f, align, step = self.f, self.vector.total_bytes, self.size["y_pixel"]
+
+        def finished(total: Value, pixel: Operand) -> Value:
+            return self.epilogue.emit(f, total, place.row + pixel, place.channel, place.mask)
+
+        if is_whole and self.epilogue.is_light:
+            # all epilogues before the first store, so that what they share is loaded once
+            values = [finished(total, pixel) for pixel, total in enumerate(sums)]
+            for pixel, value in enumerate(values):
+                f.store(value, target, f.mul(step, pixel), mask=place.mask)
+            return
+        for pixel, total in enumerate(sums):
+            f.store(total, self.sums, pixel * self.lanes, align=align)
+        with f.loop(0, count, nonempty=True) as loop:
+            total = f.load(self.vector, self.sums, loop.index * self.lanes, align=align)
+            f.store(finished(total, loop.index), target, loop.index * step, mask=place.mask)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tile stands."""
+
+    x: Value
+    """Where the image's first needed line begins, in elements of x."""
+    left: Value
+    """The column of the image that its first pixel begins at; negative left of the edge."""
+    w: Value
+    """The first needed line of the filter."""
+    lines: Value
+    """How many lines of the filter fall inside the image."""
+    row: Value
+    """The number of its first pixel among all results."""
+    channel: Value
+    mask: Value | None

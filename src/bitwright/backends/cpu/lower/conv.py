@@ -15,7 +15,12 @@ import numpy as np
 
 from bitwright.backends.cpu import emit
 from bitwright.backends.cpu.kernels.conv import Conv, emit_conv
-from bitwright.backends.cpu.kernels.depthwise import Depthwise, emit_depthwise
+from bitwright.backends.cpu.kernels.depthwise import (
+    Depthwise,
+    DepthwiseForm,
+    emit_depthwise,
+    pixels_of_tile,
+)
 from bitwright.backends.cpu.kernels.matmul import (
     Epilogue,
     best_tile,
@@ -33,10 +38,11 @@ from bitwright.backends.cpu.region import (
     operand_views,
     split,
 )
-from bitwright.ir.dim import Size
+from bitwright.ir.dim import Size, max_size
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View, contiguous
+from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
 CHANNELS_LAST = (0, 2, 3, 1)
@@ -247,27 +253,35 @@ def _depthwise(
     finish: _Finish,
 ) -> None:
     channels, _, height, width = weight.shape
-    conv = Depthwise(height, width, finish.epilogue)
+    (_, _, ih, iw), (n, _, oh, ow) = image.shape, y.shape
+    pixels = pixels_of_tile(ctx.target, ow)
+    form = DepthwiseForm(
+        height,
+        width,
+        stride=window.strides[1],
+        dilations=window.dilations,
+        pixels=pixels,
+        is_even=isinstance(ow, int) and ow % pixels == 0,
+        is_ragged=channels % finish.lanes != 0,
+    )
+    conv = Depthwise(form, finish.epilogue)
     kernel = ctx.kernel(
         "depthwise_f32",
-        (height, width, finish.key),
+        (form, finish.key),
         lambda m, name: emit_depthwise(m, name, conv),
     )
     taps = np.ascontiguousarray(weight.reshape(channels, -1).T)
-    n, _, oh, ow = y.shape
     sizes: dict[str, Size] = {
         "images": n,
-        "ih": image.shape[2],
-        "iw": image.shape[3],
+        "ih": ih,
+        "iw": iw,
         "oh": oh,
         "ow": ow,
         "channels": channels,
         "sy": window.strides[0],
-        "sx": window.strides[1],
-        "dy": window.dilations[0],
-        "dx": window.dilations[1],
         "top": window.begins[0],
         "left": window.begins[1],
+        "band": _lines_in_cache(ctx.target, window.strides[0] * iw * channels),
         **{f"x_{k}": image.strides[a] for k, a in (("image", 0), ("line", 2), ("pixel", 3))},
         **{f"y_{k}": y.strides[a] for k, a in (("image", 0), ("line", 2), ("pixel", 3))},
         **finish.sizes,
@@ -279,3 +293,9 @@ def _depthwise(
         **finish.reads.pointers,
     }
     ctx.call(kernel, node, pointers, sizes, why="depthwise, channels in lanes")
+
+
+def _lines_in_cache(target: Target, line: Size) -> Size:
+    """Lines of a result such that what they read stays in half of the second-level cache."""
+    fitting = target.l2_bytes // 2 // 4
+    return max_size(fitting // max_size(line, 1), 1)
