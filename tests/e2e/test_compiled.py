@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bitwright.backends.cpu import jit
-from bitwright.errors import RunError
+from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.graph import Graph
 from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import run
@@ -241,3 +241,25 @@ def test_one_value_as_several_outputs() -> None:
         assert (found[name] == want).all()
     arrays = list(found.values())
     assert not any(np.may_share_memory(a, b) for i, a in enumerate(arrays) for b in arrays[i + 1 :])
+
+
+def test_inputs_are_checked_and_planned_anew_when_they_change() -> None:
+    """Types and shapes seen before are taken as they are; others are looked at, in any order."""
+    executable = compile_graph(block(), threads=2)
+    sizes = [*range(1, 20), 300, *range(19, 0, -1)]  # more than plans are kept; the arena grows
+    for seq in sizes:
+        x = draw(1, seq, 24)
+        found = executable.run({"x": x})["y"]
+        assert found.tobytes() == executable.run({"x": x.copy("F")})["y"].tobytes()
+        np.testing.assert_allclose(found, run(block(), {"x": x})["y"], rtol=1e-4, atol=1e-4)
+    with pytest.raises(RunError, match="wrong element type"):
+        executable.run({"x": x.astype(np.float64)})
+    with pytest.raises(BitwrightError, match=">f4"):
+        executable.run({"x": x.astype(">f4")})
+    with pytest.raises(RunError, match="wrong rank"):
+        executable.run({"x": x[0]})
+    with pytest.raises(RunError, match="wrong size on axis 2"):
+        executable.run({"x": x[..., :23]})
+    with pytest.raises(RunError, match="no input 'z'"):
+        executable.run({"x": x, "z": x})
+    assert executable.run({"x": x})["y"].tobytes() == found.tobytes()

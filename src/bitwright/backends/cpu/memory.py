@@ -38,6 +38,11 @@ def allocate(nbytes: int) -> Array:
     return room[start : start + nbytes]
 
 
+def address_of(array: Array) -> int:
+    """Where an array's elements begin."""
+    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
+
+
 class Memory:
     """Buffers as byte arrays; inputs, outputs and states are set for each run."""
 
@@ -66,10 +71,13 @@ class Memory:
         start = evaluate(view.offset, self.bindings) * element.itemsize
         return np.ndarray(shape, element, flat, start, strides)
 
+    def offset(self, view: View) -> int:
+        """Where in its buffer a view begins, in bytes."""
+        return evaluate(view.offset, self.bindings) * view.dtype.numpy.itemsize
+
     def address(self, view: View) -> int:
         """The address of a view's first element."""
-        offset = evaluate(view.offset, self.bindings) * view.dtype.numpy.itemsize
-        return int(self.raw(view.buffer).ctypes.data) + offset
+        return address_of(self.raw(view.buffer)) + self.offset(view)
 
 
 class Planned(Memory):

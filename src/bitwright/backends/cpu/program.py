@@ -2,15 +2,17 @@
 
 For one set of sizes everything is prepared once: the arena is planned and every kernel call's slots
 are filled. A run then sets the addresses of inputs and outputs and calls the native runner, once
-per stretch of kernel calls between host steps. Where the data decides sizes, the steps behind are
-prepared as the sizes get known.
+per stretch of kernel calls between host steps; inputs of types and shapes that were seen before are
+not checked again. Where the data decides sizes, the steps behind are prepared as the sizes get
+known.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.dim import evaluate, solve
 from bitwright.ir.feeds import bind_input
 from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import Buffer, Place
 from bitwright.lir.plan import plan
 from bitwright.lir.schedule import HostStep, KernelStep, Schedule, SizeStep
@@ -31,6 +34,16 @@ from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
 KEPT_PLANS = 16
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What is known of a run before it begins."""
+
+    memory: Memory
+    stretches: Sequence[Any]
+    outputs: Sequence[tuple[str, Buffer, tuple[int, ...], np.dtype[Any]]]
+    key: Any = None
 
 
 class Program:
@@ -50,7 +63,9 @@ class Program:
         self._addresses = {name: self._library.address(name) for name in self.kernels}
         self._signatures = {name: kernel.signature for name, kernel in self.kernels.items()}
         self._stretches = list(_stretches(self.schedule))
-        self._entered = {b.name: b for b in self.schedule.buffers if b.place is Place.INPUT}
+        self._fed = [(value, isinstance(value.type, TensorType)) for value in graph.inputs]
+        entered = {b.name: b for b in self.schedule.buffers if b.place is Place.INPUT}
+        self._entered = [entered.get(value.name) for value in graph.inputs]
         self._fault_buffer = code.fault_buffer
         self._fault = np.zeros(2, np.int64)
         self._held = [
@@ -63,65 +78,91 @@ class Program:
         self._pool = shared_pool(threads)
         self._arena = allocate(0)
         self._prepared: OrderedDict[Any, tuple[Planned, list[Any]]] = OrderedDict()
+        self._ready: dict[Any, _Ready] = {}
         self._lock = threading.Lock()
 
     def run(
         self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None
     ) -> dict[str, Any]:
         """Outputs by name. Arrays in `out` are written in place and given back."""
-        bindings: dict[str, int] = {}
-        objects: dict[Value, Any] = {}
-        for _ in range(2):  # a second look checks sizes that a later input fixed
-            for value in self.graph.inputs:
-                objects[value] = bind_input(value, feeds[value.name], bindings)
+        given = [
+            np.asarray(feeds[v.name]) if is_tensor else feeds[v.name] for v, is_tensor in self._fed
+        ]
+        objects: dict[Value, Any] = dict(zip(self.graph.inputs, given, strict=True))
         with self._lock:
-            if self._is_planned:
-                memory, stretches = self._prepare(bindings)
-            else:
-                memory, stretches = Grown(bindings), self._stretches
+            ready = self._ready_for(given)
+            memory = ready.memory
             seen: set[Node] = set()
-            self._enter(memory, objects)
-            apart = _apart(out or {}, objects.values())
-            results = self._outputs(memory, apart) if self._is_planned else {}
-            for stretch in stretches:
-                if isinstance(stretch, HostStep):
+            self._enter(ready, given)
+            apart = _apart(out, given) if out else {}
+            results = self._outputs(ready, apart)
+            for stretch in ready.stretches:
+                if isinstance(stretch, StepTable):
+                    self._native(stretch, memory)
+                elif isinstance(stretch, HostStep):
                     self._host(stretch, memory, objects)
                 elif isinstance(stretch, SizeStep):
                     self._read_sizes(stretch, memory)
                 else:
-                    if not self._is_planned:
-                        self._sizes.ready(memory.bindings, seen)
-                    self._native(stretch, memory)
+                    self._sizes.ready(memory.bindings, seen)
+                    self._native(self._lazy_table(stretch, memory), memory)
             return self._finish(memory, objects, results, out or {})
 
     # preparing
 
-    def _prepare(self, bindings: dict[str, int]) -> tuple[Planned, list[Any]]:
+    def _ready_for(self, given: Sequence[Any]) -> _Ready:
+        """What these inputs need; looked at closely where one has another type or shape."""
+        key = tuple(
+            [
+                (array.dtype, array.shape) if is_tensor else None
+                for array, (_, is_tensor) in zip(given, self._fed, strict=True)
+            ]
+        )
+        ready = self._ready.get(key)
+        if ready is None:
+            bindings: dict[str, int] = {}
+            for _ in range(2):  # a second look checks sizes that a later input fixed
+                for array, (value, _) in zip(given, self._fed, strict=True):
+                    bind_input(value, array, bindings)
+            if not self._is_planned:
+                return _Ready(Grown(bindings), self._stretches, ())
+            ready = self._prepare(bindings)
+            self._ready[key] = ready
+        self._prepared.move_to_end(ready.key)
+        return ready
+
+    def _prepare(self, bindings: dict[str, int]) -> _Ready:
         key = tuple(sorted(bindings.items()))
-        found = self._prepared.get(key)
-        if found is not None:
-            self._prepared.move_to_end(key)
-            return found
-        self._sizes.verify(bindings)
-        layout = plan(self.schedule, bindings)
-        if layout.total > self._arena.nbytes:
-            self._prepared.clear()  # they point into the arena that goes
-            self._arena = allocate(layout.total)
-        memory = Planned(bindings, layout, self._arena)
-        stretches = [self._table(s, memory) if isinstance(s, list) else s for s in self._stretches]
-        self._prepared[key] = memory, stretches
-        while len(self._prepared) > KEPT_PLANS:
-            self._prepared.popitem(last=False)
-        return memory, stretches
+        if key not in self._prepared:
+            self._sizes.verify(bindings)
+            layout = plan(self.schedule, bindings)
+            if layout.total > self._arena.nbytes:
+                self._prepared.clear()  # they point into the arena that goes
+                self._arena = allocate(layout.total)
+            memory = Planned(bindings, layout, self._arena)
+            self._prepared[key] = (
+                memory,
+                [self._table(s, memory) if isinstance(s, list) else s for s in self._stretches],
+            )
+            while len(self._prepared) > KEPT_PLANS:
+                self._prepared.popitem(last=False)
+            self._ready.clear()  # what was dropped must not be used again
+        memory, stretches = self._prepared[key]
+        outputs = [
+            (name, view.buffer, _concrete(view.shape, bindings), view.dtype.numpy)
+            for name, view in self.schedule.outputs.items()
+        ]
+        return _Ready(memory, stretches, outputs, key)
 
     def _table(self, steps: list[KernelStep], memory: Memory) -> StepTable:
         small = self._pool.small_bytes()
         return StepTable(steps, self._addresses, self._signatures, memory, small)
 
-    def _enter(self, memory: Memory, objects: Mapping[Value, Any]) -> None:
-        for value in self.graph.inputs:
-            if value.name in self._entered:
-                memory.give(self._entered[value.name], np.ascontiguousarray(objects[value]))
+    def _enter(self, ready: _Ready, given: Sequence[Any]) -> None:
+        memory = ready.memory
+        for array, buffer in zip(given, self._entered, strict=True):
+            if buffer is not None:
+                memory.give(buffer, np.ascontiguousarray(array))
         for buffer in self._held:
             memory.give(buffer, self._state(buffer, memory))
         memory.give(self._fault_buffer, self._fault)
@@ -135,24 +176,22 @@ class Program:
             self.states[buffer.name] = np.array(start)
         return self.states[buffer.name]
 
-    def _outputs(self, memory: Memory, out: Mapping[str, Array]) -> dict[str, Array]:
+    def _outputs(self, ready: _Ready, out: Mapping[str, Array]) -> dict[str, Array]:
         """Arrays for the outputs, set as their buffers."""
         arrays: dict[str, Array] = {}
-        for name, view in self.schedule.outputs.items():
-            shape = _concrete(view.shape, memory.bindings)
+        for name, buffer, shape, element in ready.outputs:
             array = out.get(name)
             if array is None:
-                array = np.empty(shape, view.dtype.numpy)
+                array = np.empty(shape, element)
             else:
-                _check_out(name, array, shape, view.dtype.numpy)
-            memory.give(view.buffer, array)
+                _check_out(name, array, shape, element)
+            ready.memory.give(buffer, array)
             arrays[name] = array
         return arrays
 
     # running
 
-    def _native(self, stretch: Any, memory: Memory) -> None:
-        table = stretch if isinstance(stretch, StepTable) else self._lazy_table(stretch, memory)
+    def _native(self, table: StepTable, memory: Memory) -> None:
         table.set_addresses()
         self._pool.run(table.address, table.count, table.is_alone)
         if self._fault[0]:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitwright.backends.cpu.memory import Memory
+from bitwright.backends.cpu.memory import Memory, address_of
 from bitwright.backends.cpu.shared_block import ALONE, BARRIER_AFTER
 from bitwright.ir.dim import evaluate
-from bitwright.lir.buffer import Buffer, Place, View
+from bitwright.lir.buffer import Buffer, Place
 from bitwright.lir.schedule import KernelStep
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class StepTable:
         self.rows = np.zeros(ROW * len(steps), np.uint64)
         self.address = int(self.rows.ctypes.data)
         self.slots = np.zeros(sum(counts), np.uint64)
-        self._moving: list[tuple[int, View]] = []
+        self._moving: list[tuple[int, Buffer, int]] = []
         base, at = int(self.slots.ctypes.data), 0
         for number, (step, count) in enumerate(zip(steps, counts, strict=True)):
             self.rows[ROW * number] = addresses[step.kernel]
@@ -68,12 +68,12 @@ class StepTable:
             elif view.buffer.place in (Place.ARENA, Place.CONSTANT):
                 self.slots[position] = self.memory.address(view)
             else:
-                self._moving.append((position, view))
+                self._moving.append((position, view.buffer, self.memory.offset(view)))
 
     def set_addresses(self) -> None:
         """Fill in where inputs, outputs and states lie this time."""
-        for position, view in self._moving:
-            self.slots[position] = self.memory.address(view)
+        for position, buffer, offset in self._moving:
+            self.slots[position] = address_of(self.memory.raw(buffer)) + offset
 
     def _range(self, buffer: Buffer) -> Range:
         """A buffer's bytes; those outside the arena get a place of their own by identity."""
