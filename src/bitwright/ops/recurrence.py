@@ -9,6 +9,7 @@ what enters the gates, not the cell state that h reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ from bitwright.ops.inference import (
 )
 from bitwright.ops.numeric import wide
 from bitwright.ops.opdef import Array, Attr
+from bitwright.ops.registry import get
 
-Activation = Callable[[Array], Array]
 States = tuple[Array, ...]
 Cell = Callable[[Array, States], States]
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
@@ -45,25 +46,87 @@ def sigmoid(x: Array) -> Array:
     return np.asarray(0.5 * (1 + np.tanh(0.5 * x)))
 
 
-# name: the function of (x, alpha, beta), then the defaults of those it takes
-_ACTIVATIONS: dict[str, tuple[Callable[..., Any], float | None, float | None]] = {
-    "relu": (lambda x, a, b: np.maximum(x, 0), None, None),
-    "tanh": (lambda x, a, b: np.tanh(x), None, None),
-    "sigmoid": (lambda x, a, b: sigmoid(x), None, None),
-    "softsign": (lambda x, a, b: x / (1 + np.abs(x)), None, None),
-    "softplus": (lambda x, a, b: np.logaddexp(x, 0), None, None),
-    "affine": (lambda x, a, b: a * x + b, 1.0, 0.0),
-    "leakyrelu": (lambda x, a, b: np.where(x >= 0, x, a * x), 0.01, None),
-    "thresholdedrelu": (lambda x, a, b: np.where(x >= a, x, 0), 1.0, None),
-    "scaledtanh": (lambda x, a, b: a * np.tanh(b * x), 1.0, 1.0),
-    "hardsigmoid": (lambda x, a, b: np.clip(a * x + b, 0, 1), 0.2, 0.5),
-    "elu": (lambda x, a, b: np.where(x >= 0, x, a * np.expm1(np.minimum(x, 0))), 1.0, None),
+Formula = Callable[[Array, Any, Any], Any]
+# name: the function of (x, alpha, beta), the same in scalar form, the defaults of those it takes
+_ACTIVATIONS: dict[str, tuple[Formula, Callable[..., Any], float | None, float | None]] = {
+    "relu": (lambda x, a, b: np.maximum(x, 0), lambda e, x, a, b: e.max(x, 0), None, None),
+    "tanh": (lambda x, a, b: np.tanh(x), lambda e, x, a, b: e.tanh(x), None, None),
+    "sigmoid": (lambda x, a, b: sigmoid(x), lambda e, x, a, b: _of("sigmoid", e, x), None, None),
+    "softsign": (
+        lambda x, a, b: x / (1 + np.abs(x)),
+        lambda e, x, a, b: _of("softsign", e, x),
+        None,
+        None,
+    ),
+    "softplus": (
+        lambda x, a, b: np.logaddexp(x, 0),
+        lambda e, x, a, b: _of("softplus", e, x),
+        None,
+        None,
+    ),
+    "affine": (lambda x, a, b: a * x + b, lambda e, x, a, b: e.add(e.mul(x, a), b), 1.0, 0.0),
+    "leakyrelu": (
+        lambda x, a, b: np.where(x >= 0, x, a * x),
+        lambda e, x, a, b: _of("leaky_relu", e, x, alpha=a),
+        0.01,
+        None,
+    ),
+    "thresholdedrelu": (
+        lambda x, a, b: np.where(x >= a, x, 0),
+        lambda e, x, a, b: e.select(e.ge(x, a), x, 0.0),
+        1.0,
+        None,
+    ),
+    "scaledtanh": (
+        lambda x, a, b: a * np.tanh(b * x),
+        lambda e, x, a, b: e.mul(e.tanh(e.mul(x, b)), a),
+        1.0,
+        1.0,
+    ),
+    "hardsigmoid": (
+        lambda x, a, b: np.clip(a * x + b, 0, 1),
+        lambda e, x, a, b: _of("hard_sigmoid", e, x, alpha=a, beta=b),
+        0.2,
+        0.5,
+    ),
+    "elu": (
+        lambda x, a, b: np.where(x >= 0, x, a * np.expm1(np.minimum(x, 0))),
+        lambda e, x, a, b: _of("elu", e, x, alpha=a),
+        1.0,
+        None,
+    ),
 }
+
+
+def _of(op: str, e: Any, x: Any, **attrs: float) -> Any:
+    """An op's scalar form."""
+    form = get(op).scalar
+    assert form is not None
+    return form(e, x, **attrs)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function of a gate; `clip` bounds what it reads."""
+
+    name: str
+    alpha: float | None = None
+    beta: float | None = None
+    clip: float | None = None
+
+    def __call__(self, x: Array) -> Array:
+        bounded = x if self.clip is None else np.clip(x, -self.clip, self.clip)
+        return np.asarray(_ACTIVATIONS[self.name][0](bounded, self.alpha, self.beta))
+
+    def scalar(self, e: Any, x: Any) -> Any:
+        """The same, rendered by `e`."""
+        bounded = x if self.clip is None else e.min(e.max(x, -self.clip), self.clip)
+        return _ACTIVATIONS[self.name][1](e, bounded, self.alpha, self.beta)
 
 
 def activation_defaults(name: str) -> tuple[float | None, float | None]:
     """alpha and beta of an activation that are not given; None where it takes none."""
-    return _ACTIVATIONS[name.lower()][1:]
+    return _ACTIVATIONS[name.lower()][2:]
 
 
 def check_activations(names: Sequence[str] | None, count: int, direction: str) -> None:
@@ -98,15 +161,13 @@ def choose_activations(
 def _activation(
     name: str, alphas: Iterator[float], betas: Iterator[float], clip: float | None
 ) -> Activation:
-    function, alpha, beta = _ACTIVATIONS[name.lower()]
-    alpha = None if alpha is None else next(alphas, alpha)
-    beta = None if beta is None else next(betas, beta)
-
-    def apply(x: Array) -> Array:
-        bounded = x if clip is None else np.clip(x, -clip, clip)
-        return np.asarray(function(bounded, alpha, beta))
-
-    return apply
+    alpha, beta = activation_defaults(name)
+    return Activation(
+        name.lower(),
+        None if alpha is None else next(alphas, alpha),
+        None if beta is None else next(betas, beta),
+        clip,
+    )
 
 
 def infer_recurrent(

@@ -11,6 +11,7 @@ With p_g = x_t W_g' + h R_g' + Wb_g + Rb_g for gate g, and f, g, h the activatio
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,18 @@ from bitwright.ops.recurrence import (
 )
 
 Type = TensorType | None
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+_DEFAULTS = {"rnn": ["tanh"], "gru": ["sigmoid", "tanh"], "lstm": ["sigmoid", "tanh", "tanh"]}
+
+
+def gate_activations(
+    op: str, direction: str, activations: Any, **limits: Any
+) -> list[list[Activation]]:
+    """f, g and h of each direction, as far as the op has them; h reads what is not clipped."""
+    chosen = choose_activations(_DEFAULTS[op], direction, activations, **limits)
+    if op != "lstm":
+        return chosen
+    return [[f, g, replace(h, clip=None)] for f, g, h in chosen]
 
 
 def _weights(
@@ -56,7 +69,7 @@ def _infer_rnn(
     **_: Any,
 ) -> tuple[TensorType, ...]:
     check_activations(activations, 1, direction)
-    return infer_recurrent(x, w, r, bias, lengths, {"h0": h0}, 1, hidden, direction)
+    return infer_recurrent(x, w, r, bias, lengths, {"h0": h0}, GATES["rnn"], hidden, direction)
 
 
 def _rnn(
@@ -71,7 +84,7 @@ def _rnn(
     activations: Any,
     **limits: Any,
 ) -> tuple[Array, ...]:
-    chosen = choose_activations(["tanh"], direction, activations, **limits)
+    chosen = gate_activations("rnn", direction, activations, **limits)
     cells = [_rnn_cell(*_weights(w, r, bias, i), *functions) for i, functions in enumerate(chosen)]
     return run_directions(x, lengths, direction, [h0], r.shape[2], cells)
 
@@ -93,7 +106,7 @@ def _infer_gru(
     **_: Any,
 ) -> tuple[TensorType, ...]:
     check_activations(activations, 2, direction)
-    return infer_recurrent(x, w, r, bias, lengths, {"h0": h0}, 3, hidden, direction)
+    return infer_recurrent(x, w, r, bias, lengths, {"h0": h0}, GATES["gru"], hidden, direction)
 
 
 def _gru(
@@ -109,7 +122,7 @@ def _gru(
     linear_before_reset: bool,
     **limits: Any,
 ) -> tuple[Array, ...]:
-    chosen = choose_activations(["sigmoid", "tanh"], direction, activations, **limits)
+    chosen = gate_activations("gru", direction, activations, **limits)
     cells = [
         _gru_cell(*_weights(w, r, bias, i), linear_before_reset, *functions)
         for i, functions in enumerate(chosen)
@@ -158,7 +171,7 @@ def _infer_lstm(
 ) -> tuple[TensorType, ...]:
     check_activations(activations, 3, direction)
     states = {"h0": h0, "c0": c0}
-    y, last = infer_recurrent(x, w, r, bias, lengths, states, 4, hidden, direction)
+    y, last = infer_recurrent(x, w, r, bias, lengths, states, GATES["lstm"], hidden, direction)
     if peephole is not None:
         require_same_dtype(x, peephole)
         require_shape("peephole", peephole, (last.shape[0], 3 * last.shape[2]))
@@ -182,18 +195,10 @@ def _lstm(
 ) -> tuple[Array, ...]:
     size = r.shape[2]
     cells = []
-    for i, functions in enumerate(_lstm_activations(direction, activations, **limits)):
+    for i, functions in enumerate(gate_activations("lstm", direction, activations, **limits)):
         peeps = np.zeros(3 * size) if peephole is None else wide(peephole[i])
         cells.append(_lstm_cell(*_weights(w, r, bias, i), peeps, input_forget, *functions))
     return run_directions(x, lengths, direction, [h0, c0], size, cells)
-
-
-def _lstm_activations(direction: str, names: Any, **limits: Any) -> list[list[Activation]]:
-    """f, g and h of each direction; only f and g bound what they read."""
-    defaults = ["sigmoid", "tanh", "tanh"]
-    bounded = choose_activations(defaults, direction, names, **limits)
-    free = choose_activations(defaults, direction, names, **{**limits, "clip": None})
-    return [[f, g, h] for (f, g, _), (_, _, h) in zip(bounded, free, strict=True)]
 
 
 def _lstm_cell(

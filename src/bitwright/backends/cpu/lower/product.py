@@ -69,7 +69,9 @@ def lower_product(ctx: Lowering, node: Node, region: RegionView) -> None:
     a = broadcast(a, (*outer, a.shape[-1]))
     w = broadcast(w, (*outer[:-1], *w.shape[-2:]))
     w = replace(w, shape=(*outer, *w.shape[-2:]), strides=(*w.strides[:-2], 0, *w.strides[-2:]))
-    _call(ctx, node, Operands(a, w, y, extra), after, anchor.outputs[0].dtype, "both operands vary")
+    call_product(
+        ctx, node, Operands(a, w, y, extra), after, anchor.outputs[0].dtype, "both operands vary"
+    )
 
 
 def lower_windows(ctx: Lowering, node: Node, region: RegionView) -> None:
@@ -181,7 +183,7 @@ def _convolve(
     turn = (1, 0, *range(3, rank + 3), 2)
     parts = [_split_axis(v, 1, groups).transpose(turn) for v in (y, *extra)]
     operands = Operands(a, matrix, parts[0], parts[1:])
-    _call(ctx, node, operands, after, anchor.outputs[0].dtype, "windows copied side by side")
+    call_product(ctx, node, operands, after, anchor.outputs[0].dtype, "windows copied side by side")
 
 
 def _spread(ctx: Lowering, node: Node, x: View, steps: Steps) -> View:
@@ -228,7 +230,7 @@ def _split_axis(view: View, axis: int, groups: int) -> View:
     )
 
 
-def _call(
+def call_product(
     ctx: Lowering, node: Node, operands: Operands, after: Part, total: DType, why: str
 ) -> None:
     """The kernel over the fewest outer axes; the last of them are the rows."""
