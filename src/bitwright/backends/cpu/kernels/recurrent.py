@@ -85,7 +85,7 @@ def emit_recurrence(
 ) -> Signature:
     """The kernel; `vectors` gives the width of the panels of each pass."""
     signature = kernel.signature
-    with module.kernel(name, signature) as f:
+    with module.kernel(name, signature) as f, f.subnormals_as_zeros():
         _Layer(f, kernel, vectors).emit()
     return signature
 
