@@ -18,6 +18,7 @@ _HOME = {
     "Executable": "bitwright.executable",
     "Graph": "bitwright.ir",
     "bench": "bitwright.report.bench",
+    "calibrate": "bitwright.quant.calibrate",
     "compile": "bitwright.pipeline",
     "dtype": "bitwright.ir",
     "export_onnx": "bitwright.export.onnx",

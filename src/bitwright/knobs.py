@@ -34,6 +34,11 @@ CACHE = Knob(
 CACHE_BYTES = Knob(
     "BITWRIGHT_CACHE_BYTES", str(1 << 30), "the code cache drops what was used least beyond this"
 )
+TAP_BYTES = Knob(
+    "BITWRIGHT_TAP_BYTES",
+    str(128 << 20),
+    "tapped values of one batch held at once; more are read in several runs of that batch",
+)
 
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Knob))
 

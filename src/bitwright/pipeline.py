@@ -9,6 +9,7 @@ from bitwright.backends.reference import Reference
 from bitwright.errors import BitwrightError
 from bitwright.executable import Executable
 from bitwright.frontend.load import load
+from bitwright.ir.graph import Graph
 from bitwright.passes.canonicalize import canonicalize
 from bitwright.passes.eliminate_common import eliminate_common
 from bitwright.passes.eliminate_dead import eliminate_dead
@@ -85,9 +86,14 @@ def compile(
     graph = run_passes(load(model), INFERENCE, history)
     if target == "reference":
         return Executable(graph, history, Reference(graph))
+    program = make_program(run_passes(graph, CPU, history), threads)
+    return Executable(graph, history, program)
+
+
+def make_program(fused: Graph, threads: int | None = None) -> Program:
+    """Machine code and schedule of a graph that all passes went over."""
     machine = host()
-    fused = run_passes(graph, CPU, history)
     program = Program(fused, machine, threads or machine.cores)
     for step in program.schedule.host_steps:
         warn_once(f"op {step.op.op}", f"runs in the reference interpreter: {step.why}")
-    return Executable(graph, history, program)
+    return program

@@ -40,10 +40,16 @@ def run(
 
 
 def run_node(
-    node: Node, arrays: Sequence[Any], bindings: Mapping[str, int] | None = None
+    node: Node,
+    arrays: Sequence[Any],
+    bindings: Mapping[str, int] | None = None,
+    observe: Observer | None = None,
 ) -> tuple[Any, ...]:
-    """The results of one node on these operands (None where one is absent)."""
-    frame = Frame(Graph("node", (node,), ()), dict(bindings or {}), None)
+    """The results of one node on these operands (None where one is absent).
+
+    `observe` sees the values of its bodies.
+    """
+    frame = Frame(Graph("node", (node,), ()), dict(bindings or {}), observe)
     given = zip(node.inputs, arrays, strict=True)
     frame.values = {value: array for value, array in given if value is not None}
     with np.errstate(all="ignore"):

@@ -10,13 +10,17 @@ import importlib
 from typing import Any
 
 _HOME = {
+    "Batches": "bitwright.quant.data",
     "CalibrationEntry": "bitwright.ir.calibration",
     "CalibrationRecord": "bitwright.ir.calibration",
+    "Calibrator": "bitwright.quant.calibrate",
     "Granularity": "bitwright.quant.types",
     "Percentile": "bitwright.quant.methods",
     "QuantizationParameters": "bitwright.quant.parameters",
+    "Ranges": "bitwright.quant.ranges",
     "Scheme": "bitwright.quant.types",
     "Statistics": "bitwright.quant.statistics",
+    "Taps": "bitwright.quant.taps",
     "choose": "bitwright.quant.methods",
     "insert_q_dq": "bitwright.passes.insert_q_dq",
 }

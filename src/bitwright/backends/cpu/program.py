@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from bitwright.lir.buffer import Buffer, Place
 from bitwright.lir.plan import plan
 from bitwright.lir.schedule import HostStep, KernelStep, Schedule, SizeStep
 from bitwright.target import Target
+
+if TYPE_CHECKING:
+    from bitwright.ops.interpret import Observer
 
 Array = np.ndarray[Any, Any]
 KEPT_PLANS = 16
@@ -74,6 +77,7 @@ class Program:
             if b.place is Place.STATE and b is not self._fault_buffer
         ]
         self.states: dict[str, Array] = {}
+        self.observe: Observer | None = None  # sees what host steps make inside their bodies
         self._is_planned, self._sizes = code.is_planned, code.checks
         self._pool = shared_pool(threads)
         self._arena = allocate(0)
@@ -227,7 +231,7 @@ class Program:
                 arrays.append(None if value is None else _held_object(value, objects))
         if None in step.outputs:  # a sequence keeps its items beyond this run of the arena
             arrays = [a.copy() if isinstance(a, np.ndarray) else a for a in arrays]
-        results = run_node(step.op, arrays, memory.bindings)
+        results = run_node(step.op, arrays, memory.bindings, self.observe)
         for value, view, result in zip(step.op.outputs, step.outputs, results, strict=True):
             if view is None:
                 objects[value] = result

@@ -1,0 +1,231 @@
+"""Calibration: a model runs over data, and statistics of its values are kept.
+
+    calibrator = Calibrator(graph, ["x", "r"])       ranges = bw.calibrate(model, batches)
+    for batch in batches:
+        calibrator.step(batch)
+
+Statistics are streaming and of constant memory, and one pass feeds every method that chooses ranges
+(`quant.methods`). The model runs compiled, with its taps as further outputs (`quant.taps`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import CalibrationError
+from bitwright.frontend.load import load
+from bitwright.ir.graph import Graph
+from bitwright.passes.manager import run_passes
+from bitwright.pipeline import INFERENCE
+from bitwright.quant.data import Batches, Transform
+from bitwright.quant.interrupt import interrupt_between_steps
+from bitwright.quant.observed import observed_values
+from bitwright.quant.progress import progress_bar
+from bitwright.quant.ranges import Ranges
+from bitwright.quant.statistics import Statistics
+from bitwright.quant.taps import Taps
+
+Array = np.ndarray[Any, Any]
+NONFINITE = ("error", "ignore")
+TOLERANCE = 0.01
+"""A range that grows by less than this part of its width has not really changed."""
+
+
+class Calibrator:
+    """Keeps statistics at chosen values of a graph while batches run through it.
+
+    A tap is a name of a value, or a path for one inside a body. `axes` gives taps statistics per
+    index of an axis. What NaN and infinities do is `nonfinite`: "error" stops and names tap and
+    batch, "ignore" leaves them out and says so in the report. `simplify=False` is for a graph that
+    the inference passes went over already.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        taps: Iterable[str],
+        *,
+        axes: Mapping[str, int] | None = None,
+        nonfinite: str = "error",
+        threads: int | None = None,
+        budget: int | None = None,
+        simplify: bool = True,
+    ) -> None:
+        if nonfinite not in NONFINITE:
+            raise CalibrationError(
+                "nonfinite is not a known choice", expected=" or ".join(NONFINITE), found=nonfinite
+            )
+        self.graph, self.taps = graph, tuple(taps)
+        self._taps = Taps(graph, self.taps, threads=threads, budget=budget, simplify=simplify)
+        axes = axes or {}
+        if unknown := set(axes) - set(self.taps):
+            raise CalibrationError(f"axes names {min(unknown)!r}, which is no tap")
+        for name, axis in axes.items():
+            rank = self._taps.values[name].rank
+            if not -rank <= axis < rank:
+                raise CalibrationError(
+                    f"axis {axis} of tap {name!r} is outside", expected=f"an axis of rank {rank}"
+                )
+        self._nonfinite = nonfinite
+        self._last: Mapping[str, Any] = {}
+        self._values: dict[str, Array] = {}
+        self.ranges = Ranges({name: Statistics(axes.get(name)) for name in self.taps})
+
+    def step(self, batch: Mapping[str, Any]) -> None:
+        """Run one batch and add what its taps saw."""
+        self._last, self._values = batch, {}
+        for name, array in self._taps.run(batch):
+            if self.graph.states:  # running the batch again would not give these values
+                self._values[name] = array.copy()
+            found = self.ranges.statistics[name]
+            before = found.nan + found.infinite
+            found.add(array)
+            bad = found.nan + found.infinite - before
+            if bad and self._nonfinite == "error":
+                raise CalibrationError(
+                    f"tap {name!r} has {bad} values that are NaN or infinite",
+                    where=f"batch {self.ranges.batches} of the data",
+                    hint='nonfinite="ignore" leaves such values out.',
+                )
+        self.ranges.batches += 1
+
+    def max_abs(self) -> Array:
+        """The largest magnitude of each tap, in the order the taps were given."""
+        self._require_batches()
+        return np.array([self.ranges[name].max_abs.max(initial=0) for name in self.taps])
+
+    def scales(self) -> Array:
+        """max_abs / 127; 1 for a tap of zeros and where the quotient is no normal f32."""
+        scales = self.max_abs() / 127
+        limits = np.finfo(np.float32)
+        normal = (scales >= limits.tiny) & (scales <= limits.max)
+        return np.where(normal, scales, 1.0)
+
+    def values(self) -> dict[str, Array]:
+        """The tapped values of the last step (of a body that ran more than once: the last)."""
+        self._require_batches()
+        if self.graph.states:
+            return dict(self._values)
+        return {name: array.copy() for name, array in self._taps.run(self._last)}
+
+    def report(self) -> list[str]:
+        """What to know before using the numbers: values left out, taps of zeros, taps not reached."""
+        notes = self.ranges.notes()
+        for name, top, scale in zip(self.taps, self.max_abs(), self.scales(), strict=True):
+            if top and scale == 1.0 and top / 127 != 1.0:
+                notes.append(f"{name}: its scale {top / 127:.3g} is no normal f32, so it is 1")
+        return notes
+
+    def _require_batches(self) -> None:
+        if not self.ranges.batches:
+            raise CalibrationError("no batch has been run", hint="Call step(batch) first.")
+
+    def reset(self) -> None:
+        """Forget statistics and state."""
+        self.ranges.clear()
+        self._taps.reset()
+        self._last, self._values = {}, {}
+
+    def merge(self, other: Calibrator | Ranges) -> Calibrator:
+        """Add what another run over other data found at the same taps; returns itself."""
+        self.ranges.merge(other.ranges if isinstance(other, Calibrator) else other)
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write the statistics to a file."""
+        self.ranges.save(path)
+
+    def load(self, path: str | Path) -> Calibrator:
+        """Take the statistics of a file, which must be of the same taps; returns itself."""
+        found = Ranges.load(path)
+        empty = Ranges({n: Statistics(s.axis, s.bins) for n, s in self.ranges.statistics.items()})
+        self.ranges = empty.merge(found)
+        return self
+
+
+def calibrate(
+    model: Any,
+    data: Any,
+    *,
+    values: Iterable[str] | None = None,
+    axes: Mapping[str, int] | None = None,
+    transform: Transform | None = None,
+    subset: int | None = None,
+    patience: int | None = None,
+    nonfinite: str = "error",
+    save: str | Path | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+    threads: int | None = None,
+) -> Ranges:
+    """Statistics of the model's floating values over the data, by name of value.
+
+    `values` chooses them (all that matter by default). `subset` batches are used at most, and with
+    `patience` the run ends when that many batches in a row widened no range. The statistics go to
+    the file `save`, also when the run is interrupted; `resume=True` goes on from there with the
+    batches behind those counted already.
+    """
+    graph = load(model)
+    same: dict[str, str] = {}
+    is_simple = values is None
+    if values is None:
+        graph = run_passes(graph, INFERENCE)
+        values, same = observed_values(graph)
+    calibrator = Calibrator(
+        graph, values, axes=axes, nonfinite=nonfinite, threads=threads, simplify=not is_simple
+    )
+    if resume and save is not None and Path(save).exists():
+        calibrator.load(save)
+    calibrator.ranges.same = same
+    batches = Batches(data, graph, transform=transform, subset=subset)
+    try:
+        with interrupt_between_steps() as check:
+            _run(calibrator, batches, patience, progress, check)
+    finally:
+        ended = sys.exc_info()[0]
+        if save is not None and ended in (None, KeyboardInterrupt) and calibrator.ranges.batches:
+            calibrator.ranges.save(save)
+    return calibrator.ranges
+
+
+def _run(
+    calibrator: Calibrator,
+    batches: Batches,
+    patience: int | None,
+    progress: bool | None,
+    check: Callable[[], None],
+) -> None:
+    done = calibrator.ranges.batches
+    quiet, before = 0, _ends(calibrator.ranges)
+    with progress_bar("calibrating", batches.known_length, progress) as advance:
+        for number, batch in enumerate(batches):
+            advance()
+            if number < done:
+                continue
+            calibrator.step(batch)
+            check()
+            if patience is None:
+                continue
+            after = _ends(calibrator.ranges)
+            quiet = quiet + 1 if _is_settled(before, after) else 0
+            before = after
+            if quiet >= patience:
+                return
+
+
+def _ends(ranges: Ranges) -> Array:
+    """Minimum and maximum of every value, [values, 2]."""
+    found = ranges.statistics.values()
+    return np.array([[s.minimum.min(initial=np.inf), s.maximum.max(initial=-np.inf)] for s in found])
+
+
+def _is_settled(before: Array, after: Array) -> bool:
+    width = np.maximum(after[:, 1] - after[:, 0], 0)[:, None]
+    with np.errstate(invalid="ignore"):
+        moved = np.abs(after - before) > TOLERANCE * width
+    return not moved.any()

@@ -1,0 +1,29 @@
+"""A line with bar and estimated time of arrival, on a terminal only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+
+@contextmanager
+def progress_bar(what: str, total: int | None, show: bool | None) -> Iterator[Callable[[], None]]:
+    """A function to call once per step; `show` None means: if standard error is a terminal."""
+    console = Console(stderr=True)
+    if not (console.is_terminal if show is None else show):
+        yield lambda: None
+        return
+    from rich.progress import (  # noqa: PLC0415 (most runs show none, and it takes a while)
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)

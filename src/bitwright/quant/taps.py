@@ -1,0 +1,215 @@
+"""Chosen values of a graph, readable after each run of the compiled model.
+
+Tapped values become outputs of a copy of the graph before any pass runs, so fusion stores them and
+the memory plan keeps them; nothing else changes. The arrays are used again from run to run.
+Where one batch's taps would take more than the budget, they are read in several runs of the batch,
+each of which computes what its own taps need. Values inside bodies of if / loop / scan are seen by
+an observer, once for each time the body runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from bitwright import knobs
+from bitwright.errors import CalibrationError
+from bitwright.executable import Executable, Reference
+from bitwright.ir.dtype import string
+from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.paths import find_values
+from bitwright.ir.types import TensorType
+from bitwright.ir.feeds import bind_input, check_inputs
+from bitwright.passes.manager import History, run_passes
+from bitwright.pipeline import CPU, INFERENCE, make_program
+from bitwright.rewrite.driver import prune
+
+Array = np.ndarray[Any, Any]
+Feeds = Mapping[str, Any]
+
+
+class Taps:
+    """Runs a graph and gives the values of its taps, by the names they were asked for with."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        names: Iterable[str],
+        *,
+        threads: int | None = None,
+        budget: int | None = None,
+        simplify: bool = True,
+    ) -> None:
+        self.graph, self.names = graph, tuple(dict.fromkeys(names))
+        self._threads, self._simplify = threads, simplify
+        self._budget = int(knobs.TAP_BYTES.get()) if budget is None else budget
+        self.values = find_values(graph, self.names)
+        for name, value in self.values.items():
+            if not isinstance(value.type, TensorType) or value.dtype == string:
+                raise CalibrationError(f"tap {name!r} is no tensor of numbers", found=value.type)
+        outside = set(graph.values.values())
+        self._given = [n for n in self.names if self.values[n].node.op in ("input", "constant", "parameter")]
+        self._inner = [n for n in self.names if self.values[n] not in outside]
+        apart = {*self._given, *self._inner}
+        self._stored = [n for n in self.names if n not in apart]
+        self._runs: list[_Run] = []
+
+    def run(self, feeds: Feeds) -> Iterator[tuple[str, Array]]:
+        """Name and array of every tap; an array is only good until the next one is asked for.
+
+        A value inside a body comes once for each run of the body, perhaps not at all.
+        """
+        check_inputs(self.graph, feeds)
+        bindings: dict[str, int] = {}
+        for _ in range(2):  # a second look checks sizes that a later input fixed
+            for value in self.graph.inputs:
+                bind_input(value, feeds[value.name], bindings)
+        for name in self._given:
+            yield name, self._given_array(self.values[name], feeds)
+        self._group(bindings)
+        for part in self._runs:
+            yield from part.run(feeds, bindings)
+
+    def reset(self) -> None:
+        """Forget what states of the graph hold."""
+        for part in self._runs:
+            part.exe.reset()
+
+    @property
+    def passes(self) -> int:
+        """Runs of the model that one batch takes."""
+        return len(self._runs)
+
+    def _given_array(self, value: Value, feeds: Feeds) -> Array:
+        return np.asarray(
+            feeds[value.name] if value.node.op == "input" else value.node.attrs["value"]
+        )
+
+    def _group(self, bindings: Mapping[str, int]) -> None:
+        """Share the taps out to runs, unless those that exist fit this batch."""
+        sizes = {name: _nbytes(self.values[name].tensor, bindings) for name in self._stored}
+        if self._runs and all(self._fits(run.names, sizes) for run in self._runs):
+            return
+        groups: list[list[str]] = [[]]
+        for name in self._stored:
+            if not self._fits([*groups[-1], name], sizes):
+                groups.append([])
+            groups[-1].append(name)
+        inner = {name: self.values[name] for name in self._inner}
+        self._runs = [
+            _Run(self.graph, {n: self.values[n] for n in group}, inside, self._compile)
+            for group, inside in zip(groups, [inner, *[{}] * len(groups)], strict=False)
+            if group or inside
+        ]
+
+    def _fits(self, names: Iterable[str], sizes: Mapping[str, int]) -> bool:
+        found = [sizes[name] for name in names if name in sizes]
+        return len(found) <= 1 or sum(found) <= self._budget
+
+    def _compile(self, graph: Graph, holders: list[Node]) -> Executable:
+        """Compiled; bodies of `holders` stay as they are, so that their values are found."""
+        history = History()
+        simple = run_passes(graph, INFERENCE, history) if self._simplify else graph
+        fused = run_passes(simple, CPU, history)
+        wanted = {node.name: node for node in holders}
+        kept = {node.name: node for node in fused.nodes if node.name in wanted}
+        if all(name in kept and _same_operands(kept[name], wanted[name]) for name in wanted):
+            fused = _with_bodies(fused, wanted)
+            return Executable(simple, history, make_program(fused, self._threads))
+        return Executable(graph, history, Reference(graph))
+
+
+def _same_operands(node: Node, other: Node) -> bool:
+    return [v.type for v in node.operands] == [v.type for v in other.operands]
+
+
+class _Run:
+    """One compiled copy of the graph with some of the taps."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        stored: Mapping[str, Value],
+        inner: Mapping[str, Value],
+        compile_: Callable[[Graph, list[Node]], Executable],
+    ) -> None:
+        self.names = (*stored, *inner)
+        self._types = {name: value.tensor for name, value in stored.items()}
+        self._outputs = {f"tap {i}": name for i, name in enumerate(stored)}
+        self._inner = {value: name for name, value in inner.items()}
+        self._buffers: dict[str, Array] = {}
+        outputs = list(zip(self._outputs, stored.values(), strict=True))
+        holders = _holders(graph, set(inner.values()))
+        for node in holders:
+            outputs += [(f"body {len(outputs) + i}", v) for i, v in enumerate(node.outputs)]
+        self.exe = compile_(prune(graph.with_(outputs=tuple(outputs))), holders)
+
+    def run(self, feeds: Feeds, bindings: Mapping[str, int]) -> Iterator[tuple[str, Array]]:
+        seen: list[tuple[str, Array]] = []
+
+        def observe(value: Value, array: Any) -> None:
+            if value in self._inner:
+                seen.append((self._inner[value], np.array(array)))
+
+        if not self._inner:
+            results = self.exe.run(feeds, out=self._arrays(bindings))
+        elif isinstance(self.exe.engine, Reference):
+            results = self.exe.run(feeds, observe=observe)
+        else:
+            self.exe.engine.observe = observe  # type: ignore[attr-defined]
+            results = self.exe.run(feeds, out=self._arrays(bindings))
+        for output, name in self._outputs.items():
+            yield name, results[output]
+        yield from seen
+
+    def _arrays(self, bindings: Mapping[str, int]) -> dict[str, Array]:
+        """An array for every tap whose size is known before the run."""
+        arrays: dict[str, Array] = {}
+        for output, name in self._outputs.items():
+            type_ = self._types[name]
+            if any(symbol.name not in bindings for symbol in type_.symbols):
+                continue
+            nbytes = _nbytes(type_, bindings)
+            held = self._buffers.get(name)
+            if held is None or held.nbytes < nbytes:
+                held = self._buffers[name] = np.empty(nbytes, np.uint8)
+            arrays[output] = held[:nbytes].view(type_.dtype.numpy).reshape(type_.concrete(bindings))
+        return arrays
+
+
+def _holders(graph: Graph, inner: set[Value]) -> list[Node]:
+    """The nodes of the graph whose bodies hold tapped values."""
+
+    def holds(body: Graph) -> bool:
+        return any(value in inner for _, node in body.walk() for value in node.outputs)
+
+    return [node for node in graph.nodes if any(map(holds, node.bodies.values()))]
+
+
+def _with_bodies(graph: Graph, wanted: Mapping[str, Node]) -> Graph:
+    """The graph with the bodies that nodes of the same names have in `wanted`."""
+    if not wanted:
+        return graph
+    replaced: dict[Value, Value] = {}
+    nodes = []
+    for node in graph.nodes:
+        inputs = tuple(None if v is None else replaced[v] for v in node.inputs)
+        bodies = wanted[node.name].bodies if node.name in wanted else {}
+        new = node.with_(inputs=inputs, attrs={**node.attrs, **bodies})
+        replaced.update(zip(node.outputs, new.outputs, strict=True))
+        nodes.append(new)
+    return graph.with_(
+        nodes=tuple(nodes),
+        outputs=tuple((name, replaced[v]) for name, v in graph.outputs),
+        updates=tuple((replaced[s], replaced[v]) for s, v in graph.updates),
+    )
+
+
+def _nbytes(type_: TensorType, bindings: Mapping[str, int]) -> int:
+    """Bytes of a tensor, 0 where the data decides its size."""
+    if any(symbol.name not in bindings for symbol in type_.symbols):
+        return 0
+    return math.prod(type_.concrete(bindings)) * type_.dtype.numpy.itemsize
