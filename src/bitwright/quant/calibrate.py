@@ -114,7 +114,7 @@ class Calibrator:
         return {name: array.copy() for name, array in self._taps.run(self._last)}
 
     def report(self) -> list[str]:
-        """What to know before using the numbers: values left out, taps of zeros, taps not reached."""
+        """What to know before using the numbers: values left out, zeros, taps not reached."""
         notes = self.ranges.notes()
         for name, top, scale in zip(self.taps, self.max_abs(), self.scales(), strict=True):
             if top and scale == 1.0 and top / 127 != 1.0:
@@ -221,7 +221,9 @@ def _run(
 def _ends(ranges: Ranges) -> Array:
     """Minimum and maximum of every value, [values, 2]."""
     found = ranges.statistics.values()
-    return np.array([[s.minimum.min(initial=np.inf), s.maximum.max(initial=-np.inf)] for s in found])
+    return np.array(
+        [[s.minimum.min(initial=np.inf), s.maximum.max(initial=-np.inf)] for s in found]
+    )
 
 
 def _is_settled(before: Array, after: Array) -> bool:

@@ -22,9 +22,9 @@ import ml_dtypes
 import numpy as np
 
 from bitwright.errors import BitwrightError, CalibrationError
+from bitwright.ir.feeds import bind_input, check_inputs
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
-from bitwright.ir.feeds import bind_input, check_inputs
 
 Array = np.ndarray[Any, Any]
 Batch = dict[str, Array]
@@ -126,8 +126,9 @@ class Batches:
     def _batch_axis_hint(self, batch: Batch) -> str:
         for value in self._inputs:
             array = batch.get(value.name)
-            lacks = isinstance(value.type, TensorType) and array is not None
-            if lacks and np.ndim(array) == value.rank - 1:
+            if array is None or not isinstance(value.type, TensorType):
+                continue
+            if array.ndim == value.rank - 1:
                 return f"Does {value.name!r} lack its batch axis? Give array[None]."
         return ""
 

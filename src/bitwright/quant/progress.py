@@ -15,7 +15,7 @@ def progress_bar(what: str, total: int | None, show: bool | None) -> Iterator[Ca
     if not (console.is_terminal if show is None else show):
         yield lambda: None
         return
-    from rich.progress import (  # noqa: PLC0415 (most runs show none, and it takes a while)
+    from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
         Progress,

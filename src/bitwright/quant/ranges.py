@@ -1,9 +1,9 @@
 """Statistics by name of value: what a calibration run found, as a table with a file form.
 
-    8 bytes  magic "BWRANGE1"
-    8 bytes  length of the index, little endian
-    index    JSON: {"batches": ..., "values": {name: [offset, length]}, "same": {name: name}}
-    then the byte forms of the statistics, at offsets counted from the index's end
+8 bytes  magic "BWRANGE1"
+8 bytes  length of the index, little endian
+index    JSON: {"batches": ..., "values": {name: [offset, length]}, "same": {name: name}}
+then the byte forms of the statistics, at offsets counted from the index's end
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ class Ranges(Mapping[str, Statistics]):
                 found.append(f"{name}: the data never reached it")
             elif not one.max_abs.any() and self.batches:
                 found.append(f"{name}: all values are zero")
+        if self.batches == 1:
+            found.append("only one batch was seen: ranges may be too narrow for other data")
         return found
 
     def rows(self) -> list[dict[str, Any]]:

@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 
 from bitwright import knobs
+from bitwright.backends.reference import Reference
 from bitwright.errors import CalibrationError
-from bitwright.executable import Executable, Reference
+from bitwright.executable import Executable
 from bitwright.ir.dtype import string
+from bitwright.ir.feeds import bind_input, check_inputs
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.paths import find_values
 from bitwright.ir.types import TensorType
-from bitwright.ir.feeds import bind_input, check_inputs
+from bitwright.passes.freeze_parameters import freeze_parameters
 from bitwright.passes.manager import History, run_passes
 from bitwright.pipeline import CPU, INFERENCE, make_program
 from bitwright.rewrite.driver import prune
@@ -51,7 +53,8 @@ class Taps:
             if not isinstance(value.type, TensorType) or value.dtype == string:
                 raise CalibrationError(f"tap {name!r} is no tensor of numbers", found=value.type)
         outside = set(graph.values.values())
-        self._given = [n for n in self.names if self.values[n].node.op in ("input", "constant", "parameter")]
+        given = {v for v in outside if v.node.op in ("input", "constant", "parameter")}
+        self._given = [n for n in self.names if self.values[n] in given]
         self._inner = [n for n in self.names if self.values[n] not in outside]
         apart = {*self._given, *self._inner}
         self._stored = [n for n in self.names if n not in apart]
@@ -112,7 +115,8 @@ class Taps:
     def _compile(self, graph: Graph, holders: list[Node]) -> Executable:
         """Compiled; bodies of `holders` stay as they are, so that their values are found."""
         history = History()
-        simple = run_passes(graph, INFERENCE, history) if self._simplify else graph
+        passes = INFERENCE if self._simplify else (freeze_parameters,)
+        simple = run_passes(graph, passes, history)
         fused = run_passes(simple, CPU, history)
         wanted = {node.name: node for node in holders}
         kept = {node.name: node for node in fused.nodes if node.name in wanted}
