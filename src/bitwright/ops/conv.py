@@ -50,7 +50,7 @@ def require_images(x: TensorType, w: TensorType) -> int:
     return x.rank - 2
 
 
-def _infer_conv(
+def infer_conv(
     x: TensorType,
     w: TensorType,
     bias: TensorType | None,
@@ -70,7 +70,7 @@ def _infer_conv(
     return TensorType(element, (x.shape[0], w.shape[0], *windows.counts(x.shape[2:])))
 
 
-def _conv(
+def convolve(
     x: Array,
     w: Array,
     bias: Array | None,
@@ -266,8 +266,8 @@ OPDEFS = [
         "conv",
         Kind.COMPUTE,
         "x, w, bias?",
-        infer=_infer_conv,
-        reference=_conv,
+        infer=infer_conv,
+        reference=convolve,
         grad=NotYet,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_conv_samples,

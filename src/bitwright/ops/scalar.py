@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from bitwright.ir.dtype import DType
+
 Term = Any
 
 
@@ -72,6 +74,8 @@ class Scalars(Protocol):
         """floor(a / 2**b); a distance outside the width gives 0, or -1 if a is negative."""
 
     def select(self, condition: Term, a: Term, b: Term) -> Term: ...
+    def codes(self, a: Term, zero: Term | None, to: DType) -> Term:
+        """saturate(rne(a) + zero) in an integer type of at most 16 bits; NaN gives zero."""
 
 
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -109,3 +113,9 @@ class NumpyScalars:
         if np.asarray(a).dtype.kind in "iu":
             return np.trunc(np.divide(a, b)).astype(np.asarray(a).dtype)
         return np.divide(a, b)
+
+    @staticmethod
+    def codes(a: Any, zero: Any, to: DType) -> Any:
+        offset = 0.0 if zero is None else np.asarray(zero, np.float64)
+        found = np.clip(np.rint(np.nan_to_num(a, nan=0.0)) + offset, to.min, to.max)
+        return found.astype(np.int64)

@@ -17,6 +17,7 @@ from typing import Any
 
 from bitwright.backends.cpu import math
 from bitwright.backends.cpu.emit import Function, Value, computed, stored
+from bitwright.backends.cpu.emit import i32 as emitted_i32
 from bitwright.errors import CompileError
 from bitwright.ir.dtype import DType, bf16, bool_, f16, f32, i32, i64
 
@@ -203,6 +204,18 @@ class LlvmScalars:
         a, b = self._pair(a, b)
         mask = self.f.convert(condition.value, computed(bool_))
         return Term(self.f.select(mask, a.value, b.value), a.dtype)
+
+    def codes(self, a: Operand, zero: Operand | None, to: DType) -> Term:
+        """Rounded as an integer: what is far outside is brought near first, NaN becomes 0."""
+        f, real = self.f, self._as_term(a).value
+        near = f.quick_min(f.quick_max(real, -(2.0**24)), 2.0**24)
+        whole = f.round_to_int(near)
+        whole = f.select(f.is_nan(real), 0, whole)
+        if zero is not None:
+            offset = self._as_term(zero, to)
+            whole = f.add(whole, f.convert(offset.value, emitted_i32, offset.signed))
+        inside = f.clamp(whole, int(to.min), int(to.max))
+        return Term(f.convert(inside, computed(to)), to)
 
     def result(self, a: Operand, dtype: DType) -> Term:
         """What a scalar form gave, as the computed type of the op's result."""

@@ -1,0 +1,79 @@
+"""Products of codes as MatMulInteger and ConvInteger; codes of real numbers in plain arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bitwright.export.onnx.forms import as_scalar
+from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mappings.norms import per_channel
+from bitwright.export.onnx.mappings.windows import Ints, Sizes, listed
+from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.ir.dim import Dim
+from bitwright.ir.dtype import DType, f32, i32
+
+
+def _is_one(zero: Ref | None) -> bool:
+    """Whether a zero point is one number (or left out)."""
+    return zero is None or all(size == 1 for size in zero.shape)
+
+
+def _scalar(e: Scope, zero: Ref | None) -> Ref | None:
+    return None if zero is None else as_scalar(e, zero)
+
+
+@exports("integer_matmul", widens=False)
+def integer_matmul(
+    e: Scope, x: Ref, w: Ref, x_zero: Ref | None, w_zero: Ref | None, bias: Ref | None
+) -> Ref:
+    if _is_one(x_zero) and _is_one(w_zero):
+        y = e.MatMulInteger(x, w, _scalar(e, x_zero), _scalar(e, w_zero))
+    else:
+        y = e.MatMul(_centred(e, x, x_zero), _centred(e, w, w_zero))
+    return y if bias is None else e.Add(y, bias)
+
+
+def _centred(e: Scope, codes: Ref, zero: Ref | None) -> Ref:
+    wide = e.cast(codes, i32)
+    return wide if zero is None else e.Sub(wide, e.cast(zero, i32))
+
+
+@exports("integer_conv", widens=False)
+def integer_conv(
+    e: Scope,
+    x: Ref,
+    w: Ref,
+    x_zero: Ref | None,
+    w_zero: Ref | None,
+    bias: Ref | None,
+    strides: Ints,
+    pads: Sizes,
+    dilations: Ints,
+    groups: int,
+) -> Ref:
+    """A zero point per filter is taken off afterwards: y - w_zero * (sum of the window)."""
+    if any(isinstance(n, Dim) for n in pads or ()):
+        raise e.reject("ConvInteger takes no symbolic padding")
+    attrs = {
+        "strides": listed(strides, 1),
+        "pads": listed(pads, 0),
+        "dilations": listed(dilations, 1),
+        "group": groups if groups != 1 else None,
+    }
+    centre = _scalar(e, x_zero)
+    common = _scalar(e, w_zero) if _is_one(w_zero) else None
+    y = e.ConvInteger(x, w, centre, common, **attrs)
+    if w_zero is not None and common is None:
+        ones = e.Sub(e.cast(w, i32), e.Sub(e.cast(w, i32), e.constant(np.array(1), i32)))
+        windows = e.ConvInteger(x, e.cast(ones, w.element), centre, **attrs)
+        y = e.Sub(y, e.Mul(windows, per_channel(e, e.cast(w_zero, i32), x.rank)))
+    return y if bias is None else e.Add(y, per_channel(e, bias, x.rank))
+
+
+@exports("to_codes", widens=False)
+def to_codes(e: Scope, x: Ref, zero_point: Ref | None, to: DType) -> Ref:
+    """Written out, since what QuantizeLinear makes of NaN differs from runtime to runtime."""
+    codes = e.Round(e.Where(e.IsNaN(x), e.scalar(0, x), x))
+    if zero_point is not None:
+        codes = e.Add(codes, e.cast(zero_point, f32))
+    return e.cast(e.Clip(codes, e.scalar(to.min, codes), e.scalar(to.max, codes)), to)
