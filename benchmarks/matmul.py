@@ -80,7 +80,7 @@ class Ours:
             depth=depth,
             a_stride=depth,
             y_stride=columns,
-            block=row_tiles_in_cache(self.target, self.tile, depth),
+            block=row_tiles_in_cache(self.target, self.tile, 4 * depth),
         )
         held = packed, table  # alive as long as the closure
 

@@ -77,7 +77,8 @@ def test_choice_follows_the_target():
     assert instr.dot_s8s8(named("aarch64")).mnemonic == "sdot"
     assert instr.dot_bf16(named("avx512")) is None
     assert instr.dot_s16s16(named("avx512vnni")).operands[1].lanes == 32
-    assert instr.pairs_s16s16(named("sse2")) is None
+    assert instr.pairs_s16s16(named("sse2")).result.lanes == 4
+    assert instr.pairs_u8s8(named("sse2")) is None
 
 
 def test_an_instruction_the_target_lacks_is_refused():

@@ -53,7 +53,7 @@ def run(kernel, a, w, threads=1, stride=0, block=0, **slots):
         depth=depth,
         a_stride=depth + stride,
         y_stride=columns + stride,
-        block=block or row_tiles_in_cache(target, tile, depth),
+        block=block or row_tiles_in_cache(target, tile, 4 * depth),
         **slots,
     )
     assert (y[rows:] == 7).all() and (y[:, columns:] == 7).all()

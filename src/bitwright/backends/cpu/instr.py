@@ -131,6 +131,14 @@ _MADD_512 = _x86_pairs(
     16, ("avx512bw",), "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx512.pmaddubs.w.512"
 )
 _MADD_256 = _x86_pairs(8, ("avx2",), "llvm.x86.avx2.pmadd.wd", "llvm.x86.avx2.pmadd.ub.sw")
+_MADD_128 = Instr(
+    "llvm.x86.sse2.pmadd.wd",
+    ("sse2",),
+    i32.vector(4),
+    (i16.vector(8), i16.vector(8)),
+    "pmaddwd",
+    _pairs_s16,
+)
 _BF16_512 = Instr(
     "llvm.x86.avx512bf16.dpbf16ps.512",
     ("avx512bf16",),
@@ -151,6 +159,7 @@ ALL = (
     *_AVX_VNNI,
     *_MADD_512,
     *_MADD_256,
+    _MADD_128,
     _BF16_512,
     *_NEON_DOTS,
 )
@@ -177,7 +186,7 @@ def dot_s16s16(target: Target) -> Instr | None:
 
 def pairs_s16s16(target: Target) -> Instr | None:
     """Σ a[2i+j] b[2i+j] of 16-bit integers as a 32-bit one, without an accumulator."""
-    return _first(target, _MADD_512[0], _MADD_256[0])
+    return _first(target, _MADD_512[0], _MADD_256[0], _MADD_128)
 
 
 def pairs_u8s8(target: Target) -> Instr | None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32
-from bitwright.backends.cpu.kernels.matmul import NO_EPILOGUE, Epilogue, Product, Tile
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.kernels.matmul import NO_EPILOGUE, Epilogue, Product, Tile, summing
+from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Conv:
     levels: int = 0
     """Levels of windows around the inner run: 0, 1 or 2."""
     epilogue: Epilogue = NO_EPILOGUE
+    numbers: Numbers = REAL
 
     @property
     def signature(self) -> Signature:
@@ -31,14 +33,14 @@ class Conv:
         levels = range(1, self.levels + 1)
         windows = tuple(f"{what}{n}" for n in levels for what in ("count", "step"))
         return Signature(
-            ("a", "w", "y", *self.epilogue.pointers),
+            ("a", "w", "y", *self.numbers.pointers, *self.epilogue.pointers),
             ("rows", "columns", "run", "block", "y_stride", *rows, *windows, *self.epilogue.sizes),
         )
 
 
 def emit_conv(module: Module, name: str, conv: Conv) -> Signature:
     """The kernel; `block` is the number of tile rows whose part of a stays in the cache."""
-    with module.kernel(name, conv.signature) as f, f.subnormals_as_zeros():
+    with module.kernel(name, conv.signature) as f, summing(f, conv.numbers):
         _ImageProduct(f, conv).emit()
     return conv.signature
 
@@ -46,11 +48,11 @@ def emit_conv(module: Module, name: str, conv: Conv) -> Signature:
 class _ImageProduct(Product):
     def __init__(self, f: Kernel, conv: Conv) -> None:
         self.levels = conv.levels
-        super().__init__(f, conv.tile, conv.epilogue)
+        super().__init__(f, conv.tile, conv.epilogue, conv.numbers)
 
     def whole_depth(self) -> Value:
         f = self.f
-        depth = f.args.size("run")
+        depth = self.steps(f.args.size("run"))
         for level in range(1, self.levels + 1):
             depth = depth * f.args.size(f"count{level}")
         return depth
@@ -65,7 +67,7 @@ class _ImageProduct(Product):
             + (line - image * height) * f.args.size("line")
             + image * f.args.size("image")
         )
-        return f.gep(f32, f.args.pointer("a"), offset)
+        return f.gep(self.numbers.element, f.args.pointer("a"), offset)
 
     def add_products(
         self, rows: list[Value], w: Value, sums: list[Value], ahead: Value
@@ -81,7 +83,7 @@ class _ImageProduct(Product):
             return self.add_run(rows, w, sums, f.args.size("run"), None)
         step = f.args.size(f"step{level}")
         with f.loop(0, f.args.size(f"count{level}"), carry=(w, *sums)) as loop:
-            moved = [f.gep(f32, pointer, loop.index * step) for pointer in rows]
+            moved = [f.gep(self.numbers.element, pointer, loop.index * step) for pointer in rows]
             after, inner = self._level(level + 1, moved, loop.carried[0], list(loop.carried[1:]))
             loop.next(after, *inner)
         return loop.results[0], list(loop.results[1:])

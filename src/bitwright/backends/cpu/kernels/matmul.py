@@ -1,4 +1,6 @@
-"""y[m, n] = epilogue(Σ_k a[m, k] w[k, n]) in f32, with w packed for the register tile.
+"""y[m, n] = epilogue(Σ_k a[m, k] w[k, n]), with w packed for the register tile.
+
+Numbers are f32, or what `kernels.numbers` says: 8-bit codes go through k several at a time.
 
 Packing lays w out in panels [n / columns][k][columns], the last one padded with zeros, so that a
 tile reads it front to back; while the tiles of one panel run, the next comes into the cache a line
@@ -14,14 +16,18 @@ depend on how many there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32
-from bitwright.backends.cpu.expression import Expression
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, stored
+from bitwright.backends.cpu.expression import Expression, to_stored
+from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
+from bitwright.ir.dtype import DType
+from bitwright.ir.dtype import f32 as real
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
@@ -52,21 +58,32 @@ class Tile:
         return tuple(reversed(found))
 
 
-# rows × vectors, the better first; sums, the panel's vectors, a broadcast number (and a product,
-# where multiplying and adding are two instructions) fit the registers
-_TILES_32 = ((8, 3), (6, 4), (12, 2), (24, 1))
-_TILES_16 = ((6, 2), (12, 1))
-_TILES_16_UNFUSED = ((4, 2), (8, 1))
+# rows × vectors, and how much longer a column takes than in the best tile, as measured. Sums, the
+# panel's vectors, a broadcast number (and a product, where multiplying and adding are two
+# instructions) fit the registers; more than 8 rows do not, whose addresses are registers too.
+_TILES_32: tuple[tuple[int, int, float], ...] = ((8, 3, 1.0), (6, 4, 1.1), (8, 2, 1.2), (8, 1, 2.0))
+_TILES_16: tuple[tuple[int, int, float], ...] = ((6, 2, 1.0), (8, 1, 1.5))
+_TILES_16_UNFUSED: tuple[tuple[int, int, float], ...] = ((4, 2, 1.0), (8, 1, 1.5))
 
 
-def best_tile(target: Target, columns: int = 0) -> Tile:
-    """The tile for a target; for a known number of columns, one that pads them little."""
+def best_tile(target: Target, columns: int = 0, fused: bool | None = None, extra: int = 0) -> Tile:
+    """The tile for a target; for a known number of columns, one that pads them little.
+
+    `fused` says whether adding a product is one instruction (as it is for f32 unless given),
+    `extra` how many vectors of sums a row has beside those of its columns.
+    """
     if target.vector_registers >= 32:
         choices = _TILES_32
     else:
-        choices = _TILES_16 if target.has_fma else _TILES_16_UNFUSED
-    tiles = [Tile(rows, vectors, target.lanes(32)) for rows, vectors in choices]
-    return min(tiles, key=lambda tile: -(-columns // tile.columns) * tile.columns)
+        choices = _TILES_16 if fused or (fused is None and target.has_fma) else _TILES_16_UNFUSED
+    lanes = target.lanes(32)
+
+    def cost(choice: tuple[int, int, float]) -> float:
+        width = (choice[1] - extra) * lanes
+        return -(-columns // width) * width * choice[2]
+
+    rows, vectors, _ = min((c for c in choices if c[1] > extra), key=cost)
+    return Tile(rows, vectors - extra, lanes)
 
 
 def pack(w: Array, tile: Tile) -> Array:
@@ -91,6 +108,10 @@ class Epilogue:
     sizes: tuple[str, ...] = ()
     is_light: bool = True
     """Whether it is short enough to be written out for every vector of a full tile."""
+    result: DType = real
+    """The type of what is stored."""
+    narrowest: int = 32
+    """Bits of the narrowest element that it reads or that is stored."""
 
 
 LIGHT_STEPS = 6
@@ -99,6 +120,7 @@ LIGHT_STEPS = 6
 def is_light(expression: Expression) -> bool:
     """A few additions, products and comparisons, without a function that is a polynomial."""
     simple = {"add", "sub", "mul", "relu", "clip", "maximum", "minimum", "neg", "abs", "hard_swish"}
+    simple |= {"cast", "to_codes"}
     return len(expression.steps) <= LIGHT_STEPS and all(s.op in simple for s in expression.steps)
 
 
@@ -109,36 +131,46 @@ def keep(_f: Kernel, value: Value, _row: Value, _column: Value, _mask: Value) ->
 NO_EPILOGUE = Epilogue(keep)
 
 
-def row_tiles_in_cache(target: Target, tile: Tile, depth: int) -> int:
+def row_tiles_in_cache(target: Target, tile: Tile, row_bytes: int) -> int:
     """Tiles whose rows of a stay in half of the second-level cache while the panels pass by."""
-    return max(1, target.l2_bytes // 2 // (tile.rows * max(1, depth) * 4))
+    return max(1, target.l2_bytes // 2 // (tile.rows * max(1, row_bytes)))
 
 
 def emit_matmul(
-    module: Module, name: str, tile: Tile | None = None, epilogue: Epilogue = NO_EPILOGUE
+    module: Module,
+    name: str,
+    tile: Tile | None = None,
+    epilogue: Epilogue = NO_EPILOGUE,
+    numbers: Numbers = REAL,
 ) -> Signature:
     """The kernel. Strides count elements between rows; `block` is `row_tiles_in_cache`."""
     tile = tile or best_tile(module.target)
     signature = Signature(
-        ("a", "w", "y", *epilogue.pointers),
+        ("a", "w", "y", *numbers.pointers, *epilogue.pointers),
         ("rows", "columns", "depth", "a_stride", "y_stride", "block", *epilogue.sizes),
     )
-    with module.kernel(name, signature) as f, f.subnormals_as_zeros():
-        Product(f, tile, epilogue).emit()
+    with module.kernel(name, signature) as f, summing(f, numbers):
+        Product(f, tile, epilogue, numbers).emit()
     return signature
+
+
+def summing(f: Kernel, numbers: Numbers) -> AbstractContextManager[None]:
+    """How the body of a kernel computes: real sums without subnormals, codes to the bit."""
+    return f.subnormals_as_zeros() if numbers.sum.is_float else nullcontext()
 
 
 class Product:
     """Emits a product; `kernels.conv` changes where rows lie and how k runs."""
 
-    def __init__(self, f: Kernel, tile: Tile, epilogue: Epilogue) -> None:
-        self.f, self.tile, self.epilogue = f, tile, epilogue
+    def __init__(self, f: Kernel, tile: Tile, epilogue: Epilogue, numbers: Numbers = REAL) -> None:
+        self.f, self.tile, self.epilogue, self.numbers = f, tile, epilogue, numbers
         self.rows, self.columns, self.y_stride = (
             f.args.size(name) for name in ("rows", "columns", "y_stride")
         )
         self.depth = self.whole_depth()
-        self.vector = f32.vector(tile.lanes)
-        self.scratch = f.scratch(self.vector, tile.rows * tile.vectors)
+        self.vector = numbers.sum.vector(tile.lanes)
+        self.width = tile.vectors + numbers.extra
+        self.scratch = f.scratch(self.vector, tile.rows * self.width)
 
     def emit(self) -> None:
         """Blocks of rows, within them panels of columns, within them tiles.
@@ -167,9 +199,10 @@ class Product:
     def _run(self, panel: Value, top: Value, count: Value) -> None:
         """Tiles below each other in one panel, while the next panel comes into the cache."""
         f, tile = self.f, self.tile
-        w = f.gep(f32, f.args.pointer("w"), panel * self.depth * tile.columns)
+        panel_bytes = self.depth * (tile.columns * self.numbers.unit.total_bytes)
+        w = f.offset(f.args.pointer("w"), panel * panel_bytes)
         bottom = f.min(top + count * tile.rows, self.rows)
-        ahead = f.gep(f32, w, self.depth * tile.columns)
+        ahead = f.offset(w, panel_bytes)
         with f.loop(top, bottom, tile.rows, carry=(ahead,)) as loop:
             self._tile(loop.index, bottom, panel * tile.columns, w, loop.carried[0])
             turns = f.udiv(self.depth, _UNROLL)
@@ -185,19 +218,24 @@ class Product:
     # what another kind of product changes
 
     def whole_depth(self) -> Value:
-        """How many numbers of a go into one sum."""
-        return self.f.args.size("depth")
+        """How many steps of k there are."""
+        return self.steps(self.f.args.size("depth"))
+
+    def steps(self, run: Value) -> Value:
+        """Steps that a run of neighbouring numbers takes."""
+        group = self.numbers.group
+        return run if group == 1 else self.f.udiv(run + (group - 1), group)
 
     def address(self, row: Value) -> Value:
         """Where a row of a begins."""
         f = self.f
-        return f.gep(f32, f.args.pointer("a"), row * f.args.size("a_stride"))
+        return f.gep(self.numbers.element, f.args.pointer("a"), row * f.args.size("a_stride"))
 
     def add_products(
         self, rows: list[Value], w: Value, sums: list[Value], ahead: Value
     ) -> list[Value]:
         """The sums after all of k."""
-        return self.add_run(rows, w, sums, self.depth, ahead)[1]
+        return self.add_run(rows, w, sums, self.f.args.size("depth"), ahead)[1]
 
     def _tile(self, row: Value, bottom: Value, column: Value, w: Value, ahead: Value) -> None:
         """Sums of one tile by the lowest height that holds its rows, then the epilogue."""
@@ -214,10 +252,11 @@ class Product:
         # the full height first, straight from registers: it is what nearly every tile takes
         with f.if_(f.eq(left, tile.rows)) as branch:
             rows = [self.address(row + i) for i in range(tile.rows)]
-            sums = [f.const(self.vector, 0.0)] * (tile.rows * tile.vectors)
+            sums = [f.const(self.vector, 0)] * (tile.rows * self.width)
             sums = self.add_products(rows, w, sums, ahead)
             for i in range(tile.rows):
-                self._finish_row(row + i, column, masks, sums[i * tile.vectors :])
+                part = sums[i * self.width : (i + 1) * self.width]
+                self._finish_row(row + i, column, masks, part)
         with branch.else_():
             self._choose(heights, left, row, w, ahead)
             self._store(row, left, column, masks)
@@ -225,10 +264,29 @@ class Product:
     def _finish_row(self, row: Value, column: Value, masks: list[Value], sums: list[Value]) -> None:
         """The epilogue of one row of a tile, and its store."""
         f, tile = self.f, self.tile
-        y = f.gep(f32, f.args.pointer("y"), row * self.y_stride + column)
+        if not self._masks_scatter:
+            self._write_row(row, column, masks, sums)
+            return
+        with f.if_(f.le(column + tile.columns, self.columns)) as branch:
+            self._write_row(row, column, [None] * tile.vectors, sums)
+        with branch.else_():
+            self._write_row(row, column, masks, sums)
+
+    @property
+    def _masks_scatter(self) -> bool:
+        """Whether a masked access goes element by element: worth a way around it."""
+        return self.epilogue.narrowest < 32 and not self.f.target.has("avx512bw")
+
+    def _write_row(
+        self, row: Value, column: Value, masks: Sequence[Value | None], sums: list[Value]
+    ) -> None:
+        f, tile, element = self.f, self.tile, self.epilogue.result
+        totals = list(sums)
+        self.numbers.finished(f, totals, column, masks)
+        y = f.gep(stored(element), f.args.pointer("y"), row * self.y_stride + column)
         for v, mask in enumerate(masks):
-            value = self.epilogue.emit(f, sums[v], row, column + v * tile.lanes, mask)
-            f.store(value, y, v * tile.lanes, mask=mask)
+            value = self.epilogue.emit(f, totals[v], row, column + v * tile.lanes, mask)
+            f.store(to_stored(f, value, element), y, v * tile.lanes, mask=mask)
 
     def _choose(self, heights: list[int], left: Value, row: Value, w: Value, ahead: Value) -> None:
         f = self.f
@@ -244,7 +302,7 @@ class Product:
         f, tile = self.f, self.tile
         # rows beyond the last repeat it: computed, never stored
         rows = [self.address(f.min(row + i, row + (left - 1))) for i in range(height)]
-        sums = [f.const(self.vector, 0.0)] * (height * tile.vectors)
+        sums = [f.const(self.vector, 0)] * (height * self.width)
         for number, total in enumerate(self.add_products(rows, w, sums, ahead)):
             f.store(total, self.scratch, number * tile.lanes, align=self.vector.total_bytes)
 
@@ -253,38 +311,57 @@ class Product:
     ) -> tuple[Value, list[Value]]:
         """The sums after `count` neighbouring numbers of every row, and where the weights go on."""
         f, tile = self.f, self.tile
-        whole = count - f.urem(count, _UNROLL)
+        steps = f.udiv(count, self.numbers.group) if self.numbers.group > 1 else count
+        whole = steps - f.urem(steps, _UNROLL)
+        step_bytes = tile.columns * self.numbers.unit.total_bytes
         carry: tuple[Value, ...] = (w, *sums)
-        for start, stop, steps in ((0, whole, _UNROLL), (whole, count, 1)):
-            with f.loop(start, stop, steps, carry) as loop:
+        for start, stop, turn in ((0, whole, _UNROLL), (whole, steps, 1)):
+            with f.loop(start, stop, turn, carry) as loop:
                 w, *totals = loop.carried
-                if steps > 1 and ahead is not None:  # one line of the next panel a turn
+                if turn > 1 and ahead is not None:  # one line of the next panel a turn
                     f.prefetch(f.offset(ahead, loop.index * (_LINE // _UNROLL)), locality=2)
-                for step in range(steps):
+                for step in range(turn):
                     self._multiply(rows, w, loop.index + step, totals)
-                    w = f.gep(f32, w, tile.columns)
+                    w = f.offset(w, step_bytes)
                 loop.next(w, *totals)
             carry = loop.results
+        if self.numbers.has_rest:
+            left = count - steps * self.numbers.group
+            with f.if_(f.gt(left, 0), carry) as branch:
+                totals = list(carry[1:])
+                self._multiply(rows, carry[0], steps, totals, left)
+                branch.next(f.offset(carry[0], step_bytes), *totals)
+            carry = branch.results
         return carry[0], list(carry[1:])
 
-    def _multiply(self, rows: list[Value], w: Value, k: Value, sums: list[Value]) -> None:
-        """One step of k into all sums."""
-        f, tile = self.f, self.tile
-        panel = [f.load(self.vector, w, v * tile.lanes) for v in range(tile.vectors)]
+    def _multiply(
+        self,
+        rows: list[Value],
+        w: Value,
+        step: Value,
+        sums: list[Value],
+        left: Value | None = None,
+    ) -> None:
+        """One step of k into all sums; `left` numbers where a run ends within a group."""
+        f, tile, numbers = self.f, self.tile, self.numbers
+        panel = numbers.panel(f, w, tile.vectors, tile.lanes)
         for i, pointer in enumerate(rows):
-            number = f.splat(f.load(f32, pointer, k), tile.lanes)
+            if left is None:
+                number = numbers.number(f, pointer, step, tile.lanes)
+            else:
+                number = numbers.rest(f, pointer, step, left, tile.lanes)
             for v, part in enumerate(panel):
-                at = i * tile.vectors + v
-                sums[at] = f.fma(number, part, sums[at])
+                at = i * self.width + v
+                sums[at] = numbers.multiply(f, number, part, sums[at])
 
     def _store(self, row: Value, left: Value, column: Value, masks: list[Value]) -> None:
         """The epilogue from the scratch tile: emitted once for every height."""
         f, tile = self.f, self.tile
         with f.loop(0, left, nonempty=True) as loop:
-            at = loop.index * (tile.vectors * tile.lanes)
+            at = loop.index * (self.width * tile.lanes)
             align = self.vector.total_bytes
             sums = [
                 f.load(self.vector, self.scratch, at + v * tile.lanes, align=align)
-                for v in range(tile.vectors)
+                for v in range(self.width)
             ]
             self._finish_row(row + loop.index, column, masks, sums)

@@ -216,7 +216,7 @@ def _dense(
         "rows": n * oh * ow,
         "columns": columns,
         "run": run,
-        "block": row_tiles_in_cache(ctx.target, tile, matrix.shape[0]),
+        "block": row_tiles_in_cache(ctx.target, tile, 4 * matrix.shape[0]),
         "y_stride": y.strides[3] if ow != 1 else y.strides[2],
         "ow": ow,
         "oh": oh,

@@ -78,7 +78,7 @@ def _lower_rows(
         "depth": depth,
         "a_stride": a.strides[0],
         "y_stride": columns,
-        "block": row_tiles_in_cache(ctx.target, tile, depth),
+        "block": row_tiles_in_cache(ctx.target, tile, 4 * depth),
         **reads.sizes,
     }
     ctx.call(kernel, node, {"a": a, "w": packed, "y": y, **reads.pointers}, sizes)

@@ -1,0 +1,200 @@
+"""Products of 8-bit codes, summed exactly in i32.
+
+    Dots      four at a time by an instruction (vpdpbusd, usdot, sdot)
+    Pairs     two at a time, widened to 16 bits (pmaddwd)
+    Singles   one at a time, widened to 32 bits: any target
+
+Panels hold signed codes [n / columns][k / group][columns][group], the last group filled with zeros.
+A dot instruction wants its first operand of one sign: codes of the other have their top bit
+flipped, x' = x ^ 128, which moves them by 128; x - x' is `shift`. A zero point of w that differs
+from 0 needs the sum of each row's codes, which is one more vector of sums per row, with ones for
+weights:
+
+    Σ (x - xz)(w - wz)  =  Σ x'w - wz Σ x' + (shift - xz)(Σ w - K wz)
+
+The last term is known per column when the program is made, and added by the epilogue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.emit import Kernel, Type, Value, i8, i16, i32
+from bitwright.backends.cpu.instr import Instr, dot_s8s8, dot_u8s8, pairs_s16s16
+from bitwright.backends.cpu.kernels.matmul import Tile, best_tile
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+_TOP_BITS = 0x80808080
+
+
+@dataclass(frozen=True)
+class Codes:
+    """What the three ways have in common."""
+
+    signed: bool
+    """Whether the codes of a are."""
+    has_rest: bool
+    extra: int = 0
+    element, sum, group = i8, i32, 1
+
+    @property
+    def unit(self) -> Type:
+        return i8.vector(self.group)
+
+    @property
+    def shift(self) -> int:
+        """How much is missing from each code of a as it is multiplied."""
+        return 0
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        return ("w_zero",) if self.extra else ()
+
+    def panel(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Value]:
+        width = lanes * self.group
+        parts = [
+            self.factor(f, f.load(i8.vector(width), w, v * width, align=1)) for v in range(vectors)
+        ]
+        ones = [f.const(part.type, 1) for part in parts[: self.extra]]
+        return parts + ones
+
+    def factor(self, f: Kernel, codes: Value) -> Value:
+        """Weights as they are multiplied."""
+        return codes
+
+    def rest(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Value:
+        # no byte behind the row is read: the buffer may end there
+        start = f.offset(row, step * self.group)
+        codes = f.const(i8.vector(self.group), 0)
+        for place in range(self.group - 1):
+            inside = f.lt(place, count)
+            code = f.load(i8, start, f.min(place, count - 1))
+            codes = f.with_lane(codes, place, f.select(inside, self.entered(f, code), 0))
+        return self.spread(f, codes, lanes)
+
+    def entered(self, f: Kernel, code: Value) -> Value:
+        """A code of a as it is multiplied."""
+        return code
+
+    def spread(self, f: Kernel, codes: Value, lanes: int) -> Value:
+        """A group of codes, for every lane."""
+        raise NotImplementedError
+
+    def finished(self, f: Kernel, sums: list[Value], column: Value, masks: list[Value]) -> None:
+        if not self.extra:
+            return
+        total = sums[len(masks)]
+        for v, mask in enumerate(masks):
+            at = column + v * total.type.lanes
+            zero = f.load(total.type, f.args.pointer("w_zero"), at, mask=mask)
+            sums[v] = sums[v] - zero * total
+
+
+@dataclass(frozen=True)
+class Dots(Codes):
+    """Four products and their sum are one instruction."""
+
+    dot: Instr | None = None
+    takes_signed: bool = False
+    """Whether the instruction takes a's codes as signed."""
+    group = 4
+
+    def __repr__(self) -> str:
+        assert self.dot is not None
+        return f"Dots({self.dot.llvm_name}, {self.signed}, {self.has_rest}, {self.extra})"
+
+    @property
+    def shift(self) -> int:
+        if self.signed == self.takes_signed:
+            return 0
+        return -128 if self.signed else 128
+
+    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
+        word = f.load(i32, f.offset(row, step * 4), align=1)
+        if self.shift:
+            word = f.xor(word, _TOP_BITS)
+        return f.bitcast(f.splat(word, lanes), i8.vector(4 * lanes))
+
+    def entered(self, f: Kernel, code: Value) -> Value:
+        return f.xor(code, 0x80) if self.shift else code
+
+    def spread(self, f: Kernel, codes: Value, lanes: int) -> Value:
+        return f.bitcast(f.splat(f.bitcast(codes, i32), lanes), i8.vector(4 * lanes))
+
+    def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
+        assert self.dot is not None
+        return self.dot(f, total, number, part)
+
+
+@dataclass(frozen=True)
+class Pairs(Codes):
+    """Two products of 16-bit numbers and their sum are one instruction; it cannot overflow."""
+
+    pairs: Instr | None = None
+    group = 2
+
+    def __repr__(self) -> str:
+        assert self.pairs is not None
+        return f"Pairs({self.pairs.llvm_name}, {self.signed}, {self.has_rest}, {self.extra})"
+
+    def factor(self, f: Kernel, codes: Value) -> Value:
+        return f.convert(codes, i16)
+
+    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
+        return self.spread(f, f.load(i8.vector(2), f.offset(row, step * 2), align=1), lanes)
+
+    def spread(self, f: Kernel, codes: Value, lanes: int) -> Value:
+        both = f.bitcast(f.convert(codes, i16, self.signed), i32)
+        return f.bitcast(f.splat(both, lanes), i16.vector(2 * lanes))
+
+    def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
+        assert self.pairs is not None
+        return total + self.pairs(f, number, part)
+
+
+@dataclass(frozen=True)
+class Singles(Codes):
+    """Plain 32-bit arithmetic."""
+
+    def factor(self, f: Kernel, codes: Value) -> Value:
+        return f.convert(codes, i32)
+
+    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
+        return f.splat(f.convert(f.load(i8, row, step), i32, self.signed), lanes)
+
+    def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
+        return total + number * part
+
+
+def best_codes(target: Target, signed: bool, run: int, row_sums: bool) -> Codes:
+    """The fastest exact way for rows that are read in runs of this length."""
+    extra = int(row_sums)
+    unsigned_dot, signed_dot = dot_u8s8(target), dot_s8s8(target)
+    dot = signed_dot if signed and signed_dot else unsigned_dot or signed_dot
+    if dot is not None:
+        return Dots(signed, run % 4 != 0, extra, dot, dot is signed_dot)
+    pairs = pairs_s16s16(target)
+    if pairs is not None:
+        return Pairs(signed, run % 2 != 0, extra, pairs)
+    return Singles(signed, False, extra)
+
+
+def codes_tile(target: Target, columns: int, codes: Codes) -> Tile:
+    """The register tile for a known number of columns."""
+    return best_tile(target, columns, isinstance(codes, Dots), codes.extra)
+
+
+def pack_codes(w: Array, tile: Tile, group: int) -> Array:
+    """Runs of signed codes w[runs, run, n] as panels [n / columns][runs · run / group][columns]
+    [group]; every run is filled up to whole groups."""
+    runs, run, columns = w.shape
+    panels = -(-columns // tile.columns)
+    groups = -(-run // group)
+    padded = np.zeros((runs, groups * group, panels * tile.columns), np.int8)
+    padded[:, :run, :columns] = w
+    cut = padded.reshape(runs * groups, group, panels, tile.columns)
+    return np.ascontiguousarray(cut.transpose(2, 0, 3, 1))

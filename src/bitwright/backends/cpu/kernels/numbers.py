@@ -1,0 +1,87 @@
+"""What the products of a matmul or convolution are made of: how a step of k is read and summed.
+
+A step takes `group` numbers of every row and one unit of a packed panel for every column. For
+real numbers it is one of each; `kernels.codes` has those for 8-bit codes.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from bitwright.backends.cpu.emit import Kernel, Type, Value, f32
+
+
+class Numbers(Protocol):
+    """All of it shapes the code; `repr` is exact."""
+
+    @property
+    def element(self) -> Type:
+        """One number of a."""
+
+    @property
+    def unit(self) -> Type:
+        """What a step takes from a panel for one column."""
+
+    @property
+    def group(self) -> int:
+        """Numbers of a row that go into one step."""
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether a run may end with fewer numbers than a group."""
+
+    @property
+    def sum(self) -> Type:
+        """A sum."""
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """Slots that `panel` and `finished` read."""
+
+    @property
+    def extra(self) -> int:
+        """Vectors of sums that every row has behind those of its columns."""
+
+    def panel(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Value]:
+        """The factors of one step: `vectors`, and `extra` more."""
+
+    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
+        """A row's numbers of one step, for every lane."""
+
+    def rest(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Value:
+        """The same where only `count` numbers are left; zeros stand for the others."""
+
+    def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
+        """The sum with one more product."""
+
+    def finished(self, f: Kernel, sums: list[Value], column: Value, masks: list[Value]) -> None:
+        """Brings the `extra` sums of a row into those of its columns."""
+
+
+class RealNumbers:
+    """f32, one at a time, fused where the target can."""
+
+    element = unit = sum = f32
+    group, has_rest, extra = 1, False, 0
+    pointers: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return "f32"
+
+    def panel(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Value]:
+        return [f.load(f32.vector(lanes), w, v * lanes) for v in range(vectors)]
+
+    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
+        return f.splat(f.load(f32, row, step), lanes)
+
+    def rest(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Value:
+        raise AssertionError("a step takes one number: none is ever left over")
+
+    def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
+        return f.fma(number, part, total)
+
+    def finished(self, f: Kernel, sums: list[Value], column: Value, masks: list[Value]) -> None:
+        pass
+
+
+REAL = RealNumbers()
