@@ -23,6 +23,7 @@ ORDER = (
     ("backends",),
     ("executable",),  # what the pipeline makes
     ("pipeline",),
+    ("compiler",),  # the pipeline with a memory
     ("quant",),
     ("export",),
     ("onnx_backend",),

@@ -19,7 +19,7 @@ _HOME = {
     "Graph": "bitwright.ir",
     "bench": "bitwright.report.bench",
     "calibrate": "bitwright.quant.calibrate",
-    "compile": "bitwright.pipeline",
+    "compile": "bitwright.compiler",
     "dtype": "bitwright.ir",
     "export_onnx": "bitwright.export.onnx",
     "from_torch": "bitwright.frontend.torch",

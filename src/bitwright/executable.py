@@ -27,12 +27,19 @@ class Engine(Protocol):
 
 
 class Executable:
-    """Runs a graph. Named state lives in the executable, across runs, until `reset`."""
+    """Runs a graph. Named state lives in the executable, across runs, until `reset`.
+
+    `interface` is a graph with the same inputs and outputs; what is between them may be missing.
+    """
 
     def __init__(self, graph: Graph, history: History, engine: Engine) -> None:
         self.graph, self.history, self.engine = graph, history, engine
-        self.input_names = tuple(value.name for value in graph.inputs)
-        self.output_names = tuple(name for name, _ in graph.outputs)
+        self._present(graph)
+
+    def _present(self, interface: Graph) -> None:
+        self.interface = interface
+        self.input_names = tuple(value.name for value in interface.inputs)
+        self.output_names = tuple(name for name, _ in interface.outputs)
         self._wanted = frozenset(self.input_names)
 
     def run(
@@ -50,7 +57,7 @@ class Executable:
         """
         feeds = self._feeds(inputs, positional)
         if feeds.keys() != self._wanted:
-            check_inputs(self.graph, feeds)
+            check_inputs(self.interface, feeds)
         if out and (unknown := set(out) - set(self.output_names)):
             raise RunError(
                 f"there is no output {min(unknown)!r}", expected=", ".join(self.output_names)

@@ -29,10 +29,10 @@ MAX_TENSOR_BYTES = Knob(
 CACHE = Knob(
     "BITWRIGHT_CACHE",
     "default",
-    "folder of compiled code; `default` is the platform's cache folder, empty or `off` keeps none",
+    "folder of compiled models; `default` is the platform's cache folder, empty or `off` is none",
 )
 CACHE_BYTES = Knob(
-    "BITWRIGHT_CACHE_BYTES", str(1 << 30), "the code cache drops what was used least beyond this"
+    "BITWRIGHT_CACHE_BYTES", str(1 << 30), "the cache drops what was used least beyond this"
 )
 TAP_BYTES = Knob(
     "BITWRIGHT_TAP_BYTES",

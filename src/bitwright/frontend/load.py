@@ -15,10 +15,15 @@ from bitwright.ops.check import verify
 
 def load(model: Any) -> Graph:
     """A graph from a path (.onnx, .bw, .txt), from the bytes of an ONNX file, or a ModelProto."""
+    return load_with_files(model)[0]
+
+
+def load_with_files(model: Any) -> tuple[Graph, tuple[Path, ...]]:
+    """A graph, and the files beside the model's own that hold its weights."""
     if isinstance(model, Graph):
-        return model
+        return model, ()
     if not isinstance(model, (str, Path)):
-        return onnx.load(model)
+        return onnx.load_with_files(model)
     path = Path(model)
     try:
         if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
@@ -29,10 +34,10 @@ def load(model: Any) -> Graph:
         reason = getattr(error, "strerror", None) or error
         raise ImportModelError(f"cannot read {path}: {reason}") from None
     if start == container.MAGIC:
-        return verify(container.load(path))
+        return verify(container.load(path)), ()
     if path.suffix == ".txt" or start.startswith(b"graph @"):
-        return verify(parse(_text(path)))
-    return onnx.load(path)
+        return verify(parse(_text(path))), ()
+    return onnx.load_with_files(path)
 
 
 def _text(path: Path) -> str:

@@ -9,8 +9,11 @@ From the bottom up, each using only what stands before it:
     cache.py        object code kept on disk
     loader.py       object code into executable memory without LLVM
     jit.py          text -> object code -> addresses
-    runtime.py      the emitted step runner, barrier and worker; pool.py: threads parked in it
+    runtime.py      the emitted step runner, barrier and worker; native.py: it, loaded;
+                    pool.py: threads parked in it
     kernels/        generators of what models are made of
     lowering.py     from graph to schedule, with one file per family of ops in lower/
-    program.py      a schedule, its memory and its threads, ready to run
+    build.py        from graph to code: schedule, object code, checks
+    stored.py       code as a file that a later process maps
+    program.py      code, its memory and its threads, ready to run
 """

@@ -29,7 +29,7 @@ def build(graph: Graph, target: Target) -> Code:
         compiled((kernel.text for kernel in kernels.values()), target),
         lowering.fault_buffer,
         {number: _fault(graph, node) for number, node in lowering.numbered.items()},
-        SizeChecks(graph, (step.op for step in schedule.host_steps)),
+        SizeChecks.of(graph, (step.op for step in schedule.host_steps)),
         _sizes_are_known(graph, schedule),
     )
 

@@ -66,9 +66,17 @@ class ObjectCache:
         code = system.kept(path)
         if code is not None:
             with suppress(OSError):
-                if time.time() - path.stat().st_mtime > _TOUCH_AFTER:
-                    os.utime(path)
+                self.touch(path, lambda: os.utime(path))
         return code
+
+    def touch(self, path: Path, renew: Callable[[], None]) -> None:
+        """Note that an entry was used, if that was not noted of late."""
+        if time.time() - path.stat().st_mtime > _TOUCH_AFTER:
+            renew()
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether an entry of this size leaves place for others."""
+        return nbytes <= self.limit // 2
 
     def prune(self) -> None:
         """Drop the entries used least recently until the folder is within its bound."""

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from bitwright.backends.cpu.signature import Signature
+from bitwright.ir.dtype import i64
 from bitwright.ir.graph import Node
 from bitwright.ir.types import TensorType
-from bitwright.lir.buffer import Buffer
+from bitwright.lir.buffer import Buffer, Place
 from bitwright.lir.schedule import Schedule
 
-if TYPE_CHECKING:
-    from bitwright.backends.cpu.lowering import KernelCode
+
+@dataclass(frozen=True)
+class KernelCode:
+    """A kernel's text (empty where its object code came from a file) and the order of its slots."""
+
+    name: str
+    signature: Signature
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,11 @@ class Fault:
 
     where: str
     indexed: TensorType | None
+
+
+def new_fault_buffer() -> Buffer:
+    """Two cells in which kernels note the node and the index that they cannot use."""
+    return Buffer("fault", i64, 2, Place.STATE)
 
 
 class Checks(Protocol):
@@ -46,3 +59,9 @@ class Code:
     checks: Checks
     is_planned: bool
     """Whether the inputs fix every size."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of object code and constants."""
+        held = sum(b.array.nbytes for b in self.schedule.buffers if b.array is not None)
+        return held + sum(map(len, self.objects))

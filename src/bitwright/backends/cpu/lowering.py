@@ -23,10 +23,11 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.backends.cpu.code import KernelCode, new_fault_buffer
 from bitwright.backends.cpu.emit import Module, Signature
 from bitwright.errors import CompileError
 from bitwright.ir.dim import Dim, Size
-from bitwright.ir.dtype import DType, dtype, i64, string
+from bitwright.ir.dtype import DType, dtype, string
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ir.verify import place
@@ -58,15 +59,6 @@ def lowers(*ops: str) -> Callable[[Lower], Lower]:
         return function
 
     return decorate
-
-
-@dataclass(frozen=True)
-class KernelCode:
-    """A kernel's text and the order of its slots."""
-
-    name: str
-    signature: Signature
-    text: str
 
 
 @dataclass(frozen=True)
@@ -109,7 +101,7 @@ class Lowering:
         self._copies: dict[tuple[View, tuple[int, ...]], View] = {}
         self._constants: dict[int, View] = {}
         self._kept: list[Array] = []
-        self.fault_buffer = Buffer("fault", i64, 2, Place.STATE)
+        self.fault_buffer = new_fault_buffer()
         self._results = {_origin(value): name for name, value in reversed(graph.outputs)}
 
     # where values lie

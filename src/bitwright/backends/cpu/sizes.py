@@ -7,12 +7,15 @@ with new sizes every node that rests on such trust is inferred again, with the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.dim import Dim, evaluate
-from bitwright.ir.graph import Graph, Node
+from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.parser import parse
+from bitwright.ir.printer import to_text
 from bitwright.ir.types import TensorType
 from bitwright.ir.verify import place
 from bitwright.ops.opdef import Kind
@@ -22,54 +25,110 @@ from bitwright.ops.registry import get
 _SURE = frozenset({"identity", "transpose", "cast", "softmax", "log_softmax", "shape_of", "sizes"})
 
 
+@dataclass(frozen=True)
+class Check:
+    """A node to look at again, and its place for errors."""
+
+    node: Node
+    where: str
+
+
 class SizeChecks:
     """The nodes of a graph whose sizes must be looked at again, and the look."""
 
-    def __init__(self, graph: Graph, without: Iterable[Node] = ()) -> None:
-        self.graph = graph
+    def __init__(self, checks: Iterable[Check]) -> None:
+        """Of several that ask for the same, the first stays."""
+        found: dict[Any, Check] = {}
+        for check in checks:
+            found.setdefault(_question(check.node), check)
+        self.checks = tuple(found.values())
+
+    @classmethod
+    def of(cls, graph: Graph, without: Iterable[Node] = ()) -> SizeChecks:
         skipped = set(without)
-        self._open = [
-            (node, inner)
+        return cls(
+            Check(inner, place(graph, node))
             for node in graph.nodes
             if not node.is_boundary and node not in skipped
             for inner in _members(node)
             if _rests_on_trust(inner)
-        ]
+        )
 
     def verify(self, bindings: Mapping[str, int]) -> None:
         """Raise a `RunError` if these sizes do not fit together."""
-        for node, inner in self._open:
-            self._check(node, inner, bindings)
+        for check in self.checks:
+            _look(check, bindings)
 
     def ready(self, bindings: Mapping[str, int], seen: set[Node]) -> None:
         """`verify` for nodes whose sizes are all known by now and that were not seen yet."""
         known = bindings.keys()
-        for node, inner in self._open:
-            if inner not in seen and all(s.name in known for s in _symbols(inner)):
-                seen.add(inner)
-                self._check(node, inner, bindings)
+        for check in self.checks:
+            if check.node not in seen and all(s.name in known for s in _symbols(check.node)):
+                seen.add(check.node)
+                _look(check, bindings)
 
-    def _check(self, node: Node, inner: Node, bindings: Mapping[str, int]) -> None:
-        opdef = get(inner.op)
-        types = [None if v is None else _resolved(v.type, bindings) for v in inner.inputs]
-        fixed = sum(not operand.variadic for operand in opdef.operands)
-        types += [None] * (fixed - len(types))
-        attrs = {k: _resolved(v, bindings) for k, v in opdef.call_attrs(inner.attrs).items()}
-        where = place(self.graph, node)
-        try:
-            result = opdef.infer(*types, **attrs)
-        except BitwrightError as error:
-            raise RunError(str(error), where=where) from None
-        found = result if isinstance(result, tuple) else (result,)
-        for value, type_ in zip(inner.outputs, found, strict=True):
-            expected = _resolved(value.type, bindings)
-            if isinstance(type_, TensorType) and not _agree(expected, type_):
-                raise RunError(
-                    f"result {value} has another shape than inferred",
-                    where=where,
-                    expected=f"{value.type} with {dict(bindings)}",
-                    found=type_,
-                )
+
+def checks_text(checks: SizeChecks) -> tuple[str, list[str]]:
+    """The checks as the text of a graph that has just their nodes, and the places of those."""
+    nodes: list[Node] = []
+    names: set[str] = set()
+
+    def leaf(value: Value) -> Value:
+        nodes.append(Node("input", (), {}, (value.type,), (_new_name("x", names),)))
+        return nodes[-1].outputs[0]
+
+    for check in checks.checks:
+        inputs = tuple(None if value is None else leaf(value) for value in check.node.inputs)
+        outputs = tuple(_new_name(name, names) for name in check.node.names)
+        nodes.append(check.node.with_(inputs=inputs, names=outputs))
+    return to_text(Graph("sizes", tuple(nodes), ())), [check.where for check in checks.checks]
+
+
+def checks_from_text(text: str, places: Sequence[str]) -> SizeChecks:
+    nodes = (node for node in parse(text).nodes if not node.is_boundary)
+    return SizeChecks(Check(node, where) for node, where in zip(nodes, places, strict=True))
+
+
+def _new_name(name: str, names: set[str]) -> str:
+    number, found = 0, name
+    while found in names:
+        number, found = number + 1, f"{name}.{number}"
+    names.add(found)
+    return found
+
+
+def _look(check: Check, bindings: Mapping[str, int]) -> None:
+    inner, where = check.node, check.where
+    opdef = get(inner.op)
+    types = [None if v is None else _resolved(v.type, bindings) for v in inner.inputs]
+    fixed = sum(not operand.variadic for operand in opdef.operands)
+    types += [None] * (fixed - len(types))
+    attrs = {k: _resolved(v, bindings) for k, v in opdef.call_attrs(inner.attrs).items()}
+    try:
+        result = opdef.infer(*types, **attrs)
+    except BitwrightError as error:
+        raise RunError(str(error), where=where) from None
+    found = result if isinstance(result, tuple) else (result,)
+    for value, type_ in zip(inner.outputs, found, strict=True):
+        expected = _resolved(value.type, bindings)
+        if isinstance(type_, TensorType) and not _agree(expected, type_):
+            raise RunError(
+                f"result {value} has another shape than inferred",
+                where=where,
+                expected=f"{value.type} with {dict(bindings)}",
+                found=type_,
+            )
+
+
+def _question(node: Node) -> Any:
+    """Equal for nodes whose look gives the same answer at any sizes."""
+    types = tuple(None if v is None else v.type for v in node.inputs)
+    question = node.op, types, tuple(sorted(node.attrs.items())), node.types
+    try:
+        hash(question)
+    except TypeError:  # an attribute such as an array
+        return node
+    return question
 
 
 def _members(node: Node) -> Iterable[Node]:

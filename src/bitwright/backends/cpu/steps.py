@@ -12,18 +12,16 @@ other need no meeting in between.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bitwright.backends.cpu.memory import Memory, address_of
 from bitwright.backends.cpu.shared_block import ALONE, BARRIER_AFTER
+from bitwright.backends.cpu.signature import Signature
 from bitwright.ir.dim import evaluate
 from bitwright.lir.buffer import Buffer, Place
 from bitwright.lir.schedule import KernelStep
-
-if TYPE_CHECKING:
-    from bitwright.backends.cpu.emit import Signature  # the emitter is slow to import
 
 Array = np.ndarray[Any, Any]
 ROW = 3

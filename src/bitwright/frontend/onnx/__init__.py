@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from bitwright.errors import BitwrightError, ImportModelError, UnsupportedError
@@ -15,17 +16,23 @@ from bitwright.frontend.onnx.read import read_model
 from bitwright.ir import Graph
 from bitwright.ops.check import verify
 
-__all__ = ["load"]
+__all__ = ["load", "load_with_files"]
 
 
 def load(model: Any) -> Graph:
-    """The graph of a model: a path, the bytes of a file, or an `onnx.ModelProto`.
+    """The graph of a model: a path, the bytes of a file, or an `onnx.ModelProto`."""
+    return load_with_files(model)[0]
+
+
+def load_with_files(model: Any) -> tuple[Graph, tuple[Path, ...]]:
+    """The graph of a model, and the files beside it that hold its weights.
 
     Whatever is wrong with the model is an `ImportModelError`; what is right and not supported is an
     `UnsupportedError` that names op, node and reason. No other exception leaves here.
     """
     try:
-        return verify(Importer(read_model(model)).graph())
+        file = read_model(model)
+        return verify(Importer(file).graph()), tuple(file.mapped)
     except ImportModelError:
         raise
     except BitwrightError as error:

@@ -32,15 +32,16 @@ class ModelFile:
     folder: Path | None = None
     weights: dict[int, memoryview] = field(default_factory=dict)
     """Raw bytes that were left in the file, by the place of their initializer."""
-    _mapped: dict[Path, memoryview] = field(default_factory=dict)
+    mapped: dict[Path, memoryview] = field(default_factory=dict)
+    """Files beside the model that were read, with their bytes."""
 
     def external_bytes(self, tensor: TensorProto, expected: int, where: str) -> memoryview:
         """The bytes a tensor keeps in another file; the file must lie in the model's folder."""
         entries = {e.key: e.value for e in tensor.external_data if e.key in _EXTERNAL_KEYS}
         path = self._external_path(entries.get("location", ""), where)
-        if path not in self._mapped:
-            self._mapped[path] = map_file(path, where)
-        data = self._mapped[path]
+        if path not in self.mapped:
+            self.mapped[path] = map_file(path, where)
+        data = self.mapped[path]
         offset = _natural(entries.get("offset", "0"), "offset", where)
         length = _natural(entries.get("length", str(expected)), "length", where)
         if length != expected:

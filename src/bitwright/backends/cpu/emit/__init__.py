@@ -4,7 +4,6 @@ Start reading at `function.Function`; `module.Module` collects functions into a 
 compiles. Nothing here imports llvmlite.
 """
 
-from bitwright.backends.cpu.emit.args import SLOT_BYTES, Signature, Slot
 from bitwright.backends.cpu.emit.core import Operand, Value
 from bitwright.backends.cpu.emit.function import Function, Kernel
 from bitwright.backends.cpu.emit.module import Module
@@ -24,6 +23,7 @@ from bitwright.backends.cpu.emit.types import (
     stored,
     void,
 )
+from bitwright.backends.cpu.signature import SLOT_BYTES, Signature, Slot
 
 __all__ = [
     "SLOT_BYTES",

@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from bitwright.backends.cpu.emit.args import SLOT_BYTES, Arguments, Signature
+from bitwright.backends.cpu.emit.args import Arguments
 from bitwright.backends.cpu.emit.control import Control
 from bitwright.backends.cpu.emit.convert import Conversions
 from bitwright.backends.cpu.emit.core import Operand, Value
 from bitwright.backends.cpu.emit.subnormals import Subnormals
 from bitwright.backends.cpu.emit.types import Type, i64, ptr, void
+from bitwright.backends.cpu.signature import SLOT_BYTES, Signature
 
 if TYPE_CHECKING:
     from bitwright.backends.cpu.emit.module import Module

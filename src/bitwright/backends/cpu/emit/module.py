@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.emit.args import Signature
 from bitwright.backends.cpu.emit.core import Value
 from bitwright.backends.cpu.emit.function import Function, Kernel
 from bitwright.backends.cpu.emit.types import Type, constant, ptr, void
+from bitwright.backends.cpu.signature import Signature
 from bitwright.errors import CompileError
 from bitwright.target import Target
 

@@ -1,0 +1,190 @@
+"""`bw.compile`: a model that was compiled before is mapped from the cache, any other is compiled.
+
+A warm start imports no frontend, no pass and no lowering; `graph` and `history` of its executable
+are made when they are asked for, from the model's file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitwright import knobs, system
+from bitwright.backends.cpu import stored
+from bitwright.backends.cpu.cache import default_cache
+from bitwright.backends.cpu.code_text import Refusal
+from bitwright.backends.cpu.digests import Digests
+from bitwright.backends.cpu.program import Program
+from bitwright.errors import BitwrightError
+from bitwright.executable import Executable
+from bitwright.ir.graph import Graph
+from bitwright.target import host
+
+if TYPE_CHECKING:
+    from bitwright.passes.manager import History
+
+_PACKAGES = ("ml_dtypes", "onnx", "llvmlite")
+"""What decides the code besides numpy and bitwright itself."""
+
+
+def compile(
+    model: Any, target: str = "cpu", threads: int | None = None, precision: str = "f32"
+) -> Executable:
+    """Make a model (graph, path, bytes or ModelProto) ready to run.
+
+    `target` is "cpu" (machine code for this processor, generated here) or "reference" (the
+    interpreter). `threads` None means as many as the machine has cores. A node without a kernel
+    runs in the interpreter as a host step: `explain` shows it, and one warning names it.
+
+    What a file was compiled to is kept in the cache folder, so that the next process starts at
+    once.
+    """
+    options = target, threads, precision
+    entry = _entry(model) if _is_plain(*options) else None
+    if entry is None:
+        return _pipeline().compile(model, *options)
+    found = entry.find()
+    if found is None:
+        graph, files = _load(model)
+        executable = _pipeline().compile(graph, *options)
+        found = entry.store(executable.engine, files)
+        if found is None:
+            return executable
+    return Restored(entry, found, threads or host().cores)
+
+
+def _is_plain(target: str, threads: int | None, precision: str) -> bool:
+    """Whether these options are among those whose code is kept."""
+    return target == "cpu" and (threads is None or threads >= 1) and precision == "f32"
+
+
+def _pipeline() -> Any:
+    from bitwright import pipeline  # with all its passes it is slow to import
+
+    return pipeline
+
+
+def _load(model: Any) -> tuple[Graph, tuple[Path, ...]]:
+    from bitwright.frontend.load import load_with_files  # so are the readers of model files
+
+    return load_with_files(model)
+
+
+class Restored(Executable):
+    """An executable from the cache: it runs at once, and knows its graph when it is asked."""
+
+    def __init__(self, entry: Entry, found: stored.Stored, threads: int) -> None:
+        self._entry = entry
+        self._present(found.interface)
+        self.engine = Program(found.interface, host(), threads, found.code)
+
+    @cached_property
+    def _made(self) -> tuple[Graph, History]:
+        return self._entry.recompile()
+
+    @property
+    def graph(self) -> Graph:  # type: ignore[override]
+        return self._made[0]
+
+    @property
+    def history(self) -> History:  # type: ignore[override]
+        return self._made[1]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The place of one model file in the cache."""
+
+    model: Path
+    digest: str
+    path: Path
+    digests: Digests
+
+    def find(self) -> stored.Stored | None:
+        """The model as it was compiled before, if it was and its weights are the same."""
+        found = stored.read(self.path, self.digests)
+        if found is None or not self._beside_is(found):
+            return None
+        with suppress(OSError):
+            default_cache().touch(self.path, lambda: stored.touch(self.path, self.digests))
+        return found
+
+    def _beside_is(self, found: stored.Stored) -> bool:
+        folder = self.model.resolve().parent
+        try:
+            return all(self.digests.of(folder / name) == d for name, d in found.beside.items())
+        except OSError:
+            return False
+
+    def store(self, program: Program, files: Iterable[Path]) -> stored.Stored | None:
+        """Keep what the model was compiled to, and give it as a later process would find it."""
+        cache, folder = default_cache(), self.model.resolve().parent
+        with suppress(OSError, ValueError, BitwrightError, Refusal):
+            beside = {str(p.relative_to(folder)): self.digests.of(p) for p in files}
+            if self.digests.of(self.model) != self.digest or not cache.has_room(
+                program.code.nbytes
+            ):
+                return None
+            digest = stored.write(self.path, program.graph, program.code, beside)
+            self.digests.remember(self.path, stored.START, digest)
+            cache.prune()
+            return stored.read(self.path, self.digests)
+        return None
+
+    def recompile(self) -> tuple[Graph, History]:
+        """Graph and history again, from the file, which must be as it was."""
+        try:
+            same = self.digests.of(self.model) == self.digest
+        except OSError:
+            same = False
+        if not same:
+            raise BitwrightError(
+                "the model's file is not what it was when the model was compiled",
+                where=f"model {str(self.model)!r}",
+                hint="Its graph and history come from the file: compile it again.",
+            )
+        executable = _pipeline().compile(_load(self.model)[0])
+        return executable.graph, executable.history
+
+
+def _entry(model: Any) -> Entry | None:
+    """Where the compiled form of a model belongs; None for what is not kept."""
+    folder = default_cache().folder
+    if folder is None or knobs.DUMP.get() or not isinstance(model, (str, Path)):
+        return None
+    path = Path(model)
+    digests = Digests(folder)
+    try:
+        if not path.is_file():
+            return None  # the frontend says what is wrong with it
+        digest = digests.of(path)
+    except (OSError, ValueError):
+        return None
+    return Entry(path, digest, folder / stored.key(digest, [path.suffix, *_facts()]), digests)
+
+
+def _facts() -> list[str]:
+    """All that decides a model's code, besides the model."""
+    machine = replace(host(), cores=0, features=frozenset())  # those are in `llvm_features` too
+    limits = [f"{k.name}={k.get()}" for k in knobs.ALL if k not in (knobs.CACHE, knobs.CACHE_BYTES)]
+    packages = [f"{name} {_state(name)}" for name in _PACKAGES]
+    python = f"python {sys.version_info[:2]}, numpy {np.__version__}"
+    return [system.sources(), str(machine), *limits, *packages, python]
+
+
+def _state(package: str) -> str:
+    """What tells one installation of a package from another, without importing it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return "absent"
+    found = os.stat(spec.origin)
+    return f"{spec.origin} {found.st_size} {found.st_mtime_ns}"
