@@ -12,11 +12,13 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from bitwright import knobs
 
@@ -198,6 +200,28 @@ def keep_off(threads: Sequence[int], processor: int) -> None:
         for thread in threads:
             with suppress(OSError):
                 os.sched_setaffinity(thread, allowed)
+
+
+_CLOCK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int64 * 2))
+
+
+@_CLOCK
+def _python_clock(number: int, moment: Any) -> int:
+    moment.contents[:] = divmod(time.perf_counter_ns(), 1_000_000_000)
+    return 0
+
+
+def clock() -> tuple[int, int]:
+    """The address of a C function `int f(int number, int64 *moment)`, and the number to give it.
+
+    It writes seconds and nanoseconds of a clock that only goes on. Where the system has none of
+    this form, Python's own takes its place, which costs the caller a microsecond more.
+    """
+    with suppress(OSError, AttributeError):
+        function = ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value
+        if function and ctypes.sizeof(ctypes.c_long) == 8:
+            return function, time.CLOCK_MONOTONIC
+    return ctypes.cast(_python_clock, ctypes.c_void_p).value or 0, 0
 
 
 def yield_function() -> int:

@@ -66,6 +66,25 @@ def test_explain_follows_a_node_through_rules_and_stages(model):
     assert "1 kernel calls, 0 host steps" in text and "matmul_f32" in text
 
 
+def test_explain_shows_fusion_and_memory(model):
+    assert "1 regions" in call("explain", model, "--fusion")
+    facts = json.loads(call("explain", model, "--fusion", "--json"))
+    assert facts["regions"][0]["anchor"] == "matmul" and facts["regions"][0]["epilogue"] == ["relu"]
+    assert "arena: 0 bytes at batch=3" in call("explain", model, "--size", "batch=3")
+
+
+def test_explain_profiles(model, tmp_path):
+    text = call("explain", model, "--profile", "--threads", 1, "--rounds", 2)
+    for part in ("matmul_f32", "relu", "peaks measured here", "limited by"):
+        assert part in text
+    np.savez(tmp_path / "in.npz", x=np.ones((5, 4), np.float32))
+    args = ("--profile", "--threads", 1, "--rounds", 2, "--feeds", tmp_path / "in.npz", "--json")
+    facts = json.loads(call("explain", model, *args))
+    assert facts["sizes"] == {"batch": 5} and facts["threads"] == 1
+    assert [row["op"] for row in facts["steps"]] == ["matmul"]
+    assert facts["operations"] == 2 * 5 * 4 * 3 + 5 * 3
+
+
 def test_ops_lists_every_op():
     rows = json.loads(call("ops", "--json"))
     assert {"matmul", "attention", "if", "quantize"} <= {row["op"] for row in rows}

@@ -103,6 +103,18 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Iterable[Any]]
     out.print(table, highlight=False)
 
 
+def show_columns(header: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[str]) -> None:
+    """Aligned columns as wide as they are; those named in `text` go to the left, numbers right."""
+    lines = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (
+            cell.ljust(width) if name in text else cell.rjust(width)
+            for name, cell, width in zip(header, line, widths, strict=True)
+        )
+        click.echo("  ".join(cells).rstrip())
+
+
 def human(count: float, unit: str = "") -> str:
     """12.3 M, 4.56 k, 7."""
     for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

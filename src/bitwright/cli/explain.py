@@ -1,4 +1,4 @@
-"""`explain`: what the compiler did to a model, or to one node of it."""
+"""`explain`: what the compiler did to a model, or to one node of it, and where its time goes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,61 @@ from typing import Any
 import click
 
 import bitwright
-from bitwright.cli.common import json_option, load, main, out, print_json, show_table, working
+from bitwright.cli.common import (
+    human,
+    json_option,
+    load,
+    main,
+    out,
+    print_json,
+    show_columns,
+    show_table,
+    size_option,
+    working,
+)
 
 
 @main.command()
 @click.argument("model")
 @click.option("--node", default="", help="Follow one value by name.")
-@click.option("--schedule", is_flag=True, help="Print every kernel call and buffer as well.")
+@click.option("--fusion", is_flag=True, help="What fused, what did not, and why.")
+@click.option(
+    "--schedule", is_flag=True, help="Every kernel call and buffer, with the memory plan."
+)
+@click.option("--profile", is_flag=True, help="Time every step beside the machine's peaks.")
+@click.option("--threads", type=click.IntRange(1), help="Threads of the profile; all cores else.")
+@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1))
+@size_option
+@click.option(
+    "--feeds", type=click.Path(), help=".npz with the inputs of the profile; else random."
+)
 @json_option
-def explain(model: str, node: str, schedule: bool, as_json: bool) -> None:
-    """Show what the compiler did to MODEL, or to one node of it."""
+def explain(
+    model: str,
+    node: str,
+    fusion: bool,
+    schedule: bool,
+    profile: bool,
+    threads: int | None,
+    rounds: int,
+    sizes: dict[str, int],
+    feeds: str | None,
+    as_json: bool,
+) -> None:
+    """Show what the compiler did to MODEL, or to one node of it.
+
+    With --profile, MODEL is run and every step is timed.
+    """
     from bitwright.report import explain as report
 
-    exe = working("compiling")(bitwright.compile)(load(model))
+    graph = load(model)
+    exe = working("compiling")(bitwright.compile)(graph, threads=threads)
     if node:
         return show_life(report.explain_node(exe.history, node), as_json)
+    if fusion:
+        return show_fusion(exe, as_json)
+    if profile:
+        return show_profile(exe, graph, sizes, feeds, rounds, as_json)
     rows = report.explain_stages(exe.history)
     if as_json:
         return print_json([vars(row) for row in rows])
@@ -30,23 +70,129 @@ def explain(model: str, node: str, schedule: bool, as_json: bool) -> None:
         ("stage", "nodes", "rules that fired", "rules refused"),
         ((r.stage, r.nodes, _counts(r.fired), _counts(r.refused)) for r in rows),
     )
-    show_schedule(exe.engine.schedule, whole=schedule)
+    show_schedule(exe.engine.schedule, sizes, whole=schedule)
 
 
-def show_schedule(schedule: Any, whole: bool) -> None:
-    """How many steps are kernels, and which are not and why."""
+def show_schedule(schedule: Any, sizes: dict[str, int], whole: bool) -> None:
+    """How many steps are kernels, which are not and why, and how much memory they take."""
+    from bitwright.lir.plan import plan
+    from bitwright.lir.text import planned_text
+
     hosts = list(schedule.host_steps)
     kernels = len(schedule.steps) - len(hosts)
-    out.print(f"{kernels} kernel calls, {len(hosts)} host steps", highlight=False)
+    say(f"{kernels} kernel calls, {len(hosts)} host steps")
     for step in hosts:
-        line = f"host step: {step.op.op} %{step.node}: {step.why}"
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(f"host step: {step.op.op} %{step.node}: {step.why}")
+    at = {symbol.name: sizes.get(symbol.name, 1) for symbol in schedule.graph.input_symbols}
+    if not schedule.symbols <= at.keys():
+        say("the data decides sizes: memory is given step by step")
+        return click.echo(str(schedule)) if whole else None
+    layout = plan(schedule, at)
+    where = " at " + ", ".join(f"{k}={v}" for k, v in at.items()) if at else ""
+    say(f"arena: {layout.total:,} bytes{where}; at least {layout.lower_bound:,} live at once")
     if whole:
-        click.echo(str(schedule))
+        click.echo(planned_text(schedule, at))
+
+
+def say(line: str) -> None:
+    out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{rule} {count}" for rule, count in counts.items())
+
+
+def show_fusion(exe: Any, as_json: bool) -> None:
+    from bitwright.report.fusion import fusion
+
+    found = fusion(exe.history)
+    if as_json:
+        return print_json(found.as_json())
+    if found.recognized:
+        show_table("recognized as one op", ("rule", "times"), found.recognized.items())
+    show_table(
+        f"{len(found.regions)} regions",
+        ("node", "prologue", "anchor", "epilogue"),
+        ((r.node, ", ".join(r.prologue), r.anchor, ", ".join(r.epilogue)) for r in found.regions),
+    )
+    show_table("in no region", ("op", "nodes"), found.alone.items())
+    show_table(
+        f"{len(found.refusals)} refusals",
+        ("rule", "node", "reason"),
+        ((r.rule, r.node, r.reason) for r in found.refusals),
+    )
+
+
+def show_profile(
+    exe: Any, graph: Any, sizes: dict[str, int], feeds: str | None, rounds: int, as_json: bool
+) -> None:
+    from bitwright.report.feeds import random_inputs, read_inputs
+    from bitwright.report.profile import profile
+
+    inputs = read_inputs(feeds) if feeds else random_inputs(graph, sizes, seed=0)
+    found = working("measuring")(profile)(exe, inputs, rounds)
+    if as_json:
+        return print_json(found.as_json())
+    show_columns(
+        ("#", "node", "op", "fused", "kernel", "us", "%", "Gop/s", "GB/s", "of roof", "read",
+         "written", "limit"),
+        [profile_cells(row) for row in found.steps],
+        text=("node", "op", "fused", "kernel", "limit"),
+    )  # fmt: skip
+    click.echo()
+    families = found.families()
+    show_columns(
+        ("kernel", "steps", "us", "%"),
+        [
+            (name, str(count), f"{seconds * 1e6:.1f}", f"{seconds / found.step_seconds:.1%}")
+            for name, count, seconds in families
+        ],
+        text=("kernel",),
+    )
+    click.echo()
+    for line in profile_lines(found):
+        say(line)
+
+
+def profile_cells(row: Any) -> tuple[str, ...]:
+    rate = "" if not row.rate else f"{row.rate / 1e9:.1f}"
+    return (
+        str(row.number),
+        row.node,
+        row.op,
+        "+".join(row.fused),
+        row.kernel,
+        f"{row.seconds * 1e6:.1f}",
+        f"{row.share:.1%}",
+        rate,
+        f"{row.bytes_per_second / 1e9:.1f}",
+        "" if row.reached is None else f"{row.reached:.0%}",
+        human(sum(row.traffic.reads.values()), "B"),
+        human(sum(row.traffic.writes.values()), "B"),
+        row.limit,
+    )
+
+
+def profile_lines(found: Any) -> list[str]:
+    """Totals, peaks and the verdict."""
+    peaks, at = found.peaks, ", ".join(f"{k}={v}" for k, v in found.sizes.items())
+    rates = [f"{human(peaks.flops, 'FLOP/s')} f32"]
+    if peaks.integers is not None:
+        rates.append(f"{human(peaks.integers, 'OP/s')} 8-bit integers")
+    rates += [f"{human(level.rate, 'B/s')} {level.name}" for level in peaks.levels]
+    seconds = found.step_seconds or 1.0
+    return [
+        f"run: {found.run_seconds * 1e3:.3f} ms, threads: {peaks.threads}"
+        + (f" at {at}" if at else ""),
+        f"steps: {found.step_seconds * 1e3:.3f} ms in {len(found.steps)}, "
+        f"{human(found.operations, 'OP')} at {human(found.operations / seconds, 'OP/s')}, "
+        f"{human(found.nbytes, 'B')} at {human(found.nbytes / seconds, 'B/s')}",
+        f"outside of matmul, convolution and attention: {found.outside_products:.1%}",
+        f"between steps: {found.overhead_seconds * 1e6:.1f} us a run; "
+        f"a meeting of the threads: {found.meeting_seconds * 1e6:.2f} us",
+        f"peaks measured here: {', '.join(rates)}",
+        f"limited by {found.verdict()}",
+    ]
 
 
 def show_life(life: Any, as_json: bool) -> None:
@@ -54,7 +200,7 @@ def show_life(life: Any, as_json: bool) -> None:
         return print_json(life.as_json())
     for stage, text in life.texts:
         out.print(f"[bold]{stage}[/]", highlight=False)
-        out.print(f"  {text or '(gone)'}", highlight=False, markup=False, soft_wrap=True)
+        say(f"  {text or '(gone)'}")
         for event in life.events:
             if event.stage == stage:
-                out.print(f"  - {event}", highlight=False, markup=False, soft_wrap=True)
+                say(f"  - {event}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bitwright.errors import GraphError
-from bitwright.ir.dim import Size
+from bitwright.ir.dim import Dim, Size
 from bitwright.ir.graph import Graph, Node
 from bitwright.lir.buffer import Array, Buffer, Place, View
 
@@ -23,6 +23,11 @@ class KernelStep:
     writes: tuple[Buffer, ...]
     why: str = ""
     """Why this kernel was chosen."""
+
+    @property
+    def family(self) -> str:
+        """The kernel's name without what tells it from its siblings."""
+        return self.kernel.rpartition("_")[0]
 
     def __str__(self) -> str:
         slots = ", ".join(f"{name}={view}" for name, view in self.pointers.items())
@@ -97,13 +102,26 @@ class Schedule:
     def host_steps(self) -> Iterator[HostStep]:
         return (step for step in self.steps if isinstance(step, HostStep))
 
+    @property
+    def symbols(self) -> set[str]:
+        """The names of the sizes that buffers depend on."""
+        sizes = (buffer.count for buffer in self.buffers)
+        return {s.name for size in sizes if isinstance(size, Dim) for s in size.symbols}
+
+    @property
+    def owned(self) -> Iterator[Buffer]:
+        """Every buffer but the constants."""
+        return (buffer for buffer in self.buffers if buffer.place is not Place.CONSTANT)
+
+    def step_lines(self) -> Iterator[str]:
+        """The steps and results as text, a line each."""
+        yield from (f"{number:3} {step}" for number, step in enumerate(self.steps))
+        yield from (f"return {name} = {view}" for name, view in self.outputs.items())
+        yield from (f"update {name} = {view}" for name, view in self.updates.items())
+
     def __str__(self) -> str:
-        lines = [f"schedule @{self.graph.name} {{"]
-        lines += [f"  {buffer}" for buffer in self.buffers if buffer.place is not Place.CONSTANT]
-        lines += [f"  {number:3} {step}" for number, step in enumerate(self.steps)]
-        lines += [f"  return {name} = {view}" for name, view in self.outputs.items()]
-        lines += [f"  update {name} = {view}" for name, view in self.updates.items()]
-        return "\n".join([*lines, "}"])
+        lines = [*map(str, self.owned), *self.step_lines()]
+        return "\n".join([f"schedule @{self.graph.name} {{", *(f"  {s}" for s in lines), "}"])
 
 
 def verify_schedule(schedule: Schedule) -> Schedule:

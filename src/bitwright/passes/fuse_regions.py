@@ -132,11 +132,12 @@ class Fusion:
     def _with_prologue(self, node: Node) -> Region:
         operand = node.inputs[0]
         region = self.home.get(operand.node) if operand is not None else None
-        if operand is None or region is None or region.anchor is not None:
+        if operand is None or region is None or not is_elementwise(operand.node):
             return Region([node], node)
-        if not is_elementwise(operand.node):
-            return Region([node], node)
-        if reason := self._refusal(node, operand, region):
+        reason = self._refusal(node, operand, region)
+        if region.anchor is not None:
+            reason = f"it is computed where {region.anchor.op} stores"
+        if reason:
             self.trace.refused("fuse-prologue", node.name, f"{operand}: {reason}")
             return Region([node], node)
         merged = Region([*region.nodes, node], node)

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bitwright.ir.dim import Size, evaluate
-from bitwright.ir.graph import Graph, Node
+from bitwright.ir.dim import evaluate
+from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
-from bitwright.ops.opdef import Kind
-from bitwright.ops.registry import get
+from bitwright.ops.flops import flops
 
 
 @dataclass(frozen=True)
@@ -35,31 +34,17 @@ class Summary:
         return asdict(self)
 
 
-def node_flops(node: Node) -> Size | None:
-    """Operations of one node (a multiply-add is two), symbolic; None if the data decides."""
-    opdef = get(node.op)
-    outputs = [t for t in node.types if isinstance(t, TensorType)]
-    inputs = [v.type if v is not None else None for v in node.inputs]
-    if opdef.flops is not None:
-        return opdef.flops(inputs, outputs, node.attrs)  # type: ignore[no-any-return]
-    if opdef.kind is Kind.ELEMENTWISE:
-        return sum((t.count for t in outputs), 0)
-    if opdef.kind is Kind.REDUCTION:
-        return sum((t.count for t in inputs[:1] if isinstance(t, TensorType)), 0)
-    return None if opdef.kind is Kind.COMPUTE or node.bodies else 0
-
-
 def summarize(graph: Graph, sizes: Mapping[str, int] | None = None) -> Summary:
     """Facts about a graph, with symbolic sizes at `sizes` (1 where none is given)."""
     symbols = {s.name for n in graph.nodes for t in n.types for s in t.symbols}
     at = {name: (sizes or {}).get(name, 1) for name in sorted(symbols)}
-    flops, uncounted = 0, set()
+    total, uncounted = 0, set()
     for node in graph.nodes:
-        count = node_flops(node)
+        count = flops(node, at)
         if count is None:
             uncounted.add(node.op)
         else:
-            flops += evaluate(count, at)
+            total += count
     weights = [v.node.attrs["value"] for v in graph.parameters if "value" in v.node.attrs]
     weights += [v.node.attrs["value"] for v in graph.constants]
     return Summary(
@@ -70,7 +55,7 @@ def summarize(graph: Graph, sizes: Mapping[str, int] | None = None) -> Summary:
         parameters=sum(w.size for w in weights),
         parameter_bytes=sum(_nbytes(v.type, at) for v in (*graph.parameters, *graph.constants)),
         sizes=at,
-        flops=flops,
+        flops=total,
         uncounted=tuple(sorted(uncounted)),
         activation_bytes=peak_bytes(graph, at),
         host_steps=sum(n.op == "host" for _, n in graph.walk()),

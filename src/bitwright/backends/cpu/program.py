@@ -10,6 +10,7 @@ known.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from bitwright.lir.schedule import HostStep, KernelStep, Schedule, SizeStep
 from bitwright.target import Target
 
 if TYPE_CHECKING:
+    from bitwright.backends.cpu.profile import Profile, Stopwatch  # it imports the emitter
     from bitwright.ops.interpret import Observer
 
 Array = np.ndarray[Any, Any]
@@ -86,7 +88,10 @@ class Program:
         self._lock = threading.Lock()
 
     def run(
-        self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None
+        self,
+        feeds: Mapping[str, Any],
+        out: Mapping[str, Array] | None = None,
+        watch: Stopwatch | None = None,
     ) -> dict[str, Any]:
         """Outputs by name. Arrays in `out` are written in place and given back."""
         given = [
@@ -102,15 +107,34 @@ class Program:
             results = self._outputs(ready, apart)
             for stretch in ready.stretches:
                 if isinstance(stretch, StepTable):
-                    self._native(stretch, memory)
-                elif isinstance(stretch, HostStep):
-                    self._host(stretch, memory, objects)
-                elif isinstance(stretch, SizeStep):
-                    self._read_sizes(stretch, memory)
+                    self._native(stretch, memory, watch)
+                elif isinstance(stretch, (HostStep, SizeStep)):
+                    begin = time.perf_counter()
+                    self._in_python(stretch, memory, objects)
+                    if watch is not None:
+                        watch.took(stretch, time.perf_counter() - begin)
                 else:
                     self._sizes.ready(memory.bindings, seen)
-                    self._native(self._lazy_table(stretch, memory), memory)
+                    self._native(self._lazy_table(stretch, memory), memory, watch)
+            if watch is not None:
+                watch.bindings = dict(memory.bindings)
             return self._finish(memory, objects, results, out or {})
+
+    def profile(self, feeds: Mapping[str, Any], rounds: int) -> Profile:
+        """How long each step takes; states are afterwards what they were before."""
+        from bitwright.backends.cpu.profile import Profile, Stopwatch
+
+        before = {name: array.copy() for name, array in self.states.items()}
+        watch, whole = Stopwatch(self._pool, rounds), []
+        for _ in range(rounds):
+            for _ in range(3):  # behind each other, so that threads and caches are awake
+                begin = time.perf_counter()
+                self.run(feeds)
+                whole.append(time.perf_counter() - begin)
+            self.run(feeds, watch=watch)
+        self.states.clear()
+        self.states.update(before)
+        return Profile(watch.steps, min(whole), watch.meeting, self._pool.threads, watch.bindings)
 
     # preparing
 
@@ -195,9 +219,12 @@ class Program:
 
     # running
 
-    def _native(self, table: StepTable, memory: Memory) -> None:
+    def _native(self, table: StepTable, memory: Memory, watch: Stopwatch | None) -> None:
         table.set_addresses()
-        self._pool.run(table.address, table.count, table.is_alone)
+        if watch is None:
+            self._pool.run(table.address, table.count, table.is_alone)
+        else:
+            watch.run(table)
         if self._fault[0]:
             raise self._take_fault(memory.bindings)
 
@@ -219,6 +246,14 @@ class Program:
                     shape = _concrete(view.shape, memory.bindings)
                     memory.give(buffer, np.empty(shape, buffer.dtype.numpy))
         return self._table(steps, memory)
+
+    def _in_python(
+        self, step: HostStep | SizeStep, memory: Memory, objects: dict[Value, Any]
+    ) -> None:
+        if isinstance(step, HostStep):
+            self._host(step, memory, objects)
+        else:
+            self._read_sizes(step, memory)
 
     def _host(self, step: HostStep, memory: Memory, objects: dict[Value, Any]) -> None:
         from bitwright.ops.interpret import run_node  # most programs need no interpreter

@@ -1,0 +1,143 @@
+"""Where the time of a run goes: `bitwright explain MODEL --profile`.
+
+    report = profile(exe, feeds, rounds=20)
+    print(report.verdict())
+
+Totals over the steps of a run (`report.step_rows`), and what limits the model: the largest part of
+the time, by what bounds each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bitwright.backends.cpu.peaks import Peaks, measure
+from bitwright.backends.cpu.program import Program
+from bitwright.errors import RunError
+from bitwright.executable import Executable
+from bitwright.report.step_rows import SMALL_MEETINGS, StepRow, is_product, step_rows
+
+
+@dataclass(frozen=True)
+class ProfileReport:
+    model: str
+    sizes: dict[str, int]
+    peaks: Peaks
+    steps: list[StepRow]
+    run_seconds: float
+    meeting_seconds: float
+
+    @property
+    def step_seconds(self) -> float:
+        return sum(row.seconds for row in self.steps)
+
+    @property
+    def overhead_seconds(self) -> float:
+        """What a run takes beside its steps: binding inputs, waking threads, making outputs."""
+        return max(0.0, self.run_seconds - self.step_seconds)
+
+    @property
+    def operations(self) -> float:
+        return sum(row.operations or 0 for row in self.steps)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(row.traffic.nbytes for row in self.steps)
+
+    @property
+    def outside_products(self) -> float:
+        """The share of the steps' time outside matmul, convolution, attention and the like."""
+        inside = sum(row.seconds for row in self.steps if is_product(row.op))
+        return 1 - inside / self.step_seconds if self.step_seconds else 0.0
+
+    def families(self) -> list[tuple[str, int, float]]:
+        """Kernels by family: how many steps and seconds, the longest first."""
+        found: dict[str, list[float]] = {}
+        for row in self.steps:
+            found.setdefault(row.kernel, []).append(row.seconds)
+        rows = [(family, len(times), sum(times)) for family, times in found.items()]
+        return sorted(rows, key=lambda row: -row[2])
+
+    def shares(self) -> dict[str, float]:
+        """The time of a run by what limits it."""
+        seconds = dict.fromkeys(("compute", "memory", "small", "host"), 0.0)
+        for row in self.steps:
+            seconds[row.limit] += row.seconds
+        seconds["overhead"] = self.overhead_seconds
+        total = sum(seconds.values()) or 1.0
+        return {name: value / total for name, value in seconds.items()}
+
+    def verdict(self) -> str:
+        """What limits the model, in one line."""
+        shares = self.shares()
+        name = max(shares, key=lambda key: shares[key])
+        rows = [row for row in self.steps if row.limit == name]
+        share, seconds = f"{shares[name]:.0%}", sum(row.seconds for row in rows) or 1.0
+        if name == "overhead":
+            return (
+                f"overhead between steps: {share} of a run passes outside of them "
+                f"({self.overhead_seconds * 1e6:.0f} us)"
+            )
+        if name == "host":
+            ops = ", ".join(sorted({row.op for row in rows}))
+            return f"host steps: {share} of the time is in the interpreter ({ops})"
+        if name == "small":
+            return (
+                f"many small steps: {share} of the time is in {len(rows)} steps of fewer than "
+                f"{SMALL_MEETINGS} meetings of the threads ({self.meeting_seconds * 1e6:.2f} us)"
+            )
+        reached = sum((row.reached or 0) * row.seconds for row in rows) / seconds
+        if name == "memory":
+            rate = sum(row.traffic.nbytes for row in rows) / seconds / 1e9
+            return (
+                f"memory bandwidth: {share} of the time is in steps that move bytes rather than "
+                f"compute; they move {rate:.1f} GB/s, {reached:.0%} of their roof"
+            )
+        rate = sum(row.operations or 0 for row in rows) / seconds / 1e9
+        where = "near the peak" if reached >= 0.6 else "below the peak"
+        return (
+            f"compute, {where}: {share} of the time is in steps whose arithmetic takes longer than "
+            f"their bytes; they reach {rate:.1f} Gop/s, {reached:.0%} of their roof"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        levels = [
+            {"level": level.name, "bytes_per_second": level.rate} for level in self.peaks.levels
+        ]
+        return {
+            "model": self.model,
+            "sizes": self.sizes,
+            "threads": self.peaks.threads,
+            "peaks": {
+                "flops": self.peaks.flops,
+                "integer_ops": self.peaks.integers,
+                "bandwidth": levels,
+            },
+            "run_seconds": self.run_seconds,
+            "step_seconds": self.step_seconds,
+            "overhead_seconds": self.overhead_seconds,
+            "meeting_seconds": self.meeting_seconds,
+            "operations": self.operations,
+            "bytes": self.nbytes,
+            "outside_products": self.outside_products,
+            "shares": self.shares(),
+            "verdict": self.verdict(),
+            "steps": [row.as_json() for row in self.steps],
+        }
+
+
+def profile(exe: Executable, feeds: Mapping[str, Any], rounds: int = 20) -> ProfileReport:
+    """Times every step of a compiled model on these inputs."""
+    if not isinstance(exe.engine, Program):
+        raise RunError("only compiled models have steps to time", expected="target 'cpu'")
+    if rounds < 1:
+        raise RunError("rounds must be at least 1", found=rounds)
+    exe.run(feeds)  # checks them, and is the run that prepares
+    graph = exe.history.stages[-1].graph
+    found = exe.engine.profile(feeds, rounds)
+    peaks = measure(found.threads)
+    rows = list(step_rows(graph, found, peaks))
+    sizes = dict(found.bindings)
+    return ProfileReport(graph.name, sizes, peaks, rows, found.run_seconds, found.meeting_seconds)

@@ -1,0 +1,161 @@
+"""The steps of a profiled run, each with its operations, bytes, rates and roof.
+
+A step's time comes from `Program.profile`, the operations from its node (`ops.flops`), the bytes
+from its views (`report.traffic`), the peaks from this machine (`backends.cpu.peaks`). Its roof is
+the longer of two times: its operations at the peak of arithmetic, and its bytes at the rate of the
+level of memory that holds them. What it reaches is its roof over its time.
+
+Where several steps compute one node, its operations are spread over them by their time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bitwright.backends.cpu.peaks import Peaks
+from bitwright.backends.cpu.profile import Profile
+from bitwright.ir.graph import Graph, Node
+from bitwright.ir.types import TensorType
+from bitwright.lir.schedule import HostStep, KernelStep, SizeStep, Step
+from bitwright.ops.flops import flops
+from bitwright.ops.opdef import Kind
+from bitwright.ops.registry import get
+from bitwright.report.traffic import Traffic, traffic
+
+SMALL_MEETINGS = 10
+"""A step shorter than this many meetings of the threads is small: sharing it out gains little."""
+
+
+@dataclass(frozen=True)
+class StepRow:
+    number: int
+    node: str
+    op: str
+    """The op with a loop of its own, or `elementwise`; `copy` for elements that are only moved."""
+    fused: tuple[str, ...]
+    """Ops computed in the same kernel."""
+    kernel: str
+    why: str
+    traffic: Traffic
+    operations: float | None
+    integer: bool
+    """Whether the operations are those of an integer product."""
+    seconds: float
+    share: float
+    """Of the sum of all steps."""
+    rate: float | None
+    """Operations per second."""
+    bytes_per_second: float
+    reached: float | None
+    """The roof over the time; None for host steps."""
+    limit: str
+    """compute, memory, small, or host."""
+
+    def as_json(self) -> dict[str, Any]:
+        moved = {"reads": self.traffic.reads, "writes": self.traffic.writes}
+        return {**vars(self), "fused": list(self.fused), "traffic": moved}
+
+
+def is_product(op: str) -> bool:
+    return op not in ("elementwise", "copy", "sizes") and get(op).flops is not None
+
+
+def step_rows(graph: Graph, found: Profile, peaks: Peaks) -> Iterator[StepRow]:
+    """A row for every step; `graph` is the one that was lowered."""
+    total = sum(timed.seconds for timed in found.steps) or 1.0
+    own: dict[str, float] = {}
+    for timed in found.steps:
+        if not _is_copy(timed.step):
+            own[timed.step.node] = own.get(timed.step.node, 0.0) + timed.seconds
+    for number, timed in enumerate(found.steps):
+        step, seconds = timed.step, timed.seconds
+        node = _node(graph, step)
+        op, fused = _ops(step, node)
+        count: float | None = 0.0
+        if node is not None and op != "copy":
+            whole, part = flops(node, found.bindings), seconds / (own[step.node] or 1.0)
+            count = None if whole is None else whole * part
+        moved = traffic(step, found.bindings, _moves(op))
+        integer = node is not None and is_product(op) and _is_integer(node)
+        limit, reached = _limit(step, count, integer, moved, seconds, found, peaks)
+        yield StepRow(
+            number=number,
+            node=step.node,
+            op=op,
+            fused=fused,
+            kernel=step.family if isinstance(step, KernelStep) else "host",
+            why=getattr(step, "why", ""),
+            traffic=moved,
+            operations=count,
+            integer=integer,
+            seconds=seconds,
+            share=seconds / total,
+            rate=count / seconds if count is not None and seconds else None,
+            bytes_per_second=moved.nbytes / seconds if seconds else 0.0,
+            reached=reached,
+            limit=limit,
+        )
+
+
+def _is_copy(step: Step) -> bool:
+    """Whether a step only brings elements to where, or into the form in which, they are read."""
+    return isinstance(step, KernelStep) and step.family.startswith(("copy_", "transpose", "pad"))
+
+
+def _node(graph: Graph, step: Step) -> Node | None:
+    if isinstance(step, HostStep):
+        return step.op
+    value = graph.values.get(step.node)
+    return None if value is None else value.node
+
+
+def _ops(step: Step, node: Node | None) -> tuple[str, tuple[str, ...]]:
+    """The op that gives a step its loop, and what is computed with it."""
+    if isinstance(step, SizeStep):
+        return "sizes", ()
+    if _is_copy(step) or node is None or node.is_boundary:
+        return "copy", ()
+    if node.op != "fused":
+        return node.op, ()
+    inner = [n.op for n in node.attrs["body"].nodes if not n.is_boundary]
+    anchor = next((op for op in inner if get(op).kind is not Kind.ELEMENTWISE), None)
+    if anchor is None:
+        return "elementwise", tuple(inner)
+    inner.remove(anchor)
+    return anchor, tuple(inner)
+
+
+def _moves(op: str) -> bool:
+    return op == "copy" or (op not in ("elementwise", "sizes") and get(op).kind is Kind.MOVEMENT)
+
+
+def _is_integer(node: Node) -> bool:
+    """Whether a product's factors are integers."""
+    if node.op == "fused":
+        body = node.attrs["body"].nodes
+        node = next(n for n in body if not n.is_boundary and is_product(n.op))
+    types = [value.type for value in list(node.operands)[:2]]
+    return all(isinstance(t, TensorType) and t.dtype.is_integer for t in types)
+
+
+def _limit(
+    step: Step,
+    count: float | None,
+    integer: bool,
+    moved: Traffic,
+    seconds: float,
+    found: Profile,
+    peaks: Peaks,
+) -> tuple[str, float | None]:
+    """What bounds a step, and its roof over its time."""
+    if not isinstance(step, KernelStep):
+        return "host", None
+    peak = (peaks.integers or peaks.flops) if integer else peaks.flops
+    arithmetic = (count or 0) / peak
+    movement = moved.nbytes / peaks.level(moved.nbytes).rate
+    reached = max(arithmetic, movement) / seconds if seconds else None
+    if seconds < SMALL_MEETINGS * found.meeting_seconds:
+        return "small", reached
+    return ("compute" if arithmetic >= movement else "memory"), reached

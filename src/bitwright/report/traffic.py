@@ -1,0 +1,58 @@
+"""Bytes that a step reads and writes, buffer by buffer, at given sizes.
+
+A view counts the elements it passes over, an axis that it repeats (stride 0) once, and no more than
+its buffer holds. A step that moves elements reads of an operand no more than it writes: a lookup in
+a table touches the rows it takes, not the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from bitwright.ir.dim import evaluate
+from bitwright.lir.buffer import Buffer, View
+from bitwright.lir.plan import byte_size
+from bitwright.lir.schedule import KernelStep, Step
+
+
+@dataclass(frozen=True)
+class Traffic:
+    reads: dict[str, int]
+    writes: dict[str, int]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.reads.values()) + sum(self.writes.values())
+
+
+def view_bytes(view: View, bindings: Mapping[str, int]) -> int:
+    """Bytes of the elements that a view passes over."""
+    count = 1
+    for size, stride in zip(view.shape, view.strides, strict=True):
+        if evaluate(stride, bindings) != 0:
+            count *= evaluate(size, bindings)
+    return count * max(view.dtype.bits, 8) // 8
+
+
+def traffic(step: Step, bindings: Mapping[str, int], moves: bool) -> Traffic:
+    """What a step touches; `moves` says that it copies elements and computes nothing."""
+    if isinstance(step, KernelStep):
+        views: list[View] = list(step.pointers.values())
+    else:
+        given = (*step.inputs, *getattr(step, "outputs", ()))
+        views = [view for view in given if view is not None]
+    sums = _sums(views, bindings)
+    writes = {b.name: sums[b] for b in step.writes}
+    reads = {b.name: sums[b] for b in step.reads if b.name not in writes}
+    if moves and writes:
+        most = sum(writes.values())
+        reads = {name: min(nbytes, most) for name, nbytes in reads.items()}
+    return Traffic(reads, writes)
+
+
+def _sums(views: Iterable[View], bindings: Mapping[str, int]) -> dict[Buffer, int]:
+    sums: dict[Buffer, int] = {}
+    for view in views:
+        sums[view.buffer] = sums.get(view.buffer, 0) + view_bytes(view, bindings)
+    return {b: min(nbytes, byte_size(b, bindings)) for b, nbytes in sums.items()}
