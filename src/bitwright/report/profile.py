@@ -27,16 +27,13 @@ class ProfileReport:
     peaks: Peaks
     steps: list[StepRow]
     run_seconds: float
+    overhead_seconds: float
+    """What a run takes beside its steps."""
     meeting_seconds: float
 
     @property
     def step_seconds(self) -> float:
         return sum(row.seconds for row in self.steps)
-
-    @property
-    def overhead_seconds(self) -> float:
-        """What a run takes beside its steps: binding inputs, waking threads, making outputs."""
-        return max(0.0, self.run_seconds - self.step_seconds)
 
     @property
     def operations(self) -> float:
@@ -139,5 +136,5 @@ def profile(exe: Executable, feeds: Mapping[str, Any], rounds: int = 20) -> Prof
     found = exe.engine.profile(feeds, rounds)
     peaks = measure(found.threads)
     rows = list(step_rows(graph, found, peaks))
-    sizes = dict(found.bindings)
-    return ProfileReport(graph.name, sizes, peaks, rows, found.run_seconds, found.meeting_seconds)
+    times = found.run_seconds, found.overhead_seconds, found.meeting_seconds
+    return ProfileReport(graph.name, dict(found.bindings), peaks, rows, *times)

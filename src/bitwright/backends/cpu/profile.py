@@ -11,6 +11,7 @@ of an ordinary run, but every step that is shared out ends with a meeting of the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -44,7 +45,9 @@ class Profile:
 
     steps: tuple[TimedStep, ...]
     run_seconds: float
-    """A whole run as its caller sees it, the quickest of as many rounds."""
+    """A whole run as its caller sees it, the quickest of all."""
+    overhead_seconds: float
+    """What a run takes beside its steps: binding inputs, waking threads, making outputs."""
     meeting_seconds: float
     """What it takes to call a kernel that does nothing and to meet behind it."""
     threads: int
@@ -79,7 +82,7 @@ class NotedTable:
         """`rows` as the runner reads them, one line each."""
         count = len(rows)
         self._moments = np.zeros((count + 1, 2), np.int64)
-        self.is_alone = bool(np.all(rows[:, -1] & ALONE))
+        self._is_alone = bool(np.all(rows[:, -1] & ALONE))
         function, number = system.clock()
         places = self._moments.ctypes.data + self._moments.strides[0] * np.arange(count + 1)
         self._slots = np.array([(function, place, number) for place in places], np.uint64)
@@ -91,9 +94,12 @@ class NotedTable:
         self._rows[1::2, -1] = np.where(alone, ALONE, BARRIER_AFTER)
         self._rows[:-1:2, -1] |= np.where(alone, 0, BARRIER_AFTER).astype(np.uint64)
 
-    def run(self, pool: Pool) -> Array:
-        """Seconds of every row, once."""
-        pool.run(self._rows.ctypes.data, len(self._rows), self.is_alone)
+    def run(self, pool: Pool) -> None:
+        pool.run(self._rows.ctypes.data, len(self._rows), self._is_alone)
+
+    @property
+    def seconds(self) -> Array:
+        """How long each row took in the last run."""
         seconds, nanoseconds = self._moments.T
         return np.diff(seconds) + np.diff(nanoseconds) * 1e-9
 
@@ -102,7 +108,11 @@ def meeting_seconds(pool: Pool, rounds: int, flags: int = BARRIER_AFTER) -> floa
     """What a row takes whose kernel does nothing, by the same rule as that of a step."""
     nothing, slots = _library().address("do_nothing"), np.zeros(1, np.uint64)
     table = NotedTable(step_table([(nothing, slots.ctypes.data, flags)] * _EMPTY_ROWS))
-    return float(np.median(np.min([table.run(pool) for _ in range(rounds)], axis=0)))
+    best = np.full(_EMPTY_ROWS, np.inf)
+    for _ in range(rounds):
+        table.run(pool)
+        best = np.minimum(best, table.seconds)
+    return float(np.median(best))
 
 
 class Stopwatch:
@@ -110,22 +120,39 @@ class Stopwatch:
 
     def __init__(self, pool: Pool, rounds: int) -> None:
         self.meeting = meeting_seconds(pool, rounds)
+        self.overhead = float("inf")
         self.bindings: Mapping[str, int] = {}
         self._alone = meeting_seconds(pool, rounds, ALONE)
         self._pool = pool
         self._best: dict[int, TimedStep] = {}
+        self._tables: dict[int, tuple[StepTable, NotedTable]] = {}
+        self._accounted = 0.0
 
     def run(self, table: StepTable) -> None:
         """A stretch of kernel calls."""
+        begin = time.perf_counter()
         rows = table.rows.reshape(-1, ROW)
+        if id(table) not in self._tables:  # which is kept beside it, so that its id stays its own
+            self._tables[id(table)] = table, NotedTable(rows)
+        noted = self._tables[id(table)][1]
         empty = np.where(rows[:, -1] & ALONE, self._alone, self.meeting)
-        seconds = np.maximum(0.0, NotedTable(rows).run(self._pool) - empty)
-        for step, taken in zip(table.steps, seconds.tolist(), strict=True):
-            self._note(step, taken)
+        self._accounted += time.perf_counter() - begin
+        noted.run(self._pool)
+        begin, seconds = time.perf_counter(), noted.seconds
+        self._accounted += float(seconds.sum())
+        for step, taken in zip(table.steps, np.maximum(0.0, seconds - empty), strict=True):
+            self._note(step, float(taken))
+        self._accounted += time.perf_counter() - begin
 
     def took(self, step: HostStep | SizeStep, seconds: float) -> None:
         """A step that Python computed."""
+        self._accounted += seconds
         self._note(step, seconds)
+
+    def ended(self, seconds: float) -> None:
+        """A whole run is over; what is not accounted for is overhead."""
+        self.overhead = min(self.overhead, max(0.0, seconds - self._accounted))
+        self._accounted = 0.0
 
     def _note(self, step: Step, seconds: float) -> None:
         known = self._best.get(id(step))
