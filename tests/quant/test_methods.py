@@ -8,7 +8,7 @@ from bitwright.quant import Percentile, Statistics, choose
 from bitwright.quant.methods import expected_error
 
 RNG = np.random.default_rng(7)
-N = 30_000
+N = 12_000
 DATA = {
     "normal": RNG.normal(size=N),
     "laplace": RNG.laplace(size=N),
@@ -66,7 +66,7 @@ def test_mse_is_within_one_percent_of_the_best_asymmetric_range(name, kind, low,
     assert error <= 1.01 * brute_asymmetric(x, low, high)
 
 
-@pytest.mark.parametrize("kind", ["int8", "uint4", "int16"])
+@pytest.mark.parametrize("kind", ["int8", "uint4"])
 @pytest.mark.parametrize("method", ["minmax", "percentile", "entropy", "mse"])
 def test_the_expected_error_is_the_error_that_happens(kind, method):
     x = DATA["laplace"].astype(np.float32)
@@ -121,7 +121,7 @@ def test_adaptive_takes_the_lowest_error_and_says_so():
     others = [choose(statistics, "int4", method=m) for m in ("minmax", "entropy", "mse")]
     least = min(expected_error(statistics, one)[0] for one in others)
     assert expected_error(statistics, found)[0] <= least
-    assert "adaptive took" in found.notes[-1]
+    assert found.notes[-1].startswith(found.method) and found.method.startswith("adaptive(")
     consumer = choose(statistics, "int4", method="adaptive", error=lambda p: -float(p.scale))
     assert consumer.method == "adaptive(minmax)"
 

@@ -15,14 +15,17 @@ _HOME = {
     "CalibrationRecord": "bitwright.ir.calibration",
     "Calibrator": "bitwright.quant.calibrate",
     "Granularity": "bitwright.quant.types",
+    "Observer": "bitwright.quant.observer",
     "Percentile": "bitwright.quant.methods",
     "QuantizationParameters": "bitwright.quant.parameters",
+    "QuantizedTensor": "bitwright.quant.tensor",
     "Ranges": "bitwright.quant.ranges",
     "Scheme": "bitwright.quant.types",
     "Statistics": "bitwright.quant.statistics",
     "Taps": "bitwright.quant.taps",
     "choose": "bitwright.quant.methods",
     "insert_q_dq": "bitwright.passes.insert_q_dq",
+    "quantize_tensor": "bitwright.quant.observer",
 }
 
 

@@ -21,11 +21,15 @@ import numpy as np
 
 from bitwright.errors import QuantizationError
 from bitwright.quant import types
-from bitwright.quant.parameters import QuantizationParameters, observed_range
+from bitwright.quant.parameters import (
+    QuantizationParameters,
+    observed_range,
+    require_codes_for,
+)
 from bitwright.quant.scoring import Distribution
 from bitwright.quant.search import Problem, least_divergence, least_error
 from bitwright.quant.statistics import Statistics
-from bitwright.quant.types import QuantType, Scheme
+from bitwright.quant.types import Granularity, QuantType, Scheme
 
 Array = np.ndarray[Any, Any]
 Range = tuple[Any, Any]
@@ -53,6 +57,7 @@ class Percentile:
 
 Method = str | Percentile | Custom
 _TRIED: tuple[Method, ...] = ("mse", "minmax", Percentile(99.99), Percentile(99.9), "entropy")
+_TRIED_ON_VALUES: tuple[Method, ...] = ("mse", "minmax")  # few values have no other percentile
 
 
 def method_of(text: Method) -> Method:
@@ -88,32 +93,44 @@ def choose(
     """
     kind = types.get(dtype)
     by = types.scheme(scheme, kind)
-    method = method_of(method)
+    types.check(
+        kind, by, Granularity.per_tensor if statistics.axis is None else Granularity.per_axis
+    )
     low, high = observed_range(statistics)
-    if by is Scheme.symmetric and not kind.is_signed and np.min(low) < 0:
-        return QuantizationParameters.from_range(kind, low, high, by)  # the error says what to do
+    require_codes_for(kind, by, low)
     problem = Problem(Distribution.of_statistics(statistics), kind, by, base, tuple(widths))
 
-    def finish(one: Method) -> tuple[QuantizationParameters, Array]:
-        bounds = _range(one, statistics, problem)
+    def finish(bounds: Range, name: str) -> QuantizationParameters:
         bottom, top = (np.reshape(side, np.shape(low)) for side in bounds)
         found = QuantizationParameters.from_range(
             kind, bottom, top, by, statistics.axis, base=base, widths=widths
         )
-        found = replace(found, minimum=low, maximum=high, method=name_of(one))
-        return found, problem.error(*bounds)
+        return replace(found, minimum=low, maximum=high, method=name)
 
+    return select(problem, lambda: statistics, method, finish, error)
+
+
+def select(
+    problem: Problem,
+    statistics: Callable[[], Statistics],
+    method: Method,
+    finish: Callable[[Range, str], QuantizationParameters],
+    error: ErrorFunction | None = None,
+) -> QuantizationParameters:
+    """The parameters that `finish` makes of the method's range and name."""
+    method = method_of(method)
     if method != "adaptive":
-        return finish(method)[0]
+        return finish(_range(method, statistics, problem), name_of(method))
     tried = []
-    for one in _TRIED:
-        found, errors = finish(one)
-        tried.append((error(found) if error else float(errors.sum()), found))
+    for one in _TRIED if problem.data.is_histogram else _TRIED_ON_VALUES:
+        bounds = _range(one, statistics, problem)
+        found = finish(bounds, f"adaptive({name_of(one)})")
+        tried.append((error(found) if error else float(problem.error(*bounds).sum()), found))
     measure, best = min(tried, key=lambda pair: pair[0])
-    where = "at the consumer" if error else "expected"
-    return replace(best, method=f"adaptive({best.method})").with_notes(
-        f"adaptive took {best.method}: squared error {measure:.4g} {where}, "
-        f"{max(pair[0] for pair in tried):.4g} at worst"
+    where = "measured" if error else "expected"
+    return best.with_notes(
+        f"{best.method}: squared error {measure:.4g} {where}, "
+        f"{max(pair[0] for pair in tried):.4g} for the worst of {len(tried)} methods"
     )
 
 
@@ -132,7 +149,7 @@ def expected_error(statistics: Statistics, parameters: QuantizationParameters) -
     return np.asarray(problem.error_of(scale, zero_point) / data.number)
 
 
-def _range(method: Method, statistics: Statistics, problem: Problem) -> tuple[Array, Array]:
+def _range(method: Method, statistics: Callable[[], Statistics], problem: Problem) -> Range:
     """Low and high of each row, 0 between them."""
     if problem.scheme is Scheme.binary:
         size = problem.data.mean_magnitude  # of all {-s, +s} the one with the least squared error
@@ -140,13 +157,15 @@ def _range(method: Method, statistics: Statistics, problem: Problem) -> tuple[Ar
     if method == "minmax":
         return problem.data.range
     if isinstance(method, Percentile):
-        return _percentile(statistics, method.percent / 100)
+        return _percentile(statistics(), method.percent / 100)
     if method == "mse":
         return least_error(problem)
     if method == "entropy":
+        if not problem.data.is_histogram:
+            problem = replace(problem, data=Distribution.of_statistics(statistics()))
         return least_divergence(problem)
     assert callable(method)
-    return _custom(method, statistics)
+    return _custom(method, statistics())
 
 
 def _percentile(statistics: Statistics, share: float) -> tuple[Array, Array]:

@@ -21,8 +21,9 @@ from bitwright.errors import QuantizationError
 from bitwright.ir.dtype import DType, f32
 from bitwright.ir.types import normalize_axis
 from bitwright.quant import types
+from bitwright.quant.scales import ScaleFormat, scale_type
 from bitwright.quant.statistics import Statistics
-from bitwright.quant.types import MIXED, Granularity, QuantType, Scheme
+from bitwright.quant.types import MIXED, WIDTHS, Granularity, QuantType, Scheme
 
 Array = np.ndarray[Any, Any]
 _NORMAL = np.finfo(np.float32)
@@ -57,24 +58,42 @@ class QuantizationParameters:
 
         keep("dtype", kind)
         keep("scheme", types.scheme(self.scheme, kind))
-        keep("scale", np.asarray(self.scale, np.float32))
-        zero_point = np.asarray(self.zero_point)
-        if zero_point.dtype.kind != "f":  # a fraction is left for `validate` to refuse
-            zero_point = zero_point.astype(np.int32)
+        keep("scale_type", scale_type(self.scale_type))
+        keep("scale", np.asarray(self.scale, self.scale_type.numpy))
+        keep("zero_point", self._held_zero_point(np.asarray(self.zero_point)))
+
+    def _held_zero_point(self, zero_point: Array) -> Array:
+        """In whole bytes of the codes' own width; what is wrong is left for `validate` to tell."""
         if zero_point.ndim == 0:
             zero_point = np.broadcast_to(zero_point, self.scale.shape)
-        keep("zero_point", zero_point)
+        if zero_point.dtype.kind == "f":
+            return zero_point
+        zero_point = zero_point.astype(np.int64)
+        if not self.dtype.is_integer:
+            return zero_point.astype(np.int32)
+        container = np.dtype(
+            f"{'i' if self.dtype.is_signed else 'u'}{max(self.dtype.bits, 8) // 8}"
+        )
+        narrow = zero_point.astype(container)
+        return narrow if np.array_equal(narrow, zero_point) else zero_point
 
     @property
     def granularity(self) -> Granularity:
-        if self.axis is None:
-            return Granularity.per_tensor
-        return Granularity.per_block if self.block else Granularity.per_axis
+        return Granularity.of(self.axis, self.block)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that scales and zero points take."""
+        second = 4 if self.scale_type != f32 and self.tensor_scale != 1 else 0
+        points = self.zero_point.nbytes if self.scheme is Scheme.asymmetric else 0
+        return self.scale.nbytes + second + points + len(self.widths)
 
     @property
     def effective_scale(self) -> Array:
         """The f32 that multiplies a code, the scale of the scales included."""
-        return np.asarray(self.scale * np.float32(self.tensor_scale), np.float32)
+        if self.scale_type == f32:
+            return self.scale
+        return np.asarray(self.scale.astype(np.float32) * np.float32(self.tensor_scale), np.float32)
 
     def with_notes(self, *notes: str) -> QuantizationParameters:
         return replace(self, notes=(*self.notes, *notes))
@@ -143,33 +162,30 @@ class QuantizationParameters:
         block: int = 0,
         base: float = 2.0,
         widths: Sequence[int] = (),
+        scales: ScaleFormat | None = None,
     ) -> QuantizationParameters:
         """Parameters whose codes span low..high (arrays for more than one scale)."""
         kind = types.get(dtype)
         by = types.scheme(scheme, kind)
         low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
         _check_range(low, high)
-        if by is Scheme.symmetric and not kind.is_signed and (low < 0).any():
-            raise QuantizationError(
-                f"symmetric {kind} has no codes for negative values",
-                expected="a range from 0",
-                found=f"a minimum of {low.min():g}",
-                hint="Take the asymmetric scheme, or a signed type",
-            )
-        scale, zero_point = scale_and_zero_point(kind, by, low, high, widths)
-        scale, fault = usable(scale)
+        require_codes_for(kind, by, low)
+        scales = scales or ScaleFormat()
+        scale, zero_point, fault = scale_and_zero_point(kind, by, low, high, widths, scales)
         notes = (_degenerate_note(fault),) if fault.any() else ()
         return QuantizationParameters(
             kind,
             by,
-            scale,
-            np.where(fault, 0, zero_point).astype(np.int32),
+            scales.codes(scale),
+            zero_point.astype(np.int32),
             axis,
             block,
             low,
             high,
             base=base,
             widths=tuple(widths),
+            scale_type=scales.element,
+            tensor_scale=scales.tensor_scale,
             notes=notes,
         ).validate()
 
@@ -200,7 +216,7 @@ class QuantizationParameters:
         self._check_block()
         if self.scheme is Scheme.logarithmic and self.base not in (2.0, 2.0**0.5):
             raise QuantizationError("the base is not known", expected="2 or √2", found=self.base)
-        if self.dtype == MIXED and any(width not in (2, 4, 8) for width in self.widths):
+        if self.dtype == MIXED and any(width not in WIDTHS for width in self.widths):
             raise QuantizationError("a width is not known", expected="2, 4 or 8", found=self.widths)
         if self.dtype == MIXED and len(self.widths) != self.scale.size:
             raise QuantizationError(
@@ -291,26 +307,30 @@ def scale_shape(shape: tuple[int, ...], axis: int | None, block: int) -> tuple[i
 
 
 def scale_and_zero_point(
-    kind: QuantType, by: Scheme, low: Array, high: Array, widths: Sequence[int] = ()
-) -> tuple[Array, Array]:
-    """Both in f64, the scale not yet checked; the range is widened to hold 0."""
+    kind: QuantType,
+    by: Scheme,
+    low: Array,
+    high: Array,
+    widths: Sequence[int] = (),
+    scales: ScaleFormat = ScaleFormat(),  # noqa: B008 (it is frozen)
+) -> tuple[Array, Array, Array]:
+    """For a range, widened to hold 0: the scale in f32 as it is stored, the zero point in f64, and
+    where the scale is not a normal f32, so that it is 1 and the zero point 0.
+    """
     low, high = np.minimum(low, 0), np.maximum(high, 0)
     if by is Scheme.asymmetric:
-        scale = (high - low) / (kind.max - kind.min)
-        safe = usable(scale)[0].astype(np.float64)
-        return scale, np.clip(np.rint(kind.min - low / safe), kind.min, kind.max)
-    widest = np.maximum(-low, high)
+        exact = high / (kind.max - kind.min) - low / (kind.max - kind.min)
+    else:
+        exact = np.maximum(-low, high)
     if by is Scheme.symmetric:
-        top = 2.0 ** (np.asarray(widths) - 1) - 1 if kind == MIXED else float(kind.max)
-        widest = widest / top
-    return widest, np.zeros(np.shape(widest))
-
-
-def usable(scale: Array) -> tuple[Array, Array]:
-    """Scales as f32, with 1 in place of those that are not normal numbers, and which those are."""
-    scale = np.asarray(scale, np.float64)
-    fault = ~((scale >= _NORMAL.tiny) & (scale <= _NORMAL.max))
-    return np.where(fault, 1.0, scale).astype(np.float32), fault
+        exact = exact / (2.0 ** (np.asarray(widths) - 1) - 1 if kind == MIXED else float(kind.max))
+    fault = np.asarray(~((exact >= _NORMAL.tiny) & (exact <= _NORMAL.max)))
+    scale = scales.rounded(np.where(fault, 1.0, exact).astype(np.float32))
+    if by is not Scheme.asymmetric:
+        return scale, np.zeros(scale.shape), fault
+    with np.errstate(over="ignore"):
+        zero_point = np.clip(np.rint(kind.min - low / scale), kind.min, kind.max)
+    return scale, np.where(fault, 0.0, zero_point), fault
 
 
 def observed_range(statistics: Statistics) -> tuple[Array, Array]:
@@ -323,6 +343,17 @@ def observed_range(statistics: Statistics) -> tuple[Array, Array]:
     low = np.where(seen, statistics.minimum, 0.0)
     high = np.where(seen, statistics.maximum, 0.0)
     return (low[0], high[0]) if statistics.axis is None else (low, high)
+
+
+def require_codes_for(kind: QuantType, by: Scheme, low: Any) -> None:
+    """Raise if there are negative values and no codes for them."""
+    if by is not Scheme.asymmetric and not kind.is_signed and np.min(low, initial=0) < 0:
+        raise QuantizationError(
+            f"{by} {kind} has no codes for negative values",
+            expected="a minimum of 0 or more",
+            found=f"{np.min(low):g}",
+            hint="Take the asymmetric scheme, or a signed type",
+        )
 
 
 def _check_range(low: Array, high: Array) -> None:

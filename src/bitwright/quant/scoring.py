@@ -62,7 +62,7 @@ class Distribution:
         valid = ~np.isnan(rows)
         number = np.maximum(valid.sum(1), 1)
         weights = np.ones((1, 1), rows.dtype) if valid.all() else valid.astype(rows.dtype)
-        places = np.where(valid, rows, 0)
+        places = np.where(valid, rows, 0) if rows.shape[1] else np.zeros((len(rows), 1), rows.dtype)
         return Distribution(places, weights, False, number, places.min(1), places.max(1))
 
     @cached_property

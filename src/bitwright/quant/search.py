@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from bitwright.quant.levels import levels
-from bitwright.quant.parameters import scale_and_zero_point, usable
+from bitwright.quant.parameters import scale_and_zero_point
+from bitwright.quant.scales import ScaleFormat
 from bitwright.quant.scoring import Codebook, Distribution, Whole, squared_error
 from bitwright.quant.types import MIXED, QuantType, Scheme
 
@@ -32,14 +33,14 @@ _MOST_LEVELS = 256  # for entropy, whose histogram must be finer than the codes
 
 @dataclass(frozen=True)
 class Problem:
-    """What is quantized, and how. `round_scale` tells how a scale is stored, if not as f32."""
+    """What is quantized, and how."""
 
     data: Distribution
     kind: QuantType
     scheme: Scheme
     base: float = 2.0
     widths: tuple[int, ...] = ()
-    round_scale: Callable[[Array], Array] = field(default=lambda scale: scale)
+    scales: ScaleFormat = field(default_factory=ScaleFormat)
 
     @property
     def rows(self) -> int:
@@ -56,13 +57,26 @@ class Problem:
 
     def error(self, low: Array, high: Array) -> Array:
         """The squared error of each row if the codes span low..high."""
-        scale, zero_point = scale_and_zero_point(self.kind, self.scheme, low, high, self.widths)
-        return self.error_of(self.round_scale(usable(scale)[0]).astype(np.float64), zero_point)
+        return self.error_of(*self.quantizer(low, high))
+
+    def quantizer(self, low: Array, high: Array) -> tuple[Array, Array]:
+        """Scale and zero point, in f64."""
+        scale, zero_point, _ = scale_and_zero_point(
+            self.kind, self.scheme, low, high, self.widths, self.scales
+        )
+        return scale.astype(np.float64), zero_point
 
     def error_of(self, scale: Array, zero_point: Array) -> Array:
         if self.codebook is not None:
             return squared_error(self.data, scale, self.codebook)
         return squared_error(self.data, scale, self.whole(zero_point))
+
+    def codes(self, u: Array, zero_point: Array) -> Array:
+        """The numbers of the codes, from 0, of x / scale."""
+        if self.codebook is not None:
+            return np.searchsorted(self.codebook.thresholds, u)
+        whole = self.whole(zero_point)
+        return np.asarray((whole.values(u)[0] - whole.low[:, None]).astype(np.intp))
 
     def whole(self, zero_point: Array) -> Whole:
         """The codes' span, relative to the zero point."""
@@ -83,7 +97,7 @@ def least_divergence(problem: Problem) -> tuple[Array, Array]:
     """The range with the least divergence; the whole one where codes are finer than bins."""
     low, high = problem.data.range
     number = 2 ** min(problem.kind.bits, 16)
-    if not problem.data.is_histogram or problem.codebook is not None or number > _MOST_LEVELS:
+    if not problem.data.is_histogram or number > _MOST_LEVELS:
         return low, high
     width = np.diff(problem.data.places).max(1)
     least = width * number / (2 if problem.is_one_ended and (low < 0).any() else 1)
@@ -100,15 +114,10 @@ def _divergence(problem: Problem, low: Array, high: Array) -> Array:
     inside, code by code, evenly over the bins of that code that hold anything.
     """
     data = problem.data
-    scale, zero_point = scale_and_zero_point(
-        problem.kind, problem.scheme, low, high, problem.widths
-    )
-    scale = usable(scale)[0].astype(np.float64)
-    whole = problem.whole(zero_point)
+    scale, zero_point = problem.quantizer(low, high)
     middles, weights = data.middles, data.weights
-    values, _ = whole.values(middles / scale[:, None])
-    span = int((whole.high - whole.low).max()) + 1
-    codes = (values - whole.low[:, None]).astype(np.intp)
+    codes = problem.codes(middles / scale[:, None], zero_point)
+    span = 2**problem.kind.bits
     codes += np.arange(problem.rows)[:, None] * span
     inside = (middles >= low[:, None]) & (middles <= high[:, None])
     kept = np.where(inside, weights, 0.0)

@@ -44,6 +44,13 @@ class Granularity(Enum):
     per_axis = "per axis"
     per_block = "per block"
 
+    @staticmethod
+    def of(axis: int | None, block: int) -> Granularity:
+        """That of scales along an axis (or none) for `block` indices (0: one)."""
+        if axis is None:
+            return Granularity.per_tensor
+        return Granularity.per_block if block else Granularity.per_axis
+
     def __str__(self) -> str:
         return self.value
 
@@ -106,6 +113,7 @@ _FLOATS = (
 )
 BINARY = QuantType("binary", 1, u8)
 MIXED = QuantType("mixed", 8, i8)  # at most 8 bits, a width of its own for each channel
+WIDTHS = (2, 4, 8)  # of the channels of `mixed`
 
 TYPES = {one.name: one for one in (*_INTEGERS, *_FLOATS, BINARY, MIXED)}
 _ALIASES = {
@@ -113,6 +121,23 @@ _ALIASES = {
     "float8_e4m3fn": TYPES["f8e4m3fn"],
     "float8_e5m2": TYPES["f8e5m2"],
     "float4_e2m1": TYPES["f4e2m1"],
+}
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """A float type in blocks, with scales of a narrow type."""
+
+    element: str
+    block: int
+    scale: str
+
+
+FORMATS = {
+    "mxfp4": BlockFormat("f4e2m1", 32, "f8e8m0"),
+    "mxfp8": BlockFormat("f8e4m3fn", 32, "f8e8m0"),
+    "mxfp8e5m2": BlockFormat("f8e5m2", 32, "f8e8m0"),
+    "nvfp4": BlockFormat("f4e2m1", 16, "f8e4m3fn"),
 }
 
 _ALL = frozenset(Granularity)

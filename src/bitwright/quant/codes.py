@@ -1,0 +1,116 @@
+"""Between numbers and codes: what every scheme does to an array.
+
+    integers      q = saturate(rne(x / scale) + zero_point)      x = (q - zero_point) * scale
+    floats        q = the nearest finite value to x / scale      x = q * scale
+    logarithmic   q = sign(x) * (k + 1), k = rne(-log(|x| / scale) / log(base)), 0 if too small
+    binary        q = x >= 0                                     x = scale or -scale
+
+The quotient and the product are f32, as in ONNX, so the integer results are those of the ops
+`quantize` and `dequantize` to the bit. Infinities saturate, nothing wraps; NaN is an error in
+strict mode and otherwise becomes the code of 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import QuantizationError
+from bitwright.ir.dtype import DType, f32
+from bitwright.ir.types import normalize_axis
+from bitwright.ops.cast import cast
+from bitwright.ops.numeric import narrow
+from bitwright.ops.quantize import spread
+from bitwright.quant.levels import magnitudes
+from bitwright.quant.parameters import QuantizationParameters, require_codes_for
+from bitwright.quant.types import MIXED, Scheme
+
+Array = np.ndarray[Any, Any]
+
+
+def encode(x: Array, parameters: QuantizationParameters, strict: bool = True) -> Array:
+    """The codes of x, one a numpy element."""
+    parameters.validate(x.shape)
+    x = x.astype(np.float32, copy=False)
+    missing = np.isnan(x)
+    if missing.any():
+        if strict:
+            raise QuantizationError(
+                "NaN has no code",
+                expected="numbers",
+                found=f"{int(missing.sum())} NaN among {x.size} values",
+                hint="strict=False takes them for 0",
+            )
+        x = np.where(missing, np.float32(0), x)
+    kind = parameters.dtype
+    require_codes_for(kind, parameters.scheme, x)
+    if parameters.scheme is Scheme.binary:
+        return (x >= 0).view(np.uint8)
+    with np.errstate(over="ignore"):  # to infinity, which saturates
+        ratio = np.asarray(x / spread_scale(parameters, x.shape))
+    if parameters.scheme is Scheme.logarithmic:
+        return _logarithmic_codes(ratio, parameters)
+    if not kind.is_integer:
+        return cast(np.clip(ratio, kind.min, kind.max), kind.element)
+    return _integer_codes(ratio, parameters)
+
+
+def _integer_codes(ratio: Array, parameters: QuantizationParameters) -> Array:
+    """In f32: whole numbers beyond its exact range saturate whatever is added to them."""
+    kind = parameters.dtype
+    np.rint(ratio, out=ratio)
+    if parameters.scheme is Scheme.asymmetric:
+        ratio += spread_zero_point(parameters, ratio.shape).astype(np.float32)
+    low, high = np.array(kind.min, np.float32), np.array(kind.max, np.float32)
+    if kind == MIXED:
+        assert parameters.axis is not None
+        half = np.float32(2) ** (np.asarray(parameters.widths, np.float32) - 1)
+        half = along(half, ratio.ndim, parameters.axis)
+        low, high = -half, half - 1
+    np.clip(ratio, low, high, out=ratio)
+    return narrow(ratio, kind.element)
+
+
+def _logarithmic_codes(ratio: Array, parameters: QuantizationParameters) -> Array:
+    most = magnitudes(parameters.dtype)
+    per_octave = 1.0 / np.log2(parameters.base)
+    with np.errstate(divide="ignore"):
+        k = np.rint(-np.log2(np.abs(ratio.astype(np.float64))) * per_octave)
+    codes = np.where(k > most - 1, 0.0, np.maximum(k, 0) + 1)
+    return narrow(np.copysign(codes, ratio), parameters.dtype.element)
+
+
+def decode(codes: Array, parameters: QuantizationParameters, to: DType = f32) -> Array:
+    """The numbers that codes stand for."""
+    scale = spread_scale(parameters, codes.shape)
+    if parameters.scheme is Scheme.binary:
+        return narrow(np.where(codes != 0, scale, -scale), to)
+    if parameters.scheme is Scheme.logarithmic:
+        whole = codes.astype(np.float64)
+        size = parameters.base ** (1 - np.abs(whole))
+        return narrow(narrow(np.sign(whole) * size * scale, f32), to)
+    values = codes.astype(np.float32)
+    if parameters.scheme is Scheme.asymmetric:
+        values -= spread_zero_point(parameters, codes.shape).astype(np.float32)
+    values *= scale
+    return narrow(values, to)
+
+
+def spread_scale(parameters: QuantizationParameters, shape: tuple[int, ...]) -> Array:
+    """The scales in f32, ready to broadcast over a tensor of this shape."""
+    found = spread(parameters.effective_scale, shape, parameters.axis, parameters.block)
+    assert found is not None
+    return found
+
+
+def spread_zero_point(parameters: QuantizationParameters, shape: tuple[int, ...]) -> Array:
+    found = spread(parameters.zero_point, shape, parameters.axis, parameters.block)
+    assert found is not None
+    return found
+
+
+def along(values: Array, rank: int, axis: int) -> Array:
+    """A vector as a tensor that broadcasts along one axis."""
+    at = normalize_axis(axis, rank)
+    return values.reshape([-1 if i == at else 1 for i in range(rank)])
