@@ -42,6 +42,8 @@ EPILOGUE = frozenset(
     {
         "matmul",
         "conv",
+        "integer_matmul",
+        "integer_conv",
         "attention",
         "layer_norm",
         "rms_norm",

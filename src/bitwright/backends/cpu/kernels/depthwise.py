@@ -14,13 +14,17 @@ neighbouring results share are still in the first-level cache.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.emit import Kernel, Module, Operand, Signature, Value, f32
+from bitwright.backends.cpu.emit import Kernel, Module, Operand, Signature, Value, f32, stored
+from bitwright.backends.cpu.expression import to_stored
 from bitwright.backends.cpu.kernels.matmul import NO_EPILOGUE, Epilogue
+from bitwright.ir.dtype import DType
+from bitwright.ir.dtype import f32 as real
 from bitwright.target import Target
 
 _SIZES = (
@@ -51,10 +55,20 @@ class DepthwiseForm:
 class Depthwise:
     form: DepthwiseForm
     epilogue: Epilogue = NO_EPILOGUE
+    codes: DType | None = None
+    """The type of x where it holds codes, whose zero point is then in a slot of its own. Codes and
+    weights minus their zero points are f32, in which their products and sums are exact."""
 
     @property
     def signature(self) -> Signature:
-        return Signature(("x", "w", "y", *self.epilogue.pointers), (*_SIZES, *self.epilogue.sizes))
+        zero = () if self.codes is None else ("x_zero",)
+        return Signature(
+            ("x", "w", "y", *zero, *self.epilogue.pointers), (*_SIZES, *self.epilogue.sizes)
+        )
+
+
+EXACT_TAPS = 2**24 // 255**2
+"""Taps of a filter whose sums of 8-bit products are exact in f32."""
 
 
 def pixels_of_tile(target: Target, line: Any) -> int:
@@ -66,20 +80,26 @@ def pixels_of_tile(target: Target, line: Any) -> int:
 
 
 def emit_depthwise(module: Module, name: str, conv: Depthwise) -> Signature:
-    with module.kernel(name, conv.signature) as f, f.subnormals_as_zeros():
+    exact = nullcontext() if conv.codes else None
+    with module.kernel(name, conv.signature) as f, exact or f.subnormals_as_zeros():
         _Emitter(f, conv).emit()
     return conv.signature
 
 
 class _Emitter:
     def __init__(self, f: Kernel, conv: Depthwise) -> None:
-        self.f, self.form, self.epilogue = f, conv.form, conv.epilogue
+        self.f, self.form, self.epilogue, self.codes = f, conv.form, conv.epilogue, conv.codes
         form = conv.form
+        self.element = stored(conv.codes or real)
+        self.result = stored(conv.epilogue.result)
         self.lanes = f.target.lanes(32)
         self.vector = f32.vector(self.lanes)
         self.size = size = {name: f.args.size(name) for name in _SIZES}
         self.sums = f.scratch(self.vector, form.pixels)
         self.zeros = f.module.table(f, f32, np.zeros(self.lanes))
+        if conv.codes:
+            code = f.load(self.element, f.args.pointer("x_zero"))
+            self.zero = f.splat(f.convert(code, f32, conv.codes.is_signed), self.lanes)
         self.line_step = f.mul(size["x_line"], form.dilations[0])
         # pixels that a tile needs, counted from its first: (place, [(result, tap), …])
         needed: dict[int, list[tuple[int, int]]] = {}
@@ -153,7 +173,7 @@ class _Emitter:
             column = loop.index * form.pixels
             left = column * form.stride - size["left"]
             place = _Place(x, left, w, high - low, first + column, channel, mask)
-            target = f.gep(f32, f.args.pointer("y"), y + column * size["y_pixel"])
+            target = f.gep(self.result, f.args.pointer("y"), y + column * size["y_pixel"])
             if mask is not None:  # few tiles have one: a single kind serves them
                 self._edge(place, target, column)
             else:
@@ -165,10 +185,10 @@ class _Emitter:
 
     def _inner(self, place: _Place, target: Value) -> None:
         f, size = self.f, self.size
-        corner = f.gep(f32, f.args.pointer("x"), place.x + place.left * size["x_pixel"])
+        corner = f.gep(self.element, f.args.pointer("x"), place.x + place.left * size["x_pixel"])
 
         def load(line: Value, number: int) -> Value:
-            return f.load(self.vector, corner, line + self.steps[number])
+            return self._pixel(f.gep(self.element, corner, line + self.steps[number]), None)
 
         self._finish(place, target, self._sums(place, load), f.index(self.form.pixels), True)
 
@@ -179,12 +199,20 @@ class _Emitter:
         offsets = [corner + step for step in self.steps]
 
         def load(line: Value, number: int) -> Value:
-            real = f.gep(f32, f.args.pointer("x"), line + offsets[number])
-            address = f.select(inside[number], real, self.zeros)
-            return f.load(self.vector, address, mask=place.mask)
+            here = f.gep(self.element, f.args.pointer("x"), line + offsets[number])
+            value = self._pixel(f.select(inside[number], here, self.zeros), place.mask)
+            return f.select(inside[number], value, 0.0) if self.codes else value
 
         left = f.min(size["ow"] - column, form.pixels)
         self._finish(place, target, self._sums(place, load), left, form.is_even)
+
+    def _pixel(self, address: Value, mask: Value | None) -> Value:
+        """A vector of the image's channels as real numbers."""
+        f = self.f
+        value = f.load(self.element.vector(self.lanes), address, mask=mask)
+        if self.codes is None:
+            return value
+        return f.convert(value, f32, self.codes.is_signed) - self.zero
 
     def _sums(self, place: _Place, load: Any) -> list[Value]:
         """The sums of a tile; `load(line, number)` gives a needed pixel, `line` being how far a
@@ -209,7 +237,11 @@ class _Emitter:
         f, align, step = self.f, self.vector.total_bytes, self.size["y_pixel"]
 
         def finished(total: Value, pixel: Operand) -> Value:
-            return self.epilogue.emit(f, total, place.row + pixel, place.channel, place.mask)
+            if self.codes:
+                total = f.round_to_int(total)
+            row = place.row + pixel
+            value = self.epilogue.emit(f, total, row, place.channel, place.mask)
+            return to_stored(f, value, self.epilogue.result)
 
         if is_whole and self.epilogue.is_light:
             # all epilogues before the first store, so that what they share is loaded once

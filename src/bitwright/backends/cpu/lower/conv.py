@@ -8,8 +8,9 @@ grouped ones are a product per group. Padding is laid around the image first, ex
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,11 +24,13 @@ from bitwright.backends.cpu.kernels.depthwise import (
 )
 from bitwright.backends.cpu.kernels.matmul import (
     Epilogue,
+    Tile,
     best_tile,
     is_light,
     pack,
     row_tiles_in_cache,
 )
+from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
 from bitwright.backends.cpu.lower.movement import pad_view
 from bitwright.backends.cpu.lower.product import lower_transposed, lower_windows
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
@@ -39,7 +42,7 @@ from bitwright.backends.cpu.region import (
     split,
 )
 from bitwright.ir.dim import Size, max_size
-from bitwright.ir.dtype import f32
+from bitwright.ir.dtype import DType, f32
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View, contiguous
 from bitwright.target import Target
@@ -66,44 +69,45 @@ class Window:
 def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
     anchor = region.anchor
     assert anchor is not None
-    x, w = region.outer(_present(anchor, 0)), region.outer(_present(anchor, 1))
+    x, w = region.outer(present(anchor, 0)), region.outer(present(anchor, 1))
     weight = constant_value(w)
     after = split(region).after
     if weight is None or x.rank not in (3, 4) or {x.dtype, w.dtype, after.dtype} != {f32}:
         lower_windows(ctx, node, region)
         return
-    window, weight = _window(anchor, weight)
+    window, weight = window_of(anchor, weight)
     if len(anchor.inputs) > 2 and anchor.inputs[2] is not None:
         raise NoKernelError("its bias is not an addition of its own")
-    image = _image(ctx, x)
-    y = _result(ctx, node)
-    extra = [_four(v) for v in operand_views(ctx, region, after.inputs, node.outputs[0].shape)]
+    image = image_of(ctx, x)
+    y = result_of(ctx, node)
+    extra = [four_axes(v) for v in operand_views(ctx, region, after.inputs, node.outputs[0].shape)]
     lanes = best_tile(ctx.target).lanes
     groups = anchor.attrs["groups"]
     if groups > 1 and groups == weight.shape[0] and weight.shape[1] == 1:
-        finish = _Finish(after, extra, y, lanes)
-        _depthwise(ctx, node, image, weight, window, y, finish)
+        finish = Finish(after, extra, y, lanes)
+        depthwise(ctx, node, image, weight, window, y, finish)
         return
-    source = _padded(ctx, node, image, window)
+    source = padded(ctx, node, image, window)
     inner, outer = weight.shape[1], weight.shape[0] // groups
     for group in range(groups):
         first = group * outer
         part = y.slice(1, first, outer, 1)
-        finish = _Finish(after, [v.slice(1, first, outer, 1) for v in extra], part, lanes)
+        finish = Finish(after, [v.slice(1, first, outer, 1) for v in extra], part, lanes)
         window_in = source.slice(1, group * inner, inner, 1)
-        _dense(ctx, node, window_in, weight[first : first + outer], window, part, finish)
+        filters = weight[first : first + outer]
+        dense(ctx, node, window_in, filters, window, part, finish, RealFilter())
 
 
 lowers("conv_transpose")(lower_transposed)
 
 
-def _present(anchor: Node, position: int) -> Value:
+def present(anchor: Node, position: int) -> Value:
     value = anchor.inputs[position]
     assert value is not None
     return value
 
 
-def _window(anchor: Node, weight: Array) -> tuple[Window, Array]:
+def window_of(anchor: Node, weight: Array) -> tuple[Window, Array]:
     """The geometry; a 1-D convolution is one line of a 2-D one."""
     rank = weight.ndim - 2
     attrs = anchor.attrs
@@ -118,7 +122,7 @@ def _window(anchor: Node, weight: Array) -> tuple[Window, Array]:
     )
 
 
-def _four(view: View) -> View:
+def four_axes(view: View) -> View:
     """[N, C, W] as [N, C, 1, W]."""
     if len(view.shape) == 4:
         return view
@@ -130,53 +134,127 @@ def _order(rank: int) -> tuple[int, ...]:
     return (0, *range(2, rank), 1)
 
 
-def _image(ctx: Lowering, x: Value) -> View:
+def image_of(ctx: Lowering, x: Value) -> View:
     """The input with channels innermost."""
     view = ctx.view(x)
     if view.strides[1] == 1 and view.shape[1] != 1:
-        return _four(view)  # any strides outside the channels are fine
-    return _four(ctx.ordered(x, _order(x.rank)))
+        return four_axes(view)  # any strides outside the channels are fine
+    return four_axes(ctx.ordered(x, _order(x.rank)))
 
 
-def _result(ctx: Lowering, node: Node) -> View:
+def result_of(ctx: Lowering, node: Node) -> View:
     value = node.outputs[0]
-    return _four(ctx.output(value, _order(value.rank)))
+    return four_axes(ctx.output(value, _order(value.rank)))
 
 
-def _padded(ctx: Lowering, node: Node, image: View, window: Window) -> View:
-    """The image with zeros around it, channels innermost."""
+def padded(
+    ctx: Lowering, node: Node, image: View, window: Window, fill: View | None = None
+) -> View:
+    """The image with zeros (or what `fill` holds) around it, channels innermost."""
     if not window.is_padded:
         return image
     n, c, h, w = image.shape
     top, left = window.begins
     shape = (n, h + top + window.ends[0], w + left + window.ends[1], c)
-    room = ctx.scratch(f"{node.name}.padded", "f32", n * shape[1] * shape[2] * c)
-    around = contiguous(room.buffer, shape)
-    pad_view(ctx, node, image.transpose(CHANNELS_LAST), around, (0, top, left, 0))
+    room = ctx.buffer(f"{node.name}.padded", image.dtype, n * shape[1] * shape[2] * c)
+    around = contiguous(room, shape)
+    begins = (0, top, left, 0)
+    pad_view(ctx, node, image.transpose(CHANNELS_LAST), around, begins, fills=fill)
     return around.transpose((0, 3, 1, 2))
 
 
-class _Finish:
+class Enters(Protocol):
+    """What happens to a sum before the nodes behind the convolution see it."""
+
+    @property
+    def key(self) -> object:
+        """All that shapes the code."""
+
+    @property
+    def pointers(self) -> dict[str, View]: ...
+
+    @property
+    def sizes(self) -> dict[str, Size]: ...
+
+    def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any: ...
+
+
+class Filter(Protocol):
+    """How a filter is multiplied."""
+
+    family: str
+    item_bytes: int
+
+    def numbers(self, target: Target, run: int) -> Numbers:
+        """The numbers of rows that are read in runs of this length."""
+
+    def tile(self, target: Target, columns: int, numbers: Any) -> Tile: ...
+
+    def pack(self, runs: Array, tile: Tile, numbers: Numbers) -> Array:
+        """w[runs, run, columns] in panels."""
+
+    def pointers(self, ctx: Lowering, name: str) -> dict[str, View]:
+        """The slots that `numbers` reads."""
+
+
+class RealFilter:
+    """f32."""
+
+    family, item_bytes = "conv_f32", 4
+
+    def numbers(self, target: Target, run: int) -> Numbers:
+        return REAL
+
+    def tile(self, target: Target, columns: int, numbers: Numbers) -> Tile:
+        return best_tile(target, columns)
+
+    def pack(self, runs: Array, tile: Tile, numbers: Numbers) -> Array:
+        return pack(runs.reshape(-1, runs.shape[-1]), tile)
+
+    def pointers(self, ctx: Lowering, name: str) -> dict[str, View]:
+        return {}
+
+
+class Finish:
     """The epilogue of a convolution: operands by pixel and channel."""
 
-    def __init__(self, after: Part, views: list[View], y: View, lanes: int) -> None:
-        self.after, self.lanes = after, lanes
+    def __init__(
+        self,
+        after: Part,
+        views: list[View],
+        y: View,
+        lanes: int,
+        enters: Enters | None = None,
+    ) -> None:
+        self.after, self.lanes, self.enters = after, lanes, enters
         rows = collapse_rows([v.transpose(CHANNELS_LAST) for v in (*views, y)])
         self.reads = Reads("e", rows[:-1])
         self.outer = rows[-1].shape[1:-1] if views else ()
-        self.key = after.expression, self.reads.key, len(self.outer)
+        self.key = after.expression, self.reads.key, len(self.outer), enters and enters.key
+
+    @property
+    def pointers(self) -> dict[str, View]:
+        return {**self.reads.pointers, **(self.enters.pointers if self.enters else {})}
 
     @property
     def sizes(self) -> dict[str, Size]:
         inner = {f"outer{axis}": size for axis, size in enumerate(self.outer)}
-        return {**self.reads.sizes, **inner}
+        return {**self.reads.sizes, **inner, **(self.enters.sizes if self.enters else {})}
 
     @property
     def epilogue(self) -> Epilogue:
-        light = is_light(self.after.expression)
-        return Epilogue(self._emit, tuple(self.reads.pointers), tuple(self.sizes), light)
+        return Epilogue(
+            self._emit,
+            tuple(self.pointers),
+            tuple(self.sizes),
+            is_light(self.after.expression),
+            self.after.dtype,
+            min(d.bits for d in (self.after.dtype, *(v.dtype for v in self.reads.views))),
+        )
 
     def _emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+        if self.enters:
+            value = self.enters.emit(f, value, row, column, mask)
         index = []
         for axis in reversed(range(len(self.outer))):
             size = f.args.size(f"outer{axis}")
@@ -188,35 +266,38 @@ class _Finish:
         return self.after.evaluate(f, [value, *operands], self.lanes)
 
 
-def _dense(
+def dense(
     ctx: Lowering,
     node: Node,
     source: View,
     weight: Array,
     window: Window,
     y: View,
-    finish: _Finish,
+    finish: Finish,
+    filter: Filter,
 ) -> None:
     """One product: rows are the result's pixels, columns its channels."""
     columns, channels, height, width = weight.shape
-    tile = best_tile(ctx.target, columns)
     (n, _, oh, ow), (sn, _, sh, sw) = y.shape, source.strides
     dense_line = window.dilations[1] == 1 and sw == channels
-    levels = _levels(window, source, height, width, dense_line)
+    levels = levels_of(window, source, height, width, dense_line)
     run = width * channels if dense_line else channels
-    conv = Conv(tile, len(levels), finish.epilogue)
+    numbers = filter.numbers(ctx.target, run)
+    tile = filter.tile(ctx.target, columns, numbers)
+    conv = Conv(tile, len(levels), finish.epilogue, numbers)
     kernel = ctx.kernel(
-        "conv_f32",
-        (tile, len(levels), finish.key),
+        filter.family,
+        (tile, len(levels), numbers, finish.key),
         lambda m, name: emit_conv(m, name, conv),
     )
-    matrix = weight.transpose(2, 3, 1, 0).reshape(-1, columns)
-    packed = ctx.constant(pack(matrix, tile), f"{node.name}.weight")
+    runs = weight.transpose(2, 3, 1, 0).reshape(-1, run, columns)
+    packed = ctx.constant(filter.pack(runs, tile, numbers), f"{node.name}.weight")
+    row_bytes = filter.item_bytes * runs.shape[0] * run
     sizes: dict[str, Size] = {
         "rows": n * oh * ow,
         "columns": columns,
         "run": run,
-        "block": row_tiles_in_cache(ctx.target, tile, 4 * matrix.shape[0]),
+        "block": row_tiles_in_cache(ctx.target, tile, row_bytes),
         "y_stride": y.strides[3] if ow != 1 else y.strides[2],
         "ow": ow,
         "oh": oh,
@@ -227,11 +308,12 @@ def _dense(
     }
     for number, (count, step) in enumerate(levels, 1):
         sizes |= {f"count{number}": count, f"step{number}": step}
-    pointers = {"a": source, "w": packed, "y": y, **finish.reads.pointers}
+    more = {**filter.pointers(ctx, node.name), **finish.pointers}
+    pointers = {"a": source, "w": packed, "y": y, **more}
     ctx.call(kernel, node, pointers, sizes, why="channels innermost, as a product")
 
 
-def _levels(
+def levels_of(
     window: Window, source: View, height: int, width: int, dense_line: bool
 ) -> list[tuple[int, Size]]:
     """Windows around the inner run: the filter's lines, and its columns where they lie apart."""
@@ -243,15 +325,19 @@ def _levels(
     return found
 
 
-def _depthwise(
+def depthwise(
     ctx: Lowering,
     node: Node,
     image: View,
     weight: Array,
     window: Window,
     y: View,
-    finish: _Finish,
+    finish: Finish,
+    codes: DType | None = None,
+    more: Mapping[str, View] | None = None,
 ) -> None:
+    """Channels in lanes; `codes` is the type of the image where it is not f32, and `more` the slots
+    that reading it takes."""
     channels, _, height, width = weight.shape
     (_, _, ih, iw), (n, _, oh, ow) = image.shape, y.shape
     pixels = pixels_of_tile(ctx.target, ow)
@@ -264,10 +350,10 @@ def _depthwise(
         is_even=isinstance(ow, int) and ow % pixels == 0,
         is_ragged=channels % finish.lanes != 0,
     )
-    conv = Depthwise(form, finish.epilogue)
+    conv = Depthwise(form, finish.epilogue, codes)
     kernel = ctx.kernel(
-        "depthwise_f32",
-        (form, finish.key),
+        "depthwise_f32" if codes is None else "depthwise_codes",
+        (form, finish.key, codes),
         lambda m, name: emit_depthwise(m, name, conv),
     )
     taps = np.ascontiguousarray(weight.reshape(channels, -1).T)
@@ -290,7 +376,8 @@ def _depthwise(
         "x": image,
         "w": ctx.constant(taps, f"{node.name}.weight"),
         "y": y,
-        **finish.reads.pointers,
+        **(more or {}),
+        **finish.pointers,
     }
     ctx.call(kernel, node, pointers, sizes, why="depthwise, channels in lanes")
 

@@ -1,0 +1,308 @@
+"""Products of 8-bit codes with constant weights: matrices and convolutions.
+
+Weights minus their zero points are packed where they fit 8 signed bits; else the kernel sums each
+row's codes too (`kernels.codes`). What else does not depend on x is one number per column:
+
+    offset = bias + (shift - x_zero) (Σ w - K w_zero)
+
+where x_zero is known; where it is made by the run, x_zero (Σ w - K w_zero) is taken off beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu import emit
+from bitwright.backends.cpu.emit import stored
+from bitwright.backends.cpu.kernels.codes import Codes, best_codes, codes_tile, pack_codes
+from bitwright.backends.cpu.kernels.depthwise import EXACT_TAPS
+from bitwright.backends.cpu.kernels.matmul import (
+    Epilogue,
+    Tile,
+    emit_matmul,
+    is_light,
+    row_tiles_in_cache,
+)
+from bitwright.backends.cpu.lower.conv import (
+    Finish,
+    dense,
+    depthwise,
+    four_axes,
+    image_of,
+    padded,
+    present,
+    result_of,
+    window_of,
+)
+from bitwright.backends.cpu.lower.matmul import as_rows, constant_matrix
+from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.region import (
+    Reads,
+    broadcast,
+    operand_views,
+    require_elements,
+    split,
+)
+from bitwright.ir.dim import Size, product
+from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.lir.buffer import View
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Signed codes w[..., n] with what is left of their zero points."""
+
+    codes: Array
+    zero: Array | None
+    """Per column, in i32; None where there is none left."""
+
+    @classmethod
+    def of(cls, w: Array, zero: Array | None) -> Weight:
+        wide = w.astype(np.int32)
+        zeros = np.zeros(1, np.int32) if zero is None else zero.reshape(-1).astype(np.int32)
+        centred = wide - zeros
+        if not w.size or (centred.min() >= -128 and centred.max() <= 127):
+            return cls(centred.astype(np.int8), None)
+        moved = 128 if w.dtype == np.uint8 else 0
+        left = np.broadcast_to(zeros - moved, w.shape[-1:])
+        return cls((wide - moved).astype(np.int8), np.ascontiguousarray(left))
+
+    @property
+    def sums(self) -> Array:
+        """Σ w - K w_zero of every column."""
+        columns = self.codes.shape[-1]
+        total = self.codes.reshape(-1, columns).sum(0, dtype=np.int64)
+        if self.zero is not None:
+            total = total - self.codes.size // max(columns, 1) * self.zero.astype(np.int64)
+        return total
+
+
+class Offsets:
+    """What is added to the sums of a row: constants of its columns, and what its x_zero makes."""
+
+    def __init__(
+        self, ctx: Lowering, name: str, weight: Weight, codes: Codes, x_zero: Zero, bias: Array
+    ) -> None:
+        known = x_zero.number if x_zero.view is None else 0
+        # in the arithmetic of i32, which wraps
+        total = (bias.astype(np.int64) + (codes.shift - known) * weight.sums).astype(np.int32)
+        self.pointers: dict[str, View] = {}
+        self.sizes: dict[str, Size] = {}
+        self.zero = x_zero.view
+        if total.any():
+            self.pointers["offset"] = ctx.constant(total, f"{name}.offset")
+        if x_zero.view is not None:
+            sums = weight.sums.astype(np.int32)
+            self.pointers |= {"x_zero": x_zero.view, "sums": ctx.constant(sums, f"{name}.sums")}
+            self.sizes["x_zero.0"] = x_zero.view.strides[0]
+        element = self.zero.dtype if self.zero is not None else None
+        self.key = tuple(self.pointers), element
+
+    def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+        if "offset" in self.pointers:
+            value = value + f.load(value.type, f.args.pointer("offset"), column, mask=mask)
+        if self.zero is not None:
+            at = f.mul(row, f.args.size("x_zero.0"))
+            code = f.load(stored(self.zero.dtype), f.args.pointer("x_zero"), at)
+            zero = f.convert(code, emit.i32, self.zero.dtype.is_signed)
+            value = value - zero * f.load(value.type, f.args.pointer("sums"), column, mask=mask)
+        return value
+
+
+@dataclass(frozen=True)
+class Zero:
+    """The zero point of x: a number, or one for each row, in memory."""
+
+    number: int
+    view: View | None
+
+
+def _zero_of(ctx: Lowering, region: RegionView, value: Value | None) -> Zero:
+    """A zero point that is one number or none."""
+    if value is None:
+        return Zero(0, None)
+    outer = region.outer(value)
+    known = constant_value(outer)
+    if known is not None and known.size == 1:
+        return Zero(int(known.reshape(-1)[0]), None)
+    return Zero(0, ctx.view(outer))
+
+
+def _constant(region: RegionView, value: Value | None, what: str) -> Array | None:
+    if value is None:
+        return None
+    found = constant_matrix(region.outer(value))
+    if found is None:
+        raise NoKernelError(f"its {what} is not a constant")
+    return found
+
+
+def _operands(anchor: Node) -> list[Value | None]:
+    """x, w, x_zero, w_zero, bias."""
+    return [*anchor.inputs, *(None,) * (5 - len(anchor.inputs))]
+
+
+@lowers("integer_matmul")
+def lower_integer_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
+    anchor = region.anchor
+    assert anchor is not None
+    x, w, x_zero, w_zero, bias = _operands(anchor)
+    array = _constant(region, w, "weight")
+    assert x is not None and array is not None
+    if array.ndim != 2 or x.rank < 2:
+        raise NoKernelError("its operands are not rows and one matrix")
+    after = split(region).after
+    require_elements(after.dtype)
+    zeros = _constant(region, w_zero, "weight's zero point")
+    known_bias = _constant(region, bias, "bias")
+    depth, columns = array.shape
+    if known_bias is not None and known_bias.size not in (1, columns):
+        raise NoKernelError("its bias differs from row to row")
+    weight = Weight.of(array, zeros)
+    codes = best_codes(ctx.target, x.dtype.is_signed, depth, weight.zero is not None)
+    tile = codes_tile(ctx.target, columns, codes)
+    shape = node.outputs[0].shape
+    source = region.outer(x)
+    a = as_rows(ctx, ctx.view(source), source.name)
+    if a.strides[1] != 1 and a.shape[1] != 1:
+        a = as_rows(ctx, ctx.contiguous(source), source.name)
+    zero = _zero_of(ctx, region, x_zero)
+    if zero.view is not None:
+        spread = broadcast(zero.view, (*shape[:-1], 1))
+        zero = Zero(0, as_rows(ctx, spread, source.name))
+    bias_row = np.zeros(columns, np.int64) if known_bias is None else known_bias.reshape(-1)
+    offsets = Offsets(ctx, node.name, weight, codes, zero, bias_row)
+    y = ctx.output(node.outputs[0])
+    others = operand_views(ctx, region, after.inputs, shape)
+    reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
+
+    def finish(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+        value = offsets.emit(f, value, row, column, mask)
+        operands = reads.at(f, (row,), tile.lanes).load(column, mask)
+        return after.evaluate(f, [value, *operands], tile.lanes)
+
+    more = {**offsets.pointers, **reads.pointers}
+    sizes: dict[str, Size] = {**offsets.sizes, **reads.sizes}
+    narrowest = min(d.bits for d in (after.dtype, *(view.dtype for view in others)))
+    light = is_light(after.expression)
+    epilogue = Epilogue(finish, tuple(more), tuple(sizes), light, after.dtype, narrowest)
+    kernel = ctx.kernel(
+        "matmul_codes",
+        (tile, codes, after.expression, reads.key, offsets.key),
+        lambda m, name: emit_matmul(m, name, tile, epilogue, codes),
+    )
+    packed = pack_codes(weight.codes[None], tile, codes.group)
+    filter = CodeFilter(x.dtype.is_signed, weight.zero)
+    pointers = {
+        "a": a,
+        "w": ctx.constant(packed, f"{node.name}.weight"),
+        "y": y,
+        **filter.pointers(ctx, node.name),
+        **more,
+    }
+    sizes |= {
+        "rows": product(shape[:-1]),
+        "columns": columns,
+        "depth": depth,
+        "a_stride": a.strides[0],
+        "y_stride": columns,
+        "block": row_tiles_in_cache(ctx.target, tile, depth),
+    }
+    ctx.call(kernel, node, pointers, sizes, why="8-bit codes, summed in i32")
+
+
+@dataclass(frozen=True)
+class CodeFilter:
+    """How a filter of codes is multiplied (see `lower.conv.Filter`)."""
+
+    signed: bool
+    zero: Array | None
+    family, item_bytes = "conv_codes", 1
+
+    def numbers(self, target: Target, run: int) -> Codes:
+        return best_codes(target, self.signed, run, self.zero is not None)
+
+    def tile(self, target: Target, columns: int, numbers: Codes) -> Tile:
+        return codes_tile(target, columns, numbers)
+
+    def pack(self, runs: Array, tile: Tile, numbers: Codes) -> Array:
+        return pack_codes(runs, tile, numbers.group)
+
+    def pointers(self, ctx: Lowering, name: str) -> dict[str, View]:
+        return {} if self.zero is None else {"w_zero": ctx.constant(self.zero, f"{name}.zeros")}
+
+
+@lowers("integer_conv")
+def lower_integer_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
+    anchor = region.anchor
+    assert anchor is not None
+    x, w, x_zero, w_zero, bias = _operands(anchor)
+    array = _constant(region, w, "weight")
+    assert x is not None and array is not None
+    if x.rank not in (3, 4):
+        raise NoKernelError("it has more than two spatial axes")
+    after = split(region).after
+    require_elements(after.dtype)
+    zeros = _constant(region, w_zero, "weight's zero point")
+    known_bias = _constant(region, bias, "bias")
+    groups = anchor.attrs["groups"]
+    window, array = window_of(anchor, array)
+    image = image_of(ctx, region.outer(present(anchor, 0)))
+    zero = _zero_of(ctx, region, x_zero)
+    if zero.view is not None:
+        zero = Zero(0, replace(zero.view, shape=(1,), strides=(0,)))  # the same for every row
+    fill = zero.view or ctx.constant(np.array([zero.number], x.dtype.numpy), f"{node.name}.zero")
+    y = result_of(ctx, node)
+    extra = [four_axes(v) for v in operand_views(ctx, region, after.inputs, node.outputs[0].shape)]
+    lanes = ctx.target.lanes(32)
+    filters = len(array)
+    bias_row = np.zeros(filters, np.int64) if known_bias is None else known_bias.astype(np.int64)
+    per_filter = None if zeros is None else np.broadcast_to(zeros.reshape(-1), (filters,))
+    if groups > 1 and groups == filters and array.shape[1] == 1:
+        if array[0].size > EXACT_TAPS:
+            raise NoKernelError("its filter has more taps than f32 sums exactly")
+        taps = array.astype(np.float32)
+        if per_filter is not None:
+            taps -= per_filter.astype(np.float32).reshape(-1, 1, 1, 1)
+        adds = Bias(ctx, node.name, bias_row)
+        finish = Finish(after, extra, y, lanes, adds)
+        depthwise(ctx, node, image, taps, window, y, finish, x.dtype, {"x_zero": fill})
+        return
+    source = padded(ctx, node, image, window, fill)
+    inner, outer = array.shape[1], filters // groups
+    for group in range(groups):
+        these = slice(group * outer, (group + 1) * outer)
+        part = y.slice(1, group * outer, outer, 1)
+        # filters last, as columns
+        columns = array[these].transpose(1, 2, 3, 0)
+        weight = Weight.of(columns, None if per_filter is None else per_filter[these])
+        filter = CodeFilter(x.dtype.is_signed, weight.zero)
+        codes = filter.numbers(ctx.target, 1)
+        offsets = Offsets(ctx, node.name, weight, codes, zero, bias_row[these])
+        views = [v.slice(1, group * outer, outer, 1) for v in extra]
+        finish = Finish(after, views, part, lanes, offsets)
+        window_in = source.slice(1, group * inner, inner, 1)
+        signed = weight.codes.transpose(3, 0, 1, 2)
+        dense(ctx, node, window_in, signed, window, part, finish, filter)
+
+
+class Bias:
+    """A bias for every channel, added to exact sums."""
+
+    sizes: dict[str, Size] = {}  # noqa: RUF012
+
+    def __init__(self, ctx: Lowering, name: str, bias: Array) -> None:
+        held = bias.astype(np.int32)
+        self.pointers = {"offset": ctx.constant(held, f"{name}.bias")} if held.any() else {}
+        self.key = bool(self.pointers)
+
+    def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+        if not self.pointers:
+            return value
+        return value + f.load(value.type, f.args.pointer("offset"), column, mask=mask)

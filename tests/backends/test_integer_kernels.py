@@ -1,0 +1,238 @@
+"""Products of 8-bit codes: to the bit, on every instruction set, for any number of threads.
+
+The expected numbers come from plain numpy in int64, written here: no helper of the kernels, nor of
+the ops' references, is used.
+"""
+
+import numpy as np
+import pytest
+from run_kernel import TARGETS, Run, lower
+
+from bitwright.backends.cpu import jit
+from bitwright.ops.builder import Builder
+from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.rewrite import Trace
+from bitwright.target import host, named
+
+THREADS = [1, 2, 3, 7]
+SIZES = [(1, 1, 1), (1, 384, 33), (7, 16, 17), (16, 17, 7), (17, 33, 127), (33, 127, 16)]
+SIZES += [(127, 49, 3), (9, 48, 64), (10, 97, 5), (0, 5, 4), (5, 7, 0)]
+LIMITS = {"u8": (0, 256), "i8": (-128, 128)}
+
+
+def codes(rng, kind, *shape):
+    """Codes of the whole range, its ends among them."""
+    low, high = LIMITS[kind]
+    found = rng.integers(low, high, shape)
+    extremes = rng.integers(0, 8, shape)
+    found[extremes == 0], found[extremes == 1] = low, high - 1
+    return found.astype(np.int8 if kind == "i8" else np.uint8)
+
+
+def wrapped(total):
+    """What 32 bits hold of a sum."""
+    return total.astype(np.int64).astype(np.uint64).astype(np.uint32).view(np.int32)
+
+
+def requantized(total, factor, zero, low, high, relu=False):
+    """saturate(rne(f32(total) * factor) + zero), each step rounded to f32."""
+    real = wrapped(total).astype(np.float32) * factor.astype(np.float32)
+    if relu:
+        real = np.where(real > 0, real, np.float32(0))
+    whole = np.rint(real.astype(np.float64)).astype(np.int64) + zero
+    return np.minimum(np.maximum(whole, low), high)
+
+
+def check(graph, feeds, expected, target, threads=THREADS):
+    ctx = lower(graph, named(target))
+    for count in threads:
+        (found,) = Run(graph, feeds, named(target), count, ctx=ctx).outputs.values()
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+def product(x, w, x_zero=0, w_zero=0, bias=0):
+    rows = x.astype(np.int64) - np.asarray(x_zero, np.int64)
+    return rows @ (w.astype(np.int64) - np.asarray(w_zero, np.int64)) + np.asarray(bias, np.int64)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows, columns, depth", SIZES)
+def test_products_of_any_size(target, rows, columns, depth):
+    rng = np.random.default_rng(rows + columns + depth)
+    x, w = codes(rng, "u8", rows, depth), codes(rng, "i8", depth, columns)
+    b = Builder("product")
+    y = b.integer_matmul(b.input("x", f"u8[{rows}, {depth}]"), b.constant(w))
+    check(b.build(y), {"x": x}, wrapped(product(x, w)), target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("x_kind", ["u8", "i8"])
+@pytest.mark.parametrize("w_kind", ["u8", "i8"])
+@pytest.mark.parametrize("w_zero", ["none", "one", "columns"])
+def test_signs_and_zero_points(target, x_kind, w_kind, w_zero):
+    rng = np.random.default_rng(5)
+    rows, depth, columns = 9, 37, 50
+    x, w = codes(rng, x_kind, 2, rows, depth), codes(rng, w_kind, depth, columns)
+    x_zero = codes(rng, x_kind, 1)[0]
+    zeros = {"none": None, "one": codes(rng, w_kind, 1), "columns": codes(rng, w_kind, columns)}
+    bias = rng.integers(-9999, 9999, columns).astype(np.int32)
+    b = Builder("product")
+    w_point = None if zeros[w_zero] is None else b.constant(zeros[w_zero])
+    y = b.integer_matmul(
+        b.input("x", f"{x_kind}[2, {rows}, {depth}]"),
+        b.constant(w),
+        b.constant(x_zero),
+        w_point,
+        b.constant(bias),
+    )
+    expected = product(x, w, x_zero, 0 if zeros[w_zero] is None else zeros[w_zero], bias)
+    check(b.build(y), {"x": x}, wrapped(expected), target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("per_row", [True, False])
+def test_zero_points_of_the_run(target, per_row):
+    rng = np.random.default_rng(6)
+    x, w = codes(rng, "u8", 3, 5, 19), codes(rng, "i8", 19, 21)
+    zero = codes(rng, "u8", 3, 5, 1) if per_row else codes(rng, "u8", 1).reshape(())
+    b = Builder("product")
+    place = b.input("zero", f"u8{list(zero.shape)}")
+    y = b.integer_matmul(b.input("x", "u8[3, 5, 19]"), b.constant(w), place)
+    check(b.build(y), {"x": x, "zero": zero}, wrapped(product(x, w, zero)), target)
+
+
+def test_sums_wrap_at_32_bits():
+    depth = 70000
+    x, w = np.full((1, depth), 255, np.uint8), np.full((depth, 3), 127, np.int8)
+    b = Builder("product")
+    y = b.integer_matmul(b.input("x", f"u8[1, {depth}]"), b.constant(w))
+    total = product(x, w)
+    assert total.max() > 2**31
+    graph = b.build(y)
+    for target in TARGETS:
+        check(graph, {"x": x}, wrapped(total), target, [1])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ["u8", "i8"])
+def test_a_layer_from_codes_to_codes(target, kind):
+    """Bias, multiplier, activation, a residual of another scale, and the consumer's codes."""
+    rng = np.random.default_rng(7)
+    rows, depth, columns = 35, 64, 83
+    x, w = codes(rng, "u8", rows, depth), codes(rng, "i8", depth, columns)
+    other = codes(rng, "i8", rows, columns)
+    factor = rng.uniform(1e-4, 1e-3, columns).astype(np.float32)
+    bias = rng.integers(-9999, 9999, columns).astype(np.int32)
+    low, high = LIMITS[kind]
+    zero = np.array(3, np.int8 if kind == "i8" else np.uint8)
+    b = Builder("layer")
+    shape = f"[{rows}, {columns}]"
+    total = b.integer_matmul(
+        b.input("x", f"u8[{rows}, {depth}]"),
+        b.constant(w),
+        b.constant(np.uint8(117)),
+        None,
+        b.constant(bias),
+    )
+    real = b.mul(b.cast(total, to="f32"), b.constant(factor))
+    branch = b.mul(b.cast(b.input("other", f"i8{shape}"), to="f32"), b.constant(np.float32(0.37)))
+    y = b.to_codes(b.relu(b.add(real, branch)), b.constant(zero), to=kind)
+    graph = fuse_regions(b.build(y), Trace())
+    assert [n.op for n in graph.nodes if not n.is_boundary] == ["fused"]
+    t = wrapped(product(x, w, 117, 0, bias)).astype(np.float32) * factor
+    t = t + other.astype(np.float32) * np.float32(0.37)
+    whole = np.rint(np.maximum(t, np.float32(0)).astype(np.float64)).astype(np.int64) + 3
+    expected = np.clip(whole, low, high - 1).astype(zero.dtype)
+    check(graph, {"x": x, "other": other}, expected, target)
+
+
+def convolved(x, w, x_zero, w_zero, bias, strides, pads, dilations, groups):
+    """Windows in plain loops over the filter."""
+    images, channels, height, width = x.shape
+    filters, inner, kh, kw = w.shape
+    (sy, sx), (dy, dx) = strides, dilations
+    top, left, bottom, right = pads
+    wide = np.zeros((images, channels, height + top + bottom, width + left + right), np.int64)
+    wide[:, :, top : top + height, left : left + width] = x.astype(np.int64) - x_zero
+    oh = (wide.shape[2] - (kh - 1) * dy - 1) // sy + 1
+    ow = (wide.shape[3] - (kw - 1) * dx - 1) // sx + 1
+    y = np.zeros((images, filters, oh, ow), np.int64)
+    each = filters // groups
+    for m in range(filters):
+        first = m // each * inner
+        for c in range(inner):
+            for u in range(kh):
+                for v in range(kw):
+                    part = wide[:, first + c, u * dy :: sy, v * dx :: sx][:, :oh, :ow]
+                    y[:, m] += part * (int(w[m, c, u, v]) - int(w_zero[m]))
+    return y + bias.reshape(1, -1, 1, 1)
+
+
+CONVS = {
+    "pointwise": ((2, 19, 5, 7), (33, 19, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    "first layer": ((1, 3, 11, 13), (17, 3, 3, 3), (2, 2), (1, 1, 0, 1), (1, 1), 1),
+    "square": ((1, 8, 9, 7), (40, 8, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    "dilated": ((1, 5, 9, 10), (6, 5, 3, 2), (1, 2), (2, 0, 2, 1), (2, 3), 1),
+    "grouped": ((1, 6, 6, 5), (10, 3, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 2),
+    "depthwise": ((2, 37, 9, 8), (37, 1, 3, 3), (2, 1), (1, 1, 1, 1), (1, 1), 37),
+    "depthwise wide": ((1, 16, 7, 17), (16, 1, 5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 16),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("x_kind, w_kind", [("u8", "i8"), ("i8", "u8")])
+@pytest.mark.parametrize("form", CONVS)
+def test_convolutions(target, form, x_kind, w_kind):
+    rng = np.random.default_rng(8)
+    x_shape, w_shape, strides, pads, dilations, groups = CONVS[form]
+    x, w = codes(rng, x_kind, *x_shape), codes(rng, w_kind, *w_shape)
+    x_zero, w_zero = codes(rng, x_kind, 1), codes(rng, w_kind, w_shape[0])
+    bias = rng.integers(-9999, 9999, w_shape[0]).astype(np.int32)
+    factor = rng.uniform(1e-4, 1e-3, (w_shape[0], 1, 1)).astype(np.float32)
+    attrs = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
+
+    def conv(b):
+        points = (b.constant(v) for v in (w, x_zero, w_zero, bias))
+        return b.integer_conv(b.input("x", f"{x_kind}{list(x_shape)}"), *points, **attrs)
+
+    sums = convolved(x, w, int(x_zero[0]), w_zero, bias, *CONVS[form][2:])
+    if target == "host":
+        b = Builder("sums")
+        check(b.build(conv(b)), {"x": x}, wrapped(sums), target, [1, 3])
+    b = Builder("layer")
+    real = b.relu(b.mul(b.cast(conv(b), to="f32"), b.constant(factor)))
+    y = b.to_codes(real, b.constant(np.uint8(9)), to="u8")
+    expected = requantized(sums, factor, 9, 0, 255, relu=True).astype(np.uint8)
+    check(fuse_regions(b.build(y), Trace()), {"x": x}, expected, target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_convolution_pads_with_a_zero_point_of_the_run(target):
+    rng = np.random.default_rng(9)
+    x, w, zero = codes(rng, "u8", 1, 4, 5, 6), codes(rng, "i8", 7, 4, 3, 3), codes(rng, "u8", 1)
+    b = Builder("conv")
+    point = b.input("zero", "u8[1]")
+    y = b.integer_conv(
+        b.input("x", "u8[1, 4, 5, 6]"), b.constant(w), point, None, None, pads=(1, 1, 1, 1)
+    )
+    none = np.zeros(7, np.int64)
+    sums = convolved(x, w, int(zero[0]), none, none, (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    check(b.build(y), {"x": x, "zero": zero}, wrapped(sums), target)
+
+
+def assembly(target):
+    b = Builder("layer")
+    w = np.ones((64, 96), np.int8)
+    y = b.integer_matmul(b.input("x", "u8[n, 64]"), b.constant(w))
+    (kernel,) = lower(b.build(y), target).kernels.values()
+    return jit.assembly(kernel.text, target)
+
+
+def test_the_instructions_for_the_job_are_emitted():
+    assert assembly(named("avx512vnni")).count("vpdpbusd") >= 24
+    assert "vpmaddwd" in assembly(named("avx2")) and "vpdpbusd" not in assembly(named("avx2"))
+    assert "pmaddwd" in assembly(named("sse2"))
+    assert "sdot" in assembly(named("aarch64"))
+    if host().has("avx512vnni"):
+        assert "vpdpbusd" in assembly(host())
