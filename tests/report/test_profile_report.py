@@ -116,7 +116,7 @@ def test_bytes_of_views():
         "y": View(rows, 0, (4, 5), (5, 1)),
     }
     step = KernelStep("gather_0", "rows", pointers, {}, (table, bias), (rows,))
-    assert traffic(step, {}, moves=False).reads == {"table": 4000, "bias": 20}
-    moved = traffic(step, {}, moves=True)
-    assert moved.reads == {"table": 80, "bias": 20} and moved.writes == {"rows": 80}
-    assert moved.nbytes == 180
+    assert traffic(step, {}, is_lookup=False).reads == {"table": 4000, "bias": 20}
+    taken = traffic(step, {}, is_lookup=True)
+    assert taken.reads == {"table": 80, "bias": 20} and taken.writes == {"rows": 80}
+    assert taken.nbytes == 180

@@ -24,6 +24,7 @@ from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import get
 from bitwright.report.traffic import Traffic, traffic
 
+LOOKUPS = ("gather", "gather_elements", "gather_nd")
 SMALL_MEETINGS = 10
 """A step shorter than this many meetings of the threads is small: sharing it out gains little."""
 
@@ -77,7 +78,7 @@ def step_rows(graph: Graph, found: Profile, peaks: Peaks) -> Iterator[StepRow]:
         if node is not None and op != "copy":
             whole, part = flops(node, found.bindings), seconds / (own[step.node] or 1.0)
             count = None if whole is None else whole * part
-        moved = traffic(step, found.bindings, _moves(op))
+        moved = traffic(step, found.bindings, op in LOOKUPS)
         integer = node is not None and is_product(op) and _is_integer(node)
         limit, reached = _limit(step, count, integer, moved, seconds, found, peaks)
         yield StepRow(
@@ -125,10 +126,6 @@ def _ops(step: Step, node: Node | None) -> tuple[str, tuple[str, ...]]:
         return "elementwise", tuple(inner)
     inner.remove(anchor)
     return anchor, tuple(inner)
-
-
-def _moves(op: str) -> bool:
-    return op == "copy" or (op not in ("elementwise", "sizes") and get(op).kind is Kind.MOVEMENT)
 
 
 def _is_integer(node: Node) -> bool:

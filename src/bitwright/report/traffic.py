@@ -1,8 +1,8 @@
 """Bytes that a step reads and writes, buffer by buffer, at given sizes.
 
 A view counts the elements it passes over, an axis that it repeats (stride 0) once, and no more than
-its buffer holds. A step that moves elements reads of an operand no more than it writes: a lookup in
-a table touches the rows it takes, not the table.
+its buffer holds. A lookup reads of an operand no more than it writes: it touches the rows that it
+takes, not the whole table.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def view_bytes(view: View, bindings: Mapping[str, int]) -> int:
     return count * max(view.dtype.bits, 8) // 8
 
 
-def traffic(step: Step, bindings: Mapping[str, int], moves: bool) -> Traffic:
-    """What a step touches; `moves` says that it copies elements and computes nothing."""
+def traffic(step: Step, bindings: Mapping[str, int], is_lookup: bool) -> Traffic:
+    """What a step touches."""
     if isinstance(step, KernelStep):
         views: list[View] = list(step.pointers.values())
     else:
@@ -45,7 +45,7 @@ def traffic(step: Step, bindings: Mapping[str, int], moves: bool) -> Traffic:
     sums = _sums(views, bindings)
     writes = {b.name: sums[b] for b in step.writes}
     reads = {b.name: sums[b] for b in step.reads if b.name not in writes}
-    if moves and writes:
+    if is_lookup and writes:
         most = sum(writes.values())
         reads = {name: min(nbytes, most) for name, nbytes in reads.items()}
     return Traffic(reads, writes)
