@@ -59,6 +59,8 @@ def compile(
         found = entry.store(executable.engine, files)
         if found is None:
             return executable
+        del graph, executable  # with them, all constants in other forms than the stored one
+        system.give_memory_back()
     return Restored(entry, found, threads or host().cores)
 
 

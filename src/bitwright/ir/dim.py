@@ -126,7 +126,7 @@ _SYMMETRIC = ("max", "min", "broadcast")
 class Dim:
     """A symbolic size, made by `symbol`, arithmetic and the functions of this module."""
 
-    __slots__ = ("_hash", "_text", "depth", "terms", "weight")
+    __slots__ = ("_hash", "_symbols", "_text", "depth", "terms", "weight")
     terms: tuple[tuple[Monomial, int], ...]
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
@@ -135,6 +135,7 @@ class Dim:
         self.weight = sum(1 + sum(atom.weight for atom in monomial) for monomial, _ in terms)
         self._hash = hash(terms)
         self._text: str | None = None
+        self._symbols: frozenset[Symbol] | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Dim) and self._hash == other._hash and self.terms == other.terms
@@ -209,15 +210,17 @@ class Dim:
     @property
     def symbols(self) -> frozenset[Symbol]:
         """Every symbol this size depends on."""
-        found: set[Symbol] = set()
-        for monomial, _ in self.terms:
-            for atom in monomial:
-                if isinstance(atom, Symbol):
-                    found.add(atom)
-                else:
-                    for arg in atom.args:
-                        found |= symbols_of(arg)
-        return frozenset(found)
+        if self._symbols is None:
+            found: set[Symbol] = set()
+            for monomial, _ in self.terms:
+                for atom in monomial:
+                    if isinstance(atom, Symbol):
+                        found.add(atom)
+                    else:
+                        for arg in atom.args:
+                            found |= symbols_of(arg)
+            self._symbols = frozenset(found)
+        return self._symbols
 
 
 Size = int | Dim
@@ -249,8 +252,11 @@ def symbol(name: str, bound: int | None = None) -> Dim:
     return Dim((((Symbol(name, bound),), 1),))
 
 
+_NO_SYMBOLS: frozenset[Symbol] = frozenset()
+
+
 def symbols_of(size: Size) -> frozenset[Symbol]:
-    return size.symbols if isinstance(size, Dim) else frozenset()
+    return size.symbols if isinstance(size, Dim) else _NO_SYMBOLS
 
 
 def _terms(size: Size) -> tuple[tuple[Monomial, int], ...]:

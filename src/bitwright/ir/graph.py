@@ -110,7 +110,7 @@ class Node:
         """The inputs that are present."""
         return (value for value in self.inputs if value is not None)
 
-    @property
+    @cached_property
     def bodies(self) -> Mapping[str, Graph]:
         return {key: value for key, value in self.attrs.items() if isinstance(value, Graph)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from bitwright.errors import GraphError
 from bitwright.ir.dim import (
@@ -15,7 +16,6 @@ from bitwright.ir.dim import (
     evaluate,
     product,
     substitute,
-    symbols_of,
 )
 from bitwright.ir.dtype import DType
 
@@ -32,6 +32,13 @@ class TensorType:
             if not isinstance(size, Dim) and size < 0:
                 raise GraphError(f"a tensor cannot have the negative size {size}")
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.dtype, self.shape))
+
+    def __hash__(self) -> int:
+        return self._hash
+
     @property
     def rank(self) -> int:
         return len(self.shape)
@@ -45,9 +52,9 @@ class TensorType:
     def is_static(self) -> bool:
         return not any(isinstance(size, Dim) for size in self.shape)
 
-    @property
+    @cached_property
     def symbols(self) -> frozenset[Symbol]:
-        return frozenset().union(*(symbols_of(size) for size in self.shape))
+        return frozenset().union(*(size.symbols for size in self.shape if isinstance(size, Dim)))
 
     def with_dtype(self, dtype: DType) -> TensorType:
         return TensorType(dtype, self.shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bitwright.errors import GraphError
 from bitwright.ir.graph import Graph, Node
 from bitwright.ir.types import compatible
@@ -10,13 +12,34 @@ from bitwright.ops.builder import infer_types
 from bitwright.ops.registry import get
 
 
-def verify(graph: Graph) -> Graph:
-    """Raise a `GraphError` that names node, operand, expected and found; else give the graph."""
+def verify(graph: Graph, known: set[Any] | None = None) -> Graph:
+    """Raise a `GraphError` that names node, operand, expected and found; else give the graph.
+
+    `known` is kept from one stage to the next: what a node's op, types and attributes demand is
+    looked at once for all nodes that have the same.
+    """
     verify_structure(graph)
     for owner, node in graph.walk():
-        if not node.is_boundary:
+        if node.is_boundary:
+            continue
+        question = None if known is None else _question(node)
+        if question is None or known is None or question not in known:
             verify_node(owner, node)
+            if question is not None and known is not None:
+                known.add(question)
     return graph
+
+
+def _question(node: Node) -> Any:
+    """Equal for nodes on which the verifier decides alike; None where that cannot be told."""
+    operands = tuple(None if v is None else v.type for v in node.inputs)
+    attrs = tuple((name, type(value), value) for name, value in node.attrs.items())
+    question = node.op, operands, attrs, node.types
+    try:
+        hash(question)
+    except TypeError:  # an attribute such as an array
+        return None
+    return question
 
 
 def verify_node(graph: Graph, node: Node) -> None:

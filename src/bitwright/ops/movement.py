@@ -93,9 +93,9 @@ def _missing_size(shape: Shape, rest: Sequence[Size]) -> Size:
 
 
 def _require_same_count(shape: Sequence[Size], target: Sequence[Size]) -> None:
-    if product(list(shape)) == product(list(target)):
-        return
     before, after = _cancel(shape, target)
+    if before == after or product(list(shape)) == product(list(target)):
+        return
     low, high = bounds(before - after)
     if low > 0 or high < 0:
         raise InferenceError(

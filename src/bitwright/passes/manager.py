@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bitwright import knobs
 from bitwright.errors import BitwrightError, RewriteError
@@ -29,6 +30,8 @@ class History:
 
     stages: list[Stage] = field(default_factory=list)
     trace: Trace = field(default_factory=Trace)
+    verified: set[Any] = field(default_factory=set)
+    """What the verifier has found right in an earlier stage."""
 
     def add(self, name: str, graph: Graph) -> None:
         self.stages.append(Stage(name, graph))
@@ -43,11 +46,11 @@ def run_passes(graph: Graph, passes: Iterable[Pass], history: History | None = N
     """The graph after all passes; a pass that breaks it is named together with those before it."""
     history = History() if history is None else history
     if not history.stages:
-        history.add("input", verify(graph))
+        history.add("input", verify(graph, history.verified))
     for function in passes:
         history.trace.stage = function.__name__
         try:
-            graph = verify(function(graph, history.trace))
+            graph = verify(function(graph, history.trace), history.verified)
         except BitwrightError as error:
             before = ", ".join(stage.name for stage in history.stages)
             raise RewriteError(
