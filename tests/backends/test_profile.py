@@ -1,9 +1,12 @@
 """Profiles of programs: every step once and in order, states kept, results unharmed; peaks."""
 
+import ctypes
+
 import numpy as np
 import pytest
 
 import bitwright as bw
+from bitwright import system
 from bitwright.backends.cpu import instr, peaks
 from bitwright.backends.cpu.pool import shared_pool
 from bitwright.backends.cpu.profile import NotedTable, meeting_seconds
@@ -79,3 +82,12 @@ def test_peaks_are_measured_once():
     sizes = [level.nbytes for level in found.levels]
     assert sizes == sorted(sizes) and found.levels[-1].name == "memory"
     assert found.level(1) is found.levels[0] and found.level(1 << 50) is found.levels[-1]
+
+
+def test_a_clock_of_python_serves_where_the_system_has_none(monkeypatch):
+    address = ctypes.cast(system._python_clock, ctypes.c_void_p).value
+    monkeypatch.setattr(system, "clock", lambda: (address, 0))
+    for threads in (1, 2):
+        exe = bw.compile(network(), threads=threads)
+        found = exe.engine.profile({"x": draw(5, 24)}, rounds=2)
+        assert len(found.steps) == len(exe.engine.schedule.steps) and found.meeting_seconds > 0

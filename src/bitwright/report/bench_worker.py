@@ -31,7 +31,7 @@ SETTLING_CALLS = 10
 
 def _bitwright(model: str, threads: int) -> tuple[str, Run]:
     from bitwright import __version__
-    from bitwright.pipeline import compile as compile_model
+    from bitwright.compiler import compile as compile_model
 
     return __version__, compile_model(model, threads=threads).run
 
