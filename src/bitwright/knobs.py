@@ -39,6 +39,12 @@ TAP_BYTES = Knob(
     str(128 << 20),
     "tapped values of one batch held at once; more are read in several runs of that batch",
 )
+WINOGRAD = Knob(
+    "BITWRIGHT_WINOGRAD",
+    "on",
+    "`off` computes every convolution as its definition says: rounding is then smallest, and an "
+    "infinity reaches only the results whose window holds it",
+)
 
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Knob))
 

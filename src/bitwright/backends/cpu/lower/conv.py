@@ -2,8 +2,9 @@
 
 A value of shape [N, C, H, W] is held in the order N, H, W, C: a filter's line then reads one run of
 width · channels numbers, and a pixel's result channels are neighbours. Dense convolutions are
-products (`kernels.conv`) of rows that lie in the image, depthwise ones have a kernel of their own,
-grouped ones are a product per group. Padding is laid around the image first, except depthwise.
+products (`kernels.conv`) of rows that lie in the image, or take fewer products where that pays
+(`lower.winograd`); depthwise ones have a kernel of their own, grouped ones are a product per group.
+Padding is laid around the image first where the kernel does not see to it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from bitwright.backends.cpu.kernels.matmul import (
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
 from bitwright.backends.cpu.lower.movement import pad_view
 from bitwright.backends.cpu.lower.product import lower_transposed, lower_windows
+from bitwright.backends.cpu.lower.winograd import Choice, call_winograd, choose
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import (
     Part,
@@ -87,6 +89,11 @@ def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
         finish = Finish(after, extra, y, lanes)
         depthwise(ctx, node, image, weight, window, y, finish)
         return
+    choice = choose(ctx.target, weight, window, y) if groups == 1 else Choice(0, "")
+    if choice.results:
+        finish = Finish(after, extra, y, lanes)
+        call_winograd(ctx, node, image, weight, window, y, finish, choice)
+        return
     source = padded(ctx, node, image, window)
     inner, outer = weight.shape[1], weight.shape[0] // groups
     for group in range(groups):
@@ -95,7 +102,7 @@ def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
         finish = Finish(after, [v.slice(1, first, outer, 1) for v in extra], part, lanes)
         window_in = source.slice(1, group * inner, inner, 1)
         filters = weight[first : first + outer]
-        dense(ctx, node, window_in, filters, window, part, finish, RealFilter())
+        dense(ctx, node, window_in, filters, window, part, finish, RealFilter(), choice.why)
 
 
 lowers("conv_transpose")(lower_transposed)
@@ -275,6 +282,7 @@ def dense(
     y: View,
     finish: Finish,
     filter: Filter,
+    why_not_fewer: str = "",
 ) -> None:
     """One product: rows are the result's pixels, columns its channels."""
     columns, channels, height, width = weight.shape
@@ -310,7 +318,8 @@ def dense(
         sizes |= {f"count{number}": count, f"step{number}": step}
     more = {**filter.pointers(ctx, node.name), **finish.pointers}
     pointers = {"a": source, "w": packed, "y": y, **more}
-    ctx.call(kernel, node, pointers, sizes, why="channels innermost, as a product")
+    why = "channels innermost, as a product"
+    ctx.call(kernel, node, pointers, sizes, why=f"{why}; {why_not_fewer}" if why_not_fewer else why)
 
 
 def levels_of(
