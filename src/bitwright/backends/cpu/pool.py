@@ -65,7 +65,7 @@ def _least(action: Callable[[], Any]) -> float:
     return best
 
 
-def _shared_block(threads: int) -> np.ndarray:  # type: ignore[type-arg]
+def _shared_block(threads: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Zeroed memory for the shared words, starting at a cache line."""
     nbytes = shared.shared_bytes(threads)
     room = np.zeros(nbytes + shared.LINE, np.uint8)

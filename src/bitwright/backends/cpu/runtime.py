@@ -215,8 +215,8 @@ def _emit_measured(module: Module, spin: Function) -> None:
     with module.function("idle", void, params, internal=False) as f:
         shared, turns = f.params
         f.call(spin, f.offset(shared, block.ROUND), 0, turns)
-    params = (("args", ptr), ("thread", i64), ("threads", i64))
-    with module.function("nothing", void, params, internal=False):
+    kernel_params = (("args", ptr), ("thread", i64), ("threads", i64))
+    with module.function("nothing", void, kernel_params, internal=False):
         pass
 
 
