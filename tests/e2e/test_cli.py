@@ -57,6 +57,7 @@ def test_explain_follows_a_node_through_rules_and_stages(model):
     text = call("explain", model, "--node", "hidden")
     assert "relu-of-relu on %hidden fired" in text
     assert "%hidden = relu(%matmul)" in text
+    assert "step 0: matmul_f32" in text and "in output" in text
     life = json.loads(call("explain", model, "--node", "shifted", "--json"))
     assert any(r["rule"] == "add-zero" and r["fired"] for r in life["rules"])
     stages = [s["stage"] for s in life["stages"]]

@@ -1,5 +1,6 @@
 """What the profile says of a step and of a model, from given times and peaks."""
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -52,6 +53,19 @@ def test_operations_go_to_the_steps_that_compute():
     assert all(row.operations == 0 for row in found.steps if row.op == "copy")
     assert found.operations == conv.operations + matmul.operations
     assert sum(row.share for row in found.steps) == pytest.approx(1)
+
+
+def test_integer_products_are_held_against_their_own_peak():
+    b = bw.Builder("codes")
+    x, w = b.input("x", "u8[64, 256]"), b.constant(np.ones((256, 256), np.int8))
+    exe = bw.compile(b.build(y=b.integer_matmul(x, w)), threads=1)
+    steps = tuple(TimedStep(step, 1e-3) for step in exe.engine.schedule.steps)
+    found = Profile(steps, 1e-3, 0.0, 1e-7, 1, {})
+    own = dataclasses.replace(PEAKS, integers=200e9)
+    for peaks, peak in ((own, 200e9), (PEAKS, 100e9)):
+        (row,) = step_rows(exe.history.stages[-1].graph, found, peaks)
+        assert row.integer and row.operations == 2 * 64 * 256 * 256
+        assert row.reached == pytest.approx(row.operations / peak / 1e-3)
 
 
 def test_a_roof_is_the_longer_of_arithmetic_and_bytes():

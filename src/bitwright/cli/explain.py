@@ -57,7 +57,7 @@ def explain(
     graph = load(model)
     exe = working("compiling")(bitwright.compile)(graph, threads=threads)
     if node:
-        return show_life(report.explain_node(exe.history, node), as_json)
+        return show_life(report.explain_node(exe.history, node, exe.engine.schedule), as_json)
     if fusion:
         return show_fusion(exe, as_json)
     if profile:
@@ -204,3 +204,7 @@ def show_life(life: Any, as_json: bool) -> None:
         for event in life.events:
             if event.stage == stage:
                 say(f"  - {event}")
+    if life.steps:
+        out.print("[bold]schedule[/]", highlight=False)
+        for line in life.steps:
+            say(f"  {line}")

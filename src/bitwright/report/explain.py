@@ -1,14 +1,16 @@
-"""The life of a model, or of one node: its text at each stage and the rules that met it."""
+"""The life of a model, or of one node: its text at each stage, the rules that met it, its steps."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from bitwright.errors import GraphError
 from bitwright.ir.graph import Graph, Node, nearest
 from bitwright.ir.printer import node_text
+from bitwright.lir.schedule import Schedule
 from bitwright.passes.manager import History
 from bitwright.rewrite.trace import Event
 
@@ -21,6 +23,8 @@ class NodeLife:
     texts: list[tuple[str, str]]
     """Stage and the node's text there; empty text where it is gone."""
     events: list[Event]
+    steps: list[str]
+    """What computes the node in the end, with the buffers it is written to; empty if nothing."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -37,6 +41,7 @@ class NodeLife:
                 }
                 for e in self.events
             ],
+            "steps": self.steps,
         }
 
 
@@ -44,7 +49,7 @@ def _find(graph: Graph, names: set[str]) -> Node | None:
     return next((n for _, n in graph.walk() if names & set(n.names)), None)
 
 
-def explain_node(history: History, name: str) -> NodeLife:
+def explain_node(history: History, name: str, schedule: Schedule | None = None) -> NodeLife:
     """Follow a value by name; when a rule replaced it, follow what took its place."""
     all_names = {n for s in history.stages for _, node in s.graph.walk() for n in node.names}
     if name not in all_names:
@@ -60,7 +65,21 @@ def explain_node(history: History, name: str) -> NodeLife:
                     names.update(event.made)
             node = _find(stage.graph, names - {name})
         texts.append((stage.name, node_text(node) if node else ""))
-    return NodeLife(name, texts, events)
+    lines = [] if schedule is None else list(_steps(history.stages[-1].graph, schedule, names))
+    return NodeLife(name, texts, events, lines)
+
+
+def _steps(graph: Graph, schedule: Schedule, names: set[str]) -> Iterator[str]:
+    """The steps of the nodes that have these names, or that have taken them in."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        inner = (n for body in node.bodies.values() for _, n in body.walk())
+        if any(names & set(n.names) for n in (node, *inner) if not n.is_boundary):
+            found.update(node.names)
+    for number, step in enumerate(schedule.steps):
+        if step.node in found:
+            yield f"step {number}: {step}"
+            yield from (f"writes {buffer}" for buffer in step.writes)
 
 
 @dataclass(frozen=True)
