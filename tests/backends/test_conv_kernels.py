@@ -1,11 +1,17 @@
 """Convolutions and products against the interpreter: geometry, epilogues, targets, shares."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from emitted import instructions
 from run_kernel import TARGETS, THREADS, Run
 
+from bitwright.backends.cpu import jit
+from bitwright.backends.cpu.emit import Module
+from bitwright.backends.cpu.kernels.conv import Conv, emit_conv
+from bitwright.backends.cpu.kernels.matmul import best_tile
 from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import run
 from bitwright.passes.fuse_regions import fuse_regions
@@ -130,3 +136,23 @@ def test_not_a_number_flows_and_padding_does_not_spread_it():
     expected = run(graph, feeds)["y"]
     assert (np.isnan(found) == np.isnan(expected)).all()
     assert (np.isinf(found) == np.isinf(expected)).all()
+
+
+@pytest.mark.parametrize("columns", [16, 32, 48, 64, 80])
+def test_sums_of_a_tile_stay_in_registers(columns):
+    """No turn of the inner loop writes a vector to memory."""
+    machine = named("avx512")
+    module = Module(machine)
+    emit_conv(module, "kernel", Conv(best_tile(machine, columns), is_flat=True))
+    blocks = re.split(r"^\.L.*:", jit.assembly(module.text(), machine), flags=re.MULTILINE)
+    loops = [
+        block for block in blocks if block.count("vfmadd") >= 4 * machine.vector_registers // 3
+    ]
+    assert loops and not any(re.search(r"zmm\d+, .*\(%rsp\)", block) for block in loops)
+
+
+@pytest.mark.parametrize("target", ["aarch64", "riscv64", "wasm32"])
+def test_other_architectures(target):
+    module = Module(named(target))
+    emit_conv(module, "kernel", Conv(best_tile(module.target, 64), is_flat=True))
+    assert instructions(module)

@@ -207,12 +207,13 @@ class Reads:
         self.views = tuple(views)
         self.names = tuple(f"{prefix}{number}" for number in range(len(self.views)))
         self.columns = tuple(column_form(view) for view in self.views)
+        self.moves = tuple(tuple(s != 0 for s in view.strides[:-1]) for view in self.views)
         self.rank = len(self.views[0].shape) if self.views else 0
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What shapes the code that reads them."""
-        return self.rank, tuple(view.dtype for view in self.views), self.columns
+        return self.rank, tuple(view.dtype for view in self.views), self.columns, self.moves
 
     @property
     def pointers(self) -> dict[str, View]:
@@ -220,19 +221,20 @@ class Reads:
 
     @property
     def sizes(self) -> dict[str, Size]:
-        """Strides by slot: `x0.0` steps the first axis of operand x0."""
+        """Strides by slot: `x0.0` steps the first axis of operand x0, unless it is broadcast."""
         found: dict[str, Size] = {}
-        for name, view, column in zip(self.names, self.views, self.columns, strict=True):
-            steps = view.strides if column == STEP else view.strides[:-1]
-            found.update({f"{name}.{axis}": stride for axis, stride in enumerate(steps)})
+        for number, (name, view) in enumerate(zip(self.names, self.views, strict=True)):
+            moves = (*self.moves[number], self.columns[number] == STEP)
+            steps = enumerate(zip(view.strides, moves, strict=True))
+            found.update({f"{name}.{axis}": stride for axis, (stride, moved) in steps if moved})
         return found
 
     def at(self, f: Kernel, index: Sequence[emit.Operand], lanes: int) -> Row:
         """The operands of one row: `index` holds a place on every axis but the last."""
-        addresses = [
-            address_of(f, name, stored(view.dtype), index)
-            for name, view in zip(self.names, self.views, strict=True)
-        ]
+        addresses = []
+        for name, view, moves in zip(self.names, self.views, self.moves, strict=True):
+            places = [p if moved else 0 for p, moved in zip(index, moves, strict=True)]
+            addresses.append(address_of(f, name, stored(view.dtype), places))
         return Row(self, f, addresses, lanes)
 
 

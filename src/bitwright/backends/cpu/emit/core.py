@@ -205,6 +205,15 @@ class Core:
             f"shufflevector {vector} {seed.text}, {vector} poison, <{lanes} x i32> zeroinitializer",
         )
 
+    def opaque(self, value: Value) -> Value:
+        """The same integer or pointer, of which LLVM no longer knows how it came about.
+
+        It then stays in a register of its own: LLVM would rather derive many addresses from each
+        other, in a chain that every load waits for.
+        """
+        type_ = value.type
+        return self.emit(type_, f'call {type_.text} asm "", "=r,0"({type_.text} {value.text})')
+
     def intrinsic(self, name: str, result: Type, *operands: Value) -> Value:
         """Call an LLVM intrinsic by its full name."""
         types = ", ".join(operand.type.text for operand in operands)

@@ -24,12 +24,14 @@ class Conv:
     tile: Tile
     levels: int = 0
     """Levels of windows around the inner run: 0, 1 or 2."""
+    is_flat: bool = False
+    """Whether the pixels lie `pixel` apart from the first to the last."""
     epilogue: Epilogue = NO_EPILOGUE
     numbers: Numbers = REAL
 
     @property
     def signature(self) -> Signature:
-        rows = ("ow", "oh", "pixel", "line", "image")
+        rows = ("pixel",) if self.is_flat else ("ow", "oh", "pixel", "line", "image")
         levels = range(1, self.levels + 1)
         windows = tuple(f"{what}{n}" for n in levels for what in ("count", "step"))
         return Signature(
@@ -47,7 +49,7 @@ def emit_conv(module: Module, name: str, conv: Conv) -> Signature:
 
 class _ImageProduct(Product):
     def __init__(self, f: Kernel, conv: Conv) -> None:
-        self.levels = conv.levels
+        self.levels, self.is_flat = conv.levels, conv.is_flat
         super().__init__(f, conv.tile, conv.epilogue, conv.numbers)
 
     def whole_depth(self) -> Value:
@@ -58,20 +60,40 @@ class _ImageProduct(Product):
         return depth
 
     def address(self, row: Value) -> Value:
+        return self.addresses(row, 1)[0]
+
+    def addresses(self, row: Value, count: int) -> list[Value]:
+        """One division for all of them: the next pixel follows, or begins a line or an image."""
         f = self.f
+        a, pixel, element = f.args.pointer("a"), f.args.size("pixel"), self.numbers.element
+        if self.is_flat:
+            return [f.gep(element, a, (row + i) * pixel) for i in range(count)]
         width, height = f.args.size("ow"), f.args.size("oh")
         line = f.udiv(row, width)
         image = f.udiv(line, height)
-        offset = (
-            (row - line * width) * f.args.size("pixel")
-            + (line - image * height) * f.args.size("line")
-            + image * f.args.size("image")
-        )
-        return f.gep(self.numbers.element, f.args.pointer("a"), offset)
+        x, y = row - line * width, line - image * height
+        start = y * f.args.size("line") + image * f.args.size("image")
+        # from the end of a line to the next, and from the end of an image
+        to_line = f.args.size("line")
+        to_image = f.args.size("image") - (height - 1) * f.args.size("line")
+        found = [f.gep(element, a, start + x * pixel)]
+        for _ in range(count - 1):
+            x = x + 1
+            ends = f.eq(x, width)
+            below = y + 1
+            is_last = f.eq(below, height)
+            start = f.select(ends, start + f.select(is_last, to_image, to_line), start)
+            y = f.select(ends, f.select(is_last, 0, below), y)
+            x = f.select(ends, 0, x)
+            found.append(f.gep(element, a, start + x * pixel))
+        return found
 
     def add_products(
         self, rows: list[Value], w: Value, sums: list[Value], ahead: Value
     ) -> list[Value]:
+        f = self.f
+        if self.levels == 0:
+            return self.add_run(rows, w, sums, f.args.size("run"), ahead)[1]
         return self._level(1, rows, w, sums)[1]
 
     def _level(

@@ -58,16 +58,15 @@ class Tile:
         return tuple(reversed(found))
 
 
-# rows × vectors, and how much longer a column takes than in the best tile, as measured. Sums, the
-# panel's vectors, a broadcast number (and a product, where multiplying and adding are two
-# instructions) fit the registers; more than 8 rows do not, whose addresses are registers too.
-_TILES_32: tuple[tuple[int, int, float], ...] = ((8, 3, 1.0), (6, 4, 1.1), (8, 2, 1.2), (8, 1, 2.0))
-_TILES_16: tuple[tuple[int, int, float], ...] = ((6, 2, 1.0), (8, 1, 1.5))
-_TILES_16_UNFUSED: tuple[tuple[int, int, float], ...] = ((4, 2, 1.0), (8, 1, 1.5))
+# rows × vectors: sums, the panel's vectors, a broadcast number (and a product, where multiplying
+# and adding are two instructions) fit the registers
+_TILES_32 = ((8, 3), (6, 4), (5, 5), (12, 2), (12, 1))
+_TILES_16 = ((6, 2), (12, 1))
+_TILES_16_UNFUSED = ((4, 2), (8, 1))
 
 
 def best_tile(target: Target, columns: int = 0, fused: bool | None = None, extra: int = 0) -> Tile:
-    """The tile for a target; for a known number of columns, one that pads them little.
+    """The tile for a target; for a known number of columns, the one that takes the least time.
 
     `fused` says whether adding a product is one instruction (as it is for f32 unless given),
     `extra` how many vectors of sums a row has beside those of its columns.
@@ -78,12 +77,18 @@ def best_tile(target: Target, columns: int = 0, fused: bool | None = None, extra
         choices = _TILES_16 if fused or (fused is None and target.has_fma) else _TILES_16_UNFUSED
     lanes = target.lanes(32)
 
-    def cost(choice: tuple[int, int, float]) -> float:
-        width = (choice[1] - extra) * lanes
-        return -(-columns // width) * width * choice[2]
+    def cost(choice: tuple[int, int]) -> float:
+        rows, vectors = choice
+        panels = -(-columns // ((vectors - extra) * lanes))
+        return panels * _cycles(rows, vectors) / rows
 
-    rows, vectors, _ = min((c for c in choices if c[1] > extra), key=cost)
+    rows, vectors = min((c for c in choices if c[1] > extra), key=cost)
     return Tile(rows, vectors - extra, lanes)
+
+
+def _cycles(rows: int, vectors: int) -> float:
+    """What a step of k takes, as measured: two sums a cycle and some waiting, or a load a cycle."""
+    return max(1.17 * rows * vectors / 2, 1.03 * (rows + vectors))
 
 
 def pack(w: Array, tile: Tile) -> Array:
@@ -231,6 +236,10 @@ class Product:
         f = self.f
         return f.gep(self.numbers.element, f.args.pointer("a"), row * f.args.size("a_stride"))
 
+    def addresses(self, row: Value, count: int) -> list[Value]:
+        """Where `count` rows of a begin, the first of them `row`."""
+        return [self.address(row + i) for i in range(count)]
+
     def add_products(
         self, rows: list[Value], w: Value, sums: list[Value], ahead: Value
     ) -> list[Value]:
@@ -251,7 +260,7 @@ class Product:
             return
         # the full height first, straight from registers: it is what nearly every tile takes
         with f.if_(f.eq(left, tile.rows)) as branch:
-            rows = [self.address(row + i) for i in range(tile.rows)]
+            rows = [f.opaque(start) for start in self.addresses(row, tile.rows)]
             sums = [f.const(self.vector, 0)] * (tile.rows * self.width)
             sums = self.add_products(rows, w, sums, ahead)
             for i in range(tile.rows):

@@ -292,10 +292,12 @@ def dense(
     run = width * channels if dense_line else channels
     numbers = filter.numbers(ctx.target, run)
     tile = filter.tile(ctx.target, columns, numbers)
-    conv = Conv(tile, len(levels), finish.epilogue, numbers)
+    pixel, line = window.strides[1] * sw, window.strides[0] * sh
+    is_flat = (oh == 1 or line == ow * pixel) and (n == 1 or sn == oh * ow * pixel)
+    conv = Conv(tile, len(levels), is_flat, finish.epilogue, numbers)
     kernel = ctx.kernel(
         filter.family,
-        (tile, len(levels), numbers, finish.key),
+        (tile, len(levels), is_flat, numbers, finish.key),
         lambda m, name: emit_conv(m, name, conv),
     )
     runs = weight.transpose(2, 3, 1, 0).reshape(-1, run, columns)
@@ -307,13 +309,11 @@ def dense(
         "run": run,
         "block": row_tiles_in_cache(ctx.target, tile, row_bytes),
         "y_stride": y.strides[3] if ow != 1 else y.strides[2],
-        "ow": ow,
-        "oh": oh,
-        "pixel": window.strides[1] * sw,
-        "line": window.strides[0] * sh,
-        "image": sn,
+        "pixel": pixel,
         **finish.sizes,
     }
+    if not is_flat:
+        sizes |= {"ow": ow, "oh": oh, "line": line, "image": sn}
     for number, (count, step) in enumerate(levels, 1):
         sizes |= {f"count{number}": count, f"step{number}": step}
     more = {**filter.pointers(ctx, node.name), **finish.pointers}
