@@ -19,7 +19,7 @@ import bitwright as bw
 from bitwright import system
 from bitwright.errors import BitwrightError
 from bitwright.ir.graph import Graph
-from bitwright.report.bench import Bench, Row
+from bitwright.report.bench import Bench, Row, bench
 
 
 def batch_name(graph: Graph) -> str:
@@ -36,7 +36,7 @@ def measure(options: argparse.Namespace) -> Bench:
     sizes = dict(item.split("=") for item in options.size)
     sizes = {name: int(number) for name, number in sizes.items()}
     counts = [int(text) for text in options.threads.split(",")]
-    return bw.bench(
+    return bench(
         options.model,
         threads=[count for count in counts if count <= system.cores()],
         rounds=options.rounds,

@@ -93,7 +93,7 @@ def bench(
         raise BitwrightError("rounds and threads must be at least 1", found=(rounds, counts))
     graph = load(model)
     given = dict(feeds) if feeds is not None else random_inputs(graph, sizes or {}, seed=0)
-    arrays = {name: np.asarray(value) for name, value in given.items()}
+    arrays: dict[str, Any] = {name: np.asarray(value) for name, value in given.items()}
     with tempfile.TemporaryDirectory() as folder:
         paths, faults = _files(model, graph, Path(folder), engines)
         np.savez(Path(folder) / "feeds.npz", **arrays)

@@ -97,8 +97,12 @@ class Worker:
         for _ in range(SETTLING_CALLS):
             self.run(self.feeds)
         after = system.resident_bytes()
-        arrays = {name: a for name, a in answer.items() if isinstance(a, np.ndarray)}
-        np.savez(self.outputs, **{name: a for name, a in arrays.items() if a.dtype != object})
+        kept: dict[str, Any] = {
+            name: array
+            for name, array in answer.items()
+            if isinstance(array, np.ndarray) and array.dtype != object
+        }
+        np.savez(self.outputs, **kept)
         added = None if before is None or after is None else after - before
         return {"version": version, "ready_seconds": ready, "memory_bytes": added}
 

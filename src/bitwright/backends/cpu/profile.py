@@ -86,9 +86,10 @@ class NotedTable:
         function, number = system.clock()
         places = self._moments.ctypes.data + self._moments.strides[0] * np.arange(count + 1)
         self._slots = np.array([(function, place, number) for place in places], np.uint64)
-        slots = self._slots.ctypes.data + self._slots.strides[0] * np.arange(count + 1)
+        start, stride = self._slots.ctypes.data, self._slots.strides[0]
         note = _library().address("note_time")
-        self._rows = step_table([(note, at, ALONE) for at in slots for _ in (0, 1)][:-1])
+        slots = [start + stride * (number // 2) for number in range(2 * count + 1)]
+        self._rows = step_table([(note, at, ALONE) for at in slots])
         self._rows[1::2] = rows
         alone = (rows[:, -1] & ALONE).astype(bool)
         self._rows[1::2, -1] = np.where(alone, ALONE, BARRIER_AFTER)
