@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,12 @@ from bitwright.quant.progress import progress_bar
 from bitwright.quant.ranges import Ranges
 from bitwright.quant.statistics import Statistics
 from bitwright.quant.taps import Taps
+from bitwright.target import host
 
 Array = np.ndarray[Any, Any]
 NONFINITE = ("error", "ignore")
+LEAST_SHARE = 1 << 17
+"""Values that keep a thread busy for longer than waking it takes."""
 TOLERANCE = 0.01
 """A range that grows by less than this part of its width has not really changed."""
 
@@ -71,7 +76,7 @@ class Calibrator:
                 raise CalibrationError(
                     f"axis {axis} of tap {name!r} is outside", expected=f"an axis of rank {rank}"
                 )
-        self._nonfinite = nonfinite
+        self._nonfinite, self._threads = nonfinite, threads or host().cores
         self._last: Mapping[str, Any] = {}
         self._values: dict[str, Array] = {}
         self.ranges = Ranges({name: Statistics(axes.get(name)) for name in self.taps})
@@ -79,9 +84,18 @@ class Calibrator:
     def step(self, batch: Mapping[str, Any]) -> None:
         """Run one batch and add what its taps saw."""
         self._last, self._values = batch, {}
-        for name, array in self._taps.run(batch):
+        for found in self._taps.run_parts(batch):
             if self.graph.states:  # running the batch again would not give these values
-                self._values[name] = array.copy()
+                self._values.update((name, array.copy()) for name, array in found)
+            shares = _shares(found, self._threads)
+            others = [self._workers.submit(self._add, share) for share in shares[1:]]
+            self._add(shares[0])
+            for other in others:
+                other.result()
+        self.ranges.batches += 1
+
+    def _add(self, share: list[tuple[str, Array]]) -> None:
+        for name, array in share:
             found = self.ranges.statistics[name]
             before = found.nan + found.infinite
             found.add(array)
@@ -92,7 +106,10 @@ class Calibrator:
                     where=f"batch {self.ranges.batches} of the data",
                     hint='nonfinite="ignore" leaves such values out.',
                 )
-        self.ranges.batches += 1
+
+    @cached_property
+    def _workers(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._threads, "bitwright-statistics")
 
     def max_abs(self) -> Array:
         """The largest magnitude of each tap, in the order the taps were given."""
@@ -146,6 +163,23 @@ class Calibrator:
         empty = Ranges({n: Statistics(s.axis, s.bins) for n, s in self.ranges.statistics.items()})
         self.ranges = empty.merge(found)
         return self
+
+
+def _shares(found: list[tuple[str, Array]], threads: int) -> list[list[tuple[str, Array]]]:
+    """The arrays in shares of about the same size, one a thread; a tap is in one share only."""
+    sizes: dict[str, int] = {}
+    for name, array in found:
+        sizes[name] = sizes.get(name, 0) + array.size
+    count = max(1, min(threads, sum(sizes.values()) // LEAST_SHARE))
+    totals = [0] * count
+    home: dict[str, int] = {}
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        home[name] = totals.index(min(totals))
+        totals[home[name]] += sizes[name]
+    shares: list[list[tuple[str, Array]]] = [[] for _ in totals]
+    for name, array in found:
+        shares[home[name]].append((name, array))
+    return shares
 
 
 def calibrate(

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.ir.graph import Graph, Value, constant_value
 from bitwright.ir.paths import value_paths
 from bitwright.ir.types import TensorType
 from bitwright.ops.opdef import Kind
@@ -57,17 +55,18 @@ def _masks(graph: Graph) -> Iterator[Value]:
     for _, node in graph.walk():
         if node.is_boundary:
             continue
-        if _carries(node) and any(v in found or _is_infinite(v) for v in node.operands):
+        carries = any(v in found for v in node.operands) and (
+            node.op in _CARRIES or get(node.op).kind is Kind.MOVEMENT
+        )
+        if carries or (node.op in _CARRIES and any(map(_is_infinite, node.operands))):
             found.update(node.outputs)
             yield from node.outputs
-
-
-def _carries(node: Node) -> bool:
-    return node.op in _CARRIES or get(node.op).kind is Kind.MOVEMENT
 
 
 def _is_infinite(value: Value) -> bool:
     array = constant_value(value)
     if array is None or not isinstance(value.type, TensorType) or not value.dtype.is_float:
         return False
-    return bool(array.size) and float(np.abs(array.astype(np.float64)).max()) >= ALMOST_INFINITE
+    if not array.size:
+        return False
+    return max(-float(array.min()), float(array.max())) >= ALMOST_INFINITE

@@ -65,16 +65,21 @@ class Taps:
 
         A value inside a body comes once for each run of the body, perhaps not at all.
         """
+        for found in self.run_parts(feeds):
+            yield from found
+
+    def run_parts(self, feeds: Feeds) -> Iterator[list[tuple[str, Array]]]:
+        """The same, all taps of one run of the model at a time."""
         check_inputs(self.graph, feeds)
         bindings: dict[str, int] = {}
         for _ in range(2):  # a second look checks sizes that a later input fixed
             for value in self.graph.inputs:
                 bind_input(value, feeds[value.name], bindings)
-        for name in self._given:
-            yield name, self._given_array(self.values[name], feeds)
+        if self._given:
+            yield [(name, self._given_array(self.values[name], feeds)) for name in self._given]
         self._group(bindings)
         for part in self._runs:
-            yield from part.run(feeds, bindings)
+            yield part.run(feeds, bindings)
 
     def reset(self) -> None:
         """Forget what states of the graph hold."""
@@ -151,7 +156,7 @@ class _Run:
             outputs += [(f"body {len(outputs) + i}", v) for i, v in enumerate(node.outputs)]
         self.exe = compile_(prune(graph.with_(outputs=tuple(outputs))), holders)
 
-    def run(self, feeds: Feeds, bindings: Mapping[str, int]) -> Iterator[tuple[str, Array]]:
+    def run(self, feeds: Feeds, bindings: Mapping[str, int]) -> list[tuple[str, Array]]:
         seen: list[tuple[str, Array]] = []
 
         def observe(value: Value, array: Any) -> None:
@@ -165,9 +170,7 @@ class _Run:
         else:
             self.exe.engine.observe = observe  # type: ignore[attr-defined]
             results = self.exe.run(feeds, out=self._arrays(bindings))
-        for output, name in self._outputs.items():
-            yield name, results[output]
-        yield from seen
+        return [(name, results[output]) for output, name in self._outputs.items()] + seen
 
     def _arrays(self, bindings: Mapping[str, int]) -> dict[str, Array]:
         """An array for every tap whose size is known before the run."""
