@@ -217,11 +217,20 @@ def test_what_cannot_be_calibrated_is_said():
 # bw.calibrate
 
 
-def test_all_floating_values_are_observed_and_moved_data_is_shared():
+def test_stored_floating_values_are_observed_and_moved_data_is_shared():
     ranges = bw.calibrate(perceptron(), batches(3))
-    assert set(ranges.statistics) == {"x", "m", "h", "y"}
+    assert set(ranges.statistics) == {"x", "h", "y"}
+    assert set(bw.calibrate(perceptron(), batches(3), values="all")) == {"x", "m", "h", "t", "y"}
     assert ranges["t"] is ranges["h"] and "t" in ranges and ranges.batches == 3
     assert all(row["count"] == 72 for row in ranges.rows())
+
+
+def test_values_can_be_chosen_on_the_graph_as_it_was_written():
+    x = np.random.default_rng(0).normal(size=(1, 3, 9, 9)).astype(np.float32)
+    assert list(bw.calibrate(convolution(), [x], values=["c", "bn"])) == ["c", "bn"]
+    assert set(bw.calibrate(convolution(), [x], values="all")) == {"x", "bn", "y"}
+    with pytest.raises(CalibrationError, match="values is no list"):
+        bw.calibrate(convolution(), [x], values="c")
 
 
 def test_masks_are_not_observed():

@@ -424,10 +424,27 @@ def _cuts(size: Dim, other: Dim) -> bool:
     return all(arg == other or bounds(arg)[0] > 1 for arg in atom.args)
 
 
+class Sizes(dict[str, int]):
+    """Values of symbols that stay as they are, so that each size is evaluated once."""
+
+    def __init__(self, bindings: Mapping[str, int]) -> None:
+        super().__init__(bindings)
+        self.known: dict[Dim, int] = {}
+
+
 def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
     """The value of a size once its symbols are known."""
     if not isinstance(size, Dim):
         return int(size)
+    if isinstance(bindings, Sizes):
+        known = bindings.known.get(size)
+        if known is None:
+            known = bindings.known[size] = _evaluate(size, bindings)
+        return known
+    return _evaluate(size, bindings)
+
+
+def _evaluate(size: Dim, bindings: Mapping[str, int]) -> int:
     total = 0
     for monomial, coefficient in size.terms:
         product = coefficient

@@ -186,7 +186,7 @@ def calibrate(
     model: Any,
     data: Any,
     *,
-    values: Iterable[str] | None = None,
+    values: Iterable[str] | str | None = None,
     axes: Mapping[str, int] | None = None,
     transform: Transform | None = None,
     subset: int | None = None,
@@ -199,17 +199,19 @@ def calibrate(
 ) -> Ranges:
     """Statistics of the model's floating values over the data, by name of value.
 
-    `values` chooses them (all that matter by default). `subset` batches are used at most, and with
-    `patience` the run ends when that many batches in a row widened no range. The statistics go to
-    the file `save`, also when the run is interrupted; `resume=True` goes on from there with the
-    batches behind those counted already.
+    `values` names them; by default they are those that a run stores, and "all" adds those inside
+    fused regions. `subset` batches are used at most, and with `patience` the run ends when that
+    many batches in a row widened no range. The statistics go to the file `save`, also when the run
+    is interrupted; `resume=True` goes on from there with the batches behind those counted already.
     """
     graph = load(model)
     same: dict[str, str] = {}
-    is_simple = values is None
-    if values is None:
+    is_simple = values is None or isinstance(values, str)
+    if values is None or isinstance(values, str):
+        if values not in (None, "all"):
+            raise CalibrationError("values is no list of names", expected="all", found=values)
         graph = run_passes(graph, INFERENCE)
-        values, same = observed_values(graph)
+        values, same = observed_values(graph, inside=values == "all")
     calibrator = Calibrator(
         graph, values, axes=axes, nonfinite=nonfinite, threads=threads, simplify=not is_simple
     )

@@ -1,9 +1,12 @@
 """Which values of a graph calibration looks at by default.
 
-Every floating value that a run computes, but for
+Every floating value that a run stores, but for
 
     moved data      reshape, transpose, expand, ...: it has the statistics of what it moves
     masks           infinities by design: built from infinite constants and meant for a softmax
+
+Values inside a region that one kernel computes (`passes.fuse_regions`: a convolution's result
+before its activation) are not stored, so no code of a quantized model stands for them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from bitwright.ir.paths import value_paths
 from bitwright.ir.types import TensorType
 from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import get
+from bitwright.passes.fuse_regions import Fusion
+from bitwright.rewrite.trace import Trace
 
 # Ops whose result has the values of their first operand and no others.
 MOVES = frozenset({"reshape", "transpose", "expand", "identity", "roll"})
@@ -24,14 +29,19 @@ ALMOST_INFINITE = 1e30
 """Exporters write the lowest finite number for minus infinity."""
 
 
-def observed_values(graph: Graph) -> tuple[list[str], dict[str, str]]:
-    """Paths of the values to observe, and of those that only move one of them, with which."""
-    masks = set(_masks(graph))
+def observed_values(graph: Graph, inside: bool = False) -> tuple[list[str], dict[str, str]]:
+    """Paths of the values to observe, and of those that only move one of them, with which.
+
+    `inside` adds the values inside regions.
+    """
+    skipped = set(_masks(graph))
+    if not inside:
+        skipped.update(_inside_regions(graph))
     names: list[str] = []
     same: dict[str, str] = {}
     paths = {value: path for path, value in value_paths(graph).items()}
     for value, path in paths.items():
-        if not _is_computed(value) or value in masks:
+        if not _is_computed(value) or value in skipped:
             continue
         source = value
         while source.node.op in MOVES and source.node.inputs[0] is not None:
@@ -48,6 +58,13 @@ def _is_computed(value: Value) -> bool:
     if not isinstance(type_, TensorType) or not type_.dtype.is_float or type_.dtype.bits < 16:
         return False
     return value.node.op not in ("constant", "parameter", "state")
+
+
+def _inside_regions(graph: Graph) -> Iterator[Value]:
+    for owner in {id(owner): owner for owner, _ in graph.walk()}.values():
+        for region in Fusion(owner, Trace()).regions():
+            for node in region.nodes[:-1]:
+                yield from node.outputs
 
 
 def _masks(graph: Graph) -> Iterator[Value]:

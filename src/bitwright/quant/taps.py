@@ -19,6 +19,7 @@ from bitwright import knobs
 from bitwright.backends.reference import Reference
 from bitwright.errors import CalibrationError
 from bitwright.executable import Executable
+from bitwright.ir.dim import Sizes
 from bitwright.ir.dtype import string
 from bitwright.ir.feeds import bind_input, check_inputs
 from bitwright.ir.graph import Graph, Node, Value
@@ -75,6 +76,7 @@ class Taps:
         for _ in range(2):  # a second look checks sizes that a later input fixed
             for value in self.graph.inputs:
                 bind_input(value, feeds[value.name], bindings)
+        bindings = Sizes(bindings)
         if self._given:
             yield [(name, self._given_array(self.values[name], feeds)) for name in self._given]
         self._group(bindings)
@@ -177,13 +179,14 @@ class _Run:
         arrays: dict[str, Array] = {}
         for output, name in self._outputs.items():
             type_ = self._types[name]
-            if any(symbol.name not in bindings for symbol in type_.symbols):
+            if not _is_known(type_, bindings):
                 continue
-            nbytes = _nbytes(type_, bindings)
+            shape = type_.concrete(bindings)
+            nbytes = math.prod(shape) * type_.dtype.numpy.itemsize
             held = self._buffers.get(name)
             if held is None or held.nbytes < nbytes:
                 held = self._buffers[name] = np.empty(nbytes, np.uint8)
-            arrays[output] = held[:nbytes].view(type_.dtype.numpy).reshape(type_.concrete(bindings))
+            arrays[output] = held[:nbytes].view(type_.dtype.numpy).reshape(shape)
         return arrays
 
 
@@ -215,8 +218,12 @@ def _with_bodies(graph: Graph, wanted: Mapping[str, Node]) -> Graph:
     )
 
 
+def _is_known(type_: TensorType, bindings: Mapping[str, int]) -> bool:
+    return all(symbol.name in bindings for symbol in type_.symbols)
+
+
 def _nbytes(type_: TensorType, bindings: Mapping[str, int]) -> int:
     """Bytes of a tensor, 0 where the data decides its size."""
-    if any(symbol.name not in bindings for symbol in type_.symbols):
+    if not _is_known(type_, bindings):
         return 0
     return math.prod(type_.concrete(bindings)) * type_.dtype.numpy.itemsize

@@ -24,7 +24,7 @@ from bitwright.backends.cpu.memory import Grown, Memory, Planned, allocate
 from bitwright.backends.cpu.pool import shared_pool
 from bitwright.backends.cpu.steps import StepTable
 from bitwright.errors import BitwrightError, RunError
-from bitwright.ir.dim import evaluate, solve
+from bitwright.ir.dim import Sizes, evaluate, solve
 from bitwright.ir.feeds import bind_input
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
@@ -167,6 +167,7 @@ class Program:
     def _prepare(self, bindings: dict[str, int]) -> _Ready:
         key = tuple(sorted(bindings.items()))
         if key not in self._prepared:
+            bindings = Sizes(bindings)
             self._sizes.verify(bindings)
             layout = plan(self.schedule, bindings)
             if layout.total > self._arena.nbytes:

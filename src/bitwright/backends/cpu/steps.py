@@ -11,6 +11,7 @@ other need no meeting in between.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -102,7 +103,7 @@ class StepTable:
         """Bytes that a step reads and writes at most."""
         bindings = self.memory.bindings
         return sum(
-            evaluate(view.count, bindings) * view.dtype.numpy.itemsize
+            math.prod([evaluate(size, bindings) for size in view.shape]) * view.dtype.numpy.itemsize
             for view in step.pointers.values()
         )
 
