@@ -436,15 +436,9 @@ def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
     """The value of a size once its symbols are known."""
     if not isinstance(size, Dim):
         return int(size)
-    if isinstance(bindings, Sizes):
-        known = bindings.known.get(size)
-        if known is None:
-            known = bindings.known[size] = _evaluate(size, bindings)
-        return known
-    return _evaluate(size, bindings)
-
-
-def _evaluate(size: Dim, bindings: Mapping[str, int]) -> int:
+    known = bindings.known if isinstance(bindings, Sizes) else {}
+    if size in known:
+        return known[size]
     total = 0
     for monomial, coefficient in size.terms:
         product = coefficient
@@ -457,6 +451,7 @@ def _evaluate(size: Dim, bindings: Mapping[str, int]) -> int:
                 left, right = (evaluate(a, bindings) for a in atom.args)
                 product *= _EVALUATE[atom.kind](left, right)
         total += product
+    known[size] = total
     return total
 
 
