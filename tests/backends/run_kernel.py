@@ -16,8 +16,9 @@ import bitwright.backends.cpu.lower as _lower
 from bitwright.backends.cpu import jit
 from bitwright.backends.cpu.lowering import Lowering
 from bitwright.backends.cpu.memory import Memory
-from bitwright.ir.dim import evaluate, solve
+from bitwright.ir.dim import evaluate
 from bitwright.ir.dtype import dtype
+from bitwright.ir.feeds import solve
 from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import Place
 from bitwright.lir.plan import byte_size

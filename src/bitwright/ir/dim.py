@@ -484,23 +484,5 @@ def apply_function(kind: str, a: Size, b: Size) -> Size:
     return simplify[kind](a, b)
 
 
-def solve(size: Size, value: int, bindings: dict[str, int]) -> bool:
-    """Bind the one unbound symbol of a linear size so that it equals `value`, if it can."""
-    if not isinstance(size, Dim):
-        return size == value
-    unbound = {s.name for s in size.symbols if s.name not in bindings}
-    if not unbound:
-        return evaluate(size, bindings) == value
-    if len(unbound) > 1:
-        return True  # another dimension will bind them
-    (name,) = unbound
-    at0, at1, at2 = (evaluate(size, {**bindings, name: k}) for k in (0, 1, 2))
-    slope = at1 - at0
-    if slope == 0 or at2 - at1 != slope or (value - at0) % slope or (value - at0) // slope < 0:
-        return False
-    bindings[name] = (value - at0) // slope
-    return True
-
-
 def product(sizes: tuple[Size, ...] | list[Size]) -> Size:
     return reduce(lambda a, b: a * b, sizes, 1)

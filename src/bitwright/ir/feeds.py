@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import RunError
-from bitwright.ir.dim import Dim, solve
+from bitwright.ir.dim import Dim, Size, evaluate
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph, Value, nearest
 from bitwright.ir.types import TensorType
@@ -76,3 +76,21 @@ def bind_input(value: Value, array: Any, bindings: dict[str, int]) -> Any:
 def _bound(size: Any, bindings: Mapping[str, int]) -> str:
     names = sorted(s.name for s in size.symbols) if isinstance(size, Dim) else []
     return ", ".join(f"{n} = {bindings[n]}" for n in names if n in bindings)
+
+
+def solve(size: Size, value: int, bindings: dict[str, int]) -> bool:
+    """Bind the one unbound symbol of a linear size so that it equals `value`, if it can."""
+    if not isinstance(size, Dim):
+        return size == value
+    unbound = {s.name for s in size.symbols if s.name not in bindings}
+    if not unbound:
+        return evaluate(size, bindings) == value
+    if len(unbound) > 1:
+        return True  # another dimension will bind them
+    (name,) = unbound
+    at0, at1, at2 = (evaluate(size, {**bindings, name: k}) for k in (0, 1, 2))
+    slope = at1 - at0
+    if slope == 0 or at2 - at1 != slope or (value - at0) % slope or (value - at0) // slope < 0:
+        return False
+    bindings[name] = (value - at0) // slope
+    return True

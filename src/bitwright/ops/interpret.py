@@ -14,8 +14,8 @@ import numpy as np
 
 from bitwright import knobs
 from bitwright.errors import BitwrightError, RunError
-from bitwright.ir.dim import Dim, Size, evaluate, solve, symbols_of
-from bitwright.ir.feeds import bind_input, check_inputs
+from bitwright.ir.dim import Dim, Size, evaluate, symbols_of
+from bitwright.ir.feeds import bind_input, check_inputs, solve
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType, ValueType
 from bitwright.ir.verify import place

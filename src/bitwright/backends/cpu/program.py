@@ -24,8 +24,8 @@ from bitwright.backends.cpu.memory import Grown, Memory, Planned, allocate
 from bitwright.backends.cpu.pool import shared_pool
 from bitwright.backends.cpu.steps import StepTable
 from bitwright.errors import BitwrightError, RunError
-from bitwright.ir.dim import Sizes, evaluate, solve
-from bitwright.ir.feeds import bind_input
+from bitwright.ir.dim import Sizes, evaluate
+from bitwright.ir.feeds import bind_input, solve
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import Buffer, Place
