@@ -19,6 +19,7 @@ _HOME = {
     "Graph": "bitwright.ir",
     "Observer": "bitwright.quant.observer",
     "QuantizationParameters": "bitwright.quant.parameters",
+    "QuantizationSystem": "bitwright.quant.facade",
     "QuantizedTensor": "bitwright.quant.tensor",
     "bench": "bitwright.report.bench",
     "calibrate": "bitwright.quant.calibrate",

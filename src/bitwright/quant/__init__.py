@@ -17,7 +17,9 @@ _HOME = {
     "Granularity": "bitwright.quant.types",
     "Observer": "bitwright.quant.observer",
     "Percentile": "bitwright.quant.methods",
+    "Quality": "bitwright.quant.measure",
     "QuantizationParameters": "bitwright.quant.parameters",
+    "QuantizationSystem": "bitwright.quant.facade",
     "QuantizedTensor": "bitwright.quant.tensor",
     "Ranges": "bitwright.quant.ranges",
     "Scheme": "bitwright.quant.types",
@@ -25,6 +27,7 @@ _HOME = {
     "Taps": "bitwright.quant.taps",
     "choose": "bitwright.quant.methods",
     "insert_q_dq": "bitwright.passes.insert_q_dq",
+    "quality": "bitwright.quant.measure",
     "quantize_tensor": "bitwright.quant.observer",
 }
 
