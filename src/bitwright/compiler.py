@@ -160,14 +160,15 @@ class Entry:
 
 def _entry(model: Any) -> Entry | None:
     """Where the compiled form of a model belongs; None for what is not kept."""
-    folder = default_cache().folder
+    cache = default_cache()
+    folder = cache.folder
     if folder is None or knobs.DUMP.get() or not isinstance(model, (str, Path)):
         return None
-    path = Path(model)
     digests = Digests(folder)
     try:
-        if not path.is_file():
-            return None  # the frontend says what is wrong with it
+        path = Path(model).absolute()
+        if not path.is_file() or not cache.has_room(path.stat().st_size):
+            return None  # of what is no file, the frontend says what is wrong with it
         digest = digests.of(path)
     except (OSError, ValueError):
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import hashlib
+import mmap
 import os
 import platform
 import sys
@@ -167,6 +168,12 @@ def give_memory_back() -> None:
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def forget_pages(file: mmap.mmap) -> None:
+    """Let a mapped file's pages go; whoever reads them again finds them in the file."""
+    with suppress(OSError, ValueError, AttributeError):
+        file.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)

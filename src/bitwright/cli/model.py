@@ -127,8 +127,8 @@ def run(
     """Run MODEL on given or random inputs and show its outputs."""
     from bitwright.report.feeds import random_inputs, read_inputs
 
-    graph = load(model)
-    exe = working("compiling")(bitwright.compile)(graph, target=target, threads=threads)
+    exe = working("compiling")(bitwright.compile)(model, target=target, threads=threads)
+    graph = exe.interface
     feeds = read_inputs(archive) if archive else random_inputs(graph, sizes, seed)
     start = time.perf_counter()
     results = working("running")(exe.run)(feeds)

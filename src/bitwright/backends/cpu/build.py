@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+
+import numpy as np
+
 import bitwright.backends.cpu.lower as _lower
+from bitwright import system
 from bitwright.backends.cpu.code import Code, Fault
 from bitwright.backends.cpu.jit import compiled
 from bitwright.backends.cpu.lowering import Lowering
@@ -21,6 +26,7 @@ def build(graph: Graph, target: Target) -> Code:
     """The graph's code for a target."""
     lowering = Lowering(graph, target)
     schedule = lowering.run()
+    _forget_weights(graph)
     used = {step.kernel for step in schedule.steps if isinstance(step, KernelStep)}
     kernels = {name: lowering.kernels[name] for name in sorted(used)}
     return Code(
@@ -32,6 +38,22 @@ def build(graph: Graph, target: Target) -> Code:
         SizeChecks.of(graph, (step.op for step in schedule.host_steps)),
         _sizes_are_known(graph, schedule),
     )
+
+
+def _forget_weights(graph: Graph) -> None:
+    """Leave the weights that lie in mapped files to the system: packed, they are read no more."""
+    files = {id(file): file for node in graph.nodes if (file := _file_of(node)) is not None}
+    for file in files.values():
+        system.forget_pages(file)
+
+
+def _file_of(node: Node) -> mmap.mmap | None:
+    owner = node.attrs.get("value") if node.op == "constant" else None
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    while isinstance(owner, memoryview):
+        owner = owner.obj
+    return owner if isinstance(owner, mmap.mmap) else None
 
 
 def _fault(graph: Graph, node: Node) -> Fault:

@@ -300,7 +300,8 @@ def dense(
         (tile, len(levels), is_flat, numbers, finish.key),
         lambda m, name: emit_conv(m, name, conv),
     )
-    runs = weight.transpose(2, 3, 1, 0).reshape(-1, run, columns)
+    lines = height if dense_line else height * width
+    runs = weight.transpose(2, 3, 1, 0).reshape(lines, run, columns)
     packed = ctx.constant(filter.pack(runs, tile, numbers), f"{node.name}.weight")
     row_bytes = filter.item_bytes * runs.shape[0] * run
     sizes: dict[str, Size] = {
