@@ -69,8 +69,8 @@ class Executable:
         return self.engine.run(feeds, out)
 
     def _feeds(self, inputs: Any, positional: tuple[Any, ...]) -> Mapping[str, Any]:
-        if isinstance(inputs, Mapping) and not positional:
-            return inputs
+        if not positional and (type(inputs) is dict or isinstance(inputs, Mapping)):
+            return inputs  # type: ignore[no-any-return]
         values = positional if inputs is None else (inputs, *positional)
         if len(values) > len(self.input_names):
             raise RunError(

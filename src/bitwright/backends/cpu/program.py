@@ -81,6 +81,7 @@ class Program:
         self.states: dict[str, Array] = {}
         self.observe: Observer | None = None  # sees what host steps make inside their bodies
         self._is_planned, self._sizes = code.is_planned, code.checks
+        self._is_plain = self._is_planned and len(self.schedule.outputs) == len(graph.outputs)
         self._pool = shared_pool(threads)
         self._arena = allocate(0)
         self._prepared: OrderedDict[Any, tuple[Planned, list[Any]]] = OrderedDict()
@@ -118,6 +119,8 @@ class Program:
                     self._native(self._lazy_table(stretch, memory), memory, watch)
             if watch is not None:
                 watch.bindings = dict(memory.bindings)
+            if not out and self._is_plain:
+                return results  # type: ignore[return-value]
             return self._finish(memory, objects, results, out or {})
 
     def profile(self, feeds: Mapping[str, Any], rounds: int) -> Profile:

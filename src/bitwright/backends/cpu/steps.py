@@ -47,7 +47,7 @@ class StepTable:
         self.rows = np.zeros(ROW * len(steps), np.uint64)
         self.address = int(self.rows.ctypes.data)
         self.slots = np.zeros(sum(counts), np.uint64)
-        self._moving: list[tuple[int, Buffer, int]] = []
+        self._moving: dict[Buffer, list[tuple[int, int]]] = {}
         base, at = int(self.slots.ctypes.data), 0
         for number, (step, count) in enumerate(zip(steps, counts, strict=True)):
             self.rows[ROW * number] = addresses[step.kernel]
@@ -67,12 +67,16 @@ class StepTable:
             elif view.buffer.place in (Place.ARENA, Place.CONSTANT):
                 self.slots[position] = self.memory.address(view)
             else:
-                self._moving.append((position, view.buffer, self.memory.offset(view)))
+                places = self._moving.setdefault(view.buffer, [])
+                places.append((position, self.memory.offset(view)))
 
     def set_addresses(self) -> None:
         """Fill in where inputs, outputs and states lie this time."""
-        for position, buffer, offset in self._moving:
-            self.slots[position] = address_of(self.memory.raw(buffer)) + offset
+        slots, raw = self.slots, self.memory.raw
+        for buffer, places in self._moving.items():
+            address = address_of(raw(buffer))
+            for position, offset in places:
+                slots[position] = address + offset
 
     def _range(self, buffer: Buffer) -> Range:
         """A buffer's bytes; those outside the arena get a place of their own by identity."""

@@ -117,7 +117,7 @@ def _plain_cost(target: Target, weight: Array, y: View) -> float:
     n, oh, ow = _pixels(y)
     vectors = -(-columns // tile.columns) * tile.vectors
     depth = TAPS**2 * channels
-    return n * oh * ow * depth * vectors * _per_product(tile) + _lines(target, depth * columns)
+    return n * oh * ow * depth * vectors * _per_product(tile) + _reading(target, depth * columns, 1)
 
 
 def _cost(target: Target, weight: Array, y: View, results: int) -> float:
@@ -136,13 +136,14 @@ def _cost(target: Target, weight: Array, y: View, results: int) -> float:
     cost = rows * form.positions * form.depth * vectors * _per_product(tile)
     cost += SPILLED * tiles * (form.depth // tile.lanes * enter + vectors * back)
     blocks = -(-tiles // (form.groups * tile.rows))
-    return cost + blocks * _lines(target, _filter_count(tile, weight, results))
+    return cost + _reading(target, _filter_count(tile, weight, results), blocks)
 
 
-def _lines(target: Target, count: int) -> float:
-    """Reading a filter of so many numbers once."""
+def _reading(target: Target, count: int, times: int) -> float:
+    """Reading a filter of so many numbers; other layers have been in the cache before it."""
     nbytes = 4 * count
-    return nbytes / 64 * (NEAR_LINE if nbytes <= target.l2_bytes else FAR_LINE)
+    again = NEAR_LINE if nbytes <= target.l2_bytes else FAR_LINE
+    return nbytes / 64 * (FAR_LINE + (times - 1) * again)
 
 
 def _groups(results: int, tile: Tile, channels: int) -> int:
