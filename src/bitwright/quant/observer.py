@@ -34,8 +34,8 @@ from bitwright.quant.types import FORMATS, MIXED, Granularity, QuantType, Scheme
 
 Array = np.ndarray[Any, Any]
 
-_FEW = 1024  # values in a row that are scored one by one
-_TOGETHER = 1 << 16  # values scored at a time
+_FEW = 4096  # values in a row that are scored one by one
+_TOGETHER = 1 << 15  # values scored at a time
 
 
 class Observer:

@@ -95,7 +95,8 @@ class Whole:
 
     def values(self, u: Array) -> tuple[Array, Array]:
         v = np.rint(u)
-        np.clip(v, self.low[:, None], self.high[:, None], out=v)
+        low, high = self.low[..., None], self.high[..., None]
+        np.clip(v, low.item() if low.size == 1 else low, high.item() if low.size == 1 else high, v)
         return v, v * (1 / 12)
 
 
@@ -119,8 +120,8 @@ class Codebook:
 
 
 def squared_error(data: Distribution, scale: Array, quantizer: Whole | Codebook) -> Array:
-    """The sum of squared errors of each row, for one scale a row."""
-    factor = np.asarray(scale, data.places.dtype)[:, None]
+    """The sum of squared errors of each row, for scales [..., rows]."""
+    factor = np.asarray(scale, data.places.dtype)[..., None]
     u = data.places / factor
     v, offsets = quantizer.values(u)
     np.subtract(u, v, out=u)
@@ -128,10 +129,10 @@ def squared_error(data: Distribution, scale: Array, quantizer: Whole | Codebook)
         u *= u
         if data.weights.size > 1:
             u *= data.weights
-        return np.asarray(u.sum(1) * factor[:, 0].astype(np.float64) ** 2)
+        return np.asarray(u.sum(-1) * factor[..., 0].astype(np.float64) ** 2)
     cube = u * u
     cube *= u
     cube *= 1 / 3
     cube += offsets
     gains = np.diff(cube)
-    return np.asarray(np.einsum("rb,rb->r", gains, data.density) * factor[:, 0] ** 3)
+    return np.asarray(np.einsum("...b,...b->...", gains, data.density) * factor[..., 0] ** 3)

@@ -23,11 +23,12 @@ from bitwright.quant.types import MIXED, QuantType, Scheme
 Array = np.ndarray[Any, Any]
 Objective = Callable[[Array, Array], Array]
 
-_RATIO = 0.88
-_COARSE = 36  # steps to a hundredth of the range; more follow where the best is at the end
+_RATIO = 0.8
+_COARSE = 20  # steps to a hundredth of the range; more follow where the best is at the end
 _LEAST = 4 * _COARSE
 _FINE = ((0.75, 0.5, 0.25), (0.125, 0.0625))
-_SIDES = ((6.0, 3.0, 1.5, 0.75), (1.0, 0.5, 0.25), (0.125, 0.0625))
+_SIDES = ((4.0, 2.0, 1.0, 0.5), (0.5, 0.25), (0.125, 0.0625))
+_TOGETHER = 1 << 15  # places scored at a time, to stay in a cache
 _MOST_LEVELS = 256  # for entropy, whose histogram must be finer than the codes
 
 
@@ -76,7 +77,7 @@ class Problem:
         if self.codebook is not None:
             return np.searchsorted(self.codebook.thresholds, u)
         whole = self.whole(zero_point)
-        return np.asarray((whole.values(u)[0] - whole.low[:, None]).astype(np.intp))
+        return np.asarray((whole.values(u)[0] - whole.low[..., None]).astype(np.intp))
 
     def whole(self, zero_point: Array) -> Whole:
         """The codes' span, relative to the zero point."""
@@ -84,6 +85,8 @@ class Problem:
             half = 2.0 ** (np.asarray(self.widths) - 1)
             return Whole(-half, half - 1)
         element = self.data.places.dtype
+        if self.is_one_ended:
+            zero_point = np.zeros(1)
         low = (self.kind.min - zero_point).astype(element)
         return Whole(low, (self.kind.max - zero_point).astype(element))
 
@@ -113,72 +116,88 @@ def _divergence(problem: Problem, low: Array, high: Array) -> Array:
     """KL(P || Q): P is the histogram with what lies outside added to its ends; Q spreads what lies
     inside, code by code, evenly over the bins of that code that hold anything.
     """
-    data = problem.data
     scale, zero_point = problem.quantizer(low, high)
-    middles, weights = data.middles, data.weights
-    codes = problem.codes(middles / scale[:, None], zero_point)
+    middles, weights = problem.data.middles, problem.data.weights
+    codes = problem.codes(middles / scale[..., None], zero_point)
     span = 2**problem.kind.bits
-    codes += np.arange(problem.rows)[:, None] * span
-    inside = (middles >= low[:, None]) & (middles <= high[:, None])
+    codes += np.arange(low.size).reshape(low.shape)[..., None] * span
+    below, above = middles < low[..., None], middles > high[..., None]
+    inside = ~(below | above)
     kept = np.where(inside, weights, 0.0)
-    size = problem.rows * span
+    size = low.size * span
     mass = np.bincount(codes.reshape(-1), kept.reshape(-1), size)
-    used = np.bincount(codes.reshape(-1), (kept > 0).reshape(-1).astype(np.float64), size)
+    used = np.bincount(codes.reshape(-1), (kept > 0).reshape(-1), size)
     q = np.where(kept > 0, (mass / np.maximum(used, 1))[codes], 0.0)
-    p = kept.copy()
-    rows = np.arange(problem.rows)
-    first = inside.argmax(1)
-    last = inside.shape[1] - 1 - inside[:, ::-1].argmax(1)
-    p[rows, first] += np.where(middles < low[:, None], weights, 0.0).sum(1)
-    p[rows, last] += np.where(middles > high[:, None], weights, 0.0).sum(1)
-    p /= np.maximum(p.sum(1, keepdims=True), 1)
-    q /= np.maximum(q.sum(1, keepdims=True), 1)
+    p = kept
+    first = inside.argmax(-1)[..., None]
+    last = inside.shape[-1] - 1 - inside[..., ::-1].argmax(-1)[..., None]
+    for ends, outside in ((first, below), (last, above)):
+        more = np.where(outside, weights, 0.0).sum(-1, keepdims=True)
+        np.put_along_axis(p, ends, np.take_along_axis(p, ends, -1) + more, -1)
+    p = p / np.maximum(p.sum(-1, keepdims=True), 1)
+    q /= np.maximum(q.sum(-1, keepdims=True), 1)
     floor = 1e-12  # an end that only clipped values fill has no mass of its own
-    log = np.log(np.where(p > 0, p, 1) / np.where(p > 0, np.maximum(q, floor), 1))
-    return np.asarray((p * log).sum(1))
+    ratio = np.where(p > 0, p, 1) / np.where(p > 0, np.maximum(q, floor), 1)
+    return np.asarray((p * np.log(ratio)).sum(-1))
+
+
+class _Best:
+    """The best range so far of each row; ranges are tried many at a time, [tries, rows]."""
+
+    def __init__(self, problem: Problem, objective: Objective) -> None:
+        self.objective = objective
+        self.low, self.high = problem.data.range
+        self.together = max(1, _TOGETHER // max(problem.data.places.size, 1))
+        self.least = objective(self.low[None], self.high[None])[0]
+
+    def attempt(self, low: Array, high: Array) -> Array:
+        """Score ranges; which try of each row is the best now, -1 where none is better."""
+        low, high = np.broadcast_arrays(low, high)
+        number = len(low)
+        pieces = [slice(at, at + self.together) for at in range(0, number, self.together)]
+        errors = np.concatenate([self.objective(low[own], high[own]) for own in pieces])
+        at = errors.argmin(0)[None]
+        least = np.take_along_axis(errors, at, 0)[0]
+        better = least < self.least
+        self.low = np.where(better, np.take_along_axis(low, at, 0)[0], self.low)
+        self.high = np.where(better, np.take_along_axis(high, at, 0)[0], self.high)
+        self.least = np.where(better, least, self.least)
+        return np.where(better, at[0], -1)
 
 
 def _search(problem: Problem, objective: Objective) -> tuple[Array, Array]:
     low, high = problem.data.range
-    top = np.maximum(high, -low)
-    magnitude, least = _clip_both(low, high, top, objective)
-    found_low, found_high = np.maximum(low, -magnitude), np.minimum(high, magnitude)
+    best = _Best(problem, objective)
+    _clip_both(best, low, high)
     if problem.is_one_ended:
-        return found_low, found_high
+        return best.low, best.high
     for steps in _SIDES:
-        for step in (sign * size for size in steps for sign in (1, -1)):
-            tried = np.minimum(found_high * _RATIO**step, high)
-            errors = objective(found_low, tried)
-            found_high = np.where(errors < least, tried, found_high)
-            least = np.minimum(errors, least)
-            tried = np.maximum(found_low * _RATIO**step, low)
-            errors = objective(tried, found_high)
-            found_low = np.where(errors < least, tried, found_low)
-            least = np.minimum(errors, least)
-    return found_low, found_high
+        factors = _RATIO ** np.array([sign * size for size in steps for sign in (1, -1)])[:, None]
+        if (high > 0).any():
+            best.attempt(best.low[None], np.minimum(best.high * factors, high))
+        if (low < 0).any():
+            best.attempt(np.maximum(best.low * factors, low), best.high[None])
+    return best.low, best.high
 
 
-def _clip_both(low: Array, high: Array, top: Array, objective: Objective) -> tuple[Array, Array]:
-    """The best single magnitude to clip at, and its score."""
+def _clip_both(best: _Best, low: Array, high: Array) -> None:
+    """Clip at one magnitude on both sides: all scales of it first, then around the best."""
+    top = np.maximum(high, -low)
+    exponent = np.zeros(top.shape)
 
-    def score(exponent: Array) -> Array:
-        magnitude = top * _RATIO**exponent
-        return objective(np.maximum(low, -magnitude), np.minimum(high, magnitude))
+    def attempt(exponents: Array) -> Array:
+        nonlocal exponent
+        magnitude = top * _RATIO**exponents
+        at = best.attempt(np.maximum(low, -magnitude), np.minimum(high, magnitude))
+        exponents = np.broadcast_to(exponents, magnitude.shape)
+        chosen = np.take_along_axis(exponents, np.maximum(at, 0)[None], 0)[0]
+        exponent = np.where(at >= 0, chosen, exponent)
+        return at
 
-    best = np.zeros(top.shape)
-    least = score(best)
-    start = 0
-    while start == 0 or (start < _LEAST and (best >= start).any()):
-        for step in range(start + 1, start + _COARSE + 1):
-            errors = score(np.full(top.shape, float(step)))
-            best = np.where(errors < least, step, best)
-            least = np.minimum(errors, least)
-        start += _COARSE
+    for start in range(0, _LEAST, _COARSE):
+        at = attempt(start + 1.0 + np.arange(_COARSE)[:, None])
+        if (at < _COARSE - 1).all():
+            break
     for steps in _FINE:
-        centre = best
-        for offset in (sign * size for size in steps for sign in (1, -1)):
-            exponent = np.maximum(centre + offset, 0)
-            errors = score(exponent)
-            best = np.where(errors < least, exponent, best)
-            least = np.minimum(errors, least)
-    return top * _RATIO**best, least
+        offsets = np.array([sign * size for size in steps for sign in (1, -1)])[:, None]
+        attempt(np.maximum(exponent + offsets, 0))

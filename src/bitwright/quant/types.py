@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from bitwright.errors import QuantizationError
 from bitwright.ir.dtype import (
@@ -74,11 +75,11 @@ class QuantType:
     def is_signed(self) -> bool:
         return self.element.is_signed or self.name == "binary"
 
-    @property
+    @cached_property
     def min(self) -> float | int:
         return 0 if self.name == "binary" else self.element.min
 
-    @property
+    @cached_property
     def max(self) -> float | int:
         return 1 if self.name == "binary" else self.element.max
 
