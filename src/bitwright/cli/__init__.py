@@ -5,9 +5,10 @@ the commands of one topic, and importing it adds them to the group.
 """
 
 from bitwright.cli import bench as _bench
+from bitwright.cli import calibrate as _calibrate
 from bitwright.cli import explain as _explain
 from bitwright.cli import model as _model
 from bitwright.cli.common import main
 
-assert _bench.__name__ and _explain.__name__ and _model.__name__
+assert _bench.__name__ and _calibrate.__name__ and _explain.__name__ and _model.__name__
 __all__ = ["main"]

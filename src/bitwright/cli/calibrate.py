@@ -1,0 +1,146 @@
+"""`calibrate` and `compare`: what a model's values look like on data, and what a change cost."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+import bitwright
+from bitwright.cli.common import err, human, json_option, load, main, out, print_json, show_table
+
+data_option = click.option(
+    "--data",
+    required=True,
+    type=click.Path(),
+    help="Folder of .npz (one array per input) or .npy files, a batch each; or one such file.",
+)
+subset_option = click.option("--subset", type=click.IntRange(1), help="Use this many batches.")
+threads_option = click.option(
+    "--threads", type=click.IntRange(1), help="Threads; as many as cores by default."
+)
+
+
+@main.command()
+@click.argument("model")
+@data_option
+@click.option("-o", "--output", required=True, type=click.Path(), help="File of statistics.")
+@subset_option
+@click.option(
+    "--patience", type=click.IntRange(1), help="Stop when this many batches widened no range."
+)
+@click.option("--value", "values", multiple=True, help="Observe this value (repeatable).")
+@click.option("--ignore-nonfinite", is_flag=True, help="Leave NaN and infinities out.")
+@click.option("--resume", is_flag=True, help="Go on from an interrupted run's file.")
+@threads_option
+@json_option
+def calibrate(
+    model: str,
+    data: str,
+    output: str,
+    subset: int | None,
+    patience: int | None,
+    values: tuple[str, ...],
+    ignore_nonfinite: bool,
+    resume: bool,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Run MODEL over DATA and write statistics of its values.
+
+    Ctrl-C ends the run between two batches and keeps what was counted.
+    """
+    try:
+        ranges = bitwright.calibrate(
+            load(model),
+            data,
+            values=values or None,
+            subset=subset,
+            patience=patience,
+            nonfinite="ignore" if ignore_nonfinite else "error",
+            save=output,
+            resume=resume,
+            threads=threads,
+        )
+    except KeyboardInterrupt:
+        if Path(output).exists():
+            line = f"the statistics so far are in {output}; --resume goes on"
+            err.print(line, highlight=False, markup=False, soft_wrap=True)
+        raise
+    if as_json:
+        facts = {"batches": ranges.batches, "values": ranges.rows(), "notes": ranges.notes()}
+        return print_json(facts)
+    show_table(
+        f"{len(ranges.statistics)} values, {ranges.batches} batches",
+        ("value", "count", "min", "max", "mean"),
+        (
+            (row["value"], row["count"], *(_number(row[key]) for key in ("min", "max", "mean")))
+            for row in ranges.rows()
+        ),
+    )
+    for note in ranges.notes():
+        out.print(note, highlight=False, markup=False, soft_wrap=True)
+
+
+@main.command()
+@click.argument("first")
+@click.argument("second")
+@data_option
+@subset_option
+@click.option("--layers/--no-layers", default=True, help="Compare values inside the models too.")
+@click.option("--worst", default=5, show_default=True, type=click.IntRange(0))
+@threads_option
+@json_option
+def compare(
+    first: str,
+    second: str,
+    data: str,
+    subset: int | None,
+    layers: bool,
+    worst: int,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Hold model SECOND against model FIRST on DATA: SQNR, cosine, errors, worst batches, size."""
+    from bitwright.report.compare import compare as measure
+
+    found = measure(first, second, data, layers=layers, subset=subset, threads=threads)
+    if as_json:
+        return print_json(found.as_json(worst))
+    columns = ("SQNR dB", "cosine", "max error", "largest", "same top-1")
+    show_table(
+        f"outputs, {len(found.samples)} batches",
+        ("output", *columns),
+        ((name, *_cells(one)) for name, one in found.outputs.items()),
+    )
+    if found.layers:
+        show_table(
+            "layers", ("value", *columns), ((n, *_cells(one)) for n, one in found.layers.items())
+        )
+    if worst and len(found.samples) > 1:
+        show_table(
+            "worst batches",
+            ("batch", *columns),
+            ((number, *_cells(one)) for number, one in found.worst(worst)),
+        )
+    if found.file_bytes:
+        a, b = found.file_bytes
+        line = f"files: {human(a, 'B')} and {human(b, 'B')}, {b / a:.3f} of the first"
+        out.print(line, highlight=False)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.5g}"
+
+
+def _cells(one: Any) -> tuple[str, ...]:
+    sqnr = one.sqnr_db
+    return (
+        "exact" if sqnr == math.inf else f"{sqnr:.2f}",
+        f"{one.cosine:.6f}",
+        f"{one.max_error:.4g}" + (f" ({one.nonfinite} not finite)" if one.nonfinite else ""),
+        f"{one.largest:.4g}",
+        "" if one.same_top1 is None else f"{one.same_top1:.4f}",
+    )

@@ -1,0 +1,259 @@
+"""How far two versions of a model lie apart on data: outputs, layers, worst samples, file sizes.
+
+    SQNR     10 log10( sum a^2 / sum (a - b)^2 ) in dB, infinite where both are the same
+    cosine   sum a b / ( |a| |b| )
+
+Both models run compiled, batch by batch, and only sums are kept. A layer is a floating value that
+has the same name in both after the passes for inference.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import CalibrationError
+from bitwright.frontend.load import load
+from bitwright.ir.dtype import string
+from bitwright.ir.graph import Graph
+from bitwright.ir.types import TensorType
+from bitwright.passes.manager import run_passes
+from bitwright.pipeline import INFERENCE
+from bitwright.quant.data import Batches
+from bitwright.quant.observed import observed_values
+from bitwright.quant.progress import progress_bar
+from bitwright.quant.taps import Taps
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Distance:
+    """Sums over pairs of arrays; values that are not finite in both are counted apart."""
+
+    count: int = 0
+    signal: float = 0.0
+    other_signal: float = 0.0
+    product: float = 0.0
+    noise: float = 0.0
+    max_error: float = 0.0
+    largest: float = 0.0
+    """The largest magnitude of the first model."""
+    nonfinite: int = 0
+    """Places where one model is finite and the other is not, or both are not in another way."""
+    rows: int = 0
+    same_rows: int = 0
+    """Rows of the last axis, and those whose largest value stands at the same place."""
+
+    def add(self, a: Array, b: Array) -> Distance:
+        if a.ndim and a.shape[-1] > 1 and a.size:
+            same = a.argmax(-1) == b.argmax(-1)
+            self.rows, self.same_rows = self.rows + same.size, self.same_rows + int(same.sum())
+        x, y = (array.astype(np.float64).reshape(-1) for array in (a, b))
+        finite = np.isfinite(x) & np.isfinite(y)
+        if not finite.all():
+            self.nonfinite += int((~(finite | (x == y) | (np.isnan(x) & np.isnan(y)))).sum())
+            x, y = x[finite], y[finite]
+        if x.size:
+            error = x - y
+            self.count += x.size
+            self.signal += float(x @ x)
+            self.other_signal += float(y @ y)
+            self.product += float(x @ y)
+            self.noise += float(error @ error)
+            self.max_error = max(self.max_error, float(np.abs(error).max()))
+            self.largest = max(self.largest, float(np.abs(x).max()))
+        return self
+
+    @property
+    def sqnr_db(self) -> float:
+        if not self.noise:
+            return math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+
+    @property
+    def cosine(self) -> float:
+        norms = math.sqrt(self.signal) * math.sqrt(self.other_signal)
+        if not norms:
+            return float(self.signal == self.other_signal)
+        return min(1.0, max(-1.0, self.product / norms))
+
+    @property
+    def same_top1(self) -> float | None:
+        """The part of rows whose largest value stands at the same place; None without rows."""
+        return self.same_rows / self.rows if self.rows else None
+
+    def as_json(self) -> dict[str, Any]:
+        sqnr = self.sqnr_db
+        return {
+            "sqnr_db": sqnr if math.isfinite(sqnr) else None,
+            "cosine": self.cosine,
+            "max_error": self.max_error,
+            "largest": self.largest,
+            "same_top1": self.same_top1,
+            "nonfinite": self.nonfinite,
+            "values": self.count,
+        }
+
+
+@dataclass
+class Comparison:
+    """Layers in the order of the first model; a sample is the distance of a batch's outputs."""
+
+    outputs: dict[str, Distance] = field(default_factory=dict)
+    layers: dict[str, Distance] = field(default_factory=dict)
+    samples: list[Distance] = field(default_factory=list)
+    file_bytes: tuple[int, int] | None = None
+
+    def worst(self, count: int) -> list[tuple[int, Distance]]:
+        """The batches with the lowest SQNR, worst first."""
+        return sorted(enumerate(self.samples), key=lambda pair: pair[1].sqnr_db)[:count]
+
+    def as_json(self, worst: int = 5) -> dict[str, Any]:
+        return {
+            "batches": len(self.samples),
+            "outputs": {name: one.as_json() for name, one in self.outputs.items()},
+            "layers": {name: one.as_json() for name, one in self.layers.items()},
+            "worst_batches": [
+                {"batch": number, **one.as_json()} for number, one in self.worst(worst)
+            ],
+            "file_bytes": self.file_bytes,
+        }
+
+
+def compare(
+    first: Any,
+    second: Any,
+    data: Any,
+    *,
+    layers: bool = True,
+    subset: int | None = None,
+    transform: Any = None,
+    threads: int | None = None,
+    progress: bool | None = None,
+) -> Comparison:
+    """The second model held against the first on the same data; models are graphs or paths."""
+    graphs = [run_passes(load(_graph(model)), INFERENCE) for model in (first, second)]
+    pairs = _output_pairs(*graphs)
+    shared = _shared_layers(*graphs) if layers else []
+    keys = {f"output {name}": names for name, names in pairs.items()}
+    keys |= {f"layer {name}": (name, name) for name in shared}
+    sides = [
+        _Side(graph, {key: names[side] for key, names in keys.items()}, threads)
+        for side, graph in enumerate(graphs)
+    ]
+    found = Comparison(
+        {name: Distance() for name in pairs},
+        {name: Distance() for name in shared},
+        file_bytes=_file_bytes(first, second),
+    )
+    batches = Batches(data, graphs[0], subset=subset, transform=transform)
+    with progress_bar("comparing", batches.known_length, progress) as advance:
+        for batch in batches:
+            sample = Distance()
+            for key, a, b in _matched(*(side.run(batch) for side in sides)):
+                kind, _, name = key.partition(" ")
+                if a.shape != b.shape:
+                    raise CalibrationError(
+                        f"{kind} {name!r} has another shape in the second model",
+                        expected=list(a.shape),
+                        found=list(b.shape),
+                    )
+                (found.outputs if kind == "output" else found.layers)[name].add(a, b)
+                if kind == "output":
+                    sample.add(a, b)
+            found.samples.append(sample)
+            advance()
+    return found
+
+
+def _graph(model: Any) -> Any:
+    """The graph of a quantized model, or the model itself."""
+    return getattr(model, "graph", model)
+
+
+class _Side:
+    """One model, its taps by key; several keys may stand for one value."""
+
+    def __init__(self, graph: Graph, keys: Mapping[str, str], threads: int | None) -> None:
+        self._keys: dict[str, list[str]] = {}
+        for key, name in keys.items():
+            self._keys.setdefault(name, []).append(key)
+        self._taps = Taps(graph, self._keys, threads=threads, simplify=False)
+
+    def run(self, batch: Mapping[str, Any]) -> Iterator[dict[str, Array]]:
+        for part in self._taps.run_parts(batch):
+            yield {key: array for name, array in part for key in self._keys[name]}
+
+
+def _matched(
+    first: Iterator[dict[str, Array]], second: Iterator[dict[str, Array]]
+) -> Iterator[tuple[str, Array, Array]]:
+    """Pairs by key; what only one side has so far waits for the other."""
+    a: dict[str, Array] = {}
+    b: dict[str, Array] = {}
+    for some, others in itertools.zip_longest(first, second, fillvalue={}):
+        a, b = a | some, b | others
+        for key in a.keys() & b.keys():
+            yield key, a[key], b[key]
+        a, b = (
+            {key: side[key].copy() for key in side.keys() - other.keys()}
+            for side, other in ((a, b), (b, a))
+        )
+
+
+def _output_pairs(first: Graph, second: Graph) -> dict[str, tuple[str, str]]:
+    """Names of the values behind outputs that correspond: by name, else by position."""
+    others = dict(second.outputs)
+    if len(first.outputs) != len(others):
+        raise CalibrationError(
+            "the models have different numbers of outputs",
+            expected=len(first.outputs),
+            found=len(others),
+        )
+    if set(others) != {name for name, _ in first.outputs}:
+        others = {
+            name: value for (name, _), (_, value) in zip(first.outputs, second.outputs, strict=True)
+        }
+    return {
+        name: (value.name, others[name].name)
+        for name, value in first.outputs
+        if _is_numeric(value.type) and _is_numeric(others[name].type)
+    }
+
+
+def _shared_layers(first: Graph, second: Graph) -> list[str]:
+    outputs = {value.name for _, value in first.outputs}
+    computed = {name: value for name, value in second.values.items() if not value.node.is_boundary}
+    return [
+        name
+        for name in observed_values(first)[0]
+        if name in computed
+        and name in first.values
+        and name not in outputs
+        and not first.values[name].node.is_boundary
+        and first.values[name].rank == computed[name].rank
+        and computed[name].dtype.is_float
+    ]
+
+
+def _is_numeric(type_: Any) -> bool:
+    return isinstance(type_, TensorType) and type_.dtype != string and not type_.dtype.is_complex
+
+
+def _file_bytes(first: Any, second: Any) -> tuple[int, int] | None:
+    if not all(isinstance(model, (str, Path)) for model in (first, second)):
+        return None
+    return file_bytes(Path(first)), file_bytes(Path(second))
+
+
+def file_bytes(path: Path) -> int:
+    """A model's file, with the data files that stand beside it under its name."""
+    beside = [Path(f"{path}.data"), Path(f"{path}_data"), path.with_suffix(".bin")]
+    return sum(file.stat().st_size for file in (path, *beside) if file.is_file())
