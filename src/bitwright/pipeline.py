@@ -94,6 +94,6 @@ def make_program(fused: Graph, threads: int | None = None) -> Program:
     """Machine code and schedule of a graph that all passes went over."""
     machine = host()
     program = Program(fused, machine, threads or machine.cores)
-    for step in program.schedule.host_steps:
+    for step in program.host_steps:
         warn_once(f"op {step.op.op}", f"runs in the reference interpreter: {step.why}")
     return program

@@ -70,16 +70,16 @@ def explain(
         ("stage", "nodes", "rules that fired", "rules refused"),
         ((r.stage, r.nodes, _counts(r.fired), _counts(r.refused)) for r in rows),
     )
-    show_schedule(exe.engine.schedule, sizes, whole=schedule)
+    show_schedule(exe.engine, sizes, whole=schedule)
 
 
-def show_schedule(schedule: Any, sizes: dict[str, int], whole: bool) -> None:
+def show_schedule(engine: Any, sizes: dict[str, int], whole: bool) -> None:
     """How many steps are kernels, which are not and why, and how much memory they take."""
     from bitwright.lir.plan import plan
     from bitwright.lir.text import planned_text
 
-    hosts = list(schedule.host_steps)
-    kernels = len(schedule.steps) - len(hosts)
+    hosts, schedule = list(engine.host_steps), engine.schedule
+    kernels = len(schedule.steps) - sum(1 for _ in schedule.host_steps)
     say(f"{kernels} kernel calls, {len(hosts)} host steps")
     for step in hosts:
         say(f"host step: {step.op.op} %{step.node}: {step.why}")

@@ -37,13 +37,12 @@ class KernelStep:
 
 
 @dataclass(frozen=True)
-class HostStep:
-    """A node that the reference interpreter computes, and the reason."""
+class NodeStep:
+    """A node that runs as such, on arrays; None stands for what is no tensor or is absent."""
 
     op: Node
     inputs: tuple[View | None, ...]
     outputs: tuple[View | None, ...]
-    why: str
 
     @property
     def node(self) -> str:
@@ -59,7 +58,22 @@ class HostStep:
 
     def __str__(self) -> str:
         inputs = ", ".join(map(str, self.inputs))
-        return f"host {self.op.op}({inputs}) for %{self.node}  ## {self.why}"
+        return f"{self.op.op}({inputs}) for %{self.node}"
+
+
+@dataclass(frozen=True)
+class HostStep(NodeStep):
+    """A node that the reference interpreter computes, and the reason."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"host {super().__str__()}  ## {self.why}"
+
+
+@dataclass(frozen=True)
+class ControlStep(NodeStep):
+    """A node with bodies, which are compiled: here it is only decided which one runs how often."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,7 @@ class SizeStep:
         return f"sizes {', '.join(map(str, self.sizes))} from ({inputs}) for %{self.node}"
 
 
-Step = KernelStep | HostStep | SizeStep
+Step = KernelStep | HostStep | ControlStep | SizeStep
 
 
 @dataclass

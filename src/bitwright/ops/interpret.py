@@ -8,7 +8,7 @@ made. Values are freed when nothing will read them any more.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -39,17 +39,25 @@ def run(
     return frame.run([inputs[v.name] for v in graph.inputs], {} if states is None else states)
 
 
+class Runner(Protocol):
+    """What runs a body in place of the interpreter."""
+
+    def run(self, feeds: Mapping[str, Any], *, outer: Mapping[str, int]) -> dict[str, Any]: ...
+
+
 def run_node(
     node: Node,
     arrays: Sequence[Any],
     bindings: Mapping[str, int] | None = None,
     observe: Observer | None = None,
+    runners: Mapping[str, Runner] | None = None,
 ) -> tuple[Any, ...]:
     """The results of one node on these operands (None where one is absent).
 
-    `observe` sees the values of its bodies.
+    `observe` sees the values of its bodies; `runners` run bodies, by the names of their attributes.
     """
     frame = Frame(Graph("node", (node,), ()), dict(bindings or {}), observe)
+    frame.runners = {node.attrs[name]: runner for name, runner in (runners or {}).items()}
     given = zip(node.inputs, arrays, strict=True)
     frame.values = {value: array for value, array in given if value is not None}
     with np.errstate(all="ignore"):
@@ -64,6 +72,7 @@ class Frame:
         self.graph, self.bindings, self.observe = graph, dict(bindings), observe
         self.values: dict[Value, Any] = {}
         self.limit = knobs.max_tensor_bytes()
+        self.runners: dict[Graph, Runner] = {}
 
     def run(self, inputs: list[Any], states: dict[str, Array]) -> dict[str, Any]:
         graph = self.graph
@@ -170,6 +179,10 @@ class Body:
         self.graph, self.outer = graph, outer
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        runner = self.outer.runners.get(self.graph)
+        if runner is not None:
+            named = zip((value.name for value in self.graph.inputs), arrays, strict=True)
+            return tuple(runner.run(dict(named), outer=self.outer.bindings).values())
         frame = Frame(self.graph, self.outer.bindings, self.outer.observe)
         return tuple(frame.run(list(arrays), {}).values())
 

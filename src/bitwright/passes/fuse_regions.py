@@ -34,7 +34,7 @@ from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.types import TensorType
 from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import get
-from bitwright.rewrite.driver import prune
+from bitwright.rewrite.driver import map_bodies, prune
 from bitwright.rewrite.trace import Trace
 
 # Anchors whose kernels apply a scalar expression where they store.
@@ -172,6 +172,7 @@ class Fusion:
 
 
 def fuse_regions(graph: Graph, trace: Trace) -> Graph:
+    graph = map_bodies(graph, lambda body: fuse_regions(body, trace))
     regions = {region.last: region for region in Fusion(graph, trace).regions()}
     inside = {n for region in regions.values() for n in region.nodes if n is not region.last}
     replaced: dict[Value, Value] = {}

@@ -18,7 +18,7 @@ from bitwright.backends.cpu.peaks import Peaks
 from bitwright.backends.cpu.profile import Profile
 from bitwright.ir.graph import Graph, Node
 from bitwright.ir.types import TensorType
-from bitwright.lir.schedule import HostStep, KernelStep, SizeStep, Step
+from bitwright.lir.schedule import KernelStep, NodeStep, SizeStep, Step
 from bitwright.ops.flops import flops
 from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import get
@@ -106,7 +106,7 @@ def _is_copy(step: Step) -> bool:
 
 
 def _node(graph: Graph, step: Step) -> Node | None:
-    if isinstance(step, HostStep):
+    if isinstance(step, NodeStep):
         return step.op
     value = graph.values.get(step.node)
     return None if value is None else value.node

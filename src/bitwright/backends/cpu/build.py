@@ -16,7 +16,7 @@ from bitwright.ir.dim import Dim
 from bitwright.ir.graph import Graph, Node
 from bitwright.ir.types import TensorType
 from bitwright.ir.verify import place
-from bitwright.lir.schedule import KernelStep, Schedule
+from bitwright.lir.schedule import ControlStep, KernelStep, Schedule
 from bitwright.target import Target
 
 assert _lower.__name__  # importing it registers the lowerings
@@ -37,6 +37,11 @@ def build(graph: Graph, target: Target) -> Code:
         {number: _fault(graph, node) for number, node in lowering.numbered.items()},
         SizeChecks.of(graph, (step.op for step in schedule.host_steps)),
         _sizes_are_known(graph, schedule),
+        {
+            step.node: {name: build(body, target) for name, body in step.op.bodies.items()}
+            for step in schedule.steps
+            if isinstance(step, ControlStep)
+        },
     )
 
 

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bitwright.backends.cpu.signature import Signature
@@ -14,7 +14,7 @@ from bitwright.ir.dtype import i64
 from bitwright.ir.graph import Node
 from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import Buffer, Place
-from bitwright.lir.schedule import Schedule
+from bitwright.lir.schedule import HostStep, Schedule
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,16 @@ class Code:
     checks: Checks
     is_planned: bool
     """Whether the inputs fix every size."""
+    bodies: Mapping[str, Mapping[str, Code]] = field(default_factory=dict)
+    """The code of the bodies of each control step, by the names of node and attribute."""
+
+    @property
+    def host_steps(self) -> Iterator[HostStep]:
+        """Those of the graph and of all bodies in it."""
+        yield from self.schedule.host_steps
+        for bodies in self.bodies.values():
+            for code in bodies.values():
+                yield from code.host_steps
 
     @property
     def nbytes(self) -> int:

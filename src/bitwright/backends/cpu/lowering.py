@@ -32,7 +32,14 @@ from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ir.verify import place
 from bitwright.lir.buffer import Buffer, Place, View, contiguous, dense
-from bitwright.lir.schedule import HostStep, KernelStep, Schedule, SizeStep, verify_schedule
+from bitwright.lir.schedule import (
+    ControlStep,
+    HostStep,
+    KernelStep,
+    Schedule,
+    SizeStep,
+    verify_schedule,
+)
 from bitwright.passes.fuse_regions import is_elementwise
 from bitwright.target import Target
 
@@ -308,13 +315,21 @@ class Lowering:
         self._copies = {k: v for k, v in self._copies.items() if v.buffer not in buffers}
         self._constants = {k: v for k, v in self._constants.items() if v.buffer not in buffers}
 
+    def control(self, node: Node) -> None:
+        """Append a step that runs the node's compiled bodies."""
+        self.schedule.steps.append(ControlStep(node, *self._as_arrays(node)))
+
     def _host(self, node: Node, reason: str) -> None:
+        self.schedule.steps.append(HostStep(node, *self._as_arrays(node), reason))
+
+    def _as_arrays(self, node: Node) -> tuple[tuple[View | None, ...], tuple[View | None, ...]]:
+        """Where the tensors among a node's operands and results lie."""
         inputs = tuple(self._views.get(v) or self._host_view(v) for v in node.inputs)
         outputs = tuple(
             self.output(v) if isinstance(v.type, TensorType) and v.dtype != string else None
             for v in node.outputs
         )
-        self.schedule.steps.append(HostStep(node, inputs, outputs, reason))
+        return inputs, outputs
 
     def _host_view(self, value: Value | None) -> View | None:
         if value is None or not isinstance(value.type, TensorType) or value.dtype == string:

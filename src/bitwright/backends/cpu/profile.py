@@ -25,7 +25,7 @@ from bitwright.backends.cpu.emit import Module, Signature, i32
 from bitwright.backends.cpu.pool import Pool
 from bitwright.backends.cpu.shared_block import ALONE, BARRIER_AFTER, step_table
 from bitwright.backends.cpu.steps import ROW, StepTable
-from bitwright.lir.schedule import HostStep, SizeStep, Step
+from bitwright.lir.schedule import NodeStep, SizeStep, Step
 from bitwright.target import Target, host
 
 Array = np.ndarray[Any, Any]
@@ -145,7 +145,7 @@ class Stopwatch:
             self._note(step, float(taken))
         self._accounted += time.perf_counter() - begin
 
-    def took(self, step: HostStep | SizeStep, seconds: float) -> None:
+    def took(self, step: NodeStep | SizeStep, seconds: float) -> None:
         """A step that Python computed."""
         self._accounted += seconds
         self._note(step, seconds)

@@ -30,7 +30,7 @@ from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import Buffer, Place
 from bitwright.lir.plan import plan
-from bitwright.lir.schedule import HostStep, KernelStep, Schedule, SizeStep
+from bitwright.lir.schedule import HostStep, KernelStep, NodeStep, Schedule, SizeStep
 from bitwright.target import Target
 
 if TYPE_CHECKING:
@@ -82,6 +82,13 @@ class Program:
         self.observe: Observer | None = None  # sees what host steps make inside their bodies
         self._is_planned, self._sizes = code.is_planned, code.checks
         self._is_plain = self._is_planned and len(self.schedule.outputs) == len(graph.outputs)
+        self._bodies = {
+            node: {
+                name: Program(graph.values[node].node.attrs[name], target, threads, body)
+                for name, body in bodies.items()
+            }
+            for node, bodies in code.bodies.items()
+        }
         self._pool = shared_pool(threads)
         self._arena = allocate(0)
         self._prepared: OrderedDict[Any, tuple[Planned, list[Any]]] = OrderedDict()
@@ -93,14 +100,18 @@ class Program:
         feeds: Mapping[str, Any],
         out: Mapping[str, Array] | None = None,
         watch: Stopwatch | None = None,
+        outer: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
-        """Outputs by name. Arrays in `out` are written in place and given back."""
+        """Outputs by name. Arrays in `out` are written in place and given back.
+
+        `outer` holds the sizes of the graph around a body.
+        """
         given = [
             np.asarray(feeds[v.name]) if is_tensor else feeds[v.name] for v, is_tensor in self._fed
         ]
         objects: dict[Value, Any] = dict(zip(self.graph.inputs, given, strict=True))
         with self._lock:
-            ready = self._ready_for(given)
+            ready = self._ready_for(given, outer or {})
             memory = ready.memory
             seen: set[Node] = set()
             self._enter(ready, given)
@@ -109,7 +120,7 @@ class Program:
             for stretch in ready.stretches:
                 if isinstance(stretch, StepTable):
                     self._native(stretch, memory, watch)
-                elif isinstance(stretch, (HostStep, SizeStep)):
+                elif isinstance(stretch, (NodeStep, SizeStep)):
                     begin = time.perf_counter()
                     self._in_python(stretch, memory, objects)
                     if watch is not None:
@@ -144,9 +155,14 @@ class Program:
         facts = watch.meeting, self._pool.threads, watch.bindings
         return Profile(watch.steps, min(whole), overhead, *facts)
 
+    @property
+    def host_steps(self) -> Iterator[HostStep]:
+        """What runs in the interpreter, in the graph and in bodies."""
+        return self.code.host_steps
+
     # preparing
 
-    def _ready_for(self, given: Sequence[Any]) -> _Ready:
+    def _ready_for(self, given: Sequence[Any], outer: Mapping[str, int]) -> _Ready:
         """What these inputs need; looked at closely where one has another type or shape."""
         key = tuple(
             [
@@ -156,7 +172,7 @@ class Program:
         )
         ready = self._ready.get(key)
         if ready is None:
-            bindings: dict[str, int] = {}
+            bindings = {} if self._is_planned else dict(outer)
             for _ in range(2):  # a second look checks sizes that a later input fixed
                 for array, (value, _) in zip(given, self._fed, strict=True):
                     bind_input(value, array, bindings)
@@ -257,14 +273,14 @@ class Program:
         return self._table(steps, memory)
 
     def _in_python(
-        self, step: HostStep | SizeStep, memory: Memory, objects: dict[Value, Any]
+        self, step: NodeStep | SizeStep, memory: Memory, objects: dict[Value, Any]
     ) -> None:
-        if isinstance(step, HostStep):
+        if isinstance(step, NodeStep):
             self._host(step, memory, objects)
         else:
             self._read_sizes(step, memory)
 
-    def _host(self, step: HostStep, memory: Memory, objects: dict[Value, Any]) -> None:
+    def _host(self, step: NodeStep, memory: Memory, objects: dict[Value, Any]) -> None:
         from bitwright.ops.interpret import run_node  # most programs need no interpreter
 
         arrays = []
@@ -275,7 +291,9 @@ class Program:
                 arrays.append(None if value is None else _held_object(value, objects))
         if None in step.outputs:  # a sequence keeps its items beyond this run of the arena
             arrays = [a.copy() if isinstance(a, np.ndarray) else a for a in arrays]
-        results = run_node(step.op, arrays, memory.bindings, self.observe)
+        # who looks into bodies sees what the interpreter makes of them
+        runners = {} if self.observe is not None else self._bodies.get(step.node, {})
+        results = run_node(step.op, arrays, memory.bindings, self.observe, runners)
         for value, view, result in zip(step.op.outputs, step.outputs, results, strict=True):
             if view is None:
                 objects[value] = result
@@ -348,7 +366,7 @@ def _check_out(name: str, array: Array, shape: tuple[int, ...], element: Any) ->
         )
 
 
-def _stretches(schedule: Schedule) -> Iterator[HostStep | SizeStep | list[KernelStep]]:
+def _stretches(schedule: Schedule) -> Iterator[NodeStep | SizeStep | list[KernelStep]]:
     """Runs of kernel calls, and the other steps between them."""
     steps: list[KernelStep] = []
     for step in schedule.steps:
