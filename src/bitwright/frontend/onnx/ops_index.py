@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from bitwright.errors import ImportModelError
+from bitwright.frontend.onnx.choice import with_axes
 from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.registry import Results, imports
@@ -115,14 +116,14 @@ def arg_extreme(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 @imports("CumSum", "CumProd")
 def cumulative(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, axis = inputs
-    (place,) = ctx.need_ints(axis, "the axis")
-    return ctx.b.op(
-        node.op_type.lower(),
-        x,
-        axis=normalize_axis(place, x.rank),
-        exclusive=node.flag("exclusive"),
-        reverse=node.flag("reverse"),
-    )
+    how = {"exclusive": node.flag("exclusive"), "reverse": node.flag("reverse")}
+
+    def make(inner: Context, x: Value, places: list[int]) -> Value:
+        (place,) = places
+        axis = normalize_axis(place, x.rank)
+        return inner.b.op(node.op_type.lower(), x, axis=axis, **how)
+
+    return with_axes(ctx, x, axis, x.rank, make)
 
 
 @imports("Range")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from bitwright.frontend.onnx.choice import with_axes
 from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.ops_shape import axes_of
 from bitwright.frontend.onnx.registry import Results, imports
 from bitwright.ir import Value
 from bitwright.ir.dim import product
@@ -42,12 +42,17 @@ Reduce = Callable[[Context, OnnxNode, Value, list[int]], Value]
 
 def _mapped(reduce: Reduce, ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x = inputs[0]
-    axes = axes_of(ctx, node, inputs[1])
-    if not axes:
-        if node.flag("noop_with_empty_axes"):
-            return _without_axes(ctx, node, x)
-        axes = list(range(x.rank))
-    return reduce(ctx, node, x, [normalize_axis(axis, x.rank) for axis in axes])
+
+    def make(inner: Context, x: Value, axes: list[int]) -> Value:
+        if not axes:
+            if node.flag("noop_with_empty_axes"):
+                return _without_axes(inner, node, x)
+            axes = list(range(x.rank))
+        return reduce(inner, node, x, [normalize_axis(axis, x.rank) for axis in axes])
+
+    if inputs[1] is None:
+        return make(ctx, x, list(node.items("axes") or ()))
+    return with_axes(ctx, x, inputs[1], x.rank, make)
 
 
 def _without_axes(ctx: Context, node: OnnxNode, x: Value) -> Value:

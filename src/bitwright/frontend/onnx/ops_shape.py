@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bitwright.errors import ImportModelError
+from bitwright.frontend.onnx.choice import with_axes
 from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.fork import squeeze_all
 from bitwright.frontend.onnx.node import OnnxNode
@@ -26,16 +27,6 @@ _CONSTANT_FORMS = {
     "value_string": object,
     "value_strings": object,
 }
-
-
-def axes_of(
-    ctx: Context, node: OnnxNode, operand: Value | None, name: str = "axes"
-) -> list[int] | None:
-    """Axes from an attribute (older opsets) or an operand that must be constant."""
-    if operand is not None:
-        return ctx.need_ints(operand, f"the operand {name!r}")
-    axes = node.items(name)
-    return None if axes is None else list(axes)
 
 
 @imports("Constant")
@@ -105,17 +96,20 @@ def flatten(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @imports("Squeeze")
 def squeeze(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    x = inputs[0]
-    axes = axes_of(ctx, node, inputs[1])
-    if axes is None:
-        return squeeze_all(ctx, node)
-    return ctx.squeeze(x, axes)
+    x, axes = inputs[0], node.items("axes")
+    if inputs[1] is not None:
+        ones = [axis for axis, size in enumerate(x.shape) if size == 1 or not isinstance(size, int)]
+        return with_axes(ctx, x, inputs[1], x.rank, Context.squeeze, among=ones)
+    return squeeze_all(ctx, node) if axes is None else ctx.squeeze(x, axes)
 
 
 @imports("Unsqueeze")
 def unsqueeze(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    axes = axes_of(ctx, node, inputs[1])
-    return ctx.unsqueeze(inputs[0], axes if axes is not None else node.require("axes"))
+    x, axes = inputs[0], inputs[1]
+    if axes is None:
+        return ctx.unsqueeze(x, node.require("axes"))
+    rank = x.rank + (ctx.length(axes) if axes.rank else 1)
+    return with_axes(ctx, x, axes, rank, Context.unsqueeze)
 
 
 @imports("Transpose")

@@ -3,6 +3,7 @@
     reshape, expand   views in the shape that is read
     slice             a view whose offset and strides are read
     range             start + i · delta, as many as the three numbers say
+    require           its operand, behind a step that looks at the condition
 
 Numbers of either sign are held as a difference of two sizes, which are never negative.
 """
@@ -135,6 +136,21 @@ def lower_slice(ctx: Lowering, node: Node, region: RegionView) -> None:
         offset = offset + start * stride
     strides = tuple(a * b for a, b in zip(view.strides, steps, strict=True))
     ctx.alias(node.outputs[0], View(view.buffer, offset, shape, strides))
+
+
+@lowers("require")
+def lower_require(ctx: Lowering, node: Node, region: RegionView) -> None:
+    condition, x = node.operands
+    message = node.attrs["message"]
+    require_elements(x.dtype)
+
+    def read(arrays: Sequence[Array], _: Bindings) -> list[int]:
+        if not arrays[0].all():
+            raise RunError(message)
+        return []
+
+    ctx.read_sizes(node, [condition], (), read)
+    ctx.alias(node.outputs[0], ctx.view(x))
 
 
 @lowers("range")
