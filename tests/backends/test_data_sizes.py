@@ -42,6 +42,10 @@ def ints(*numbers: int) -> np.ndarray[Any, Any]:
     return np.array(numbers, np.int64)
 
 
+def floats(*numbers: float) -> np.ndarray[Any, Any]:
+    return np.array(numbers, np.float32)
+
+
 def test_reshape() -> None:
     graph = graph_of("reshape", {"x": "f32[a, b, c]", "shape": "i64[2]"})
     check(graph, *({"x": X, "shape": s} for s in (ints(-1, 5), ints(8, 15), ints(0, -1))))
@@ -110,3 +114,42 @@ def test_range(element: str) -> None:
         compile_graph(graph).run(
             {n: np.array(v, types[0]) for n, v in zip(names, (0, 1, 0), strict=False)}
         )
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("coordinates", ["half_pixel", "align_corners", "asymmetric"])
+def test_resize(mode: str, coordinates: str) -> None:
+    x = X[:, None, :, :].repeat(2, axis=1)
+    attrs = {"mode": mode, "coordinate_mode": coordinates}
+    for name, operand, cases in (
+        ("sizes", "i64[4]", (ints(4, 2, 9, 3), ints(4, 2, 6, 5), ints(1, 3, 1, 7))),
+        ("scales", "f32[4]", (floats(1, 1, 1.7, 0.6), floats(1, 1, 1, 1), floats(0.5, 2, 2, 3))),
+    ):
+        b = Builder("resize")
+        given = [b.input("x", "f32[a, b, c, d]"), b.input(name, operand)]
+        operands = given if name == "sizes" else [given[0], None, given[1]]
+        graph = b.build(y=b.resize(*operands, **attrs))
+        executable = compile_graph(graph, threads=2)
+        assert not any(executable.engine.schedule.host_steps)  # type: ignore[attr-defined]
+        for case in cases:
+            feeds = {"x": x, name: case}
+            (found,), (want,) = executable.run(feeds).values(), run(graph, feeds).values()
+            assert found.shape == want.shape
+            np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_negative_size_is_refused() -> None:
+    b = Builder("resize")
+    x, sizes = b.input("x", "f32[a, b]"), b.input("sizes", "i64[2]")
+    executable = compile_graph(b.build(y=b.resize(x, sizes, mode="nearest")))
+    with pytest.raises(RunError):
+        executable.run({"x": X[0], "sizes": ints(3, -1)})
+
+
+def test_require() -> None:
+    b = Builder("require")
+    x, flag = b.input("x", "f32[a]"), b.input("flag", "bool[]")
+    graph = b.build(y=b.add(b.require(flag, b.mul(x, 2), message="not now"), 1))
+    check(graph, {"x": X[0, 0], "flag": np.array(True)})
+    with pytest.raises(RunError, match="not now"):
+        compile_graph(graph).run({"x": X[0, 0], "flag": np.array(False)})

@@ -90,9 +90,13 @@ def _by_scales(
         raise ImportModelError("its scales are left out")
     known = ctx.array(scales)
     if known is None or (roi is not None and ctx.array(roi) is None):
-        if axes not in (None, list(range(x.rank))):
+        some = axes not in (None, list(range(x.rank)))
+        if some and roi is not None:
             raise UnmappedError("scales of some axes are computed from data")
         ctx.length(scales)
+        if some:
+            ones = ctx.const(np.ones(x.rank, np.float32), scales.dtype)
+            scales = _spread(ctx, ones, scales, axes)
         return ctx.b.resize(x, None, scales, roi, **attrs)
     factors = [float(number) for number in known.reshape(-1)]
     if axes is not None:
@@ -109,6 +113,13 @@ def _by_scales(
     return ctx.b.resize(x, sizes=tuple(sizes), scales=tuple(factors), **region, **attrs)
 
 
+def _spread(ctx: Context, whole: Value, given: Value, axes: Sequence[int] | None) -> Value:
+    """A number for every axis: those given for some, the rest of `whole`."""
+    rank, places = whole.shape[0], dict(zip(axes or (), range(len(axes or ())), strict=True))
+    order = [places[a] + rank if a in places else a for a in range(rank)]
+    return ctx.b.gather(ctx.b.concat(whole, given, axis=0), ctx.const(order), axis=0)
+
+
 def _by_sizes(
     ctx: Context,
     x: Value,
@@ -120,9 +131,11 @@ def _by_sizes(
 ) -> Value:
     known = ctx.sizes(sizes, x)
     if known is None:
-        if policy != "stretch" or axes not in (None, list(range(x.rank))) or roi is not None:
+        if policy != "stretch" or roi is not None:
             raise UnmappedError(f"the sizes {sizes} are computed from data")
         ctx.length(sizes)
+        if axes not in (None, list(range(x.rank))):
+            sizes = _spread(ctx, ctx.cast(ctx.shape_of(x), sizes.dtype), sizes, axes)
         return ctx.b.resize(x, sizes, **attrs)
     places = list(range(x.rank)) if axes is None else list(axes)
     goal: list[Size] = list(x.shape)

@@ -52,6 +52,8 @@ class Grid:
     cubic: float
     exclude_outside: bool
     scale: float | None
+    is_data: bool = False
+    """Whether a slot holds the address of the scale, an f32."""
 
     @property
     def taps(self) -> int:
@@ -69,6 +71,7 @@ def sum_type(element: DType) -> Type:
 def emit_table(module: Module, name: str, grid: Grid, weight: Type) -> Signature:
     """Slots: the sizes of the axis in x and y; one row of `place` and `weight` for each tap."""
     pointers = ("place", "fault") if grid.taps == 1 else ("place", "weight", "fault")
+    pointers = (*pointers, "scale") if grid.is_data else pointers
     signature = Signature(pointers, ("size", "count", *FAULT_SLOTS))
     with module.kernel(name, signature) as f:
         size, count = f.args.size("size"), f.args.size("count")
@@ -91,8 +94,11 @@ def _coordinate(f: Kernel, grid: Grid, index: Value, size: Value, count: Value) 
     """The place on the axis of x of a position of y, as `ops.resize` computes it."""
     place, length, total = (f.convert(value, emit.f64) for value in (index, size, count))
     width = total
-    if grid.scale is not None:
-        given = length * grid.scale
+    scale: Operand | None = grid.scale
+    if grid.is_data:
+        scale = f.convert(f.load(emit.f32, f.args.pointer("scale"), invariant=True), emit.f64)
+    if scale is not None:
+        given = length * scale
         gap = f.abs(given - total)
         near = f.le(gap, f.max(f.abs(given), total) * CLOSE)
         width = f.select(near, total, given)

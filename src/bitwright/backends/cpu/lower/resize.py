@@ -1,6 +1,14 @@
-"""The lowering of resize: tables for the axes that change, then one pass over the result."""
+"""The lowering of resize: tables for the axes that change, then one pass over the result.
+
+Where the data decides the sizes, any axis may change: there they are taken one behind the other.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from bitwright.backends.cpu.kernels.resize import (
     Grid,
@@ -13,10 +21,14 @@ from bitwright.backends.cpu.lower.gather import byte_width
 from bitwright.backends.cpu.lower.layout import image_order
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import require_elements
+from bitwright.errors import RunError
 from bitwright.ir.dim import Size, product
+from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Node, Value
-from bitwright.lir.buffer import View, row_major
-from bitwright.ops.resize import CROP
+from bitwright.lir.buffer import View, contiguous, row_major
+from bitwright.ops.resize import CROP, scaled_size
+
+Array = np.ndarray[Any, Any]
 
 
 @lowers("resize")
@@ -24,6 +36,9 @@ def lower_resize(ctx: Lowering, node: Node, region: RegionView) -> None:
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
     _require(node, x)
+    if node.attrs.get("sizes") is None:
+        _axis_by_axis(ctx, node, x)
+        return
     view = ctx.view(x)
     order = image_order(view)
     shape, sizes = [x.shape[axis] for axis in order], [y.shape[axis] for axis in order]
@@ -40,17 +55,17 @@ def lower_resize(ctx: Lowering, node: Node, region: RegionView) -> None:
     _resample(
         ctx,
         node,
-        order,
+        (ctx.ordered(x, order), ctx.output(y, order)),
         (product(shape[:first]), *shape[first:last], product(shape[last:])),
         (product(sizes[:first]), *sizes[first:last], product(sizes[last:])),
-        [scales[axis] for axis in order[first:last]],
+        [_grid(node, scales[axis]) for axis in order[first:last]],
     )
 
 
 def _require(node: Node, x: Value) -> None:
     attrs = node.attrs
-    if attrs.get("sizes") is None:
-        raise NoKernelError("only the data decides the sizes")
+    if attrs.get("sizes") is None and x.dtype.is_integer and attrs["mode"] != "nearest":
+        raise NoKernelError("integers are rounded once for all axes, whose sizes are not known")
     if attrs["coordinate_mode"] == CROP or attrs["antialias"]:
         raise NoKernelError("crops and antialiasing have no kernel")
     if attrs["mode"] != "nearest":
@@ -59,30 +74,78 @@ def _require(node: Node, x: Value) -> None:
             raise NoKernelError(f"sums of {x.dtype} do not fit a float")
 
 
+def _axis_by_axis(ctx: Lowering, node: Node, x: Value) -> None:
+    """The sizes are read, then every axis is a step of its own."""
+    wanted, scales = (*node.inputs[1:], None, None)[:2]
+    if scales is not None and scales.dtype != f32:
+        raise NoKernelError(f"scales of {scales.dtype} are not read")
+
+    def read(arrays: Sequence[Array], bindings: Mapping[str, int]) -> list[int]:
+        if wanted is not None:
+            found = [int(size) for size in arrays[0]]
+        else:
+            shape = x.tensor.concrete(bindings)
+            pairs = zip(shape, arrays[0].tolist(), strict=True)
+            found = [int(scaled_size(size, scale)) for size, scale in pairs]
+        if min(found, default=0) < 0:
+            raise RunError("a size would be negative", found=found)
+        return found
+
+    sizes = node.outputs[0].shape
+    operand = wanted if wanted is not None else scales
+    assert operand is not None
+    ctx.read_sizes(node, [operand], sizes, read)
+    view, shape = ctx.contiguous(x), x.shape
+    result = ctx.output(node.outputs[0])
+    for axis, size in enumerate(sizes):
+        after = (*shape[:axis], size, *shape[axis + 1 :])
+        target = result
+        if axis < x.rank - 1:
+            buffer = ctx.buffer(f"{node.name}.axis{axis}", x.dtype, product(after))
+            target = contiguous(buffer, after)
+        outer, inner = product(shape[:axis]), product(shape[axis + 1 :])
+        scale = None if scales is None else ctx.contiguous(scales).slice(0, axis, 1, 1)
+        _resample(
+            ctx,
+            node,
+            (view, target),
+            (outer, shape[axis], inner),
+            (outer, size, inner),
+            [_grid(node, None, scale is not None)],
+            scale,
+        )
+        view, shape = target, after
+
+
+def _grid(node: Node, scale: float | None, is_data: bool = False) -> Grid:
+    attrs = node.attrs
+    return Grid(
+        attrs["mode"],
+        attrs["coordinate_mode"],
+        attrs["nearest_mode"],
+        attrs["cubic_coeff_a"],
+        attrs["exclude_outside"],
+        scale,
+        is_data,
+    )
+
+
 def _resample(
     ctx: Lowering,
     node: Node,
-    order: tuple[int, ...],
+    views: tuple[View, View],
     shape: tuple[Size, ...],
     sizes: tuple[Size, ...],
-    scales: list[float | None],
+    grids: Sequence[Grid],
+    scale: View | None = None,
 ) -> None:
     """x and y are [outer, axes that change, inner] in memory."""
-    x, attrs = node.inputs[0], node.attrs
+    x = node.inputs[0]
     assert x is not None
-    rank, inner, width = len(scales), shape[-1], byte_width(x.dtype)
-    pointers = {"x": ctx.ordered(x, order)}
-    for axis, scale in enumerate(scales, 1):
-        grid = Grid(
-            attrs["mode"],
-            attrs["coordinate_mode"],
-            attrs["nearest_mode"],
-            attrs["cubic_coeff_a"],
-            attrs["exclude_outside"],
-            scale,
-        )
-        pointers |= _table(ctx, node, grid, axis, shape[axis], sizes[axis])
-    pointers["y"] = ctx.output(node.outputs[0], order)
+    rank, inner, width = len(grids), shape[-1], byte_width(x.dtype)
+    pointers = {"x": views[0], "y": views[1]}
+    for axis, grid in enumerate(grids, 1):
+        pointers |= _table(ctx, node, grid, axis, shape[axis], sizes[axis], scale)
     slots: dict[str, Size] = {f"n{axis}": size for axis, size in enumerate(sizes[:-1])}
     strides = row_major(shape)[:-1]
     if grid.taps == 1:
@@ -104,7 +167,13 @@ def _resample(
 
 
 def _table(
-    ctx: Lowering, node: Node, grid: Grid, axis: int, size: Size, count: Size
+    ctx: Lowering,
+    node: Node,
+    grid: Grid,
+    axis: int,
+    size: Size,
+    count: Size,
+    scale: View | None,
 ) -> dict[str, View]:
     """The step that fills the table of one axis, and where it lies."""
     assert node.inputs[0] is not None
@@ -117,5 +186,6 @@ def _table(
     if grid.taps > 1:
         tables["weight"] = ctx.scratch(f"{name}.weights", weight.mangled, count * grid.taps)
     sizes = {"size": size, "count": count, "node": ctx.number(node)}
-    ctx.call(kernel, node, {**tables, "fault": ctx.fault()}, sizes, writes=tuple(tables))
+    pointers = {**tables, "fault": ctx.fault()} | ({} if scale is None else {"scale": scale})
+    ctx.call(kernel, node, pointers, sizes, writes=tuple(tables))
     return {f"{table}{axis}": view for table, view in tables.items()}
