@@ -2,7 +2,8 @@
 
     cross_entropy   log_softmax, one gathered log probability per label, and a weighted sum
     dequantize      (q - zero_point) · scale in f32
-    quantize        clip(rne(x / scale) + zero_point), NaN being the zero point
+    quantize        clip(rne(x / scale) + zero_point), NaN being the zero point; to floats, a cast
+    einsum          products of two operands at a time (`expand_einsum`)
 
     cast            to an integer of 4 or 2 bits: to i8 first, of which those are the low bits
 
@@ -15,12 +16,11 @@ from typing import Any
 
 from bitwright.ir.dtype import DType, f32, f64, i32, i64
 from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ops.quantize import is_code
+from bitwright.passes.expand_einsum import EINSUM
 from bitwright.rewrite import Match, Rule, Trace, rewrite
 
 # Far beyond any number of classes: a label below 0 is no class either.
 _NO_CLASS = 2**31 - 1
-_PLAIN = ("i8", "u8", "i16", "u16")
 
 
 def expand_composites(graph: Graph, trace: Trace) -> Graph:
@@ -101,7 +101,8 @@ def _dequantize(op: Any, m: Match) -> Any:
     codes, scale, zero_point = (*node.inputs, None)[:3]
     result = node.types[0].dtype
     wide = f64 if f64 in (result, scale.dtype) else f32
-    distance = _as(op, codes, i64 if codes.dtype == i32 else i32)
+    element = wide if codes.dtype.is_float else i64 if codes.dtype == i32 else i32
+    distance = _as(op, codes, element)
     offset = _spread(op, zero_point, codes, node)
     if offset is not None:
         distance = op.sub(distance, _as(op, offset, distance.dtype))
@@ -113,30 +114,31 @@ def _quantize(op: Any, m: Match) -> Any:
     node = m.root
     x, scale, zero_point = (*node.inputs, None)[:3]
     to: DType = node.attrs["to"]
-    precision = node.attrs.get("precision") or scale.dtype
-    factor = _spread(op, scale, x, node)
-    whole = op.round(op.div(_as(op, x, precision), _as(op, factor, precision)))
+    exact = _quotient(op, x, _spread(op, scale, x, node), node.attrs.get("precision"))
     offset = _spread(op, zero_point, x, node)
     if offset is not None:
-        offset = _as(op, offset, whole.dtype)
+        offset = _as(op, offset, exact.dtype)
+    if to.is_float:
+        moved = exact if offset is None else op.add(exact, offset)
+        return op.cast(_as(op, moved, f32), to=to, saturate=node.attrs.get("saturate", True))
+    whole = op.round(exact)
+    if offset is not None:
         whole = op.add(whole, offset)
     codes = op.clip(whole, op.constant(to.min, whole.dtype), op.constant(to.max, whole.dtype))
     rest = op.constant(0, whole.dtype) if offset is None else offset
     return op.cast(op.where(op.is_nan(codes), rest, codes), to=to)
 
 
-def _no_dequantize(m: Match) -> str | bool:
-    element = m.root.inputs[0].dtype
-    return element.name not in (*_PLAIN, "i32") and f"{element} codes are not computed with"
-
-
-def _no_quantize(m: Match) -> str | bool:
-    to, (x, scale) = m.root.attrs["to"], m.root.inputs[:2]
-    if not is_code(to) or to.name not in _PLAIN:
-        return f"{to} codes are not computed with"
-    if (m.root.attrs.get("precision") or scale.dtype) not in (f32, f64) or not x.dtype.is_float:
-        return f"{x.dtype} by {scale.dtype} is not a division in f32 or f64"
-    return False
+def _quotient(op: Any, x: Value, scale: Value, precision: DType | None) -> Value:
+    """x / scale as `ops.quantize.quotient` rounds it, in f32 or f64."""
+    if precision is None:
+        element = scale.dtype
+        precision = f64 if element.is_integer else f32 if element.bits < 16 else element
+    x, scale = _as(op, x, precision), _as(op, scale, precision)
+    if precision.bits >= 32:
+        return op.div(x, scale)
+    # a quotient of halves, rounded to f32, rounds on to the half that the exact one rounds to
+    return _as(op, _as(op, op.div(_as(op, x, f32), _as(op, scale, f32)), precision), f32)
 
 
 def _narrow(op: Any, m: Match, x: Value) -> Any:
@@ -150,8 +152,9 @@ def _not_narrow(m: Match) -> str | bool:
 
 
 RULES = [
+    EINSUM,
     Rule("narrow-integer-through-i8", lambda op, x: op.cast(x), _narrow, _not_narrow),
     Rule("cross-entropy-as-gather", lambda op: op.cross_entropy(...), _cross_entropy),
-    Rule("dequantize-as-arithmetic", lambda op: op.dequantize(...), _dequantize, _no_dequantize),
-    Rule("quantize-as-arithmetic", lambda op: op.quantize(...), _quantize, _no_quantize),
+    Rule("dequantize-as-arithmetic", lambda op: op.dequantize(...), _dequantize),
+    Rule("quantize-as-arithmetic", lambda op: op.quantize(...), _quantize),
 ]
