@@ -1,11 +1,11 @@
 """Composite ops without kernels of their own become the ops that kernels compute.
 
-    cross_entropy   log_softmax, one gathered log probability per label, and a weighted sum
-    dequantize      (q - zero_point) · scale in f32
-    quantize        clip(rne(x / scale) + zero_point), NaN being the zero point; to floats, a cast
-    einsum          products of two operands at a time (`expand_einsum`)
-
-    cast            to an integer of 4 or 2 bits: to i8 first, of which those are the low bits
+    cross_entropy     log_softmax, one gathered log probability per label, and a weighted sum
+    dequantize        (q - zero_point) · scale in f32
+    quantize          clip(rne(x / scale) + zero_point), NaN being the zero point; floats are cast
+    dynamic_quantize  the same with scale and zero point from the range of x
+    einsum            products of two operands at a time (`expand_einsum`)
+    cast              to an integer of 4 or 2 bits: to i8 first, of which those are the low bits
 
 Half floats are computed in f32 between their ends, so that only the result is rounded.
 """
@@ -121,12 +121,32 @@ def _quantize(op: Any, m: Match) -> Any:
     if to.is_float:
         moved = exact if offset is None else op.add(exact, offset)
         return op.cast(_as(op, moved, f32), to=to, saturate=node.attrs.get("saturate", True))
+    return _codes(op, exact, offset, to)
+
+
+def _codes(op: Any, exact: Value, offset: Value | None, to: DType) -> Value:
+    """Integers near x / scale, moved by the zero point; NaN is the zero point."""
     whole = op.round(exact)
     if offset is not None:
         whole = op.add(whole, offset)
     codes = op.clip(whole, op.constant(to.min, whole.dtype), op.constant(to.max, whole.dtype))
     rest = op.constant(0, whole.dtype) if offset is None else offset
     return op.cast(op.where(op.is_nan(codes), rest, codes), to=to)
+
+
+def _dynamic_quantize(op: Any, m: Match, x: Value) -> Any:
+    """Scale and zero point from the range of x, widened to hold 0."""
+    to, per_token = m.root.types[0].dtype, m.root.attrs.get("per_token", False)
+    x = _as(op, x, f32)
+    axes = [x.rank - 1] if per_token else list(range(x.rank))
+    zero, low, high = (op.constant(number, f32) for number in (0, to.min, to.max))
+    top = op.maximum(op.reduce_max(x, axes=axes, keepdims=per_token), zero)
+    bottom = op.minimum(op.reduce_min(x, axes=axes, keepdims=per_token), zero)
+    levels = op.constant(to.max - to.min, f32)
+    spread = op.div(op.sub(top, bottom), levels)
+    scale = op.where(op.eq(top, bottom), op.constant(1, f32), spread)
+    point = op.round(op.clip(op.sub(low, op.div(bottom, scale)), low, high))
+    return _codes(op, op.div(x, scale), point, to), scale, op.cast(point, to=to)
 
 
 def _quotient(op: Any, x: Value, scale: Value, precision: DType | None) -> Value:
@@ -157,4 +177,5 @@ RULES = [
     Rule("cross-entropy-as-gather", lambda op: op.cross_entropy(...), _cross_entropy),
     Rule("dequantize-as-arithmetic", lambda op: op.dequantize(...), _dequantize),
     Rule("quantize-as-arithmetic", lambda op: op.quantize(...), _quantize),
+    Rule("dynamic-quantize-as-arithmetic", lambda op, x: op.dynamic_quantize(x), _dynamic_quantize),
 ]
