@@ -7,9 +7,10 @@ line of the filter that falls inside the image it loads each pixel that any of t
 adds its products to all their sums, which stay in registers. Tiles that reach over the left or
 right edge, or beyond the end of the line, load zeros there and store only what exists.
 
-Threads share out tiles. A thread goes through a band of lines, as many as stay in the second-level
-cache, once for every vector of channels: line after line, so that the lines of the image that
-neighbouring results share are still in the first-level cache.
+Threads share out tiles, or vectors of channels where tiles are few. A thread goes through a band of
+lines, as many as stay in the second-level cache, once for every vector of channels: line after
+line, so that the lines of the image that neighbouring results share are still in the first-level
+cache.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 
 from bitwright.backends.cpu.emit import Kernel, Module, Operand, Signature, Value, f32, stored
 from bitwright.backends.cpu.expression import to_stored
-from bitwright.backends.cpu.kernels.matmul import NO_EPILOGUE, Epilogue
+from bitwright.backends.cpu.kernels.matmul import FEW_TILES, NO_EPILOGUE, Epilogue
 from bitwright.ir.dtype import DType
 from bitwright.ir.dtype import f32 as real
 from bitwright.target import Target
@@ -114,13 +115,15 @@ class _Emitter:
     def emit(self) -> None:
         f, size, form = self.f, self.size, self.form
         tiles = f.udiv(size["ow"] + (form.pixels - 1), form.pixels)
-        begin, end = f.share(size["images"] * size["oh"] * tiles)
+        count = size["images"] * size["oh"] * tiles
+        is_wide = f.ge(count, f.threads * FEW_TILES)
+        begin, end = self._share(count, is_wide)
         first = f.udiv(begin, f.max(tiles, 1))
         last = f.udiv(end + (tiles - 1), f.max(tiles, 1))
         inner = self._inner_tiles()
-        whole = size["channels"]
-        if form.is_ragged:
-            whole = whole - f.urem(whole, self.lanes)
+        blocks = f.udiv(size["channels"] + (self.lanes - 1), self.lanes)
+        low, high = self._share(blocks, f.not_(is_wide))
+        whole = f.udiv(size["channels"], self.lanes) if form.is_ragged else blocks
         with f.loop(first, f.select(f.lt(begin, end), last, first), size["band"]) as bands:
             image = f.udiv(bands.index, size["oh"])
             row = bands.index - image * size["oh"]
@@ -136,10 +139,17 @@ class _Emitter:
                     over = f.select(is_last, loop.carried[0] + 1, loop.carried[0])
                     loop.next(over, f.select(is_last, 0, below))
 
-            with f.loop(0, whole, self.lanes) as block:
-                band(block.index, None)
+            with f.loop(low, f.min(high, whole)) as block:
+                band(block.index * self.lanes, None)
             if form.is_ragged:
-                band(whole, f.mask(size["channels"] - whole, self.lanes))
+                with f.if_(f.eq(high, blocks)):
+                    rest = whole * self.lanes
+                    band(rest, f.mask(size["channels"] - rest, self.lanes))
+
+    def _share(self, count: Value, is_shared: Value) -> tuple[Value, Value]:
+        """The thread's part, or all of it."""
+        begin, end = self.f.share(count)
+        return self.f.select(is_shared, begin, 0), self.f.select(is_shared, end, count)
 
     def _inner_tiles(self) -> tuple[Value, Value]:
         """The tiles of a line that are whole and whose taps all fall inside the image."""

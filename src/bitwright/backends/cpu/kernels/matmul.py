@@ -33,6 +33,11 @@ from bitwright.target import Target
 Array = np.ndarray[Any, Any]
 _UNROLL = 4
 """Steps of k per turn of the inner loop."""
+FEW_TILES = 4
+"""A thread that has fewer may have a good part more to do than another."""
+_TALL = 2
+"""As many times its rows a product has columns at most to be shared out by rows, as measured: its
+threads read the same weights then, and their own part of a."""
 _LINE = 64
 """Bytes of a cache line."""
 
@@ -214,9 +219,16 @@ class Product:
             loop.next(f.offset(loop.carried[0], turns * _LINE))
 
     def _block_height(self, tiles: Value) -> Value:
-        """Tiles of a block: the fewest blocks that fit the cache, all of about one height."""
+        """Tiles of a block: the fewest blocks that fit the cache, all of about one height.
+
+        Where there are rows enough, every thread has blocks of its own: the next kernel then finds
+        most of what it reads in the cache of the thread that wrote it.
+        """
         f = self.f
         most = f.args.size("block")
+        fair = f.udiv(tiles + (f.threads - 1), f.threads)
+        is_tall = f.and_(f.ge(fair, FEW_TILES), f.ge(self.rows * _TALL, self.columns))
+        most = f.select(is_tall, f.min(most, fair), most)
         blocks = f.max(f.udiv(tiles + (most - 1), most), 1)
         return f.max(f.udiv(tiles + (blocks - 1), blocks), 1)
 
@@ -267,7 +279,8 @@ class Product:
                 part = sums[i * self.width : (i + 1) * self.width]
                 self._finish_row(row + i, column, masks, part)
         with branch.else_():
-            self._choose(heights, left, row, w, ahead)
+            lower = sorted({*heights[:-1], max(1, tile.rows - 1)})
+            self._choose(lower, left, row, w, ahead)
             self._store(row, left, column, masks)
 
     def _finish_row(self, row: Value, column: Value, masks: list[Value], sums: list[Value]) -> None:
@@ -321,10 +334,12 @@ class Product:
         """The sums after `count` neighbouring numbers of every row, and where the weights go on."""
         f, tile = self.f, self.tile
         steps = f.udiv(count, self.numbers.group) if self.numbers.group > 1 else count
-        whole = steps - f.urem(steps, _UNROLL)
+        unroll = self.unroll(len(rows))
+        whole = steps - f.urem(steps, unroll)
         step_bytes = tile.columns * self.numbers.unit.total_bytes
         carry: tuple[Value, ...] = (w, *sums)
-        for start, stop, turn in ((0, whole, _UNROLL), (whole, steps, 1)):
+        turns = ((0, whole, unroll), (whole, steps, 1)) if unroll > 1 else ((0, steps, 1),)
+        for start, stop, turn in turns:
             with f.loop(start, stop, turn, carry) as loop:
                 w, *totals = loop.carried
                 if turn > 1 and ahead is not None:  # one line of the next panel a turn
@@ -342,6 +357,11 @@ class Product:
                 branch.next(f.offset(carry[0], step_bytes), *totals)
             carry = branch.results
         return carry[0], list(carry[1:])
+
+    def unroll(self, height: int) -> int:
+        """Steps per turn of the inner loop: as many as fill it like a full tile does."""
+        full = self.tile.rows
+        return _UNROLL if height == full else max(1, min(_UNROLL, full // height))
 
     def _multiply(
         self,
