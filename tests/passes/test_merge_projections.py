@@ -52,3 +52,15 @@ def test_one_product_is_left_alone():
     x = b.input("x", "f32[n, 8]")
     graph = b.build(b.reshape(b.matmul(x, b.constant(weight(8, 8))), shape=(x.shape[0], 2, 4)))
     assert merged(graph)[0] is graph
+
+
+def test_a_product_that_is_a_result_keeps_its_bias_apart():
+    b = Builder("both")
+    x = b.input("x", "f32[n, 8]")
+    product = b.matmul(x, b.constant(weight(8, 4)), name="product")
+    summed = b.add(product, b.constant(weight(4)), name="sum")
+    graph = b.build(product, summed, b.matmul(x, b.constant(weight(8, 3)), name="other"))
+    found, _ = merged(graph)
+    feeds = {"x": weight(5, 8)}
+    for one, other in zip(run(graph, feeds).values(), run(found, feeds).values(), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6)

@@ -41,7 +41,7 @@ def merge_projections(graph: Graph, trace: Trace) -> Graph:
     groups: dict[Value, list[Projection]] = {}
     consumers = _consumers(graph)
     for node in graph.nodes:
-        if found := _projection(node, consumers, trace):
+        if found := _projection(graph, node, consumers, trace):
             groups.setdefault(node.inputs[0], []).append(found)  # type: ignore[arg-type]
     merged = {group[0].matmul: group for group in groups.values() if len(group) > 1}
     return _rebuild(graph, merged, trace) if merged else graph
@@ -55,7 +55,9 @@ def _consumers(graph: Graph) -> dict[Value, list[Node]]:
     return found
 
 
-def _projection(node: Node, consumers: dict[Value, list[Node]], trace: Trace) -> Projection | None:
+def _projection(
+    graph: Graph, node: Node, consumers: dict[Value, list[Node]], trace: Trace
+) -> Projection | None:
     if node.op != "matmul":
         return None
     x, w = node.inputs
@@ -64,7 +66,8 @@ def _projection(node: Node, consumers: dict[Value, list[Node]], trace: Trace) ->
         return None
     readers = consumers.get(node.outputs[0], [])
     add = bias = None
-    if len(readers) == 1 and readers[0].op == "add":
+    is_read_once = graph.uses[node.outputs[0]] == 1  # a result of the graph is read there too
+    if is_read_once and readers and readers[0].op == "add":
         other = [v for v in readers[0].operands if v is not node.outputs[0]]
         vector = constant_value(other[0]) if len(other) == 1 else None
         if vector is not None and vector.shape == (weight.shape[1],):
