@@ -18,6 +18,7 @@ from bitwright.passes.fold_batch_norm import fold_batch_norm
 from bitwright.passes.fold_constants import fold_constants
 from bitwright.passes.freeze_parameters import freeze_parameters
 from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.passes.lower_integer import lower_integer
 from bitwright.passes.manager import History, Pass, run_passes
 from bitwright.passes.merge_projections import merge_projections
 from bitwright.passes.recognize_composites import recognize_composites
@@ -41,6 +42,7 @@ INFERENCE: tuple[Pass, ...] = (
 
 # What the CPU backend wants on top: large products, and regions for its kernels.
 CPU: tuple[Pass, ...] = (
+    lower_integer,
     merge_projections,
     separate_bias,
     expand_composites,
@@ -59,6 +61,7 @@ PASSES: dict[str, Pass] = {
         fold_constants,
         freeze_parameters,
         fuse_regions,
+        lower_integer,
         merge_projections,
         recognize_composites,
         resolve_shapes,

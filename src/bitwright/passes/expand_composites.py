@@ -21,6 +21,8 @@ from bitwright.rewrite import Match, Rule, Trace, rewrite
 
 # Far beyond any number of classes: a label below 0 is no class either.
 _NO_CLASS = 2**31 - 1
+# Codes that `to_codes` makes in compiled code.
+_PLAIN = ("i8", "u8", "i16", "u16")
 
 
 def expand_composites(graph: Graph, trace: Trace) -> Graph:
@@ -116,6 +118,8 @@ def _quantize(op: Any, m: Match) -> Any:
     to: DType = node.attrs["to"]
     exact = _quotient(op, x, _spread(op, scale, x, node), node.attrs.get("precision"))
     offset = _spread(op, zero_point, x, node)
+    if exact.dtype == f32 and to.name in _PLAIN:
+        return op.to_codes(exact, offset, to=to)
     if offset is not None:
         offset = _as(op, offset, exact.dtype)
     if to.is_float:
@@ -146,7 +150,10 @@ def _dynamic_quantize(op: Any, m: Match, x: Value) -> Any:
     spread = op.div(op.sub(top, bottom), levels)
     scale = op.where(op.eq(top, bottom), op.constant(1, f32), spread)
     point = op.round(op.clip(op.sub(low, op.div(bottom, scale)), low, high))
-    return _codes(op, op.div(x, scale), point, to), scale, op.cast(point, to=to)
+    codes = op.cast(point, to=to)
+    if to.name in _PLAIN:
+        return op.to_codes(op.div(x, scale), codes, to=to), scale, codes
+    return _codes(op, op.div(x, scale), point, to), scale, codes
 
 
 def _quotient(op: Any, x: Value, scale: Value, precision: DType | None) -> Value:

@@ -197,6 +197,10 @@ def fuse_regions(graph: Graph, trace: Trace) -> Graph:
     )
 
 
+MAX_WHOLE = 16
+"""Larger whole numbers are zero points and the like, which differ from layer to layer."""
+
+
 def _is_plain_number(value: Value) -> bool:
     """Whether a constant is part of a formula (0, 6, 0.5) rather than a weight of one layer.
 
@@ -206,6 +210,8 @@ def _is_plain_number(value: Value) -> bool:
     if array is None or array.size != 1 or array.dtype == object or array.dtype.kind == "c":
         return False
     number = float(array.reshape(-1)[0])
+    if array.dtype.kind in "iu":
+        return abs(number) <= MAX_WHOLE
     return math.isinf(number) or (abs(number) <= 1024 and (number * 16).is_integer())
 
 

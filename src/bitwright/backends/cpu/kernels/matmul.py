@@ -130,7 +130,6 @@ LIGHT_STEPS = 6
 def is_light(expression: Expression) -> bool:
     """A few additions, products and comparisons, without a function that is a polynomial."""
     simple = {"add", "sub", "mul", "relu", "clip", "maximum", "minimum", "neg", "abs", "hard_swish"}
-    simple |= {"cast", "to_codes"}
     return len(expression.steps) <= LIGHT_STEPS and all(s.op in simple for s in expression.steps)
 
 

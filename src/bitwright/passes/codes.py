@@ -1,0 +1,172 @@
+"""How values of a graph stand for codes: what `lower_integer` looks for behind an operand.
+
+Coded     x = (codes - zero) * scale, with one scale, or one for each row made by the run
+Weight    the same for a constant: codes and zero points as arrays, a scale per output channel
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitwright.ir.dtype import f32, i8, i32, u8
+from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.ir.types import normalize_axis
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Coded:
+    codes: Value
+    zero: Value | Array | None
+    step: float | None
+    """The scale, where it is one known number."""
+    scale: Value | None
+    """The scale of each row (or of all), where the run makes it."""
+
+    @property
+    def known_zero(self) -> Array | None:
+        """The zero point as an array, where it is a constant."""
+        return constant_value(self.zero) if isinstance(self.zero, Value) else self.zero
+
+    @property
+    def zero_count(self) -> int:
+        """How many zero points there are, 0 where the number is not known."""
+        if self.zero is None or isinstance(self.zero, np.ndarray):
+            return 1 if self.zero is None else self.zero.size
+        count = self.zero.tensor.count
+        return count if isinstance(count, int) else 0
+
+    @property
+    def reach(self) -> int:
+        """The largest distance of a code from the zero point."""
+        element = self.codes.dtype
+        low, high = int(element.min), int(element.max)
+        if self.zero is None:
+            return max(-low, high)
+        known = self.known_zero
+        if known is None or known.size != 1:
+            return high - low
+        zero = int(known.reshape(-1)[0])
+        return max(zero - low, high - zero)
+
+
+@dataclass(frozen=True)
+class Weight:
+    codes: Array
+    zero: Array | None
+    """One number, or one for each output channel."""
+    scale: Array
+    """f64, the same."""
+
+
+def coded(value: Value, rows: bool = False) -> Coded | str:
+    """What a real value is coded as, or why it is not; `rows` admits a scale for each row."""
+    node = value.node
+    if node.op != "dequantize" or value.dtype != f32:
+        return f"{value} is not a dequantized value"
+    codes, scale, zero = (*node.inputs, None)[:3]
+    assert codes is not None and scale is not None
+    if codes.dtype not in (i8, u8):
+        return f"{value} has {codes.dtype} codes"
+    if scale.dtype != f32:
+        return f"{value} has a scale of type {scale.dtype}"
+    if node.attrs.get("axis") is None:
+        known = constant_value(scale)
+        if known is None:
+            return Coded(codes, zero, None, scale)
+        step = float(known.reshape(-1)[0])
+        if not (np.isfinite(step) and step > 0):
+            return f"{value} has the scale {step}"
+        return Coded(codes, zero, step, None)
+    is_last = normalize_axis(node.attrs["axis"], codes.rank) == codes.rank - 1
+    if rows and is_last and node.attrs.get("block") and scale.shape[-1] == 1:
+        return Coded(codes, zero, None, scale)
+    return f"{value} has more than one scale"
+
+
+def weight_of(value: Value, channel: int) -> Weight | str:
+    """The constant codes of a weight whose output channels lie on this axis, or why not."""
+    perm: Sequence[int] | None = None
+    if value.node.op == "transpose":
+        perm = value.node.attrs["perm"]
+        (value,) = value.node.operands
+    node = value.node
+    if node.op != "dequantize" or value.dtype != f32:
+        return f"{value} is not a dequantized constant"
+    arrays = [None if v is None else constant_value(v) for v in (*node.inputs, None)[:3]]
+    codes, scale, zero = arrays
+    if codes is None or scale is None or (zero is None and len(node.inputs) > 2):
+        return f"{value} is not a dequantized constant"
+    if node.inputs[0].dtype not in (i8, u8):  # type: ignore[union-attr]
+        return f"{value} has {node.inputs[0].dtype} codes"  # type: ignore[union-attr]
+    axis = node.attrs.get("axis")
+    if axis is not None:
+        at = normalize_axis(axis, codes.ndim)
+        place = perm[normalize_axis(channel, codes.ndim)] if perm else channel
+        if node.attrs.get("block") or at != normalize_axis(place, codes.ndim):
+            return f"{value} has scales along another axis than the output channels"
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
+        return f"{value} has a scale that is not a positive number"
+    turned = codes.transpose(perm) if perm else codes
+    return Weight(turned, zero, scale.astype(np.float64))
+
+
+def centred(value: Value) -> Coded | str:
+    """Codes behind `cast(q) - cast(zero)` in i32, which importers write."""
+    if value.dtype != i32:
+        return f"{value} is not an i32 value"
+    node, offset = value.node, None
+    if node.op == "sub":
+        wide, offset = node.operands
+        node = wide.node
+    codes = next(iter(node.operands), None)
+    if node.op != "cast" or codes is None or codes.dtype not in (i8, u8):
+        return f"{value} is not made of 8-bit codes"
+    zero = None if offset is None else _narrow(offset, codes)
+    if offset is not None and zero is None:
+        return f"{offset} is not a zero point of the codes' type"
+    if codes.shape != value.shape:
+        return f"{value} is larger than its codes"
+    return Coded(codes, zero, None, None)
+
+
+def _narrow(value: Value, codes: Value) -> Value | Array | None:
+    """The zero point in the codes' type that was widened to this value."""
+    known = constant_value(value)
+    if known is not None:
+        narrow = known.astype(codes.dtype.numpy)
+        return narrow if (narrow == known).all() else None
+    node: Node = value.node
+    if node.op == "reshape" and value.tensor.count == 1:
+        node = next(iter(node.operands)).node
+    source = next(iter(node.operands), None)
+    return source if node.op == "cast" and source and source.dtype == codes.dtype else None
+
+
+def centred_weight(array: Array, channel: int) -> Weight | None:
+    """Constant whole numbers as codes, with a zero point per channel where they need one."""
+    axes = tuple(a for a in range(array.ndim) if a != normalize_axis(channel, array.ndim))
+    one = np.ones((), np.float64)
+    low = array.min(axis=axes, initial=0).astype(np.int64)
+    high = array.max(axis=axes, initial=0).astype(np.int64)
+    if (low >= -128).all() and (high <= 127).all():
+        return Weight(array.astype(np.int8), None, one)
+    if (high - low > 255).any() or (low < -255).any() or (high > 255).any():
+        return None
+    shape = [-1 if a not in axes else 1 for a in range(array.ndim)]
+    moved = array - low.reshape(shape)
+    return Weight(moved.astype(np.uint8), (-low).astype(np.uint8), one)
+
+
+def largest_sum(weight: Weight, channel: int, reach: int) -> int:
+    """A bound of |Σ (x - x_zero)(w - w_zero)| over all columns."""
+    at = normalize_axis(channel, weight.codes.ndim)
+    columns = np.moveaxis(weight.codes.astype(np.int64), at, -1)
+    zero = 0 if weight.zero is None else weight.zero.reshape(-1).astype(np.int64)
+    distance = np.abs(columns - zero).reshape(-1, weight.codes.shape[at]).sum(axis=0)
+    return int(distance.max(initial=0)) * reach

@@ -1,0 +1,332 @@
+"""Q/DQ graphs become integer operators.
+
+    matmul(dequantize(x), dequantize(w))  ->  cast(integer_matmul(x, w, …)) * (s_x s_w)
+    … + bias                              ->  a bias of the product, in units of s_x s_w
+    quantize(relu(… * m) + residual)      ->  to_codes(relu(… * (m / s_y)) + residual / s_y)
+    transpose(dequantize(x)), …           ->  dequantize(transpose(x)), …
+
+and the same for convolutions, and for products of i32 that importers wrote for integer operators
+of other tools. Factors are computed in f64 and rounded once. What stays a product of real numbers
+is in the trace, with the reason.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bitwright.ir.dtype import f32, i32
+from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.passes.codes import (
+    Coded,
+    Weight,
+    centred,
+    centred_weight,
+    coded,
+    largest_sum,
+    weight_of,
+)
+from bitwright.rewrite import Match, Rule, Trace, rewrite
+
+Array = np.ndarray[Any, Any]
+LIMIT = 2**31
+# Ops that only move the elements of their first operand, or pick the largest of them.
+_MOVES = ("transpose", "reshape", "slice", "gather", "max_pool")
+
+
+def lower_integer(graph: Graph, trace: Trace) -> Graph:
+    return rewrite(graph, _Lowering().rules, trace)
+
+
+class _Lowering:
+    """The rules of one run, and what they tell each other."""
+
+    def __init__(self) -> None:
+        self.plans: dict[Node, tuple[Coded, Weight]] = {}
+        self.factors: dict[Value, Array] = {}
+        """Factors behind integer products, in f64."""
+        self.rules = [
+            Rule("product-of-codes", _any("matmul"), self._product, self._no_product),
+            Rule("convolution-of-codes", _any("conv"), self._product, self._no_product),
+            Rule("bias-of-product-of-codes", _any("add"), self._bias, self._no_bias),
+            Rule("codes-of-codes", _any("quantize"), _same_codes, _other_codes),
+            Rule("codes-of-scaled", _any("quantize"), self._quantize, self._no_quantize),
+            *(Rule(f"{op}-of-codes".replace("_", "-"), _any(op), _move, _stay) for op in _MOVES),
+        ]
+
+    # products
+
+    def _no_product(self, m: Match) -> str:
+        """Why a product stays what it is; else its plan is kept."""
+        node = m.root
+        x, w = node.inputs[:2]
+        assert x is not None and w is not None
+        channel = -1 if node.op == "matmul" else 0
+        if node.op == "matmul" and w.rank != 2:
+            return f"{w} is not one matrix"
+        if node.outputs[0].dtype == i32:
+            source = centred(x)
+            array = constant_value(w)
+            weight: Weight | str | None = f"{w} is not a constant"
+            if array is not None:
+                weight = centred_weight(array, channel) or f"{w} has more than 8 bits"
+        else:
+            source, weight = coded(x, node.op == "matmul"), weight_of(w, channel)
+        if isinstance(source, str):
+            return source
+        if isinstance(weight, str):
+            return weight
+        assert weight is not None
+        if node.op == "conv" and source.zero_count != 1:
+            return "the zero point differs from place to place"
+        bound = largest_sum(weight, channel, source.reach)
+        if bound >= LIMIT:
+            return f"its sums may reach {bound}, beyond 32 bits"
+        if len(node.inputs) > 2 and _known_bias(node.inputs[2]) is None:
+            return "its bias is not a constant"
+        self.plans[node] = source, weight
+        return ""
+
+    def _product(self, op: Any, m: Match) -> Any:
+        node = m.root
+        source, weight = self.plans.pop(node)
+        is_matmul, is_real = node.op == "matmul", node.outputs[0].dtype == f32
+        attrs = {} if is_matmul else dict(node.attrs)
+        scale = weight.scale.reshape(-1)
+        bias = _known_bias(node.inputs[2]) if len(node.inputs) > 2 else None
+        total: Array | None = None
+        factor = None
+        if source.step is not None:
+            factor = source.step * scale
+        if bias is not None and (factor is not None or not is_real):
+            total, bias = np.rint(bias / (1 if factor is None else factor)), None
+        if total is not None and np.abs(total).max(initial=0) >= LIMIT // 2:
+            total, bias = None, _known_bias(node.inputs[2])
+        y = op.op(
+            "integer_matmul" if is_matmul else "integer_conv",
+            source.codes,
+            op.constant(weight.codes),
+            source.zero,
+            None if weight.zero is None else op.constant(weight.zero.reshape(-1)),
+            None if total is None else op.constant(total.astype(np.int32)),
+            **attrs,
+        )
+        if not is_real:
+            return y
+        shape = (-1,) if is_matmul else (-1, *(1,) * (y.rank - 2))
+        real = op.cast(y, to=f32)
+        if factor is None:
+            assert source.scale is not None
+            scales = op.constant(scale.astype(np.float32).reshape(shape))
+            if scale.size == 1:
+                scales = op.constant(np.float32(scale[0]))
+            y = op.mul(real, op.mul(source.scale, scales))
+        else:
+            y = op.mul(real, self._factor(op, factor.reshape(shape) if scale.size > 1 else factor))
+        if bias is None:
+            return y
+        return op.add(y, op.constant(bias.astype(np.float32).reshape(shape)))
+
+    def _factor(self, op: Any, exact: Array) -> Value:
+        """A factor rounded to f32, once."""
+        held = exact.astype(np.float32)
+        found: Value = op.constant(held.reshape(()) if held.size == 1 else held)
+        self.factors[found] = exact.reshape(found.shape)
+        return found
+
+    def _scaled_product(self, value: Value) -> tuple[Node, Array] | None:
+        """The integer product behind `cast(product) * factor`, and the factor in f64."""
+        if value.node.op != "mul":
+            return None
+        for first, second in (value.node.inputs, value.node.inputs[::-1]):
+            assert first is not None and second is not None
+            known = constant_value(second)
+            if known is None or first.node.op != "cast":
+                continue
+            product = next(iter(first.node.operands)).node
+            if product.op in ("integer_matmul", "integer_conv"):
+                return product, self.factors.get(second, known.astype(np.float64))
+        return None
+
+    # biases
+
+    def _bias_parts(self, m: Match) -> tuple[Value, Node, Array, Array] | str:
+        for value, other in (m.root.inputs, m.root.inputs[::-1]):
+            assert value is not None and other is not None
+            found, bias = self._scaled_product(value), _known_bias(other)
+            if found is None or bias is None:
+                continue
+            product, factor = found
+            if len(product.inputs) > 4 or m.uses(value) != 1:
+                return "the product has a bias already, or is read elsewhere"
+            shape = product.outputs[0].shape
+            place = bias.ndim - 1 if product.op == "integer_matmul" else bias.ndim - len(shape) + 1
+            channels = shape[-1 if product.op == "integer_matmul" else 1]
+            if bias.size != channels or place < 0 or bias.shape[place] != channels:
+                return "the other operand is not one number for each channel"
+            whole = np.rint(bias.reshape(-1) / factor.reshape(-1))
+            if np.abs(whole).max(initial=0) >= LIMIT // 2:
+                return "the bias leaves 32 bits"
+            return value, product, whole, factor
+        return "it is not a product of codes and a constant"
+
+    def _no_bias(self, m: Match) -> str:
+        found = self._bias_parts(m)
+        return found if isinstance(found, str) else ""
+
+    def _bias(self, op: Any, m: Match) -> Any:
+        found = self._bias_parts(m)
+        assert not isinstance(found, str)
+        _, product, whole, factor = found
+        operands = [*product.inputs, *(None,) * (4 - len(product.inputs))]
+        y = op.like(product, *operands, op.constant(whole.astype(np.int32)))
+        return op.mul(op.cast(y, to=f32), self._factor(op, factor))
+
+    # back to codes
+
+    def _no_quantize(self, m: Match) -> str:
+        node = m.root
+        x, scale = node.inputs[:2]
+        assert x is not None and scale is not None
+        known = constant_value(scale)
+        to = node.attrs["to"]
+        if node.attrs.get("axis") is not None or known is None or not to.is_integer:
+            return "it is not one known scale for integer codes"
+        if x.dtype != f32 or scale.dtype != f32 or to.bits > 16:
+            return "it is not f32"
+        if not (np.isfinite(known).all() and (known > 0).all()):
+            return "its scale is not a positive number"
+        return "" if self._scales(m, x) else "no chain of codes that a scale goes through ends here"
+
+    def _scales(self, m: Match, value: Value, top: bool = True) -> bool:
+        """Whether a value is codes times a factor, added up and cut off, and nothing else."""
+        node = value.node
+        if constant_value(value) is not None:
+            return not top
+        known = coded(value)
+        if isinstance(known, Coded):
+            is_known = known.zero is None or known.known_zero is not None
+            return known.step is not None and is_known and not top
+        if m.uses(value) != 1 and not top:
+            return False
+        if self._scaled_product(value) is not None:
+            return True
+        if node.op in ("add", "sub"):
+            parts = [self._scales(m, v, False) for v in node.operands]
+            return all(parts) and not all(v.is_constant for v in node.operands)
+        if node.op in ("relu", "clip"):
+            return all(self._scales(m, v, False) for v in node.operands)
+        return False
+
+    def _quantize(self, op: Any, m: Match) -> Any:
+        node = m.root
+        x, scale, zero = _parts(node)
+        step = float(np.reshape(constant_value(scale), -1)[0])  # type: ignore[arg-type]
+        lowest = constant_value(zero) if zero is not None else np.zeros(())
+        if x.node.op == "relu" and lowest is not None and (lowest == node.attrs["to"].min).all():
+            (x,) = x.node.operands  # what is below 0 becomes the lowest code anyway
+        if zero is not None and zero.rank:
+            zero = op.reshape(zero, shape=())
+        return op.to_codes(self._scaled(op, x, step), zero, to=node.attrs["to"])
+
+    def _scaled(self, op: Any, value: Value, step: float) -> Value:
+        """value / step, with the division in the factors."""
+        node = value.node
+        array = constant_value(value)
+        if array is not None:
+            held = (array.astype(np.float64) / step).astype(np.float32)
+            return op.constant(held)  # type: ignore[no-any-return]
+        known = coded(value)
+        if isinstance(known, Coded) and known.step is not None:
+            # (q - zero) f as q f - (zero f), which needs one operation less
+            ratio = known.step / step
+            real = op.mul(op.cast(known.codes, to=f32), np.float32(ratio))
+            zero = known.known_zero
+            if zero is not None and zero.any():
+                real = op.add(real, np.float32(-float(zero.reshape(-1)[0]) * ratio))
+            return real  # type: ignore[no-any-return]
+        found = self._scaled_product(value)
+        if found is not None:
+            product, factor = found
+            real = op.cast(product.outputs[0], to=f32)
+            return op.mul(real, self._factor(op, factor / step))  # type: ignore[no-any-return]
+        parts = [None if v is None else self._scaled(op, v, step) for v in node.inputs]
+        return op.like(node, *parts)  # type: ignore[no-any-return]
+
+
+def _any(name: str) -> Any:
+    return lambda op: getattr(op, name)(...)
+
+
+def _known_bias(value: Value | None) -> Array | None:
+    """A constant bias in f64, dequantized where it is codes."""
+    if value is None:
+        return None
+    known = constant_value(value)
+    if known is not None:
+        return known.astype(np.float64)
+    node = value.node
+    if node.op == "reshape":
+        inner = _known_bias(next(iter(node.operands)))
+        return None if inner is None else inner.reshape(value.shape)
+    if node.op != "dequantize" or node.attrs.get("block"):
+        return None
+    arrays = [None if v is None else constant_value(v) for v in (*node.inputs, None)[:3]]
+    codes, scale, zero = arrays
+    if codes is None or scale is None or codes.ndim != 1:
+        return None
+    distance = codes.astype(np.float64) - (0 if zero is None else zero.astype(np.float64))
+    return np.asarray(distance * scale.astype(np.float64))
+
+
+# codes that only move
+
+
+def _parts(node: Node) -> tuple[Value, Value, Value | None]:
+    """Values or codes, scale and zero point."""
+    x, scale, zero = (*node.inputs, None)[:3]
+    assert x is not None and scale is not None
+    return x, scale, zero
+
+
+def _other_codes(m: Match) -> str:
+    x, *wanted = _parts(m.root)
+    if x.node.op != "dequantize":
+        return f"{x} is not dequantized"
+    codes, *given = _parts(x.node)
+    granularity = [(n.attrs.get("axis"), n.attrs.get("block")) for n in (m.root, x.node)]
+    if granularity[0] != granularity[1] or not all(map(_equal, wanted, given)):
+        return "the scales differ"
+    return "" if codes.dtype == m.root.attrs["to"] else "the types of the codes differ"
+
+
+def _equal(a: Value | None, b: Value | None) -> bool:
+    """Whether two parameters are the same numbers; none is zero."""
+    if a is None or b is None:
+        one = a if b is None else b
+        known = None if one is None else constant_value(one)
+        return one is None or (known is not None and not known.any())
+    x, y = constant_value(a), constant_value(b)
+    return a is b or (x is not None and y is not None and bool(np.array_equal(x, y)))
+
+
+def _same_codes(op: Any, m: Match) -> Any:
+    return _parts(_parts(m.root)[0].node)[0]
+
+
+def _stay(m: Match) -> str:
+    x = m.root.inputs[0]
+    assert x is not None
+    found = coded(x)
+    if isinstance(found, str):
+        return found
+    if found.codes.is_constant and m.root.op != "gather":
+        return "a constant is moved when the program is made"
+    return "" if len(m.root.outputs) == 1 else "it has several results"
+
+
+def _move(op: Any, m: Match) -> Any:
+    real = m.root.inputs[0].node  # type: ignore[union-attr]
+    codes, *parameters = real.inputs
+    return op.like(real, op.like(m.root, codes, *m.root.inputs[1:]), *parameters)

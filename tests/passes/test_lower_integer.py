@@ -1,0 +1,155 @@
+"""Q/DQ graphs become integer operators that give the same numbers within a step of their codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitwright.ir.graph import Graph
+from bitwright.ops.builder import Builder
+from bitwright.ops.interpret import run
+from bitwright.passes.canonicalize import canonicalize
+from bitwright.passes.lower_integer import lower_integer
+from bitwright.rewrite.trace import Trace
+
+RNG = np.random.default_rng(0)
+
+
+def lowered(graph: Graph) -> tuple[Graph, list[str], str]:
+    """The lowered graph, its ops, and what was refused."""
+    trace = Trace()
+    found = canonicalize(lower_integer(canonicalize(graph, Trace()), trace), Trace())
+    refused = "\n".join(map(str, trace.events))
+    return found, [n.op for n in found.nodes if not n.is_boundary], refused
+
+
+def parameters(b: Builder, scale: float, zero: int | None, kind: str = "u8") -> list[Any]:
+    element = {"u8": np.uint8, "i8": np.int8}[kind]
+    number = None if zero is None else b.constant(np.array(zero, element))
+    return [b.constant(np.float32(scale)), number]
+
+
+def through(b: Builder, x: Any, scale: float, zero: int | None, kind: str = "u8") -> Any:
+    """x, rounded to codes and back."""
+    p = parameters(b, scale, zero, kind)
+    return b.dequantize(b.quantize(x, *p, to=kind), *p)
+
+
+def weight(b: Builder, *shape: int, axis: int | None = None) -> Any:
+    codes = RNG.integers(-127, 128, shape).astype(np.int8)
+    scale = RNG.uniform(0.001, 0.003, () if axis is None else shape[axis]).astype(np.float32)
+    return b.dequantize(b.constant(codes), b.constant(scale), axis=axis)
+
+
+def check(graph: Graph, step: float, **feeds: Any) -> tuple[list[str], str]:
+    """Both graphs agree within a step of the result's codes; the lowered one's ops."""
+    found, ops, refused = lowered(graph)
+    (want,), (got,) = run(graph, feeds).values(), run(found, feeds).values()
+    assert np.abs(want.astype(np.float64) - got.astype(np.float64)).max() <= step * 1.001
+    return ops, refused
+
+
+def x_of(*shape: int) -> Any:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind, zero", [("u8", 120), ("i8", -3), ("i8", None)])
+def test_a_layer_from_codes_to_codes(kind: str, zero: int | None) -> None:
+    b = Builder("layer")
+    x = through(b, b.input("x", "f32[n, 64]"), 0.02, zero, kind)
+    bias = b.constant(x_of(32))
+    y = b.relu(b.add(b.matmul(x, weight(b, 64, 32, axis=1)), bias))
+    y = through(b, y, 0.01, 0)
+    ops, _ = check(b.build(y), 0.01, x=x_of(5, 64))
+    assert ops == ["quantize", "integer_matmul", "cast", "mul", "to_codes", "dequantize"]
+
+
+def test_a_result_in_real_numbers_keeps_its_activation() -> None:
+    b = Builder("layer")
+    x = through(b, b.input("x", "f32[n, 64]"), 0.02, 128)
+    w = b.transpose(weight(b, 32, 64, axis=0), perm=(1, 0))
+    ops, _ = check(b.build(b.gelu(b.matmul(x, w))), 1e-5, x=x_of(5, 64))
+    assert ops == ["quantize", "integer_matmul", "cast", "mul", "gelu"]
+
+
+def test_residuals_join_in_their_own_scale() -> None:
+    b = Builder("block")
+    x = through(b, b.input("x", "f32[n, 64]"), 0.02, 120)
+    y = through(b, b.add(b.matmul(x, weight(b, 64, 64)), x), 0.03, 99)
+    ops, _ = check(b.build(y), 0.03, x=x_of(7, 64))
+    assert "integer_matmul" in ops and ops.count("quantize") == 1
+    assert ops.count("to_codes") == 1 and ops.count("dequantize") == 1  # only the result
+
+
+def test_convolutions_take_a_bias_of_codes() -> None:
+    b = Builder("conv")
+    x = through(b, b.input("x", "f32[n, 3, 9, 9]"), 0.02, 120)
+    w = weight(b, 8, 3, 3, 3, axis=0)
+    codes = b.constant(RNG.integers(-500, 500, 8).astype(np.int32))
+    bias = b.dequantize(codes, b.constant(np.full(8, 4e-5, np.float32)), axis=0)
+    y = b.clip(b.conv(x, w, bias, pads=(1, 1, 1, 1), strides=(2, 2)), 0.0, 6.0)
+    y = b.max_pool(through(b, y, 0.02, 0), kernel=(2, 2))
+    ops, _ = check(b.build(through(b, y, 0.02, 0)), 0.02, x=x_of(2, 3, 9, 9))
+    assert "integer_conv" in ops and "conv" not in ops
+    assert ops[-2:] == ["max_pool", "dequantize"]  # of codes
+
+
+def test_layouts_move_codes() -> None:
+    b = Builder("moves")
+    x = through(b, b.input("x", "f32[4, 6]"), 0.02, 120)
+    y = b.reshape(b.transpose(x, perm=(1, 0)), shape=(3, 8))
+    ops, _ = check(b.build(b.matmul(y, weight(b, 8, 5))), 1e-5, x=x_of(4, 6))
+    assert ops == ["quantize", "transpose", "reshape", "integer_matmul", "cast", "mul"]
+
+
+def test_an_embedding_gathers_codes() -> None:
+    b = Builder("embedding")
+    y = b.gather(weight(b, 50, 8), b.input("ids", "i64[n]"), axis=0)
+    ops, _ = check(b.build(y), 0, ids=np.array([3, 49, 0]))
+    assert ops == ["gather", "dequantize"]
+
+
+@pytest.mark.parametrize("per_token", [True, False])
+def test_scales_made_by_the_run(per_token: bool) -> None:
+    b = Builder("dynamic")
+    x = b.input("x", "f32[2, 5, 64]")
+    codes, scale, zero = b.dynamic_quantize(x, to="u8", per_token=per_token)
+    attrs = {"axis": 2, "block": 64} if per_token else {}
+    y = b.matmul(b.dequantize(codes, scale, zero, **attrs), weight(b, 64, 32, axis=1))
+    ops, _ = check(b.build(b.add(y, b.constant(x_of(32)))), 1e-5, x=x_of(2, 5, 64))
+    assert "integer_matmul" in ops and "matmul" not in ops and "dequantize" not in ops
+
+
+@pytest.mark.parametrize("low", [-100, -200])
+def test_products_that_importers_wrote_in_i32(low: int) -> None:
+    b = Builder("product")
+    x, zero = b.input("x", "u8[3, 7]"), b.input("zero", "u8[]")
+    rows = b.sub(b.cast(x, to="i32"), b.cast(zero, to="i32"))
+    w = RNG.integers(low, low + 256, (7, 5)).astype(np.int32)
+    feeds = {"x": RNG.integers(0, 256, (3, 7)).astype(np.uint8), "zero": np.uint8(9)}
+    ops, _ = check(b.build(b.matmul(rows, b.constant(w))), 0, **feeds)
+    assert ops == ["integer_matmul"]
+
+
+def test_sums_that_could_leave_32_bits_are_left_alone() -> None:
+    b = Builder("deep")
+    x = through(b, b.input("x", "f32[1, 140000]"), 0.02, 0)
+    codes = b.constant(np.full((140000, 2), 127, np.int8))
+    y = b.matmul(x, b.dequantize(codes, b.constant(np.float32(0.01))))
+    _, ops, refused = lowered(b.build(y))
+    assert "matmul" in ops and "its sums may reach 4533900000, beyond 32 bits" in refused
+
+
+def test_what_stays_real_says_why() -> None:
+    b = Builder("reasons")
+    x = b.input("x", "f32[4, 8]")
+    plain = b.matmul(x, weight(b, 8, 5))
+    other = b.matmul(through(b, x, 0.1, 3), weight(b, 8, 5, axis=0))
+    free = b.matmul(through(b, x, 0.1, 3), through(b, b.input("w", "f32[8, 5]"), 0.1, 3))
+    _, ops, refused = lowered(b.build(plain, other, free))
+    assert ops.count("matmul") == 3
+    assert "%x is not a dequantized value" in refused
+    assert "scales along another axis than the output channels" in refused
+    assert "is not a dequantized constant" in refused
