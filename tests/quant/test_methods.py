@@ -66,6 +66,83 @@ def test_mse_is_within_one_percent_of_the_best_asymmetric_range(name, kind, low,
     assert error <= 1.01 * brute_asymmetric(x, low, high)
 
 
+@pytest.mark.parametrize("name", ["normal", "student", "lognormal"])
+@pytest.mark.parametrize(
+    "kind, scheme",
+    [("f8e4m3fn", "symmetric"), ("f4e2m1", "symmetric"), ("int4", "logarithmic")],
+)
+def test_mse_is_within_one_percent_of_the_best_scale_of_other_codes(name, kind, scheme):
+    x = DATA[name][::4]
+    if scheme == "logarithmic":
+        levels = np.concatenate([[0], 2.0 ** -np.arange(7)])
+    else:
+        codes = np.arange(2 ** (8 if kind == "f8e4m3fn" else 4), dtype=np.uint8)
+        levels = codes.view(choose(statistics_of(x), kind).dtype.element.numpy).astype(np.float64)
+        levels = np.unique(np.abs(levels[np.isfinite(levels)]))
+
+    def error(scale):
+        """On magnitudes: the codes are symmetric. Logarithms round in the logarithm."""
+        u = np.abs(x) / scale
+        if scheme == "logarithmic":
+            k = np.maximum(np.round(-np.log2(u)), 0)
+            return np.mean((np.where(k > 6, 0, 2.0**-k) - u) ** 2) * scale**2
+        return np.mean(np.abs(u[:, None] - levels).min(1) ** 2) * scale**2
+
+    found = choose(statistics_of(x), kind, scheme, "mse")
+    top = np.abs(x).max() / levels.max()
+    assert error(float(found.scale)) <= 1.01 * min(map(error, top * np.geomspace(0.02, 1, 90)))
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_channels_of_coarser_histograms_are_within_one_percent_too(name):
+    x = DATA[name].astype(np.float32)
+    for kind, low, high in (("int8", -128, 127), ("int4", -8, 7)):
+        found = choose(statistics_of(x[None], axis=0), kind, "symmetric", "mse")
+        error = mean_error(x, float(found.scale[0]), 0, low, high)
+        assert error <= 1.01 * brute_symmetric(x, low, high)
+
+
+FINER = 8
+
+
+def divergence(counts, middles, top, levels):
+    """KL of the clipped histogram from its quantized form, code by code, for -top..top."""
+    inside = np.abs(middles) <= top
+    p = np.where(inside, counts, 0.0)
+    first, last = np.flatnonzero(inside & (counts > 0))[[0, -1]]
+    p[first : first + FINER] += counts[middles < -top].sum() / FINER
+    p[last - FINER + 1 : last + 1] += counts[middles > top].sum() / FINER
+    codes = np.clip(np.round(middles / np.float32(top / levels)), -levels - 1, levels)
+    q = np.zeros(p.shape)
+    held = inside & (counts > 0)
+    for code in np.unique(codes[held]):
+        own = held & (codes == code)
+        q[own] = counts[own].mean()
+    p, q = p / p.sum(), q / q.sum()
+    held = p > 0
+    return np.sum(p[held] * np.log(p[held] / np.maximum(q[held], 1e-12)))
+
+
+@pytest.mark.parametrize("name", ["normal", "laplace", "student"])
+@pytest.mark.parametrize("kind, levels", [("int8", 127), ("int4", 7)])
+def test_entropy_is_near_the_least_divergence_there_is(name, kind, levels):
+    rng = np.random.default_rng(11)
+    draw = {
+        "normal": rng.normal,
+        "laplace": rng.laplace,
+        "student": lambda size: rng.standard_t(3, size),
+    }
+    statistics = statistics_of(draw[name](size=200_000).astype(np.float32))
+    edges, counts = statistics.edges()[0], statistics.counts[0]
+    fine = np.repeat(counts / FINER, FINER)  # values spread evenly within a bin
+    middles = edges[0] + (np.arange(fine.size) + 0.5) * (edges[1] - edges[0]) / FINER
+    found = float(choose(statistics, kind, "symmetric", "entropy").scale) * levels
+    least = (edges[1] - edges[0]) * (levels + 1)
+    tops = statistics.max_abs[0] * np.geomspace(0.02, 1, 60)
+    best = min(divergence(fine, middles, top, levels) for top in tops if top >= least)
+    assert divergence(fine, middles, found, levels) <= 1.1 * best
+
+
 @pytest.mark.parametrize("kind", ["int8", "uint4"])
 @pytest.mark.parametrize("method", ["minmax", "percentile", "entropy", "mse"])
 def test_the_expected_error_is_the_error_that_happens(kind, method):

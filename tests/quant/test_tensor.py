@@ -6,6 +6,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from bitwright.errors import QuantizationError
 from bitwright.quant import QuantizationParameters, QuantizedTensor, interchange, quantize_tensor
@@ -121,7 +122,7 @@ def test_onnx_runs_what_was_written():
     )
     y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4, 6])
     model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], [y], list(tensors)))
-    found = onnx.reference.ReferenceEvaluator(model).run(None, {})[0]
+    found = ReferenceEvaluator(model).run(None, {})[0]
     np.testing.assert_array_equal(found, tensor.dequantize())
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.quant.divergence import Cumulative, divergence
 from bitwright.quant.levels import levels
 from bitwright.quant.parameters import scale_and_zero_point
 from bitwright.quant.scales import ScaleFormat
@@ -72,12 +73,18 @@ class Problem:
             return squared_error(self.data, scale, self.codebook)
         return squared_error(self.data, scale, self.whole(zero_point))
 
-    def codes(self, u: Array, zero_point: Array) -> Array:
-        """The numbers of the codes, from 0, of x / scale."""
+    def cells(self, low: Array, high: Array) -> Array:
+        """The ends of the codes' cells within low..high, [..., codes + 1]."""
+        scale, zero_point = self.quantizer(low, high)
         if self.codebook is not None:
-            return np.searchsorted(self.codebook.thresholds, u)
-        whole = self.whole(zero_point)
-        return np.asarray((whole.values(u)[0] - whole.low[..., None]).astype(np.intp))
+            inner = self.codebook.thresholds * scale[..., None]
+        else:
+            whole = self.whole(zero_point)
+            steps = np.arange(2**self.kind.bits - 1) + 0.5
+            inner = (whole.low[..., None] + steps) * scale[..., None]
+        ends = [np.broadcast_to(side[..., None], (*low.shape, 1)) for side in (low, high)]
+        inner = np.clip(inner, ends[0], ends[1])
+        return np.concatenate([ends[0], inner, ends[1]], -1)
 
     def whole(self, zero_point: Array) -> Whole:
         """The codes' span, relative to the zero point."""
@@ -104,41 +111,18 @@ def least_divergence(problem: Problem) -> tuple[Array, Array]:
         return low, high
     width = np.diff(problem.data.places).max(1)
     least = width * number / (2 if problem.is_one_ended and (low < 0).any() else 1)
+    sums = Cumulative.of(problem.data)
 
     def objective(low: Array, high: Array) -> Array:
-        found = _divergence(problem, low, high)
-        return np.where(np.maximum(high, -low) < least, np.inf, found)
+        wide = np.maximum(high, -low) >= least
+        tries = wide.any(1)
+        found = np.full(low.shape, np.inf)
+        if tries.any():
+            cells = problem.cells(low[tries], high[tries])
+            found[tries] = divergence(sums, cells, width)
+        return np.where(wide, found, np.inf)
 
     return _search(problem, objective)
-
-
-def _divergence(problem: Problem, low: Array, high: Array) -> Array:
-    """KL(P || Q): P is the histogram with what lies outside added to its ends; Q spreads what lies
-    inside, code by code, evenly over the bins of that code that hold anything.
-    """
-    scale, zero_point = problem.quantizer(low, high)
-    middles, weights = problem.data.middles, problem.data.weights
-    codes = problem.codes(middles / scale[..., None], zero_point)
-    span = 2**problem.kind.bits
-    codes += np.arange(low.size).reshape(low.shape)[..., None] * span
-    below, above = middles < low[..., None], middles > high[..., None]
-    inside = ~(below | above)
-    kept = np.where(inside, weights, 0.0)
-    size = low.size * span
-    mass = np.bincount(codes.reshape(-1), kept.reshape(-1), size)
-    used = np.bincount(codes.reshape(-1), (kept > 0).reshape(-1), size)
-    q = np.where(kept > 0, (mass / np.maximum(used, 1))[codes], 0.0)
-    p = kept
-    first = inside.argmax(-1)[..., None]
-    last = inside.shape[-1] - 1 - inside[..., ::-1].argmax(-1)[..., None]
-    for ends, outside in ((first, below), (last, above)):
-        more = np.where(outside, weights, 0.0).sum(-1, keepdims=True)
-        np.put_along_axis(p, ends, np.take_along_axis(p, ends, -1) + more, -1)
-    p = p / np.maximum(p.sum(-1, keepdims=True), 1)
-    q /= np.maximum(q.sum(-1, keepdims=True), 1)
-    floor = 1e-12  # an end that only clipped values fill has no mass of its own
-    ratio = np.where(p > 0, p, 1) / np.where(p > 0, np.maximum(q, floor), 1)
-    return np.asarray((p * np.log(ratio)).sum(-1))
 
 
 class _Best:
@@ -194,9 +178,9 @@ def _clip_both(best: _Best, low: Array, high: Array) -> None:
         exponent = np.where(at >= 0, chosen, exponent)
         return at
 
+    steps_down = np.arange(1.0, _COARSE + 1)[:, None]
     for start in range(0, _LEAST, _COARSE):
-        at = attempt(start + 1.0 + np.arange(_COARSE)[:, None])
-        if (at < _COARSE - 1).all():
+        if (attempt(start + steps_down) < _COARSE - 1).all():
             break
     for steps in _FINE:
         offsets = np.array([sign * size for size in steps for sign in (1, -1)])[:, None]

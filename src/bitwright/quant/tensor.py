@@ -21,7 +21,7 @@ from bitwright.ir.types import normalize_axis
 from bitwright.quant.codes import decode, encode
 from bitwright.quant.packing import pack, unpack
 from bitwright.quant.parameters import QuantizationParameters, scale_shape
-from bitwright.quant.types import MIXED, Granularity
+from bitwright.quant.types import BINARY, MIXED, Granularity
 
 Array = np.ndarray[Any, Any]
 
@@ -66,13 +66,13 @@ class QuantizedTensor:
         """Unpacked codes of any integer or ml_dtypes type, which must be in range."""
         parameters.validate(codes.shape)
         kind = parameters.dtype
-        if kind.is_integer:
-            whole = codes.astype(np.int64)
-            if whole.size and (whole.min() < kind.min or whole.max() > kind.max):
+        if kind.is_integer and (codes.dtype != kind.element.numpy or kind == BINARY):
+            least, most = (int(codes.min()), int(codes.max())) if codes.size else (0, 0)
+            if least < kind.min or most > kind.max:
                 raise QuantizationError(
                     "a code is outside the type",
                     expected=f"{kind.min}..{kind.max} for {kind}",
-                    found=f"{whole.min()}..{whole.max()}",
+                    found=f"{least}..{most}",
                 )
         elif codes.dtype != kind.element.numpy:
             raise QuantizationError(
