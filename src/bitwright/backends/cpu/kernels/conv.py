@@ -26,12 +26,16 @@ class Conv:
     """Levels of windows around the inner run: 0, 1 or 2."""
     is_flat: bool = False
     """Whether the pixels lie `pixel` apart from the first to the last."""
+    is_apart: bool = False
+    """Whether the result's lines do not lie behind each other, as its pixels do."""
     epilogue: Epilogue = NO_EPILOGUE
     numbers: Numbers = REAL
 
     @property
     def signature(self) -> Signature:
-        rows = ("pixel",) if self.is_flat else ("ow", "oh", "pixel", "line", "image")
+        rows = ("pixel",) if self.is_flat else ("pixel", "line", "image")
+        rows += ("y_line", "y_image") if self.is_apart else ()
+        rows += () if self.is_flat and not self.is_apart else ("ow", "oh")
         levels = range(1, self.levels + 1)
         windows = tuple(f"{what}{n}" for n in levels for what in ("count", "step"))
         return Signature(
@@ -49,7 +53,7 @@ def emit_conv(module: Module, name: str, conv: Conv) -> Signature:
 
 class _ImageProduct(Product):
     def __init__(self, f: Kernel, conv: Conv) -> None:
-        self.levels, self.is_flat = conv.levels, conv.is_flat
+        self.levels, self.is_flat, self.is_apart = conv.levels, conv.is_flat, conv.is_apart
         super().__init__(f, conv.tile, conv.epilogue, conv.numbers)
 
     def whole_depth(self) -> Value:
@@ -87,6 +91,16 @@ class _ImageProduct(Product):
             x = f.select(ends, 0, x)
             found.append(f.gep(element, a, start + x * pixel))
         return found
+
+    def result_at(self, row: Value) -> Value:
+        if not self.is_apart:
+            return super().result_at(row)
+        f = self.f
+        width, height = f.args.size("ow"), f.args.size("oh")
+        line = f.udiv(row, width)
+        image = f.udiv(line, height)
+        down = (line - image * height) * f.args.size("y_line") + image * f.args.size("y_image")
+        return (row - line * width) * self.y_stride + down
 
     def add_products(
         self, rows: list[Value], w: Value, sums: list[Value], ahead: Value

@@ -251,6 +251,10 @@ class Product:
         """Where `count` rows of a begin, the first of them `row`."""
         return [self.address(row + i) for i in range(count)]
 
+    def result_at(self, row: Value) -> Value:
+        """Where a row of the result begins, in elements of y."""
+        return row * self.y_stride
+
     def add_products(
         self, rows: list[Value], w: Value, sums: list[Value], ahead: Value
     ) -> list[Value]:
@@ -304,7 +308,7 @@ class Product:
         f, tile, element = self.f, self.tile, self.epilogue.result
         totals = list(sums)
         self.numbers.finished(f, totals, column, masks)
-        y = f.gep(stored(element), f.args.pointer("y"), row * self.y_stride + column)
+        y = f.gep(stored(element), f.args.pointer("y"), self.result_at(row) + column)
         for v, mask in enumerate(masks):
             value = self.epilogue.emit(f, totals[v], row, column + v * tile.lanes, mask)
             f.store(to_stored(f, value, element), y, v * tile.lanes, mask=mask)

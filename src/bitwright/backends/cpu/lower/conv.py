@@ -33,7 +33,7 @@ from bitwright.backends.cpu.kernels.matmul import (
 )
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
 from bitwright.backends.cpu.lower.movement import pad_view
-from bitwright.backends.cpu.lower.product import lower_transposed, lower_windows
+from bitwright.backends.cpu.lower.product import lower_windows
 from bitwright.backends.cpu.lower.winograd import Choice, call_winograd, choose
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import (
@@ -103,9 +103,6 @@ def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
         window_in = source.slice(1, group * inner, inner, 1)
         filters = weight[first : first + outer]
         dense(ctx, node, window_in, filters, window, part, finish, RealFilter(), choice.why)
-
-
-lowers("conv_transpose")(lower_transposed)
 
 
 def present(anchor: Node, position: int) -> Value:
@@ -294,10 +291,11 @@ def dense(
     tile = filter.tile(ctx.target, columns, numbers)
     pixel, line = window.strides[1] * sw, window.strides[0] * sh
     is_flat = (oh == 1 or line == ow * pixel) and (n == 1 or sn == oh * ow * pixel)
-    conv = Conv(tile, len(levels), is_flat, finish.epilogue, numbers)
+    is_apart = not _is_even(y)
+    conv = Conv(tile, len(levels), is_flat, is_apart, finish.epilogue, numbers)
     kernel = ctx.kernel(
         filter.family,
-        (tile, len(levels), is_flat, numbers, finish.key),
+        (tile, len(levels), is_flat, is_apart, numbers, finish.key),
         lambda m, name: emit_conv(m, name, conv),
     )
     lines = height if dense_line else height * width
@@ -309,18 +307,28 @@ def dense(
         "columns": columns,
         "run": run,
         "block": row_tiles_in_cache(ctx.target, tile, row_bytes),
-        "y_stride": y.strides[3] if ow != 1 else y.strides[2],
+        "y_stride": y.strides[3] if ow != 1 or is_apart else y.strides[2],
         "pixel": pixel,
         **finish.sizes,
     }
     if not is_flat:
         sizes |= {"ow": ow, "oh": oh, "line": line, "image": sn}
+    if is_apart:
+        sizes |= {"ow": ow, "oh": oh, "y_line": y.strides[2], "y_image": y.strides[0]}
     for number, (count, step) in enumerate(levels, 1):
         sizes |= {f"count{number}": count, f"step{number}": step}
     more = {**filter.pointers(ctx, node.name), **finish.pointers}
     pointers = {"a": source, "w": packed, "y": y, **more}
     why = "channels innermost, as a product"
     ctx.call(kernel, node, pointers, sizes, why=f"{why}; {why_not_fewer}" if why_not_fewer else why)
+
+
+def _is_even(y: View) -> bool:
+    """Whether the pixels of all lines and images lie equally far apart."""
+    (n, _, oh, ow), (image, _, line, pixel) = y.shape, y.strides
+    if ow == 1:
+        return n == 1 or oh == 1 or image == oh * line
+    return (oh == 1 or line == ow * pixel) and (n == 1 or image == oh * ow * pixel)
 
 
 def levels_of(
