@@ -6,12 +6,14 @@ from importlib.util import find_spec
 import pytest
 
 from bitwright.frontend.onnx import conformance
-from bitwright.report.coverage import compiled
+from bitwright.report.coverage import Compiled
 
 CASES = 2024
 PASSING = 2007
 IMAGE_CASES = 9 if find_spec("PIL") else 0  # decoding images needs Pillow
 RANDOM = 6
+HOST_STEPS = 195
+"""Cases with a node that no kernel computes, those whose images are decoded included."""
 ROUNDED = {"test_attention_4d_causal_fp16_expanded"}
 """Attention in single f16 steps: two results are closer to the exact ones than those expected,
 and differ from them by more than 1e-3. Compiling puts the steps together again."""
@@ -19,7 +21,7 @@ and differ from them by more than 1e-3. Compiling puts the steps together again.
 
 @pytest.fixture(scope="module")
 def results():
-    return list(conformance.run_all(prepare=compiled))
+    return list(conformance.run_all(prepare=Compiled))
 
 
 def names(results, status):
@@ -47,9 +49,10 @@ def test_refusals_name_op_and_reason(results):
             assert len(result.reason) > 40
 
 
-def test_few_passing_cases_need_host_steps(results):
-    passing = [r for r in results if r.status == conformance.PASS]
-    assert 4 * sum(bool(r.host_ops) for r in passing) <= len(passing)
+def test_few_cases_contain_a_host_step(results):
+    found = [r.name for r in results if r.host_ops]
+    assert len(found) <= HOST_STEPS, sorted(found)
+    assert HOST_STEPS <= 0.15 * CASES
 
 
 @pytest.mark.slow

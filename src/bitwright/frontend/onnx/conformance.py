@@ -120,7 +120,10 @@ def interpreted(graph: Graph) -> Callable[[list[Any]], list[Any]]:
 def run_all(
     cases: Iterable[Case] | None = None, prepare: Prepare = interpreted
 ) -> Iterator[Result]:
-    """Every case; `prepare` makes an imported graph into something that runs."""
+    """Every case; `prepare` makes an imported graph into something that runs.
+
+    If that has `host_ops`, they are the result's; else those are what has no mapping.
+    """
     if cases is None:
         cases = (*node_cases(), *disk_cases())
     for case in cases:
@@ -137,9 +140,9 @@ def run_case(case: Case, prepare: Prepare = interpreted) -> Result:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             graph = load(case.model)
-            host = host_ops(graph)
             is_random = any(node.op in RANDOM_OPS for _, node in graph.walk())
             execute = prepare(graph)
+            host = getattr(execute, "host_ops", host_ops(graph))
             for inputs, expected in case.data:
                 found = execute([plain(x) for x in inputs])
                 fault = compare(expected, found, case, values=not is_random)
