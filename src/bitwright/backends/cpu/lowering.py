@@ -243,12 +243,12 @@ class Lowering:
     def read_sizes(
         self,
         node: Node,
-        operands: Iterable[Value],
+        operands: Iterable[Value | View],
         sizes: Sequence[Size],
         read: Callable[[Sequence[Array], Mapping[str, int]], Sequence[int]],
     ) -> None:
         """Append a step that learns sizes from small operands: `read(arrays, bindings)`."""
-        views = tuple(self.view(value) for value in operands)
+        views = tuple(o if isinstance(o, View) else self.view(o) for o in operands)
         where = place(self.graph, node)
         self.schedule.steps.append(SizeStep(node.name, where, views, tuple(sizes), read))
 
