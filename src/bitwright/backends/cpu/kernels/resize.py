@@ -136,7 +136,7 @@ def _taps(f: Kernel, grid: Grid, at: Value, size: Value) -> list[tuple[Value, Va
     left = f.ceil(at) - 1.0  # the pixel before the coordinate, never on it
     first = 1 - grid.taps // 2
     places = [left + float(first + tap) for tap in range(grid.taps)]
-    weights = [_weight(f, grid, f.abs(place - at)) for place in places]
+    weights = [tap_weight(f, grid.mode, grid.cubic, f.abs(place - at)) for place in places]
     if grid.exclude_outside:
         length = f.convert(size, emit.f64)
         weights = [
@@ -151,11 +151,10 @@ def _taps(f: Kernel, grid: Grid, at: Value, size: Value) -> list[tuple[Value, Va
     return list(zip(places, weights, strict=True))
 
 
-def _weight(f: Kernel, grid: Grid, d: Value) -> Value:
-    """The hat, or Keys' spline, at a distance."""
-    if grid.mode == "linear":
+def tap_weight(f: Kernel, mode: str, a: float, d: Value) -> Value:
+    """The hat, or Keys' spline with parameter a, at a distance."""
+    if mode == "linear":
         return f.max(1.0 - d, 0.0)
-    a = grid.cubic
     near = ((a + 2) * d - (a + 3)) * d * d + 1.0
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
     return f.select(f.le(d, 1.0), near, f.select(f.lt(d, 2.0), far, 0.0))
