@@ -17,6 +17,7 @@ from typing import Any
 
 from bitwright.backends.cpu import math
 from bitwright.backends.cpu.emit import Function, Value, computed, stored
+from bitwright.backends.cpu.emit import f32 as emitted_f32
 from bitwright.backends.cpu.emit import i32 as emitted_i32
 from bitwright.errors import CompileError
 from bitwright.ir.dtype import DType, bf16, bool_, f16, f32, i32, i64
@@ -206,16 +207,26 @@ class LlvmScalars:
         return Term(self.f.select(mask, a.value, b.value), a.dtype)
 
     def codes(self, a: Operand, zero: Operand | None, to: DType) -> Term:
-        """Rounded as an integer: what is far outside is brought near first, NaN becomes 0."""
+        """Cut off in floats, between whole numbers, so that rounding cannot leave the range."""
         f, real = self.f, self._as_term(a).value
-        near = f.quick_min(f.quick_max(real, -(2.0**24)), 2.0**24)
-        whole = f.round_to_int(near)
-        whole = f.select(f.is_nan(real), 0, whole)
-        if zero is not None:
-            offset = self._as_term(zero, to)
-            whole = f.add(whole, f.convert(offset.value, emitted_i32, offset.signed))
-        inside = f.clamp(whole, int(to.min), int(to.max))
-        return Term(f.convert(inside, computed(to)), to)
+        low, high = float(to.min), float(to.max)
+        offset: Value | None = None
+        if zero is None:
+            bounds: tuple[Any, Any] = (low, high)
+        elif isinstance(zero, Term):
+            offset = f.convert(zero.value, emitted_i32, zero.signed)
+            moved = f.convert(offset, emitted_f32)
+            bounds = (f.sub(low, moved), f.sub(high, moved))
+        else:
+            offset = f.const(emitted_i32.vector(self.lanes), zero)
+            bounds = (low - zero, high - zero)
+        # NaN passes both; rounded, its low 16 bits are 0 on x86 and AArch64, elsewhere anything
+        whole = f.round_to_int(f.quick_min(bounds[1], f.quick_max(bounds[0], real)))
+        if not (f.target.is_x86 or f.target.architecture == "aarch64"):
+            whole = f.select(f.is_nan(real), 0, whole)
+        if offset is not None:
+            whole = f.add(whole, offset)
+        return Term(f.convert(whole, computed(to)), to)
 
     def result(self, a: Operand, dtype: DType) -> Term:
         """What a scalar form gave, as the computed type of the op's result."""

@@ -152,12 +152,19 @@ def result_of(ctx: Lowering, node: Node) -> View:
 
 
 def padded(
-    ctx: Lowering, node: Node, image: View, window: Window, fill: View | None = None
+    ctx: Lowering,
+    node: Node,
+    image: View,
+    window: Window,
+    fill: View | None = None,
+    channels: int | None = None,
 ) -> View:
-    """The image with zeros (or what `fill` holds) around it, channels innermost."""
-    if not window.is_padded:
-        return image
+    """The image with zeros (or what `fill` holds) around it, channels innermost; `channels` asks
+    for as many, behind those that it has."""
     n, c, h, w = image.shape
+    if not window.is_padded and channels in (None, c):
+        return image
+    c = c if channels is None else channels
     top, left = window.begins
     shape = (n, h + top + window.ends[0], w + left + window.ends[1], c)
     room = ctx.buffer(f"{node.name}.padded", image.dtype, n * shape[1] * shape[2] * c)

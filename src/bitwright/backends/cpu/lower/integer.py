@@ -1,4 +1,4 @@
-"""Products of 8-bit codes with constant weights: matrices and convolutions.
+"""Products of 8-bit codes with constant weights: matrices, and what `lower.integer_conv` shares.
 
 Weights minus their zero points are packed where they fit 8 signed bits; else the kernel sums each
 row's codes too (`kernels.codes`). What else does not depend on x is one number per column:
@@ -10,7 +10,7 @@ where x_zero is known; where it is made by the run, x_zero (Σ w - K w_zero) is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,24 +18,12 @@ import numpy as np
 from bitwright.backends.cpu import emit
 from bitwright.backends.cpu.emit import stored
 from bitwright.backends.cpu.kernels.codes import Codes, best_codes, codes_tile, pack_codes
-from bitwright.backends.cpu.kernels.depthwise import EXACT_TAPS
 from bitwright.backends.cpu.kernels.matmul import (
     Epilogue,
     Tile,
     emit_matmul,
     is_light,
     row_tiles_in_cache,
-)
-from bitwright.backends.cpu.lower.conv import (
-    Finish,
-    dense,
-    depthwise,
-    four_axes,
-    image_of,
-    padded,
-    present,
-    result_of,
-    window_of,
 )
 from bitwright.backends.cpu.lower.matmul import as_rows, constant_matrix
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
@@ -123,7 +111,7 @@ class Zero:
     view: View | None
 
 
-def _zero_of(ctx: Lowering, region: RegionView, value: Value | None) -> Zero:
+def zero_of(ctx: Lowering, region: RegionView, value: Value | None) -> Zero:
     """A zero point that is one number or none."""
     if value is None:
         return Zero(0, None)
@@ -134,7 +122,7 @@ def _zero_of(ctx: Lowering, region: RegionView, value: Value | None) -> Zero:
     return Zero(0, ctx.view(outer))
 
 
-def _constant(region: RegionView, value: Value | None, what: str) -> Array | None:
+def constant_of(region: RegionView, value: Value | None, what: str) -> Array | None:
     if value is None:
         return None
     found = constant_matrix(region.outer(value))
@@ -143,7 +131,7 @@ def _constant(region: RegionView, value: Value | None, what: str) -> Array | Non
     return found
 
 
-def _operands(anchor: Node) -> list[Value | None]:
+def operands_of(anchor: Node) -> list[Value | None]:
     """x, w, x_zero, w_zero, bias."""
     return [*anchor.inputs, *(None,) * (5 - len(anchor.inputs))]
 
@@ -152,15 +140,15 @@ def _operands(anchor: Node) -> list[Value | None]:
 def lower_integer_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     anchor = region.anchor
     assert anchor is not None
-    x, w, x_zero, w_zero, bias = _operands(anchor)
-    array = _constant(region, w, "weight")
+    x, w, x_zero, w_zero, bias = operands_of(anchor)
+    array = constant_of(region, w, "weight")
     assert x is not None and array is not None
     if array.ndim != 2 or x.rank < 2:
         raise NoKernelError("its operands are not rows and one matrix")
     after = split(region).after
     require_elements(after.dtype)
-    zeros = _constant(region, w_zero, "weight's zero point")
-    known_bias = _constant(region, bias, "bias")
+    zeros = constant_of(region, w_zero, "weight's zero point")
+    known_bias = constant_of(region, bias, "bias")
     depth, columns = array.shape
     if known_bias is not None and known_bias.size not in (1, columns):
         raise NoKernelError("its bias differs from row to row")
@@ -172,7 +160,7 @@ def lower_integer_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     a = as_rows(ctx, ctx.view(source), source.name)
     if a.strides[1] != 1 and a.shape[1] != 1:
         a = as_rows(ctx, ctx.contiguous(source), source.name)
-    zero = _zero_of(ctx, region, x_zero)
+    zero = zero_of(ctx, region, x_zero)
     if zero.view is not None:
         spread = broadcast(zero.view, (*shape[:-1], 1))
         zero = Zero(0, as_rows(ctx, spread, source.name))
@@ -236,73 +224,3 @@ class CodeFilter:
 
     def pointers(self, ctx: Lowering, name: str) -> dict[str, View]:
         return {} if self.zero is None else {"w_zero": ctx.constant(self.zero, f"{name}.zeros")}
-
-
-@lowers("integer_conv")
-def lower_integer_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
-    anchor = region.anchor
-    assert anchor is not None
-    x, w, x_zero, w_zero, bias = _operands(anchor)
-    array = _constant(region, w, "weight")
-    assert x is not None and array is not None
-    if x.rank not in (3, 4):
-        raise NoKernelError("it has more than two spatial axes")
-    after = split(region).after
-    require_elements(after.dtype)
-    zeros = _constant(region, w_zero, "weight's zero point")
-    known_bias = _constant(region, bias, "bias")
-    groups = anchor.attrs["groups"]
-    window, array = window_of(anchor, array)
-    image = image_of(ctx, region.outer(present(anchor, 0)))
-    zero = _zero_of(ctx, region, x_zero)
-    if zero.view is not None:
-        zero = Zero(0, replace(zero.view, shape=(1,), strides=(0,)))  # the same for every row
-    fill = zero.view or ctx.constant(np.array([zero.number], x.dtype.numpy), f"{node.name}.zero")
-    y = result_of(ctx, node)
-    extra = [four_axes(v) for v in operand_views(ctx, region, after.inputs, node.outputs[0].shape)]
-    lanes = ctx.target.lanes(32)
-    filters = len(array)
-    bias_row = np.zeros(filters, np.int64) if known_bias is None else known_bias.astype(np.int64)
-    per_filter = None if zeros is None else np.broadcast_to(zeros.reshape(-1), (filters,))
-    if groups > 1 and groups == filters and array.shape[1] == 1:
-        if array[0].size > EXACT_TAPS:
-            raise NoKernelError("its filter has more taps than f32 sums exactly")
-        taps = array.astype(np.float32)
-        if per_filter is not None:
-            taps -= per_filter.astype(np.float32).reshape(-1, 1, 1, 1)
-        adds = Bias(ctx, node.name, bias_row)
-        finish = Finish(after, extra, y, lanes, adds)
-        depthwise(ctx, node, image, taps, window, y, finish, x.dtype, {"x_zero": fill})
-        return
-    source = padded(ctx, node, image, window, fill)
-    inner, outer = array.shape[1], filters // groups
-    for group in range(groups):
-        these = slice(group * outer, (group + 1) * outer)
-        part = y.slice(1, group * outer, outer, 1)
-        # filters last, as columns
-        columns = array[these].transpose(1, 2, 3, 0)
-        weight = Weight.of(columns, None if per_filter is None else per_filter[these])
-        filter = CodeFilter(x.dtype.is_signed, weight.zero)
-        codes = filter.numbers(ctx.target, 1)
-        offsets = Offsets(ctx, node.name, weight, codes, zero, bias_row[these])
-        views = [v.slice(1, group * outer, outer, 1) for v in extra]
-        finish = Finish(after, views, part, lanes, offsets)
-        window_in = source.slice(1, group * inner, inner, 1)
-        signed = weight.codes.transpose(3, 0, 1, 2)
-        dense(ctx, node, window_in, signed, window, part, finish, filter)
-
-
-class Bias:
-    """A bias for every channel, added to exact sums."""
-
-    sizes: dict[str, Size] = {}  # noqa: RUF012
-
-    def __init__(self, ctx: Lowering, name: str, bias: Array) -> None:
-        held = bias.astype(np.int32)
-        self.pointers = {"offset": ctx.constant(held, f"{name}.bias")} if held.any() else {}
-        self.key = bool(self.pointers)
-
-    def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
-        if not self.pointers:
-            return value
-        return value + f.load(value.type, f.args.pointer("offset"), column, mask=mask)

@@ -1,0 +1,207 @@
+"""Convolutions of 8-bit codes with constant filters.
+
+They are laid out as those of `lower.conv`: dense ones as products of rows that lie in the image,
+depthwise ones by their own kernel, whose sums of codes are exact in f32. Padding holds the image's
+zero point. A pixel of few channels (a first layer's three) gets some more, which change nothing, so
+that it is a whole number of steps of a sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu import emit
+from bitwright.backends.cpu.kernels.depthwise import EXACT_TAPS
+from bitwright.backends.cpu.lower.conv import (
+    CHANNELS_LAST,
+    Finish,
+    Window,
+    dense,
+    depthwise,
+    four_axes,
+    image_of,
+    padded,
+    present,
+    result_of,
+    window_of,
+)
+from bitwright.backends.cpu.lower.integer import (
+    CodeFilter,
+    Offsets,
+    Weight,
+    Zero,
+    constant_of,
+    operands_of,
+    zero_of,
+)
+from bitwright.backends.cpu.lower.movement import pad_view
+from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.region import Part, operand_views, require_elements, split
+from bitwright.ir.dim import Size, product
+from bitwright.ir.graph import Node, Value
+from bitwright.lir.buffer import View, contiguous
+from bitwright.lir.buffer import dense as dense_view
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+FEW_CHANNELS = 16
+
+
+@dataclass(frozen=True)
+class _Conv:
+    """A convolution's parts; arrays have one entry for each filter."""
+
+    x: Value
+    filters: Array
+    filter_zeros: Array | None
+    bias: Array
+    zero: Zero
+    fill: View
+    """The zero point of x, in memory."""
+    window: Window
+    groups: int
+    after: Part
+    extra: list[View]
+    y: View
+    lanes: int
+
+    @property
+    def is_depthwise(self) -> bool:
+        return self.groups > 1 and self.groups == len(self.filters) and self.filters.shape[1] == 1
+
+
+@lowers("integer_conv")
+def lower_integer_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
+    conv = _conv_of(ctx, node, region)
+    if conv.is_depthwise:
+        _lower_depthwise(ctx, node, conv)
+    else:
+        _lower_dense(ctx, node, conv)
+
+
+def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> _Conv:
+    anchor = region.anchor
+    assert anchor is not None
+    x, w, x_zero, w_zero, bias = operands_of(anchor)
+    array = constant_of(region, w, "weight")
+    assert x is not None and array is not None
+    if x.rank not in (3, 4):
+        raise NoKernelError("it has more than two spatial axes")
+    after = split(region).after
+    require_elements(after.dtype)
+    zeros = constant_of(region, w_zero, "weight's zero point")
+    known_bias = constant_of(region, bias, "bias")
+    window, array = window_of(anchor, array)
+    zero = zero_of(ctx, region, x_zero)
+    if zero.view is not None:
+        zero = Zero(0, replace(zero.view, shape=(1,), strides=(0,)))  # the same for every row
+    fill = zero.view or ctx.constant(np.array([zero.number], x.dtype.numpy), f"{node.name}.zero")
+    count = len(array)
+    extra = operand_views(ctx, region, after.inputs, node.outputs[0].shape)
+    return _Conv(
+        region.outer(present(anchor, 0)),
+        array,
+        None if zeros is None else np.broadcast_to(zeros.reshape(-1), (count,)),
+        np.zeros(count, np.int64) if known_bias is None else known_bias.astype(np.int64),
+        zero,
+        fill,
+        window,
+        anchor.attrs["groups"],
+        after,
+        [four_axes(view) for view in extra],
+        result_of(ctx, node),
+        ctx.target.lanes(32),
+    )
+
+
+def _lower_depthwise(ctx: Lowering, node: Node, conv: _Conv) -> None:
+    if conv.filters[0].size > EXACT_TAPS:
+        raise NoKernelError("its filter has more taps than f32 sums exactly")
+    taps = conv.filters.astype(np.float32)
+    if conv.filter_zeros is not None:
+        taps -= conv.filter_zeros.astype(np.float32).reshape(-1, 1, 1, 1)
+    adds = Bias(ctx, node.name, conv.bias)
+    finish = Finish(conv.after, conv.extra, conv.y, conv.lanes, adds)
+    image, more = image_of(ctx, conv.x), {"x_zero": conv.fill}
+    depthwise(ctx, node, image, taps, conv.window, conv.y, finish, conv.x.dtype, more)
+
+
+def _lower_dense(ctx: Lowering, node: Node, conv: _Conv) -> None:
+    """A product for every group."""
+    signed, zeros, groups = conv.x.dtype.is_signed, conv.filter_zeros, conv.groups
+    filters = conv.filters
+    if groups == 1 and filters.shape[1] < FEW_CHANNELS:
+        filters = _whole_groups(filters, zeros, CodeFilter(signed, None), ctx.target)
+    source = _source(ctx, node, conv, filters.shape[1])
+    inner, outer = filters.shape[1], len(filters) // groups
+    for first in range(0, len(filters), outer):
+        these = slice(first, first + outer)
+        columns = filters[these].transpose(1, 2, 3, 0)
+        weight = Weight.of(columns, None if zeros is None else zeros[these])
+        filter = CodeFilter(signed, weight.zero)
+        codes = filter.numbers(ctx.target, 1)
+        offsets = Offsets(ctx, node.name, weight, codes, conv.zero, conv.bias[these])
+        views = [view.slice(1, first, outer, 1) for view in conv.extra]
+        part = conv.y.slice(1, first, outer, 1)
+        finish = Finish(conv.after, views, part, conv.lanes, offsets)
+        rows = source.slice(1, first // outer * inner, inner, 1)
+        ready = weight.codes.transpose(3, 0, 1, 2)
+        dense(ctx, node, rows, ready, conv.window, part, finish, filter)
+
+
+def _source(ctx: Lowering, node: Node, conv: _Conv, channels: int) -> View:
+    """The image as products read it: padding around it, channels innermost, as many as asked."""
+    planes = four_axes(ctx.view(conv.x))
+    if conv.groups == 1 and channels != planes.shape[1] and planes.strides[3] == 1:
+        return _interleaved(ctx, node, planes, channels, conv.window, conv.fill)
+    image = image_of(ctx, conv.x)
+    return padded(ctx, node, image, conv.window, conv.fill, conv.groups * channels)
+
+
+def _whole_groups(array: Array, zero: Array | None, filter: CodeFilter, target: Target) -> Array:
+    """Filters with channels added that change no sum, so that a pixel is a number of whole steps.
+
+    An image is laid out with as many, which hold its zero point.
+    """
+    filters, channels, *taps = array.shape
+    more = -channels % filter.numbers(target, 1).group
+    neutral = np.zeros(filters, array.dtype) if zero is None else zero.astype(array.dtype)
+    shape = (filters, more, *taps)
+    added = np.broadcast_to(neutral.reshape(-1, *(1,) * (array.ndim - 1)), shape)
+    return np.concatenate([array, added], axis=1)
+
+
+def _interleaved(
+    ctx: Lowering, node: Node, planes: View, channels: int, window: Window, fill: View
+) -> View:
+    """Planes of pixels with `channels` of them and padding around, then channels innermost."""
+    n, _, h, w = planes.shape
+    top, left = window.begins
+    shape = (n, channels, h + top + window.ends[0], w + left + window.ends[1])
+    count = product(shape)
+    apart = contiguous(ctx.buffer(f"{node.name}.padded", planes.dtype, count), shape)
+    pad_view(ctx, node, planes, apart, (0, 0, top, left), fills=fill)
+    together = dense_view(
+        ctx.buffer(f"{node.name}.pixels", planes.dtype, count), shape, CHANNELS_LAST
+    )
+    ctx.copy(apart, together, node.name)
+    return together
+
+
+class Bias:
+    """A bias for every channel, added to exact sums."""
+
+    sizes: dict[str, Size] = {}  # noqa: RUF012
+
+    def __init__(self, ctx: Lowering, name: str, bias: Array) -> None:
+        held = bias.astype(np.int32)
+        self.pointers = {"offset": ctx.constant(held, f"{name}.bias")} if held.any() else {}
+        self.key = bool(self.pointers)
+
+    def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+        if not self.pointers:
+            return value
+        return value + f.load(value.type, f.args.pointer("offset"), column, mask=mask)
