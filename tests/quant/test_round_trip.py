@@ -119,6 +119,15 @@ def test_integer_scales_under_a_tensor_scale():
     assert ratio < 1.05
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1e35])
+@pytest.mark.parametrize("scale_type", ["f16", "bf16", "f8e4m3fn", "f8e8m0", "u8"])
+def test_narrow_scales_serve_any_magnitude(size, scale_type):
+    x = (np.random.default_rng(6).normal(size=(8, 64)) * size).astype(np.float32)
+    tensor = quantize_tensor(x, "int8", "minmax", axis=1, block=16, scale_type=scale_type)
+    error = np.abs(tensor.dequantize() - x).max() / np.abs(x).max()
+    assert error < 0.04  # a scale of 3 bits of fraction may clip the largest value
+
+
 def test_what_the_table_does_not_hold_is_refused():
     x = np.ones((2, 3), np.float32)
     choices = {Granularity.per_tensor: {}, Granularity.per_axis: {"axis": 1}}

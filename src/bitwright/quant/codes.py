@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import QuantizationError
-from bitwright.ir.dtype import DType, f32
+from bitwright.ir.dtype import DType, f8e8m0, f32
 from bitwright.ir.types import normalize_axis
 from bitwright.ops.cast import cast
 from bitwright.ops.numeric import narrow
@@ -93,7 +93,12 @@ def decode(codes: Array, parameters: QuantizationParameters, to: DType = f32) ->
     values = codes.astype(np.float32)
     if parameters.scheme is Scheme.asymmetric:
         values -= spread_zero_point(parameters, codes.shape).astype(np.float32)
-    values *= scale
+    if parameters.scale_type == f8e8m0:  # rounded up, so that the largest code may be beyond f32
+        with np.errstate(over="ignore"):
+            values *= scale
+        np.clip(values, f32.min, f32.max, out=values)
+    else:
+        values *= scale
     return narrow(values, to)
 
 

@@ -3,7 +3,7 @@
     f8e8m0     powers of two, rounded up, and no second level (MX)
     f8e4m3fn   the largest scale is 448 of the second level (NV)
     u8         the largest scale is 255 of the second level
-    f16, bf16  no second level
+    f16, bf16  a second level only where the largest scale is not a normal number of theirs
 
 What is rounded to 0 becomes the smallest positive code: a scale is never 0.
 """
@@ -22,6 +22,7 @@ from bitwright.ops.cast import cast
 Array = np.ndarray[Any, Any]
 
 _TWO_LEVELS = (f8e4m3fn, u8)
+_LEAST = {f16: 2.0**-14, bf16: 2.0**-126}
 _TYPES = (f32, f16, bf16, f8e8m0, *_TWO_LEVELS)
 
 
@@ -45,7 +46,8 @@ class ScaleFormat:
     @staticmethod
     def fitting(element: DType, largest: float) -> ScaleFormat:
         """The format in which a scale of this size is the largest code."""
-        if element not in _TWO_LEVELS or not largest > 0:
+        fits = element not in _TWO_LEVELS and _LEAST.get(element, 0) <= largest <= element.max
+        if fits or element == f8e8m0 or not largest > 0:
             return ScaleFormat(element)
         top = np.float32(largest / float(element.max))
         return ScaleFormat(element, float(max(top, np.finfo(np.float32).tiny)))
@@ -57,6 +59,8 @@ class ScaleFormat:
         ratio = np.asarray(scale, np.float64) / self.tensor_scale
         if self.element == u8:
             return np.clip(np.rint(ratio), 1, 255).astype(np.uint8)
+        if self.element != f8e8m0:  # whose cast saturates
+            ratio = np.minimum(ratio, float(self.element.max))
         found = cast(np.asarray(ratio, np.float32), self.element)
         least = np.asarray(1, np.uint8 if self.element.bits == 8 else np.uint16)
         if self.element == f8e8m0:

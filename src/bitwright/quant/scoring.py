@@ -83,7 +83,7 @@ class Distribution:
     @cached_property
     def mean_magnitude(self) -> Array:
         weights = np.broadcast_to(self.weights, self.middles.shape)
-        return np.asarray((np.abs(self.middles) * weights).sum(1) / self.number)
+        return np.asarray((np.abs(self.middles) * weights).sum(1, dtype=np.float64) / self.number)
 
 
 @dataclass(frozen=True)
