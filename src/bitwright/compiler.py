@@ -88,6 +88,7 @@ class Restored(Executable):
         self._entry = entry
         self._present(found.interface)
         self.engine = Program(found.interface, host(), threads, found.code)
+        found.code.warn_of_host_steps()
 
     @cached_property
     def _made(self) -> tuple[Graph, History]:

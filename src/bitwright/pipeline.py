@@ -25,7 +25,6 @@ from bitwright.passes.recognize_composites import recognize_composites
 from bitwright.passes.resolve_shapes import resolve_shapes
 from bitwright.passes.separate_bias import separate_bias
 from bitwright.target import host
-from bitwright.warn import warn_once
 
 # Keeps parameters as parameters: what training and calibration start from.
 SIMPLIFY: tuple[Pass, ...] = (canonicalize, recognize_composites, canonicalize, eliminate_dead)
@@ -97,6 +96,5 @@ def make_program(fused: Graph, threads: int | None = None) -> Program:
     """Machine code and schedule of a graph that all passes went over."""
     machine = host()
     program = Program(fused, machine, threads or machine.cores)
-    for step in program.host_steps:
-        warn_once(f"op {step.op.op}", f"runs in the reference interpreter: {step.why}")
+    program.code.warn_of_host_steps()
     return program

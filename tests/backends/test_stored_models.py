@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import bitwright as bw
-from bitwright import compiler, knobs
+from bitwright import compiler, knobs, warn
 from bitwright.backends.cpu import digests, jit, proved, stored
 from bitwright.compiler import Restored
 from bitwright.errors import BitwrightError, RunError
@@ -22,6 +22,7 @@ from bitwright.ir.graph import Graph
 from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import run
 from bitwright.pipeline import compile as compile_graph
+from bitwright.warn import BitwrightWarning
 
 Array = np.ndarray[Any, Any]
 
@@ -252,16 +253,78 @@ def test_state_lives_in_the_executable(folder: Path) -> None:
         assert executable.run({"x": np.ones(2, np.float32)})["y"].tolist() == [2, 3]
 
 
-def test_what_needs_the_interpreter_is_not_stored(folder: Path) -> None:
-    b = Builder("data")
-    x = b.input("x", "f32[n]")
-    path = folder / "data.bw"
-    graph = b.build(y=b.nonzero(x))
-    graph.save(path)
-    x_array = np.array([0, 1, 0, 2], np.float32)
+def nonzero() -> Graph:
+    b = Builder("nonzero")
+    return b.build(y=b.nonzero(b.input("x", "f32[n]")))
+
+
+def sequence() -> onnx.ModelProto:
+    """A sequence, which only the interpreter holds, between two host steps."""
+    nodes = [
+        helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0),
+        helper.make_node("Relu", ["x"], ["positive"]),
+        helper.make_node("SequenceInsert", ["parts", "positive"], ["more"]),
+        helper.make_node("ConcatFromSequence", ["more"], ["y"], axis=0),
+    ]
+    return made(nodes, [])
+
+
+def branches() -> onnx.ModelProto:
+    """Bodies with weights of their own."""
+    bodies = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node("Add", ["x", "w"], ["out"])],
+            name,
+            [],
+            [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["n"])],
+            [numpy_helper.from_array(draw(40, seed=seed), "w")],
+        )
+        for seed, name in enumerate(("then", "else"))
+    }
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+        helper.make_node("Greater", ["total", "zero"], ["is_positive"]),
+        helper.make_node("If", ["is_positive"], ["y"], **bodies),
+    ]
+    return made(nodes, [numpy_helper.from_array(np.float32(0), "zero")])
+
+
+def made(nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto]) -> onnx.ModelProto:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["m"])
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def saved(model: Graph | onnx.ModelProto, folder: Path) -> Path:
+    path = folder / ("model.bw" if isinstance(model, Graph) else "model.onnx")
+    model.save(path) if isinstance(model, Graph) else onnx.save(model, path)
+    return path
+
+
+def agree(executable: bw.Executable, path: Path) -> None:
+    """With the interpreter, for inputs of which it depends how many count."""
+    for seed in range(4):
+        x = np.maximum(draw(40, seed=seed), -0.5) * (draw(40, seed=seed + 9) > 0)
+        expected = run(bw.load(path), {"x": x})["y"]
+        assert np.array_equal(executable.run({"x": x})["y"], expected)
+
+
+def test_host_steps_are_stored_and_named(folder: Path) -> None:
+    path = saved(sequence(), folder)
+    for _ in range(3):
+        warn.forget()
+        with pytest.warns(BitwrightWarning, match="reference interpreter"):
+            executable = bw.compile(path)
+        agree(executable, path)
+    assert isinstance(executable, Restored)
+
+
+@pytest.mark.parametrize("make", [nonzero, branches])
+def test_what_python_decides_is_not_stored(folder: Path, make: Any) -> None:
+    path = saved(make(), folder)
     for _ in range(2):
-        found = bw.compile(path).run({"x": x_array})["y"]
-        assert np.array_equal(found, run(graph, {"x": x_array})["y"])
+        agree(bw.compile(path), path)
     assert entries(folder) == []
 
 

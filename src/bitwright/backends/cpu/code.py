@@ -15,6 +15,7 @@ from bitwright.ir.graph import Node
 from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import Buffer, Place
 from bitwright.lir.schedule import HostStep, Schedule
+from bitwright.warn import warn_once
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class Code:
         for bodies in self.bodies.values():
             for code in bodies.values():
                 yield from code.host_steps
+
+    def warn_of_host_steps(self) -> None:
+        """Name what has no kernel, once in a process."""
+        for step in self.host_steps:
+            warn_once(f"op {step.op.op}", f"runs in the reference interpreter: {step.why}")
 
     @property
     def nbytes(self) -> int:

@@ -5,8 +5,9 @@
 
 A size is a number, or `[k]`: the k-th of `dims`, each a sum of `[coefficient, atoms]`; an atom is
 `[name, bound]` or `[function, left, right]`. Buffers, views and arrays are named by their place in
-their list. What needs more than kernels (host steps, sizes that the data decides, values that are
-no tensors) is refused with its reason.
+their list. A step is a kernel call, or `["", number, ...]`: the host step of the node with this
+number in the text `hosts`. Sizes that a step reads from data, compiled bodies, inputs and outputs
+that are no tensors, and custom ops are refused with the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from bitwright.ir.dtype import DTYPES, string
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType, ValueType
 from bitwright.lir.buffer import Buffer, Place, View
-from bitwright.lir.schedule import KernelStep, Schedule
+from bitwright.lir.schedule import (
+    ControlStep,
+    HostStep,
+    KernelStep,
+    Schedule,
+    SizeStep,
+    Step,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -40,19 +48,20 @@ class Encoder:
         self.views: list[Any] = []
         self.arrays: list[Array] = []
         self._buffers: dict[Buffer, int] = {}
+        self._host_numbers: dict[HostStep, int] = {}
         self._view_places: dict[View, int] = {}
         self._dim_places: dict[Dim, int] = {}
 
     def code(self, graph: Graph, code: Code) -> dict[str, Any]:
-        if not code.is_planned:
-            raise Refusal("the data decides sizes")
         if any(node.op == "custom" for _, node in graph.walk()):
             raise Refusal("a custom op's meaning is not in the file")
         schedule = code.schedule
+        self._host_numbers = {step: n for n, step in enumerate(schedule.host_steps)}
         self._buffers = {buffer: number for number, buffer in enumerate(schedule.buffers)}
         return {
             "graph": self._interface(graph),
             "buffers": [self._buffer(buffer) for buffer in schedule.buffers],
+            "hosts": self._hosts(),
             "steps": [self._step(step) for step in schedule.steps],
             "outputs": self._named(schedule.outputs),
             "updates": self._named(schedule.updates),
@@ -65,6 +74,7 @@ class Encoder:
                 [number, fault.where, fault.indexed and self._type(fault.indexed)]
                 for number, fault in code.faults.items()
             ],
+            "is_planned": code.is_planned,
             "views": self.views,
             "dims": self.dims,
         }
@@ -93,9 +103,25 @@ class Encoder:
         count, array = self._size(buffer.count), self._array(buffer.array)
         return [buffer.name, buffer.dtype.name, count, buffer.place.value, buffer.space, array]
 
-    def _step(self, step: Any) -> list[Any]:
-        if not isinstance(step, KernelStep):
-            raise Refusal(f"%{step.node} is not a kernel call")
+    def _hosts(self) -> list[Any] | None:
+        if not self._host_numbers:
+            return None
+        from bitwright.backends.cpu.host_text import hosts_text
+
+        text, blobs = hosts_text(self._host_numbers)
+        return [text, {key: self._array(array) for key, array in blobs.items()}]
+
+    def _step(self, step: Step) -> list[Any]:
+        if isinstance(step, SizeStep):
+            raise Refusal(f"the data decides the sizes of %{step.node}")
+        if isinstance(step, ControlStep):
+            raise Refusal(f"%{step.node} has bodies")
+        if isinstance(step, HostStep):
+            inputs, outputs = (
+                [None if view is None else self._view(view) for view in views]
+                for views in (step.inputs, step.outputs)
+            )
+            return ["", self._host_numbers[step], inputs, outputs, step.why]
         sizes = {name: self._size(size) for name, size in step.sizes.items()}
         reads = [self._buffers[buffer] for buffer in step.reads]
         writes = [self._buffers[buffer] for buffer in step.writes]
@@ -163,18 +189,10 @@ class Decoder:
             for number, offset, shape, strides in data["views"]
         ]
         schedule = Schedule(graph, buffers)
-        for kernel, node, pointers, sizes, reads, writes, why in data["steps"]:
-            schedule.steps.append(
-                KernelStep(
-                    kernel,
-                    node,
-                    {name: views[number] for name, number in pointers.items()},
-                    {name: self._size(size) for name, size in sizes.items()},
-                    tuple(buffers[number] for number in reads),
-                    tuple(buffers[number] for number in writes),
-                    why,
-                )
-            )
+        hosts = self._hosts()
+        for row in data["steps"]:
+            step = self._host if row[0] == "" else self._kernel
+            schedule.steps.append(step(row, buffers, views, hosts))
         schedule.outputs |= {name: views[number] for name, number in data["outputs"].items()}
         schedule.updates |= {name: views[number] for name, number in data["updates"].items()}
         kernels = {
@@ -187,7 +205,37 @@ class Decoder:
             key: Fault(where, indexed and self._type(indexed))
             for key, where, indexed in data["faults"]
         }
-        return Code(schedule, kernels, objects, fault_buffer, faults, checks, True)
+        return Code(schedule, kernels, objects, fault_buffer, faults, checks, data["is_planned"])
+
+    def _hosts(self) -> list[Node]:
+        if self.data["hosts"] is None:
+            return []
+        from bitwright.backends.cpu.host_text import hosts_from_text  # it needs the parser
+
+        text, blobs = self.data["hosts"]
+        return hosts_from_text(text, {key: self._array(number) for key, number in blobs.items()})
+
+    def _kernel(
+        self, row: list[Any], buffers: list[Buffer], views: list[View], _: list[Node]
+    ) -> Step:
+        kernel, node, pointers, sizes, reads, writes, why = row
+        return KernelStep(
+            kernel,
+            node,
+            {name: views[number] for name, number in pointers.items()},
+            {name: self._size(size) for name, size in sizes.items()},
+            tuple(buffers[number] for number in reads),
+            tuple(buffers[number] for number in writes),
+            why,
+        )
+
+    def _host(self, row: list[Any], _: list[Buffer], views: list[View], hosts: list[Node]) -> Step:
+        _, number, inputs, outputs, why = row
+        found, made = (
+            tuple(None if view is None else views[view] for view in places)
+            for places in (inputs, outputs)
+        )
+        return HostStep(hosts[number], found, made, why)
 
     def _type(self, row: list[Any]) -> TensorType:
         return TensorType(DTYPES[row[0]], self._sizes(row[1]))
