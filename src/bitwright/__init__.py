@@ -38,6 +38,7 @@ _HOME = {
     "qmax_pool2d": "bitwright.quant.operations",
     "qmul": "bitwright.quant.operations",
     "qrelu": "bitwright.quant.operations",
+    "quantize": "bitwright.quant.quantize",
     "quantize_tensor": "bitwright.quant.observer",
     "register_custom": "bitwright.ops.custom",
     "requantize": "bitwright.quant.operations",

@@ -21,13 +21,16 @@ _HOME = {
     "QuantizationParameters": "bitwright.quant.parameters",
     "QuantizationSystem": "bitwright.quant.facade",
     "QuantizedTensor": "bitwright.quant.tensor",
+    "Quantized": "bitwright.quant.quantize",
     "Ranges": "bitwright.quant.ranges",
+    "Recipe": "bitwright.quant.recipe",
     "Scheme": "bitwright.quant.types",
     "Statistics": "bitwright.quant.statistics",
     "Taps": "bitwright.quant.taps",
     "choose": "bitwright.quant.methods",
     "insert_q_dq": "bitwright.passes.insert_q_dq",
     "quality": "bitwright.quant.measure",
+    "quantize": "bitwright.quant.quantize",
     "quantize_tensor": "bitwright.quant.observer",
 }
 

@@ -1,0 +1,1 @@
+"""Algorithms that choose codes: scales, rounding, smoothing, bias correction."""

@@ -1,0 +1,151 @@
+"""How a site's value becomes codes: candidates, each scored by the error it makes at the products.
+
+    static    one range for the tensor; the channels may be divided by factors first (smoothing)
+    dynamic   a range for each row, found when the model runs
+
+Smoothing moves size from activations to weights, x / f and w * f, with f = |x|^a / |w|^(1 - a) for
+each channel; the strength a, and how far a range reaches, are searched. Errors are measured on
+rows that the ranges were not taken from, with the mean error left out: it goes into the bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitwright.quant.algorithms.codes import (
+    Range,
+    rows_round_trip,
+    weight_codes,
+    weight_scales,
+)
+from bitwright.quant.collect import Channels, Evidence
+from bitwright.quant.products import Product
+
+Array = np.ndarray[Any, Any]
+STRENGTHS = (0.0, 0.5, 0.75, 1.0)
+DYNAMIC_STRENGTHS = (0.0, 0.5)
+REACHES = (1.0, 0.7, 0.85, 1.25)
+COLUMNS_SCORED = 192
+SMALLEST_FACTOR = 0.03
+"""A channel that was nearly silent in the data may speak up later."""
+WORTH = 0.9
+"""A candidate replaces a simpler one if its error is below this part of the simpler one's."""
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How the codes of a site's value are made, and the error that this made when measured."""
+
+    scheme: str
+    factors: Array | None
+    """Per channel, or None where nothing is divided."""
+    range: Range | None
+    error: float
+    """Mean squared error at the products relative to their results."""
+    strength: float = 0.0
+    reach: float = 1.0
+
+    @property
+    def sqnr(self) -> float:
+        return float(-10 * np.log10(max(self.error, 1e-20)))
+
+    def round_trip(self, rows: Array, factors: Array | None) -> Array:
+        """Rows [rows, groups, terms] with `factors` [groups, terms] as the products see them."""
+        x = rows if factors is None else rows / factors
+        return rows_round_trip(x) if self.range is None else self.range.round_trip(x)
+
+
+def static_coding(evidence: Evidence, smooth: bool = True) -> Coding:
+    """The best static range."""
+    best: Coding | None = None
+    for strength in STRENGTHS if smooth else STRENGTHS[:1]:
+        for reach in REACHES:
+            seen = _coding("static", evidence, evidence.some, strength, reach)
+            error = coding_error(evidence, seen)
+            if best is None or error < WORTH * best.error:
+                final = _coding("static", evidence, evidence.every, strength, reach)
+                best = _with_error(final, error)
+    assert best is not None
+    return best
+
+
+def dynamic_coding(evidence: Evidence, smooth: bool = True) -> Coding:
+    """The best way to code row by row."""
+    best: Coding | None = None
+    for strength in DYNAMIC_STRENGTHS if smooth else DYNAMIC_STRENGTHS[:1]:
+        coding = _coding("dynamic", evidence, evidence.every, strength, 1.0)
+        error = coding_error(evidence, coding)
+        if best is None or error < WORTH * best.error:
+            best = _with_error(coding, error)
+    assert best is not None
+    return best
+
+
+def _with_error(coding: Coding, error: float) -> Coding:
+    return Coding(
+        coding.scheme, coding.factors, coding.range, error, coding.strength, coding.reach
+    )
+
+
+def _coding(
+    scheme: str, evidence: Evidence, seen: Channels, strength: float, reach: float
+) -> Coding:
+    factors = smoothing_factors(seen.peaks, evidence.site.products, strength)
+    range_ = None
+    if scheme == "static":
+        low, high = seen.low, seen.high
+        if factors is not None:
+            low, high = low / factors, high / factors
+        range_ = Range.over(float(low.min()) * reach, float(high.max()) * reach)
+    return Coding(scheme, factors, range_, 0.0, strength, reach)
+
+
+def smoothing_factors(
+    peaks: Array, products: Sequence[Product], strength: float
+) -> Array | None:
+    """One factor for each channel, the largest of them 1; None for strength 0."""
+    if strength == 0 or not peaks.max(initial=0) > 0:
+        return None
+    weights = np.max([product.channel_peaks() for product in products], axis=0)
+    inputs = np.maximum(peaks, peaks.max() * SMALLEST_FACTOR) ** strength
+    floor = max(float(weights.max()) * SMALLEST_FACTOR, float(np.finfo(np.float32).tiny))
+    factors = inputs / np.maximum(weights, floor) ** (1 - strength)
+    return np.asarray((factors / factors.max()).astype(np.float32))
+
+
+def coding_error(evidence: Evidence, coding: Coding) -> float:
+    """Mean squared error of the products' results over their mean square."""
+    errors = [error for error, _ in product_errors(evidence, coding)]
+    return float(np.mean(errors))
+
+
+def product_errors(evidence: Evidence, coding: Coding) -> Iterator[tuple[float, Product]]:
+    coded: dict[int, Array] = {}
+    for product in evidence.site.products:
+        sample = evidence.sample(product)
+        factors = None if coding.factors is None else product.spread(coding.factors)
+        if id(sample) not in coded:
+            coded[id(sample)] = coding.round_trip(sample.scored, factors)
+        yield _error(product, sample.scored, coded[id(sample)], factors), product
+
+
+def _error(product: Product, rows: Array, coded: Array, factors: Array | None) -> float:
+    matrix = product.matrix
+    step = max(1, matrix.shape[1] // COLUMNS_SCORED)
+    matrix = matrix[:, ::step]
+    scaled = matrix if factors is None else matrix * factors[:, None, :]
+    scales = weight_scales(scaled)
+    codes = weight_codes(scaled, scales) * scales
+    exact = times(rows, matrix)
+    error = times(coded, codes) - exact
+    error -= error.mean(axis=1, keepdims=True)
+    return float((error**2).sum() / max(float((exact**2).sum()), 1e-30))
+
+
+def times(rows: Array, matrix: Array) -> Array:
+    """Rows [rows, groups, terms] times [groups, columns, terms], as [groups, rows, columns]."""
+    return np.asarray(rows.transpose(1, 0, 2) @ matrix.transpose(0, 2, 1))

@@ -1,0 +1,60 @@
+"""The quantizers of products, in numpy: what is scored here is what will be run.
+
+    weights      symmetric codes -127..127, one scale for each output channel
+    activations  asymmetric u8, one scale for the tensor (static) or one for each row (dynamic)
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+WEIGHT_LIMIT = 127
+LEVELS = 255
+
+
+class Range(NamedTuple):
+    """Where a static activation's codes 0..255 lie."""
+
+    scale: np.float32
+    zero_point: int
+
+    @classmethod
+    def over(cls, low: float, high: float) -> Range:
+        """The range widened to hold 0, so that 0 is exact."""
+        low, high = min(low, 0.0), max(high, 0.0)
+        scale = np.float32((high - low) / LEVELS)
+        if not np.isfinite(scale) or scale < np.finfo(np.float32).tiny:
+            return cls(np.float32(1), 0)
+        return cls(scale, int(np.clip(np.rint(-low / scale), 0, LEVELS)))
+
+    def round_trip(self, x: Array) -> Array:
+        codes = np.rint(x / self.scale)
+        codes += self.zero_point
+        np.clip(codes, 0, LEVELS, out=codes)
+        codes -= self.zero_point
+        codes *= self.scale
+        return codes
+
+
+def rows_round_trip(x: Array) -> Array:
+    """Rows along the last axis, each with a range of its own."""
+    low = np.minimum(x.min(axis=-1, keepdims=True), 0)
+    high = np.maximum(x.max(axis=-1, keepdims=True), 0)
+    scale = np.where(high == low, np.float32(1), (high - low) / np.float32(LEVELS))
+    zero = np.rint(-low / scale)
+    return np.asarray((np.clip(np.rint(x / scale) + zero, 0, LEVELS) - zero) * scale)
+
+
+def weight_scales(matrix: Array) -> Array:
+    """Scales [..., columns, 1] so that the largest weight of each column has the last code."""
+    peaks = np.abs(matrix).max(axis=-1, keepdims=True, initial=0)
+    scales = (peaks / WEIGHT_LIMIT).astype(np.float32)
+    return np.where(scales < np.finfo(np.float32).tiny, np.float32(1), scales)
+
+
+def weight_codes(matrix: Array, scales: Array) -> Array:
+    """Nearest codes, as floating numbers."""
+    return np.clip(np.rint(matrix / scales), -WEIGHT_LIMIT, WEIGHT_LIMIT)

@@ -1,0 +1,121 @@
+"""Codes, scales and bias of one product, given how its input is coded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from bitwright.quant.algorithms.choosing import Coding, times
+from bitwright.quant.algorithms.rounding import round_weights
+from bitwright.quant.collect import Evidence, Sample
+from bitwright.quant.products import Product
+
+Array = np.ndarray[Any, Any]
+STORAGE = {8: np.int8, 4: ml_dtypes.int4, 2: ml_dtypes.int2}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A product in codes: what takes the place of its weight and bias."""
+
+    codes: Array
+    """Signed integers in the weight's own layout."""
+    scales: Array
+    """f32: one for each output channel, or the weight's shape with blocks along `block_axis`."""
+    correction: Array
+    """f32, one for each output channel, added to the result: its mean error, taken back."""
+    error: float
+    """Mean squared error of the result on the rows scored, relative to its mean square."""
+    block: int = 0
+    block_axis: int | None = None
+
+    @property
+    def sqnr(self) -> float:
+        return float(-10 * np.log10(max(self.error, 1e-20)))
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """How weights are stored and rounded."""
+
+    bits: int = 8
+    block: int = 0
+    rounding: str = "gptq"
+    bias_correction: bool = True
+
+    @property
+    def limit(self) -> int:
+        return 2 ** (self.bits - 1) - 1
+
+    def block_of(self, product: Product) -> int:
+        """Blocks run along the terms of a matrix; windows of images keep one scale a channel."""
+        terms = product.matrix.shape[2]
+        return 0 if product.is_conv or self.block >= terms else self.block
+
+
+def quantize_weights(
+    product: Product, evidence: Evidence, coding: Coding | None, form: WeightFormat
+) -> Weights:
+    """Codes for the weights; `coding` None leaves the input as it is (weight-only)."""
+    sample = evidence.sample(product)
+    factors = None
+    if coding is not None and coding.factors is not None:
+        factors = product.spread(coding.factors)
+    matrix = product.matrix if factors is None else product.matrix * factors[:, None, :]
+    block = form.block_of(product)
+    scales = _scales(matrix, block, form.limit)
+    each = _each(scales, block, matrix.shape[2])
+    if form.rounding == "gptq":
+        codes = round_weights(matrix, each, _gram(sample, factors), form.limit)
+    else:
+        codes = np.clip(np.rint(matrix / each), -form.limit, form.limit)
+    correction, error = _losses(product, sample, coding, codes * each, factors)
+    if not form.bias_correction:
+        correction = np.zeros_like(correction)
+    stored = product.as_weight(codes).astype(STORAGE[form.bits])
+    if not block:
+        return Weights(stored, scales.reshape(-1), correction, error)
+    return Weights(stored, np.ascontiguousarray(scales[0].T), correction, error, block, 0)
+
+
+def _scales(matrix: Array, block: int, limit: int) -> Array:
+    """[groups, columns, blocks] so that the largest weight of a block has the last code."""
+    peaks = np.abs(matrix)
+    if block:
+        starts = range(0, matrix.shape[2], block)
+        peaks = np.maximum.reduceat(peaks, list(starts), axis=2)
+    else:
+        peaks = peaks.max(axis=2, keepdims=True)
+    scales = (peaks / limit).astype(np.float32)
+    return np.where(scales < np.finfo(np.float32).tiny, np.float32(1), scales)
+
+
+def _each(scales: Array, block: int, terms: int) -> Array:
+    """Scales so that they broadcast over the weights."""
+    return np.repeat(scales, block, axis=2)[:, :, :terms] if block else scales
+
+
+def _gram(sample: Sample, factors: Array | None) -> Array:
+    gram = sample.second_moment
+    return gram if factors is None else gram / (factors[:, :, None] * factors[:, None, :])
+
+
+def _losses(
+    product: Product, sample: Sample, coding: Coding | None, held: Array, factors: Array | None
+) -> tuple[Array, float]:
+    """The mean error of each output channel, and the relative error without it."""
+    rows = sample.scored
+    coded = rows if coding is None else coding.round_trip(rows, factors)
+    exact = times(rows, product.matrix)
+    error = exact - times(coded, held)
+    mean = error.mean(axis=1)
+    error -= mean[:, None, :]
+    # the weights' part of the mean is known from many more rows than those scored
+    lost = product.matrix - (held if factors is None else held / factors[:, None, :])
+    unseen = sample.mean - rows.mean(axis=0)
+    mean += np.matvec(lost, unseen)
+    relative = float((error**2).sum() / max(float((exact**2).sum()), 1e-30))
+    return mean.reshape(-1).astype(np.float32), relative

@@ -1,0 +1,204 @@
+"""A graph with chosen products and lookups in codes.
+
+    static    y = (x / f coded in u8) . (w f coded in i8) + bias in i32
+              x: quantize with scale s f[c], dequantize with scale s, so dividing by f costs nothing
+    dynamic   y = (x / f coded row by row) . (w f coded) + bias
+              of a conv with a 1x1 window too: as a matrix product over the channels, moved last
+    weights   y = x . (w coded) + bias
+    lookup    y = cast(codes[i]) * scale[i], one scale for each row of the table
+
+Results keep their names, so that a quantized model can be compared value by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.ops.builder import Builder
+from bitwright.ops.check import verify
+from bitwright.quant.algorithms.choosing import Coding
+from bitwright.quant.algorithms.codes import weight_codes, weight_scales
+from bitwright.quant.algorithms.weights import Weights
+from bitwright.quant.assign import Choice
+from bitwright.quant.products import Product
+from bitwright.rewrite.driver import prune
+
+Array = np.ndarray[Any, Any]
+LARGEST_BIAS = 2**30
+
+
+def apply_choices(
+    graph: Graph,
+    choices: list[Choice],
+    weights: Mapping[str, Weights],
+    lookups: list[Node],
+) -> Graph:
+    """The graph in Q/DQ form; `weights` by name of the product."""
+    return verify(_Rewrite(graph, choices, weights, lookups).run())
+
+
+class _Rewrite:
+    def __init__(
+        self,
+        graph: Graph,
+        choices: list[Choice],
+        weights: Mapping[str, Weights],
+        lookups: list[Node],
+    ) -> None:
+        self.graph, self.weights, self.lookups = graph, weights, set(lookups)
+        self.products: dict[Node, tuple[Product, Choice]] = {}
+        self.adds: dict[Node, tuple[Product, Choice]] = {}
+        for choice in choices:
+            for product in choice.site.products:
+                if product.name in weights:
+                    self.products[product.node] = product, choice
+                    if product.add is not None:
+                        self.adds[product.add] = product, choice
+        self.b = Builder()
+        for node in graph.nodes:
+            for name in node.names:
+                self.b.fresh_name(name)
+        self.b.reserve_symbols(s.name for s in graph.input_symbols)
+        self.new: dict[Value, Value] = {}
+        self.coded: dict[tuple[Value, bool], Value] = {}
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            self.b.loc = node.loc
+            if node in self.products:
+                self._product(node)
+            elif node in self.adds:
+                self._bias_add(node)
+            elif node in self.lookups:
+                self._lookup(node)
+            else:
+                inputs = tuple(None if v is None else self.new[v] for v in node.inputs)
+                same = inputs == node.inputs
+                kept = self.b.append(node if same else node.with_(inputs=inputs))
+                self.new.update(zip(node.outputs, kept.outputs, strict=True))
+        return prune(
+            self.graph.with_(
+                nodes=tuple(self.b.nodes),
+                outputs=tuple((name, self.new[v]) for name, v in self.graph.outputs),
+                updates=tuple((self.new[s], self.new[v]) for s, v in self.graph.updates),
+            )
+        )
+
+    def _named(self, node: Node, value: Value) -> None:
+        """Let `value`, made last, carry the name of the result it stands for."""
+        last = self.b.nodes[-1]
+        assert last.outputs[0] is value
+        renamed = last.with_(names=(node.name, *last.names[1:]))
+        self.b.nodes[-1] = renamed
+        self.new[node.outputs[0]] = renamed.outputs[0]
+
+    # products
+
+    def _product(self, node: Node) -> None:
+        product, choice = self.products[node]
+        made = self.weights[product.name]
+        as_rows = choice.scheme == "dynamic" and product.is_conv
+        x = self._input(product, choice, as_rows)
+        w = self._weight(product, made, as_rows)
+        if product.is_conv and not as_rows:
+            bias = self._bias(product, choice, made)
+            attrs = dict(node.attrs)
+            self._named(node, self.b.conv(x, w, bias, **attrs))
+            return
+        y = self.b.matmul(x, w)
+        if as_rows:
+            y = self.b.add(y, self._bias(product, choice, made))
+            last = y.rank - 1
+            y = self.b.transpose(y, perm=(0, last, *range(1, last)))
+        elif product.add is None and made.correction.any():
+            y = self.b.add(y, self._bias(product, choice, made))
+        self._named(node, y)
+
+    def _input(self, product: Product, choice: Choice, as_rows: bool) -> Value:
+        x = self.new[product.x]
+        if choice.coding is None:
+            return x
+        if (x, as_rows) not in self.coded:
+            make = self._static if choice.scheme == "static" else self._dynamic
+            self.coded[x, as_rows] = make(x, choice.coding, product.channel_axis, as_rows)
+        return self.coded[x, as_rows]
+
+    def _static(self, x: Value, coding: Coding, axis: int, as_rows: bool) -> Value:
+        b, range_ = self.b, coding.range
+        assert range_ is not None
+        scale, zero = np.float32(range_.scale), np.uint8(range_.zero_point)
+        stem = f"{x.name}.codes"
+        if coding.factors is None:
+            codes = b.quantize(x, scale, zero, to="u8", name=stem)
+        else:
+            scales = (scale * coding.factors).astype(np.float32)
+            zeros = np.full(scales.shape, zero)
+            codes = b.quantize(x, scales, zeros, to="u8", axis=axis, name=stem)
+        return b.dequantize(codes, scale, zero)  # type: ignore[no-any-return]
+
+    def _dynamic(self, x: Value, coding: Coding, axis: int, as_rows: bool) -> Value:
+        b = self.b
+        if as_rows:
+            x = b.transpose(x, perm=(0, *range(2, x.rank), 1))
+        if coding.factors is not None:
+            x = b.mul(x, (1 / coding.factors).astype(np.float32))
+        codes, scale, zero = b.dynamic_quantize(x, to="u8", per_token=True)
+        return b.dequantize(codes, scale, zero, axis=-1, block=int(x.shape[-1]))  # type: ignore[no-any-return]
+
+    def _weight(self, product: Product, made: Weights, as_rows: bool) -> Value:
+        b, codes, scales = self.b, made.codes, made.scales
+        axis = product.output_axis
+        if as_rows:
+            codes, axis = np.ascontiguousarray(codes.reshape(codes.shape[0], -1).T), 1
+        name = f"{product.name}.weight"
+        if scales.ndim == 1:
+            return b.dequantize(b.constant(codes, name=name), scales, axis=axis)  # type: ignore[no-any-return]
+        return b.dequantize(  # type: ignore[no-any-return]
+            b.constant(codes, name=name), scales, axis=made.block_axis, block=made.block
+        )
+
+    def _bias(self, product: Product, choice: Choice, made: Weights) -> Value:
+        total = made.correction.astype(np.float64)
+        if product.bias is not None:
+            total = total + product.bias.reshape(-1)
+        if choice.scheme == "static" and choice.coding is not None and choice.coding.range:
+            scale = (np.float64(choice.coding.range.scale) * made.scales).astype(np.float32)
+            codes = np.rint(total / scale)
+            if np.abs(codes).max(initial=0) < LARGEST_BIAS and (scale > 0).all():
+                stored = self.b.constant(codes.astype(np.int32), name=f"{product.name}.bias")
+                return self.b.dequantize(stored, scale, axis=0)  # type: ignore[no-any-return]
+        return self.b.constant(total.astype(np.float32), name=f"{product.name}.bias")
+
+    def _bias_add(self, node: Node) -> None:
+        product, choice = self.adds[node]
+        y = self.new[product.node.outputs[0]]
+        self._named(node, self.b.add(y, self._bias(product, choice, self.weights[product.name])))
+
+    # lookups
+
+    def _lookup(self, node: Node) -> None:
+        b = self.b
+        table, indices = node.inputs
+        array = constant_value(table)
+        assert array is not None and indices is not None
+        scales = weight_scales(array)
+        codes = weight_codes(array, scales).astype(np.int8)
+        at = self.new[indices]
+        found = b.gather(b.constant(codes, name=f"{node.name}.table"), at, axis=0)
+        scale = b.gather(b.constant(scales, name=f"{node.name}.scales"), at, axis=0)
+        self._named(node, b.mul(b.cast(found, to="f32"), scale))
+
+
+def table_error(node: Node) -> float:
+    """Mean squared error of a table in codes, relative to its mean square."""
+    array = constant_value(node.inputs[0])
+    assert array is not None
+    scales = weight_scales(array)
+    lost = weight_codes(array, scales) * scales - array
+    return float((lost**2).sum() / max(float((array**2).sum()), 1e-30))
+
+

@@ -1,0 +1,118 @@
+"""Which scheme each part of a model gets, from measured error, with the reason said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bitwright.ir.graph import Graph, Node, constant_value
+from bitwright.quant.algorithms.choosing import Coding, dynamic_coding, static_coding
+from bitwright.quant.collect import Evidence
+from bitwright.quant.products import Site
+from bitwright.quant.recipe import Recipe
+
+SMALLEST_TABLE = 4096
+DYNAMIC_GAIN = 1.5
+"""Decibels that a dynamic range must bring, for what finding it costs."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one site gets."""
+
+    site: Site
+    scheme: str
+    reason: str
+    coding: Coding | None = None
+
+    @property
+    def error(self) -> float:
+        return 0.0 if self.coding is None else self.coding.error
+
+
+def assign(sites: list[Site], evidence: dict[str, Evidence], recipe: Recipe) -> list[Choice]:
+    return [_choose(site, evidence.get(site.name), recipe) for site in sites]
+
+
+def _choose(site: Site, evidence: Evidence | None, recipe: Recipe) -> Choice:
+    kinds = {product.node.op for product in site.products}
+    if not kinds <= set(recipe.targets):
+        return Choice(site, "float", f"{', '.join(sorted(kinds))} is no target of the recipe")
+    asked = {recipe.scheme_of(product.name) for product in site.products} - {None}
+    if "float" in asked:
+        return Choice(site, "float", "the recipe leaves it in float")
+    if evidence is None:
+        return Choice(site, "float", "no calibration batch reached it")
+    if "weights" in recipe.schemes_allowed or "weights" in asked:
+        return Choice(site, "weights", "the recipe quantizes weights only")
+    if asked:
+        return _asked(site, evidence, asked, recipe)
+    return _measured(site, evidence, recipe)
+
+
+def _asked(site: Site, evidence: Evidence, asked: set[str | None], recipe: Recipe) -> Choice:
+    if "dynamic" in asked and site.is_rowwise:
+        coding = dynamic_coding(evidence, recipe.smooth)
+        return Choice(site, "dynamic", "the recipe asks for it", coding)
+    reason = "the recipe asks for it"
+    if "dynamic" in asked:
+        reason = "rows of a window have no range of their own, so static"
+    return Choice(site, "static", reason, static_coding(evidence, recipe.smooth))
+
+
+def _measured(site: Site, evidence: Evidence, recipe: Recipe) -> Choice:
+    allowed = recipe.schemes_allowed
+    dynamic = None
+    if "dynamic" in allowed and site.is_rowwise:
+        dynamic = dynamic_coding(evidence, recipe.smooth)
+        if allowed[0] == "dynamic":
+            return Choice(site, "dynamic", f"{dynamic.sqnr:.1f} dB at the products", dynamic)
+    static = static_coding(evidence, recipe.smooth)
+    if dynamic is not None and static.sqnr < recipe.static_sqnr:
+        gain = dynamic.sqnr - static.sqnr
+        if gain > DYNAMIC_GAIN:
+            reason = f"{dynamic.sqnr:.1f} dB at the products; a static range {static.sqnr:.1f}"
+            return Choice(site, "dynamic", reason, dynamic)
+    if "float" in allowed and static.sqnr < recipe.lowest_sqnr:
+        return Choice(site, "float", f"8 bits would keep {static.sqnr:.1f} dB only", static)
+    return Choice(site, "static", f"{static.sqnr:.1f} dB at the products", static)
+
+
+def safer(choices: list[Choice], evidence: dict[str, Evidence], recipe: Recipe) -> list[Choice]:
+    """The sites that make half of all error, one step safer; the same list if none can be."""
+    coded = [c for c in choices if c.scheme in ("static", "dynamic")]
+    coded.sort(key=lambda c: -c.error)
+    limit, total, chosen = sum(c.error for c in coded) / 2, 0.0, set()
+    for choice in coded:
+        if total >= limit and chosen:
+            break
+        chosen.add(id(choice))
+        total += choice.error
+    return [_step(c, evidence, recipe) if id(c) in chosen else c for c in choices]
+
+
+def _step(choice: Choice, evidence: dict[str, Evidence], recipe: Recipe) -> Choice:
+    found = evidence[choice.site.name]
+    why = "the outputs lost too much with"
+    if choice.scheme == "static" and choice.site.is_rowwise:
+        coding = dynamic_coding(found, recipe.smooth)
+        if coding.error < choice.error:
+            return replace(choice, scheme="dynamic", coding=coding, reason=f"{why} static codes")
+    return replace(choice, scheme="float", coding=None, reason=f"{why} {choice.scheme} codes")
+
+
+def embeddings(graph: Graph, recipe: Recipe) -> list[Node]:
+    """Lookups in large constant tables, whose rows get a scale each."""
+    if "embedding" not in recipe.targets:
+        return []
+    found = []
+    for node in graph.nodes:
+        if node.op != "gather" or node.attrs["axis"] != 0:
+            continue
+        table = constant_value(node.inputs[0])
+        is_table = table is not None and table.ndim == 2 and table.dtype == np.float32
+        if is_table and table.size >= SMALLEST_TABLE:  # type: ignore[union-attr]
+            if recipe.scheme_of(node.name) != "float":
+                found.append(node)
+    return found

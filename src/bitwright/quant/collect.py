@@ -1,0 +1,148 @@
+"""What quantizing a model needs to know of its data, gathered in one pass.
+
+For each site: minimum and maximum of every channel, a bounded number of rows drawn from all
+batches, and the Gram matrix of many rows. Memory does not grow with the number of batches.
+
+Ranges come from the even batches and rows from the odd ones when choices are scored, so that a
+range too tight for data it has not seen is not chosen; the final ranges come from all batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import CalibrationError
+from bitwright.ir.graph import Graph
+from bitwright.quant.products import Product, Site
+from bitwright.quant.taps import Taps
+
+Array = np.ndarray[Any, Any]
+ROWS_SCORED = 512
+ROWS_IN_GRAM = 4096
+ROWS_OF_BATCH = 256
+
+
+@dataclass
+class Channels:
+    """Minimum and maximum of each channel; 0 is always between them."""
+
+    low: Array
+    high: Array
+
+    @classmethod
+    def of(cls, x: Array, axis: int) -> Channels:
+        others = tuple(i for i in range(x.ndim) if i != axis)
+        return cls(x.min(axis=others, initial=0), x.max(axis=others, initial=0))
+
+    def widened(self, other: Channels) -> Channels:
+        return Channels(np.minimum(self.low, other.low), np.maximum(self.high, other.high))
+
+    @property
+    def peaks(self) -> Array:
+        return np.maximum(-self.low, self.high)
+
+
+@dataclass
+class Sample:
+    """Rows that products of one window see: some of them kept, second moments of all."""
+
+    first: Array
+    rows: list[Array]
+    gram: Array
+    total: Array
+    counted: int
+
+    @classmethod
+    def of(cls, rows: Array) -> Sample:
+        groups, terms = rows.shape[1:]
+        gram = np.zeros((groups, terms, terms), np.float32)
+        return cls(rows[:ROWS_SCORED], [], gram, np.zeros((groups, terms)), 0)
+
+    def add(self, rows: Array, keep: int) -> None:
+        if keep:
+            self.rows.append(rows[:keep])
+        turned = rows.transpose(1, 2, 0)
+        self.gram += turned @ turned.transpose(0, 2, 1)
+        self.total += rows.sum(axis=0, dtype=np.float64)
+        self.counted += len(rows)
+
+    @property
+    def scored(self) -> Array:
+        """Rows of the odd batches, or of the only one."""
+        return np.concatenate(self.rows) if self.rows else self.first
+
+    @property
+    def second_moment(self) -> Array:
+        return self.gram / np.float32(max(1, self.counted))
+
+    @property
+    def mean(self) -> Array:
+        return np.asarray((self.total / max(1, self.counted)).astype(np.float32))
+
+
+@dataclass
+class Evidence:
+    """All that was seen at one site."""
+
+    site: Site
+    every: Channels
+    some: Channels
+    """Of the even batches alone."""
+    samples: dict[Any, Sample] = field(default_factory=dict)
+
+    def sample(self, product: Product) -> Sample:
+        return self.samples[_window_key(product)]
+
+
+def _window_key(product: Product) -> Any:
+    """Products of a site with the same key see the same rows."""
+    return product.groups, product.window, *map(str, product.node.attrs.values())
+
+
+def collect(
+    graph: Graph,
+    sites: Iterable[Site],
+    batches: Iterable[Mapping[str, Any]],
+    *,
+    count: int | None,
+    threads: int | None = None,
+) -> dict[str, Evidence]:
+    """Evidence by name of the site's value; `count` is the number of batches, if it is known."""
+    found = {site.name: site for site in sites}
+    taps = Taps(graph, found, threads=threads, simplify=False)
+    seen: dict[str, Evidence] = {}
+    draw = np.random.default_rng(0)
+    share = min(ROWS_OF_BATCH, max(16, -(-ROWS_IN_GRAM // (count or ROWS_IN_GRAM))))
+    kept = max(1, -(-2 * ROWS_SCORED // (count or ROWS_SCORED)))
+    for number, batch in enumerate(batches):
+        for name, array in taps.run(batch):
+            _require_finite(name, number, array)
+            site = found[name]
+            channels = Channels.of(array, site.channel_axis)
+            evidence = seen.get(name)
+            if evidence is None:
+                evidence = seen[name] = Evidence(site, channels, channels)
+            evidence.every = evidence.every.widened(channels)
+            if number % 2 == 0:
+                evidence.some = evidence.some.widened(channels)
+            keep = kept if number % 2 else 0
+            for key, product in {_window_key(p): p for p in site.products}.items():
+                rows = product.rows(array, share, draw)
+                sample = evidence.samples.setdefault(key, Sample.of(rows))
+                sample.add(rows, keep if len(sample.rows) * kept < ROWS_SCORED else 0)
+    return seen
+
+
+def _require_finite(name: str, number: int, array: Array) -> None:
+    # a sum is finite where no term is infinite or NaN, and cheaper than looking at each
+    if not np.isfinite(array.sum(dtype=np.float64)) and not np.isfinite(array).all():
+        bad = int((~np.isfinite(array)).sum())
+        raise CalibrationError(
+            f"the value {name!r} holds {bad} numbers that are NaN or infinite",
+            where=f"batch {number} of the data",
+            hint="Look for broken samples, or for a model that overflows on them.",
+        )

@@ -1,0 +1,206 @@
+"""Products with constant weights, seen as what they all are: rows times a matrix.
+
+    matmul            x[..., K] @ w[K, N]               one group of N columns over K terms
+    conv              windows of x[N, C, ...]           `groups` of them; K = C / groups * window
+
+Algorithms work on that form only: weights as [groups, columns, terms], rows as [rows, groups,
+terms], and per-channel factors of x spread over the terms. Products that read the same value make
+one `Site`, since they share the codes of that value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from bitwright.ir.dtype import f32
+from bitwright.ir.graph import Graph, Node, Value, constant_value
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A matmul or conv with a constant weight, and the constant that is added to its result."""
+
+    node: Node
+    weight: Array
+    bias: Array | None
+    add: Node | None
+    """The addition that holds the bias of a matmul; a conv has its own operand for it."""
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def x(self) -> Value:
+        value = self.node.inputs[0]
+        assert value is not None
+        return value
+
+    @property
+    def is_conv(self) -> bool:
+        return self.node.op == "conv"
+
+    @property
+    def groups(self) -> int:
+        return int(self.node.attrs["groups"]) if self.is_conv else 1
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of x that holds channels."""
+        return 1 if self.is_conv else self.x.rank - 1
+
+    @property
+    def output_axis(self) -> int:
+        """The axis of the weight that counts output channels."""
+        return 0 if self.is_conv else 1
+
+    @property
+    def window(self) -> tuple[int, ...]:
+        return self.weight.shape[2:] if self.is_conv else ()
+
+    @property
+    def is_rowwise(self) -> bool:
+        """Whether each result depends on the channels of one position of x alone."""
+        if not self.is_conv:
+            return True
+        still = {"strides": 1, "dilations": 1, "pads": 0}
+        plain = all(set(self.node.attrs[name]) <= {value} for name, value in still.items())
+        return plain and self.groups == 1 and set(self.window) <= {1}
+
+    @cached_property
+    def matrix(self) -> Array:
+        """The weight as [groups, columns, terms]."""
+        if not self.is_conv:
+            return np.ascontiguousarray(self.weight.T)[None]
+        return self.weight.reshape(self.groups, self.weight.shape[0] // self.groups, -1)
+
+    def as_weight(self, matrix: Array) -> Array:
+        """A matrix of the form of `matrix` in the weight's own layout."""
+        if not self.is_conv:
+            return np.ascontiguousarray(matrix[0].T)
+        return matrix.reshape(self.weight.shape)
+
+    def spread(self, factors: Array) -> Array:
+        """One number for each channel of x as one for each term, [groups, terms]."""
+        if not self.is_conv:
+            return factors[None]
+        return np.repeat(factors.reshape(self.groups, -1), math.prod(self.window), axis=1)
+
+    def channel_peaks(self) -> Array:
+        """The largest magnitude of the weights that meet each channel of x."""
+        peaks = np.abs(self.matrix).max(axis=1)
+        if not self.is_conv:
+            return np.asarray(peaks[0])
+        return np.asarray(
+            peaks.reshape(self.groups, -1, math.prod(self.window)).max(axis=2).reshape(-1)
+        )
+
+    def rows(self, x: Array, count: int, draw: np.random.Generator) -> Array:
+        """At most `count` rows drawn from a value of x, [rows, groups, terms]."""
+        if not self.is_conv:
+            rows = x.reshape(-1, x.shape[-1])
+            if len(rows) > count:
+                rows = rows[draw.choice(len(rows), count, replace=False)]
+            return rows[:, None, :].astype(np.float32)
+        windows = self._windows(x)
+        spatial = windows.shape[2 : 2 + len(self.window)]
+        total = windows.shape[0] * math.prod(spatial)
+        chosen = draw.choice(total, min(count, total), replace=False)
+        image, *place = np.unravel_index(chosen, (windows.shape[0], *spatial))
+        rows = windows[(image, slice(None), *place)]
+        return rows.reshape(len(chosen), self.groups, -1).astype(np.float32)
+
+    def _windows(self, x: Array) -> Array:
+        """A view of all windows, [images, channels, *places, *window]."""
+        attrs, rank = self.node.attrs, len(self.window)
+        pads = attrs["pads"]
+        if any(pads):
+            x = np.pad(x, ((0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)))
+        axes = tuple(range(2, 2 + rank))
+        reach = tuple(
+            (k - 1) * d + 1 for k, d in zip(self.window, attrs["dilations"], strict=True)
+        )
+        view = sliding_window_view(x, reach, axis=axes)  # type: ignore[call-overload]
+        places = tuple(slice(None, None, step) for step in attrs["strides"])
+        inside = tuple(slice(None, None, step) for step in attrs["dilations"])
+        return np.asarray(view[(slice(None), slice(None), *places, *inside)])
+
+
+@dataclass(eq=False)
+class Site:
+    """A value and the products that read it: they share its codes."""
+
+    value: Value
+    products: list[Product] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.value.name
+
+    @property
+    def channel_axis(self) -> int:
+        return self.products[0].channel_axis
+
+    @property
+    def is_rowwise(self) -> bool:
+        return all(product.is_rowwise for product in self.products)
+
+
+def find_sites(graph: Graph) -> list[Site]:
+    """Values that products with constant weights read, in the graph's order."""
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for value in node.operands:
+            readers.setdefault(value, []).append(node)
+    results = set(graph.results)
+    sites: dict[tuple[Value, int], Site] = {}
+    for product in _products(graph, readers, results):
+        site = sites.setdefault((product.x, product.channel_axis), Site(product.x))
+        site.products.append(product)
+    return list(sites.values())
+
+
+def _products(
+    graph: Graph, readers: dict[Value, list[Node]], results: set[Value]
+) -> Iterator[Product]:
+    for node in graph.nodes:
+        if node.op not in ("matmul", "conv") or node.outputs[0].dtype != f32:
+            continue
+        weight = constant_value(node.inputs[1])
+        x = node.inputs[0]
+        if weight is None or x is None or x.is_constant or x.rank < 2 or not weight.size:
+            continue
+        if node.op == "conv":
+            bias = constant_value(node.inputs[2]) if len(node.inputs) > 2 else None
+            if len(node.inputs) > 2 and node.inputs[2] is not None and bias is None:
+                continue  # a bias that the data decides
+            yield Product(node, weight, bias, None)
+        elif weight.ndim == 2:
+            add = _bias_add(node, readers, results)
+            yield Product(node, weight, None if add is None else _constant_operand(add), add)
+
+
+def _bias_add(node: Node, readers: dict[Value, list[Node]], results: set[Value]) -> Node | None:
+    """The addition of a vector that alone reads a product."""
+    result = node.outputs[0]
+    found = readers.get(result, [])
+    if len(found) != 1 or found[0].op != "add" or result in results:
+        return None
+    vector = _constant_operand(found[0])
+    width = result.shape[-1]
+    fits = vector is not None and vector.shape == (width,)
+    return found[0] if fits and found[0].outputs[0].rank == result.rank else None
+
+
+def _constant_operand(add: Node) -> Array | None:
+    values = [constant_value(v) for v in add.operands]
+    return next((v for v in values if v is not None), None)

@@ -1,0 +1,150 @@
+"""What each layer of a quantized model got, why, and what it cost."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bitwright.ir.container import write_atomically
+from bitwright.ir.dim import evaluate
+from bitwright.ir.graph import Graph, Node
+from bitwright.ops.flops import node_flops
+from bitwright.ops.opdef import Kind
+from bitwright.ops.registry import get
+from bitwright.quant.algorithms.weights import Weights
+from bitwright.quant.apply import table_error
+from bitwright.quant.assign import Choice
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One row of the report."""
+
+    name: str
+    op: str
+    scheme: str
+    reason: str
+    sqnr_db: float | None
+    """Measured at the layer's result on calibration rows; None where nothing was coded."""
+    multiply_adds: int
+    smoothing: float = 0.0
+    reach: float = 1.0
+
+
+@dataclass
+class QuantizationReport:
+    recipe: str
+    layers: list[Layer]
+    output_sqnr_db: dict[str, float]
+    """Against the float model, on calibration batches."""
+    float_bytes: int
+    quantized_bytes: int
+    seconds: float = field(default=0.0)
+
+    @property
+    def share_in_8_bit(self) -> float:
+        """Part of all multiply-adds whose operands are both codes."""
+        total = sum(layer.multiply_adds for layer in self.layers)
+        coded = sum(x.multiply_adds for x in self.layers if x.scheme in ("static", "dynamic"))
+        return coded / total if total else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "share_in_8_bit": self.share_in_8_bit}
+
+    def save(self, path: Any) -> None:
+        """Write the report as JSON."""
+        text = json.dumps(self.to_json(), indent=2).encode()
+        write_atomically(path, lambda file: file.write(text))
+
+    def summary(self) -> str:
+        outputs = ", ".join(f"{n} {v:.1f} dB" for n, v in self.output_sqnr_db.items())
+        ratio = self.quantized_bytes / max(1, self.float_bytes)
+        return (
+            f"{self.share_in_8_bit:.1%} of the multiply-adds in 8 bits; weights "
+            f"{self.float_bytes / 1e6:.2f} MB -> {self.quantized_bytes / 1e6:.2f} MB "
+            f"({ratio:.2f}); outputs on calibration data: {outputs or 'none are real numbers'}"
+        )
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("layer", "op", "scheme", "SQNR dB", "multiply-adds", "why")
+        for layer in self.layers:
+            sqnr = "" if layer.sqnr_db is None else f"{layer.sqnr_db:.1f}"
+            why = layer.reason + (f"; smoothed {layer.smoothing:g}" if layer.smoothing else "")
+            count = f"{layer.multiply_adds:,}"
+            table.add_row(layer.name, layer.op, layer.scheme, sqnr, count, why)
+        text = io.StringIO()
+        console = Console(file=text, width=160)
+        console.print(table, self.summary(), highlight=False)
+        return text.getvalue()
+
+
+def make_report(
+    graph: Graph,
+    quantized: Graph,
+    choices: list[Choice],
+    weights: Mapping[str, Weights],
+    lookups: list[Node],
+    outputs: dict[str, float],
+    bindings: Mapping[str, int],
+    recipe: str,
+) -> QuantizationReport:
+    chosen = {p.node: c for c in choices for p in c.site.products}
+    tables = set(lookups)
+    layers = []
+    for node in graph.nodes:
+        count = _multiply_adds(node, bindings)
+        if node in chosen:
+            layers.append(_product_layer(node, chosen[node], weights.get(node.name), count))
+        elif node in tables:
+            sqnr = float(-10 * np.log10(max(table_error(node), 1e-20)))
+            layers.append(Layer(node.name, "embedding", "weights", "rows of i8", sqnr, 0))
+        elif get(node.op).kind is Kind.COMPUTE and not node.is_boundary:
+            layers.append(Layer(node.name, node.op, "float", _why_float(node), None, count))
+    return QuantizationReport(
+        recipe, layers, outputs, constant_bytes(graph), constant_bytes(quantized)
+    )
+
+
+def _product_layer(node: Node, choice: Choice, made: Weights | None, count: int) -> Layer:
+    coding = choice.coding
+    return Layer(
+        node.name,
+        node.op,
+        choice.scheme,
+        choice.reason,
+        None if made is None else made.sqnr,
+        count,
+        0.0 if coding is None or made is None else coding.strength,
+        1.0 if coding is None or made is None else coding.reach,
+    )
+
+
+def _why_float(node: Node) -> str:
+    if node.op in ("matmul", "conv"):
+        return "its weight is no constant matrix of f32"
+    return f"{node.op} runs in float"
+
+
+def _multiply_adds(node: Node, bindings: Mapping[str, int]) -> int:
+    if get(node.op).kind is not Kind.COMPUTE:
+        return 0
+    count = node_flops(node)
+    if count is None:
+        return 0
+    try:
+        return int(evaluate(count, bindings)) // 2
+    except (KeyError, ValueError):
+        return 0
+
+
+def constant_bytes(graph: Graph) -> int:
+    """Bytes of all constants, packed as a file holds them."""
+    return sum(v.dtype.nbytes(int(v.node.attrs["value"].size)) for v in graph.constants)

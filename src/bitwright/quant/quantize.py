@@ -1,0 +1,194 @@
+"""bw.quantize: a trained model and data in, an 8-bit model and what it cost out.
+
+    q = bw.quantize("model.onnx", data=batches)
+    print(q.report)
+    q.save("model-int8.onnx")
+
+One pass over the data shows every product's input (`quant.collect`). Each site gets a scheme by
+measured error (`quant.assign`), weights are rounded to keep the products' results, mean errors go
+into the biases (`quant.algorithms`), and the outputs of the result are compared with the float
+model's on calibration batches: where they lost too much, the worst layers take a safer scheme.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import BitwrightError
+from bitwright.executable import Executable
+from bitwright.frontend.load import load
+from bitwright.ir.graph import Graph
+from bitwright.passes.manager import History, run_passes
+from bitwright.pipeline import CPU, INFERENCE, make_program
+from bitwright.quant.algorithms.weights import WeightFormat, Weights, quantize_weights
+from bitwright.quant.apply import apply_choices
+from bitwright.quant.assign import Choice, assign, embeddings, safer
+from bitwright.quant.collect import Evidence, collect
+from bitwright.quant.data import Batch, Batches, Transform
+from bitwright.quant.products import find_sites
+from bitwright.quant.progress import progress_bar
+from bitwright.quant.quantization_report import QuantizationReport, make_report
+from bitwright.quant.recipe import Recipe
+from bitwright.quant.recipe import recipe as find_recipe
+
+Array = np.ndarray[Any, Any]
+GUARD_BATCHES = 4
+GUARD_ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized model: its graph in Q/DQ form and the report of what each layer got."""
+
+    graph: Graph
+    report: QuantizationReport
+
+    def save(self, path: str | Path, **options: Any) -> None:
+        """Write the model (.onnx or .bw)."""
+        self.graph.save(path, **options)
+
+
+def quantize(
+    model: Any,
+    data: Any,
+    recipe: str | Path | Mapping[str, Any] | Recipe = "int8",
+    *,
+    transform: Transform | None = None,
+    subset: int | None = None,
+    threads: int | None = None,
+    progress: bool | None = None,
+) -> Quantized:
+    """Quantize a model (graph, path, bytes or ModelProto) with calibration data.
+
+    `data` is whatever `bw.calibrate` takes. No batch is needed twice, except the few that the
+    result is checked on.
+    """
+    begin = time.perf_counter()
+    rules = find_recipe(recipe)
+    graph = run_passes(load(model), INFERENCE)
+    sites = find_sites(graph)
+    batches = Batches(data, graph, transform=transform, subset=subset)
+    held = _Held(batches.known_length)
+    with progress_bar("calibrating", batches.known_length, progress) as advance:
+        evidence = collect(
+            graph, sites, held.through(batches, advance), count=held.count, threads=threads
+        )
+    form = WeightFormat(rules.weight_bits, rules.block, rules.rounding, rules.bias_correction)
+    lookups = embeddings(graph, rules)
+    choices = assign(sites, evidence, rules)
+    weights: dict[tuple[str, str], Weights] = {}
+    check = _Check(graph, held.batches, threads)
+    for _ in range(GUARD_ROUNDS):
+        found = _weights(choices, evidence, form, weights)
+        result = apply_choices(graph, choices, found, lookups)
+        outcome = check.compare(result)
+        if outcome.worst >= rules.guard_sqnr or "float" not in rules.schemes_allowed:
+            break
+        next_choices = safer(choices, evidence, rules)
+        if next_choices == choices:
+            break
+        choices = next_choices
+    report = make_report(
+        graph, result, choices, found, lookups, outcome.sqnr, check.bindings, rules.name
+    )
+    report.seconds = time.perf_counter() - begin
+    return Quantized(result, report)
+
+
+def _weights(
+    choices: list[Choice],
+    evidence: dict[str, Evidence],
+    form: WeightFormat,
+    made: dict[tuple[str, str], Weights],
+) -> dict[str, Weights]:
+    """Weights of every product that is not left in float; those made before are used again."""
+    found: dict[str, Weights] = {}
+    for choice in choices:
+        if choice.scheme == "float":
+            continue
+        for product in choice.site.products:
+            key = product.name, choice.scheme
+            if key not in made:
+                seen = evidence[choice.site.name]
+                made[key] = quantize_weights(product, seen, choice.coding, form)
+            found[product.name] = made[key]
+    return found
+
+
+class _Held:
+    """Keeps a few batches, spread over the data, while they pass by."""
+
+    def __init__(self, count: int | None) -> None:
+        self.count = count
+        self.batches: list[Batch] = []
+
+    def through(self, batches: Batches, advance: Any) -> Any:
+        step = max(1, (self.count or GUARD_BATCHES) // GUARD_BATCHES)
+        for number, batch in enumerate(batches):
+            advance()
+            if number % step == step - 1 and len(self.batches) < GUARD_BATCHES:
+                self.batches.append({name: np.array(array) for name, array in batch.items()})
+            yield batch
+            first = batch
+        if not self.batches:
+            self.batches.append(first)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    sqnr: dict[str, float]
+
+    @property
+    def worst(self) -> float:
+        return min(self.sqnr.values(), default=np.inf)
+
+
+class _Check:
+    """Compares a quantized graph's outputs with the float graph's on held batches."""
+
+    def __init__(self, graph: Graph, batches: list[Batch], threads: int | None) -> None:
+        self.batches, self.threads = batches, threads
+        exe = self._compile(graph)
+        self.expected = [exe.run(batch) for batch in batches]
+        self.bindings = _bindings(graph, batches[0])
+
+    def _compile(self, graph: Graph) -> Executable:
+        history = History()
+        fused = run_passes(graph, CPU, history)
+        return Executable(graph, history, make_program(fused, self.threads))
+
+    def compare(self, graph: Graph) -> _Outcome:
+        exe = self._compile(run_passes(graph, INFERENCE))
+        signal: dict[str, float] = {}
+        noise: dict[str, float] = {}
+        for batch, expected in zip(self.batches, self.expected, strict=True):
+            for name, found in exe.run(batch).items():
+                exact = expected[name]
+                if not isinstance(exact, np.ndarray) or exact.dtype.kind != "f":
+                    continue
+                if found.shape != exact.shape:
+                    raise BitwrightError(f"output {name!r} has another shape when quantized")
+                wide = exact.astype(np.float64)
+                signal[name] = signal.get(name, 0.0) + float((wide**2).sum())
+                noise[name] = noise.get(name, 0.0) + float(((found - wide) ** 2).sum())
+        return _Outcome(
+            {n: 10 * float(np.log10(max(s, 1e-30) / max(noise[n], 1e-30))) for n, s in signal.items()}
+        )
+
+
+def _bindings(graph: Graph, batch: Batch) -> dict[str, int]:
+    from bitwright.ir.feeds import bind_input
+
+    found: dict[str, int] = {}
+    for _ in range(2):
+        for value in graph.inputs:
+            bind_input(value, batch[value.name], found)
+    return found
+
+

@@ -1,0 +1,153 @@
+"""Recipes: which parts of a model get which precision, and by which rules.
+
+    int8           static where the error allows it, dynamic where that is better, else float
+    int8-static    one range for each activation
+    int8-dynamic   ranges for each row, found when the model runs
+    w8, w4         weights only; activations stay as they are
+
+    {"base": "int8", "ignore": ["lm_head", "re:.*gate$"], "schemes": {"re:.*down": "dynamic"}}
+
+A pattern is a node's name, a shell pattern (`block.*`), or `re:` with a regular expression that must
+match from the start. Recipes are dicts, YAML files or one of the names above.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from bitwright.errors import BitwrightError
+
+SCHEMES = ("static", "dynamic", "weights", "float")
+KINDS = ("matmul", "conv", "embedding")
+ROUNDINGS = ("gptq", "nearest")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str = "int8"
+    schemes_allowed: tuple[str, ...] = ("static", "dynamic", "float")
+    weight_bits: int = 8
+    block: int = 0
+    """Weights that share a scale; 0 for all of an output channel."""
+    targets: tuple[str, ...] = KINDS
+    ignore: tuple[str, ...] = ()
+    schemes: Mapping[str, str] = field(default_factory=dict)
+    """Schemes by pattern, before any measurement."""
+    smooth: bool = True
+    rounding: str = "gptq"
+    bias_correction: bool = True
+    static_sqnr: float = 36.0
+    """A static range is good enough, in decibels, even where a dynamic one is better."""
+    lowest_sqnr: float = 12.0
+    """Below this no 8-bit coding is used."""
+    guard_sqnr: float = 20.0
+    """What the model's outputs keep on the calibration data, or layers go back to safer schemes."""
+
+    def scheme_of(self, name: str) -> str | None:
+        """The scheme that the recipe asks for by name."""
+        if any(matches(pattern, name) for pattern in self.ignore):
+            return "float"
+        return next((s for pattern, s in self.schemes.items() if matches(pattern, name)), None)
+
+
+RECIPES = {
+    "int8": Recipe(),
+    "int8-static": Recipe("int8-static", ("static",)),
+    "int8-dynamic": Recipe("int8-dynamic", ("dynamic", "static", "float")),
+    "w8": Recipe("w8", ("weights",), smooth=False),
+    "w4": Recipe("w4", ("weights",), weight_bits=4, block=32, smooth=False),
+}
+
+
+def matches(pattern: str, name: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], name) is not None
+    return pattern == name or fnmatch.fnmatchcase(name, pattern)
+
+
+def recipe(source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:
+    """The recipe of this name, file or dict."""
+    if isinstance(source, Recipe):
+        return source
+    if isinstance(source, Mapping):
+        return _from_mapping(source)
+    if str(source) in RECIPES:
+        return RECIPES[str(source)]
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return _from_mapping(_read(path))
+    raise BitwrightError(
+        f"there is no recipe {str(source)!r}",
+        expected=f"{', '.join(RECIPES)}, a dict, or a .yaml / .json file",
+    )
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BitwrightError(f"the recipe {path} cannot be read", found=error) from None
+    if path.suffix == ".json":
+        import json
+
+        loader, problem = json.loads, ValueError
+    else:
+        try:
+            import yaml
+        except ImportError:
+            raise BitwrightError(
+                "reading YAML needs PyYAML", hint="pip install pyyaml, or write the recipe as JSON."
+            ) from None
+        loader, problem = yaml.safe_load, yaml.YAMLError
+    try:
+        found = loader(text)
+    except problem as error:
+        raise BitwrightError(f"the recipe {path} is malformed", found=error) from None
+    if not isinstance(found, Mapping):
+        raise BitwrightError(f"the recipe {path} is no mapping", found=type(found).__name__)
+    return found
+
+
+def _from_mapping(found: Mapping[str, Any]) -> Recipe:
+    options = dict(found)
+    base = recipe(str(options.pop("base", "int8")))
+    known = {f.name for f in fields(Recipe)} - {"name", "schemes_allowed"}
+    if unknown := set(options) - known:
+        raise BitwrightError(
+            f"a recipe has no option {min(unknown)!r}", expected=", ".join(["base", *sorted(known)])
+        )
+    for name in ("targets", "ignore"):
+        if name in options:
+            value = options[name]
+            options[name] = (value,) if isinstance(value, str) else tuple(value)
+    made = replace(base, **options)
+    _check(made)
+    return made
+
+
+def _check(made: Recipe) -> None:
+    for pattern in (*made.ignore, *made.schemes):
+        if pattern.startswith("re:"):
+            try:
+                re.compile(pattern[3:])
+            except re.error as error:
+                raise BitwrightError(f"pattern {pattern!r} is malformed", found=error) from None
+    for what, values, allowed in (
+        ("scheme", made.schemes.values(), SCHEMES),
+        ("target", made.targets, KINDS),
+        ("rounding", (made.rounding,), ROUNDINGS),
+    ):
+        if wrong := [v for v in values if v not in allowed]:
+            raise BitwrightError(
+                f"{wrong[0]!r} is no {what} of a recipe", expected=", ".join(allowed)
+            )
+    if made.weight_bits not in (2, 4, 8) or made.block < 0:
+        raise BitwrightError(
+            "weights have 2, 4 or 8 bits and a block of 0 or more",
+            found=f"{made.weight_bits} bits, block {made.block}",
+        )
