@@ -14,14 +14,18 @@ from bitwright.ops.check import verify
 
 
 def load(model: Any) -> Graph:
-    """A graph from a path (.onnx, .bw, .txt), from the bytes of an ONNX file, or a ModelProto."""
+    """A graph from a path (.onnx, .bw, .txt), the bytes of an ONNX file, or a ModelProto.
+
+    What has a graph already, as a quantized model does, gives it.
+    """
     return load_with_files(model)[0]
 
 
 def load_with_files(model: Any) -> tuple[Graph, tuple[Path, ...]]:
     """A graph, and the files beside the model's own that hold its weights."""
-    if isinstance(model, Graph):
-        return model, ()
+    graph = getattr(model, "graph", model)  # a ModelProto's own `graph` is none of ours
+    if isinstance(graph, Graph):
+        return graph, ()
     if not isinstance(model, (str, Path)):
         return onnx.load_with_files(model)
     path = Path(model)

@@ -200,5 +200,3 @@ def table_error(node: Node) -> float:
     scales = weight_scales(array)
     lost = weight_codes(array, scales) * scales - array
     return float((lost**2).sum() / max(float((array**2).sum()), 1e-30))
-
-

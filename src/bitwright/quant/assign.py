@@ -69,21 +69,31 @@ def _measured(site: Site, evidence: Evidence, recipe: Recipe) -> Choice:
         if allowed[0] == "dynamic":
             return Choice(site, "dynamic", f"{dynamic.sqnr:.1f} dB at the products", dynamic)
     static = static_coding(evidence, recipe.smooth)
-    if dynamic is not None and static.sqnr < recipe.static_sqnr:
-        gain = dynamic.sqnr - static.sqnr
-        if gain > DYNAMIC_GAIN:
-            reason = f"{dynamic.sqnr:.1f} dB at the products; a static range {static.sqnr:.1f}"
-            return Choice(site, "dynamic", reason, dynamic)
+    if dynamic is not None and dynamic.sqnr > static.sqnr + _gain_wanted(site, static, recipe):
+        reason = f"{dynamic.sqnr:.1f} dB at the products; a static range {static.sqnr:.1f}"
+        return Choice(site, "dynamic", reason, dynamic)
     if "float" in allowed and static.sqnr < recipe.lowest_sqnr:
         return Choice(site, "float", f"8 bits would keep {static.sqnr:.1f} dB only", static)
     return Choice(site, "static", f"{static.sqnr:.1f} dB at the products", static)
+
+
+def _gain_wanted(site: Site, static: Coding, recipe: Recipe) -> float:
+    """Decibels that a dynamic range must bring.
+
+    Tokens differ from each other more than pixels do, and a token that no calibration text held
+    would be cut off by a static range: those must be better to be chosen.
+    """
+    if not site.products[0].is_conv:
+        return -DYNAMIC_GAIN
+    return DYNAMIC_GAIN if static.sqnr < recipe.static_sqnr else float("inf")
 
 
 def safer(choices: list[Choice], evidence: dict[str, Evidence], recipe: Recipe) -> list[Choice]:
     """The sites that make half of all error, one step safer; the same list if none can be."""
     coded = [c for c in choices if c.scheme in ("static", "dynamic")]
     coded.sort(key=lambda c: -c.error)
-    limit, total, chosen = sum(c.error for c in coded) / 2, 0.0, set()
+    chosen: set[int] = set()
+    limit, total = sum(c.error for c in coded) / 2, 0.0
     for choice in coded:
         if total >= limit and chosen:
             break
@@ -108,11 +118,11 @@ def embeddings(graph: Graph, recipe: Recipe) -> list[Node]:
         return []
     found = []
     for node in graph.nodes:
-        if node.op != "gather" or node.attrs["axis"] != 0:
+        if node.op != "gather" or node.attrs.get("axis", 0) != 0:
             continue
         table = constant_value(node.inputs[0])
-        is_table = table is not None and table.ndim == 2 and table.dtype == np.float32
-        if is_table and table.size >= SMALLEST_TABLE:  # type: ignore[union-attr]
-            if recipe.scheme_of(node.name) != "float":
-                found.append(node)
+        if table is None or table.ndim != 2 or table.dtype != np.float32:
+            continue
+        if table.size >= SMALLEST_TABLE and recipe.scheme_of(node.name) != "float":
+            found.append(node)
     return found

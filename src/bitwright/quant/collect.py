@@ -9,21 +9,24 @@ range too tight for data it has not seen is not chosen; the final ranges come fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from bitwright.errors import CalibrationError
 from bitwright.ir.graph import Graph
+from bitwright.ops.builder import Builder
 from bitwright.quant.products import Product, Site
 from bitwright.quant.taps import Taps
 
 Array = np.ndarray[Any, Any]
-ROWS_SCORED = 512
-ROWS_IN_GRAM = 4096
-ROWS_OF_BATCH = 256
+ROWS_SCORED = 256
+ROWS_OF_TERM = 4
+FEWEST_ROWS, MOST_ROWS = 1024, 4096
+BATCHES_WITH_ROWS = 16
 
 
 @dataclass
@@ -70,7 +73,7 @@ class Sample:
         self.total += rows.sum(axis=0, dtype=np.float64)
         self.counted += len(rows)
 
-    @property
+    @cached_property
     def scored(self) -> Array:
         """Rows of the odd batches, or of the only one."""
         return np.concatenate(self.rows) if self.rows else self.first
@@ -94,6 +97,11 @@ class Evidence:
     """Of the even batches alone."""
     samples: dict[Any, Sample] = field(default_factory=dict)
 
+    def widen(self, channels: Channels, is_even: bool) -> None:
+        self.every = self.every.widened(channels)
+        if is_even:
+            self.some = self.some.widened(channels)
+
     def sample(self, product: Product) -> Sample:
         return self.samples[_window_key(product)]
 
@@ -111,30 +119,74 @@ def collect(
     count: int | None,
     threads: int | None = None,
 ) -> dict[str, Evidence]:
-    """Evidence by name of the site's value; `count` is the number of batches, if it is known."""
+    """Evidence by name of the site's value; `count` is the number of batches, if it is known.
+
+    Rows are drawn from some batches, spread over the data; of the others only minima and maxima of
+    the channels are taken, which the compiled model finds itself.
+    """
     found = {site.name: site for site in sites}
-    taps = Taps(graph, found, threads=threads, simplify=False)
+    whole = Taps(graph, found, threads=threads, simplify=False)
+    extremes = _Extremes(graph, found, threads)
     seen: dict[str, Evidence] = {}
     draw = np.random.default_rng(0)
-    share = min(ROWS_OF_BATCH, max(16, -(-ROWS_IN_GRAM // (count or ROWS_IN_GRAM))))
-    kept = max(1, -(-2 * ROWS_SCORED // (count or ROWS_SCORED)))
+    step = max(1, (count or 1) // BATCHES_WITH_ROWS)
+    with_rows = -(-(count or BATCHES_WITH_ROWS) // step)
+    kept = max(1, -(-2 * ROWS_SCORED // with_rows))
     for number, batch in enumerate(batches):
-        for name, array in taps.run(batch):
+        turn, rest = divmod(number, step)
+        if rest:
+            for name, channels in extremes.run(batch, number):
+                seen[name].widen(channels, number % 2 == 0)
+            continue
+        for name, array in whole.run(batch):
             _require_finite(name, number, array)
             site = found[name]
             channels = Channels.of(array, site.channel_axis)
-            evidence = seen.get(name)
-            if evidence is None:
-                evidence = seen[name] = Evidence(site, channels, channels)
-            evidence.every = evidence.every.widened(channels)
-            if number % 2 == 0:
-                evidence.some = evidence.some.widened(channels)
-            keep = kept if number % 2 else 0
+            evidence = seen.setdefault(name, Evidence(site, channels, channels))
+            evidence.widen(channels, turn % 2 == 0)
+            keep = kept if turn % 2 else 0
             for key, product in {_window_key(p): p for p in site.products}.items():
-                rows = product.rows(array, share, draw)
+                rows = product.rows(array, -(-_rows_wanted(product) // with_rows), draw)
                 sample = evidence.samples.setdefault(key, Sample.of(rows))
                 sample.add(rows, keep if len(sample.rows) * kept < ROWS_SCORED else 0)
     return seen
+
+
+def _rows_wanted(product: Product) -> int:
+    """Rows that second moments of so many terms are taken from."""
+    terms = int(product.matrix.shape[2])
+    return min(MOST_ROWS, max(FEWEST_ROWS, ROWS_OF_TERM * terms))
+
+
+class _Extremes:
+    """Minima and maxima of every channel of every site, found by the compiled model."""
+
+    def __init__(self, graph: Graph, sites: Mapping[str, Site], threads: int | None) -> None:
+        self._graph, self._sites, self._threads = graph, sites, threads
+
+    @cached_property
+    def _taps(self) -> Taps:
+        b = Builder()
+        for node in self._graph.nodes:
+            b.append(node)
+        names = []
+        for name, site in self._sites.items():
+            axes = [i for i in range(site.value.rank) if i != site.channel_axis]
+            for op in ("reduce_min", "reduce_max"):
+                value = b.op(op, site.value, axes=axes, keepdims=False, name=f"{name}.{op}")
+                names.append(value.name)
+        graph = self._graph.with_(nodes=tuple(b.nodes))
+        return Taps(graph, names, threads=self._threads, simplify=False)
+
+    def run(self, batch: Mapping[str, Any], number: int) -> Iterator[tuple[str, Channels]]:
+        lows: dict[str, Array] = {}
+        for name, array in self._taps.run(batch):
+            site, _, op = name.rpartition(".")
+            _require_finite(site, number, array)
+            if op == "reduce_min":
+                lows[site] = np.minimum(array, 0)
+            else:
+                yield site, Channels(lows.pop(site), np.maximum(array, 0))
 
 
 def _require_finite(name: str, number: int, array: Array) -> None:

@@ -51,7 +51,7 @@ class Product:
 
     @property
     def groups(self) -> int:
-        return int(self.node.attrs["groups"]) if self.is_conv else 1
+        return int(self.node.attrs.get("groups", 1)) if self.is_conv else 1
 
     @property
     def channel_axis(self) -> int:
@@ -72,8 +72,11 @@ class Product:
         """Whether each result depends on the channels of one position of x alone."""
         if not self.is_conv:
             return True
-        still = {"strides": 1, "dilations": 1, "pads": 0}
-        plain = all(set(self.node.attrs[name]) <= {value} for name, value in still.items())
+        plain = (
+            set(self._each("strides", 1)) <= {1}
+            and set(self._each("dilations", 1)) <= {1}
+            and set(self._each("pads", 0)) <= {0}
+        )
         return plain and self.groups == 1 and set(self.window) <= {1}
 
     @cached_property
@@ -119,19 +122,22 @@ class Product:
         rows = windows[(image, slice(None), *place)]
         return rows.reshape(len(chosen), self.groups, -1).astype(np.float32)
 
+    def _each(self, name: str, default: int) -> tuple[int, ...]:
+        """An attribute of a conv with one number for each spatial axis (two for pads)."""
+        rank = len(self.window) * (2 if name == "pads" else 1)
+        return tuple(self.node.attrs.get(name) or (default,) * rank)
+
     def _windows(self, x: Array) -> Array:
         """A view of all windows, [images, channels, *places, *window]."""
-        attrs, rank = self.node.attrs, len(self.window)
-        pads = attrs["pads"]
+        rank, dilations = len(self.window), self._each("dilations", 1)
+        pads = self._each("pads", 0)
         if any(pads):
             x = np.pad(x, ((0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)))
         axes = tuple(range(2, 2 + rank))
-        reach = tuple(
-            (k - 1) * d + 1 for k, d in zip(self.window, attrs["dilations"], strict=True)
-        )
-        view = sliding_window_view(x, reach, axis=axes)  # type: ignore[call-overload]
-        places = tuple(slice(None, None, step) for step in attrs["strides"])
-        inside = tuple(slice(None, None, step) for step in attrs["dilations"])
+        reach = tuple((k - 1) * d + 1 for k, d in zip(self.window, dilations, strict=True))
+        view = sliding_window_view(x, reach, axis=axes)
+        places = tuple(slice(None, None, step) for step in self._each("strides", 1))
+        inside = tuple(slice(None, None, step) for step in dilations)
         return np.asarray(view[(slice(None), slice(None), *places, *inside)])
 
 
@@ -175,7 +181,7 @@ def _products(
     for node in graph.nodes:
         if node.op not in ("matmul", "conv") or node.outputs[0].dtype != f32:
             continue
-        weight = constant_value(node.inputs[1])
+        weight = _constant_weight(node.inputs[1])
         x = node.inputs[0]
         if weight is None or x is None or x.is_constant or x.rank < 2 or not weight.size:
             continue
@@ -183,10 +189,19 @@ def _products(
             bias = constant_value(node.inputs[2]) if len(node.inputs) > 2 else None
             if len(node.inputs) > 2 and node.inputs[2] is not None and bias is None:
                 continue  # a bias that the data decides
-            yield Product(node, weight, bias, None)
+            if all(isinstance(size, int) for size in node.attrs.get("pads") or ()):
+                yield Product(node, weight, bias, None)
         elif weight.ndim == 2:
             add = _bias_add(node, readers, results)
             yield Product(node, weight, None if add is None else _constant_operand(add), add)
+
+
+def _constant_weight(value: Value | None) -> Array | None:
+    """A constant, or one that is only turned around."""
+    if value is not None and value.node.op == "transpose":
+        array = constant_value(value.node.inputs[0])
+        return None if array is None else array.transpose(value.node.attrs["perm"])
+    return constant_value(value)
 
 
 def _bias_add(node: Node, readers: dict[Value, list[Node]], results: set[Value]) -> Node | None:

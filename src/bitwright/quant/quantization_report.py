@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -59,7 +59,11 @@ class QuantizationReport:
     def save(self, path: Any) -> None:
         """Write the report as JSON."""
         text = json.dumps(self.to_json(), indent=2).encode()
-        write_atomically(path, lambda file: file.write(text))
+
+        def write(file: IO[bytes]) -> None:
+            file.write(text)
+
+        write_atomically(path, write)
 
     def summary(self) -> str:
         outputs = ", ".join(f"{n} {v:.1f} dB" for n, v in self.output_sqnr_db.items())

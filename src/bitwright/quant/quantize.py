@@ -23,6 +23,7 @@ import numpy as np
 from bitwright.errors import BitwrightError
 from bitwright.executable import Executable
 from bitwright.frontend.load import load
+from bitwright.ir.feeds import bind_input
 from bitwright.ir.graph import Graph
 from bitwright.passes.manager import History, run_passes
 from bitwright.pipeline import CPU, INFERENCE, make_program
@@ -156,6 +157,7 @@ class _Check:
         self.batches, self.threads = batches, threads
         exe = self._compile(graph)
         self.expected = [exe.run(batch) for batch in batches]
+        del exe
         self.bindings = _bindings(graph, batches[0])
 
     def _compile(self, graph: Graph) -> Executable:
@@ -178,17 +180,16 @@ class _Check:
                 signal[name] = signal.get(name, 0.0) + float((wide**2).sum())
                 noise[name] = noise.get(name, 0.0) + float(((found - wide) ** 2).sum())
         return _Outcome(
-            {n: 10 * float(np.log10(max(s, 1e-30) / max(noise[n], 1e-30))) for n, s in signal.items()}
+            {
+                n: 10 * float(np.log10(max(s, 1e-30) / max(noise[n], 1e-30)))
+                for n, s in signal.items()
+            }
         )
 
 
 def _bindings(graph: Graph, batch: Batch) -> dict[str, int]:
-    from bitwright.ir.feeds import bind_input
-
     found: dict[str, int] = {}
     for _ in range(2):
         for value in graph.inputs:
             bind_input(value, batch[value.name], found)
     return found
-
-

@@ -7,8 +7,8 @@
 
     {"base": "int8", "ignore": ["lm_head", "re:.*gate$"], "schemes": {"re:.*down": "dynamic"}}
 
-A pattern is a node's name, a shell pattern (`block.*`), or `re:` with a regular expression that must
-match from the start. Recipes are dicts, YAML files or one of the names above.
+A pattern is a node's name, a shell pattern (`block.*`), or `re:` with a regular expression that
+must match from the start. Recipes are dicts, YAML or JSON files, or one of the names above.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Recipe:
     smooth: bool = True
     rounding: str = "gptq"
     bias_correction: bool = True
-    static_sqnr: float = 36.0
+    static_sqnr: float = 42.0
     """A static range is good enough, in decibels, even where a dynamic one is better."""
     lowest_sqnr: float = 12.0
     """Below this no 8-bit coding is used."""
-    guard_sqnr: float = 20.0
+    guard_sqnr: float = 12.0
     """What the model's outputs keep on the calibration data, or layers go back to safer schemes."""
 
     def scheme_of(self, name: str) -> str | None:
@@ -98,7 +98,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         loader, problem = json.loads, ValueError
     else:
         try:
-            import yaml
+            import yaml  # type: ignore[import-untyped]
         except ImportError:
             raise BitwrightError(
                 "reading YAML needs PyYAML", hint="pip install pyyaml, or write the recipe as JSON."

@@ -15,7 +15,7 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
 from bitwright.errors import BitwrightError, GraphError, ImportModelError, UnsupportedError
-from bitwright.frontend.onnx import functions, hoststep
+from bitwright.frontend.onnx import functions, hoststep, own
 from bitwright.frontend.onnx.context import Body, Context, Inputs
 from bitwright.frontend.onnx.fold import ConstantFolder
 from bitwright.frontend.onnx.fork import Fork, Tail, join
@@ -171,7 +171,8 @@ class Importer:
     ) -> Sequence[Value | None]:
         key = (node.domain, node.op_type, node.proto.overload)
         if key in self.functions:
-            return self.call(scope, self.functions[key], node, inputs)
+            known = own.call(ctx, node, inputs)
+            return known or self.call(scope, self.functions[key], node, inputs)
         functions.check_arity(node)
         reason = ""
         mapping = all_mappings().get((node.domain, node.op_type))

@@ -11,7 +11,7 @@ rows that the ranges were not taken from, with the mean error left out: it goes 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,10 @@ from bitwright.quant.collect import Channels, Evidence
 from bitwright.quant.products import Product
 
 Array = np.ndarray[Any, Any]
-STRENGTHS = (0.0, 0.5, 0.75, 1.0)
+STRENGTHS = (0.0, 0.5, 1.0)
 DYNAMIC_STRENGTHS = (0.0, 0.5)
-REACHES = (1.0, 0.7, 0.85, 1.25)
-COLUMNS_SCORED = 192
+REACHES = (0.75, 1.25)
+COLUMNS_SCORED = 96
 SMALLEST_FACTOR = 0.03
 """A channel that was nearly silent in the data may speak up later."""
 WORTH = 0.9
@@ -63,14 +63,20 @@ def static_coding(evidence: Evidence, smooth: bool = True) -> Coding:
     """The best static range."""
     best: Coding | None = None
     for strength in STRENGTHS if smooth else STRENGTHS[:1]:
-        for reach in REACHES:
-            seen = _coding("static", evidence, evidence.some, strength, reach)
-            error = coding_error(evidence, seen)
-            if best is None or error < WORTH * best.error:
-                final = _coding("static", evidence, evidence.every, strength, reach)
-                best = _with_error(final, error)
+        best = _better(best, evidence, strength, 1.0)
     assert best is not None
+    for reach in REACHES:
+        best = _better(best, evidence, best.strength, reach)
     return best
+
+
+def _better(best: Coding | None, evidence: Evidence, strength: float, reach: float) -> Coding:
+    """The best so far, or the static coding of this strength and reach if that is better."""
+    error = coding_error(evidence, _coding("static", evidence, evidence.some, strength, reach))
+    if best is not None and error >= WORTH * best.error:
+        return best
+    final = _coding("static", evidence, evidence.every, strength, reach)
+    return replace(final, error=error)
 
 
 def dynamic_coding(evidence: Evidence, smooth: bool = True) -> Coding:
@@ -80,15 +86,9 @@ def dynamic_coding(evidence: Evidence, smooth: bool = True) -> Coding:
         coding = _coding("dynamic", evidence, evidence.every, strength, 1.0)
         error = coding_error(evidence, coding)
         if best is None or error < WORTH * best.error:
-            best = _with_error(coding, error)
+            best = replace(coding, error=error)
     assert best is not None
     return best
-
-
-def _with_error(coding: Coding, error: float) -> Coding:
-    return Coding(
-        coding.scheme, coding.factors, coding.range, error, coding.strength, coding.reach
-    )
 
 
 def _coding(
@@ -104,9 +104,7 @@ def _coding(
     return Coding(scheme, factors, range_, 0.0, strength, reach)
 
 
-def smoothing_factors(
-    peaks: Array, products: Sequence[Product], strength: float
-) -> Array | None:
+def smoothing_factors(peaks: Array, products: Sequence[Product], strength: float) -> Array | None:
     """One factor for each channel, the largest of them 1; None for strength 0."""
     if strength == 0 or not peaks.max(initial=0) > 0:
         return None
@@ -148,4 +146,6 @@ def _error(product: Product, rows: Array, coded: Array, factors: Array | None) -
 
 def times(rows: Array, matrix: Array) -> Array:
     """Rows [rows, groups, terms] times [groups, columns, terms], as [groups, rows, columns]."""
+    if matrix.shape[1] == 1:  # one column a group: a product of matrices would be all overhead
+        return np.asarray(np.einsum("rgk,gk->gr", rows, matrix[:, 0])[:, :, None])
     return np.asarray(rows.transpose(1, 0, 2) @ matrix.transpose(0, 2, 1))

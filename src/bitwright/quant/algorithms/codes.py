@@ -1,7 +1,7 @@
 """The quantizers of products, in numpy: what is scored here is what will be run.
 
-    weights      symmetric codes -127..127, one scale for each output channel
-    activations  asymmetric u8, one scale for the tensor (static) or one for each row (dynamic)
+weights      symmetric codes -127..127, one scale for each output channel
+activations  asymmetric u8, one scale for the tensor (static) or one for each row (dynamic)
 """
 
 from __future__ import annotations

@@ -19,13 +19,11 @@ DAMPING = 0.01
 BLOCK = 32
 
 
-def round_weights(
-    matrix: Array, scales: Array, gram: Array, limit: int = WEIGHT_LIMIT
-) -> Array:
+def round_weights(matrix: Array, scales: Array, gram: Array, limit: int = WEIGHT_LIMIT) -> Array:
     """Codes (as f32) of [groups, columns, terms] weights whose rows have the Gram matrix `gram`.
 
-    `gram` is E[x x'] for each group, [groups, terms, terms]. Scales have one number for each column,
-    or one for each weight; codes reach from -limit to limit.
+    `gram` is E[x x'] for each group, [groups, terms, terms]. Scales have one number for each
+    column, or one for each weight; codes reach from -limit to limit.
     """
     groups, columns, terms = matrix.shape
     diagonal = np.einsum("gkk->gk", gram)
@@ -38,15 +36,17 @@ def round_weights(
     upper = _inverse_root(sorted_gram).astype(np.float32)
     # terms first, so that a step works on contiguous columns
     rest = _terms_first(matrix, order)
-    steps = _terms_first(np.broadcast_to(scales, matrix.shape), order)
+    # one scale for all terms of a column stays one
+    steps = scales.transpose(0, 2, 1) if scales.shape[2] == 1 else _terms_first(scales, order)
     codes = np.empty_like(rest)
     for start in range(0, terms, BLOCK):
         stop = min(start + BLOCK, terms)
         errors = np.empty((groups, stop - start, columns), np.float32)
         for k in range(start, stop):
-            code = np.clip(np.rint(rest[:, k] / steps[:, k]), -limit, limit)
+            step = steps[:, k % steps.shape[1]]
+            code = np.clip(np.rint(rest[:, k] / step), -limit, limit)
             codes[:, k] = code
-            error = (rest[:, k] - code * steps[:, k]) / upper[:, k, k, None]
+            error = (rest[:, k] - code * step) / upper[:, k, k, None]
             errors[:, k - start] = error
             if k + 1 < stop:
                 rest[:, k + 1 : stop] -= upper[:, k, k + 1 : stop, None] * error[:, None, :]
@@ -64,7 +64,10 @@ def _terms_first(matrix: Array, order: Array) -> Array:
 
 
 def _inverse_root(gram: Array) -> Array:
-    """Upper triangular U with U'U = inverse of the Gram matrix."""
-    inverse = np.linalg.inv(gram)
-    inverse = (inverse + inverse.transpose(0, 2, 1)) / 2
-    return np.linalg.cholesky(inverse).transpose(0, 2, 1)
+    """Upper triangular U with U'U = inverse of the Gram matrix.
+
+    With the order of rows and columns turned around, gram = L L' gives U as the inverse of L,
+    turned around again.
+    """
+    lower = np.linalg.cholesky(gram[:, ::-1, ::-1])
+    return np.linalg.inv(lower)[:, ::-1, ::-1]

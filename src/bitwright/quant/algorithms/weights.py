@@ -48,11 +48,11 @@ class WeightFormat:
 
     @property
     def limit(self) -> int:
-        return 2 ** (self.bits - 1) - 1
+        return int(2 ** (self.bits - 1) - 1)
 
     def block_of(self, product: Product) -> int:
         """Blocks run along the terms of a matrix; windows of images keep one scale a channel."""
-        terms = product.matrix.shape[2]
+        terms = int(product.matrix.shape[2])
         return 0 if product.is_conv or self.block >= terms else self.block
 
 

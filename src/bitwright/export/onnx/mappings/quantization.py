@@ -19,7 +19,7 @@ from bitwright.export.onnx.mapping import exports
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dim import Dim
 from bitwright.ir.dtype import DType, f8e8m0, f32, f64, i8, i64, u8
-from bitwright.ir.types import normalize_axis
+from bitwright.ir.types import TensorType, normalize_axis
 
 MAX_ZEROS = 1 << 16
 """Zero points that only tell the type are written out up to this many."""
@@ -36,7 +36,41 @@ def write_dequantize(
     to: DType | None,
 ) -> Ref:
     natural = scale.element if scale.element.bits >= 16 else f32
+    if _is_row_by_row(x, scale, axis, block) and (to or natural) == f32 == scale.element:
+        return _dequantize_rows(e, x, scale, zero_point, axis, block, to)
     return dequantize(e, x, scale, zero_point, axis, block, to or natural)
+
+
+def _is_row_by_row(x: Ref, scale: Ref, axis: int | None, block: int) -> bool:
+    """Whether each row of the last axis has one scale, as dynamic quantization gives them."""
+    if not block or axis is None or not isinstance(scale.type, TensorType):
+        return False
+    return normalize_axis(axis, x.rank) == x.rank - 1 and scale.shape[-1] == 1
+
+
+def _dequantize_rows(
+    e: Scope,
+    x: Ref,
+    scale: Ref,
+    zero_point: Ref | None,
+    axis: int | None,
+    block: int,
+    to: DType | None,
+) -> Ref:
+    """A function of plain arithmetic: ONNX Runtime takes a DequantizeLinear before a product for
+    one whose zero point is a single number, and then refuses its own node."""
+    given = [x, scale] if zero_point is None else [x, scale, zero_point]
+
+    def body(e: Scope, x: Ref, scale: Ref, zero_point: Ref | None = None) -> tuple[Ref, ...]:
+        y = e.cast(x, f32)
+        if zero_point is not None:
+            y = e.Sub(y, e.cast(zero_point, f32))
+        return (e.Mul(y, scale),)
+
+    attrs: dict[str, object] = {"axis": axis, "block": block}
+    if to is not None:
+        attrs["to"] = to
+    return call(e, "dequantize", given, attrs, body)[0]
 
 
 def dequantize(

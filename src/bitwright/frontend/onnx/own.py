@@ -1,0 +1,45 @@
+"""Functions that bitwright's exporter writes, taken for the ops they stand for.
+
+A file may call anything by such a name, so what does not fit the op is inlined as any function is.
+The function's body says the same as the op, by the exporter's tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from bitwright.errors import BitwrightError
+from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.node import OnnxNode
+from bitwright.ir.dtype import DTYPES
+from bitwright.ir.graph import Value
+
+DOMAIN = "bitwright"
+_ATTRS: dict[str, dict[str, type]] = {
+    "dynamic_quantize": {"to": str, "per_token": bool},
+    "dequantize": {"axis": int, "block": int, "to": str},
+}
+
+
+def call(ctx: Context, node: OnnxNode, inputs: Inputs) -> Sequence[Value] | None:
+    """The op's results, or None if this is no call that an op stands for."""
+    op = re.sub(r"_\d+$", "", node.op_type)
+    if node.domain != DOMAIN or op not in _ATTRS:
+        return None
+    attrs: dict[str, Any] = {}
+    for name, kind in _ATTRS[op].items():
+        value = node.attrs.get(name)
+        if value is None:
+            continue
+        if (kind is str and value not in DTYPES) or (
+            kind is not str and not isinstance(value, int)
+        ):
+            return None
+        attrs[name] = kind(value)
+    try:
+        results = ctx.b.op(op, *inputs, **attrs)
+    except BitwrightError:
+        return None
+    return [results] if isinstance(results, Value) else list(results)

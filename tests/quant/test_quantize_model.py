@@ -1,0 +1,163 @@
+"""bw.quantize on small models: what it gives, that it runs everywhere, and what it refuses."""
+
+import numpy as np
+import pytest
+
+import bitwright as bw
+from bitwright.errors import BitwrightError
+from bitwright.quant.recipe import matches, recipe
+
+
+def network(seed=0, outliers=False):
+    """A convolution, a depthwise one, a 1x1 one, a mean and two products with an outlier."""
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: (rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+    b = bw.Builder("net")
+    x = b.input("x", "f32[n, 3, 12, 12]")
+    y = b.relu(b.conv(x, draw(16, 3, 3, 3), draw(16), pads=(1, 1, 1, 1), name="first"))
+    y = b.relu(b.conv(y, draw(16, 1, 3, 3), draw(16), pads=(1, 1, 1, 1), groups=16, name="deep"))
+    wide = draw(24, 16, 1, 1)
+    if outliers:
+        wide[3] *= 200
+    y = b.conv(y, wide, draw(24), name="point")
+    y = b.conv(y, draw(8, 24, 1, 1), draw(8), name="narrow")
+    y = b.reduce_mean(y, axes=[2, 3], keepdims=False)
+    y = b.gelu(b.add(b.matmul(y, draw(8, 32), name="up"), draw(32)))
+    return b.build(logits=b.matmul(y, draw(32, 10), name="down"))
+
+
+def batches(count=12, seed=1):
+    rng = np.random.default_rng(seed)
+    return [{"x": rng.normal(size=(2, 3, 12, 12)).astype(np.float32)} for _ in range(count)]
+
+
+def sqnr(exact, found):
+    return 10 * np.log10((exact**2).sum() / ((exact - found) ** 2).sum())
+
+
+@pytest.fixture(scope="module")
+def quantized():
+    return bw.quantize(network(), batches())
+
+
+def outputs(model, data):
+    exe = bw.compile(model)
+    return np.concatenate([exe.run(batch)["logits"] for batch in data])
+
+
+def test_keeps_the_outputs_on_data_it_has_not_seen(quantized):
+    data = batches(seed=2)
+    assert sqnr(outputs(network(), data), outputs(quantized, data)) > 25
+
+
+def test_everything_that_multiplies_is_in_8_bits_and_listed(quantized):
+    report = quantized.report
+    assert report.share_in_8_bit == 1
+    assert {layer.name for layer in report.layers} == {
+        "first", "deep", "point", "narrow", "up", "down",
+    }  # fmt: skip
+    assert all(layer.reason and layer.sqnr_db > 25 for layer in report.layers)
+    assert "100.0%" in str(report)
+    assert report.to_json()["layers"][0]["name"] == "first"
+    assert report.quantized_bytes < 0.45 * report.float_bytes
+
+
+def test_weights_and_activations_are_codes_where_they_meet(quantized):
+    for node in quantized.graph.nodes:
+        if node.op in ("matmul", "conv"):
+            x, w = node.inputs[:2]
+            assert x.node.op == w.node.op == "dequantize"
+            assert w.node.inputs[0].dtype == bw.dtype("i8")
+            assert x.node.inputs[0].dtype == bw.dtype("u8")
+
+
+def test_the_compiled_model_agrees_with_the_interpreter(quantized):
+    data = batches(2)
+    reference = bw.compile(quantized, target="reference")
+    exact = np.concatenate([reference.run(batch)["logits"] for batch in data])
+    assert sqnr(exact, outputs(quantized, data)) > 35
+
+
+@pytest.mark.parametrize("name", ["int8", "int8-static", "int8-dynamic", "w8", "w4"])
+def test_the_exported_model_runs_in_onnx_runtime_and_comes_back(name, tmp_path):
+    import onnxruntime
+
+    quantized = bw.quantize(network(), batches(), recipe=name)
+    path = tmp_path / "q.onnx"
+    quantized.save(path)
+    session = onnxruntime.InferenceSession(str(path))
+    data = batches(4, seed=3)
+    theirs = np.concatenate([session.run(None, batch)[0] for batch in data])
+    ours = outputs(quantized, data)
+    assert sqnr(ours, theirs) > 30
+    again = bw.load(path)
+    count = lambda graph, op: sum(node.op == op for node in graph.nodes)
+    for op in ("dynamic_quantize", "quantize", "dequantize"):
+        assert count(again, op) == count(quantized.graph, op)
+    np.testing.assert_allclose(outputs(again, data), ours, rtol=1e-4, atol=1e-4)
+
+
+def test_an_outlier_channel_is_smoothed_or_coded_row_by_row():
+    graph = network(outliers=True)
+    quantized = bw.quantize(graph, batches())
+    data = batches(seed=2)
+    assert sqnr(outputs(graph, data), outputs(quantized, data)) > 22
+    layer = next(x for x in quantized.report.layers if x.name == "narrow")
+    assert layer.scheme == "dynamic" or layer.smoothing > 0
+
+
+def test_a_recipe_names_what_stays_in_float_and_what_is_dynamic():
+    chosen = {"ignore": ["re:fir", "down"], "schemes": {"na*": "dynamic", "point": "static"}}
+    report = bw.quantize(network(), batches(), recipe=chosen).report
+    schemes = {layer.name: layer.scheme for layer in report.layers}
+    assert schemes["first"] == schemes["down"] == "float"
+    assert schemes["narrow"] == "dynamic" and schemes["point"] == "static"
+
+
+def test_lookups_keep_their_table_in_codes():
+    rng = np.random.default_rng(0)
+    b = bw.Builder("words")
+    ids = b.input("ids", "i64[n]")
+    table = rng.normal(size=(200, 32)).astype(np.float32)
+    y = b.matmul(b.gather(table, ids, axis=0, name="words"), np.eye(32, dtype=np.float32))
+    graph = b.build(logits=y)
+    data = [{"ids": rng.integers(0, 200, 16)} for _ in range(4)]
+    quantized = bw.quantize(graph, data)
+    assert sqnr(outputs(graph, data), outputs(quantized, data)) > 35
+    assert any(layer.op == "embedding" for layer in quantized.report.layers)
+
+
+def test_one_batch_constant_input_and_dead_channels_work():
+    graph = network()
+    flat = [{"x": np.zeros((1, 3, 12, 12), np.float32)}]
+    found = outputs(bw.quantize(graph, flat), flat)
+    np.testing.assert_allclose(found, outputs(graph, flat), atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "empty"),
+        ([{"y": np.zeros((1, 3, 12, 12), np.float32)}], "x"),
+        ([{"x": np.full((1, 3, 12, 12), np.nan, np.float32)}], "NaN"),
+        ([{"x": np.zeros((1, 4, 12, 12), np.float32)}], "x"),
+    ],
+)
+def test_bad_data_is_an_error_that_says_what(data, message):
+    with pytest.raises(BitwrightError, match=message):
+        bw.quantize(network(), data)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["int3", {"base": "int8", "bits": 3}, {"ignore": ["re:("]}, {"schemes": {"a": "magic"}},
+     {"weight_bits": 5}, "missing.yaml"],
+)  # fmt: skip
+def test_bad_recipes_are_errors(wrong):
+    with pytest.raises(BitwrightError):
+        recipe(wrong)
+
+
+def test_patterns():
+    assert matches("a.b", "a.b") and matches("a.*", "a.b") and matches("re:a.*", "a.b")
+    assert not matches("re:b", "a.b") and not matches("b", "a.b")
