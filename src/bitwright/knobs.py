@@ -34,6 +34,11 @@ CACHE = Knob(
 CACHE_BYTES = Knob(
     "BITWRIGHT_CACHE_BYTES", str(1 << 30), "the cache drops what was used least beyond this"
 )
+COMPILERS = Knob(
+    "BITWRIGHT_COMPILERS",
+    "",
+    "processes that compile at once on a cold start; empty means one a core, 1 none but this one",
+)
 TAP_BYTES = Knob(
     "BITWRIGHT_TAP_BYTES",
     str(128 << 20),

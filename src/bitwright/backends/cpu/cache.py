@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +42,28 @@ class ObjectCache:
     def get(self, text: str, target: Target, compiler: Compiler) -> bytes:
         """The object code of a module, from the folder or made by `compiler`."""
         return self._get(key(text, target), lambda: compiler(text, target))
+
+    def get_all(
+        self,
+        texts: Sequence[str],
+        target: Target,
+        compiler: Callable[[Sequence[str], Target], Sequence[bytes]],
+    ) -> tuple[bytes, ...]:
+        """The object code of several modules; those that the folder lacks are made together."""
+        names = {text: key(text, target) for text in texts}
+        codes: dict[str, bytes | None] = dict.fromkeys(names)
+        if self.folder is not None:
+            codes = {text: self._read(self.folder / name) for text, name in names.items()}
+        missing = [text for text, code in codes.items() if code is None]
+        for text, code in zip(missing, compiler(missing, target) if missing else (), strict=True):
+            codes[text] = code
+            if self.folder is not None:
+                with suppress(OSError):
+                    system.keep(self.folder / names[text], code)
+        if missing and self.folder is not None:
+            with suppress(OSError):
+                self.prune()
+        return tuple(codes[text] or b"" for text in texts)
 
     def get_named(
         self, name: str, text: Callable[[], str], target: Target, compiler: Compiler

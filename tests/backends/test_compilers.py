@@ -1,0 +1,61 @@
+"""Workers compile what this process would, and their failures are no errors."""
+
+import subprocess
+import sys
+
+import pytest
+
+from bitwright.backends.cpu import compilers, jit
+from bitwright.backends.cpu.cache import ObjectCache
+from bitwright.backends.cpu.emit import Module, i64
+from bitwright.errors import CompileError
+from bitwright.target import host
+
+
+def text(number):
+    module = Module(host(), f"module{number}")
+    with module.function(f"answer{number}", i64, internal=False) as f:
+        f.ret(f.const(i64, number))
+    return module.text()
+
+
+TEXTS = [text(number) for number in range(9)]
+
+
+def test_workers_make_the_same_code(monkeypatch):
+    monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
+    made = compilers.compile_together(TEXTS, host())
+    assert made == [jit.compile_object(one, host()) for one in TEXTS]
+
+
+def test_a_cold_start_counts_and_a_warm_one_does_not(monkeypatch, tmp_path):
+    monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
+    store = ObjectCache(tmp_path)
+    before = jit.compilations()
+    cold = jit.compiled([*TEXTS, TEXTS[0]], host(), store)
+    assert jit.compilations() == before + 9 and cold[0] == cold[-1]
+    assert jit.compiled([*TEXTS, TEXTS[0]], host(), store) == cold
+    assert jit.compilations() == before + 9
+    assert len(list(tmp_path.iterdir())) == 9
+
+
+@pytest.mark.parametrize("count, compilers_", [(3, "8"), (9, "1"), (0, "2")])
+def test_few_modules_are_compiled_here(monkeypatch, count, compilers_):
+    monkeypatch.setenv("BITWRIGHT_COMPILERS", compilers_)
+    monkeypatch.setattr(subprocess, "run", None)
+    assert compilers.compile_together(TEXTS[:count], host()) is None
+
+
+@pytest.mark.parametrize("program", ["", "/nowhere/python3", "/bin/false", "python-that-is-not"])
+def test_without_workers_it_is_done_here(monkeypatch, tmp_path, program):
+    monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
+    monkeypatch.setattr(sys, "executable", program)
+    assert compilers.compile_together(TEXTS, host()) is None
+    found = jit.compiled(TEXTS, host(), ObjectCache(tmp_path))
+    assert found[0] == jit.compile_object(TEXTS[0], host())
+
+
+def test_a_module_that_llvm_refuses_is_named_here(monkeypatch, tmp_path):
+    monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
+    with pytest.raises(CompileError, match="LLVM refuses"):
+        jit.compiled([*TEXTS, "define nothing"], host(), ObjectCache(tmp_path))
