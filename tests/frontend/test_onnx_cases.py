@@ -12,7 +12,7 @@ CASES = 2024
 PASSING = 2007
 IMAGE_CASES = 9 if find_spec("PIL") else 0  # decoding images needs Pillow
 RANDOM = 6
-HOST_STEPS = 195
+HOST_STEPS = 164
 """Cases with a node that no kernel computes, those whose images are decoded included."""
 ROUNDED = {"test_attention_4d_causal_fp16_expanded"}
 """Attention in single f16 steps: two results are closer to the exact ones than those expected,

@@ -40,11 +40,7 @@ class Generator:
         self.exact: set[Value] = set()
         for number in range(self.random.integers(1, 4)):
             self._enter(f"x{number}")
-        steps: list[Callable[[], Value | None]] = [
-            *[self.unary, self.binary, self.binary_constant] * 3,
-            *[self.matmul, self.product, self.reduce, self.normalize, self.move, self.move] * 2,
-            *[self.conv, self.pool, self.where, self.convert, self.rank, self.running],
-        ]
+        steps = self.steps()
         for _ in range(self.random.integers(2, 10)):
             step = steps[self.random.integers(len(steps))]
             try:
@@ -53,6 +49,14 @@ class Generator:
                 continue
             if made is not None:
                 self.values.append(made)
+
+    def steps(self) -> list[Callable[[], Value | None]]:
+        """What a graph grows by, as often as it stands here."""
+        return [
+            *[self.unary, self.binary, self.binary_constant] * 3,
+            *[self.matmul, self.product, self.reduce, self.normalize, self.move, self.move] * 2,
+            *[self.conv, self.pool, self.where, self.convert, self.rank, self.running],
+        ]
 
     # choices
 
