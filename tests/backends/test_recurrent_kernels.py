@@ -140,3 +140,30 @@ def test_like_pytorch(op):
         want, states = layer(torch.from_numpy(x))
     assert_near(np.concatenate([y[:, 0], y[:, 1]], axis=-1), want.numpy(), 2e-5)
     assert_near(last, (states[0] if op == "lstm" else states).numpy(), 2e-5)
+
+
+@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (7, 3, 5, 17), (4, 9, 16, 33)])
+def test_like_onnx_runtime(op, sizes):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from onnx import TensorProto, helper, numpy_helper
+
+    import bitwright as bw
+
+    x, *rest = operands(op, *sizes, directions=2, extras="blhcp")
+    names = ["w", "r", "b", "lengths", "h0", "c0", "p"][: len(rest)]
+    attrs = {"linear_before_reset": 1} if op == "gru" else {}
+    node = helper.make_node(
+        op.upper(), ["x", *names], ["y"], hidden_size=sizes[3], direction="bidirectional", **attrs
+    )
+    graph = helper.make_graph(
+        [node],
+        "recurrent",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (sizes[0], 2, *sizes[1::2]))],
+        [numpy_helper.from_array(array, name) for name, array in zip(names, rest, strict=True)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (want,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    for threads in (1, 3):
+        assert_near(bw.compile(bw.load(model), threads=threads).run({"x": x})["y"], want, 2e-5)
