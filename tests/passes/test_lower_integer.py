@@ -153,3 +153,21 @@ def test_what_stays_real_says_why() -> None:
     assert "%x is not a dequantized value" in refused
     assert "scales along another axis than the output channels" in refused
     assert "is not a dequantized constant" in refused
+
+
+def test_codes_of_a_function_of_a_product() -> None:
+    b = Builder("layer")
+    x = through(b, b.input("x", "f32[n, 64]"), 0.02, 128)
+    y = through(b, b.gelu(b.matmul(x, weight(b, 64, 32))), 0.02, 7)
+    ops, _ = check(b.build(y), 0.02, x=x_of(5, 64))
+    assert ops[1:] == ["integer_matmul", "cast", "mul", "gelu", "mul", "to_codes", "dequantize"]
+
+
+@pytest.mark.parametrize(
+    "x, w, groups", [((1, 2, 3, 4, 5), (2, 2, 1, 1, 1), 1), ((1, 2, 20, 20), (2, 1, 17, 17), 2)]
+)
+def test_convolutions_without_a_kernel_stay_real(x: Any, w: Any, groups: int) -> None:
+    b = Builder("conv")
+    image = through(b, b.input("x", f"f32{list(x)}"), 0.02, 128)
+    _, ops, _ = lowered(b.build(b.conv(image, weight(b, *w), groups=groups)))
+    assert "conv" in ops and "integer_conv" not in ops

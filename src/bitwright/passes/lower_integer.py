@@ -3,6 +3,7 @@
     matmul(dequantize(x), dequantize(w))  ->  cast(integer_matmul(x, w, …)) * (s_x s_w)
     … + bias                              ->  a bias of the product, in units of s_x s_w
     quantize(relu(… * m) + residual)      ->  to_codes(relu(… * (m / s_y)) + residual / s_y)
+    quantize(gelu(… * m))                 ->  to_codes(gelu(… * m) * (1 / s_y))
     transpose(dequantize(x)), …           ->  dequantize(transpose(x)), …
 
 and the same for convolutions, and for products of i32 that importers wrote for integer operators
@@ -18,6 +19,8 @@ import numpy as np
 
 from bitwright.ir.dtype import f32, i32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.ops.opdef import Kind
+from bitwright.ops.registry import get
 from bitwright.passes.codes import (
     Coded,
     Weight,
@@ -31,6 +34,8 @@ from bitwright.rewrite import Match, Rule, Trace, rewrite
 
 Array = np.ndarray[Any, Any]
 LIMIT = 2**31
+MOST_TAPS = 256
+"""Taps of a depthwise filter; its sums of products are exact in f32."""
 # Ops that only move the elements of their first operand, or pick the largest of them.
 _MOVES = ("transpose", "reshape", "slice", "gather", "max_pool")
 
@@ -63,8 +68,8 @@ class _Lowering:
         x, w = node.inputs[:2]
         assert x is not None and w is not None
         channel = -1 if node.op == "matmul" else 0
-        if node.op == "matmul" and w.rank != 2:
-            return f"{w} is not one matrix"
+        if reason := _no_kernel(node.op, x, w):
+            return reason
         if node.outputs[0].dtype == i32:
             source = centred(x)
             array = constant_value(w)
@@ -197,7 +202,9 @@ class _Lowering:
             return "it is not f32"
         if not (np.isfinite(known).all() and (known > 0).all()):
             return "its scale is not a positive number"
-        return "" if self._scales(m, x) else "no chain of codes that a scale goes through ends here"
+        if self._scales(m, x) or _comes_from_product(x):
+            return ""
+        return "it does not come from a product of codes"
 
     def _scales(self, m: Match, value: Value, top: bool = True) -> bool:
         """Whether a value is codes times a factor, added up and cut off, and nothing else."""
@@ -228,7 +235,9 @@ class _Lowering:
             (x,) = x.node.operands  # what is below 0 becomes the lowest code anyway
         if zero is not None and zero.rank:
             zero = op.reshape(zero, shape=())
-        return op.to_codes(self._scaled(op, x, step), zero, to=node.attrs["to"])
+        if self._scales(m, x):
+            return op.to_codes(self._scaled(op, x, step), zero, to=node.attrs["to"])
+        return op.to_codes(op.mul(x, np.float32(1 / step)), zero, to=node.attrs["to"])
 
     def _scaled(self, op: Any, value: Value, step: float) -> Value:
         """value / step, with the division in the factors."""
@@ -255,8 +264,31 @@ class _Lowering:
         return op.like(node, *parts)  # type: ignore[no-any-return]
 
 
+def _no_kernel(op: str, x: Value, w: Value) -> str:
+    """Why integer kernels do not take operands of these shapes."""
+    if op == "matmul":
+        return f"{x} and {w} are not rows and one matrix" if w.rank != 2 or x.rank < 2 else ""
+    taps = w.tensor.count // max(w.shape[0], 1) if isinstance(w.tensor.count, int) else 0
+    if x.rank not in (3, 4) or taps < 1:
+        return f"{w} is not a filter of a line or an image"
+    is_depthwise = w.shape[1] == 1 and x.shape[1] != 1
+    return f"{taps} taps are too many for one channel" if is_depthwise and taps > MOST_TAPS else ""
+
+
 def _any(name: str) -> Any:
     return lambda op: getattr(op, name)(...)
+
+
+def _comes_from_product(value: Value) -> bool:
+    """Whether a function of one product of codes, element by element, made the value."""
+    while True:
+        node = value.node
+        if node.op in ("integer_matmul", "integer_conv"):
+            return True
+        made = [v for v in node.operands if not v.is_constant]
+        if get(node.op).kind is not Kind.ELEMENTWISE or len(set(made)) != 1:
+            return False
+        value = made[0]
 
 
 def _known_bias(value: Value | None) -> Array | None:
