@@ -12,7 +12,8 @@ weights:
 
     Σ (x - xz)(w - wz)  =  Σ x'w - wz Σ x' + (shift - xz)(Σ w - K wz)
 
-The last term is known per column when the program is made, and added by the epilogue.
+The last term is known per column where xz is, when the program is made: with the bias it is the
+`offset` that sums begin with.
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ class Codes:
     """Whether the codes of a are."""
     has_rest: bool
     extra: int = 0
+    offset: bool = False
+    """Whether sums begin with a number of their column instead of 0."""
     element, sum, group = i8, i32, 1
+
+    @property
+    def form(self) -> tuple[bool, bool, int, bool]:
+        return self.signed, self.has_rest, self.extra, self.offset
 
     @property
     def unit(self) -> Type:
@@ -52,7 +59,16 @@ class Codes:
 
     @property
     def pointers(self) -> tuple[str, ...]:
-        return ("w_zero",) if self.extra else ()
+        return ("offset",) * self.offset + ("w_zero",) * self.extra
+
+    def start(self, f: Kernel, column: Value, masks: list[Value], lanes: int) -> list[Value]:
+        zero = f.const(i32.vector(lanes), 0)
+        found = [zero] * (len(masks) + self.extra)
+        if self.offset:
+            for v, mask in enumerate(masks):
+                at = column + v * lanes
+                found[v] = f.load(zero.type, f.args.pointer("offset"), at, mask=mask)
+        return found
 
     def panel(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Value]:
         width = lanes * self.group
@@ -105,7 +121,7 @@ class Dots(Codes):
 
     def __repr__(self) -> str:
         assert self.dot is not None
-        return f"Dots({self.dot.llvm_name}, {self.signed}, {self.has_rest}, {self.extra})"
+        return f"Dots({self.dot.llvm_name}, {self.form})"
 
     @property
     def shift(self) -> int:
@@ -139,7 +155,7 @@ class Pairs(Codes):
 
     def __repr__(self) -> str:
         assert self.pairs is not None
-        return f"Pairs({self.pairs.llvm_name}, {self.signed}, {self.has_rest}, {self.extra})"
+        return f"Pairs({self.pairs.llvm_name}, {self.form})"
 
     def factor(self, f: Kernel, codes: Value) -> Value:
         return f.convert(codes, i16)
@@ -170,17 +186,19 @@ class Singles(Codes):
         return total + number * part
 
 
-def best_codes(target: Target, signed: bool, run: int, row_sums: bool) -> Codes:
+def best_codes(
+    target: Target, signed: bool, run: int, row_sums: bool = False, offset: bool = False
+) -> Codes:
     """The fastest exact way for rows that are read in runs of this length."""
     extra = int(row_sums)
     unsigned_dot, signed_dot = dot_u8s8(target), dot_s8s8(target)
     dot = signed_dot if signed and signed_dot else unsigned_dot or signed_dot
     if dot is not None:
-        return Dots(signed, run % 4 != 0, extra, dot, dot is signed_dot)
+        return Dots(signed, run % 4 != 0, extra, offset, dot, dot is signed_dot)
     pairs = pairs_s16s16(target)
     if pairs is not None:
-        return Pairs(signed, run % 2 != 0, extra, pairs)
-    return Singles(signed, False, extra)
+        return Pairs(signed, run % 2 != 0, extra, offset, pairs)
+    return Singles(signed, False, extra, offset)
 
 
 def codes_tile(target: Target, columns: int, codes: Codes) -> Tile:

@@ -180,6 +180,8 @@ class Product:
         self.vector = numbers.sum.vector(tile.lanes)
         self.width = tile.vectors + numbers.extra
         self.scratch = f.scratch(self.vector, tile.rows * self.width)
+        self.start: list[Value] = []
+        """What the sums of a row of the tile begin with."""
 
     def emit(self) -> None:
         """Blocks of rows, within them panels of columns, within them tiles.
@@ -268,6 +270,7 @@ class Product:
         masks = [
             f.mask(self.columns - column - v * tile.lanes, tile.lanes) for v in range(tile.vectors)
         ]
+        self.start = self.numbers.start(f, column, masks, tile.lanes)
         heights = list(tile.heights)
         if not self.epilogue.is_light:
             self._choose(heights, left, row, w, ahead)
@@ -276,8 +279,7 @@ class Product:
         # the full height first, straight from registers: it is what nearly every tile takes
         with f.if_(f.eq(left, tile.rows)) as branch:
             rows = [f.opaque(start) for start in self.addresses(row, tile.rows)]
-            sums = [f.const(self.vector, 0)] * (tile.rows * self.width)
-            sums = self.add_products(rows, w, sums, ahead)
+            sums = self.add_products(rows, w, self.start * tile.rows, ahead)
             for i in range(tile.rows):
                 part = sums[i * self.width : (i + 1) * self.width]
                 self._finish_row(row + i, column, masks, part)
@@ -327,8 +329,8 @@ class Product:
         f, tile = self.f, self.tile
         # rows beyond the last repeat it: computed, never stored
         rows = [self.address(f.min(row + i, row + (left - 1))) for i in range(height)]
-        sums = [f.const(self.vector, 0)] * (height * self.width)
-        for number, total in enumerate(self.add_products(rows, w, sums, ahead)):
+        sums = self.add_products(rows, w, self.start * height, ahead)
+        for number, total in enumerate(sums):
             f.store(total, self.scratch, number * tile.lanes, align=self.vector.total_bytes)
 
     def add_run(

@@ -36,11 +36,14 @@ class Numbers(Protocol):
 
     @property
     def pointers(self) -> tuple[str, ...]:
-        """Slots that `panel` and `finished` read."""
+        """Slots that `start` and `finished` read."""
 
     @property
     def extra(self) -> int:
         """Vectors of sums that every row has behind those of its columns."""
+
+    def start(self, f: Kernel, column: Value, masks: list[Value], lanes: int) -> list[Value]:
+        """What the sums of a row begin with."""
 
     def panel(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Value]:
         """The factors of one step: `vectors`, and `extra` more."""
@@ -67,6 +70,9 @@ class RealNumbers:
 
     def __repr__(self) -> str:
         return "f32"
+
+    def start(self, f: Kernel, column: Value, masks: list[Value], lanes: int) -> list[Value]:
+        return [f.const(f32.vector(lanes), 0.0)] * len(masks)
 
     def panel(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Value]:
         return [f.load(f32.vector(lanes), w, v * lanes) for v in range(vectors)]

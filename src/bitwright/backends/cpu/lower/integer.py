@@ -72,19 +72,20 @@ class Weight:
 
 
 class Offsets:
-    """What is added to the sums of a row: constants of its columns, and what its x_zero makes."""
+    """What is added to the sums of a row: constants of its columns, which they begin with, and what
+    its x_zero makes."""
 
     def __init__(
-        self, ctx: Lowering, name: str, weight: Weight, codes: Codes, x_zero: Zero, bias: Array
+        self, ctx: Lowering, name: str, weight: Weight, shift: int, x_zero: Zero, bias: Array
     ) -> None:
         known = x_zero.number if x_zero.view is None else 0
         # in the arithmetic of i32, which wraps
-        total = (bias.astype(np.int64) + (codes.shift - known) * weight.sums).astype(np.int32)
+        total = (bias.astype(np.int64) + (shift - known) * weight.sums).astype(np.int32)
         self.pointers: dict[str, View] = {}
         self.sizes: dict[str, Size] = {}
         self.zero = x_zero.view
-        if total.any():
-            self.pointers["offset"] = ctx.constant(total, f"{name}.offset")
+        self.constant = ctx.constant(total, f"{name}.offset") if total.any() else None
+        """What sums begin with."""
         if x_zero.view is not None:
             sums = weight.sums.astype(np.int32)
             self.pointers |= {"x_zero": x_zero.view, "sums": ctx.constant(sums, f"{name}.sums")}
@@ -93,8 +94,6 @@ class Offsets:
         self.key = tuple(self.pointers), element
 
     def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
-        if "offset" in self.pointers:
-            value = value + f.load(value.type, f.args.pointer("offset"), column, mask=mask)
         if self.zero is not None:
             at = f.mul(row, f.args.size("x_zero.0"))
             code = f.load(stored(self.zero.dtype), f.args.pointer("x_zero"), at)
@@ -153,8 +152,6 @@ def lower_integer_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     if known_bias is not None and known_bias.size not in (1, columns):
         raise NoKernelError("its bias differs from row to row")
     weight = Weight.of(array, zeros)
-    codes = best_codes(ctx.target, x.dtype.is_signed, depth, weight.zero is not None)
-    tile = codes_tile(ctx.target, columns, codes)
     shape = node.outputs[0].shape
     source = region.outer(x)
     a = as_rows(ctx, ctx.view(source), source.name)
@@ -165,7 +162,11 @@ def lower_integer_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
         spread = broadcast(zero.view, (*shape[:-1], 1))
         zero = Zero(0, as_rows(ctx, spread, source.name))
     bias_row = np.zeros(columns, np.int64) if known_bias is None else known_bias.reshape(-1)
-    offsets = Offsets(ctx, node.name, weight, codes, zero, bias_row)
+    shift = best_codes(ctx.target, x.dtype.is_signed, depth).shift
+    offsets = Offsets(ctx, node.name, weight, shift, zero, bias_row)
+    filter = CodeFilter(x.dtype.is_signed, weight.zero, offsets.constant)
+    codes = filter.numbers(ctx.target, depth)
+    tile = filter.tile(ctx.target, columns, codes)
     y = ctx.output(node.outputs[0])
     others = operand_views(ctx, region, after.inputs, shape)
     reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
@@ -185,8 +186,7 @@ def lower_integer_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
         (tile, codes, after.expression, reads.key, offsets.key),
         lambda m, name: emit_matmul(m, name, tile, epilogue, codes),
     )
-    packed = pack_codes(weight.codes[None], tile, codes.group)
-    filter = CodeFilter(x.dtype.is_signed, weight.zero)
+    packed = filter.pack(weight.codes[None], tile, codes)
     pointers = {
         "a": a,
         "w": ctx.constant(packed, f"{node.name}.weight"),
@@ -210,11 +210,14 @@ class CodeFilter:
     """How a filter of codes is multiplied (see `lower.conv.Filter`)."""
 
     signed: bool
-    zero: Array | None
+    zero: Array | None = None
+    offset: View | None = None
+    """What the sums of each column begin with."""
     family, item_bytes = "conv_codes", 1
 
     def numbers(self, target: Target, run: int) -> Codes:
-        return best_codes(target, self.signed, run, self.zero is not None)
+        has_zero, has_offset = self.zero is not None, self.offset is not None
+        return best_codes(target, self.signed, run, has_zero, has_offset)
 
     def tile(self, target: Target, columns: int, numbers: Codes) -> Tile:
         return codes_tile(target, columns, numbers)
@@ -223,4 +226,7 @@ class CodeFilter:
         return pack_codes(runs, tile, numbers.group)
 
     def pointers(self, ctx: Lowering, name: str) -> dict[str, View]:
-        return {} if self.zero is None else {"w_zero": ctx.constant(self.zero, f"{name}.zeros")}
+        found = {} if self.offset is None else {"offset": self.offset}
+        if self.zero is not None:
+            found["w_zero"] = ctx.constant(self.zero, f"{name}.zeros")
+        return found

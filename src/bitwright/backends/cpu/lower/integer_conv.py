@@ -134,16 +134,16 @@ def _lower_dense(ctx: Lowering, node: Node, conv: _Conv) -> None:
     signed, zeros, groups = conv.x.dtype.is_signed, conv.filter_zeros, conv.groups
     filters = conv.filters
     if groups == 1 and filters.shape[1] < FEW_CHANNELS:
-        filters = _whole_groups(filters, zeros, CodeFilter(signed, None), ctx.target)
+        filters = _whole_groups(filters, zeros, CodeFilter(signed), ctx.target)
     source = _source(ctx, node, conv, filters.shape[1])
     inner, outer = filters.shape[1], len(filters) // groups
     for first in range(0, len(filters), outer):
         these = slice(first, first + outer)
         columns = filters[these].transpose(1, 2, 3, 0)
         weight = Weight.of(columns, None if zeros is None else zeros[these])
-        filter = CodeFilter(signed, weight.zero)
-        codes = filter.numbers(ctx.target, 1)
-        offsets = Offsets(ctx, node.name, weight, codes, conv.zero, conv.bias[these])
+        shift = CodeFilter(signed).numbers(ctx.target, 1).shift
+        offsets = Offsets(ctx, node.name, weight, shift, conv.zero, conv.bias[these])
+        filter = CodeFilter(signed, weight.zero, offsets.constant)
         views = [view.slice(1, first, outer, 1) for view in conv.extra]
         part = conv.y.slice(1, first, outer, 1)
         finish = Finish(conv.after, views, part, conv.lanes, offsets)
