@@ -1,5 +1,5 @@
 # make setup   the environment, made again when pyproject.toml changes
-# make demo    load the demo model, inspect it, run it on images
+# make demo    inspect the demo model, quantize it, compare accuracy and size; see demo-output/
 # make test    everything that is tested
 # make check   format, lint, types, fast tests
 # make format  let ruff write the format
@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml
 
 demo: setup
 	$(BIN)/bitwright inspect $(DEMO)
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo.py demo-output
 
 test: setup
 	$(BIN)/python -m pytest -n auto
@@ -49,5 +49,5 @@ format: setup
 	$(BIN)/ruff check --quiet --fix --select I .
 
 clean:
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,21 +1,93 @@
-"""`make demo`: compiles the demo model and counts what it gets right on held-out images."""
+"""`make demo`: quantizes the demo model, counts what it still gets right, and writes both down.
 
-import time
+    python examples/demo.py [FOLDER]
+
+FOLDER (demo-output) gets digits-int8.onnx and comparison.json: accuracy and size of each model,
+what every layer got, and how far outputs and layers lie from the float model's.
+"""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 import bitwright as bw
 from bitwright import demo
+from bitwright.report.compare import compare
+
+HELD_OUT_BATCH = 100
 
 
-def main() -> None:
-    exe = bw.compile(bw.load(demo.model_path()))
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    small = folder / "digits-int8.onnx"
+    quantized = bw.quantize(demo.model_path(), data=demo.calibration())
+    quantized.save(small)
+    print(quantized.report)
+
+    models = {"float": measure(bw.compile(demo.model_path()), demo.model_path())}
+    models["int8"] = measure(bw.compile(small), small)
+    if importlib.util.find_spec("onnxruntime"):
+        models["int8, in ONNX Runtime"] = measure(onnx_runtime(small), small)
+    show(models)
+
     inputs, labels = demo.held_out()
-    start = time.perf_counter()
-    logits = exe.run(inputs)["logits"]
-    seconds = time.perf_counter() - start
-    right = int((logits.argmax(1) == labels).sum())
-    print(f"{right} of {len(labels)} held-out images right ({right / len(labels):.1%})")
-    print(f"{seconds:.2f} s, compiled for this processor")
+    batches = [
+        {"image": inputs["image"][start : start + HELD_OUT_BATCH]}
+        for start in range(0, len(labels), HELD_OUT_BATCH)
+    ]
+    distance = compare(demo.model_path(), small, batches)
+    output = distance.outputs["logits"]
+    print(
+        f"logits on held-out images: {output.sqnr_db:.1f} dB, cosine {output.cosine:.6f}, ", end=""
+    )
+    print(f"the same digit for {output.same_top1:.2%}")
+    facts = {
+        "models": models,
+        "quantization": quantized.report.to_json(),
+        "comparison": distance.as_json(),
+    }
+    written = folder / "comparison.json"
+    written.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    print(f"written: {small}, {written}")
+
+
+def measure(model: Callable[[dict[str, Any]], dict[str, Any]], file: Path) -> dict[str, Any]:
+    inputs, labels = demo.held_out()
+    right = int((model(inputs)["logits"].argmax(1) == labels).sum())
+    return {
+        "right": right,
+        "images": len(labels),
+        "accuracy": right / len(labels),
+        "file_bytes": file.stat().st_size,
+    }
+
+
+def onnx_runtime(file: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    return lambda inputs: dict(zip(["logits"], session.run(["logits"], inputs), strict=True))
+
+
+def show(models: dict[str, dict[str, Any]]) -> None:
+    table = Table("model", "right", "accuracy", "file", "of float")
+    whole = models["float"]["file_bytes"]
+    for name, found in models.items():
+        table.add_row(
+            name,
+            f"{found['right']} of {found['images']}",
+            f"{found['accuracy']:.2%}",
+            f"{found['file_bytes'] / 1e3:.1f} kB",
+            f"{found['file_bytes'] / whole:.2f}",
+        )
+    Console().print(table, highlight=False)
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "demo-output"))

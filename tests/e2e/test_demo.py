@@ -1,4 +1,8 @@
-"""The demo model and its images: what the README beside them promises."""
+"""The demo model and its images: what their README promises; what `make demo` does."""
+
+import importlib.util
+import json
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -9,6 +13,7 @@ import bitwright as bw
 from bitwright import demo
 
 ACCURACY = 0.995
+SCRIPT = Path(__file__).parents[2] / "examples" / "demo.py"
 
 
 def test_held_out_accuracy_here_and_in_onnx_runtime():
@@ -49,3 +54,22 @@ def test_model_has_something_for_every_pass_and_no_path_of_a_machine():
     assert {"Conv", "BatchNormalization", "Relu", "Add", "MaxPool", "Gemm"} <= kinds
     assert demo.model_path().stat().st_size < 200_000
     assert b".py" not in demo.model_path().read_bytes()
+
+
+def test_make_demo_keeps_the_accuracy_and_writes_model_and_comparison(tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("demo_script", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.main(tmp_path / "made")
+    text = capsys.readouterr().out
+    assert " of 600" in text and "int8, in ONNX Runtime" in text
+    facts = json.loads((tmp_path / "made" / "comparison.json").read_text())
+    float_bytes = facts["models"]["float"]["file_bytes"]
+    assert [found["images"] for found in facts["models"].values()] == [600] * 3
+    assert facts["models"]["float"]["accuracy"] >= ACCURACY
+    for name in ("int8", "int8, in ONNX Runtime"):
+        assert facts["models"][name]["accuracy"] >= ACCURACY - 0.005
+        assert facts["models"][name]["file_bytes"] < 0.35 * float_bytes
+    assert facts["quantization"]["share_in_8_bit"] > 0.9
+    assert facts["comparison"]["outputs"]["logits"]["same_top1"] > 0.99
+    assert bw.load(tmp_path / "made" / "digits-int8.onnx").outputs[0][0] == "logits"

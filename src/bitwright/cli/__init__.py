@@ -8,7 +8,8 @@ from bitwright.cli import bench as _bench
 from bitwright.cli import calibrate as _calibrate
 from bitwright.cli import explain as _explain
 from bitwright.cli import model as _model
+from bitwright.cli import quantize as _quantize
 from bitwright.cli.common import main
 
-assert _bench.__name__ and _calibrate.__name__ and _explain.__name__ and _model.__name__
+assert all((_bench, _calibrate, _explain, _model, _quantize))  # importing them is their use
 __all__ = ["main"]

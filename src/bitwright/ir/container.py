@@ -10,6 +10,7 @@ Reading maps the file and copies no array; nothing in it is executed (no pickle)
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -48,6 +49,17 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], None]) -> No
         if isinstance(error, OSError):
             raise ExportError(f"cannot write {path}: {error.strerror or error}") from None
         raise
+
+
+def require_writable(path: str | Path) -> None:
+    """Raise what `write_atomically` would, before there is anything to write."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ExportError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _umask() -> int:

@@ -1,0 +1,130 @@
+"""`quantize`: a smaller model, what each layer got, and what that cost."""
+
+from __future__ import annotations
+
+import math
+import sys
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import bitwright
+from bitwright.cli.calibrate import data_option, subset_option, threads_option
+from bitwright.cli.common import human, json_option, main, out, print_json, show_table, working
+from bitwright.errors import ExportError
+
+Scores = dict[str, dict[str, float]]
+
+if TYPE_CHECKING:  # what a command needs is imported when it runs, so that --help is quick
+    from bitwright.report.evaluate import Evaluation
+
+
+@main.command()
+@click.argument("model")
+@data_option
+@click.option("-o", "--output", required=True, type=click.Path(), help="File to write: .onnx, .bw.")
+@click.option(
+    "--recipe",
+    default="int8",
+    show_default=True,
+    help="int8, int8-static, int8-dynamic, w8, w4, or a .yaml / .json file.",
+)
+@subset_option
+@click.option(
+    "--eval",
+    "evaluation",
+    metavar="SCRIPT.py:FUNCTION",
+    help="Your own score, of the float and of the quantized model: the function gets a callable "
+    "from a dict of arrays to a dict of arrays, and gives a number or a dict of numbers.",
+)
+@threads_option
+@json_option
+def quantize(
+    model: str,
+    data: str,
+    output: str,
+    recipe: str,
+    subset: int | None,
+    evaluation: str | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Quantize MODEL with calibration batches from DATA, and say what each layer got and why.
+
+    The file is written whole or not at all, and never over MODEL.
+    """
+    from bitwright.quant.data import Batches
+    from bitwright.quant.recipe import recipe as find_recipe
+    from bitwright.report.compare import file_bytes
+    from bitwright.report.evaluate import Evaluation
+
+    rules = find_recipe(recipe)
+    _check_output(output)
+    script = Evaluation(evaluation) if evaluation else None
+    scores: Scores = {}
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # the script may print
+        graph = working(f"reading {Path(model).name}")(_load)(model, output)
+        Batches(data, graph)  # whose faults are said before a long evaluation
+        if script:
+            scores["float"] = _score(script, graph, threads)
+        result = bitwright.quantize(graph, data, rules, subset=subset, threads=threads)
+        result.save(output)
+        if script:
+            scores["quantized"] = _score(script, output, threads)
+    sizes = file_bytes(Path(model)), file_bytes(Path(output))
+    if as_json:
+        facts = {"model": model, "output": output, "file_bytes": sizes}
+        return print_json(facts | result.report.to_json() | {"scores": _finite(scores)})
+    click.echo(str(result.report).rstrip())
+    line = f"{output}: {human(sizes[1], 'B')}, {sizes[1] / sizes[0]:.3f} of {Path(model).name}"
+    out.print(line, highlight=False, markup=False, soft_wrap=True)
+    if script:
+        _show_scores(scores["float"], scores["quantized"])
+
+
+def _check_output(output: str) -> None:
+    """What would stop the writing is said before the minutes of calibration, not after."""
+    from bitwright.ir.container import require_writable
+    from bitwright.ir.graph import WRITERS
+
+    path = Path(output)
+    if path.suffix not in WRITERS:
+        raise ExportError(f"no format is known for {path.name!r}", expected=" or ".join(WRITERS))
+    require_writable(path)
+
+
+def _load(model: str, output: str) -> bitwright.Graph:
+    """The model's graph; an output that would replace one of the model's files is refused."""
+    from bitwright.frontend.load import load_with_files
+
+    graph, files = load_with_files(model)
+    written = [Path(output), Path(f"{output}.data")]
+    for file in (Path(model), *files):
+        if any(path.exists() and path.samefile(file) for path in written):
+            raise ExportError(
+                f"writing {output} would replace {file}, which the model is read from",
+                hint="Give another name with -o.",
+            )
+    return graph
+
+
+def _score(script: Evaluation, model: Any, threads: int | None) -> dict[str, float]:
+    return script.scores(bitwright.compile(model, threads=threads))
+
+
+def _finite(scores: Scores) -> dict[str, dict[str, float | None]]:
+    """Scores as JSON can say them: it has no NaN and no infinity."""
+    return {
+        side: {name: value if math.isfinite(value) else None for name, value in found.items()}
+        for side, found in scores.items()
+    }
+
+
+def _show_scores(before: dict[str, float], after: dict[str, float]) -> None:
+    rows = []
+    for name in before | after:
+        a, b = before.get(name, math.nan), after.get(name, math.nan)
+        rows.append((name, f"{a:.6g}", f"{b:.6g}", f"{b - a:+.4g}"))
+    show_table("", ("score", "float", "quantized", "change"), rows)
