@@ -38,8 +38,8 @@ class Evaluation:
         if not self.path.is_file():
             raise BitwrightError(f"there is no script {self.path}")
         module = self._module()
-        self.function = getattr(module, self.name, None)
-        if not callable(self.function):
+        function = getattr(module, self.name, None)
+        if not callable(function):
             defined = [
                 name
                 for name, value in vars(module).items()
@@ -49,6 +49,7 @@ class Evaluation:
                 f"{self.path} has no function {self.name!r}",
                 expected=", ".join(defined) or "at least one function in it",
             )
+        self.function = function
 
     def _module(self) -> Any:
         name = f"bitwright_evaluation_{self.path.stem}"
