@@ -81,7 +81,20 @@ def test_what_was_used_least_recently_goes_first(folder):
     assert compiler.calls == 3
     store.get("text 3", host(), compiler)
     kept = {path.name for path in folder.iterdir()}
-    assert kept == {key(f"text {number}", host()) for number in (0, 2, 3)}
+    assert kept == {key(f"text {number}", host()) for number in (0, 3)}
+
+
+def test_a_folder_within_its_bound_is_looked_through_once(folder, monkeypatch):
+    store, compiler = ObjectCache(folder, limit=10_000), Counting(b"c" * 1000)
+    looks, scandir = [], os.scandir
+    monkeypatch.setattr(
+        cache_module.os, "scandir", lambda path: looks.append(path) or scandir(path)
+    )
+    for number in range(9):
+        store.get(f"text {number}", host(), compiler)
+    assert looks == [folder] and len(list(folder.iterdir())) == 9
+    store.get("one too many", host(), compiler)
+    assert len(set(os.listdir(folder))) == 8
 
 
 def test_a_folder_that_cannot_be_written_still_serves(folder, monkeypatch):

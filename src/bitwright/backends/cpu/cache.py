@@ -26,6 +26,9 @@ VERSION = 1
 _TOUCH_AFTER = 3600
 """An entry's time of use is renewed at most this often, in seconds, to spare writes."""
 
+_held: dict[Path, int] = {}
+"""Bytes that lay in a folder when it was looked through, and what this process added."""
+
 Compiler = Callable[[str, Target], bytes]
 
 
@@ -58,11 +61,7 @@ class ObjectCache:
         for text, code in zip(missing, compiler(missing, target) if missing else (), strict=True):
             codes[text] = code
             if self.folder is not None:
-                with suppress(OSError):
-                    system.keep(self.folder / names[text], code)
-        if missing and self.folder is not None:
-            with suppress(OSError):
-                self.prune()
+                self._keep(self.folder / names[text], code)
         return tuple(codes[text] or b"" for text in texts)
 
     def get_named(
@@ -79,10 +78,20 @@ class ObjectCache:
         code = self._read(path)
         if code is None:
             code = make()
-            with suppress(OSError):
-                system.keep(path, code)
-                self.prune()
+            self._keep(path, code)
         return code
+
+    def _keep(self, path: Path, code: bytes) -> None:
+        """Write an entry. Looking through the folder takes long, so that is done when it is full.
+
+        What other processes add meanwhile is not counted; the next to look finds it.
+        """
+        with suppress(OSError):
+            system.keep(path, code)
+            if path.parent in _held:
+                _held[path.parent] += len(code)
+            if _held.get(path.parent, self.limit + 1) > self.limit:
+                self.prune()
 
     def _read(self, path: Path) -> bytes | None:
         code = system.kept(path)
@@ -101,7 +110,7 @@ class ObjectCache:
         return nbytes <= self.limit // 2
 
     def prune(self) -> None:
-        """Drop the entries used least recently until the folder is within its bound."""
+        """Bring a folder beyond its bound to seven eighths of it: what was used least goes first."""
         entries = []
         assert self.folder is not None
         for entry in os.scandir(self.folder):
@@ -109,12 +118,14 @@ class ObjectCache:
                 found = entry.stat()
                 entries.append((found.st_mtime, found.st_size, entry.path))
         total = sum(size for _, size, _ in entries)
+        goal = self.limit if total <= self.limit else self.limit - self.limit // 8
         for _, size, path in sorted(entries):
-            if total <= self.limit:
-                return
+            if total <= goal:
+                break
             with suppress(OSError):
                 os.unlink(path)
                 total -= size
+        _held[self.folder] = total
 
 
 def key(text: str, target: Target) -> str:
