@@ -110,7 +110,7 @@ class ObjectCache:
         return nbytes <= self.limit // 2
 
     def prune(self) -> None:
-        """Bring a folder beyond its bound to seven eighths of it: what was used least goes first."""
+        """Bring a folder beyond its bound to seven eighths of it, dropping what was used least."""
         entries = []
         assert self.folder is not None
         for entry in os.scandir(self.folder):
