@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bitwright import system
 from bitwright.errors import CalibrationError
 from bitwright.ir.graph import Graph
 from bitwright.ops.builder import Builder
@@ -25,7 +26,9 @@ from bitwright.quant.taps import Taps
 Array = np.ndarray[Any, Any]
 ROWS_SCORED = 256
 ROWS_OF_TERM = 4
-FEWEST_ROWS, MOST_ROWS = 1024, 4096
+FEWEST_ROWS, MOST_ROWS = 512, 4096
+NUMBERS_SCORED = 1 << 19
+"""Rows that are kept for scoring are fewer where they are long."""
 BATCHES_WITH_ROWS = 16
 
 
@@ -63,12 +66,12 @@ class Sample:
     def of(cls, rows: Array) -> Sample:
         groups, terms = rows.shape[1:]
         gram = np.zeros((groups, terms, terms), np.float32)
-        return cls(rows[:ROWS_SCORED], [], gram, np.zeros((groups, terms)), 0)
+        return cls(rows[:ROWS_SCORED].copy(), [], gram, np.zeros((groups, terms)), 0)
 
     def add(self, rows: Array, keep: int) -> None:
         if keep:
-            self.rows.append(rows[:keep])
-        turned = rows.transpose(1, 2, 0)
+            self.rows.append(rows[:keep].copy())
+        turned = np.ascontiguousarray(rows.transpose(1, 2, 0))
         self.gram += turned @ turned.transpose(0, 2, 1)
         self.total += rows.sum(axis=0, dtype=np.float64)
         self.counted += len(rows)
@@ -131,7 +134,6 @@ def collect(
     draw = np.random.default_rng(0)
     step = max(1, (count or 1) // BATCHES_WITH_ROWS)
     with_rows = -(-(count or BATCHES_WITH_ROWS) // step)
-    kept = max(1, -(-2 * ROWS_SCORED // with_rows))
     for number, batch in enumerate(batches):
         turn, rest = divmod(number, step)
         if rest:
@@ -139,16 +141,20 @@ def collect(
                 seen[name].widen(channels, number % 2 == 0)
             continue
         for name, array in whole.run(batch):
-            _require_finite(name, number, array)
             site = found[name]
             channels = Channels.of(array, site.channel_axis)
+            _require_finite(name, number, channels)
             evidence = seen.setdefault(name, Evidence(site, channels, channels))
             evidence.widen(channels, turn % 2 == 0)
-            keep = kept if turn % 2 else 0
             for key, product in {_window_key(p): p for p in site.products}.items():
                 rows = product.rows(array, -(-_rows_wanted(product) // with_rows), draw)
-                sample = evidence.samples.setdefault(key, Sample.of(rows))
-                sample.add(rows, keep if len(sample.rows) * kept < ROWS_SCORED else 0)
+                if key not in evidence.samples:
+                    evidence.samples[key] = Sample.of(rows)
+                sample = evidence.samples[key]
+                kept = -(-2 * _rows_scored(product) // with_rows)
+                sample.add(rows, kept if turn % 2 else 0)
+    del whole, extremes
+    system.give_memory_back()
     return seen
 
 
@@ -156,6 +162,12 @@ def _rows_wanted(product: Product) -> int:
     """Rows that second moments of so many terms are taken from."""
     terms = int(product.matrix.shape[2])
     return min(MOST_ROWS, max(FEWEST_ROWS, ROWS_OF_TERM * terms))
+
+
+def _rows_scored(product: Product) -> int:
+    """Rows of this product that errors are measured on."""
+    groups, _, terms = product.matrix.shape
+    return int(min(ROWS_SCORED, max(32, NUMBERS_SCORED // (groups * terms))))
 
 
 class _Extremes:
@@ -182,19 +194,20 @@ class _Extremes:
         lows: dict[str, Array] = {}
         for name, array in self._taps.run(batch):
             site, _, op = name.rpartition(".")
-            _require_finite(site, number, array)
             if op == "reduce_min":
                 lows[site] = np.minimum(array, 0)
             else:
-                yield site, Channels(lows.pop(site), np.maximum(array, 0))
+                channels = Channels(lows.pop(site), np.maximum(array, 0))
+                _require_finite(site, number, channels)
+                yield site, channels
 
 
-def _require_finite(name: str, number: int, array: Array) -> None:
-    # a sum is finite where no term is infinite or NaN, and cheaper than looking at each
-    if not np.isfinite(array.sum(dtype=np.float64)) and not np.isfinite(array).all():
-        bad = int((~np.isfinite(array)).sum())
+def _require_finite(name: str, number: int, channels: Channels) -> None:
+    """Minima and maxima pass NaN on, so they tell of every number they were taken from."""
+    bad = ~(np.isfinite(channels.low) & np.isfinite(channels.high))
+    if bad.any():
         raise CalibrationError(
-            f"the value {name!r} holds {bad} numbers that are NaN or infinite",
+            f"the value {name!r} holds NaN or infinity in {int(bad.sum())} of its channels",
             where=f"batch {number} of the data",
             hint="Look for broken samples, or for a model that overflows on them.",
         )

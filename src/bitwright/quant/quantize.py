@@ -83,7 +83,7 @@ def quantize(
     form = WeightFormat(rules.weight_bits, rules.block, rules.rounding, rules.bias_correction)
     lookups = embeddings(graph, rules)
     choices = assign(sites, evidence, rules)
-    weights: dict[tuple[str, str], Weights] = {}
+    weights: dict[tuple[str, str], dict[str, Weights]] = {}
     check = _Check(graph, held.batches, threads)
     for _ in range(GUARD_ROUNDS):
         found = _weights(choices, evidence, form, weights)
@@ -106,19 +106,17 @@ def _weights(
     choices: list[Choice],
     evidence: dict[str, Evidence],
     form: WeightFormat,
-    made: dict[tuple[str, str], Weights],
+    made: dict[tuple[str, str], dict[str, Weights]],
 ) -> dict[str, Weights]:
     """Weights of every product that is not left in float; those made before are used again."""
     found: dict[str, Weights] = {}
     for choice in choices:
         if choice.scheme == "float":
             continue
-        for product in choice.site.products:
-            key = product.name, choice.scheme
-            if key not in made:
-                seen = evidence[choice.site.name]
-                made[key] = quantize_weights(product, seen, choice.coding, form)
-            found[product.name] = made[key]
+        key = choice.site.name, choice.scheme
+        if key not in made:
+            made[key] = quantize_weights(evidence[choice.site.name], choice.coding, form)
+        found.update(made[key])
     return found
 
 

@@ -17,6 +17,7 @@ from bitwright.quant.algorithms.codes import WEIGHT_LIMIT
 Array = np.ndarray[Any, Any]
 DAMPING = 0.01
 BLOCK = 32
+SMALL = 64
 
 
 def round_weights(matrix: Array, scales: Array, gram: Array, limit: int = WEIGHT_LIMIT) -> Array:
@@ -69,5 +70,17 @@ def _inverse_root(gram: Array) -> Array:
     With the order of rows and columns turned around, gram = L L' gives U as the inverse of L,
     turned around again.
     """
-    lower = np.linalg.cholesky(gram[:, ::-1, ::-1])
-    return np.linalg.inv(lower)[:, ::-1, ::-1]
+    return _inverse(np.linalg.cholesky(gram[:, ::-1, ::-1]))[:, ::-1, ::-1]
+
+
+def _inverse(lower: Array) -> Array:
+    """The inverse of lower triangular matrices, by halves: nearly all of it is products."""
+    size = lower.shape[-1]
+    if size <= SMALL:
+        return np.linalg.inv(lower)
+    half = size // 2
+    inverse = np.zeros_like(lower)
+    first = inverse[:, :half, :half] = _inverse(lower[:, :half, :half])
+    last = inverse[:, half:, half:] = _inverse(lower[:, half:, half:])
+    inverse[:, half:, :half] = -last @ (lower[:, half:, :half] @ first)
+    return inverse

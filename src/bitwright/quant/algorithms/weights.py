@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,28 +58,54 @@ class WeightFormat:
 
 
 def quantize_weights(
-    product: Product, evidence: Evidence, coding: Coding | None, form: WeightFormat
-) -> Weights:
-    """Codes for the weights; `coding` None leaves the input as it is (weight-only)."""
-    sample = evidence.sample(product)
+    evidence: Evidence, coding: Coding | None, form: WeightFormat
+) -> dict[str, Weights]:
+    """Codes of a site's products, by name; `coding` None leaves the input as it is (weight-only).
+
+    Products that see the same rows are rounded together.
+    """
+    together: dict[int, list[Product]] = {}
+    for product in evidence.site.products:
+        together.setdefault(id(evidence.sample(product)), []).append(product)
+    found: dict[str, Weights] = {}
+    for products in together.values():
+        found.update(_quantize_together(products, evidence, coding, form))
+    return found
+
+
+def _quantize_together(
+    products: list[Product], evidence: Evidence, coding: Coding | None, form: WeightFormat
+) -> Iterator[tuple[str, Weights]]:
+    sample = evidence.sample(products[0])
     factors = None
     if coding is not None and coding.factors is not None:
-        factors = product.spread(coding.factors)
-    matrix = product.matrix if factors is None else product.matrix * factors[:, None, :]
-    block = form.block_of(product)
+        factors = products[0].spread(coding.factors)
+    matrix = np.concatenate([p.matrix for p in products], axis=1)
+    if factors is not None:
+        matrix = matrix * factors[:, None, :]
+    block = form.block_of(products[0])
     scales = _scales(matrix, block, form.limit)
     each = _each(scales, block, matrix.shape[2])
     if form.rounding == "gptq":
         codes = round_weights(matrix, each, _gram(sample, factors), form.limit)
     else:
         codes = np.clip(np.rint(matrix / each), -form.limit, form.limit)
-    correction, error = _losses(product, sample, coding, codes * each, factors)
-    if not form.bias_correction:
-        correction = np.zeros_like(correction)
-    stored = product.as_weight(codes).astype(STORAGE[form.bits])
-    if not block:
-        return Weights(stored, scales.reshape(-1), correction, error)
-    return Weights(stored, np.ascontiguousarray(scales[0].T), correction, error, block, 0)
+    coded = sample.scored if coding is None else coding.round_trip(sample.scored, factors)
+    start = 0
+    for product in products:
+        part = slice(start, start + product.matrix.shape[1])
+        start = part.stop
+        held = codes[:, part] * each[:, part]
+        correction, error = _losses(product, sample, coded, held, factors)
+        if not form.bias_correction:
+            correction = np.zeros_like(correction)
+        stored = product.as_weight(codes[:, part]).astype(STORAGE[form.bits])
+        steps = scales[:, part]
+        if block:
+            blocks = np.ascontiguousarray(steps[0].T)
+            yield product.name, Weights(stored, blocks, correction, error, block, 0)
+        else:
+            yield product.name, Weights(stored, steps.reshape(-1), correction, error)
 
 
 def _scales(matrix: Array, block: int, limit: int) -> Array:
@@ -104,11 +131,10 @@ def _gram(sample: Sample, factors: Array | None) -> Array:
 
 
 def _losses(
-    product: Product, sample: Sample, coding: Coding | None, held: Array, factors: Array | None
+    product: Product, sample: Sample, coded: Array, held: Array, factors: Array | None
 ) -> tuple[Array, float]:
     """The mean error of each output channel, and the relative error without it."""
     rows = sample.scored
-    coded = rows if coding is None else coding.round_trip(rows, factors)
     exact = times(rows, product.matrix)
     error = exact - times(coded, held)
     mean = error.mean(axis=1)
