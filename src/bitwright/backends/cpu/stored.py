@@ -17,6 +17,7 @@ import hashlib
 import json
 import mmap
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,14 +75,15 @@ def write(path: Path, graph: Graph, code: Code, beside: Mapping[str, str]) -> st
     head = len(text).to_bytes(8, "little") + bytes(ALIGN - START - 8) + text
     head += bytes(-len(text) % ALIGN)
     digest = hashlib.sha256(head)
+    pieces = [piece for part in parts for piece in (part, bytes(-len(part) % ALIGN))]
 
     def fill(file: IO[bytes]) -> None:
         file.write(MAGIC + bytes(32) + head)
-        for part in parts:
-            padding = bytes(-len(part) % ALIGN)
-            for piece in (part, padding):
-                digest.update(piece)
-                file.write(piece)
+        hashing = threading.Thread(target=lambda: [digest.update(piece) for piece in pieces])
+        hashing.start()  # as long as writing takes, and beside it
+        for piece in pieces:
+            file.write(piece)
+        hashing.join()
         file.seek(len(MAGIC))
         file.write(digest.digest())
 
