@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("ml_dtypes", "onnx", "llvmlite")
 """What decides the code besides numpy and bitwright itself."""
+_INDIFFERENT = (knobs.CACHE, knobs.CACHE_BYTES, knobs.COMPILERS, knobs.TAP_BYTES)
+"""Knobs that change no code; every other one, known now or later, is part of a model's key."""
 
 
 def compile(
@@ -179,7 +181,7 @@ def _entry(model: Any) -> Entry | None:
 def _facts() -> list[str]:
     """All that decides a model's code, besides the model."""
     machine = replace(host(), cores=0, features=frozenset())  # those are in `llvm_features` too
-    limits = [f"{k.name}={k.get()}" for k in knobs.ALL if k not in (knobs.CACHE, knobs.CACHE_BYTES)]
+    limits = [f"{knob.name}={knob.get()}" for knob in knobs.ALL if knob not in _INDIFFERENT]
     packages = [f"{name} {_state(name)}" for name in _PACKAGES]
     python = f"python {sys.version_info[:2]}, numpy {np.__version__}"
     return [system.sources(), str(machine), *limits, *packages, python]
