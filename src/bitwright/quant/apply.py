@@ -1,7 +1,6 @@
 """A graph with chosen products and lookups in codes.
 
     static    y = (x / f coded in u8) . (w f coded in i8) + bias in i32
-              x: quantize with scale s f[c], dequantize with scale s, so dividing by f costs nothing
     dynamic   y = (x / f coded row by row) . (w f coded) + bias
               of a conv with a 1x1 window too: as a matrix product over the channels, moved last
     weights   y = x . (w coded) + bias
@@ -132,12 +131,10 @@ class _Rewrite:
         assert range_ is not None
         scale, zero = np.float32(range_.scale), np.uint8(range_.zero_point)
         stem = f"{x.name}.codes"
-        if coding.factors is None:
-            codes = b.quantize(x, scale, zero, to="u8", name=stem)
-        else:
-            scales = (scale * coding.factors).astype(np.float32)
-            zeros = np.full(scales.shape, zero)
-            codes = b.quantize(x, scales, zeros, to="u8", axis=axis, name=stem)
+        if coding.factors is not None:
+            shape = [-1 if i == axis else 1 for i in range(x.rank)]
+            x = b.mul(x, (1 / coding.factors).astype(np.float32).reshape(shape))
+        codes = b.quantize(x, scale, zero, to="u8", name=stem)
         return b.dequantize(codes, scale, zero)  # type: ignore[no-any-return]
 
     def _dynamic(self, x: Value, coding: Coding, axis: int, as_rows: bool) -> Value:
