@@ -1,5 +1,6 @@
 """Workers compile what this process would, and their failures are no errors."""
 
+import os
 import subprocess
 import sys
 
@@ -41,6 +42,7 @@ def test_a_cold_start_counts_and_a_warm_one_does_not(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("count, compilers_", [(3, "8"), (9, "1"), (0, "2")])
 def test_few_modules_are_compiled_here(monkeypatch, count, compilers_):
+    monkeypatch.setitem(sys.modules, "llvmlite.binding", None)  # as if LLVM were loaded
     monkeypatch.setenv("BITWRIGHT_COMPILERS", compilers_)
     monkeypatch.setattr(subprocess, "run", None)
     assert compilers.compile_together(TEXTS[:count], host()) is None
@@ -59,3 +61,23 @@ def test_a_module_that_llvm_refuses_is_named_here(monkeypatch, tmp_path):
     monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
     with pytest.raises(CompileError, match="LLVM refuses"):
         jit.compiled([*TEXTS, "define nothing"], host(), ObjectCache(tmp_path))
+
+
+def test_a_process_that_compiles_little_does_not_load_llvm(tmp_path):
+    code = (
+        "import sys, numpy as np, bitwright as bw; b = bw.Builder('small'); "
+        "exe = bw.compile(b.build(b.relu(b.input('x', 'f32[3]')))); "
+        "exe.run({'x': np.ones(3, np.float32)}); print('llvmlite.binding' in sys.modules)"
+    )
+    environment = {**os.environ, "BITWRIGHT_CACHE": str(tmp_path), "BITWRIGHT_COMPILERS": "2"}
+    for _ in range(2):  # the first also asks LLVM what the processor is, and keeps the answer
+        for file in (tmp_path / "objects").glob("*"):
+            file.unlink()
+        run = subprocess.run(
+            [sys.executable, "-c", code],
+            check=True,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+    assert run.stdout.strip() == "False", run.stderr

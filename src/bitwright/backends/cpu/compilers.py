@@ -12,6 +12,7 @@ reason there if it is the text's.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -27,8 +28,12 @@ from bitwright.target import Target
 
 FEWEST = 4
 """Modules that keep a worker busy for longer than it takes to start, about 0.15 s."""
+SMALL_CALLS = 8
+"""Calls for fewer that get a worker too, so that a process which compiles little never loads LLVM;
+one that goes on compiling is quicker by itself."""
 MOST = 8
 _SECONDS = 300
+_small_calls = itertools.count()
 _FACTS = ("triple", "cpu", "llvm_features", "abi")
 # Isolated: the folder that the user happens to be in is no place to import from.
 _START = (
@@ -39,8 +44,14 @@ _START = (
 
 def compile_together(texts: Sequence[str], target: Target) -> list[bytes] | None:
     """Object code of every text, or None where workers cannot help."""
-    workers = min(_workers(), len(texts) // FEWEST, MOST)
-    if workers < 2 or not _can_start():
+    most = min(_workers(), MOST)
+    workers = min(most, len(texts) // FEWEST)
+    if workers < 2:
+        workers = min(1, len(texts))
+        is_loaded = "llvmlite.binding" in sys.modules
+        if most < 2 or is_loaded or next(_small_calls) >= SMALL_CALLS:
+            return None
+    if not workers or not _can_start():
         return None
     shares: list[list[int]] = [[] for _ in range(workers)]
     sizes = [0] * workers

@@ -162,7 +162,8 @@ def load(text: str, target: Target, store: ObjectCache | None = None) -> Library
 
 def load_named(name: str, text: Callable[[], str], target: Target) -> Library:
     """A module that bitwright itself brings; its text is made only where the cache lacks it."""
-    return Library([default_cache().get_named(name, text, target, compile_object)], target)
+    compiler = lambda text, target: compile_objects([text], target)[0]
+    return Library([default_cache().get_named(name, text, target, compiler)], target)
 
 
 def load_all(texts: Iterable[str], target: Target, store: ObjectCache | None = None) -> Library:
