@@ -176,6 +176,7 @@ CONVS = {
     "dilated": ((1, 5, 9, 10), (6, 5, 3, 2), (1, 2), (2, 0, 2, 1), (2, 3), 1),
     "grouped": ((1, 6, 6, 5), (10, 3, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 2),
     "depthwise": ((2, 37, 9, 8), (37, 1, 3, 3), (2, 1), (1, 1, 1, 1), (1, 1), 37),
+    "depthwise around zero": ((1, 20, 6, 9), (20, 1, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 20),
     "depthwise wide": ((1, 16, 7, 17), (16, 1, 5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 16),
 }
 
@@ -188,6 +189,8 @@ def test_convolutions(target, form, x_kind, w_kind):
     x_shape, w_shape, strides, pads, dilations, groups = CONVS[form]
     x, w = codes(rng, x_kind, *x_shape), codes(rng, w_kind, *w_shape)
     x_zero, w_zero = codes(rng, x_kind, 1), codes(rng, w_kind, w_shape[0])
+    if form.endswith("zero"):
+        x_zero[:] = 0
     bias = rng.integers(-9999, 9999, w_shape[0]).astype(np.int32)
     factor = rng.uniform(1e-4, 1e-3, (w_shape[0], 1, 1)).astype(np.float32)
     attrs = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}

@@ -57,12 +57,14 @@ class Depthwise:
     form: DepthwiseForm
     epilogue: Epilogue = NO_EPILOGUE
     codes: DType | None = None
-    """The type of x where it holds codes, whose zero point is then in a slot of its own. Codes and
-    weights minus their zero points are f32, in which their products and sums are exact."""
+    """The type of x where it holds codes. Codes and weights minus their zero points are f32, in
+    which their products and sums are exact."""
+    has_zero: bool = False
+    """Whether the codes' zero point is in a slot; else it is 0."""
 
     @property
     def signature(self) -> Signature:
-        zero = () if self.codes is None else ("x_zero",)
+        zero = ("x_zero",) if self.has_zero else ()
         return Signature(
             ("x", "w", "y", *zero, *self.epilogue.pointers), (*_SIZES, *self.epilogue.sizes)
         )
@@ -98,7 +100,8 @@ class _Emitter:
         self.size = size = {name: f.args.size(name) for name in _SIZES}
         self.sums = f.scratch(self.vector, form.pixels)
         self.zeros = f.module.table(f, f32, np.zeros(self.lanes))
-        if conv.codes:
+        self.has_zero = conv.has_zero
+        if conv.codes and conv.has_zero:
             code = f.load(self.element, f.args.pointer("x_zero"))
             self.zero = f.splat(f.convert(code, f32, conv.codes.is_signed), self.lanes)
         self.line_step = f.mul(size["x_line"], form.dilations[0])
@@ -211,7 +214,7 @@ class _Emitter:
         def load(line: Value, number: int) -> Value:
             here = f.gep(self.element, f.args.pointer("x"), line + offsets[number])
             value = self._pixel(f.select(inside[number], here, self.zeros), place.mask)
-            return f.select(inside[number], value, 0.0) if self.codes else value
+            return f.select(inside[number], value, 0.0) if self.has_zero else value
 
         left = f.min(size["ow"] - column, form.pixels)
         self._finish(place, target, self._sums(place, load), left, form.is_even)
@@ -222,7 +225,8 @@ class _Emitter:
         value = f.load(self.element.vector(self.lanes), address, mask=mask)
         if self.codes is None:
             return value
-        return f.convert(value, f32, self.codes.is_signed) - self.zero
+        real = f.convert(value, f32, self.codes.is_signed)
+        return real - self.zero if self.has_zero else real
 
     def _sums(self, place: _Place, load: Any) -> list[Value]:
         """The sums of a tile; `load(line, number)` gives a needed pixel, `line` being how far a

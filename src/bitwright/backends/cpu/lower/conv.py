@@ -375,10 +375,10 @@ def depthwise(
         is_even=isinstance(ow, int) and ow % pixels == 0,
         is_ragged=channels % finish.lanes != 0,
     )
-    conv = Depthwise(form, finish.epilogue, codes)
+    conv = Depthwise(form, finish.epilogue, codes, bool(more))
     kernel = ctx.kernel(
         "depthwise_f32" if codes is None else "depthwise_codes",
-        (form, finish.key, codes),
+        (form, finish.key, codes, bool(more)),
         lambda m, name: emit_depthwise(m, name, conv),
     )
     taps = np.ascontiguousarray(weight.reshape(channels, -1).T)

@@ -125,7 +125,8 @@ def _lower_depthwise(ctx: Lowering, node: Node, conv: _Conv) -> None:
         taps -= conv.filter_zeros.astype(np.float32).reshape(-1, 1, 1, 1)
     adds = Bias(ctx, node.name, conv.bias)
     finish = Finish(conv.after, conv.extra, conv.y, conv.lanes, adds)
-    image, more = image_of(ctx, conv.x), {"x_zero": conv.fill}
+    is_zero = conv.zero.view is None and conv.zero.number == 0
+    image, more = image_of(ctx, conv.x), {} if is_zero else {"x_zero": conv.fill}
     depthwise(ctx, node, image, taps, conv.window, conv.y, finish, conv.x.dtype, more)
 
 

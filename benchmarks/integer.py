@@ -1,0 +1,100 @@
+"""GOPS of products of 8-bit codes on one thread, beside the f32 kernel on the same shape.
+
+    python benchmarks/integer.py [--target avx2] [--seconds 0.5] [MxNxK ...]
+
+The best of many calls; a layer ends in codes: bias, a factor per column and the step back to u8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import time
+
+import numpy as np
+
+import bitwright.backends.cpu.lower as lowerings
+from bitwright.backends.cpu import jit
+from bitwright.backends.cpu.lowering import Lowering
+from bitwright.ir.graph import Graph
+from bitwright.ops.builder import Builder
+from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.rewrite import Trace
+from bitwright.target import Target, named
+
+SHAPES = (
+    "128x1536x384",
+    "128x384x1536",
+    "128x384x384",
+    "1x1536x384",
+    "784x32x144",
+    "512x1024x1024",
+)
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+assert lowerings.__name__  # importing it registers the lowerings
+
+
+def layer(m: int, n: int, k: int, is_real: bool) -> Graph:
+    rng, b = np.random.default_rng(0), Builder("layer")
+    w = rng.integers(-127, 128, (k, n))
+    if is_real:
+        x = b.input("x", f"f32[{m}, {k}]")
+        y = b.matmul(x, b.constant(w.astype(np.float32)))
+        return fuse_regions(b.build(y=b.add(y, b.constant(np.ones(n, np.float32)))), Trace())
+    bias = b.constant(rng.integers(-999, 999, n).astype(np.int32))
+    x, zero = b.input("x", f"u8[{m}, {k}]"), b.constant(np.uint8(117))
+    total = b.integer_matmul(x, b.constant(w.astype(np.int8)), zero, None, bias)
+    factor = b.constant(rng.uniform(1e-4, 1e-3, n).astype(np.float32))
+    y = b.to_codes(b.mul(b.cast(total, to="f32"), factor), b.constant(np.uint8(33)), to="u8")
+    return fuse_regions(b.build(y=y), Trace())
+
+
+def best_seconds(graph: Graph, target: Target, seconds: float) -> float:
+    """The shortest call of the graph's one kernel."""
+    ctx = Lowering(graph, target)
+    (step,) = ctx.run().steps
+    kernel = ctx.kernels[step.kernel]  # type: ignore[union-attr]
+    held = {
+        view.buffer: view.buffer.array
+        if view.buffer.array is not None
+        else np.zeros(int(view.buffer.count), view.buffer.dtype.numpy)  # type: ignore[call-overload]
+        for view in step.pointers.values()  # type: ignore[union-attr]
+    }
+    slots = {name: held[view.buffer].ctypes.data for name, view in step.pointers.items()}  # type: ignore[union-attr]
+    table = kernel.signature.pack(**slots, **step.sizes)  # type: ignore[union-attr, arg-type]
+    library = jit.load(kernel.text, target)
+    call = _KERNEL(library.address(kernel.name))
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        begin = time.perf_counter()
+        call(table.ctypes.data, 0, 1)
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shapes", nargs="*", default=SHAPES)
+    parser.add_argument("--target", default="host")
+    parser.add_argument("--seconds", type=float, default=0.5)
+    options = parser.parse_args()
+    target = named(options.target)
+    print(f"{target.cpu}, target {target}, one thread")
+    print(
+        f"{'M x N x K':>16} {'codes us':>9} {'GOPS':>7} {'f32 us':>9} {'GFLOP/s':>8} {'faster':>7}"
+    )
+    for shape in options.shapes:
+        m, n, k = map(int, shape.split("x"))
+        codes, real = (
+            best_seconds(layer(m, n, k, is_real), target, options.seconds)
+            for is_real in (False, True)
+        )
+        rates = [2 * m * n * k / seconds / 1e9 for seconds in (codes, real)]
+        print(
+            f"{shape:>16} {codes * 1e6:9.1f} {rates[0]:7.0f} {real * 1e6:9.1f} {rates[1]:8.0f}"
+            f" {real / codes:6.2f}x"
+        )
+
+
+if __name__ == "__main__":
+    main()
