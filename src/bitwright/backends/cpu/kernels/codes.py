@@ -1,7 +1,7 @@
 """Products of 8-bit codes, summed exactly in i32.
 
     Dots      four at a time by an instruction (vpdpbusd, usdot, sdot)
-    Pairs     two at a time, widened to 16 bits (pmaddwd)
+    Pairs     two at a time, widened to 16 bits (pmaddwd), from groups of four
     Singles   one at a time, widened to 32 bits: any target
 
 Panels hold signed codes [n / columns][k / group][columns][group], the last group filled with zeros.
@@ -70,19 +70,22 @@ class Codes:
                 found[v] = f.load(zero.type, f.args.pointer("offset"), at, mask=mask)
         return found
 
-    def panel(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Value]:
+    def panel(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Any]:
         width = lanes * self.group
         parts = [
             self.factor(f, f.load(i8.vector(width), w, v * width, align=1)) for v in range(vectors)
         ]
-        ones = [f.const(part.type, 1) for part in parts[: self.extra]]
-        return parts + ones
+        return parts + [self.ones(f, part) for part in parts[: self.extra]]
 
-    def factor(self, f: Kernel, codes: Value) -> Value:
+    def factor(self, f: Kernel, codes: Value) -> Any:
         """Weights as they are multiplied."""
         return codes
 
-    def rest(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Value:
+    def ones(self, f: Kernel, part: Any) -> Any:
+        """Weights of 1."""
+        return f.const(part.type, 1)
+
+    def rest(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Any:
         # no byte behind the row is read: the buffer may end there
         start = f.offset(row, step * self.group)
         codes = f.const(i8.vector(self.group), 0)
@@ -96,7 +99,7 @@ class Codes:
         """A code of a as it is multiplied."""
         return code
 
-    def spread(self, f: Kernel, codes: Value, lanes: int) -> Value:
+    def spread(self, f: Kernel, codes: Value, lanes: int) -> Any:
         """A group of codes, for every lane."""
         raise NotImplementedError
 
@@ -148,28 +151,45 @@ class Dots(Codes):
 
 @dataclass(frozen=True)
 class Pairs(Codes):
-    """Two products of 16-bit numbers and their sum are one instruction; it cannot overflow."""
+    """Two products of 16-bit numbers and their sum are one instruction; it cannot overflow.
+
+    A 16-bit number of memory holds two codes: the upper one by a shift, the lower one by two (or a
+    mask). That gives the first and third, and the second and fourth of a group, on both sides,
+    without a single shuffle.
+    """
 
     pairs: Instr | None = None
-    group = 2
+    group = 4
 
     def __repr__(self) -> str:
         assert self.pairs is not None
         return f"Pairs({self.pairs.llvm_name}, {self.form})"
 
-    def factor(self, f: Kernel, codes: Value) -> Value:
-        return f.convert(codes, i16)
+    def factor(self, f: Kernel, codes: Value) -> Any:
+        return self._halves(f, codes, True)
 
-    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
-        return self.spread(f, f.load(i8.vector(2), f.offset(row, step * 2), align=1), lanes)
+    def ones(self, f: Kernel, part: Any) -> Any:
+        return tuple(f.const(half.type, 1) for half in part)
 
-    def spread(self, f: Kernel, codes: Value, lanes: int) -> Value:
-        both = f.bitcast(f.convert(codes, i16, self.signed), i32)
-        return f.bitcast(f.splat(both, lanes), i16.vector(2 * lanes))
+    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Any:
+        word = f.load(i32, f.offset(row, step * 4), align=1)
+        return self._halves(f, f.splat(word, lanes), self.signed)
 
-    def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
+    def spread(self, f: Kernel, codes: Value, lanes: int) -> Any:
+        return self._halves(f, f.splat(f.bitcast(codes, i32), lanes), self.signed)
+
+    def _halves(self, f: Kernel, codes: Value, signed: bool) -> tuple[Value, Value]:
+        """The even and the odd codes, in 16 bits each."""
+        both = f.bitcast(codes, i16.vector(codes.type.total_bytes // 2))
+        if signed:
+            return f.ashr(f.shl(both, 8), 8), f.ashr(both, 8)
+        return f.and_(both, 0xFF), f.lshr(both, 8)
+
+    def multiply(self, f: Kernel, number: Any, part: Any, total: Value) -> Value:
         assert self.pairs is not None
-        return total + self.pairs(f, number, part)
+        for ours, theirs in zip(number, part, strict=True):
+            total = total + self.pairs(f, ours, theirs)
+        return total
 
 
 @dataclass(frozen=True)
@@ -197,7 +217,7 @@ def best_codes(
         return Dots(signed, run % 4 != 0, extra, offset, dot, dot is signed_dot)
     pairs = pairs_s16s16(target)
     if pairs is not None:
-        return Pairs(signed, run % 2 != 0, extra, offset, pairs)
+        return Pairs(signed, run % 4 != 0, extra, offset, pairs)
     return Singles(signed, False, extra, offset)
 
 

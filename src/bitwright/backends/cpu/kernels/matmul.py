@@ -66,6 +66,7 @@ class Tile:
 # rows × vectors: sums, the panel's vectors, a broadcast number (and a product, where multiplying
 # and adding are two instructions) fit the registers
 _TILES_32 = ((8, 3), (6, 4), (5, 5), (12, 2), (12, 1))
+_TILES_32_UNFUSED = ((8, 2), (8, 1))
 _TILES_16 = ((6, 2), (12, 1))
 _TILES_16_UNFUSED = ((4, 2), (8, 1))
 
@@ -76,10 +77,10 @@ def best_tile(target: Target, columns: int = 0, fused: bool | None = None, extra
     `fused` says whether adding a product is one instruction (as it is for f32 unless given),
     `extra` how many vectors of sums a row has beside those of its columns.
     """
-    if target.vector_registers >= 32:
-        choices = _TILES_32
-    else:
-        choices = _TILES_16 if fused or (fused is None and target.has_fma) else _TILES_16_UNFUSED
+    plain, unfused = (_TILES_32, _TILES_32_UNFUSED)
+    if target.vector_registers < 32:
+        plain, unfused = _TILES_16, _TILES_16_UNFUSED
+    choices = plain if fused or (fused is None and target.has_fma) else unfused
     lanes = target.lanes(32)
 
     def cost(choice: tuple[int, int]) -> float:

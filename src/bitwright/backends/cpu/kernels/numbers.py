@@ -6,7 +6,7 @@ real numbers it is one of each; `kernels.codes` has those for 8-bit codes.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from bitwright.backends.cpu.emit import Kernel, Type, Value, f32
 
@@ -45,16 +45,16 @@ class Numbers(Protocol):
     def start(self, f: Kernel, column: Value, masks: list[Value], lanes: int) -> list[Value]:
         """What the sums of a row begin with."""
 
-    def panel(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Value]:
+    def panel(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Any]:
         """The factors of one step: `vectors`, and `extra` more."""
 
-    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
-        """A row's numbers of one step, for every lane."""
+    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Any:
+        """A row's numbers of one step, for every lane, as `multiply` takes them."""
 
-    def rest(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Value:
+    def rest(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Any:
         """The same where only `count` numbers are left; zeros stand for the others."""
 
-    def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
+    def multiply(self, f: Kernel, number: Any, part: Any, total: Value) -> Value:
         """The sum with one more product."""
 
     def finished(self, f: Kernel, sums: list[Value], column: Value, masks: list[Value]) -> None:
