@@ -134,6 +134,41 @@ def test_one_batch_constant_input_and_dead_channels_work():
     np.testing.assert_allclose(found, outputs(graph, flat), atol=0.05)
 
 
+def test_a_value_that_was_always_zero_or_empty_stays_float():
+    rng = np.random.default_rng(0)
+    b = bw.Builder()
+    parts = [
+        b.conv(b.input(name, f"f32[{size}, 2, 5, 5]"), rng.normal(size=(2, 2, 3, 3)).astype("f4"))
+        for name, size in (("x", "n"), ("silent", "n"), ("past", "m"))
+    ]
+    graph = b.build(y=b.add(parts[0], parts[1]), z=parts[2])
+    shape = (4, 2, 5, 5)
+    empty, zero = np.zeros((0, *shape[1:]), np.float32), np.zeros(shape, np.float32)
+    data = [
+        {"x": rng.normal(size=shape).astype("f4"), "silent": zero, "past": empty} for _ in range(40)
+    ]
+    quantized = bw.quantize(graph, data)
+    rows = [layer for layer in quantized.report.layers if layer.op == "conv"]
+    assert [layer.scheme for layer in rows] == ["static", "float", "float"]
+    assert "always zero" in rows[1].reason and "no calibration batch" in rows[2].reason
+    later = {"x": data[0]["x"], "silent": 9 * data[1]["x"], "past": 9 * data[2]["x"]}
+    exact, found = (bw.compile(model).run(later) for model in (graph, quantized))
+    for name, value in exact.items():
+        np.testing.assert_allclose(found[name], value, atol=0.02 * np.abs(value).max())
+
+
+def test_outputs_that_are_masked_or_silent_do_not_alarm_the_guard():
+    rng = np.random.default_rng(0)
+    b = bw.Builder()
+    y = b.matmul(b.input("x", "f32[n, 32]"), rng.normal(size=(32, 8)).astype(np.float32))
+    mask = np.where(np.arange(8) < 5, 0, -np.inf).astype(np.float32)
+    graph = b.build(masked=b.add(y, mask), silent=b.mul(y, np.float32(0)))
+    data = [{"x": rng.normal(size=(8, 32)).astype(np.float32)} for _ in range(4)]
+    report = bw.quantize(graph, data).report
+    assert report.share_in_8_bit == 1
+    assert list(report.output_sqnr_db) == ["masked"] and report.output_sqnr_db["masked"] > 30
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

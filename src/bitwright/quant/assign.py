@@ -46,6 +46,8 @@ def _choose(site: Site, evidence: Evidence | None, recipe: Recipe) -> Choice:
         return Choice(site, "float", "no calibration batch reached it")
     if "weights" in recipe.schemes_allowed or "weights" in asked:
         return Choice(site, "weights", "the recipe quantizes weights only")
+    if not evidence.every.peaks.any():
+        return Choice(site, "float", "its input was always zero on the data, which tells no range")
     if asked:
         return _asked(site, evidence, asked, recipe)
     return _measured(site, evidence, recipe)

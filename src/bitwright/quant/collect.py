@@ -138,10 +138,13 @@ def collect(
         turn, rest = divmod(number, step)
         if rest:
             for name, channels in extremes.run(batch, number):
-                seen[name].widen(channels, number % 2 == 0)
+                if name in seen:
+                    seen[name].widen(channels, number % 2 == 0)
             continue
         for name, array in whole.run(batch):
             site = found[name]
+            if not array.size:  # a past of no tokens, say
+                continue
             channels = Channels.of(array, site.channel_axis)
             _require_finite(name, number, channels)
             evidence = seen.setdefault(name, Evidence(site, channels, channels))

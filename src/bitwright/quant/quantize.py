@@ -41,6 +41,8 @@ from bitwright.quant.recipe import recipe as find_recipe
 Array = np.ndarray[Any, Any]
 GUARD_BATCHES = 4
 GUARD_ROUNDS = 4
+LOST = 1e3
+"""The error, relative to its place, of a number that is finite in the float model alone."""
 
 
 @dataclass(frozen=True)
@@ -174,13 +176,16 @@ class _Check:
                     continue
                 if found.shape != exact.shape:
                     raise BitwrightError(f"output {name!r} has another shape when quantized")
-                wide = exact.astype(np.float64)
+                told = np.isfinite(exact)  # masked places say nothing
+                wide = exact[told].astype(np.float64)
+                error = np.where(np.isfinite(found[told]), found[told] - wide, LOST * np.abs(wide))
                 signal[name] = signal.get(name, 0.0) + float((wide**2).sum())
-                noise[name] = noise.get(name, 0.0) + float(((found - wide) ** 2).sum())
+                noise[name] = noise.get(name, 0.0) + float((error**2).sum())
         return _Outcome(
             {
-                n: 10 * float(np.log10(max(s, 1e-30) / max(noise[n], 1e-30)))
+                n: 10 * float(np.log10(s / max(noise[n], 1e-30 * s)))
                 for n, s in signal.items()
+                if s > 0  # an output that was empty or zero on all batches has nothing to lose
             }
         )
 
