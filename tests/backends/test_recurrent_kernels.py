@@ -19,7 +19,7 @@ def operands(op, steps, batch, features, hidden, *, directions=1, extras="", dty
     lengths = rng.integers(0, steps + 1, batch).astype(np.int32)
     found = [
         draw(rng, steps, batch, features, scale=1.0),
-        draw(rng, directions, gates * hidden, features, scale=features**-0.5),
+        draw(rng, directions, gates * hidden, features, scale=max(features, 1) ** -0.5),
         draw(rng, directions, gates * hidden, hidden, scale=max(hidden, 1) ** -0.5),
         draw(rng, directions, 2 * gates * hidden) if "b" in extras else None,
         lengths if "l" in extras else None,
@@ -94,6 +94,7 @@ def test_activations(name):
 def test_empty_and_wide(op):
     check(op, operands(op, 0, 3, 4, 6))
     check(op, operands(op, 3, 0, 4, 6))
+    check(op, operands(op, 3, 2, 0, 6), constants=(1, 2))
     check(op, operands(op, 3, 2, 4, 6, dtype=np.float64, extras="bl"))
     check(op, operands(op, 3, 11, 4, 35, extras="bl"), threads=(1, 2, 4), constants=(1, 2))
 

@@ -111,7 +111,7 @@ def _projected(ctx: Lowering, node: Node, region: RegionView) -> View:
         after = split(region).after
         call_product(ctx, node, Operands(a, turned, p, ()), after, x.dtype, "the input's share")
         return p
-    weight = weight.reshape(-1, weight.shape[2]).T
+    weight = weight.reshape(weight.shape[0] * weight.shape[1], weight.shape[2]).T
     tile = best_tile(ctx.target, weight.shape[1])
     code = ctx.kernel("matmul_f32", (tile,), lambda m, name: emit_matmul(m, name, tile))
     sizes: dict[str, Size] = {
