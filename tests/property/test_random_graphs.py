@@ -28,6 +28,11 @@ def test_compiled_results_are_those_of_the_interpreter(
         check(seed)
 
 
+@pytest.mark.parametrize("seed", [22651, 83951])
+def test_bodies_whose_inputs_do_not_fix_a_size_of_the_graph_around(seed: int) -> None:
+    check(seed)
+
+
 def check(seed: int) -> None:
     graph, feeds = layered_graph(seed) if seed % 4 == 3 else random_graph(seed)
     graph = eliminate_dead(graph, Trace())

@@ -164,15 +164,17 @@ class Program:
 
     def _ready_for(self, given: Sequence[Any], outer: Mapping[str, int]) -> _Ready:
         """What these inputs need; looked at closely where one has another type or shape."""
-        key = tuple(
+        key: tuple[Any, ...] = tuple(
             [
                 (array.dtype, array.shape) if is_tensor else None
                 for array, (_, is_tensor) in zip(given, self._fed, strict=True)
             ]
         )
+        if outer:  # a body's inputs need not fix sizes that the graph around it fixes
+            key = (key, *sorted(outer.items()))
         ready = self._ready.get(key)
         if ready is None:
-            bindings = {} if self._is_planned else dict(outer)
+            bindings = dict(outer)
             for _ in range(2):  # a second look checks sizes that a later input fixed
                 for array, (value, _) in zip(given, self._fed, strict=True):
                     bind_input(value, array, bindings)
