@@ -15,6 +15,7 @@ CRASHES_ORT = {"unique-6", "unique-7", "unique-8"}
 
 DIFFERS_IN_ORT = {
     "conv-6": 13,  # no channels: the result is sometimes not written at all
+    "integer_matmul-6": 13,  # no terms: the result is not written at all
     "quantize-5": 21,  # divides f16 in f32, where ONNX rounds the quotient to f16
     "grid_sample-14": 20,  # cubic at the border reads beyond it; ONNX repeats the border
     "grid_sample-15": 20,

@@ -12,9 +12,9 @@ from bitwright.ir.dim import (
     evaluate,
     max_size,
     min_size,
-    solve,
     substitute,
 )
+from bitwright.ir.feeds import solve
 
 n, m = symbol("n"), symbol("m")
 

@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from models import batches, branches, convolution, counter, perceptron
+from small_models import batches, branches, convolution, counter, perceptron
 
 import bitwright as bw
 from bitwright.errors import BitwrightError, CalibrationError, GraphError

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from models import branches, perceptron
+from small_models import branches, perceptron
 
 from bitwright.errors import CalibrationError
 from bitwright.quant import Batches
