@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+from models import MODELS, YARDSTICK  # noqa: E402
 from models.draw import Draw  # noqa: E402
 from models.packages import read_member  # noqa: E402
 from models.table import F32_LIMIT  # noqa: E402
-from models import MODELS, YARDSTICK  # noqa: E402
 
 
 def test_names_are_given_once():
