@@ -7,8 +7,7 @@
 Names are imported when they are first used, so `import bitwright` is quick.
 """
 
-import importlib
-from typing import Any
+from bitwright.lazy import lazy_names
 
 __version__ = "0.1.0"
 
@@ -46,14 +45,4 @@ _HOME = {
     "verify": "bitwright.ops.check",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'bitwright' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*_HOME, "__version__"])
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -5,6 +5,8 @@ import pytest
 
 import bitwright as bw
 from bitwright.errors import BitwrightError
+from bitwright.ops.interpret import run
+from bitwright.quant.algorithms.codes import Range, rows_round_trip
 from bitwright.quant.recipe import matches, recipe
 
 
@@ -167,6 +169,29 @@ def test_outputs_that_are_masked_or_silent_do_not_alarm_the_guard():
     report = bw.quantize(graph, data).report
     assert report.share_in_8_bit == 1
     assert list(report.output_sqnr_db) == ["masked"] and report.output_sqnr_db["masked"] > 30
+
+
+def test_the_quantizers_scored_are_the_ops_that_run():
+    x = (np.random.default_rng(0).normal(size=(6, 17)) * [[1], [9], [0], [3], [1e-3], [50]]).astype(
+        np.float32
+    )
+    b = bw.Builder("rows")
+    codes, scale, zero = b.dynamic_quantize(b.input("x", "f32[6, 17]"), to="u8", per_token=True)
+    rows = b.build(y=b.dequantize(codes, scale, zero, axis=-1, block=17))
+    np.testing.assert_array_equal(rows_round_trip(x), run(rows, {"x": x})["y"])
+    chosen = Range.over(-3.0, 11.0)
+    b = bw.Builder("tensor")
+    zero_point = np.uint8(chosen.zero_point)
+    codes = b.quantize(b.input("x", "f32[6, 17]"), chosen.scale, zero_point, to="u8")
+    tensor = b.build(y=b.dequantize(codes, chosen.scale, zero_point))
+    np.testing.assert_array_equal(chosen.round_trip(x), run(tensor, {"x": x})["y"])
+
+
+def test_weights_of_two_bits_are_stored_as_such():
+    made = bw.quantize(network(), batches(4), recipe={"base": "w4", "weight_bits": 2, "block": 8})
+    stored = {v.dtype.name for v in made.graph.constants}
+    assert "i2" in stored and "i4" not in stored
+    outputs(made, batches(1))
 
 
 @pytest.mark.parametrize(

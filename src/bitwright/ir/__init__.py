@@ -3,13 +3,13 @@
 What reads and writes text is imported when it is first used: running a model needs no parser.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bitwright.ir.dim import UNKNOWN, Dim, Size, symbol
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.types import HostType, Shape, TensorType, ValueType, broadcast_shapes
+from bitwright.lazy import lazy_names
 
 if TYPE_CHECKING:
     from bitwright.ir.lexer import parse_size
@@ -50,10 +50,4 @@ _HOME = {
     "verify_structure": "bitwright.ir.verify",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'bitwright.ir' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -6,8 +6,7 @@
 Names are imported when they are first used.
 """
 
-import importlib
-from typing import Any
+from bitwright.lazy import lazy_names
 
 _HOME = {
     "Batches": "bitwright.quant.data",
@@ -34,14 +33,4 @@ _HOME = {
     "quantize_tensor": "bitwright.quant.observer",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'bitwright.quant' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

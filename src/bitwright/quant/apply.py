@@ -122,11 +122,14 @@ class _Rewrite:
         if choice.coding is None:
             return x
         if (x, as_rows) not in self.coded:
-            make = self._static if choice.scheme == "static" else self._dynamic
-            self.coded[x, as_rows] = make(x, choice.coding, product.channel_axis, as_rows)
+            if choice.scheme == "static":
+                coded = self._static(x, choice.coding, product.channel_axis)
+            else:
+                coded = self._dynamic(x, choice.coding, as_rows)
+            self.coded[x, as_rows] = coded
         return self.coded[x, as_rows]
 
-    def _static(self, x: Value, coding: Coding, axis: int, as_rows: bool) -> Value:
+    def _static(self, x: Value, coding: Coding, axis: int) -> Value:
         b, range_ = self.b, coding.range
         assert range_ is not None
         scale, zero = np.float32(range_.scale), np.uint8(range_.zero_point)
@@ -137,7 +140,7 @@ class _Rewrite:
         codes = b.quantize(x, scale, zero, to="u8", name=stem)
         return b.dequantize(codes, scale, zero)  # type: ignore[no-any-return]
 
-    def _dynamic(self, x: Value, coding: Coding, axis: int, as_rows: bool) -> Value:
+    def _dynamic(self, x: Value, coding: Coding, as_rows: bool) -> Value:
         b = self.b
         if as_rows:
             x = b.transpose(x, perm=(0, *range(2, x.rank), 1))

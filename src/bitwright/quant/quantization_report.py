@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
-import numpy as np
-
 from bitwright.ir.container import write_atomically
 from bitwright.ir.dim import evaluate
 from bitwright.ir.graph import Graph, Node
 from bitwright.ops.flops import node_flops
 from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import get
+from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import Weights
 from bitwright.quant.apply import table_error
 from bitwright.quant.assign import Choice
@@ -108,7 +107,7 @@ def make_report(
         if node in chosen:
             layers.append(_product_layer(node, chosen[node], weights.get(node.name), count))
         elif node in tables:
-            sqnr = float(-10 * np.log10(max(table_error(node), 1e-20)))
+            sqnr = decibels(table_error(node))
             layers.append(Layer(node.name, "embedding", "weights", "rows of i8", sqnr, 0))
         elif get(node.op).kind is Kind.COMPUTE and not node.is_boundary:
             layers.append(Layer(node.name, node.op, "float", _why_float(node), None, count))

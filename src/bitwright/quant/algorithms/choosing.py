@@ -18,6 +18,7 @@ import numpy as np
 
 from bitwright.quant.algorithms.codes import (
     Range,
+    decibels,
     rows_round_trip,
     weight_codes,
     weight_scales,
@@ -51,7 +52,7 @@ class Coding:
 
     @property
     def sqnr(self) -> float:
-        return float(-10 * np.log10(max(self.error, 1e-20)))
+        return decibels(self.error)
 
     def round_trip(self, rows: Array, factors: Array | None) -> Array:
         """Rows [rows, groups, terms] with `factors` [groups, terms] as the products see them."""

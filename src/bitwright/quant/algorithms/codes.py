@@ -48,13 +48,25 @@ def rows_round_trip(x: Array) -> Array:
     return np.asarray((np.clip(np.rint(x / scale) + zero, 0, LEVELS) - zero) * scale)
 
 
-def weight_scales(matrix: Array) -> Array:
-    """Scales [..., columns, 1] so that the largest weight of each column has the last code."""
-    peaks = np.abs(matrix).max(axis=-1, keepdims=True, initial=0)
-    scales = (peaks / WEIGHT_LIMIT).astype(np.float32)
+def weight_scales(matrix: Array, limit: int = WEIGHT_LIMIT, block: int = 0) -> Array:
+    """Scales [..., columns, blocks] so that the largest weight of each has the last code.
+
+    Block 0 is all terms of a column.
+    """
+    peaks = np.abs(matrix)
+    if block:
+        peaks = np.maximum.reduceat(peaks, list(range(0, matrix.shape[-1], block)), axis=-1)
+    else:
+        peaks = peaks.max(axis=-1, keepdims=True, initial=0)
+    scales = (peaks / limit).astype(np.float32)
     return np.where(scales < np.finfo(np.float32).tiny, np.float32(1), scales)
 
 
-def weight_codes(matrix: Array, scales: Array) -> Array:
+def weight_codes(matrix: Array, scales: Array, limit: int = WEIGHT_LIMIT) -> Array:
     """Nearest codes, as floating numbers."""
-    return np.clip(np.rint(matrix / scales), -WEIGHT_LIMIT, WEIGHT_LIMIT)
+    return np.clip(np.rint(matrix / scales), -limit, limit)
+
+
+def decibels(error: float) -> float:
+    """A squared error, relative to the mean square, as a signal-to-noise ratio."""
+    return float(-10 * np.log10(max(error, 1e-20)))

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from bitwright.quant.algorithms.choosing import Coding, times
+from bitwright.quant.algorithms.codes import decibels, weight_codes, weight_scales
 from bitwright.quant.algorithms.rounding import round_weights
 from bitwright.quant.collect import Evidence, Sample
 from bitwright.quant.products import Product
@@ -35,7 +36,7 @@ class Weights:
 
     @property
     def sqnr(self) -> float:
-        return float(-10 * np.log10(max(self.error, 1e-20)))
+        return decibels(self.error)
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,12 @@ def _quantize_together(
     if factors is not None:
         matrix = matrix * factors[:, None, :]
     block = form.block_of(products[0])
-    scales = _scales(matrix, block, form.limit)
+    scales = weight_scales(matrix, form.limit, block)
     each = _each(scales, block, matrix.shape[2])
     if form.rounding == "gptq":
         codes = round_weights(matrix, each, _gram(sample, factors), form.limit)
     else:
-        codes = np.clip(np.rint(matrix / each), -form.limit, form.limit)
+        codes = weight_codes(matrix, each, form.limit)
     coded = sample.scored if coding is None else coding.round_trip(sample.scored, factors)
     start = 0
     for product in products:
@@ -106,18 +107,6 @@ def _quantize_together(
             yield product.name, Weights(stored, blocks, correction, error, block, 0)
         else:
             yield product.name, Weights(stored, steps.reshape(-1), correction, error)
-
-
-def _scales(matrix: Array, block: int, limit: int) -> Array:
-    """[groups, columns, blocks] so that the largest weight of a block has the last code."""
-    peaks = np.abs(matrix)
-    if block:
-        starts = range(0, matrix.shape[2], block)
-        peaks = np.maximum.reduceat(peaks, list(starts), axis=2)
-    else:
-        peaks = peaks.max(axis=2, keepdims=True)
-    scales = (peaks / limit).astype(np.float32)
-    return np.where(scales < np.finfo(np.float32).tiny, np.float32(1), scales)
 
 
 def _each(scales: Array, block: int, terms: int) -> Array:

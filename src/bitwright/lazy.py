@@ -1,0 +1,29 @@
+"""Names of a package that are imported when they are first used, so that importing it is quick.
+
+__getattr__, __dir__ = lazy_names(__name__, {"load": "bitwright.frontend.load"})
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy_names(
+    package: str, home: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The package's `__getattr__` and `__dir__`; `home` tells which module holds each name."""
+
+    def find(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(home[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*home, *vars(sys.modules[package])})
+
+    return find, names
