@@ -169,11 +169,13 @@ def test_idle_workers_use_no_processor_time(relay, native):
     pool, work = Pool(3, native), Relay(relay, 3)
     work.run(pool)
     time.sleep(0.05)
-    before = time.process_time()
-    time.sleep(0.5)
-    used = time.process_time() - before
+    used = []
+    for _ in range(4):  # other threads of the test process may work in some of them, not in all
+        before = time.process_time()
+        time.sleep(0.2)
+        used.append(time.process_time() - before)
     pool.close()
-    assert used < 0.01, f"{used * 1e3:.1f} ms in half a second of rest"
+    assert min(used) < 0.004, f"{min(used) * 1e3:.1f} ms in 200 ms of rest"
 
 
 def test_workers_are_asleep_within_a_millisecond(relay):
