@@ -7,8 +7,11 @@ from onnx_runs import assert_same, checked, run_ort
 
 from bitwright.errors import ExportError
 from bitwright.export.onnx import export_onnx
+from bitwright.frontend.load import load
 from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import run
+from bitwright.passes.manager import run_passes
+from bitwright.pipeline import INFERENCE
 
 
 def opset(model):
@@ -113,6 +116,18 @@ def attention(**attrs):
     b = Builder("attention")
     q, k, v = (b.input(n, "f32[batch, 4, seq, 8]") for n in "qkv")
     return b.build(y=b.attention(q, k, v, **attrs))
+
+
+@pytest.mark.parametrize("causal, masked", [(True, False), (False, True), (False, False)])
+def test_attention_in_steps_is_one_op_again_when_loaded(causal, masked):
+    b = Builder("attention")
+    q, k, v = (b.input(n, "f32[2, 3, t, 8]") for n in "qkv")
+    mask = b.input("mask", "f32[t, t]") if masked else None
+    graph = b.build(y=b.attention(q, k, v, mask, causal=causal))
+    loaded = run_passes(load(export_onnx(graph, opset=17)), INFERENCE)
+    found = [node for node in loaded.nodes if not node.is_boundary]
+    assert [node.op for node in found] == ["attention"]
+    assert found[0].attrs["causal"] == causal
 
 
 def test_attention_is_one_node_from_23_on():

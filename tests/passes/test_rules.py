@@ -37,6 +37,7 @@ CONV = {"x": "f32[n, 2, 5]", "w": normal(4, 2, 3)}
 SQUARE = dict.fromkeys("qkv", "f32[2, 3, 5, 8]")
 FLAT = {"q": "f32[6, n, 8]", "k": "f32[6, 8, n]", "v": "f32[6, n, 4]", "s": np.float32(0.3)}
 KEYS = {"k": "f32[2, 3, 8, 7]"}
+PER_QUERY = {"axes": (-1,), "keepdims": True}
 CASES = [
     ("add-zero", {"x": "f32[n, 3]"}, {}),
     ("mul-one", {"x": "f32[n, 3]"}, {}),
@@ -100,8 +101,8 @@ CASES = [
         {"y": "f32[2, 5, 3, 4, 2]", "c": normal(5, 1, 4), "s": normal(5, 1, 4)},
         {"gather": {"axis": 4}},
     ),
-    ("attention-*-added-*", {**QKV, **KEYS, "mask": "f32[5, 7]"}, {}),
-    ("attention-*-added-*", {**FLAT, "mask": "f32[n, n]"}, {}),
+    ("attention-*-added-*", {**QKV, **KEYS, "mask": "f32[5, 7]"}, {"reduce_max": PER_QUERY}),
+    ("attention-*-added-*", {**FLAT, "mask": "f32[n, n]"}, {"reduce_max": PER_QUERY}),
     ("attention-*-selected-*", {**QKV, **KEYS, "mask": np.eye(5, 7, dtype=bool)}, {}),
     ("attention-*-unmasked-*", {**QKV, **KEYS}, {}),
     ("causal-mask-as-attribute", {**SQUARE, "mask": triangle(5)}, {"attention": {"scale": 0.3}}),
@@ -190,6 +191,24 @@ def test_rule_keeps_reference_results(rule: Rule, case, attrs):
         for one, other in zip(before.values(), after.values(), strict=True):
             assert one.dtype == other.dtype and one.shape == other.shape
             np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_mask_of_earlier_keys_is_causal(turned):
+    b = Builder("causal")
+    q, k, v = (b.input(n, "f32[2, 3, t, 4]") for n in "qkv")
+    t = q.shape[2]
+    key = b.iota(length=t)
+    query = b.reshape(key, shape=(1, 1, t, 1))
+    seen = b.ge(query, key) if turned else b.le(key, query)
+    mask = b.where(seen, np.float32(0), np.float32(-np.inf))
+    graph = b.build(b.attention(q, k, v, mask, scale=0.5))
+    rewritten = verify(rewrite(graph, [RULES["causal-mask-as-attribute"]], Trace()))
+    (node,) = (n for n in rewritten.nodes if n.op == "attention")
+    assert node.attrs["causal"] and len(node.inputs) == 3
+    feeds = random_inputs(graph, {"t": 5}, 0)
+    (one,), (other,) = run(graph, feeds).values(), run(rewritten, feeds).values()
+    np.testing.assert_allclose(other, one, rtol=1e-6)
 
 
 def test_grouped_heads():

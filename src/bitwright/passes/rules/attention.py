@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.ir.graph import Value, constant_value
+from bitwright.ir.dim import Size
+from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.rewrite import Match, Rule
 from bitwright.rewrite.match import uniform
 
@@ -28,8 +29,11 @@ _MASKS: dict[str, Callable[..., Any]] = {
     "selected": lambda op, scores, mask: op.where(mask, scores, float("-inf")),
 }
 _GUARDS: dict[str, Callable[..., Any]] = {
-    "bare": lambda op, p: p,
-    "guarded": lambda op, p: op.where(op.is_nan(p), 0, p),
+    "bare": lambda op, p, mask: p,
+    "guarded": lambda op, p, mask: op.where(op.is_nan(p), 0, p),
+    "hidden": lambda op, p, mask: op.where(
+        op.eq(op.reduce_max(mask, as_="top"), float("-inf")), 0, p
+    ),
 }
 
 
@@ -51,6 +55,8 @@ def _refuse(scale: str) -> Callable[[Match], str | bool]:
             return f"ranks {m.q.rank}, {m.k.rank}, {m.v.rank} are not those of batch and heads"
         if m.soft.attrs["axis"] not in (-1, rank - 1):
             return "softmax does not run over the keys"
+        if "top" in m.bindings and not _is_over_keys(m.top):
+            return "the guard does not look at all keys"
         if m.uses(m.scores.outputs[0]) != 1:
             return "the scores are read elsewhere too"
         if (
@@ -61,6 +67,13 @@ def _refuse(scale: str) -> Callable[[Match], str | bool]:
         return False
 
     return unless
+
+
+def _is_over_keys(reduction: Node) -> bool:
+    """Whether a reduction of the mask gives one number for every query."""
+    (mask,) = reduction.operands
+    axes = [axis % mask.rank for axis in reduction.attrs["axes"] or range(mask.rank)]
+    return axes == [mask.rank - 1] and reduction.attrs["keepdims"]
 
 
 def _four(op: Any, value: Value) -> Value:
@@ -85,7 +98,7 @@ def _attend(scale: str) -> Callable[..., Any]:
 def _rule(scale: str, masking: str, guard: str) -> Rule:
     def pattern(op: Any, q: Any, k: Any, v: Any, s: Any, mask: Any) -> Any:
         scores = _MASKS[masking](op, _SCALES[scale](op, q, k, s), mask)
-        return op.matmul(_GUARDS[guard](op, op.softmax(scores, as_="soft")), v)
+        return op.matmul(_GUARDS[guard](op, op.softmax(scores, as_="soft"), mask), v)
 
     # a rule's variables are its lambda's parameters, so each combination spells out its own
     matches: dict[tuple[bool, bool], Callable[..., Any]] = {
@@ -112,6 +125,12 @@ def _is_causal(mask: Value) -> bool:
         upper = np.triu(np.ones(flat.shape, bool), 1)
         return bool((flat[upper] <= VERY_NEGATIVE).all() and (flat[~upper] == 0).all())
     node = mask.node
+    if node.op == "where":
+        seen, kept, hidden = node.operands
+        number = uniform(hidden)
+        return (
+            uniform(kept) == 0 and number is not None and number <= VERY_NEGATIVE
+        ) and _sees_no_later(seen)
     if (
         node.op != "trilu"
         or len(node.inputs) != 1
@@ -124,6 +143,30 @@ def _is_causal(mask: Value) -> bool:
         source = source.node.inputs[0]
     number = uniform(source)
     return number is not None and number <= VERY_NEGATIVE
+
+
+def _sees_no_later(seen: Value) -> bool:
+    """Whether a choice of keys is `key <= query`, both counted from 0."""
+    node = seen.node
+    if node.op not in ("le", "ge"):
+        return False
+    key, query = node.inputs if node.op == "le" else node.inputs[::-1]
+    assert key is not None and query is not None
+    length = seen.shape[-1]
+    return _counts(key, (length,)) and _counts(query, (length, 1))
+
+
+def _counts(value: Value, shape: tuple[Size, ...]) -> bool:
+    """Whether a value is 0, 1, 2, … in this shape, with axes of size 1 before."""
+    leading = value.shape[: max(0, value.rank - len(shape))]
+    if value.shape[len(leading) :] != shape or any(size != 1 for size in leading):
+        return False
+    while value.node.op == "reshape" and len(value.node.inputs) == 1:
+        (value,) = value.node.operands
+    array = constant_value(value)
+    if array is not None:
+        return bool(np.array_equal(array.reshape(-1), np.arange(array.size)))
+    return value.node.op == "iota" and value.dtype.is_integer
 
 
 def _not_causal(m: Match) -> str | bool:
@@ -164,6 +207,7 @@ RULES = [
         for scale in ("times", "over", "plain")
         for masking in ("added", "selected", "unmasked")
         for guard in _GUARDS
+        if (masking, guard) not in (("selected", "hidden"), ("unmasked", "hidden"))
     ),
     Rule(
         "causal-mask-as-attribute",
