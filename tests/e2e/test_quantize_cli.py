@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 
 import numpy as np
 import onnxruntime
@@ -12,6 +13,7 @@ import bitwright as bw
 from bitwright import demo
 from bitwright.cli import main
 from bitwright.errors import BitwrightError
+from bitwright.quant import data as data_source
 from bitwright.report.evaluate import Evaluation
 
 SCRIPT = """
@@ -138,6 +140,51 @@ def test_what_is_refused_is_said_at_once_and_writes_nothing(tmp_path, folder, sc
         assert message in call("quantize", model, *pairs, code=2)
     assert model.read_bytes() == demo.model_path().read_bytes()
     assert [p for p in sorted(tmp_path.rglob("*")) if "__pycache__" not in p.parts] == before
+
+
+def test_another_recipe_takes_its_statistics_from_a_file(tmp_path, folder):
+    seen, output = tmp_path / "seen", tmp_path / "q.onnx"
+    call("quantize", demo.model_path(), "--data", folder, "-o", output, "--statistics", seen)
+    options = "--recipe", "w8", "--statistics", seen, "--json"
+    facts = json.loads(call("quantize", demo.model_path(), "-o", tmp_path / "w8.onnx", *options))
+    assert {row["scheme"] for row in facts["layers"]} == {"weights"}
+    for options, message in (
+        (["-o", tmp_path / "w8.onnx"], "data, or a file of statistics"),
+        (["-o", output, "--statistics", tmp_path / "none"], "no file"),
+        (["-o", output, "--statistics", output], "both"),
+        (["-o", tmp_path / "q.bw", "--statistics", output], "holds no statistics"),
+    ):
+        assert message in call("quantize", demo.model_path(), *options, code=2)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_an_interrupted_run_goes_on_with_the_same_command(tmp_path, folder, monkeypatch, is_named):
+    read, output = data_source.read_arrays, tmp_path / "q.onnx"
+
+    def interrupted(path):
+        if path.name == "2.npz":
+            monkeypatch.setattr(data_source, "read_arrays", read)
+            os.kill(os.getpid(), signal.SIGINT)
+        return read(path)
+
+    monkeypatch.setattr(data_source, "read_arrays", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    seen = tmp_path / ("seen" if is_named else "q.onnx.statistics")
+    command = ["quantize", demo.model_path(), "--data", folder, "-o", output]
+    command += ["--statistics", seen] if is_named else []
+    try:
+        assert f"3 batches showed is in {seen}; running" in call(*command, code=130)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen.exists() and not output.exists()
+    call(*command)
+    assert output.exists() and seen.exists() == is_named
+    assert output.read_bytes() == _saved(tmp_path / "once.onnx", folder)
+
+
+def _saved(path, folder):
+    bw.quantize(demo.model_path(), folder).save(path)
+    return path.read_bytes()
 
 
 @pytest.mark.skipif(not hasattr(os, "link"), reason="there are no hard links")

@@ -54,3 +54,24 @@ def batches(count, rows=(3, 5, 1), seed=0, element="f32"):
         {"x": rng.normal(size=(rows[i % len(rows)], 8)).astype(bw.dtype(element).numpy)}
         for i in range(count)
     ]
+
+
+class Interrupted:
+    """Data that is interrupted before a batch, once."""
+
+    def __init__(self, data, at, sends):
+        self.data, self.at, self.sends = data, at, sends
+
+    def __len__(self):
+        return len(self.data)
+
+    def __iter__(self):
+        for i, item in enumerate(self.data):
+            if i == self.at:
+                self.at = None
+                self.sends()
+            yield item
+
+
+def raises():
+    raise KeyboardInterrupt

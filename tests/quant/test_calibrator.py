@@ -6,7 +6,15 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from small_models import batches, branches, convolution, counter, perceptron
+from small_models import (
+    Interrupted,
+    batches,
+    branches,
+    convolution,
+    counter,
+    perceptron,
+    raises,
+)
 
 import bitwright as bw
 from bitwright.errors import BitwrightError, CalibrationError, GraphError
@@ -256,24 +264,6 @@ def test_statistics_go_to_a_file_and_come_back(tmp_path):
     assert list(back) == list(ranges) and back.batches == 3 and back.same == ranges.same
     for name in back.statistics:
         assert back[name] == ranges[name]
-
-
-class Interrupted:
-    """Data that is interrupted before a batch, once."""
-
-    def __init__(self, data, at, sends):
-        self.data, self.at, self.sends = data, at, sends
-
-    def __iter__(self):
-        for i, item in enumerate(self.data):
-            if i == self.at:
-                self.at = None
-                self.sends()
-            yield item
-
-
-def raises():
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("sends", [raises, lambda: os.kill(os.getpid(), signal.SIGINT)])

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import click
 
 import bitwright
-from bitwright.cli.common import err, human, json_option, load, main, out, print_json, show_table
+from bitwright.cli.common import human, json_option, load, main, out, print_json, show_table
 
-data_option = click.option(
-    "--data",
-    required=True,
-    type=click.Path(),
-    help="Folder of .npz (one array per input) or .npy files, a batch each; or one such file.",
-)
+DATA_HELP = "Folder of .npz (one array per input) or .npy files, a batch each; or one such file."
+data_option = click.option("--data", required=True, type=click.Path(), help=DATA_HELP)
 subset_option = click.option("--subset", type=click.IntRange(1), help="Use this many batches.")
 threads_option = click.option(
     "--threads", type=click.IntRange(1), help="Threads; as many as cores by default."
@@ -52,23 +47,17 @@ def calibrate(
 
     Ctrl-C ends the run between two batches and keeps what was counted.
     """
-    try:
-        ranges = bitwright.calibrate(
-            load(model),
-            data,
-            values=values or None,
-            subset=subset,
-            patience=patience,
-            nonfinite="ignore" if ignore_nonfinite else "error",
-            save=output,
-            resume=resume,
-            threads=threads,
-        )
-    except KeyboardInterrupt:
-        if Path(output).exists():
-            line = f"the statistics so far are in {output}; --resume goes on"
-            err.print(line, highlight=False, markup=False, soft_wrap=True)
-        raise
+    ranges = bitwright.calibrate(
+        load(model),
+        data,
+        values=values or None,
+        subset=subset,
+        patience=patience,
+        nonfinite="ignore" if ignore_nonfinite else "error",
+        save=output,
+        resume=resume,
+        threads=threads,
+    )
     if as_json:
         facts = {"batches": ranges.batches, "values": ranges.rows(), "notes": ranges.notes()}
         return print_json(facts)

@@ -32,8 +32,9 @@ class Command(click.Command):
             what = str(error) or type(error).__name__
             err.print(f"[red]error:[/] {escape(what)}", highlight=False, soft_wrap=True)
             ctx.exit(2)
-        except KeyboardInterrupt:
-            err.print("interrupted")
+        except KeyboardInterrupt as interrupt:
+            for line in ("interrupted", *getattr(interrupt, "__notes__", ())):
+                err.print(line, highlight=False, markup=False, soft_wrap=True)
             ctx.exit(130)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import bitwright
-from bitwright.cli.calibrate import data_option, subset_option, threads_option
+from bitwright.cli.calibrate import DATA_HELP, subset_option, threads_option
 from bitwright.cli.common import human, json_option, main, out, print_json, show_table, working
 from bitwright.errors import ExportError
 
@@ -23,7 +23,13 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs, so that --he
 
 @main.command()
 @click.argument("model")
-@data_option
+@click.option("--data", type=click.Path(), help=DATA_HELP)
+@click.option(
+    "--statistics",
+    type=click.Path(),
+    help="File of what the data showed. It is written, and read again if it exists: another recipe "
+    "then needs no --data, and an interrupted run goes on.",
+)
 @click.option("-o", "--output", required=True, type=click.Path(), help="File to write: .onnx, .bw.")
 @click.option(
     "--recipe",
@@ -43,7 +49,8 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs, so that --he
 @json_option
 def quantize(
     model: str,
-    data: str,
+    data: str | None,
+    statistics: str | None,
     output: str,
     recipe: str,
     subset: int | None,
@@ -53,23 +60,33 @@ def quantize(
 ) -> None:
     """Quantize MODEL with calibration batches from DATA, and say what each layer got and why.
 
-    The file is written whole or not at all, and never over MODEL.
+    The file is written whole or not at all, and never over MODEL. Ctrl-C ends the run between two
+    batches and keeps what they showed, in the file of --statistics or beside OUTPUT.
     """
     from bitwright.quant.data import Batches
+    from bitwright.quant.evidence_file import EvidenceFile
     from bitwright.quant.recipe import recipe as find_recipe
     from bitwright.report.compare import file_bytes
     from bitwright.report.evaluate import Evaluation
 
     rules = find_recipe(recipe)
     _check_output(output)
+    beside = EvidenceFile(Path(f"{output}.statistics"), is_temporary=True)
+    file = beside if statistics is None else EvidenceFile(Path(statistics))
+    if file.path.resolve() == Path(output).resolve():
+        raise ExportError(f"--statistics and --output are both {output}")
+    file.require_usable(has_data=data is not None)
     script = Evaluation(evaluation) if evaluation else None
     scores: Scores = {}
     with redirect_stdout(sys.stderr) if as_json else nullcontext():  # the script may print
         graph = working(f"reading {Path(model).name}")(_load)(model, output)
-        Batches(data, graph)  # whose faults are said before a long evaluation
+        if data is not None:
+            Batches(data, graph)  # whose faults are said before a long evaluation
         if script:
             scores["float"] = _score(script, graph, threads)
-        result = bitwright.quantize(graph, data, rules, subset=subset, threads=threads)
+        result = bitwright.quantize(
+            graph, data, rules, statistics=file, subset=subset, threads=threads
+        )
         result.save(output)
         if script:
             scores["quantized"] = _score(script, output, threads)

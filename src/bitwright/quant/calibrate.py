@@ -10,7 +10,6 @@ Statistics are streaming and of constant memory, and one pass feeds every method
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -25,7 +24,7 @@ from bitwright.ir.graph import Graph
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import INFERENCE
 from bitwright.quant.data import Batches, Transform
-from bitwright.quant.interrupt import interrupt_between_steps
+from bitwright.quant.interrupt import interrupt_between_steps, saved_on_interrupt
 from bitwright.quant.observed import observed_values
 from bitwright.quant.progress import progress_bar
 from bitwright.quant.ranges import Ranges
@@ -219,13 +218,16 @@ def calibrate(
         calibrator.load(save)
     calibrator.ranges.same = same
     batches = Batches(data, graph, transform=transform, subset=subset)
-    try:
-        with interrupt_between_steps() as check:
-            _run(calibrator, batches, patience, progress, check)
-    finally:
-        ended = sys.exc_info()[0]
-        if save is not None and ended in (None, KeyboardInterrupt) and calibrator.ranges.batches:
-            calibrator.ranges.save(save)
+
+    def keep() -> str:
+        if save is None or not calibrator.ranges.batches:
+            return ""
+        calibrator.ranges.save(save)
+        return f"the statistics so far are in {save}; resume=True (--resume) goes on"
+
+    with saved_on_interrupt(keep), interrupt_between_steps() as check:
+        _run(calibrator, batches, patience, progress, check)
+    keep()
     return calibrator.ranges
 
 

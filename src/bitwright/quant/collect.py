@@ -114,51 +114,70 @@ def _window_key(product: Product) -> Any:
     return product.groups, product.window, *map(str, product.node.attrs.values())
 
 
-def collect(
-    graph: Graph,
-    sites: Iterable[Site],
-    batches: Iterable[Mapping[str, Any]],
-    *,
-    count: int | None,
-    threads: int | None = None,
-) -> dict[str, Evidence]:
-    """Evidence by name of the site's value; `count` is the number of batches, if it is known.
+def windows(site: Site) -> dict[Any, Product]:
+    """One product for each kind of rows that the site's products see."""
+    return {_window_key(product): product for product in site.products}
 
-    Rows are drawn from some batches, spread over the data; of the others only minima and maxima of
-    the channels are taken, which the compiled model finds itself.
+
+class Collector:
+    """Gathers evidence by name of the site's value; `count` is the number of batches, if known.
+
+    Rows are drawn from every `stride`-th batch; of the others only minima and maxima of the
+    channels are taken, which the compiled model finds itself. Where there are more batches than
+    were announced, the stride doubles and every other part of the kept rows goes.
     """
-    found = {site.name: site for site in sites}
-    whole = Taps(graph, found, threads=threads, simplify=False)
-    extremes = _Extremes(graph, found, threads)
-    seen: dict[str, Evidence] = {}
-    draw = np.random.default_rng(0)
-    step = max(1, (count or 1) // BATCHES_WITH_ROWS)
-    with_rows = -(-(count or BATCHES_WITH_ROWS) // step)
-    for number, batch in enumerate(batches):
-        turn, rest = divmod(number, step)
+
+    def __init__(
+        self, graph: Graph, sites: Iterable[Site], *, count: int | None, threads: int | None = None
+    ) -> None:
+        self.sites = {site.name: site for site in sites}
+        self.evidence: dict[str, Evidence] = {}
+        self.batches = 0
+        self.is_between_batches = True
+        """False while a batch runs, and after one that was broken off: it is counted in part."""
+        self.stride = max(1, (count or 1) // BATCHES_WITH_ROWS)
+        self.turns = -(-(count or BATCHES_WITH_ROWS) // self.stride)
+        """Batches that rows are drawn from, as far as is known."""
+        self.draw = np.random.default_rng(0)
+        self._whole = Taps(graph, self.sites, threads=threads, simplify=False)
+        self._extremes = _Extremes(graph, self.sites, threads)
+
+    def step(self, batch: Mapping[str, Any]) -> None:
+        """Run one batch and add what it shows."""
+        if self.batches // self.stride >= 2 * BATCHES_WITH_ROWS:
+            self.stride *= 2
+            for evidence in self.evidence.values():
+                for sample in evidence.samples.values():
+                    del sample.rows[1::2]
+        self.is_between_batches = False
+        turn, rest = divmod(self.batches, self.stride)
         if rest:
-            for name, channels in extremes.run(batch, number):
-                if name in seen:
-                    seen[name].widen(channels, number % 2 == 0)
-            continue
-        for name, array in whole.run(batch):
-            site = found[name]
-            if not array.size:  # a past of no tokens, say
-                continue
-            channels = Channels.of(array, site.channel_axis)
-            _require_finite(name, number, channels)
-            evidence = seen.setdefault(name, Evidence(site, channels, channels))
-            evidence.widen(channels, turn % 2 == 0)
-            for key, product in {_window_key(p): p for p in site.products}.items():
-                rows = product.rows(array, -(-_rows_wanted(product) // with_rows), draw)
-                if key not in evidence.samples:
-                    evidence.samples[key] = Sample.of(rows)
-                sample = evidence.samples[key]
-                kept = -(-2 * _rows_scored(product) // with_rows)
-                sample.add(rows, kept if turn % 2 else 0)
-    del whole, extremes
-    system.give_memory_back()
-    return seen
+            for name, channels in self._extremes.run(batch, self.batches):
+                if name in self.evidence:
+                    self.evidence[name].widen(channels, self.batches % 2 == 0)
+        else:
+            for name, array in self._whole.run(batch):
+                if array.size:  # a past of no tokens has nothing to show
+                    self._add(self.sites[name], array, turn % 2 == 0)
+        self.batches += 1
+        self.is_between_batches = True
+
+    def _add(self, site: Site, array: Array, is_even: bool) -> None:
+        channels = Channels.of(array, site.channel_axis)
+        _require_finite(site.name, self.batches, channels)
+        evidence = self.evidence.setdefault(site.name, Evidence(site, channels, channels))
+        evidence.widen(channels, is_even)
+        for key, product in windows(site).items():
+            rows = product.rows(array, -(-_rows_wanted(product) // self.turns), self.draw)
+            if key not in evidence.samples:
+                evidence.samples[key] = Sample.of(rows)
+            kept = -(-2 * _rows_scored(product) // self.turns)
+            evidence.samples[key].add(rows, 0 if is_even else kept)
+
+    def close(self) -> None:
+        """Give back what only running batches needed."""
+        del self._whole, self._extremes
+        system.give_memory_back()
 
 
 def _rows_wanted(product: Product) -> int:

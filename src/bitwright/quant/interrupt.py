@@ -38,3 +38,17 @@ def interrupt_between_steps() -> Iterator[Callable[[], None]]:
         check()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def saved_on_interrupt(save: Callable[[], str]) -> Iterator[None]:
+    """An interrupt saves what there is first; what `save` says becomes a note of the exception.
+
+    A run that fails saves nothing: what it would keep may hold the fault.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if note := save():
+            interrupt.add_note(note)
+        raise

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.errors import BitwrightError
+from bitwright.errors import BitwrightError, CalibrationError
 from bitwright.executable import Executable
 from bitwright.frontend.load import load
 from bitwright.ir.feeds import bind_input
@@ -30,16 +30,17 @@ from bitwright.pipeline import CPU, INFERENCE, make_program
 from bitwright.quant.algorithms.weights import WeightFormat, Weights, quantize_weights
 from bitwright.quant.apply import apply_choices
 from bitwright.quant.assign import Choice, assign, embeddings, safer
-from bitwright.quant.collect import Evidence, collect
+from bitwright.quant.collect import Evidence
 from bitwright.quant.data import Batch, Batches, Transform
+from bitwright.quant.evidence_file import EvidenceFile
+from bitwright.quant.gathering import Gathering
+from bitwright.quant.interrupt import saved_on_interrupt
 from bitwright.quant.products import find_sites
-from bitwright.quant.progress import progress_bar
 from bitwright.quant.quantization_report import QuantizationReport, make_report
 from bitwright.quant.recipe import Recipe
 from bitwright.quant.recipe import recipe as find_recipe
 
 Array = np.ndarray[Any, Any]
-GUARD_BATCHES = 4
 GUARD_ROUNDS = 4
 LOST = 1e3
 """The error, relative to its place, of a number that is finite in the float model alone."""
@@ -59,9 +60,10 @@ class Quantized:
 
 def quantize(
     model: Any,
-    data: Any,
+    data: Any = None,
     recipe: str | Path | Mapping[str, Any] | Recipe = "int8",
     *,
+    statistics: str | Path | EvidenceFile | None = None,
     transform: Transform | None = None,
     subset: int | None = None,
     threads: int | None = None,
@@ -70,23 +72,39 @@ def quantize(
     """Quantize a model (graph, path, bytes or ModelProto) with calibration data.
 
     `data` is whatever `bw.calibrate` takes. No batch is needed twice, except the few that the
-    result is checked on.
+    result is checked on. What the data showed goes to the file `statistics`, also when the run is
+    interrupted; the next run with that file goes on behind the batches that it holds, and needs no
+    data if there are none.
     """
     begin = time.perf_counter()
     rules = find_recipe(recipe)
-    graph = run_passes(load(model), INFERENCE)
-    sites = find_sites(graph)
-    batches = Batches(data, graph, transform=transform, subset=subset)
-    held = _Held(batches.known_length)
-    with progress_bar("calibrating", batches.known_length, progress) as advance:
-        evidence = collect(
-            graph, sites, held.through(batches, advance), count=held.count, threads=threads
+    file = EvidenceFile.at(statistics)
+    if file is not None:
+        file.require_usable(has_data=data is not None)
+    elif data is None:
+        raise CalibrationError(
+            "there is nothing to learn the sizes of the model's values from",
+            expected="data, or a file of statistics",
         )
+    graph = run_passes(load(model), INFERENCE)
+    batches = None if data is None else Batches(data, graph, transform=transform, subset=subset)
+    gathering = Gathering(graph, find_sites(graph), batches, file, threads)
+    with saved_on_interrupt(gathering.save):
+        gathering.run(progress)
+        result = _quantize(graph, gathering, rules, threads)
+    gathering.finish()
+    result.report.seconds = time.perf_counter() - begin
+    return result
+
+
+def _quantize(graph: Graph, gathering: Gathering, rules: Recipe, threads: int | None) -> Quantized:
+    """Choose, round and check, until the outputs keep what the recipe asks for."""
+    evidence = gathering.evidence
     form = WeightFormat(rules.weight_bits, rules.block, rules.rounding, rules.bias_correction)
     lookups = embeddings(graph, rules)
-    choices = assign(sites, evidence, rules)
+    choices = assign(gathering.sites, evidence, rules)
     weights: dict[tuple[str, str], dict[str, Weights]] = {}
-    check = _Check(graph, held.batches, threads)
+    check = _Check(graph, gathering.held, threads)
     for _ in range(GUARD_ROUNDS):
         found = _weights(choices, evidence, form, weights)
         result = apply_choices(graph, choices, found, lookups)
@@ -100,7 +118,6 @@ def quantize(
     report = make_report(
         graph, result, choices, found, lookups, outcome.sqnr, check.bindings, rules.name
     )
-    report.seconds = time.perf_counter() - begin
     return Quantized(result, report)
 
 
@@ -120,25 +137,6 @@ def _weights(
             made[key] = quantize_weights(evidence[choice.site.name], choice.coding, form)
         found.update(made[key])
     return found
-
-
-class _Held:
-    """Keeps a few batches, spread over the data, while they pass by."""
-
-    def __init__(self, count: int | None) -> None:
-        self.count = count
-        self.batches: list[Batch] = []
-
-    def through(self, batches: Batches, advance: Any) -> Any:
-        step = max(1, (self.count or GUARD_BATCHES) // GUARD_BATCHES)
-        for number, batch in enumerate(batches):
-            advance()
-            if number % step == step - 1 and len(self.batches) < GUARD_BATCHES:
-                self.batches.append({name: np.array(array) for name, array in batch.items()})
-            yield batch
-            first = batch
-        if not self.batches:
-            self.batches.append(first)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,215 @@
+"""The file of what `bw.quantize` saw of its data, so that nobody has to run the data again.
+
+An .npz of plain arrays: `header` is JSON (model, data and counts, the draws' state), then for site
+i and its window j
+
+    i.ends          [4, channels]: low and high of all batches, low and high of the even ones
+    i.j.first, i.j.rows, i.j.gram, i.j.total
+    held.k.name     the batches that the result is checked on
+
+A file belongs to one model and one order of batches, both known by digests: going on with other
+data would count some of it twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from bitwright.errors import CalibrationError, ParseError
+from bitwright.ir.calibration import CalibrationRecord
+from bitwright.ir.container import require_writable, write_atomically
+from bitwright.ir.dtype import dtype
+from bitwright.ir.graph import Graph
+from bitwright.ir.payload import blob_key
+from bitwright.ir.printer import Printer
+from bitwright.quant.collect import Channels, Collector, Evidence, Sample, windows
+from bitwright.quant.data import Batch
+from bitwright.quant.ranges import MAGIC as RANGES_MAGIC
+from bitwright.quant.ranges import Ranges
+
+Array = np.ndarray[Any, Any]
+FORMAT = 1
+MAGIC = b"PK"
+
+
+@dataclass
+class Passed:
+    """The batches that went by: which, and a few of them."""
+
+    digest: str = ""
+    held: list[Batch] = field(default_factory=list)
+    last: Batch = field(default_factory=dict)
+    """Stands in for the held ones as long as there are none."""
+
+
+@dataclass(frozen=True)
+class EvidenceFile:
+    """Where the evidence of a run is kept."""
+
+    path: Path
+    is_temporary: bool = False
+    """Only for the time that a run is interrupted: removed when one ends."""
+
+    @classmethod
+    def at(cls, place: Any) -> EvidenceFile | None:
+        """The file of a path; statistics that cannot serve are an error that says why."""
+        if place is None or isinstance(place, EvidenceFile):
+            return place
+        if isinstance(place, (Ranges, CalibrationRecord)):
+            raise _only_ranges(type(place).__name__)
+        if not isinstance(place, (str, Path)):
+            raise CalibrationError(
+                "statistics is no path", expected="a str or Path", found=type(place).__name__
+            )
+        return cls(Path(place))
+
+    def require_usable(self, has_data: bool) -> None:
+        """Say what is wrong with the path before anything long runs."""
+        if has_data:
+            require_writable(self.path)
+        if not self.path.exists():
+            if has_data:
+                return
+            raise CalibrationError(
+                "there is nothing to learn the sizes of the model's values from",
+                expected="data, or a file of statistics",
+                found=f"no file {self.path}",
+            )
+        try:
+            with self.path.open("rb") as file:
+                first = file.read(len(RANGES_MAGIC))
+        except OSError as error:
+            raise CalibrationError(f"cannot read {self.path}: {error.strerror or error}") from None
+        if first == RANGES_MAGIC:
+            raise _only_ranges(str(self.path))
+        if not first.startswith(MAGIC):
+            raise ParseError(f"{self.path} holds no statistics", hint="Its first bytes differ.")
+
+    def save(self, model: str, collector: Collector, passed: Passed) -> None:
+        """Write what was gathered; never half of it."""
+        arrays: dict[str, Array] = {}
+        sites: dict[str, list[dict[str, Any]]] = {}
+        for i, (name, evidence) in enumerate(collector.evidence.items()):
+            every, some = evidence.every, evidence.some
+            arrays[f"{i}.ends"] = np.stack([every.low, every.high, some.low, some.high])
+            sites[name] = []
+            for j, key in enumerate(windows(evidence.site)):
+                sample = evidence.samples[key]
+                for part in ("first", "gram", "total"):
+                    arrays[f"{i}.{j}.{part}"] = getattr(sample, part)
+                arrays[f"{i}.{j}.rows"] = np.concatenate([sample.first[:0], *sample.rows])
+                parts = [len(rows) for rows in sample.rows]
+                sites[name].append({"counted": sample.counted, "parts": parts})
+        held = passed.held or [passed.last]
+        for k, batch in enumerate(held):
+            arrays.update((f"held.{k}.{name}", _plain(array)) for name, array in batch.items())
+        header = {
+            "format": FORMAT,
+            "model": model,
+            "data": passed.digest,
+            "batches": collector.batches,
+            "stride": collector.stride,
+            "turns": collector.turns,
+            "draw": collector.draw.bit_generator.state,
+            "sites": sites,
+            "chosen": len(passed.held),
+            "held": [{n: dtype(x.dtype).name for n, x in batch.items()} for batch in held],
+        }
+        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+
+        def write(file: IO[bytes]) -> None:
+            np.savez(file, allow_pickle=False, **arrays)
+
+        write_atomically(self.path, write)
+
+    def load(self, model: str, collector: Collector) -> Passed | None:
+        """Let the collector go on from the file; None where there is no file yet."""
+        if not self.path.exists():
+            return None
+        try:
+            with np.load(self.path, allow_pickle=False) as arrays:
+                header = json.loads(bytes(arrays["header"]))
+                self._require_same_model(header, model)
+                return _restore(arrays, header, collector)
+        except (
+            *(OSError, ValueError, KeyError, TypeError, EOFError, AttributeError),
+            *(zipfile.BadZipFile, zlib.error),
+        ) as error:
+            raise ParseError(
+                f"the statistics in {self.path} are damaged: {error}", hint="Remove the file."
+            ) from None
+
+    def _require_same_model(self, header: Mapping[str, Any], model: str) -> None:
+        if header["format"] != FORMAT:
+            raise ParseError(
+                f"{self.path} is of another version", expected=FORMAT, found=header["format"]
+            )
+        if header["model"] != model:
+            raise CalibrationError(
+                f"the statistics in {self.path} are of another model",
+                hint="Its structure, its weights or the version of bitwright differ: "
+                "give another file, or remove this one.",
+            )
+
+
+def _restore(arrays: Mapping[str, Array], header: Mapping[str, Any], to: Collector) -> Passed:
+    for i, (name, found) in enumerate(header["sites"].items()):
+        site = to.sites[name]
+        low, high, some_low, some_high = arrays[f"{i}.ends"]
+        evidence = Evidence(site, Channels(low, high), Channels(some_low, some_high))
+        for j, (key, facts) in enumerate(zip(windows(site), found, strict=True)):
+            first, rows, gram, total = (
+                arrays[f"{i}.{j}.{part}"] for part in ("first", "rows", "gram", "total")
+            )
+            ends = np.cumsum([0, *facts["parts"]])
+            parts = [rows[a:b] for a, b in pairwise(ends)]
+            evidence.samples[key] = Sample(first, parts, gram, total, int(facts["counted"]))
+        to.evidence[name] = evidence
+    to.batches, to.stride, to.turns = (int(header[k]) for k in ("batches", "stride", "turns"))
+    to.draw.bit_generator.state = header["draw"]
+    held = [
+        {name: _restored(arrays[f"held.{k}.{name}"], element) for name, element in batch.items()}
+        for k, batch in enumerate(header["held"])
+    ]
+    return Passed(str(header["data"]), held[: int(header["chosen"])], held[-1])
+
+
+def _plain(array: Array) -> Array:
+    """An array of a type that numpy has itself, which is all that a file of it can hold."""
+    if array.dtype.kind == "V":  # bf16 and narrower, by ml_dtypes
+        return array.view(np.dtype(f"u{array.dtype.itemsize}"))
+    return array.astype(str) if array.dtype.kind == "O" else array
+
+
+def _restored(array: Array, element: str) -> Array:
+    wanted = dtype(element).numpy
+    return array.view(wanted) if wanted.kind == "V" else array.astype(wanted, copy=False)
+
+
+def model_digest(graph: Graph) -> str:
+    """Of the graph's text, in which arrays stand by their contents."""
+    return hashlib.sha256(Printer().graph(graph).encode()).hexdigest()
+
+
+def batch_digest(before: str, batch: Batch) -> str:
+    """Of a sequence of batches, from that of those before and the next one."""
+    parts = [before, *(f"{n} {blob_key(_plain(array))}" for n, array in sorted(batch.items()))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _only_ranges(what: str) -> CalibrationError:
+    return CalibrationError(
+        f"{what} holds ranges of values, and quantizing measures errors on rows of them",
+        expected="a file that bw.quantize wrote (it is made where it does not exist)",
+        hint="Ranges are put into a graph as they are by quant.insert_q_dq.",
+    )
