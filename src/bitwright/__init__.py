@@ -20,6 +20,7 @@ _HOME = {
     "QuantizationParameters": "bitwright.quant.parameters",
     "QuantizationSystem": "bitwright.quant.facade",
     "QuantizedTensor": "bitwright.quant.tensor",
+    "apply_precision": "bitwright.passes.apply_precision",
     "bench": "bitwright.report.bench",
     "calibrate": "bitwright.quant.calibrate",
     "compile": "bitwright.compiler",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,19 +39,21 @@ _INDIFFERENT = (knobs.CACHE, knobs.CACHE_BYTES, knobs.COMPILERS, knobs.TAP_BYTES
 
 
 def compile(
-    model: Any, target: str = "cpu", threads: int | None = None, precision: str = "f32"
+    model: Any, target: str = "cpu", threads: int | None = None, precision: Any = "f32"
 ) -> Executable:
     """Make a model (graph, path, bytes or ModelProto) ready to run.
 
     `target` is "cpu" (machine code for this processor, generated here) or "reference" (the
     interpreter). `threads` None means as many as the machine has cores. A node without a kernel
     runs in the interpreter as a host step: `explain` shows it, and one warning names it.
+    `precision` is a policy: "f32", "f16", "mixed_conservative", "mixed", "mixed_bf16", or one of
+    the user's own, as `passes.precision_policy` writes them.
 
     What a file was compiled to is kept in the cache folder, so that the next process starts at
     once.
     """
     options = target, threads, precision
-    entry = _entry(model) if _is_plain(*options) else None
+    entry = _entry(model, str(precision)) if _is_plain(*options) else None
     if entry is None:
         return _pipeline().compile(model, *options)
     found = entry.find()
@@ -66,9 +68,10 @@ def compile(
     return Restored(entry, found, threads or host().cores)
 
 
-def _is_plain(target: str, threads: int | None, precision: str) -> bool:
+def _is_plain(target: str, threads: int | None, precision: Any) -> bool:
     """Whether these options are among those whose code is kept."""
-    return target == "cpu" and (threads is None or threads >= 1) and precision == "f32"
+    has_text = type(precision).__str__ is not object.__str__ and not isinstance(precision, Mapping)
+    return target == "cpu" and (threads is None or threads >= 1) and has_text
 
 
 def _pipeline() -> Any:
@@ -113,6 +116,7 @@ class Entry:
     digest: str
     path: Path
     digests: Digests
+    precision: str = "f32"
 
     def find(self) -> stored.Stored | None:
         """The model as it was compiled before, if it was and its weights are the same."""
@@ -157,11 +161,11 @@ class Entry:
                 where=f"model {str(self.model)!r}",
                 hint="Its graph and history come from the file: compile it again.",
             )
-        executable = _pipeline().compile(_load(self.model)[0])
+        executable = _pipeline().compile(_load(self.model)[0], precision=self.precision)
         return executable.graph, executable.history
 
 
-def _entry(model: Any) -> Entry | None:
+def _entry(model: Any, precision: str) -> Entry | None:
     """Where the compiled form of a model belongs; None for what is not kept."""
     cache = default_cache()
     folder = cache.folder
@@ -175,7 +179,8 @@ def _entry(model: Any) -> Entry | None:
         digest = digests.of(path)
     except (OSError, ValueError):
         return None
-    return Entry(path, digest, folder / stored.key(digest, [path.suffix, *_facts()]), digests)
+    key = stored.key(digest, [path.suffix, f"precision {precision}", *_facts()])
+    return Entry(path, digest, folder / key, digests, precision)
 
 
 def _facts() -> list[str]:

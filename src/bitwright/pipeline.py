@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from bitwright.backends.cpu.program import Program
@@ -10,6 +11,7 @@ from bitwright.errors import BitwrightError
 from bitwright.executable import Executable
 from bitwright.frontend.load import load
 from bitwright.ir.graph import Graph
+from bitwright.passes.apply_precision import apply_precision
 from bitwright.passes.canonicalize import canonicalize
 from bitwright.passes.eliminate_common import eliminate_common
 from bitwright.passes.eliminate_dead import eliminate_dead
@@ -21,9 +23,11 @@ from bitwright.passes.fuse_regions import fuse_regions
 from bitwright.passes.lower_integer import lower_integer
 from bitwright.passes.manager import History, Pass, run_passes
 from bitwright.passes.merge_projections import merge_projections
+from bitwright.passes.precision_policy import Policy, policy
 from bitwright.passes.recognize_composites import recognize_composites
 from bitwright.passes.resolve_shapes import resolve_shapes
 from bitwright.passes.separate_bias import separate_bias
+from bitwright.rewrite.trace import Trace
 from bitwright.target import host
 
 # Keeps parameters as parameters: what training and calibration start from.
@@ -70,26 +74,41 @@ PASSES: dict[str, Pass] = {
 
 
 def compile(
-    model: Any, target: str = "cpu", threads: int | None = None, precision: str = "f32"
+    model: Any,
+    target: str = "cpu",
+    threads: int | None = None,
+    precision: str | Policy | Mapping[str, Any] = "f32",
 ) -> Executable:
     """Make a model (graph, path, bytes or ModelProto) ready to run.
 
     `target` is "cpu" (machine code for this processor, generated here) or "reference" (the
-    interpreter). `threads` None means as many as the machine has cores. A node without a kernel
-    runs in the interpreter as a host step: `explain` shows it, and one warning names it.
+    interpreter). `threads` None means as many as the machine has cores. `precision` is a policy:
+    its name or text form (`passes.precision_policy`). A node without a kernel runs in the
+    interpreter as a host step: `explain` shows it, and one warning names it.
     """
     if target not in ("cpu", "reference"):
         raise BitwrightError(f"there is no target {target!r}", expected="'cpu' or 'reference'")
-    if precision != "f32":
-        raise BitwrightError(f"there is no precision {precision!r}", expected="'f32'")
+    chosen = policy(precision)
     if threads is not None and threads < 1:
         raise BitwrightError("threads must be at least 1", found=threads)
     history = History()
     graph = run_passes(load(model), INFERENCE, history)
+    if not chosen.is_plain:
+        graph = run_passes(graph, (_at_precision(chosen), canonicalize), history)
     if target == "reference":
         return Executable(graph, history, Reference(graph))
     program = make_program(run_passes(graph, CPU, history), threads)
     return Executable(graph, history, program)
+
+
+def _at_precision(chosen: Policy) -> Pass:
+    """`apply_precision` as a pass; canonicalizing afterwards folds the casts of constants."""
+
+    def apply(graph: Graph, trace: Trace) -> Graph:
+        return apply_precision(graph, chosen, trace=trace)
+
+    apply.__name__ = apply_precision.__name__
+    return apply
 
 
 def make_program(fused: Graph, threads: int | None = None) -> Program:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from bitwright.cli.common import main, out, show_table, size_option, working
+from bitwright.cli.common import main, out, precision_option, show_table, size_option, working
 
 NOTABLE_DIFFERENCE = 1e-3
 
@@ -44,6 +44,7 @@ def parse_counts(ctx: click.Context, option: click.Parameter, value: str | None)
 )
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(1))
 @size_option
+@precision_option
 @click.option("--feeds", type=click.Path(), help=".npz with one array per input.")
 @click.option(
     "--json", "target", type=click.Path(allow_dash=True), help="File for the figures; - prints."
@@ -54,6 +55,7 @@ def bench(
     threads: list[int],
     rounds: int,
     sizes: dict[str, int],
+    precision: str,
     feeds: str | None,
     target: str | None,
 ) -> None:
@@ -71,6 +73,7 @@ def bench(
         rounds=rounds,
         sizes=sizes,
         feeds=read_inputs(feeds) if feeds else None,
+        precision=precision,
     )
     if target == "-":
         return click.echo(json.dumps(result.as_json(), indent=2))

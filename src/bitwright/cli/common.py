@@ -90,6 +90,15 @@ size_option = click.option(
 )
 
 
+precision_option = click.option(
+    "--precision",
+    default="f32",
+    show_default=True,
+    help="Policy: f32, f16, mixed_conservative, mixed, mixed_bf16, or NAME:KEY=TYPE,... with "
+    "kinds, op:PATTERN or layer:PATTERN as keys.",
+)
+
+
 def load(path: str) -> bitwright.Graph:
     return working(f"reading {Path(path).name}")(bitwright.load)(path)  # type: ignore[no-any-return]
 

@@ -13,6 +13,7 @@ from bitwright.cli.common import (
     load,
     main,
     out,
+    precision_option,
     print_json,
     show_columns,
     show_table,
@@ -32,6 +33,7 @@ from bitwright.cli.common import (
 @click.option("--threads", type=click.IntRange(1), help="Threads of the profile; all cores else.")
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1))
 @size_option
+@precision_option
 @click.option(
     "--feeds", type=click.Path(), help=".npz with the inputs of the profile; else random."
 )
@@ -45,6 +47,7 @@ def explain(
     threads: int | None,
     rounds: int,
     sizes: dict[str, int],
+    precision: str,
     feeds: str | None,
     as_json: bool,
 ) -> None:
@@ -55,7 +58,7 @@ def explain(
     from bitwright.report import explain as report
 
     graph = load(model)
-    exe = working("compiling")(bitwright.compile)(graph, threads=threads)
+    exe = working("compiling")(bitwright.compile)(graph, threads=threads, precision=precision)
     if node:
         return show_life(report.explain_node(exe.history, node, exe.engine.schedule), as_json)
     if fusion:

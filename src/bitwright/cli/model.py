@@ -15,6 +15,7 @@ from bitwright.cli.common import (
     load,
     main,
     out,
+    precision_option,
     print_json,
     show_table,
     size_option,
@@ -112,6 +113,7 @@ def show_conformance(as_json: bool) -> None:
 @click.option("--threads", type=int, help="Threads; as many as the machine has cores by default.")
 @click.option("--target", default="cpu", help="cpu, or reference for the interpreter.")
 @size_option
+@precision_option
 @click.option("-o", "--output", type=click.Path(), help=".npz to write the outputs to.")
 @json_option
 def run(
@@ -121,13 +123,16 @@ def run(
     threads: int | None,
     target: str,
     sizes: dict[str, int],
+    precision: str,
     output: str | None,
     as_json: bool,
 ) -> None:
     """Run MODEL on given or random inputs and show its outputs."""
     from bitwright.report.feeds import random_inputs, read_inputs
 
-    exe = working("compiling")(bitwright.compile)(model, target=target, threads=threads)
+    exe = working("compiling")(bitwright.compile)(
+        model, target=target, threads=threads, precision=precision
+    )
     graph = exe.interface
     feeds = read_inputs(archive) if archive else random_inputs(graph, sizes, seed)
     start = time.perf_counter()

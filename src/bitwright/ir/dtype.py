@@ -131,3 +131,19 @@ def dtype(name: str | DType | np.dtype[Any] | type) -> DType:
     if found in _FROM_NUMPY:
         return _FROM_NUMPY[found]
     raise GraphError(f"numpy dtype {found} has no element type here")
+
+
+def holds_exactly(wide: DType, narrow: DType) -> bool:
+    """Whether every value of `narrow` is a value of `wide`."""
+    if wide == narrow:
+        return True
+    plain = {"f64": (53, 11), "f32": (24, 8), "f16": (11, 5), "bf16": (8, 8)}
+    if wide.name in plain and narrow.name in plain:
+        return all(w >= n for w, n in zip(plain[wide.name], plain[narrow.name], strict=True))
+    if wide.name in plain and narrow.is_integer:
+        return narrow.bits <= plain[wide.name][0]
+    if wide.is_integer and narrow.is_integer:
+        if wide.family is narrow.family:
+            return wide.bits >= narrow.bits
+        return wide.family is Family.SIGNED and wide.bits > narrow.bits
+    return narrow.family is Family.BOOL and (wide.is_integer or wide.name in plain)

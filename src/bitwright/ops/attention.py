@@ -226,5 +226,6 @@ OPDEFS = [
         },
         doc="softmax(q @ k.T * scale + mask) @ v per head; k and v heads may serve several of q. "
         "A kernel computes its softmax in softmax_dtype or wider; the reference is f64.",
+        keeps=("mask",),
     )
 ]

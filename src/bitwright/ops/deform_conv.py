@@ -164,5 +164,6 @@ OPDEFS = [
         samples=_samples,
         attrs={**WINDOW_ATTRS, "groups": Attr("int", 1), "offset_groups": Attr("int", 1)},
         doc="Convolution whose taps read x at places moved by offset and weighted by mask.",
+        keeps=("offset",),
     ),
 ]

@@ -148,6 +148,7 @@ OPDEFS = [
         samples=_dequant_samples,
         attrs={"block": Attr("int")},
         doc="x @ dequant(q).T + bias with codes q[N, K] and a scale for each block of K.",
+        keeps=("scale", "zero_point"),
     ),
     OpDef(
         "dequant_grouped_matmul",
@@ -160,5 +161,6 @@ OPDEFS = [
         samples=_dequant_grouped_samples,
         attrs={"block": Attr("int")},
         doc="grouped_matmul with codes q[E, N, K] and a scale for each block of K.",
+        keeps=("scale", "zero_point"),
     ),
 ]

@@ -143,5 +143,6 @@ OPDEFS = [
             "align_corners": Attr("bool", False),
         },
         doc="x[N, C, ...] interpolated at the positions in grid[N, ..., spatial axes].",
+        keeps=("grid",),
     ),
 ]

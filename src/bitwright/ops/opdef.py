@@ -184,6 +184,8 @@ class OpDef:
     flops: Callable[..., Any] | None = None
     """Operations of a compute op, `flops(input types, output types, attrs)`; others are counted by
     their kind."""
+    keeps: tuple[str, ...] = ()
+    """Operands that a precision policy leaves as they are: scales of codes, places in an image."""
     commutative: bool = False
     deterministic: bool = True
     """False where two equal nodes may answer differently (random draws, users' own ops)."""

@@ -215,6 +215,7 @@ OPDEFS = [
             "coordinate_mode": Attr("str", "half_pixel", ("half_pixel", "output_half_pixel")),
         },
         doc="Each box rois[R, 4] of its image, averaged over interpolated points of each bin.",
+        keeps=("rois",),
     ),
     OpDef(
         "max_roi_pool",
@@ -226,5 +227,6 @@ OPDEFS = [
         samples=_max_samples,
         attrs={"pooled_shape": Attr("ints"), "spatial_scale": Attr("float", 1.0)},
         doc="The largest value in each bin of each box rois[R, 5] (image, then corners).",
+        keeps=("rois",),
     ),
 ]

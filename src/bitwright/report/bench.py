@@ -81,11 +81,13 @@ def bench(
     rounds: int = 15,
     sizes: Mapping[str, int] | None = None,
     feeds: Mapping[str, Any] | None = None,
+    precision: str = "f32",
 ) -> Bench:
     """Time a model (a path or a graph) beside other runtimes.
 
     Without `feeds`, inputs are random, free sizes being `sizes` or 1. `threads` None means as many
-    as the machine has cores.
+    as the machine has cores. `precision` is the policy to compile with; a peer that takes such a
+    hint gets the precision of products.
     """
     engines = _engines(against)
     counts = list(threads or (system.cores(),))
@@ -100,7 +102,9 @@ def bench(
         rows = [
             row
             for count in counts
-            for row in _interleaved(engines, count, rounds, Path(folder), paths, faults)
+            for row in _interleaved(
+                engines, (count, precision), rounds, Path(folder), paths, faults
+            )
         ]
     inputs = {name: f"{a.dtype} {list(a.shape)}" for name, a in arrays.items()}
     return Bench(graph.name, inputs, rounds, rows)
@@ -137,12 +141,12 @@ def _files(
 class _Process:
     """A worker process; a dead one answers with an error."""
 
-    def __init__(self, engine: str, threads: int, model: str, folder: Path) -> None:
+    def __init__(self, engine: str, threads: int, precision: str, model: str, folder: Path) -> None:
         self.outputs = folder / f"{engine}-{threads}.npz"
         self._noise = open(folder / f"{engine}-{threads}.log", "w+")  # noqa: SIM115 (see close)
         command = [sys.executable, "-m", "bitwright.report.bench_worker", engine, model]
         self._process = subprocess.Popen(
-            [*command, str(folder / "feeds.npz"), str(self.outputs), str(threads)],
+            [*command, str(folder / "feeds.npz"), str(self.outputs), str(threads), precision],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._noise,
@@ -173,20 +177,21 @@ class _Process:
 
 def _interleaved(
     engines: Sequence[str],
-    threads: int,
+    options: tuple[int, str],
     rounds: int,
     folder: Path,
     paths: Mapping[str, str],
     faults: Mapping[str, str],
 ) -> list[Row]:
-    """The rows of one number of threads."""
+    """The rows of one number of threads, at one precision."""
+    threads, precision = options
     rows = {name: Row(name, threads, error=faults.get(name, "")) for name in engines}
     live: dict[str, _Process] = {}
     with ExitStack() as stack:
         for name in engines:
             if name not in paths:
                 continue
-            process = _Process(name, threads, paths[name], folder)
+            process = _Process(name, threads, precision, paths[name], folder)
             stack.callback(process.close)
             if _take(rows[name], process.ask("start")):
                 live[name] = process

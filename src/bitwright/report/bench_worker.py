@@ -1,6 +1,6 @@
 """One engine in a process of its own, for `report.bench`.
 
-    python -m bitwright.report.bench_worker ENGINE MODEL FEEDS.npz OUTPUTS.npz THREADS
+    python -m bitwright.report.bench_worker ENGINE MODEL FEEDS.npz OUTPUTS.npz THREADS PRECISION
 
 Each line on standard input is a command, `start` or `time`; each answer is one line of JSON. What
 an engine prints goes to standard error. Nothing of an engine is imported before `start`, so that
@@ -29,14 +29,14 @@ SETTLING_CALLS = 10
 """Calls before memory is read, so that lazily made plans and arenas are in it."""
 
 
-def _bitwright(model: str, threads: int) -> tuple[str, Run]:
+def _bitwright(model: str, threads: int, precision: str) -> tuple[str, Run]:
     from bitwright import __version__
     from bitwright.compiler import compile as compile_model
 
-    return __version__, compile_model(model, threads=threads).run
+    return __version__, compile_model(model, threads=threads, precision=precision).run
 
 
-def _onnxruntime(model: str, threads: int) -> tuple[str, Run]:
+def _onnxruntime(model: str, threads: int, precision: str) -> tuple[str, Run]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -48,8 +48,11 @@ def _onnxruntime(model: str, threads: int) -> tuple[str, Run]:
     )
 
 
-def _openvino(model: str, threads: int) -> tuple[str, Run]:
+def _openvino(model: str, threads: int, precision: str) -> tuple[str, Run]:
     import openvino
+
+    from bitwright.ops.opdef import Kind
+    from bitwright.passes.precision_policy import policy
 
     core = openvino.Core()
     compiled = core.compile_model(
@@ -58,7 +61,7 @@ def _openvino(model: str, threads: int) -> tuple[str, Run]:
         {
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": str(policy(precision).of_kind(Kind.COMPUTE)),
         },
     )
     request, outputs = compiled.create_infer_request(), compiled.outputs
@@ -70,7 +73,7 @@ def _openvino(model: str, threads: int) -> tuple[str, Run]:
     return openvino.__version__, run
 
 
-ENGINES: dict[str, Callable[[str, int], tuple[str, Run]]] = {
+ENGINES: dict[str, Callable[[str, int, str], tuple[str, Run]]] = {
     "bitwright": _bitwright,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
@@ -80,9 +83,11 @@ ENGINES: dict[str, Callable[[str, int], tuple[str, Run]]] = {
 class Worker:
     """Prepares one engine, then times it on the same feeds as often as it is told to."""
 
-    def __init__(self, engine: str, model: str, feeds: str, outputs: str, threads: str) -> None:
+    def __init__(
+        self, engine: str, model: str, feeds: str, outputs: str, threads: str, precision: str
+    ) -> None:
         self.engine, self.model, self.outputs = engine, model, outputs
-        self.threads = int(threads)
+        self.threads, self.precision = int(threads), precision
         with np.load(feeds) as archive:
             self.feeds = {name: archive[name] for name in archive.files}
         self.run: Run | None = None
@@ -91,7 +96,7 @@ class Worker:
         """From the model's file to the first answer; then memory, once everything is warm."""
         gc.collect()
         before, begin = system.resident_bytes(), time.perf_counter()
-        version, self.run = ENGINES[self.engine](self.model, self.threads)
+        version, self.run = ENGINES[self.engine](self.model, self.threads, self.precision)
         answer = self.run(self.feeds)
         ready = time.perf_counter() - begin
         for _ in range(SETTLING_CALLS):

@@ -5,28 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from bitwright.ir.dim import Dim
-from bitwright.ir.dtype import DType, Family
+from bitwright.ir.dtype import holds_exactly
 from bitwright.rewrite import Match, Rule
 
 
 def _same_type(m: Match) -> str | bool:
     return m.x.type != m.root.types[0] and f"{m.x.type} becomes {m.root.types[0]}"
-
-
-def holds_exactly(wide: DType, narrow: DType) -> bool:
-    """Whether every value of `narrow` is a value of `wide`."""
-    if wide == narrow:
-        return True
-    plain = {"f64": (53, 11), "f32": (24, 8), "f16": (11, 5), "bf16": (8, 8)}
-    if wide.name in plain and narrow.name in plain:
-        return all(w >= n for w, n in zip(plain[wide.name], plain[narrow.name], strict=True))
-    if wide.name in plain and narrow.is_integer:
-        return narrow.bits <= plain[wide.name][0] and wide.name != "f16"
-    if wide.is_integer and narrow.is_integer:
-        if wide.family is narrow.family:
-            return wide.bits >= narrow.bits
-        return wide.family is Family.SIGNED and wide.bits > narrow.bits
-    return narrow.family is Family.BOOL and (wide.is_integer or wide.name in plain)
 
 
 def _lossy_middle(m: Match) -> str | bool:
