@@ -126,12 +126,15 @@ class Epilogue:
 
 
 LIGHT_STEPS = 6
+_SIMPLE = frozenset(
+    {"add", "sub", "mul", "relu", "clip", "maximum", "minimum", "neg", "abs", "hard_swish"}
+)
 
 
 def is_light(expression: Expression) -> bool:
     """A few additions, products and comparisons, without a function that is a polynomial."""
-    simple = {"add", "sub", "mul", "relu", "clip", "maximum", "minimum", "neg", "abs", "hard_swish"}
-    return len(expression.steps) <= LIGHT_STEPS and all(s.op in simple for s in expression.steps)
+    steps = [step for step in expression.steps if step.op not in ("cast", "to_codes")]
+    return len(steps) <= LIGHT_STEPS and all(step.op in _SIMPLE for step in steps)
 
 
 def keep(_f: Kernel, value: Value, _row: Value, _column: Value, _mask: Value) -> Value:

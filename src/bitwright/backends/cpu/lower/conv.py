@@ -66,6 +66,12 @@ class Window:
     def is_padded(self) -> bool:
         return any(pad != 0 for pad in (*self.begins, *self.ends))
 
+    @property
+    def turned(self) -> Window:
+        """The same for an image whose lines are columns."""
+        pairs = (self.strides, self.dilations, self.begins, self.ends)
+        return Window(*((b, a) for a, b in pairs))  # type: ignore[arg-type]
+
 
 @lowers("conv")
 def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:

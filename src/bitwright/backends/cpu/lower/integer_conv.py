@@ -1,26 +1,23 @@
 """Convolutions of 8-bit codes with constant filters.
 
 They are laid out as those of `lower.conv`: dense ones as products of rows that lie in the image,
-depthwise ones by their own kernel, whose sums of codes are exact in f32. Padding holds the image's
+depthwise ones by their own kernels (`lower.integer_depthwise`). Padding holds the image's
 zero point. A pixel of few channels (a first layer's three) gets some more, which change nothing, so
 that it is a whole number of steps of a sum.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu import emit
-from bitwright.backends.cpu.kernels.depthwise import EXACT_TAPS
 from bitwright.backends.cpu.lower.conv import (
     CHANNELS_LAST,
     Finish,
     Window,
     dense,
-    depthwise,
     four_axes,
     image_of,
     padded,
@@ -37,11 +34,12 @@ from bitwright.backends.cpu.lower.integer import (
     operands_of,
     zero_of,
 )
+from bitwright.backends.cpu.lower.integer_depthwise import CodeConv, lower_code_depthwise
 from bitwright.backends.cpu.lower.movement import pad_view
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
-from bitwright.backends.cpu.region import Part, operand_views, require_elements, split
-from bitwright.ir.dim import Size, product
-from bitwright.ir.graph import Node, Value
+from bitwright.backends.cpu.region import operand_views, require_elements, split
+from bitwright.ir.dim import product
+from bitwright.ir.graph import Node
 from bitwright.lir.buffer import View, contiguous
 from bitwright.lir.buffer import dense as dense_view
 from bitwright.target import Target
@@ -50,39 +48,16 @@ Array = np.ndarray[Any, Any]
 FEW_CHANNELS = 16
 
 
-@dataclass(frozen=True)
-class _Conv:
-    """A convolution's parts; arrays have one entry for each filter."""
-
-    x: Value
-    filters: Array
-    filter_zeros: Array | None
-    bias: Array
-    zero: Zero
-    fill: View
-    """The zero point of x, in memory."""
-    window: Window
-    groups: int
-    after: Part
-    extra: list[View]
-    y: View
-    lanes: int
-
-    @property
-    def is_depthwise(self) -> bool:
-        return self.groups > 1 and self.groups == len(self.filters) and self.filters.shape[1] == 1
-
-
 @lowers("integer_conv")
 def lower_integer_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
     conv = _conv_of(ctx, node, region)
     if conv.is_depthwise:
-        _lower_depthwise(ctx, node, conv)
+        lower_code_depthwise(ctx, node, conv)
     else:
         _lower_dense(ctx, node, conv)
 
 
-def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> _Conv:
+def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> CodeConv:
     anchor = region.anchor
     assert anchor is not None
     x, w, x_zero, w_zero, bias = operands_of(anchor)
@@ -101,7 +76,7 @@ def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> _Conv:
     fill = zero.view or ctx.constant(np.array([zero.number], x.dtype.numpy), f"{node.name}.zero")
     count = len(array)
     extra = operand_views(ctx, region, after.inputs, node.outputs[0].shape)
-    return _Conv(
+    return CodeConv(
         region.outer(present(anchor, 0)),
         array,
         None if zeros is None else np.broadcast_to(zeros.reshape(-1), (count,)),
@@ -117,20 +92,7 @@ def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> _Conv:
     )
 
 
-def _lower_depthwise(ctx: Lowering, node: Node, conv: _Conv) -> None:
-    if conv.filters[0].size > EXACT_TAPS:
-        raise NoKernelError("its filter has more taps than f32 sums exactly")
-    taps = conv.filters.astype(np.float32)
-    if conv.filter_zeros is not None:
-        taps -= conv.filter_zeros.astype(np.float32).reshape(-1, 1, 1, 1)
-    adds = Bias(ctx, node.name, conv.bias)
-    finish = Finish(conv.after, conv.extra, conv.y, conv.lanes, adds)
-    is_zero = conv.zero.view is None and conv.zero.number == 0
-    image, more = image_of(ctx, conv.x), {} if is_zero else {"x_zero": conv.fill}
-    depthwise(ctx, node, image, taps, conv.window, conv.y, finish, conv.x.dtype, more)
-
-
-def _lower_dense(ctx: Lowering, node: Node, conv: _Conv) -> None:
+def _lower_dense(ctx: Lowering, node: Node, conv: CodeConv) -> None:
     """A product for every group."""
     signed, zeros, groups = conv.x.dtype.is_signed, conv.filter_zeros, conv.groups
     filters = conv.filters
@@ -153,7 +115,7 @@ def _lower_dense(ctx: Lowering, node: Node, conv: _Conv) -> None:
         dense(ctx, node, rows, ready, conv.window, part, finish, filter)
 
 
-def _source(ctx: Lowering, node: Node, conv: _Conv, channels: int) -> View:
+def _source(ctx: Lowering, node: Node, conv: CodeConv, channels: int) -> View:
     """The image as products read it: padding around it, channels innermost, as many as asked."""
     planes = four_axes(ctx.view(conv.x))
     if conv.groups == 1 and channels != planes.shape[1] and planes.strides[3] == 1:
@@ -190,19 +152,3 @@ def _interleaved(
     )
     ctx.copy(apart, together, node.name)
     return together
-
-
-class Bias:
-    """A bias for every channel, added to exact sums."""
-
-    sizes: dict[str, Size] = {}  # noqa: RUF012
-
-    def __init__(self, ctx: Lowering, name: str, bias: Array) -> None:
-        held = bias.astype(np.int32)
-        self.pointers = {"offset": ctx.constant(held, f"{name}.bias")} if held.any() else {}
-        self.key = bool(self.pointers)
-
-    def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
-        if not self.pointers:
-            return value
-        return value + f.load(value.type, f.args.pointer("offset"), column, mask=mask)
