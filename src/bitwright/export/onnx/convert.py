@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bitwright.errors import ExportError
+from bitwright.export.onnx.coded import coded_products, write_coded_product
 from bitwright.export.onnx.mapping import form_of
 from bitwright.export.onnx.protos import Body
 from bitwright.export.onnx.schemas import LEAST_OPSET, NEWEST_OPSET
@@ -115,11 +116,16 @@ def _leave(scope: Scope, name: str, value: Value) -> Ref:
 
 def write_nodes(scope: Scope, finals: dict[Value, str] | None = None) -> None:
     """Every node of the scope's graph; what enters it is known already."""
+    coded = coded_products(scope.graph)
     for node in scope.graph.nodes:
         scope.node = node
         if node.op in ("constant", "parameter"):
             _write_array(scope, node)
-        elif not node.is_boundary:
+        elif node in coded.products:
+            mark = scope.mark()
+            result = write_coded_product(scope, *coded.products[node])
+            _bind_results(scope, node, (result,), mark, finals or {})
+        elif not node.is_boundary and node not in coded.absorbed:
             _write_node(scope, node, finals or {})
 
 

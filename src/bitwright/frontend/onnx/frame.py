@@ -32,6 +32,8 @@ class Frame:
     symbols: set[Symbol] = field(default_factory=set)
     ones: dict[Size, bool] = field(default_factory=dict)
     """Symbolic sizes that are 1, or are not, wherever this graph is reached."""
+    dequantized: dict[tuple[Value, ...], Value] = field(default_factory=dict)
+    """Rows of codes, scales and zero points that functions of the model share."""
 
     def is_one(self, size: Size) -> bool | None:
         """Whether a size is 1, as far as that is known here."""

@@ -20,6 +20,7 @@ DOMAIN = "bitwright"
 _ATTRS: dict[str, dict[str, type]] = {
     "dynamic_quantize": {"to": str, "per_token": bool},
     "dequantize": {"axis": int, "block": int, "to": str},
+    "coded_matmul": {"block": int},
 }
 
 
@@ -39,7 +40,29 @@ def call(ctx: Context, node: OnnxNode, inputs: Inputs) -> Sequence[Value] | None
             return None
         attrs[name] = kind(value)
     try:
+        if op == "coded_matmul":
+            return [_coded_matmul(ctx, *inputs, **attrs)]
         results = ctx.b.op(op, *inputs, **attrs)
-    except BitwrightError:
+    except (BitwrightError, TypeError):
         return None
     return [results] if isinstance(results, Value) else list(results)
+
+
+def _coded_matmul(
+    ctx: Context,
+    x: Value,
+    w: Value,
+    scale: Value,
+    steps: Value,
+    zero: Value,
+    offset: Value | None = None,
+    *,
+    block: int,
+) -> Value:
+    """Rows and weight as the graph had them; rows that several products read are one value."""
+    rows = ctx.frame.dequantized.get((x, scale, zero))
+    if rows is None:
+        rows = ctx.b.dequantize(x, scale, zero, axis=-1, block=block)
+        ctx.frame.dequantized[x, scale, zero] = rows
+    weight = ctx.b.dequantize(w, steps, offset, axis=1 if steps.rank else None)
+    return ctx.b.matmul(rows, weight)  # type: ignore[no-any-return]

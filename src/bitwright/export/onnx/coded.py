@@ -1,0 +1,93 @@
+"""Products of rows that have a range of their own, as one function on MatMulInteger.
+
+    matmul(dequantize(x, s, z), dequantize(w, t))  ->  coded_matmul(x, w, s, t, z)
+
+    f32(x @ w - z * Σ w) * (s * t)
+
+which is what integer execution computes, to the bit. MatMulInteger of ONNX Runtime takes no zero
+point for each row, so the function takes it off with the sums of the columns. Written apart, ONNX
+Runtime would make the dequantized weight and the product one node that rounds the rows again, to
+codes of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from bitwright.export.onnx.forms import reduce
+from bitwright.export.onnx.functions import call
+from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.ir.dtype import f32, i8, i32, u8
+from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.types import normalize_axis
+
+
+@dataclass(frozen=True)
+class CodedProducts:
+    """The matrix products of a graph that are written as functions, and what they take in."""
+
+    products: dict[Node, tuple[Node, Node]]
+    """Each with the nodes that dequantize its rows and its weight."""
+    absorbed: set[Node]
+    """Dequantize nodes that nothing else reads."""
+
+
+def coded_products(graph: Graph) -> CodedProducts:
+    products: dict[Node, tuple[Node, Node]] = {}
+    readers: Counter[Value] = Counter()
+    for node in graph.nodes:
+        if node.op != "matmul" or node.outputs[0].dtype != f32:
+            continue
+        x, w = node.operands
+        if _is_coded_by_rows(x.node) and _is_weight(w.node):
+            products[node] = x.node, w.node
+            readers.update((x, w))
+    absorbed = {v.node for v, count in readers.items() if count == graph.uses[v]}
+    return CodedProducts(products, absorbed)
+
+
+def _is_coded(node: Node) -> bool:
+    if node.op != "dequantize" or node.outputs[0].dtype != f32 or node.outputs[0].rank < 2:
+        return False
+    codes, scale, *zero = node.operands
+    return (
+        codes.dtype in (i8, u8) and scale.dtype == f32 and all(z.dtype == codes.dtype for z in zero)
+    )
+
+
+def _is_coded_by_rows(node: Node) -> bool:
+    """Whether each row of the last axis has one scale and one zero point, made by the run."""
+    if not _is_coded(node) or len(node.inputs) != 3 or not node.attrs.get("block"):
+        return False
+    codes, scale, zero = node.operands
+    is_last = normalize_axis(node.attrs["axis"], codes.rank) == codes.rank - 1
+    return is_last and scale.shape[-1] == 1 and zero.shape == scale.shape
+
+
+def _is_weight(node: Node) -> bool:
+    """Whether it is a matrix of constant codes with one scale, or one for each column."""
+    if not _is_coded(node) or node.outputs[0].rank != 2 or node.attrs.get("block"):
+        return False
+    if not all(v.node.op in ("constant", "parameter") for v in node.operands):
+        return False
+    axis = node.attrs.get("axis")
+    return all(v.rank == 0 for v in list(node.operands)[1:]) if axis is None else axis in (1, -1)
+
+
+def write_coded_product(e: Scope, x: Node, w: Node) -> Ref:
+    codes, scale, zero = (e.values[v] for v in x.operands)
+    weight, steps, *offset = (e.values[v] for v in w.operands)
+    given = [codes, weight, scale, steps, zero, *offset]
+    return call(e, "coded_matmul", given, {"block": x.attrs["block"]}, _body)[0]
+
+
+def _body(
+    e: Scope, x: Ref, w: Ref, scale: Ref, steps: Ref, zero: Ref, offset: Ref | None = None
+) -> tuple[Ref, ...]:
+    wide = e.cast(w, i32)
+    if offset is not None:
+        wide = e.Sub(wide, e.cast(offset, i32))
+    sums = reduce(e, "ReduceSum", wide, [0])
+    total = e.Sub(e.MatMulInteger(x, w, None, offset), e.Mul(e.cast(zero, i32), sums))
+    return (e.Mul(e.cast(total, f32), e.Mul(scale, steps)),)
