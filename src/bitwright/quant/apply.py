@@ -198,5 +198,7 @@ def table_error(node: Node) -> float:
     array = constant_value(node.inputs[0])
     assert array is not None
     scales = weight_scales(array)
-    lost = weight_codes(array, scales) * scales - array
-    return float((lost**2).sum() / max(float((array**2).sum()), 1e-30))
+    lost = weight_codes(array, scales)
+    lost *= scales
+    lost -= array
+    return float(np.vdot(lost, lost) / max(float(np.vdot(array, array)), 1e-30))

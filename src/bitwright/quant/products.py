@@ -23,6 +23,7 @@ from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 
 Array = np.ndarray[Any, Any]
+COLUMNS_SCORED = 96
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,11 +80,11 @@ class Product:
         )
         return plain and self.groups == 1 and set(self.window) <= {1}
 
-    @cached_property
+    @property
     def matrix(self) -> Array:
-        """The weight as [groups, columns, terms]."""
+        """A view of the weight as [groups, columns, terms]."""
         if not self.is_conv:
-            return np.ascontiguousarray(self.weight.T)[None]
+            return self.weight.T[None]
         return self.weight.reshape(self.groups, self.weight.shape[0] // self.groups, -1)
 
     def as_weight(self, matrix: Array) -> Array:
@@ -98,9 +99,17 @@ class Product:
             return factors[None]
         return np.repeat(factors.reshape(self.groups, -1), math.prod(self.window), axis=1)
 
+    @cached_property
+    def some_columns(self) -> Array:
+        """Columns of the matrix spread over all of them, enough to tell how the product fares."""
+        matrix = self.matrix
+        return np.ascontiguousarray(matrix[:, :: max(1, matrix.shape[1] // COLUMNS_SCORED)])
+
+    @cached_property
     def channel_peaks(self) -> Array:
         """The largest magnitude of the weights that meet each channel of x."""
-        peaks = np.abs(self.matrix).max(axis=1)
+        matrix = self.matrix
+        peaks = np.maximum(matrix.max(axis=1), -matrix.min(axis=1))
         if not self.is_conv:
             return np.asarray(peaks[0])
         return np.asarray(

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from bitwright import system
 from bitwright.errors import BitwrightError, CalibrationError
 from bitwright.executable import Executable
 from bitwright.frontend.load import load
@@ -42,6 +43,7 @@ from bitwright.quant.recipe import recipe as find_recipe
 
 Array = np.ndarray[Any, Any]
 GUARD_ROUNDS = 4
+NUMBERS_COMPARED = 1 << 20
 LOST = 1e3
 """The error, relative to its place, of a number that is finite in the float model alone."""
 
@@ -136,6 +138,7 @@ def _weights(
         if key not in made:
             made[key] = quantize_weights(evidence[choice.site.name], choice.coding, form)
         found.update(made[key])
+    system.give_memory_back()
     return found
 
 
@@ -174,11 +177,9 @@ class _Check:
                     continue
                 if found.shape != exact.shape:
                     raise BitwrightError(f"output {name!r} has another shape when quantized")
-                told = np.isfinite(exact)  # masked places say nothing
-                wide = exact[told].astype(np.float64)
-                error = np.where(np.isfinite(found[told]), found[told] - wide, LOST * np.abs(wide))
-                signal[name] = signal.get(name, 0.0) + float((wide**2).sum())
-                noise[name] = noise.get(name, 0.0) + float((error**2).sum())
+                power, lost = _power_and_loss(exact, found)
+                signal[name] = signal.get(name, 0.0) + power
+                noise[name] = noise.get(name, 0.0) + lost
         return _Outcome(
             {
                 n: 10 * float(np.log10(s / max(noise[n], 1e-30 * s)))
@@ -186,6 +187,21 @@ class _Check:
                 if s > 0  # an output that was empty or zero on all batches has nothing to lose
             }
         )
+
+
+def _power_and_loss(exact: Array, found: Array) -> tuple[float, float]:
+    """The sums of squares of an output and of its error, a part at a time to save memory."""
+    power = loss = 0.0
+    flat, other = exact.reshape(-1), found.reshape(-1)
+    for start in range(0, flat.size, NUMBERS_COMPARED):
+        part = slice(start, start + NUMBERS_COMPARED)
+        told = np.isfinite(flat[part])  # masked places say nothing
+        wide = flat[part][told].astype(np.float64)
+        near = other[part][told]
+        error = np.where(np.isfinite(near), near - wide, LOST * np.abs(wide))
+        power += float(wide @ wide)
+        loss += float(error @ error)
+    return power, loss
 
 
 def _bindings(graph: Graph, batch: Batch) -> dict[str, int]:

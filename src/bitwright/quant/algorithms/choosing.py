@@ -30,7 +30,6 @@ Array = np.ndarray[Any, Any]
 STRENGTHS = (0.0, 0.5, 1.0)
 DYNAMIC_STRENGTHS = (0.0, 0.5)
 REACHES = (0.75, 1.25)
-COLUMNS_SCORED = 96
 SMALLEST_FACTOR = 0.03
 """A channel that was nearly silent in the data may speak up later."""
 WORTH = 0.9
@@ -109,7 +108,7 @@ def smoothing_factors(peaks: Array, products: Sequence[Product], strength: float
     """One factor for each channel, the largest of them 1; None for strength 0."""
     if strength == 0 or not peaks.max(initial=0) > 0:
         return None
-    weights = np.max([product.channel_peaks() for product in products], axis=0)
+    weights = np.max([product.channel_peaks for product in products], axis=0)
     inputs = np.maximum(peaks, peaks.max() * SMALLEST_FACTOR) ** strength
     floor = max(float(weights.max()) * SMALLEST_FACTOR, float(np.finfo(np.float32).tiny))
     factors = inputs / np.maximum(weights, floor) ** (1 - strength)
@@ -133,9 +132,7 @@ def product_errors(evidence: Evidence, coding: Coding) -> Iterator[tuple[float, 
 
 
 def _error(product: Product, rows: Array, coded: Array, factors: Array | None) -> float:
-    matrix = product.matrix
-    step = max(1, matrix.shape[1] // COLUMNS_SCORED)
-    matrix = matrix[:, ::step]
+    matrix = product.some_columns
     scaled = matrix if factors is None else matrix * factors[:, None, :]
     scales = weight_scales(scaled)
     codes = weight_codes(scaled, scales) * scales

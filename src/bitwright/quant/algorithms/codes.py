@@ -53,18 +53,23 @@ def weight_scales(matrix: Array, limit: int = WEIGHT_LIMIT, block: int = 0) -> A
 
     Block 0 is all terms of a column.
     """
-    peaks = np.abs(matrix)
     if block:
-        peaks = np.maximum.reduceat(peaks, list(range(0, matrix.shape[-1], block)), axis=-1)
+        starts = list(range(0, matrix.shape[-1], block))
+        peaks = np.maximum.reduceat(np.abs(matrix), starts, axis=-1)
     else:
-        peaks = peaks.max(axis=-1, keepdims=True, initial=0)
+        highest = matrix.max(axis=-1, keepdims=True, initial=0)
+        peaks = np.maximum(highest, -matrix.min(axis=-1, keepdims=True, initial=0))
     scales = (peaks / limit).astype(np.float32)
     return np.where(scales < np.finfo(np.float32).tiny, np.float32(1), scales)
 
 
-def weight_codes(matrix: Array, scales: Array, limit: int = WEIGHT_LIMIT) -> Array:
-    """Nearest codes, as floating numbers."""
-    return np.clip(np.rint(matrix / scales), -limit, limit)
+def weight_codes(
+    matrix: Array, scales: Array, highest: int = WEIGHT_LIMIT, lowest: int | None = None
+) -> Array:
+    """Nearest codes, as floating numbers; those below zero reach as far unless told."""
+    codes = np.divide(matrix, scales)
+    np.rint(codes, out=codes)
+    return np.clip(codes, -highest if lowest is None else lowest, highest, out=codes)
 
 
 def decibels(error: float) -> float:

@@ -1,9 +1,11 @@
 """Rounding weights so that the product's result, not the weight, changes least.
 
-Columns of terms are rounded one after another, those with the largest input first, and the error
-that each makes is spread over the terms still to come, along the inputs' correlations (GPTQ):
+Terms are rounded one after another, those with the largest input first, and the error that each
+makes is spread over the terms still to come, along the inputs' correlations (GPTQ):
 
     w[k:] -= (w[k] - round(w[k])) * U[k, k:] / U[k, k],      U'U = inverse of E[x x'] + damping
+
+Columns do not know of each other: U is found once, and columns are rounded a few at a time.
 """
 
 from __future__ import annotations
@@ -12,65 +14,76 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.quant.algorithms.codes import WEIGHT_LIMIT
-
 Array = np.ndarray[Any, Any]
 DAMPING = 0.01
-BLOCK = 32
+FEW = 8
+"""Terms whose errors are spread one by one; those of more terms are spread by one product."""
 SMALL = 64
 
 
-def round_weights(matrix: Array, scales: Array, gram: Array, limit: int = WEIGHT_LIMIT) -> Array:
-    """Codes (as f32) of [groups, columns, terms] weights whose rows have the Gram matrix `gram`.
+class ErrorSpread:
+    """The order in which terms are rounded, and how the error of each is spread.
 
-    `gram` is E[x x'] for each group, [groups, terms, terms]. Scales have one number for each
-    column, or one for each weight; codes reach from -limit to limit.
+    `gram` is E[x x'] of each group's terms, [groups, terms, terms].
     """
-    groups, columns, terms = matrix.shape
-    diagonal = np.einsum("gkk->gk", gram)
-    mean = diagonal.mean(axis=1)
-    damping = DAMPING * np.where(mean > 0, mean, 1)
-    order = np.argsort(-diagonal, axis=1, kind="stable")
-    each = np.arange(groups)[:, None]
-    sorted_gram = gram[each[:, :, None], order[:, :, None], order[:, None, :]].astype(np.float64)
-    sorted_gram[:, range(terms), range(terms)] += damping[:, None]
-    upper = _inverse_root(sorted_gram).astype(np.float32)
-    # terms first, so that a step works on contiguous columns
-    rest = _terms_first(matrix, order)
-    # one scale for all terms of a column stays one
-    steps = scales.transpose(0, 2, 1) if scales.shape[2] == 1 else _terms_first(scales, order)
-    codes = np.empty_like(rest)
-    for start in range(0, terms, BLOCK):
-        stop = min(start + BLOCK, terms)
-        errors = np.empty((groups, stop - start, columns), np.float32)
-        for k in range(start, stop):
-            step = steps[:, k % steps.shape[1]]
-            code = np.clip(np.rint(rest[:, k] / step), -limit, limit)
-            codes[:, k] = code
-            error = (rest[:, k] - code * step) / upper[:, k, k, None]
-            errors[:, k - start] = error
-            if k + 1 < stop:
-                rest[:, k + 1 : stop] -= upper[:, k, k + 1 : stop, None] * error[:, None, :]
-        if stop < terms:
-            rest[:, stop:] -= upper[:, start:stop, stop:].transpose(0, 2, 1) @ errors
-    result = np.empty_like(codes)
-    np.put_along_axis(result, order[:, :, None], codes, axis=1)
-    return np.ascontiguousarray(result.transpose(0, 2, 1))
 
+    def __init__(self, gram: Array) -> None:
+        diagonal = np.einsum("gkk->gk", gram)
+        mean = diagonal.mean(axis=1)
+        damping = DAMPING * np.where(mean > 0, mean, 1)
+        self.order = np.argsort(-diagonal, axis=1, kind="stable")
+        each, turned = np.arange(gram.shape[0])[:, None, None], self.order[:, ::-1]
+        last_first = gram[each, turned[:, :, None], turned[:, None, :]].astype(np.float64)
+        terms = range(gram.shape[1])
+        last_first[:, terms, terms] += damping[:, None]
+        # gram = L L' with the order turned around gives U as the inverse of L, turned again
+        lower = np.linalg.cholesky(last_first).astype(np.float32)
+        del last_first
+        self.upper = _inverse(lower)[:, ::-1, ::-1]
 
-def _terms_first(matrix: Array, order: Array) -> Array:
-    """[groups, columns, terms] as [groups, terms, columns], the terms in this order."""
-    chosen = np.take_along_axis(matrix, order[:, None, :], axis=2)
-    return np.ascontiguousarray(chosen.transpose(0, 2, 1), np.float32)
+    def codes(self, matrix: Array, scales: Array, lowest: int, highest: int) -> Array:
+        """Codes (as f32) of [groups, columns, terms] weights.
 
+        Scales have one number for each column, or one for each weight.
+        """
+        # terms first, so that a step works on contiguous columns
+        rest = self._sorted(matrix)
+        # one scale for all terms of a column stays one
+        steps = scales.transpose(0, 2, 1) if scales.shape[2] == 1 else self._sorted(scales)
+        codes = np.empty_like(rest)
+        self._round(rest, np.broadcast_to(steps, rest.shape), codes, (lowest, highest), 0)
+        result = np.empty(matrix.shape, np.float32)
+        np.put_along_axis(result.transpose(0, 2, 1), self.order[:, :, None], codes, axis=1)
+        return result
 
-def _inverse_root(gram: Array) -> Array:
-    """Upper triangular U with U'U = inverse of the Gram matrix.
+    def _sorted(self, matrix: Array) -> Array:
+        """[groups, columns, terms] as [groups, terms, columns], the terms in their order."""
+        return np.take_along_axis(matrix.transpose(0, 2, 1), self.order[:, :, None], axis=1)
 
-    With the order of rows and columns turned around, gram = L L' gives U as the inverse of L,
-    turned around again.
-    """
-    return _inverse(np.linalg.cholesky(gram[:, ::-1, ::-1]))[:, ::-1, ::-1]
+    def _round(
+        self, rest: Array, steps: Array, codes: Array, limits: tuple[int, int], start: int
+    ) -> None:
+        """Round all terms of `rest`, the first of them the one `start`; it holds errors then."""
+        number = rest.shape[1]
+        if number > FEW:
+            half = number // 2
+            middle = start + half
+            self._round(rest[:, :half], steps[:, :half], codes[:, :half], limits, start)
+            spread = self.upper[:, start:middle, middle : start + number]
+            rest[:, half:] -= spread.transpose(0, 2, 1) @ rest[:, :half]
+            self._round(rest[:, half:], steps[:, half:], codes[:, half:], limits, middle)
+            return
+        for k in range(number):
+            code, step = codes[:, k], steps[:, k]
+            np.divide(rest[:, k], step, out=code)
+            np.rint(code, out=code)
+            np.clip(code, *limits, out=code)
+            error = rest[:, k]
+            error -= code * step
+            error /= self.upper[:, start + k, start + k, None]
+            if k + 1 < number:
+                spread = self.upper[:, start + k, start + k + 1 : start + number, None]
+                rest[:, k + 1 :] -= spread * error[:, None, :]
 
 
 def _inverse(lower: Array) -> Array:

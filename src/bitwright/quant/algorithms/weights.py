@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from bitwright.quant.algorithms.choosing import Coding, times
 from bitwright.quant.algorithms.codes import decibels, weight_codes, weight_scales
-from bitwright.quant.algorithms.rounding import round_weights
-from bitwright.quant.collect import Evidence, Sample
+from bitwright.quant.algorithms.rounding import ErrorSpread
+from bitwright.quant.collect import Evidence
 from bitwright.quant.products import Product
 
 Array = np.ndarray[Any, Any]
 STORAGE = {8: np.int8, 4: ml_dtypes.int4, 2: ml_dtypes.int2}
+NUMBERS_TOGETHER = 1 << 20
+"""Weights that are worked on at a time, so that memory does not grow with a layer's width."""
 
 
 @dataclass(frozen=True)
@@ -70,67 +72,125 @@ def quantize_weights(
         together.setdefault(id(evidence.sample(product)), []).append(product)
     found: dict[str, Weights] = {}
     for products in together.values():
-        found.update(_quantize_together(products, evidence, coding, form))
+        found.update(_Together(products, evidence, coding, form).made())
     return found
 
 
-def _quantize_together(
-    products: list[Product], evidence: Evidence, coding: Coding | None, form: WeightFormat
-) -> Iterator[tuple[str, Weights]]:
-    sample = evidence.sample(products[0])
-    factors = None
-    if coding is not None and coding.factors is not None:
-        factors = products[0].spread(coding.factors)
-    matrix = np.concatenate([p.matrix for p in products], axis=1)
-    if factors is not None:
-        matrix = matrix * factors[:, None, :]
-    block = form.block_of(products[0])
-    scales = weight_scales(matrix, form.limit, block)
-    each = _each(scales, block, matrix.shape[2])
-    if form.rounding == "gptq":
-        codes = round_weights(matrix, each, _gram(sample, factors), form.limit)
-    else:
-        codes = weight_codes(matrix, each, form.limit)
-    coded = sample.scored if coding is None else coding.round_trip(sample.scored, factors)
-    start = 0
-    for product in products:
-        part = slice(start, start + product.matrix.shape[1])
-        start = part.stop
-        held = codes[:, part] * each[:, part]
-        correction, error = _losses(product, sample, coded, held, factors)
-        if not form.bias_correction:
+class _Together:
+    """Products that see the same rows, worked on a few columns at a time."""
+
+    def __init__(
+        self, products: list[Product], evidence: Evidence, coding: Coding | None, form: WeightFormat
+    ) -> None:
+        self.products, self.form = products, form
+        self.sample = evidence.sample(products[0])
+        self.factors = None
+        if coding is not None and coding.factors is not None:
+            self.factors = products[0].spread(coding.factors)
+        rows = self.sample.scored
+        self.coded = rows if coding is None else coding.round_trip(rows, self.factors)
+        # the weights' part of a mean error is known from many more rows than those scored
+        self.unseen = self.sample.mean - rows.mean(axis=0)
+        self.block = form.block_of(products[0])
+        self.spread = ErrorSpread(self._gram()) if form.rounding == "gptq" else None
+
+    def _gram(self) -> Array:
+        """Second moments of the inputs as the weights meet them, divided by the factors."""
+        gram, factors = self.sample.second_moment, self.factors
+        if factors is not None:
+            gram /= factors[:, :, None] * factors[:, None, :]
+        return gram
+
+    def made(self) -> dict[str, Weights]:
+        parts: dict[str, list[_Part]] = {product.name: [] for product in self.products}
+        for columns in self._pieces():
+            matrix = np.concatenate([p.matrix[:, part] for p, part in columns], axis=1)
+            if self.factors is not None:
+                matrix *= self.factors[:, None, :]
+            codes, scales = self._codes(matrix)
+            start = 0
+            for product, part in columns:
+                own = slice(start, start + part.stop - part.start)
+                start = own.stop
+                exact = product.matrix[:, part]
+                parts[product.name].append(self._part(exact, codes[:, own], scales[:, own]))
+        return {p.name: self._whole(p, parts[p.name]) for p in self.products}
+
+    def _pieces(self) -> Iterator[list[tuple[Product, slice]]]:
+        """Columns of the products, at most `NUMBERS_TOGETHER` weights at a time."""
+        groups, _, terms = self.products[0].matrix.shape
+        room = most = max(1, NUMBERS_TOGETHER // (groups * terms))
+        piece: list[tuple[Product, slice]] = []
+        for product in self.products:
+            start, columns = 0, product.matrix.shape[1]
+            while start < columns:
+                stop = min(columns, start + room)
+                piece.append((product, slice(start, stop)))
+                room -= stop - start
+                start = stop
+                if not room:
+                    yield piece
+                    piece, room = [], most
+        if piece:
+            yield piece
+
+    def _codes(self, matrix: Array) -> tuple[Array, Array]:
+        """Codes as f32, and scales [groups, columns, blocks]."""
+        form = self.form
+        scales = weight_scales(matrix, form.limit, self.block)
+        each = self._each(scales)
+        if self.spread is None:
+            return weight_codes(matrix, each, form.limit), scales
+        return self.spread.codes(matrix, each, -form.limit, form.limit), scales
+
+    def _each(self, scales: Array) -> Array:
+        """Scales so that they broadcast over the weights."""
+        if not self.block:
+            return scales
+        terms = self.products[0].matrix.shape[2]
+        return np.repeat(scales, self.block, axis=2)[:, :, :terms]
+
+    def _part(self, exact_matrix: Array, codes: Array, scales: Array) -> _Part:
+        """The codes as they are stored, the mean error of each column, the error without it."""
+        held = codes * self._each(scales)
+        exact = times(self.sample.scored, exact_matrix)
+        error = times(self.coded, held)
+        np.subtract(exact, error, out=error)
+        mean = error.mean(axis=1)
+        error -= mean[:, None, :]
+        lost = held if self.factors is None else np.divide(held, self.factors[:, None, :], out=held)
+        np.subtract(exact_matrix, lost, out=lost)
+        mean += np.matvec(lost, self.unseen)
+        stored = codes.astype(STORAGE[self.form.bits])
+        return _Part(stored, scales, mean, _square(error), _square(exact))
+
+    def _whole(self, product: Product, parts: list[_Part]) -> Weights:
+        codes = product.as_weight(_joined([part.codes for part in parts]))
+        scales = _joined([part.scales for part in parts])
+        correction = _joined([part.mean for part in parts]).reshape(-1).astype(np.float32)
+        if not self.form.bias_correction:
             correction = np.zeros_like(correction)
-        stored = product.as_weight(codes[:, part]).astype(STORAGE[form.bits])
-        steps = scales[:, part]
-        if block:
-            blocks = np.ascontiguousarray(steps[0].T)
-            yield product.name, Weights(stored, blocks, correction, error, block, 0)
-        else:
-            yield product.name, Weights(stored, steps.reshape(-1), correction, error)
+        error = sum(part.noise for part in parts) / max(sum(part.power for part in parts), 1e-30)
+        if self.block:
+            blocks = np.ascontiguousarray(scales[0].T)
+            return Weights(codes, blocks, correction, error, self.block, 0)
+        return Weights(codes, scales.reshape(-1), correction, error)
 
 
-def _each(scales: Array, block: int, terms: int) -> Array:
-    """Scales so that they broadcast over the weights."""
-    return np.repeat(scales, block, axis=2)[:, :, :terms] if block else scales
+class _Part(NamedTuple):
+    """Some columns of a product."""
+
+    codes: Array
+    scales: Array
+    mean: Array
+    noise: float
+    power: float
 
 
-def _gram(sample: Sample, factors: Array | None) -> Array:
-    gram = sample.second_moment
-    return gram if factors is None else gram / (factors[:, :, None] * factors[:, None, :])
+def _joined(parts: list[Array]) -> Array:
+    """Parts side by side along the columns."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
-def _losses(
-    product: Product, sample: Sample, coded: Array, held: Array, factors: Array | None
-) -> tuple[Array, float]:
-    """The mean error of each output channel, and the relative error without it."""
-    rows = sample.scored
-    exact = times(rows, product.matrix)
-    error = exact - times(coded, held)
-    mean = error.mean(axis=1)
-    error -= mean[:, None, :]
-    # the weights' part of the mean is known from many more rows than those scored
-    lost = product.matrix - (held if factors is None else held / factors[:, None, :])
-    unseen = sample.mean - rows.mean(axis=0)
-    mean += np.matvec(lost, unseen)
-    relative = float((error**2).sum() / max(float((exact**2).sum()), 1e-30))
-    return mean.reshape(-1).astype(np.float32), relative
+def _square(x: Array) -> float:
+    return float(np.vdot(x, x))

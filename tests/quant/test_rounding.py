@@ -1,0 +1,99 @@
+"""Rounding weights for the product's sake: against nearest rounding and against all roundings."""
+
+import itertools
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import bitwright as bw
+from bitwright.quant.algorithms import weights as weights_module
+from bitwright.quant.algorithms.codes import weight_codes, weight_scales
+from bitwright.quant.algorithms.rounding import ErrorSpread
+from bitwright.quant.algorithms.weights import WeightFormat, quantize_weights
+from bitwright.quant.collect import Channels, Evidence, Sample, _window_key
+from bitwright.quant.products import find_sites
+
+
+def correlated_rows(rng, count, groups, terms):
+    mix = rng.normal(size=(groups, terms, terms)) / np.sqrt(terms)
+    return np.einsum("rgk,gkj->rgj", rng.normal(size=(count, groups, terms)), mix).astype("f4")
+
+
+def gram_of(rows):
+    return np.einsum("rgk,rgj->gkj", rows, rows) / len(rows)
+
+
+def error(rows, matrix, held):
+    return float((np.einsum("rgk,gnk->rgn", rows, matrix - held) ** 2).sum())
+
+
+@pytest.mark.parametrize("groups, columns, terms", [(1, 1, 1), (1, 7, 33), (3, 2, 9), (1, 40, 127)])
+@pytest.mark.parametrize("limit", [127, 7, 1])
+def test_spreading_errors_beats_nearest_rounding(groups, columns, terms, limit):
+    rng = np.random.default_rng(terms)
+    rows = correlated_rows(rng, 4 * terms + 8, groups, terms)
+    matrix = rng.normal(size=(groups, columns, terms)).astype(np.float32)
+    scales = weight_scales(matrix, limit)
+    found = ErrorSpread(gram_of(rows)).codes(matrix, scales, -limit, limit)
+    assert np.array_equal(found, np.rint(found)) and np.abs(found).max() <= limit
+    nearest = error(rows, matrix, weight_codes(matrix, scales, limit) * scales)
+    assert error(rows, matrix, found * scales) <= nearest * (1 + 1e-3)
+
+
+def test_spreading_errors_is_near_the_best_of_all_roundings():
+    rng = np.random.default_rng(0)
+    ratios = []
+    for _ in range(20):
+        rows = correlated_rows(rng, 64, 1, 8)
+        matrix = rng.normal(size=(1, 1, 8)).astype(np.float32)
+        scales = weight_scales(matrix, 7)
+        below = np.floor(matrix / scales)
+        tries = [below + up for up in itertools.product((0, 1), repeat=8)]
+        best = min(error(rows, matrix, np.clip(c, -7, 7) * scales) for c in tries)
+        found = ErrorSpread(gram_of(rows)).codes(matrix, scales, -7, 7)
+        nearest = error(rows, matrix, weight_codes(matrix, scales, 7) * scales)
+        ratios.append((error(rows, matrix, found * scales) / best, nearest / best))
+    spread, nearest = np.mean(ratios, axis=0)
+    assert spread < 2 < nearest
+
+
+def evidence_of(*weights, seed=0):
+    """A site of products with these weights, and what correlated rows would have shown of it."""
+    rng = np.random.default_rng(seed)
+    terms = weights[0].shape[0]
+    b = bw.Builder()
+    x = b.input("x", f"f32[n, {terms}]")
+    graph = b.build(**{f"y{i}": b.matmul(x, w) for i, w in enumerate(weights)})
+    (site,) = find_sites(graph)
+    rows = correlated_rows(rng, 4 * terms, 1, terms)
+    sample = Sample.of(rows)
+    sample.add(rows, 64)
+    channels = Channels.of(rows, 2)
+    return Evidence(site, channels, channels, {_window_key(site.products[0]): sample})
+
+
+@pytest.mark.parametrize(
+    "form", [WeightFormat(), WeightFormat(4, 16), WeightFormat(8, 0, "nearest")]
+)
+def test_columns_worked_on_in_parts_are_those_worked_on_at_once(form, monkeypatch):
+    rng = np.random.default_rng(0)
+    evidence = evidence_of(*(rng.normal(size=(40, n)).astype(np.float32) for n in (5, 33, 1)))
+    whole = quantize_weights(evidence, None, form)
+    monkeypatch.setattr(weights_module, "NUMBERS_TOGETHER", 40 * 4)
+    for name, part in quantize_weights(evidence, None, form).items():
+        codes = [x.codes.astype(np.int32) for x in (part, whole[name])]
+        assert (codes[0] == codes[1]).mean() > 0.99  # products of other widths round otherwise
+        np.testing.assert_array_equal(part.scales, whole[name].scales)
+        np.testing.assert_allclose(part.error, whole[name].error, rtol=0.1)
+        assert part.correction.shape == whole[name].correction.shape
+
+
+def test_memory_does_not_grow_with_the_width_of_a_layer():
+    evidence = evidence_of(np.random.default_rng(0).normal(size=(64, 1 << 17)).astype(np.float32))
+    size = 4 * 64 << 17
+    tracemalloc.start()
+    quantize_weights(evidence, None, WeightFormat())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * size  # codes twice, and a part of them in floats
