@@ -156,6 +156,12 @@ def _dynamic_quantize(op: Any, m: Match, x: Value) -> Any:
     return _codes(op, op.div(x, scale), point, to), scale, codes
 
 
+def _coded_by_rows(m: Match) -> str | bool:
+    to, per_token = m.root.types[0].dtype, m.root.attrs.get("per_token", False)
+    has_kernel = per_token and m.x.dtype == f32 and to.name in ("i8", "u8")
+    return has_kernel and "a kernel codes its rows"
+
+
 def _quotient(op: Any, x: Value, scale: Value, precision: DType | None) -> Value:
     """x / scale as `ops.quantize.quotient` rounds it, in f32 or f64."""
     if precision is None:
@@ -184,5 +190,10 @@ RULES = [
     Rule("cross-entropy-as-gather", lambda op: op.cross_entropy(...), _cross_entropy),
     Rule("dequantize-as-arithmetic", lambda op: op.dequantize(...), _dequantize),
     Rule("quantize-as-arithmetic", lambda op: op.quantize(...), _quantize),
-    Rule("dynamic-quantize-as-arithmetic", lambda op, x: op.dynamic_quantize(x), _dynamic_quantize),
+    Rule(
+        "dynamic-quantize-as-arithmetic",
+        lambda op, x: op.dynamic_quantize(x),
+        _dynamic_quantize,
+        _coded_by_rows,
+    ),
 ]

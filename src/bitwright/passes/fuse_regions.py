@@ -5,9 +5,12 @@ reduction, attention), and elementwise nodes around it:
 
     epilogue   elementwise nodes that read the anchor's result, of the same shape
     prologue   elementwise nodes that make what a row anchor (norm, softmax) reads
+    codes      `dynamic_quantize` of the rows that a norm makes
 
 A value inside a region is read nowhere else, so every path out of a region starts at its last node:
-regions can be computed in the order of their last nodes, and fusing never makes a cycle.
+regions can be computed in the order of their last nodes, and fusing never makes a cycle. Only the
+rows that a norm makes may be read elsewhere besides their codes: the region *shows* them, and what
+makes the codes stands right behind the norm (`_codes_first`).
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ EPILOGUE = frozenset(
     }
 )
 # Anchors that work row by row and can compute what they read.
-PROLOGUE = frozenset({"layer_norm", "rms_norm", "softmax", "log_softmax"})
+PROLOGUE = frozenset({"layer_norm", "rms_norm", "softmax", "log_softmax", "dynamic_quantize"})
+# Anchors whose rows can become codes where they are made.
+CODED = frozenset({"layer_norm", "rms_norm"})
 
 
 # Element types that kernels compute with; what has others stands alone, for a host step.
@@ -77,6 +82,8 @@ def is_elementwise(node: Node) -> bool:
 class Region:
     nodes: list[Node] = field(default_factory=list)
     anchor: Node | None = None
+    shown: Value | None = None
+    """A value inside that is read elsewhere too."""
 
     @property
     def last(self) -> Node:
@@ -85,6 +92,10 @@ class Region:
     @property
     def takes_epilogue(self) -> bool:
         return self.anchor is None or self.anchor.op in EPILOGUE
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        return self.last.outputs if self.shown is None else (*self.last.outputs, self.shown)
 
 
 class Fusion:
@@ -101,7 +112,7 @@ class Fusion:
         if is_elementwise(node):
             region = self._join(node)
         elif node.op in PROLOGUE:
-            region = self._with_prologue(node)
+            region = self._behind_norm(node) or self._with_prologue(node)
         else:
             region = Region([node], None if get(node.op).kind is Kind.MOVEMENT else node)
         self.home[node] = region
@@ -148,6 +159,35 @@ class Fusion:
         self.trace.fired("fuse-prologue", node.name, [node.name])
         return merged
 
+    def _behind_norm(self, node: Node) -> Region | None:
+        """Codes of the rows of a norm, or of elementwise nodes that read nothing else of a run."""
+        if node.op != "dynamic_quantize":
+            return None
+        (operand,) = node.operands
+        between: list[Node] = []
+        source = operand
+        region = self.home.get(operand.node)
+        if region is not None and region.anchor is None and region.last is operand.node:
+            found = _source_of(region)
+            if found is None or self.graph.uses[operand] != 1:
+                return None
+            between, source = region.nodes, found
+            region = self.home.get(source.node)
+        if region is None or region.anchor is None or region.anchor.op not in CODED:
+            return None
+        is_row = region.anchor.attrs["axis"] in (-1, source.rank - 1)
+        if region.last is not source.node or source.shape != operand.shape or not is_row:
+            return None
+        if source.dtype != f32 or source.node.outputs != (source,):
+            return None
+        reads = sum(v is source for n in (*between, node) for v in n.operands)
+        merged = Region([*region.nodes, *between, node], region.anchor)
+        merged.shown = source if self.graph.uses[source] != reads else None
+        for member in merged.nodes:
+            self.home[member] = merged
+        self.trace.fired("fuse-codes", node.name, [node.name])
+        return merged
+
     def _refusal(self, node: Node, operand: Value, region: Region) -> str:
         if operand.node is not region.last:
             return "it is inside another region"
@@ -171,8 +211,45 @@ class Fusion:
         )
 
 
+def _source_of(region: Region) -> Value | None:
+    """The one value that elementwise nodes read besides constants."""
+    made = {value for node in region.nodes for value in node.outputs}
+    read = {v for node in region.nodes for v in node.operands if v not in made}
+    sources = [value for value in read if not value.is_constant]
+    return sources[0] if len(sources) == 1 else None
+
+
+def _codes_first(graph: Graph) -> Graph:
+    """Codes, and elementwise nodes between them and a norm, right behind it: others read the
+    norm's rows only after the region that makes both."""
+    chains: dict[Node, list[Node]] = {}
+    moved: set[Node] = set()
+    for node in graph.nodes:
+        if node.op != "dynamic_quantize":
+            continue
+        chain = [node]
+        source = next(node.operands)
+        while is_elementwise(source.node) and graph.uses[source] == 1:
+            inputs = [value for value in source.node.operands if not value.is_constant]
+            if len(inputs) != 1:
+                break
+            chain.append(source.node)
+            (source,) = inputs
+        if not source.node.is_boundary:
+            chains.setdefault(source.node, []).extend(reversed(chain))
+            moved.update(chain)
+    if not moved:
+        return graph
+    order = [node for node in graph.nodes if node.is_boundary]
+    for node in graph.nodes:
+        if not node.is_boundary and node not in moved:
+            order += [node, *chains.get(node, ())]
+    return graph.with_(nodes=tuple(order))
+
+
 def fuse_regions(graph: Graph, trace: Trace) -> Graph:
     graph = map_bodies(graph, lambda body: fuse_regions(body, trace))
+    graph = _codes_first(graph)
     regions = {region.last: region for region in Fusion(graph, trace).regions()}
     inside = {n for region in regions.values() for n in region.nodes if n is not region.last}
     replaced: dict[Value, Value] = {}
@@ -187,7 +264,8 @@ def fuse_regions(graph: Graph, trace: Trace) -> Graph:
             inputs = tuple(None if v is None else replaced[v] for v in node.inputs)
             new = node if inputs == node.inputs else node.with_(inputs=inputs)
         nodes.append(new)
-        replaced.update(zip(node.outputs, new.outputs, strict=True))
+        made = node.outputs if region is None else region.results
+        replaced.update(zip(made, new.outputs, strict=True))
     return prune(
         graph.with_(
             nodes=tuple(nodes),
@@ -238,6 +316,7 @@ def _fused_node(region: Region, replaced: dict[Value, Value]) -> Node:
         inner.update(zip(node.outputs, copy.outputs, strict=True))
         body_nodes.append(copy)
     last = region.last
-    outputs = tuple((v.name, inner[v]) for v in last.outputs)
+    outputs = tuple((v.name, inner[v]) for v in region.results)
     body = Graph(last.name, tuple(body_nodes), outputs)
-    return Node("fused", tuple(operands), {"body": body}, last.types, last.names, last.loc)
+    types, names = (tuple(getattr(v, k) for v in region.results) for k in ("type", "name"))
+    return Node("fused", tuple(operands), {"body": body}, types, names, last.loc)

@@ -69,20 +69,50 @@ class Parts:
 
 def split(region: RegionView) -> Parts:
     """The expressions on both sides of a region's anchor."""
-    anchor = region.anchor
-    if anchor is None or anchor.inputs[0] is None:
-        raise CompileError("a region without an anchor has no two sides")
-    operand, source = anchor.inputs[0], anchor.outputs[0]
+    anchor = _anchor(region)
+    source = anchor.outputs[0]
     if region.body is None:
-        return Parts(_part((), (), operand), _part((source,), (), source))
+        return Parts(part_before(region), _part((source,), (), source))
+    before = _nodes_before(region)
+    inner = (node for node in region.body.nodes if not node.is_boundary and node is not anchor)
+    after = tuple(node for node in inner if node not in before)
+    return Parts(part_before(region), _part((source,), after, region.body.outputs[0][1]))
+
+
+def part_before(region: RegionView) -> Part:
+    """The expression that makes what a region's anchor reads."""
+    operand = _anchor(region).inputs[0]
+    assert operand is not None
+    return _part((), _nodes_before(region), operand)
+
+
+def _anchor(region: RegionView) -> Node:
+    if region.anchor is None or region.anchor.inputs[0] is None:
+        raise CompileError("a region without an anchor has no two sides")
+    return region.anchor
+
+
+def _nodes_before(region: RegionView) -> tuple[Node, ...]:
+    if region.body is None:
+        return ()
+    anchor = _anchor(region)
     inner = [node for node in region.body.nodes if not node.is_boundary and node is not anchor]
-    needed = {operand.node}
+    needed = {anchor.inputs[0].node}  # type: ignore[union-attr]
     for node in reversed(inner):
         if node in needed:
             needed.update(value.node for value in node.operands)
-    before = tuple(node for node in inner if node in needed)
-    after = tuple(node for node in inner if node not in needed)
-    return Parts(_part((), before, operand), _part((source,), after, region.body.outputs[0][1]))
+    return tuple(node for node in inner if node in needed)
+
+
+def part_between(region: RegionView, source: Value, result: Value) -> Part:
+    """The expression that makes one value of a region's body from another, behind the anchor."""
+    needed = {result.node} - {source.node}
+    nodes = [] if region.body is None or not needed else list(region.body.nodes)
+    for node in reversed(nodes):
+        if node in needed:
+            needed.update(value.node for value in node.operands if value is not source)
+    chosen = tuple(n for n in nodes if n in needed and not n.is_boundary)
+    return _part((source,), chosen, result)
 
 
 def _part(given: tuple[Value, ...], nodes: tuple[Node, ...], result: Value) -> Part:

@@ -87,6 +87,15 @@ def _compare(signed: str, unsigned: str) -> Callable[..., Term]:
     return render
 
 
+def whole_between(f: Function, real: Value, low: Operand, high: Operand) -> Value:
+    """Rounded within bounds that are whole numbers, as i32 of which 16 bits count; NaN gives 0."""
+    # NaN passes both bounds; rounded, its low 16 bits are 0 on x86 and AArch64, elsewhere anything
+    whole = f.round_to_int(f.quick_min(high, f.quick_max(low, real)))
+    if f.target.is_x86 or f.target.architecture == "aarch64":
+        return whole
+    return f.select(f.is_nan(real), 0, whole)
+
+
 class LlvmScalars:
     """Implements the protocol `ops.scalar.Scalars` over emitted values."""
 
@@ -220,10 +229,7 @@ class LlvmScalars:
         else:
             offset = f.const(emitted_i32.vector(self.lanes), zero)
             bounds = (low - zero, high - zero)
-        # NaN passes both; rounded, its low 16 bits are 0 on x86 and AArch64, elsewhere anything
-        whole = f.round_to_int(f.quick_min(bounds[1], f.quick_max(bounds[0], real)))
-        if not (f.target.is_x86 or f.target.architecture == "aarch64"):
-            whole = f.select(f.is_nan(real), 0, whole)
+        whole = whole_between(f, real, *bounds)
         if offset is not None:
             whole = f.add(whole, offset)
         return Term(f.convert(whole, computed(to)), to)

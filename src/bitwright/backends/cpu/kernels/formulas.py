@@ -7,6 +7,7 @@ Each pass folds the row into one number, which later passes and the output may u
     softmax      top = max v; v := e^(v - top); share = 1 / Σ v;          y = v · share
     log_softmax  top = max v; rest = ln Σ e^(v - top);                    y = v - top - rest
     lp_norm      norm = (Σ |v|^p)^(1/p);                                  y = v / norm, or 0
+    dynamic_quantize                                                      y = v
 
 `kernels.rows` walks along contiguous rows, `kernels.columns` along an inner axis for many columns
 at once; there a fold is a vector of folds.
@@ -147,4 +148,6 @@ def formula(op: str, attr: float) -> Formula:
         return rms_norm(attr)
     if op == "lp_norm":
         return lp_norm(int(attr))
+    if op == "dynamic_quantize":
+        return Formula((), lambda f, v, stats: v)
     return softmax() if op == "softmax" else log_softmax()

@@ -11,7 +11,7 @@ Four accumulators take turns, so that no pass waits for the latency of an additi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -96,17 +96,23 @@ class RowKernel:
         return self.x.rank - 1
 
     @property
-    def signature(self) -> Signature:
-        pointers = (*self.x.names, *self.weights.names, *self.extras.names, "y")
-        counts = tuple(f"n{axis}" for axis in range(self.row_axes))
-        strides = (*self.x.sizes, *self.weights.sizes, *self.extras.sizes)
+    def slots(self) -> tuple[str, ...]:
+        """Slots of pointers."""
         kept = ("t",) if self.keeps == "t" else ()
-        return Signature((*pointers, *kept), (*counts, "columns", *strides))
+        return (*self.x.names, *self.weights.names, *self.extras.names, "y", *kept)
+
+    @property
+    def strides(self) -> dict[str, Size]:
+        return self.x.sizes | self.weights.sizes | self.extras.sizes
+
+    @property
+    def signature(self) -> Signature:
+        counts = tuple(f"n{axis}" for axis in range(self.row_axes))
+        return Signature(self.slots, (*counts, "columns", *self.strides))
 
     def sizes(self, shape: Sequence[Size]) -> dict[str, Size]:
         counts = {f"n{axis}": size for axis, size in enumerate(shape[:-1])}
-        strides = self.x.sizes | self.weights.sizes | self.extras.sizes
-        return counts | {"columns": shape[-1]} | strides
+        return counts | {"columns": shape[-1]} | self.strides
 
     @property
     def pointers(self) -> dict[str, View]:
@@ -122,15 +128,22 @@ class RowKernel:
 
 
 def emit_rows(module: Module, name: str, kernel: RowKernel) -> Signature:
+    return emit_each_row(module, name, kernel, RowEmission)
+
+
+def emit_each_row(
+    module: Module, name: str, kernel: RowKernel, emission: Callable[..., RowEmission]
+) -> Signature:
+    """Rows shared out to the threads; `emission` takes f, kernel, row and the row's place."""
     with module.kernel(name, kernel.signature) as f:
         counts = [f.args.size(f"n{axis}") for axis in range(kernel.row_axes)]
         begin, end = f.share(product(f, counts))
         with f.loop(begin, end) as loop:
-            _Emission(f, kernel, loop.index, position(f, counts, loop.index)).emit()
+            emission(f, kernel, loop.index, position(f, counts, loop.index)).emit()
     return kernel.signature
 
 
-class _Emission:
+class RowEmission:
     """One row."""
 
     def __init__(self, f: Kernel, kernel: RowKernel, row: Value, index: Sequence[Value]) -> None:
@@ -139,18 +152,27 @@ class _Emission:
         self.lanes = f.target.lanes(self.type.bits)
         self.columns = f.args.size("columns")
         start = f.mul(row, self.columns)
-        self.y = f.gep(stored(kernel.result), f.args.pointer("y"), start)
-        self.kept = self.y if kernel.keeps != "t" else f.gep(self.type, f.args.pointer("t"), start)
+        rows = {
+            slot: f.gep(type_, f.args.pointer(slot), start)
+            for slot, type_ in (("y", stored(kernel.result)), ("t", self.type))
+            if slot in kernel.slots
+        }
+        self.y = rows.get("y", start)
+        self.kept = rows.get("t", self.y)
         self.x, self.weights, self.extras = (
             reads.at(f, index, self.lanes) for reads in (kernel.x, kernel.weights, kernel.extras)
         )
         self.stats: list[Value] = []
 
     def emit(self) -> None:
+        self.emit_passes()
+        self.f.vectors(0, self.columns, self.lanes, self._write, unroll=2)
+
+    def emit_passes(self) -> None:
+        """Everything but the output."""
         count = self.f.convert(self.columns, self.type)
         for number in range(len(self.formula.passes)):
             self._fold(number, count)
-        self.f.vectors(0, self.columns, self.lanes, self._write, unroll=2)
 
     def _fold(self, number: int, count: Value) -> None:
         f, step = self.f, self.formula.passes[number]
@@ -178,11 +200,14 @@ class _Emission:
         loaded = self.x.load(column, mask)
         return self.kernel.before.evaluate(self.f, loaded, self.lanes)
 
-    def _write(self, column: Value, mask: Value | None) -> None:
+    def result(self, column: Value, mask: Value | None) -> Value:
+        """The output at some columns, computed."""
         f = self.f
         v = self._value(len(self.formula.passes), column, mask)
         v = self.formula.output(f, v, self.stats)
         v = self.kernel.affine(f, v, self.weights.load(column, mask))
         operands = [v, *self.extras.load(column, mask)]
-        v = self.kernel.after.evaluate(f, operands, self.lanes)
-        store(f, v, self.kernel.result, self.y, column, mask)
+        return self.kernel.after.evaluate(f, operands, self.lanes)
+
+    def _write(self, column: Value, mask: Value | None) -> None:
+        store(self.f, self.result(column, mask), self.kernel.result, self.y, column, mask)
