@@ -49,3 +49,13 @@ def flops(node: Node, bindings: Mapping[str, int]) -> int | None:
     """Operations of one node at these sizes."""
     count = node_flops(node)
     return None if count is None else evaluate(count, bindings)
+
+
+def multiply_adds(node: Node, bindings: Mapping[str, int]) -> int:
+    """Multiply-adds of a product at these sizes; 0 of other ops, or where the data decides."""
+    if get(node.op).kind is not Kind.COMPUTE:
+        return 0
+    try:
+        return (flops(node, bindings) or 0) // 2
+    except (KeyError, ValueError):
+        return 0

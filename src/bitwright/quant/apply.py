@@ -40,6 +40,19 @@ def apply_choices(
     return verify(_Rewrite(graph, choices, weights, lookups).run())
 
 
+def static_codes(b: Builder, x: Value, coding: Coding, axis: int) -> Value:
+    """x / f in codes of one range, dequantized; f has one factor for each channel on `axis`."""
+    range_ = coding.range
+    assert range_ is not None
+    scale, zero = np.float32(range_.scale), np.uint8(range_.zero_point)
+    stem = f"{x.name}.codes"
+    if coding.factors is not None:
+        shape = [-1 if i == axis else 1 for i in range(x.rank)]
+        x = b.mul(x, (1 / coding.factors).astype(np.float32).reshape(shape))
+    codes = b.quantize(x, scale, zero, to="u8", name=stem)
+    return b.dequantize(codes, scale, zero)  # type: ignore[no-any-return]
+
+
 class _Rewrite:
     def __init__(
         self,
@@ -123,22 +136,11 @@ class _Rewrite:
             return x
         if (x, as_rows) not in self.coded:
             if choice.scheme == "static":
-                coded = self._static(x, choice.coding, product.channel_axis)
+                coded = static_codes(self.b, x, choice.coding, product.channel_axis)
             else:
                 coded = self._dynamic(x, choice.coding, as_rows)
             self.coded[x, as_rows] = coded
         return self.coded[x, as_rows]
-
-    def _static(self, x: Value, coding: Coding, axis: int) -> Value:
-        b, range_ = self.b, coding.range
-        assert range_ is not None
-        scale, zero = np.float32(range_.scale), np.uint8(range_.zero_point)
-        stem = f"{x.name}.codes"
-        if coding.factors is not None:
-            shape = [-1 if i == axis else 1 for i in range(x.rank)]
-            x = b.mul(x, (1 / coding.factors).astype(np.float32).reshape(shape))
-        codes = b.quantize(x, scale, zero, to="u8", name=stem)
-        return b.dequantize(codes, scale, zero)  # type: ignore[no-any-return]
 
     def _dynamic(self, x: Value, coding: Coding, as_rows: bool) -> Value:
         b = self.b

@@ -13,8 +13,8 @@ from bitwright.quant.products import Site
 from bitwright.quant.recipe import Recipe
 
 SMALLEST_TABLE = 4096
-DYNAMIC_GAIN = 1.5
-"""Decibels that a dynamic range must bring, for what finding it costs."""
+STATIC_GAIN = 1.5
+"""Decibels by which a static range must be better than one for each token."""
 
 
 @dataclass(frozen=True)
@@ -66,28 +66,20 @@ def _asked(site: Site, evidence: Evidence, asked: set[str | None], recipe: Recip
 def _measured(site: Site, evidence: Evidence, recipe: Recipe) -> Choice:
     allowed = recipe.schemes_allowed
     dynamic = None
-    if "dynamic" in allowed and site.is_rowwise:
+    by_token = not site.products[0].is_conv
+    if "dynamic" in allowed and site.is_rowwise and (by_token or allowed[0] == "dynamic"):
         dynamic = dynamic_coding(evidence, recipe.smooth)
         if allowed[0] == "dynamic":
             return Choice(site, "dynamic", f"{dynamic.sqnr:.1f} dB at the products", dynamic)
     static = static_coding(evidence, recipe.smooth)
-    if dynamic is not None and dynamic.sqnr > static.sqnr + _gain_wanted(site, static, recipe):
+    # A token that no calibration text held would be cut off by a static range: tokens differ from
+    # each other more than pixels do, so that a static range must be better to be chosen.
+    if dynamic is not None and dynamic.sqnr > static.sqnr - STATIC_GAIN:
         reason = f"{dynamic.sqnr:.1f} dB at the products; a static range {static.sqnr:.1f}"
         return Choice(site, "dynamic", reason, dynamic)
     if "float" in allowed and static.sqnr < recipe.lowest_sqnr:
         return Choice(site, "float", f"8 bits would keep {static.sqnr:.1f} dB only", static)
     return Choice(site, "static", f"{static.sqnr:.1f} dB at the products", static)
-
-
-def _gain_wanted(site: Site, static: Coding, recipe: Recipe) -> float:
-    """Decibels that a dynamic range must bring.
-
-    Tokens differ from each other more than pixels do, and a token that no calibration text held
-    would be cut off by a static range: those must be better to be chosen.
-    """
-    if not site.products[0].is_conv:
-        return -DYNAMIC_GAIN
-    return DYNAMIC_GAIN if static.sqnr < recipe.static_sqnr else float("inf")
 
 
 def safer(choices: list[Choice], evidence: dict[str, Evidence], recipe: Recipe) -> list[Choice]:

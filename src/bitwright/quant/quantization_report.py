@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 from bitwright.ir.container import write_atomically
-from bitwright.ir.dim import evaluate
 from bitwright.ir.graph import Graph, Node
-from bitwright.ops.flops import node_flops
+from bitwright.ops.flops import multiply_adds
 from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import get
 from bitwright.quant.algorithms.codes import decibels
@@ -103,7 +102,7 @@ def make_report(
     tables = set(lookups)
     layers = []
     for node in graph.nodes:
-        count = _multiply_adds(node, bindings)
+        count = multiply_adds(node, bindings)
         if node in chosen:
             layers.append(_product_layer(node, chosen[node], weights.get(node.name), count))
         elif node in tables:
@@ -134,18 +133,6 @@ def _why_float(node: Node) -> str:
     if node.op in ("matmul", "conv"):
         return "its weight is no constant matrix of f32"
     return f"{node.op} runs in float"
-
-
-def _multiply_adds(node: Node, bindings: Mapping[str, int]) -> int:
-    if get(node.op).kind is not Kind.COMPUTE:
-        return 0
-    count = node_flops(node)
-    if count is None:
-        return 0
-    try:
-        return int(evaluate(count, bindings)) // 2
-    except (KeyError, ValueError):
-        return 0
 
 
 def constant_bytes(graph: Graph) -> int:

@@ -21,18 +21,19 @@ from typing import Any
 import numpy as np
 
 from bitwright import system
-from bitwright.errors import BitwrightError, CalibrationError
-from bitwright.executable import Executable
+from bitwright.errors import CalibrationError
 from bitwright.frontend.load import load
 from bitwright.ir.feeds import bind_input
 from bitwright.ir.graph import Graph
-from bitwright.passes.manager import History, run_passes
-from bitwright.pipeline import CPU, INFERENCE, make_program
+from bitwright.passes.manager import run_passes
+from bitwright.pipeline import INFERENCE
+from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import WeightFormat, Weights, quantize_weights
 from bitwright.quant.apply import apply_choices
 from bitwright.quant.assign import Choice, assign, embeddings, safer
 from bitwright.quant.collect import Evidence
 from bitwright.quant.data import Batch, Batches, Transform
+from bitwright.quant.effects import Effects
 from bitwright.quant.evidence_file import EvidenceFile
 from bitwright.quant.gathering import Gathering
 from bitwright.quant.interrupt import saved_on_interrupt
@@ -40,12 +41,10 @@ from bitwright.quant.products import find_sites
 from bitwright.quant.quantization_report import QuantizationReport, make_report
 from bitwright.quant.recipe import Recipe
 from bitwright.quant.recipe import recipe as find_recipe
+from bitwright.quant.relieve import open_codings, relieve
 
 Array = np.ndarray[Any, Any]
 GUARD_ROUNDS = 4
-NUMBERS_COMPARED = 1 << 20
-LOST = 1e3
-"""The error, relative to its place, of a number that is finite in the float model alone."""
 
 
 @dataclass(frozen=True)
@@ -106,19 +105,22 @@ def _quantize(graph: Graph, gathering: Gathering, rules: Recipe, threads: int | 
     lookups = embeddings(graph, rules)
     choices = assign(gathering.sites, evidence, rules)
     weights: dict[tuple[str, str], dict[str, Weights]] = {}
-    check = _Check(graph, gathering.held, threads)
+    bindings = _bindings(graph, gathering.held[0])
+    effects = Effects(graph, open_codings(choices, rules), gathering.held, threads)
+    choices = relieve(choices, evidence, rules, effects, bindings)
+    effects.forget_switches()
     for _ in range(GUARD_ROUNDS):
         found = _weights(choices, evidence, form, weights)
         result = apply_choices(graph, choices, found, lookups)
-        outcome = check.compare(result)
-        if outcome.worst >= rules.guard_sqnr or "float" not in rules.schemes_allowed:
+        losses = effects.of(result)
+        if decibels(losses.worst) >= rules.guard_sqnr or "float" not in rules.schemes_allowed:
             break
         next_choices = safer(choices, evidence, rules)
         if next_choices == choices:
             break
         choices = next_choices
     report = make_report(
-        graph, result, choices, found, lookups, outcome.sqnr, check.bindings, rules.name
+        graph, result, choices, found, lookups, losses.decibels, bindings, rules.name
     )
     return Quantized(result, report)
 
@@ -142,66 +144,6 @@ def _weights(
     return found
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    sqnr: dict[str, float]
-
-    @property
-    def worst(self) -> float:
-        return min(self.sqnr.values(), default=np.inf)
-
-
-class _Check:
-    """Compares a quantized graph's outputs with the float graph's on held batches."""
-
-    def __init__(self, graph: Graph, batches: list[Batch], threads: int | None) -> None:
-        self.batches, self.threads = batches, threads
-        exe = self._compile(graph)
-        self.expected = [exe.run(batch) for batch in batches]
-        del exe
-        self.bindings = _bindings(graph, batches[0])
-
-    def _compile(self, graph: Graph) -> Executable:
-        history = History()
-        fused = run_passes(graph, CPU, history)
-        return Executable(graph, history, make_program(fused, self.threads))
-
-    def compare(self, graph: Graph) -> _Outcome:
-        exe = self._compile(run_passes(graph, INFERENCE))
-        signal: dict[str, float] = {}
-        noise: dict[str, float] = {}
-        for batch, expected in zip(self.batches, self.expected, strict=True):
-            for name, found in exe.run(batch).items():
-                exact = expected[name]
-                if not isinstance(exact, np.ndarray) or exact.dtype.kind != "f":
-                    continue
-                if found.shape != exact.shape:
-                    raise BitwrightError(f"output {name!r} has another shape when quantized")
-                power, lost = _power_and_loss(exact, found)
-                signal[name] = signal.get(name, 0.0) + power
-                noise[name] = noise.get(name, 0.0) + lost
-        return _Outcome(
-            {
-                n: 10 * float(np.log10(s / max(noise[n], 1e-30 * s)))
-                for n, s in signal.items()
-                if s > 0  # an output that was empty or zero on all batches has nothing to lose
-            }
-        )
-
-
-def _power_and_loss(exact: Array, found: Array) -> tuple[float, float]:
-    """The sums of squares of an output and of its error, a part at a time to save memory."""
-    power = loss = 0.0
-    flat, other = exact.reshape(-1), found.reshape(-1)
-    for start in range(0, flat.size, NUMBERS_COMPARED):
-        part = slice(start, start + NUMBERS_COMPARED)
-        told = np.isfinite(flat[part])  # masked places say nothing
-        wide = flat[part][told].astype(np.float64)
-        near = other[part][told]
-        error = np.where(np.isfinite(near), near - wide, LOST * np.abs(wide))
-        power += float(wide @ wide)
-        loss += float(error @ error)
-    return power, loss
 
 
 def _bindings(graph: Graph, batch: Batch) -> dict[str, int]:

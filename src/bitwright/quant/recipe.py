@@ -41,8 +41,10 @@ class Recipe:
     smooth: bool = True
     rounding: str = "gptq"
     bias_correction: bool = True
-    static_sqnr: float = 42.0
-    """A static range is good enough, in decibels, even where a dynamic one is better."""
+    static_sqnr: float = 24.0
+    """What the outputs keep, in decibels, of all static ranges of convolutions together."""
+    least_share: float = 0.95
+    """The part of all multiply-adds that no measured effect takes out of 8 bits."""
     lowest_sqnr: float = 12.0
     """Below this no 8-bit coding is used."""
     guard_sqnr: float = 12.0

@@ -1,0 +1,180 @@
+"""What coding a value costs the model's outputs, measured with the rest of the model in float.
+
+The float model gets a switch in front of every product in question,
+
+    x  ->  where(switch, dequantize(quantize(x / f)) * f, x)
+
+and is compiled once: with all switches off it is the float model, with one on it shows the effect
+of that site alone. A small error where the model is sensitive can cost more than a large one where
+it is not, which no measurement at the product itself can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import BitwrightError
+from bitwright.executable import Executable
+from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.types import TensorType
+from bitwright.ops.builder import Builder
+from bitwright.ops.check import verify
+from bitwright.passes.manager import History, run_passes
+from bitwright.pipeline import CPU, INFERENCE, make_program
+from bitwright.quant.algorithms.choosing import Coding
+from bitwright.quant.algorithms.codes import decibels
+from bitwright.quant.apply import static_codes
+from bitwright.quant.data import Batch
+from bitwright.quant.products import Product, Site
+
+Array = np.ndarray[Any, Any]
+Outputs = Mapping[str, Any]
+NUMBERS_COMPARED = 1 << 20
+MOST_BATCHES = 4
+"""Batches that single sites are tried on."""
+LOST = 1e3
+"""The error, relative to its place, of a number that is finite in the float model alone."""
+
+
+def compiled(graph: Graph, threads: int | None) -> Executable:
+    history = History()
+    return Executable(graph, history, make_program(run_passes(graph, CPU, history), threads))
+
+
+class Losses:
+    """Squared errors of each real output, added up over batches, relative to its square."""
+
+    def __init__(self) -> None:
+        self._signal: dict[str, float] = {}
+        self._noise: dict[str, float] = {}
+
+    def add(self, expected: Outputs, found: Outputs) -> None:
+        for name, exact in expected.items():
+            if not isinstance(exact, np.ndarray) or exact.dtype.kind != "f":
+                continue
+            held = found[name]
+            if held.shape != exact.shape:
+                raise BitwrightError(f"output {name!r} has another shape when quantized")
+            power, lost = _power_and_loss(exact, held)
+            self._signal[name] = self._signal.get(name, 0.0) + power
+            self._noise[name] = self._noise.get(name, 0.0) + lost
+
+    @property
+    def relative(self) -> dict[str, float]:
+        """By output; one that was empty or zero on all batches has nothing to lose."""
+        return {n: self._noise[n] / s for n, s in self._signal.items() if s > 0}
+
+    @property
+    def decibels(self) -> dict[str, float]:
+        return {name: decibels(loss) for name, loss in self.relative.items()}
+
+    @property
+    def worst(self) -> float:
+        return max(self.relative.values(), default=0.0)
+
+
+def _power_and_loss(exact: Array, found: Array) -> tuple[float, float]:
+    """The sums of squares of an output and of its error, a part at a time to save memory."""
+    power = loss = 0.0
+    flat, other = exact.reshape(-1), found.reshape(-1)
+    for start in range(0, flat.size, NUMBERS_COMPARED):
+        part = slice(start, start + NUMBERS_COMPARED)
+        told = np.isfinite(flat[part])  # masked places say nothing
+        wide = flat[part][told].astype(np.float64)
+        near = other[part][told]
+        error = np.where(np.isfinite(near), near - wide, LOST * np.abs(wide))
+        power += float(wide @ wide)
+        loss += float(error @ error)
+    return power, loss
+
+
+class Effects:
+    """The float model with switches, on the batches that a quantized model is checked on."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        codings: Mapping[Site, Coding],
+        batches: list[Batch],
+        threads: int | None,
+    ) -> None:
+        self._batches, self._threads = batches, threads
+        step = -(-len(batches) // MOST_BATCHES)
+        self._spread = range(0, len(batches), step)
+        self._names = {site: f"{site.name}.switch" for site in codings}
+        self._exe: Executable | None
+        self._exe = compiled(_with_switches(graph, codings, self._names), threads)
+        self.expected = [self._run(batch, ()) for batch in batches]
+        if not codings:
+            self.forget_switches()
+
+    def forget_switches(self) -> None:
+        """Give the memory of the model with switches back: only `of` is asked from now on."""
+        self._exe = None
+
+    def of(self, graph: Graph) -> Losses:
+        """What a quantized graph loses."""
+        exe, losses = compiled(run_passes(graph, INFERENCE), self._threads), Losses()
+        for batch, expected in zip(self._batches, self.expected, strict=True):
+            losses.add(expected, exe.run(batch))
+        return losses
+
+    def together(self, *sites: Site) -> float:
+        """Relative squared error of the worst output with the values of these sites in codes."""
+        losses = Losses()
+        for number in self._spread:
+            losses.add(self.expected[number], self._run(self._batches[number], sites))
+        return losses.worst
+
+    def _run(self, batch: Batch, on: Collection[Site]) -> dict[str, Any]:
+        switches = {name: np.array(site in on) for site, name in self._names.items()}
+        assert self._exe is not None
+        return self._exe.run({**batch, **switches})
+
+
+def _with_switches(
+    graph: Graph, codings: Mapping[Site, Coding], names: Mapping[Site, str]
+) -> Graph:
+    sites: dict[Node, tuple[Site, Product]] = {}
+    for site in codings:
+        sites.update({product.node: (site, product) for product in site.products})
+    b = Builder(graph.name)
+    for node in graph.nodes:
+        for name in node.names:
+            b.fresh_name(name)
+    b.reserve_symbols(s.name for s in graph.input_symbols)
+    switches = {site: b.input(name, "bool[]") for site, name in names.items()}
+    seen: dict[Site, Value] = {}
+    new: dict[Value, Value] = {}
+    for node in graph.nodes:
+        inputs = [None if v is None else new[v] for v in node.inputs]
+        if node in sites:
+            site, product = sites[node]
+            x = inputs[0]
+            assert x is not None
+            if site not in seen:
+                held = _round_trip(b, x, codings[site], product.channel_axis)
+                seen[site] = b.where(switches[site], held, x)
+            inputs[0] = seen[site]
+        changed = tuple(inputs)
+        kept = b.append(node if changed == node.inputs else node.with_(inputs=changed))
+        new.update(zip(node.outputs, kept.outputs, strict=True))
+    return verify(
+        graph.with_(
+            nodes=tuple(b.nodes),
+            outputs=tuple((name, new[v]) for name, v in graph.outputs),
+            updates=tuple((new[s], new[v]) for s, v in graph.updates),
+        )
+    )
+
+
+def _round_trip(b: Builder, x: Value, coding: Coding, axis: int) -> Value:
+    held = static_codes(b, x, coding, axis)
+    if coding.factors is not None:
+        assert isinstance(x.type, TensorType)
+        shape = [-1 if i == axis else 1 for i in range(x.rank)]
+        held = b.mul(held, coding.factors.reshape(shape))
+    return held
