@@ -144,8 +144,6 @@ def _weights(
     return found
 
 
-
-
 def _bindings(graph: Graph, batch: Batch) -> dict[str, int]:
     found: dict[str, int] = {}
     for _ in range(2):
