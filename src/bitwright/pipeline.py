@@ -21,6 +21,7 @@ from bitwright.passes.fold_constants import fold_constants
 from bitwright.passes.freeze_parameters import freeze_parameters
 from bitwright.passes.fuse_regions import fuse_regions
 from bitwright.passes.lower_integer import lower_integer
+from bitwright.passes.lower_weights import lower_weights
 from bitwright.passes.manager import History, Pass, run_passes
 from bitwright.passes.merge_projections import merge_projections
 from bitwright.passes.precision_policy import Policy, policy
@@ -46,6 +47,7 @@ INFERENCE: tuple[Pass, ...] = (
 # What the CPU backend wants on top: large products, and regions for its kernels.
 CPU: tuple[Pass, ...] = (
     lower_integer,
+    lower_weights,
     merge_projections,
     separate_bias,
     expand_composites,
@@ -65,6 +67,7 @@ PASSES: dict[str, Pass] = {
         freeze_parameters,
         fuse_regions,
         lower_integer,
+        lower_weights,
         merge_projections,
         recognize_composites,
         resolve_shapes,

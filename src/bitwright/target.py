@@ -50,6 +50,11 @@ class Target:
         """Whether a fused multiply-add is one instruction."""
         return bool(self.features & {"fma", "neon", "f"})
 
+    @property
+    def converts_f16(self) -> bool:
+        """Whether f16 <-> f32 is an instruction."""
+        return bool(self.features & {"f16c", "neon", "zvfhmin", "zvfh"})
+
     def has(self, *features: str) -> bool:
         return self.features.issuperset(features)
 

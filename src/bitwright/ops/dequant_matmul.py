@@ -3,8 +3,8 @@
     dequant_matmul           x @ ((q - zero_point) * scale).T + bias
     dequant_grouped_matmul   the same per expert, rows of x sorted by expert
 
-q[..., N, K] holds integer codes; scale and zero_point [..., N, ceil(K / block)] serve `block`
-consecutive codes of K each, and the last block may be short.
+q[..., N, K] holds integer or float codes; scale and zero_point [..., N, ceil(K / block)] serve
+`block` consecutive codes of K each, and the last block may be short.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bitwright.ops.matmul import (
 )
 from bitwright.ops.numeric import wide
 from bitwright.ops.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.quantize import is_code
 
 
 def _require_codes(
@@ -35,7 +36,7 @@ def _require_codes(
 ) -> None:
     """Codes [..., K] with one scale, and perhaps one zero point, for each block of K."""
     require_dtype("x", x, is_float, "a floating type")
-    require_dtype("q", q, lambda d: d.is_integer and d.bits <= 8, "integers of at most 8 bits")
+    require_dtype("q", q, lambda d: is_code(d) and d.bits <= 8, "codes of at most 8 bits")
     require_dtype("scale", scale, is_float, "a floating type")
     if block < 1:
         raise InferenceError("the block is too small", expected="at least 1", found=block)

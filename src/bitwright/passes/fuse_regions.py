@@ -44,6 +44,7 @@ from bitwright.rewrite.trace import Trace
 EPILOGUE = frozenset(
     {
         "matmul",
+        "dequant_matmul",
         "conv",
         "integer_matmul",
         "integer_conv",

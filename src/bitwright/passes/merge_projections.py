@@ -2,14 +2,15 @@
 
     x @ wq + bq, x @ wk + bk, x @ wv + bv  ->  split(x @ [wq wk wv] + [bq bk bv])
 
-The split costs nothing (its parts are views), the input is read once, and threads get one large
-product to share. A product whose result goes into an activation is left alone: that would no
-longer be applied where the product is stored.
+The same for weights in codes, where they are of one kind. The split costs nothing (its parts are
+views), the input is read once, and threads get one large product to share. A product whose result
+goes into an activation is left alone: that would no longer be applied where the product is stored.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from bitwright.ops.builder import Builder
 from bitwright.passes.fuse_regions import is_elementwise
 from bitwright.rewrite.driver import prune
 from bitwright.rewrite.trace import Trace
+
+_NAMES = ("x", "weight", "scale", "zero", "added")
+"""Operands of a product."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +37,22 @@ class Projection:
         return (self.add or self.matmul).outputs[0]
 
     @property
+    def family(self) -> tuple[Any, ...]:
+        """What products must share to become one."""
+        kinds = [None if v is None else v.dtype for v in self.matmul.inputs[1:]]
+        return self.matmul.inputs[0], self.matmul.op, self.matmul.attrs.get("block"), *kinds
+
+    @property
     def width(self) -> int:
         return int(self.matmul.outputs[0].shape[-1])
 
 
 def merge_projections(graph: Graph, trace: Trace) -> Graph:
-    groups: dict[Value, list[Projection]] = {}
+    groups: dict[tuple[Any, ...], list[Projection]] = {}
     consumers = _consumers(graph)
     for node in graph.nodes:
         if found := _projection(graph, node, consumers, trace):
-            groups.setdefault(node.inputs[0], []).append(found)  # type: ignore[arg-type]
+            groups.setdefault(found.family, []).append(found)
     merged = {group[0].matmul: group for group in groups.values() if len(group) > 1}
     return _rebuild(graph, merged, trace) if merged else graph
 
@@ -58,11 +68,11 @@ def _consumers(graph: Graph) -> dict[Value, list[Node]]:
 def _projection(
     graph: Graph, node: Node, consumers: dict[Value, list[Node]], trace: Trace
 ) -> Projection | None:
-    if node.op != "matmul":
+    if node.op not in ("matmul", "dequant_matmul"):
         return None
-    x, w = node.inputs
-    weight = constant_value(w)
-    if x is None or x.is_constant or weight is None or weight.ndim != 2:
+    x, *weights = node.inputs
+    known = [v is None or v.is_constant for v in weights]
+    if x is None or x.is_constant or not all(known) or weights[0].rank != 2:  # type: ignore[union-attr]
         return None
     readers = consumers.get(node.outputs[0], [])
     add = bias = None
@@ -70,7 +80,7 @@ def _projection(
     if is_read_once and readers and readers[0].op == "add":
         other = [v for v in readers[0].operands if v is not node.outputs[0]]
         vector = constant_value(other[0]) if len(other) == 1 else None
-        if vector is not None and vector.shape == (weight.shape[1],):
+        if vector is not None and vector.shape == node.outputs[0].shape[-1:]:
             add, bias = readers[0], other[0]
     result = (add or node).outputs[0]
     if any(is_elementwise(reader) for reader in consumers.get(result, [])):
@@ -111,12 +121,19 @@ def _merged(group: list[Projection], replaced: dict[Value, Value], names: set[st
     first = group[0].matmul
     b = Builder()
     b.loc = first.loc
-    weights = [constant_value(p.matmul.inputs[1]) for p in group]
     stem = f"{first.name}.merged"
     while any(name.startswith(stem) for name in names):
         stem += "_"
     x = replaced[first.inputs[0]]  # type: ignore[index]
-    y = b.matmul(x, b.constant(np.concatenate(weights, axis=1), name=f"{stem}.weight"), name=stem)  # type: ignore[arg-type]
+    weights: list[Value | None] = []
+    for place, value in enumerate(first.inputs[1:], 1):
+        if value is None:
+            weights.append(None)
+            continue
+        arrays = [constant_value(p.matmul.inputs[place]) for p in group]
+        joined = np.concatenate(arrays, axis=1 if first.op == "matmul" else 0)  # type: ignore[arg-type]
+        weights.append(b.constant(joined, name=f"{stem}.{_NAMES[place]}"))
+    y = b.node(first.op, [x, *weights], dict(first.attrs), [stem]).outputs[0]
     if any(p.bias is not None for p in group):
         vectors = [
             np.zeros(p.width, y.dtype.numpy) if p.bias is None else constant_value(p.bias)

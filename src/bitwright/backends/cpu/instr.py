@@ -1,4 +1,5 @@
-"""Instructions that generic vectors do not reach: dot products of narrow integers and of bf16.
+"""Instructions that generic vectors do not reach: dot products of narrow integers and of bf16,
+and numbers looked up in a vector.
 
 Each says its LLVM name, the features it needs, its types, and its meaning in numpy, which the tests
 hold it to lane by lane where the machine has it. Kernels pick by target:
@@ -147,6 +148,14 @@ _BF16_512 = Instr(
     "vdpbf16ps",
     _bf16_dot,
 )
+_LOOKUP_512 = Instr(
+    "llvm.x86.avx512.permvar.sf.512",
+    ("avx512f",),
+    f32.vector(16),
+    (f32.vector(16), i32.vector(16)),
+    "vpermps",
+    lambda table, places: table[places & 15],
+)
 _NEON_DOTS = [
     _neon("sdot", ("dotprod",), _dot4),
     _neon("udot", ("dotprod",), _u8u8),
@@ -161,6 +170,7 @@ ALL = (
     *_MADD_256,
     _MADD_128,
     _BF16_512,
+    _LOOKUP_512,
     *_NEON_DOTS,
 )
 
@@ -197,3 +207,8 @@ def pairs_u8s8(target: Target) -> Instr | None:
 def dot_bf16(target: Target) -> Instr | None:
     """acc[i] += a[2i+1] b[2i+1] + a[2i] b[2i] in f32, from bf16."""
     return _first(target, _BF16_512)
+
+
+def lookup_f32(target: Target) -> Instr | None:
+    """table[places & 15] of 16 numbers, lane by lane."""
+    return _first(target, _LOOKUP_512)

@@ -131,6 +131,25 @@ class _Probe:
         return per_turn * turns / seconds
 
 
+def memory_reader(threads: int, nbytes: int) -> Callable[[], None]:
+    """A call that reads as many bytes once, with nothing but additions beside it."""
+    module = Module(host(), "reader")
+    _emit_stream(module, "sum", writes=False)
+    library, pool = jit.load(module.text(), host()), shared_pool(threads)
+    room = allocate(nbytes)
+    room[:] = 1
+    slots = {"x": room.ctypes.data, "y": room.ctypes.data, "count": nbytes // 4, "turns": 1}
+    table = module.signatures["sum"].pack(**slots)
+    rows = step_table([(library.address("sum"), table.ctypes.data, BARRIER_AFTER)])
+    held = room, table, library
+
+    def read() -> None:
+        assert held
+        pool.run(rows.ctypes.data, 1)
+
+    return read
+
+
 @cache
 def measure(threads: int) -> Peaks:
     """The peaks of this machine at a number of threads; measured once in a process."""

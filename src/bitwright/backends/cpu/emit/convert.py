@@ -93,14 +93,9 @@ class Conversions(Vectors):
             return self.convert(self._round_to_odd(value), to)
         if to is bf16:
             return self._to_bf16(value)
-        if f16 in (source, to) and not self._has_f16:
+        if f16 in (source, to) and not self.target.converts_f16:
             return self._to_f16(value) if to is f16 else self._from_f16(value)
         return self._cast("fptrunc" if to.bits < source.bits else "fpext", value, target)
-
-    @property
-    def _has_f16(self) -> bool:
-        """Whether f16 <-> f32 is an instruction."""
-        return bool(self.target.features & {"f16c", "neon", "zvfhmin", "zvfh"})
 
     def _round_to_odd(self, value: Value) -> Value:
         """f64 to f32 such that rounding the result further gives what rounding once would.

@@ -262,18 +262,18 @@ class Product:
         return row * self.y_stride
 
     def add_products(
-        self, rows: list[Value], w: Value, sums: list[Value], ahead: Value
+        self, rows: list[Value], w: Value, sums: list[Value], ahead: Value | None
     ) -> list[Value]:
         """The sums after all of k."""
         return self.add_run(rows, w, sums, self.f.args.size("depth"), ahead)[1]
 
-    def _tile(self, row: Value, bottom: Value, column: Value, w: Value, ahead: Value) -> None:
+    def _tile(
+        self, row: Value, bottom: Value, column: Value, w: Value, ahead: Value | None
+    ) -> None:
         """Sums of one tile by the lowest height that holds its rows, then the epilogue."""
         f, tile = self.f, self.tile
         left = f.min(bottom - row, tile.rows)
-        masks = [
-            f.mask(self.columns - column - v * tile.lanes, tile.lanes) for v in range(tile.vectors)
-        ]
+        masks = self._masks(column)
         self.start = self.numbers.start(f, column, masks, tile.lanes)
         heights = list(tile.heights)
         if not self.epilogue.is_light:
@@ -291,6 +291,11 @@ class Product:
             lower = sorted({*heights[:-1], max(1, tile.rows - 1)})
             self._choose(lower, left, row, w, ahead)
             self._store(row, left, column, masks)
+
+    def _masks(self, column: Value) -> list[Value]:
+        """Which columns of a tile there are, vector by vector."""
+        f, lanes = self.f, self.tile.lanes
+        return [f.mask(self.columns - column - v * lanes, lanes) for v in range(self.tile.vectors)]
 
     def _finish_row(self, row: Value, column: Value, masks: list[Value], sums: list[Value]) -> None:
         """The epilogue of one row of a tile, and its store."""
@@ -319,7 +324,9 @@ class Product:
             value = self.epilogue.emit(f, totals[v], row, column + v * tile.lanes, mask)
             f.store(to_stored(f, value, element), y, v * tile.lanes, mask=mask)
 
-    def _choose(self, heights: list[int], left: Value, row: Value, w: Value, ahead: Value) -> None:
+    def _choose(
+        self, heights: list[int], left: Value, row: Value, w: Value, ahead: Value | None
+    ) -> None:
         f = self.f
         if len(heights) == 1:
             self._sums(heights[0], left, row, w, ahead)
@@ -329,7 +336,7 @@ class Product:
         with branch.else_():
             self._choose(heights[:-1], left, row, w, ahead)
 
-    def _sums(self, height: int, left: Value, row: Value, w: Value, ahead: Value) -> None:
+    def _sums(self, height: int, left: Value, row: Value, w: Value, ahead: Value | None) -> None:
         f, tile = self.f, self.tile
         # rows beyond the last repeat it: computed, never stored
         rows = [self.address(f.min(row + i, row + (left - 1))) for i in range(height)]

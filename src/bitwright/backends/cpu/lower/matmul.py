@@ -42,10 +42,10 @@ def lower_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     if types != {f32} or weight is None or weight.ndim != 2 or x.rank < 2:
         lower_product(ctx, node, region)
         return
-    _lower_rows(ctx, node, region, parts, region.outer(x), weight)
+    lower_rows(ctx, node, region, parts, region.outer(x), weight)
 
 
-def _lower_rows(
+def lower_rows(
     ctx: Lowering, node: Node, region: RegionView, parts: Parts, x: Value, weight: Array
 ) -> None:
     """[..., K] @ [K, N] with all axes in front of K as rows."""

@@ -1,0 +1,101 @@
+"""Products with constant weights that stay codes: packed when the program is made.
+
+What the kernel does not read (odd blocks, codes that are not finite) becomes f32 then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitwright.backends.cpu import emit
+from bitwright.backends.cpu.kernels.coded_matmul import emit_coded_matmul, stretch_of
+from bitwright.backends.cpu.kernels.coded_weights import pack_weights
+from bitwright.backends.cpu.kernels.matmul import (
+    Epilogue,
+    best_tile,
+    is_light,
+    row_tiles_in_cache,
+)
+from bitwright.backends.cpu.lower.matmul import as_rows, lower_rows
+from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.region import Reads, operand_views, require_elements, split
+from bitwright.ir.dim import Size, product
+from bitwright.ir.dtype import f32
+from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.ops.dequant_matmul import dequantize_blocks
+
+FEWEST_TILES = 8
+"""Tiles that a panel's weights serve where there are as many: turning them to f32 costs as much as
+three rows do."""
+
+
+@lowers("dequant_matmul")
+def lower_coded_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
+    anchor = region.anchor
+    assert anchor is not None
+    x, q, scale, zero, bias = (*anchor.inputs, *(None,) * (5 - len(anchor.inputs)))
+    codes, scales, zeros = (_constant(region, value) for value in (q, scale, zero))
+    parts = split(region)
+    assert x is not None
+    if codes is None or scales is None or (zero is not None and zeros is None):
+        raise NoKernelError("its weight is not a constant")
+    if x.dtype != f32 or bias is not None:
+        raise NoKernelError("its rows are not f32, or its bias is not an addition of its own")
+    require_elements(parts.after.dtype)
+    columns, depth = codes.shape
+    block = anchor.attrs["block"]
+    tile = best_tile(ctx.target, columns)
+    packed = pack_weights(codes, scales, zeros, block, tile, ctx.target)
+    source = region.outer(x)
+    if isinstance(packed, str) and parts.after.dtype != f32:
+        raise NoKernelError(packed)
+    if isinstance(packed, str):
+        weight = dequantize_blocks(codes, scales, zeros, block).astype("float32").T
+        lower_rows(ctx, node, region, parts, source, weight)
+        return
+    shape = node.outputs[0].shape
+    a = as_rows(ctx, ctx.view(source), source.name)
+    if a.strides[1] != 1:
+        a = as_rows(ctx, ctx.contiguous(source), source.name)
+    y = ctx.output(node.outputs[0])
+    others = operand_views(ctx, region, parts.after.inputs, shape)
+    reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
+
+    def finish(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+        operands = reads.at(f, (row,), tile.lanes).load(column, mask)
+        return parts.after.evaluate(f, [value, *operands], tile.lanes)
+
+    light, result = is_light(parts.after.expression), parts.after.dtype
+    narrowest = min(d.bits for d in (result, *(view.dtype for view in others)))
+    slots = tuple(reads.pointers), tuple(reads.sizes)
+    epilogue = Epilogue(finish, *slots, light, result, narrowest)
+    form = packed.form
+    is_short = depth <= stretch_of(tile, form)
+    kernel = ctx.kernel(
+        "matmul_weight_codes",
+        (tile, form, is_short, parts.after.expression, reads.key),
+        lambda m, name: emit_coded_matmul(m, name, tile, epilogue, form, is_short),
+    )
+    pointers = {
+        "a": a,
+        "w": ctx.constant(packed.codes, f"{node.name}.weight"),
+        "y": y,
+        "scale": ctx.constant(packed.scale, f"{node.name}.scale"),
+        **reads.pointers,
+    }
+    if packed.zero is not None:
+        pointers["zero"] = ctx.constant(packed.zero, f"{node.name}.zero")
+    sizes: dict[str, Size] = {
+        "rows": product(shape[:-1]),
+        "columns": columns,
+        "depth": depth,
+        "a_stride": a.strides[0],
+        "y_stride": columns,
+        "block": max(FEWEST_TILES, row_tiles_in_cache(ctx.target, tile, 4 * depth)),
+        **reads.sizes,
+    }
+    ctx.call(kernel, node, pointers, sizes, why=f"weights in {form.kind}, read as codes")
+
+
+def _constant(region: RegionView, value: Value | None) -> Any:
+    return None if value is None else constant_value(region.outer(value))

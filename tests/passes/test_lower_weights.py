@@ -1,0 +1,144 @@
+"""Products with dequantized constants become products that read the codes."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import bitwright as bw
+from bitwright.lir.buffer import Place
+from bitwright.ops.builder import Builder
+from bitwright.ops.interpret import run
+from bitwright.passes.lower_weights import lower_weights
+from bitwright.passes.merge_projections import merge_projections
+from bitwright.rewrite import Trace
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(3, 64)).astype(np.float32)
+
+
+def i8(*shape):
+    return rng.integers(-127, 127, shape).astype(np.int8)
+
+
+def i4(*shape):
+    return rng.integers(-8, 8, shape).astype(np.int8).astype(ml_dtypes.int4)
+
+
+def positive(*shape):
+    return rng.uniform(0.1, 1, shape).astype(np.float32)
+
+
+def ops(graph):
+    return [node.op for node in graph.nodes if not node.is_boundary]
+
+
+def check(build, expected):
+    """`build(b)` makes the weight; the product is the same, and its ops are those expected."""
+    b = Builder("layer")
+    graph = b.build(y=b.matmul(b.input("x", "f32[n, 64]"), build(b)))
+    trace = Trace()
+    found = lower_weights(graph, trace)
+    assert ops(found) == expected
+    y = run(graph, {"x": X})["y"]
+    scale = np.abs(y).max()
+    np.testing.assert_allclose(run(found, {"x": X})["y"], y, atol=1e-5 * scale)
+    np.testing.assert_allclose(bw.compile(graph).run({"x": X})["y"], y, atol=1e-5 * scale)
+    return found, trace
+
+
+def test_scales_per_column_block_or_tensor():
+    check(lambda b: b.dequantize(b.constant(i8(64, 5)), positive(5), axis=1), ["dequant_matmul"])
+    check(lambda b: b.dequantize(b.constant(i8(64, 5)), positive()), ["dequant_matmul"])
+    zeros = np.arange(10, dtype=np.uint8).reshape(2, 5).astype(ml_dtypes.uint4)
+    codes = rng.integers(0, 16, (64, 5)).astype(np.uint8).astype(ml_dtypes.uint4)
+    check(
+        lambda b: b.dequantize(b.constant(codes), positive(2, 5), zeros, axis=0, block=32),
+        ["dequant_matmul"],
+    )
+
+
+def test_a_transposed_weight_needs_no_other_layout():
+    codes = i4(5, 64)
+
+    def weight(b):
+        w = b.dequantize(b.constant(codes), positive(5, 2), axis=1, block=32)
+        return b.transpose(w, perm=(1, 0))
+
+    found, _ = check(weight, ["dequant_matmul"])
+    (node,) = (n for n in found.nodes if n.op == "dequant_matmul")
+    assert node.attrs["block"] == 32 and node.inputs[1].shape == (5, 64)
+
+
+def test_scales_that_are_codes_keep_their_own_scale():
+    codes = rng.normal(size=(64, 5)).astype(ml_dtypes.float4_e2m1fn)
+    narrow = rng.uniform(1, 400, (4, 5)).astype(ml_dtypes.float8_e4m3fn)
+
+    def weight(b):
+        scales = b.dequantize(b.constant(narrow), np.float32(0.01))
+        return b.dequantize(b.constant(codes), scales, axis=0, block=16)
+
+    check(weight, ["dequant_matmul", "mul"])
+
+
+@pytest.mark.parametrize(
+    "build, reason",
+    [
+        (lambda b: b.dequantize(b.constant(i8(64, 5)), positive(64), axis=0), "another axis"),
+        (
+            lambda b: b.dequantize(b.constant(i8(64, 6)), positive(64, 2), axis=1, block=3),
+            "another axis",
+        ),
+        (
+            lambda b: b.dequantize(b.constant(i8(64, 5).astype(np.int16)), positive(5), axis=1),
+            "i16 codes",
+        ),
+        (lambda b: b.input("w", "f32[64, 5]"), "not a dequantized matrix"),
+    ],
+)
+def test_what_stays_says_why(build, reason):
+    b = Builder("layer")
+    graph = b.build(y=b.matmul(b.input("x", "f32[n, 64]"), build(b)))
+    trace = Trace()
+    assert "matmul" in ops(lower_weights(graph, trace))
+    assert any(reason in event.reason for event in trace.events)
+
+
+def test_projections_in_codes_become_one():
+    b = Builder("qkv")
+    x = b.input("x", "f32[n, 64]")
+    parts = [
+        b.matmul(x, b.dequantize(b.constant(i4(64, n)), positive(2, n), axis=0, block=32))
+        for n in (8, 4, 6)
+    ]
+    graph = b.build(*(b.transpose(p, perm=(1, 0)) for p in parts))
+    found = merge_projections(lower_weights(graph, Trace()), Trace())
+    assert ops(found).count("dequant_matmul") == 1
+    for one, other in zip(
+        run(graph, {"x": X}).values(), run(found, {"x": X}).values(), strict=True
+    ):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-4)
+
+
+def test_half_rows_and_codes_of_the_run():
+    b = Builder("layer")
+    x, q = b.input("x", "f16[n, 64]"), b.input("q", "i8[5, 64]")
+    bias = b.constant(positive(5).astype(np.float16))
+    scale = positive(5, 2).astype(np.float16)
+    y = b.dequant_matmul(x, b.constant(i4(5, 64)), scale, None, bias, block=32)
+    z = b.dequant_matmul(x, q, positive(5, 1), block=64)
+    graph = b.build(y=y, z=z)
+    feeds = {"x": X.astype(np.float16), "q": i8(5, 64)}
+    expected, exe = run(graph, feeds), bw.compile(graph)
+    for name, found in exe.run(feeds).items():
+        wide = expected[name].astype(np.float32)
+        np.testing.assert_allclose(found.astype(np.float32), wide, atol=2e-3 * np.abs(wide).max())
+    assert not list(exe.engine.schedule.host_steps)
+
+
+def test_a_running_model_holds_the_codes():
+    b = Builder("layer")
+    w = b.dequantize(b.constant(i4(1024, 768)), positive(32, 768), axis=0, block=32)
+    exe = bw.compile(b.build(y=b.matmul(b.input("x", "f32[n, 1024]"), w)))
+    buffers = exe.engine.schedule.buffers
+    held = sum(buffer.array.nbytes for buffer in buffers if buffer.place is Place.CONSTANT)
+    assert held <= 1024 * 768 // 2 + 32 * 768 * 4
