@@ -147,6 +147,28 @@ def test_a_layer_from_codes_to_codes(target, kind):
     check(graph, {"x": x, "other": other}, expected, target)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ["u8", "i8"])
+@pytest.mark.parametrize("columns", [1, 16, 33, 48, 64, 83, 80, 128])
+def test_codes_that_end_in_saturation(target, kind, columns):
+    """Numbers far beyond the codes and bounds of single columns, stored by several vectors."""
+    rng = np.random.default_rng(columns)
+    rows, depth = 26, 20
+    x, w = codes(rng, "u8", rows, depth), codes(rng, "i8", depth, columns)
+    factor = rng.choice([1e-4, 1e-2, 1.0, 1e3], columns).astype(np.float32)
+    highest = rng.uniform(-50, 300, columns).astype(np.float32)
+    low, high = LIMITS[kind]
+    zero = np.array(29, np.int8 if kind == "i8" else np.uint8)
+    b = Builder("layer")
+    total = b.integer_matmul(b.input("x", f"u8[{rows}, {depth}]"), b.constant(w))
+    real = b.mul(b.cast(total, to="f32"), b.constant(factor))
+    points = b.constant(zero), b.constant(highest)
+    graph = fuse_regions(b.build(b.to_codes(real, *points, to=kind, bounded=True)), Trace())
+    t = np.minimum(product(x, w).astype(np.float32) * factor, highest)
+    whole = np.rint(t.astype(np.float64)).astype(np.int64) + 29
+    check(graph, {"x": x}, np.clip(whole, low, high - 1).astype(zero.dtype), target)
+
+
 def convolved(x, w, x_zero, w_zero, bias, strides, pads, dilations, groups):
     """Windows in plain loops over the filter."""
     images, channels, height, width = x.shape
@@ -208,7 +230,7 @@ def test_convolutions(target, form, x_kind, w_kind):
         check(b.build(conv(b)), {"x": x}, wrapped(sums), target, [1, 3])
     b = Builder("layer")
     real = b.relu(b.mul(b.cast(conv(b), to="f32"), b.constant(factor)))
-    y = b.to_codes(real, b.constant(np.uint8(9)), to="u8")
+    y = b.to_codes(real, b.constant(np.uint8(9)), to="u8", bounded=x_kind == "u8")
     expected = requantized(sums, factor, 9, 0, 255, relu=True).astype(np.uint8)
     check(fuse_regions(b.build(y), Trace()), {"x": x}, expected, target)
 

@@ -171,3 +171,15 @@ def test_convolutions_without_a_kernel_stay_real(x: Any, w: Any, groups: int) ->
     image = through(b, b.input("x", f"f32{list(x)}"), 0.02, 128)
     _, ops, _ = lowered(b.build(b.conv(image, weight(b, *w), groups=groups)))
     assert "conv" in ops and "integer_conv" not in ops
+
+
+@pytest.mark.parametrize("zero, step, ops", [(0, 0.02, []), (0, 0.05, []), (3, 0.05, ["clip"])])
+def test_bounds_and_factors_by_channel_go_into_the_codes(
+    zero: int, step: float, ops: list[str]
+) -> None:
+    b = Builder("smoothed")
+    x = through(b, b.input("x", "f32[n, 8, 5, 5]"), 0.02, 120)
+    factors = b.constant(RNG.uniform(0.3, 3, (8, 1, 1)).astype(np.float32))
+    y = b.mul(b.clip(b.conv(x, weight(b, 8, 8, 3, 3, axis=0)), 0.0, 3.0), factors)
+    found, _ = check(b.build(through(b, y, step, zero)), step, x=3 * x_of(2, 8, 5, 5))
+    assert found[1:] == ["integer_conv", "cast", "mul", *ops, "to_codes", "dequantize"]

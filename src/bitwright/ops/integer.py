@@ -2,7 +2,7 @@
 
     integer_matmul   (x - x_zero) @ (w - w_zero) + bias
     integer_conv     the same for windows of an image; padding counts as x_zero
-    to_codes         saturate(rne(x) + zero_point)
+    to_codes         saturate(rne(min(x, highest)) + zero_point)
 
 They are what Q/DQ graphs are lowered to. A layer from codes to codes is
 
@@ -134,17 +134,30 @@ def _integer_conv(
     return add_channel_bias(y, bias)
 
 
-def _infer_to_codes(x: TensorType, zero_point: TensorType | None, to: DType) -> TensorType:
+def _infer_to_codes(
+    x: TensorType,
+    zero_point: TensorType | None,
+    highest: TensorType | None,
+    to: DType,
+    bounded: bool,
+) -> TensorType:
     require_dtype("x", x, lambda d: d == f32, "f32")
     if not (to.is_integer and to.bits <= 16):
         raise InferenceError("'to' is not an integer of at most 16 bits", found=to)
     if zero_point is not None:
         require_dtype("zero_point", zero_point, lambda d: d == to, str(to))
         _require_within("zero_point", zero_point, x.shape)
+    if highest is not None:
+        require_dtype("highest", highest, lambda d: d == f32, "f32")
+        _require_within("highest", highest, x.shape)
     return x.with_dtype(to)
 
 
-def _to_codes(x: Array, zero_point: Array | None, to: DType) -> Array:
+def _to_codes(
+    x: Array, zero_point: Array | None, highest: Array | None, to: DType, bounded: bool
+) -> Array:
+    if highest is not None:
+        x = np.where(highest < x, highest, x)
     offset = 0.0 if zero_point is None else zero_point.astype(np.float64)
     codes = np.clip(np.rint(x.astype(np.float64)) + offset, to.min, to.max)
     return np.asarray(np.where(np.isnan(x), offset, codes))
@@ -195,6 +208,8 @@ def _to_codes_samples() -> list[Sample]:
         sample(np.array([np.inf, -np.inf, np.nan, 3e9, -3e9], np.float32), np.uint8(3), to="u8"),
         sample(draw(2, 3), to="u4"),
         sample(draw(0, 3), to="u8"),
+        sample(x, np.uint8(7), draw(3, 1, seed=1, low=-20, high=200), to="u8", bounded=True),
+        sample(np.array([np.nan, 9], np.float32), None, np.float32(5), to="i8"),
     ]
 
 
@@ -226,13 +241,16 @@ OPDEFS = [
     OpDef(
         "to_codes",
         Kind.ELEMENTWISE,
-        "x, zero_point?",
+        "x, zero_point?, highest?",
         infer=_infer_to_codes,
         reference=_to_codes,
         grad=_CODES,
-        scalar=lambda e, x, zero_point=None, *, to: e.codes(x, zero_point, to),
+        scalar=lambda e, x, zero_point=None, highest=None, *, to, bounded: e.codes(
+            x, zero_point, highest, to, bool(bounded)
+        ),
         samples=_to_codes_samples,
-        attrs={"to": Attr("dtype")},
-        doc="Codes saturate(rne(x) + zero_point); NaN becomes the zero point.",
+        attrs={"to": Attr("dtype"), "bounded": Attr("bool", False)},
+        doc="Codes saturate(rne(min(x, highest)) + zero_point); NaN becomes the zero point. "
+        "`bounded` promises that x is a number between -2**30 and 2**30.",
     ),
 ]

@@ -74,8 +74,11 @@ class Scalars(Protocol):
         """floor(a / 2**b); a distance outside the width gives 0, or -1 if a is negative."""
 
     def select(self, condition: Term, a: Term, b: Term) -> Term: ...
-    def codes(self, a: Term, zero: Term | None, to: DType) -> Term:
-        """saturate(rne(a) + zero) in an integer type of at most 16 bits; NaN gives zero."""
+    def codes(
+        self, a: Term, zero: Term | None, highest: Term | None, to: DType, bounded: bool
+    ) -> Term:
+        """saturate(rne(min(a, highest)) + zero) in an integer type of at most 16 bits; NaN gives
+        zero. `bounded` promises that there is none, and nothing beyond 2**30."""
 
 
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -115,7 +118,9 @@ class NumpyScalars:
         return np.divide(a, b)
 
     @staticmethod
-    def codes(a: Any, zero: Any, to: DType) -> Any:
+    def codes(a: Any, zero: Any, highest: Any, to: DType, bounded: bool) -> Any:
+        if highest is not None:
+            a = np.where(np.less(highest, a), highest, a)
         offset = 0.0 if zero is None else np.asarray(zero, np.float64)
         found = np.clip(np.rint(np.nan_to_num(a, nan=0.0)) + offset, to.min, to.max)
         return found.astype(np.int64)

@@ -34,6 +34,8 @@ from bitwright.rewrite import Match, Rule, Trace, rewrite
 
 Array = np.ndarray[Any, Any]
 LIMIT = 2**31
+BOUND = 2.0**29
+"""What a sum must stay below to be rounded and moved by a zero point without a check."""
 MOST_TAPS = 256
 """Taps of a depthwise filter; its sums of products are exact in f32."""
 # Ops that only move the elements of their first operand, or pick the largest of them.
@@ -207,7 +209,7 @@ class _Lowering:
         return "it does not come from a product of codes"
 
     def _scales(self, m: Match, value: Value, top: bool = True) -> bool:
-        """Whether a value is codes times a factor, added up and cut off, and nothing else."""
+        """Whether a value is codes times factors, added up and cut off, and nothing else."""
         node = value.node
         if constant_value(value) is not None:
             return not top
@@ -224,44 +226,124 @@ class _Lowering:
             return all(parts) and not all(v.is_constant for v in node.operands)
         if node.op in ("relu", "clip"):
             return all(self._scales(m, v, False) for v in node.operands)
+        if factor := _positive_factor(value):
+            return self._scales(m, factor[0], False) and not factor[0].is_constant
         return False
 
     def _quantize(self, op: Any, m: Match) -> Any:
         node = m.root
         x, scale, zero = _parts(node)
-        step = float(np.reshape(constant_value(scale), -1)[0])  # type: ignore[arg-type]
-        lowest = constant_value(zero) if zero is not None else np.zeros(())
-        if x.node.op == "relu" and lowest is not None and (lowest == node.attrs["to"].min).all():
-            (x,) = x.node.operands  # what is below 0 becomes the lowest code anyway
+        to = node.attrs["to"]
+        step = np.float64(np.reshape(constant_value(scale), -1)[0])  # type: ignore[arg-type]
+        point = constant_value(zero) if zero is not None else np.zeros(())
         if zero is not None and zero.rank:
             zero = op.reshape(zero, shape=())
-        if self._scales(m, x):
-            return op.to_codes(self._scaled(op, x, step), zero, to=node.attrs["to"])
-        return op.to_codes(op.mul(x, np.float32(1 / step)), zero, to=node.attrs["to"])
+        ends = None
+        if point is not None:
+            first = float(point.reshape(-1)[0])
+            ends = float(to.min) - first, float(to.max) - first
+        if not self._scales(m, x):
+            if ends and x.node.op == "relu" and ends[0] == 0:
+                (x,) = x.node.operands  # what is below 0 becomes the lowest code anyway
+            return op.to_codes(op.mul(x, np.float32(1 / step)), zero, to=to)
+        inner, step, highest = self._ends(x, step, ends)
+        bounded = self._largest(inner, step) < BOUND
+        if highest is not None:
+            highest = op.constant(highest)
+        scaled = self._scaled(op, inner, step)
+        return op.to_codes(scaled, zero, highest, to=to, bounded=bounded)
 
-    def _scaled(self, op: Any, value: Value, step: float) -> Value:
-        """value / step, with the division in the factors."""
+    def _ends(
+        self, value: Value, step: Array, ends: tuple[float, float] | None
+    ) -> tuple[Value, Array, Array | None]:
+        """The value that is left when what codes saturate at anyway is taken off: the value, its
+        step, and a bound in codes below which it is to be cut off beside that."""
+        highest: Array | None = None
+        while ends is not None and self._scaled_product(value) is None:
+            node = value.node
+            if factor := _positive_factor(value):
+                value, step = factor[0], step / factor[1]
+                continue
+            if node.op not in ("relu", "clip"):
+                break
+            x, low, high = (*node.inputs, None, None)[:3]
+            if node.op == "relu":
+                low = None
+            lows, highs = (None if v is None else constant_value(v) for v in (low, high))
+            if (low is not None and lows is None) or (high is not None and highs is None):
+                break
+            bottom = np.zeros(()) if node.op == "relu" else lows
+            if bottom is not None and not (_held(bottom / step) <= ends[0]).all():
+                break
+            if highs is not None:
+                top = _held(highs / step)
+                if highest is not None:
+                    top = np.minimum(top, highest)
+                if not (np.rint(top) >= ends[1]).all():
+                    highest = top
+            assert x is not None
+            value = x
+        return value, step, highest
+
+    def _largest(self, value: Value, step: Array) -> float:
+        """A bound of |value / step|."""
         node = value.node
         array = constant_value(value)
         if array is not None:
-            held = (array.astype(np.float64) / step).astype(np.float32)
-            return op.constant(held)  # type: ignore[no-any-return]
+            return float(np.abs(array / step).max(initial=0))
+        known = coded(value)
+        if isinstance(known, Coded) and known.step is not None:
+            return float(known.reach * np.max(known.step / step))
+        found = self._scaled_product(value)
+        if found is not None:
+            return float(LIMIT * np.abs(found[1] / step).max(initial=0))
+        if factor := _positive_factor(value):
+            return self._largest(factor[0], step / factor[1])
+        return sum(self._largest(v, step) for v in node.operands)
+
+    def _scaled(self, op: Any, value: Value, step: Array) -> Value:
+        """value / step, with the division in the factors; the step may differ by channel."""
+        node = value.node
+        array = constant_value(value)
+        if array is not None:
+            return op.constant(_held(array / step))  # type: ignore[no-any-return]
         known = coded(value)
         if isinstance(known, Coded) and known.step is not None:
             # (q - zero) f as q f - (zero f), which needs one operation less
             ratio = known.step / step
-            real = op.mul(op.cast(known.codes, to=f32), np.float32(ratio))
+            real = op.mul(op.cast(known.codes, to=f32), op.constant(_held(ratio)))
             zero = known.known_zero
             if zero is not None and zero.any():
-                real = op.add(real, np.float32(-float(zero.reshape(-1)[0]) * ratio))
+                real = op.add(real, op.constant(_held(-float(zero.reshape(-1)[0]) * ratio)))
             return real  # type: ignore[no-any-return]
         found = self._scaled_product(value)
         if found is not None:
             product, factor = found
             real = op.cast(product.outputs[0], to=f32)
             return op.mul(real, self._factor(op, factor / step))  # type: ignore[no-any-return]
+        if scale := _positive_factor(value):
+            return self._scaled(op, scale[0], step / scale[1])
         parts = [None if v is None else self._scaled(op, v, step) for v in node.inputs]
         return op.like(node, *parts)  # type: ignore[no-any-return]
+
+
+def _held(exact: Array) -> Array:
+    """Rounded to f32."""
+    return np.asarray(exact, np.float64).astype(np.float32)
+
+
+def _positive_factor(value: Value) -> tuple[Value, Array] | None:
+    """What a value is a positive multiple of, and the factor: one number, or some by channel."""
+    if value.node.op != "mul":
+        return None
+    for x, other in (value.node.inputs, value.node.inputs[::-1]):
+        assert x is not None and other is not None
+        known = constant_value(other)
+        if known is None or x.is_constant or x.shape != value.shape or known.dtype != np.float32:
+            continue
+        if np.isfinite(known).all() and (known > 0).all():
+            return x, known.astype(np.float64)
+    return None
 
 
 def _no_kernel(op: str, x: Value, w: Value) -> str:
@@ -280,15 +362,18 @@ def _any(name: str) -> Any:
 
 
 def _comes_from_product(value: Value) -> bool:
-    """Whether a function of one product of codes, element by element, made the value."""
-    while True:
-        node = value.node
+    """Whether a product of codes and what is elementwise behind it made the value."""
+    seen, left = {value}, [value]
+    while left:
+        node = left.pop().node
         if node.op in ("integer_matmul", "integer_conv"):
             return True
-        made = [v for v in node.operands if not v.is_constant]
-        if get(node.op).kind is not Kind.ELEMENTWISE or len(set(made)) != 1:
-            return False
-        value = made[0]
+        if node.is_boundary or get(node.op).kind is not Kind.ELEMENTWISE:
+            continue
+        made = [v for v in node.operands if v.shape == node.outputs[0].shape and v not in seen]
+        seen.update(made)
+        left += made
+    return False
 
 
 def _known_bias(value: Value | None) -> Array | None:

@@ -19,7 +19,7 @@ import numpy as np
 from bitwright.backends.cpu.emit import Function, Value, computed, stored
 from bitwright.backends.cpu.scalars import LlvmScalars, Term
 from bitwright.errors import CompileError
-from bitwright.ir.dtype import DType, bool_
+from bitwright.ir.dtype import DType, bool_, f32
 from bitwright.ir.graph import Graph, Node
 from bitwright.ir.graph import Value as GraphValue
 from bitwright.ops.registry import get
@@ -86,13 +86,37 @@ class Expression:
 
     def emit(self, f: Function, values: Sequence[Value], lanes: int) -> list[Value]:
         """The outputs, from one computed value per input; scalars stand for every lane."""
+        known = self._terms(f, values, lanes)
+        return [f.as_value(known[n].value, known[n].value.type.vector(lanes)) for n in self.outputs]
+
+    def _terms(self, f: Function, values: Sequence[Value], lanes: int) -> list[Term]:
+        """Inputs and the results of all steps."""
         scalars = LlvmScalars(f, lanes=lanes)
         known = [
             scalars.term(value, dtype) for value, dtype in zip(values, self.inputs, strict=True)
         ]
         for step in self.steps:
             known.append(_emit_step(f, step, known, lanes))
-        return [f.as_value(known[n].value, known[n].value.type.vector(lanes)) for n in self.outputs]
+        return known
+
+    @property
+    def narrows(self) -> DType | None:
+        """The 8-bit type whose codes all of this ends in, where those are bounded (`to_codes`)."""
+        if not self.steps or self.outputs != (len(self.inputs) + len(self.steps) - 1,):
+            return None
+        last = self.steps[-1]
+        is_plain = last.op == "to_codes" and dict(last.attrs).get("bounded")
+        return last.dtype if is_plain and last.dtype.bits == 8 else None
+
+    def emit_wide(self, f: Function, values: Sequence[Value], lanes: int) -> Value:
+        """The codes of an expression that `narrows`, in i32 and not cut off yet."""
+        before = Expression(self.inputs, self.steps[:-1], ())
+        known = before._terms(f, values, lanes)
+        last = self.steps[-1]
+        operands = [known[o.number] if isinstance(o, Place) else o for o in last.operands]
+        x, zero, highest = (*operands, None, None)[:3]
+        assert x is not None
+        return LlvmScalars(f, f32, lanes).whole_codes(x, zero, highest, last.dtype, True)
 
 
 def _emit_step(f: Function, step: Step, known: Sequence[Term], lanes: int) -> Term:

@@ -84,6 +84,24 @@ def _pairs_u8s8(a: Array, b: Array) -> Array:
     return np.clip(products.reshape(-1, 2).sum(1), -(2**15), 2**15 - 1).astype(np.int16)
 
 
+def _packed(a: Array, b: Array, low: int, high: int, to: type) -> Array:
+    """Every 16 bytes of a, saturated to half as many bits, and behind them those of b."""
+    parts = [np.clip(x, low, high).reshape(-1, 16 // x.itemsize) for x in (a, b)]
+    return np.concatenate(parts, axis=1).reshape(-1).astype(to)
+
+
+def _pack_words(a: Array, b: Array) -> Array:
+    return _packed(a, b, -(2**15), 2**15 - 1, np.int16)
+
+
+def _pack_u8(a: Array, b: Array) -> Array:
+    return _packed(a, b, 0, 255, np.uint8).view(np.int8)
+
+
+def _pack_i8(a: Array, b: Array) -> Array:
+    return _packed(a, b, -128, 127, np.int8)
+
+
 def _flushed(x: Array) -> Array:
     return np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
 
@@ -118,6 +136,20 @@ def _x86_pairs(lanes: int, needs: tuple[str, ...], wide: str, narrow: str) -> li
     ]
 
 
+def _x86_packs(lanes: int, needs: tuple[str, ...], place: str, suffix: str, v: str) -> list[Instr]:
+    """vpackssdw (i32 to i16), vpackuswb and vpacksswb (i16 to u8 and i8) for `lanes` of 32 bits."""
+    wide, word, byte = i32.vector(lanes), i16.vector(2 * lanes), i8.vector(4 * lanes)
+    rows: tuple[tuple[str, Type, Type, Callable[..., Array]], ...] = (
+        ("packssdw", wide, word, _pack_words),
+        ("packuswb", word, byte, _pack_u8),
+        ("packsswb", word, byte, _pack_i8),
+    )
+    return [
+        Instr(f"llvm.x86.{place}.{name}{suffix}", needs, to, (part, part), v + name, meaning)
+        for name, part, to, meaning in rows
+    ]
+
+
 def _neon(name: str, needs: tuple[str, ...], meaning: Callable[..., Array]) -> Instr:
     acc, byte = i32.vector(4), i8.vector(16)
     return Instr(
@@ -140,6 +172,9 @@ _MADD_128 = Instr(
     "pmaddwd",
     _pairs_s16,
 )
+_PACKS_512 = _x86_packs(16, ("avx512bw",), "avx512", ".512", "v")
+_PACKS_256 = _x86_packs(8, ("avx2",), "avx2", "", "v")
+_PACKS_128 = _x86_packs(4, ("sse2",), "sse2", ".128", "")
 _BF16_512 = Instr(
     "llvm.x86.avx512bf16.dpbf16ps.512",
     ("avx512bf16",),
@@ -169,6 +204,9 @@ ALL = (
     *_MADD_512,
     *_MADD_256,
     _MADD_128,
+    *_PACKS_512,
+    *_PACKS_256,
+    *_PACKS_128,
     _BF16_512,
     _LOOKUP_512,
     *_NEON_DOTS,
@@ -212,3 +250,12 @@ def dot_bf16(target: Target) -> Instr | None:
 def lookup_f32(target: Target) -> Instr | None:
     """table[places & 15] of 16 numbers, lane by lane."""
     return _first(target, _LOOKUP_512)
+
+
+def packs(target: Target, lanes: int, signed: bool) -> tuple[Instr, Instr] | None:
+    """Two vectors of `lanes` 32-bit integers as 16 bits, and two of those as 8 bits, saturated;
+    each takes 16 bytes of its operands in turn."""
+    found = {16: _PACKS_512, 8: _PACKS_256, 4: _PACKS_128}.get(lanes)
+    if found is None or not target.has(*found[0].needs):
+        return None
+    return found[0], found[2 if signed else 1]

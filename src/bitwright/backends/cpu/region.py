@@ -58,6 +58,10 @@ class Part:
         """The result as a computed vector."""
         return self.expression.emit(f, values, lanes)[0]
 
+    def evaluate_wide(self, f: Function, values: Sequence[emit.Value], lanes: int) -> emit.Value:
+        """The codes that it ends in (`Expression.narrows`), in i32 and not cut off yet."""
+        return self.expression.emit_wide(f, values, lanes)
+
 
 @dataclass(frozen=True)
 class Parts:

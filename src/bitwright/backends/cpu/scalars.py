@@ -215,24 +215,49 @@ class LlvmScalars:
         mask = self.f.convert(condition.value, computed(bool_))
         return Term(self.f.select(mask, a.value, b.value), a.dtype)
 
-    def codes(self, a: Operand, zero: Operand | None, to: DType) -> Term:
-        """Cut off in floats, between whole numbers, so that rounding cannot leave the range."""
+    def codes(
+        self,
+        a: Operand,
+        zero: Operand | None,
+        highest: Operand | None,
+        to: DType,
+        bounded: bool,
+    ) -> Term:
+        whole = self.whole_codes(a, zero, highest, to, bounded)
+        if bounded:
+            return Term(self.f.saturated(whole, computed(to), int(to.min), int(to.max)), to)
+        return Term(self.f.convert(whole, computed(to)), to)
+
+    def whole_codes(
+        self,
+        a: Operand,
+        zero: Operand | None,
+        highest: Operand | None,
+        to: DType,
+        bounded: bool,
+    ) -> Value:
+        """Codes in i32; those of bounded numbers are still to be cut off.
+
+        Others are in floats, between whole numbers, so that rounding cannot leave the range.
+        """
         f, real = self.f, self._as_term(a).value
-        low, high = float(to.min), float(to.max)
         offset: Value | None = None
-        if zero is None:
-            bounds: tuple[Any, Any] = (low, high)
-        elif isinstance(zero, Term):
+        if isinstance(zero, Term):
             offset = f.convert(zero.value, emitted_i32, zero.signed)
-            moved = f.convert(offset, emitted_f32)
-            bounds = (f.sub(low, moved), f.sub(high, moved))
-        else:
+        elif zero is not None:
             offset = f.const(emitted_i32.vector(self.lanes), zero)
-            bounds = (low - zero, high - zero)
-        whole = whole_between(f, real, *bounds)
-        if offset is not None:
-            whole = f.add(whole, offset)
-        return Term(f.convert(whole, computed(to)), to)
+        cut = real if highest is None else f.quick_min(self._as_term(highest, f32).value, real)
+        if bounded:
+            whole = f.round_to_int(cut)
+        else:
+            bounds: tuple[Any, Any] = (float(to.min), float(to.max))
+            if isinstance(zero, Term):
+                moved = f.convert(offset, emitted_f32)
+                bounds = (f.sub(bounds[0], moved), f.sub(bounds[1], moved))
+            elif zero is not None:
+                bounds = (bounds[0] - zero, bounds[1] - zero)
+            whole = whole_between(f, cut, *bounds)
+        return whole if offset is None else f.add(whole, offset)
 
     def result(self, a: Operand, dtype: DType) -> Term:
         """What a scalar form gave, as the computed type of the op's result."""

@@ -47,6 +47,10 @@ class Conversions(Vectors):
             return self.lane(rounded, 0)
         return self.convert(self.round(value), i32)
 
+    def saturated(self, value: Value, scalar: Type, low: int, high: int) -> Value:
+        """Integers cut off at both ends, in a narrower type that holds those."""
+        return self._cast("trunc", self.min(self.max(value, low), high), value.type.of(scalar))
+
     def to_mask(self, value: Value) -> Value:
         """Stored bools (bytes) as lanes of i1: anything but 0 is true."""
         return self.ne(value, 0)

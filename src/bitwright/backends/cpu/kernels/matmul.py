@@ -25,6 +25,7 @@ import numpy as np
 
 from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, stored
 from bitwright.backends.cpu.expression import Expression, to_stored
+from bitwright.backends.cpu.kernels.narrow import MOST, narrowed
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
 from bitwright.ir.dtype import DType
 from bitwright.ir.dtype import f32 as real
@@ -123,6 +124,8 @@ class Epilogue:
     """The type of what is stored."""
     narrowest: int = 32
     """Bits of the narrowest element that it reads or that is stored."""
+    wide: Callable[[Kernel, Value, Value, Value, Value], Value] | None = None
+    """As `emit`, for 8-bit results: in i32, to be saturated (`kernels.narrow`)."""
 
 
 LIGHT_STEPS = 6
@@ -320,9 +323,40 @@ class Product:
         totals = list(sums)
         self.numbers.finished(f, totals, column, masks)
         y = f.gep(stored(element), f.args.pointer("y"), self.result_at(row) + column)
+        if self.epilogue.wide and (masks[0] is None or not self._masks_scatter):
+            for first in range(0, tile.vectors, MOST):
+                self._write_codes(row, column, masks, totals, first, y)
+            return
         for v, mask in enumerate(masks):
             value = self.epilogue.emit(f, totals[v], row, column + v * tile.lanes, mask)
             f.store(to_stored(f, value, element), y, v * tile.lanes, mask=mask)
+
+    def _write_codes(
+        self,
+        row: Value,
+        column: Value,
+        masks: Sequence[Value | None],
+        totals: Sequence[Value],
+        first: int,
+        y: Value,
+    ) -> None:
+        """Up to `MOST` neighbouring vectors of 8-bit results by one store."""
+        f, lanes, epilogue = self.f, self.tile.lanes, self.epilogue
+        assert epilogue.wide is not None
+        some = range(first, min(first + MOST, self.tile.vectors))
+        wide = [epilogue.wide(f, totals[v], row, column + v * lanes, masks[v]) for v in some]
+        at = first * lanes
+        for codes in narrowed(f, wide, epilogue.result):
+            here = min(codes.type.lanes, len(wide) * lanes)
+            if masks[first] is not None:
+                left = f.min(self.columns - column - at, here)
+                f.store(codes, y, at, mask=f.mask(left, codes.type.lanes))
+            elif here == codes.type.lanes:
+                f.store(codes, y, at)
+            else:  # three of four
+                f.store(f.part(codes, 0, 2 * lanes), y, at)
+                f.store(f.part(codes, 2 * lanes, lanes), y, at + 2 * lanes)
+            at += here
 
     def _choose(
         self, heights: list[int], left: Value, row: Value, w: Value, ahead: Value | None

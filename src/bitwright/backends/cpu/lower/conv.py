@@ -267,9 +267,17 @@ class Finish:
             is_light(self.after.expression),
             self.after.dtype,
             min(d.bits for d in (self.after.dtype, *(v.dtype for v in self.reads.views))),
+            self._emit_wide if self.after.expression.narrows else None,
         )
 
     def _emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+        return self.after.evaluate(f, self._values(f, value, row, column, mask), self.lanes)
+
+    def _emit_wide(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+        return self.after.evaluate_wide(f, self._values(f, value, row, column, mask), self.lanes)
+
+    def _values(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> list[Any]:
+        """The sum and the operands beside it."""
         if self.enters:
             value = self.enters.emit(f, value, row, column, mask)
         index = []
@@ -279,8 +287,7 @@ class Finish:
             index.append(row - rest * size)
             row = rest
         place = (row, *reversed(index))
-        operands = self.reads.at(f, place, self.lanes).load(column, mask)
-        return self.after.evaluate(f, [value, *operands], self.lanes)
+        return [value, *self.reads.at(f, place, self.lanes).load(column, mask)]
 
 
 def dense(

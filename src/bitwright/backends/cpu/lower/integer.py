@@ -171,16 +171,22 @@ def lower_integer_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     others = operand_views(ctx, region, after.inputs, shape)
     reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
 
-    def finish(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+    def values(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> list[Any]:
         value = offsets.emit(f, value, row, column, mask)
-        operands = reads.at(f, (row,), tile.lanes).load(column, mask)
-        return after.evaluate(f, [value, *operands], tile.lanes)
+        return [value, *reads.at(f, (row,), tile.lanes).load(column, mask)]
+
+    def finish(f: emit.Kernel, *place: Any) -> Any:
+        return after.evaluate(f, values(f, *place), tile.lanes)
+
+    def finish_wide(f: emit.Kernel, *place: Any) -> Any:
+        return after.evaluate_wide(f, values(f, *place), tile.lanes)
 
     more = {**offsets.pointers, **reads.pointers}
     sizes: dict[str, Size] = {**offsets.sizes, **reads.sizes}
     narrowest = min(d.bits for d in (after.dtype, *(view.dtype for view in others)))
     light = is_light(after.expression)
-    epilogue = Epilogue(finish, tuple(more), tuple(sizes), light, after.dtype, narrowest)
+    wide = finish_wide if after.expression.narrows else None
+    epilogue = Epilogue(finish, tuple(more), tuple(sizes), light, after.dtype, narrowest, wide)
     kernel = ctx.kernel(
         "matmul_codes",
         (tile, codes, after.expression, reads.key, offsets.key),

@@ -71,8 +71,17 @@ def integer_conv(
 
 
 @exports("to_codes", widens=False)
-def to_codes(e: Scope, x: Ref, zero_point: Ref | None, to: DType) -> Ref:
+def to_codes(
+    e: Scope,
+    x: Ref,
+    zero_point: Ref | None,
+    highest: Ref | None,
+    to: DType,
+    bounded: bool,
+) -> Ref:
     """Written out, since what QuantizeLinear makes of NaN differs from runtime to runtime."""
+    if highest is not None:
+        x = e.Min(x, highest)
     codes = e.Round(e.Where(e.IsNaN(x), e.scalar(0, x), x))
     if zero_point is not None:
         codes = e.Add(codes, e.cast(zero_point, f32))
