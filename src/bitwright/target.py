@@ -1,7 +1,8 @@
 """Facts about a machine that code is made for. No code is generated here.
 
     host()            the machine this process runs on
-    named("avx2")     a fixed one: avx512vnni, avx512, avx2, sse2, aarch64, riscv64, wasm32, generic
+    named("avx2")     a fixed one: avx512bf16, avx512vnni, avx512, avx2, sse2, aarch64, riscv64,
+                      wasm32, generic
 
 Feature names are LLVM's. `features` is what a kernel may ask for with `has`; `llvm_features` is the
 string the target machine gets, so that nothing outside the set is ever generated.
@@ -82,6 +83,7 @@ _X86_LEVELS = (
     ("avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe"),
     ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
     ("avx512vnni",),
+    ("avx512bf16",),
 )
 
 
@@ -93,6 +95,7 @@ _LINUX = "unknown-linux-gnu"
 _RISCV = frozenset(("64bit", "m", "a", "f", "d", "c"))
 # name: (triple, features)
 _NAMED = {
+    "avx512bf16": (f"x86_64-{_LINUX}", _x86(6)),
     "avx512vnni": (f"x86_64-{_LINUX}", _x86(5)),
     "avx512": (f"x86_64-{_LINUX}", _x86(4)),
     "avx2": (f"x86_64-{_LINUX}", _x86(3)),

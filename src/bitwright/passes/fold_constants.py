@@ -1,7 +1,8 @@
 """Nodes of constants become constants, unless that would inflate the model.
 
-Dequantize stays: folding it would turn 8-bit weights back into floats. A result may have up to the
-limit's elements, and more than a few only if it is not much larger than what it was made from.
+Dequantize stays: folding it would turn 8-bit weights back into floats. A cast to a narrower type
+always folds. Any other result may have up to the limit's elements, and more than a few only if it
+is not much larger than what it was made from.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ def _refusal(node: Node, limit: int) -> str:
     type_ = node.types[0]
     if not isinstance(type_, TensorType) or isinstance(type_.count, Dim):
         return "the data decides its size"
+    if node.op == "cast" and type_.dtype.bits <= next(node.operands).dtype.bits:
+        return ""  # it takes no more room than what it was made from
     largest = max((constant_value(v).size for v in node.operands), default=0)  # type: ignore[union-attr]
     if type_.count > limit:
         return f"its {type_.count:,} elements are above the limit of {limit:,}"

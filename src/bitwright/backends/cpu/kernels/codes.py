@@ -42,7 +42,7 @@ class Codes:
     extra: int = 0
     offset: bool = False
     """Whether sums begin with a number of their column instead of 0."""
-    element, sum, group = i8, i32, 1
+    element, sum, group, widens = i8, i32, 1, False
 
     @property
     def form(self) -> tuple[bool, bool, int, bool]:
@@ -227,12 +227,17 @@ def codes_tile(target: Target, columns: int, codes: Codes) -> Tile:
 
 
 def pack_codes(w: Array, tile: Tile, group: int) -> Array:
-    """Runs of signed codes w[runs, run, n] as panels [n / columns][runs · run / group][columns]
-    [group]; every run is filled up to whole groups."""
+    """Runs of signed codes in panels."""
+    return pack_groups(w.astype(np.int8, copy=False), tile, group)
+
+
+def pack_groups(w: Array, tile: Tile, group: int) -> Array:
+    """Runs of numbers w[runs, run, n] as panels [n / columns][runs · run / group][columns][group];
+    every run is filled up to whole groups."""
     runs, run, columns = w.shape
     panels = -(-columns // tile.columns)
     groups = -(-run // group)
-    padded = np.zeros((runs, groups * group, panels * tile.columns), np.int8)
+    padded = np.zeros((runs, groups * group, panels * tile.columns), w.dtype)
     padded[:, :run, :columns] = w
     cut = padded.reshape(runs * groups, group, panels, tile.columns)
     return np.ascontiguousarray(cut.transpose(2, 0, 3, 1))

@@ -57,8 +57,8 @@ class Depthwise:
     form: DepthwiseForm
     epilogue: Epilogue = NO_EPILOGUE
     codes: DType | None = None
-    """The type of x where it holds codes. Codes and weights minus their zero points are f32, in
-    which their products and sums are exact."""
+    """The type of x where it is not f32. Halves are widened. Codes and weights minus their zero
+    points are f32, in which their products and sums are exact."""
     has_zero: bool = False
     """Whether the codes' zero point is in a slot; else it is 0."""
 
@@ -83,7 +83,7 @@ def pixels_of_tile(target: Target, line: Any) -> int:
 
 
 def emit_depthwise(module: Module, name: str, conv: Depthwise) -> Signature:
-    exact = nullcontext() if conv.codes else None
+    exact = nullcontext() if conv.codes and not conv.codes.is_float else None
     with module.kernel(name, conv.signature) as f, exact or f.subnormals_as_zeros():
         _Emitter(f, conv).emit()
     return conv.signature
@@ -251,7 +251,7 @@ class _Emitter:
         f, align, step = self.f, self.vector.total_bytes, self.size["y_pixel"]
 
         def finished(total: Value, pixel: Operand) -> Value:
-            if self.codes:
+            if self.codes and not self.codes.is_float:
                 total = f.round_to_int(total)
             row = place.row + pixel
             value = self.epilogue.emit(f, total, row, place.channel, place.mask)

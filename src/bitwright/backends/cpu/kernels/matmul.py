@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, stored
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32, stored
 from bitwright.backends.cpu.expression import Expression, to_stored
 from bitwright.backends.cpu.kernels.narrow import MOST, narrowed
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
@@ -41,6 +41,8 @@ _TALL = 2
 threads read the same weights then, and their own part of a."""
 _LINE = 64
 """Bytes of a cache line."""
+_PIECE = 256
+"""Numbers of a row that are widened at a time: those of a tile fit the first-level cache."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,18 @@ _TILES_16 = ((6, 2), (12, 1))
 _TILES_16_UNFUSED = ((4, 2), (8, 1))
 
 
-def best_tile(target: Target, columns: int = 0, fused: bool | None = None, extra: int = 0) -> Tile:
+def best_tile(
+    target: Target,
+    columns: int = 0,
+    fused: bool | None = None,
+    extra: int = 0,
+    unpacking: int = 0,
+) -> Tile:
     """The tile for a target; for a known number of columns, the one that takes the least time.
 
     `fused` says whether adding a product is one instruction (as it is for f32 unless given),
-    `extra` how many vectors of sums a row has beside those of its columns.
+    `extra` how many vectors of sums a row has beside those of its columns, `unpacking` how many
+    instructions make a vector of the panel ready.
     """
     plain, unfused = (_TILES_32, _TILES_32_UNFUSED)
     if target.vector_registers < 32:
@@ -87,15 +96,15 @@ def best_tile(target: Target, columns: int = 0, fused: bool | None = None, extra
     def cost(choice: tuple[int, int]) -> float:
         rows, vectors = choice
         panels = -(-columns // ((vectors - extra) * lanes))
-        return panels * _cycles(rows, vectors) / rows
+        return panels * _cycles(rows, vectors, unpacking) / rows
 
     rows, vectors = min((c for c in choices if c[1] > extra), key=cost)
     return Tile(rows, vectors - extra, lanes)
 
 
-def _cycles(rows: int, vectors: int) -> float:
+def _cycles(rows: int, vectors: int, unpacking: int) -> float:
     """What a step of k takes, as measured: two sums a cycle and some waiting, or a load a cycle."""
-    return max(1.17 * rows * vectors / 2, 1.03 * (rows + vectors))
+    return max(1.17 * (rows + unpacking) * vectors / 2, 1.03 * (rows + vectors))
 
 
 def pack(w: Array, tile: Tile) -> Array:
@@ -187,6 +196,7 @@ class Product:
         self.vector = numbers.sum.vector(tile.lanes)
         self.width = tile.vectors + numbers.extra
         self.scratch = f.scratch(self.vector, tile.rows * self.width)
+        self.wide = f.scratch(f32, tile.rows * _PIECE) if numbers.widens else self.scratch
         self.start: list[Value] = []
         """What the sums of a row of the tile begin with."""
 
@@ -382,6 +392,37 @@ class Product:
         self, rows: list[Value], w: Value, sums: list[Value], count: Value, ahead: Value | None
     ) -> tuple[Value, list[Value]]:
         """The sums after `count` neighbouring numbers of every row, and where the weights go on."""
+        if not self.numbers.widens:
+            return self._add_run(rows, w, sums, count, ahead)
+        f = self.f
+        wide = [f.gep(f32, self.wide, i * _PIECE) for i in range(len(rows))]
+        with f.loop(0, count, _PIECE, carry=(w, *sums)) as loop:
+            size = f.min(count - loop.index, _PIECE)
+            self._widen([f.gep(self.numbers.element, r, loop.index) for r in rows], wide, size)
+            line = None if ahead is None else f.offset(ahead, loop.index * (_LINE // _UNROLL))
+            w, *totals = loop.carried
+            after, totals = self._add_run(wide, w, totals, size, line)
+            loop.next(after, *totals)
+        return loop.results[0], list(loop.results[1:])
+
+    def _widen(self, rows: list[Value], wide: list[Value], size: Value) -> None:
+        """`size` numbers of every row as f32."""
+        f, lanes = self.f, self.tile.lanes
+        element = self.numbers.element.vector(lanes)
+
+        def copy(at: Value, mask: Value | None) -> None:
+            for row, to in zip(rows, wide, strict=True):
+                f.store(f.convert(f.load(element, row, at, mask=mask), f32), to, at)
+
+        whole = size - f.urem(size, lanes)
+        with f.loop(0, whole, lanes) as loop:
+            copy(loop.index, None)
+        with f.if_(f.lt(whole, size)):
+            copy(whole, f.mask(size - whole, lanes))
+
+    def _add_run(
+        self, rows: list[Value], w: Value, sums: list[Value], count: Value, ahead: Value | None
+    ) -> tuple[Value, list[Value]]:
         f, tile = self.f, self.tile
         steps = f.udiv(count, self.numbers.group) if self.numbers.group > 1 else count
         unroll = self.unroll(len(rows))

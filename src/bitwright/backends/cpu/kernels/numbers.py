@@ -31,6 +31,10 @@ class Numbers(Protocol):
         """Whether a run may end with fewer numbers than a group."""
 
     @property
+    def widens(self) -> bool:
+        """Whether rows are copied as f32, piece by piece, before they are multiplied."""
+
+    @property
     def sum(self) -> Type:
         """A sum."""
 
@@ -65,7 +69,7 @@ class RealNumbers:
     """f32, one at a time, fused where the target can."""
 
     element = unit = sum = f32
-    group, has_rest, extra = 1, False, 0
+    group, has_rest, extra, widens = 1, False, 0, False
     pointers: tuple[str, ...] = ()
 
     def __repr__(self) -> str:

@@ -23,9 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32, stored
+from bitwright.backends.cpu.expression import load_computed, to_stored
 from bitwright.backends.cpu.kernels.matmul import NO_EPILOGUE, Epilogue, Tile, pack
 from bitwright.backends.cpu.kernels.toom_cook import linear_map, matrices, transform_filter
+from bitwright.ir.dtype import DType
+from bitwright.ir.dtype import f32 as real
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
@@ -46,6 +49,8 @@ class Winograd:
     groups: int
     """Groups of `tile.rows` tiles in a block at most."""
     epilogue: Epilogue = NO_EPILOGUE
+    element: DType = real
+    """The type of x."""
 
     @property
     def width(self) -> int:
@@ -121,7 +126,8 @@ class _Emitter:
         group = form.positions * form.tile.rows
         self.v = f.scratch(f32, form.groups * group * form.depth)
         self.sums = f.scratch(f32, form.groups * group * form.tile.columns)
-        self.patch = f.scratch(f32, form.positions * self.lanes)
+        self.element = stored(form.element)
+        self.patch = f.scratch(self.element, form.positions * self.lanes)
         self.results = f.scratch(f32, form.results**2 * self.lanes)
         self.zeros = f.scratch(f32, self.lanes)
         f.store(f.const(self.vector, 0.0), self.zeros, align=self.align)
@@ -184,7 +190,7 @@ class _Emitter:
             mask = None
             if form.channels % self.lanes:
                 mask = f.mask(form.channels - channel, self.lanes)
-            x = f.gep(f32, f.args.pointer("x"), start + channel)
+            x = f.gep(self.element, f.args.pointer("x"), start + channel)
             carry = (x, by_line, by_pixel)
             with f.if_(fits, carry=carry) as branch:
                 branch.next(*carry)
@@ -204,22 +210,26 @@ class _Emitter:
             inside = f.ult(top + lines.index, f.args.size("ih"))
             at = start + lines.index * by_line
             for column in range(width):
-                there = f.gep(f32, f.args.pointer("x"), at + by_pixel * column)
+                there = f.gep(self.element, f.args.pointer("x"), at + by_pixel * column)
                 source = f.select(f.and_(inside, columns[column]), there, self.zeros)
-                value = f.load(self.vector, source, mask=mask)
+                value = f.load(self.element.vector(self.lanes), source, mask=mask)
                 place = (lines.index * width + column) * self.lanes
-                f.store(value, self.patch, place, align=self.align)
+                f.store(value, self.patch, place, align=value.type.total_bytes)
 
     def _transform(
         self, x: Value, by_line: Value, by_pixel: Value, mask: Value | None, to: Value
     ) -> None:
         """B d B' of one vector of channels, each position to its own place."""
         f, width = self.f, self.form.width
-        lines = [f.gep(f32, x, by_line * line) for line in range(width)]
+        lines = [f.gep(self.element, x, by_line * line) for line in range(width)]
+        element = self.form.element
         halfway = [
             self.data.apply(
                 f,
-                [f.load(self.vector, line, by_pixel * column, mask=mask) for line in lines],
+                [
+                    load_computed(f, element, self.lanes, line, by_pixel * column, mask=mask)
+                    for line in lines
+                ],
             )
             for column in range(width)
         ]
@@ -328,5 +338,6 @@ class _Emitter:
             value = f.load(self.vector, self.results, place, align=self.align)
             at = row + lines.index * f.args.size("ow") + pixels.index
             value = self.form.epilogue.emit(f, value, at, column, mask)
-            y = f.gep(f32, f.args.pointer("y"), at * f.args.size("y_stride") + column)
-            f.store(value, y, mask=mask)
+            result = form.epilogue.result
+            y = f.gep(stored(result), f.args.pointer("y"), at * f.args.size("y_stride") + column)
+            f.store(to_stored(f, value, result), y, mask=mask)

@@ -25,13 +25,11 @@ from bitwright.backends.cpu.kernels.depthwise import (
 )
 from bitwright.backends.cpu.kernels.matmul import (
     Epilogue,
-    Tile,
     best_tile,
     is_light,
-    pack,
     row_tiles_in_cache,
 )
-from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
+from bitwright.backends.cpu.lower.filters import Filter, filter_of, has_filter
 from bitwright.backends.cpu.lower.movement import pad_view
 from bitwright.backends.cpu.lower.product import lower_windows
 from bitwright.backends.cpu.lower.winograd import Choice, call_winograd, choose
@@ -80,7 +78,7 @@ def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
     x, w = region.outer(present(anchor, 0)), region.outer(present(anchor, 1))
     weight = constant_value(w)
     after = split(region).after
-    if weight is None or x.rank not in (3, 4) or {x.dtype, w.dtype, after.dtype} != {f32}:
+    if weight is None or x.rank not in (3, 4) or not has_filter(x.dtype, w.dtype, after.dtype):
         lower_windows(ctx, node, region)
         return
     window, weight = window_of(anchor, weight)
@@ -96,6 +94,9 @@ def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
         depthwise(ctx, node, image, weight, window, y, finish)
         return
     choice = choose(ctx.target, weight, window, y) if groups == 1 else Choice(0, "")
+    filter = filter_of(ctx.target, x.dtype)
+    if choice.results and filter.products_at_once > 1:
+        choice = Choice(0, "an instruction multiplies pairs")
     if choice.results:
         finish = Finish(after, extra, y, lanes)
         call_winograd(ctx, node, image, weight, window, y, finish, choice)
@@ -108,7 +109,7 @@ def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
         finish = Finish(after, [v.slice(1, first, outer, 1) for v in extra], part, lanes)
         window_in = source.slice(1, group * inner, inner, 1)
         filters = weight[first : first + outer]
-        dense(ctx, node, window_in, filters, window, part, finish, RealFilter(), choice.why)
+        dense(ctx, node, window_in, filters, window, part, finish, filter, choice.why)
 
 
 def present(anchor: Node, position: int) -> Value:
@@ -194,42 +195,6 @@ class Enters(Protocol):
     def sizes(self) -> dict[str, Size]: ...
 
     def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any: ...
-
-
-class Filter(Protocol):
-    """How a filter is multiplied."""
-
-    family: str
-    item_bytes: int
-
-    def numbers(self, target: Target, run: int) -> Numbers:
-        """The numbers of rows that are read in runs of this length."""
-
-    def tile(self, target: Target, columns: int, numbers: Any) -> Tile: ...
-
-    def pack(self, runs: Array, tile: Tile, numbers: Numbers) -> Array:
-        """w[runs, run, columns] in panels."""
-
-    def pointers(self, ctx: Lowering, name: str) -> dict[str, View]:
-        """The slots that `numbers` reads."""
-
-
-class RealFilter:
-    """f32."""
-
-    family, item_bytes = "conv_f32", 4
-
-    def numbers(self, target: Target, run: int) -> Numbers:
-        return REAL
-
-    def tile(self, target: Target, columns: int, numbers: Numbers) -> Tile:
-        return best_tile(target, columns)
-
-    def pack(self, runs: Array, tile: Tile, numbers: Numbers) -> Array:
-        return pack(runs.reshape(-1, runs.shape[-1]), tile)
-
-    def pointers(self, ctx: Lowering, name: str) -> dict[str, View]:
-        return {}
 
 
 class Finish:
@@ -374,8 +339,9 @@ def depthwise(
     codes: DType | None = None,
     more: Mapping[str, View] | None = None,
 ) -> None:
-    """Channels in lanes; `codes` is the type of the image where it is not f32, and `more` the slots
-    that reading it takes."""
+    """Channels in lanes; `codes` is the type of an image of codes, and `more` the slots that
+    reading it takes."""
+    codes = None if image.dtype == f32 else codes or image.dtype
     channels, _, height, width = weight.shape
     (_, _, ih, iw), (n, _, oh, ow) = image.shape, y.shape
     pixels = pixels_of_tile(ctx.target, ow)
@@ -390,11 +356,11 @@ def depthwise(
     )
     conv = Depthwise(form, finish.epilogue, codes, bool(more))
     kernel = ctx.kernel(
-        "depthwise_f32" if codes is None else "depthwise_codes",
+        f"depthwise_{image.dtype}" if image.dtype.is_float else "depthwise_codes",
         (form, finish.key, codes, bool(more)),
         lambda m, name: emit_depthwise(m, name, conv),
     )
-    taps = np.ascontiguousarray(weight.reshape(channels, -1).T)
+    taps = np.ascontiguousarray(weight.reshape(channels, -1).T, np.float32)
     sizes: dict[str, Size] = {
         "images": n,
         "ih": ih,

@@ -18,7 +18,6 @@ import numpy as np
 from bitwright.backends.cpu.kernels.matmul import best_tile
 from bitwright.backends.cpu.lower.conv import (
     Finish,
-    RealFilter,
     Window,
     dense,
     depthwise,
@@ -29,11 +28,11 @@ from bitwright.backends.cpu.lower.conv import (
     result_of,
     window_of,
 )
+from bitwright.backends.cpu.lower.filters import filter_of, has_filter
 from bitwright.backends.cpu.lower.product import lower_transposed
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import operand_views, split
 from bitwright.ir.dim import Size, max_size
-from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Node, constant_value
 from bitwright.lir.buffer import View
 
@@ -83,7 +82,7 @@ def lower_conv_transpose(ctx: Lowering, node: Node, region: RegionView) -> None:
     x, w = region.outer(present(anchor, 0)), region.outer(present(anchor, 1))
     weight = constant_value(w)
     after = split(region).after
-    if weight is None or x.rank not in (3, 4) or {x.dtype, w.dtype, after.dtype} != {f32}:
+    if weight is None or x.rank not in (3, 4) or not has_filter(x.dtype, w.dtype, after.dtype):
         lower_transposed(ctx, node, region)
         return
     window, weight = window_of(anchor, weight)
@@ -148,4 +147,6 @@ def _phase(
         y, *extra = (view.slice(1, group * outer, outer, 1) for view in parts)
         filters = weight[group * inner : (group + 1) * inner].transpose(1, 0, 2, 3)
         images = source.slice(1, group * inner, inner, 1)
-        dense(ctx, node, images, filters, plain, y, Finish(after, extra, y, lanes), RealFilter())
+        finish = Finish(after, extra, y, lanes)
+        filter = filter_of(ctx.target, source.dtype)
+        dense(ctx, node, images, filters, plain, y, finish, filter)

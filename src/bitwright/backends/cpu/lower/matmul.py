@@ -1,7 +1,7 @@
 """Matrix products: rows of x against a weight packed for the register tile.
 
 A constant weight is packed when the program is made, and all axes in front of x are rows. What is
-not f32 times a constant matrix goes to `lower.product`.
+not f32, bf16 or f16 times a constant matrix of the same goes to `lower.product`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ import numpy as np
 from bitwright.backends.cpu import emit
 from bitwright.backends.cpu.kernels.matmul import (
     Epilogue,
-    best_tile,
     emit_matmul,
     is_light,
-    pack,
     row_tiles_in_cache,
 )
+from bitwright.backends.cpu.lower.filters import filter_of, has_filter
 from bitwright.backends.cpu.lower.product import lower_product
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import Parts, Reads, operand_views, split
 from bitwright.ir.dim import Size, product
-from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View
 
@@ -38,8 +36,8 @@ def lower_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     assert x is not None and w is not None
     weight = constant_matrix(region.outer(w))
     parts = split(region)
-    types = {x.dtype, w.dtype, anchor.outputs[0].dtype, parts.after.dtype}
-    if types != {f32} or weight is None or weight.ndim != 2 or x.rank < 2:
+    fits = has_filter(x.dtype, w.dtype, parts.after.dtype)
+    if not fits or weight is None or weight.ndim != 2 or x.rank < 2:
         lower_product(ctx, node, region)
         return
     lower_rows(ctx, node, region, parts, region.outer(x), weight)
@@ -50,7 +48,9 @@ def lower_rows(
 ) -> None:
     """[..., K] @ [K, N] with all axes in front of K as rows."""
     depth, columns = weight.shape
-    tile = best_tile(ctx.target, columns)
+    filter = filter_of(ctx.target, x.dtype)
+    numbers = filter.numbers(ctx.target, depth)
+    tile = filter.tile(ctx.target, columns, numbers)
     shape = node.outputs[0].shape
     rows = product(shape[:-1])
     a = as_rows(ctx, ctx.view(x), x.name)
@@ -65,20 +65,22 @@ def lower_rows(
         return parts.after.evaluate(f, [value, *operands], tile.lanes)
 
     light = is_light(parts.after.expression)
-    epilogue = Epilogue(finish, tuple(reads.pointers), tuple(reads.sizes), light)
+    narrowest = min(d.bits for d in (parts.after.dtype, *(view.dtype for view in others)))
+    more = tuple(reads.pointers), tuple(reads.sizes)
+    epilogue = Epilogue(finish, *more, light, parts.after.dtype, narrowest)
     kernel = ctx.kernel(
-        "matmul_f32",
-        (tile, parts.after.expression, reads.key),
-        lambda m, name: emit_matmul(m, name, tile, epilogue),
+        f"matmul_{x.dtype}",
+        (tile, parts.after.expression, reads.key, numbers),
+        lambda m, name: emit_matmul(m, name, tile, epilogue, numbers),
     )
-    packed = ctx.constant(pack(weight, tile), f"{node.name}.weight")
+    packed = ctx.constant(filter.pack(weight[None], tile, numbers), f"{node.name}.weight")
     sizes: dict[str, Size] = {
         "rows": rows,
         "columns": columns,
         "depth": depth,
         "a_stride": a.strides[0],
         "y_stride": columns,
-        "block": row_tiles_in_cache(ctx.target, tile, 4 * depth),
+        "block": row_tiles_in_cache(ctx.target, tile, filter.item_bytes * depth),
         **reads.sizes,
     }
     ctx.call(kernel, node, {"a": a, "w": packed, "y": y, **reads.pointers}, sizes)

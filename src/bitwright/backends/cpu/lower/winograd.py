@@ -162,10 +162,11 @@ def call_winograd(
 ) -> None:
     columns, channels = weight.shape[:2]
     tile, results = tile_for(ctx.target, columns), choice.results
-    form = Winograd(results, tile, channels, _groups(results, tile, channels), finish.epilogue)
+    groups = _groups(results, tile, channels)
+    form = Winograd(results, tile, channels, groups, finish.epilogue, image.dtype)
     kernel = ctx.kernel(
-        "winograd_f32",
-        (results, tile, channels, form.groups, finish.key),
+        f"winograd_{image.dtype}",
+        (results, tile, channels, form.groups, finish.key, image.dtype),
         lambda m, name: emit_winograd(m, name, form),
     )
     (n, _, oh, ow), (x_image, _, x_line, x_pixel) = y.shape, image.strides
@@ -184,6 +185,7 @@ def call_winograd(
         "y_stride": y.strides[3] if ow != 1 else y.strides[2],
         **finish.sizes,
     }
-    packed = ctx.constant(pack_filter(weight, results, tile), f"{node.name}.weight")
+    real = pack_filter(weight.astype(np.float32, copy=False), results, tile)
+    packed = ctx.constant(real, f"{node.name}.weight")
     pointers = {"x": image, "w": packed, "y": y, **finish.pointers}
     ctx.call(kernel, node, pointers, sizes, why=choice.why)

@@ -1,0 +1,140 @@
+"""Products of bf16 and f16 numbers, summed in f32.
+
+    HalfDots   bf16, two at a time by an instruction (vdpbf16ps)
+    Widened    rows become f32 a piece at a time, in a scratch that stays in the first-level cache;
+               panels stay halves in memory and become f32 in registers
+
+A product of two halves is exact in f32, so a result is Σ_k a[k] w[k] with one f32 rounding a term:
+in the order of k (`Widened`), or of pairs with the odd number first (`HalfDots`). Both lie within
+K · 2^-24 of Σ |a[k] w[k]| of the exact sum.
+
+Panels are [n / columns][k / 2][columns][2] for the instruction. For `Widened` they are
+[n / columns][k][columns]; two vectors of bf16 columns share a vector of memory, lane by lane, from
+which a shift takes one and a mask the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.emit import Kernel, Type, Value, bf16, f32, i16, i32
+from bitwright.backends.cpu.emit import stored as stored_type
+from bitwright.backends.cpu.instr import Instr, dot_bf16
+from bitwright.backends.cpu.kernels.codes import pack_groups
+from bitwright.backends.cpu.kernels.matmul import Tile, best_tile
+from bitwright.ir.dtype import DType
+from bitwright.ir.dtype import bf16 as brain
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+_UPPER = -0x10000
+
+
+class _Halves:
+    """What both ways have in common."""
+
+    sum, extra = f32, 0
+    pointers: tuple[str, ...] = ()
+
+    def start(self, f: Kernel, column: Value, masks: list[Value], lanes: int) -> list[Value]:
+        return [f.const(f32.vector(lanes), 0.0)] * len(masks)
+
+    def finished(self, f: Kernel, sums: list[Value], column: Value, masks: list[Value]) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class HalfDots(_Halves):
+    """Two products and their sum are one instruction."""
+
+    dot: Instr
+    has_rest: bool
+    element, unit, group, widens = bf16, bf16.vector(2), 2, False
+
+    def __repr__(self) -> str:
+        return f"HalfDots({self.dot.llvm_name}, {self.has_rest})"
+
+    def panel(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Value]:
+        return [f.load(bf16.vector(2 * lanes), w, v * 2 * lanes) for v in range(vectors)]
+
+    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
+        return self._spread(f, f.load(i32, f.offset(row, step * 4), align=2), lanes)
+
+    def rest(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Value:
+        last = f.convert(f.load(i16, f.offset(row, step * 4)), i32, False)
+        return self._spread(f, last, lanes)
+
+    def _spread(self, f: Kernel, pair: Value, lanes: int) -> Value:
+        return f.bitcast(f.splat(pair, lanes), bf16.vector(2 * lanes))
+
+    def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
+        return self.dot(f, total, number, part)
+
+
+@dataclass(frozen=True)
+class Widened(_Halves):
+    """One f32 product at a time."""
+
+    half: DType
+    group, has_rest, widens = 1, False, True
+
+    def __repr__(self) -> str:
+        return f"Widened({self.half})"
+
+    @property
+    def element(self) -> Type:
+        return stored_type(self.half)
+
+    @property
+    def unit(self) -> Type:
+        return self.element
+
+    def panel(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Value]:
+        found: list[Value] = []
+        paired = vectors - vectors % 2 if self.half == brain else 0
+        for v in range(0, paired, 2):
+            both = f.load(i32.vector(lanes), f.offset(w, v * lanes * 2), align=2)
+            parts = f.shl(both, 16), f.and_(both, _UPPER)
+            found += [f.bitcast(part, f32.vector(lanes)) for part in parts]
+        for v in range(paired, vectors):
+            found.append(f.convert(f.load(self.element.vector(lanes), w, v * lanes), f32))
+        return found
+
+    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
+        return f.splat(f.load(f32, row, step), lanes)
+
+    def rest(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Value:
+        raise AssertionError("a step takes one number: none is ever left over")
+
+    def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
+        return f.fma(number, part, total)
+
+
+Halves = HalfDots | Widened
+
+
+def best_halves(target: Target, half: DType, run: int) -> Halves:
+    """The fastest way for rows of this type that are read in runs of this length."""
+    dot = dot_bf16(target) if half == brain else None
+    return Widened(half) if dot is None else HalfDots(dot, run % 2 != 0)
+
+
+def halves_tile(target: Target, columns: int, numbers: Halves) -> Tile:
+    """The register tile for a known number of columns."""
+    return best_tile(target, columns, unpacking=int(numbers.widens))
+
+
+def pack_halves(w: Array, tile: Tile, numbers: Halves) -> Array:
+    """Runs of halves w[runs, run, n] in panels."""
+    if isinstance(numbers, HalfDots):
+        return pack_groups(w, tile, 2)
+    panels = pack_groups(w, tile, 1)[..., 0]
+    if numbers.half != brain:
+        return panels
+    order = np.arange(tile.columns)
+    paired = tile.columns - tile.vectors % 2 * tile.lanes
+    order[:paired] = order[:paired].reshape(-1, 2, tile.lanes).swapaxes(1, 2).reshape(-1)
+    return np.ascontiguousarray(panels[..., order])

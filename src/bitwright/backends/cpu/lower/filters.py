@@ -1,0 +1,82 @@
+"""How constant weights of a product or convolution are packed and multiplied, by element type."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from bitwright.backends.cpu.kernels.halves import best_halves, halves_tile, pack_halves
+from bitwright.backends.cpu.kernels.matmul import Tile, best_tile, pack
+from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
+from bitwright.backends.cpu.lowering import Lowering
+from bitwright.ir.dtype import DType, bf16, f16, f32
+from bitwright.lir.buffer import View
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+REALS = (f32, f16, bf16)
+
+
+class Filter(Protocol):
+    """How a filter is multiplied."""
+
+    family: str
+    item_bytes: int
+
+    def numbers(self, target: Target, run: int) -> Numbers:
+        """The numbers of rows that are read in runs of this length."""
+
+    def tile(self, target: Target, columns: int, numbers: Any) -> Tile: ...
+
+    def pack(self, runs: Array, tile: Tile, numbers: Any) -> Array:
+        """w[runs, run, columns] in panels."""
+
+    def pointers(self, ctx: Lowering, name: str) -> dict[str, View]:
+        """The slots that `numbers` reads."""
+
+
+class RealFilter:
+    """f32."""
+
+    family, item_bytes, products_at_once = "conv_f32", 4, 1
+
+    def numbers(self, target: Target, run: int) -> Numbers:
+        return REAL
+
+    def tile(self, target: Target, columns: int, numbers: Numbers) -> Tile:
+        return best_tile(target, columns)
+
+    def pack(self, runs: Array, tile: Tile, numbers: Numbers) -> Array:
+        return pack(runs.reshape(-1, runs.shape[-1]), tile)
+
+    def pointers(self, ctx: Lowering, name: str) -> dict[str, View]:
+        return {}
+
+
+class HalfFilter(RealFilter):
+    """bf16 or f16, summed in f32."""
+
+    item_bytes = 2
+
+    def __init__(self, target: Target, half: DType) -> None:
+        self.half, self.family = half, f"conv_{half}"
+        self.products_at_once = best_halves(target, half, 2).group
+
+    def numbers(self, target: Target, run: int) -> Numbers:
+        return best_halves(target, self.half, run)
+
+    def tile(self, target: Target, columns: int, numbers: Any) -> Tile:
+        return halves_tile(target, columns, numbers)
+
+    def pack(self, runs: Array, tile: Tile, numbers: Any) -> Array:
+        return pack_halves(runs, tile, numbers)
+
+
+def has_filter(x: DType, w: DType, result: DType) -> bool:
+    """Whether operands and result are of types that the packed kernels take."""
+    return x == w and x in REALS and result in REALS
+
+
+def filter_of(target: Target, element: DType) -> RealFilter:
+    return RealFilter() if element == f32 else HalfFilter(target, element)

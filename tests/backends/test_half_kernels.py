@@ -1,0 +1,188 @@
+"""Products, convolutions and attention of halves: what they sum, what they emit, what they read."""
+
+import re
+
+import numpy as np
+import pytest
+from run_kernel import TARGETS, THREADS, Run, lower
+
+from bitwright.backends.cpu import jit
+from bitwright.backends.cpu.emit import f32, i32
+from bitwright.backends.cpu.instr import dot_bf16
+from bitwright.backends.cpu.kernels import halves
+from bitwright.ir.dtype import dtype
+from bitwright.ops.builder import Builder
+from bitwright.ops.interpret import run
+from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.passes.manager import run_passes
+from bitwright.passes.separate_bias import separate_bias
+from bitwright.target import host, named
+
+rng = np.random.default_rng(0)
+HALVES = ["bf16", "f16"]
+LAST_PLACE = {"bf16": 2.0**-8, "f16": 2.0**-11}
+SIZES = [(1, 1, 1), (7, 17, 33), (16, 127, 16), (13, 300, 49), (33, 513, 97), (0, 5, 7)]
+
+
+def draw(half, *shape):
+    return rng.normal(size=shape).astype(dtype(half).numpy)
+
+
+def check(graph, feeds, half, target=None, threads=1):
+    """Within three roundings: the interpreter rounds behind each op, a kernel once."""
+    fused = run_passes(graph, [separate_bias, fuse_regions])
+    done = Run(fused, feeds, target or host(), threads)
+    for name, expected in run(graph, feeds).items():
+        found = done.outputs[name]
+        assert found.dtype == expected.dtype
+        wide = expected.astype(np.float64)
+        room = LAST_PLACE[half] * np.abs(wide).max(initial=1e-30)
+        assert np.abs(found.astype(np.float64) - wide).max(initial=0) <= 3 * room
+
+
+def product(half, rows, depth, columns):
+    b = Builder("product")
+    x = b.input("x", f"{half}[rows, {depth}]")
+    y = b.matmul(x, b.constant(draw(half, depth, columns)))
+    y = b.relu(b.add(y, b.constant(draw(half, columns))))
+    return b.build(y=y), {"x": draw(half, rows, depth)}
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_products_with_constant_weights(half, target, size):
+    graph, feeds = product(half, *size)
+    check(graph, feeds, half, named(target), threads=THREADS[size[0] % len(THREADS)])
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_products_are_the_same_for_every_number_of_threads(half):
+    graph, feeds = product(half, 50, 600, 70)
+    fused = run_passes(graph, [fuse_regions])
+    found = [Run(fused, feeds, host(), threads).outputs["y"].tobytes() for threads in THREADS]
+    assert len(set(found)) == 1
+
+
+GEOMETRY = [
+    ((1, 3, 7, 9), (5, 3, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((2, 5, 8, 8), (17, 5, 1, 1), {}),
+    ((1, 16, 12, 12), (16, 16, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((1, 5, 11, 9), (4, 5, 3, 3), {"dilations": [2, 2], "strides": [2, 1]}),
+    ((3, 6, 5), (4, 6, 3), {"pads": [1, 1]}),
+    ((1, 8, 6, 6), (12, 2, 3, 3), {"groups": 4, "pads": [1, 1, 1, 1]}),
+    ((2, 33, 9, 9), (33, 1, 3, 3), {"groups": 33, "strides": [2, 2], "pads": [0, 1, 1, 0]}),
+]
+
+
+def convolution(half, x, w, attrs):
+    b = Builder("conv")
+    image = b.input("x", f"{half}[n, {', '.join(map(str, x[1:]))}]")
+    y = b.conv(image, b.constant(draw(half, *w)), b.constant(draw(half, w[0])), **attrs)
+    return b.build(y=b.relu(y)), {"x": draw(half, *x)}
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("target", TARGETS[:2])
+@pytest.mark.parametrize("case", GEOMETRY, ids=str)
+def test_convolutions(half, target, case):
+    graph, feeds = convolution(half, *case)
+    check(graph, feeds, half, named(target), threads=2)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_transposed_convolutions(half):
+    b = Builder("up")
+    x = b.input("x", f"{half}[1, 5, 4, 6]")
+    y = b.conv_transpose(x, b.constant(draw(half, 5, 7, 3, 3)), strides=[2, 2])
+    check(b.build(y=y), {"x": draw(half, 1, 5, 4, 6)}, half)
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("queries", [1, 9, 40])
+def test_attention_reads_and_writes_halves(half, queries):
+    b = Builder("attention")
+    shape = f"{half}[2, 3, {queries}, 24]"
+    q, k, v = (b.input(name, shape) for name in "qkv")
+    graph = b.build(y=b.attention(q, k, v))
+    feeds = {name: draw(half, 2, 3, queries, 24) for name in "qkv"}
+    check(graph, feeds, half)
+
+
+ROWS = {
+    "softmax": {"axis": -1},
+    "log_softmax": {"axis": -1},
+    "layer_norm": {},
+    "rms_norm": {},
+    "reduce_sum": {"axes": [1], "keepdims": True},
+    "reduce_mean": {"axes": [1], "keepdims": True},
+}
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("op", ROWS)
+def test_rows_are_summed_wide(half, op):
+    """4,096 equal terms: a sum kept in a half would stop growing at 256 (2,048) of them."""
+    b = Builder("rows")
+    x = b.input("x", f"{half}[3, 4096]")
+    more = [b.constant(np.ones(4096, dtype(half).numpy))] if op.endswith("_norm") else []
+    graph = b.build(y=b.op(op, x, *more, **ROWS[op]))
+    check(graph, {"x": (1 + draw(half, 3, 4096) * 0.01).astype(dtype(half).numpy)}, half)
+
+
+class StandIn:
+    """vdpbf16ps by its meaning, so that what is built on it is tested on every machine."""
+
+    llvm_name = "stand-in"
+
+    def __call__(self, f, total, a, b):
+        words = [f.bitcast(x, i32.vector(total.type.lanes)) for x in (a, b)]
+        for half in (lambda x: f.and_(x, -0x10000), lambda x: f.shl(x, 16)):  # the odd one first
+            left, right = (f.bitcast(half(word), f32.vector(total.type.lanes)) for word in words)
+            total = f.fma(left, right, total)
+        return total
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_pairs_of_a_product(size, monkeypatch):
+    monkeypatch.setattr(halves, "dot_bf16", lambda target: StandIn())
+    graph, feeds = product("bf16", *size)
+    check(graph, feeds, "bf16", threads=2)
+
+
+@pytest.mark.parametrize("case", GEOMETRY[:6], ids=str)
+def test_pairs_of_a_convolution(case, monkeypatch):
+    monkeypatch.setattr(halves, "dot_bf16", lambda target: StandIn())
+    graph, feeds = convolution("bf16", *case)
+    check(graph, feeds, "bf16", threads=2)
+
+
+def inner_loop(graph, target):
+    """The assembly of a graph's products."""
+    ctx = lower(run_passes(graph, [separate_bias, fuse_regions]), target)
+    texts = [k.text for k in ctx.kernels.values() if re.match("matmul|conv", k.name)]
+    return "\n".join(jit.assembly(text, target) for text in texts)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [product("bf16", 64, 256, 96)[0], convolution("bf16", *GEOMETRY[2])[0]],
+    ids=["matmul", "conv"],
+)
+def test_the_dot_instruction_is_emitted(graph):
+    target = named("avx512bf16")
+    assert dot_bf16(target) is not None
+    text = inner_loop(graph, target)
+    assert len(re.findall("vdpbf16ps", text)) > 24
+    assert re.search(r"vbroadcastss\s+\S*\(%r", text), "rows are broadcast as they are loaded"
+    assert "vdpbf16ps" not in inner_loop(graph, named("avx512vnni"))
+
+
+def test_packed_weights_are_halves():
+    weight = draw("bf16", 64, 96)[None]
+    for target in ("avx512bf16", "avx512", "avx2"):
+        numbers = halves.best_halves(named(target), dtype("bf16"), 64)
+        tile = halves.halves_tile(named(target), 96, numbers)
+        packed = halves.pack_halves(weight, tile, numbers)
+        assert packed.dtype == weight.dtype
+        assert sorted(packed.reshape(-1).tolist()) == sorted(weight.reshape(-1).tolist())
