@@ -9,6 +9,10 @@ class BitwrightWarning(UserWarning):
     """Something works, but not the way one would expect."""
 
 
+class DataWarning(BitwrightWarning):
+    """Calibration data that tells less than it seems to."""
+
+
 def warn_once(what: str, reason: str) -> None:
     """Warn about `what`, unless that has been done in this process."""
     if what not in _given:

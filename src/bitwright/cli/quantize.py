@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ import click
 
 import bitwright
 from bitwright.cli.calibrate import DATA_HELP, subset_option, threads_option
-from bitwright.cli.common import human, json_option, main, out, print_json, show_table, working
+from bitwright.cli.common import err, human, json_option, main, out, print_json, show_table, working
 from bitwright.errors import ExportError
+from bitwright.warn import DataWarning
 
 Scores = dict[str, dict[str, float]]
 
@@ -78,7 +80,11 @@ def quantize(
     file.require_usable(has_data=data is not None)
     script = Evaluation(evaluation) if evaluation else None
     scores: Scores = {}
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # the script may print
+    with (
+        redirect_stdout(sys.stderr) if as_json else nullcontext(),  # the script may print
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", DataWarning)  # the report says it
         graph = working(f"reading {Path(model).name}")(_load)(model, output)
         if data is not None:
             Batches(data, graph)  # whose faults are said before a long evaluation
@@ -92,6 +98,8 @@ def quantize(
             scores["quantized"] = _score(script, output, threads)
     sizes = file_bytes(Path(model)), file_bytes(Path(output))
     if as_json:
+        for note in result.report.notes:
+            err.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
         facts = {"model": model, "output": output, "file_bytes": sizes}
         return print_json(facts | result.report.to_json() | {"scores": _finite(scores)})
     click.echo(str(result.report).rstrip())

@@ -44,12 +44,13 @@ MAGIC = b"PK"
 
 @dataclass
 class Passed:
-    """The batches that went by: which, and a few of them."""
+    """The batches that went by: which, a few of them, and how far each input reached."""
 
     digest: str = ""
     held: list[Batch] = field(default_factory=list)
     last: Batch = field(default_factory=dict)
     """Stands in for the held ones as long as there are none."""
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class EvidenceFile:
             "format": FORMAT,
             "model": model,
             "data": passed.digest,
+            "spans": passed.spans,
             "batches": collector.batches,
             "stride": collector.stride,
             "turns": collector.turns,
@@ -181,7 +183,8 @@ def _restore(arrays: Mapping[str, Array], header: Mapping[str, Any], to: Collect
         {name: _restored(arrays[f"held.{k}.{name}"], element) for name, element in batch.items()}
         for k, batch in enumerate(header["held"])
     ]
-    return Passed(str(header["data"]), held[: int(header["chosen"])], held[-1])
+    spans = {name: (float(low), float(high)) for name, (low, high) in header["spans"].items()}
+    return Passed(str(header["data"]), held[: int(header["chosen"])], held[-1], spans)
 
 
 def _plain(array: Array) -> Array:

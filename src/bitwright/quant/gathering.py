@@ -79,6 +79,7 @@ class Gathering:
             if number > known:
                 self._collector.step(batch)
                 self._hold(number, batch)
+                self._span(batch)
                 self._passed.digest = digest
             elif number == known:
                 self._require_same_data(digest)
@@ -95,6 +96,26 @@ class Gathering:
             self._passed.last = {name: np.array(array) for name, array in batch.items()}
         if is_chosen:
             held.append(self._passed.last)
+
+    def _span(self, batch: Batch) -> None:
+        spans = self._passed.spans
+        for name, array in batch.items():
+            if array.size and array.dtype.kind not in "OUST":
+                low, high = spans.get(name, (np.inf, -np.inf))
+                spans[name] = min(low, float(array.min())), max(high, float(array.max()))
+
+    def notes(self) -> list[str]:
+        """What the data cannot tell, though it ran."""
+        found = []
+        if self.batches == 1:
+            found.append("only one batch was seen: ranges may be too narrow for other data")
+        constant = {name: low for name, (low, high) in self._passed.spans.items() if low == high}
+        if constant and len(constant) == len(self._passed.spans):
+            values = ", ".join(f"{name} is {value:g}" for name, value in constant.items())
+            found.append(
+                f"the data never varies ({values} throughout): errors measured on it mean little"
+            )
+        return found
 
     def _require_same_data(self, digest: str) -> None:
         if self._file is not None and digest != self._passed.digest:

@@ -43,6 +43,8 @@ class QuantizationReport:
     float_bytes: int
     quantized_bytes: int
     seconds: float = field(default=0.0)
+    notes: list[str] = field(default_factory=list)
+    """What to know before trusting the numbers."""
 
     @property
     def share_in_8_bit(self) -> float:
@@ -84,7 +86,8 @@ class QuantizationReport:
             table.add_row(layer.name, layer.op, layer.scheme, sqnr, count, why)
         text = io.StringIO()
         console = Console(file=text, width=160)
-        console.print(table, self.summary(), highlight=False)
+        notes = [f"note: {note}" for note in self.notes]
+        console.print(table, self.summary(), *notes, sep="\n", highlight=False, markup=False)
         return text.getvalue()
 
 
@@ -101,7 +104,7 @@ def make_report(
     chosen = {p.node: c for c in choices for p in c.site.products}
     tables = set(lookups)
     layers = []
-    for node in graph.nodes:
+    for owner, node in graph.walk():
         count = multiply_adds(node, bindings)
         if node in chosen:
             layers.append(_product_layer(node, chosen[node], weights.get(node.name), count))
@@ -109,7 +112,8 @@ def make_report(
             sqnr = decibels(table_error(node))
             layers.append(Layer(node.name, "embedding", "weights", "rows of i8", sqnr, 0))
         elif get(node.op).kind is Kind.COMPUTE and not node.is_boundary:
-            layers.append(Layer(node.name, node.op, "float", _why_float(node), None, count))
+            why = _why_float(node) if owner is graph else "inside a body, which runs in float"
+            layers.append(Layer(node.name, node.op, "float", why, None, count))
     return QuantizationReport(
         recipe, layers, outputs, constant_bytes(graph), constant_bytes(quantized)
     )

@@ -13,6 +13,7 @@ model's on calibration batches: where they lost too much, the worst layers take 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ from bitwright.quant.quantization_report import QuantizationReport, make_report
 from bitwright.quant.recipe import Recipe
 from bitwright.quant.recipe import recipe as find_recipe
 from bitwright.quant.relieve import open_codings, relieve
+from bitwright.warn import DataWarning
 
 Array = np.ndarray[Any, Any]
 GUARD_ROUNDS = 4
@@ -94,6 +96,9 @@ def quantize(
         gathering.run(progress)
         result = _quantize(graph, gathering, rules, threads)
     gathering.finish()
+    result.report.notes = gathering.notes()
+    for note in result.report.notes:
+        warnings.warn(note, DataWarning, stacklevel=2)
     result.report.seconds = time.perf_counter() - begin
     return result
 

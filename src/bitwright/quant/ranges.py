@@ -84,6 +84,8 @@ class Ranges(Mapping[str, Statistics]):
                 found.append(f"{name}: the data never reached it")
             elif not one.max_abs.any() and self.batches:
                 found.append(f"{name}: all values are zero")
+            elif one.count.sum() > 1 and one.minimum.min() == one.maximum.max():
+                found.append(f"{name}: all values are {one.minimum.min():g}")
         if self.batches == 1:
             found.append("only one batch was seen: ranges may be too narrow for other data")
         return found

@@ -109,7 +109,8 @@ def smoothing_factors(peaks: Array, products: Sequence[Product], strength: float
     if strength == 0 or not peaks.max(initial=0) > 0:
         return None
     weights = np.max([product.channel_peaks for product in products], axis=0)
-    inputs = np.maximum(peaks, peaks.max() * SMALLEST_FACTOR) ** strength
+    known = np.where(peaks > 0, peaks, peaks.max())  # a silent channel told nothing of its size
+    inputs = np.maximum(known, peaks.max() * SMALLEST_FACTOR) ** strength
     floor = max(float(weights.max()) * SMALLEST_FACTOR, float(np.finfo(np.float32).tiny))
     factors = inputs / np.maximum(weights, floor) ** (1 - strength)
     return np.asarray((factors / factors.max()).astype(np.float32))
