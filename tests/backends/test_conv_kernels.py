@@ -156,3 +156,36 @@ def test_other_architectures(target):
     module = Module(named(target))
     emit_conv(module, "kernel", Conv(best_tile(module.target, 64), is_flat=True))
     assert instructions(module)
+
+
+NARROW = {
+    "depthwise": ((1, 18, 9, 11), (18, 1, 3, 3), {"groups": 18, "pads": [1, 1, 1, 1]}),
+    "dense": ((1, 5, 7, 9), (17, 5, 2, 3), {"strides": [2, 1]}),
+    "winograd": ((1, 32, 16, 16), (32, 32, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "line": ((2, 6, 15), (9, 6, 3), {"pads": [1, 1]}),
+    "matmul": ((11, 37), (37, 41), {}),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("to", ["u8", "i8", "bool", "f16", "i64"])
+@pytest.mark.parametrize("shapes", NARROW.values(), ids=NARROW)
+def test_results_of_other_types_leave_the_same_kernels(shapes, to, target):
+    shape, filter_shape, attrs = shapes
+    if len(shape) == 2:
+        b, feeds = Builder("rows"), {"x": normal(*shape)}
+        y = b.matmul(b.input("x", "f32[m, 37]"), b.constant(normal(*filter_shape)))
+    else:
+        b, y, feeds = convolution(normal(*shape), normal(*filter_shape), **attrs)
+    if to in ("u8", "i8"):
+        y = b.to_codes(b.mul(y, np.float32(7)), b.constant(np.array(5), to), to=to)
+    else:
+        y = b.gt(y, np.float32(0)) if to == "bool" else b.cast(y, to=to)
+    graph = b.build(y=y)
+    fused = run_passes(graph, [separate_bias, fuse_regions])
+    done = Run(fused, feeds, named(target), 2, host=False)
+    assert not any(name.startswith("product") for name in done.kernels)
+    expected = run(graph, feeds)["y"]
+    off = np.abs(done.outputs["y"].astype(np.float64) - expected.astype(np.float64))
+    assert off.max() <= (0.07 if to == "f16" else 1)  # a sum that f32 rounds to the other side
+    assert (off > 0).mean() < 0.01

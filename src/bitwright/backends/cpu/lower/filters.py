@@ -10,6 +10,7 @@ from bitwright.backends.cpu.kernels.halves import best_halves, halves_tile, pack
 from bitwright.backends.cpu.kernels.matmul import Tile, best_tile, pack
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
 from bitwright.backends.cpu.lowering import Lowering
+from bitwright.backends.cpu.region import require_elements
 from bitwright.ir.dtype import DType, bf16, f16, f32
 from bitwright.lir.buffer import View
 from bitwright.target import Target
@@ -75,7 +76,8 @@ class HalfFilter(RealFilter):
 
 def has_filter(x: DType, w: DType, result: DType) -> bool:
     """Whether operands and result are of types that the packed kernels take."""
-    return x == w and x in REALS and result in REALS
+    require_elements(result)
+    return x == w and x in REALS
 
 
 def filter_of(target: Target, element: DType) -> RealFilter:
