@@ -28,6 +28,7 @@ from bitwright.passes.precision_policy import Policy, policy
 from bitwright.passes.recognize_composites import recognize_composites
 from bitwright.passes.resolve_shapes import resolve_shapes
 from bitwright.passes.separate_bias import separate_bias
+from bitwright.passes.sink_transposes import sink_transposes
 from bitwright.rewrite.trace import Trace
 from bitwright.target import host
 
@@ -46,6 +47,7 @@ INFERENCE: tuple[Pass, ...] = (
 
 # What the CPU backend wants on top: large products, and regions for its kernels.
 CPU: tuple[Pass, ...] = (
+    sink_transposes,
     lower_integer,
     lower_weights,
     merge_projections,
@@ -72,6 +74,7 @@ PASSES: dict[str, Pass] = {
         recognize_composites,
         resolve_shapes,
         separate_bias,
+        sink_transposes,
     )
 }
 
