@@ -1,0 +1,68 @@
+"""Elementwise work goes in front of the transpose of a product, and only there."""
+
+import numpy as np
+
+from bitwright.ops.builder import Builder
+from bitwright.ops.interpret import run
+from bitwright.passes.manager import run_passes
+from bitwright.passes.sink_transposes import sink_transposes
+
+RNG = np.random.default_rng(0)
+
+
+def numbers(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def turned_product(b):
+    x = b.input("x", "f32[2, 5, 7]")
+    return b.transpose(b.matmul(x, b.constant(numbers(7, 3))), perm=(0, 2, 1))
+
+
+def ops(graph):
+    return [node.op for node in graph.nodes if not node.is_boundary]
+
+
+def sunk(graph):
+    result = run_passes(graph, [sink_transposes])
+    feeds = {"x": numbers(2, 5, 7)}
+    for name, expected in run(graph, feeds).items():
+        np.testing.assert_array_equal(run(result, feeds)[name], expected)
+    return result
+
+
+def test_constants_are_turned_back():
+    b = Builder()
+    y = b.mul(turned_product(b), numbers(3, 1))
+    y = b.clip(b.add(y, numbers(1, 3, 5)), np.float32(-0.5), np.float32(0.5))
+    assert ops(sunk(b.build(y=y)))[-4:] == ["mul", "add", "clip", "transpose"]
+
+
+def test_codes_are_made_before_the_turn():
+    b = Builder()
+    y = b.quantize(b.relu(turned_product(b)), np.float32(0.1), np.uint8(3), to="u8")
+    assert ops(sunk(b.build(y=y)))[-3:] == ["relu", "quantize", "transpose"]
+
+
+def test_a_scale_for_each_channel_stays_behind_it():
+    b = Builder()
+    y = b.quantize(turned_product(b), np.float32([0.1, 0.2, 0.3]), to="i8", axis=1)
+    assert ops(sunk(b.build(y=y)))[-2:] == ["transpose", "quantize"]
+
+
+def test_a_value_read_twice_stays():
+    b = Builder()
+    t = turned_product(b)
+    assert ops(sunk(b.build(y=b.relu(t), t=t)))[-2:] == ["transpose", "relu"]
+
+
+def test_what_is_no_product_stays():
+    b = Builder()
+    t = b.transpose(b.input("x", "f32[2, 5, 7]"), perm=(0, 2, 1))
+    assert ops(sunk(b.build(y=b.relu(t)))) == ["transpose", "relu"]
+
+
+def test_both_operands_may_be_the_turned_value():
+    b = Builder()
+    t = turned_product(b)
+    assert ops(sunk(b.build(y=b.mul(t, t))))[-2:] == ["mul", "transpose"]
