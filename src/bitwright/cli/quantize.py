@@ -14,6 +14,7 @@ import click
 import bitwright
 from bitwright.cli.calibrate import DATA_HELP, subset_option, threads_option
 from bitwright.cli.common import err, human, json_option, main, out, print_json, show_table, working
+from bitwright.cli.export import export_options, options_given
 from bitwright.errors import ExportError
 from bitwright.warn import DataWarning
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs, so that --he
     show_default=True,
     help="int8, int8-static, int8-dynamic, w8, w4, or a .yaml / .json file.",
 )
+@export_options
 @subset_option
 @click.option(
     "--eval",
@@ -55,6 +57,9 @@ def quantize(
     statistics: str | None,
     output: str,
     recipe: str,
+    functions: str,
+    zero_points: str,
+    weights: str,
     subset: int | None,
     evaluation: str | None,
     threads: int | None,
@@ -68,10 +73,14 @@ def quantize(
     from bitwright.quant.data import Batches
     from bitwright.quant.evidence_file import EvidenceFile
     from bitwright.quant.recipe import recipe as find_recipe
+    from bitwright.quant.recipe import without_zero_points
     from bitwright.report.compare import file_bytes
     from bitwright.report.evaluate import Evaluation
 
     rules = find_recipe(recipe)
+    form = options_given(output, functions=functions, zero_points=zero_points, weights=weights)
+    if zero_points == "zero":
+        rules = without_zero_points(rules)
     _check_output(output)
     beside = EvidenceFile(Path(f"{output}.statistics"), is_temporary=True)
     file = beside if statistics is None else EvidenceFile(Path(statistics))
@@ -93,7 +102,7 @@ def quantize(
         result = bitwright.quantize(
             graph, data, rules, statistics=file, subset=subset, threads=threads
         )
-        result.save(output)
+        result.save(output, **form)
         if script:
             scores["quantized"] = _score(script, output, threads)
     sizes = file_bytes(Path(model)), file_bytes(Path(output))

@@ -60,7 +60,8 @@ def _asked(site: Site, evidence: Evidence, asked: set[str | None], recipe: Recip
     reason = "the recipe asks for it"
     if "dynamic" in asked:
         reason = "rows of a window have no range of their own, so static"
-    return Choice(site, "static", reason, static_coding(evidence, recipe.smooth))
+    coding = static_coding(evidence, recipe.smooth, recipe.symmetric)
+    return Choice(site, "static", reason, coding)
 
 
 def _measured(site: Site, evidence: Evidence, recipe: Recipe) -> Choice:
@@ -71,7 +72,7 @@ def _measured(site: Site, evidence: Evidence, recipe: Recipe) -> Choice:
         dynamic = dynamic_coding(evidence, recipe.smooth)
         if allowed[0] == "dynamic":
             return Choice(site, "dynamic", f"{dynamic.sqnr:.1f} dB at the products", dynamic)
-    static = static_coding(evidence, recipe.smooth)
+    static = static_coding(evidence, recipe.smooth, recipe.symmetric)
     # A token that no calibration text held would be cut off by a static range: tokens differ from
     # each other more than pixels do, so that a static range must be better to be chosen.
     if dynamic is not None and dynamic.sqnr > static.sqnr - STATIC_GAIN:
@@ -99,7 +100,7 @@ def safer(choices: list[Choice], evidence: dict[str, Evidence], recipe: Recipe) 
 def _step(choice: Choice, evidence: dict[str, Evidence], recipe: Recipe) -> Choice:
     found = evidence[choice.site.name]
     why = "the outputs lost too much with"
-    if choice.scheme == "static" and choice.site.is_rowwise:
+    if choice.scheme == "static" and choice.site.is_rowwise and "dynamic" in recipe.schemes_allowed:
         coding = dynamic_coding(found, recipe.smooth)
         if coding.error < choice.error:
             return replace(choice, scheme="dynamic", coding=coding, reason=f"{why} static codes")

@@ -38,6 +38,8 @@ class Recipe:
     ignore: tuple[str, ...] = ()
     schemes: Mapping[str, str] = field(default_factory=dict)
     """Schemes by pattern, before any measurement."""
+    symmetric: bool = False
+    """Activations have codes around 0, without zero points; none are coded row by row then."""
     smooth: bool = True
     rounding: str = "gptq"
     bias_correction: bool = True
@@ -129,7 +131,18 @@ def _from_mapping(found: Mapping[str, Any]) -> Recipe:
             options[name] = (value,) if isinstance(value, str) else tuple(value)
     made = replace(base, **options)
     _check(made)
-    return made
+    return without_zero_points(made) if made.symmetric else made
+
+
+def without_zero_points(made: Recipe) -> Recipe:
+    """The recipe with symmetric activations; rows coded when the model runs have zero points."""
+    if made.schemes_allowed[0] == "dynamic" or "dynamic" in made.schemes.values():
+        raise BitwrightError(
+            "dynamic codes have zero points, which a symmetric recipe has not",
+            hint='Leave out "symmetric", or use static schemes.',
+        )
+    allowed = tuple(scheme for scheme in made.schemes_allowed if scheme != "dynamic")
+    return replace(made, symmetric=True, schemes_allowed=allowed)
 
 
 def _check(made: Recipe) -> None:

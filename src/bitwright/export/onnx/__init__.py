@@ -19,7 +19,9 @@ from bitwright.errors import ExportError
 from bitwright.export.onnx.convert import convert
 from bitwright.export.onnx.files import fill, write_model
 from bitwright.export.onnx.metadata import DOC, metadata_of, state_arrays
+from bitwright.export.onnx.options import Options
 from bitwright.export.onnx.protos import graph_proto, initializer_items, model_proto
+from bitwright.export.onnx.zero_points import without_zero_points
 from bitwright.ir.graph import Graph
 
 __all__ = ["export_onnx"]
@@ -31,13 +33,23 @@ def export_onnx(
     *,
     opset: int | None = None,
     external_data: bool | str | None = None,
+    functions: str = "local",
+    zero_points: str = "any",
+    weights: str = "dequantize",
 ) -> ModelProto | None:
     """Write the graph to `path`, or give it as a `ModelProto` where there is none.
 
     `opset`: the least that holds the model, unless given. `external_data`: the tensors go into a
     file beside the model (True, or its name), into the model (False), or wherever they fit (None).
+
+    For other consumers of quantized models: `functions="inline"` writes no functions of the model,
+    `zero_points="zero"` only zero points of 0, and `weights="nbits"` weight-only products as
+    MatMulNBits of com.microsoft.
     """
-    body = convert(graph, opset)
+    options = Options(functions, zero_points, weights)
+    if zero_points == "zero":
+        graph = without_zero_points(graph)
+    body = convert(graph, opset, options)
     model = model_proto(
         graph_proto(body, initializers=False), body.scope.session, metadata_of(graph), __version__
     )

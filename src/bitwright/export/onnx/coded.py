@@ -12,39 +12,20 @@ codes of its own.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
-
 from bitwright.export.onnx.forms import reduce
 from bitwright.export.onnx.functions import call
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import f32, i8, i32, u8
-from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.graph import Node
 from bitwright.ir.types import normalize_axis
 
 
-@dataclass(frozen=True)
-class CodedProducts:
-    """The matrix products of a graph that are written as functions, and what they take in."""
-
-    products: dict[Node, tuple[Node, Node]]
-    """Each with the nodes that dequantize its rows and its weight."""
-    absorbed: set[Node]
-    """Dequantize nodes that nothing else reads."""
-
-
-def coded_products(graph: Graph) -> CodedProducts:
-    products: dict[Node, tuple[Node, Node]] = {}
-    readers: Counter[Value] = Counter()
-    for node in graph.nodes:
-        if node.op != "matmul" or node.outputs[0].dtype != f32:
-            continue
-        x, w = node.operands
-        if _is_coded_by_rows(x.node) and _is_weight(w.node):
-            products[node] = x.node, w.node
-            readers.update((x, w))
-    absorbed = {v.node for v, count in readers.items() if count == graph.uses[v]}
-    return CodedProducts(products, absorbed)
+def coded_operands(node: Node) -> tuple[Node, Node] | None:
+    """The nodes that dequantize the rows and the weight of such a product, or None."""
+    if node.op != "matmul" or node.outputs[0].dtype != f32:
+        return None
+    x, w = node.operands
+    return (x.node, w.node) if _is_coded_by_rows(x.node) and _is_weight(w.node) else None
 
 
 def _is_coded(node: Node) -> bool:

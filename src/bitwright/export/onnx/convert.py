@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bitwright.errors import ExportError
-from bitwright.export.onnx.coded import coded_products, write_coded_product
+from bitwright.export.onnx.joined import joined_nodes
 from bitwright.export.onnx.mapping import form_of
+from bitwright.export.onnx.options import Options
 from bitwright.export.onnx.protos import Body
 from bitwright.export.onnx.schemas import LEAST_OPSET, NEWEST_OPSET
 from bitwright.export.onnx.scope import SMALL, NeedsOpset, NoSuchType, Ref, Scope, Session
@@ -23,9 +24,10 @@ from bitwright.ir.types import HostType, TensorType
 from bitwright.ops.registry import get
 
 NEXT = ".next"
+DEFAULT = Options()
 
 
-def convert(graph: Graph, opset: int | None) -> Body:
+def convert(graph: Graph, opset: int | None, options: Options = DEFAULT) -> Body:
     """The whole model at the asked opset, or at the least that holds it."""
     if opset is not None and not LEAST_OPSET <= opset <= NEWEST_OPSET:
         raise ExportError(
@@ -33,7 +35,7 @@ def convert(graph: Graph, opset: int | None) -> Body:
         )
     target = opset or LEAST_OPSET
     while True:
-        scope = Scope(Session(target), graph)
+        scope = Scope(Session(target, options), graph)
         try:
             return _write_model(scope)
         except NeedsOpset as need:
@@ -116,16 +118,17 @@ def _leave(scope: Scope, name: str, value: Value) -> Ref:
 
 def write_nodes(scope: Scope, finals: dict[Value, str] | None = None) -> None:
     """Every node of the scope's graph; what enters it is known already."""
-    coded = coded_products(scope.graph)
+    joined = joined_nodes(scope)
     for node in scope.graph.nodes:
         scope.node = node
+        if node in joined.absorbed:
+            continue
         if node.op in ("constant", "parameter"):
             _write_array(scope, node)
-        elif node in coded.products:
+        elif node in joined.writers:
             mark = scope.mark()
-            result = write_coded_product(scope, *coded.products[node])
-            _bind_results(scope, node, (result,), mark, finals or {})
-        elif not node.is_boundary and node not in coded.absorbed:
+            _bind_results(scope, node, (joined.writers[node](scope),), mark, finals or {})
+        elif not node.is_boundary:
             _write_node(scope, node, finals or {})
 
 

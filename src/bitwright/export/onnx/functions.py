@@ -21,7 +21,9 @@ def call(
     attrs: dict[str, Any],
     body: Callable[..., tuple[Ref, ...]],
 ) -> tuple[Ref, ...]:
-    """A call of the function for these types and attributes, written on first use."""
+    """A call of the function for these types and attributes, written on first use; or its body."""
+    if e.session.options.functions == "inline":
+        return body(e, *inputs)
     key = (op, tuple(ref.dtype for ref in inputs), tuple(sorted(attrs.items(), key=str)))
     functions = e.session.functions
     if key not in functions:
@@ -41,7 +43,7 @@ def _write(
     attrs: dict[str, Any],
     body: Callable[..., tuple[Ref, ...]],
 ) -> Function:
-    scope = Scope(Session(e.opset), e.graph)
+    scope = Scope(Session(e.opset, e.session.options), e.graph)
     scope.node = e.node
     formals = [Ref(ref.dtype, scope.session.unique(f"in{i}")) for i, ref in enumerate(inputs)]
     results = body(scope, *formals)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import ExportError
+from bitwright.export.onnx.options import Options
 from bitwright.export.onnx.schemas import (
     READ_OPSET,
     Schema,
@@ -99,6 +100,7 @@ class Session:
     """What all scopes of one model share."""
 
     opset: int
+    options: Options
     names: dict[str, int] = field(default_factory=dict)
     domains: dict[str, int] = field(default_factory=dict)
     functions: dict[tuple[Any, ...], Function] = field(default_factory=dict)

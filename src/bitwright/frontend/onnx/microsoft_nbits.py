@@ -106,7 +106,12 @@ def matmul_nbits(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
             found=packed.type,
         )
     codes = unpacked_rows(data.reshape(rows, -1), bits, columns)
-    scale = ctx.reshape(scale, [rows, blocks])
+    if scale.shape != (rows, blocks):
+        known = ctx.array(scale)
+        if known is not None and known.size == rows * blocks:
+            scale = named_constant(ctx, known.reshape(rows, blocks), scale)
+        else:
+            scale = ctx.reshape(scale, [rows, blocks])
     if zero is None:
         q = named_constant(ctx, around_middle(codes, bits), packed)
     else:

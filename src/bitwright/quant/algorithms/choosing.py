@@ -10,7 +10,7 @@ rows that the ranges were not taken from, with the mean error left out: it goes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from bitwright.quant.collect import Channels, Evidence
 from bitwright.quant.products import Product
 
 Array = np.ndarray[Any, Any]
+MakeRange = Callable[[float, float], Range]
 STRENGTHS = (0.0, 0.5, 1.0)
 DYNAMIC_STRENGTHS = (0.0, 0.5)
 REACHES = (0.75, 1.25)
@@ -59,23 +60,27 @@ class Coding:
         return rows_round_trip(x) if self.range is None else self.range.round_trip(x)
 
 
-def static_coding(evidence: Evidence, smooth: bool = True) -> Coding:
-    """The best static range."""
+def static_coding(evidence: Evidence, smooth: bool = True, symmetric: bool = False) -> Coding:
+    """The best static range; a symmetric one reaches as far below 0 as above."""
+    make = Range.around_zero if symmetric else Range.over
     best: Coding | None = None
     for strength in STRENGTHS if smooth else STRENGTHS[:1]:
-        best = _better(best, evidence, strength, 1.0)
+        best = _better(best, evidence, strength, 1.0, make)
     assert best is not None
     for reach in REACHES:
-        best = _better(best, evidence, best.strength, reach)
+        best = _better(best, evidence, best.strength, reach, make)
     return best
 
 
-def _better(best: Coding | None, evidence: Evidence, strength: float, reach: float) -> Coding:
+def _better(
+    best: Coding | None, evidence: Evidence, strength: float, reach: float, make: MakeRange
+) -> Coding:
     """The best so far, or the static coding of this strength and reach if that is better."""
-    error = coding_error(evidence, _coding("static", evidence, evidence.some, strength, reach))
+    sample = _coding("static", evidence, evidence.some, strength, reach, make)
+    error = coding_error(evidence, sample)
     if best is not None and error >= WORTH * best.error:
         return best
-    final = _coding("static", evidence, evidence.every, strength, reach)
+    final = _coding("static", evidence, evidence.every, strength, reach, make)
     return replace(final, error=error)
 
 
@@ -92,7 +97,12 @@ def dynamic_coding(evidence: Evidence, smooth: bool = True) -> Coding:
 
 
 def _coding(
-    scheme: str, evidence: Evidence, seen: Channels, strength: float, reach: float
+    scheme: str,
+    evidence: Evidence,
+    seen: Channels,
+    strength: float,
+    reach: float,
+    make: MakeRange = Range.over,
 ) -> Coding:
     factors = smoothing_factors(seen.peaks, evidence.site.products, strength)
     range_ = None
@@ -100,7 +110,7 @@ def _coding(
         low, high = seen.low, seen.high
         if factors is not None:
             low, high = low / factors, high / factors
-        range_ = Range.over(float(low.min()) * reach, float(high.max()) * reach)
+        range_ = make(float(low.min()) * reach, float(high.max()) * reach)
     return Coding(scheme, factors, range_, 0.0, strength, reach)
 
 

@@ -1,7 +1,8 @@
 """The quantizers of products, in numpy: what is scored here is what will be run.
 
 weights      symmetric codes -127..127, one scale for each output channel
-activations  asymmetric u8, one scale for the tensor (static) or one for each row (dynamic)
+activations  asymmetric u8, one scale for the tensor (static) or one for each row (dynamic);
+             symmetric ones are u8 around 128, which other tools call i8 around 0
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 WEIGHT_LIMIT = 127
 LEVELS = 255
+MIDDLE = 128
 
 
 class Range(NamedTuple):
@@ -29,6 +31,14 @@ class Range(NamedTuple):
         if not np.isfinite(scale) or scale < np.finfo(np.float32).tiny:
             return cls(np.float32(1), 0)
         return cls(scale, int(np.clip(np.rint(-low / scale), 0, LEVELS)))
+
+    @classmethod
+    def around_zero(cls, low: float, high: float) -> Range:
+        """As far to both sides of 0: the codes are those of i8 with zero point 0, plus 128."""
+        scale = np.float32(max(-low, high, 0.0) / (LEVELS // 2))
+        if not np.isfinite(scale) or scale < np.finfo(np.float32).tiny:
+            scale = np.float32(1)
+        return cls(scale, MIDDLE)
 
     def round_trip(self, x: Array) -> Array:
         codes = np.rint(x / self.scale)

@@ -1,0 +1,138 @@
+"""Products with weights in codes as MatMulNBits of ONNX Runtime.
+
+    matmul(x, dequantize(w [K, N], scales))  ->  MatMulNBits(x, packed [N, blocks, bytes], scales)
+
+Codes of 2, 4 or 8 bits stand unsigned, the lowest bits first, each row padded to whole blocks;
+signed ones are moved to the middle of the range, which is the zero point that is left out. A scale
+for a whole column is repeated for each of its blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bitwright.export.onnx.scope import Ref, Scope, Step
+from bitwright.ir.dtype import DType, f32
+from bitwright.ir.graph import Node, Value
+
+Array = np.ndarray[Any, Any]
+DOMAIN = "com.microsoft"
+BITS = (2, 4, 8)
+BLOCKS = (16, 32, 64, 128, 256)
+"""Block sizes that ONNX Runtime has kernels for."""
+EXACT = 1
+"""The accuracy level at which products are computed in f32, not with rows rounded to 8 bits."""
+
+
+Parts = tuple[Value, Value, Value, Value | None]
+
+
+def weight_only(node: Node) -> Parts | None:
+    """Rows, codes, scales and zero points of a product that MatMulNBits can say, or None."""
+    if node.op not in ("matmul", "dequant_matmul"):
+        return None
+    x, w, *rest = node.inputs
+    assert x is not None and w is not None
+    if node.op == "dequant_matmul":
+        q, scale, zero = (w, *rest, None)[:3]
+        fits = node.attrs["block"] in BLOCKS
+    else:
+        if w.node.op != "dequantize" or w.rank != 2 or x.node.op == "dequantize" or w.dtype != f32:
+            return None
+        q, scale, zero = (*w.node.inputs, None)[:3]
+        fits = _has_fitting_scales(w.node)
+    assert q is not None and scale is not None
+    held = [v for v in (q, scale, zero) if v is not None]
+    is_known = all(v.node.op in ("constant", "parameter") for v in held)
+    is_code = q.dtype.is_integer and q.dtype.bits in BITS and 0 not in q.shape
+    is_zero = zero is None or (zero.dtype == q.dtype and not q.dtype.is_signed)
+    is_f32 = x.dtype == scale.dtype == f32
+    return (x, q, scale, zero) if fits and is_known and is_code and is_zero and is_f32 else None
+
+
+def _has_fitting_scales(node: Node) -> bool:
+    """Whether a matrix [K, N] has one scale, one for each column, or for blocks of columns."""
+    axis, block = node.attrs.get("axis"), node.attrs.get("block")
+    if axis is None:
+        return True
+    return block in BLOCKS and axis in (0, -2) if block else axis in (1, -1)
+
+
+def write_weight_only(e: Scope, node: Node, parts: Parts) -> Ref:
+    x, q, scale, zero = parts
+    codes, scales = _array(q), _array(scale)
+    zeros = None if zero is None else _array(zero)
+    if node.op == "matmul":
+        codes = codes.T
+        block = list(node.operands)[1].node.attrs.get("block") or _block_of(codes.shape[1])
+        shape = codes.shape[0], -(-codes.shape[1] // block)
+        scales = _by_blocks(scales, shape)
+        zeros = None if zeros is None else _by_blocks(zeros, shape)
+    else:
+        block = node.attrs["block"]
+    bits = q.dtype.bits
+    packed = _packed(_unsigned(codes, q.dtype), bits, block)
+    inputs: list[Ref | None] = [
+        e.values[x],
+        _named(e, packed, q),
+        _named(e, scales.astype(np.float32).reshape(-1), scale),
+    ]
+    if zeros is not None:
+        rows = _packed(_unsigned(zeros, q.dtype), bits, 8 // bits)
+        assert zero is not None
+        inputs.append(_named(e, rows.reshape(-1), zero))
+    bias = node.inputs[4] if node.op == "dequant_matmul" and len(node.inputs) > 4 else None
+    if bias is not None:
+        inputs += [None] * (5 - len(inputs)) + [e.values[bias]]
+    attrs = {
+        "K": codes.shape[1],
+        "N": codes.shape[0],
+        "bits": bits,
+        "block_size": block,
+        "accuracy_level": EXACT,
+    }
+    result = Ref(f32)
+    e.session.domains[DOMAIN] = 1
+    e.steps.append(Step("MatMulNBits", inputs, [result], attrs, DOMAIN))
+    return result
+
+
+def _array(value: Value) -> Array:
+    return np.asarray(value.node.attrs["value"])
+
+
+def _block_of(terms: int) -> int:
+    """The largest block size that does not pad a column by more than it must."""
+    return max((size for size in BLOCKS if terms % size == 0), default=BLOCKS[0])
+
+
+def _by_blocks(parameter: Array, shape: tuple[int, int]) -> Array:
+    """Scales or zero points of a matrix [K, N] as [N, blocks]."""
+    if parameter.ndim == 2:
+        return parameter.T
+    return np.broadcast_to(parameter.reshape(-1, 1), shape)
+
+
+def _unsigned(codes: Array, element: DType) -> Array:
+    if not element.is_signed:
+        return codes.astype(np.uint8)
+    half = 1 << (element.bits - 1)
+    return (codes.astype(np.int8).astype(np.int16) + half).astype(np.uint8)
+
+
+def _packed(codes: Array, bits: int, block: int) -> Array:
+    """Rows of codes in bytes [rows, blocks, bytes], the last block filled up."""
+    blocks = -(-codes.shape[1] // block)
+    rows = np.zeros((codes.shape[0], blocks * block), np.uint8)
+    rows[:, : codes.shape[1]] = codes
+    parts = rows.reshape(codes.shape[0], blocks, -1, 8 // bits)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return np.bitwise_or.reduce(parts << shifts, axis=-1)
+
+
+def _named(e: Scope, array: Array, like: Value) -> Ref:
+    ref = e.constant(np.ascontiguousarray(array))
+    ref.name = ref.name or e.session.unique(like.name)
+    return ref

@@ -1,0 +1,183 @@
+"""Options of the export for other consumers, and that their files come back."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from click.testing import CliRunner
+from onnx import numpy_helper
+
+import bitwright as bw
+from bitwright.cli import main
+from bitwright.cli.export import _OPTIONS
+from bitwright.errors import BitwrightError, ExportError
+from bitwright.export.onnx.options import CHOICES, Options
+
+QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
+
+
+def network():
+    """A convolution, a depthwise one, a mean, and two products around a GELU."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: (rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+    b = bw.Builder("net")
+    x = b.input("x", "f32[n, 3, 8, 8]")
+    y = b.relu(b.conv(x, draw(16, 3, 3, 3), draw(16), pads=(1, 1, 1, 1), name="first"))
+    y = b.conv(y, draw(16, 1, 3, 3), draw(16), pads=(1, 1, 1, 1), groups=16, name="deep")
+    y = b.reduce_mean(y, axes=[2, 3], keepdims=False)
+    y = b.gelu(b.add(b.matmul(y, draw(16, 40), name="up"), draw(40)))
+    return b.build(logits=b.matmul(y, draw(40, 10), name="down"))
+
+
+def batches(count=6, seed=1):
+    rng = np.random.default_rng(seed)
+    return [{"x": rng.normal(size=(2, 3, 8, 8)).astype(np.float32)} for _ in range(count)]
+
+
+def saved(path, recipe, **options):
+    quantized = bw.quantize(network(), batches(), recipe=recipe)
+    quantized.save(path, **options)
+    return quantized, onnx.load(path)
+
+
+def answers(model, data):
+    exe = bw.compile(model)
+    return np.concatenate([exe.run(batch)["logits"] for batch in data])
+
+
+def others(path, data):
+    session = onnxruntime.InferenceSession(str(path))
+    return np.concatenate([session.run(None, batch)[0] for batch in data])
+
+
+def sqnr(exact, found):
+    return 10 * np.log10((exact**2).sum() / max(((exact - found) ** 2).sum(), 1e-30))
+
+
+def constants(model):
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int8-dynamic"])
+def test_inlined_functions_leave_standard_ops(recipe, tmp_path):
+    path = tmp_path / "q.onnx"
+    quantized, model = saved(path, recipe, functions="inline")
+    onnx.checker.check_model(model, full_check=True)
+    assert not model.functions
+    assert {node.domain for node in model.graph.node} == {""}
+    data = batches(3, seed=2)
+    ours = answers(quantized, data)
+    assert sqnr(ours, others(path, data)) > 40
+    assert sqnr(ours, answers(path, data)) > 40
+
+
+def test_all_zero_points_are_zero_and_signed(tmp_path):
+    path = tmp_path / "q.onnx"
+    quantized, model = saved(path, {"symmetric": True}, zero_points="zero")
+    onnx.checker.check_model(model, full_check=True)
+    arrays, seen = constants(model), 0
+    for node in model.graph.node:
+        if node.op_type in QUANTIZERS and len(node.input) > 2:
+            zero = arrays[node.input[2]]
+            assert zero.dtype == np.int8 and not zero.any()
+            seen += 1
+    assert seen and not model.functions
+    data = batches(3, seed=2)
+    ours = answers(quantized, data)
+    assert sqnr(answers(network(), data), ours) > 25
+    assert sqnr(ours, others(path, data)) > 40
+    np.testing.assert_array_equal(answers(path, data), ours)  # signed codes, the same sums
+
+
+def test_zero_points_that_are_not_zero_are_refused_with_the_way_out(tmp_path):
+    quantized = bw.quantize(network(), batches(), recipe="int8-static")
+    with pytest.raises(ExportError, match="zero point that is not 0") as failure:
+        quantized.save(tmp_path / "q.onnx", zero_points="zero")
+    assert '"symmetric": true' in str(failure.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "recipe", ["int8-dynamic", {"symmetric": True, "schemes": {"up": "dynamic"}}]
+)
+def test_symmetric_recipes_have_no_dynamic_codes(recipe):
+    chosen = {"base": recipe, "symmetric": True} if isinstance(recipe, str) else recipe
+    with pytest.raises(BitwrightError, match="dynamic codes have zero points"):
+        bw.quantize(network(), batches(), recipe=chosen)
+
+
+@pytest.mark.parametrize("recipe", ["w8", "w4", {"base": "w4", "weight_bits": 2, "block": 16}])
+def test_weight_only_products_as_matmul_nbits(recipe, tmp_path):
+    path = tmp_path / "q.onnx"
+    quantized, model = saved(path, recipe, weights="nbits")
+    calls = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
+    assert [node.domain for node in calls] == ["com.microsoft"] * 2
+    bits = {a.i for node in calls for a in node.attribute if a.name == "bits"}
+    assert bits == {{"w8": 8, "w4": 4}.get(str(recipe), 2)}
+    data = batches(3, seed=2)
+    ours = answers(quantized, data)
+    if bits != {2}:
+        np.testing.assert_allclose(others(path, data), ours, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(answers(path, data), ours, rtol=1e-3, atol=1e-3)
+    again = tmp_path / "again.onnx"
+    bw.load(path).save(again, weights="nbits")
+    assert [n.op_type for n in onnx.load(again).graph.node].count("MatMulNBits") == 2
+    np.testing.assert_allclose(answers(again, data), ours, rtol=1e-3, atol=1e-3)
+
+
+def test_weight_only_products_as_blocked_dequantize_linear(tmp_path):
+    path = tmp_path / "q.onnx"
+    quantized, model = saved(path, "w4")
+    blocks = [
+        {a.name: a.i for a in node.attribute}
+        for node in model.graph.node
+        if node.op_type == "DequantizeLinear"
+    ]
+    assert {"axis": 0, "block_size": 32} in blocks
+    data = batches(3, seed=2)
+    np.testing.assert_allclose(answers(path, data), answers(quantized, data), rtol=1e-5, atol=1e-5)
+
+
+def test_biases_are_32_bit_weights_signed_and_names_kept(tmp_path):
+    _, model = saved(tmp_path / "q.onnx", "int8-static")
+    arrays = constants(model)
+    made = {output for node in model.graph.node for output in node.output}
+    assert {"first", "deep", "up", "logits"} <= made
+    assert [v.name for v in model.graph.input] == ["x"]
+    assert [v.name for v in model.graph.output] == ["logits"]
+    sources = {node.output[0]: node for node in model.graph.node}
+    for node in model.graph.node:
+        if node.op_type == "Conv":
+            weight, bias = (arrays[sources[name].input[0]] for name in node.input[1:])
+            assert weight.dtype == np.int8 and bias.dtype == np.int32
+            assert sources[node.input[0]].op_type == "DequantizeLinear"
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(ExportError, match="functions"):
+        Options(functions="none")
+    with pytest.raises(ExportError, match="'local' or 'inline'"):
+        bw.export_onnx(network(), functions="all")
+
+
+def test_the_command_line_has_the_same_options(tmp_path):
+    assert {name[2:].replace("-", "_"): choices for name, choices, _ in _OPTIONS} == CHOICES
+    network().save(tmp_path / "net.onnx")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for i, batch in enumerate(batches(4)):
+        np.savez(folder / f"{i}.npz", **batch)
+    output = tmp_path / "q.onnx"
+    given = ["quantize", str(tmp_path / "net.onnx"), "--data", str(folder), "-o"]
+    asked = ["--zero-points", "zero", "--functions", "inline"]
+    result = CliRunner().invoke(main, [*given, str(output), *asked])
+    assert result.exit_code == 0, result.output
+    arrays = constants(onnx.load(output))
+    zeros = [
+        arrays[node.input[2]]
+        for node in onnx.load(output).graph.node
+        if node.op_type in QUANTIZERS and len(node.input) > 2
+    ]
+    assert zeros and not any(zero.any() for zero in zeros)
+    refused = CliRunner().invoke(main, [*given, str(tmp_path / "q.bw"), *asked])
+    assert refused.exit_code and "is for ONNX files" in str(refused.output) + str(refused.exception)
