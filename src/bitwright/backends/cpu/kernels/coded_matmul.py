@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32, i64
 from bitwright.backends.cpu.kernels.coded_weights import CodedWeights, Reader
-from bitwright.backends.cpu.kernels.matmul import Epilogue, Product, Tile
+from bitwright.backends.cpu.kernels.matmul import LINE, UNROLL, Epilogue, Product, Tile
 
 FEW_ROWS = 8
 """Rows for which codes are read straight into the sums; no more than a tile has."""
@@ -27,7 +27,6 @@ STRETCH_BYTES = 256 << 10
 """f32 weights that a thread holds: they lie on its stack, and stay in its second-level cache."""
 _AHEAD = 1024
 """Bytes of codes that are asked for ahead of where they are read."""
-_LINE = 64
 
 
 def emit_coded_matmul(
@@ -179,8 +178,8 @@ class CodedProduct(Product):
         with f.loop(0, inside - rest, form.group, carry=(codes, *sums, *each)) as groups:
             codes, *totals = groups.carried
             at = start + groups.index
-            for line in range(-(-tile.columns * form.unit_bytes // _LINE)):
-                f.prefetch(f.offset(codes, _AHEAD + line * _LINE))
+            for line in range(-(-tile.columns * form.unit_bytes // LINE)):
+                f.prefetch(f.offset(codes, _AHEAD + line * LINE))
             numbers = [[f.load(f32, row, at + k) for k in range(form.group)] for row in rows]
             whole = [f.load(of_a, row, at) for row in rows] if each else []
             codes, totals = self._add_group(codes, numbers, whole, totals)
@@ -232,9 +231,10 @@ class CodedProduct(Product):
         if not self.is_short:
             self._run_stretches(panel, top, bottom, column)
             return
-        self._decode(self._panel(panel), self.depth)
+        after = self._decode(self._panel(panel), self.depth)
         with f.loop(top, bottom, tile.rows) as loop:
-            self._tile(loop.index, bottom, column, self.room, None)
+            ahead = self._ahead(after, loop.index - top, self.depth)
+            self._tile(loop.index, bottom, column, self.room, ahead)
 
     def _run_stretches(self, panel: Value, top: Value, bottom: Value, column: Value) -> None:
         """Some tiles at a time, whose sums wait in memory while the next stretch is decoded."""
@@ -249,12 +249,25 @@ class CodedProduct(Product):
             with f.loop(0, self.depth, self.stretch) as stretches:
                 start = stretches.index
                 length = f.min(self.depth - start, self.stretch)
-                self._decode(self._panel(panel, start), length)
+                after = self._decode(self._panel(panel, start), length)
                 with f.loop(first, last, tile.rows) as tiles:
-                    self._add_tile(tiles.index, first, last, start, length)
+                    ahead = self._ahead(after, tiles.index - first, length)
+                    self._add_tile(tiles.index, first, last, start, length, ahead)
             self._store(first, last - first, column, masks)
 
-    def _add_tile(self, row: Value, first: Value, last: Value, start: Value, length: Value) -> None:
+    def _ahead(self, codes: Value, row: Value, length: Value) -> Value:
+        """What the tile in this row of a run asks for: a part of the codes that are decoded next.
+
+        A tile asks for a line every few k; the first tiles ask for all there is to decode.
+        """
+        f, form, tile = self.f, self.form, self.tile
+        asked = f.udiv(length, UNROLL) * LINE
+        most = f.udiv(length, form.group) * (tile.columns * form.unit_bytes)
+        return f.offset(codes, f.min(f.udiv(row, tile.rows) * asked, most))
+
+    def _add_tile(
+        self, row: Value, first: Value, last: Value, start: Value, length: Value, ahead: Value
+    ) -> None:
         """The products of a stretch of k, into a tile's sums."""
         f, tile = self.f, self.tile
         held = (row - first) * (self.width * tile.lanes)
@@ -266,14 +279,14 @@ class CodedProduct(Product):
             rows = [f.opaque(f.gep(f32, pointer, start)) for pointer in rows]
             places = [held + number * tile.lanes for number in range(height * self.width)]
             sums = [f.load(self.vector, self.scratch, at, align=align) for at in places]
-            sums = self.add_run(rows, self.room, sums, length, None)[1]
+            sums = self.add_run(rows, self.room, sums, length, ahead)[1]
             for at, total in zip(places, sums, strict=True):
                 f.store(total, self.scratch, at, align=align)
 
         self._by_height(tile.heights, last - row, add)
 
-    def _decode(self, panel: Panel, length: Value) -> None:
-        """A stretch of a panel as f32 weights."""
+    def _decode(self, panel: Panel, length: Value) -> Value:
+        """A stretch of a panel as f32 weights; where its codes end."""
         f, form, tile = self.f, self.form, self.tile
         moving = [panel.codes, panel.scale, *([panel.zero] if panel.zero is not None else [])]
         with f.loop(0, length, form.block, carry=moving) as blocks:
@@ -297,3 +310,4 @@ class CodedProduct(Product):
             after = self._next_block(here)
             more = [] if after.zero is None else [after.zero]
             blocks.next(groups.results[0], after.scale, *more)
+        return blocks.results[0]

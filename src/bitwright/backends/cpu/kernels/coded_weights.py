@@ -13,6 +13,7 @@ are exact: powers of two in 8 bits, then f16, then f32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,21 +197,17 @@ class Reader:
             return _E4M3_FACTOR
         return 0.5 if self.form.kind == f4e2m1 and self.lookup is None else 1.0
 
-    def group(self, codes: Value) -> list[list[Value]]:
+    def group(self, codes: Value) -> Iterator[list[Value]]:
         """The group of codes at an address: for each k, the values of the tile's columns."""
         f, form, tile = self.f, self.form, self.tile
         if form.bits == 8:
-            return [
-                [
-                    self._byte(
-                        f.load(i8.vector(self.lanes), codes, k * tile.columns + v * tile.lanes)
-                    )
-                    for v in range(tile.vectors)
-                ]
-                for k in range(form.group)
-            ]
+            for k in range(form.group):
+                places = [k * tile.columns + v * tile.lanes for v in range(tile.vectors)]
+                yield [self._byte(f.load(i8.vector(self.lanes), codes, at)) for at in places]
+            return
         words = [f.load(i32.vector(self.lanes), codes, v * self.lanes) for v in range(tile.vectors)]
-        return [[self._narrow(word, k) for word in words] for k in range(form.group)]
+        for k in range(form.group):
+            yield [self._narrow(word, k) for word in words]
 
     def _byte(self, codes: Value) -> Value:
         f, kind = self.f, self.form.kind

@@ -32,14 +32,14 @@ from bitwright.ir.dtype import f32 as real
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
-_UNROLL = 4
+UNROLL = 4
 """Steps of k per turn of the inner loop."""
 FEW_TILES = 4
 """A thread that has fewer may have a good part more to do than another."""
 _TALL = 2
 """As many times its rows a product has columns at most to be shared out by rows, as measured: its
 threads read the same weights then, and their own part of a."""
-_LINE = 64
+LINE = 64
 """Bytes of a cache line."""
 _PIECE = 256
 """Numbers of a row that are widened at a time: those of a tile fit the first-level cache."""
@@ -233,8 +233,8 @@ class Product:
         ahead = f.offset(w, panel_bytes)
         with f.loop(top, bottom, tile.rows, carry=(ahead,)) as loop:
             self._tile(loop.index, bottom, panel * tile.columns, w, loop.carried[0])
-            turns = f.udiv(self.depth, _UNROLL)
-            loop.next(f.offset(loop.carried[0], turns * _LINE))
+            turns = f.udiv(self.depth, UNROLL)
+            loop.next(f.offset(loop.carried[0], turns * LINE))
 
     def _block_height(self, tiles: Value) -> Value:
         """Tiles of a block: the fewest blocks that fit the cache, all of about one height.
@@ -434,7 +434,7 @@ class Product:
             with f.loop(start, stop, turn, carry) as loop:
                 w, *totals = loop.carried
                 if turn > 1 and ahead is not None:  # one line of the next panel a turn
-                    f.prefetch(f.offset(ahead, loop.index * (_LINE // _UNROLL)), locality=2)
+                    f.prefetch(f.offset(ahead, loop.index * (LINE // UNROLL)), locality=2)
                 for step in range(turn):
                     self._multiply(rows, w, loop.index + step, totals)
                     w = f.offset(w, step_bytes)
@@ -452,7 +452,7 @@ class Product:
     def unroll(self, height: int) -> int:
         """Steps per turn of the inner loop: as many as fill it like a full tile does."""
         full = self.tile.rows
-        return _UNROLL if height == full else max(1, min(_UNROLL, full // height))
+        return UNROLL if height == full else max(1, min(UNROLL, full // height))
 
     def _multiply(
         self,
