@@ -399,7 +399,7 @@ class Product:
         with f.loop(0, count, _PIECE, carry=(w, *sums)) as loop:
             size = f.min(count - loop.index, _PIECE)
             self._widen([f.gep(self.numbers.element, r, loop.index) for r in rows], wide, size)
-            line = None if ahead is None else f.offset(ahead, loop.index * (_LINE // _UNROLL))
+            line = None if ahead is None else f.offset(ahead, loop.index * (LINE // UNROLL))
             w, *totals = loop.carried
             after, totals = self._add_run(wide, w, totals, size, line)
             loop.next(after, *totals)

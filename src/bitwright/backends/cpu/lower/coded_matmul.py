@@ -47,8 +47,6 @@ def lower_coded_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     tile = best_tile(ctx.target, columns)
     packed = pack_weights(codes, scales, zeros, block, tile, ctx.target)
     source = region.outer(x)
-    if isinstance(packed, str) and parts.after.dtype != f32:
-        raise NoKernelError(packed)
     if isinstance(packed, str):
         weight = dequantize_blocks(codes, scales, zeros, block).astype("float32").T
         lower_rows(ctx, node, region, parts, source, weight)
