@@ -9,7 +9,8 @@ import pytest
 import bitwright as bw
 from bitwright.quant.algorithms import weights as weights_module
 from bitwright.quant.algorithms.codes import weight_codes, weight_scales
-from bitwright.quant.algorithms.rounding import ErrorSpread
+from bitwright.quant.algorithms.descent import Descent
+from bitwright.quant.algorithms.rounding import ErrorSpread, damping
 from bitwright.quant.algorithms.weights import WeightFormat, quantize_weights
 from bitwright.quant.collect import Channels, Evidence, Sample, _window_key
 from bitwright.quant.products import find_sites
@@ -28,6 +29,13 @@ def error(rows, matrix, held):
     return float((np.einsum("rgk,gnk->rgn", rows, matrix - held) ** 2).sum())
 
 
+def all_errors(rows, matrix, scales, limit):
+    """Of one column: the error of every code that is within a step of its weight."""
+    below = np.floor(matrix / scales)
+    tries = [below + up for up in itertools.product((0, 1), repeat=matrix.shape[2])]
+    return [error(rows, matrix, np.clip(c, -limit, limit) * scales) for c in tries]
+
+
 @pytest.mark.parametrize("groups, columns, terms", [(1, 1, 1), (1, 7, 33), (3, 2, 9), (1, 40, 127)])
 @pytest.mark.parametrize("limit", [127, 7, 1])
 def test_spreading_errors_beats_nearest_rounding(groups, columns, terms, limit):
@@ -35,7 +43,7 @@ def test_spreading_errors_beats_nearest_rounding(groups, columns, terms, limit):
     rows = correlated_rows(rng, 4 * terms + 8, groups, terms)
     matrix = rng.normal(size=(groups, columns, terms)).astype(np.float32)
     scales = weight_scales(matrix, limit)
-    found = ErrorSpread(gram_of(rows)).codes(matrix, scales, -limit, limit)
+    found = ErrorSpread(gram_of(rows)).codes(matrix, scales, limit, -limit)
     assert np.array_equal(found, np.rint(found)) and np.abs(found).max() <= limit
     nearest = error(rows, matrix, weight_codes(matrix, scales, limit) * scales)
     assert error(rows, matrix, found * scales) <= nearest * (1 + 1e-3)
@@ -48,10 +56,8 @@ def test_spreading_errors_is_near_the_best_of_all_roundings():
         rows = correlated_rows(rng, 64, 1, 8)
         matrix = rng.normal(size=(1, 1, 8)).astype(np.float32)
         scales = weight_scales(matrix, 7)
-        below = np.floor(matrix / scales)
-        tries = [below + up for up in itertools.product((0, 1), repeat=8)]
-        best = min(error(rows, matrix, np.clip(c, -7, 7) * scales) for c in tries)
-        found = ErrorSpread(gram_of(rows)).codes(matrix, scales, -7, 7)
+        best = min(all_errors(rows, matrix, scales, 7))
+        found = ErrorSpread(gram_of(rows)).codes(matrix, scales, 7, -7)
         nearest = error(rows, matrix, weight_codes(matrix, scales, 7) * scales)
         ratios.append((error(rows, matrix, found * scales) / best, nearest / best))
     spread, nearest = np.mean(ratios, axis=0)
@@ -97,3 +103,61 @@ def test_memory_does_not_grow_with_the_width_of_a_layer():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2 * size  # codes twice, and a part of them in floats
+
+
+def test_descent_is_nearly_the_best_of_all_roundings():
+    rng = np.random.default_rng(1)
+    ratios = []
+    for _ in range(20):
+        rows = correlated_rows(rng, 64, 1, 8)
+        matrix = rng.normal(size=(1, 1, 8)).astype(np.float32)
+        scales = weight_scales(matrix, 7)
+        found = Descent(gram_of(rows)).codes(matrix, scales, 7, -7)
+        ratios.append(
+            error(rows, matrix, found * scales) / min(all_errors(rows, matrix, scales, 7))
+        )
+    assert np.mean(ratios) < 1.3 and np.median(ratios) < 1.05
+
+
+@pytest.mark.parametrize("groups, columns, terms", [(1, 1, 1), (2, 5, 17), (1, 40, 127), (8, 1, 9)])
+@pytest.mark.parametrize("highest, lowest", [(127, -127), (7, -8), (1, -2)])
+def test_descent_only_lowers_the_error_of_each_column(groups, columns, terms, highest, lowest):
+    rng = np.random.default_rng(terms)
+    rows = correlated_rows(rng, 8 * terms + 8, groups, terms)
+    unseen = correlated_rows(np.random.default_rng(terms), 8 * terms + 8, groups, terms)
+    matrix = rng.normal(size=(groups, columns, terms)).astype(np.float32)
+    scales = weight_scales(matrix, highest) * np.float32(0.9)
+    gram = gram_of(rows)
+    damped = gram + np.eye(terms) * damping(gram)[:, :, None]
+    lost = lambda codes: matrix - codes * scales
+    errors = lambda codes: np.einsum("gnk,gkj,gnj->gn", lost(codes), damped, lost(codes))
+    nearest = weight_codes(matrix, scales, highest, lowest)
+    spread = ErrorSpread(gram).codes(matrix, scales, highest, lowest)
+    found = Descent(gram).codes(matrix, scales, highest, lowest)
+    assert np.array_equal(found, np.clip(np.rint(found), lowest, highest))
+    least = np.minimum(errors(nearest), errors(spread))
+    assert (errors(found) <= least * (1 + 1e-3) + 1e-7).all()
+    few = range(terms if terms < 100 else 0)  # of many terms the last steps are not waited for
+    for k, step in itertools.product(few, (-1, 1)):  # no single code improves it
+        other = found.copy()
+        other[:, :, k] = np.clip(other[:, :, k] + step, lowest, highest)
+        assert (errors(other) >= errors(found) * (1 - 1e-3)).all()
+    assert error(unseen, matrix, found * scales) <= error(unseen, matrix, nearest * scales) * 1.001
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "gptq", "adaround"])
+@pytest.mark.parametrize("bits, block", [(8, 0), (4, 16), (4, 0), (2, 16)])
+def test_searched_ranges_never_measure_worse(rounding, bits, block):
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_t(4, size=(48, 40)).astype(np.float32)
+    evidence = evidence_of(matrix)
+    errors = {}
+    for ranges in ("peak", "mse"):
+        form = WeightFormat(bits, block, rounding, ranges=ranges)
+        (made,) = quantize_weights(evidence, None, form).values()
+        codes = made.codes.astype(np.int32)
+        assert form.lowest <= codes.min() and codes.max() <= form.highest
+        errors[ranges] = made.error
+    assert errors["mse"] <= errors["peak"] * 1.0001
+    if bits < 8:
+        assert errors["mse"] < 0.9 * errors["peak"]

@@ -106,7 +106,9 @@ def quantize(
 def _quantize(graph: Graph, gathering: Gathering, rules: Recipe, threads: int | None) -> Quantized:
     """Choose, round and check, until the outputs keep what the recipe asks for."""
     evidence = gathering.evidence
-    form = WeightFormat(rules.weight_bits, rules.block, rules.rounding, rules.bias_correction)
+    form = WeightFormat(
+        rules.weight_bits, rules.block, rules.rounding, rules.bias_correction, rules.ranges
+    )
     lookups = embeddings(graph, rules)
     choices = assign(gathering.sites, evidence, rules)
     weights: dict[tuple[str, str], dict[str, Weights]] = {}

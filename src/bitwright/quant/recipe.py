@@ -24,7 +24,8 @@ from bitwright.errors import BitwrightError
 
 SCHEMES = ("static", "dynamic", "weights", "float")
 KINDS = ("matmul", "conv", "embedding")
-ROUNDINGS = ("gptq", "nearest")
+ROUNDINGS = ("gptq", "adaround", "nearest")
+RANGES = ("mse", "peak")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class Recipe:
     """Activations have codes around 0, without zero points; none are coded row by row then."""
     smooth: bool = True
     rounding: str = "gptq"
+    """`nearest` codes, or those that keep the product's result: `gptq`, or `adaround` after it."""
+    ranges: str = "mse"
+    """Scales of weights: of least squared `mse`, or those of the largest weight, its `peak`."""
     bias_correction: bool = True
     static_sqnr: float = 24.0
     """What the outputs keep, in decibels, of all static ranges of convolutions together."""
@@ -156,6 +160,7 @@ def _check(made: Recipe) -> None:
         ("scheme", made.schemes.values(), SCHEMES),
         ("target", made.targets, KINDS),
         ("rounding", (made.rounding,), ROUNDINGS),
+        ("way to find ranges", (made.ranges,), RANGES),
     ):
         if wrong := [v for v in values if v not in allowed]:
             raise BitwrightError(

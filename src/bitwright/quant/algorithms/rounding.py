@@ -21,6 +21,12 @@ FEW = 8
 SMALL = 64
 
 
+def damping(gram: Array) -> Array:
+    """What is added to the diagonal, [groups, 1]: part of its mean, so that no input is free."""
+    mean = np.einsum("gkk->g", gram)[:, None] / np.float32(max(1, gram.shape[1]))
+    return np.asarray(DAMPING * np.where(mean > 0, mean, 1), np.float32)
+
+
 class ErrorSpread:
     """The order in which terms are rounded, and how the error of each is spread.
 
@@ -29,19 +35,17 @@ class ErrorSpread:
 
     def __init__(self, gram: Array) -> None:
         diagonal = np.einsum("gkk->gk", gram)
-        mean = diagonal.mean(axis=1)
-        damping = DAMPING * np.where(mean > 0, mean, 1)
         self.order = np.argsort(-diagonal, axis=1, kind="stable")
         each, turned = np.arange(gram.shape[0])[:, None, None], self.order[:, ::-1]
         last_first = gram[each, turned[:, :, None], turned[:, None, :]].astype(np.float64)
         terms = range(gram.shape[1])
-        last_first[:, terms, terms] += damping[:, None]
+        last_first[:, terms, terms] += damping(gram)
         # gram = L L' with the order turned around gives U as the inverse of L, turned again
         lower = np.linalg.cholesky(last_first).astype(np.float32)
         del last_first
         self.upper = _inverse(lower)[:, ::-1, ::-1]
 
-    def codes(self, matrix: Array, scales: Array, lowest: int, highest: int) -> Array:
+    def codes(self, matrix: Array, scales: Array, highest: int, lowest: int) -> Array:
         """Codes (as f32) of [groups, columns, terms] weights.
 
         Scales have one number for each column, or one for each weight.

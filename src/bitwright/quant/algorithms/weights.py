@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,11 +11,15 @@ import numpy as np
 
 from bitwright.quant.algorithms.choosing import Coding, times
 from bitwright.quant.algorithms.codes import decibels, weight_codes, weight_scales
-from bitwright.quant.algorithms.rounding import ErrorSpread
+from bitwright.quant.algorithms.descent import Descent
+from bitwright.quant.algorithms.rounding import ErrorSpread, damping
+from bitwright.quant.algorithms.weight_ranges import least_error_scales
 from bitwright.quant.collect import Evidence
 from bitwright.quant.products import Product
 
 Array = np.ndarray[Any, Any]
+Rounding = Callable[[Array, Array, int, int], Array]
+"""Weights, scales, highest and lowest code to codes."""
 STORAGE = {8: np.int8, 4: ml_dtypes.int4, 2: ml_dtypes.int2}
 NUMBERS_TOGETHER = 1 << 20
 """Weights that are worked on at a time, so that memory does not grow with a layer's width."""
@@ -49,10 +53,17 @@ class WeightFormat:
     block: int = 0
     rounding: str = "gptq"
     bias_correction: bool = True
+    ranges: str = "mse"
 
     @property
-    def limit(self) -> int:
+    def highest(self) -> int:
         return int(2 ** (self.bits - 1) - 1)
+
+    @property
+    def lowest(self) -> int:
+        """As far below zero as above for 8 bits, whose products of pairs stay small; of few codes
+        none is left out."""
+        return -self.highest - (self.bits < 8)
 
     def block_of(self, product: Product) -> int:
         """Blocks run along the terms of a matrix; windows of images keep one scale a channel."""
@@ -76,6 +87,14 @@ def quantize_weights(
     return found
 
 
+ROUNDINGS: dict[str, Callable[[Array], Rounding]] = {
+    "gptq": lambda gram: ErrorSpread(gram).codes,
+    "adaround": lambda gram: Descent(gram).codes,
+    "nearest": lambda gram: weight_codes,
+}
+"""How codes of [groups, columns, terms] weights are found, given their inputs' Gram matrix."""
+
+
 class _Together:
     """Products that see the same rows, worked on a few columns at a time."""
 
@@ -88,11 +107,14 @@ class _Together:
         if coding is not None and coding.factors is not None:
             self.factors = products[0].spread(coding.factors)
         rows = self.sample.scored
+        self.inputs = rows if self.factors is None else rows / self.factors
         self.coded = rows if coding is None else coding.round_trip(rows, self.factors)
         # the weights' part of a mean error is known from many more rows than those scored
         self.unseen = self.sample.mean - rows.mean(axis=0)
         self.block = form.block_of(products[0])
-        self.spread = ErrorSpread(self._gram()) if form.rounding == "gptq" else None
+        gram = self._gram()
+        self.importance = np.einsum("gkk->gk", gram) + damping(gram)
+        self.rounded = ROUNDINGS[form.rounding](gram)
 
     def _gram(self) -> Array:
         """Second moments of the inputs as the weights meet them, divided by the factors."""
@@ -135,13 +157,32 @@ class _Together:
             yield piece
 
     def _codes(self, matrix: Array) -> tuple[Array, Array]:
-        """Codes as f32, and scales [groups, columns, blocks]."""
+        """Codes as f32, and scales [groups, columns, blocks].
+
+        A scale is that of the largest weight, or a lower one where that measures better.
+        """
         form = self.form
-        scales = weight_scales(matrix, form.limit, self.block)
-        each = self._each(scales)
-        if self.spread is None:
-            return weight_codes(matrix, each, form.limit), scales
-        return self.spread.codes(matrix, each, -form.limit, form.limit), scales
+        limits = form.highest, form.lowest
+        scales = weight_scales(matrix, form.highest, self.block)
+        codes = self.rounded(matrix, self._each(scales), *limits)
+        if form.ranges == "peak":
+            return codes, scales
+        lower = least_error_scales(matrix, self.importance, *limits, self.block)
+        columns = np.flatnonzero((lower < scales).any(axis=(0, 2)))
+        if columns.size:
+            matrix, lower = matrix[:, columns], lower[:, columns]
+            tried = self.rounded(matrix, self._each(lower), *limits)
+            before = self._lost(matrix, codes[:, columns], scales[:, columns])
+            better = (self._lost(matrix, tried, lower) < before)[:, :, None]
+            codes[:, columns] = np.where(better, tried, codes[:, columns])
+            scales[:, columns] = np.where(better, lower, scales[:, columns])
+        return codes, scales
+
+    def _lost(self, matrix: Array, codes: Array, scales: Array) -> Array:
+        """The squared error [groups, columns] that codes make on the rows scored, less its mean."""
+        lost = codes * self._each(scales)
+        lost -= matrix
+        return np.asarray(times(self.inputs, lost).var(axis=1))
 
     def _each(self, scales: Array) -> Array:
         """Scales so that they broadcast over the weights."""
