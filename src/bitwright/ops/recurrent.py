@@ -11,6 +11,7 @@ With p_g = x_t W_g' + h R_g' + Wb_g + Rb_g for gate g, and f, g, h the activatio
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,10 @@ from bitwright.ops.recurrence import (
 )
 
 Type = TensorType | None
+Share = Callable[[Array], Array]
+"""The input's share of all gates, from one step's input."""
+Recall = Callable[[Array, slice], Array]
+"""The share of states in some gates' units."""
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 _DEFAULTS = {"rnn": ["tanh"], "gru": ["sigmoid", "tanh"], "lstm": ["sigmoid", "tanh", "tanh"]}
 
@@ -49,11 +54,17 @@ def gate_activations(
 
 def _weights(
     w: Array, r: Array, bias: Array | None, direction: int
-) -> tuple[Array, Array, Array, Array]:
-    """W', R' and the two halves of the bias of one direction, wide."""
+) -> tuple[Share, Recall, Array, Array]:
+    """x W', h R' and the two halves of the bias of one direction, wide."""
     gates = w.shape[1]
     both = np.zeros(2 * gates) if bias is None else wide(bias[direction])
-    return wide(w[direction]).T, wide(r[direction]).T, both[:gates], both[gates:]
+    given, recalled = wide(w[direction]).T, wide(r[direction]).T
+    return (
+        lambda x: x @ given,
+        lambda h, part: h @ recalled[:, part],
+        both[:gates],
+        both[gates:],
+    )
 
 
 def _infer_rnn(
@@ -85,12 +96,12 @@ def _rnn(
     **limits: Any,
 ) -> tuple[Array, ...]:
     chosen = gate_activations("rnn", direction, activations, **limits)
-    cells = [_rnn_cell(*_weights(w, r, bias, i), *functions) for i, functions in enumerate(chosen)]
+    cells = [rnn_cell(*_weights(w, r, bias, i), *functions) for i, functions in enumerate(chosen)]
     return run_directions(x, lengths, direction, [h0], r.shape[2], cells)
 
 
-def _rnn_cell(w: Array, r: Array, w_bias: Array, r_bias: Array, f: Activation) -> Cell:
-    return lambda x, states: (f(x @ w + states[0] @ r + w_bias + r_bias),)
+def rnn_cell(share: Share, recall: Recall, w_bias: Array, r_bias: Array, f: Activation) -> Cell:
+    return lambda x, states: (f(share(x) + recall(states[0], np.s_[:]) + w_bias + r_bias),)
 
 
 def _infer_gru(
@@ -124,33 +135,34 @@ def _gru(
 ) -> tuple[Array, ...]:
     chosen = gate_activations("gru", direction, activations, **limits)
     cells = [
-        _gru_cell(*_weights(w, r, bias, i), linear_before_reset, *functions)
+        gru_cell(*_weights(w, r, bias, i), r.shape[2], linear_before_reset, *functions)
         for i, functions in enumerate(chosen)
     ]
     return run_directions(x, lengths, direction, [h0], r.shape[2], cells)
 
 
-def _gru_cell(
-    w: Array,
-    r: Array,
+def gru_cell(
+    share: Share,
+    recall: Recall,
     w_bias: Array,
     r_bias: Array,
+    size: int,
     linear_before_reset: bool,
     f: Activation,
     g: Activation,
 ) -> Cell:
-    size = r.shape[0]
-    gates, new = np.s_[..., : 2 * size], np.s_[..., 2 * size :]
+    gates, new = np.s_[: 2 * size], np.s_[2 * size :]
 
     def cell(x: Array, states: States) -> States:
         (h,) = states
-        given = x @ w + w_bias
-        update, reset = np.split(f(given[gates] + h @ r[gates] + r_bias[gates]), 2, axis=-1)
+        given = share(x) + w_bias
+        entering = given[..., gates] + recall(h, gates) + r_bias[gates]
+        update, reset = np.split(f(entering), 2, axis=-1)
         if linear_before_reset:
-            recalled = reset * (h @ r[new] + r_bias[new])
+            recalled = reset * (recall(h, new) + r_bias[new])
         else:
-            recalled = (reset * h) @ r[new] + r_bias[new]
-        return ((1 - update) * g(given[new] + recalled) + update * h,)
+            recalled = recall(reset * h, new) + r_bias[new]
+        return ((1 - update) * g(given[..., new] + recalled) + update * h,)
 
     return cell
 
@@ -197,13 +209,13 @@ def _lstm(
     cells = []
     for i, functions in enumerate(gate_activations("lstm", direction, activations, **limits)):
         peeps = np.zeros(3 * size) if peephole is None else wide(peephole[i])
-        cells.append(_lstm_cell(*_weights(w, r, bias, i), peeps, input_forget, *functions))
+        cells.append(lstm_cell(*_weights(w, r, bias, i), peeps, input_forget, *functions))
     return run_directions(x, lengths, direction, [h0, c0], size, cells)
 
 
-def _lstm_cell(
-    w: Array,
-    r: Array,
+def lstm_cell(
+    share: Share,
+    recall: Recall,
     w_bias: Array,
     r_bias: Array,
     peeps: Array,
@@ -216,7 +228,8 @@ def _lstm_cell(
 
     def cell(x: Array, states: States) -> States:
         hidden, c = states
-        p_i, p_o, p_f, p_c = np.split(x @ w + hidden @ r + w_bias + r_bias, 4, axis=-1)
+        entering = share(x) + recall(hidden, np.s_[:]) + w_bias + r_bias
+        p_i, p_o, p_f, p_c = np.split(entering, 4, axis=-1)
         admit = f(p_i + peep_i * c)
         keep = 1 - admit if input_forget else f(p_f + peep_f * c)
         c = keep * c + admit * g(p_c)

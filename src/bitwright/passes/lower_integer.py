@@ -30,6 +30,7 @@ from bitwright.passes.codes import (
     largest_sum,
     weight_of,
 )
+from bitwright.passes.recurrent_codes import recurrence_rules
 from bitwright.rewrite import Match, Rule, Trace, rewrite
 
 Array = np.ndarray[Any, Any]
@@ -60,6 +61,7 @@ class _Lowering:
             Rule("codes-of-codes", _any("quantize"), _same_codes, _other_codes),
             Rule("codes-of-scaled", _any("quantize"), self._quantize, self._no_quantize),
             *(Rule(f"{op}-of-codes".replace("_", "-"), _any(op), _move, _stay) for op in _MOVES),
+            *recurrence_rules(),
         ]
 
     # products

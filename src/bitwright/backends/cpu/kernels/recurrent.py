@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, i64, stored
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Type, Value, i64, stored
 from bitwright.backends.cpu.kernels.cells import CELLS, Cell, Where
 from bitwright.backends.cpu.kernels.fault import FAULT_SLOTS, note_fault
 from bitwright.ir.dtype import DType
@@ -51,6 +51,8 @@ class Recurrence:
     couples: bool
     """LSTM: the forget gate is what the input gate leaves."""
     lanes: int
+    more: tuple[str, ...] = ()
+    """Other pointers."""
 
     @property
     def passes(self) -> tuple[int, ...]:
@@ -59,7 +61,7 @@ class Recurrence:
 
     @property
     def signature(self) -> Signature:
-        pointers = ["p", "r", "h", "y", "last", *self.operands]
+        pointers = ["p", "r", "h", "y", "last", *self.operands, *self.more]
         pointers += ["r_new", "keep"] if len(self.passes) > 1 else []
         pointers += ["c"] if self.op == "lstm" else []
         pointers += ["fault"] if self.lengths else []
@@ -86,11 +88,11 @@ def emit_recurrence(
     """The kernel; `vectors` gives the width of the panels of each pass."""
     signature = kernel.signature
     with module.kernel(name, signature) as f, f.subnormals_as_zeros():
-        _Layer(f, kernel, vectors).emit()
+        Layer(f, kernel, vectors).emit()
     return signature
 
 
-class _Layer:
+class Layer:
     def __init__(self, f: Kernel, kernel: Recurrence, vectors: tuple[int, ...]) -> None:
         self.f, self.kernel, self.vectors = f, kernel, vectors
         self.type = stored(kernel.element)
@@ -99,8 +101,20 @@ class _Layer:
         self.steps, self.batch, self.directions, self.hidden = (f.args.size(n) for n in names)
         self.rows = [rows_of(f.target, g * v) for g, v in zip(kernel.passes, vectors, strict=True)]
         most = max(r * g * v for r, g, v in zip(self.rows, kernel.passes, vectors, strict=True))
-        self.scratch = f.scratch(self.vector, most)
+        self.scratch = f.scratch(self.sum, most)
         self.gates = sum(kernel.passes)
+        self.depth = self.hidden
+        """Terms of a sum as panels hold them."""
+
+    @property
+    def sum(self) -> Type:
+        """Vectors of sums as products leave them."""
+        return self.vector
+
+    @property
+    def weight(self) -> Type:
+        """An element of a panel."""
+        return self.type
 
     def emit(self) -> None:
         """Directions and runs of rows; a thread has one of them, or several whole ones."""
@@ -229,9 +243,10 @@ class _Layer:
         width = vectors * lanes
         panels = f.udiv(self.hidden + (width - 1), width)
         base = f.args.pointer("r" if number == 0 else "r_new")
-        size = self.hidden * (gates * width)
+        size = self.depth * (gates * width)
+        self._enter(source)
         with f.loop(0, panels) as loop:
-            panel = f.gep(self.type, base, (self.direction * panels + loop.index) * size)
+            panel = f.gep(self.weight, base, (self.direction * panels + loop.index) * size)
             first = loop.index * width
             filled = f.udiv(self.hidden - first + (lanes - 1), lanes)
             filled = f.min(filled, vectors)
@@ -244,11 +259,20 @@ class _Layer:
                         unit = first + vector.index * lanes
                         mask = f.mask(self.hidden - unit, lanes, self.type.bits)
                         at = each.index * (gates * width) + vector.index * lanes
-                        sums = [
-                            f.load(self.vector, self.scratch, at + gate * width)
+                        totals = [
+                            f.load(self.sum, self.scratch, at + gate * width)
                             for gate in range(gates)
                         ]
-                        cell.emit(number, where(row, unit, mask), sums)
+                        place = where(row, unit, mask)
+                        first_gate = sum(self.kernel.passes[:number])
+                        cell.emit(number, place, self._real(totals, row, place, first_gate))
+
+    def _enter(self, source: Source) -> None:
+        """What a product needs to know of the states that it reads."""
+
+    def _real(self, totals: list[Value], row: Value, at: Where, first_gate: int) -> list[Value]:
+        """Sums of some gates as real numbers."""
+        return totals
 
     def _choose(self, number: int, source: Source, row: Value, left: Value, panel: Value) -> None:
         """The sums of a tile: of all its rows, or of a single one."""

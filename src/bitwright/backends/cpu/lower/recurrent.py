@@ -8,7 +8,8 @@ Constant R is packed when the program is made, else by copies in front of the st
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView,
 from bitwright.backends.cpu.region import split
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import f32, f64
-from bitwright.ir.graph import Node, constant_value
+from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View, contiguous
+from bitwright.ops.integer_recurrent import PREFIX
 from bitwright.ops.recurrent import GATES, gate_activations
 from bitwright.ops.registry import get
 
@@ -32,66 +34,111 @@ _OPERANDS = ("x", "w", "r", "bias", "lengths", "h0", "c0", "peephole")
 
 @lowers("rnn", "gru", "lstm")
 def lower_recurrent(ctx: Lowering, node: Node, region: RegionView) -> None:
-    given = dict(zip(_OPERANDS, node.inputs, strict=False))
     x = node.inputs[0]
     assert x is not None
     if x.dtype not in (f32, f64):
         raise NoKernelError(f"elements of type {x.dtype} are computed in another type")
-    directions, hidden = node.outputs[1].shape[0], node.outputs[1].shape[2]
-    if not isinstance(directions, int) or not isinstance(hidden, int):
-        raise NoKernelError("the number of hidden units is not known")
-    attrs = get(node.op).call_attrs(node.attrs)
-    names = ("direction", "activations", "alpha", "beta", "clip")
-    chosen = gate_activations(node.op, **{name: attrs[name] for name in names})
-    lengths = given.get("lengths")
-    lanes = ctx.target.lanes(stored(x.dtype).bits)
-    kernel = Recurrence(
-        node.op,
-        x.dtype,
-        tuple(map(tuple, chosen)),
-        tuple(name for name in _OPERANDS[3:] if given.get(name) is not None),
-        None if lengths is None else lengths.dtype,
-        bool(attrs.get("linear_before_reset")),
-        bool(attrs.get("input_forget")),
-        lanes,
-    )
-    vectors = tuple(vectors_of(ctx.target, lanes, gates, hidden) for gates in kernel.passes)
+    layer = RecurrentLayer.of(ctx, node, _OPERANDS)
+    kernel, vectors = layer.kernel, layer.vectors
     code = ctx.kernel(
         node.op, (kernel, vectors), lambda m, name: emit_recurrence(m, name, kernel, vectors)
     )
-    steps, batch = x.shape[:2]
-    state = directions * batch * hidden
-    pointers = {
-        "p": _projected(ctx, node, region),
-        "h": ctx.scratch(f"{node.name}.h", x.dtype.name, 2 * state),
-        "y": ctx.output(node.outputs[0]),
-        "last": ctx.output(node.outputs[1]),
-    }
-    first = 0
-    for name, gates, count in zip(("r", "r_new"), kernel.passes, vectors, strict=False):
-        pointers[name] = _packed(ctx, node, slice(first, first + gates), count * lanes)
-        first += gates
-    for name in kernel.operands:
-        value = given[name]
-        assert value is not None
-        pointers[name] = ctx.contiguous(value)
-    writes = ["h", "y", "last"]
-    if len(kernel.passes) > 1:
-        pointers["keep"] = ctx.scratch(f"{node.name}.keep", x.dtype.name, 2 * state)
-        writes.append("keep")
-    if node.op == "lstm":
-        pointers["c"] = ctx.output(node.outputs[2])
-        writes.append("c")
-    sizes: dict[str, Size] = {
-        "steps": steps,
-        "batch": batch,
-        "directions": directions,
-        "hidden": hidden,
-        "reverse_from": 0 if attrs["direction"] == "reverse" else 1,
-    }
-    if kernel.lengths:
-        pointers["fault"], sizes["node"] = ctx.fault(), ctx.number(node)
-    ctx.call(code, node, pointers, sizes, writes=writes)
+    panels = [_packed(ctx, node, gates, width) for gates, width in layer.panels]
+    layer.call(ctx, code, _projected(ctx, node, region), panels)
+
+
+@dataclass(frozen=True)
+class RecurrentLayer:
+    """A layer and the shape of its kernel; steps of codes are `lower.integer_recurrent`."""
+
+    node: Node
+    given: dict[str, Value | None]
+    kernel: Recurrence
+    vectors: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, ctx: Lowering, node: Node, operands: Sequence[str], more: Sequence[str] = ()
+    ) -> RecurrentLayer:
+        """`operands` are the names of the node's, `more` those of pointers besides."""
+        op = node.op.removeprefix(PREFIX)
+        given = dict(zip(operands, node.inputs, strict=False))
+        element = node.outputs[0].dtype
+        directions, hidden = node.outputs[1].shape[0], node.outputs[1].shape[2]
+        if not isinstance(directions, int) or not isinstance(hidden, int):
+            raise NoKernelError("the number of hidden units is not known")
+        attrs = get(node.op).call_attrs(node.attrs)
+        names = ("direction", "activations", "alpha", "beta", "clip")
+        chosen = gate_activations(op, **{name: attrs[name] for name in names})
+        lengths = given.get("lengths")
+        lanes = ctx.target.lanes(stored(element).bits)
+        kernel = Recurrence(
+            op,
+            element,
+            tuple(map(tuple, chosen)),
+            tuple(name for name in _OPERANDS[3:] if given.get(name) is not None),
+            None if lengths is None else lengths.dtype,
+            bool(attrs.get("linear_before_reset")),
+            bool(attrs.get("input_forget")),
+            lanes,
+            tuple(more),
+        )
+        vectors = tuple(vectors_of(ctx.target, lanes, gates, hidden) for gates in kernel.passes)
+        return cls(node, given, kernel, vectors)
+
+    @property
+    def panels(self) -> Iterator[tuple[slice, int]]:
+        """The gates of each pass and the width of its panels."""
+        first = 0
+        for gates, count in zip(self.kernel.passes, self.vectors, strict=True):
+            yield slice(first, first + gates), count * self.kernel.lanes
+            first += gates
+
+    def call(
+        self,
+        ctx: Lowering,
+        code: Any,
+        p: View,
+        panels: Sequence[View],
+        more: Mapping[str, View] | None = None,
+        scratch: Sequence[str] = (),
+        why: str = "",
+    ) -> None:
+        """The steps, over p = x·W and packed R; those of `more` in `scratch` are written."""
+        node, kernel, given = self.node, self.kernel, self.given
+        element = node.outputs[0].dtype
+        steps, _, batch, hidden = node.outputs[0].shape
+        directions = node.outputs[1].shape[0]
+        state = directions * batch * hidden
+        pointers = {
+            "p": p,
+            "h": ctx.scratch(f"{node.name}.h", element.name, 2 * state),
+            "y": ctx.output(node.outputs[0]),
+            "last": ctx.output(node.outputs[1]),
+            **dict(zip(("r", "r_new"), panels, strict=False)),
+            **(more or {}),
+        }
+        for name in kernel.operands:
+            value = given[name]
+            assert value is not None
+            pointers[name] = ctx.contiguous(value)
+        writes = ["h", "y", "last", *scratch]
+        if len(kernel.passes) > 1:
+            pointers["keep"] = ctx.scratch(f"{node.name}.keep", element.name, 2 * state)
+            writes.append("keep")
+        if kernel.op == "lstm":
+            pointers["c"] = ctx.output(node.outputs[2])
+            writes.append("c")
+        sizes: dict[str, Size] = {
+            "steps": steps,
+            "batch": batch,
+            "directions": directions,
+            "hidden": hidden,
+            "reverse_from": 0 if node.attrs.get("direction") == "reverse" else 1,
+        }
+        if kernel.lengths:
+            pointers["fault"], sizes["node"] = ctx.fault(), ctx.number(node)
+        ctx.call(code, node, pointers, sizes, writes=writes, why=why)
 
 
 def _projected(ctx: Lowering, node: Node, region: RegionView) -> View:
@@ -137,7 +184,7 @@ def _packed(ctx: Lowering, node: Node, gates: slice, width: int) -> View:
     array = constant_value(r)
     name = f"{node.name}.r{gates.start}"
     if array is not None:
-        return ctx.constant(_pack(array, GATES[node.op], gates, width), name)
+        return ctx.constant(pack_recurrent(array, GATES[node.op], gates, width), name)
     shape = (directions, panels, hidden, count, width)
     held = contiguous(ctx.buffer(name, r.dtype, int(np.prod(shape))), shape)
     split_gates = (directions, GATES[node.op], hidden, hidden)
@@ -165,7 +212,8 @@ def _in_panels(view: View, panels: int) -> View:
     )
 
 
-def _pack(r: Any, total: int, gates: slice, width: int) -> np.ndarray[Any, Any]:
+def pack_recurrent(r: Any, total: int, gates: slice, width: int) -> np.ndarray[Any, Any]:
+    """A constant R[directions, total · H, H] of some gates in panels."""
     directions, hidden = r.shape[0], r.shape[2]
     panels = -(-hidden // width)
     chosen = r.reshape(directions, total, hidden, hidden)[:, gates]
