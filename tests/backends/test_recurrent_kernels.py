@@ -168,3 +168,52 @@ def test_like_onnx_runtime(op, sizes):
     (want,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
     for threads in (1, 3):
         assert_near(bw.compile(bw.load(model), threads=threads).run({"x": x})["y"], want, 2e-5)
+
+
+def coded(op, steps, batch, hidden, *, directions=1, extras=""):
+    """p, codes and scales of R, and the others of `operands`."""
+    _, _, r, *rest = operands(op, steps, batch, 3, hidden, directions=directions, extras=extras)
+    p = draw(np.random.default_rng(hidden), steps, batch, r.shape[0] * r.shape[1], scale=1.0)
+    scale = (np.abs(r).max(axis=2, initial=1e-6) / 127).astype(np.float32)
+    return [p, np.rint(r / scale[..., None]).astype(np.int8), scale, *rest]
+
+
+def check_coded(op, arrays, *, target="host", threads=(1, 3), **attrs):
+    """A state on the edge between two codes may fall to either side: a step of 1/127 or two."""
+    graph = graph_of(f"integer_{op}", *arrays, constants=(1, 2), **attrs)
+    feeds = feeds_of(graph, arrays)
+    expected = reference(graph, feeds)
+    found = [Run(graph, feeds, named(target), count).outputs for count in threads]
+    for name, want in expected.items():
+        assert_near(found[0][name], want, 2 / 127)
+        if want.size:
+            assert np.median(np.abs(found[0][name] - want)) < 1e-4
+        for other in found[1:]:
+            assert_same(other[name], found[0][name])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("hidden, batch", [(1, 1), (7, 3), (17, 1), (33, 5), (127, 2)])
+def test_codes_of_all_sizes(op, hidden, batch, target):
+    check_coded(op, coded(op, 4, batch, hidden, extras="b"), target=target)
+
+
+@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("extras", ["", "blh", "lhc", "bhcp"])
+def test_codes_with_all_operands(op, extras):
+    arrays = coded(op, 5, 4, 18, directions=2, extras=extras)
+    check_coded(op, arrays, direction="bidirectional", threads=(1, 2, 7))
+    check_coded(op, coded(op, 3, 2, 16, extras=extras), direction="reverse", clip=0.4)
+
+
+def test_codes_of_a_gru_that_resets_behind_its_product():
+    check_coded("gru", coded("gru", 6, 3, 40, extras="blh"), linear_before_reset=True)
+
+
+def test_codes_of_silence():
+    """States that are all zero have no range; a layer without bias then stays at zero."""
+    p, *rest = coded("rnn", 4, 2, 9)
+    check_coded("rnn", [np.zeros_like(p), *rest])
+    check_coded("rnn", [p[:0], *rest])
+    check_coded("rnn", [p[:, :0], *rest])

@@ -5,7 +5,8 @@ A sample is named "op-number"; `NOT_IN_ORT` names ops on element types, as "op t
 
 NO_ONNX_FORM = {"conj", "real", "imag", "squared_norm", "complex", "fft"}
 NO_ONNX_FORM |= {"cast-11", "cast-12", "matmul-9"}
-"""No ONNX op computes with complex numbers."""
+NO_ONNX_FORM |= {"integer_rnn", "integer_gru", "integer_lstm"}
+"""No ONNX op computes with complex numbers, or codes the states of a layer."""
 
 RANDOM = {"random_uniform", "random_normal", "bernoulli", "multinomial"}
 """Draws differ from one runtime to the next; only their type is compared."""

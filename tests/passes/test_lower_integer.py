@@ -183,3 +183,36 @@ def test_bounds_and_factors_by_channel_go_into_the_codes(
     y = b.mul(b.clip(b.conv(x, weight(b, 8, 8, 3, 3, axis=0)), 0.0, 3.0), factors)
     found, _ = check(b.build(through(b, y, step, zero)), step, x=3 * x_of(2, 8, 5, 5))
     assert found[1:] == ["integer_conv", "cast", "mul", *ops, "to_codes", "dequantize"]
+
+
+@pytest.mark.parametrize("op, gates", [("rnn", 1), ("gru", 3), ("lstm", 4)])
+@pytest.mark.parametrize("rows", [False, True])
+def test_recurrent_layers_multiply_codes(op: str, gates: int, rows: bool) -> None:
+    b = Builder(op)
+    x = b.input("x", "f32[5, n, 12]")
+    if rows:
+        codes, scale, zero = b.dynamic_quantize(x, to="u8", per_token=True)
+        x = b.dequantize(codes, scale, zero, axis=-1, block=12)
+    else:
+        x = through(b, x, 0.03, 128)
+    w = b.reshape(weight(b, 2 * gates * 8, 12, axis=0), shape=(2, gates * 8, 12))
+    r = b.reshape(weight(b, 2 * gates * 8, 8, axis=0), shape=(2, gates * 8, 8))
+    node = b.node(op, [x, w, r], {"direction": "bidirectional"}, [])
+    ops, _ = check(b.build(node.outputs[0]), 0.02, x=x_of(5, 3, 12))
+    assert "integer_matmul" in ops and f"integer_{op}" in ops and op not in ops
+
+
+def test_a_recurrent_layer_with_codes_for_weights_alone_stays() -> None:
+    b = Builder("lstm")
+    x = b.input("x", "f32[5, n, 12]")
+    scaled = [
+        b.dequantize(
+            b.constant(RNG.integers(-127, 128, (1, 32, k)).astype(np.int8)),
+            b.constant(np.full(32, 0.002, np.float32)),
+            axis=1,
+        )
+        for k in (12, 8)
+    ]
+    node = b.node("lstm", [x, *scaled], {}, [])
+    ops, refused = check(b.build(node.outputs[0]), 1e-5, x=x_of(5, 3, 12))
+    assert "lstm" in ops and "is not a dequantized value" in refused

@@ -221,3 +221,56 @@ def test_bad_recipes_are_errors(wrong):
 def test_patterns():
     assert matches("a.b", "a.b") and matches("a.*", "a.b") and matches("re:a.*", "a.b")
     assert not matches("re:b", "a.b") and not matches("b", "a.b")
+
+
+def recurrent(op, gates, directions=2):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: (rng.normal(size=shape) / np.sqrt(shape[-1])).astype(np.float32)
+    b = bw.Builder(op)
+    x = b.input("x", "f32[s, n, 16]")
+    units = gates * 24
+    operands = [
+        draw(directions, units, 16),
+        draw(directions, units, 24),
+        draw(directions, 2 * units),
+    ]
+    direction = "bidirectional" if directions == 2 else "forward"
+    node = b.node(op, [x, *map(b.constant, operands)], {"direction": direction}, ["y", "last"])
+    y = b.transpose(node.outputs[0], perm=(0, 2, 1, 3))
+    y = b.reshape(y, shape=(*x.shape[:2], 24 * directions))
+    return b.build(logits=b.matmul(y, draw(24 * directions, 5), name="head"))
+
+
+@pytest.mark.parametrize("op, gates", [("rnn", 1), ("gru", 3), ("lstm", 4)])
+def test_recurrent_layers_are_in_8_bits(op, gates, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    rng = np.random.default_rng(1)
+    data = [{"x": rng.normal(size=(9, 2, 16)).astype(np.float32)} for _ in range(12)]
+    model = recurrent(op, gates)
+    q = bw.quantize(model, data[:8])
+    assert q.report.share_in_8_bit == 1
+    assert q.report.quantized_bytes < 0.4 * q.report.float_bytes
+    exe, want = bw.compile(q), bw.compile(model)
+    ops = {node.op for node in exe.history.stages[-1].graph.nodes}
+    assert f"integer_{op}" in ops
+    q.save(tmp_path / "q.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "q.onnx")
+    for batch in data[8:]:
+        exact, found = want.run(batch)["logits"], exe.run(batch)["logits"]
+        assert sqnr(exact, found) > 28
+        assert sqnr(exact, session.run(None, batch)[0]) > 28
+
+
+def test_recurrent_layers_may_be_left_alone_or_keep_their_states(tmp_path):
+    rng = np.random.default_rng(1)
+    data = [{"x": rng.normal(size=(9, 2, 16)).astype(np.float32)} for _ in range(4)]
+    model = recurrent("lstm", 4, directions=1)
+    left = bw.quantize(model, data, {"targets": ["matmul"]})
+    assert {layer.op: layer.scheme for layer in left.report.layers}["lstm"] == "float"
+    exact = bw.compile(model).run(data[0])["logits"]
+    for name in ("w8", "w4"):
+        q = bw.quantize(model, data, name)
+        assert "integer_lstm" not in {
+            node.op for node in bw.compile(q).history.stages[-1].graph.nodes
+        }
+        assert sqnr(exact, bw.compile(q).run(data[0])["logits"]) > (35 if name == "w8" else 15)

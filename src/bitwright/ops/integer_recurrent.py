@@ -62,6 +62,7 @@ def _infer(
     for name, type_, rank in (("p", p, 3), ("r", r, 3), ("scale", scale, 2)):
         require_rank(name, type_, rank)
     directions, rows, size = r.shape
+    units = size if isinstance(size, int) else None
     require_shape("p", p, (*p.shape[:2], directions * rows))
     require_shape("scale", scale, (directions, rows))
     # the checks of the float op, with an input of no features
@@ -69,7 +70,7 @@ def _infer(
     w = TensorType(f32, (directions, rows, 0))
     states = dict(zip(_STATES[op], (h0, c0), strict=False))
     y, last = infer_recurrent(
-        empty, w, r.with_dtype(f32), bias, lengths, states, GATES[op], hidden or size, direction
+        empty, w, r.with_dtype(f32), bias, lengths, states, GATES[op], hidden or units, direction
     )
     if peephole is not None:
         require_shape("peephole", peephole, (last.shape[0], 3 * last.shape[2]))

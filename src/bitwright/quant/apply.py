@@ -4,6 +4,7 @@
     dynamic   y = (x / f coded row by row) . (w f coded) + bias
               of a conv with a 1x1 window too: as a matrix product over the channels, moved last
     weights   y = x . (w coded) + bias
+    recurrent W like any weight; R in i8 with a scale for each unit, and states coded when they run
     lookup    y = cast(codes[i]) * scale[i], one scale for each row of the table
 
 Results keep their names, so that a quantized model can be compared value by value.
@@ -81,7 +82,9 @@ class _Rewrite:
     def run(self) -> Graph:
         for node in self.graph.nodes:
             self.b.loc = node.loc
-            if node in self.products:
+            if node in self.products and self.products[node][0].is_recurrent:
+                self._recurrent(node)
+            elif node in self.products:
                 self._product(node)
             elif node in self.adds:
                 self._bias_add(node)
@@ -129,6 +132,38 @@ class _Rewrite:
         elif product.add is None and made.correction.any():
             y = self.b.add(y, self._bias(product, choice, made))
         self._named(node, y)
+
+    def _recurrent(self, node: Node) -> None:
+        """A layer in codes; the mean error of the input's share goes into its half of the bias."""
+        product, choice = self.products[node]
+        made, b = self.weights[product.name], self.b
+        inputs = [None if v is None else self.new[v] for v in node.inputs]
+        _, w, r, bias, *_ = (*node.inputs, None)
+        assert w is not None and r is not None
+        inputs[0] = self._input(product, choice, False)
+        inputs[1] = b.reshape(self._recurrent_weight(product, made), shape=w.shape)
+        array = constant_value(r)
+        assert array is not None
+        rows = array.reshape(-1, array.shape[-1])
+        scales = weight_scales(rows)
+        codes = weight_codes(rows, scales).astype(np.int8)
+        stored = b.constant(codes, name=f"{node.name}.recurrent")
+        inputs[2] = b.reshape(b.dequantize(stored, scales.reshape(-1), axis=0), shape=r.shape)
+        if made.correction.any():
+            half = made.correction.reshape(array.shape[:2])
+            both = np.concatenate([half, np.zeros_like(half)], axis=1)
+            known = np.zeros_like(both) if bias is None else constant_value(bias)
+            added = both if known is None else both + known
+            inputs[3:4] = [b.constant(added) if known is not None else b.add(inputs[3], added)]
+        kept = b.append(node.with_(inputs=tuple(inputs)))
+        self.new.update(zip(node.outputs, kept.outputs, strict=True))
+
+    def _recurrent_weight(self, product: Product, made: Weights) -> Value:
+        """W as [directions · gates · H, terms]."""
+        if made.scales.ndim > 1:
+            return self.b.transpose(self._weight(product, made, False), perm=(1, 0))  # type: ignore[no-any-return]
+        codes = self.b.constant(np.ascontiguousarray(made.codes.T), name=f"{product.name}.weight")
+        return self.b.dequantize(codes, made.scales, axis=0)  # type: ignore[no-any-return]
 
     def _input(self, product: Product, choice: Choice, as_rows: bool) -> Value:
         x = self.new[product.x]

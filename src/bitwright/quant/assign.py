@@ -36,7 +36,7 @@ def assign(sites: list[Site], evidence: dict[str, Evidence], recipe: Recipe) -> 
 
 
 def _choose(site: Site, evidence: Evidence | None, recipe: Recipe) -> Choice:
-    kinds = {product.node.op for product in site.products}
+    kinds = {product.kind for product in site.products}
     if not kinds <= set(recipe.targets):
         return Choice(site, "float", f"{', '.join(sorted(kinds))} is no target of the recipe")
     asked = {recipe.scheme_of(product.name) for product in site.products} - {None}

@@ -1,6 +1,7 @@
 """Products with constant weights, seen as what they all are: rows times a matrix.
 
     matmul            x[..., K] @ w[K, N]               one group of N columns over K terms
+    rnn, gru, lstm    x[S, B, K] @ W'                   a column for every unit of gates, directions
     conv              windows of x[N, C, ...]           `groups` of them; K = C / groups * window
 
 Algorithms work on that form only: weights as [groups, columns, terms], rows as [rows, groups,
@@ -21,6 +22,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.ops.recurrent import GATES
 
 Array = np.ndarray[Any, Any]
 COLUMNS_SCORED = 96
@@ -28,7 +30,8 @@ COLUMNS_SCORED = 96
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A matmul or conv with a constant weight, and the constant that is added to its result."""
+    """A matmul or conv with a constant weight, and the constant that is added to its result; or the
+    input's share of a recurrent layer, whose weight is seen as W[terms, directions · gates · H]."""
 
     node: Node
     weight: Array
@@ -49,6 +52,15 @@ class Product:
     @property
     def is_conv(self) -> bool:
         return self.node.op == "conv"
+
+    @property
+    def is_recurrent(self) -> bool:
+        return self.node.op in GATES
+
+    @property
+    def kind(self) -> str:
+        """What recipes call it."""
+        return "recurrent" if self.is_recurrent else self.node.op
 
     @property
     def groups(self) -> int:
@@ -188,7 +200,7 @@ def _products(
     graph: Graph, readers: dict[Value, list[Node]], results: set[Value]
 ) -> Iterator[Product]:
     for node in graph.nodes:
-        if node.op not in ("matmul", "conv") or node.outputs[0].dtype != f32:
+        if node.op not in ("matmul", "conv", *GATES) or node.outputs[0].dtype != f32:
             continue
         weight = _constant_weight(node.inputs[1])
         x = node.inputs[0]
@@ -200,6 +212,9 @@ def _products(
                 continue  # a bias that the data decides
             if all(isinstance(size, int) for size in node.attrs.get("pads") or ()):
                 yield Product(node, weight, bias, None)
+        elif node.op in GATES:
+            if constant_value(node.inputs[2]) is not None:
+                yield Product(node, weight.reshape(-1, weight.shape[-1]).T, None, None)
         elif weight.ndim == 2:
             add = _bias_add(node, readers, results)
             yield Product(node, weight, None if add is None else _constant_operand(add), add)

@@ -12,6 +12,7 @@ from bitwright.ir.container import write_atomically
 from bitwright.ir.graph import Graph, Node
 from bitwright.ops.flops import multiply_adds
 from bitwright.ops.opdef import Kind
+from bitwright.ops.recurrent import GATES
 from bitwright.ops.registry import get
 from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import Weights
@@ -134,7 +135,7 @@ def _product_layer(node: Node, choice: Choice, made: Weights | None, count: int)
 
 
 def _why_float(node: Node) -> str:
-    if node.op in ("matmul", "conv"):
+    if node.op in ("matmul", "conv", *GATES):
         return "its weight is no constant matrix of f32"
     return f"{node.op} runs in float"
 

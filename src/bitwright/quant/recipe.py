@@ -23,7 +23,7 @@ from typing import Any
 from bitwright.errors import BitwrightError
 
 SCHEMES = ("static", "dynamic", "weights", "float")
-KINDS = ("matmul", "conv", "embedding")
+KINDS = ("matmul", "conv", "recurrent", "embedding")
 ROUNDINGS = ("gptq", "adaround", "nearest")
 RANGES = ("mse", "peak")
 
