@@ -179,11 +179,11 @@ def _define(op: str, operands: str, samples: Any, **attrs: Attr) -> OpDef:
     absent = {name: None for name in ("c0", "peephole") if name not in names}
 
     def infer(*types: Type, hidden: Any, direction: str, activations: Any, **_: Any) -> Any:
-        given = {**dict(zip(names, types, strict=True)), **absent}
-        return _infer(op, **given, hidden=hidden, direction=direction, activations=activations)  # type: ignore[arg-type]
+        given: dict[str, Any] = {**dict(zip(names, types, strict=True)), **absent}
+        return _infer(op, **given, hidden=hidden, direction=direction, activations=activations)
 
     def reference(*arrays: Array | None, **attributes: Any) -> Any:
-        given = {**dict(zip(names, arrays, strict=True)), **absent}
+        given: dict[str, Any] = {**dict(zip(names, arrays, strict=True)), **absent}
         return _reference(op, **given, **attributes)
 
     return OpDef(
