@@ -236,6 +236,24 @@ def test_convolutions(target, form, x_kind, w_kind):
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_images_of_few_channels(target, channels, is_last):
+    rng = np.random.default_rng(channels)
+    x, w = codes(rng, "u8", 2, channels, 5, 35), codes(rng, "i8", 9, channels, 3, 3)
+    pads, none = (1, 2, 0, 17), np.zeros(9, np.int64)
+    b = Builder("conv")
+    if is_last:
+        image = b.transpose(b.input("x", f"u8[2, 5, 35, {channels}]"), perm=(0, 3, 1, 2))
+    else:
+        image = b.input("x", f"u8[2, {channels}, 5, 35]")
+    y = b.integer_conv(image, b.constant(w), b.constant(np.uint8(77)), None, None, pads=pads)
+    sums = convolved(x, w, 77, none, none, (1, 1), pads, (1, 1), 1)
+    fed = np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if is_last else x
+    check(b.build(y), {"x": fed}, wrapped(sums), target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_a_convolution_pads_with_a_zero_point_of_the_run(target):
     rng = np.random.default_rng(9)
     x, w, zero = codes(rng, "u8", 1, 4, 5, 6), codes(rng, "i8", 7, 4, 3, 3), codes(rng, "u8", 1)

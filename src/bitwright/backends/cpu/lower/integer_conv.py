@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.backends.cpu.kernels.pixels import WIDTH, Pixels, emit_pixels
 from bitwright.backends.cpu.lower.conv import (
     CHANNELS_LAST,
     Finish,
@@ -38,7 +39,7 @@ from bitwright.backends.cpu.lower.integer_depthwise import CodeConv, lower_code_
 from bitwright.backends.cpu.lower.movement import pad_view
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import operand_views, require_elements, split
-from bitwright.ir.dim import product
+from bitwright.ir.dim import Size, product
 from bitwright.ir.graph import Node
 from bitwright.lir.buffer import View, contiguous
 from bitwright.lir.buffer import dense as dense_view
@@ -118,10 +119,43 @@ def _lower_dense(ctx: Lowering, node: Node, conv: CodeConv) -> None:
 def _source(ctx: Lowering, node: Node, conv: CodeConv, channels: int) -> View:
     """The image as products read it: padding around it, channels innermost, as many as asked."""
     planes = four_axes(ctx.view(conv.x))
+    if conv.groups == 1 and channels == WIDTH and (planes.shape[1] != WIDTH or _is_planar(planes)):
+        found = _few_channels(ctx, node, planes, conv.window, conv.fill)
+        if found is not None:
+            return found
     if conv.groups == 1 and channels != planes.shape[1] and planes.strides[3] == 1:
         return _interleaved(ctx, node, planes, channels, conv.window, conv.fill)
     image = image_of(ctx, conv.x)
     return padded(ctx, node, image, conv.window, conv.fill, conv.groups * channels)
+
+
+def _is_planar(planes: View) -> bool:
+    """Whether the lines of a channel are runs."""
+    return planes.strides[3] == 1 and planes.shape[3] != 1
+
+
+def _few_channels(
+    ctx: Lowering, node: Node, planes: View, window: Window, fill: View
+) -> View | None:
+    """Pixels of four channels, the last of them like the padding; None for unusual strides."""
+    n, channels, h, w = planes.shape
+    is_planar = _is_planar(planes)
+    if not is_planar and planes.strides[1:] != (1, w * channels, channels):
+        return None
+    (top, left), (bottom, right) = window.begins, window.ends
+    shape = (n, WIDTH, h + top + bottom, w + left + right)
+    room = ctx.buffer(f"{node.name}.pixels", planes.dtype, product(shape))
+    pixels = Pixels(channels, is_planar)
+    kernel = ctx.kernel("pad_pixels", pixels, lambda m, name: emit_pixels(m, name, pixels))
+    sizes: dict[str, Size] = {
+        **{"images": n, "ih": h, "iw": w, "oh": shape[2], "ow": shape[3]},
+        **{"top": top, "left": left},
+        **{f"x_{k}": planes.strides[a] for k, a in (("image", 0), ("line", 2), ("channel", 1))},
+    }
+    found = dense_view(room, shape, CHANNELS_LAST)
+    pointers = {"x": planes, "y": found, "fill": fill}
+    ctx.call(kernel, node, pointers, sizes, why="pixels of four channels, with padding around")
+    return found
 
 
 def _whole_groups(array: Array, zero: Array | None, filter: CodeFilter, target: Target) -> Array:
