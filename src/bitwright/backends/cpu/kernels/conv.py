@@ -13,8 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value
-from bitwright.backends.cpu.kernels.matmul import NO_EPILOGUE, Epilogue, Product, Tile, summing
+from bitwright.backends.cpu.kernels.matmul import (
+    NO_EPILOGUE,
+    Epilogue,
+    Product,
+    Tile,
+    step_cycles,
+    summing,
+)
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
+from bitwright.target import Target
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,8 @@ class Conv:
     """Whether the result's lines do not lie behind each other, as its pixels do."""
     epilogue: Epilogue = NO_EPILOGUE
     numbers: Numbers = REAL
+    pixel: int = 0
+    """How far the pixels of a tile lie apart, where each tile is part of one line; else 0."""
 
     @property
     def signature(self) -> Signature:
@@ -47,7 +57,7 @@ class Conv:
 def emit_conv(module: Module, name: str, conv: Conv) -> Signature:
     """The kernel; `block` is the number of tile rows whose part of a stays in the cache."""
     with module.kernel(name, conv.signature) as f, summing(f, conv.numbers):
-        _ImageProduct(f, conv).emit()
+        (_LineProduct if conv.pixel else _ImageProduct)(f, conv).emit()
     return conv.signature
 
 
@@ -123,3 +133,76 @@ class _ImageProduct(Product):
             after, inner = self._level(level + 1, moved, loop.carried[0], list(loop.carried[1:]))
             loop.next(after, *inner)
         return loop.results[0], list(loop.results[1:])
+
+
+class _LineProduct(_ImageProduct):
+    """Tiles that are whole and part of one line: one address serves all their rows, which lie a
+    known distance apart."""
+
+    def __init__(self, f: Kernel, conv: Conv) -> None:
+        super().__init__(f, conv)
+        self.pixel = conv.pixel
+
+    def _tile(
+        self, row: Value, bottom: Value, column: Value, w: Value, ahead: Value | None
+    ) -> None:
+        f, rows = self.f, self.tile.rows
+        masks = self._masks(column)
+        self.start = self.numbers.start(f, column, masks, self.tile.lanes)
+        first = f.opaque(self.address(row))
+        sums = self.add_products([first], w, self.start * rows, ahead)
+        if self.epilogue.is_light:
+            for i in range(rows):
+                part = sums[i * self.width : (i + 1) * self.width]
+                self._finish_row(row + i, column, masks, part)
+            return
+        for number, total in enumerate(sums):
+            at = number * self.tile.lanes
+            f.store(total, self.scratch, at, align=self.vector.total_bytes)
+        self._store(row, f.index(rows), column, masks)
+
+    def _multiply(
+        self,
+        rows: list[Value],
+        w: Value,
+        step: Value,
+        sums: list[Value],
+        left: Value | None = None,
+    ) -> None:
+        f, element = self.f, self.numbers.element
+        apart = [f.gep(element, rows[0], i * self.pixel) for i in range(self.tile.rows)]
+        super()._multiply(apart, w, step, sums, left)
+
+
+def line_tile(
+    target: Target, columns: int, line: int, extra: int, steps: int, other: Tile, is_flat: bool
+) -> Tile | None:
+    """A tile whose rows divide a line, for products by one instruction; None if the `other` one,
+    whose rows have addresses of their own, takes less time.
+
+    `extra` is how many vectors of sums a row has beside those of its columns, `steps` how many
+    there are to a sum.
+    """
+    lanes, registers = target.lanes(32), target.vector_registers
+
+    def cost(tile: Tile, overhead: float) -> float:
+        cycles = steps * step_cycles(tile.rows, tile.vectors + extra) + overhead
+        return -(-columns // tile.columns) * cycles / tile.rows
+
+    best, least = None, cost(other, (_ADDRESS_FLAT if is_flat else _ADDRESS) * other.rows)
+    for vectors in range(1, 5):
+        width = vectors + extra
+        for rows in range(1, min(line, registers) + 1):
+            sums = rows * width
+            if line % rows or sums + width + 4 > registers or sums < _FEWEST_SUMS:
+                continue
+            tile = Tile(rows, vectors, lanes)
+            if (found := cost(tile, _ADDRESS)) < least:
+                best, least = tile, found
+    return best
+
+
+_FEWEST_SUMS = 10
+"""Sums that keep two multipliers busy, each of which takes five cycles."""
+_ADDRESS, _ADDRESS_FLAT = 20, 3
+"""Cycles to find where a row of a tile begins, as measured: anywhere, or behind the one before."""

@@ -96,13 +96,13 @@ def best_tile(
     def cost(choice: tuple[int, int]) -> float:
         rows, vectors = choice
         panels = -(-columns // ((vectors - extra) * lanes))
-        return panels * _cycles(rows, vectors, unpacking) / rows
+        return panels * step_cycles(rows, vectors, unpacking) / rows
 
     rows, vectors = min((c for c in choices if c[1] > extra), key=cost)
     return Tile(rows, vectors - extra, lanes)
 
 
-def _cycles(rows: int, vectors: int, unpacking: int) -> float:
+def step_cycles(rows: int, vectors: int, unpacking: int = 0) -> float:
     """What a step of k takes, as measured: two sums a cycle and some waiting, or a load a cycle."""
     return max(1.17 * (rows + unpacking) * vectors / 2, 1.03 * (rows + vectors))
 

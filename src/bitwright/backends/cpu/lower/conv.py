@@ -277,10 +277,16 @@ def dense(
     pixel, line = window.strides[1] * sw, window.strides[0] * sh
     is_flat = (oh == 1 or line == ow * pixel) and (n == 1 or sn == oh * ow * pixel)
     is_apart = not _is_even(y)
-    conv = Conv(tile, len(levels), is_flat, is_apart, finish.epilogue, numbers)
+    length = n * oh * ow if is_flat else ow
+    steps = (height if dense_line else height * width) * -(-run // numbers.group)
+    lined = None
+    if isinstance(length, int) and isinstance(pixel, int):
+        lined = filter.line_tile(ctx.target, columns, numbers, length, steps, tile, is_flat)
+    tile, fixed = (lined, pixel) if lined else (tile, 0)
+    conv = Conv(tile, len(levels), is_flat, is_apart, finish.epilogue, numbers, fixed)
     kernel = ctx.kernel(
         filter.family,
-        (tile, len(levels), is_flat, is_apart, numbers, finish.key),
+        (tile, len(levels), is_flat, is_apart, numbers, finish.key, fixed),
         lambda m, name: emit_conv(m, name, conv),
     )
     lines = height if dense_line else height * width

@@ -30,6 +30,18 @@ class Filter(Protocol):
 
     def tile(self, target: Target, columns: int, numbers: Any) -> Tile: ...
 
+    def line_tile(
+        self,
+        target: Target,
+        columns: int,
+        numbers: Any,
+        line: int,
+        steps: int,
+        tile: Tile,
+        is_flat: bool,
+    ) -> Tile | None:
+        """A tile that is part of a line of pixels, where it takes less time than the other."""
+
     def pack(self, runs: Array, tile: Tile, numbers: Any) -> Array:
         """w[runs, run, columns] in panels."""
 
@@ -47,6 +59,9 @@ class RealFilter:
 
     def tile(self, target: Target, columns: int, numbers: Numbers) -> Tile:
         return best_tile(target, columns)
+
+    def line_tile(self, *_: Any) -> Tile | None:
+        return None
 
     def pack(self, runs: Array, tile: Tile, numbers: Numbers) -> Array:
         return pack(runs.reshape(-1, runs.shape[-1]), tile)

@@ -17,7 +17,8 @@ import numpy as np
 
 from bitwright.backends.cpu import emit
 from bitwright.backends.cpu.emit import stored
-from bitwright.backends.cpu.kernels.codes import Codes, best_codes, codes_tile, pack_codes
+from bitwright.backends.cpu.kernels.codes import Codes, Dots, best_codes, codes_tile, pack_codes
+from bitwright.backends.cpu.kernels.conv import line_tile
 from bitwright.backends.cpu.kernels.matmul import (
     Epilogue,
     Tile,
@@ -227,6 +228,20 @@ class CodeFilter:
 
     def tile(self, target: Target, columns: int, numbers: Codes) -> Tile:
         return codes_tile(target, columns, numbers)
+
+    def line_tile(
+        self,
+        target: Target,
+        columns: int,
+        numbers: Codes,
+        line: int,
+        steps: int,
+        tile: Tile,
+        is_flat: bool,
+    ) -> Tile | None:
+        if not isinstance(numbers, Dots):
+            return None
+        return line_tile(target, columns, line, numbers.extra, steps, tile, is_flat)
 
     def pack(self, runs: Array, tile: Tile, numbers: Codes) -> Array:
         return pack_codes(runs, tile, numbers.group)
