@@ -48,6 +48,7 @@ INFERENCE: tuple[Pass, ...] = (
 # What the CPU backend wants on top: large products, and regions for its kernels.
 CPU: tuple[Pass, ...] = (
     sink_transposes,
+    merge_projections,
     lower_integer,
     lower_weights,
     merge_projections,

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 
 from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import run
@@ -36,6 +37,34 @@ def test_three_projections_become_one_and_keep_their_names():
     feeds = {"x": weight(2, 3, 8)}
     for one, other in zip(run(graph, feeds).values(), run(found, feeds).values(), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-6)
+
+
+@pytest.mark.parametrize("has_zero", [False, True])
+def test_codes_of_weights_lie_side_by_side(has_zero):
+    b = Builder("qkv")
+    codes, scale, zero = b.dynamic_quantize(b.input("x", "f32[n, t, 8]"), to="u8", per_token=True)
+    x = b.dequantize(codes, scale, zero, axis=-1, block=8)
+    parts = []
+    for width in (8, 4, 6):
+        w = b.constant(rng.integers(-127, 127, (8, width)).astype(np.int8))
+        steps = [b.constant(rng.uniform(0.1, 1, width).astype(np.float32))]
+        if has_zero:
+            steps.append(b.constant(rng.integers(-9, 9, width).astype(np.int8)))
+        parts.append(b.matmul(x, b.dequantize(w, *steps, axis=1)))
+    graph = b.build(*(b.transpose(p, perm=[1, 0, 2]) for p in parts))
+    found, _ = merged(graph)
+    assert Counter(node.op for node in found.nodes)["matmul"] == 1
+    feeds = {"x": weight(2, 3, 8)}
+    for one, other in zip(run(graph, feeds).values(), run(found, feeds).values(), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6)
+
+
+def test_a_product_that_becomes_codes_stays():
+    b = Builder("codes")
+    x = b.input("x", "f32[n, 8]")
+    products = [b.matmul(x, b.constant(weight(8, 8))) for _ in range(2)]
+    graph = b.build(*(b.quantize(y, b.constant(np.float32(0.1)), to="i8") for y in products))
+    assert merged(graph)[0] is graph
 
 
 def test_a_product_with_an_activation_stays():

@@ -2,9 +2,10 @@
 
     x @ wq + bq, x @ wk + bk, x @ wv + bv  ->  split(x @ [wq wk wv] + [bq bk bv])
 
-The same for weights in codes, where they are of one kind. The split costs nothing (its parts are
-views), the input is read once, and threads get one large product to share. A product whose result
-goes into an activation is left alone: that would no longer be applied where the product is stored.
+The same for weights in codes, where they are of one kind: those of `dequant_matmul`, or dequantized
+ones with a scale for each column. The split costs nothing (its parts are views), the input is read
+once, and threads get one large product to share. A product whose result goes into an activation, or
+becomes codes, is left alone: that would no longer be done where the product is stored.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.ir.types import normalize_axis
 from bitwright.ops.builder import Builder
 from bitwright.passes.fuse_regions import is_elementwise
 from bitwright.rewrite.driver import prune
 from bitwright.rewrite.trace import Trace
 
-_NAMES = ("x", "weight", "scale", "zero", "added")
-"""Operands of a product."""
+_NAMES = ("weight", "scale", "zero", "added")
+"""What a product reads besides its input."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,10 @@ class Projection:
     """A product with a constant weight, and the bias that is added to it."""
 
     matmul: Node
+    weights: tuple[Value | None, ...]
+    """Constants that lie side by side in the merged product."""
+    decoder: Node | None
+    """What makes the weight from codes, where that is a node of its own."""
     add: Node | None
     bias: Value | None
 
@@ -39,8 +45,9 @@ class Projection:
     @property
     def family(self) -> tuple[Any, ...]:
         """What products must share to become one."""
-        kinds = [None if v is None else v.dtype for v in self.matmul.inputs[1:]]
-        return self.matmul.inputs[0], self.matmul.op, self.matmul.attrs.get("block"), *kinds
+        kinds = [None if v is None else v.dtype for v in self.weights]
+        maker = self.decoder or self.matmul
+        return self.matmul.inputs[0], maker.op, maker.attrs.get("block"), *kinds
 
     @property
     def width(self) -> int:
@@ -71,6 +78,10 @@ def _projection(
     if node.op not in ("matmul", "dequant_matmul"):
         return None
     x, *weights = node.inputs
+    decoder = None
+    if weights[0] is not None and _is_decoded(weights[0]):
+        decoder = weights[0].node
+        weights = list(decoder.inputs)
     known = [v is None or v.is_constant for v in weights]
     if x is None or x.is_constant or not all(known) or weights[0].rank != 2:  # type: ignore[union-attr]
         return None
@@ -83,10 +94,17 @@ def _projection(
         if vector is not None and vector.shape == node.outputs[0].shape[-1:]:
             add, bias = readers[0], other[0]
     result = (add or node).outputs[0]
-    if any(is_elementwise(reader) for reader in consumers.get(result, [])):
+    if any(is_elementwise(r) or r.op == "quantize" for r in consumers.get(result, [])):
         trace.refused("merge-projections", node.name, "an activation is applied where it is stored")
         return None
-    return Projection(node, add, bias)
+    return Projection(node, tuple(weights), decoder, add, bias)
+
+
+def _is_decoded(weight: Value) -> bool:
+    """Whether a weight is dequantized with a scale for each column."""
+    axis = weight.node.attrs.get("axis")
+    is_matrix = weight.node.op == "dequantize" and weight.rank == 2 and axis is not None
+    return is_matrix and normalize_axis(axis, 2) == 1 and not weight.node.attrs.get("block")
 
 
 def _rebuild(graph: Graph, merged: dict[Node, list[Projection]], trace: Trace) -> Graph:
@@ -126,13 +144,15 @@ def _merged(group: list[Projection], replaced: dict[Value, Value], names: set[st
         stem += "_"
     x = replaced[first.inputs[0]]  # type: ignore[index]
     weights: list[Value | None] = []
-    for place, value in enumerate(first.inputs[1:], 1):
+    for place, value in enumerate(group[0].weights):
         if value is None:
             weights.append(None)
             continue
-        arrays = [constant_value(p.matmul.inputs[place]) for p in group]
-        joined = np.concatenate(arrays, axis=1 if first.op == "matmul" else 0)  # type: ignore[arg-type]
+        arrays = [constant_value(p.weights[place]) for p in group]
+        joined = np.concatenate(arrays, axis=-1 if first.op == "matmul" else 0)  # type: ignore[arg-type]
         weights.append(b.constant(joined, name=f"{stem}.{_NAMES[place]}"))
+    if decoder := group[0].decoder:
+        weights = list(b.node("dequantize", weights, dict(decoder.attrs), [f"{stem}.real"]).outputs)
     y = b.node(first.op, [x, *weights], dict(first.attrs), [stem]).outputs[0]
     if any(p.bias is not None for p in group):
         vectors = [
