@@ -80,7 +80,10 @@ def test_the_compiled_model_agrees_with_the_interpreter(quantized):
     assert sqnr(exact, outputs(quantized, data)) > 35
 
 
-@pytest.mark.parametrize("name", ["int8", "int8-static", "int8-dynamic", "w8", "w4"])
+TENSORS = {"schemes": {"*": "dynamic-tensor"}}
+
+
+@pytest.mark.parametrize("name", ["int8", "int8-static", "int8-dynamic", "w8", "w4", TENSORS])
 def test_the_exported_model_runs_in_onnx_runtime_and_comes_back(name, tmp_path):
     import onnxruntime
 
@@ -114,6 +117,21 @@ def test_a_recipe_names_what_stays_in_float_and_what_is_dynamic():
     schemes = {layer.name: layer.scheme for layer in report.layers}
     assert schemes["first"] == schemes["down"] == "float"
     assert schemes["narrow"] == "dynamic" and schemes["point"] == "static"
+
+
+def test_one_range_for_each_tensor_that_the_run_finds():
+    quantized = bw.quantize(network(), batches(), recipe=TENSORS)
+    assert {layer.scheme for layer in quantized.report.layers} == {"dynamic-tensor"}
+    assert quantized.report.share_in_8_bit == 1
+    loud = [{"x": 100 * batch["x"]} for batch in batches(4, seed=2)]  # no range foresaw these
+    assert sqnr(outputs(network(), loud), outputs(quantized, loud)) > 28
+    lowered = bw.compile(quantized).history.stages[-1].graph
+    made = [node.op for _, node in lowered.walk()]
+    assert made.count("integer_conv") == 4 and made.count("integer_matmul") == 2
+    asked = bw.quantize(network(), batches(), recipe={"schemes": {"*": "dynamic"}}).report
+    schemes = {layer.name: layer.scheme for layer in asked.layers}
+    assert schemes["first"] == schemes["deep"] == "dynamic-tensor"
+    assert schemes["point"] == schemes["up"] == "dynamic"
 
 
 def test_lookups_keep_their_table_in_codes():

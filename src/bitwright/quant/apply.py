@@ -3,6 +3,7 @@
     static    y = (x / f coded in u8) . (w f coded in i8) + bias in i32
     dynamic   y = (x / f coded row by row) . (w f coded) + bias
               of a conv with a 1x1 window too: as a matrix product over the channels, moved last
+    dynamic-tensor   the same with one range for all of x
     weights   y = x . (w coded) + bias
     recurrent W like any weight; R in i8 with a scale for each unit, and states coded when they run
     lookup    y = cast(codes[i]) * scale[i], one scale for each row of the table
@@ -47,11 +48,26 @@ def static_codes(b: Builder, x: Value, coding: Coding, axis: int) -> Value:
     assert range_ is not None
     scale, zero = np.float32(range_.scale), np.uint8(range_.zero_point)
     stem = f"{x.name}.codes"
-    if coding.factors is not None:
-        shape = [-1 if i == axis else 1 for i in range(x.rank)]
-        x = b.mul(x, (1 / coding.factors).astype(np.float32).reshape(shape))
-    codes = b.quantize(x, scale, zero, to="u8", name=stem)
+    codes = b.quantize(_smoothed(b, x, coding, axis), scale, zero, to="u8", name=stem)
     return b.dequantize(codes, scale, zero)  # type: ignore[no-any-return]
+
+
+def _dynamic_codes(b: Builder, x: Value, coding: Coding, axis: int) -> Value:
+    """x / f in codes of a range that the run finds, for each row or for the tensor; dequantized."""
+    per_token = coding.scheme == "dynamic"
+    codes, scale, zero = b.dynamic_quantize(
+        _smoothed(b, x, coding, axis), to="u8", per_token=per_token
+    )
+    rows = {"axis": -1, "block": int(x.shape[-1])} if per_token else {}
+    return b.dequantize(codes, scale, zero, **rows)  # type: ignore[no-any-return]
+
+
+def _smoothed(b: Builder, x: Value, coding: Coding, axis: int) -> Value:
+    """x / f, with one factor for each channel on `axis`."""
+    if coding.factors is None:
+        return x
+    shape = [-1 if i == axis else 1 for i in range(x.rank)]
+    return b.mul(x, (1 / coding.factors).astype(np.float32).reshape(shape))  # type: ignore[no-any-return]
 
 
 class _Rewrite:
@@ -170,21 +186,13 @@ class _Rewrite:
         if choice.coding is None:
             return x
         if (x, as_rows) not in self.coded:
-            if choice.scheme == "static":
-                coded = static_codes(self.b, x, choice.coding, product.channel_axis)
-            else:
-                coded = self._dynamic(x, choice.coding, as_rows)
-            self.coded[x, as_rows] = coded
+            source, axis = x, product.channel_axis
+            if as_rows:
+                source = self.b.transpose(x, perm=(0, *range(2, x.rank), 1))
+                axis = x.rank - 1
+            code = static_codes if choice.scheme == "static" else _dynamic_codes
+            self.coded[x, as_rows] = code(self.b, source, choice.coding, axis)
         return self.coded[x, as_rows]
-
-    def _dynamic(self, x: Value, coding: Coding, as_rows: bool) -> Value:
-        b = self.b
-        if as_rows:
-            x = b.transpose(x, perm=(0, *range(2, x.rank), 1))
-        if coding.factors is not None:
-            x = b.mul(x, (1 / coding.factors).astype(np.float32))
-        codes, scale, zero = b.dynamic_quantize(x, to="u8", per_token=True)
-        return b.dequantize(codes, scale, zero, axis=-1, block=int(x.shape[-1]))  # type: ignore[no-any-return]
 
     def _weight(self, product: Product, made: Weights, as_rows: bool) -> Value:
         b, codes, scales = self.b, made.codes, made.scales

@@ -7,10 +7,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bitwright.ir.graph import Graph, Node, constant_value
-from bitwright.quant.algorithms.choosing import Coding, dynamic_coding, static_coding
+from bitwright.quant.algorithms.choosing import (
+    Coding,
+    dynamic_coding,
+    dynamic_tensor_coding,
+    static_coding,
+)
 from bitwright.quant.collect import Evidence
 from bitwright.quant.products import Site
-from bitwright.quant.recipe import Recipe
+from bitwright.quant.recipe import CODED, Recipe
 
 SMALLEST_TABLE = 4096
 STATIC_GAIN = 1.5
@@ -58,8 +63,11 @@ def _asked(site: Site, evidence: Evidence, asked: set[str | None], recipe: Recip
         coding = dynamic_coding(evidence, recipe.smooth)
         return Choice(site, "dynamic", "the recipe asks for it", coding)
     reason = "the recipe asks for it"
-    if "dynamic" in asked:
-        reason = "rows of a window have no range of their own, so static"
+    if asked & {"dynamic", "dynamic-tensor"}:
+        if "dynamic" in asked:
+            reason = "rows of a window have no range of their own, so one for the tensor"
+        coding = dynamic_tensor_coding(evidence, recipe.smooth)
+        return Choice(site, "dynamic-tensor", reason, coding)
     coding = static_coding(evidence, recipe.smooth, recipe.symmetric)
     return Choice(site, "static", reason, coding)
 
@@ -85,7 +93,7 @@ def _measured(site: Site, evidence: Evidence, recipe: Recipe) -> Choice:
 
 def safer(choices: list[Choice], evidence: dict[str, Evidence], recipe: Recipe) -> list[Choice]:
     """The sites that make half of all error, one step safer; the same list if none can be."""
-    coded = [c for c in choices if c.scheme in ("static", "dynamic")]
+    coded = [c for c in choices if c.scheme in CODED]
     coded.sort(key=lambda c: -c.error)
     chosen: set[int] = set()
     limit, total = sum(c.error for c in coded) / 2, 0.0

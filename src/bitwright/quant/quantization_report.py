@@ -18,6 +18,7 @@ from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import Weights
 from bitwright.quant.apply import table_error
 from bitwright.quant.assign import Choice
+from bitwright.quant.recipe import CODED
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class QuantizationReport:
     def share_in_8_bit(self) -> float:
         """Part of all multiply-adds whose operands are both codes."""
         total = sum(layer.multiply_adds for layer in self.layers)
-        coded = sum(x.multiply_adds for x in self.layers if x.scheme in ("static", "dynamic"))
+        coded = sum(x.multiply_adds for x in self.layers if x.scheme in CODED)
         return coded / total if total else 0.0
 
     def to_json(self) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from typing import Any
 
 from bitwright.errors import BitwrightError
 
-SCHEMES = ("static", "dynamic", "weights", "float")
+CODED = ("static", "dynamic", "dynamic-tensor")
+"""Schemes in which both operands of a product are 8-bit codes."""
+SCHEMES = (*CODED, "weights", "float")
 KINDS = ("matmul", "conv", "recurrent", "embedding")
 ROUNDINGS = ("gptq", "adaround", "nearest")
 RANGES = ("mse", "peak")

@@ -2,6 +2,7 @@
 
     static    one range for the tensor; the channels may be divided by factors first (smoothing)
     dynamic   a range for each row, found when the model runs
+    dynamic-tensor   one range for the tensor, found when the model runs
 
 Smoothing moves size from activations to weights, x / f and w * f, with f = |x|^a / |w|^(1 - a) for
 each channel; the strength a, and how far a range reaches, are searched. Errors are measured on
@@ -63,12 +64,26 @@ class Coding:
 def static_coding(evidence: Evidence, smooth: bool = True, symmetric: bool = False) -> Coding:
     """The best static range; a symmetric one reaches as far below 0 as above."""
     make = Range.around_zero if symmetric else Range.over
+    best = _whole_range(evidence, smooth, make)
+    for reach in REACHES:
+        best = _better(best, evidence, best.strength, reach, make)
+    return best
+
+
+def dynamic_tensor_coding(evidence: Evidence, smooth: bool = True) -> Coding:
+    """The best way to code with one range, which is that of the tensor at hand.
+
+    It is scored with the range of all batches together, which no tensor of them exceeds.
+    """
+    return replace(_whole_range(evidence, smooth, Range.over), scheme="dynamic-tensor")
+
+
+def _whole_range(evidence: Evidence, smooth: bool, make: MakeRange) -> Coding:
+    """The best static range that cuts nothing off."""
     best: Coding | None = None
     for strength in STRENGTHS if smooth else STRENGTHS[:1]:
         best = _better(best, evidence, strength, 1.0, make)
     assert best is not None
-    for reach in REACHES:
-        best = _better(best, evidence, best.strength, reach, make)
     return best
 
 
