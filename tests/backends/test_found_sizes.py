@@ -100,3 +100,34 @@ def test_suppression_like_onnx_runtime() -> None:
     feeds = {"boxes": boxes, "scores": scores}
     (want,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
     assert (bw.compile(bw.load(model)).run(feeds)["y"] == want).all()
+
+
+@pytest.mark.parametrize("with_host_step", [False, True])
+def test_sizes_that_come_again_are_prepared_for_and_others_still_right(
+    with_host_step: bool,
+) -> None:
+    b = Builder("found")
+    x = b.input("x", "f32[n]")
+    places = b.transpose(b.nonzero(x), perm=(1, 0))
+    if with_host_step:
+        places = b.unique(places, axis=0)[0]
+    w = b.constant(np.arange(12, dtype=np.float32).reshape(1, 12))
+    graph = b.build(y=b.relu(b.matmul(b.cast(places, to="f32"), w)), places=places)
+    executable = compile_graph(graph, threads=2)
+    program: Any = executable.engine
+    one, same, other = np.zeros((3, 40), np.float32)
+    one[[3, 7, 20]] = same[[1, 2, 39]] = 1
+    other[5:30] = 1
+    guessed = []
+    for array in (one, same, one, other, one, other, other, other, np.zeros(40, "f4"), other):
+        want = run(graph, {"x": array})
+        found = executable.run({"x": array})
+        guessed.append(bool(program._ready))
+        for name, expected in want.items():
+            np.testing.assert_array_equal(found[name], expected)
+    # two runs of the same sizes prepare for a third; one of other sizes forgets them
+    assert guessed == [False, True, True, False, False, False, True, True, False, False]
+    kept = executable.run({"x": other})["places"]
+    before = kept.copy()
+    executable.run({"x": np.roll(other, 1)})
+    np.testing.assert_array_equal(kept, before)  # results belong to the caller

@@ -4,7 +4,8 @@ For one set of sizes everything is prepared once: the arena is planned and every
 are filled. A run then sets the addresses of inputs and outputs and calls the native runner, once
 per stretch of kernel calls between host steps; inputs of types and shapes that were seen before are
 not checked again. Where the data decides sizes, the steps behind are prepared as the sizes get
-known.
+known; once two runs in a row found the same sizes, the next is prepared for them, and begins anew
+without if it finds others.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +50,12 @@ class _Ready:
     stretches: Sequence[Any]
     outputs: Sequence[tuple[str, Buffer, tuple[int, ...], np.dtype[Any]]]
     key: Any = None
+    is_guess: bool = False
+    """Whether the data may still decide other sizes."""
+
+
+class _OtherSizesError(Exception):
+    """The data decided other sizes than the run was prepared for."""
 
 
 class Program:
@@ -93,6 +100,8 @@ class Program:
         self._arena = allocate(0)
         self._prepared: OrderedDict[Any, tuple[Planned, list[Any]]] = OrderedDict()
         self._ready: dict[Any, _Ready] = {}
+        self._found: dict[Any, dict[str, int]] = {}
+        """Sizes that the last run found, by types and shapes of its inputs."""
         self._lock = threading.Lock()
 
     def run(
@@ -109,30 +118,46 @@ class Program:
         given = [
             np.asarray(feeds[v.name]) if is_tensor else feeds[v.name] for v, is_tensor in self._fed
         ]
-        objects: dict[Value, Any] = dict(zip(self.graph.inputs, given, strict=True))
         with self._lock:
-            ready = self._ready_for(given, outer or {})
-            memory = ready.memory
-            seen: set[Node] = set()
-            self._enter(ready, given)
-            apart = _apart(out, given) if out else {}
-            results = self._outputs(ready, apart)
-            for stretch in ready.stretches:
-                if isinstance(stretch, StepTable):
-                    self._native(stretch, memory, watch)
-                elif isinstance(stretch, (NodeStep, SizeStep)):
-                    begin = time.perf_counter()
-                    self._in_python(stretch, memory, objects)
-                    if watch is not None:
-                        watch.took(stretch, time.perf_counter() - begin)
-                else:
-                    self._sizes.ready(memory.bindings, seen)
-                    self._native(self._lazy_table(stretch, memory), memory, watch)
-            if watch is not None:
-                watch.bindings = dict(memory.bindings)
-            if not out and self._is_plain:
-                return results  # type: ignore[return-value]
-            return self._finish(memory, objects, results, out or {})
+            shapes = self._shapes(given, outer or {})
+            ready = self._ready_for(shapes, given, outer or {})
+            try:
+                return self._run(ready, given, out or {}, watch)
+            except _OtherSizesError:
+                del self._ready[shapes]
+            ready = self._ready_for(shapes, given, outer or {})
+            return self._run(ready, given, out or {}, watch)
+
+    def _run(
+        self,
+        ready: _Ready,
+        given: Sequence[Any],
+        out: Mapping[str, Array],
+        watch: Stopwatch | None,
+    ) -> dict[str, Any]:
+        objects: dict[Value, Any] = dict(zip(self.graph.inputs, given, strict=True))
+        memory = ready.memory
+        seen: set[Node] = set()
+        self._enter(ready, given)
+        results = self._outputs(ready, _apart(out, given) if out else {})
+        for stretch in ready.stretches:
+            if isinstance(stretch, StepTable):
+                self._native(stretch, memory, watch)
+            elif isinstance(stretch, (NodeStep, SizeStep)):
+                begin = time.perf_counter()
+                self._in_python(stretch, ready, objects)
+                if watch is not None:
+                    watch.took(stretch, time.perf_counter() - begin)
+            else:
+                self._sizes.ready(memory.bindings, seen)
+                self._native(self._lazy_table(stretch, memory), memory, watch)
+        if watch is not None:
+            watch.bindings = dict(memory.bindings)
+        if not self._is_planned and not ready.is_guess:
+            self._remember(ready)
+        if not out and self._is_plain:
+            return results  # type: ignore[return-value]
+        return self._finish(memory, objects, results, out)
 
     def profile(self, feeds: Mapping[str, Any], rounds: int) -> Profile:
         """How long each step takes; states are afterwards what they were before."""
@@ -162,8 +187,8 @@ class Program:
 
     # preparing
 
-    def _ready_for(self, given: Sequence[Any], outer: Mapping[str, int]) -> _Ready:
-        """What these inputs need; looked at closely where one has another type or shape."""
+    def _shapes(self, given: Sequence[Any], outer: Mapping[str, int]) -> Any:
+        """What inputs have in common that need the same preparation."""
         key: tuple[Any, ...] = tuple(
             [
                 (array.dtype, array.shape) if is_tensor else None
@@ -172,18 +197,31 @@ class Program:
         )
         if outer:  # a body's inputs need not fix sizes that the graph around it fixes
             key = (key, *sorted(outer.items()))
-        ready = self._ready.get(key)
+        return key
+
+    def _ready_for(self, shapes: Any, given: Sequence[Any], outer: Mapping[str, int]) -> _Ready:
+        """What these inputs need; looked at closely where one has another type or shape."""
+        ready = self._ready.get(shapes)
         if ready is None:
             bindings = dict(outer)
             for _ in range(2):  # a second look checks sizes that a later input fixed
                 for array, (value, _) in zip(given, self._fed, strict=True):
                     bind_input(value, array, bindings)
             if not self._is_planned:
-                return _Ready(Grown(bindings), self._stretches, ())
+                return _Ready(Grown(bindings), self._stretches, (), shapes)
             ready = self._prepare(bindings)
-            self._ready[key] = ready
+            self._ready[shapes] = ready
         self._prepared.move_to_end(ready.key)
         return ready
+
+    def _remember(self, ready: _Ready) -> None:
+        """Prepare for the sizes that a run found, if the run before it found the same."""
+        found = dict(ready.memory.bindings)
+        if self._found.get(ready.key) == found and not self._held:
+            self._ready[ready.key] = replace(self._prepare(found), is_guess=True)
+        while len(self._found) >= KEPT_PLANS:
+            del self._found[next(iter(self._found))]
+        self._found[ready.key] = found
 
     def _prepare(self, bindings: dict[str, int]) -> _Ready:
         key = tuple(sorted(bindings.items()))
@@ -275,17 +313,17 @@ class Program:
         return self._table(steps, memory)
 
     def _in_python(
-        self, step: NodeStep | SizeStep, memory: Memory, objects: dict[Value, Any]
+        self, step: NodeStep | SizeStep, ready: _Ready, objects: dict[Value, Any]
     ) -> None:
         if isinstance(step, NodeStep):
-            self._host(step, memory, objects)
+            self._host(step, ready, objects)
         else:
-            self._read_sizes(step, memory)
+            self._read_sizes(step, ready)
 
-    def _host(self, step: NodeStep, memory: Memory, objects: dict[Value, Any]) -> None:
+    def _host(self, step: NodeStep, ready: _Ready, objects: dict[Value, Any]) -> None:
         from bitwright.ops.interpret import run_node  # most programs need no interpreter
 
-        arrays = []
+        memory, arrays = ready.memory, []
         for value, view in zip(step.op.inputs, step.inputs, strict=True):
             if view is not None:
                 arrays.append(memory.array(view))
@@ -301,20 +339,24 @@ class Program:
                 objects[value] = result
                 continue
             for size, actual in zip(view.shape, result.shape, strict=True):
-                solve(size, actual, memory.bindings)  # type: ignore[arg-type]
-            if view.buffer.place is Place.OUTPUT and not self._is_planned:
+                fits = solve(size, actual, memory.bindings)  # type: ignore[arg-type]
+                if ready.is_guess and not fits:
+                    raise _OtherSizesError
+            if view.buffer.place is Place.OUTPUT and not (self._is_planned or ready.is_guess):
                 memory.give(view.buffer, np.array(result))
             else:
                 memory.array(view)[...] = result
 
-    def _read_sizes(self, step: SizeStep, memory: Memory) -> None:
-        where = step.where
+    def _read_sizes(self, step: SizeStep, ready: _Ready) -> None:
+        memory, where = ready.memory, step.where
         try:
             found = step.read([memory.array(view) for view in step.inputs], memory.bindings)
         except BitwrightError as error:
             raise RunError(str(error), where=where) from None
         for size, actual in zip(step.sizes, found, strict=True):
             if not solve(size, actual, memory.bindings):  # type: ignore[arg-type]
+                if ready.is_guess:
+                    raise _OtherSizesError
                 raise RunError("has another size", where=where, expected=size, found=actual)
 
     def _finish(
