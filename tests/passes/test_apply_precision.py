@@ -260,3 +260,16 @@ def test_values_that_data_showed_too_large_or_too_small_stay_wide():
     _, said = reasons(graph, "f16", {"elementwise": Extent(1e-7)})
     assert "too small" in said["elementwise"]
     assert not reasons(graph, "mixed_bf16", {"compute": Extent(1e6)})[1]
+
+
+@pytest.mark.parametrize("op", ["rnn", "gru", "lstm"])
+def test_recurrent_layers_keep_their_kernels(op):
+    rng, gates = np.random.default_rng(0), {"rnn": 1, "gru": 3, "lstm": 4}[op]
+    shapes = (5, 2, 3), (1, gates * 4, 3), (1, gates * 4, 4)
+    x, w, r = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    b = bw.Builder(op)
+    node = b.node(op, [b.input("x", "f32[5, 2, 3]"), b.constant(w), b.constant(r)], {}, [])
+    graph = b.build(y=node.outputs[0])
+    exe = bw.compile(graph, precision="mixed_bf16")
+    assert not list(exe.engine.host_steps)
+    assert np.abs(exe.run({"x": x})["y"] - reference(graph, x=x)["y"]).max() < 0.03

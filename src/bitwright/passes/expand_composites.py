@@ -6,6 +6,7 @@
     dynamic_quantize  the same with scale and zero point from the range of x
     einsum            products of two operands at a time (`expand_einsum`)
     cast              to an integer of 4 or 2 bits: to i8 first, of which those are the low bits
+    rnn, gru, lstm    of half floats: in f32, whose state is rounded at the end only
 
 Half floats are computed in f32 between their ends, so that only the result is rounded.
 """
@@ -184,8 +185,22 @@ def _not_narrow(m: Match) -> str | bool:
     return not (to.is_integer and to.bits < 8 and is_wide) and "it is direct"
 
 
+def _wide_recurrence(op: Any, m: Match) -> Any:
+    """State and gates in f32, from and to halves."""
+    operands = [v if v is None or not v.dtype.is_float else _in_f32(op, v) for v in m.root.inputs]
+    results = op.like(m.root, *operands)
+    return tuple(_as(op, v, t.dtype) for v, t in zip(results, m.root.types, strict=True))
+
+
+def _is_wide(m: Match) -> str | bool:
+    return m.root.inputs[0].dtype.bits >= 32 and "it has a kernel"
+
+
 RULES = [
     EINSUM,
+    Rule("rnn-in-f32", lambda op: op.rnn(...), _wide_recurrence, _is_wide),
+    Rule("gru-in-f32", lambda op: op.gru(...), _wide_recurrence, _is_wide),
+    Rule("lstm-in-f32", lambda op: op.lstm(...), _wide_recurrence, _is_wide),
     Rule("narrow-integer-through-i8", lambda op, x: op.cast(x), _narrow, _not_narrow),
     Rule("cross-entropy-as-gather", lambda op: op.cross_entropy(...), _cross_entropy),
     Rule("dequantize-as-arithmetic", lambda op: op.dequantize(...), _dequantize),
