@@ -24,6 +24,7 @@ _HOME = {
     "bench": "bitwright.report.bench",
     "calibrate": "bitwright.quant.calibrate",
     "compile": "bitwright.compiler",
+    "convert": "bitwright.quant.convert",
     "dtype": "bitwright.ir",
     "export_onnx": "bitwright.export.onnx",
     "from_torch": "bitwright.frontend.torch",

@@ -39,7 +39,7 @@ _INDIFFERENT = (knobs.CACHE, knobs.CACHE_BYTES, knobs.COMPILERS, knobs.TAP_BYTES
 
 
 def compile(
-    model: Any, target: str = "cpu", threads: int | None = None, precision: Any = "f32"
+    model: Any, target: str = "cpu", threads: int | None = None, precision: Any = None
 ) -> Executable:
     """Make a model (graph, path, bytes or ModelProto) ready to run.
 
@@ -47,13 +47,14 @@ def compile(
     interpreter). `threads` None means as many as the machine has cores. A node without a kernel
     runs in the interpreter as a host step: `explain` shows it, and one warning names it.
     `precision` is a policy: "f32", "f16", "mixed_conservative", "mixed", "mixed_bf16", or one of
-    the user's own, as `passes.precision_policy` writes them.
+    the user's own, as `passes.precision_policy` writes them; None is what the model's metadata
+    says, else f32.
 
     What a file was compiled to is kept in the cache folder, so that the next process starts at
     once.
     """
     options = target, threads, precision
-    entry = _entry(model, str(precision)) if _is_plain(*options) else None
+    entry = _entry(model, precision and str(precision)) if _is_plain(*options) else None
     if entry is None:
         return _pipeline().compile(model, *options)
     found = entry.find()
@@ -116,7 +117,7 @@ class Entry:
     digest: str
     path: Path
     digests: Digests
-    precision: str = "f32"
+    precision: str | None = None
 
     def find(self) -> stored.Stored | None:
         """The model as it was compiled before, if it was and its weights are the same."""
@@ -165,7 +166,7 @@ class Entry:
         return executable.graph, executable.history
 
 
-def _entry(model: Any, precision: str) -> Entry | None:
+def _entry(model: Any, precision: str | None) -> Entry | None:
     """Where the compiled form of a model belongs; None for what is not kept."""
     cache = default_cache()
     folder = cache.folder

@@ -32,6 +32,9 @@ from bitwright.passes.sink_transposes import sink_transposes
 from bitwright.rewrite.trace import Trace
 from bitwright.target import host
 
+PRECISION = "onnx.meta.bitwright.precision"
+"""The key in `Graph.meta` of the policy that a model is to be compiled with."""
+
 # Keeps parameters as parameters: what training and calibration start from.
 SIMPLIFY: tuple[Pass, ...] = (canonicalize, recognize_composites, canonicalize, eliminate_dead)
 
@@ -84,22 +87,24 @@ def compile(
     model: Any,
     target: str = "cpu",
     threads: int | None = None,
-    precision: str | Policy | Mapping[str, Any] = "f32",
+    precision: str | Policy | Mapping[str, Any] | None = None,
 ) -> Executable:
     """Make a model (graph, path, bytes or ModelProto) ready to run.
 
     `target` is "cpu" (machine code for this processor, generated here) or "reference" (the
-    interpreter). `threads` None means as many as the machine has cores. `precision` is a policy:
-    its name or text form (`passes.precision_policy`). A node without a kernel runs in the
-    interpreter as a host step: `explain` shows it, and one warning names it.
+    interpreter). `threads` None means as many as the machine has cores. `precision` is a policy,
+    its name or text form (`passes.precision_policy`); None is what the model's metadata says, else
+    f32. A node without a kernel runs in the interpreter as a host step: `explain` shows it, and one
+    warning names it.
     """
     if target not in ("cpu", "reference"):
         raise BitwrightError(f"there is no target {target!r}", expected="'cpu' or 'reference'")
-    chosen = policy(precision)
+    loaded = load(model)
+    chosen = policy(loaded.meta.get(PRECISION, "f32") if precision is None else precision)
     if threads is not None and threads < 1:
         raise BitwrightError("threads must be at least 1", found=threads)
     history = History()
-    graph = run_passes(load(model), INFERENCE, history)
+    graph = run_passes(loaded, INFERENCE, history)
     if not chosen.is_plain:
         graph = run_passes(graph, (_at_precision(chosen), canonicalize), history)
     if target == "reference":

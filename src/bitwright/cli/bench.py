@@ -55,7 +55,7 @@ def bench(
     threads: list[int],
     rounds: int,
     sizes: dict[str, int],
-    precision: str,
+    precision: str | None,
     feeds: str | None,
     target: str | None,
 ) -> None:
@@ -73,7 +73,7 @@ def bench(
         rounds=rounds,
         sizes=sizes,
         feeds=read_inputs(feeds) if feeds else None,
-        precision=precision,
+        precision=precision or "f32",
     )
     if target == "-":
         return click.echo(json.dumps(result.as_json(), indent=2))

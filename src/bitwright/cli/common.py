@@ -92,10 +92,8 @@ size_option = click.option(
 
 precision_option = click.option(
     "--precision",
-    default="f32",
-    show_default=True,
     help="Policy: f32, f16, mixed_conservative, mixed, mixed_bf16, or NAME:KEY=TYPE,... with "
-    "kinds, op:PATTERN or layer:PATTERN as keys.",
+    "kinds, op:PATTERN or layer:PATTERN as keys; what the model's file says by default, else f32.",
 )
 
 

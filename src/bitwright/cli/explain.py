@@ -47,7 +47,7 @@ def explain(
     threads: int | None,
     rounds: int,
     sizes: dict[str, int],
-    precision: str,
+    precision: str | None,
     feeds: str | None,
     as_json: bool,
 ) -> None:

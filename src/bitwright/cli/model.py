@@ -123,7 +123,7 @@ def run(
     threads: int | None,
     target: str,
     sizes: dict[str, int],
-    precision: str,
+    precision: str | None,
     output: str | None,
     as_json: bool,
 ) -> None:

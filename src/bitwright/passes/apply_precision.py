@@ -26,7 +26,7 @@ from bitwright.passes.precision_plan import (
     changeable_operands,
     is_changeable,
 )
-from bitwright.passes.precision_policy import Policy, policy
+from bitwright.passes.precision_policy import Policy, custom, policy
 from bitwright.rewrite.driver import prune
 from bitwright.rewrite.trace import Trace
 
@@ -41,7 +41,7 @@ def apply_precision(
 ) -> Graph:
     """The graph at the precision of a policy (see `precision_policy`).
 
-    `extents` are what data has shown of values, by name: ops whose values a half cannot hold stay
+    `extents` are what data has shown of values, by path: ops whose values a half cannot hold stay
     at full precision, and the trace says which and why.
     """
     chosen = policy(given)
@@ -49,6 +49,11 @@ def apply_precision(
         return graph
     trace = Trace() if trace is None else trace
     return verify(_Conversion(graph, chosen, extents, trace).run())
+
+
+def in_full_precision(graph: Graph) -> Graph:
+    """The graph with every op of halves computed in f32; what it holds and takes stays as it is."""
+    return _Conversion(graph, custom(), None, Trace()).run()
 
 
 class _Conversion:
@@ -97,11 +102,17 @@ class _Conversion:
         """The node on operands of the types it was written for, its bodies converted."""
         inputs = tuple(None if v is None else self._own(v) for v in node.inputs)
         bodies = {
-            key: _Conversion(body, self.policy, self.extents, self.trace).run()
+            key: _Conversion(body, self.policy, self._inside(node, key), self.trace).run()
             for key, body in node.bodies.items()
             if node.op != "fused"
         }
         return node.with_(inputs=inputs, attrs={**node.attrs, **bodies})
+
+    def _inside(self, node: Node, key: str) -> Extents:
+        """What is known of the values of a body, whose paths begin with its own."""
+        start = f"{node.name}/{key}/"
+        known = self.extents or {}
+        return {n.removeprefix(start): e for n, e in known.items() if n.startswith(start)}
 
     def _at(self, node: Node, precision: DType) -> Node:
         """The node at a precision, or unchanged where its op does not allow that."""

@@ -17,10 +17,14 @@ A policy has a text form, `name` or `name:key=type,…`, whose keys are kinds, `
 
     mixed_bf16:op:softmax=f32,layer:*head*=f32
     custom:compute=f16
+
+and a JSON form, {"base": …, "kinds": {…}, "ops": {…}, "layers": {…}}, in which patterns may have
+any characters.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -82,6 +86,13 @@ class Policy:
     def of(self, node: Node) -> DType | None:
         return self.of_pattern(node) or self.of_kind(kind_of(node.op))
 
+    def to_json(self) -> str:
+        """The JSON form, which `policy` reads."""
+        parts = {"ops": self.ops, "layers": self.layers}
+        named = {part: {k: str(p) for k, p in map_.items()} for part, map_ in parts.items()}
+        kinds = {kind.value: str(p) for kind, p in self.kinds.items()}
+        return json.dumps({"base": self.name, "kinds": kinds, **named})
+
     def __str__(self) -> str:
         """The text form, which `policy` reads."""
         base = dict(zip(_KINDS, _TABLE.get(self.name, _TABLE["custom"]), strict=True))
@@ -129,6 +140,8 @@ def policy(given: str | Policy | Mapping[str, Any]) -> Policy:
                 expected="kinds, ops, layers, base",
             )
         return custom(**given)
+    if str(given).startswith("{"):
+        return _from_json(str(given))
     name, _, words = str(given).partition(":")
     parts: dict[str, dict[str, str]] = {"kinds": {}, "ops": {}, "layers": {}}
     for word in filter(None, words.split(",")):
@@ -143,6 +156,14 @@ def policy(given: str | Policy | Mapping[str, Any]) -> Policy:
         else:
             parts["kinds"][key] = precision
     return custom(base=name, **parts)
+
+
+def _from_json(text: str) -> Policy:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise BitwrightError(f"the precision policy is no JSON: {error}") from None
+    return policy(found)
 
 
 def _precision(given: Any) -> DType:
