@@ -4,6 +4,8 @@ The expected numbers come from plain numpy in int64, written here: no helper of 
 the ops' references, is used.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from run_kernel import TARGETS, Run, lower
@@ -100,6 +102,23 @@ def test_zero_points_of_the_run(target, per_row):
     place = b.input("zero", f"u8{list(zero.shape)}")
     y = b.integer_matmul(b.input("x", "u8[3, 5, 19]"), b.constant(w), place)
     check(b.build(y), {"x": x, "zero": zero}, wrapped(product(x, w, zero)), target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows, columns", [(1, 64), (37, 112), (37, 105)])
+def test_large_results_go_past_the_caches(target, rows, columns):
+    """A cache of a kilobyte makes a small result large; rows of 105 do not begin at vectors."""
+    rng = np.random.default_rng(11)
+    small = replace(named(target), l2_bytes=1024)
+    x, w = codes(rng, "u8", rows, 9), codes(rng, "i8", 9, columns)
+    b = Builder("product")
+    graph = b.build(b.integer_matmul(b.input("x", "u8[n, 9]"), b.constant(w)))
+    ctx = lower(graph, small)
+    (kernel,) = ctx.kernels.values()
+    assert ("nontemporal" in kernel.text) == (columns % 16 == 0)
+    for threads in THREADS:
+        (found,) = Run(graph, {"x": x}, small, threads, ctx=ctx).outputs.values()
+        np.testing.assert_array_equal(found, wrapped(product(x, w)))
 
 
 def test_sums_wrap_at_32_bits():

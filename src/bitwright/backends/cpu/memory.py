@@ -19,6 +19,18 @@ from bitwright.lir.plan import Plan, byte_size
 
 Array = np.ndarray[Any, Any]
 ALIGN = 64
+LARGE = 1 << 16
+"""Bytes from which on an array is worth an alignment that numpy does not promise."""
+
+
+def new_array(shape: tuple[int, ...], element: Any) -> Array:
+    """A new array; a large one begins at a cache line, which whole vectors then fill."""
+    found = np.empty(shape, element)
+    if found.nbytes < LARGE or found.ctypes.data % ALIGN == 0:
+        return found
+    room = np.empty(found.nbytes + ALIGN, np.uint8)
+    start = -room.ctypes.data % ALIGN
+    return room[start : start + found.nbytes].view(element).reshape(shape)
 
 
 def allocate(nbytes: int) -> Array:

@@ -21,7 +21,7 @@ import numpy as np
 
 from bitwright.backends.cpu.code import Code
 from bitwright.backends.cpu.jit import Library
-from bitwright.backends.cpu.memory import Grown, Memory, Planned, allocate
+from bitwright.backends.cpu.memory import Grown, Memory, Planned, allocate, new_array
 from bitwright.backends.cpu.pool import shared_pool
 from bitwright.backends.cpu.steps import StepTable
 from bitwright.errors import BitwrightError, RunError
@@ -275,7 +275,7 @@ class Program:
         for name, buffer, shape, element in ready.outputs:
             array = out.get(name)
             if array is None:
-                array = np.empty(shape, element)
+                array = new_array(shape, element)
             else:
                 _check_out(name, array, shape, element)
             ready.memory.give(buffer, array)

@@ -27,6 +27,7 @@ from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32, s
 from bitwright.backends.cpu.expression import Expression, to_stored
 from bitwright.backends.cpu.kernels.narrow import MOST, narrowed
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
+from bitwright.backends.cpu.kernels.streaming import is_streamed, settle
 from bitwright.ir.dtype import DType
 from bitwright.ir.dtype import f32 as real
 from bitwright.target import Target
@@ -135,6 +136,8 @@ class Epilogue:
     """Bits of the narrowest element that it reads or that is stored."""
     wide: Callable[[Kernel, Value, Value, Value, Value], Value] | None = None
     """As `emit`, for 8-bit results: in i32, to be saturated (`kernels.narrow`)."""
+    streams: int = 0
+    """Bytes from which on a result goes past the caches; 0 for never (`kernels.streaming`)."""
 
 
 LIGHT_STEPS = 6
@@ -176,6 +179,7 @@ def emit_matmul(
     )
     with module.kernel(name, signature) as f, summing(f, numbers):
         Product(f, tile, epilogue, numbers).emit()
+        settle(f, epilogue.streams)
     return signature
 
 
@@ -312,22 +316,29 @@ class Product:
 
     def _finish_row(self, row: Value, column: Value, masks: list[Value], sums: list[Value]) -> None:
         """The epilogue of one row of a tile, and its store."""
-        f, tile = self.f, self.tile
-        if not self._masks_scatter:
+        f, tile, streams = self.f, self.tile, self.epilogue.streams
+        if not (self._masks_scatter or streams):
             self._write_row(row, column, masks, sums)
             return
-        with f.if_(f.le(column + tile.columns, self.columns)) as branch:
-            self._write_row(row, column, [None] * tile.vectors, sums)
+        whole = f.le(column + tile.columns, self.columns)
+        if streams:
+            whole = f.and_(whole, is_streamed(f, streams))
+        with f.if_(whole) as branch:
+            self._write_row(row, column, [None] * tile.vectors, sums, bool(streams))
         with branch.else_():
             self._write_row(row, column, masks, sums)
 
     @property
-    def _masks_scatter(self) -> bool:
-        """Whether a masked access goes element by element: worth a way around it."""
+    def _masks_scatter(self) -> bool:  # element by element: worth a way around it
         return self.epilogue.narrowest < 32 and not self.f.target.has("avx512bw")
 
     def _write_row(
-        self, row: Value, column: Value, masks: Sequence[Value | None], sums: list[Value]
+        self,
+        row: Value,
+        column: Value,
+        masks: Sequence[Value | None],
+        sums: list[Value],
+        stream: bool = False,
     ) -> None:
         f, tile, element = self.f, self.tile, self.epilogue.result
         totals = list(sums)
@@ -339,7 +350,9 @@ class Product:
             return
         for v, mask in enumerate(masks):
             value = self.epilogue.emit(f, totals[v], row, column + v * tile.lanes, mask)
-            f.store(to_stored(f, value, element), y, v * tile.lanes, mask=mask)
+            align = self.vector.total_bytes if stream else 0
+            at, value = v * tile.lanes, to_stored(f, value, element)
+            f.store(value, y, at, mask=mask, align=align, stream=stream)
 
     def _write_codes(
         self,

@@ -26,6 +26,7 @@ from bitwright.backends.cpu.kernels.matmul import (
     is_light,
     row_tiles_in_cache,
 )
+from bitwright.backends.cpu.kernels.streaming import streamed_from
 from bitwright.backends.cpu.lower.matmul import as_rows, constant_matrix
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import (
@@ -187,10 +188,12 @@ def lower_integer_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     narrowest = min(d.bits for d in (after.dtype, *(view.dtype for view in others)))
     light = is_light(after.expression)
     wide = finish_wide if after.expression.narrows else None
-    epilogue = Epilogue(finish, tuple(more), tuple(sizes), light, after.dtype, narrowest, wide)
+    streams = streamed_from(ctx.target, y, columns)
+    slots = tuple(more), tuple(sizes)
+    epilogue = Epilogue(finish, *slots, light, after.dtype, narrowest, wide, streams)
     kernel = ctx.kernel(
         "matmul_codes",
-        (tile, codes, after.expression, reads.key, offsets.key),
+        (tile, codes, after.expression, reads.key, offsets.key, streams),
         lambda m, name: emit_matmul(m, name, tile, epilogue, codes),
     )
     packed = filter.pack(weight.codes[None], tile, codes)

@@ -17,6 +17,7 @@ from bitwright.backends.cpu.kernels.matmul import (
     is_light,
     row_tiles_in_cache,
 )
+from bitwright.backends.cpu.kernels.streaming import streamed_from
 from bitwright.backends.cpu.lower.filters import filter_of, has_filter
 from bitwright.backends.cpu.lower.product import lower_product
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
@@ -67,10 +68,11 @@ def lower_rows(
     light = is_light(parts.after.expression)
     narrowest = min(d.bits for d in (parts.after.dtype, *(view.dtype for view in others)))
     more = tuple(reads.pointers), tuple(reads.sizes)
-    epilogue = Epilogue(finish, *more, light, parts.after.dtype, narrowest)
+    streams = streamed_from(ctx.target, y, columns)
+    epilogue = Epilogue(finish, *more, light, parts.after.dtype, narrowest, None, streams)
     kernel = ctx.kernel(
         f"matmul_{x.dtype}",
-        (tile, parts.after.expression, reads.key, numbers),
+        (tile, parts.after.expression, reads.key, numbers, streams),
         lambda m, name: emit_matmul(m, name, tile, epilogue, numbers),
     )
     packed = ctx.constant(filter.pack(weight[None], tile, numbers), f"{node.name}.weight")
