@@ -111,6 +111,24 @@ def test_an_outlier_channel_is_smoothed_or_coded_row_by_row():
     assert layer.scheme == "dynamic" or layer.smoothing > 0
 
 
+def test_smoothing_divides_before_a_relu_that_nothing_else_reads():
+    rng = np.random.default_rng(0)
+    wide = rng.normal(size=(16, 3, 1, 1)).astype(np.float32)
+    wide[3] *= 50
+    last = rng.normal(size=(8, 16, 3, 3)).astype(np.float32)
+    for kept in (False, True):
+        b = bw.Builder("net")
+        held = b.relu(b.conv(b.input("x", "f32[n, 3, 12, 12]"), wide, name="wide"), name="held")
+        y = b.conv(held, last, name="last")
+        graph = b.build(y=y, held=held) if kept else b.build(y=y)
+        quantized = bw.quantize(graph, batches(), recipe="int8-static")
+        codes = next(n for n in quantized.graph.nodes if n.op == "quantize" and n.name != "x.codes")
+        assert codes.inputs[0].node.op == ("mul" if kept else "relu")
+        data = batches(2, seed=3)
+        exact, found = bw.compile(graph), bw.compile(quantized)
+        assert all(sqnr(exact.run(d)["y"], found.run(d)["y"]) > 30 for d in data)
+
+
 def test_a_recipe_names_what_stays_in_float_and_what_is_dynamic():
     chosen = {"ignore": ["re:fir", "down"], "schemes": {"na*": "dynamic", "point": "static"}}
     report = bw.quantize(network(), batches(), recipe=chosen).report

@@ -42,32 +42,39 @@ def apply_choices(
     return verify(_Rewrite(graph, choices, weights, lookups).run())
 
 
-def static_codes(b: Builder, x: Value, coding: Coding, axis: int) -> Value:
+def static_codes(b: Builder, x: Value, coding: Coding, axis: int, alone: bool = False) -> Value:
     """x / f in codes of one range, dequantized; f has one factor for each channel on `axis`."""
     range_ = coding.range
     assert range_ is not None
     scale, zero = np.float32(range_.scale), np.uint8(range_.zero_point)
     stem = f"{x.name}.codes"
-    codes = b.quantize(_smoothed(b, x, coding, axis), scale, zero, to="u8", name=stem)
+    codes = b.quantize(_smoothed(b, x, coding, axis, alone), scale, zero, to="u8", name=stem)
     return b.dequantize(codes, scale, zero)  # type: ignore[no-any-return]
 
 
-def _dynamic_codes(b: Builder, x: Value, coding: Coding, axis: int) -> Value:
+def _dynamic_codes(b: Builder, x: Value, coding: Coding, axis: int, alone: bool) -> Value:
     """x / f in codes of a range that the run finds, for each row or for the tensor; dequantized."""
     per_token = coding.scheme == "dynamic"
     codes, scale, zero = b.dynamic_quantize(
-        _smoothed(b, x, coding, axis), to="u8", per_token=per_token
+        _smoothed(b, x, coding, axis, alone), to="u8", per_token=per_token
     )
     rows = {"axis": -1, "block": int(x.shape[-1])} if per_token else {}
     return b.dequantize(codes, scale, zero, **rows)  # type: ignore[no-any-return]
 
 
-def _smoothed(b: Builder, x: Value, coding: Coding, axis: int) -> Value:
-    """x / f, with one factor for each channel on `axis`."""
+def _smoothed(b: Builder, x: Value, coding: Coding, axis: int, alone: bool) -> Value:
+    """x / f, with one factor for each channel on `axis`.
+
+    A relu that is read for this `alone` comes after the division, which then joins the scales of
+    the product before it: relu(v) / f = relu(v / f). OpenVINO 2026.4 is wrong on the other order.
+    """
     if coding.factors is None:
         return x
     shape = [-1 if i == axis else 1 for i in range(x.rank)]
-    return b.mul(x, (1 / coding.factors).astype(np.float32).reshape(shape))  # type: ignore[no-any-return]
+    inverse = (1 / coding.factors).astype(np.float32).reshape(shape)
+    if alone and x.node.op == "relu":
+        return b.relu(b.mul(*x.node.operands, inverse))  # type: ignore[no-any-return]
+    return b.mul(x, inverse)  # type: ignore[no-any-return]
 
 
 class _Rewrite:
@@ -191,7 +198,8 @@ class _Rewrite:
                 source = self.b.transpose(x, perm=(0, *range(2, x.rank), 1))
                 axis = x.rank - 1
             code = static_codes if choice.scheme == "static" else _dynamic_codes
-            self.coded[x, as_rows] = code(self.b, source, choice.coding, axis)
+            alone = self.graph.uses[product.x] == len(choice.site.products)
+            self.coded[x, as_rows] = code(self.b, source, choice.coding, axis, alone)
         return self.coded[x, as_rows]
 
     def _weight(self, product: Product, made: Weights, as_rows: bool) -> Value:
