@@ -35,6 +35,8 @@ _SIZES = (
     "x_image", "x_line", "x_pixel", "y_image", "y_line", "y_pixel",
 )  # fmt: skip
 GROUP = 4
+_LINE = 64
+"""Bytes of a cache line."""
 _MOST_STEPS = 400
 """Dots and shuffles of a tile, which are written out."""
 _EPILOGUE = 8
@@ -185,7 +187,10 @@ class _Emitter:
         is_wide = f.ge(count, f.threads * FEW_TILES)
         blocks = f.udiv(size["channels"] + (self.lanes - 1), self.lanes)
         begin, end = self._share(count, is_wide)
-        part = self._share(blocks, f.not_(is_wide))
+        # whole cache lines of the result, so that no two threads write the same one
+        unit = max(1, _LINE // (self.lanes * self.result.bytes))
+        first, last = self._share(f.udiv(blocks + (unit - 1), unit), f.not_(is_wide))
+        part = f.min(first * unit, blocks), f.min(last * unit, blocks)
         with f.loop(begin, end) as loop:
             band = f.udiv(loop.index, tiles)
             image = f.udiv(band, bands)
