@@ -8,7 +8,8 @@
     recurrent W like any weight; R in i8 with a scale for each unit, and states coded when they run
     lookup    y = cast(codes[i]) * scale[i], one scale for each row of the table
 
-Results keep their names, so that a quantized model can be compared value by value.
+Results keep their names, so that a quantized model can be compared value by value; those that
+equalization made larger or smaller get others.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from bitwright.quant.algorithms.choosing import Coding
 from bitwright.quant.algorithms.codes import weight_codes, weight_scales
 from bitwright.quant.algorithms.weights import Weights
 from bitwright.quant.assign import Choice
+from bitwright.quant.equalize import fold_factors
 from bitwright.quant.products import Product
 from bitwright.rewrite.driver import prune
 
@@ -37,9 +39,18 @@ def apply_choices(
     choices: list[Choice],
     weights: Mapping[str, Weights],
     lookups: list[Node],
+    *,
+    equalize: bool = True,
 ) -> Graph:
-    """The graph in Q/DQ form; `weights` by name of the product."""
-    return verify(_Rewrite(graph, choices, weights, lookups).run())
+    """The graph in Q/DQ form; `weights` by name of the product.
+
+    With `equalize`, factors go into the product before where they can (`quant.equalize`).
+    """
+    names: Mapping[Node, str] = {}
+    if equalize:
+        folded = fold_factors(graph, choices, weights)
+        choices, weights, names = folded.choices, folded.weights, folded.names
+    return verify(_Rewrite(graph, choices, weights, lookups, names).run())
 
 
 def static_codes(b: Builder, x: Value, coding: Coding, axis: int, alone: bool = False) -> Value:
@@ -84,8 +95,10 @@ class _Rewrite:
         choices: list[Choice],
         weights: Mapping[str, Weights],
         lookups: list[Node],
+        names: Mapping[Node, str],
     ) -> None:
         self.graph, self.weights, self.lookups = graph, weights, set(lookups)
+        self.names = names
         self.products: dict[Node, tuple[Product, Choice]] = {}
         self.adds: dict[Node, tuple[Product, Choice]] = {}
         for choice in choices:
@@ -115,8 +128,9 @@ class _Rewrite:
                 self._lookup(node)
             else:
                 inputs = tuple(None if v is None else self.new[v] for v in node.inputs)
-                same = inputs == node.inputs
-                kept = self.b.append(node if same else node.with_(inputs=inputs))
+                names = (self.names[node],) if node in self.names else node.names
+                same = inputs == node.inputs and names == node.names
+                kept = self.b.append(node if same else node.with_(inputs=inputs, names=names))
                 self.new.update(zip(node.outputs, kept.outputs, strict=True))
         return prune(
             self.graph.with_(
@@ -130,7 +144,7 @@ class _Rewrite:
         """Let `value`, made last, carry the name of the result it stands for."""
         last = self.b.nodes[-1]
         assert last.outputs[0] is value
-        renamed = last.with_(names=(node.name, *last.names[1:]))
+        renamed = last.with_(names=(self.names.get(node, node.name), *last.names[1:]))
         self.b.nodes[-1] = renamed
         self.new[node.outputs[0]] = renamed.outputs[0]
 

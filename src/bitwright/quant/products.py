@@ -168,6 +168,8 @@ class Site:
 
     value: Value
     products: list[Product] = field(default_factory=list)
+    sizes: Array | None = None
+    """How large each channel is by the weights that make it, where a product makes it."""
 
     @property
     def name(self) -> str:

@@ -35,6 +35,7 @@ from bitwright.quant.assign import Choice, assign, embeddings, safer
 from bitwright.quant.collect import Evidence
 from bitwright.quant.data import Batch, Batches, Transform
 from bitwright.quant.effects import Effects
+from bitwright.quant.equalize import relate_channels
 from bitwright.quant.evidence_file import EvidenceFile
 from bitwright.quant.gathering import Gathering
 from bitwright.quant.interrupt import saved_on_interrupt
@@ -110,6 +111,8 @@ def _quantize(graph: Graph, gathering: Gathering, rules: Recipe, threads: int | 
         rules.weight_bits, rules.block, rules.rounding, rules.bias_correction, rules.ranges
     )
     lookups = embeddings(graph, rules)
+    if rules.equalize:
+        relate_channels(gathering.sites)
     choices = assign(gathering.sites, evidence, rules)
     weights: dict[tuple[str, str], dict[str, Weights]] = {}
     bindings = _bindings(graph, gathering.held[0])
@@ -118,7 +121,7 @@ def _quantize(graph: Graph, gathering: Gathering, rules: Recipe, threads: int | 
     effects.forget_switches()
     for _ in range(GUARD_ROUNDS):
         found = _weights(choices, evidence, form, weights)
-        result = apply_choices(graph, choices, found, lookups)
+        result = apply_choices(graph, choices, found, lookups, equalize=rules.equalize)
         losses = effects.of(result)
         if decibels(losses.worst) >= rules.guard_sqnr or "float" not in rules.schemes_allowed:
             break

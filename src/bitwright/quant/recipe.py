@@ -44,6 +44,8 @@ class Recipe:
     symmetric: bool = False
     """Activations have codes around 0, without zero points; none are coded row by row then."""
     smooth: bool = True
+    equalize: bool = True
+    """Smoothing goes into the weights before, wherever only homogeneous functions lie between."""
     rounding: str = "gptq"
     """`nearest` codes, or those that keep the product's result: `gptq`, or `adaround` after it."""
     ranges: str = "mse"

@@ -11,7 +11,7 @@ rows that the ranges were not taken from, with the mean error left out: it goes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from bitwright.quant.algorithms.codes import (
     weight_scales,
 )
 from bitwright.quant.collect import Channels, Evidence
-from bitwright.quant.products import Product
+from bitwright.quant.products import Product, Site
 
 Array = np.ndarray[Any, Any]
 MakeRange = Callable[[float, float], Range]
@@ -119,7 +119,7 @@ def _coding(
     reach: float,
     make: MakeRange = Range.over,
 ) -> Coding:
-    factors = smoothing_factors(seen.peaks, evidence.site.products, strength)
+    factors = smoothing_factors(seen.peaks, evidence.site, strength)
     range_ = None
     if scheme == "static":
         low, high = seen.low, seen.high
@@ -129,15 +129,21 @@ def _coding(
     return Coding(scheme, factors, range_, 0.0, strength, reach)
 
 
-def smoothing_factors(peaks: Array, products: Sequence[Product], strength: float) -> Array | None:
-    """One factor for each channel, the largest of them 1; None for strength 0."""
+def smoothing_factors(peaks: Array, site: Site, strength: float) -> Array | None:
+    """One factor for each channel, the largest of them 1; None for strength 0.
+
+    How far channels are evened out is bounded, beyond what the sizes of the weights explain.
+    """
     if strength == 0 or not peaks.max(initial=0) > 0:
         return None
-    weights = np.max([product.channel_peaks for product in products], axis=0)
-    known = np.where(peaks > 0, peaks, peaks.max())  # a silent channel told nothing of its size
-    inputs = np.maximum(known, peaks.max() * SMALLEST_FACTOR) ** strength
+    sizes = 1 if site.sizes is None else site.sizes
+    weights = np.max([product.channel_peaks for product in site.products], axis=0) * sizes
+    inputs = peaks / sizes
+    largest = inputs.max()
+    inputs = np.where(inputs > 0, inputs, largest)  # a silent channel told nothing of its size
+    inputs = np.maximum(inputs, largest * SMALLEST_FACTOR) * sizes
     floor = max(float(weights.max()) * SMALLEST_FACTOR, float(np.finfo(np.float32).tiny))
-    factors = inputs / np.maximum(weights, floor) ** (1 - strength)
+    factors = inputs**strength / (np.maximum(weights, floor) / sizes) ** (1 - strength)
     return np.asarray((factors / factors.max()).astype(np.float32))
 
 

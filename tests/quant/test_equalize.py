@@ -1,0 +1,119 @@
+"""Channels of very different sizes between products, and the factors that even them out."""
+
+import numpy as np
+import pytest
+
+import bitwright as bw
+from bitwright.quant.algorithms.weights import WeightFormat, quantize_weights
+from bitwright.quant.apply import apply_choices
+from bitwright.quant.assign import assign
+from bitwright.quant.data import Batches
+from bitwright.quant.equalize import find_chain, fold_factors, relate_channels
+from bitwright.quant.gathering import Gathering
+from bitwright.quant.products import find_sites
+from bitwright.quant.recipe import recipe
+
+CHANNELS = 24
+
+
+def network(spread=0.0, between=lambda b, y: b.relu(y), also_output=False):
+    """Convolutions, a depthwise one and products; `spread` decades between sizes of channels."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: (rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+    sizes = [(10 ** rng.uniform(-spread / 2, spread / 2, CHANNELS)).astype("f4") for _ in range(4)]
+    wide = [size[:, None, None, None] for size in sizes]
+    b = bw.Builder("chain")
+    x = b.input("x", "f32[n, 3, 10, 10]")
+    same = {"pads": (1, 1, 1, 1)}
+    y = b.conv(x, draw(CHANNELS, 3, 3, 3) * wide[0], draw(CHANNELS) * sizes[0], **same, name="a")
+    y = between(b, y)
+    inner = b.conv(
+        y, draw(CHANNELS, 1, 3, 3) / wide[0] * wide[1], draw(CHANNELS) * sizes[1],
+        groups=CHANNELS, **same, name="deep",
+    )  # fmt: skip
+    y = b.max_pool(b.leaky_relu(inner, alpha=0.1), kernel=(2, 2), strides=(2, 2))
+    w = draw(CHANNELS, CHANNELS, 1, 1) / sizes[1][None, :, None, None] * wide[2]
+    y = b.relu(b.conv(y, w, draw(CHANNELS) * sizes[2], name="point"))
+    y = b.reduce_mean(y, axes=[2, 3], keepdims=False)
+    w = draw(CHANNELS, CHANNELS) / sizes[2][:, None] * sizes[3]
+    y = b.relu(b.add(b.matmul(y, w, name="up"), draw(CHANNELS) * sizes[3]))
+    y = b.matmul(y, draw(CHANNELS, 8) / sizes[3][:, None], name="down")
+    outputs = {"y": y, "inner": inner} if also_output else {"y": y}
+    return b.build(**outputs)
+
+
+def batches(count=8, seed=1):
+    rng = np.random.default_rng(seed)
+    return [{"x": rng.normal(size=(4, 3, 10, 10)).astype(np.float32)} for _ in range(count)]
+
+
+def sqnr(exact, found):
+    return 10 * np.log10((exact**2).sum() / ((exact - found) ** 2).sum())
+
+
+def quality(graph, **options):
+    made = bw.quantize(graph, batches(), recipe={"base": "int8-static", **options})
+    data = batches(4, seed=2)
+    run = lambda model: np.concatenate([bw.compile(model).run(batch)["y"] for batch in data])
+    return sqnr(run(graph), run(made)), made
+
+
+def test_channels_of_any_size_quantize_as_well_as_even_ones():
+    even, _ = quality(network())
+    found, made = quality(network(spread=5))
+    without, _ = quality(network(spread=5), equalize=False)
+    assert even > 25
+    assert found > even - 3
+    assert without < found - 6
+    assert not any(node.op == "mul" for node in made.graph.nodes)
+
+
+def test_clip_keeps_its_bound():
+    _, made = quality(network(spread=3, between=lambda b, y: b.clip(y, 0.0, 0.4)))
+    assert {"a", "point.equalized"} <= {node.name for node in made.graph.nodes}
+
+
+def test_values_that_others_read_keep_their_size():
+    graph = network(spread=3, also_output=True)
+    _, made = quality(graph)
+    assert "deep" in {node.name for node in made.graph.nodes}
+    (batch,) = batches(1)
+    exact, found = (bw.compile(model).run(batch)["inner"] for model in (graph, made))
+    assert sqnr(exact, found) > 20
+
+
+@pytest.mark.parametrize("scheme", ["int8-static", "int8-dynamic"])
+def test_folding_changes_no_result(scheme):
+    graph = network(spread=2)
+    rules = recipe(scheme)
+    gathering = Gathering(graph, find_sites(graph), Batches(batches(4), graph), None, None)
+    gathering.run(progress=False)
+    relate_channels(gathering.sites)
+    choices = assign(gathering.sites, gathering.evidence, rules)
+    weights = {}
+    for choice in choices:
+        evidence = gathering.evidence[choice.site.name]
+        weights |= quantize_weights(evidence, choice.coding, WeightFormat())
+    folded = fold_factors(graph, choices, weights)
+    assert folded.names and all(name.endswith(".equalized") for name in folded.names.values())
+    (batch,) = batches(1, seed=3)
+    results = []
+    for equalize in (False, True):
+        made = apply_choices(graph, choices, weights, [], equalize=equalize)
+        assert bool([n for n in made.nodes if n.op == "mul"]) is not equalize
+        results.append(bw.compile(made, target="reference").run(batch)["y"])
+    assert sqnr(*results) > 50  # a code that lay between two may fall to the other side
+
+
+def test_chains_follow_the_axis_of_channels():
+    rng = np.random.default_rng(0)
+    b = bw.Builder()
+    x = b.input("x", "f32[n, 4, 6, 5]")
+    y = b.conv(x, rng.normal(size=(7, 4, 1, 1)).astype(np.float32), name="conv")
+    turned = b.transpose(b.relu(y), perm=(0, 2, 3, 1))
+    mean = b.reduce_mean(turned, axes=[1], keepdims=False)
+    graph = b.build(mean=mean, softmax=b.softmax(turned, axis=-1))
+    values = graph.values
+    assert find_chain(values[mean.name], 2).product.name == "conv"
+    assert find_chain(values[mean.name], 1) is None  # columns of the image
+    assert find_chain(graph.results[1], 3) is None
