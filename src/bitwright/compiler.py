@@ -71,7 +71,8 @@ def compile(
 
 def _is_plain(target: str, threads: int | None, precision: Any) -> bool:
     """Whether these options are among those whose code is kept."""
-    has_text = type(precision).__str__ is not object.__str__ and not isinstance(precision, Mapping)
+    has_own_text = type(precision).__str__ is not object.__str__
+    has_text = precision is None or (has_own_text and not isinstance(precision, Mapping))
     return target == "cpu" and (threads is None or threads >= 1) and has_text
 
 

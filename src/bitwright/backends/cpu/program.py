@@ -123,7 +123,9 @@ class Program:
             ready = self._ready_for(shapes, given, outer or {})
             try:
                 return self._run(ready, given, out or {}, watch)
-            except _OtherSizesError:
+            except (_OtherSizesError, BitwrightError):
+                if not ready.is_guess:
+                    raise
                 del self._ready[shapes]
             ready = self._ready_for(shapes, given, outer or {})
             return self._run(ready, given, out or {}, watch)
