@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph
 from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import run
@@ -130,6 +131,22 @@ def test_products_that_importers_wrote_in_i32(low: int) -> None:
     w = RNG.integers(low, low + 256, (7, 5)).astype(np.int32)
     feeds = {"x": RNG.integers(0, 256, (3, 7)).astype(np.uint8), "zero": np.uint8(9)}
     ops, _ = check(b.build(b.matmul(rows, b.constant(w))), 0, **feeds)
+    assert ops == ["integer_matmul"]
+
+
+@pytest.mark.parametrize("kind, zeros", [("i8", None), ("i8", [3, -4]), ("u8", [200, 0])])
+def test_weights_too_large_to_be_folded_are_codes_still(
+    kind: str, zeros: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BITWRIGHT_FOLD_LIMIT", "100")
+    b = Builder("product")
+    x, zero = b.input("x", "u8[3, 2500]"), b.input("zero", "u8[]")
+    rows = b.sub(b.cast(x, to="i32"), b.cast(zero, to="i32"))
+    w = b.cast(b.constant(RNG.integers(0, 128, (2500, 2)).astype(dtype(kind).numpy)), to="i32")
+    if zeros is not None:
+        w = b.sub(w, b.constant(np.array([zeros], np.int32)))
+    feeds = {"x": RNG.integers(0, 256, (3, 2500)).astype(np.uint8), "zero": np.uint8(9)}
+    ops, _ = check(b.build(b.matmul(rows, w)), 0, **feeds)
     assert ops == ["integer_matmul"]
 
 

@@ -148,6 +148,28 @@ def _narrow(value: Value, codes: Value) -> Value | Array | None:
     return source if node.op == "cast" and source and source.dtype == codes.dtype else None
 
 
+def whole_numbers(value: Value) -> Array | None:
+    """A constant of whole numbers, also where it is too large to be folded: `cast(q) - zero`."""
+    found = constant_value(value)
+    if found is not None:
+        return found
+    node, offset = value.node, None
+    if node.op == "sub":
+        wide, zero = node.inputs
+        assert wide is not None
+        node, offset = wide.node, constant_value(zero)
+        if offset is None:
+            return None
+    source = next(iter(node.operands), None)
+    codes = constant_value(source) if node.op == "cast" else None
+    if codes is None or codes.dtype not in (np.int8, np.uint8):
+        return None
+    if offset is None:
+        return codes
+    fits = bool((np.abs(offset.astype(np.int64)) <= 255).all())
+    return codes.astype(np.int16) - offset.astype(np.int16) if fits else None
+
+
 def centred_weight(array: Array, channel: int) -> Weight | None:
     """Constant whole numbers as codes, with a zero point per channel where they need one."""
     axes = tuple(a for a in range(array.ndim) if a != normalize_axis(channel, array.ndim))

@@ -29,6 +29,7 @@ from bitwright.passes.codes import (
     coded,
     largest_sum,
     weight_of,
+    whole_numbers,
 )
 from bitwright.passes.recurrent_codes import recurrence_rules
 from bitwright.rewrite import Match, Rule, Trace, rewrite
@@ -76,7 +77,7 @@ class _Lowering:
             return reason
         if node.outputs[0].dtype == i32:
             source = centred(x)
-            array = constant_value(w)
+            array = whole_numbers(w)
             weight: Weight | str | None = f"{w} is not a constant"
             if array is not None:
                 weight = centred_weight(array, channel) or f"{w} has more than 8 bits"
