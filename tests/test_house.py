@@ -30,3 +30,9 @@ def test_file_is_at_most_500_lines(file):
 def test_nothing_is_left_for_later(file):
     lines = file.read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if MARKERS.search(line)] == []
+
+
+def test_test_files_have_names_of_their_own():
+    """Without packages, two of one name in different folders cannot be collected together."""
+    names = [file.name for file in sorted((ROOT / "tests").rglob("test_*.py"))]
+    assert [n for n in set(names) if names.count(n) > 1] == []
