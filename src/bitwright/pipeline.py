@@ -105,22 +105,30 @@ def compile(
         raise BitwrightError("threads must be at least 1", found=threads)
     history = History()
     graph = run_passes(loaded, INFERENCE, history)
-    if not chosen.is_plain:
-        graph = run_passes(graph, (_at_precision(chosen), canonicalize), history)
     if target == "reference":
+        graph = run_passes(graph, _policy_passes(chosen), history)
         return Executable(graph, history, Reference(graph))
-    program = make_program(run_passes(graph, CPU, history), threads)
-    return Executable(graph, history, program)
+    return compile_simple(graph, history, threads, chosen)
 
 
-def _at_precision(chosen: Policy) -> Pass:
+def compile_simple(
+    graph: Graph, history: History, threads: int | None = None, precision: Policy | None = None
+) -> Executable:
+    """An executable for the CPU from a graph that the inference passes went over already."""
+    chosen = policy(graph.meta.get(PRECISION, "f32")) if precision is None else precision
+    if not chosen.is_plain:  # products of codes first: they are none of its business
+        graph = run_passes(graph, (lower_integer, *_policy_passes(chosen)), history)
+    return Executable(graph, history, make_program(run_passes(graph, CPU, history), threads))
+
+
+def _policy_passes(chosen: Policy) -> tuple[Pass, ...]:
     """`apply_precision` as a pass; canonicalizing afterwards folds the casts of constants."""
 
     def apply(graph: Graph, trace: Trace) -> Graph:
         return apply_precision(graph, chosen, trace=trace)
 
     apply.__name__ = apply_precision.__name__
-    return apply
+    return () if chosen.is_plain else (apply, canonicalize)
 
 
 def make_program(fused: Graph, threads: int | None = None) -> Program:

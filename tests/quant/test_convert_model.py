@@ -126,3 +126,40 @@ def test_a_shared_parameter_that_is_read_wide_keeps_its_type():
 def test_no_data_is_an_error_when_it_is_given():
     with pytest.raises(BitwrightError, match="the data is empty"):
         convert(image(), "f16", [])
+
+
+def test_what_stays_float_in_an_8_bit_model_runs_in_bf16(tmp_path):
+    graph = block()
+    data = [{"ids": rng.integers(0, 3000, (2, 6))} for _ in range(4)]
+    plain, mixed = (bw.quantize(graph, data, float_precision=p) for p in ("f32", "bf16"))
+    mixed.save(tmp_path / "mixed.onnx")
+    exe = bw.compile(str(tmp_path / "mixed.onnx"))
+    found = {str(v.dtype) for n in exe.graph.nodes if n.op == "layer_norm" for v in n.outputs}
+    assert found == {"bf16"}
+    sums = [n for n in exe.graph.nodes if n.op == "integer_matmul"]
+    assert len(sums) == 2 and {str(n.outputs[0].dtype) for n in sums} == {"i32"}
+    feeds = data[0]
+    exact, theirs = bw.compile(graph).run(feeds)["y"], bw.compile(plain.graph).run(feeds)["y"]
+    error = np.abs(exe.run(feeds)["y"] - exact).max()
+    assert error < np.abs(theirs - exact).max() + 0.01 * np.abs(exact).max()
+    session = onnxruntime.InferenceSession(str(tmp_path / "mixed.onnx"))
+    assert np.abs(session.run(None, feeds)[0] - exact).max() < 0.05 * np.abs(exact).max()
+
+
+def test_the_command_converts_and_says_what_it_kept(tmp_path):
+    from click.testing import CliRunner
+
+    from bitwright.cli import main
+
+    exploding().save(tmp_path / "model.onnx")
+    batch = {"x": normal(4, 32, scale=1e3), "e": normal(4, 32, scale=1e-8)}
+    np.savez(tmp_path / "batch.npz", **batch)
+    files = [str(tmp_path / name) for name in ("model.onnx", "half.onnx", "batch.npz")]
+    command = ["convert", files[0], "--precision", "f16", "-o", files[1], "--data", files[2]]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    assert "kept squares" in done.output and "dB" in done.output
+    answer = bw.compile(files[1]).run(batch)
+    assert np.isfinite(answer["y"]).all()
+    refused = CliRunner().invoke(main, [*command[:3], "f12", *command[4:]])
+    assert refused.exit_code == 2 and "no precision 'f12'" in refused.output

@@ -6,10 +6,12 @@ the commands of one topic, and importing it adds them to the group.
 
 from bitwright.cli import bench as _bench
 from bitwright.cli import calibrate as _calibrate
+from bitwright.cli import convert as _convert
 from bitwright.cli import explain as _explain
 from bitwright.cli import model as _model
 from bitwright.cli import quantize as _quantize
 from bitwright.cli.common import main
 
-assert all((_bench, _calibrate, _explain, _model, _quantize))  # importing them is their use
+# importing them is their use
+assert all((_bench, _calibrate, _convert, _explain, _model, _quantize))
 __all__ = ["main"]

@@ -40,6 +40,12 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs, so that --he
     show_default=True,
     help="int8, int8-static, int8-dynamic, w8, w4, or a .yaml / .json file.",
 )
+@click.option(
+    "--float-precision",
+    default="f32",
+    show_default=True,
+    help="What stays float: f32, bf16, f16 or a policy.",
+)
 @export_options
 @subset_option
 @click.option(
@@ -57,6 +63,7 @@ def quantize(
     statistics: str | None,
     output: str,
     recipe: str,
+    float_precision: str,
     functions: str,
     zero_points: str,
     weights: str,
@@ -81,7 +88,7 @@ def quantize(
     form = options_given(output, functions=functions, zero_points=zero_points, weights=weights)
     if zero_points == "zero":
         rules = without_zero_points(rules)
-    _check_output(output)
+    check_output(output)
     beside = EvidenceFile(Path(f"{output}.statistics"), is_temporary=True)
     file = beside if statistics is None else EvidenceFile(Path(statistics))
     if file.path.resolve() == Path(output).resolve():
@@ -94,13 +101,19 @@ def quantize(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", DataWarning)  # the report says it
-        graph = working(f"reading {Path(model).name}")(_load)(model, output)
+        graph = working(f"reading {Path(model).name}")(load_beside)(model, output)
         if data is not None:
             Batches(data, graph)  # whose faults are said before a long evaluation
         if script:
             scores["float"] = _score(script, graph, threads)
         result = bitwright.quantize(
-            graph, data, rules, statistics=file, subset=subset, threads=threads
+            graph,
+            data,
+            rules,
+            statistics=file,
+            subset=subset,
+            threads=threads,
+            float_precision=float_precision,
         )
         result.save(output, **form)
         if script:
@@ -118,7 +131,7 @@ def quantize(
         _show_scores(scores["float"], scores["quantized"])
 
 
-def _check_output(output: str) -> None:
+def check_output(output: str) -> None:
     """What would stop the writing is said before the minutes of calibration, not after."""
     from bitwright.ir.container import require_writable
     from bitwright.ir.graph import WRITERS
@@ -129,7 +142,7 @@ def _check_output(output: str) -> None:
     require_writable(path)
 
 
-def _load(model: str, output: str) -> bitwright.Graph:
+def load_beside(model: str, output: str) -> bitwright.Graph:
     """The model's graph; an output that would replace one of the model's files is refused."""
     from bitwright.frontend.load import load_with_files
 

@@ -4,6 +4,8 @@ Kept at full precision, each with its reason, unless a pattern of the policy nam
 
     counted    numbers made from integers that a half cannot hold (positions, lengths), until a
                function of them (a sine, a comparison) ends that; and numbers that become integers
+    codes      sums of integer products until they are scaled, scales that the run chooses, and
+               what is rounded to codes
     too large  a constant, or a value as observed on data, that would become infinite
     too small  a constant, or a value as observed, that would become zero everywhere
 
@@ -28,7 +30,7 @@ from bitwright.passes.precision_policy import Policy, kind_of
 
 HALVES = (f16, bf16)
 CHANGEABLE = (f64, f32, f16, bf16)
-OWN = frozenset({"host", "bitcast", "range", "iota", "fused", "to_codes"})
+OWN = frozenset({"host", "bitcast", "range", "iota", "fused", "to_codes", "dynamic_quantize"})
 """Ops whose types are part of what they say."""
 _ARITHMETIC = frozenset(
     {"add", "sub", "mul", "div", "neg", "abs", "floor", "ceil", "round", "trunc", "mod", "pow"}
@@ -81,6 +83,7 @@ class PrecisionPlan:
         self.graph, self.policy, self.extents = graph, policy, extents or {}
         self._becomes_index = _become_integers(graph)
         self._counted: set[Value] = set()
+        self._unscaled: set[Value] = set()
         self._large: set[Value] = set()
         self._guarded: set[Value] = set()
         self.decisions: dict[Node, Decision] = {
@@ -89,6 +92,8 @@ class PrecisionPlan:
 
     def _decide(self, node: Node) -> Decision:
         if node.op in OWN or node.bodies:
+            if node.op == "dynamic_quantize":
+                self._unscaled.add(node.outputs[1])
             return Decision(None, "its types are its own")
         operands = [value for _, value in changeable_operands(node)]
         makes_float = node.op in ("cast", "dequantize") and is_changeable(node.outputs[0])
@@ -103,11 +108,23 @@ class PrecisionPlan:
 
     def _reason(self, node: Node, operands: list[Value], wanted: DType) -> str:
         """Why a node is better not computed in `wanted`; also follows what its results carry."""
+        if self._is_unscaled(node, operands):
+            return "it scales an exact sum of codes"
         is_counted = self._is_counted(node, operands, wanted)
         extreme = self._extreme(node, operands, wanted)
         if is_counted:
             return "it counts in whole numbers that a half does not hold"
         return "integers are made from its result" if node in self._becomes_index else extreme
+
+    def _is_unscaled(self, node: Node, operands: list[Value]) -> bool:
+        """Whether a node reads a sum of codes or a scale of its own; a product ends that."""
+        source = node.inputs[0] if node.op == "cast" else None
+        is_sum = source is not None and source.node.op.startswith("integer_")
+        if not is_sum and not any(value in self._unscaled for value in operands):
+            return False
+        if node.op != "mul":
+            self._unscaled.update(v for v in node.outputs if is_changeable(v))
+        return True
 
     def _extreme(self, node: Node, operands: list[Value], wanted: DType) -> str:
         """Which operand or result a half cannot hold."""
@@ -177,7 +194,7 @@ def _is_close(node: Node) -> bool:
 
 
 def _become_integers(graph: Graph) -> set[Node]:
-    """Nodes that only compute, element by element, what is then cast to an integer."""
+    """Nodes that compute, element by element, what is then cast or rounded to an integer."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
         source = node.inputs[0] if node.op == "cast" and node.inputs else None
@@ -186,7 +203,7 @@ def _become_integers(graph: Graph) -> set[Node]:
             and is_changeable(source)
             and isinstance(node.types[0], TensorType)
             and node.types[0].dtype.is_integer
-        )
+        ) or node.op == "to_codes"
         if not starts and node not in found:
             continue
         for value in node.operands:

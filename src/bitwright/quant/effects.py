@@ -23,7 +23,7 @@ from bitwright.ir.types import TensorType
 from bitwright.ops.builder import Builder
 from bitwright.ops.check import verify
 from bitwright.passes.manager import History, run_passes
-from bitwright.pipeline import CPU, INFERENCE, make_program
+from bitwright.pipeline import INFERENCE, compile_simple
 from bitwright.quant.algorithms.choosing import Coding
 from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.apply import static_codes
@@ -40,8 +40,7 @@ LOST = 1e3
 
 
 def compiled(graph: Graph, threads: int | None) -> Executable:
-    history = History()
-    return Executable(graph, history, make_program(run_passes(graph, CPU, history), threads))
+    return compile_simple(graph, History(), threads)
 
 
 class Losses:

@@ -27,7 +27,8 @@ from bitwright.frontend.load import load
 from bitwright.ir.feeds import bind_input
 from bitwright.ir.graph import Graph
 from bitwright.passes.manager import run_passes
-from bitwright.pipeline import INFERENCE
+from bitwright.passes.precision_policy import Policy, policy
+from bitwright.pipeline import INFERENCE, PRECISION
 from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import WeightFormat, Weights, quantize_weights
 from bitwright.quant.apply import apply_choices
@@ -48,6 +49,8 @@ from bitwright.warn import DataWarning
 
 Array = np.ndarray[Any, Any]
 GUARD_ROUNDS = 4
+_POLICIES = {"bf16": "mixed_bf16", "f16": "mixed"}
+"""What a float precision stands for."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +75,19 @@ def quantize(
     subset: int | None = None,
     threads: int | None = None,
     progress: bool | None = None,
+    float_precision: str | Policy = "f32",
 ) -> Quantized:
     """Quantize a model (graph, path, bytes or ModelProto) with calibration data.
 
     `data` is whatever `bw.calibrate` takes. No batch is needed twice, except the few that the
     result is checked on. What the data showed goes to the file `statistics`, also when the run is
     interrupted; the next run with that file goes on behind the batches that it holds, and needs no
-    data if there are none.
+    data if there are none. What stays float runs at `float_precision` ("bf16", "f16" or a policy)
+    wherever bitwright runs the model, and is checked so; other runtimes run it as f32.
     """
     begin = time.perf_counter()
     rules = find_recipe(recipe)
+    chosen = policy(_POLICIES.get(str(float_precision), float_precision))
     file = EvidenceFile.at(statistics)
     if file is not None:
         file.require_usable(has_data=data is not None)
@@ -95,7 +101,7 @@ def quantize(
     gathering = Gathering(graph, find_sites(graph), batches, file, threads)
     with saved_on_interrupt(gathering.save):
         gathering.run(progress)
-        result = _quantize(graph, gathering, rules, threads)
+        result = _quantize(graph, gathering, rules, chosen, threads)
     gathering.finish()
     result.report.notes = gathering.notes()
     for note in result.report.notes:
@@ -104,7 +110,9 @@ def quantize(
     return result
 
 
-def _quantize(graph: Graph, gathering: Gathering, rules: Recipe, threads: int | None) -> Quantized:
+def _quantize(
+    graph: Graph, gathering: Gathering, rules: Recipe, chosen: Policy, threads: int | None
+) -> Quantized:
     """Choose, round and check, until the outputs keep what the recipe asks for."""
     evidence = gathering.evidence
     form = WeightFormat(
@@ -122,6 +130,8 @@ def _quantize(graph: Graph, gathering: Gathering, rules: Recipe, threads: int | 
     for _ in range(GUARD_ROUNDS):
         found = _weights(choices, evidence, form, weights)
         result = apply_choices(graph, choices, found, lookups, equalize=rules.equalize)
+        if not chosen.is_plain:
+            result = result.with_(meta={**result.meta, PRECISION: chosen.to_json()})
         losses = effects.of(result)
         if decibels(losses.worst) >= rules.guard_sqnr or "float" not in rules.schemes_allowed:
             break

@@ -1,0 +1,55 @@
+"""`convert`: a model at another precision, what stayed wide, and what that cost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+import bitwright
+from bitwright.cli.calibrate import DATA_HELP, subset_option, threads_option
+from bitwright.cli.common import human, json_option, main, out, print_json, working
+from bitwright.cli.quantize import check_output, load_beside
+
+
+@main.command()
+@click.argument("model")
+@click.option("--precision", required=True, help="f16, mixed, mixed_conservative, mixed_bf16, ….")
+@click.option("-o", "--output", required=True, type=click.Path(), help="File to write: .onnx, .bw.")
+@click.option("--data", type=click.Path(), help=DATA_HELP)
+@click.option("--io", is_flag=True, help="Change the types of inputs and outputs too.")
+@click.option("--bf16-ops", is_flag=True, help="Write bf16 ops, which few runtimes have.")
+@subset_option
+@threads_option
+@json_option
+def convert(
+    model: str,
+    precision: str,
+    output: str,
+    data: str | None,
+    io: bool,
+    bf16_ops: bool,
+    subset: int | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Write MODEL with its ops at another precision.
+
+    With DATA, ops whose values would overflow or vanish there stay wide, and the loss is measured.
+    """
+    from bitwright.report.compare import file_bytes
+
+    check_output(output)
+    graph = working(f"reading {Path(model).name}")(load_beside)(model, output)
+    found = working("converting")(bitwright.convert)(
+        graph, precision, data, io=io, subset=subset, threads=threads
+    )
+    found.save(output, bf16_ops=bf16_ops)
+    sizes = file_bytes(Path(model)), file_bytes(Path(output))
+    if as_json:
+        facts = {"model": model, "output": output, "file_bytes": sizes}
+        return print_json(facts | asdict(found.report))
+    click.echo(str(found.report))
+    line = f"{output}: {human(sizes[1], 'B')}, {sizes[1] / sizes[0]:.3f} of {Path(model).name}"
+    out.print(line, highlight=False, markup=False, soft_wrap=True)
