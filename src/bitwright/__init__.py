@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _HOME = {
     "BitwrightError": "bitwright.errors",
     "Builder": "bitwright.ops.builder",
+    "CastConfiguration": "bitwright.quant.cast_configuration",
     "Executable": "bitwright.executable",
     "Graph": "bitwright.ir",
     "Observer": "bitwright.quant.observer",

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.ir.dtype import f8e8m0, f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.builder import Builder
 from bitwright.ops.check import verify
@@ -28,6 +29,7 @@ from bitwright.quant.algorithms.weights import Weights
 from bitwright.quant.assign import Choice
 from bitwright.quant.equalize import fold_factors
 from bitwright.quant.products import Product
+from bitwright.quant.scales import ScaleFormat
 from bitwright.rewrite.driver import prune
 
 Array = np.ndarray[Any, Any]
@@ -217,16 +219,26 @@ class _Rewrite:
         return self.coded[x, as_rows]
 
     def _weight(self, product: Product, made: Weights, as_rows: bool) -> Value:
-        b, codes, scales = self.b, made.codes, made.scales
+        b, codes = self.b, made.codes
+        scales = self._scales(made.scales, made.scale_format)
         axis = product.output_axis
         if as_rows:
             codes, axis = np.ascontiguousarray(codes.reshape(codes.shape[0], -1).T), 1
         name = f"{product.name}.weight"
-        if scales.ndim == 1:
+        if not made.block:
             return b.dequantize(b.constant(codes, name=name), scales, axis=axis)  # type: ignore[no-any-return]
         return b.dequantize(  # type: ignore[no-any-return]
             b.constant(codes, name=name), scales, axis=made.block_axis, block=made.block
         )
+
+    def _scales(self, scales: Array, form: ScaleFormat) -> Array | Value:
+        """Scales as they are stored, under the one scale that they may have."""
+        if form.element == f32:
+            return scales
+        codes = self.b.constant(form.codes(scales))
+        if form.element == f8e8m0:
+            return codes
+        return self.b.dequantize(codes, np.float32(form.tensor_scale))  # type: ignore[no-any-return]
 
     def _bias(self, product: Product, choice: Choice, made: Weights) -> Value:
         total = made.correction.astype(np.float64)

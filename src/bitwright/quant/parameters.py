@@ -21,7 +21,7 @@ from bitwright.errors import QuantizationError
 from bitwright.ir.dtype import DType, f32
 from bitwright.ir.types import normalize_axis
 from bitwright.quant import types
-from bitwright.quant.scales import ScaleFormat, scale_type
+from bitwright.quant.scales import PLAIN, ScaleFormat, scale_type
 from bitwright.quant.statistics import Statistics
 from bitwright.quant.types import MIXED, WIDTHS, Granularity, QuantType, Scheme
 
@@ -170,7 +170,7 @@ class QuantizationParameters:
         low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
         _check_range(low, high)
         require_codes_for(kind, by, low)
-        scales = scales or ScaleFormat()
+        scales = scales or PLAIN
         scale, zero_point, fault = scale_and_zero_point(kind, by, low, high, widths, scales)
         notes = (_degenerate_note(fault),) if fault.any() else ()
         return QuantizationParameters(
@@ -312,7 +312,7 @@ def scale_and_zero_point(
     low: Array,
     high: Array,
     widths: Sequence[int] = (),
-    scales: ScaleFormat = ScaleFormat(),  # noqa: B008 (it is frozen)
+    scales: ScaleFormat = PLAIN,
 ) -> tuple[Array, Array, Array]:
     """For a range, widened to hold 0: the scale in f32 as it is stored, the zero point in f64, and
     where the scale is not a normal f32, so that it is 1 and the zero point 0.

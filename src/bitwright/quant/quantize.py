@@ -45,6 +45,7 @@ from bitwright.quant.quantization_report import QuantizationReport, make_report
 from bitwright.quant.recipe import Recipe
 from bitwright.quant.recipe import recipe as find_recipe
 from bitwright.quant.relieve import open_codings, relieve
+from bitwright.quant.types import FORMATS
 from bitwright.warn import DataWarning
 
 Array = np.ndarray[Any, Any]
@@ -116,7 +117,12 @@ def _quantize(
     """Choose, round and check, until the outputs keep what the recipe asks for."""
     evidence = gathering.evidence
     form = WeightFormat(
-        rules.weight_bits, rules.block, rules.rounding, rules.bias_correction, rules.ranges
+        rules.weight_bits,
+        rules.block or (FORMATS[rules.weight_format].block if rules.weight_format else 0),
+        rules.rounding,
+        rules.bias_correction,
+        rules.ranges,
+        rules.weight_format,
     )
     lookups = embeddings(graph, rules)
     if rules.equalize:

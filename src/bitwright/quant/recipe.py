@@ -4,6 +4,9 @@
     int8-static    one range for each activation
     int8-dynamic   ranges for each row, found when the model runs
     w8, w4         weights only; activations stay as they are
+    f8             the same in f8e4m3fn, a scale for 128 of them
+    mxfp8, mxfp4   in blocks of 32 with powers of two for scales
+    nvfp4          in blocks of 16 with f8 scales
 
     {"base": "int8", "ignore": ["lm_head", "re:.*gate$"], "schemes": {"re:.*down": "dynamic"}}
 
@@ -21,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.errors import BitwrightError
+from bitwright.quant.types import FORMATS
 
 CODED = ("static", "dynamic", "dynamic-tensor")
 """Schemes in which both operands of a product are 8-bit codes."""
 SCHEMES = (*CODED, "weights", "float")
 KINDS = ("matmul", "conv", "recurrent", "embedding")
 ROUNDINGS = ("gptq", "adaround", "nearest")
+FLOAT_ROUNDINGS = ("gptq", "nearest")
 RANGES = ("mse", "peak")
 
 
@@ -37,6 +42,8 @@ class Recipe:
     weight_bits: int = 8
     block: int = 0
     """Weights that share a scale; 0 for all of an output channel."""
+    weight_format: str = ""
+    """A block format of floats for weights, in place of integers."""
     targets: tuple[str, ...] = KINDS
     ignore: tuple[str, ...] = ()
     schemes: Mapping[str, str] = field(default_factory=dict)
@@ -73,6 +80,12 @@ RECIPES = {
     "int8-dynamic": Recipe("int8-dynamic", ("dynamic", "static", "float")),
     "w8": Recipe("w8", ("weights",), smooth=False),
     "w4": Recipe("w4", ("weights",), weight_bits=4, block=32, smooth=False),
+    **{
+        name: Recipe(
+            name, ("weights",), weight_format=name, targets=("matmul", "embedding"), smooth=False
+        )
+        for name in ("f8", "mxfp8", "mxfp4", "nvfp4")
+    },
 }
 
 
@@ -165,6 +178,8 @@ def _check(made: Recipe) -> None:
         ("target", made.targets, KINDS),
         ("rounding", (made.rounding,), ROUNDINGS),
         ("way to find ranges", (made.ranges,), RANGES),
+        ("weight format", (made.weight_format,), ("", *FORMATS)),
+        ("rounding to floats", (made.rounding,) if made.weight_format else (), FLOAT_ROUNDINGS),
     ):
         if wrong := [v for v in values if v not in allowed]:
             raise BitwrightError(

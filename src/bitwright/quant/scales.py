@@ -74,3 +74,6 @@ class ScaleFormat:
         return np.asarray(
             self.codes(scale).astype(np.float32) * np.float32(self.tensor_scale), np.float32
         )
+
+
+PLAIN = ScaleFormat()

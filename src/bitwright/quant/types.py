@@ -135,6 +135,7 @@ class BlockFormat:
 
 
 FORMATS = {
+    "f8": BlockFormat("f8e4m3fn", 128, "f32"),
     "mxfp4": BlockFormat("f4e2m1", 32, "f8e8m0"),
     "mxfp8": BlockFormat("f8e4m3fn", 32, "f8e8m0"),
     "mxfp8e5m2": BlockFormat("f8e5m2", 32, "f8e8m0"),

@@ -58,7 +58,7 @@ def rows_round_trip(x: Array) -> Array:
     return np.asarray((np.clip(np.rint(x / scale) + zero, 0, LEVELS) - zero) * scale)
 
 
-def weight_scales(matrix: Array, limit: int = WEIGHT_LIMIT, block: int = 0) -> Array:
+def weight_scales(matrix: Array, limit: float = WEIGHT_LIMIT, block: int = 0) -> Array:
     """Scales [..., columns, blocks] so that the largest weight of each has the last code.
 
     Block 0 is all terms of a column.

@@ -10,11 +10,13 @@ Columns do not know of each other: U is found once, and columns are rounded a fe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+Nearest = Callable[[Array], None]
 DAMPING = 0.01
 FEW = 8
 """Terms whose errors are spread one by one; those of more terms are spread by one product."""
@@ -46,16 +48,25 @@ class ErrorSpread:
         self.upper = _inverse(lower)[:, ::-1, ::-1]
 
     def codes(self, matrix: Array, scales: Array, highest: int, lowest: int) -> Array:
-        """Codes (as f32) of [groups, columns, terms] weights.
+        """Whole codes (as f32) of [groups, columns, terms] weights.
 
         Scales have one number for each column, or one for each weight.
         """
+
+        def nearest(ratio: Array) -> None:
+            np.rint(ratio, out=ratio)
+            np.clip(ratio, lowest, highest, out=ratio)
+
+        return self.on_grid(matrix, scales, nearest)
+
+    def on_grid(self, matrix: Array, scales: Array, nearest: Nearest) -> Array:
+        """The same for any numbers that `nearest` rounds to, in place, in steps of their scale."""
         # terms first, so that a step works on contiguous columns
         rest = self._sorted(matrix)
         # one scale for all terms of a column stays one
         steps = scales.transpose(0, 2, 1) if scales.shape[2] == 1 else self._sorted(scales)
         codes = np.empty_like(rest)
-        self._round(rest, np.broadcast_to(steps, rest.shape), codes, (lowest, highest), 0)
+        self._round(rest, np.broadcast_to(steps, rest.shape), codes, nearest, 0)
         result = np.empty(matrix.shape, np.float32)
         np.put_along_axis(result.transpose(0, 2, 1), self.order[:, :, None], codes, axis=1)
         return result
@@ -64,24 +75,21 @@ class ErrorSpread:
         """[groups, columns, terms] as [groups, terms, columns], the terms in their order."""
         return np.take_along_axis(matrix.transpose(0, 2, 1), self.order[:, :, None], axis=1)
 
-    def _round(
-        self, rest: Array, steps: Array, codes: Array, limits: tuple[int, int], start: int
-    ) -> None:
+    def _round(self, rest: Array, steps: Array, codes: Array, nearest: Nearest, start: int) -> None:
         """Round all terms of `rest`, the first of them the one `start`; it holds errors then."""
         number = rest.shape[1]
         if number > FEW:
             half = number // 2
             middle = start + half
-            self._round(rest[:, :half], steps[:, :half], codes[:, :half], limits, start)
+            self._round(rest[:, :half], steps[:, :half], codes[:, :half], nearest, start)
             spread = self.upper[:, start:middle, middle : start + number]
             rest[:, half:] -= spread.transpose(0, 2, 1) @ rest[:, :half]
-            self._round(rest[:, half:], steps[:, half:], codes[:, half:], limits, middle)
+            self._round(rest[:, half:], steps[:, half:], codes[:, half:], nearest, middle)
             return
         for k in range(number):
             code, step = codes[:, k], steps[:, k]
             np.divide(rest[:, k], step, out=code)
-            np.rint(code, out=code)
-            np.clip(code, *limits, out=code)
+            nearest(code)
             error = rest[:, k]
             error -= code * step
             error /= self.upper[:, start + k, start + k, None]

@@ -12,10 +12,12 @@ import numpy as np
 from bitwright.quant.algorithms.choosing import Coding, times
 from bitwright.quant.algorithms.codes import decibels, weight_codes, weight_scales
 from bitwright.quant.algorithms.descent import Descent
+from bitwright.quant.algorithms.grids import Grid, spread
 from bitwright.quant.algorithms.rounding import ErrorSpread, damping
 from bitwright.quant.algorithms.weight_ranges import least_error_scales
 from bitwright.quant.collect import Evidence
 from bitwright.quant.products import Product
+from bitwright.quant.scales import PLAIN, ScaleFormat
 
 Array = np.ndarray[Any, Any]
 Rounding = Callable[[Array, Array, int, int], Array]
@@ -30,7 +32,7 @@ class Weights:
     """A product in codes: what takes the place of its weight and bias."""
 
     codes: Array
-    """Signed integers in the weight's own layout."""
+    """Signed integers, or floats of few bits, in the weight's own layout."""
     scales: Array
     """f32: one for each output channel, or the weight's shape with blocks along `block_axis`."""
     correction: Array
@@ -39,6 +41,8 @@ class Weights:
     """Mean squared error of the result on the rows scored, relative to its mean square."""
     block: int = 0
     block_axis: int | None = None
+    scale_format: ScaleFormat = PLAIN
+    """How the scales are stored, which they are rounded to."""
 
     @property
     def sqnr(self) -> float:
@@ -54,6 +58,8 @@ class WeightFormat:
     rounding: str = "gptq"
     bias_correction: bool = True
     ranges: str = "mse"
+    format: str = ""
+    """A block format of floats, in place of integers."""
 
     @property
     def highest(self) -> int:
@@ -114,7 +120,9 @@ class _Together:
         self.block = form.block_of(products[0])
         gram = self._gram()
         self.importance = np.einsum("gkk->gk", gram) + damping(gram)
-        self.rounded = ROUNDINGS[form.rounding](gram)
+        self.floats = _Floats(form, gram, self._largest()) if form.format else None
+        if self.floats is None:
+            self.rounded = ROUNDINGS[form.rounding](gram)
 
     def _gram(self) -> Array:
         """Second moments of the inputs as the weights meet them, divided by the factors."""
@@ -122,6 +130,11 @@ class _Together:
         if factors is not None:
             gram /= factors[:, :, None] * factors[:, None, :]
         return gram
+
+    def _largest(self) -> float:
+        """The size of the largest weight."""
+        factors = 1 if self.factors is None else self.factors[:, None, :]
+        return max(float(np.abs(p.matrix * factors).max(initial=0)) for p in self.products)
 
     def made(self) -> dict[str, Weights]:
         parts: dict[str, list[_Part]] = {product.name: [] for product in self.products}
@@ -161,6 +174,8 @@ class _Together:
 
         A scale is that of the largest weight, or a lower one where that measures better.
         """
+        if self.floats is not None:
+            return self.floats.codes(matrix, self.block, self.importance)
         form = self.form
         limits = form.highest, form.lowest
         scales = weight_scales(matrix, form.highest, self.block)
@@ -186,10 +201,7 @@ class _Together:
 
     def _each(self, scales: Array) -> Array:
         """Scales so that they broadcast over the weights."""
-        if not self.block:
-            return scales
-        terms = self.products[0].matrix.shape[2]
-        return np.repeat(scales, self.block, axis=2)[:, :, :terms]
+        return spread(scales, self.block, self.products[0].matrix.shape[2])
 
     def _part(self, exact_matrix: Array, codes: Array, scales: Array) -> _Part:
         """The codes as they are stored, the mean error of each column, the error without it."""
@@ -202,7 +214,8 @@ class _Together:
         lost = held if self.factors is None else np.divide(held, self.factors[:, None, :], out=held)
         np.subtract(exact_matrix, lost, out=lost)
         mean += np.matvec(lost, self.unseen)
-        stored = codes.astype(STORAGE[self.form.bits])
+        element = STORAGE[self.form.bits] if self.floats is None else self.floats.grid.storage
+        stored = codes.astype(element)
         return _Part(stored, scales, mean, _square(error), _square(exact))
 
     def _whole(self, product: Product, parts: list[_Part]) -> Weights:
@@ -214,8 +227,32 @@ class _Together:
         error = sum(part.noise for part in parts) / max(sum(part.power for part in parts), 1e-30)
         if self.block:
             blocks = np.ascontiguousarray(scales[0].T)
-            return Weights(codes, blocks, correction, error, self.block, 0)
-        return Weights(codes, scales.reshape(-1), correction, error)
+            return Weights(codes, blocks, correction, error, self.block, 0, self._scale_format)
+        flat = scales.reshape(-1)
+        return Weights(codes, flat, correction, error, scale_format=self._scale_format)
+
+    @property
+    def _scale_format(self) -> ScaleFormat:
+        return PLAIN if self.floats is None else self.floats.scale_format
+
+
+class _Floats:
+    """Rounding to a block format of floats."""
+
+    def __init__(self, form: WeightFormat, gram: Array, largest: float) -> None:
+        self.grid = Grid.named(form.format)
+        self.scale_format = self.grid.format(largest)
+        self.spread = ErrorSpread(gram) if form.rounding == "gptq" else None
+
+    def codes(self, matrix: Array, block: int, importance: Array) -> tuple[Array, Array]:
+        """Codes as f32, and scales [groups, columns, blocks]."""
+        scales = self.grid.scales(matrix, block, self.scale_format, importance)
+        each = spread(scales, block, matrix.shape[2])
+        if self.spread is not None:
+            return self.spread.on_grid(matrix, each, self.grid.nearest), scales
+        codes = matrix / each
+        self.grid.nearest(codes)
+        return codes, scales
 
 
 class _Part(NamedTuple):
