@@ -134,9 +134,10 @@ def test_a_branch_that_no_batch_reaches_is_in_the_table(rng):
     ]
     q = bw.quantize(graph, data)
     rows = {layer.name: layer for layer in q.report.layers}
-    for name in ("then_product", "else_product"):
-        assert rows[name].scheme == "float" and "inside a body" in rows[name].reason
-    assert rows["last"].scheme != "float" and 0 < q.report.share_in_8_bit < 1
+    unreached = rows["choice/else/else_product"]
+    assert unreached.scheme == "float" and unreached.reason == "no calibration batch reached it"
+    for name in ("choice/then/then_product", "last"):
+        assert rows[name].scheme != "float"
     for flag in (True, False):
         batch = {**data[0], "flag": np.array(flag)}
         exact = run(graph, batch)

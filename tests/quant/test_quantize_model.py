@@ -310,3 +310,40 @@ def test_recurrent_layers_may_be_left_alone_or_keep_their_states(tmp_path):
             node.op for node in bw.compile(q).history.stages[-1].graph.nodes
         }
         assert sqnr(exact, bw.compile(q).run(data[0])["logits"]) > (35 if name == "w8" else 15)
+
+
+def test_branches_are_quantized_where_the_data_goes(tmp_path):
+    """Both branches use the same names; one is taken by every batch, the other by none."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    rng = np.random.default_rng(0)
+    bodies = {}
+    for name in ("then", "else"):
+        inner = bw.Builder(name)
+        x = inner.input("x", "f32[n, 16, 9]")
+        w = [rng.normal(size=(8, 16, 3)) / 7, rng.normal(size=(8, 5)) / 3]
+        y = inner.relu(inner.conv(x, w[0].astype(np.float32), name="windows"))
+        y = inner.transpose(y, perm=(0, 2, 1))
+        bodies[name] = inner.build(inner.matmul(y, w[1].astype(np.float32), name="rows"))
+    b = bw.Builder("branches")
+    flag, x = b.input("flag", "bool[]"), b.input("x", "f32[n, 16, 9]")
+    model = b.build(logits=b.if_(flag, x, name="choice", **bodies))
+    data = [
+        {"flag": np.array(True), "x": rng.normal(size=(2, 16, 9)).astype(np.float32)}
+        for _ in range(40)
+    ]
+    q = bw.quantize(model, data[:36])
+    layers = {layer.name: layer for layer in q.report.layers}
+    assert layers["choice/then/windows"].scheme == "static"
+    assert layers["choice/then/rows"].scheme == "dynamic"
+    assert layers["choice/else/rows"].scheme == "float"
+    assert layers["choice/else/rows"].reason == "no calibration batch reached it"
+    assert q.report.share_in_8_bit == 1
+    exe, want = bw.compile(q), bw.compile(model)
+    q.save(tmp_path / "q.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "q.onnx")
+    for batch in data[36:]:
+        exact, found = want.run(batch)["logits"], exe.run(batch)["logits"]
+        assert 30 < sqnr(exact, found) < 80
+        assert sqnr(exact, session.run(None, batch)[0]) > 30
+        other = {**batch, "flag": np.array(False)}
+        np.testing.assert_array_equal(want.run(other)["logits"], exe.run(other)["logits"])

@@ -100,7 +100,7 @@ class _Rewrite:
         names: Mapping[Node, str],
     ) -> None:
         self.graph, self.weights, self.lookups = graph, weights, set(lookups)
-        self.names = names
+        self.choices, self.names = choices, names
         self.products: dict[Node, tuple[Product, Choice]] = {}
         self.adds: dict[Node, tuple[Product, Choice]] = {}
         for choice in choices:
@@ -131,8 +131,11 @@ class _Rewrite:
             else:
                 inputs = tuple(None if v is None else self.new[v] for v in node.inputs)
                 names = (self.names[node],) if node in self.names else node.names
-                same = inputs == node.inputs and names == node.names
-                kept = self.b.append(node if same else node.with_(inputs=inputs, names=names))
+                bodies = self._bodies(node)
+                same = inputs == node.inputs and names == node.names and not bodies
+                attrs = {**node.attrs, **bodies}
+                changed = node if same else node.with_(inputs=inputs, names=names, attrs=attrs)
+                kept = self.b.append(changed)
                 self.new.update(zip(node.outputs, kept.outputs, strict=True))
         return prune(
             self.graph.with_(
@@ -141,6 +144,15 @@ class _Rewrite:
                 updates=tuple((self.new[s], self.new[v]) for s, v in self.graph.updates),
             )
         )
+
+    def _bodies(self, node: Node) -> dict[str, Graph]:
+        """The branches of an `if` in codes."""
+        if node.op != "if":
+            return {}
+        return {
+            name: _Rewrite(body, self.choices, self.weights, [*self.lookups], {}).run()
+            for name, body in node.bodies.items()
+        }
 
     def _named(self, node: Node, value: Value) -> None:
         """Let `value`, made last, carry the name of the result it stands for."""

@@ -18,6 +18,7 @@ from bitwright.quant.products import Site
 from bitwright.quant.recipe import CODED, Recipe
 
 SMALLEST_TABLE = 4096
+UNREACHED = "no calibration batch reached it"
 STATIC_GAIN = 1.5
 """Decibels by which a static range must be better than one for each token."""
 
@@ -48,7 +49,7 @@ def _choose(site: Site, evidence: Evidence | None, recipe: Recipe) -> Choice:
     if "float" in asked:
         return Choice(site, "float", "the recipe leaves it in float")
     if evidence is None:
-        return Choice(site, "float", "no calibration batch reached it")
+        return Choice(site, "float", UNREACHED)
     if "weights" in recipe.schemes_allowed or "weights" in asked:
         return Choice(site, "weights", "the recipe quantizes weights only")
     if not evidence.every.peaks.any():

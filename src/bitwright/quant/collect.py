@@ -205,6 +205,9 @@ class _Extremes:
             b.append(node)
         names = []
         for name, site in self._sites.items():
+            if site.is_inside:  # values of branches are seen as they are
+                names.append(name)
+                continue
             axes = [i for i in range(site.value.rank) if i != site.channel_axis]
             for op in ("reduce_min", "reduce_max"):
                 value = b.op(op, site.value, axes=axes, keepdims=False, name=f"{name}.{op}")
@@ -215,6 +218,11 @@ class _Extremes:
     def run(self, batch: Mapping[str, Any], number: int) -> Iterator[tuple[str, Channels]]:
         lows: dict[str, Array] = {}
         for name, array in self._taps.run(batch):
+            if name in self._sites:
+                channels = Channels.of(array, self._sites[name].channel_axis)
+                _require_finite(name, number, channels)
+                yield name, channels
+                continue
             site, _, op = name.rpartition(".")
             if op == "reduce_min":
                 lows[site] = np.minimum(array, 0)

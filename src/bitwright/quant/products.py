@@ -38,10 +38,12 @@ class Product:
     bias: Array | None
     add: Node | None
     """The addition that holds the bias of a matmul; a conv has its own operand for it."""
+    path: str = ""
+    """The way to the branch that it lies in (`ir.paths`)."""
 
     @property
     def name(self) -> str:
-        return self.node.name
+        return self.path + self.node.name
 
     @property
     def x(self) -> Value:
@@ -173,7 +175,12 @@ class Site:
 
     @property
     def name(self) -> str:
-        return self.value.name
+        return self.products[0].path + self.value.name
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it lies in a branch, which only some batches take."""
+        return bool(self.products[0].path)
 
     @property
     def channel_axis(self) -> int:
@@ -184,22 +191,28 @@ class Site:
         return all(product.is_rowwise for product in self.products)
 
 
-def find_sites(graph: Graph) -> list[Site]:
-    """Values that products with constant weights read, in the graph's order."""
+def find_sites(graph: Graph, path: str = "") -> list[Site]:
+    """Values that products with constant weights read, in the graph's order; then those in branches
+    of `if`. Bodies of loops are left alone: a step of theirs is too short to gain anything."""
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         for value in node.operands:
             readers.setdefault(value, []).append(node)
     results = set(graph.results)
     sites: dict[tuple[Value, int], Site] = {}
-    for product in _products(graph, readers, results):
+    for product in _products(graph, readers, results, path):
         site = sites.setdefault((product.x, product.channel_axis), Site(product.x))
         site.products.append(product)
-    return list(sites.values())
+    found = list(sites.values())
+    for node in graph.nodes:
+        if node.op == "if":
+            for name, body in node.bodies.items():
+                found += find_sites(body, f"{path}{node.name}/{name}/")
+    return found
 
 
 def _products(
-    graph: Graph, readers: dict[Value, list[Node]], results: set[Value]
+    graph: Graph, readers: dict[Value, list[Node]], results: set[Value], path: str
 ) -> Iterator[Product]:
     for node in graph.nodes:
         if node.op not in ("matmul", "conv", *GATES) or node.outputs[0].dtype != f32:
@@ -213,13 +226,14 @@ def _products(
             if len(node.inputs) > 2 and node.inputs[2] is not None and bias is None:
                 continue  # a bias that the data decides
             if all(isinstance(size, int) for size in node.attrs.get("pads") or ()):
-                yield Product(node, weight, bias, None)
+                yield Product(node, weight, bias, None, path)
         elif node.op in GATES:
             if constant_value(node.inputs[2]) is not None:
-                yield Product(node, weight.reshape(-1, weight.shape[-1]).T, None, None)
+                yield Product(node, weight.reshape(-1, weight.shape[-1]).T, None, None, path)
         elif weight.ndim == 2:
             add = _bias_add(node, readers, results)
-            yield Product(node, weight, None if add is None else _constant_operand(add), add)
+            bias = None if add is None else _constant_operand(add)
+            yield Product(node, weight, bias, add, path)
 
 
 def _constant_weight(value: Value | None) -> Array | None:

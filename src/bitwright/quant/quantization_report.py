@@ -17,7 +17,7 @@ from bitwright.ops.registry import get
 from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import Weights
 from bitwright.quant.apply import table_error
-from bitwright.quant.assign import Choice
+from bitwright.quant.assign import UNREACHED, Choice
 from bitwright.quant.recipe import CODED
 
 
@@ -103,28 +103,33 @@ def make_report(
     bindings: Mapping[str, int],
     recipe: str,
 ) -> QuantizationReport:
-    chosen = {p.node: c for c in choices for p in c.site.products}
+    chosen = {p.node: (p.name, c) for c in choices for p in c.site.products}
     tables = set(lookups)
     layers = []
     for owner, node in graph.walk():
         count = multiply_adds(node, bindings)
         if node in chosen:
-            layers.append(_product_layer(node, chosen[node], weights.get(node.name), count))
+            name, choice = chosen[node]
+            if choice.reason == UNREACHED:
+                count = 0  # the batch that work is counted on does not come by
+            layers.append(_product_layer(name, node, choice, weights.get(name), count))
         elif node in tables:
             sqnr = decibels(table_error(node))
             layers.append(Layer(node.name, "embedding", "weights", "rows of i8", sqnr, 0))
         elif get(node.op).kind is Kind.COMPUTE and not node.is_boundary:
-            why = _why_float(node) if owner is graph else "inside a body, which runs in float"
+            why = _why_float(node) if owner is graph else "inside the body of a loop"
             layers.append(Layer(node.name, node.op, "float", why, None, count))
     return QuantizationReport(
         recipe, layers, outputs, constant_bytes(graph), constant_bytes(quantized)
     )
 
 
-def _product_layer(node: Node, choice: Choice, made: Weights | None, count: int) -> Layer:
+def _product_layer(
+    name: str, node: Node, choice: Choice, made: Weights | None, count: int
+) -> Layer:
     coding = choice.coding
     return Layer(
-        node.name,
+        name,
         node.op,
         choice.scheme,
         choice.reason,
@@ -143,4 +148,5 @@ def _why_float(node: Node) -> str:
 
 def constant_bytes(graph: Graph) -> int:
     """Bytes of all constants, packed as a file holds them."""
-    return sum(v.dtype.nbytes(int(v.node.attrs["value"].size)) for v in graph.constants)
+    constants = (node for _, node in graph.walk() if node.op == "constant")
+    return sum(n.outputs[0].dtype.nbytes(int(n.attrs["value"].size)) for n in constants)

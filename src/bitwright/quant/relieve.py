@@ -38,7 +38,8 @@ WIDER = 6
 
 
 def open_codings(choices: list[Choice], recipe: Recipe) -> dict[Site, Coding]:
-    """The static codings that may be exchanged: of convolutions, unless the recipe names them."""
+    """The static codings that may be exchanged: of convolutions, unless the recipe names them or
+    they lie in a branch."""
     if len(recipe.schemes_allowed) == 1:
         return {}
     return {
@@ -46,6 +47,7 @@ def open_codings(choices: list[Choice], recipe: Recipe) -> dict[Site, Coding]:
         for c in choices
         if c.scheme == "static"
         and c.coding is not None
+        and not c.site.is_inside
         and all(p.is_conv and recipe.scheme_of(p.name) is None for p in c.site.products)
     }
 
