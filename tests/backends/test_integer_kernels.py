@@ -289,6 +289,18 @@ def test_a_convolution_pads_with_a_zero_point_of_the_run(target):
     check(b.build(y), {"x": x, "zero": zero}, wrapped(sums), target)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ["u8", "i8"])
+@pytest.mark.parametrize("shape", [(1,), (7, 9), (2, 3, 33, 5), (256, 3), (0, 4)])
+def test_tables(target, kind, shape):
+    rng = np.random.default_rng(len(shape))
+    x, table = codes(rng, kind, *shape), codes(rng, "i8", 256)
+    b = Builder("table")
+    y = b.map_codes(b.input("x", f"{kind}{list(shape)}"), b.constant(table))
+    expected = np.array([table[int(v) % 256] for v in x.reshape(-1)], np.int8).reshape(shape)
+    check(b.build(y), {"x": x}, expected, target)
+
+
 def assembly(target):
     b = Builder("layer")
     w = np.ones((64, 96), np.int8)

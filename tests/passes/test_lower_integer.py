@@ -233,3 +233,51 @@ def test_a_recurrent_layer_with_codes_for_weights_alone_stays() -> None:
     node = b.node("lstm", [x, *scaled], {}, [])
     ops, refused = check(b.build(node.outputs[0]), 1e-5, x=x_of(5, 3, 12))
     assert "lstm" in ops and "is not a dequantized value" in refused
+
+
+def test_functions_of_codes_become_tables() -> None:
+    b = Builder("functions")
+    x = through(b, b.input("x", "f32[n, 64]"), 0.02, 120)
+    y = through(b, b.mul(x, b.sigmoid(b.mul(x, np.float32(1.7)))), 0.013, 11)  # swish in steps
+    y = through(b, y, 0.02, -5, "i8")  # codes of another scale
+    ops, _ = check(b.build(y), 0, x=2 * x_of(5, 64))
+    assert ops == ["quantize", "map_codes", "map_codes", "dequantize"]
+
+
+@pytest.mark.parametrize("function", ["hard_swish", "tanh"])
+def test_what_a_product_computes_where_it_stores_needs_no_table(function: str) -> None:
+    b = Builder("layer")
+    x = through(b, b.input("x", "f32[n, 64]"), 0.02, 120)
+    y = through(b, b.matmul(x, weight(b, 64, 32)), 0.03, 128)
+    y = through(b, getattr(b, function)(y), 0.02, 120)
+    ops, _ = check(b.build(y), 0.02, x=x_of(5, 64))
+    is_short = function == "hard_swish"
+    assert ops[-2] == ("to_codes" if is_short else "map_codes")
+    assert ops.count("to_codes") == (2 if is_short else 1)
+
+
+def test_codes_with_the_same_parameters_are_put_behind_each_other() -> None:
+    b = Builder("concat")
+    x = through(b, b.input("x", "f32[2, 8, 5, 5]"), 0.02, 120)
+    y = b.concat(x, b.slice(x, starts=[0], stops=[3], steps=[1], axes=[1]), axis=1)
+    ops, _ = check(b.build(y), 0, x=x_of(2, 8, 5, 5))
+    assert ops == ["quantize", "slice", "concat", "dequantize"]
+
+
+def test_codes_are_made_before_they_are_put_behind_each_other() -> None:
+    b = Builder("concat")
+    x = through(b, b.input("x", "f32[2, 8, 5, 5]"), 0.02, 120)
+    parts = [b.relu(b.conv(x, weight(b, n, 8, 1, 1))) for n in (4, 6)]
+    y = through(b, b.concat(*parts, axis=1), 0.02, 0)
+    ops, _ = check(b.build(y), 0.02, x=x_of(2, 8, 5, 5))
+    assert ops.count("to_codes") == 2 and ops[-2:] == ["concat", "dequantize"]
+
+
+def test_codes_are_made_before_they_are_moved() -> None:
+    b = Builder("moves")
+    x = through(b, b.input("x", "f32[2, 8, 6, 6]"), 0.02, 120)
+    y = b.max_pool(b.relu(b.conv(x, weight(b, 4, 8, 3, 3))), kernel=(2, 2), strides=(2, 2))
+    y = b.reshape(b.transpose(y, perm=(0, 2, 3, 1)), shape=(8, 4))
+    ops, _ = check(b.build(through(b, y, 0.02, 0)), 0.02, x=x_of(2, 8, 6, 6))
+    wanted = ["to_codes", "max_pool", "transpose", "reshape", "dequantize"]
+    assert ops == ["quantize", "integer_conv", "cast", "mul", *wanted]

@@ -15,6 +15,8 @@ import numpy as np
 from bitwright.ir.dtype import f32, i8, i32, u8
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.ir.types import normalize_axis
+from bitwright.ops.opdef import Kind
+from bitwright.ops.registry import get
 
 Array = np.ndarray[Any, Any]
 
@@ -62,6 +64,13 @@ class Weight:
     """One number, or one for each output channel."""
     scale: Array
     """f64, the same."""
+
+
+def parts_of(node: Node) -> tuple[Value, Value, Value | None]:
+    """Values or codes, scale and zero point of a quantize or dequantize."""
+    x, scale, zero = (*node.inputs, None)[:3]
+    assert x is not None and scale is not None
+    return x, scale, zero
 
 
 def coded(value: Value, rows: bool = False) -> Coded | str:
@@ -196,3 +205,18 @@ def largest_sum(weight: Weight, channel: int, reach: int) -> int:
     np.abs(columns, out=columns)
     distance = columns.reshape(-1, weight.codes.shape[at]).sum(axis=0, dtype=np.int64)
     return int(distance.max(initial=0)) * reach
+
+
+def comes_from_product(value: Value) -> bool:
+    """Whether a product of codes and what is elementwise behind it made the value."""
+    seen, left = {value}, [value]
+    while left:
+        node = left.pop().node
+        if node.op in ("integer_matmul", "integer_conv"):
+            return True
+        if node.is_boundary or get(node.op).kind is not Kind.ELEMENTWISE:
+            continue
+        made = [v for v in node.operands if v.shape == node.outputs[0].shape and v not in seen]
+        seen.update(made)
+        left += made
+    return False

@@ -4,7 +4,8 @@
     … + bias                              ->  a bias of the product, in units of s_x s_w
     quantize(relu(… * m) + residual)      ->  to_codes(relu(… * (m / s_y)) + residual / s_y)
     quantize(gelu(… * m))                 ->  to_codes(gelu(… * m) * (1 / s_y))
-    transpose(dequantize(x)), …           ->  dequantize(transpose(x)), …
+    transpose(dequantize(x)), …           ->  dequantize(transpose(x)), …  (`moved_codes`)
+    quantize(sigmoid(dequantize(x))), …   ->  map_codes(x, table)          (`code_tables`)
 
 and the same for convolutions, and for products of i32 that importers wrote for integer operators
 of other tools. Factors are computed in f64 and rounded once. What stays a product of real numbers
@@ -19,18 +20,20 @@ import numpy as np
 
 from bitwright.ir.dtype import f32, i32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
-from bitwright.ops.opdef import Kind
-from bitwright.ops.registry import get
+from bitwright.passes.code_tables import table_rule
 from bitwright.passes.codes import (
     Coded,
     Weight,
     centred,
     centred_weight,
     coded,
+    comes_from_product,
     largest_sum,
+    parts_of,
     weight_of,
     whole_numbers,
 )
+from bitwright.passes.moved_codes import moving_rules
 from bitwright.passes.recurrent_codes import recurrence_rules
 from bitwright.rewrite import Match, Rule, Trace, rewrite
 
@@ -40,8 +43,6 @@ BOUND = 2.0**29
 """What a sum must stay below to be rounded and moved by a zero point without a check."""
 MOST_TAPS = 256
 """Taps of a depthwise filter; its sums of products are exact in f32."""
-# Ops that only move the elements of their first operand, or pick the largest of them.
-_MOVES = ("transpose", "reshape", "slice", "gather", "max_pool")
 
 
 def lower_integer(graph: Graph, trace: Trace) -> Graph:
@@ -59,9 +60,9 @@ class _Lowering:
             Rule("product-of-codes", _any("matmul"), self._product, self._no_product),
             Rule("convolution-of-codes", _any("conv"), self._product, self._no_product),
             Rule("bias-of-product-of-codes", _any("add"), self._bias, self._no_bias),
-            Rule("codes-of-codes", _any("quantize"), _same_codes, _other_codes),
+            *moving_rules(),
+            table_rule(),
             Rule("codes-of-scaled", _any("quantize"), self._quantize, self._no_quantize),
-            *(Rule(f"{op}-of-codes".replace("_", "-"), _any(op), _move, _stay) for op in _MOVES),
             *recurrence_rules(),
         ]
 
@@ -207,7 +208,7 @@ class _Lowering:
             return "it is not f32"
         if not (np.isfinite(known).all() and (known > 0).all()):
             return "its scale is not a positive number"
-        if self._scales(m, x) or _comes_from_product(x):
+        if self._scales(m, x) or comes_from_product(x):
             return ""
         return "it does not come from a product of codes"
 
@@ -235,7 +236,7 @@ class _Lowering:
 
     def _quantize(self, op: Any, m: Match) -> Any:
         node = m.root
-        x, scale, zero = _parts(node)
+        x, scale, zero = parts_of(node)
         to = node.attrs["to"]
         step = np.float64(np.reshape(constant_value(scale), -1)[0])  # type: ignore[arg-type]
         point = constant_value(zero) if zero is not None else np.zeros(())
@@ -364,21 +365,6 @@ def _any(name: str) -> Any:
     return lambda op: getattr(op, name)(...)
 
 
-def _comes_from_product(value: Value) -> bool:
-    """Whether a product of codes and what is elementwise behind it made the value."""
-    seen, left = {value}, [value]
-    while left:
-        node = left.pop().node
-        if node.op in ("integer_matmul", "integer_conv"):
-            return True
-        if node.is_boundary or get(node.op).kind is not Kind.ELEMENTWISE:
-            continue
-        made = [v for v in node.operands if v.shape == node.outputs[0].shape and v not in seen]
-        seen.update(made)
-        left += made
-    return False
-
-
 def _known_bias(value: Value | None) -> Array | None:
     """A constant bias in f64, dequantized where it is codes."""
     if value is None:
@@ -398,55 +384,3 @@ def _known_bias(value: Value | None) -> Array | None:
         return None
     distance = codes.astype(np.float64) - (0 if zero is None else zero.astype(np.float64))
     return np.asarray(distance * scale.astype(np.float64))
-
-
-# codes that only move
-
-
-def _parts(node: Node) -> tuple[Value, Value, Value | None]:
-    """Values or codes, scale and zero point."""
-    x, scale, zero = (*node.inputs, None)[:3]
-    assert x is not None and scale is not None
-    return x, scale, zero
-
-
-def _other_codes(m: Match) -> str:
-    x, *wanted = _parts(m.root)
-    if x.node.op != "dequantize":
-        return f"{x} is not dequantized"
-    codes, *given = _parts(x.node)
-    granularity = [(n.attrs.get("axis"), n.attrs.get("block")) for n in (m.root, x.node)]
-    if granularity[0] != granularity[1] or not all(map(_equal, wanted, given)):
-        return "the scales differ"
-    return "" if codes.dtype == m.root.attrs["to"] else "the types of the codes differ"
-
-
-def _equal(a: Value | None, b: Value | None) -> bool:
-    """Whether two parameters are the same numbers; none is zero."""
-    if a is None or b is None:
-        one = a if b is None else b
-        known = None if one is None else constant_value(one)
-        return one is None or (known is not None and not known.any())
-    x, y = constant_value(a), constant_value(b)
-    return a is b or (x is not None and y is not None and bool(np.array_equal(x, y)))
-
-
-def _same_codes(op: Any, m: Match) -> Any:
-    return _parts(_parts(m.root)[0].node)[0]
-
-
-def _stay(m: Match) -> str:
-    x = m.root.inputs[0]
-    assert x is not None
-    found = coded(x)
-    if isinstance(found, str):
-        return found
-    if found.codes.is_constant and m.root.op != "gather":
-        return "a constant is moved when the program is made"
-    return "" if len(m.root.outputs) == 1 else "it has several results"
-
-
-def _move(op: Any, m: Match) -> Any:
-    real = m.root.inputs[0].node  # type: ignore[union-attr]
-    codes, *parameters = real.inputs
-    return op.like(real, op.like(m.root, codes, *m.root.inputs[1:]), *parameters)

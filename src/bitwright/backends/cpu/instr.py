@@ -204,6 +204,14 @@ _LOOKUP_PAIR_512 = Instr(
     "vperm",
     _of_two,
 )
+_PICK_512 = Instr(
+    "llvm.x86.avx512.vpermi2var.qi.512",
+    ("avx512vbmi",),
+    i8.vector(64),
+    (i8.vector(64), i8.vector(64), i8.vector(64)),
+    "vperm",
+    lambda low, places, high: np.concatenate([low, high])[places & 127],
+)
 _NEON_DOTS = [
     _neon("sdot", ("dotprod",), _dot4),
     _neon("udot", ("dotprod",), _u8u8),
@@ -223,6 +231,7 @@ ALL = (
     _BF16_512,
     _LOOKUP_512,
     _LOOKUP_PAIR_512,
+    _PICK_512,
     *_NEON_DOTS,
 )
 
@@ -278,3 +287,8 @@ def packs(target: Target, lanes: int, signed: bool) -> tuple[Instr, Instr] | Non
 def lookup_pair_f32(target: Target) -> Instr | None:
     """(a, places, b): lane by lane the number at a place, of the 32 in a and b."""
     return _first(target, _LOOKUP_PAIR_512)
+
+
+def pick_bytes(target: Target) -> Instr | None:
+    """Bytes of two vectors by the lower bits of others, lane by lane."""
+    return _first(target, _PICK_512)

@@ -6,25 +6,47 @@
 
 The code of an f32 tells it from every number that a type of up to five significant bits rounds or
 saturates at, ties included: what is cut off can only decide between above and exactly there.
+
+Bytes from bytes take four vectors of entries and an instruction that picks from two of them, where
+the target has it.
 """
 
 from __future__ import annotations
 
 from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, i8, i16, i32, i64
+from bitwright.backends.cpu.instr import Instr, pick_bytes
 
 WORDS = {1: i8, 2: i16, 4: i32, 8: i64}
 
 
 def emit_lookup(module: Module, name: str, source: int, target: int) -> Signature:
     """From elements of `source` bytes (4 is f32) to elements of `target` bytes."""
-    signature = Signature(("x", "table", "y"), ("count",))
+    signature = Signature(("x", "entries", "y"), ("count",))
     with module.kernel(name, signature) as f:
+        if (source, target) == (1, 1) and (pick := pick_bytes(f.target)):
+            _emit_bytes(f, pick)
+            return signature
         begin, end = f.share(f.args.size("count"), 64)
         with f.loop(begin, end) as loop:
             bits = f.load(WORDS[source], f.args.pointer("x"), loop.index)
-            found = f.load(WORDS[target], f.args.pointer("table"), _code(f, bits))
+            found = f.load(WORDS[target], f.args.pointer("entries"), _code(f, bits))
             f.store(found, f.args.pointer("y"), loop.index)
     return signature
+
+
+def _emit_bytes(f: Kernel, pick: Instr) -> None:
+    """64 bytes at once: seven bits pick from two vectors, the eighth tells which two."""
+    lanes = pick.result.lanes
+    table = [f.load(pick.result, f.args.pointer("entries"), lanes * i, align=1) for i in range(4)]
+    begin, end = f.share(f.args.size("count"), lanes)
+
+    def step(at: Value, mask: Value | None) -> None:
+        codes = f.load(pick.result, f.args.pointer("x"), at, mask=mask, align=1)
+        low, high = pick(f, table[0], codes, table[1]), pick(f, table[2], codes, table[3])
+        found = f.select(f.lt(codes, 0), high, low)
+        f.store(found, f.args.pointer("y"), at, mask=mask, align=1)
+
+    f.vectors(begin, f.max(begin, end), lanes, step)
 
 
 def _code(f: Kernel, bits: Value) -> Value:

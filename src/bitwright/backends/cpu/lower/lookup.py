@@ -1,5 +1,5 @@
-"""Casts. From and to types that kernels do not compute with (float8, float4, integers of 4 and 2
-bits) they go by tables that the reference fills; others are elementwise.
+"""Tables: functions of 8-bit codes, and casts from and to types that kernels do not compute with
+(float8, float4, integers of 4 and 2 bits), which the reference fills. Other casts are elementwise.
 
 Wider numbers reach integers of few bits by way of i8 (`passes.expand_composites`).
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.kernels.lookup import WORDS, emit_lookup
-from bitwright.backends.cpu.lower.elementwise import lower_elementwise
+from bitwright.backends.cpu.lower.elementwise import dense_order, lower_elementwise
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.ir.dtype import DType, bool_, f32, string
 from bitwright.ir.graph import Node
@@ -41,7 +41,7 @@ def lower_cast(ctx: Lowering, node: Node, region: RegionView) -> None:
         "lookup", (width, result), lambda m, name: emit_lookup(m, name, width, result)
     )
     y = ctx.output(node.outputs[0])
-    ctx.call(kernel, node, {"x": ctx.contiguous(x), "table": table, "y": y}, {"count": y.count})
+    ctx.call(kernel, node, {"x": ctx.contiguous(x), "entries": table, "y": y}, {"count": y.count})
 
 
 @lru_cache(64)
@@ -68,4 +68,18 @@ def lower_bitcast(ctx: Lowering, node: Node, region: RegionView) -> None:
     codes = np.arange(1 << 8, dtype=np.uint8).view(x.dtype.numpy)
     table = ctx.constant(get("bitcast").reference(codes, to=to), f"{x.dtype}.as.{to}")
     kernel = ctx.kernel("lookup", (1, 1), lambda m, name: emit_lookup(m, name, 1, 1))
-    ctx.call(kernel, node, {"x": ctx.contiguous(x), "table": table, "y": y}, {"count": y.count})
+    ctx.call(kernel, node, {"x": ctx.contiguous(x), "entries": table, "y": y}, {"count": y.count})
+
+
+@lowers("map_codes")
+def lower_map_codes(ctx: Lowering, node: Node, region: RegionView) -> None:
+    """In the memory order of the codes, where they fill their memory."""
+    x, table = node.operands
+    order = dense_order(ctx.view(x)) or tuple(range(x.rank))
+    pointers = {
+        "x": ctx.ordered(x, order),
+        "entries": ctx.contiguous(table),
+        "y": ctx.output(node.outputs[0], order),
+    }
+    kernel = ctx.kernel("lookup", (1, 1), lambda m, name: emit_lookup(m, name, 1, 1))
+    ctx.call(kernel, node, pointers, {"count": x.tensor.count})

@@ -86,3 +86,12 @@ def to_codes(
     if zero_point is not None:
         codes = e.Add(codes, e.cast(zero_point, f32))
     return e.cast(e.Clip(codes, e.scalar(to.min, codes), e.scalar(to.max, codes)), to)
+
+
+@exports("map_codes", widens=False)
+def map_codes(e: Scope, x: Ref, table: Ref) -> Ref:
+    places = e.cast(x, i32)
+    if x.element.is_signed:
+        is_upper = e.Less(places, e.scalar(0, places))
+        places = e.Where(is_upper, e.Add(places, e.scalar(256, places)), places)
+    return e.Gather(table, places, axis=0)
