@@ -161,3 +161,15 @@ def test_searched_ranges_never_measure_worse(rounding, bits, block):
     assert errors["mse"] <= errors["peak"] * 1.0001
     if bits < 8:
         assert errors["mse"] < 0.9 * errors["peak"]
+
+
+@pytest.mark.parametrize("groups, terms", [(1, 1), (3, 9), (1, 64), (2, 65), (1, 200)])
+def test_errors_spread_along_the_root_of_the_inverse(groups, terms):
+    gram = gram_of(correlated_rows(np.random.default_rng(0), terms // 2 + 2, groups, terms))
+    spread = ErrorSpread(gram)
+    damped = gram + np.eye(terms) * damping(gram)[:, :, None]
+    for own, upper, order in zip(damped, spread.upper, spread.order, strict=True):
+        assert np.array_equal(upper, np.triu(upper))
+        turned = own[np.ix_(order, order)].astype(np.float64)
+        wide = upper.astype(np.float64)
+        np.testing.assert_allclose(wide.T @ wide @ turned, np.eye(terms), atol=1e-3)

@@ -43,9 +43,7 @@ class ErrorSpread:
         terms = range(gram.shape[1])
         last_first[:, terms, terms] += damping(gram)
         # gram = L L' with the order turned around gives U as the inverse of L, turned again
-        lower = np.linalg.cholesky(last_first).astype(np.float32)
-        del last_first
-        self.upper = _inverse(lower)[:, ::-1, ::-1]
+        self.upper = _inverse_root(last_first).astype(np.float32)[:, ::-1, ::-1]
 
     def codes(self, matrix: Array, scales: Array, highest: int, lowest: int) -> Array:
         """Whole codes (as f32) of [groups, columns, terms] weights.
@@ -98,14 +96,16 @@ class ErrorSpread:
                 rest[:, k + 1 :] -= spread * error[:, None, :]
 
 
-def _inverse(lower: Array) -> Array:
-    """The inverse of lower triangular matrices, by halves: nearly all of it is products."""
-    size = lower.shape[-1]
+def _inverse_root(gram: Array) -> Array:
+    """The inverse of the lower triangular L with L L' = gram, by halves: nearly all is products."""
+    size = gram.shape[-1]
     if size <= SMALL:
-        return np.linalg.inv(lower)
+        return np.linalg.inv(np.linalg.cholesky(gram))
     half = size // 2
-    inverse = np.zeros_like(lower)
-    first = inverse[:, :half, :half] = _inverse(lower[:, :half, :half])
-    last = inverse[:, half:, half:] = _inverse(lower[:, half:, half:])
-    inverse[:, half:, :half] = -last @ (lower[:, half:, :half] @ first)
+    inverse = np.zeros_like(gram)
+    first = inverse[:, :half, :half] = _inverse_root(gram[:, :half, :half])
+    below = gram[:, half:, :half] @ first.transpose(0, 2, 1)
+    rest = gram[:, half:, half:] - below @ below.transpose(0, 2, 1)
+    last = inverse[:, half:, half:] = _inverse_root(rest)
+    inverse[:, half:, :half] = -last @ (below @ first)
     return inverse
