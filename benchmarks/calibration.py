@@ -1,10 +1,12 @@
 """Time and memory of calibration: a transformer of MiniLM's sizes, or a model of yours.
 
     python benchmarks/calibration.py --batches 32,320,3200
+    python benchmarks/calibration.py --batches 32,320,3200 --quantize
     python benchmarks/calibration.py --model model.onnx --data folder
 
 Memory is what the process holds beyond what it held before the first batch: taps, statistics, the
-compiled model. It must not grow with the number of batches.
+compiled model. It must not grow with the number of batches. With --quantize it is the pass that
+`bw.quantize` makes over its data.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from bitwright import system
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import INFERENCE
 from bitwright.quant import Batches, Calibrator
+from bitwright.quant.collect import Collector
 from bitwright.quant.observed import observed_values
+from bitwright.quant.products import find_sites
 
 Array = np.ndarray[Any, Any]
 
@@ -67,36 +71,48 @@ def main() -> None:
     parser.add_argument("--batches", default="32,320", help="when to look, numbers of batches")
     parser.add_argument("--model", help="a model file instead of the transformer")
     parser.add_argument("--data", help="folder of .npz or .npy files for the model")
+    parser.add_argument("--quantize", action="store_true", help="the pass of bw.quantize")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     if bool(args.model) != bool(args.data):
         parser.error("--model and --data go together")
     begin = time.perf_counter()
     graph = run_passes(bw.load(args.model) if args.model else encoder(), INFERENCE)
-    names, _ = observed_values(graph)
-    calibrator = Calibrator(graph, names, threads=args.threads, simplify=False)
     stops = [int(stop) for stop in args.batches.split(",")]
     data: Any = args.data or random_batches(max(stops))
+    steps: Calibrator | Collector
+    if args.quantize:
+        steps = Collector(graph, find_sites(graph), count=max(stops), threads=args.threads)
+        count = len(steps.sites)
+    else:
+        names, _ = observed_values(graph)
+        steps = Calibrator(graph, names, threads=args.threads, simplify=False)
+        count = len(names)
     held = system.resident_bytes() or 0
-    print(f"{len(names)} values; prepared in {time.perf_counter() - begin:.2f} s")
-    begin = time.perf_counter()
+    print(f"{count} values; prepared in {time.perf_counter() - begin:.2f} s")
+    begin, number = time.perf_counter(), 0
     for number, batch in enumerate(Batches(data, graph), 1):
-        calibrator.step(batch)
+        steps.step(batch)
         if number in stops:
-            _show(calibrator, held, time.perf_counter() - begin)
-    if calibrator.ranges.batches not in stops:
-        _show(calibrator, held, time.perf_counter() - begin)
+            _show(number, steps, held, time.perf_counter() - begin)
+    if number not in stops:
+        _show(number, steps, held, time.perf_counter() - begin)
 
 
-def _show(calibrator: Calibrator, held: int, seconds: float) -> None:
-    number = calibrator.ranges.batches
+def _show(number: int, steps: Calibrator | Collector, held: int, seconds: float) -> None:
     more = ((system.resident_bytes() or 0) - held) / 1e6
-    statistics = calibrator.ranges.nbytes / 1e6
     print(
         f"{number:6} batches {seconds:8.2f} s {seconds / number * 1e3:8.2f} ms each "
-        f"{more:8.1f} MB more, {statistics:.1f} MB of it statistics",
+        f"{more:8.1f} MB more, {_nbytes(steps) / 1e6:.1f} MB of it statistics",
         flush=True,
     )
+
+
+def _nbytes(steps: Calibrator | Collector) -> int:
+    if isinstance(steps, Calibrator):
+        return steps.ranges.nbytes
+    samples = [s for evidence in steps.evidence.values() for s in evidence.samples.values()]
+    return sum(a.nbytes for s in samples for a in (s.first, s.gram, s.total, *s.rows))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,14 @@ from bitwright.rewrite.driver import map_bodies, prune
 
 
 def replace_nodes(
-    graph: Graph, change: Callable[[Node], Node | tuple[Value, ...]], bodies: bool = True
+    graph: Graph,
+    change: Callable[[Node], Node | list[Node] | tuple[Value, ...]],
+    bodies: bool = True,
 ) -> Graph:
     """The graph with each node (its operands already new) exchanged for what `change` gives.
 
-    `change` answers a node with as many results, or the values that stand for the results.
+    `change` answers a node with as many results, a list of nodes with one of the results each, or
+    the values that stand for the results.
     Nodes that nothing needs any more are left out.
     """
     if bodies:
@@ -25,8 +28,10 @@ def replace_nodes(
         current = node if inputs == node.inputs else node.with_(inputs=inputs)
         answer = change(current)
         if isinstance(answer, Node):
-            nodes.append(answer)
-            answer = answer.outputs
+            answer = [answer]
+        if isinstance(answer, list):
+            nodes += answer
+            answer = tuple(value for made in answer for value in made.outputs)
         replaced.update(zip(node.outputs, answer, strict=True))
     return prune(
         graph.with_(

@@ -26,22 +26,25 @@ GROWTH = 2
 def fold_constants(graph: Graph, trace: Trace) -> Graph:
     limit = int(knobs.FOLD_LIMIT.get())
 
-    def change(node: Node) -> Node:
-        if node.is_boundary or not _is_known(node) or len(node.outputs) != 1:
+    def change(node: Node) -> Node | list[Node]:
+        if node.is_boundary or not _is_known(node):
             return node
         if reason := _refusal(node, limit):
             trace.refused("fold-constants", node.name, reason)
             return node
         try:
-            (array,) = run_node(node, [constant_value(v) for v in node.inputs])
+            arrays = run_node(node, [constant_value(v) for v in node.inputs])
         except BitwrightError as error:
             trace.refused("fold-constants", node.name, str(error))
             return node
         trace.fired("fold-constants", node.name, node.names)
-        type_ = TensorType(node.outputs[0].dtype, array.shape)
-        if type_ != node.types[0]:
-            return node  # the data decided a size that others know by name
-        return node.with_(op="constant", inputs=(), attrs={"value": array})
+        for value, array in zip(node.outputs, arrays, strict=True):
+            if TensorType(value.dtype, array.shape) != value.type:
+                return node  # the data decided a size that others know by name
+        return [
+            node.with_(op="constant", inputs=(), attrs={"value": a}, names=(name,), types=(type_,))
+            for name, type_, a in zip(node.names, node.types, arrays, strict=True)
+        ]
 
     return replace_nodes(graph, change)
 
@@ -57,14 +60,16 @@ def _is_known(node: Node) -> bool:
 def _refusal(node: Node, limit: int) -> str:
     if node.op in KEPT or not get(node.op).deterministic:
         return f"{node.op} is kept as it is"
-    type_ = node.types[0]
-    if not isinstance(type_, TensorType) or isinstance(type_.count, Dim):
-        return "the data decides its size"
-    if node.op == "cast" and type_.dtype.bits <= next(node.operands).dtype.bits:
+    count = 0
+    for type_ in node.types:
+        if not isinstance(type_, TensorType) or isinstance(type_.count, Dim):
+            return "the data decides its size"
+        count += type_.count
+    if node.op == "cast" and node.outputs[0].dtype.bits <= next(node.operands).dtype.bits:
         return ""  # it takes no more room than what it was made from
-    largest = max((constant_value(v).size for v in node.operands), default=0)  # type: ignore[union-attr]
-    if type_.count > limit:
-        return f"its {type_.count:,} elements are above the limit of {limit:,}"
-    if type_.count > ALWAYS and type_.count > GROWTH * largest:
-        return f"it would grow from {largest:,} to {type_.count:,} elements"
+    given = sum(constant_value(v).size for v in set(node.operands))  # type: ignore[union-attr]
+    if count > limit:
+        return f"its {count:,} elements are above the limit of {limit:,}"
+    if count > ALWAYS and count > GROWTH * given:
+        return f"it would grow from {given:,} to {count:,} elements"
     return ""

@@ -18,6 +18,12 @@ from bitwright.ops.recurrence import activation_defaults
 from bitwright.ops.recurrent import GATES
 
 _RESULTS = {"RNN": 2, "GRU": 2, "LSTM": 3}
+_SPELLINGS = (
+    *("Relu", "Tanh", "Sigmoid", "Affine", "LeakyRelu", "ThresholdedRelu", "ScaledTanh"),
+    *("HardSigmoid", "Elu", "Softsign", "Softplus"),
+)
+_SPELLED = {name.lower(): name for name in _SPELLINGS}
+"""Activations in capitals and small letters: ONNX does not mind, some runtimes do."""
 
 
 def _layer(e: Scope, op_type: str, operands: list[Ref | None], attrs: dict[str, Any]) -> Any:
@@ -28,6 +34,8 @@ def _layer(e: Scope, op_type: str, operands: list[Ref | None], attrs: dict[str, 
     hidden = attrs.pop("hidden")
     attrs["hidden_size"] = r.shape[2] if hidden is None else hidden
     names = attrs["activations"] or ()
+    if names:
+        attrs["activations"] = [_SPELLED[name.lower()] for name in names]
     for position, name in enumerate(("alpha", "beta")):
         given = attrs.pop(name)
         attrs[f"activation_{name}"] = _complete(given or (), names, position) or None
