@@ -122,7 +122,8 @@ def weight_of(value: Value, channel: int) -> Weight | str:
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         return f"{value} has a scale that is not a positive number"
     turned = codes.transpose(perm) if perm else codes
-    return Weight(turned, zero, scale.astype(np.float64))
+    has_zero = zero is not None and zero.any()
+    return Weight(turned, zero if has_zero else None, scale.astype(np.float64))
 
 
 def centred(value: Value) -> Coded | str:
@@ -163,14 +164,18 @@ def whole_numbers(value: Value) -> Array | None:
     if found is not None:
         return found
     node, offset = value.node, None
+    if node.op == "transpose":
+        inner = whole_numbers(next(iter(node.operands)))
+        return None if inner is None else inner.transpose(node.attrs["perm"])
     if node.op == "sub":
         wide, zero = node.inputs
         assert wide is not None
-        node, offset = wide.node, constant_value(zero)
+        node, offset = wide.node, None if zero is None else whole_numbers(zero)
         if offset is None:
             return None
-    source = next(iter(node.operands), None)
-    codes = constant_value(source) if node.op == "cast" else None
+    if node.op != "cast" or node.outputs[0].dtype != i32:
+        return None
+    codes = whole_numbers(next(iter(node.operands)))
     if codes is None or codes.dtype not in (np.int8, np.uint8):
         return None
     if offset is None:
