@@ -68,6 +68,21 @@ def test_integer_products_are_held_against_their_own_peak():
         assert row.reached == pytest.approx(row.operations / peak / 1e-3)
 
 
+def test_what_stays_in_floats_is_said():
+    b = bw.Builder("layers")
+    x, scale = b.input("x", "f32[4, 64]"), b.constant(np.float32(0.02))
+    zero = b.constant(np.uint8(128))
+    coded = b.dequantize(b.quantize(x, scale, zero, to="u8"), scale, zero)
+    w = b.dequantize(b.constant(np.ones((64, 64), np.int8)), b.constant(np.float32(0.01)))
+    y = b.matmul(b.tanh(b.matmul(coded, w)), b.constant(ones(64, 64)), name="head")
+    found = profile(bw.compile(b.build(y=y), threads=1), {"x": ones(4, 64)}, rounds=1)
+    assert [row.arithmetic for row in found.steps if row.arithmetic] == ["integer", "float"]
+    ((node, why),) = found.stayed_real
+    assert node == "head" and "is not a dequantized value" in why
+    assert 0.4 < found.in_integers[0] < 0.6
+    assert not profile(bw.compile(network(), threads=1), {"x": ones(1, 3, 16, 16)}).stayed_real
+
+
 def test_a_roof_is_the_longer_of_arithmetic_and_bytes():
     conv = next(row for row in report().steps if row.op == "conv")
     arithmetic, movement = conv.operations / 100e9, conv.traffic.nbytes / 50e9

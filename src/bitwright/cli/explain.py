@@ -137,10 +137,10 @@ def show_profile(
     if as_json:
         return print_json(found.as_json())
     show_columns(
-        ("#", "node", "op", "fused", "kernel", "us", "%", "Gop/s", "GB/s", "of roof", "read",
+        ("#", "node", "op", "in", "fused", "kernel", "us", "%", "Gop/s", "GB/s", "of roof", "read",
          "written", "limit"),
         [profile_cells(row) for row in found.steps],
-        text=("node", "op", "fused", "kernel", "limit"),
+        text=("node", "op", "in", "fused", "kernel", "limit"),
     )  # fmt: skip
     click.echo()
     families = found.families()
@@ -163,6 +163,7 @@ def profile_cells(row: Any) -> tuple[str, ...]:
         str(row.number),
         row.node,
         row.op,
+        row.arithmetic,
         "+".join(row.fused),
         row.kernel,
         f"{row.seconds * 1e6:.1f}",
@@ -184,6 +185,11 @@ def profile_lines(found: Any) -> list[str]:
         rates.append(f"{human(peaks.integers, 'OP/s')} 8-bit integers")
     rates += [f"{human(level.rate, 'B/s')} {level.name}" for level in peaks.levels]
     seconds = found.step_seconds or 1.0
+    operations, time = found.in_integers
+    integers = [
+        f"products in integers: {operations:.1%} of their operations, {time:.1%} of the time"
+    ]
+    integers += [f"not in integers: %{node}: {why}" for node, why in found.stayed_real]
     return [
         f"run: {found.run_seconds * 1e3:.3f} ms, threads: {peaks.threads}"
         + (f" at {at}" if at else ""),
@@ -191,6 +197,7 @@ def profile_lines(found: Any) -> list[str]:
         f"{human(found.operations, 'OP')} at {human(found.operations / seconds, 'OP/s')}, "
         f"{human(found.nbytes, 'B')} at {human(found.nbytes / seconds, 'B/s')}",
         f"outside of matmul, convolution and attention: {found.outside_products:.1%}",
+        *(integers if operations or found.stayed_real else ()),
         f"between steps: {found.overhead_seconds * 1e6:.1f} us a run; "
         f"a meeting of the threads: {found.meeting_seconds * 1e6:.2f} us",
         f"peaks measured here: {', '.join(rates)}",

@@ -41,6 +41,8 @@ Array = np.ndarray[Any, Any]
 LIMIT = 2**31
 BOUND = 2.0**29
 """What a sum must stay below to be rounded and moved by a zero point without a check."""
+INTEGER_PRODUCTS = ("product-of-codes", "convolution-of-codes")
+"""The rules that bring products to integers."""
 MOST_TAPS = 256
 """Taps of a depthwise filter; its sums of products are exact in f32."""
 
@@ -57,8 +59,10 @@ class _Lowering:
         self.factors: dict[Value, Array] = {}
         """Factors behind integer products, in f64."""
         self.rules = [
-            Rule("product-of-codes", _any("matmul"), self._product, self._no_product),
-            Rule("convolution-of-codes", _any("conv"), self._product, self._no_product),
+            *(
+                Rule(name, _any(op), self._product, self._no_product)
+                for name, op in zip(INTEGER_PRODUCTS, ("matmul", "conv"), strict=True)
+            ),
             Rule("bias-of-product-of-codes", _any("add"), self._bias, self._no_bias),
             *moving_rules(),
             table_rule(),

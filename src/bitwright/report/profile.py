@@ -17,7 +17,13 @@ from bitwright.backends.cpu.peaks import Peaks, measure
 from bitwright.backends.cpu.program import Program
 from bitwright.errors import RunError
 from bitwright.executable import Executable
+from bitwright.passes.lower_integer import INTEGER_PRODUCTS
+from bitwright.passes.manager import History
 from bitwright.report.step_rows import SMALL_MEETINGS, StepRow, is_product, step_rows
+
+_CODED = frozenset(
+    {"quantize", "dequantize", "dynamic_quantize", "integer_matmul", "integer_conv", "to_codes"}
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,8 @@ class ProfileReport:
     overhead_seconds: float
     """What a run takes beside its steps."""
     meeting_seconds: float
+    stayed_real: tuple[tuple[str, str], ...] = ()
+    """Products of a quantized model that were not lowered to integers, and why."""
 
     @property
     def step_seconds(self) -> float:
@@ -48,6 +56,15 @@ class ProfileReport:
         """The share of the steps' time outside matmul, convolution, attention and the like."""
         inside = sum(row.seconds for row in self.steps if is_product(row.op))
         return 1 - inside / self.step_seconds if self.step_seconds else 0.0
+
+    @property
+    def in_integers(self) -> tuple[float, float]:
+        """The share of the products' operations, and of the steps' time, in integer products."""
+        products = [row for row in self.steps if is_product(row.op)]
+        whole = sum(row.operations or 0 for row in products)
+        integer = sum(row.operations or 0 for row in products if row.integer)
+        seconds = sum(row.seconds for row in products if row.integer)
+        return integer / (whole or 1), seconds / (self.step_seconds or 1)
 
     def families(self) -> list[tuple[str, int, float]]:
         """Kernels by family: how many steps and seconds, the longest first."""
@@ -119,6 +136,8 @@ class ProfileReport:
             "operations": self.operations,
             "bytes": self.nbytes,
             "outside_products": self.outside_products,
+            "in_integers": dict(zip(("operations", "time"), self.in_integers, strict=True)),
+            "stayed_real": dict(self.stayed_real),
             "shares": self.shares(),
             "verdict": self.verdict(),
             "steps": [row.as_json() for row in self.steps],
@@ -137,4 +156,21 @@ def profile(exe: Executable, feeds: Mapping[str, Any], rounds: int = 20) -> Prof
     peaks = measure(found.threads)
     rows = list(step_rows(graph, found, peaks))
     times = found.run_seconds, found.overhead_seconds, found.meeting_seconds
-    return ProfileReport(graph.name, dict(found.bindings), peaks, rows, *times)
+    return ProfileReport(
+        graph.name, dict(found.bindings), peaks, rows, *times, stayed_real(exe.history)
+    )
+
+
+def stayed_real(history: History) -> tuple[tuple[str, str], ...]:
+    """Products that no rule brought to integers, and why; none for a model without codes."""
+    graph = history.stages[0].graph
+    if not any(node.op in _CODED for node in graph.nodes):
+        return ()
+    reasons: dict[str, str] = {}
+    for event in history.trace.events:
+        if event.rule in INTEGER_PRODUCTS:
+            if event.fired:
+                reasons.pop(event.node, None)
+            else:
+                reasons[event.node] = event.reason
+    return tuple(reasons.items())

@@ -54,6 +54,13 @@ class StepRow:
     limit: str
     """compute, memory, small, or host."""
 
+    @property
+    def arithmetic(self) -> str:
+        """What a product computes with; empty for other steps."""
+        if not is_product(self.op):
+            return ""
+        return "integer" if self.integer else "float"
+
     def as_json(self) -> dict[str, Any]:
         moved = {"reads": self.traffic.reads, "writes": self.traffic.writes}
         return {**vars(self), "fused": list(self.fused), "traffic": moved}
