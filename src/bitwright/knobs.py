@@ -50,6 +50,9 @@ WINOGRAD = Knob(
     "`off` computes every convolution as its definition says: rounding is then smallest, and an "
     "infinity reaches only the results whose window holds it",
 )
+TILES = Knob(
+    "BITWRIGHT_TILES", "on", "`off` leaves two-dimensional registers (AMX) alone, and asks for none"
+)
 
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Knob))
 

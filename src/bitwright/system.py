@@ -246,3 +246,24 @@ def yield_function() -> int:
         function = library.SwitchToThread if sys.platform == "win32" else library.sched_yield
         return ctypes.cast(function, ctypes.c_void_p).value or 0
     return 0
+
+
+_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18
+"""Linux on x86-64: the system call, what is asked of it, and for which registers."""
+
+
+@cache
+def allow_tiles() -> bool:
+    """Ask for this process's use of two-dimensional registers (AMX); whether it was granted.
+
+    Linux keeps their state for processes that have asked only; threads made later may use them too.
+    """
+    is_known = sys.platform == "linux" and platform.machine() == "x86_64"
+    if not is_known or knobs.TILES.get() == "off":
+        return False
+    with suppress(OSError, AttributeError):
+        call = ctypes.CDLL(None, use_errno=True).syscall
+        call.restype = ctypes.c_long
+        words = (_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA)
+        return bool(call(*map(ctypes.c_long, words)) == 0)
+    return False

@@ -1,8 +1,8 @@
 """Facts about a machine that code is made for. No code is generated here.
 
     host()            the machine this process runs on
-    named("avx2")     a fixed one: avx512bf16, avx512vnni, avx512, avx2, sse2, aarch64, riscv64,
-                      wasm32, generic
+    named("avx2")     a fixed one: amx, avx512bf16, avx512vnni, avx512, avx2, sse2, aarch64,
+                      riscv64, wasm32, generic
 
 Feature names are LLVM's. `features` is what a kernel may ask for with `has`; `llvm_features` is the
 string the target machine gets, so that nothing outside the set is ever generated.
@@ -84,7 +84,10 @@ _X86_LEVELS = (
     ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
     ("avx512vnni",),
     ("avx512bf16",),
+    ("amx-tile", "amx-bf16", "amx-int8"),
 )
+_TILES = frozenset(("amx-tile", "amx-bf16", "amx-int8", "amx-fp16", "amx-complex", "amx-fp8"))
+"""What a process may use only after it has asked."""
 
 
 def _x86(levels: int) -> frozenset[str]:
@@ -95,6 +98,7 @@ _LINUX = "unknown-linux-gnu"
 _RISCV = frozenset(("64bit", "m", "a", "f", "d", "c"))
 # name: (triple, features)
 _NAMED = {
+    "amx": (f"x86_64-{_LINUX}", _x86(7)),
     "avx512bf16": (f"x86_64-{_LINUX}", _x86(6)),
     "avx512vnni": (f"x86_64-{_LINUX}", _x86(5)),
     "avx512": (f"x86_64-{_LINUX}", _x86(4)),
@@ -162,6 +166,10 @@ def host() -> Target:
     triple, cpu, llvm_features = _known_host() or _ask_llvm()
     present = frozenset(name[1:] for name in llvm_features.split(",") if name[:1] == "+")
     features = present | _BASE.get(_architecture(triple), frozenset())
+    if features & _TILES and not system.allow_tiles():
+        features -= _TILES
+        words = (f"-{w[1:]}" if w[1:] in _TILES else w for w in llvm_features.split(","))
+        llvm_features = ",".join(words)
     return _make("host", triple, features, cpu, llvm_features)
 
 

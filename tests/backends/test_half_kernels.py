@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from run_kernel import TARGETS, THREADS, Run, lower
 
+from bitwright import system
 from bitwright.backends.cpu import jit
 from bitwright.backends.cpu.emit import f32, i32
 from bitwright.backends.cpu.instr import dot_bf16
-from bitwright.backends.cpu.kernels import halves
+from bitwright.backends.cpu.kernels import halves, tiles
+from bitwright.backends.cpu.lower import filters
 from bitwright.ir.dtype import dtype
 from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import run
@@ -175,6 +177,7 @@ def test_the_dot_instruction_is_emitted(graph):
     text = inner_loop(graph, target)
     assert len(re.findall("vdpbf16ps", text)) > 24
     assert re.search(r"vbroadcastss\s+\S*\(%r", text), "rows are broadcast as they are loaded"
+    assert "vcvtneps2bf16" in text
     assert "vdpbf16ps" not in inner_loop(graph, named("avx512vnni"))
 
 
@@ -186,3 +189,72 @@ def test_packed_weights_are_halves():
         packed = halves.pack_halves(weight, tile, numbers)
         assert packed.dtype == weight.dtype
         assert sorted(packed.reshape(-1).tolist()) == sorted(weight.reshape(-1).tolist())
+
+
+class SlowTiles:
+    """Tiles as vectors, so that what is built on them is tested on every machine."""
+
+    def __repr__(self):
+        return "slow"
+
+    def zero(self, f):
+        return [f.const(f32.vector(16), 0.0)] * 16
+
+    def read(self, f, pointer, stride):
+        return [f.offset(pointer, stride * row) for row in range(16)]
+
+    def dot(self, f, total, a, b):
+        found, dot = list(total), StandIn()
+        parts = [f.load(i32.vector(16), line, align=2) for line in b]
+        for row, start in enumerate(a):
+            for step, part in enumerate(parts):
+                pair = f.splat(f.load(i32, start, step, align=2), 16)
+                found[row] = dot(f, found[row], pair, part)
+        return found
+
+    def write(self, f, total, pointer, stride):
+        for row, value in enumerate(total):
+            f.store(value, f.offset(pointer, stride * row))
+
+
+wide_vectors = pytest.mark.skipif(host().lanes(32) != 16, reason="a tile's row is one vector")
+
+
+@wide_vectors
+@pytest.mark.parametrize("size", [(33, 65, 33), (70, 96, 20)], ids=str)
+def test_products_in_tiles(size, monkeypatch):
+    monkeypatch.setattr(filters, "tile_dots", lambda target: tiles.TileDots(SlowTiles()))
+    graph, feeds = product("bf16", *size)
+    check(graph, feeds, "bf16", threads=2)
+
+
+@wide_vectors
+@pytest.mark.parametrize("case", [GEOMETRY[1], GEOMETRY[3]], ids=str)
+def test_convolutions_in_tiles(case, monkeypatch):
+    monkeypatch.setattr(filters, "tile_dots", lambda target: tiles.TileDots(SlowTiles()))
+    graph, feeds = convolution("bf16", *case)
+    check(graph, feeds, "bf16", threads=2)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [product("bf16", 64, 256, 96)[0], convolution("bf16", *GEOMETRY[2])[0]],
+    ids=["matmul", "conv"],
+)
+def test_tile_instructions_are_emitted(graph):
+    text = inner_loop(graph, named("amx"))
+    assert len(re.findall("tdpbf16ps", text)) >= 8
+    assert "ldtilecfg" in text and "tilestored" in text
+
+
+@pytest.mark.skipif(not host().has("amx-bf16"), reason="this machine has no tiles")
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_tiles_of_this_machine(size):
+    graph, feeds = product("bf16", *size)
+    assert filters.filter_of(host(), dtype("bf16")).numbers(host(), 4).tiles is not None
+    check(graph, feeds, "bf16", threads=2)
+
+
+def test_tiles_are_used_only_where_the_system_grants_them():
+    assert system.allow_tiles() in (True, False)
+    assert not (host().has("amx-tile") and not system.allow_tiles())

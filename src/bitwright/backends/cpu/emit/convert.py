@@ -5,7 +5,8 @@
     f.convert(x, bf16)           floats round to nearest even, NaN stays NaN
 
 Half floats are converted with the target's instruction where it rounds as IEEE says, else with
-integer arithmetic: bf16 always, since the instruction of AVX-512 flushes denormals.
+integer arithmetic: the instruction of AVX-512 for bf16 flushes subnormals, so it serves kernels
+that do.
 """
 
 from __future__ import annotations
@@ -117,6 +118,9 @@ class Conversions(Vectors):
 
     def _to_bf16(self, value: Value) -> Value:
         """Add half of the last place kept, less one where that bit is even; NaN is kept apart."""
+        lanes = value.type.lanes
+        if self.flushes and lanes == 16 and self.target.has("avx512bf16"):
+            return self.intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", bf16.vector(16), value)
         bits = self.bitcast(value, value.type.of(i32))
         last = self.and_(self.lshr(bits, 16), 1)
         rounded = self.lshr(self.add(bits, self.add(last, 0x7FFF)), 16)

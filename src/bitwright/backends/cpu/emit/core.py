@@ -110,6 +110,8 @@ class Core:
         self._count = 0
         self.block = "entry"
         """The label of the block being written."""
+        self.flushes = False
+        """Whether subnormal numbers count as zeros here."""
 
     def comment(self, text: str) -> None:
         """A remark in the text, for who reads a dump."""

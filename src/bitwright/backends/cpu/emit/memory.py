@@ -21,6 +21,11 @@ class Memory(Core):
         """The pointer moved by `count` bytes."""
         return self.gep(i8, pointer, count)
 
+    def distance(self, start: Value, end: Value) -> Value:
+        """Bytes from one pointer to another."""
+        places = [self.emit(i64, f"ptrtoint ptr {p.text} to i64") for p in (start, end)]
+        return self.emit(i64, f"sub i64 {places[1].text}, {places[0].text}")
+
     def gep(self, type_: Type, pointer: Value, index: Operand) -> Value:
         """The address of element `index` of an array of the type's scalar."""
         if not isinstance(index, Value) and index == 0:

@@ -28,6 +28,7 @@ class Subnormals(Arithmetic, Memory):
     @contextmanager
     def subnormals_as_zeros(self) -> Iterator[None]:
         """Around a whole kernel; what it calls runs under the same setting."""
+        self.flushes = self.target.is_x86 or self.target.architecture == "aarch64"
         if self.target.is_x86:
             before, within = self.scratch(i32, 1), self.scratch(i32, 1)
             self.intrinsic_void("llvm.x86.sse.stmxcsr", before)

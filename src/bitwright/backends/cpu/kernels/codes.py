@@ -43,6 +43,7 @@ class Codes:
     offset: bool = False
     """Whether sums begin with a number of their column instead of 0."""
     element, sum, group, widens = i8, i32, 1, False
+    tiles = None
 
     @property
     def form(self) -> tuple[bool, bool, int, bool]:

@@ -102,6 +102,11 @@ class _ImageProduct(Product):
             found.append(f.gep(element, a, start + x * pixel))
         return found
 
+    def row_stride(self) -> Value | None:
+        if not self.is_flat:
+            return None
+        return self.f.args.size("pixel") * self.numbers.element.bytes
+
     def result_at(self, row: Value) -> Value:
         if not self.is_apart:
             return super().result_at(row)

@@ -1,5 +1,6 @@
 """Products of bf16 and f16 numbers, summed in f32.
 
+    TileDots   bf16, 32 at a time in two-dimensional registers (`kernels.tiles`)
     HalfDots   bf16, two at a time by an instruction (vdpbf16ps)
     Widened    rows become f32 a piece at a time, in a scratch that stays in the first-level cache;
                panels stay halves in memory and become f32 in registers
@@ -33,11 +34,12 @@ Array = np.ndarray[Any, Any]
 _UPPER = -0x10000
 
 
-class _Halves:
-    """What both ways have in common."""
+class HalfSums:
+    """What all ways have in common."""
 
     sum, extra = f32, 0
     pointers: tuple[str, ...] = ()
+    tiles: Any = None
 
     def start(self, f: Kernel, column: Value, masks: list[Value], lanes: int) -> list[Value]:
         return [f.const(f32.vector(lanes), 0.0)] * len(masks)
@@ -47,7 +49,7 @@ class _Halves:
 
 
 @dataclass(frozen=True)
-class HalfDots(_Halves):
+class HalfDots(HalfSums):
     """Two products and their sum are one instruction."""
 
     dot: Instr
@@ -75,7 +77,7 @@ class HalfDots(_Halves):
 
 
 @dataclass(frozen=True)
-class Widened(_Halves):
+class Widened(HalfSums):
     """One f32 product at a time."""
 
     half: DType

@@ -23,11 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32, stored
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, stored
 from bitwright.backends.cpu.expression import Expression, to_stored
 from bitwright.backends.cpu.kernels.narrow import MOST, narrowed
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
 from bitwright.backends.cpu.kernels.streaming import is_streamed, settle
+from bitwright.backends.cpu.kernels.tile_run import TileRun
+from bitwright.backends.cpu.kernels.wide_rows import WideRows
 from bitwright.ir.dtype import DType
 from bitwright.ir.dtype import f32 as real
 from bitwright.target import Target
@@ -42,8 +44,6 @@ _TALL = 2
 threads read the same weights then, and their own part of a."""
 LINE = 64
 """Bytes of a cache line."""
-_PIECE = 256
-"""Numbers of a row that are widened at a time: those of a tile fit the first-level cache."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,8 @@ class Product:
         self.vector = numbers.sum.vector(tile.lanes)
         self.width = tile.vectors + numbers.extra
         self.scratch = f.scratch(self.vector, tile.rows * self.width)
-        self.wide = f.scratch(f32, tile.rows * _PIECE) if numbers.widens else self.scratch
+        self.wide = WideRows(f, numbers.element, tile.rows, tile.lanes) if numbers.widens else None
+        self.run = TileRun(f, numbers.tiles, self.scratch) if numbers.tiles else None
         self.start: list[Value] = []
         """What the sums of a row of the tile begin with."""
 
@@ -284,6 +285,10 @@ class Product:
         """The sums after all of k."""
         return self.add_run(rows, w, sums, self.f.args.size("depth"), ahead)[1]
 
+    def row_stride(self) -> Value | None:
+        """Bytes between rows of a, or None where they differ."""
+        return self.f.args.size("a_stride") * self.numbers.element.bytes
+
     def _tile(
         self, row: Value, bottom: Value, column: Value, w: Value, ahead: Value | None
     ) -> None:
@@ -291,6 +296,12 @@ class Product:
         f, tile = self.f, self.tile
         left = f.min(bottom - row, tile.rows)
         masks = self._masks(column)
+        if self.run is not None:
+            rows = self.addresses(row, tile.rows)
+            sums = self.run.start(rows, left, self.row_stride())
+            self.run.finish(self.add_products(rows[:1], w, sums, ahead))
+            self._store(row, left, column, masks)
+            return
         self.start = self.numbers.start(f, column, masks, tile.lanes)
         heights = list(tile.heights)
         if not self.epilogue.is_light:
@@ -405,33 +416,11 @@ class Product:
         self, rows: list[Value], w: Value, sums: list[Value], count: Value, ahead: Value | None
     ) -> tuple[Value, list[Value]]:
         """The sums after `count` neighbouring numbers of every row, and where the weights go on."""
-        if not self.numbers.widens:
-            return self._add_run(rows, w, sums, count, ahead)
-        f = self.f
-        wide = [f.gep(f32, self.wide, i * _PIECE) for i in range(len(rows))]
-        with f.loop(0, count, _PIECE, carry=(w, *sums)) as loop:
-            size = f.min(count - loop.index, _PIECE)
-            self._widen([f.gep(self.numbers.element, r, loop.index) for r in rows], wide, size)
-            line = None if ahead is None else f.offset(ahead, loop.index * (LINE // UNROLL))
-            w, *totals = loop.carried
-            after, totals = self._add_run(wide, w, totals, size, line)
-            loop.next(after, *totals)
-        return loop.results[0], list(loop.results[1:])
-
-    def _widen(self, rows: list[Value], wide: list[Value], size: Value) -> None:
-        """`size` numbers of every row as f32."""
-        f, lanes = self.f, self.tile.lanes
-        element = self.numbers.element.vector(lanes)
-
-        def copy(at: Value, mask: Value | None) -> None:
-            for row, to in zip(rows, wide, strict=True):
-                f.store(f.convert(f.load(element, row, at, mask=mask), f32), to, at)
-
-        whole = size - f.urem(size, lanes)
-        with f.loop(0, whole, lanes) as loop:
-            copy(loop.index, None)
-        with f.if_(f.lt(whole, size)):
-            copy(whole, f.mask(size - whole, lanes))
+        if self.run is not None:
+            return self.run.add(rows[0], w, sums, count)
+        if self.wide is not None:
+            return self.wide.add(rows, w, sums, count, ahead, self._add_run)
+        return self._add_run(rows, w, sums, count, ahead)
 
     def _add_run(
         self, rows: list[Value], w: Value, sums: list[Value], count: Value, ahead: Value | None

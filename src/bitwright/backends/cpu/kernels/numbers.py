@@ -35,6 +35,10 @@ class Numbers(Protocol):
         """Whether rows are copied as f32, piece by piece, before they are multiplied."""
 
     @property
+    def tiles(self) -> Any:
+        """How blocks of sums are held in two-dimensional registers (`kernels.tiles`), or None."""
+
+    @property
     def sum(self) -> Type:
         """A sum."""
 
@@ -70,6 +74,7 @@ class RealNumbers:
 
     element = unit = sum = f32
     group, has_rest, extra, widens = 1, False, 0, False
+    tiles: Any = None
     pointers: tuple[str, ...] = ()
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from bitwright.backends.cpu.kernels.halves import best_halves, halves_tile, pack_halves
 from bitwright.backends.cpu.kernels.matmul import Tile, best_tile, pack
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
+from bitwright.backends.cpu.kernels.tiles import BLOCK, pack_tiles, tile_dots
 from bitwright.backends.cpu.lowering import Lowering
 from bitwright.backends.cpu.region import require_elements
 from bitwright.ir.dtype import DType, bf16, f16, f32
@@ -80,13 +81,14 @@ class HalfFilter(RealFilter):
         self.products_at_once = best_halves(target, half, 2).group
 
     def numbers(self, target: Target, run: int) -> Numbers:
-        return best_halves(target, self.half, run)
+        tiles = tile_dots(target) if self.half == bf16 else None
+        return tiles or best_halves(target, self.half, run)
 
     def tile(self, target: Target, columns: int, numbers: Any) -> Tile:
-        return halves_tile(target, columns, numbers)
+        return BLOCK if numbers.tiles else halves_tile(target, columns, numbers)
 
     def pack(self, runs: Array, tile: Tile, numbers: Any) -> Array:
-        return pack_halves(runs, tile, numbers)
+        return pack_tiles(runs) if numbers.tiles else pack_halves(runs, tile, numbers)
 
 
 def has_filter(x: DType, w: DType, result: DType) -> bool:
