@@ -100,7 +100,7 @@ def finish(
     """The result of an exact sum whose unit is `scale`: an f32 array, or codes of `output`."""
     if output is not None:
         output.validate(acc.shape)
-    if output is None or not _takes_steps(output):
+    if output is None or not takes_steps(output):
         values = terms(acc, scale, None)
         return values if output is None else QuantizedTensor.quantize(values, output)
     if not fixed_point:
@@ -113,7 +113,8 @@ def finish(
     return _saturated(steps.astype(np.float64), output)
 
 
-def _takes_steps(output: QuantizationParameters) -> bool:
+def takes_steps(output: QuantizationParameters) -> bool:
+    """Whether a result is rounded from steps of its own codes."""
     return is_integer_coded(output) and output.dtype != BINARY and not output.widths
 
 

@@ -38,6 +38,7 @@ from bitwright.quant.arithmetic import (
     terms,
 )
 from bitwright.quant.codes import spread_scale, spread_zero_point
+from bitwright.quant.compiled_products import Product, compiled
 from bitwright.quant.parameters import QuantizationParameters
 from bitwright.quant.tensor import QuantizedTensor
 from bitwright.quant.types import BINARY, Granularity, Scheme
@@ -77,13 +78,18 @@ def qmatmul(
     if not _all_integer("qmatmul", x, w):
         return _in_f32(_matmul_f32, output, x, w, bias)
     block = _common_block(x, w)
-    factors = centred(x), centred(w)
     element = accumulator(x, w)
     if block == 0:
         _require_free("qmatmul", x, x.ndim - 1)
         _require_free("qmatmul", w, w.ndim - 2)
-        acc = exact(multiply(*factors), element, "qmatmul")
-        return _with_bias(acc, scale_of(x) * scale_of(w), bias, output, fixed_point, -1)
+        scale = scale_of(x) * scale_of(w)
+        shape = (*x.shape[:-1], w.shape[-1])
+        found = _compiled("integer_matmul", x, w, {}, shape, scale, bias, output, fixed_point)
+        if found is not None:
+            return found
+        acc = exact(multiply(centred(x), centred(w)), element, "qmatmul")
+        return _with_bias(acc, scale, bias, output, fixed_point, -1)
+    factors = centred(x), centred(w)
     total: Any = np.float32(0)
     for start in range(0, x.shape[-1], block):
         own = slice(start, start + block)
@@ -114,7 +120,7 @@ def qconv2d(
             found=f"{list(x.shape)} and {list(w.shape)}",
         )
     images, kernels = (TensorType(dtype(np.int8), one.shape) for one in (x, w))
-    infer_conv(images, kernels, None, strides, pads, dilations, groups)
+    shape = infer_conv(images, kernels, None, strides, pads, dilations, groups).shape
 
     def convolved(images: Array, kernels: Array) -> Array:
         return convolve(images, kernels, None, strides, pads, dilations, groups)
@@ -125,8 +131,37 @@ def qconv2d(
     for axis in (1, 2, 3):
         _require_free("qconv2d", x, axis)
         _require_free("qconv2d", w, axis)
+    windows = {"strides": strides, "pads": pads, "dilations": dilations}
+    given = {name: tuple(value) for name, value in windows.items() if value is not None}
+    attrs: dict[str, Any] = {**given, "groups": groups}
+    scale = scale_of(x) * _channels(w)
+    found = _compiled("integer_conv", x, w, attrs, shape, scale, bias, output, fixed_point)
+    if found is not None:
+        return found
     acc = exact(convolved(centred(x), centred(w)), accumulator(x, w), "qconv2d")
-    return _with_bias(acc, scale_of(x) * _channels(w), bias, output, fixed_point, 1)
+    return _with_bias(acc, scale, bias, output, fixed_point, 1)
+
+
+def _compiled(
+    op: str,
+    x: QuantizedTensor,
+    w: QuantizedTensor,
+    attrs: dict[str, Any],
+    shape: tuple[Any, ...],
+    scale: Array,
+    bias: Array | None,
+    output: QuantizationParameters | None,
+    fixed_point: bool,
+) -> Result | None:
+    """The product by a compiled kernel, where one takes it."""
+    if fixed_point:
+        return None
+    whole = None
+    if bias is not None:
+        whole = _whole_bias(np.asarray(bias).reshape(-1), scale)
+        if whole is None or whole.size != shape[-1 if op == "integer_matmul" else 1]:
+            return None
+    return compiled(Product(op, x, w, attrs, shape, scale, whole, output))
 
 
 def _channels(w: QuantizedTensor) -> Array:
@@ -298,15 +333,22 @@ def _with_bias(
     place = [1] * acc.ndim
     place[axis] = -1
     bias = np.asarray(bias).reshape(place)
-    whole = bias.dtype.kind in "iu"
-    if not whole and scale.size in (1, bias.size):
-        bias = np.clip(np.rint(bias / scale.astype(np.float64)), _INT32.min, _INT32.max)
-        whole = True
-    if not whole:
+    whole = _whole_bias(bias, scale)
+    if whole is None:
         into = output if _steps(output) else None
         return _finish_terms(terms(acc, scale, into), bias, output)
-    total = exact(acc.astype(np.int64) + bias.astype(np.int64), acc.dtype, "the bias")
+    total = exact(acc.astype(np.int64) + whole, acc.dtype, "the bias")
     return finish(total, scale, output, fixed_point)
+
+
+def _whole_bias(bias: Array, scale: Array) -> Array | None:
+    """A bias in units of the scale, where one scale serves a channel."""
+    if bias.dtype.kind in "iu":
+        return bias.astype(np.int64)
+    if scale.size not in (1, bias.size):
+        return None
+    unit = scale.astype(np.float64).reshape(bias.shape if scale.size > 1 else ())
+    return np.clip(np.rint(bias / unit), _INT32.min, _INT32.max).astype(np.int64)
 
 
 def _all_integer(name: str, *tensors: QuantizedTensor) -> bool:

@@ -1,0 +1,120 @@
+"""Products of quantized tensors by compiled kernels have the bits of numpy's."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import bitwright as bw
+from bitwright.errors import QuantizationError
+from bitwright.quant import QuantizationParameters, compiled_products, quantize_tensor
+from bitwright.quant.tensor import QuantizedTensor
+
+rng = np.random.default_rng(0)
+BYTES = QuantizationParameters.asymmetric("uint8", 0.7, 117)
+
+
+def tensor(kind, *shape, **options):
+    x = rng.normal(size=shape).astype(np.float32)
+    scheme = "asymmetric" if kind.startswith("u") else None
+    return quantize_tensor(x, kind, "minmax", scheme=scheme, **options)
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """Runs a product in numpy and in compiled code, whatever its size, and compares the bits."""
+    ran = []
+    run = compiled_products._program
+
+    def program(graph):
+        ran.append(graph)
+        return run(graph)
+
+    monkeypatch.setattr(compiled_products, "_program", program)
+
+    def compare(product, compiled=True):
+        monkeypatch.setattr(compiled_products, "LEAST_TERMS", 1 << 60)
+        expected = product()
+        monkeypatch.setattr(compiled_products, "LEAST_TERMS", 0)
+        monkeypatch.setattr(compiled_products, "TERMS_AT_ONCE", 0)
+        before = len(ran)
+        found = product()
+        assert (len(ran) > before) == compiled
+        if isinstance(expected, QuantizedTensor):
+            assert found.parameters == expected.parameters
+            expected, found = expected.codes(), found.codes()
+        assert found.dtype == expected.dtype and found.shape == expected.shape
+        np.testing.assert_array_equal(
+            found.reshape(-1).view(np.uint8), expected.reshape(-1).view(np.uint8)
+        )
+
+    return compare
+
+
+@pytest.mark.parametrize("x_kind", ["uint8", "int8", "uint4", "binary"])
+@pytest.mark.parametrize("w_kind", ["int8", "uint8", "int4"])
+def test_matrices(both, x_kind, w_kind):
+    x, w = tensor(x_kind, 7, 33), tensor(w_kind, 33, 17, axis=1)
+    bias = rng.normal(size=17).astype(np.float32)
+    both(lambda: bw.qmatmul(x, w))
+    both(lambda: bw.qmatmul(x, w, bias, BYTES))
+
+
+def test_batches_whole_biases_and_wide_results(both):
+    x, w = tensor("uint8", 2, 3, 5, 16), tensor("int8", 16, 9)
+    bias = rng.integers(-999, 999, 9).astype(np.int32)
+    both(lambda: bw.qmatmul(x, w, bias))
+    wide = QuantizationParameters.symmetric("int16", rng.uniform(0.1, 1, 9), axis=3)
+    both(lambda: bw.qmatmul(x, w, None, wide))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_convolutions(both, groups):
+    x = tensor("uint8", 2, 6, 9, 11)
+    w = tensor("int8", 12, 6 // groups, 3, 2, axis=0)
+    bias = rng.normal(size=12).astype(np.float32)
+    attrs = {"strides": (2, 1), "pads": (1, 0, 2, 1), "groups": groups}
+    both(lambda: bw.qconv2d(x, w, bias, **attrs))
+    both(lambda: bw.qconv2d(x, w, bias, BYTES, **attrs))
+
+
+def test_what_numpy_computes(both):
+    x, w = tensor("uint8", 4, 8), tensor("int8", 8, 5)
+    both(lambda: bw.qmatmul(x, w, None, BYTES, fixed_point=True), compiled=False)
+    both(lambda: bw.qmatmul(tensor_rows, w), compiled=False)
+    both(lambda: bw.qmatmul(x, tensor_blocks), compiled=False)
+    both(lambda: bw.qmatmul(tensor_16, w), compiled=False)
+    both(lambda: bw.qmatmul(x, w, None, QuantizationParameters.symmetric("int4", 1.0)), False)
+    both(lambda: bw.qmatmul(tensor_none, w), compiled=False)
+
+
+tensor_rows = tensor("uint8", 4, 8, axis=0)
+tensor_blocks = tensor("int4", 8, 5, axis=0, block=4)
+tensor_16 = tensor("int16", 4, 8)
+tensor_none = QuantizedTensor.from_codes(
+    np.zeros((0, 8), np.uint8), QuantizationParameters.asymmetric("uint8", 1.0, 3)
+)
+
+
+def test_sums_beyond_32_bits_are_an_error_still(both, monkeypatch):
+    plain = QuantizationParameters.symmetric("int8", 1.0)
+    x = QuantizedTensor.from_codes(np.full((1, 140000), 127, np.int8), plain)
+    w = QuantizedTensor.from_codes(np.full((140000, 2), 127, np.int8), plain)
+    monkeypatch.setattr(compiled_products, "TERMS_AT_ONCE", 0)
+    with pytest.raises(QuantizationError, match="a sum leaves int32"):
+        bw.qmatmul(x, w)
+
+
+def test_a_program_serves_other_rows_and_goes_with_its_weight(monkeypatch):
+    made = []
+    run = compiled_products._program
+    monkeypatch.setattr(compiled_products, "LEAST_TERMS", 0)
+    monkeypatch.setattr(compiled_products, "_program", lambda g: made.append(g) or run(g))
+    w = tensor("int8", 12, 5)
+    for rows in (3, 3, 8, 1):  # the first time in numpy
+        bw.qmatmul(tensor("uint8", rows, 12), w)
+    assert len(made) == 1
+    held = len(compiled_products._WEIGHTS)
+    del w
+    gc.collect()
+    assert len(compiled_products._WEIGHTS) == held - 1
