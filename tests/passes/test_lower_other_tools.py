@@ -11,6 +11,7 @@ from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import run
 from bitwright.passes.canonicalize import canonicalize
 from bitwright.passes.lower_integer import lower_integer
+from bitwright.pipeline import compile
 from bitwright.rewrite.trace import Trace
 
 RNG = np.random.default_rng(0)
@@ -44,3 +45,20 @@ def test_weights_too_large_to_fold_are_read_as_codes(
     assert [n.op for n in found.nodes if not n.is_boundary] == ["integer_matmul"]
     feeds = {"x": RNG.integers(0, 256, (5, 24)).astype(np.uint8)}
     np.testing.assert_array_equal(run(found, feeds)["y"], run(graph, feeds)["y"])
+
+
+@pytest.mark.parametrize("groups, channels", [(1, 8), (8, 1)])
+def test_a_bias_near_the_end_of_its_type_stays(groups: int, channels: int) -> None:
+    """Quantizers clip the biases of channels that hardly count to the last number of i32."""
+    b = Builder("conv")
+    x = b.sub(b.cast(b.input("x", "u8[1, 8, 9, 9]"), to="i32"), b.constant(np.int32(11)))
+    w = wide(b, RNG.integers(-127, 128, (8, channels, 3, 3)).astype(np.int8))
+    bias = np.array([-(2**31) + 214748, 7, -2, 2**31 - 9, 0, 5, -(2**31), 1], np.int32)
+    attrs = {"pads": (1, 1, 1, 1), "groups": groups}
+    graph = b.build(y=b.conv(x, w, b.constant(bias), **attrs))
+    found = canonicalize(lower_integer(canonicalize(graph, Trace()), Trace()), Trace())
+    assert [n.op for n in found.nodes if not n.is_boundary] == ["integer_conv"]
+    feeds = {"x": RNG.integers(0, 256, (1, 8, 9, 9)).astype(np.uint8)}
+    exact = run(graph, feeds)["y"]
+    np.testing.assert_array_equal(run(found, feeds)["y"], exact)
+    np.testing.assert_array_equal(compile(graph).run(feeds)["y"], exact)

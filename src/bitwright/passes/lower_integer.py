@@ -116,7 +116,7 @@ class _Lowering:
             factor = source.step * scale
         if bias is not None and (factor is not None or not is_real):
             total, bias = np.rint(bias / (1 if factor is None else factor)), None
-        if total is not None and np.abs(total).max(initial=0) >= LIMIT // 2:
+        if is_real and total is not None and np.abs(total).max(initial=0) >= LIMIT // 2:
             total, bias = None, _known_bias(node.inputs[2])
         y = op.op(
             "integer_matmul" if is_matmul else "integer_conv",
