@@ -115,7 +115,7 @@ class _Rewrite:
                 self.b.fresh_name(name)
         self.b.reserve_symbols(s.name for s in graph.input_symbols)
         self.new: dict[Value, Value] = {}
-        self.coded: dict[tuple[Value, bool], Value] = {}
+        self.coded: dict[tuple[str, bool], Value] = {}
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
@@ -220,15 +220,16 @@ class _Rewrite:
         x = self.new[product.x]
         if choice.coding is None:
             return x
-        if (x, as_rows) not in self.coded:
+        key = choice.site.name, as_rows
+        if key not in self.coded:
             source, axis = x, product.channel_axis
             if as_rows:
                 source = self.b.transpose(x, perm=(0, *range(2, x.rank), 1))
                 axis = x.rank - 1
             code = static_codes if choice.scheme == "static" else _dynamic_codes
             alone = self.graph.uses[product.x] == len(choice.site.products)
-            self.coded[x, as_rows] = code(self.b, source, choice.coding, axis, alone)
-        return self.coded[x, as_rows]
+            self.coded[key] = code(self.b, source, choice.coding, axis, alone)
+        return self.coded[key]
 
     def _weight(self, product: Product, made: Weights, as_rows: bool) -> Value:
         b, codes = self.b, made.codes

@@ -139,7 +139,10 @@ class Collector:
         self.turns = -(-(count or BATCHES_WITH_ROWS) // self.stride)
         """Batches that rows are drawn from, as far as is known."""
         self.draw = np.random.default_rng(0)
-        self._whole = Taps(graph, self.sites, threads=threads, simplify=False)
+        self._read: dict[str, list[Site]] = {}
+        for site in self.sites.values():
+            self._read.setdefault(site.tap, []).append(site)
+        self._whole = Taps(graph, self._read, threads=threads, simplify=False)
         self._extremes = _Extremes(graph, self.sites, threads)
 
     def step(self, batch: Mapping[str, Any]) -> None:
@@ -156,9 +159,10 @@ class Collector:
                 if name in self.evidence:
                     self.evidence[name].widen(channels, self.batches % 2 == 0)
         else:
-            for name, array in self._whole.run(batch):
-                if array.size:  # a past of no tokens has nothing to show
-                    self._add(self.sites[name], array, turn % 2 == 0)
+            for tap, array in self._whole.run(batch):
+                for site in self._read[tap]:
+                    if array.size:  # a past of no tokens has nothing to show
+                        self._add(site, array, turn % 2 == 0)
         self.batches += 1
         self.is_between_batches = True
 
@@ -206,7 +210,7 @@ class _Extremes:
         names = []
         for name, site in self._sites.items():
             if site.is_inside:  # values of branches are seen as they are
-                names.append(name)
+                names.append(site.tap)
                 continue
             axes = [i for i in range(site.value.rank) if i != site.channel_axis]
             for op in ("reduce_min", "reduce_max"):
@@ -217,11 +221,16 @@ class _Extremes:
 
     def run(self, batch: Mapping[str, Any], number: int) -> Iterator[tuple[str, Channels]]:
         lows: dict[str, Array] = {}
+        inside: dict[str, list[Site]] = {}
+        for found in self._sites.values():
+            if found.is_inside:
+                inside.setdefault(found.tap, []).append(found)
         for name, array in self._taps.run(batch):
-            if name in self._sites:
-                channels = Channels.of(array, self._sites[name].channel_axis)
-                _require_finite(name, number, channels)
-                yield name, channels
+            if name in inside:
+                for found in inside[name]:
+                    channels = Channels.of(array, found.channel_axis)
+                    _require_finite(name, number, channels)
+                    yield found.name, channels
                 continue
             site, _, op = name.rpartition(".")
             if op == "reduce_min":

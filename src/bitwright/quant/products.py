@@ -12,6 +12,7 @@ one `Site`, since they share the codes of that value.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -172,10 +173,18 @@ class Site:
     products: list[Product] = field(default_factory=list)
     sizes: Array | None = None
     """How large each channel is by the weights that make it, where a product makes it."""
+    is_shared: bool = False
+    """Whether products of another site read the same value along another axis."""
+
+    @property
+    def tap(self) -> str:
+        """The value's path in the graph."""
+        return self.products[0].path + self.value.name
 
     @property
     def name(self) -> str:
-        return self.products[0].path + self.value.name
+        """The same, unless two sites have one value: no two have one name."""
+        return f"{self.tap} along axis {self.channel_axis}" if self.is_shared else self.tap
 
     @property
     def is_inside(self) -> bool:
@@ -204,6 +213,9 @@ def find_sites(graph: Graph, path: str = "") -> list[Site]:
         site = sites.setdefault((product.x, product.channel_axis), Site(product.x))
         site.products.append(product)
     found = list(sites.values())
+    axes = Counter(site.value for site in found)
+    for site in found:
+        site.is_shared = axes[site.value] > 1
     for node in graph.nodes:
         if node.op == "if":
             for name, body in node.bodies.items():
