@@ -94,7 +94,8 @@ def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> CodeConv:
 
 
 def _lower_dense(ctx: Lowering, node: Node, conv: CodeConv) -> None:
-    """A product for every group."""
+    """A product for every group, or for as many as fill a vector of columns."""
+    conv = _merged(conv)
     signed, zeros, groups = conv.x.dtype.is_signed, conv.filter_zeros, conv.groups
     filters = conv.filters
     if groups == 1 and filters.shape[1] < FEW_CHANNELS:
@@ -114,6 +115,25 @@ def _lower_dense(ctx: Lowering, node: Node, conv: CodeConv) -> None:
         rows = source.slice(1, first // outer * inner, inner, 1)
         ready = weight.codes.transpose(3, 0, 1, 2)
         dense(ctx, node, rows, ready, conv.window, part, finish, filter)
+
+
+def _merged(conv: CodeConv) -> CodeConv:
+    """Groups of few columns side by side: a column has weights of 0 for the others' channels, which
+    takes no more products than a vector that is not full for each."""
+    outer, inner = len(conv.filters) // conv.groups, conv.filters.shape[1]
+    divisors = (m for m in range(2, conv.groups + 1) if conv.groups % m == 0)
+    together = max((m for m in divisors if m * outer <= conv.lanes), default=1)
+    if together == 1:
+        return conv
+    neutral = np.zeros(len(conv.filters), conv.filters.dtype)
+    if conv.filter_zeros is not None:
+        neutral = conv.filter_zeros.astype(conv.filters.dtype)
+    filters = np.empty((len(neutral), together * inner, *conv.filters.shape[2:]), neutral.dtype)
+    filters[:] = neutral.reshape(-1, 1, 1, 1)
+    for number, array in enumerate(conv.filters):
+        first = number // outer % together * inner
+        filters[number, first : first + inner] = array
+    return replace(conv, filters=filters, groups=conv.groups // together)
 
 
 def _source(ctx: Lowering, node: Node, conv: CodeConv, channels: int) -> View:
