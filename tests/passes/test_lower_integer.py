@@ -281,3 +281,16 @@ def test_codes_are_made_before_they_are_moved() -> None:
     ops, _ = check(b.build(through(b, y, 0.02, 0)), 0.02, x=x_of(2, 8, 6, 6))
     wanted = ["to_codes", "max_pool", "transpose", "reshape", "dequantize"]
     assert ops == ["quantize", "integer_conv", "cast", "mul", *wanted]
+
+
+def test_the_step_goes_into_constants_behind_a_function() -> None:
+    b = Builder("layer")
+    x = through(b, b.input("x", "f32[n, 64]"), 0.02, 128)
+    y = b.hard_swish(b.matmul(x, weight(b, 64, 32)))
+    y = b.add(b.mul(y, np.float32(1.3)), b.constant(x_of(32)))
+    graph = b.build(through(b, y, 0.02, 7))
+    ops, _ = check(graph, 0.02, x=x_of(5, 64))
+    wanted = ["integer_matmul", "cast", "mul", "hard_swish", "mul", "add", "to_codes"]
+    assert ops == ["quantize", *wanted, "dequantize"]
+    last = next(node for node in lowered(graph)[0].nodes if node.op == "to_codes")
+    assert last.attrs["bounded"]

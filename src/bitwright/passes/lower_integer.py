@@ -41,6 +41,9 @@ Array = np.ndarray[Any, Any]
 LIMIT = 2**31
 BOUND = 2.0**29
 """What a sum must stay below to be rounded and moved by a zero point without a check."""
+_NOT_LARGER = frozenset({"relu", "hard_swish", "silu", "gelu", "tanh", "neg", "abs"})
+"""Functions with |f(x)| <= |x|."""
+_WITHIN_ONE = frozenset({"sigmoid", "hard_sigmoid", "erf", "sin", "cos"})
 INTEGER_PRODUCTS = ("product-of-codes", "convolution-of-codes")
 """The rules that bring products to integers."""
 MOST_TAPS = 256
@@ -250,16 +253,24 @@ class _Lowering:
         if point is not None:
             first = float(point.reshape(-1)[0])
             ends = float(to.min) - first, float(to.max) - first
-        if not self._scales(m, x):
-            if ends and x.node.op == "relu" and ends[0] == 0:
-                (x,) = x.node.operands  # what is below 0 becomes the lowest code anyway
-            return op.to_codes(op.mul(x, np.float32(1 / step)), zero, to=to)
         inner, step, highest = self._ends(x, step, ends)
         bounded = self._largest(inner, step) < BOUND
         if highest is not None:
             highest = op.constant(highest)
-        scaled = self._scaled(op, inner, step)
-        return op.to_codes(scaled, zero, highest, to=to, bounded=bounded)
+        divided = self._scaled if self._scales(m, x) else self._divided
+        return op.to_codes(divided(op, inner, step), zero, highest, to=to, bounded=bounded)
+
+    def _divided(self, op: Any, value: Value, step: Array) -> Value:
+        """value / step, with the division in the constants that come last."""
+        if value.node.op == "add":
+            for x, other in (value.node.inputs, value.node.inputs[::-1]):
+                known = None if other is None else constant_value(other)
+                if known is not None and x is not None and x.shape == value.shape:
+                    rest = op.constant(_held(known / step))
+                    return op.add(self._divided(op, x, step), rest)  # type: ignore[no-any-return]
+        if factor := _positive_factor(value):
+            value, step = factor[0], step / factor[1]
+        return op.mul(value, op.constant(_held(1 / step)))  # type: ignore[no-any-return]
 
     def _ends(
         self, value: Value, step: Array, ends: tuple[float, float] | None
@@ -307,7 +318,13 @@ class _Lowering:
             return float(LIMIT * np.abs(found[1] / step).max(initial=0))
         if factor := _positive_factor(value):
             return self._largest(factor[0], step / factor[1])
-        return sum(self._largest(v, step) for v in node.operands)
+        if node.op in _WITHIN_ONE:
+            return float(np.max(1 / step))
+        if node.op in _NOT_LARGER:
+            return self._largest(next(iter(node.operands)), step)
+        if node.op in ("add", "sub", "clip"):
+            return sum(self._largest(v, step) for v in node.operands)
+        return float("inf")
 
     def _scaled(self, op: Any, value: Value, step: Array) -> Value:
         """value / step, with the division in the factors; the step may differ by channel."""
