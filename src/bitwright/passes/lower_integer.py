@@ -270,6 +270,14 @@ class _Lowering:
                     return op.add(self._divided(op, x, step), rest)  # type: ignore[no-any-return]
         if factor := _positive_factor(value):
             value, step = factor[0], step / factor[1]
+        elif value.node.op == "mul":  # by a scale of each row and one of each column
+            for x, scale in (value.node.inputs, value.node.inputs[::-1]):
+                assert x is not None and scale is not None
+                known = [constant_value(v) for v in scale.node.operands]
+                if scale.node.op == "mul" and sum(array is None for array in known) == 1:
+                    parts = zip(scale.node.operands, known, strict=True)
+                    new = [v if a is None else op.constant(_held(a / step)) for v, a in parts]
+                    return op.mul(x, op.mul(*new))  # type: ignore[no-any-return]
         return op.mul(value, op.constant(_held(1 / step)))  # type: ignore[no-any-return]
 
     def _ends(
