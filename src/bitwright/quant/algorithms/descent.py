@@ -21,6 +21,8 @@ from bitwright.quant.algorithms.rounding import ErrorSpread, damping
 
 Array = np.ndarray[Any, Any]
 SWEEPS = 12
+NEARLY_ALL = 4096
+"""Sweeps end when fewer than one code in so many still moves."""
 TOGETHER = 16
 """Terms between two products that bring G e up to date."""
 
@@ -42,7 +44,8 @@ class Descent:
         codes = self._start(matrix, scales, weights, steps, highest, lowest)
         slopes = self.gram @ (weights - steps * codes)
         for _ in range(SWEEPS):
-            if not self._sweep(codes, steps, slopes, highest, lowest):
+            changed = self._sweep(codes, steps, slopes, highest, lowest)
+            if changed <= codes.size // NEARLY_ALL:
                 break
         return np.ascontiguousarray(codes.transpose(terms_first))
 
@@ -58,9 +61,9 @@ class Descent:
     def _errors(self, lost: Array) -> Array:
         return np.asarray(np.einsum("gkn,gkn->gn", self.gram @ lost, lost))
 
-    def _sweep(self, codes: Array, steps: Array, slopes: Array, highest: int, lowest: int) -> bool:
-        """Visit every term once; `slopes` is G e, kept up to date. Says whether a code changed."""
-        has_changed = False
+    def _sweep(self, codes: Array, steps: Array, slopes: Array, highest: int, lowest: int) -> int:
+        """Visit every term once; `slopes` is G e, kept up to date. Gives how many codes changed."""
+        changed = 0
         for start in range(0, codes.shape[1], TOGETHER):
             part = slice(start, start + TOGETHER)
             own = self.gram[:, part, part]
@@ -74,7 +77,7 @@ class Descent:
                 moved[:, k] = (best - code) * step
                 codes[:, start + k] = best
                 near[:, k + 1 :] -= own[:, k + 1 :, k, None] * moved[:, k, None, :]
-            if moved.any():
-                has_changed = True
+            if count := int(np.count_nonzero(moved)):
+                changed += count
                 slopes -= self.gram[:, :, part] @ moved
-        return has_changed
+        return changed
