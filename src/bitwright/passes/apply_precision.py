@@ -14,6 +14,7 @@ from __future__ import annotations
 from bitwright.errors import BitwrightError
 from bitwright.ir.dtype import DType, f32, f64
 from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.naming import take_name
 from bitwright.ir.types import HostType
 from bitwright.ops.builder import infer_types
 from bitwright.ops.check import verify
@@ -153,18 +154,10 @@ class _Conversion:
         if key not in self.casts:
             attrs = {"to": element, "saturate": True, "round_mode": "up"}
             types = (value.tensor.with_dtype(element),)
-            name = self._unique(f"{value.name}.{element}")
+            name = take_name(f"{value.name}.{element}", self.names)
             node = Node("cast", (value,), attrs, types, (name,), value.node.loc)
             self.casts[key] = self._append(node)[0]
         return self.casts[key]
-
-    def _unique(self, hint: str) -> str:
-        name, count = hint, 0
-        while name in self.names:
-            count += 1
-            name = f"{hint}_{count}"
-        self.names.add(name)
-        return name
 
 
 def _is_float_cast(node: Node) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from bitwright.ir.calibration import CalibrationEntry
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.ir.naming import take_name
 from bitwright.ir.paths import find_values
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.check import verify
@@ -100,25 +101,17 @@ class _Insertion:
     def _node(
         self, value: Value, op: str, inputs: list[Value], attrs: dict[str, Any], element: DType
     ) -> Value:
-        name = self._unique(f"{value.name}.{op}d")
+        name = take_name(f"{value.name}.{op}d", self.names)
         types = (value.tensor.with_dtype(element),)
         self.nodes.append(Node(op, tuple(inputs), attrs, types, (name,), value.node.loc))
         return self.nodes[-1].outputs[0]
 
     def _constant(self, value: Value, hint: str, array: Array) -> Value:
         type_ = TensorType(dtype(array.dtype), array.shape)
-        name = self._unique(f"{value.name}.{hint}")
+        name = take_name(f"{value.name}.{hint}", self.names)
         node = Node("constant", (), {"value": array}, (type_,), (name,), value.node.loc)
         self.nodes.append(node)
         return node.outputs[0]
-
-    def _unique(self, hint: str) -> str:
-        name, count = hint, 0
-        while name in self.names:
-            count += 1
-            name = f"{hint}_{count}"
-        self.names.add(name)
-        return name
 
 
 def _insert(graph: Graph, tags: Mapping[Value, CalibrationEntry]) -> Graph:

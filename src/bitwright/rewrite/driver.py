@@ -13,6 +13,7 @@ from typing import Any
 
 from bitwright.errors import GraphError, RewriteError
 from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.naming import take_name
 from bitwright.ir.types import TensorType, compatible
 from bitwright.ops.builder import Builder
 from bitwright.rewrite.match import Match, match_node
@@ -54,12 +55,7 @@ class Sweep:
         taken.reserve_symbols(s.name for n in graph.nodes for t in n.types for s in t.symbols)
 
     def unique(self, hint: str) -> str:
-        name, count = hint, 0
-        while name in self.names:
-            count += 1
-            name = f"{hint}_{count}"
-        self.names.add(name)
-        return name
+        return take_name(hint, self.names)
 
     def uses(self, value: Value) -> int:
         """How often a value was read when the sweep began (a new value: once)."""

@@ -14,6 +14,7 @@ from typing import Any
 from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.dim import Dim, evaluate
 from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.naming import take_name
 from bitwright.ir.parser import parse
 from bitwright.ir.printer import to_text
 from bitwright.ir.types import TensorType
@@ -74,12 +75,12 @@ def checks_text(checks: SizeChecks) -> tuple[str, list[str]]:
     names: set[str] = set()
 
     def leaf(value: Value) -> Value:
-        nodes.append(Node("input", (), {}, (value.type,), (_new_name("x", names),)))
+        nodes.append(Node("input", (), {}, (value.type,), (take_name("x", names),)))
         return nodes[-1].outputs[0]
 
     for check in checks.checks:
         inputs = tuple(None if value is None else leaf(value) for value in check.node.inputs)
-        outputs = tuple(_new_name(name, names) for name in check.node.names)
+        outputs = tuple(take_name(name, names) for name in check.node.names)
         nodes.append(check.node.with_(inputs=inputs, names=outputs))
     return to_text(Graph("sizes", tuple(nodes), ())), [check.where for check in checks.checks]
 
@@ -87,14 +88,6 @@ def checks_text(checks: SizeChecks) -> tuple[str, list[str]]:
 def checks_from_text(text: str, places: Sequence[str]) -> SizeChecks:
     nodes = (node for node in parse(text).nodes if not node.is_boundary)
     return SizeChecks(Check(node, where) for node, where in zip(nodes, places, strict=True))
-
-
-def _new_name(name: str, names: set[str]) -> str:
-    number, found = 0, name
-    while found in names:
-        number, found = number + 1, f"{name}.{number}"
-    names.add(found)
-    return found
 
 
 def _look(check: Check, bindings: Mapping[str, int]) -> None:
