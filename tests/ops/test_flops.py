@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import bitwright as bw
-from bitwright.ops.flops import flops, node_flops
+from bitwright.ops.flops import flops, multiply_adds, node_flops
 from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import all_ops, get
 from bitwright.passes.manager import run_passes
@@ -58,6 +58,14 @@ def test_what_the_data_decides_is_not_counted():
     b = bw.Builder("spectrum")
     graph = b.build(y=b.op("fft", b.input("x", "c64[8]")))
     assert node_flops(graph.outputs[0][1].node) is None
+
+
+def test_a_size_that_the_run_finds_counts_nothing():
+    b = bw.Builder("found")
+    found = b.compress(b.input("x", "f32[n, 7]"), b.input("which", "bool[n]"), axis=0)
+    graph = b.build(y=b.matmul(found, zeros(7, 3)))
+    assert multiply_adds(graph.outputs[0][1].node, {"n": 4}) == 0
+    assert multiply_adds(found.node, {"n": 4}) == 0
 
 
 def test_a_region_counts_what_it_holds():

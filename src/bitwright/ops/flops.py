@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bitwright.errors import RunError
 from bitwright.ir.dim import Size, evaluate
 from bitwright.ir.graph import Graph, Node
 from bitwright.ir.types import TensorType
@@ -57,5 +58,5 @@ def multiply_adds(node: Node, bindings: Mapping[str, int]) -> int:
         return 0
     try:
         return (flops(node, bindings) or 0) // 2
-    except (KeyError, ValueError):
+    except RunError:  # a size that is known only when the model runs
         return 0
