@@ -146,9 +146,7 @@ class _Rewrite:
         )
 
     def _bodies(self, node: Node) -> dict[str, Graph]:
-        """The branches of an `if` in codes."""
-        if node.op != "if":
-            return {}
+        """Branches and bodies of loops in codes."""
         return {
             name: _Rewrite(body, self.choices, self.weights, [*self.lookups], {}).run()
             for name, body in node.bodies.items()

@@ -175,8 +175,9 @@ class Collector:
             rows = product.rows(array, -(-_rows_wanted(product) // self.turns), self.draw)
             if key not in evidence.samples:
                 evidence.samples[key] = Sample.of(rows)
-            kept = -(-2 * _rows_scored(product) // self.turns)
-            evidence.samples[key].add(rows, 0 if is_even else kept)
+            wanted = 2 * _rows_scored(product)
+            full = site.is_inside and sum(map(len, evidence.samples[key].rows)) >= wanted
+            evidence.samples[key].add(rows, 0 if is_even or full else -(-wanted // self.turns))
 
     def close(self) -> None:
         """Give back what only running batches needed."""

@@ -26,6 +26,8 @@ from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.recurrent import GATES
 
 Array = np.ndarray[Any, Any]
+FEWEST_IN_LOOP = 1 << 16
+"""Weights that a value meets in one step of a loop: with fewer, steps are all overhead anyway."""
 COLUMNS_SCORED = 96
 
 
@@ -187,8 +189,12 @@ class Site:
         return f"{self.tap} along axis {self.channel_axis}" if self.is_shared else self.tap
 
     @property
+    def weights(self) -> int:
+        return sum(product.weight.size for product in self.products)
+
+    @property
     def is_inside(self) -> bool:
-        """Whether it lies in a branch, which only some batches take."""
+        """Whether it lies in a body, which runs once, many times or not at all."""
         return bool(self.products[0].path)
 
     @property
@@ -202,7 +208,7 @@ class Site:
 
 def find_sites(graph: Graph, path: str = "") -> list[Site]:
     """Values that products with constant weights read, in the graph's order; then those in branches
-    of `if`. Bodies of loops are left alone: a step of theirs is too short to gain anything."""
+    and in bodies of loops, where a step is often too short for a small product to gain anything."""
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         for value in node.operands:
@@ -217,9 +223,9 @@ def find_sites(graph: Graph, path: str = "") -> list[Site]:
     for site in found:
         site.is_shared = axes[site.value] > 1
     for node in graph.nodes:
-        if node.op == "if":
-            for name, body in node.bodies.items():
-                found += find_sites(body, f"{path}{node.name}/{name}/")
+        for name, body in node.bodies.items():
+            inside = find_sites(body, f"{path}{node.name}/{name}/")
+            found += [s for s in inside if node.op == "if" or s.weights >= FEWEST_IN_LOOP]
     return found
 
 
