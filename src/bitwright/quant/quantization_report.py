@@ -117,9 +117,7 @@ def make_report(
             sqnr = decibels(table_error(node))
             layers.append(Layer(node.name, "embedding", "weights", "rows of i8", sqnr, 0))
         elif get(node.op).kind is Kind.COMPUTE and not node.is_boundary:
-            why = (
-                _why_float(node) if owner is graph else "too small a product in the body of a loop"
-            )
+            why = _why_float(node) if owner is graph else "a small product in the body of a loop"
             layers.append(Layer(node.name, node.op, "float", why, None, count))
     return QuantizationReport(
         recipe, layers, outputs, constant_bytes(graph), constant_bytes(quantized)
