@@ -7,6 +7,8 @@ from run_kernel import TARGETS, Run, run_op
 
 from bitwright.backends.cpu.emit import Module, Signature, f32
 from bitwright.ops.builder import Builder
+from bitwright.passes.manager import run_passes
+from bitwright.pipeline import CPU, INFERENCE
 from bitwright.target import host, named
 
 TINY = np.float32(1e-40)
@@ -60,6 +62,25 @@ def test_convolutions(target, groups):
 def test_products(constant):
     a, w = np.full((5, 7), TINY), np.ones((7, 9), np.float32)
     assert not run_op("matmul", a, w, constants=constant).any()
+    assert caller_keeps_subnormals()
+
+
+@pytest.mark.parametrize("conv", [False, True])
+@pytest.mark.parametrize("groups", [1, 8])
+def test_what_sums_of_codes_are_scaled_to(conv, groups):
+    """A layer whose weights faded away is not slower than others."""
+    b = Builder("codes")
+    factor = np.full((8, 1, 1) if conv else 8, TINY)
+    if conv:
+        x, w = b.input("x", "u8[1, 8, 5, 5]"), np.ones((8, 8 // groups, 3, 3), np.int8)
+        y = b.op("integer_conv", x, b.constant(w), groups=groups, pads=[1, 1, 1, 1])
+    else:
+        x, w = b.input("x", "u8[5, 8]"), np.ones((8, 8), np.int8)
+        y = b.op("integer_matmul", x, b.constant(w))
+    graph = b.build(y=b.gelu(b.mul(b.cast(y, to="f32"), b.constant(factor))))
+    fused = run_passes(graph, (*INFERENCE, *CPU))
+    feeds = {"x": np.full([int(s) for s in x.shape], 3, np.uint8)}
+    assert not Run(fused, feeds).outputs["y"].any()
     assert caller_keeps_subnormals()
 
 

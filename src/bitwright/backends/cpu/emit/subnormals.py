@@ -5,7 +5,8 @@ with module.kernel(name, signature) as f, f.subnormals_as_zeros():
 
 A product with a subnormal operand or result takes a hundred cycles and more on many processors,
 and a trained network can hold thousands of such weights. Kernels that sum products therefore read
-and write them as zeros, which moves a sum by less than 2^-126 a term. The calling thread's own
+and write them as zeros, which moves a sum by less than 2^-126 a term; sums of codes are exact, and
+what they are scaled to is read and written in the same way. The calling thread's own
 setting is back in force when the kernel ends; elementwise kernels keep the whole of IEEE. A target
 without such a switch computes with subnormals.
 """

@@ -19,7 +19,6 @@ from bitwright.backends.cpu.kernels.matmul import (
     Product,
     Tile,
     step_cycles,
-    summing,
 )
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
 from bitwright.target import Target
@@ -56,7 +55,7 @@ class Conv:
 
 def emit_conv(module: Module, name: str, conv: Conv) -> Signature:
     """The kernel; `block` is the number of tile rows whose part of a stays in the cache."""
-    with module.kernel(name, conv.signature) as f, summing(f, conv.numbers):
+    with module.kernel(name, conv.signature) as f, f.subnormals_as_zeros():
         (_LineProduct if conv.pixel else _ImageProduct)(f, conv).emit()
     return conv.signature
 

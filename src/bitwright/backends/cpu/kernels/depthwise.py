@@ -15,7 +15,6 @@ cache.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,8 +82,7 @@ def pixels_of_tile(target: Target, line: Any) -> int:
 
 
 def emit_depthwise(module: Module, name: str, conv: Depthwise) -> Signature:
-    exact = nullcontext() if conv.codes and not conv.codes.is_float else None
-    with module.kernel(name, conv.signature) as f, exact or f.subnormals_as_zeros():
+    with module.kernel(name, conv.signature) as f, f.subnormals_as_zeros():
         _Emitter(f, conv).emit()
     return conv.signature
 

@@ -149,7 +149,7 @@ class DotDepthwise:
 
 
 def emit_dot_depthwise(module: Module, name: str, conv: DotDepthwise) -> Signature:
-    with module.kernel(name, conv.signature) as f:
+    with module.kernel(name, conv.signature) as f, f.subnormals_as_zeros():
         _Emitter(f, conv).emit()
     return conv.signature
 

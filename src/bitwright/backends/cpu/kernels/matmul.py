@@ -17,7 +17,6 @@ depend on how many there are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,15 +176,10 @@ def emit_matmul(
         ("a", "w", "y", *numbers.pointers, *epilogue.pointers),
         ("rows", "columns", "depth", "a_stride", "y_stride", "block", *epilogue.sizes),
     )
-    with module.kernel(name, signature) as f, summing(f, numbers):
+    with module.kernel(name, signature) as f, f.subnormals_as_zeros():
         Product(f, tile, epilogue, numbers).emit()
         settle(f, epilogue.streams)
     return signature
-
-
-def summing(f: Kernel, numbers: Numbers) -> AbstractContextManager[None]:
-    """How the body of a kernel computes: real sums without subnormals, codes to the bit."""
-    return f.subnormals_as_zeros() if numbers.sum.is_float else nullcontext()
 
 
 class Product:
