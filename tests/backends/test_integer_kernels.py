@@ -93,6 +93,20 @@ def test_signs_and_zero_points(target, x_kind, w_kind, w_zero):
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ["u8", "i8"])
+@pytest.mark.parametrize("depth", [100, 700, 34000])
+def test_zero_points_of_rows_meet_large_sums(target, kind, depth):
+    """Sums of 14, 17 and 23 bits, of both signs."""
+    rng = np.random.default_rng(12)
+    x, zero = codes(rng, kind, 9, depth), codes(rng, kind, 9, 1)
+    w = np.broadcast_to(np.array([127, -128, 1, 0, -1, 90], np.int8), (depth, 6)).copy()
+    b = Builder("product")
+    place = b.input("zero", f"{kind}[9, 1]")
+    y = b.integer_matmul(b.input("x", f"{kind}[9, {depth}]"), b.constant(w), place)
+    check(b.build(y), {"x": x, "zero": zero}, wrapped(product(x, w, zero)), target, [1, 3])
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("per_row", [True, False])
 def test_zero_points_of_the_run(target, per_row):
     rng = np.random.default_rng(6)

@@ -17,6 +17,7 @@ import numpy as np
 
 from bitwright.backends.cpu import emit
 from bitwright.backends.cpu.emit import stored
+from bitwright.backends.cpu.instr import Instr, dot_s16s16
 from bitwright.backends.cpu.kernels.codes import Codes, Dots, best_codes, codes_tile, pack_codes
 from bitwright.backends.cpu.kernels.conv import line_tile
 from bitwright.backends.cpu.kernels.matmul import (
@@ -75,7 +76,11 @@ class Weight:
 
 class Offsets:
     """What is added to the sums of a row: constants of its columns, which they begin with, and what
-    its x_zero makes."""
+    its x_zero makes.
+
+    Where there is a dot product of 16-bit numbers, -x_zero s is one: s' = -s = low + 2^15 high with
+    0 <= low < 2^15 is kept as (low, 2^8 high), which meets (x_zero, 2^7 x_zero).
+    """
 
     def __init__(
         self, ctx: Lowering, name: str, weight: Weight, shift: int, x_zero: Zero, bias: Array
@@ -86,22 +91,38 @@ class Offsets:
         self.pointers: dict[str, View] = {}
         self.sizes: dict[str, Size] = {}
         self.zero = x_zero.view
+        self.dot: Instr | None = None
         self.constant = ctx.constant(total, f"{name}.offset") if total.any() else None
         """What sums begin with."""
         if x_zero.view is not None:
             sums = weight.sums.astype(np.int32)
+            self.dot = dot_s16s16(ctx.target) if _halves_fit(sums) else None
+            if self.dot is not None:
+                sums = (-sums & 0x7FFF) | (-sums >> 15 << 24)
             self.pointers |= {"x_zero": x_zero.view, "sums": ctx.constant(sums, f"{name}.sums")}
             self.sizes["x_zero.0"] = x_zero.view.strides[0]
         element = self.zero.dtype if self.zero is not None else None
-        self.key = tuple(self.pointers), element
+        self.key = tuple(self.pointers), element, self.dot is None
 
     def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
         if self.zero is not None:
             at = f.mul(row, f.args.size("x_zero.0"))
             code = f.load(stored(self.zero.dtype), f.args.pointer("x_zero"), at)
             zero = f.convert(code, emit.i32, self.zero.dtype.is_signed)
-            value = value - zero * f.load(value.type, f.args.pointer("sums"), column, mask=mask)
+            sums = f.load(value.type, f.args.pointer("sums"), column, mask=mask)
+            if self.dot is None:
+                return value - zero * sums
+            if self.dot.result is not value.type:
+                return value + zero * f.add(f.and_(sums, 0x7FFF), f.shl(f.ashr(sums, 24), 15))
+            both = f.splat(f.or_(f.and_(zero, 0xFFFF), f.shl(zero, 23)), value.type.lanes)
+            halves = self.dot.operands[1]
+            return self.dot(f, value, f.bitcast(both, halves), f.bitcast(sums, halves))
         return value
+
+
+def _halves_fit(sums: Array) -> bool:
+    """Whether sums are short enough to be two 16-bit numbers."""
+    return bool((np.abs(sums.astype(np.int64)) < 127 << 15).all())
 
 
 @dataclass(frozen=True)
