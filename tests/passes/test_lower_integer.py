@@ -305,3 +305,11 @@ def test_the_step_goes_into_the_scales_of_columns() -> None:
     ops, _ = check(b.build(through(b, y, 0.02, 0)), 0.02, x=x_of(5, 64))
     wanted = ["integer_matmul", "cast", "mul", "mul", "add", "to_codes", "dequantize"]
     assert ops == ["dynamic_quantize", *wanted]
+
+
+def test_a_product_of_floats_stores_codes_without_a_division() -> None:
+    b = Builder("float")
+    x, w = b.input("x", "f32[2, 3, 9, 9]"), b.constant(x_of(8, 3, 3, 3))
+    y = through(b, b.clip(b.conv(x, w), 0.0, 6.0), 0.02, 0)
+    ops, _ = check(b.build(y), 0.02, x=x_of(2, 3, 9, 9))
+    assert ops == ["conv", "mul", "to_codes", "dequantize"]

@@ -19,6 +19,7 @@ from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import get
 
 Array = np.ndarray[Any, Any]
+_PRODUCTS = frozenset({"integer_matmul", "integer_conv", "matmul", "conv"})
 
 
 @dataclass(frozen=True)
@@ -213,11 +214,11 @@ def largest_sum(weight: Weight, channel: int, reach: int) -> int:
 
 
 def comes_from_product(value: Value) -> bool:
-    """Whether a product of codes and what is elementwise behind it made the value."""
+    """Whether a product and what is elementwise behind it made the value, all in one kernel."""
     seen, left = {value}, [value]
     while left:
         node = left.pop().node
-        if node.op in ("integer_matmul", "integer_conv"):
+        if node.op in _PRODUCTS:
             return True
         if node.is_boundary or get(node.op).kind is not Kind.ELEMENTWISE:
             continue

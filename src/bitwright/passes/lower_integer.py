@@ -217,7 +217,7 @@ class _Lowering:
             return "its scale is not a positive number"
         if self._scales(m, x) or comes_from_product(x):
             return ""
-        return "it does not come from a product of codes"
+        return "it does not come from a product"
 
     def _scales(self, m: Match, value: Value, top: bool = True) -> bool:
         """Whether a value is codes times factors, added up and cut off, and nothing else."""
