@@ -22,6 +22,8 @@ Function = Callable[[Value], Value]
 
 def real(ctx: Context, x: Value, scale: Value, zero: Value | None) -> Value:
     """The numbers that codes stand for, with one scale for all of them."""
+    if zero is not None and zero.dtype != x.dtype:
+        raise ImportModelError("codes and zero point have two types", found=(x.type, zero.type))
     return ctx.b.dequantize(x, scalar(ctx, scale), scalar(ctx, zero))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from onnx import TensorProto
 
 from bitwright.errors import ImportModelError
@@ -46,9 +47,30 @@ def _element(node: OnnxNode, name: str) -> DType | None:
     return None if code == TensorProto.UNDEFINED else element_type(code, node.where)
 
 
+def require_scale(ctx: Context, node: OnnxNode, scale: Value, divides: bool = False) -> None:
+    """A known scale is a number; what is divided by is a positive one.
+
+    Weights of silent channels have codes and scales of 0 in files of some tools: those are zeros.
+    """
+    known = ctx.array(scale)
+    if known is None or not scale.dtype.is_float:
+        return
+    wide = known.astype(np.float64).reshape(-1)
+    wrong = ~np.isfinite(wide) | (wide <= 0 if divides else False)
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise ImportModelError(
+            f"the scale {scale.name!r} is no step between codes",
+            where=node.where,
+            expected="positive finite numbers" if divides else "finite numbers",
+            found=f"{wide[at]:g}" + (f" at {at}" if wide.size > 1 else ""),
+        )
+
+
 @imports("QuantizeLinear")
 def quantize_linear(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, scale, zero = inputs[0], inputs[1], inputs[2]
+    require_scale(ctx, node, scale, divides=True)
     target = zero.dtype if zero is not None else _element(node, "output_dtype") or u8
     return ctx.b.quantize(
         x,
@@ -64,6 +86,7 @@ def quantize_linear(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 @imports("DequantizeLinear")
 def dequantize_linear(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, scale, zero = inputs[0], inputs[1], inputs[2]
+    require_scale(ctx, node, scale)
     target = _element(node, "output_dtype")
     return ctx.b.dequantize(x, scale, zero, to=target, **_granularity(node, x, scale))
 
@@ -122,6 +145,7 @@ def conv_integer(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 @imports("QLinearMatMul")
 def qlinear_matmul(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = inputs
+    _require_scales(ctx, node, x_scale, w_scale, y_scale)
     total = _integer_matmul(ctx, x, w, x_zero, w_zero)
     x_scale, w_scale = along(ctx, x_scale, x.rank, -2), along(ctx, w_scale, w.rank, -1)
     return _requantized(ctx, total, ctx.b.mul(x_scale, w_scale), y_scale, y_zero)
@@ -130,11 +154,20 @@ def qlinear_matmul(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 @imports("QLinearConv")
 def qlinear_conv(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = (inputs[i] for i in range(9))
+    _require_scales(ctx, node, x_scale, w_scale, y_scale)
     total = _integer_conv(ctx, node, x, w, x_zero, w_zero)
     if bias is not None:
         total = ctx.b.add(total, along(ctx, bias, total.rank, 1))
     factor = ctx.b.mul(ctx.reshape(x_scale, []), along(ctx, w_scale, total.rank, 1))
     return _requantized(ctx, total, factor, y_scale, y_zero)
+
+
+def _require_scales(
+    ctx: Context, node: OnnxNode, x_scale: Value, w_scale: Value, y_scale: Value
+) -> None:
+    for scale in (x_scale, w_scale):
+        require_scale(ctx, node, scale)
+    require_scale(ctx, node, y_scale, divides=True)
 
 
 def _requantized(ctx: Context, total: Value, factor: Value, y_scale: Value, y_zero: Value) -> Value:
