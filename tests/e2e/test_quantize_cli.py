@@ -104,6 +104,17 @@ def test_the_scores_stand_beside_each_other(tmp_path, folder, script):
     assert line.count("0.99") == 2
 
 
+def test_data_that_tells_nothing_is_said(tmp_path):
+    (name, array), *_ = demo.calibration()[0].items()
+    np.savez(tmp_path / "zeros.npz", **{name: np.zeros_like(array[:1])})
+    options = "--data", tmp_path / "zeros.npz", "-o", tmp_path / "q.bw", "--recipe", "w8"
+    text = call("quantize", demo.model_path(), *options)
+    assert "note: only one batch" in text and "note: the data never varies" in text
+    arguments = [str(item) for item in ("quantize", demo.model_path(), *options, "--json")]
+    facts = CliRunner().invoke(main, arguments)
+    assert len(json.loads(facts.stdout)["notes"]) == 2 and "never varies" in facts.stderr
+
+
 def test_a_yaml_recipe(tmp_path, folder):
     pytest.importorskip("yaml")
     recipe = tmp_path / "recipe.yaml"

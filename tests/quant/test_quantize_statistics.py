@@ -11,6 +11,7 @@ import bitwright as bw
 from bitwright.errors import BitwrightError, CalibrationError
 from bitwright.quant import CalibrationEntry, CalibrationRecord
 from bitwright.quant.collect import BATCHES_WITH_ROWS, Collector
+from bitwright.quant.evidence_file import EvidenceFile
 from bitwright.quant.products import find_sites
 
 
@@ -61,6 +62,17 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path, sends, count
     resumed = bw.quantize(network(), source, statistics=path)
     assert constants(resumed) == constants(bw.quantize(network(), data))
     assert constants(bw.quantize(network(), statistics=path)) == constants(resumed)
+
+
+def test_an_interrupt_behind_the_data_keeps_it_too(tmp_path, monkeypatch):
+    data, file = batches(3), EvidenceFile(tmp_path / "seen", is_temporary=True)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as interrupt:
+        patch.setattr("bitwright.quant.quantize.assign", lambda *_: raises())
+        bw.quantize(network(), data, statistics=file)
+    assert file.path.exists() and "3 batches" in interrupt.value.__notes__[0]
+    resumed = bw.quantize(network(), data, statistics=file)
+    assert constants(resumed) == constants(bw.quantize(network(), data))
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_saved_when_a_batch_is_broken(tmp_path):
