@@ -6,6 +6,7 @@ buffer memory of its own when it is first touched, for schedules whose sizes the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,12 +26,12 @@ LARGE = 1 << 16
 
 def new_array(shape: tuple[int, ...], element: Any) -> Array:
     """A new array; a large one begins at a cache line, which whole vectors then fill."""
-    found = np.empty(shape, element)
-    if found.nbytes < LARGE or found.ctypes.data % ALIGN == 0:
-        return found
-    room = np.empty(found.nbytes + ALIGN, np.uint8)
+    nbytes = math.prod(shape) * np.dtype(element).itemsize
+    if nbytes < LARGE:
+        return np.empty(shape, element)
+    room = np.empty(nbytes + ALIGN, np.uint8)
     start = -room.ctypes.data % ALIGN
-    return room[start : start + found.nbytes].view(element).reshape(shape)
+    return room[start : start + nbytes].view(element).reshape(shape)
 
 
 def allocate(nbytes: int) -> Array:

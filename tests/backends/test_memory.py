@@ -1,0 +1,26 @@
+"""Arrays that programs return."""
+
+import tracemalloc
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from bitwright.backends.cpu.memory import ALIGN, LARGE, new_array
+
+
+@pytest.mark.parametrize("element", [np.float32, np.uint8, np.bool_, ml_dtypes.bfloat16])
+def test_large_arrays_begin_at_cache_lines_and_take_their_memory_once(element):
+    tracemalloc.start()
+    found = new_array((3, LARGE), element)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.shape == (3, LARGE) and found.dtype == element and found.flags.c_contiguous
+    assert found.ctypes.data % ALIGN == 0
+    assert peak < found.nbytes + LARGE
+
+
+@pytest.mark.parametrize("shape", [(), (0, 5), (7,)])
+def test_small_arrays_are_numpys_own(shape):
+    found = new_array(shape, np.float32)
+    assert found.shape == shape and found.base is None
