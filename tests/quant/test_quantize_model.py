@@ -347,3 +347,22 @@ def test_branches_are_quantized_where_the_data_goes(tmp_path):
         assert sqnr(exact, session.run(None, batch)[0]) > 30
         other = {**batch, "flag": np.array(False)}
         np.testing.assert_array_equal(want.run(other)["logits"], exe.run(other)["logits"])
+
+
+def test_models_in_half_precision_are_quantized(tmp_path):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: (rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float16)
+    b = bw.Builder("half")
+    x = b.input("x", "f16[n, 3, 8, 8]")
+    y = b.relu(b.conv(x, draw(16, 3, 3, 3), draw(16), name="first"))
+    y = b.reduce_mean(y, axes=[2, 3], keepdims=False)
+    model = b.build(logits=b.add(b.matmul(y, draw(16, 5), name="last"), draw(5)))
+    data = [{"x": rng.normal(size=(2, 3, 8, 8)).astype(np.float16)} for _ in range(12)]
+    q = bw.quantize(model, data[:8])
+    assert q.report.share_in_8_bit == 1
+    assert q.report.quantized_bytes < 0.8 * q.report.float_bytes  # few weights, many scales
+    q.save(tmp_path / "q.onnx")
+    found = bw.compile(tmp_path / "q.onnx").run(data[9])["logits"]
+    exact = bw.compile(model).run(data[9])["logits"]
+    assert found.dtype == exact.dtype == np.float16
+    assert sqnr(exact.astype(np.float64), found.astype(np.float64)) > 25

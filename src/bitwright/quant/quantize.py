@@ -41,11 +41,12 @@ from bitwright.quant.evidence_file import EvidenceFile
 from bitwright.quant.gathering import Gathering
 from bitwright.quant.interrupt import saved_on_interrupt
 from bitwright.quant.products import find_sites
-from bitwright.quant.quantization_report import QuantizationReport, make_report
+from bitwright.quant.quantization_report import QuantizationReport, constant_bytes, make_report
 from bitwright.quant.recipe import Recipe
 from bitwright.quant.recipe import recipe as find_recipe
 from bitwright.quant.relieve import open_codings, relieve
 from bitwright.quant.types import FORMATS
+from bitwright.quant.widen import widen_halves
 from bitwright.warn import DataWarning
 
 Array = np.ndarray[Any, Any]
@@ -97,13 +98,17 @@ def quantize(
             "there is nothing to learn the sizes of the model's values from",
             expected="data, or a file of statistics",
         )
-    graph = run_passes(load(model), INFERENCE)
+    given = run_passes(load(model), INFERENCE)
+    graph = widen_halves(given)
+    if graph is not given:
+        graph = run_passes(graph, INFERENCE)
     batches = None if data is None else Batches(data, graph, transform=transform, subset=subset)
     gathering = Gathering(graph, find_sites(graph), batches, file, threads)
     with saved_on_interrupt(gathering.save):
         gathering.run(progress)
         result = _quantize(graph, gathering, rules, chosen, threads)
     gathering.finish()
+    result.report.float_bytes = constant_bytes(given)
     result.report.notes = gathering.notes()
     for note in result.report.notes:
         warnings.warn(note, DataWarning, stacklevel=2)
