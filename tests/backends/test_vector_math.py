@@ -7,6 +7,7 @@ import pytest
 from emitted import WIDTHS, lanewise
 
 from bitwright.backends.cpu import math
+from bitwright.backends.cpu.emit import f32
 from bitwright.target import named
 
 # units in the last place, f32 and f64
@@ -145,3 +146,9 @@ def test_remainders_are_exact(target, dtype):
         x[-3000:] *= dtype(1e6)
         found, expected = lanewise(target, math.remainder, x, y), np.fmod(x, y)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_a_remainder_by_one_number_for_all_lanes():
+    x = np.linspace(-9, 9, 37).astype(np.float32)
+    found = lanewise("host", lambda f, v: math.remainder(f, v, f.const(f32, 0.75)), x)
+    np.testing.assert_array_equal(found, np.fmod(x, np.float32(0.75)))

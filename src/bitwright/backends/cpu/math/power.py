@@ -55,6 +55,8 @@ def _power(f: Function, x: Value, y: Value) -> Value:
 def remainder(f: Function, x: Value, y: Value) -> Value:
     """The remainder with the sign of x. The quotient's leading 26 bits are taken off per turn, so
     that its products with both halves of y are exact."""
+    together = max((x.type, y.type), key=lambda type_: type_.lanes)
+    x, y = f.as_value(x, together), f.as_value(y, together)
     divisor = f.abs(y)
     high = f.bitcast(f.and_(f.bitcast(divisor, y.type.of(i64)), -(1 << 27)), y.type)
     low = f.sub(divisor, high)
