@@ -8,10 +8,10 @@ from run_kernel import TARGETS, THREADS, Run, lower
 
 from bitwright import system
 from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.emit import f32, i32
-from bitwright.backends.cpu.instr import dot_bf16
+from bitwright.backends.cpu.emit import f32, i8, i32
+from bitwright.backends.cpu.instr import dot_bf16, dot_u8s8
 from bitwright.backends.cpu.kernels import halves, tiles
-from bitwright.backends.cpu.lower import filters
+from bitwright.backends.cpu.lower import filters, integer
 from bitwright.ir.dtype import dtype
 from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import run
@@ -197,19 +197,22 @@ class SlowTiles:
     def __repr__(self):
         return "slow"
 
-    def zero(self, f):
-        return [f.const(f32.vector(16), 0.0)] * 16
+    def __init__(self, multiply, sum_type=f32):
+        self.multiply, self.type = multiply, sum_type.vector(16)
+
+    def sums(self, f, pointer, stride):
+        return [f.load(self.type, f.offset(pointer, stride * row)) for row in range(16)]
 
     def read(self, f, pointer, stride):
         return [f.offset(pointer, stride * row) for row in range(16)]
 
     def dot(self, f, total, a, b):
-        found, dot = list(total), StandIn()
+        found = list(total)
         parts = [f.load(i32.vector(16), line, align=2) for line in b]
         for row, start in enumerate(a):
             for step, part in enumerate(parts):
                 pair = f.splat(f.load(i32, start, step, align=2), 16)
-                found[row] = dot(f, found[row], pair, part)
+                found[row] = self.multiply(f, found[row], pair, part)
         return found
 
     def write(self, f, total, pointer, stride):
@@ -223,7 +226,7 @@ wide_vectors = pytest.mark.skipif(host().lanes(32) != 16, reason="a tile's row i
 @wide_vectors
 @pytest.mark.parametrize("size", [(33, 65, 33), (70, 96, 20)], ids=str)
 def test_products_in_tiles(size, monkeypatch):
-    monkeypatch.setattr(filters, "tile_dots", lambda target: tiles.TileDots(SlowTiles()))
+    monkeypatch.setattr(filters, "tile_dots", lambda target: tiles.TileDots(SlowTiles(StandIn())))
     graph, feeds = product("bf16", *size)
     check(graph, feeds, "bf16", threads=2)
 
@@ -231,7 +234,7 @@ def test_products_in_tiles(size, monkeypatch):
 @wide_vectors
 @pytest.mark.parametrize("case", [GEOMETRY[1], GEOMETRY[3]], ids=str)
 def test_convolutions_in_tiles(case, monkeypatch):
-    monkeypatch.setattr(filters, "tile_dots", lambda target: tiles.TileDots(SlowTiles()))
+    monkeypatch.setattr(filters, "tile_dots", lambda target: tiles.TileDots(SlowTiles(StandIn())))
     graph, feeds = convolution("bf16", *case)
     check(graph, feeds, "bf16", threads=2)
 
@@ -245,6 +248,41 @@ def test_tile_instructions_are_emitted(graph):
     text = inner_loop(graph, named("amx"))
     assert len(re.findall("tdpbf16ps", text)) >= 8
     assert "ldtilecfg" in text and "tilestored" in text
+
+
+@wide_vectors
+@pytest.mark.skipif(dot_u8s8(host()) is None, reason="this machine has no dot of codes")
+def test_codes_in_tiles(monkeypatch):
+    slow = SlowTiles(_four_codes, i32)
+    monkeypatch.setattr(
+        integer,
+        "tile_codes",
+        lambda target, signed, offset: tiles.TileCodes(signed, False, 0, offset, slow),
+    )
+    graph, codes = product_of_codes("u8")
+    done = Run(graph, {"x": codes}, host(), 2)
+    np.testing.assert_array_equal(done.outputs["y"], run(graph, {"x": codes})["y"])
+
+
+def _four_codes(f, total, a, b):
+    parts = (f.bitcast(x, i8.vector(64)) for x in (a, b))
+    return dot_u8s8(f.target)(f, total, *parts)
+
+
+def product_of_codes(kind):
+    info = np.iinfo(dtype(kind).numpy)
+    b = Builder("codes")
+    x, w = b.input("x", f"{kind}[37, 70]"), rng.integers(-128, 128, (70, 40), dtype=np.int8)
+    zero = b.constant(np.asarray(3, dtype(kind).numpy))
+    bias = b.constant(rng.integers(-999, 999, 40, dtype=np.int32))
+    graph = b.build(y=b.integer_matmul(x, b.constant(w), zero, None, bias))
+    codes = rng.integers(info.min, info.max, (37, 70), dtype=dtype(kind).numpy, endpoint=True)
+    return graph, codes
+
+
+@pytest.mark.parametrize(("kind", "name"), [("u8", "tdpbusd"), ("i8", "tdpbssd")])
+def test_tile_instructions_of_codes_are_emitted(kind, name):
+    assert name in inner_loop(product_of_codes(kind)[0], named("amx"))
 
 
 @pytest.mark.skipif(not host().has("amx-bf16"), reason="this machine has no tiles")

@@ -195,7 +195,8 @@ class Product:
         self.width = tile.vectors + numbers.extra
         self.scratch = f.scratch(self.vector, tile.rows * self.width)
         self.wide = WideRows(f, numbers.element, tile.rows, tile.lanes) if numbers.widens else None
-        self.run = TileRun(f, numbers.tiles, self.scratch) if numbers.tiles else None
+        tiles, element = numbers.tiles, numbers.element
+        self.run = TileRun(f, tiles, element, self.scratch) if tiles else None
         self.start: list[Value] = []
         """What the sums of a row of the tile begin with."""
 
@@ -292,7 +293,8 @@ class Product:
         masks = self._masks(column)
         if self.run is not None:
             rows = self.addresses(row, tile.rows)
-            sums = self.run.start(rows, left, self.row_stride())
+            begin = self.numbers.start(f, column, masks, tile.lanes)
+            sums = self.run.start(rows, left, self.row_stride(), begin)
             self.run.finish(self.add_products(rows[:1], w, sums, ahead))
             self._store(row, left, column, masks)
             return

@@ -10,7 +10,7 @@ where x_zero is known; where it is made by the run, x_zero (Σ w - K w_zero) is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from bitwright.backends.cpu.kernels.matmul import (
     row_tiles_in_cache,
 )
 from bitwright.backends.cpu.kernels.streaming import streamed_from
+from bitwright.backends.cpu.kernels.tiles import BLOCK, pack_tiles, tile_codes
 from bitwright.backends.cpu.lower.matmul import as_rows, constant_matrix
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import (
@@ -185,11 +186,11 @@ def lower_integer_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
         spread = broadcast(zero.view, (*shape[:-1], 1))
         zero = Zero(0, as_rows(ctx, spread, source.name))
     bias_row = np.zeros(columns, np.int64) if known_bias is None else known_bias.reshape(-1)
-    shift = best_codes(ctx.target, x.dtype.is_signed, depth).shift
+    filter = CodeFilter(x.dtype.is_signed, weight.zero, in_tiles=True)
+    shift = filter.numbers(ctx.target, depth).shift
     offsets = Offsets(ctx, node.name, weight, shift, zero, bias_row)
-    filter = CodeFilter(x.dtype.is_signed, weight.zero, offsets.constant)
-    codes = filter.numbers(ctx.target, depth)
-    tile = filter.tile(ctx.target, columns, codes)
+    filter = replace(filter, offset=offsets.constant)
+    codes, tile = filter.chosen(ctx.target, depth, columns)
     y = ctx.output(node.outputs[0])
     others = operand_views(ctx, region, after.inputs, shape)
     reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
@@ -244,14 +245,23 @@ class CodeFilter:
     zero: Array | None = None
     offset: View | None = None
     """What the sums of each column begin with."""
+    in_tiles: bool = False
+    """Whether two-dimensional registers are used where the target has them."""
     family, item_bytes = "conv_codes", 1
 
     def numbers(self, target: Target, run: int) -> Codes:
         has_zero, has_offset = self.zero is not None, self.offset is not None
-        return best_codes(target, self.signed, run, has_zero, has_offset)
+        may = self.in_tiles and not has_zero
+        tiles = tile_codes(target, self.signed, has_offset) if may else None
+        return tiles or best_codes(target, self.signed, run, has_zero, has_offset)
 
     def tile(self, target: Target, columns: int, numbers: Codes) -> Tile:
-        return codes_tile(target, columns, numbers)
+        return BLOCK if numbers.tiles else codes_tile(target, columns, numbers)
+
+    def chosen(self, target: Target, run: int, columns: int) -> tuple[Codes, Tile]:
+        """How rows of one run are multiplied."""
+        numbers = self.numbers(target, run)
+        return numbers, self.tile(target, columns, numbers)
 
     def line_tile(
         self,
@@ -268,6 +278,8 @@ class CodeFilter:
         return line_tile(target, columns, line, numbers.extra, steps, tile, is_flat)
 
     def pack(self, runs: Array, tile: Tile, numbers: Codes) -> Array:
+        if numbers.tiles:
+            return pack_tiles(runs.astype(np.int8, copy=False))
         return pack_codes(runs, tile, numbers.group)
 
     def pointers(self, ctx: Lowering, name: str) -> dict[str, View]:
