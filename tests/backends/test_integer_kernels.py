@@ -45,7 +45,7 @@ def requantized(total, factor, zero, low, high, relu=False):
     return np.minimum(np.maximum(whole, low), high)
 
 
-def check(graph, feeds, expected, target, threads=(*THREADS, 7)):
+def check(graph, feeds, expected, target, threads=THREADS):
     ctx = lower(graph, named(target))
     for count in threads:
         (found,) = Run(graph, feeds, named(target), count, ctx=ctx).outputs.values()

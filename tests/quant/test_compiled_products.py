@@ -7,7 +7,12 @@ import pytest
 
 import bitwright as bw
 from bitwright.errors import QuantizationError
-from bitwright.quant import QuantizationParameters, compiled_products, quantize_tensor
+from bitwright.quant import (
+    QuantizationParameters,
+    compiled_elementwise,
+    compiled_products,
+    quantize_tensor,
+)
 from bitwright.quant.tensor import QuantizedTensor
 
 rng = np.random.default_rng(0)
@@ -24,13 +29,13 @@ def tensor(kind, *shape, **options):
 def both(monkeypatch):
     """Runs a product in numpy and in compiled code, whatever its size, and compares the bits."""
     ran = []
-    run = compiled_products._program
+    run = compiled_products.program_of
 
     def program(graph):
         ran.append(graph)
         return run(graph)
 
-    monkeypatch.setattr(compiled_products, "_program", program)
+    monkeypatch.setattr(compiled_products, "program_of", program)
 
     def compare(product, compiled=True):
         monkeypatch.setattr(compiled_products, "LEAST_TERMS", 1 << 60)
@@ -105,11 +110,11 @@ def test_sums_beyond_32_bits_are_an_error_still(both, monkeypatch):
         bw.qmatmul(x, w)
 
 
-def test_a_program_serves_other_rows_and_goes_with_its_weight(monkeypatch):
+def test_aprogram_of_serves_other_rows_and_goes_with_its_weight(monkeypatch):
     made = []
-    run = compiled_products._program
+    run = compiled_products.program_of
     monkeypatch.setattr(compiled_products, "LEAST_TERMS", 0)
-    monkeypatch.setattr(compiled_products, "_program", lambda g: made.append(g) or run(g))
+    monkeypatch.setattr(compiled_products, "program_of", lambda g: made.append(g) or run(g))
     w = tensor("int8", 12, 5)
     for rows in (3, 3, 8, 1):  # the first time in numpy
         bw.qmatmul(tensor("uint8", rows, 12), w)
@@ -118,3 +123,24 @@ def test_a_program_serves_other_rows_and_goes_with_its_weight(monkeypatch):
     del w
     gc.collect()
     assert len(compiled_products._WEIGHTS) == held - 1
+
+
+@pytest.mark.parametrize("kinds", [("uint8", "int8"), ("int4", "uint8"), ("int8", "int8")])
+@pytest.mark.parametrize("output", [None, BYTES, QuantizationParameters.symmetric("int8", 0.02)])
+def test_sums_and_products_element_by_element(monkeypatch, kinds, output):
+    x, y = (tensor(kind, 7, 33) for kind in kinds)
+    ops = [lambda: bw.qadd(x, y, output), lambda: bw.qmul(x, y, output)]
+    if output is not None:
+        ops.append(lambda: bw.requantize(x, output))
+    for op in ops:
+        monkeypatch.setattr(compiled_elementwise, "LEAST_ELEMENTS", 1 << 60)
+        expected = op()
+        monkeypatch.setattr(compiled_elementwise, "LEAST_ELEMENTS", 0)
+        op()
+        found = op()
+        if output is not None:
+            assert found.parameters == expected.parameters
+            found, expected = found.codes(), expected.codes()
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+    assert any(compiled_elementwise._PROGRAMS.values())

@@ -36,7 +36,7 @@ LEAST_TERMS = 1 << 18
 TERMS_AT_ONCE = 1 << 28
 """So many take longer in numpy than making a program does."""
 _LIMIT = 2**31
-_PLAIN = (i8, u8, i16, u16)
+PLAIN_CODES = (i8, u8, i16, u16)
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Product:
 def compiled(product: Product) -> Result | None:
     """The result, or None where numpy has to compute it."""
     x, w, output = product.x, product.w, product.output
-    if not (_is_narrow(x) and _is_narrow(w)) or w.ndim != (2 if product.is_matmul else 4):
+    if not (is_narrow(x) and is_narrow(w)) or w.ndim != (2 if product.is_matmul else 4):
         return None
     terms = math.prod(product.shape) * (w.size // max(1, product.channels))
     if not terms or terms < LEAST_TERMS:
@@ -99,7 +99,7 @@ def compiled(product: Product) -> Result | None:
     zero = spread_zero_point(x.parameters, x.shape) if _has_zero(x) else None
     if zero is not None and zero.size != 1:
         return None
-    if output is not None and not (takes_steps(output) and output.dtype.element in _PLAIN):
+    if output is not None and not (takes_steps(output) and output.dtype.element in PLAIN_CODES):
         return None
     unit = product.scale
     point: Array | None = None
@@ -122,14 +122,15 @@ def compiled(product: Product) -> Result | None:
         feeds["y_zero"] = point.reshape(1).astype(to.numpy)
     key = (str(feeds["x"].dtype), x.ndim, tuple(feeds), to, tuple(product.attrs.items()))
     if key not in known.programs:
-        known.programs[key] = _program(_graph(product, feeds, to))
+        known.programs[key] = program_of(_graph(product, feeds, to))
     y = known.programs[key].run(feeds)["y"]
     if output is None:
         return np.asarray(y)
     return QuantizedTensor.from_codes(np.asarray(y), output)
 
 
-def _is_narrow(tensor: QuantizedTensor) -> bool:
+def is_narrow(tensor: QuantizedTensor) -> bool:
+    """Whether codes are whole numbers of at most 8 bits, of one width."""
     parameters = tensor.parameters
     return is_integer_coded(parameters) and parameters.dtype.bits <= 8 and not parameters.widths
 
@@ -167,7 +168,8 @@ def _largest(w: QuantizedTensor, is_matmul: bool) -> int:
     return int(np.abs(distance).sum(axis=axes, dtype=np.int64).max(initial=0)) or 1
 
 
-def _program(graph: Graph) -> Executable:
+def program_of(graph: Graph) -> Executable:
+    """The compiled graph."""
     from bitwright.pipeline import compile  # with all its passes it is slow to import
 
     return compile(graph)

@@ -38,6 +38,7 @@ from bitwright.quant.arithmetic import (
     terms,
 )
 from bitwright.quant.codes import spread_scale, spread_zero_point
+from bitwright.quant.compiled_elementwise import elementwise
 from bitwright.quant.compiled_products import Product, compiled
 from bitwright.quant.parameters import QuantizationParameters
 from bitwright.quant.tensor import QuantizedTensor
@@ -54,6 +55,9 @@ def requantize(
     """The same numbers in other codes."""
     if not is_integer_coded(x.parameters):
         return QuantizedTensor.quantize(x.dequantize(), output)
+    direct = None if fixed_point else elementwise("requantize", (x,), output)
+    if isinstance(direct, QuantizedTensor):
+        return direct
     acc = centred(x).astype(np.int32)
     found = finish(acc, scale_of(x), output, fixed_point)
     assert isinstance(found, QuantizedTensor)
@@ -176,6 +180,9 @@ def qadd(
     """x + y with broadcasting: each in steps of the result, added in f32, rounded once."""
     if not _all_integer("qadd", x, y):
         return _in_f32(np.add, output, x, y)
+    direct = elementwise("add", (x, y), output)
+    if direct is not None:
+        return direct
     shape = np.broadcast_shapes(x.shape, y.shape)
     into = output if _steps(output) else None
     parts = []
@@ -191,6 +198,9 @@ def qmul(
     """x * y with broadcasting, the product exact."""
     if not _all_integer("qmul", x, y):
         return _in_f32(np.multiply, output, x, y)
+    direct = elementwise("mul", (x, y), output)
+    if direct is not None:
+        return direct
     product = centred(x).astype(np.int64) * centred(y)
     acc = exact(product, accumulator(x, y), "qmul")
     return finish(acc, scale_of(x) * scale_of(y), output)
