@@ -18,6 +18,11 @@ from onnxruntime.quantization import (
 )
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
+import bitwright as bw
+from bitwright.passes.lower_integer import lower_integer
+from bitwright.passes.manager import run_passes
+from bitwright.pipeline import INFERENCE
+
 DEMO = files("bitwright.demo").joinpath("digits.onnx")
 
 
@@ -55,7 +60,17 @@ def check(path, tolerance):
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     feeds = batch()
-    agree(session.run(None, feeds), by_bitwright(onnx.load(str(path)), feeds), tolerance)
+    theirs = session.run(None, feeds)
+    agree(theirs, by_bitwright(onnx.load(str(path)), feeds), tolerance)
+    agree(theirs, list(bw.compile(path).run(feeds).values()), tolerance)
+
+
+def check_products_are_of_codes(path):
+    """No product of real numbers, or of 32-bit ones, is left when the model runs."""
+    lowered = run_passes(run_passes(bw.load(path), INFERENCE), (lower_integer,))
+    names = [node.op for node in lowered.nodes]
+    assert "matmul" not in names and "conv" not in names
+    assert "integer_conv" in names and "integer_matmul" in names
 
 
 @pytest.mark.parametrize("form", [QuantFormat.QDQ, QuantFormat.QOperator])
@@ -73,6 +88,7 @@ def test_static_quantization(tmp_path, form, per_channel, element):
         weight_type=QuantType.QInt8,
     )
     check(path, 0.05)
+    check_products_are_of_codes(path)
 
 
 @pytest.mark.parametrize("weight", [QuantType.QInt8, QuantType.QInt4])
@@ -96,6 +112,7 @@ def test_dynamic_quantization(tmp_path):
     path = tmp_path / "quantized.onnx"
     quantize_dynamic(proto, str(path))
     check(path, 1e-3)
+    check_products_are_of_codes(path)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
