@@ -1,6 +1,7 @@
 """Products, convolutions and attention of halves: what they sum, what they emit, what they read."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -179,6 +180,13 @@ def test_the_dot_instruction_is_emitted(graph):
     assert re.search(r"vbroadcastss\s+\S*\(%r", text), "rows are broadcast as they are loaded"
     assert "vcvtneps2bf16" in text
     assert "vdpbf16ps" not in inner_loop(graph, named("avx512vnni"))
+
+
+def test_the_dot_instruction_stays_out_where_it_is_slow():
+    quick = named("avx512bf16")
+    slow = replace(quick, cpu="sapphirerapids")
+    assert isinstance(halves.best_halves(quick, dtype("bf16"), 8), halves.HalfDots)
+    assert isinstance(halves.best_halves(slow, dtype("bf16"), 8), halves.Widened)
 
 
 def test_packed_weights_are_halves():
