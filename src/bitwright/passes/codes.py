@@ -15,8 +15,7 @@ import numpy as np
 from bitwright.ir.dtype import f32, i8, i32, u8
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.ir.types import normalize_axis
-from bitwright.ops.opdef import Kind
-from bitwright.ops.registry import get
+from bitwright.passes.edit import stands_behind
 
 Array = np.ndarray[Any, Any]
 _PRODUCTS = frozenset({"integer_matmul", "integer_conv", "matmul", "conv"})
@@ -215,14 +214,4 @@ def largest_sum(weight: Weight, channel: int, reach: int) -> int:
 
 def comes_from_product(value: Value) -> bool:
     """Whether a product and what is elementwise behind it made the value, all in one kernel."""
-    seen, left = {value}, [value]
-    while left:
-        node = left.pop().node
-        if node.op in _PRODUCTS:
-            return True
-        if node.is_boundary or get(node.op).kind is not Kind.ELEMENTWISE:
-            continue
-        made = [v for v in node.operands if v.shape == node.outputs[0].shape and v not in seen]
-        seen.update(made)
-        left += made
-    return False
+    return stands_behind(value, _PRODUCTS)

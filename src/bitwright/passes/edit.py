@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ops.opdef import Kind
+from bitwright.ops.registry import get
 from bitwright.rewrite.driver import map_bodies, prune
 
 
@@ -40,3 +42,18 @@ def replace_nodes(
             updates=tuple((replaced[s], replaced[v]) for s, v in graph.updates),
         )
     )
+
+
+def stands_behind(value: Value, ops: Container[str]) -> bool:
+    """Whether one of these ops made the value, with elementwise work behind it."""
+    seen, left = {value}, [value]
+    while left:
+        node = left.pop().node
+        if node.op in ops:
+            return True
+        if node.is_boundary or get(node.op).kind is not Kind.ELEMENTWISE:
+            continue
+        made = [v for v in node.operands if v.shape == node.outputs[0].shape and v not in seen]
+        seen.update(made)
+        left += made
+    return False

@@ -15,11 +15,10 @@ import numpy as np
 
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.opdef import Kind
-from bitwright.ops.registry import all_ops, get
+from bitwright.ops.registry import all_ops
+from bitwright.passes.edit import stands_behind
 from bitwright.passes.fuse_regions import EPILOGUE
 from bitwright.rewrite import Match, Rule, Trace, rewrite
-
-LONGEST_EPILOGUE = 32
 
 
 def sink_transposes(graph: Graph, trace: Trace) -> Graph:
@@ -35,18 +34,6 @@ def _turned(node: Node) -> Value | None:
     return value if value.node.op == "transpose" else None
 
 
-def _ends_product(value: Value) -> bool:
-    """Whether a product made the value, with elementwise work behind it."""
-    for _ in range(LONGEST_EPILOGUE):
-        node = value.node
-        if node.op in EPILOGUE:
-            return True
-        if get(node.op).kind is not Kind.ELEMENTWISE:
-            return False
-        value = next((v for v in node.operands if v.shape == value.shape), value)
-    return False
-
-
 def _stays(m: Match) -> str:
     value = _turned(m.root)
     if m.root.attrs.get("axis") is not None:
@@ -58,7 +45,7 @@ def _stays(m: Match) -> str:
     if any(operand.rank > value.rank for operand in m.root.operands):
         return "a constant has more axes"
     source = next(iter(value.node.operands))
-    return "" if _ends_product(source) else f"{source} does not come from a product"
+    return "" if stands_behind(source, EPILOGUE) else f"{source} does not come from a product"
 
 
 def _sink(op: Any, m: Match) -> Any:

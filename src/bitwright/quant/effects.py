@@ -19,7 +19,6 @@ import numpy as np
 from bitwright.errors import BitwrightError
 from bitwright.executable import Executable
 from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ir.types import TensorType
 from bitwright.ops.builder import Builder
 from bitwright.ops.check import verify
 from bitwright.passes.manager import History, run_passes
@@ -33,8 +32,6 @@ from bitwright.quant.products import Product, Site
 Array = np.ndarray[Any, Any]
 Outputs = Mapping[str, Any]
 NUMBERS_COMPARED = 1 << 20
-MOST_BATCHES = 4
-"""Batches that single sites are tried on."""
 LOST = 1e3
 """The error, relative to its place, of a number that is finite in the float model alone."""
 
@@ -101,8 +98,6 @@ class Effects:
         threads: int | None,
     ) -> None:
         self._batches, self._threads = batches, threads
-        step = -(-len(batches) // MOST_BATCHES)
-        self._spread = range(0, len(batches), step)
         self._names = {site: f"{site.name}.switch" for site in codings}
         self._exe: Executable | None
         self._exe = compiled(_with_switches(graph, codings, self._names), threads)
@@ -124,8 +119,8 @@ class Effects:
     def together(self, *sites: Site) -> float:
         """Relative squared error of the worst output with the values of these sites in codes."""
         losses = Losses()
-        for number in self._spread:
-            losses.add(self.expected[number], self._run(self._batches[number], sites))
+        for batch, expected in zip(self._batches, self.expected, strict=True):
+            losses.add(expected, self._run(batch, sites))
         return losses.worst
 
     def _run(self, batch: Batch, on: Collection[Site]) -> dict[str, Any]:
@@ -173,7 +168,6 @@ def _with_switches(
 def _round_trip(b: Builder, x: Value, coding: Coding, axis: int) -> Value:
     held = static_codes(b, x, coding, axis)
     if coding.factors is not None:
-        assert isinstance(x.type, TensorType)
         shape = [-1 if i == axis else 1 for i in range(x.rank)]
         held = b.mul(held, coding.factors.reshape(shape))
     return held

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.backends.cpu import emit
 from bitwright.backends.cpu.kernels.coded_matmul import emit_coded_matmul, stretch_of
 from bitwright.backends.cpu.kernels.coded_weights import pack_weights
 from bitwright.backends.cpu.kernels.matmul import (
-    Epilogue,
     best_tile,
-    is_light,
     row_tiles_in_cache,
 )
-from bitwright.backends.cpu.lower.matmul import as_rows, lower_rows
+from bitwright.backends.cpu.lower.matmul import lower_rows, row_epilogue, unit_rows
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
-from bitwright.backends.cpu.region import Reads, operand_views, require_elements, split
+from bitwright.backends.cpu.region import require_elements, split
 from bitwright.ir.dim import Size, product
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Node, Value, constant_value
@@ -52,21 +49,9 @@ def lower_coded_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
         lower_rows(ctx, node, region, parts, source, weight)
         return
     shape = node.outputs[0].shape
-    a = as_rows(ctx, ctx.view(source), source.name)
-    if a.strides[1] != 1:
-        a = as_rows(ctx, ctx.contiguous(source), source.name)
+    a = unit_rows(ctx, source)
     y = ctx.output(node.outputs[0])
-    others = operand_views(ctx, region, parts.after.inputs, shape)
-    reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
-
-    def finish(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
-        operands = reads.at(f, (row,), tile.lanes).load(column, mask)
-        return parts.after.evaluate(f, [value, *operands], tile.lanes)
-
-    light, result = is_light(parts.after.expression), parts.after.dtype
-    narrowest = min(d.bits for d in (result, *(view.dtype for view in others)))
-    slots = tuple(reads.pointers), tuple(reads.sizes)
-    epilogue = Epilogue(finish, *slots, light, result, narrowest)
+    reads, epilogue = row_epilogue(ctx, node, region, parts.after, tile.lanes)
     form = packed.form
     is_short = depth <= stretch_of(tile, form)
     kernel = ctx.kernel(

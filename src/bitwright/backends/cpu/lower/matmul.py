@@ -6,6 +6,7 @@ not f32, bf16 or f16 times a constant matrix of the same goes to `lower.product`
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from bitwright.backends.cpu.kernels.streaming import streamed_from
 from bitwright.backends.cpu.lower.filters import filter_of, has_filter
 from bitwright.backends.cpu.lower.product import lower_product
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
-from bitwright.backends.cpu.region import Parts, Reads, operand_views, split
+from bitwright.backends.cpu.region import Part, Parts, Reads, operand_views, split
 from bitwright.ir.dim import Size, product
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View
@@ -54,22 +55,11 @@ def lower_rows(
     tile = filter.tile(ctx.target, columns, numbers)
     shape = node.outputs[0].shape
     rows = product(shape[:-1])
-    a = as_rows(ctx, ctx.view(x), x.name)
-    if a.strides[1] != 1:
-        a = as_rows(ctx, ctx.contiguous(x), x.name)
+    a = unit_rows(ctx, x)
     y = ctx.output(node.outputs[0])
-    others = operand_views(ctx, region, parts.after.inputs, shape)
-    reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
-
-    def finish(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
-        operands = reads.at(f, (row,), tile.lanes).load(column, mask)
-        return parts.after.evaluate(f, [value, *operands], tile.lanes)
-
-    light = is_light(parts.after.expression)
-    narrowest = min(d.bits for d in (parts.after.dtype, *(view.dtype for view in others)))
-    more = tuple(reads.pointers), tuple(reads.sizes)
+    reads, epilogue = row_epilogue(ctx, node, region, parts.after, tile.lanes)
     streams = streamed_from(ctx.target, y, columns)
-    epilogue = Epilogue(finish, *more, light, parts.after.dtype, narrowest, None, streams)
+    epilogue = replace(epilogue, streams=streams)
     kernel = ctx.kernel(
         f"matmul_{x.dtype}",
         (tile, parts.after.expression, reads.key, numbers, streams),
@@ -86,6 +76,29 @@ def lower_rows(
         **reads.sizes,
     }
     ctx.call(kernel, node, {"a": a, "w": packed, "y": y, **reads.pointers}, sizes)
+
+
+def unit_rows(ctx: Lowering, value: Value) -> View:
+    """A value as rows whose numbers lie side by side; copied where they do not."""
+    found = as_rows(ctx, ctx.view(value), value.name)
+    return found if found.strides[1] == 1 else as_rows(ctx, ctx.contiguous(value), value.name)
+
+
+def row_epilogue(
+    ctx: Lowering, node: Node, region: RegionView, after: Part, lanes: int
+) -> tuple[Reads, Epilogue]:
+    """What stands behind a product of rows, and the operands that it reads."""
+    others = operand_views(ctx, region, after.inputs, node.outputs[0].shape)
+    reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
+
+    def finish(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+        operands = reads.at(f, (row,), lanes).load(column, mask)
+        return after.evaluate(f, [value, *operands], lanes)
+
+    slots = tuple(reads.pointers), tuple(reads.sizes)
+    narrowest = min(d.bits for d in (after.dtype, *(view.dtype for view in others)))
+    light = is_light(after.expression)
+    return reads, Epilogue(finish, *slots, light, after.dtype, narrowest)
 
 
 def constant_matrix(value: Value) -> Array | None:
