@@ -75,6 +75,7 @@ def _infer_integer_matmul(
     x_zero: TensorType | None,
     w_zero: TensorType | None,
     bias: TensorType | None,
+    deepest: int | None,
 ) -> TensorType:
     _require_codes(x=x, w=w)
     require_rank("w", w, *range(2, max(w.rank, 2) + 1))
@@ -84,6 +85,13 @@ def _infer_integer_matmul(
     y = infer_matmul(x, w)
     if bias is not None:
         _require_within("bias", bias, y.shape)
+    depth = x.shape[-1]
+    if deepest is not None and isinstance(depth, int) and depth > deepest:
+        raise InferenceError(
+            "sums of so many products may leave 32 bits",
+            expected=f"a contracted axis of at most {deepest}",
+            found=depth,
+        )
     return y
 
 
@@ -94,7 +102,12 @@ def _centred(codes: Array, zero: Array | None) -> Array:
 
 
 def _integer_matmul(
-    x: Array, w: Array, x_zero: Array | None, w_zero: Array | None, bias: Array | None
+    x: Array,
+    w: Array,
+    x_zero: Array | None,
+    w_zero: Array | None,
+    bias: Array | None,
+    deepest: int | None,
 ) -> Array:
     y = multiply(_centred(x, x_zero), _centred(w, w_zero))
     return y if bias is None else y + bias.astype(np.int64)
@@ -184,6 +197,7 @@ def _matmul_samples() -> list[Sample]:
         sample(_i8(2, 3, 5), _u8(2, 5, 4, seed=1), np.int8(5), _u8(2, 1, 4, seed=3), _i32(3, 4)),
         sample(_u8(0, 5), _i8(5, 4), np.uint8(1)),
         sample(_u8(3, 0), _i8(0, 4), np.uint8(1), None, _i32(4)),
+        sample(_u8(3, 5), _i8(5, 4, seed=1), deepest=5),
     ]
 
 
@@ -223,7 +237,9 @@ OPDEFS = [
         grad=_CODES,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_matmul_samples,
-        doc="(x - x_zero) @ (w - w_zero) + bias of 8-bit codes, in i32.",
+        attrs={"deepest": Attr("int", None)},
+        doc="(x - x_zero) @ (w - w_zero) + bias of 8-bit codes, in i32. `deepest` is the longest "
+        "contracted axis, for products whose sums must not wrap.",
     ),
     OpDef(
         "integer_conv",

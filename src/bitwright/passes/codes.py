@@ -1,6 +1,7 @@
 """How values of a graph stand for codes: what `lower_integer` looks for behind an operand.
 
 Coded     x = (codes - zero) * scale, with one scale, or one for each row made by the run
+          (a product of two of them: `coded_pair`)
 Weight    the same for a constant: codes and zero points as arrays, a scale per output channel
 """
 
@@ -18,6 +19,8 @@ from bitwright.ir.types import normalize_axis
 from bitwright.passes.edit import stands_behind
 
 Array = np.ndarray[Any, Any]
+LIMIT = 2**31
+"""What sums of 32 bits stay below."""
 _PRODUCTS = frozenset({"integer_matmul", "integer_conv", "matmul", "conv"})
 
 
@@ -96,6 +99,44 @@ def coded(value: Value, rows: bool = False) -> Coded | str:
     if rows and is_last and node.attrs.get("block") and scale.shape[-1] == 1:
         return Coded(codes, zero, None, scale)
     return f"{value} has more than one scale"
+
+
+def coded_pair(node: Node) -> tuple[Coded, Coded] | str | None:
+    """What a matmul of values that are both made by the run is coded as, or why it is not; None
+    where its second operand is a constant."""
+    x, w = node.inputs
+    assert x is not None and w is not None
+    is_real = node.outputs[0].dtype == f32
+    right = coded(w) if is_real else centred(w)
+    if isinstance(right, str):
+        return None if _is_constant(w) else right
+    if constant_value(right.codes) is not None or _is_constant(right.codes):
+        return None
+    left = coded(x, rows=True) if is_real else centred(x)
+    if isinstance(left, str):
+        return left
+    if x.rank < 2 or w.rank < 2:
+        return f"{x} and {w} are not matrices"
+    if right.zero_count != 1:
+        return f"{w} has more than one zero point"
+    bound = deepest_sum(left, right)
+    depth = x.shape[-1]
+    if isinstance(depth, int) and depth > bound:
+        return f"sums of more than {bound} products may leave 32 bits"
+    return left, right
+
+
+def deepest_sum(left: Coded, right: Coded) -> int:
+    """How many products of codes add up to less than 32 bits."""
+    return (LIMIT - 1) // (left.reach * right.reach)
+
+
+def _is_constant(value: Value) -> bool:
+    """Whether constants alone make a value, through what only moves or converts them."""
+    node = value.node
+    if node.op in ("transpose", "reshape", "cast", "sub", "dequantize"):
+        return _is_constant(next(iter(node.operands)))
+    return value.is_constant
 
 
 def weight_of(value: Value, channel: int) -> Weight | str:

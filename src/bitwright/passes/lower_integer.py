@@ -22,12 +22,15 @@ from bitwright.ir.dtype import f32, i32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.passes.code_tables import table_rule
 from bitwright.passes.codes import (
+    LIMIT,
     Coded,
     Weight,
     centred,
     centred_weight,
     coded,
+    coded_pair,
     comes_from_product,
+    deepest_sum,
     largest_sum,
     parts_of,
     weight_of,
@@ -38,7 +41,6 @@ from bitwright.passes.recurrent_codes import recurrence_rules
 from bitwright.rewrite import Match, Rule, Trace, rewrite
 
 Array = np.ndarray[Any, Any]
-LIMIT = 2**31
 BOUND = 2.0**29
 """What a sum must stay below to be rounded and moved by a zero point without a check."""
 _NOT_LARGER = frozenset({"relu", "hard_swish", "silu", "gelu", "tanh", "neg", "abs"})
@@ -58,7 +60,7 @@ class _Lowering:
     """The rules of one run, and what they tell each other."""
 
     def __init__(self) -> None:
-        self.plans: dict[Node, tuple[Coded, Weight]] = {}
+        self.plans: dict[Node, tuple[Coded, Weight | Coded]] = {}
         self.factors: dict[Value, Array] = {}
         """Factors behind integer products, in f64."""
         self.rules = [
@@ -81,6 +83,12 @@ class _Lowering:
         x, w = node.inputs[:2]
         assert x is not None and w is not None
         channel = -1 if node.op == "matmul" else 0
+        pair = coded_pair(node) if node.op == "matmul" else None
+        if isinstance(pair, tuple):
+            self.plans[node] = pair
+            return ""
+        if pair is not None:
+            return pair
         if reason := _no_kernel(node.op, x, w):
             return reason
         if node.outputs[0].dtype == i32:
@@ -109,6 +117,8 @@ class _Lowering:
     def _product(self, op: Any, m: Match) -> Any:
         node = m.root
         source, weight = self.plans.pop(node)
+        if isinstance(weight, Coded):
+            return self._product_of_run(op, node, source, weight)
         is_matmul, is_real = node.op == "matmul", node.outputs[0].dtype == f32
         attrs = {} if is_matmul else dict(node.attrs)
         scale = weight.scale.reshape(-1)
@@ -145,6 +155,26 @@ class _Lowering:
         if bias is None:
             return y
         return op.add(y, op.constant(bias.astype(np.float32).reshape(shape)))
+
+    def _product_of_run(self, op: Any, node: Node, left: Coded, right: Coded) -> Any:
+        """A product of two values that the run makes."""
+        is_real = node.outputs[0].dtype == f32
+        is_open = is_real and not isinstance(left.codes.shape[-1], int)
+        y = op.op(
+            "integer_matmul",
+            *(left.codes, right.codes, left.zero, right.zero),
+            deepest=deepest_sum(left, right) if is_open else None,
+        )
+        if not is_real:
+            return y
+        real = op.cast(y, to=f32)
+        if left.step is not None and right.step is not None:
+            return op.mul(real, self._factor(op, np.asarray(left.step * right.step)))
+        scales = [
+            op.constant(np.float32(side.step)) if side.scale is None else side.scale
+            for side in (left, right)
+        ]
+        return op.mul(real, op.mul(*scales))
 
     def _factor(self, op: Any, exact: Array) -> Value:
         """A factor rounded to f32, once."""

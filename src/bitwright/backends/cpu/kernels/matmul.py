@@ -228,7 +228,7 @@ class Product:
         """Tiles below each other in one panel, while the next panel comes into the cache."""
         f, tile = self.f, self.tile
         panel_bytes = self.depth * (tile.columns * self.numbers.unit.total_bytes)
-        w = f.offset(f.args.pointer("w"), panel * panel_bytes)
+        w = f.offset(self.panels(), panel * panel_bytes)
         bottom = f.min(top + count * tile.rows, self.rows)
         ahead = f.offset(w, panel_bytes)
         with f.loop(top, bottom, tile.rows, carry=(ahead,)) as loop:
@@ -260,6 +260,14 @@ class Product:
         """Steps that a run of neighbouring numbers takes."""
         group = self.numbers.group
         return run if group == 1 else self.f.udiv(run + (group - 1), group)
+
+    def panels(self) -> Value:
+        """Where the packed weights begin."""
+        return self.f.args.pointer("w")
+
+    def constants_at(self, column: Value) -> Value:
+        """Where the numbers of a column are kept that `Numbers.start` and `finished` read."""
+        return column
 
     def address(self, row: Value) -> Value:
         """Where a row of a begins."""
@@ -293,12 +301,12 @@ class Product:
         masks = self._masks(column)
         if self.run is not None:
             rows = self.addresses(row, tile.rows)
-            begin = self.numbers.start(f, column, masks, tile.lanes)
+            begin = self.numbers.start(f, self.constants_at(column), masks, tile.lanes)
             sums = self.run.start(rows, left, self.row_stride(), begin)
             self.run.finish(self.add_products(rows[:1], w, sums, ahead))
             self._store(row, left, column, masks)
             return
-        self.start = self.numbers.start(f, column, masks, tile.lanes)
+        self.start = self.numbers.start(f, self.constants_at(column), masks, tile.lanes)
         heights = list(tile.heights)
         if not self.epilogue.is_light:
             self._choose(heights, left, row, w, ahead)
@@ -349,7 +357,7 @@ class Product:
     ) -> None:
         f, tile, element = self.f, self.tile, self.epilogue.result
         totals = list(sums)
-        self.numbers.finished(f, totals, column, masks)
+        self.numbers.finished(f, totals, self.constants_at(column), masks)
         y = f.gep(stored(element), f.args.pointer("y"), self.result_at(row) + column)
         if self.epilogue.wide and (masks[0] is None or not self._masks_scatter):
             for first in range(0, tile.vectors, MOST):

@@ -70,7 +70,7 @@ def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
     shape = anchor.outputs[0].shape
     extras = Reads("e", operand_views(ctx, region, after.inputs, shape))
     kernel = _describe(ctx, anchor, features, views, mask, after, extras)
-    y = ctx.output(node.outputs[0], _order(ctx, node.outputs[0]))
+    y = ctx.output(node.outputs[0], order_of(ctx, node.outputs[0]))
     views |= {"y": y, **extras.pointers}
     for name in ("q", "k", "v", "y", "past_k", "past_v"):
         if name in views:
@@ -109,7 +109,7 @@ def _mask_view(ctx: Lowering, value: Value, scores: tuple[Size, ...]) -> tuple[V
     return found, length + (total - 1) * (1 - repeats)
 
 
-def _order(ctx: Lowering, value: Value) -> tuple[int, ...] | None:
+def order_of(ctx: Lowering, value: Value) -> tuple[int, ...] | None:
     """Heads inside positions, if a transpose to that order is all that reads the value."""
     readers = [node for node in ctx.graph.nodes if value in node.operands]
     alone = len(readers) == 1 and ctx.graph.uses[value] == 1

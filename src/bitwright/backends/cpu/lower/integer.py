@@ -30,6 +30,7 @@ from bitwright.backends.cpu.kernels.matmul import (
 from bitwright.backends.cpu.kernels.streaming import streamed_from
 from bitwright.backends.cpu.kernels.tiles import BLOCK, pack_tiles, tile_codes
 from bitwright.backends.cpu.lower.matmul import as_rows, constant_matrix
+from bitwright.backends.cpu.lower.run_codes import lower_run_codes
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import (
     Reads,
@@ -163,9 +164,20 @@ def operands_of(anchor: Node) -> list[Value | None]:
 def lower_integer_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     anchor = region.anchor
     assert anchor is not None
-    x, w, x_zero, w_zero, bias = operands_of(anchor)
-    array = constant_of(region, w, "weight")
-    assert x is not None and array is not None
+    given = [None if v is None else region.outer(v) for v in operands_of(anchor)]
+    assert given[1] is not None
+    array = constant_matrix(given[1])
+    if array is None:
+        lower_run_codes(ctx, node, region, given)
+    else:
+        _lower_rows(ctx, node, region, array)
+
+
+def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> None:
+    """Rows of codes times one matrix of constants."""
+    assert region.anchor is not None
+    x, _, x_zero, w_zero, bias = operands_of(region.anchor)
+    assert x is not None
     if array.ndim != 2 or x.rank < 2:
         raise NoKernelError("its operands are not rows and one matrix")
     after = split(region).after

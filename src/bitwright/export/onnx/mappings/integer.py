@@ -24,7 +24,13 @@ def _scalar(e: Scope, zero: Ref | None) -> Ref | None:
 
 @exports("integer_matmul", widens=False)
 def integer_matmul(
-    e: Scope, x: Ref, w: Ref, x_zero: Ref | None, w_zero: Ref | None, bias: Ref | None
+    e: Scope,
+    x: Ref,
+    w: Ref,
+    x_zero: Ref | None,
+    w_zero: Ref | None,
+    bias: Ref | None,
+    deepest: int | None,
 ) -> Ref:
     if _is_one(x_zero) and _is_one(w_zero):
         y = e.MatMulInteger(x, w, _scalar(e, x_zero), _scalar(e, w_zero))
