@@ -65,6 +65,19 @@ def test_unary(element, op_type, attrs):
 
 
 @CODES
+@pytest.mark.parametrize("levels", [200.7, 253.0, 254.6, 255.0, 256.0])
+def test_softmax_of_codes_has_a_whole_number_of_steps(element, levels):
+    """As in ONNX Runtime, even where that is the neighbour of the code that the scale says."""
+    x = codes(element, 3, 40, 17) // 3
+    low = np.array(np.iinfo(element).min, element)
+    operands = [x, scale(0.02), np.array(3, element), scale(1 / levels), low]
+    compare("QLinearSoftmax", operands, opset=13, axis=-1)
+    even = np.repeat(x[:, :, :1], 17, axis=2)
+    for count in (4, 8, 10):
+        compare("QLinearSoftmax", [even[:, :, :count], *operands[1:]], opset=13, axis=-1)
+
+
+@CODES
 def test_concat_and_where(element):
     zero = lambda value: np.array(value, element)
     first, second = codes(element, 2, 3), codes(element, 2, 5)

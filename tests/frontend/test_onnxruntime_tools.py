@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from one_node import agree, by_bitwright
+from onnx import helper, numpy_helper
 from onnxruntime.quantization import (
     CalibrationDataReader,
     QuantFormat,
@@ -139,3 +140,29 @@ def test_optimized_by_a_session(tmp_path, quantized):
     onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     assert "com.microsoft" in {domain for domain, _ in ops(path)}
     check(path, 0.05 if quantized else 1e-5)
+
+
+@pytest.mark.parametrize("producer", ["onnx.quantize", "another"])
+def test_softmax_between_codes(producer):
+    """One op in ONNX Runtime once it has optimized; files of its quantizer mean that one."""
+    point, steps = np.array(3, np.uint8), np.array(1 / 255, np.float32)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "fine", "point"], ["real"]),
+        helper.make_node("Softmax", ["real"], ["soft"]),
+        helper.make_node("QuantizeLinear", ["soft", "steps", "none"], ["y"]),
+    ]
+    constants = {"fine": np.array(0.02, np.float32), "point": point, "steps": steps}
+    constants["none"] = np.array(0, np.uint8)
+    info = [helper.make_tensor_value_info(n, onnx.TensorProto.UINT8, [400, 9]) for n in "xy"]
+    weights = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "softmax", info[:1], info[1:], weights)
+    opsets = [helper.make_opsetid("", 17)]
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=8, producer_name=producer)
+    options = onnxruntime.SessionOptions()
+    if producer != "onnx.quantize":
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
+    feeds = {"x": np.random.default_rng(0).integers(0, 256, (400, 9)).astype(np.uint8)}
+    theirs = session.run(None, feeds)
+    agree(theirs, by_bitwright(proto, feeds), 0)
+    agree(theirs, list(bw.compile(bw.load(proto)).run(feeds).values()), 0)

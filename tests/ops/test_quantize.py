@@ -114,7 +114,18 @@ def test_nothing_wraps(to):
     x = np.array([np.inf, 3e38, -3e38, -np.inf, np.nan], np.float32)
     zero = np.array(1, np.int8).astype(code.numpy)
     found = evaluate("quantize", x, np.float32(1e-3), zero, to=to).astype(int)
-    assert found.tolist() == [code.max, code.max, code.min, code.min, 1]
+    assert found.tolist() == [code.max, code.max, code.min, code.min, code.min]
+
+
+@pytest.mark.parametrize("count", [1, 16, 67])
+@pytest.mark.parametrize("to", ["i8", "u8", "i16", "u16"])
+def test_what_is_no_number_equals_onnxruntime(to, count):
+    code = dtype(to)
+    half, zero = np.array(0.5, np.float32), np.array(7, code.numpy)
+    for bad in (np.nan, np.inf, -np.inf):
+        x = np.full(count, bad, np.float32)
+        (expected,) = by_runtime("QuantizeLinear", x, half, zero, results=[code.numpy])
+        same_bits(evaluate("quantize", x, half, zero, to=to), expected)
 
 
 def test_float8_saturates_or_not():

@@ -173,7 +173,7 @@ def _to_codes(
         x = np.where(highest < x, highest, x)
     offset = 0.0 if zero_point is None else zero_point.astype(np.float64)
     codes = np.clip(np.rint(x.astype(np.float64)) + offset, to.min, to.max)
-    return np.asarray(np.where(np.isnan(x), offset, codes))
+    return np.asarray(np.where(np.isnan(x), to.min, codes))
 
 
 def _u8(*shape: int, seed: int = 0) -> Array:
@@ -266,7 +266,7 @@ OPDEFS = [
         ),
         samples=_to_codes_samples,
         attrs={"to": Attr("dtype"), "bounded": Attr("bool", False)},
-        doc="Codes saturate(rne(min(x, highest)) + zero_point); NaN becomes the zero point. "
+        doc="Codes saturate(rne(min(x, highest)) + zero_point); NaN becomes the lowest code. "
         "`bounded` promises that x is a number between -2**30 and 2**30.",
     ),
 ]

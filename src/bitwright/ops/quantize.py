@@ -6,7 +6,8 @@
 A scale serves the whole tensor (axis None), one index of an axis (scale[C]), or `block` indices of
 an axis (scale of x's rank; the last block may be short). These are exact rules, so the references
 do not compute wide: the quotient is rounded to the scale's type, or `precision`; products to f32.
-Out of range saturates, infinities too; NaN becomes the zero point.
+Out of range saturates, infinities too. NaN, of which ONNX says nothing, becomes the lowest code as
+in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def integer_codes(
     """Whole numbers low..high in f64."""
     offset = 0.0 if zero_point is None else zero_point.astype(np.float64)
     codes = np.clip(np.rint(quotient(x, scale, precision)) + offset, low, high)
-    return np.asarray(np.where(np.isnan(codes), offset, codes))
+    return np.asarray(np.where(np.isnan(codes), low, codes))
 
 
 def real_values(codes: Array, scale: Array, zero_point: Array | None, element: DType) -> Array:

@@ -78,7 +78,7 @@ class Scalars(Protocol):
         self, a: Term, zero: Term | None, highest: Term | None, to: DType, bounded: bool
     ) -> Term:
         """saturate(rne(min(a, highest)) + zero) in an integer type of at most 16 bits; NaN gives
-        zero. `bounded` promises that there is none, and nothing beyond 2**30."""
+        its lowest number. `bounded` promises that there is none, and nothing beyond 2**30."""
 
 
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -122,5 +122,5 @@ class NumpyScalars:
         if highest is not None:
             a = np.where(np.less(highest, a), highest, a)
         offset = 0.0 if zero is None else np.asarray(zero, np.float64)
-        found = np.clip(np.rint(np.nan_to_num(a, nan=0.0)) + offset, to.min, to.max)
+        found = np.clip(np.rint(np.nan_to_num(a, nan=-np.inf)) + offset, to.min, to.max)
         return found.astype(np.int64)

@@ -2,7 +2,7 @@
 
     cross_entropy     log_softmax, one gathered log probability per label, and a weighted sum
     dequantize        (q - zero_point) · scale in f32
-    quantize          clip(rne(x / scale) + zero_point), NaN being the zero point; floats are cast
+    quantize          clip(rne(x / scale) + zero_point), NaN being the lowest code; floats are cast
     dynamic_quantize  the same with scale and zero point from the range of x
     einsum            products of two operands at a time (`expand_einsum`)
     cast              to an integer of 4 or 2 bits: to i8 first, of which those are the low bits
@@ -130,13 +130,13 @@ def _quantize(op: Any, m: Match) -> Any:
 
 
 def _codes(op: Any, exact: Value, offset: Value | None, to: DType) -> Value:
-    """Integers near x / scale, moved by the zero point; NaN is the zero point."""
+    """Integers near x / scale, moved by the zero point; NaN is the lowest."""
     whole = op.round(exact)
     if offset is not None:
         whole = op.add(whole, offset)
-    codes = op.clip(whole, op.constant(to.min, whole.dtype), op.constant(to.max, whole.dtype))
-    rest = op.constant(0, whole.dtype) if offset is None else offset
-    return op.cast(op.where(op.is_nan(codes), rest, codes), to=to)
+    low = op.constant(to.min, whole.dtype)
+    codes = op.clip(whole, low, op.constant(to.max, whole.dtype))
+    return op.cast(op.where(op.is_nan(codes), low, codes), to=to)
 
 
 def _dynamic_quantize(op: Any, m: Match, x: Value) -> Any:

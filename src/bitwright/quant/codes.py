@@ -7,7 +7,7 @@
 
 The quotient and the product are f32, as in ONNX, so the integer results are those of the ops
 `quantize` and `dequantize` to the bit. Infinities saturate, nothing wraps; NaN is an error in
-strict mode and otherwise becomes the code of 0.
+strict mode and otherwise becomes the code of 0 (the op `quantize`: the lowest code).
 """
 
 from __future__ import annotations

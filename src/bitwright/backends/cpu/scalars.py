@@ -88,12 +88,8 @@ def _compare(signed: str, unsigned: str) -> Callable[..., Term]:
 
 
 def whole_between(f: Function, real: Value, low: Operand, high: Operand) -> Value:
-    """Rounded within bounds that are whole numbers, as i32 of which 16 bits count; NaN gives 0."""
-    # NaN passes both bounds; rounded, its low 16 bits are 0 on x86 and AArch64, elsewhere anything
-    whole = f.round_to_int(f.quick_min(high, f.quick_max(low, real)))
-    if f.target.is_x86 or f.target.architecture == "aarch64":
-        return whole
-    return f.select(f.is_nan(real), 0, whole)
+    """Rounded within bounds that are whole numbers, as i32; NaN gives the lower bound."""
+    return f.round_to_int(f.quick_min(f.quick_max(real, low), high))
 
 
 class LlvmScalars:

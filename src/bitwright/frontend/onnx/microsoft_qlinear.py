@@ -14,6 +14,7 @@ from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.microsoft_base import microsoft, required, scalar, standard
 from bitwright.frontend.onnx.microsoft_nn import channels_first, channels_last
 from bitwright.frontend.onnx.node import OnnxNode
+from bitwright.frontend.onnx.ops_quant import softmax_steps
 from bitwright.frontend.onnx.registry import Results
 from bitwright.ir import DType, Value
 
@@ -63,7 +64,12 @@ def qlinear_leaky_relu(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 @microsoft("QLinearSoftmax", needs=2)
 def qlinear_softmax(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     version, axis = required(node, "opset"), node.integer("axis", -1)
-    return _through(ctx, inputs, lambda x: standard(ctx, node, "Softmax", [x], version, axis=axis))
+    x, x_scale, x_zero, y_scale, y_zero = (inputs[i] for i in range(5))
+    if y_scale is None:
+        raise ImportModelError("the scale of the result is left out")
+    y = standard(ctx, node, "Softmax", [real(ctx, x, x_scale, x_zero)], version, axis=axis)
+    steps, one = softmax_steps(ctx, y, scalar(ctx, y_scale))
+    return coded(ctx, steps, one, y_zero, x.dtype)
 
 
 @microsoft("QLinearReduceMean", needs=2)
