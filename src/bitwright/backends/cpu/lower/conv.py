@@ -292,7 +292,7 @@ def dense(
     lines = height if dense_line else height * width
     runs = weight.transpose(2, 3, 1, 0).reshape(lines, run, columns)
     packed = ctx.constant(filter.pack(runs, tile, numbers), f"{node.name}.weight")
-    row_bytes = filter.item_bytes * runs.shape[0] * run
+    row_bytes = numbers.element.bytes * runs.shape[0] * run
     sizes: dict[str, Size] = {
         "rows": n * oh * ow,
         "columns": columns,

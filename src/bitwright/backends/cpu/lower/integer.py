@@ -18,7 +18,14 @@ import numpy as np
 from bitwright.backends.cpu import emit
 from bitwright.backends.cpu.emit import stored
 from bitwright.backends.cpu.instr import Instr, dot_s16s16
-from bitwright.backends.cpu.kernels.codes import Codes, Dots, best_codes, codes_tile, pack_codes
+from bitwright.backends.cpu.kernels.codes import (
+    Codes,
+    Dots,
+    best_codes,
+    codes_tile,
+    pack_codes,
+    pack_groups,
+)
 from bitwright.backends.cpu.kernels.conv import line_tile
 from bitwright.backends.cpu.kernels.matmul import (
     Epilogue,
@@ -29,8 +36,10 @@ from bitwright.backends.cpu.kernels.matmul import (
 )
 from bitwright.backends.cpu.kernels.streaming import streamed_from
 from bitwright.backends.cpu.kernels.tiles import BLOCK, pack_tiles, tile_codes
+from bitwright.backends.cpu.kernels.words import Words, words
 from bitwright.backends.cpu.lower.matmul import as_rows, constant_matrix
 from bitwright.backends.cpu.lower.run_codes import lower_run_codes
+from bitwright.backends.cpu.lower.widened import Zero, widened_rows
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import (
     Reads,
@@ -49,7 +58,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Weight:
-    """Signed codes w[..., n] with what is left of their zero points."""
+    """Signed codes w[..., n] with what is left of their zero points, for how x is multiplied."""
 
     codes: Array
     zero: Array | None
@@ -65,6 +74,12 @@ class Weight:
         moved = 128 if w.dtype == np.uint8 else 0
         left = np.broadcast_to(zeros - moved, w.shape[-1:])
         return cls((wide - moved).astype(np.int8), np.ascontiguousarray(left))
+
+    @classmethod
+    def widened(cls, w: Array, zero: Array | None) -> Weight:
+        """In 16 bits, where every zero point is taken off."""
+        wide = w.astype(np.int16)
+        return cls(wide if zero is None else wide - zero.reshape(-1).astype(np.int16), None)
 
     @property
     def sums(self) -> Array:
@@ -127,14 +142,6 @@ def _halves_fit(sums: Array) -> bool:
     return bool((np.abs(sums.astype(np.int64)) < 127 << 15).all())
 
 
-@dataclass(frozen=True)
-class Zero:
-    """The zero point of x: a number, or one for each row, in memory."""
-
-    number: int
-    view: View | None
-
-
 def zero_of(ctx: Lowering, region: RegionView, value: Value | None) -> Zero:
     """A zero point that is one number or none."""
     if value is None:
@@ -158,6 +165,17 @@ def constant_of(region: RegionView, value: Value | None, what: str) -> Array | N
 def operands_of(anchor: Node) -> list[Value | None]:
     """x, w, x_zero, w_zero, bias."""
     return [*anchor.inputs, *(None,) * (5 - len(anchor.inputs))]
+
+
+def _rows_of(ctx: Lowering, x: Value, zero: Zero) -> tuple[View, Zero]:
+    """Rows of neighbouring codes, and their zero points: one for all, or one for each."""
+    a = as_rows(ctx, ctx.view(x), x.name)
+    if a.strides[1] != 1 and a.shape[1] != 1:
+        a = as_rows(ctx, ctx.contiguous(x), x.name)
+    if zero.view is not None:
+        spread = broadcast(zero.view, (*x.shape[:-1], 1))
+        zero = Zero(0, as_rows(ctx, spread, x.name))
+    return a, zero
 
 
 @lowers("integer_matmul")
@@ -187,16 +205,14 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
     depth, columns = array.shape
     if known_bias is not None and known_bias.size not in (1, columns):
         raise NoKernelError("its bias differs from row to row")
-    weight = Weight.of(array, zeros)
     shape = node.outputs[0].shape
     source = region.outer(x)
-    a = as_rows(ctx, ctx.view(source), source.name)
-    if a.strides[1] != 1 and a.shape[1] != 1:
-        a = as_rows(ctx, ctx.contiguous(source), source.name)
-    zero = zero_of(ctx, region, x_zero)
-    if zero.view is not None:
-        spread = broadcast(zero.view, (*shape[:-1], 1))
-        zero = Zero(0, as_rows(ctx, spread, source.name))
+    a, zero = _rows_of(ctx, source, zero_of(ctx, region, x_zero))
+    if words(ctx.target, depth):
+        weight = Weight.widened(array, zeros)
+        a, zero = widened_rows(ctx, node, a, zero), Zero(0, None)
+    else:
+        weight = Weight.of(array, zeros)
     bias_row = np.zeros(columns, np.int64) if known_bias is None else known_bias.reshape(-1)
     filter = CodeFilter(x.dtype.is_signed, weight.zero, in_tiles=True)
     shift = filter.numbers(ctx.target, depth).shift
@@ -244,7 +260,7 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
         "depth": depth,
         "a_stride": a.strides[0],
         "y_stride": columns,
-        "block": row_tiles_in_cache(ctx.target, tile, depth),
+        "block": row_tiles_in_cache(ctx.target, tile, depth * codes.element.bytes),
     }
     ctx.call(kernel, node, pointers, sizes, why="8-bit codes, summed in i32")
 
@@ -265,7 +281,8 @@ class CodeFilter:
         has_zero, has_offset = self.zero is not None, self.offset is not None
         may = self.in_tiles and not has_zero
         tiles = tile_codes(target, self.signed, has_offset) if may else None
-        return tiles or best_codes(target, self.signed, run, has_zero, has_offset)
+        found = tiles or words(target, run, has_offset)
+        return found or best_codes(target, self.signed, run, has_zero, has_offset)
 
     def tile(self, target: Target, columns: int, numbers: Codes) -> Tile:
         return BLOCK if numbers.tiles else codes_tile(target, columns, numbers)
@@ -292,6 +309,8 @@ class CodeFilter:
     def pack(self, runs: Array, tile: Tile, numbers: Codes) -> Array:
         if numbers.tiles:
             return pack_tiles(runs.astype(np.int8, copy=False))
+        if isinstance(numbers, Words):
+            return pack_groups(runs.astype(np.int16, copy=False), tile, numbers.group)
         return pack_codes(runs, tile, numbers.group)
 
     def pointers(self, ctx: Lowering, name: str) -> dict[str, View]:

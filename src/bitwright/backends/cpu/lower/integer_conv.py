@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.kernels.pixels import WIDTH, Pixels, emit_pixels
+from bitwright.backends.cpu.kernels.words import words
 from bitwright.backends.cpu.lower.conv import (
     CHANNELS_LAST,
     Finish,
@@ -30,13 +31,13 @@ from bitwright.backends.cpu.lower.integer import (
     CodeFilter,
     Offsets,
     Weight,
-    Zero,
     constant_of,
     operands_of,
     zero_of,
 )
 from bitwright.backends.cpu.lower.integer_depthwise import CodeConv, lower_code_depthwise
 from bitwright.backends.cpu.lower.movement import pad_view
+from bitwright.backends.cpu.lower.widened import Zero, widened_image
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import operand_views, require_elements, split
 from bitwright.ir.dim import Size, product
@@ -100,14 +101,18 @@ def _lower_dense(ctx: Lowering, node: Node, conv: CodeConv) -> None:
     filters = conv.filters
     if groups == 1 and filters.shape[1] < FEW_CHANNELS:
         filters = _whole_groups(filters, zeros, CodeFilter(signed), ctx.target)
-    source = _source(ctx, node, conv, filters.shape[1])
+    wide = words(ctx.target, 1) is not None
+    source = _wide_source(ctx, node, conv, filters) if wide else _source(ctx, node, conv, filters)
     inner, outer = filters.shape[1], len(filters) // groups
     for first in range(0, len(filters), outer):
         these = slice(first, first + outer)
         columns = filters[these].transpose(1, 2, 3, 0)
-        weight = Weight.of(columns, None if zeros is None else zeros[these])
+        weight = (Weight.widened if wide else Weight.of)(
+            columns, None if zeros is None else zeros[these]
+        )
         shift = CodeFilter(signed).numbers(ctx.target, 1).shift
-        offsets = Offsets(ctx, node.name, weight, shift, conv.zero, conv.bias[these])
+        zero = Zero(0, None) if wide else conv.zero
+        offsets = Offsets(ctx, node.name, weight, shift, zero, conv.bias[these])
         filter = CodeFilter(signed, weight.zero, offsets.constant)
         views = [view.slice(1, first, outer, 1) for view in conv.extra]
         part = conv.y.slice(1, first, outer, 1)
@@ -136,8 +141,20 @@ def _merged(conv: CodeConv) -> CodeConv:
     return replace(conv, filters=filters, groups=conv.groups // together)
 
 
-def _source(ctx: Lowering, node: Node, conv: CodeConv, channels: int) -> View:
-    """The image as products read it: padding around it, channels innermost, as many as asked."""
+def _wide_source(ctx: Lowering, node: Node, conv: CodeConv, filters: Array) -> View:
+    """The image as 16-bit numbers with zeros around it."""
+    window, image = conv.window, image_of(ctx, conv.x)
+    begins, ends = window.begins, window.ends
+    if conv.groups * filters.shape[1] != image.shape[1]:
+        image = _source(ctx, node, conv, filters)
+        begins = ends = (0, 0)
+    return widened_image(ctx, node, image, begins, ends, conv.zero)
+
+
+def _source(ctx: Lowering, node: Node, conv: CodeConv, filters: Array) -> View:
+    """The image as products read it: padding around it, channels innermost, as many as the filters
+    have."""
+    channels = filters.shape[1]
     planes = four_axes(ctx.view(conv.x))
     if conv.groups == 1 and channels == WIDTH and (planes.shape[1] != WIDTH or _is_planar(planes)):
         found = _few_channels(ctx, node, planes, conv.window, conv.fill)

@@ -20,7 +20,8 @@ from bitwright.backends.cpu.kernels.depthwise_codes import (
     emit_dot_depthwise,
 )
 from bitwright.backends.cpu.lower.conv import Finish, Window, depthwise, image_of
-from bitwright.backends.cpu.lower.integer import CodeFilter, Offsets, Weight, Zero
+from bitwright.backends.cpu.lower.integer import CodeFilter, Offsets, Weight
+from bitwright.backends.cpu.lower.widened import Zero
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError
 from bitwright.backends.cpu.region import Part
 from bitwright.ir.dim import Size
