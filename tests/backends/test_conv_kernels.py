@@ -189,3 +189,21 @@ def test_results_of_other_types_leave_the_same_kernels(shapes, to, target):
     off = np.abs(done.outputs["y"].astype(np.float64) - expected.astype(np.float64))
     assert off.max() <= (0.07 if to == "f16" else 1)  # a sum that f32 rounds to the other side
     assert (off > 0).mean() < 0.01
+
+
+def test_sums_of_images_whose_sizes_the_run_decides_keep_channels_innermost():
+    """Either operand may be the one that is repeated: no layout is lost to that."""
+    b = Builder("pyramid")
+    w = b.constant(normal(16, 4, 1, 1))
+    first = b.conv(b.input("x", "f32[1, 4, h, w]"), w)
+    second = b.conv(b.input("z", "f32[1, 4, p, q]"), w)
+    total = b.relu(b.add(first, second))
+    graph = run_passes(b.build(b.conv(total, b.constant(normal(8, 16, 1, 1)))), [fuse_regions])
+    for sizes in ((5, 6), (1, 6), (1, 1)):
+        feeds = {"x": normal(1, 4, 5, 6), "z": normal(1, 4, *sizes)}
+        done = Run(graph, feeds, host())
+        steps = [step.kernel for step in done.schedule.steps]
+        assert sum(name.startswith(("transpose", "copy")) for name in steps) <= 3, steps
+        (expected,) = run(graph, feeds).values()
+        (found,) = done.outputs.values()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -2,8 +2,10 @@
 
     quantize(f(dequantize(q)))  ->  map_codes(q, table)       table[q] = quantize(f(dequantize(q)))
 
-f is any chain of elementwise ops on one value; none at all is codes of another scale. A short f
-behind a product of codes stays where it is: the product computes it where it stores.
+f is any chain of elementwise ops on one value; none at all is codes of another scale. Values that
+tables made of the same codes count as that value: x · sigmoid(x), with the sigmoid in codes of its
+own, is one table. A short f behind a product of codes stays where it is: the product computes it
+where it stores.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def _no_table(m: Match) -> str:
 
 
 def _chain(m: Match) -> tuple[Value, list[Node]] | str:
-    """The dequantized value that all of it is a function of, and the nodes from there on."""
+    """The codes that all of it is a function of, and the nodes from their dequantized values on."""
     x, *parameters = parts_of(m.root)
     known = [v is None or constant_value(v) is not None for v in parameters]
     if m.root.attrs.get("axis") is not None or m.root.attrs["to"] not in (i8, u8) or not all(known):
@@ -58,18 +60,28 @@ def _chain(m: Match) -> tuple[Value, list[Node]] | str:
                 return reason
             nodes[value.node] = None
             left += [v for v in value.node.operands if not v.is_constant]
-    if len(sources) != 1 or len(nodes) > MOST_NODES:
+    codes = {_origin(parts_of(source.node)[0]) for source in sources}
+    if len(codes) != 1 or len(nodes) > MOST_NODES:
         return "it is no function of one value in codes"
-    (source,) = sources
-    if reason := _no_source(source, x):
-        return reason
+    for source in sources:
+        if reason := _no_source(source, x):
+            return reason
     inner = [v for node in nodes for v in node.operands]
     for node in nodes:
         if node.outputs[0] is not x and m.uses(node.outputs[0]) != inner.count(node.outputs[0]):
             return f"{node.outputs[0]} is read elsewhere too"
-    if comes_from_product(parts_of(source.node)[0]) and all(n.op in _SHORT for n in nodes):
+    (origin,) = codes
+    is_direct = all(parts_of(source.node)[0] is origin for source in sources)
+    if is_direct and comes_from_product(origin) and all(n.op in _SHORT for n in nodes):
         return "it is computed where the product stores"
-    return source, list(nodes)
+    return origin, list(nodes)
+
+
+def _origin(codes: Value) -> Value:
+    """The codes that tables made these of."""
+    while codes.node.op == "map_codes":
+        (codes, _) = codes.node.operands
+    return codes
 
 
 def _no_step(value: Value, result: Value) -> str:
@@ -98,7 +110,7 @@ def _no_source(source: Value, result: Value) -> str:
 def _tabulate(op: Any, m: Match) -> Any:
     found = _chain(m)
     assert not isinstance(found, str)
-    codes = parts_of(found[0].node)[0]
+    codes = found[0]
     bits = np.arange(ENTRIES, dtype=np.uint8).view(codes.dtype.numpy)
     arrays: dict[Value, Array] = {codes: bits}
 

@@ -3,6 +3,7 @@
     quantize(dequantize(q))                 ->  q, where both have the same parameters
     transpose(dequantize(q)), …             ->  dequantize(transpose(q)), …
     concat(dequantize(p), dequantize(q))    ->  dequantize(concat(p, q)), the same parameters again
+    pad(dequantize(q), v)                   ->  dequantize(pad(q, code)), where a code is exactly v
     quantize(concat(x, y)), …               ->  concat(quantize(x), quantize(y)), …
 
 The last brings the step to codes to where the numbers are made, which is then where they are
@@ -15,13 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.ir.graph import Value, constant_value
+from bitwright.ir.dim import bounds
+from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.ops.resize import CROP
 from bitwright.passes.codes import coded, comes_from_product, parts_of
 from bitwright.rewrite import Match, Rule
 
+Array = np.ndarray[Any, Any]
 # Ops that only move the elements of their first operand, or pick the largest of them.
-_MOVES = ("transpose", "reshape", "slice", "gather", "max_pool")
-_QUANTIZED_BEFORE = ("transpose", "reshape", "concat", "max_pool")
+_MOVES = ("transpose", "reshape", "slice", "gather", "max_pool", "split", "expand", "tile", "roll")
+_QUANTIZED_BEFORE = (
+    "transpose", "reshape", "concat", "max_pool", "expand", "tile", "roll", "pad",
+)  # fmt: skip
 
 
 def moving_rules() -> list[Rule]:
@@ -29,6 +35,8 @@ def moving_rules() -> list[Rule]:
         Rule("codes-of-codes", _any("quantize"), _same_codes, _other_codes),
         Rule("concat-of-codes", _any("concat"), _join, _apart),
         *(Rule(f"{op}-of-codes".replace("_", "-"), _any(op), _move, _stay) for op in _MOVES),
+        Rule("pad-of-codes", _any("pad"), _pad, _pads_other),
+        Rule("resize-of-codes", _any("resize"), _move, _mixes),
         Rule("codes-before-moving", _any("quantize"), _quantize_before, _quantize_behind),
     ]
 
@@ -76,13 +84,66 @@ def _stay(m: Match) -> str:
         return found
     if found.codes.is_constant and m.root.op != "gather":
         return "a constant is moved when the program is made"
-    return "" if len(m.root.outputs) == 1 else "it has several results"
+    moves_all = len(m.root.outputs) == 1 or m.root.op == "split"
+    return "" if moves_all else "it has several results"
 
 
 def _move(op: Any, m: Match) -> Any:
     real = m.root.inputs[0].node  # type: ignore[union-attr]
     codes, *parameters = real.inputs
-    return op.like(real, op.like(m.root, codes, *m.root.inputs[1:]), *parameters)
+    moved = op.like(m.root, codes, *m.root.inputs[1:])
+    if isinstance(moved, Value):
+        return op.like(real, moved, *parameters)
+    return [op.like(real, part, *parameters) for part in moved]
+
+
+def _mixes(m: Match) -> str:
+    """Why a resize does more than to move elements."""
+    if not _is_nearest(m.root):
+        return "it mixes neighbours, or fills in a number of its own"
+    return _stay(m)
+
+
+def _is_nearest(node: Node) -> bool:
+    return node.attrs["mode"] == "nearest" and node.attrs["coordinate_mode"] != CROP
+
+
+def _pads_other(m: Match) -> str:
+    """Why a pad stays one of real numbers."""
+    if reason := _stay(m):
+        return reason
+    if m.root.attrs["mode"] == "constant" and _pad_code(m.root) is None:
+        return "what it adds is no code"
+    return ""
+
+
+def _pad_code(node: Node) -> Array | None:
+    """The code that stands for exactly what a pad adds."""
+    value = node.inputs[1] if len(node.inputs) > 1 else None
+    number = np.zeros((), np.float32) if value is None else constant_value(value)
+    assert node.inputs[0] is not None
+    found = coded(node.inputs[0])
+    assert not isinstance(found, str)
+    zero = found.known_zero
+    if number is None or found.step is None or (found.zero is not None and zero is None):
+        return None
+    point = 0 if zero is None else int(zero.reshape(-1)[0])
+    code = np.rint(float(number.reshape(-1)[0]) / found.step) + point
+    element = found.codes.dtype
+    if not element.min <= code <= element.max:
+        return None
+    is_exact = np.float32(code - point) * np.float32(found.step) == number.reshape(-1)[0]
+    return np.array(code, element.numpy) if is_exact else None
+
+
+def _pad(op: Any, m: Match) -> Any:
+    real = m.root.inputs[0].node  # type: ignore[union-attr]
+    codes, *parameters = real.inputs
+    value = None
+    if m.root.attrs["mode"] == "constant":
+        value = op.constant(_pad_code(m.root))
+    padded = op.like(m.root, codes, value, *m.root.inputs[2:])
+    return op.like(real, padded, *parameters)
 
 
 def _apart(m: Match) -> str:
@@ -108,7 +169,7 @@ def _quantize_behind(m: Match) -> str:
     """Why values become codes behind the op that moves them."""
     x, scale, zero = parts_of(m.root)
     node = x.node
-    if node.op not in _QUANTIZED_BEFORE:
+    if node.op not in _QUANTIZED_BEFORE and not (node.op == "resize" and _grows(node)):
         return f"{node.op} does more than to move elements"
     known = [v is None or constant_value(v) is not None for v in (scale, zero)]
     if m.root.attrs.get("axis") is not None or not all(known):
@@ -122,10 +183,22 @@ def _quantize_behind(m: Match) -> str:
     return ""
 
 
+def _grows(node: Node) -> bool:
+    """Whether a resize repeats elements: there are fewer to be quantized before it."""
+    (x, *_), y = node.operands, node.outputs[0]
+    pairs = zip(x.shape, y.shape, strict=True)
+    return _is_nearest(node) and all(bounds(after - before)[0] >= 0 for before, after in pairs)
+
+
 def _quantize_before(op: Any, m: Match) -> Any:
     node = parts_of(m.root)[0].node
     operands = list(node.operands)
     if node.op != "concat":
         del operands[1:]
     codes = [op.like(m.root, value, *m.root.inputs[1:]) for value in operands]
-    return op.like(node, *codes, *node.inputs[len(operands) :])
+    others = list(node.inputs[len(operands) :])
+    if node.op == "pad":
+        value = others[0] if others else None
+        added = op.constant(np.float32(0)) if value is None else value
+        others[:1] = [op.reshape(op.like(m.root, added, *m.root.inputs[1:]), shape=())]
+    return op.like(node, *codes, *others)

@@ -60,12 +60,23 @@ def lower_elementwise(ctx: Lowering, node: Node, region: RegionView) -> None:
 
 
 def leading_order(views: Sequence[View], shape: Sequence[Size]) -> tuple[int, ...]:
-    """The axis order of the first operand of full shape that lies densely, else row-major."""
-    plain = tuple(range(len(shape)))
-    for view in views:
-        if tuple(view.shape) == tuple(shape) and (order := dense_order(view)) is not None:
+    """The axis order of the first operand of full shape that lies densely, else row-major.
+
+    Where sizes of the run decide which operand is repeated, any may have the full shape: then one
+    that is repeated on no axis for certain leads.
+    """
+    full = [view for view in views if tuple(view.shape) == tuple(shape)]
+    for view in full or [view for view in views if _may_fill(view, shape)]:
+        if (order := dense_order(view)) is not None:
             return order
-    return plain
+    return tuple(range(len(shape)))
+
+
+def _may_fill(view: View, shape: Sequence[Size]) -> bool:
+    """Whether a view is not known to be repeated along any axis."""
+    if len(view.shape) != len(shape):
+        return False
+    return all(size != 1 or whole == 1 for size, whole in zip(view.shape, shape, strict=True))
 
 
 def dense_order(view: View) -> tuple[int, ...] | None:
