@@ -1,47 +1,164 @@
-"""Products at each precision, one thread: f32 beside bf16 and f16, in Gop/s.
+"""Gop/s of products, attention and convolutions at each precision, beside PyTorch where it is.
 
-python benchmarks/halves.py
-BITWRIGHT_TILES=off python benchmarks/halves.py      without AMX, on a machine that has it
+    python benchmarks/halves.py [--threads 1,4] [--seconds 0.2] [products attention convolutions]
+    BITWRIGHT_TILES=off python benchmarks/halves.py      without AMX, on a machine that has it
+
+The quickest of many runs, operands and results at the precision named; `u8` are convolutions of
+codes from codes to codes.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 import bitwright as bw
+from bitwright.ir.dtype import dtype
+from bitwright.ir.graph import Graph
 from bitwright.target import host
 
-SIZES = ((1, 384, 1536), (16, 384, 1536), (128, 384, 1536), (128, 1536, 384), (1024, 1024, 1024))
-POLICIES = ("f32", "mixed_bf16", "f16")
-RUNS = 40
+try:
+    import torch
+except ImportError:  # a peer, where it is installed
+    torch = None  # type: ignore[assignment]
+
+Case = tuple[str, float, Callable[[str], tuple[Graph, dict[str, Any]]], Callable[[Any], Any]]
+ELEMENTS = ("f32", "bf16", "f16")
+RATES = 1e-9
+rng = np.random.default_rng(0)
 
 
-def seconds(precision: str, rows: int, depth: int, columns: int) -> float:
-    """The quickest of many runs; the product stands between two activations."""
-    rng = np.random.default_rng(0)
-    b = bw.Builder("product")
-    x = b.relu(b.input("x", f"f32[{rows}, {depth}]"))
-    w = b.parameter("w", rng.normal(size=(depth, columns)).astype(np.float32))
-    exe = bw.compile(b.build(y=b.relu(b.matmul(x, w))), threads=1, precision=precision)
-    feeds = {"x": rng.normal(size=(rows, depth)).astype(np.float32)}
-    best = float("inf")
-    for _ in range(RUNS):
+def draw(element: str, *shape: int) -> Any:
+    """Numbers that begin at a cache line, as those between the layers of a model do."""
+    numbers = rng.normal(size=shape).astype(dtype(element).numpy)
+    room = np.empty(numbers.nbytes + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    found = room[start : start + numbers.nbytes].view(numbers.dtype).reshape(shape)
+    found[...] = numbers
+    return found
+
+
+def products() -> Iterator[Case]:
+    for m, k, n in ((1, 384, 1536), (16, 384, 1536), (128, 384, 1536), (1024, 1024, 1024)):
+
+        def ours(element: str, m: int = m, k: int = k, n: int = n) -> tuple[Graph, dict[str, Any]]:
+            b = bw.Builder("product")
+            x = b.input("x", f"{element}[{m}, {k}]")
+            graph = b.build(y=b.matmul(x, b.parameter("w", draw(element, k, n))))
+            return graph, {"x": draw(element, m, k)}
+
+        def peer(kind: Any, m: int = m, k: int = k, n: int = n) -> Any:
+            x, w = torch.randn(m, k, dtype=kind), torch.randn(k, n, dtype=kind)
+            return lambda: torch.matmul(x, w)
+
+        yield f"{m} x {k} x {n}", 2.0 * m * k * n, ours, peer
+
+
+def attention() -> Iterator[Case]:
+    for h, s, d in ((12, 128, 32), (12, 128, 64), (32, 512, 64)):
+
+        def ours(element: str, h: int = h, s: int = s, d: int = d) -> tuple[Graph, dict[str, Any]]:
+            b = bw.Builder("attention")
+            parts = [b.input(name, f"{element}[1, {h}, {s}, {d}]") for name in "qkv"]
+            return b.build(y=b.attention(*parts)), {
+                name: draw(element, 1, h, s, d) for name in "qkv"
+            }
+
+        def peer(kind: Any, h: int = h, s: int = s, d: int = d) -> Any:
+            parts = [torch.randn(1, h, s, d, dtype=kind) for _ in "qkv"]
+            return lambda: torch.nn.functional.scaled_dot_product_attention(*parts)
+
+        yield f"{h} heads, {s} x {d}", 4.0 * h * s * s * d, ours, peer
+
+
+SHAPES = ((16, 32, 3), (64, 56, 3), (128, 28, 3), (256, 14, 3), (512, 7, 3), (64, 56, 1))
+
+
+def convolutions() -> Iterator[Case]:
+    for c, size, taps in SHAPES:
+        pads = [taps // 2] * 4
+
+        def ours(
+            element: str, c: int = c, size: int = size, taps: int = taps, pads: Any = pads
+        ) -> tuple[Graph, dict[str, Any]]:
+            b = bw.Builder("conv")
+            shape, filters = (1, size, size, c), (c, c, taps, taps)
+            image = b.input("x", f"{element}[{', '.join(map(str, shape))}]")
+            x = b.transpose(image, perm=(0, 3, 1, 2))
+            if element == "u8":
+                feeds: dict[str, Any] = {"x": np.full(shape, 3, np.uint8)}
+                y = codes(b, x, filters, pads)
+            else:
+                feeds = {"x": draw(element, *shape)}
+                y = b.relu(b.conv(x, b.parameter("w", draw(element, *filters)), pads=pads))
+            return b.build(y=b.transpose(y, perm=(0, 2, 3, 1))), feeds
+
+        def peer(kind: Any, c: int = c, size: int = size, taps: int = taps) -> Any:
+            last = torch.channels_last
+            x = torch.randn(1, c, size, size, dtype=kind).to(memory_format=last)
+            w = torch.randn(c, c, taps, taps, dtype=kind).to(memory_format=last)
+            return lambda: torch.nn.functional.conv2d(x, w, padding=taps // 2)
+
+        yield f"{c} -> {c}, {size}², {taps} x {taps}", 2.0 * (c * size * taps) ** 2, ours, peer
+
+
+def codes(b: Any, x: Any, filters: tuple[int, ...], pads: list[int]) -> Any:
+    w = b.constant(rng.integers(-127, 128, filters, dtype=np.int8))
+    bias = b.constant(rng.integers(-999, 999, filters[0], dtype=np.int32))
+    total = b.integer_conv(x, w, b.constant(np.uint8(3)), None, bias, pads=pads)
+    factor = b.constant(rng.uniform(1e-4, 1e-3, (filters[0], 1, 1)).astype(np.float32))
+    return b.to_codes(b.mul(b.cast(total, to="f32"), factor), b.constant(np.uint8(33)), to="u8")
+
+
+def peers() -> dict[str, Any]:
+    """PyTorch's types that this machine has instructions for: it takes minutes with others."""
+    if torch is None:
+        return {}
+    found = {"f32": torch.float32}
+    found |= {"bf16": torch.bfloat16} if host().has("avx512bf16") else {}
+    return found | ({"f16": torch.float16} if host().has("avx512fp16") else {})
+
+
+def best(call: Callable[[], Any], seconds: float) -> float:
+    found, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
         begin = time.perf_counter()
-        exe.run(feeds)
-        best = min(best, time.perf_counter() - begin)
-    return best
+        call()
+        found = min(found, time.perf_counter() - begin)
+    return found
+
+
+def ours_seconds(made: tuple[Graph, dict[str, Any]], threads: int, seconds: float) -> float:
+    graph, feeds = made
+    exe = bw.compile(graph, threads=threads)
+    return best(lambda: exe.run(feeds), seconds)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kinds", nargs="*", default=["products", "attention", "convolutions"])
+    parser.add_argument("--threads", default="1")
+    parser.add_argument("--seconds", type=float, default=0.2)
+    options = parser.parse_args()
     known = [name for name in ("amx-bf16", "avx512bf16", "avx512fp16", "f16c") if host().has(name)]
     print(f"{host().cpu}: {', '.join(known) or 'no instructions for halves'}")
-    print("rows x depth x columns".ljust(24), *(name.rjust(12) for name in POLICIES))
-    for size in SIZES:
-        count = 2 * size[0] * size[1] * size[2]
-        rates = [count / seconds(name, *size) / 1e9 for name in POLICIES]
-        print(" x ".join(map(str, size)).ljust(24), *(f"{rate:12.1f}" for rate in rates))
+    for kind in options.kinds:
+        elements = (*ELEMENTS, "u8") if kind == "convolutions" else ELEMENTS
+        kinds = peers()
+        names = [*elements, *(f"torch {name}" for name in kinds)]
+        for threads in map(int, options.threads.split(",")):
+            print(f"{kind}, {threads} threads".ljust(26), *(name.rjust(10) for name in names))
+            for name, count, ours, peer in globals()[kind]():
+                times = [ours_seconds(ours(e), threads, options.seconds) for e in elements]
+                if torch is not None:
+                    torch.set_num_threads(threads)
+                times += [best(peer(each), options.seconds) for each in kinds.values()]
+                rates = (f"{count / found * RATES:10.1f}" for found in times)
+                print(name.ljust(26), *rates, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Facts about a machine that code is made for. No code is generated here.
 
     host()            the machine this process runs on
-    named("avx2")     a fixed one: amx, avx512bf16, avx512vnni, avx512, avx2, sse2, aarch64,
-                      riscv64, wasm32, generic
+    named("avx2")     a fixed one: amx, avx512fp16, avx512bf16, avx512vnni, avx512, avx2, sse2,
+                      aarch64, riscv64, wasm32, generic
 
 Feature names are LLVM's. `features` is what a kernel may ask for with `has`; `llvm_features` is the
 string the target machine gets, so that nothing outside the set is ever generated.
@@ -56,6 +56,11 @@ class Target:
         """Whether f16 <-> f32 is an instruction."""
         return bool(self.features & {"f16c", "neon", "zvfhmin", "zvfh"})
 
+    @property
+    def computes_f16(self) -> bool:
+        """Whether sums and products of f16 are instructions."""
+        return bool(self.features & {"avx512fp16", "fullfp16"})
+
     def has(self, *features: str) -> bool:
         return self.features.issuperset(features)
 
@@ -99,6 +104,7 @@ _RISCV = frozenset(("64bit", "m", "a", "f", "d", "c"))
 # name: (triple, features)
 _NAMED = {
     "amx": (f"x86_64-{_LINUX}", _x86(7)),
+    "avx512fp16": (f"x86_64-{_LINUX}", _x86(6) | {"avx512fp16"}),
     "avx512bf16": (f"x86_64-{_LINUX}", _x86(6)),
     "avx512vnni": (f"x86_64-{_LINUX}", _x86(5)),
     "avx512": (f"x86_64-{_LINUX}", _x86(4)),

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from run_kernel import TARGETS, THREADS, Run, lower
+from run_kernel import TARGETS, THREADS, Run, assert_same, lower
+from stand_ins import SlowTiles, StandIn, four_codes, wide_vectors
 
 from bitwright import system
 from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.emit import f32, i8, i32
+from bitwright.backends.cpu.emit import i32
 from bitwright.backends.cpu.instr import dot_bf16, dot_u8s8
 from bitwright.backends.cpu.kernels import halves, tiles
 from bitwright.backends.cpu.lower import filters, integer
@@ -133,19 +134,6 @@ def test_rows_are_summed_wide(half, op):
     check(graph, {"x": (1 + draw(half, 3, 4096) * 0.01).astype(dtype(half).numpy)}, half)
 
 
-class StandIn:
-    """vdpbf16ps by its meaning, so that what is built on it is tested on every machine."""
-
-    llvm_name = "stand-in"
-
-    def __call__(self, f, total, a, b):
-        words = [f.bitcast(x, i32.vector(total.type.lanes)) for x in (a, b)]
-        for half in (lambda x: f.and_(x, -0x10000), lambda x: f.shl(x, 16)):  # the odd one first
-            left, right = (f.bitcast(half(word), f32.vector(total.type.lanes)) for word in words)
-            total = f.fma(left, right, total)
-        return total
-
-
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_pairs_of_a_product(size, monkeypatch):
     monkeypatch.setattr(halves, "dot_bf16", lambda target: StandIn())
@@ -199,38 +187,6 @@ def test_packed_weights_are_halves():
         assert sorted(packed.reshape(-1).tolist()) == sorted(weight.reshape(-1).tolist())
 
 
-class SlowTiles:
-    """Tiles as vectors, so that what is built on them is tested on every machine."""
-
-    def __repr__(self):
-        return "slow"
-
-    def __init__(self, multiply, sum_type=f32):
-        self.multiply, self.type = multiply, sum_type.vector(16)
-
-    def sums(self, f, pointer, stride):
-        return [f.load(self.type, f.offset(pointer, stride * row)) for row in range(16)]
-
-    def read(self, f, pointer, stride):
-        return [f.offset(pointer, stride * row) for row in range(16)]
-
-    def dot(self, f, total, a, b):
-        found = list(total)
-        parts = [f.load(i32.vector(16), line, align=2) for line in b]
-        for row, start in enumerate(a):
-            for step, part in enumerate(parts):
-                pair = f.splat(f.load(i32, start, step, align=2), 16)
-                found[row] = self.multiply(f, found[row], pair, part)
-        return found
-
-    def write(self, f, total, pointer, stride):
-        for row, value in enumerate(total):
-            f.store(value, f.offset(pointer, stride * row))
-
-
-wide_vectors = pytest.mark.skipif(host().lanes(32) != 16, reason="a tile's row is one vector")
-
-
 @wide_vectors
 @pytest.mark.parametrize("size", [(33, 65, 33), (70, 96, 20)], ids=str)
 def test_products_in_tiles(size, monkeypatch):
@@ -247,10 +203,74 @@ def test_convolutions_in_tiles(case, monkeypatch):
     check(graph, feeds, "bf16", threads=2)
 
 
+@pytest.fixture
+def split(monkeypatch):
+    monkeypatch.setattr(filters, "MANY_COLUMNS", 1)
+    monkeypatch.setattr(filters, "MANY_ROWS", 1)
+    monkeypatch.setattr(filters, "split_dots", lambda target: tiles.SplitDots(SlowTiles(StandIn())))
+
+
+@wide_vectors
+@pytest.mark.parametrize("size", [(33, 65, 33), (70, 96, 20)], ids=str)
+def test_products_of_f16_in_tiles(size, split):
+    graph, feeds = product("f16", *size)
+    check(graph, feeds, "f16", threads=2)
+
+
+@wide_vectors
+@pytest.mark.parametrize("case", [GEOMETRY[1], GEOMETRY[3]], ids=str)
+def test_convolutions_of_f16_in_tiles(case, split):
+    graph, feeds = convolution("f16", *case)
+    check(graph, feeds, "f16", threads=2)
+
+
+@wide_vectors
+def test_f16_in_tiles_is_summed_as_precisely_as_in_f32(split):
+    """Numbers of every size that f16 has: K · 2^-24 of Σ |x w|, and what low · low leaves out."""
+    x = (draw("f16", 32, 300) * 2.0 ** rng.integers(-20, 12, (32, 300))).astype(np.float16)
+    w = (draw("f16", 300, 33) * 2.0 ** rng.integers(-20, 2, (300, 33))).astype(np.float16)
+    b = Builder("wide")
+    y = b.cast(b.matmul(b.input("x", "f16[32, 300]"), b.constant(w)), to="f32")
+    graph = run_passes(b.build(y=y), [fuse_regions])
+    found = Run(graph, {"x": x}, host(), 2).outputs["y"]
+    exact, size = (
+        x.astype(float) @ w.astype(float),
+        np.abs(x.astype(float)) @ np.abs(w.astype(float)),
+    )
+    assert (np.abs(found - exact) <= (300 * 2.0**-24 + 2.0**-16) * size).all()
+
+
+@wide_vectors
+def test_f16_in_tiles_keeps_what_is_not_finite(split):
+    graph, feeds = product("f16", 20, 40, 40)
+    feeds["x"][3, 7], feeds["x"][5, 1], feeds["x"][7, 2] = np.inf, -np.inf, np.nan
+    fused = run_passes(graph, [fuse_regions])
+    found = Run(fused, feeds, host(), 1).outputs["y"].astype(np.float64)
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(run(graph, feeds)["y"]))
+    np.testing.assert_array_equal(found[3:8:2], run(graph, feeds)["y"][3:8:2].astype(np.float64))
+
+
+def test_tiles_stay_out_where_they_do_not_pay():
+    target, finite = named("amx"), np.ones((4, 128), np.float16)
+
+    def way(half, *how):
+        return type(filters.filter_of(target, dtype(half), *how).numbers(target, 4))
+
+    assert way("f16", finite, 32) is way("f16", finite) is tiles.SplitDots
+    assert way("f16", finite, 1) is way("f16", finite * np.inf, 32) is halves.Widened
+    assert way("f16", finite[:, :64], 32) is way("f16") is halves.Widened
+    assert way("bf16", finite, 16) is way("bf16") is tiles.TileDots
+    assert way("bf16", finite, 1) is halves.HalfDots
+
+
 @pytest.mark.parametrize(
     "graph",
-    [product("bf16", 64, 256, 96)[0], convolution("bf16", *GEOMETRY[2])[0]],
-    ids=["matmul", "conv"],
+    [
+        product("bf16", 64, 256, 96)[0],
+        convolution("bf16", *GEOMETRY[2])[0],
+        product("f16", 64, 256, 130)[0],
+    ],
+    ids=["matmul", "conv", "f16"],
 )
 def test_tile_instructions_are_emitted(graph):
     text = inner_loop(graph, named("amx"))
@@ -258,23 +278,68 @@ def test_tile_instructions_are_emitted(graph):
     assert "ldtilecfg" in text and "tilestored" in text
 
 
-@wide_vectors
-@pytest.mark.skipif(dot_u8s8(host()) is None, reason="this machine has no dot of codes")
-def test_codes_in_tiles(monkeypatch):
-    slow = SlowTiles(_four_codes, i32)
+@pytest.fixture
+def slow_codes(monkeypatch):
+    if dot_u8s8(host()) is None:
+        pytest.skip("this machine has no dot of codes")
+    slow = SlowTiles(four_codes, i32)
     monkeypatch.setattr(
         integer,
         "tile_codes",
         lambda target, signed, offset: tiles.TileCodes(signed, False, 0, offset, slow),
     )
+    monkeypatch.setattr(integer.CodeFilter, "tiles_pay", lambda *_: True)
+
+
+CODES = [
+    ((1, 32, 20, 33), (40, 32, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((2, 64, 9, 16), (33, 64, 1, 1), {"strides": [2, 1]}),
+    ((1, 16, 12, 48), (20, 16, 3, 3), {"dilations": [1, 2]}),
+    ((1, 3, 17, 40), (16, 3, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+]
+
+
+def convolution_of_codes(kind, x, w, attrs):
+    b = Builder("codes")
+    image = b.input("x", f"{kind}[{', '.join(map(str, x))}]")
+    filters = b.constant(rng.integers(-128, 128, w, dtype=np.int8))
+    zero = b.constant(np.asarray(3, dtype(kind).numpy))
+    bias = b.constant(rng.integers(-999, 999, w[0], dtype=np.int32))
+    info = np.iinfo(dtype(kind).numpy)
+    feeds = {"x": rng.integers(info.min, info.max, x, dtype=dtype(kind).numpy, endpoint=True)}
+    return b.build(y=b.integer_conv(image, filters, zero, None, bias, **attrs)), feeds
+
+
+@wide_vectors
+@pytest.mark.parametrize("case", CODES, ids=str)
+def test_convolutions_of_codes_in_tiles(case, slow_codes):
+    graph, feeds = convolution_of_codes("u8", *case)
+    done = Run(graph, feeds, host(), 2)
+    np.testing.assert_array_equal(done.outputs["y"], run(graph, feeds)["y"])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("u8", "tdpbusd"), ("i8", "tdpbssd")])
+def test_convolutions_of_codes_take_tiles_where_those_are_filled(kind, name):
+    wide = (1, 64, 20, 33), (64, 64, 3, 3), {}
+    assert name in inner_loop(convolution_of_codes(kind, *wide)[0], named("amx"))
+    assert "vpdpbusd" in inner_loop(convolution_of_codes(kind, *CODES[3])[0], named("amx"))
+
+
+@pytest.mark.skipif(not host().has("amx-int8"), reason="this machine has no tiles")
+@pytest.mark.parametrize("kind", ["u8", "i8"])
+@pytest.mark.parametrize("case", CODES, ids=str)
+def test_convolutions_of_codes_on_this_machine(kind, case, monkeypatch):
+    monkeypatch.setattr(integer.CodeFilter, "tiles_pay", lambda *_: True)
+    graph, feeds = convolution_of_codes(kind, *case)
+    done = Run(graph, feeds, host(), 3)
+    np.testing.assert_array_equal(done.outputs["y"], run(graph, feeds)["y"])
+
+
+@wide_vectors
+def test_codes_in_tiles(slow_codes):
     graph, codes = product_of_codes("u8")
     done = Run(graph, {"x": codes}, host(), 2)
     np.testing.assert_array_equal(done.outputs["y"], run(graph, {"x": codes})["y"])
-
-
-def _four_codes(f, total, a, b):
-    parts = (f.bitcast(x, i8.vector(64)) for x in (a, b))
-    return dot_u8s8(f.target)(f, total, *parts)
 
 
 def product_of_codes(kind):
@@ -294,13 +359,61 @@ def test_tile_instructions_of_codes_are_emitted(kind, name):
 
 
 @pytest.mark.skipif(not host().has("amx-bf16"), reason="this machine has no tiles")
+@pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_tiles_of_this_machine(size):
-    graph, feeds = product("bf16", *size)
+def test_tiles_of_this_machine(size, half):
+    graph, feeds = product(half, *size)
     assert filters.filter_of(host(), dtype("bf16")).numbers(host(), 4).tiles is not None
-    check(graph, feeds, "bf16", threads=2)
+    check(graph, feeds, half, threads=2)
 
 
 def test_tiles_are_used_only_where_the_system_grants_them():
     assert system.allow_tiles() in (True, False)
     assert not (host().has("amx-tile") and not system.allow_tiles())
+
+
+def elementwise(build):
+    b = Builder("elementwise")
+    x, y = (b.input(name, "f16[n, 70]") for name in "xy")
+    return run_passes(b.build(y=build(b, x, y)), [fuse_regions])
+
+
+ONCE_ROUNDED = [
+    lambda b, x, y: b.relu(b.add(x, y)),
+    lambda b, x, y: b.minimum(b.mul(b.neg(x), b.abs(y)), b.constant(np.float16(6))),
+    lambda b, x, y: b.maximum(b.div(x, y), x),
+    lambda b, x, y: b.sub(x, y),
+]
+TWICE_ROUNDED = [lambda b, x, y: b.mul(b.add(x, y), x), lambda b, x, y: b.tanh(b.add(x, y))]
+
+
+def assembly(graph, target):
+    kernels = lower(graph, named(target)).kernels.values()
+    return "\n".join(jit.assembly(kernel.text, named(target)) for kernel in kernels)
+
+
+def test_f16_arithmetic_is_emitted_where_it_rounds_once():
+    for build, name in zip(ONCE_ROUNDED, ("vaddph", "vmulph", "vdivph", "vsubph"), strict=True):
+        text = assembly(elementwise(build), "avx512fp16")
+        assert name in text and "vcvtph2psx" not in text
+        assert name not in assembly(elementwise(build), "avx512bf16")
+    for build in TWICE_ROUNDED:
+        text = assembly(elementwise(build), "avx512fp16")
+        assert "vcvtph2psx" in text and not re.search("v(add|mul)ph", text)
+    assert re.search(r"fadd\s+v\d+\.8h", assembly(elementwise(ONCE_ROUNDED[0]), "aarch64"))
+
+
+def test_products_of_f16_widen_with_the_instruction_of_avx512fp16():
+    assert "vcvtph2psx" in inner_loop(product("f16", 4, 64, 96)[0], named("avx512fp16"))
+
+
+@pytest.mark.parametrize("build", [*ONCE_ROUNDED, *TWICE_ROUNDED])
+def test_f16_arithmetic_gives_the_same_bits_as_f32_rounded_once(build):
+    """On a machine with f16 arithmetic this compares it; elsewhere both sides widen."""
+    x, y = (rng.integers(0, 2**16, (64, 70), dtype=np.uint16).view(np.float16) for _ in "xy")
+    graph, feeds = elementwise(build), {"x": x, "y": y}
+    features = host().features - {"avx512fp16", "fullfp16"}
+    words = [w for w in host().llvm_features.split(",") if w[1:] not in ("avx512fp16", "fullfp16")]
+    off = ["-avx512fp16"] if host().is_x86 else ["-fullfp16"]
+    plain = replace(host(), features=features, llvm_features=",".join([*words, *off]))
+    assert_same(Run(graph, feeds, host()).outputs["y"], Run(graph, feeds, plain).outputs["y"])

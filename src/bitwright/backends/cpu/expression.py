@@ -10,6 +10,7 @@ expression is exact, so it serves as part of a kernel's key.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,15 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.emit import Function, Value, computed, stored
-from bitwright.backends.cpu.scalars import LlvmScalars, Term
+from bitwright.backends.cpu.scalars import HalfScalars, LlvmScalars, Term
 from bitwright.errors import CompileError
-from bitwright.ir.dtype import DType, bool_, f32
+from bitwright.ir.dtype import DType, bool_, f16, f32
 from bitwright.ir.graph import Graph, Node
 from bitwright.ir.graph import Value as GraphValue
 from bitwright.ops.registry import get
+
+_ROUNDED_ONCE = frozenset({"add", "sub", "mul", "div"})
+_EXACT = frozenset({"relu", "neg", "abs", "maximum", "minimum"})
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,35 @@ class Expression:
     def emit(self, f: Function, values: Sequence[Value], lanes: int) -> list[Value]:
         """The outputs, from one computed value per input; scalars stand for every lane."""
         known = self._terms(f, values, lanes)
+        return [f.as_value(known[n].value, known[n].value.type.vector(lanes)) for n in self.outputs]
+
+    @property
+    def is_exact_half(self) -> bool:
+        """Whether computing in f16 gives the same bits as computing in f32 and rounding once.
+
+        An f32 has more than twice the bits of an f16 and two, so that one sum, difference, product
+        or quotient rounds to the same number by way of f32; what else there is rounds nothing.
+        """
+        names = [step.op for step in self.steps]
+        rounding = sum(name in _ROUNDED_ONCE for name in names)
+        numbers = [o for step in self.steps for o in step.operands if isinstance(o, float)]
+        return (
+            rounding <= 1
+            and all(name in _ROUNDED_ONCE or name in _EXACT for name in names)
+            and all(dtype == f16 for dtype in (*self.inputs, *(s.dtype for s in self.steps)))
+            and all(math.isnan(x) or float(np.float16(x)) == x for x in numbers)
+        )
+
+    def emit_half(self, f: Function, values: Sequence[Value], lanes: int) -> list[Value]:
+        """The outputs of an expression that `is_exact_half`, in f16 from f16."""
+        e = HalfScalars(f, lanes)
+        known = [e.term(value, f16) for value in values]
+        for step in self.steps:
+            operands = [known[o.number] if isinstance(o, Place) else o for o in step.operands]
+            scalar = get(step.op).scalar
+            assert scalar is not None
+            found = scalar(e, *operands, **get(step.op).call_attrs(dict(step.attrs)))
+            known.append(e.result(found, step.dtype))
         return [f.as_value(known[n].value, known[n].value.type.vector(lanes)) for n in self.outputs]
 
     def _terms(self, f: Function, values: Sequence[Value], lanes: int) -> list[Term]:

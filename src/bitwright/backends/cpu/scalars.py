@@ -326,3 +326,22 @@ class LlvmScalars:
         """As `_pair`, with booleans as numbers of the default type."""
         terms = self._pair(*operands) if len(operands) == 2 else (self._as_term(operands[0]),)
         return tuple(self.cast(t, self.default) if t.dtype == bool_ else t for t in terms)
+
+
+class HalfScalars(LlvmScalars):
+    """Computes in f16 itself, on targets that can."""
+
+    def __init__(self, f: Function, lanes: int) -> None:
+        super().__init__(f, f16, lanes)
+        self.default = f16
+
+    def term(self, value: Value, dtype: DType) -> Term:
+        return Term(value, dtype)
+
+    def result(self, a: Operand, dtype: DType) -> Term:
+        return self._as_term(a)
+
+    def _as_term(self, a: Operand, dtype: DType | None = None) -> Term:
+        if isinstance(a, Term):
+            return a
+        return Term(self.f.const(stored(f16).vector(self.lanes), a), f16)

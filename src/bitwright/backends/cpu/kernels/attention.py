@@ -9,7 +9,8 @@ A block of queries is held transposed, features by queries, so that lanes run al
 Keys go by in blocks. When a block raises the maximum, sums and results so far shrink by
 e^(old - new). Causal attention, windows and lengths limit the range of keys; only tiles on the edge
 of that range compare positions. Few queries (decoding) go another way, with lanes along features
-and keys: `kernels.attention_few`.
+and keys: `kernels.attention_few`. Where instructions multiply bf16, both products take them
+(`kernels.attention_pairs`).
 
 Work is cut into (batch, head, block of queries); every result is computed by one thread in a fixed
 order.
@@ -20,6 +21,7 @@ from __future__ import annotations
 from bitwright.backends.cpu.emit import Module, Signature
 from bitwright.backends.cpu.kernels.attention_few import emit_few
 from bitwright.backends.cpu.kernels.attention_many import emit_many
+from bitwright.backends.cpu.kernels.attention_pairs import block_kind
 from bitwright.backends.cpu.kernels.attention_spec import FEW, MANY, Attention, few_queries
 
 
@@ -28,11 +30,11 @@ def emit_attention(module: Module, name: str, kernel: Attention) -> Signature:
         if kernel.paths == FEW:
             emit_few(f, kernel)
         elif kernel.paths == MANY:
-            emit_many(f, kernel)
+            emit_many(f, kernel, block_kind(kernel))
         else:
             few = f.le(f.args.size("queries"), few_queries(f.target, kernel.element))
             with f.if_(few) as branch:
                 emit_few(f, kernel)
             with branch.else_():
-                emit_many(f, kernel)
+                emit_many(f, kernel, block_kind(kernel))
     return kernel.signature

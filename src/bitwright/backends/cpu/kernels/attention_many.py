@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from bitwright.backends.cpu import math as vector_math
 from bitwright.backends.cpu.emit import Kernel, Operand, Value, i32, i64, stored
@@ -27,10 +28,10 @@ from bitwright.backends.cpu.math.decay import decay
 from bitwright.backends.cpu.region import address_of, store
 
 
-def emit_many(f: Kernel, kernel: Attention) -> None:
-    """Every item of work that falls to this thread."""
+def emit_many(f: Kernel, kernel: Attention, kind: type[Block]) -> None:
+    """Every item of work that falls to this thread, in blocks of a kind."""
     size = tiles(f.target, kernel)
-    scratch = _Scratch(f, kernel)
+    scratch = kind.room(f, kernel)
     queries = f.args.size("queries")
     blocks = pieces(f, queries, size.queries)
     items = f.args.size("batches") * f.args.size("heads") * blocks
@@ -41,39 +42,46 @@ def emit_many(f: Kernel, kernel: Attention) -> None:
         first = block * size.queries
         count = f.min(queries - first, size.queries)
         place = locate(f, kernel, group, first, count)
-        _Block(f, kernel, scratch, place).emit()
+        kind(f, kernel, scratch, place).emit()
 
 
-def _whole(features: int, lanes: int) -> int:
+def whole(features: int, lanes: int) -> int:
     """Features filled up to whole vectors."""
     return -(-features // lanes) * lanes
 
 
-class _Scratch:
+class Scratch:
     """Memory of the thread: blocks that stay in the first-level cache."""
 
     def __init__(self, f: Kernel, kernel: Attention) -> None:
         size, type_ = tiles(f.target, kernel), kernel.type
-        self.width = _whole(kernel.value_features, size.lanes)
+        self.width = whole(kernel.value_features, size.lanes)
         """Value features, filled up to whole vectors."""
-        self.q = f.scratch(type_, kernel.features * size.queries)
         self.scores = f.scratch(type_, size.block * size.queries)
-        self.values = f.scratch(type_, size.block * self.width)
         self.results = f.scratch(type_, size.queries * self.width)
         self.factors = f.scratch(type_, size.queries)
+        full = kernel.mask == FULL_MASK
+        rows = whole(size.block, size.lanes)
+        self.bias = f.scratch(type_, rows * size.queries) if full else None
+        self.operands(f, kernel)
+
+    def operands(self, f: Kernel, kernel: Attention) -> None:
+        """Queries, keys and values as the products take them."""
+        size, type_ = tiles(f.target, kernel), kernel.type
+        self.q = f.scratch(type_, kernel.features * size.queries)
+        self.values = f.scratch(type_, size.block * self.width)
         widens = stored(kernel.element) is not type_
         self.keys = (
-            f.scratch(type_, size.block * _whole(kernel.features, size.lanes)) if widens else None
+            f.scratch(type_, size.block * whole(kernel.features, size.lanes)) if widens else None
         )
-        full = kernel.mask == FULL_MASK
-        rows = _whole(size.block, size.lanes)
-        self.bias = f.scratch(type_, rows * size.queries) if full else None
 
 
-class _Block:
+class Block:
     """One block of queries. Where one vector holds them all, its second half is left alone."""
 
-    def __init__(self, f: Kernel, kernel: Attention, scratch: _Scratch, place: Place) -> None:
+    room: Callable[..., Any] = Scratch
+
+    def __init__(self, f: Kernel, kernel: Attention, scratch: Any, place: Place) -> None:
         self.f, self.kernel, self.scratch, self.place = f, kernel, scratch, place
         self.size = tiles(f.target, kernel)
         self.type, self.lanes = kernel.type, self.size.lanes
@@ -104,6 +112,7 @@ class _Block:
         for number, total in enumerate(state[self.size.vectors :]):
             factor = f.select(f.eq(total, 0.0), 0.0, f.div(1.0, total))
             f.store(factor, self.scratch.factors, number * self.lanes, align=self.align)
+        self._finish_results()
         with f.loop(0, place.count, nonempty=True) as loop:
             self._write(loop.index)
 
@@ -116,12 +125,7 @@ class _Block:
         f = self.f
         vectors = self.size.vectors
         old, sums = state[:vectors], state[vectors:]
-        scratch, features = self.scratch, self.kernel.value_features
-        self._pack(part.v, part.v_step, features, first, count, scratch.values, scratch.width)
-        if scratch.keys is not None:
-            features = self.kernel.features
-            width = _whole(features, self.lanes)
-            self._pack(part.k, part.k_step, features, first, count, scratch.keys, width)
+        self._pack_keys(part, first, count)
         if self.scratch.bias is not None:
             self._pack_bias(part.start + first, count)
         with f.if_(self.is_full, carry=old) as branch:
@@ -169,7 +173,7 @@ class _Block:
         """Where the features of a key of the block lie."""
         f, packed = self.f, self.scratch.keys
         if packed is not None:
-            return f.gep(self.type, packed, key * _whole(self.kernel.features, self.lanes))
+            return f.gep(self.type, packed, key * whole(self.kernel.features, self.lanes))
         return f.gep(self.type, part.k, (first + key) * part.k_step)
 
     def _products(self, keys: Sequence[Value], vectors: int) -> list[list[Value]]:
@@ -355,6 +359,15 @@ class _Block:
                 block = [load_computed(f, element, lanes, r, whole, mask=mask) for r in rows]
                 put(transposed(f, block)[:rest], whole)
 
+    def _pack_keys(self, part: Segment, first: Value, count: Value) -> None:
+        """Keys and values of a block as the products take them."""
+        scratch, features = self.scratch, self.kernel.value_features
+        self._pack(part.v, part.v_step, features, first, count, scratch.values, scratch.width)
+        if scratch.keys is not None:
+            features = self.kernel.features
+            width = whole(features, self.lanes)
+            self._pack(part.k, part.k_step, features, first, count, scratch.keys, width)
+
     def _pack(
         self,
         rows: Value,
@@ -399,6 +412,9 @@ class _Block:
         with f.loop(0, self.pitch * self.scratch.width, self.lanes, nonempty=True) as loop:
             zero = f.const(self.vector, 0.0)
             f.store(zero, self.scratch.results, loop.index, align=self.align)
+
+    def _finish_results(self) -> None:
+        """Results as rows of queries, where they are held otherwise."""
 
     def _write(self, query: Value) -> None:
         f, kernel, place = self.f, self.kernel, self.place

@@ -11,6 +11,7 @@ The kernel itself is described in `kernels.attention`. Its slots:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from bitwright.backends.cpu.emit import (
     stored,
 )
 from bitwright.backends.cpu.expression import load_computed
+from bitwright.backends.cpu.kernels.halves import HalfDots
+from bitwright.backends.cpu.kernels.tiles import TileDots
 from bitwright.backends.cpu.region import ONE, RUN, Part, Reads, address_of, gather
 from bitwright.ir.dtype import DType, bool_
 from bitwright.target import Target
@@ -54,6 +57,8 @@ class Attention:
     has_lengths: bool
     paths: str
     """FEW, MANY or BOTH, if only a run knows how many queries there are."""
+    pairs: TileDots | HalfDots | None
+    """How halves are multiplied without widening them, in blocks of queries."""
     after: Part
     extras: Reads
 
@@ -72,16 +77,22 @@ class Attention:
         return self.causal or self.window is not None or self.window_right is not None
 
     @property
+    def turns(self) -> bool:
+        """Whether values are read feature by feature (`kernels.turned_values`)."""
+        return isinstance(self.pairs, TileDots)
+
+    @property
     def signature(self) -> Signature:
-        tensors = ["q", "k", "v", "y"]
+        tensors = ["q", "k", "v", "y", *("turned_v",) * self.turns]
         sizes = ["batches", "heads", "group", "queries", "keys", "offset"]
         pointers = list(tensors)
         if self.mask != NO_MASK:
             pointers.append("mask")
             sizes += ["limit", *(f"mask.{axis}" for axis in range(4))]
         if self.has_past:
-            tensors += ["past_k", "past_v"]
-            pointers += ["past_k", "past_v"]
+            past = ["past_k", "past_v", *("turned_past_v",) * self.turns]
+            tensors += past
+            pointers += past
             sizes.append("past")
         if self.has_lengths:
             pointers.append("lengths")
@@ -113,11 +124,17 @@ class Tiles:
 
 BLOCK_ELEMENTS = 8192
 """A block of values takes at most so many, to leave the first-level cache room for the rest."""
+TILE_ELEMENTS, MOST_STEPS = 8192, 4
+"""The same where tiles multiply, which leave little time to move numbers about."""
 
 
 def tiles(target: Target, kernel: Attention) -> Tiles:
     lanes = target.lanes(kernel.type.bits)
     wide = target.vector_registers >= 32
+    if isinstance(kernel.pairs, TileDots):
+        step, features = kernel.pairs.group, max(kernel.features, kernel.value_features)
+        block = step * max(1, min(MOST_STEPS, TILE_ELEMENTS // (step * features)))
+        return Tiles(lanes, 2, 8, block, 0, 0)
     keys, most = (8, 8) if wide else (6, 12)
     fitting = BLOCK_ELEMENTS // (keys * max(kernel.features, kernel.value_features))
     block = keys * min(most, max(2, fitting))
@@ -155,6 +172,9 @@ class Segment:
     start: Value
     """The number of its first key."""
     count: Value
+    turned: Value
+    turned_step: Value
+    """Values feature by feature, where the kernel `turns` them."""
 
 
 def locate(f: Kernel, kernel: Attention, group: Value, first: Value, count: Value) -> Place:
@@ -187,19 +207,22 @@ def segment(f: Kernel, kernel: Attention, place: Place, number: Value | None) ->
     """The present keys, or by number the past (0) and the present (1)."""
     index = (place.batch, place.key_head)
     type_ = stored(kernel.element)
-    k, v = address_of(f, "k", type_, index), address_of(f, "v", type_, index)
-    k_step, v_step, count = f.args.size("k.2"), f.args.size("v.2"), f.args.size("keys")
+
+    def run(prefix: str, start: Value, count: Value) -> Segment:
+        k, v = f"{prefix}k", f"{prefix}v"
+        turned = f"turned_{v}" if kernel.turns else v
+        places = [address_of(f, name, type_, index) for name in (k, v, turned)]
+        steps = [f.args.size(f"{name}.2") for name in (k, v, turned)]
+        return Segment(*places[:2], *steps[:2], start, count, places[2], steps[2])
+
+    zero, keys = f.const(i64, 0), f.args.size("keys")
     if number is None:
-        return Segment(k, v, k_step, v_step, f.const(i64, 0), count)
-    past, length = f.eq(number, 0), f.args.size("past")
-    return Segment(
-        f.select(past, address_of(f, "past_k", type_, index), k),
-        f.select(past, address_of(f, "past_v", type_, index), v),
-        f.select(past, f.args.size("past_k.2"), k_step),
-        f.select(past, f.args.size("past_v.2"), v_step),
-        f.select(past, 0, length),
-        f.select(past, length, count),
-    )
+        return run("", zero, keys)
+    length = f.args.size("past")
+    old, new = run("past_", zero, length), run("", length, keys)
+    is_past = f.eq(number, 0)
+    fields = (field.name for field in dataclasses.fields(Segment))
+    return Segment(*(f.select(is_past, getattr(old, n), getattr(new, n)) for n in fields))
 
 
 def segments(

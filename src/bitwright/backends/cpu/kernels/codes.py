@@ -19,13 +19,14 @@ The last term is known per column where xz is, when the program is made: with th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from bitwright.backends.cpu.emit import Kernel, Type, Value, i8, i16, i32
 from bitwright.backends.cpu.instr import Instr, dot_s8s8, dot_u8s8, pairs_s16s16
 from bitwright.backends.cpu.kernels.matmul import Tile, best_tile
+from bitwright.backends.cpu.kernels.numbers import ONE_PLANE
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
@@ -44,6 +45,8 @@ class Codes:
     """Whether sums begin with a number of their column instead of 0."""
     element, sum, group, widens = i8, i32, 1, False
     tiles = None
+    sizes: ClassVar[tuple[str, ...]] = ()
+    parts = ONE_PLANE
 
     @property
     def form(self) -> tuple[bool, bool, int, bool]:

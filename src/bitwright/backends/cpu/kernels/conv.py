@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, i1
 from bitwright.backends.cpu.kernels.matmul import (
     NO_EPILOGUE,
     Epilogue,
@@ -21,6 +21,7 @@ from bitwright.backends.cpu.kernels.matmul import (
     step_cycles,
 )
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
+from bitwright.backends.cpu.kernels.tile_run import ROWS, BlockRows
 from bitwright.target import Target
 
 
@@ -49,7 +50,11 @@ class Conv:
         windows = tuple(f"{what}{n}" for n in levels for what in ("count", "step"))
         return Signature(
             ("a", "w", "y", *self.numbers.pointers, *self.epilogue.pointers),
-            ("rows", "columns", "run", "block", "y_stride", *rows, *windows, *self.epilogue.sizes),
+            (
+                *("rows", "columns", "run", "block", "y_stride", *rows, *windows),
+                *self.numbers.sizes,
+                *self.epilogue.sizes,
+            ),
         )
 
 
@@ -101,10 +106,16 @@ class _ImageProduct(Product):
             found.append(f.gep(element, a, start + x * pixel))
         return found
 
-    def row_stride(self) -> Value | None:
-        if not self.is_flat:
-            return None
-        return self.f.args.size("pixel") * self.numbers.element.bytes
+    def block_rows(self, row: Value) -> BlockRows:
+        """Pixels of one line lie equally far apart."""
+        f, run = self.f, self.f.args.size("run")
+        stride = f.args.size("pixel") * self.numbers.element.bytes
+        if self.is_flat:
+            return BlockRows(self.address(row), stride, stride * ROWS, f.const(i1, 1), run)
+        lower, width = row + ROWS, f.args.size("ow")
+        starts = [self.address(first) for first in (row, lower)]
+        inside = [f.le(f.urem(first, width) + ROWS, width) for first in (row, lower)]
+        return BlockRows(starts[0], stride, f.distance(*starts), f.combine(inside, f.and_), run)
 
     def result_at(self, row: Value) -> Value:
         if not self.is_apart:

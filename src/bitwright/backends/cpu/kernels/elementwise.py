@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, i64, stored
-from bitwright.backends.cpu.expression import Expression, from_stored, load_computed, to_stored
+from bitwright.backends.cpu.expression import Expression, from_stored, to_stored
 from bitwright.errors import CompileError
 from bitwright.ir.dtype import DType
 
@@ -99,7 +99,9 @@ class _Tensor:
 class _Emitter:
     def __init__(self, f: Kernel, expression: Expression, layout: Layout) -> None:
         self.f, self.expression, self.rank = f, expression, layout.rank
-        self.lanes = f.target.lanes(expression.widest_bits)
+        self.in_half = f.target.computes_f16 and expression.is_exact_half
+        """Whether it is computed in f16, twice as many at a time, to the same bits."""
+        self.lanes = f.target.lanes(16 if self.in_half else expression.widest_bits)
         dtypes = (*expression.inputs, *expression.results)
         moves = (*layout.inputs, *layout.outputs)
         named = zip(_names(expression), dtypes, moves, strict=True)
@@ -167,7 +169,7 @@ class _Emitter:
         inputs = list(zip(self.tensors[:count], pointers[:count], strict=True))
         outputs = list(zip(self.tensors[count:], pointers[count:], strict=True))
         repeated = {
-            tensor.name: load_computed(f, tensor.dtype, 1, pointer)
+            tensor.name: self._entered(f.load(stored(tensor.dtype), pointer), tensor)
             for tensor, pointer in inputs
             if tensor.move == REPEATED
         }
@@ -179,7 +181,8 @@ class _Emitter:
                 else self._load(tensor, pointer, index, mask)
                 for tensor, pointer in inputs
             ]
-            results = self.expression.emit(f, values, self.lanes)
+            emit = self.expression.emit_half if self.in_half else self.expression.emit
+            results = emit(f, values, self.lanes)
             for (tensor, pointer), result in zip(outputs, results, strict=True):
                 self._store(tensor, pointer, index, mask, result)
 
@@ -187,11 +190,15 @@ class _Emitter:
 
     def _load(self, tensor: _Tensor, pointer: Value, index: Value, mask: Value | None) -> Value:
         f = self.f
-        if tensor.move == CONTIGUOUS:
-            return load_computed(f, tensor.dtype, self.lanes, pointer, index, mask=mask)
         type_ = stored(tensor.dtype).vector(self.lanes)
+        if tensor.move == CONTIGUOUS:
+            return self._entered(f.load(type_, pointer, index, mask=mask), tensor)
         read = f.gather(type_, pointer, self._steps(tensor, index), mask=mask)
-        return from_stored(f, read, tensor.dtype)
+        return self._entered(read, tensor)
+
+    def _entered(self, value: Value, tensor: _Tensor) -> Value:
+        """A loaded value as it is computed with."""
+        return value if self.in_half else from_stored(self.f, value, tensor.dtype)
 
     def _store(
         self, tensor: _Tensor, pointer: Value, index: Value, mask: Value | None, value: Value

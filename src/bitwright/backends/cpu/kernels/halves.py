@@ -1,6 +1,7 @@
 """Products of bf16 and f16 numbers, summed in f32.
 
     TileDots   bf16, 32 at a time in two-dimensional registers (`kernels.tiles`)
+    SplitDots  f16, as sums of two bf16 each, in the same registers
     HalfDots   bf16, two at a time by an instruction (vdpbf16ps)
     Widened    rows become f32 a piece at a time, in a scratch that stays in the first-level cache;
                panels stay halves in memory and become f32 in registers
@@ -26,6 +27,7 @@ from bitwright.backends.cpu.emit import stored as stored_type
 from bitwright.backends.cpu.instr import Instr, dot_bf16
 from bitwright.backends.cpu.kernels.codes import pack_groups
 from bitwright.backends.cpu.kernels.matmul import Tile, best_tile
+from bitwright.backends.cpu.kernels.numbers import ONE_PLANE
 from bitwright.ir.dtype import DType
 from bitwright.ir.dtype import bf16 as brain
 from bitwright.target import Target
@@ -42,7 +44,9 @@ class HalfSums:
 
     sum, extra = f32, 0
     pointers: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
     tiles: Any = None
+    parts: tuple[tuple[int, int], ...] = ONE_PLANE
 
     def start(self, f: Kernel, column: Value, masks: list[Value], lanes: int) -> list[Value]:
         return [f.const(f32.vector(lanes), 0.0)] * len(masks)

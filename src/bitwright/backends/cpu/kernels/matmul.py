@@ -18,16 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, stored
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, i1, stored
 from bitwright.backends.cpu.expression import Expression, to_stored
 from bitwright.backends.cpu.kernels.narrow import MOST, narrowed
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
 from bitwright.backends.cpu.kernels.streaming import is_streamed, settle
-from bitwright.backends.cpu.kernels.tile_run import TileRun
+from bitwright.backends.cpu.kernels.tile_run import ROWS, BlockRows, TileRun
 from bitwright.backends.cpu.kernels.wide_rows import WideRows
 from bitwright.ir.dtype import DType
 from bitwright.ir.dtype import f32 as real
@@ -174,7 +175,11 @@ def emit_matmul(
     tile = tile or best_tile(module.target)
     signature = Signature(
         ("a", "w", "y", *numbers.pointers, *epilogue.pointers),
-        ("rows", "columns", "depth", "a_stride", "y_stride", "block", *epilogue.sizes),
+        (
+            *("rows", "columns", "depth", "a_stride", "y_stride", "block"),
+            *numbers.sizes,
+            *epilogue.sizes,
+        ),
     )
     with module.kernel(name, signature) as f, f.subnormals_as_zeros():
         Product(f, tile, epilogue, numbers).emit()
@@ -195,8 +200,7 @@ class Product:
         self.width = tile.vectors + numbers.extra
         self.scratch = f.scratch(self.vector, tile.rows * self.width)
         self.wide = WideRows(f, numbers.element, tile.rows, tile.lanes) if numbers.widens else None
-        tiles, element = numbers.tiles, numbers.element
-        self.run = TileRun(f, tiles, element, self.scratch) if tiles else None
+        self.run = TileRun(f, numbers, self.scratch) if numbers.tiles else None
         self.start: list[Value] = []
         """What the sums of a row of the tile begin with."""
 
@@ -288,9 +292,11 @@ class Product:
         """The sums after all of k."""
         return self.add_run(rows, w, sums, self.f.args.size("depth"), ahead)[1]
 
-    def row_stride(self) -> Value | None:
-        """Bytes between rows of a, or None where they differ."""
-        return self.f.args.size("a_stride") * self.numbers.element.bytes
+    def block_rows(self, row: Value) -> BlockRows:
+        """How the rows of a block of tiles lie in a."""
+        f = self.f
+        stride, run = f.args.size("a_stride") * self.numbers.element.bytes, f.args.size("depth")
+        return BlockRows(self.address(row), stride, stride * ROWS, f.const(i1, 1), run)
 
     def _tile(
         self, row: Value, bottom: Value, column: Value, w: Value, ahead: Value | None
@@ -300,10 +306,10 @@ class Product:
         left = f.min(bottom - row, tile.rows)
         masks = self._masks(column)
         if self.run is not None:
-            rows = self.addresses(row, tile.rows)
             begin = self.numbers.start(f, self.constants_at(column), masks, tile.lanes)
-            sums = self.run.start(rows, left, self.row_stride(), begin)
-            self.run.finish(self.add_products(rows[:1], w, sums, ahead))
+            block, others = self.block_rows(row), partial(self.addresses, row, tile.rows)
+            sums = self.run.start(block, others, left, begin)
+            self.run.finish(self.add_products([block.start], w, sums, ahead))
             self._store(row, left, column, masks)
             return
         self.start = self.numbers.start(f, self.constants_at(column), masks, tile.lanes)

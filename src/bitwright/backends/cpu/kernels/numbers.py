@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from bitwright.backends.cpu.emit import Kernel, Type, Value, f32
 
+ONE_PLANE = ((0, 0),)
+
 
 class Numbers(Protocol):
     """All of it shapes the code; `repr` is exact."""
@@ -37,6 +39,14 @@ class Numbers(Protocol):
     @property
     def tiles(self) -> Any:
         """How blocks of sums are held in two-dimensional registers (`kernels.tiles`), or None."""
+
+    @property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """What a step of tiles multiplies: planes of the rows, each with a part of the panel."""
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Slots of sizes: `plane`, where rows lie in several planes, is the bytes of one."""
 
     @property
     def sum(self) -> Type:
@@ -76,6 +86,8 @@ class RealNumbers:
     group, has_rest, extra, widens = 1, False, 0, False
     tiles: Any = None
     pointers: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+    parts = ONE_PLANE
 
     def __repr__(self) -> str:
         return "f32"

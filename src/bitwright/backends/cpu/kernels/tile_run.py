@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
-from bitwright.backends.cpu.emit import Kernel, Type, Value, i32, i64
+from bitwright.backends.cpu.emit import Kernel, Value, i1, i32, i64
+from bitwright.backends.cpu.kernels.numbers import Numbers
 
 ROWS, BYTES = 16, 64
 """Rows of a tile, and bytes of a row."""
@@ -12,10 +16,15 @@ SIZE = 2 * ROWS
 """Rows and columns of a block."""
 _LINE = SIZE * i32.bytes
 """Bytes of a row of sums."""
+_PANEL = ROWS * 2 * BYTES
+"""Bytes of a panel that a step takes."""
 
 
 class Tiles(Protocol):
     """How tiles are held and multiplied."""
+
+    def zeros(self, f: Kernel) -> list[Value]:
+        """A tile of sums that are 0."""
 
     def sums(self, f: Kernel, pointer: Value, stride: Value) -> list[Value]:
         """A tile of sums from memory; `stride` counts bytes between its rows."""
@@ -29,35 +38,54 @@ class Tiles(Protocol):
     def write(self, f: Kernel, total: list[Value], pointer: Value, stride: Value) -> None: ...
 
 
+@dataclass(frozen=True)
+class BlockRows:
+    """Where the rows of a block begin, if they lie `stride` bytes apart in both of its halves."""
+
+    start: Value
+    stride: Value
+    lower: Value
+    """Bytes from the first row to the first of the second half."""
+    is_even: Value
+    run: Value
+    """Neighbouring numbers of a row."""
+
+
 class TileRun:
     """The sums of one block of a product, in tiles, and the rows that they read."""
 
-    def __init__(self, f: Kernel, tiles: Tiles, element: Type, sums: Value) -> None:
-        self.f, self.tiles, self.element, self.sums = f, tiles, element, sums
+    def __init__(self, f: Kernel, numbers: Numbers, sums: Value) -> None:
+        element = numbers.element
+        self.tiles: Tiles = numbers.tiles
+        self.f, self.element, self.sums, self.parts = f, element, sums, numbers.parts
+        self.plane = f.args.size("plane") if numbers.sizes else f.index(0)
         self.step = BYTES // element.bytes
         """Numbers of a row that one instruction takes."""
         self.copies = f.scratch(element, SIZE * self.step)
         self.apart = f.scratch(i64, SIZE)
         """How many bytes behind the first row each row begins."""
         self.rows: Value = f.index(0)
-        self.stride: Value | None = None
+        self.stride = self.lower = self.rows
+        self.is_even: Value = f.const(i1, 1)
 
     def start(
-        self, rows: list[Value], left: Value, stride: Value | None, begin: list[Value]
+        self, rows: BlockRows, others: Callable[[], list[Value]], left: Value, begin: list[Value]
     ) -> list[Value]:
-        """The sums of a block of `left` rows, every row of which begins with these vectors;
-        `stride` is None where it differs."""
+        """The sums of a block of `left` rows, every row of which begins with these vectors.
+
+        `others` finds where each row begins, which is asked where rows are copied.
+        """
         f = self.f
-        self.rows, self.stride = left, stride
-        for i, row in enumerate(rows):
-            f.store(f.distance(rows[0], row), self.apart, i)
-        zero = f.const(self.element.vector(self.step), 0)
-        for i in range(SIZE):
-            f.store(zero, self.copies, i * self.step)
-            for v, value in enumerate(begin):
-                f.store(value, self.sums, i * SIZE + v * ROWS)
-        places = self._places()
-        return [part for at in places for part in self.tiles.sums(f, at, f.index(_LINE))]
+        self.rows, self.stride, self.lower = left, rows.stride, rows.lower
+        self.is_even = f.and_(f.eq(left, SIZE), rows.is_even)
+        has_rest = f.ne(f.urem(rows.run, self.step), 0)
+        with f.if_(f.or_(f.not_(self.is_even), has_rest)):
+            for i, row in enumerate(others()):
+                f.store(f.distance(rows.start, row), self.apart, i)
+        for v, value in enumerate(begin):
+            f.store(value, self.sums, v * ROWS)
+        halves = [f.offset(self.sums, right * BYTES) for right in (0, 1)] * 2
+        return [part for at in halves for part in self.tiles.sums(f, at, f.index(0))]
 
     def add(
         self, row: Value, w: Value, sums: list[Value], count: Value
@@ -65,47 +93,49 @@ class TileRun:
         """The sums after `count` numbers from `row` on, and where the weights go on."""
         f = self.f
         steps = f.udiv(count, self.step)
-        whole = f.index(0)
-        if self.stride is not None:
-            whole = f.select(f.eq(self.rows, SIZE), steps, 0)
-        carry: tuple[Value, ...] = (w, *sums)
-        if self.stride is not None:
-            lower = self.stride * ROWS
-            with f.loop(0, whole, carry=carry) as loop:
-                here = f.offset(row, loop.index * BYTES)
-                a = [self.tiles.read(f, f.offset(here, at), self.stride) for at in (0, lower)]
-                loop.next(*self._dots(a, loop.carried))
-            carry = loop.results
-        with f.loop(whole, steps, carry=carry) as loop:
-            self._copy(f.offset(row, loop.index * BYTES), None)
-            loop.next(*self._dots(self._copied(), loop.carried))
+        whole = f.select(self.is_even, steps, 0)
+        with f.loop(0, whole, carry=(w, *sums)) as loop:
+            loop.next(*self._dots(self._in_place, f.offset(row, loop.index * BYTES), loop.carried))
+        with f.loop(whole, steps, carry=loop.results) as loop:
+            loop.next(*self._dots(self._copied, f.offset(row, loop.index * BYTES), loop.carried))
         with f.if_(f.lt(steps * self.step, count), loop.results) as branch:
             rest = f.mask(count - steps * self.step, self.step, self.element.bits)
-            self._copy(f.offset(row, steps * BYTES), rest)
-            branch.next(*self._dots(self._copied(), loop.results))
+            copied = partial(self._copied, mask=rest)
+            branch.next(*self._dots(copied, f.offset(row, steps * BYTES), loop.results))
         return branch.results[0], list(branch.results[1:])
 
-    def _copy(self, start: Value, mask: Value | None) -> None:
+    def _in_place(self, start: Value) -> list[Any]:
+        """The tiles of both halves of the block, from where their rows lie."""
+        f = self.f
+        return [self.tiles.read(f, f.offset(start, at), self.stride) for at in (0, self.lower)]
+
+    def _copied(self, start: Value, mask: Value | None = None) -> list[Any]:
+        """The same, from rows that are copied side by side first."""
         f = self.f
         with f.loop(0, self.rows, nonempty=True) as loop:
             there = f.offset(start, f.load(i64, self.apart, loop.index))
             numbers = f.load(self.element.vector(self.step), there, mask=mask)
             f.store(numbers, self.copies, loop.index * self.step)
-
-    def _copied(self) -> list[Any]:
-        f = self.f
         starts = [f.offset(self.copies, half * ROWS * BYTES) for half in (0, 1)]
         return [self.tiles.read(f, start, f.index(BYTES)) for start in starts]
 
-    def _dots(self, a: list[Any], carried: tuple[Value, ...]) -> list[Value]:
-        """One step of four tiles."""
+    def _dots(
+        self, read: Callable[[Value], list[Any]], row: Value, carried: tuple[Value, ...]
+    ) -> list[Value]:
+        """One step of four tiles, for each plane of the rows."""
         f, (w, *sums) = self.f, carried
-        line = f.index(2 * BYTES)
-        b = [self.tiles.read(f, f.offset(w, half * BYTES), line) for half in (0, 1)]
-        size = len(sums) // 4
-        parts = [sums[n * size : (n + 1) * size] for n in range(4)]
-        found = [self.tiles.dot(f, parts[2 * i + j], a[i], b[j]) for i in (0, 1) for j in (0, 1)]
-        return [f.offset(w, ROWS * 2 * BYTES), *(part for tile in found for part in tile)]
+        size, line, b, last = len(sums) // 4, f.index(2 * BYTES), [], -1
+        tiles = [list(sums[n * size : (n + 1) * size]) for n in range(4)]
+        for plane, part in self.parts:
+            if part != last:
+                starts = [f.offset(w, part * _PANEL + half * BYTES) for half in (0, 1)]
+                b, last = [self.tiles.read(f, start, line) for start in starts], part
+            a = read(f.offset(row, self.plane * plane) if plane else row)
+            tiles = [
+                self.tiles.dot(f, tiles[2 * i + j], a[i], b[j]) for i in (0, 1) for j in (0, 1)
+            ]
+        after = f.offset(w, (last + 1) * _PANEL)
+        return [after, *(value for tile in tiles for value in tile)]
 
     def _places(self) -> list[Value]:
         """Where the four tiles of sums lie in the scratch, [32][32]."""

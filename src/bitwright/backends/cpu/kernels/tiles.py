@@ -1,4 +1,4 @@
-"""Products in two-dimensional registers (AMX): of bf16 summed in f32, of 8-bit codes in i32.
+"""Products in two-dimensional registers (AMX): of halves summed in f32, of 8-bit codes in i32.
 
 A tile register holds 16 rows of 64 bytes. One instruction adds to a tile of 16 × 16 sums the
 product of 16 rows of 32 bf16 with 32 rows of 16, which a panel holds as pairs, [k / 2][16][2]; of
@@ -8,9 +8,10 @@ that every tile of numbers is used twice:
     c00 += a0 b0    c01 += a0 b1        a0, a1   rows 0 to 15 and 16 to 31 of a
     c10 += a1 b0    c11 += a1 b1        b0, b1   columns 0 to 15 and 16 to 31 of the panel
 
-Where rows lie equally far apart and both halves of the block exist, tiles are loaded where the
-numbers lie; else a step's numbers are copied side by side first, zeros where there are none. The
-sums go through a scratch to the epilogue, row by row.
+Where the rows of a tile lie equally far apart (those of a matrix, the pixels of a line) and all
+rows of the block exist, tiles are loaded where the numbers lie; else a step's numbers are copied
+side by side first, zeros behind the end of k. The sums go through a scratch to the epilogue, row by
+row.
 
 A process must ask the operating system before it uses tiles (`system.allow_tiles`); `target.host`
 does, and names the feature only where that was granted.
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from bitwright.backends.cpu.emit import Kernel, Type, Value, bf16, i16
 from bitwright.backends.cpu.kernels.codes import Codes
@@ -32,6 +34,9 @@ from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
 BLOCK = Tile(SIZE, 2, ROWS)
+STEP_CYCLES, REST_CYCLES, BLOCK_CYCLES = 250, 400, 250
+"""What a step of a block of tiles takes, one that ends a run and is copied, and the block beside
+them, as measured (where a step of dots takes `step_cycles`)."""
 _amx = Type("x86_amx", "x86amx", 8192, False, False)
 
 
@@ -46,6 +51,9 @@ class Amx:
 
     def _shape(self, f: Kernel, count: int) -> list[Value]:
         return [f.const(i16, size) for size in (ROWS, BYTES, BYTES)[:count]]
+
+    def zeros(self, f: Kernel) -> list[Value]:
+        return [f.intrinsic("llvm.x86.tilezero.internal", _amx, *self._shape(f, 2))]
 
     def sums(self, f: Kernel, pointer: Value, stride: Value) -> list[Value]:
         return [self.read(f, pointer, stride)]
@@ -75,6 +83,24 @@ class TileDots(HalfSums):
 
 
 @dataclass(frozen=True)
+class SplitDots(TileDots):
+    """f16 as sums of two bf16: x = high + low exactly, high the nearest bf16 and low the rest.
+
+        x w  =  high_x high_w + low_x high_w + high_x low_w        less low_x low_w < 2^-16 |x w|
+
+    Rows lie in three planes (`kernels.split_halves`): high, low, and high once more, where 0 stands
+    for what is not finite, which then meets no zero of low_w. Weights are finite.
+    """
+
+    unit = bf16.vector(64)
+    parts = ((0, 0), (1, 0), (2, 1))
+    sizes = ("plane",)
+
+    def __repr__(self) -> str:
+        return f"SplitDots({self.tiles!r})"
+
+
+@dataclass(frozen=True)
 class TileCodes(Codes):
     """A step takes 64 codes; there are instructions for both signs of a's."""
 
@@ -89,11 +115,21 @@ def tile_dots(target: Target) -> TileDots | None:
     return TileDots(Amx("tdpbf16ps")) if target.has("amx-tile", "amx-bf16") else None
 
 
+def split_dots(target: Target) -> SplitDots | None:
+    return SplitDots(Amx("tdpbf16ps")) if target.has("amx-tile", "amx-bf16") else None
+
+
 def tile_codes(target: Target, signed: bool, offset: bool) -> TileCodes | None:
     """For weights whose zero point is 0."""
     if not target.has("amx-tile", "amx-int8"):
         return None
     return TileCodes(signed, False, 0, offset, Amx("tdpbssd" if signed else "tdpbusd"))
+
+
+def block_cycles(run: int, lines: int, group: int) -> int:
+    """Cycles of a block of an image's windows, which are `lines` runs."""
+    steps, rest = divmod(run, group)
+    return lines * (steps * STEP_CYCLES + bool(rest) * REST_CYCLES) + BLOCK_CYCLES
 
 
 def pack_tiles(w: Array) -> Array:
@@ -106,3 +142,11 @@ def pack_tiles(w: Array) -> Array:
     padded[:, :run, :columns] = w
     cut = padded.reshape(runs * steps, ROWS, inner, panels, BLOCK.columns)
     return np.ascontiguousarray(cut.transpose(3, 0, 1, 4, 2))
+
+
+def pack_split(w: Array) -> Array:
+    """Runs of f16 as panels of bf16, [n / 32][runs · run / 32][high, low][16][32][2]."""
+    wide = w.astype(np.float32)
+    high = wide.astype(bfloat16)
+    low = (wide - high.astype(np.float32)).astype(bfloat16)
+    return np.stack([pack_tiles(high), pack_tiles(low)], axis=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bitwright.backends.cpu.kernels.attention import emit_attention
+from bitwright.backends.cpu.kernels.attention_pairs import pair_products
 from bitwright.backends.cpu.kernels.attention_spec import (
     BOTH,
     FEW,
@@ -13,6 +14,7 @@ from bitwright.backends.cpu.kernels.attention_spec import (
     Attention,
     few_queries,
 )
+from bitwright.backends.cpu.kernels.turned_values import KEYS, LANES, emit_turned
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import (
     ONE,
@@ -25,9 +27,9 @@ from bitwright.backends.cpu.region import (
     require_elements,
     split,
 )
-from bitwright.ir.dim import Size, min_size
+from bitwright.ir.dim import Size, min_size, product
 from bitwright.ir.graph import Node, Value
-from bitwright.lir.buffer import View
+from bitwright.lir.buffer import View, contiguous
 
 NAMES = ("q", "k", "v", "mask", "past_k", "past_v", "lengths")
 MOST_FEATURES = 512
@@ -70,13 +72,32 @@ def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
     shape = anchor.outputs[0].shape
     extras = Reads("e", operand_views(ctx, region, after.inputs, shape))
     kernel = _describe(ctx, anchor, features, views, mask, after, extras)
+    if kernel.turns:
+        for name in ("v", "past_v"):
+            if name in views:
+                views[f"turned_{name}"] = _turned(ctx, node, views[name])
     y = ctx.output(node.outputs[0], order_of(ctx, node.outputs[0]))
     views |= {"y": y, **extras.pointers}
-    for name in ("q", "k", "v", "y", "past_k", "past_v"):
+    for name in ("q", "k", "v", "y", "past_k", "past_v", "turned_v", "turned_past_v"):
         if name in views:
             sizes |= {f"{name}.{axis}": views[name].strides[axis] for axis in range(3)}
     code = ctx.kernel("attention", kernel.key, lambda m, name: emit_attention(m, name, kernel))
     ctx.call(code, node, views, sizes | extras.sizes, why=_why(kernel))
+
+
+def _turned(ctx: Lowering, node: Node, v: View) -> View:
+    """Values feature by feature; rows lie apart so that they do not meet in a cache."""
+    batches, heads, keys, features = v.shape
+    assert isinstance(features, int)
+    pitch = (keys + (KEYS - 1)) // KEYS * KEYS + KEYS
+    shape = (batches, heads, -(-features // LANES) * LANES, pitch)
+    y = contiguous(ctx.buffer(f"{node.name}.turned", v.dtype, product(shape)), shape)
+    kernel = ctx.kernel("turned_values", features, lambda m, name: emit_turned(m, name, features))
+    sizes: dict[str, Size] = {"batches": batches, "heads": heads, "keys": keys, "pitch": pitch}
+    for name, view in (("v", v), ("y", y)):
+        sizes |= {f"{name}.{axis}": view.strides[axis] for axis in range(3)}
+    ctx.call(kernel, node, {"v": v, "y": y}, sizes, why="values feature by feature, for tiles")
+    return y
 
 
 def _features(values: dict[str, Value]) -> tuple[int, int]:
@@ -150,6 +171,7 @@ def _describe(
         "past_k" in views,
         "lengths" in views,
         paths,
+        None if paths == FEW else pair_products(ctx.target, element),
         after,
         extras,
     )
@@ -157,4 +179,5 @@ def _describe(
 
 def _why(kernel: Attention) -> str:
     words = {FEW: "a query at a time", MANY: "queries in lanes", BOTH: "by the number of queries"}
-    return words[kernel.paths]
+    found = words[kernel.paths]
+    return found if kernel.pairs is None else f"{found}, bf16 dots"

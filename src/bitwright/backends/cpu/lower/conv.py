@@ -29,7 +29,7 @@ from bitwright.backends.cpu.kernels.matmul import (
     is_light,
     row_tiles_in_cache,
 )
-from bitwright.backends.cpu.lower.filters import Filter, filter_of, has_filter
+from bitwright.backends.cpu.lower.filters import Filter, filter_of, has_filter, in_planes
 from bitwright.backends.cpu.lower.movement import pad_view
 from bitwright.backends.cpu.lower.product import lower_windows
 from bitwright.backends.cpu.lower.winograd import Choice, call_winograd, choose
@@ -41,7 +41,7 @@ from bitwright.backends.cpu.region import (
     operand_views,
     split,
 )
-from bitwright.ir.dim import Size, max_size
+from bitwright.ir.dim import Size, max_size, product
 from bitwright.ir.dtype import DType, f32
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View, contiguous
@@ -94,7 +94,10 @@ def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
         depthwise(ctx, node, image, weight, window, y, finish)
         return
     choice = choose(ctx.target, weight, window, y) if groups == 1 else Choice(0, "")
-    filter = filter_of(ctx.target, x.dtype)
+    pixels, columns = product((y.shape[0], *y.shape[2:])), None
+    if groups == 1:
+        columns = weight.transpose(1, 2, 3, 0)
+    filter = filter_of(ctx.target, x.dtype, columns, pixels)
     if choice.results and filter.products_at_once > 1:
         choice = Choice(0, "an instruction multiplies pairs")
     if choice.results:
@@ -268,11 +271,13 @@ def dense(
 ) -> None:
     """One product: rows are the result's pixels, columns its channels."""
     columns, channels, height, width = weight.shape
-    (n, _, oh, ow), (sn, _, sh, sw) = y.shape, source.strides
-    dense_line = window.dilations[1] == 1 and sw == channels
-    levels = levels_of(window, source, height, width, dense_line)
-    run = width * channels if dense_line else channels
+    run = run_of(window, source, channels, width)
     numbers = filter.numbers(ctx.target, run)
+    source, planes = image_planes(ctx, node, source) if numbers.sizes else (source, {})
+    run = run_of(window, source, channels, width)
+    (n, _, oh, ow), (sn, _, sh, sw) = y.shape, source.strides
+    dense_line = run == width * channels
+    levels = levels_of(window, source, height, width, dense_line)
     tile = filter.tile(ctx.target, columns, numbers)
     pixel, line = window.strides[1] * sw, window.strides[0] * sh
     is_flat = (oh == 1 or line == ow * pixel) and (n == 1 or sn == oh * ow * pixel)
@@ -300,6 +305,7 @@ def dense(
         "block": row_tiles_in_cache(ctx.target, tile, row_bytes),
         "y_stride": y.strides[3] if ow != 1 or is_apart else y.strides[2],
         "pixel": pixel,
+        **planes,
         **finish.sizes,
     }
     if not is_flat:
@@ -320,6 +326,20 @@ def _is_even(y: View) -> bool:
     if ow == 1:
         return n == 1 or oh == 1 or image == oh * line
     return (oh == 1 or line == ow * pixel) and (n == 1 or image == oh * ow * pixel)
+
+
+def image_planes(ctx: Lowering, node: Node, source: View) -> tuple[View, dict[str, Size]]:
+    """An image of f16 as planes of bf16, dense with channels innermost."""
+    image = ctx.packed(source.transpose(CHANNELS_LAST), node.name)
+    n, h, w, c = image.shape
+    first, sizes = in_planes(ctx, node, image.relabel((n * h, w * c)))
+    return first.relabel((n, h, w, c)).transpose((0, 3, 1, 2)), sizes
+
+
+def run_of(window: Window, source: View, channels: int, width: int) -> int:
+    """Neighbouring numbers of a window: a line of the filter, or the channels of a pixel."""
+    dense_line = window.dilations[1] == 1 and source.strides[3] == channels
+    return width * channels if dense_line else channels
 
 
 def levels_of(

@@ -9,15 +9,25 @@ import numpy as np
 from bitwright.backends.cpu.kernels.halves import best_halves, halves_tile, pack_halves
 from bitwright.backends.cpu.kernels.matmul import Tile, best_tile, pack
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
-from bitwright.backends.cpu.kernels.tiles import BLOCK, pack_tiles, tile_dots
+from bitwright.backends.cpu.kernels.split_halves import PLANES, emit_split
+from bitwright.backends.cpu.kernels.tiles import (
+    BLOCK,
+    pack_split,
+    pack_tiles,
+    split_dots,
+    tile_dots,
+)
 from bitwright.backends.cpu.lowering import Lowering
 from bitwright.backends.cpu.region import require_elements
+from bitwright.ir.dim import Size, product
 from bitwright.ir.dtype import DType, bf16, f16, f32
-from bitwright.lir.buffer import View
+from bitwright.ir.graph import Node
+from bitwright.lir.buffer import View, contiguous
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
 REALS = (f32, f16, bf16)
+FEW_ROWS, MANY_ROWS, MANY_COLUMNS = 4, 32, 128
 
 
 class Filter(Protocol):
@@ -72,22 +82,26 @@ class RealFilter:
 
 
 class HalfFilter(RealFilter):
-    """bf16 or f16, summed in f32."""
+    """bf16 or f16, summed in f32; `in_tiles` says whether tiles are worth it where there are."""
 
     item_bytes = 2
 
-    def __init__(self, target: Target, half: DType) -> None:
-        self.half, self.family = half, f"conv_{half}"
-        self.products_at_once = best_halves(target, half, 2).group
+    def __init__(self, target: Target, half: DType, in_tiles: bool) -> None:
+        self.half, self.family, self.in_tiles = half, f"conv_{half}", in_tiles
+        numbers = self.numbers(target, 2)
+        self.products_at_once = 1 if numbers.sizes else numbers.group
 
     def numbers(self, target: Target, run: int) -> Numbers:
-        tiles = tile_dots(target) if self.half == bf16 else None
+        dots = tile_dots if self.half == bf16 else split_dots
+        tiles = dots(target) if self.in_tiles else None
         return tiles or best_halves(target, self.half, run)
 
     def tile(self, target: Target, columns: int, numbers: Any) -> Tile:
         return BLOCK if numbers.tiles else halves_tile(target, columns, numbers)
 
     def pack(self, runs: Array, tile: Tile, numbers: Any) -> Array:
+        if numbers.sizes:
+            return pack_split(runs)
         return pack_tiles(runs) if numbers.tiles else pack_halves(runs, tile, numbers)
 
 
@@ -97,5 +111,39 @@ def has_filter(x: DType, w: DType, result: DType) -> bool:
     return x == w and x in REALS
 
 
-def filter_of(target: Target, element: DType) -> RealFilter:
-    return RealFilter() if element == f32 else HalfFilter(target, element)
+def filter_of(
+    target: Target, element: DType, weight: Array | None = None, rows: Size | None = None
+) -> RealFilter:
+    """For a constant weight, columns last, that `rows` rows are multiplied with.
+
+    A block of tiles is wasted on a few rows. f16 becomes planes of bf16 first, which takes some
+    columns to pay, and its weights are twice as many bytes then: a few rows would wait for them.
+    """
+    if element == f32:
+        return RealFilter()
+    if element == bf16:
+        return HalfFilter(target, element, are_many(rows))
+    splits = weight is not None and weight.shape[-1] >= MANY_COLUMNS
+    splits = splits and not (isinstance(rows, int) and rows < MANY_ROWS)
+    return HalfFilter(target, element, splits and bool(np.isfinite(weight).all()))
+
+
+def are_many(rows: Size | None) -> bool:
+    """Whether a product has, or may have, rows enough for blocks of tiles."""
+    return not isinstance(rows, int) or rows > FEW_ROWS
+
+
+def in_planes(ctx: Lowering, node: Node, rows: View) -> tuple[View, dict[str, Size]]:
+    """Rows [r, k] of f16 as planes of bf16: the first plane, and the size of one."""
+    count = product(rows.shape)
+    room = ctx.buffer(f"{node.name}.planes", bf16, PLANES * count)
+    first = contiguous(room, rows.shape)
+    kernel = ctx.kernel("split_halves", (), emit_split)
+    sizes: dict[str, Size] = {
+        "rows": rows.shape[0],
+        "columns": rows.shape[1],
+        "x_stride": rows.strides[0],
+        "plane": count,
+    }
+    ctx.call(kernel, node, {"x": rows, "y": first}, sizes, why="f16 as two bf16, for tiles")
+    return first, {"plane": count * bf16.bits // 8}

@@ -33,10 +33,18 @@ from bitwright.backends.cpu.kernels.matmul import (
     emit_matmul,
     is_light,
     row_tiles_in_cache,
+    step_cycles,
 )
 from bitwright.backends.cpu.kernels.streaming import streamed_from
-from bitwright.backends.cpu.kernels.tiles import BLOCK, pack_tiles, tile_codes
+from bitwright.backends.cpu.kernels.tiles import (
+    BLOCK,
+    TileCodes,
+    block_cycles,
+    pack_tiles,
+    tile_codes,
+)
 from bitwright.backends.cpu.kernels.words import Words, words
+from bitwright.backends.cpu.lower.filters import are_many
 from bitwright.backends.cpu.lower.matmul import as_rows, constant_matrix
 from bitwright.backends.cpu.lower.run_codes import lower_run_codes
 from bitwright.backends.cpu.lower.widened import Zero, widened_rows
@@ -214,7 +222,8 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
     else:
         weight = Weight.of(array, zeros)
     bias_row = np.zeros(columns, np.int64) if known_bias is None else known_bias.reshape(-1)
-    filter = CodeFilter(x.dtype.is_signed, weight.zero, in_tiles=True)
+    rows = product(shape[:-1])
+    filter = CodeFilter(x.dtype.is_signed, weight.zero, in_tiles=are_many(rows))
     shift = filter.numbers(ctx.target, depth).shift
     offsets = Offsets(ctx, node.name, weight, shift, zero, bias_row)
     filter = replace(filter, offset=offsets.constant)
@@ -236,11 +245,10 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
     more = {**offsets.pointers, **reads.pointers}
     sizes: dict[str, Size] = {**offsets.sizes, **reads.sizes}
     narrowest = min(d.bits for d in (after.dtype, *(view.dtype for view in others)))
-    light = is_light(after.expression)
     wide = finish_wide if after.expression.narrows else None
     streams = streamed_from(ctx.target, y, columns)
-    slots = tuple(more), tuple(sizes)
-    epilogue = Epilogue(finish, *slots, light, after.dtype, narrowest, wide, streams)
+    slots = tuple(more), tuple(sizes), is_light(after.expression)
+    epilogue = Epilogue(finish, *slots, after.dtype, narrowest, wide, streams)
     kernel = ctx.kernel(
         "matmul_codes",
         (tile, codes, after.expression, reads.key, offsets.key, streams),
@@ -255,7 +263,7 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
         **more,
     }
     sizes |= {
-        "rows": product(shape[:-1]),
+        "rows": rows,
         "columns": columns,
         "depth": depth,
         "a_stride": a.strides[0],
@@ -283,6 +291,14 @@ class CodeFilter:
         tiles = tile_codes(target, self.signed, has_offset) if may else None
         found = tiles or words(target, run, has_offset)
         return found or best_codes(target, self.signed, run, has_zero, has_offset)
+
+    def tiles_pay(self, target: Target, run: int, lines: int, columns: int) -> bool:
+        """Whether blocks of tiles take less time than dots for windows of so many runs."""
+        numbers, tile = replace(self, in_tiles=False).chosen(target, run, columns)
+        steps, panels = lines * -(-run // numbers.group), -(-columns // tile.columns)
+        per_row = step_cycles(tile.rows, tile.vectors + numbers.extra) / tile.rows
+        blocks = -(-columns // BLOCK.columns) * block_cycles(run, lines, TileCodes.group)
+        return blocks < steps * panels * per_row * BLOCK.rows
 
     def tile(self, target: Target, columns: int, numbers: Codes) -> Tile:
         return BLOCK if numbers.tiles else codes_tile(target, columns, numbers)

@@ -25,6 +25,7 @@ from bitwright.backends.cpu.lower.conv import (
     padded,
     present,
     result_of,
+    run_of,
     window_of,
 )
 from bitwright.backends.cpu.lower.integer import (
@@ -110,10 +111,14 @@ def _lower_dense(ctx: Lowering, node: Node, conv: CodeConv) -> None:
         weight = (Weight.widened if wide else Weight.of)(
             columns, None if zeros is None else zeros[these]
         )
-        shift = CodeFilter(signed).numbers(ctx.target, 1).shift
         zero = Zero(0, None) if wide else conv.zero
+        filter = CodeFilter(signed, weight.zero)
+        run = run_of(conv.window, source, inner, filters.shape[3])
+        lines = filters[0].size // run
+        filter = replace(filter, in_tiles=filter.tiles_pay(ctx.target, run, lines, outer))
+        shift = filter.numbers(ctx.target, run).shift
         offsets = Offsets(ctx, node.name, weight, shift, zero, conv.bias[these])
-        filter = CodeFilter(signed, weight.zero, offsets.constant)
+        filter = replace(filter, offset=offsets.constant)
         views = [view.slice(1, first, outer, 1) for view in conv.extra]
         part = conv.y.slice(1, first, outer, 1)
         finish = Finish(conv.after, views, part, conv.lanes, offsets)

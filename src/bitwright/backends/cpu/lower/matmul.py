@@ -19,7 +19,7 @@ from bitwright.backends.cpu.kernels.matmul import (
     row_tiles_in_cache,
 )
 from bitwright.backends.cpu.kernels.streaming import streamed_from
-from bitwright.backends.cpu.lower.filters import filter_of, has_filter
+from bitwright.backends.cpu.lower.filters import filter_of, has_filter, in_planes
 from bitwright.backends.cpu.lower.product import lower_product
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import Part, Parts, Reads, operand_views, split
@@ -50,12 +50,14 @@ def lower_rows(
 ) -> None:
     """[..., K] @ [K, N] with all axes in front of K as rows."""
     depth, columns = weight.shape
-    filter = filter_of(ctx.target, x.dtype)
-    numbers = filter.numbers(ctx.target, depth)
-    tile = filter.tile(ctx.target, columns, numbers)
     shape = node.outputs[0].shape
     rows = product(shape[:-1])
-    a = unit_rows(ctx, x)
+    filter = filter_of(ctx.target, x.dtype, weight, rows)
+    numbers = filter.numbers(ctx.target, depth)
+    tile = filter.tile(ctx.target, columns, numbers)
+    a, more = unit_rows(ctx, x), {}
+    if numbers.sizes:
+        a, more = in_planes(ctx, node, a)
     y = ctx.output(node.outputs[0])
     reads, epilogue = row_epilogue(ctx, node, region, parts.after, tile.lanes)
     streams = streamed_from(ctx.target, y, columns)
@@ -73,6 +75,7 @@ def lower_rows(
         "a_stride": a.strides[0],
         "y_stride": columns,
         "block": row_tiles_in_cache(ctx.target, tile, filter.item_bytes * depth),
+        **more,
         **reads.sizes,
     }
     ctx.call(kernel, node, {"a": a, "w": packed, "y": y, **reads.pointers}, sizes)
