@@ -11,6 +11,7 @@ import pytest
 from run_kernel import TARGETS, Run, lower
 
 from bitwright.backends.cpu import jit
+from bitwright.backends.cpu.lower import winograd_codes
 from bitwright.ops.builder import Builder
 from bitwright.passes.fuse_regions import fuse_regions
 from bitwright.rewrite import Trace
@@ -232,6 +233,8 @@ CONVS = {
     "lines apart": ((2, 9, 7, 31), (33, 9, 2, 3), (2, 2), (1, 1, 0, 1), (2, 1), 1),
     "few columns": ((1, 24, 4, 8), (7, 24, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     "square": ((1, 8, 9, 7), (40, 8, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    "fewer products": ((2, 16, 9, 11), (16, 16, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    "fewer still": ((1, 32, 18, 17), (48, 32, 3, 3), (1, 1), (0, 2, 1, 0), (1, 1), 1),
     "dilated": ((1, 5, 9, 10), (6, 5, 3, 2), (1, 2), (2, 0, 2, 1), (2, 3), 1),
     "grouped": ((1, 6, 6, 5), (10, 3, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 2),
     "many groups": ((1, 24, 6, 7), (48, 2, 3, 3), (2, 1), (1, 1, 1, 1), (1, 1), 12),
@@ -272,6 +275,32 @@ def test_convolutions(target, form, x_kind, w_kind):
     y = b.to_codes(real, b.constant(np.uint8(9)), to="u8", bounded=x_kind == "u8")
     expected = requantized(sums, factor, 9, 0, 255, relu=True).astype(np.uint8)
     check(fuse_regions(b.build(y), Trace()), {"x": x}, expected, target)
+
+
+@pytest.mark.parametrize("target", [t for t in PRODUCT_TARGETS if t != "host"])
+@pytest.mark.parametrize(
+    "results, channels, is_less", [(4, 64, True), (4, 256, False), (2, 64, True)]
+)
+def test_fewer_products_are_exact_for_the_largest_sums(
+    target, results, channels, is_less, monkeypatch
+):
+    """Codes and weights at their ends, far from their zero points; 256 channels are too many."""
+    monkeypatch.setattr(winograd_codes, "RESULTS", (results,))
+    rng = np.random.default_rng(results)
+    x = rng.choice(np.array([0, 255], np.uint8), (1, channels, 20, 20))
+    x[0, :, :9] = 255
+    w = np.where(rng.random((16, channels, 3, 3)) < 0.9, 127, -128).astype(np.int8)
+    b = Builder("conv")
+    attrs = {"pads": (1, 1, 1, 1)}
+    y = b.integer_conv(b.input("x", f"u8[1, {channels}, h, w]"), b.constant(w), **attrs)
+    graph = b.build(y)
+    ctx = lower(graph, named(target))
+    assert any("winograd" in name for name in ctx.kernels) == is_less
+    none = np.zeros(16, np.int64)
+    sums = convolved(x, w, 0, none, none, (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    for threads in (1, 3):
+        (found,) = Run(graph, {"x": x}, named(target), threads, ctx=ctx).outputs.values()
+        np.testing.assert_array_equal(found, wrapped(sums))
 
 
 @pytest.mark.parametrize("target", TARGETS)

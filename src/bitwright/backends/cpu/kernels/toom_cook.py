@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,10 @@ class Matrices:
 
 
 @cache
-def matrices(results: int, taps: int) -> Matrices:
+def matrices(results: int, taps: int, candidates: tuple[Fraction, ...] = _POINTS) -> Matrices:
+    """For values at the first of these points, and at infinity."""
     count = results + taps - 1
-    points = _POINTS[: count - 1]
+    points = candidates[: count - 1]
     assert len(points) == count - 1
     filters, data = [], []
     for i, point in enumerate(points):
@@ -99,15 +100,18 @@ class LinearMap:
 
 
 @cache
-def linear_map(matrix: tuple[tuple[Fraction, ...], ...]) -> LinearMap:
+def linear_map(matrix: tuple[tuple[Fraction, ...], ...], is_whole: bool = False) -> LinearMap:
     """The matrix as few operations: a pair of inputs that stands in one proportion in several rows
-    becomes an input of its own, the commonest pair first."""
+    becomes an input of its own, the commonest pair first. `is_whole` admits whole factors alone."""
     rows: list[Row] = [{k: c for k, c in enumerate(row) if c} for row in matrix]
     shared: list[Row] = []
     width = len(matrix[0])
     while True:
         pairs = Counter(
-            (i, j, row[j] / row[i]) for row in rows for i, j in combinations(sorted(row), 2)
+            (i, j, row[j] / row[i])
+            for row in rows
+            for i, j in (permutations if is_whole else combinations)(sorted(row), 2)
+            if not is_whole or (row[j] / row[i]).denominator == 1
         )
         if not pairs or max(pairs.values()) < 2:
             return LinearMap(tuple(shared), tuple(rows))
@@ -125,13 +129,23 @@ def _combine(f: Kernel, row: Row, values: Sequence[Value]) -> Value:
     (first, scale), *rest = sorted(row.items(), key=lambda item: (item[1] != 1, item[0]))
     total = values[first]
     if scale != 1:
-        total = f.neg(total) if scale == -1 else total * float(scale)
+        total = f.neg(total) if scale == -1 else total * _number(total, scale)
     for place, coefficient in rest:
         value = values[place]
         if coefficient == 1:
             total = total + value
         elif coefficient == -1:
             total = total - value
+        elif value.type.is_int:
+            total = total + value * _number(value, coefficient)
         else:
             total = f.fma(value, f.const(value.type, float(coefficient)), total)
     return total
+
+
+def _number(value: Value, coefficient: Fraction) -> float:
+    """A factor of a value; one of integers is whole."""
+    if not value.type.is_int:
+        return float(coefficient)
+    assert coefficient.denominator == 1
+    return int(coefficient)

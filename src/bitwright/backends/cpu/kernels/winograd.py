@@ -111,27 +111,37 @@ def pack_filter(weight: Array, results: int, tile: Tile) -> Array:
 
 def emit_winograd(module: Module, name: str, form: Winograd) -> Signature:
     with module.kernel(name, form.signature) as f, f.subnormals_as_zeros():
-        _Emitter(f, form).emit()
+        Emitter(f, form).emit()
     return form.signature
 
 
-class _Emitter:
+class Emitter:
+    """Emits the kernel; `kernels.winograd_codes` has another for codes."""
+
+    number, total = f32, f32
+    """What is multiplied, and what its sums are."""
+
     def __init__(self, f: Kernel, form: Winograd) -> None:
         self.f, self.form, self.tile = f, form, form.tile
         self.lanes = form.tile.lanes
-        self.vector = f32.vector(self.lanes)
+        self.vector = self.total.vector(self.lanes)
         self.align = self.vector.total_bytes
+        group = form.positions * form.tile.rows
+        self.v = f.scratch(self.number, form.groups * group * form.depth)
+        self.sums = f.scratch(self.total, form.groups * group * form.tile.columns)
+        self.results = f.scratch(self.total, form.results**2 * self.lanes)
+        self.columns = f.args.size("columns")
+        self.prepare()
+
+    def prepare(self) -> None:
+        """What the first and the last stage need."""
+        f, form = self.f, self.form
         maps = matrices(form.results, TAPS)
         self.data, self.back = linear_map(maps.data), linear_map(maps.back)
-        group = form.positions * form.tile.rows
-        self.v = f.scratch(f32, form.groups * group * form.depth)
-        self.sums = f.scratch(f32, form.groups * group * form.tile.columns)
         self.element = stored(form.element)
         self.patch = f.scratch(self.element, form.positions * self.lanes)
-        self.results = f.scratch(f32, form.results**2 * self.lanes)
         self.zeros = f.scratch(f32, self.lanes)
         f.store(f.const(self.vector, 0.0), self.zeros, align=self.align)
-        self.columns = f.args.size("columns")
 
     def emit(self) -> None:
         f, form, tile = self.f, self.form, self.tile
@@ -246,11 +256,11 @@ class _Emitter:
         groups = f.udiv(count + (tile.rows - 1), tile.rows)
         with f.loop(0, form.positions, nonempty=True) as positions:
             number = panel * form.positions + positions.index
-            w = f.gep(f32, f.args.pointer("w"), number * (form.depth * tile.columns))
+            w = f.gep(self.number, f.args.pointer("w"), number * (form.depth * tile.columns))
             with f.loop(0, groups) as loop:
                 place = loop.index * form.positions + positions.index
-                v = f.gep(f32, self.v, place * (form.depth * tile.rows))
-                sums = f.gep(f32, self.sums, place * (tile.rows * tile.columns))
+                v = f.gep(self.number, self.v, place * (form.depth * tile.rows))
+                sums = f.gep(self.total, self.sums, place * (tile.rows * tile.columns))
                 left = f.min(count - loop.index * tile.rows, tile.rows)
                 self._choose(list(form.heights), left, v, w, sums)
 
@@ -298,7 +308,7 @@ class _Emitter:
         f, form, tile = self.f, self.form, self.tile
         group, rank = self._rank(number)
         group_size = form.positions * tile.rows * tile.columns
-        sums = f.gep(f32, self.sums, group * group_size + rank * tile.columns)
+        sums = f.gep(self.total, self.sums, group * group_size + rank * tile.columns)
         high = f.min(f.args.size("oh") - line, form.results)
         wide = f.min(f.args.size("ow") - column, form.results)
         row = (image * f.args.size("oh") + line) * f.args.size("ow") + column
@@ -306,7 +316,7 @@ class _Emitter:
         vectors = f.udiv(f.min(self.columns - first, tile.columns) + (self.lanes - 1), self.lanes)
         with f.loop(0, vectors) as loop:
             at = loop.index * self.lanes
-            self._back(f.gep(f32, sums, at))
+            self._back(f.gep(self.total, sums, at))
             self._store(row, first + at, high, wide)
 
     def _back(self, sums: Value) -> None:
@@ -327,12 +337,20 @@ class _Emitter:
             row = self.back.apply(f, [column[line] for column in halfway])
             for column, value in enumerate(row):
                 place = (line * form.results + column) * self.lanes
-                f.store(value, self.results, place, align=self.align)
+                f.store(self.scaled(value), self.results, place, align=self.align)
+
+    def scaled(self, value: Value) -> Value:
+        """A result, as it leaves the last map."""
+        return value
+
+    def mask(self, column: Value) -> Value | None:
+        """Which of the columns from one on there are."""
+        return self.f.mask(self.columns - column, self.lanes)
 
     def _store(self, row: Value, column: Value, high: Value, wide: Value) -> None:
         """The epilogue, pixel by pixel as far as the image goes."""
         f, form = self.f, self.form
-        mask = f.mask(self.columns - column, self.lanes)
+        mask = self.mask(column)
         with f.loop(0, high) as lines, f.loop(0, wide) as pixels:
             place = (lines.index * form.results + pixels.index) * self.lanes
             value = f.load(self.vector, self.results, place, align=self.align)

@@ -39,6 +39,7 @@ from bitwright.backends.cpu.lower.integer import (
 from bitwright.backends.cpu.lower.integer_depthwise import CodeConv, lower_code_depthwise
 from bitwright.backends.cpu.lower.movement import pad_view
 from bitwright.backends.cpu.lower.widened import Zero, widened_image
+from bitwright.backends.cpu.lower.winograd_codes import lower_code_winograd
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import operand_views, require_elements, split
 from bitwright.ir.dim import Size, product
@@ -56,7 +57,7 @@ def lower_integer_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
     conv = _conv_of(ctx, node, region)
     if conv.is_depthwise:
         lower_code_depthwise(ctx, node, conv)
-    else:
+    elif words(ctx.target, 1) is None or not lower_code_winograd(ctx, node, conv):
         _lower_dense(ctx, node, conv)
 
 

@@ -103,7 +103,8 @@ def _per_product(tile: Tile) -> float:
     return 1 + 1 / tile.rows + 1 / tile.vectors
 
 
-def _pixels(y: View) -> tuple[int, int, int]:
+def pixels_of(y: View) -> tuple[int, int, int]:
+    """Images, lines and columns of a result, or what is usual."""
     n, _, oh, ow = y.shape
     return (
         n if isinstance(n, int) else 1,
@@ -114,7 +115,7 @@ def _pixels(y: View) -> tuple[int, int, int]:
 def _plain_cost(target: Target, weight: Array, y: View) -> float:
     columns, channels = weight.shape[:2]
     tile = best_tile(target, columns)
-    n, oh, ow = _pixels(y)
+    n, oh, ow = pixels_of(y)
     vectors = -(-columns // tile.columns) * tile.vectors
     depth = TAPS**2 * channels
     return n * oh * ow * depth * vectors * _per_product(tile) + _reading(target, depth * columns, 1)
@@ -124,7 +125,7 @@ def _cost(target: Target, weight: Array, y: View, results: int) -> float:
     columns, channels = weight.shape[:2]
     tile = tile_for(target, columns)
     form = Winograd(results, tile, channels, _groups(results, tile, channels))
-    n, oh, ow = _pixels(y)
+    n, oh, ow = pixels_of(y)
     tiles = n * -(-oh // results) * -(-ow // results)
     whole, rest = divmod(tiles, tile.rows)
     rows = whole * tile.rows + next(height for height in (0, *form.heights) if height >= rest)
