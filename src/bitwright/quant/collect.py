@@ -18,7 +18,7 @@ import numpy as np
 
 from bitwright import system
 from bitwright.errors import CalibrationError
-from bitwright.ir.graph import Graph
+from bitwright.ir.graph import Graph, Value, constant_value
 from bitwright.ops.builder import Builder
 from bitwright.quant.products import Product, Site
 from bitwright.quant.taps import Taps
@@ -198,48 +198,68 @@ def _rows_scored(product: Product) -> int:
 
 
 class _Extremes:
-    """Minima and maxima of every channel of every site, found by the compiled model."""
+    """Minima and maxima of every channel of every site, found by the compiled model.
+
+    They come as one vector, minima and maxima of a site behind those of the one before it; of a
+    value that is never negative there are no minima.
+    """
 
     def __init__(self, graph: Graph, sites: Mapping[str, Site], threads: int | None) -> None:
-        self._graph, self._sites, self._threads = graph, sites, threads
+        self._graph, self._threads = graph, threads
+        self._outside = [site for site in sites.values() if not site.is_inside]
+        self._inside: dict[str, list[Site]] = {}
+        """Values of branches are seen as they are."""
+        for site in sites.values():
+            if site.is_inside:
+                self._inside.setdefault(site.tap, []).append(site)
 
     @cached_property
     def _taps(self) -> Taps:
         b = Builder()
         for node in self._graph.nodes:
             b.append(node)
-        names = []
-        for name, site in self._sites.items():
-            if site.is_inside:  # values of branches are seen as they are
-                names.append(site.tap)
-                continue
+        ends = []
+        for site in self._outside:
             axes = [i for i in range(site.value.rank) if i != site.channel_axis]
-            for op in ("reduce_min", "reduce_max"):
-                value = b.op(op, site.value, axes=axes, keepdims=False, name=f"{name}.{op}")
-                names.append(value.name)
-        graph = self._graph.with_(nodes=tuple(b.nodes))
+            if not _is_never_negative(site.value):
+                ends.append(b.op("reduce_min", site.value, axes=axes, keepdims=False))
+            ends.append(b.op("reduce_max", site.value, axes=axes, keepdims=False))
+        graph, names = self._graph, list(self._inside)
+        if ends:
+            names.append(b.op("concat", *ends, axis=0, name="extremes").name)
+            graph = graph.with_(nodes=tuple(b.nodes))
         return Taps(graph, names, threads=self._threads, simplify=False)
 
     def run(self, batch: Mapping[str, Any], number: int) -> Iterator[tuple[str, Channels]]:
-        lows: dict[str, Array] = {}
-        inside: dict[str, list[Site]] = {}
-        for found in self._sites.values():
-            if found.is_inside:
-                inside.setdefault(found.tap, []).append(found)
         for name, array in self._taps.run(batch):
-            if name in inside:
-                for found in inside[name]:
-                    channels = Channels.of(array, found.channel_axis)
-                    _require_finite(name, number, channels)
-                    yield found.name, channels
-                continue
-            site, _, op = name.rpartition(".")
-            if op == "reduce_min":
-                lows[site] = np.minimum(array, 0)
+            if name in self._inside:
+                found = [(s, Channels.of(array, s.channel_axis)) for s in self._inside[name]]
             else:
-                channels = Channels(lows.pop(site), np.maximum(array, 0))
-                _require_finite(site, number, channels)
-                yield site, channels
+                found = list(self._split(array))
+            if not np.isfinite(array).all():
+                for site, channels in found:
+                    _require_finite(site.name, number, channels)
+            yield from ((site.name, channels) for site, channels in found)
+
+    def _split(self, ends: Array) -> Iterator[tuple[Site, Channels]]:
+        start = 0
+        for site in self._outside:
+            count = site.channels
+            low = np.zeros(count, np.float32)
+            if not _is_never_negative(site.value):
+                low = np.minimum(ends[start : start + count], 0)
+                start += count
+            yield site, Channels(low, np.maximum(ends[start : start + count], 0))
+            start += count
+
+
+def _is_never_negative(value: Value) -> bool:
+    """Whether what makes a value says so; NaN is seen among its maxima."""
+    node = value.node
+    if node.op == "clip":
+        lowest = constant_value(node.inputs[1]) if len(node.inputs) > 1 else None
+        return lowest is not None and bool((lowest >= 0).all())
+    return node.op in ("relu", "sigmoid", "softmax", "hard_sigmoid")
 
 
 def _require_finite(name: str, number: int, channels: Channels) -> None:

@@ -116,11 +116,16 @@ class Effects:
             losses.add(expected, exe.run(batch))
         return losses
 
-    def together(self, *sites: Site) -> float:
-        """Relative squared error of the worst output with the values of these sites in codes."""
+    def together(self, *sites: Site, little: float = 0.0) -> float:
+        """Relative squared error of the worst output with the values of these sites in codes.
+
+        Where the first batch loses no more than `little`, the others are not asked.
+        """
         losses = Losses()
         for batch, expected in zip(self._batches, self.expected, strict=True):
             losses.add(expected, self._run(batch, sites))
+            if losses.worst <= little:
+                break
         return losses.worst
 
     def _run(self, batch: Batch, on: Collection[Site]) -> dict[str, Any]:

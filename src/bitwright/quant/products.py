@@ -202,6 +202,12 @@ class Site:
         return self.products[0].channel_axis
 
     @property
+    def channels(self) -> int:
+        """The number of channels, which the weights tell."""
+        product = self.products[0]
+        return product.groups * product.matrix.shape[2] // math.prod(product.window)
+
+    @property
     def is_rowwise(self) -> bool:
         return all(product.is_rowwise for product in self.products)
 

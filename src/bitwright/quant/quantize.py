@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import WeightFormat, Weights, quantize_weights
 from bitwright.quant.apply import apply_choices
 from bitwright.quant.assign import Choice, assign, embeddings, safer
+from bitwright.quant.blas import products_on_one_thread
 from bitwright.quant.collect import Evidence
 from bitwright.quant.data import Batch, Batches, Transform
 from bitwright.quant.effects import Effects
@@ -51,6 +53,8 @@ from bitwright.warn import DataWarning
 
 Array = np.ndarray[Any, Any]
 GUARD_ROUNDS = 4
+WIDE = 2048
+"""Terms of a product from which on rounding its weights is worth all threads."""
 _POLICIES = {"bf16": "mixed_bf16", "f16": "mixed"}
 """What a float precision stands for."""
 
@@ -104,7 +108,9 @@ def quantize(
         graph = run_passes(graph, INFERENCE)
     batches = None if data is None else Batches(data, graph, transform=transform, subset=subset)
     gathering = Gathering(graph, find_sites(graph), batches, file, threads)
-    with saved_on_interrupt(gathering.save):
+    is_narrow = all(p.matrix.shape[2] <= WIDE for s in gathering.sites for p in s.products)
+    alone = products_on_one_thread() if is_narrow else nullcontext()
+    with saved_on_interrupt(gathering.save), alone:
         gathering.run(progress)
         result = _quantize(graph, gathering, rules, chosen, threads)
     gathering.finish()

@@ -14,6 +14,7 @@ today's processors, not a measurement: the same model and data give the same cho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -105,17 +106,17 @@ def relieve(
 def _alone(sites: list[Site], effects: Effects, little: float) -> dict[Site, float]:
     """What each site costs by itself.
 
-    Sites are first tried a few at once: where all of them together cost no more than `little` for
-    each, they share that evenly and are not looked at one by one.
+    Sites are first tried a few at once on one batch: where all of them together cost no more than
+    `little` for each, they share that evenly and are not looked at one by one.
     """
     found: dict[Site, float] = {}
     for start in range(0, len(sites), TRIED_TOGETHER):
         group = sites[start : start + TRIED_TOGETHER]
-        together = effects.together(*group)
+        together = effects.together(*group, little=math.inf)
         if together <= little * len(group):
             found.update(dict.fromkeys(group, together / len(group)))
         else:
-            found.update({site: effects.together(site) for site in group})
+            found.update({site: effects.together(site, little=little) for site in group})
     return found
 
 
