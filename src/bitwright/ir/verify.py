@@ -6,6 +6,8 @@ to states, and every symbolic size is bound by an input, a state, an operand or 
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from bitwright.errors import GraphError
 from bitwright.ir.dim import UNKNOWN, Symbol
 from bitwright.ir.dtype import dtype
@@ -20,38 +22,61 @@ def place(graph: Graph, node: Node) -> str:
     return f"graph {graph.name!r}, {node.op} %{node.name}{source}"
 
 
-def verify_structure(graph: Graph, outer: frozenset[Symbol] = frozenset()) -> None:
-    """Raise a `GraphError` that names node, operand, expected and found."""
+def verify_structure(
+    graph: Graph,
+    outer: frozenset[Symbol] = frozenset(),
+    settled: Container[Node] = (),
+) -> None:
+    """Raise a `GraphError` that names node, operand, expected and found.
+
+    Of nodes that are `settled` only their places in the graph are looked at.
+    """
     known = outer | graph.input_symbols
     defined: set[Value] = set()
     names: set[str] = set()
     for node in graph.nodes:
-        where = place(graph, node)
         for position, operand in enumerate(node.inputs):
             if operand is not None and operand not in defined:
                 raise GraphError(
                     f"operand {position} ({operand}) is not defined before this node",
-                    where=where,
+                    where=place(graph, node),
                     hint="Nodes must stand in topological order, without a cycle, in one graph.",
                 )
         for value in node.outputs:
             if value.name in names:
-                raise GraphError(f"the name {value} is taken already", where=where)
+                raise GraphError(f"the name {value} is taken already", where=place(graph, node))
             names.add(value.name)
             defined.add(value)
-            if any(size is UNKNOWN for size in getattr(value.type, "shape", ())):
-                raise GraphError(f"{value} has an unnamed size", where=where, found=value.type)
-        _check_boundary(node, where)
-        _check_symbols(node, known, where)
+        if node not in settled:
+            _check_node(graph, node, known)
         for body in node.bodies.values():
             symbols = frozenset(s for v in node.operands for s in v.type.symbols)
-            verify_structure(body, known | symbols)
+            verify_structure(body, known | symbols, settled)
     _check_results(graph, defined)
 
 
+def depends_on_graph(node: Node) -> bool:
+    """Whether a node that is right in one graph may be wrong in another: it names sizes."""
+    return bool(node.bodies) or any(attr_symbols(value) for value in node.attrs.values())
+
+
+def _check_node(graph: Graph, node: Node, known: frozenset[Symbol]) -> None:
+    for value in node.outputs:
+        if any(size is UNKNOWN for size in getattr(value.type, "shape", ())):
+            raise GraphError(
+                f"{value} has an unnamed size", where=place(graph, node), found=value.type
+            )
+    if node.is_boundary:
+        _check_boundary(node, place(graph, node))
+    used = frozenset().union(*(attr_symbols(v) for v in node.attrs.values()))
+    if used and (missing := used - known.union(*(v.type.symbols for v in node.operands))):
+        raise GraphError(
+            f"size {min(missing).name!r} in its attributes is bound by no input and no operand",
+            where=place(graph, node),
+        )
+
+
 def _check_boundary(node: Node, where: str) -> None:
-    if not node.is_boundary:
-        return
     if node.inputs or len(node.types) != 1:
         raise GraphError("takes no operand and gives one value", where=where)
     value = node.attrs.get("value")
@@ -62,16 +87,6 @@ def _check_boundary(node: Node, where: str) -> None:
     found = TensorType(dtype(value.dtype), tuple(value.shape))
     if not compatible(found, node.types[0]):
         raise GraphError("the value does not fit", where=where, expected=node.types[0], found=found)
-
-
-def _check_symbols(node: Node, known: frozenset[Symbol], where: str) -> None:
-    used = frozenset().union(*(attr_symbols(v) for v in node.attrs.values()))
-    available = known.union(*(v.type.symbols for v in node.operands))
-    if missing := used - available:
-        raise GraphError(
-            f"size {min(missing).name!r} in its attributes is bound by no input and no operand",
-            where=where,
-        )
 
 
 def _check_results(graph: Graph, defined: set[Value]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from bitwright.errors import GraphError
 from bitwright.ir.graph import Graph, Node
 from bitwright.ir.types import compatible
-from bitwright.ir.verify import place, verify_structure
+from bitwright.ir.verify import depends_on_graph, place, verify_structure
 from bitwright.ops.builder import infer_types
 from bitwright.ops.registry import get
 
@@ -15,18 +15,20 @@ from bitwright.ops.registry import get
 def verify(graph: Graph, known: set[Any] | None = None) -> Graph:
     """Raise a `GraphError` that names node, operand, expected and found; else give the graph.
 
-    `known` is kept from one stage to the next: what a node's op, types and attributes demand is
-    looked at once for all nodes that have the same.
+    `known` is kept from one stage to the next: a node that was found right is not looked at again,
+    and what op, types and attributes demand is looked at once for all nodes that have the same.
     """
-    verify_structure(graph)
+    settled = set() if known is None else known
+    verify_structure(graph, settled=settled)
     for owner, node in graph.walk():
-        if node.is_boundary:
+        if node in settled:
             continue
-        question = None if known is None else _question(node)
-        if question is None or known is None or question not in known:
+        question = None if node.is_boundary else _question(node)
+        if not node.is_boundary and (question is None or question not in settled):
             verify_node(owner, node)
-            if question is not None and known is not None:
-                known.add(question)
+            settled.add(question)
+        if not depends_on_graph(node):
+            settled.add(node)
     return graph
 
 

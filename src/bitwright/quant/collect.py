@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bitwright import system
+from bitwright.backends.cpu.code import KernelCode
 from bitwright.errors import CalibrationError
 from bitwright.ir.graph import Graph, Value, constant_value
 from bitwright.ops.builder import Builder
@@ -180,7 +181,9 @@ class Collector:
             evidence.samples[key].add(rows, 0 if is_even or full else -(-wanted // self.turns))
 
     def close(self) -> None:
-        """Give back what only running batches needed."""
+        """Give back what only running batches needed, but the kernels: models compiled next have
+        the same ones."""
+        self._kernels = self._whole.kernels + self._extremes.kernels
         del self._whole, self._extremes
         system.give_memory_back()
 
@@ -240,6 +243,10 @@ class _Extremes:
                 for site, channels in found:
                     _require_finite(site.name, number, channels)
             yield from ((site.name, channels) for site, channels in found)
+
+    @property
+    def kernels(self) -> list[KernelCode]:
+        return self._taps.kernels
 
     def _split(self, ends: Array) -> Iterator[tuple[Site, Channels]]:
         start = 0

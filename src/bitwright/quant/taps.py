@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from bitwright import knobs
+from bitwright.backends.cpu.code import KernelCode
+from bitwright.backends.cpu.program import Program
 from bitwright.backends.reference import Reference
 from bitwright.errors import CalibrationError
 from bitwright.executable import Executable
@@ -87,6 +89,12 @@ class Taps:
         """Forget what states of the graph hold."""
         for part in self._runs:
             part.exe.reset()
+
+    @property
+    def kernels(self) -> list[KernelCode]:
+        """Those of the compiled model, as far as it was needed."""
+        programs = [p.exe.engine for p in self._runs if isinstance(p.exe.engine, Program)]
+        return [kernel for program in programs for kernel in program.code.kernels.values()]
 
     @property
     def passes(self) -> int:

@@ -20,6 +20,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -49,6 +50,8 @@ LOWERINGS: dict[str, Lower] = {}
 # Ops whose result is a view of their operand: no step at all.
 AsView = Callable[["Lowering", Node], tuple[View, ...] | None]
 VIEWS: dict[str, AsView] = {}
+_ALIVE: WeakValueDictionary[tuple[Target, str], KernelCode] = WeakValueDictionary()
+"""Kernels of programs that exist, which the next program need not write again."""
 
 
 class NoKernelError(Exception):
@@ -210,9 +213,12 @@ class Lowering:
         digest = hashlib.blake2b(repr((family, key)).encode(), digest_size=8).hexdigest()
         name = f"{family}_{digest}"
         if name not in self.kernels:
-            module = Module(self.target, name)
-            signature = emit(module, name)
-            self.kernels[name] = KernelCode(name, signature, module.text())
+            made = _ALIVE.get((self.target, name))
+            if made is None:
+                module = Module(self.target, name)
+                signature = emit(module, name)
+                made = _ALIVE[self.target, name] = KernelCode(name, signature, module.text())
+            self.kernels[name] = made
         return self.kernels[name]
 
     def call(
