@@ -29,6 +29,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install torch==2.13.0
 	$(BIN)/pip install -e .[dev]
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 demo: setup

@@ -12,6 +12,7 @@ import hashlib
 import mmap
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import time
@@ -138,6 +139,28 @@ def kept(path: Path) -> bytes | None:
     digest, data = whole[len(_MAGIC) : start], whole[start:]
     good = whole[: len(_MAGIC)] == _MAGIC and hashlib.sha256(data).digest() == digest
     return data if good else None
+
+
+def start_python(code: str) -> subprocess.Popen[bytes] | None:
+    """A new Python process that runs the code and can import what this one can; None where there is
+    none to be had: `sys.executable` may be a program that Python is part of.
+
+    It is isolated: the folder that the user happens to be in is no place to import from.
+    """
+    name = Path(sys.executable or "").name.lower()
+    if not name.startswith(("python", "pypy")) or getattr(sys, "frozen", False):
+        return None
+    paths = [str(Path(path).absolute()) for path in sys.path if path]
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-c", f"import sys; sys.path[:] = sys.argv[1:]; {code}", *paths],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        )
+    except (OSError, ValueError):
+        return None
 
 
 def resident_bytes() -> int | None:

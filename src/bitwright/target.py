@@ -198,12 +198,28 @@ def _known_host() -> tuple[str, str, str] | None:
 
 
 def _ask_llvm() -> tuple[str, str, str]:
-    import llvmlite.binding as llvm
-
-    triple, cpu = llvm.get_process_triple(), llvm.get_host_cpu_name()
-    features = llvm.get_host_cpu_features().flatten()
     path = _host_file()
+    facts = (_told_apart() if path is not None else None) or llvm_facts()
     if path is not None:
         with suppress(OSError):
-            system.keep(path, "\n".join((triple, cpu, features)).encode())
-    return triple, cpu, features
+            system.keep(path, "\n".join(facts).encode())
+    return facts
+
+
+def llvm_facts() -> tuple[str, str, str]:
+    """Triple, name and features of this processor, as LLVM tells them."""
+    import llvmlite.binding as llvm
+
+    features = llvm.get_host_cpu_features().flatten()
+    return llvm.get_process_triple(), llvm.get_host_cpu_name(), features
+
+
+def _told_apart() -> tuple[str, str, str] | None:
+    """The same from a process of its own, which takes LLVM's memory with it."""
+    process = system.start_python(
+        "from bitwright.target import llvm_facts; print(*llvm_facts(), sep=chr(10))"
+    )
+    if process is None:
+        return None
+    lines = process.communicate()[0].decode().splitlines()
+    return (lines[0], lines[1], lines[2]) if len(lines) == 3 else None

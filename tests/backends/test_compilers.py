@@ -29,6 +29,31 @@ def test_workers_make_the_same_code(monkeypatch):
     assert made == [jit.compile_object(one, host()) for one in TEXTS]
 
 
+def test_workers_stay_while_they_are_kept(monkeypatch):
+    monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
+    expected = [jit.compile_object(one, host()) for one in TEXTS]
+    with compilers.kept_workers():
+        assert compilers.compile_together(TEXTS, host()) == expected
+        processes = [worker._process for worker in compilers._idle]
+        assert len(processes) == 2
+        with compilers.kept_workers():
+            assert compilers.compile_together(TEXTS[::-1], host()) == expected[::-1]
+        assert {w._process for w in compilers._idle} == set(processes)
+    assert not compilers._idle
+    assert all(process.returncode == 0 for process in processes)
+
+
+def test_a_kept_worker_that_has_died_is_replaced_by_this_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
+    with compilers.kept_workers():
+        compilers.compile_together(TEXTS, host())
+        for worker in compilers._idle:
+            worker._process.kill()
+            worker._process.wait()
+        found = jit.compiled(TEXTS, host(), ObjectCache(tmp_path))
+    assert found[0] == jit.compile_object(TEXTS[0], host())
+
+
 def test_a_cold_start_counts_and_a_warm_one_does_not(monkeypatch, tmp_path):
     monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
     store = ObjectCache(tmp_path)
@@ -44,7 +69,7 @@ def test_a_cold_start_counts_and_a_warm_one_does_not(monkeypatch, tmp_path):
 def test_few_modules_are_compiled_here(monkeypatch, count, compilers_):
     monkeypatch.setitem(sys.modules, "llvmlite.binding", None)  # as if LLVM were loaded
     monkeypatch.setenv("BITWRIGHT_COMPILERS", compilers_)
-    monkeypatch.setattr(subprocess, "run", None)
+    monkeypatch.setattr(subprocess, "Popen", None)
     assert compilers.compile_together(TEXTS[:count], host()) is None
 
 

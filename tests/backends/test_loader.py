@@ -84,7 +84,7 @@ print(jit.compilations(), "llvmlite.binding" in sys.modules)
 
 
 def test_a_warm_start_does_not_load_llvm(tmp_path):
-    environment = {**os.environ, knobs.CACHE.name: str(tmp_path)}
+    environment = {**os.environ, knobs.CACHE.name: str(tmp_path), knobs.COMPILERS.name: "1"}
     found = [
         subprocess.run(
             [sys.executable, "-c", PROGRAM],
@@ -107,3 +107,10 @@ def test_the_host_is_remembered_until_the_file_is_damaged(tmp_path, monkeypatch)
     assert target._known_host() is None
     monkeypatch.setenv(knobs.CACHE.name, "off")
     assert target._known_host() is None and target._ask_llvm() == asked
+
+
+def test_the_host_is_asked_here_where_no_process_can_be_started(tmp_path, monkeypatch):
+    asked = target._ask_llvm()
+    monkeypatch.setenv(knobs.CACHE.name, str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python3")
+    assert target._ask_llvm() == asked

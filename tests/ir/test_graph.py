@@ -89,6 +89,23 @@ def test_constant_that_does_not_fit():
         verify(Graph("g", (node,), (("c", node.outputs[0]),)))
 
 
+def test_a_node_found_right_is_still_looked_for_in_its_graph():
+    """Nodes are looked at once, but where they stand every time."""
+    b = Builder("g")
+    x = b.input("x", "f32[n]")
+    y = b.relu(x, name="y")
+    graph = b.build(y=y)
+    known = set()
+    verify(graph, known)
+    with pytest.raises(GraphError, match="not defined before"):
+        verify(graph.with_(nodes=tuple(n for n in graph.nodes if n is not x.node)), known)
+    with pytest.raises(GraphError, match="taken already"):
+        verify(graph.with_(nodes=(*graph.nodes, y.node)), known)
+    broken = Node("relu", (y,), {}, (TensorType(f32, (3,)),), ("z",))
+    with pytest.raises(GraphError, match="wrong type"):
+        verify(graph.with_(nodes=(*graph.nodes, broken)), known)
+
+
 def test_byte_form_round_trips_and_maps_arrays(tmp_path):
     b = Builder("g")
     w = b.parameter("w", np.arange(10_000, dtype="f4").reshape(100, 100))

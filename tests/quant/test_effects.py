@@ -51,6 +51,18 @@ def test_an_effect_is_that_of_the_value_in_codes(rng):
         np.testing.assert_array_equal(expected["y"], float_model.run(batch)["y"])
 
 
+def test_batches_behind_one_that_loses_little_are_not_asked(rng):
+    graph, data = chain(rng), batches(rng)
+    sites = find_sites(graph)
+    gathering = Gathering(graph, sites, Batches(data, graph), None, None)
+    gathering.run(False)
+    codings = {s: static_coding(gathering.evidence[s.name], smooth=False) for s in sites}
+    one, two = (Effects(graph, codings, data[:count], None) for count in (1, 2))
+    alone = one.together(sites[0])
+    assert two.together(sites[0], little=alone) == alone
+    assert two.together(sites[0], little=alone / 2) == two.together(sites[0]) != alone
+
+
 def test_sites_are_relieved_until_the_outputs_keep_what_is_asked(rng):
     graph, data = chain(rng), batches(rng)
     schemes = {}

@@ -205,7 +205,7 @@ class Site:
     def channels(self) -> int:
         """The number of channels, which the weights tell."""
         product = self.products[0]
-        return product.groups * product.matrix.shape[2] // math.prod(product.window)
+        return product.groups * int(product.matrix.shape[2]) // math.prod(product.window)
 
     @property
     def is_rowwise(self) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from bitwright import system
+from bitwright.backends.cpu.compilers import kept_workers
 from bitwright.errors import CalibrationError
 from bitwright.frontend.load import load
 from bitwright.ir.feeds import bind_input
@@ -110,7 +111,7 @@ def quantize(
     gathering = Gathering(graph, find_sites(graph), batches, file, threads)
     is_narrow = all(p.matrix.shape[2] <= WIDE for s in gathering.sites for p in s.products)
     alone = products_on_one_thread() if is_narrow else nullcontext()
-    with saved_on_interrupt(gathering.save), alone:
+    with saved_on_interrupt(gathering.save), alone, kept_workers():
         gathering.run(progress)
         result = _quantize(graph, gathering, rules, chosen, threads)
     gathering.finish()

@@ -3,7 +3,7 @@
 A cold start has tens of kernels to compile, and LLVM, as llvmlite calls it, compiles one at a time
 in a process. Workers share them out, and what LLVM takes in memory goes with the workers.
 
-    to a worker    a line of JSON (target, sizes of the texts), then the texts
+    to a worker    a line of JSON (target, sizes of the texts), then the texts; and again
     from it        for each text, 8 bytes of length, then the object code
 
 A worker that cannot be started, or fails, is no error: the caller compiles by itself, and meets the
@@ -17,10 +17,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
+from typing import Any
 
 from bitwright import knobs, system
 from bitwright.backends.cpu.jit import compile_object
@@ -35,23 +37,18 @@ MOST = 8
 _SECONDS = 300
 _small_calls = itertools.count()
 _FACTS = ("triple", "cpu", "llvm_features", "abi")
-# Isolated: the folder that the user happens to be in is no place to import from.
-_START = (
-    "import sys; sys.path[:] = sys.argv[1:]; "
-    "from bitwright.backends.cpu.compilers import work; work()"
-)
 
 
 def compile_together(texts: Sequence[str], target: Target) -> list[bytes] | None:
     """Object code of every text, or None where workers cannot help."""
-    most = min(_workers(), MOST)
+    most = min(_most(), MOST)
     workers = min(most, len(texts) // FEWEST)
     if workers < 2:
         workers = min(1, len(texts))
         is_loaded = "llvmlite.binding" in sys.modules
-        if most < 2 or is_loaded or next(_small_calls) >= SMALL_CALLS:
+        if most < 2 or is_loaded or (not _idle and next(_small_calls) >= SMALL_CALLS):
             return None
-    if not workers or not _can_start():
+    if not workers:
         return None
     shares: list[list[int]] = [[] for _ in range(workers)]
     sizes = [0] * workers
@@ -70,49 +67,98 @@ def compile_together(texts: Sequence[str], target: Target) -> list[bytes] | None
     return [codes[number] for number in range(len(texts))]
 
 
-def _workers() -> int:
+def _most() -> int:
     text = knobs.COMPILERS.get()
     return int(text) if text.isdigit() else system.cores()
 
 
-def _can_start() -> bool:
-    """Whether `sys.executable` is Python itself, and not a program that Python is part of."""
-    name = Path(sys.executable or "").name.lower()
-    return name.startswith(("python", "pypy")) and not getattr(sys, "frozen", False)
+class _Worker:
+    """A process that answers one request after another, and ends when its input does."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def compile(self, texts: Sequence[str], facts: dict[str, str]) -> list[bytes] | None:
+        """The object code of the texts; None if it fails, or is not done in time."""
+        data = [text.encode() for text in texts]
+        header = json.dumps({"target": facts, "sizes": [len(part) for part in data]}).encode()
+        source, sink = self._process.stdout, self._process.stdin
+        assert source is not None and sink is not None
+        limit = threading.Timer(_SECONDS, self._process.kill)
+        limit.start()
+        try:
+            sink.write(b"".join([header, b"\n", *data]))
+            sink.flush()
+            return [_read(source, int.from_bytes(_read(source, 8), "little")) for _ in texts]
+        except (OSError, ValueError, EOFError):
+            return None
+        finally:
+            limit.cancel()
+
+    def close(self) -> None:
+        with suppress(OSError, ValueError):
+            self._process.communicate()  # closes its input, and waits until it has ended
+
+
+def _read(file: Any, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) < size:
+        raise EOFError("the worker has ended")
+    return bytes(data)
+
+
+_idle: list[_Worker] = []
+"""Workers that wait for the next call, within `kept_workers`."""
+_keepers = 0
+_lock = threading.Lock()
+
+
+@contextmanager
+def kept_workers() -> Iterator[None]:
+    """Within it workers stay for the next call, as long as the work that it is put around takes."""
+    global _keepers  # noqa: PLW0603
+    with _lock:
+        _keepers += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _keepers -= 1
+            ended = [] if _keepers else _idle[:]
+            del _idle[: len(ended)]
+        for worker in ended:
+            worker.close()
 
 
 def _ask(texts: Sequence[str], facts: dict[str, str]) -> list[bytes] | None:
-    """What a new worker makes of these texts; None if it does not."""
-    data = [text.encode() for text in texts]
-    header = json.dumps({"target": facts, "sizes": [len(part) for part in data]}).encode()
-    paths = [str(Path(path).absolute()) for path in sys.path if path]
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", _START, *paths],
-            input=b"".join([header, b"\n", *data]),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_SECONDS,
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-            check=True,
-        )
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-    answer, codes = memoryview(done.stdout), []
-    while answer:
-        size = int.from_bytes(answer[:8], "little")
-        codes.append(bytes(answer[8 : 8 + size]))
-        answer = answer[8 + size :]
-    return codes
+    """What a worker makes of these texts; None if it does not."""
+    with _lock:
+        worker = _idle.pop() if _idle else None
+    if worker is None:
+        process = system.start_python("from bitwright.backends.cpu.compilers import work; work()")
+        if process is None:
+            return None
+        worker = _Worker(process)
+    made = worker.compile(texts, facts)
+    with _lock:
+        is_kept = made is not None and _keepers > 0
+        if is_kept:
+            _idle.append(worker)
+    if not is_kept:
+        worker.close()
+    return made
 
 
 def work() -> None:
-    """The worker: compile what standard input holds."""
+    """The worker: compile what standard input holds, request after request."""
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever LLVM prints is no part of the answer
-    header = json.loads(source.readline())
-    target = SimpleNamespace(**header["target"])
-    for size in header["sizes"]:
-        code = compile_object(source.read(size).decode(), target)
-        sink.write(len(code).to_bytes(8, "little") + code)
-    sink.close()
+    while line := source.readline():
+        header = json.loads(line)
+        target: Any = SimpleNamespace(**header["target"])
+        # all of them before the first answer: nobody reads it while texts are still being written
+        texts = [source.read(size).decode() for size in header["sizes"]]
+        for text in texts:
+            code = compile_object(text, target)
+            sink.write(len(code).to_bytes(8, "little") + code)
+        sink.flush()

@@ -1,0 +1,55 @@
+"""What one pass over the data shows of each site, against numpy on the values themselves."""
+
+import numpy as np
+import pytest
+
+import bitwright as bw
+from bitwright.ops.builder import Builder
+from bitwright.quant.blas import _openblas, products_on_one_thread
+from bitwright.quant.data import Batches
+from bitwright.quant.gathering import Gathering
+from bitwright.quant.products import find_sites
+
+
+def model(rng):
+    """Convolutions and products whose inputs are of any sign, never negative, or clipped."""
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    b = Builder()
+    x = b.input("x", "f32[1, 4, 9, 9]")
+    h = b.relu(b.conv(x, draw(6, 4, 3, 3), name="first"))
+    h = b.clip(b.conv(h, draw(6, 1, 3, 3), groups=6, name="deep"), np.float32(0), np.float32(1))
+    h = b.clip(b.conv(h, draw(5, 6, 1, 1), name="third"), np.float32(-1), np.float32(1))
+    h = b.conv(h, draw(3, 5, 1, 1), name="fourth")
+    y = b.matmul(b.reshape(h, np.array([3, 25])), draw(25, 7), name="last")
+    graph = b.build(y=y)
+    values = [(s.name, s.value) for s in find_sites(graph) if s.name != "x"]
+    return graph, graph.with_(outputs=tuple(values))
+
+
+def test_ranges_are_those_of_every_batch():
+    rng = np.random.default_rng(5)
+    graph, open_graph = model(rng)
+    data = [{"x": rng.normal(size=(1, 4, 9, 9)).astype(np.float32)} for _ in range(40)]
+    gathering = Gathering(graph, find_sites(graph), Batches(data, graph), None, 2)
+    gathering.run(False)
+    exe = bw.compile(open_graph, threads=2)
+    seen = [{**exe.run(batch), **batch} for batch in data]
+    assert len(gathering.evidence) == 5
+    for name, evidence in gathering.evidence.items():
+        axes = tuple(i for i in range(seen[0][name].ndim) if i != evidence.site.channel_axis)
+        low = np.minimum(0, np.min([s[name].min(axis=axes) for s in seen], axis=0))
+        high = np.maximum(0, np.max([s[name].max(axis=axes) for s in seen], axis=0))
+        assert evidence.site.channels == len(low)
+        np.testing.assert_allclose(evidence.every.low, low, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(evidence.every.high, high, rtol=1e-5, atol=1e-6)
+
+
+def test_products_of_numpy_have_their_threads_again():
+    if _openblas() is None:
+        pytest.skip("numpy has another library of products")
+    count, _ = _openblas()
+    before = count()
+    with pytest.raises(ZeroDivisionError), products_on_one_thread():
+        assert count() == 1
+        raise ZeroDivisionError
+    assert count() == before
