@@ -166,3 +166,43 @@ def test_softmax_between_codes(producer):
     theirs = session.run(None, feeds)
     agree(theirs, by_bitwright(proto, feeds), 0)
     agree(theirs, list(bw.compile(bw.load(proto)).run(feeds).values()), 0)
+
+
+def test_what_stands_between_dynamic_codes_is_rounded_as_it_is_written():
+    """A last bit of the range is a step of every code: hard swish in its four ops is these."""
+    rng = np.random.default_rng(0)
+    constants = {
+        "w": rng.integers(-128, 128, (64, 48)).astype(np.int8),
+        "w_scale": rng.uniform(0.001, 0.01, 48).astype(np.float32),
+        "bias": rng.normal(size=48).astype(np.float32),
+    }
+    constants |= {f"c{number}": np.array(number, np.float32) for number in (0, 3, 6)}
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "q_scale", "q_zero"]),
+        helper.make_node("MatMulInteger", ["q", "w", "q_zero"], ["whole"]),
+        helper.make_node("Cast", ["whole"], ["cast"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Mul", ["q_scale", "w_scale"], ["scales"]),
+        helper.make_node("Mul", ["cast", "scales"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "bias"], ["v"]),
+        helper.make_node("Add", ["v", "c3"], ["moved"]),
+        helper.make_node("Clip", ["moved", "c0", "c6"], ["cut"]),
+        helper.make_node("Mul", ["v", "cut"], ["gated"]),
+        helper.make_node("Div", ["gated", "c6"], ["swish"]),
+        helper.make_node("DynamicQuantizeLinear", ["swish"], ["y", "y_scale", "y_zero"]),
+    ]
+    kinds = {"x": onnx.TensorProto.FLOAT, "y_scale": onnx.TensorProto.FLOAT}
+    shapes = {"x": [50, 64], "y": [50, 48], "y_scale": [], "y_zero": []}
+    info = {
+        name: helper.make_tensor_value_info(name, kinds.get(name, onnx.TensorProto.UINT8), shape)
+        for name, shape in shapes.items()
+    }
+    weights = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    outputs = [info[name] for name in ("y", "y_scale", "y_zero")]
+    graph = helper.make_graph(nodes, "dynamic", [info["x"]], outputs, weights)
+    opsets = [helper.make_opsetid("", 17)]
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    exe = bw.compile(bw.load(proto))
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    for _ in range(5):
+        feeds = {"x": rng.normal(size=(50, 64)).astype(np.float32)}
+        agree(session.run(None, feeds), list(exe.run(feeds).values()), 0)

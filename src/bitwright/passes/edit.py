@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 
+from bitwright.ir.dtype import DType
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import get
@@ -44,12 +45,13 @@ def replace_nodes(
     )
 
 
-def stands_behind(value: Value, ops: Container[str]) -> bool:
-    """Whether one of these ops made the value, with elementwise work behind it."""
+def stands_behind(value: Value, ops: Container[str], element: DType | None = None) -> bool:
+    """Whether one of these ops (with results of this type) made the value, with elementwise work
+    behind it."""
     seen, left = {value}, [value]
     while left:
         node = left.pop().node
-        if node.op in ops:
+        if node.op in ops and element in (None, node.outputs[0].dtype):
             return True
         if node.is_boundary or get(node.op).kind is not Kind.ELEMENTWISE:
             continue

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from bitwright.ir.dtype import i32
+from bitwright.passes.edit import stands_behind
 from bitwright.rewrite import Match, Rule
 
 Form = Callable[[Any, Any], Any]
@@ -59,6 +61,13 @@ def _not_a_number(m: Match) -> str | bool:
     return m.scalar("a") is None and "its slope is not one constant"
 
 
+def _of_codes(m: Match) -> str | bool:
+    """Behind an integer product codes follow whose range the run finds, and a last bit makes other
+    codes of all the layers to come: there, what a file spells out is computed as it says."""
+    is_integer = stands_behind(m.x, ("conv", "matmul"), i32)
+    return is_integer and "the next codes depend on how each step is rounded"
+
+
 RULES = [
     *_gelu_rules(_ERF_FORMS, "none"),
     *_gelu_rules(_TANH_FORMS, "tanh"),
@@ -88,6 +97,7 @@ RULES = [
         "hard-swish-divided-last",
         lambda op, x: op.div(op.mul(x, op.clip(op.add(x, 3), 0, 6)), 6),
         lambda op, x: op.hard_swish(x),
+        _of_codes,
     ),
     Rule(
         "hard-swish-divided-first",
