@@ -11,7 +11,7 @@ rows that the ranges were not taken from, with the mean error left out: it goes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,9 +64,10 @@ class Coding:
 def static_coding(evidence: Evidence, smooth: bool = True, symmetric: bool = False) -> Coding:
     """The best static range; a symmetric one reaches as far below 0 as above."""
     make = Range.around_zero if symmetric else Range.over
-    best = _whole_range(evidence, smooth, make)
+    scores = Scores(evidence)
+    best = _whole_range(scores, smooth, make)
     for reach in REACHES:
-        best = _better(best, evidence, best.strength, reach, make)
+        best = _better(best, scores, best.strength, reach, make)
     return best
 
 
@@ -75,24 +76,26 @@ def dynamic_tensor_coding(evidence: Evidence, smooth: bool = True) -> Coding:
 
     It is scored with the range of all batches together, which no tensor of them exceeds.
     """
-    return replace(_whole_range(evidence, smooth, Range.over), scheme="dynamic-tensor")
+    best = _whole_range(Scores(evidence), smooth, Range.over)
+    return replace(best, scheme="dynamic-tensor")
 
 
-def _whole_range(evidence: Evidence, smooth: bool, make: MakeRange) -> Coding:
+def _whole_range(scores: Scores, smooth: bool, make: MakeRange) -> Coding:
     """The best static range that cuts nothing off."""
     best: Coding | None = None
     for strength in STRENGTHS if smooth else STRENGTHS[:1]:
-        best = _better(best, evidence, strength, 1.0, make)
+        best = _better(best, scores, strength, 1.0, make)
     assert best is not None
     return best
 
 
 def _better(
-    best: Coding | None, evidence: Evidence, strength: float, reach: float, make: MakeRange
+    best: Coding | None, scores: Scores, strength: float, reach: float, make: MakeRange
 ) -> Coding:
     """The best so far, or the static coding of this strength and reach if that is better."""
+    evidence = scores.evidence
     sample = _coding("static", evidence, evidence.some, strength, reach, make)
-    error = coding_error(evidence, sample)
+    error = scores.error(sample)
     if best is not None and error >= WORTH * best.error:
         return best
     final = _coding("static", evidence, evidence.every, strength, reach, make)
@@ -102,9 +105,10 @@ def _better(
 def dynamic_coding(evidence: Evidence, smooth: bool = True) -> Coding:
     """The best way to code row by row."""
     best: Coding | None = None
+    scores = Scores(evidence)
     for strength in DYNAMIC_STRENGTHS if smooth else DYNAMIC_STRENGTHS[:1]:
         coding = _coding("dynamic", evidence, evidence.every, strength, 1.0)
-        error = coding_error(evidence, coding)
+        error = scores.error(coding)
         if best is None or error < WORTH * best.error:
             best = replace(coding, error=error)
     assert best is not None
@@ -147,31 +151,49 @@ def smoothing_factors(peaks: Array, site: Site, strength: float) -> Array | None
     return np.asarray((factors / factors.max()).astype(np.float32))
 
 
-def coding_error(evidence: Evidence, coding: Coding) -> float:
-    """Mean squared error of the products' results over their mean square."""
-    errors = [error for error, _ in product_errors(evidence, coding)]
-    return float(np.mean(errors))
+class Scores:
+    """What codings of one site cost at its products.
 
+    Codings of the same strength divide by the same factors, and meet the same weights in codes.
+    """
 
-def product_errors(evidence: Evidence, coding: Coding) -> Iterator[tuple[float, Product]]:
-    coded: dict[int, Array] = {}
-    for product in evidence.site.products:
-        sample = evidence.sample(product)
-        factors = None if coding.factors is None else product.spread(coding.factors)
-        if id(sample) not in coded:
-            coded[id(sample)] = coding.round_trip(sample.scored, factors)
-        yield _error(product, sample.scored, coded[id(sample)], factors), product
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self._exact: dict[str, tuple[Array, float]] = {}
+        self._weights: dict[tuple[str, float], Array] = {}
 
+    def error(self, coding: Coding) -> float:
+        """Mean squared error of the products' results over their mean square."""
+        coded: dict[int, Array] = {}
+        errors = []
+        for product in self.evidence.site.products:
+            sample = self.evidence.sample(product)
+            factors = None if coding.factors is None else product.spread(coding.factors)
+            if id(sample) not in coded:
+                coded[id(sample)] = coding.round_trip(sample.scored, factors)
+            exact, power = self._exact_of(product)
+            error = times(coded[id(sample)], self._weights_of(product, coding.strength, factors))
+            error -= exact
+            error -= error.mean(axis=1, keepdims=True)
+            errors.append(float(np.vdot(error, error)) / max(power, 1e-30))
+        return float(np.mean(errors))
 
-def _error(product: Product, rows: Array, coded: Array, factors: Array | None) -> float:
-    matrix = product.some_columns
-    scaled = matrix if factors is None else matrix * factors[:, None, :]
-    scales = weight_scales(scaled)
-    codes = weight_codes(scaled, scales) * scales
-    exact = times(rows, matrix)
-    error = times(coded, codes) - exact
-    error -= error.mean(axis=1, keepdims=True)
-    return float((error**2).sum() / max(float((exact**2).sum()), 1e-30))
+    def _exact_of(self, product: Product) -> tuple[Array, float]:
+        """Results in float, and the sum of their squares."""
+        if product.name not in self._exact:
+            exact = times(self.evidence.sample(product).scored, product.some_columns)
+            self._exact[product.name] = exact, float(np.vdot(exact, exact))
+        return self._exact[product.name]
+
+    def _weights_of(self, product: Product, strength: float, factors: Array | None) -> Array:
+        """The weights as their codes stand for them."""
+        key = product.name, strength
+        if key not in self._weights:
+            matrix = product.some_columns
+            scaled = matrix if factors is None else matrix * factors[:, None, :]
+            scales = weight_scales(scaled)
+            self._weights[key] = weight_codes(scaled, scales) * scales
+        return self._weights[key]
 
 
 def times(rows: Array, matrix: Array) -> Array:
