@@ -13,6 +13,7 @@ from bitwright.backends.cpu import jit
 from bitwright.backends.cpu.emit import i32
 from bitwright.backends.cpu.instr import dot_bf16, dot_u8s8
 from bitwright.backends.cpu.kernels import halves, tiles
+from bitwright.backends.cpu.kernels.wide_product import ROOM, tiles_in_room, whole_way
 from bitwright.backends.cpu.lower import filters, integer
 from bitwright.ir.dtype import dtype
 from bitwright.ops.builder import Builder
@@ -66,6 +67,25 @@ def test_products_are_the_same_for_every_number_of_threads(half):
     fused = run_passes(graph, [fuse_regions])
     found = [Run(fused, feeds, host(), threads).outputs["y"].tobytes() for threads in THREADS]
     assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("size", [(200, 600, 70), (150, 40, 30), (23, 96, 200)], ids=str)
+def test_rows_and_panels_become_f32_once_for_many_tiles(half, target, size):
+    """More than one block of rows, one that all threads share, and too few rows for it."""
+    graph, feeds = product(half, *size)
+    check(graph, feeds, half, named(target), threads=3)
+
+
+def test_blocks_of_many_rows_fit_their_room():
+    for columns in (1, 48, 384):
+        for depth in (1, 64, 600, 2000):
+            way = whole_way(host(), halves.Widened(dtype("f16")), depth, columns, None)
+            if way is not None:
+                rows = tiles_in_room(way[1], depth) * way[1].rows
+                assert rows >= 12 * way[1].rows and depth * (rows + way[1].columns) <= ROOM
+    assert whole_way(host(), halves.Widened(dtype("f16")), 64, 48, 1) is None
 
 
 GEOMETRY = [

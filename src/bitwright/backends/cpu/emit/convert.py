@@ -122,11 +122,14 @@ class Conversions(Vectors):
         if self.flushes and lanes == 16 and self.target.has("avx512bf16"):
             return self.intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", bf16.vector(16), value)
         bits = self.bitcast(value, value.type.of(i32))
-        last = self.and_(self.lshr(bits, 16), 1)
-        rounded = self.lshr(self.add(bits, self.add(last, 0x7FFF)), 16)
-        quiet = self.or_(self.lshr(bits, 16), 0x40)
-        chosen = self.select(self.is_nan(value), quiet, rounded)
-        half = self._cast("trunc", chosen, value.type.of(i16))
+        if self.target.has("avx512f"):  # adds under a mask
+            is_odd = self.ne(self.and_(bits, 0x10000), 0)
+            rounded = self.select(is_odd, self.add(bits, 0x8000), self.add(bits, 0x7FFF))
+        else:
+            last = self.and_(self.lshr(bits, 16), 1)
+            rounded = self.add(bits, self.add(last, 0x7FFF))
+        chosen = self.select(self.is_nan(value), self.or_(bits, 0x400000), rounded)
+        half = self._cast("trunc", self.lshr(chosen, 16), value.type.of(i16))
         return self.bitcast(half, value.type.of(bf16))
 
     def _from_f16(self, value: Value) -> Value:

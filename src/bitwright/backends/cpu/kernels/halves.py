@@ -4,7 +4,8 @@
     SplitDots  f16, as sums of two bf16 each, in the same registers
     HalfDots   bf16, two at a time by an instruction (vdpbf16ps)
     Widened    rows become f32 a piece at a time, in a scratch that stays in the first-level cache;
-               panels stay halves in memory and become f32 in registers
+               panels stay halves in memory and become f32 in registers; where there are many rows,
+               both become f32 once for several tiles (`kernels.wide_product`)
 
 A product of two halves is exact in f32, so a result is Σ_k a[k] w[k] with one f32 rounding a term:
 in the order of k (`Widened`), or of pairs with the odd number first (`HalfDots`). Both lie within
@@ -88,10 +89,12 @@ class Widened(HalfSums):
     """One f32 product at a time."""
 
     half: DType
+    whole: bool = False
+    """Whether many rows go through `kernels.wide_product`."""
     group, has_rest, widens = 1, False, True
 
     def __repr__(self) -> str:
-        return f"Widened({self.half})"
+        return f"Widened({self.half}, {self.whole})"
 
     @property
     def element(self) -> Type:

@@ -27,6 +27,7 @@ from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, i1, st
 from bitwright.backends.cpu.expression import Expression, to_stored
 from bitwright.backends.cpu.kernels.narrow import MOST, narrowed
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
+from bitwright.backends.cpu.kernels.register_tile import Tile, best_tile
 from bitwright.backends.cpu.kernels.streaming import is_streamed, settle
 from bitwright.backends.cpu.kernels.tile_run import ROWS, BlockRows, TileRun
 from bitwright.backends.cpu.kernels.wide_rows import WideRows
@@ -44,68 +45,6 @@ _TALL = 2
 threads read the same weights then, and their own part of a."""
 LINE = 64
 """Bytes of a cache line."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Sums held in registers: rows × (vectors · lanes)."""
-
-    rows: int
-    vectors: int
-    lanes: int
-
-    @property
-    def columns(self) -> int:
-        return self.vectors * self.lanes
-
-    @property
-    def heights(self) -> tuple[int, ...]:
-        """Tile heights that are emitted: rows left over take the lowest that holds them."""
-        found = [self.rows]
-        while found[-1] > 1:
-            found.append(found[-1] // 2)
-        return tuple(reversed(found))
-
-
-# rows × vectors: sums, the panel's vectors, a broadcast number (and a product, where multiplying
-# and adding are two instructions) fit the registers
-_TILES_32 = ((8, 3), (6, 4), (5, 5), (12, 2), (12, 1))
-_TILES_32_UNFUSED = ((8, 2), (8, 1))
-_TILES_16 = ((6, 2), (12, 1))
-_TILES_16_UNFUSED = ((4, 2), (8, 1))
-
-
-def best_tile(
-    target: Target,
-    columns: int = 0,
-    fused: bool | None = None,
-    extra: int = 0,
-    unpacking: int = 0,
-) -> Tile:
-    """The tile for a target; for a known number of columns, the one that takes the least time.
-
-    `fused` says whether adding a product is one instruction (as it is for f32 unless given),
-    `extra` how many vectors of sums a row has beside those of its columns, `unpacking` how many
-    instructions make a vector of the panel ready.
-    """
-    plain, unfused = (_TILES_32, _TILES_32_UNFUSED)
-    if target.vector_registers < 32:
-        plain, unfused = _TILES_16, _TILES_16_UNFUSED
-    choices = plain if fused or (fused is None and target.has_fma) else unfused
-    lanes = target.lanes(32)
-
-    def cost(choice: tuple[int, int]) -> float:
-        rows, vectors = choice
-        panels = -(-columns // ((vectors - extra) * lanes))
-        return panels * step_cycles(rows, vectors, unpacking) / rows
-
-    rows, vectors = min((c for c in choices if c[1] > extra), key=cost)
-    return Tile(rows, vectors - extra, lanes)
-
-
-def step_cycles(rows: int, vectors: int, unpacking: int = 0) -> float:
-    """What a step of k takes, as measured: two sums a cycle and some waiting, or a load a cycle."""
-    return max(1.17 * (rows + unpacking) * vectors / 2, 1.03 * (rows + vectors))
 
 
 def pack(w: Array, tile: Tile) -> Array:
@@ -170,8 +109,10 @@ def emit_matmul(
     tile: Tile | None = None,
     epilogue: Epilogue = NO_EPILOGUE,
     numbers: Numbers = REAL,
+    how: Callable[[Product], None] = lambda product: product.emit(),
 ) -> Signature:
-    """The kernel. Strides count elements between rows; `block` is `row_tiles_in_cache`."""
+    """The kernel. Strides count elements between rows; `block` is `row_tiles_in_cache`, and `how`
+    another way to emit a product."""
     tile = tile or best_tile(module.target)
     signature = Signature(
         ("a", "w", "y", *numbers.pointers, *epilogue.pointers),
@@ -182,7 +123,7 @@ def emit_matmul(
         ),
     )
     with module.kernel(name, signature) as f, f.subnormals_as_zeros():
-        Product(f, tile, epilogue, numbers).emit()
+        how(Product(f, tile, epilogue, numbers))
         settle(f, epilogue.streams)
     return signature
 
@@ -224,6 +165,8 @@ class Product:
             panel = f.udiv(place, tall)
             top = place - panel * tall
             count = f.min(tall - top, end - at)
+            is_new = f.or_(f.eq(at, begin), f.eq(place, 0))
+            self.in_block(is_new, first, top, tall, end - at)
             self._run(panel, (first + top) * tile.rows, count)
             after = at + count
             runs.next(after, again=f.lt(after, end))
@@ -255,6 +198,10 @@ class Product:
         return f.max(f.udiv(tiles + (blocks - 1), blocks), 1)
 
     # what another kind of product changes
+
+    def in_block(self, is_new: Value, first: Value, top: Value, tall: Value, left: Value) -> None:
+        """Before tiles of a block of `tall` that begins with tile `first`: the thread goes on with
+        tile `top` of it, has `left` tiles in all, and none of the block before if it `is_new`."""
 
     def whole_depth(self) -> Value:
         """How many steps of k there are."""

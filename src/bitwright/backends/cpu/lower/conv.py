@@ -29,6 +29,7 @@ from bitwright.backends.cpu.kernels.matmul import (
     is_light,
     row_tiles_in_cache,
 )
+from bitwright.backends.cpu.kernels.wide_product import tiles_in_room, whole_way
 from bitwright.backends.cpu.lower.filters import Filter, filter_of, has_filter, in_planes
 from bitwright.backends.cpu.lower.movement import pad_view
 from bitwright.backends.cpu.lower.product import lower_windows
@@ -282,6 +283,15 @@ def dense(
     pixel, line = window.strides[1] * sw, window.strides[0] * sh
     is_flat = (oh == 1 or line == ow * pixel) and (n == 1 or sn == oh * ow * pixel)
     is_apart = not _is_even(y)
+    row_bytes = filter.item_bytes * weight[0].size
+    block = row_tiles_in_cache(ctx.target, tile, row_bytes)
+    if (
+        is_flat
+        and not levels
+        and (way := whole_way(ctx.target, numbers, run, columns, n * oh * ow))
+    ):
+        numbers, tile = way
+        block = tiles_in_room(tile, run)
     length = n * oh * ow if is_flat else ow
     steps = (height if dense_line else height * width) * -(-run // numbers.group)
     lined = None
@@ -302,7 +312,7 @@ def dense(
         "rows": n * oh * ow,
         "columns": columns,
         "run": run,
-        "block": row_tiles_in_cache(ctx.target, tile, row_bytes),
+        "block": block,
         "y_stride": y.strides[3] if ow != 1 or is_apart else y.strides[2],
         "pixel": pixel,
         **planes,

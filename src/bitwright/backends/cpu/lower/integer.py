@@ -33,8 +33,8 @@ from bitwright.backends.cpu.kernels.matmul import (
     emit_matmul,
     is_light,
     row_tiles_in_cache,
-    step_cycles,
 )
+from bitwright.backends.cpu.kernels.register_tile import step_cycles
 from bitwright.backends.cpu.kernels.streaming import streamed_from
 from bitwright.backends.cpu.kernels.tiles import (
     BLOCK,

@@ -19,6 +19,7 @@ from bitwright.backends.cpu.kernels.matmul import (
     row_tiles_in_cache,
 )
 from bitwright.backends.cpu.kernels.streaming import streamed_from
+from bitwright.backends.cpu.kernels.wide_product import emit_wide, tiles_in_room, whole_way
 from bitwright.backends.cpu.lower.filters import filter_of, has_filter, in_planes
 from bitwright.backends.cpu.lower.product import lower_product
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
@@ -55,6 +56,10 @@ def lower_rows(
     filter = filter_of(ctx.target, x.dtype, weight, rows)
     numbers = filter.numbers(ctx.target, depth)
     tile = filter.tile(ctx.target, columns, numbers)
+    block = row_tiles_in_cache(ctx.target, tile, filter.item_bytes * depth)
+    if way := whole_way(ctx.target, numbers, depth, columns, rows):
+        numbers, tile = way
+        block = tiles_in_room(tile, depth)
     a, more = unit_rows(ctx, x), {}
     if numbers.sizes:
         a, more = in_planes(ctx, node, a)
@@ -65,7 +70,7 @@ def lower_rows(
     kernel = ctx.kernel(
         f"matmul_{x.dtype}",
         (tile, parts.after.expression, reads.key, numbers, streams),
-        lambda m, name: emit_matmul(m, name, tile, epilogue, numbers),
+        lambda m, name: emit_matmul(m, name, tile, epilogue, numbers, emit_wide),
     )
     packed = ctx.constant(filter.pack(weight[None], tile, numbers), f"{node.name}.weight")
     sizes: dict[str, Size] = {
@@ -74,7 +79,7 @@ def lower_rows(
         "depth": depth,
         "a_stride": a.strides[0],
         "y_stride": columns,
-        "block": row_tiles_in_cache(ctx.target, tile, filter.item_bytes * depth),
+        "block": block,
         **more,
         **reads.sizes,
     }
