@@ -7,7 +7,7 @@ import pytest
 from emitted import WIDTHS, Compiled, instructions, lanewise, scale_kernel, undefined_symbols
 
 from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.emit import Module, Signature, f32, i1, i32, i64, ptr, void
+from bitwright.backends.cpu.emit import Module, Signature, f32, i1, i8, i32, i64, ptr, void
 from bitwright.backends.cpu.emit.types import constant, f16
 from bitwright.errors import CompileError
 from bitwright.target import host, named
@@ -121,6 +121,30 @@ def test_masked_and_indexed_memory(target):
         doubled = np.where(inside, x[: 2 * lanes : 2], -1)
         np.testing.assert_array_equal(y[lanes : 2 * lanes], doubled)
         np.testing.assert_array_equal(y[2 * lanes :: 3], np.where(inside, doubled, 0))
+
+
+@pytest.mark.parametrize("target", WIDTHS)
+def test_one_narrow_lane_is_stored_alone(target):
+    """LLVM would store the four bytes that it was cut from."""
+    lanes = named(target).lanes(32)
+
+    def body(f):
+        x, y = f.args.pointer("x"), f.args.pointer("y")
+        narrow = f.convert(f.load(i32.vector(lanes), x), i8)
+        f.store(narrow, y, mask=f.mask(f.index(1), lanes))
+
+        def put(at, mask):
+            f.store(f.convert(f.load(i32.vector(lanes), x, at, mask=mask), i8), y, at, mask=mask)
+
+        f.vectors(lanes, 2 * lanes + 1, lanes, put)
+
+    y = np.zeros(64, np.int8)
+    emit(body, ("x", "y"), (), target)(x=np.full(64, 0x01020304, "i4"), y=y)
+    stored = np.arange(64)
+    np.testing.assert_array_equal(
+        y == 4, (stored == 0) | ((stored >= lanes) & (stored <= 2 * lanes))
+    )
+    assert not y[y != 4].any()
 
 
 def test_shuffles_and_parts():

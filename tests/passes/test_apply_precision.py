@@ -198,6 +198,18 @@ def test_quantized_values_and_their_scales_stay():
     assert found["back"] == found["weight"] == "bf16"
 
 
+@pytest.mark.parametrize("name", ["f16", "mixed_bf16"])
+def test_attention_in_codes_makes_them_of_f32(name):
+    b = bw.Builder("attention")
+    x = b.input("x", "f32[1, 2, 40, 8]")
+    graph = b.build(b.attention(b.relu(x), x, x, in_codes=True, name="y"))
+    changed = bw.apply_precision(graph, name)
+    assert types(changed)["y"] == "f32"
+    feeds = np.random.default_rng(0).normal(size=(1, 2, 40, 8)).astype(np.float32)
+    expected, found = (reference(g, x=feeds)["y"] for g in (graph, changed))
+    np.testing.assert_allclose(found, expected, atol=0.05)
+
+
 def test_integer_outputs_and_comparisons_keep_their_types():
     b = bw.Builder("integers")
     x = b.input("x", "f32[2, 8]")

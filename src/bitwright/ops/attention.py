@@ -6,6 +6,8 @@ Query i stands at position p = i + offset, where offset counts the keys before t
 length of the past; `lengths - S` for a cache of which only `lengths` keys are valid; `T - S` when
 `causal_offset` is "end". Causal attention sees keys j <= p, a window keys p - window < j and
 j <= p + window_right. A row without any visible key gives zeros.
+
+`in_codes` multiplies 8-bit codes, with the products summed exactly (`ops.attention_codes`).
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import numpy as np
 
 from bitwright.errors import InferenceError
 from bitwright.ir.dim import Size
-from bitwright.ir.dtype import bool_, i64
+from bitwright.ir.dtype import bool_, f32, i64
 from bitwright.ir.types import TensorType, broadcast_shapes
+from bitwright.ops.attention_codes import coded_scores, weighted_codes
 from bitwright.ops.inference import (
     is_float,
     is_number,
@@ -43,6 +46,8 @@ def _infer(
     **attrs: Any,
 ) -> TensorType:
     _check_operands(q, k, v, past_k, past_v)
+    if attrs["in_codes"]:
+        require_dtype("q", q, lambda d: d == f32, "f32, of which codes are made")
     for name in ("window", "window_right"):
         if attrs[name] is not None and attrs[name] < 0:
             raise InferenceError(f"{name!r} is negative", expected="0 or more", found=attrs[name])
@@ -144,6 +149,7 @@ def _reference(
     window_right: int | None,
     softcap: float,
     softmax_dtype: Any,
+    in_codes: bool,
 ) -> Array:
     before = 0
     if past_k is not None and past_v is not None:
@@ -153,7 +159,10 @@ def _reference(
     shared = q.shape[1] // max(k.shape[1], 1)
     keys, values = (np.repeat(wide(x), shared, axis=1) for x in (k, v))
     factor = (q.shape[3] or 1) ** -0.5 if scale is None else scale
-    scores = np.matmul(wide(q) * factor, keys.swapaxes(-1, -2))
+    if in_codes:
+        scores = coded_scores(q, keys, factor)
+    else:
+        scores = np.matmul(wide(q) * factor, keys.swapaxes(-1, -2))
     if softcap > 0:
         scores = softcap * np.tanh(scores / softcap)
 
@@ -172,6 +181,8 @@ def _reference(
     if lengths is not None:
         visible = visible & (at < lengths.reshape(-1, 1, 1, 1))
     bias = _bias(mask, total) + np.where(visible, 0.0, -np.inf)
+    if in_codes:
+        return weighted_codes(scores, bias, values)
     return np.asarray(np.matmul(softmax_rows(scores, bias), values))
 
 
@@ -195,6 +206,8 @@ def _samples() -> list[Sample]:
         sample(q, k, v, np.zeros((3, 6), np.bool_)),
         sample(q, empty_k, empty_v),
         sample(*halves, softmax_dtype="f32", tolerance=1e-2),
+        sample(q, k, v, in_codes=True, tolerance=1e-2),
+        sample(q, shared_k, shared_v, keep, causal=True, in_codes=True, tolerance=1e-2),
     ]
 
 
@@ -223,6 +236,7 @@ OPDEFS = [
             "window_right": Attr("int", None),
             "softcap": Attr("float", 0.0),
             "softmax_dtype": Attr("dtype", None),
+            "in_codes": Attr("bool", False),
         },
         doc="softmax(q @ k.T * scale + mask) @ v per head; k and v heads may serve several of q. "
         "A kernel computes its softmax in softmax_dtype or wider; the reference is f64.",

@@ -95,6 +95,8 @@ class PrecisionPlan:
             if node.op == "dynamic_quantize":
                 self._unscaled.add(node.outputs[1])
             return Decision(None, "its types are its own")
+        if node.attrs.get("in_codes"):
+            return Decision(f32, "it makes its codes of f32 numbers")
         operands = [value for _, value in changeable_operands(node)]
         makes_float = node.op in ("cast", "dequantize") and is_changeable(node.outputs[0])
         if not operands and not makes_float:

@@ -4,14 +4,15 @@ The float model gets a switch in front of every product in question,
 
     x  ->  where(switch, dequantize(quantize(x / f)) * f, x)
 
-and is compiled once: with all switches off it is the float model, with one on it shows the effect
-of that site alone. A small error where the model is sensitive can cost more than a large one where
-it is not, which no measurement at the product itself can tell.
+and one behind every attention in question, between its result in codes and that in f32. It is
+compiled once: with all switches off it is the float model, with one on it shows the effect of that
+site alone. A small error where the model is sensitive can cost more than a large one where it is
+not, which no measurement at the product itself can tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,13 +97,15 @@ class Effects:
         codings: Mapping[Site, Coding],
         batches: list[Batch],
         threads: int | None,
+        attentions: Sequence[Node] = (),
     ) -> None:
         self._batches, self._threads = batches, threads
-        self._names = {site: f"{site.name}.switch" for site in codings}
+        parts: list[Site | Node] = [*codings, *attentions]
+        self._names = {part: f"{part.name}.switch" for part in parts}
         self._exe: Executable | None
         self._exe = compiled(_with_switches(graph, codings, self._names), threads)
         self.expected = [self._run(batch, ()) for batch in batches]
-        if not codings:
+        if not self._names:
             self.forget_switches()
 
     def forget_switches(self) -> None:
@@ -116,8 +119,8 @@ class Effects:
             losses.add(expected, exe.run(batch))
         return losses
 
-    def together(self, *sites: Site, little: float = 0.0) -> float:
-        """Relative squared error of the worst output with the values of these sites in codes.
+    def together(self, *sites: Site | Node, little: float = 0.0) -> float:
+        """Relative squared error of the worst output with these sites and attentions in codes.
 
         Where the first batch loses no more than `little`, the others are not asked.
         """
@@ -128,14 +131,14 @@ class Effects:
                 break
         return losses.worst
 
-    def _run(self, batch: Batch, on: Collection[Site]) -> dict[str, Any]:
+    def _run(self, batch: Batch, on: Collection[Site | Node]) -> dict[str, Any]:
         switches = {name: np.array(site in on) for site, name in self._names.items()}
         assert self._exe is not None
         return self._exe.run({**batch, **switches})
 
 
 def _with_switches(
-    graph: Graph, codings: Mapping[Site, Coding], names: Mapping[Site, str]
+    graph: Graph, codings: Mapping[Site, Coding], names: Mapping[Site | Node, str]
 ) -> Graph:
     sites: dict[Node, tuple[Site, Product]] = {}
     for site in codings:
@@ -145,7 +148,9 @@ def _with_switches(
         for name in node.names:
             b.fresh_name(name)
     b.reserve_symbols(s.name for s in graph.input_symbols)
-    switches = {site: b.input(name, "bool[]") for site, name in names.items()}
+    switches: dict[Site | Node, Value] = {
+        site: b.input(name, "bool[]") for site, name in names.items()
+    }
     seen: dict[Site, Value] = {}
     new: dict[Value, Value] = {}
     for node in graph.nodes:
@@ -161,6 +166,10 @@ def _with_switches(
         changed = tuple(inputs)
         kept = b.append(node if changed == node.inputs else node.with_(inputs=changed))
         new.update(zip(node.outputs, kept.outputs, strict=True))
+        if node in names:
+            (y,) = kept.outputs
+            coded = b.attention(*kept.inputs, **{**kept.attrs, "in_codes": True})
+            new[node.outputs[0]] = b.where(switches[node], coded, y)
     return verify(
         graph.with_(
             nodes=tuple(b.nodes),

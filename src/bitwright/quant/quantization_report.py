@@ -18,6 +18,7 @@ from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import Weights
 from bitwright.quant.apply import table_error
 from bitwright.quant.assign import UNREACHED, Choice
+from bitwright.quant.attentions import SCHEME, Attentions
 from bitwright.quant.recipe import CODED
 
 
@@ -102,6 +103,7 @@ def make_report(
     outputs: dict[str, float],
     bindings: Mapping[str, int],
     recipe: str,
+    attentions: Attentions,
 ) -> QuantizationReport:
     chosen = {p.node: (p.name, c) for c in choices for p in c.site.products}
     tables = set(lookups)
@@ -116,6 +118,10 @@ def make_report(
         elif node in tables:
             sqnr = decibels(table_error(node))
             layers.append(Layer(node.name, "embedding", "weights", "rows of i8", sqnr, 0))
+        elif node.name in attentions.reasons and owner is graph:
+            scheme = SCHEME if node.name in attentions.chosen else "float"
+            why = attentions.reasons[node.name]
+            layers.append(Layer(node.name, node.op, scheme, why, None, count))
         elif get(node.op).kind is Kind.COMPUTE and not node.is_boundary:
             why = _why_float(node) if owner is graph else "a small product in the body of a loop"
             layers.append(Layer(node.name, node.op, "float", why, None, count))

@@ -35,6 +35,7 @@ from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import WeightFormat, Weights, quantize_weights
 from bitwright.quant.apply import apply_choices
 from bitwright.quant.assign import Choice, assign, embeddings, safer
+from bitwright.quant.attentions import Attentions
 from bitwright.quant.blas import products_on_one_thread
 from bitwright.quant.collect import Evidence
 from bitwright.quant.data import Batch, Batches, Transform
@@ -142,23 +143,29 @@ def _quantize(
     choices = assign(gathering.sites, evidence, rules)
     weights: dict[tuple[str, str], dict[str, Weights]] = {}
     bindings = _bindings(graph, gathering.held[0])
-    effects = Effects(graph, open_codings(choices, rules), gathering.held, threads)
+    attentions = Attentions(graph, rules, bindings)
+    effects = Effects(graph, open_codings(choices, rules), gathering.held, threads, attentions.open)
     choices = relieve(choices, evidence, rules, effects, bindings)
+    attentions.choose(effects)
     effects.forget_switches()
     for _ in range(GUARD_ROUNDS):
         found = _weights(choices, evidence, form, weights)
         result = apply_choices(graph, choices, found, lookups, equalize=rules.equalize)
+        result = attentions.apply(result)
         if not chosen.is_plain:
             result = result.with_(meta={**result.meta, PRECISION: chosen.to_json()})
         losses = effects.of(result)
         if decibels(losses.worst) >= rules.guard_sqnr or "float" not in rules.schemes_allowed:
             break
+        if attentions.chosen:
+            attentions.give_up()
+            continue
         next_choices = safer(choices, evidence, rules)
         if next_choices == choices:
             break
         choices = next_choices
     report = make_report(
-        graph, result, choices, found, lookups, losses.decibels, bindings, rules.name
+        graph, result, choices, found, lookups, losses.decibels, bindings, rules.name, attentions
     )
     return Quantized(result, report)
 

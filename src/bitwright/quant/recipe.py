@@ -33,6 +33,7 @@ KINDS = ("matmul", "conv", "recurrent", "embedding")
 ROUNDINGS = ("gptq", "adaround", "nearest")
 FLOAT_ROUNDINGS = ("gptq", "nearest")
 RANGES = ("mse", "peak")
+ATTENTION = ("auto", "int8", "float")
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ class Recipe:
     """The part of all multiply-adds that no measured effect takes out of 8 bits."""
     lowest_sqnr: float = 12.0
     """Below this no 8-bit coding is used."""
+    attention: str = "auto"
+    """Whether attention multiplies codes: where the outputs allow it, or always: `int8`, `float`
+    for never."""
+    attention_sqnr: float = 30.0
+    """What the outputs keep, in decibels, of all attentions in codes together."""
     guard_sqnr: float = 12.0
     """What the model's outputs keep on the calibration data, or layers go back to safer schemes."""
 
@@ -178,6 +184,7 @@ def _check(made: Recipe) -> None:
         ("target", made.targets, KINDS),
         ("rounding", (made.rounding,), ROUNDINGS),
         ("way to find ranges", (made.ranges,), RANGES),
+        ("way of attention", (made.attention,), ATTENTION),
         ("weight format", (made.weight_format,), ("", *FORMATS)),
         ("rounding to floats", (made.rounding,) if made.weight_format else (), FLOAT_ROUNDINGS),
     ):

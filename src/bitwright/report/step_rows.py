@@ -140,6 +140,8 @@ def _is_integer(node: Node) -> bool:
     if node.op == "fused":
         body = node.attrs["body"].nodes
         node = next(n for n in body if not n.is_boundary and is_product(n.op))
+    if node.attrs.get("in_codes"):
+        return True
     types = [value.type for value in list(node.operands)[:2]]
     return all(isinstance(t, TensorType) and t.dtype.is_integer for t in types)
 

@@ -17,7 +17,18 @@ from bitwright.ir.dtype import DTYPES
 from bitwright.ir.graph import Value
 
 DOMAIN = "bitwright"
+_WORDS = ("start", "end")
+_ATTENTION: dict[str, type] = {
+    "scale": float,
+    "causal": bool,
+    "causal_offset": str,
+    "window": int,
+    "window_right": int,
+    "softcap": float,
+    "in_codes": bool,
+}
 _ATTRS: dict[str, dict[str, type]] = {
+    "attention": _ATTENTION,
     "dynamic_quantize": {"to": str, "per_token": bool},
     "dequantize": {"axis": int, "block": int, "to": str},
     "coded_matmul": {"block": int},
@@ -34,8 +45,8 @@ def call(ctx: Context, node: OnnxNode, inputs: Inputs) -> Sequence[Value] | None
         value = node.attrs.get(name)
         if value is None:
             continue
-        if (kind is str and value not in DTYPES) or (
-            kind is not str and not isinstance(value, int)
+        if (kind is str and value not in (*DTYPES, *_WORDS)) or (
+            kind is not str and not isinstance(value, float if kind is float else int)
         ):
             return None
         attrs[name] = kind(value)

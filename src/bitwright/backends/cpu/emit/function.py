@@ -106,6 +106,8 @@ class Function(Conversions, Subnormals, Control):
         `body(index, mask, *carried)` is emitted for whole vectors with mask None, and once for what
         is left over with the mask of its lanes; it gives the new carried values. `begin <= end`.
         """
+        known = isinstance(begin, int) and isinstance(end, int)
+        rest = self.index((end - begin) % lanes) if known else None  # type: ignore[operator]
         begin, end = self.index(begin), self.index(end)
         if unroll > 1:
             stop = self.sub(end, self.urem(self.sub(end, begin), lanes * unroll))
@@ -121,7 +123,7 @@ class Function(Conversions, Subnormals, Control):
         if lanes == 1:
             return loop.results
         with self.if_(self.lt(stop, end), loop.results) as branch:
-            mask = self.mask(self.sub(end, stop), lanes)
+            mask = self.mask(self.sub(end, stop) if rest is None else rest, lanes)
             branch.next(*(body(stop, mask, *loop.results) or ()))
         return branch.results
 

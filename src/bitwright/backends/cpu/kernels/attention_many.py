@@ -156,8 +156,8 @@ class Block:
             # keys behind the last one repeat it: they change no maximum, and nobody reads them
             keys = [f.min(loop.index + t, count - 1) for t in range(size.keys)]
             rows = [self._key(part, first, key) for key in keys]
-            found = self._products(rows, len(tops))
             numbers = [part.start + first + key for key in keys]
+            found = self.scaled_products(rows, len(tops), numbers)
             found = self._biased(found, numbers, keys)
             found = self._hidden(found, numbers)
             tops = list(loop.carried)
@@ -175,6 +175,12 @@ class Block:
         if packed is not None:
             return f.gep(self.type, packed, key * whole(self.kernel.features, self.lanes))
         return f.gep(self.type, part.k, (first + key) * part.k_step)
+
+    def scaled_products(
+        self, keys: Sequence[Value], vectors: int, numbers: Sequence[Value]
+    ) -> list[list[Value]]:
+        """Scores of a tile of keys, of these numbers, before anything is added to them."""
+        return self._products(keys, vectors)
 
     def _products(self, keys: Sequence[Value], vectors: int) -> list[list[Value]]:
         """Products of a tile of keys with so many vectors of queries."""

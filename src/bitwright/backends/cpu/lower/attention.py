@@ -15,6 +15,7 @@ from bitwright.backends.cpu.kernels.attention_spec import (
     few_queries,
 )
 from bitwright.backends.cpu.kernels.turned_values import KEYS, LANES, emit_turned
+from bitwright.backends.cpu.lower.attention_coded import call_coded
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import (
     ONE,
@@ -78,6 +79,9 @@ def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
                 views[f"turned_{name}"] = _turned(ctx, node, views[name])
     y = ctx.output(node.outputs[0], order_of(ctx, node.outputs[0]))
     views |= {"y": y, **extras.pointers}
+    if anchor.attrs["in_codes"]:
+        call_coded(ctx, node, kernel, views, sizes | extras.sizes)
+        return
     for name in ("q", "k", "v", "y", "past_k", "past_v", "turned_v", "turned_past_v"):
         if name in views:
             sizes |= {f"{name}.{axis}": views[name].strides[axis] for axis in range(3)}

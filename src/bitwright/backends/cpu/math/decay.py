@@ -26,7 +26,17 @@ def decay(f: Function, x: Value) -> Value:
     if x.type.scalar is not f32:
         return exp(f, x)
     # what comes out below _LOW is not used, and cannot be denormal, which would be slow
+    return f.select(f.lt(x, _LOW), 0.0, _power(f, x))
+
+
+def floored_decay(f: Function, x: Value) -> Value:
+    """e^x of f32 up to e^80, and e^-87 where it would be less; NaN stays NaN."""
+    return _power(f, f.quick_max(f.const(x.type, -87.0), x))
+
+
+def _power(f: Function, x: Value) -> Value:
+    """e^x where that is a normal number."""
     shifted = f.fma(x, math.log2(math.e), _MAGIC)
     r = f.fma(f.sub(shifted, _MAGIC), -math.log(2), x)
     power = f.bitcast(f.shl(f.bitcast(shifted, x.type.of(i32)), 23), x.type)
-    return f.select(f.lt(x, _LOW), 0.0, f.mul(horner(f, r, _CURVE), power))
+    return f.mul(horner(f, r, _CURVE), power)

@@ -7,6 +7,11 @@ from typing import Any
 
 from bitwright.export.onnx.forms import counting, reduce, reshape, slice_axis, transpose, unsqueeze
 from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mappings.attention_codes import (
+    call_attention,
+    coded_scores,
+    weighted_codes,
+)
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import size_scalar, size_vector, sizes_tensor
 from bitwright.ir.dim import Dim, Size, bounds
@@ -26,7 +31,10 @@ def attention(
     lengths: Ref | None,
     **attrs: Any,
 ) -> Ref:
-    if attrs["causal_offset"] == "start" and _has_node(e, q, mask, lengths, attrs):
+    in_codes = attrs["in_codes"]
+    if in_codes and _is_function(q, k, mask, past_k, lengths):
+        return call_attention(e, q, k, v, mask, attrs)
+    if not in_codes and attrs["causal_offset"] == "start" and _has_node(e, q, mask, lengths, attrs):
         return _node(e, (q, k, v, mask, past_k, past_v, lengths), attrs)
     before: Size = 0
     total: Size = k.shape[2]
@@ -37,13 +45,25 @@ def attention(
     values = v if past_v is None else e.Concat(past_v, v, axis=2)
     keys = _repeat_heads(e, keys, (*k.shape[:2], total, k.shape[3]), q.shape[1])
     values = _repeat_heads(e, values, (*v.shape[:2], total, v.shape[3]), q.shape[1])
-    scores = e.MatMul(scaled(e, q, attrs["scale"]), transpose(e, keys, 0, 1, 3, 2))
+    if in_codes:
+        scores = coded_scores(e, q, keys, attrs["scale"] or (q.shape[3] or 1) ** -0.5)
+    else:
+        scores = e.MatMul(scaled(e, q, attrs["scale"]), transpose(e, keys, 0, 1, 3, 2))
     if attrs["softcap"] > 0:
         cap = e.scalar(attrs["softcap"], q)
         scores = e.Mul(cap, e.Tanh(e.Div(scores, cap)))
     bias = _bias(e, q, total, before, mask, lengths, attrs)
+    if in_codes:
+        return weighted_codes(e, scores, bias[0], values)
     weights = _softmax(e, scores, bias, attrs["softmax_dtype"])
     return e.MatMul(weights, values)
+
+
+def _is_function(q: Ref, k: Ref, mask: Ref | None, past_k: Ref | None, lengths: Ref | None) -> bool:
+    """Whether attention in codes is a call of a function: its sizes are those of q, k and v."""
+    known = all(isinstance(n, int) for n in (q.shape[1], k.shape[1], q.shape[3])) and k.shape[1]
+    whole = mask is None or mask.shape[-1] in (1, k.shape[2])
+    return bool(known) and whole and past_k is None and lengths is None
 
 
 def _has_node(e: Scope, q: Ref, mask: Ref | None, lengths: Ref | None, attrs: Any) -> bool:

@@ -1,0 +1,420 @@
+"""Attention in 8-bit codes, for blocks of queries (`ops.attention_codes` says what it computes).
+
+As `kernels.attention`, lanes along queries, with keys and values coded before
+(`kernels.attention_keys`). The largest score of each query is found first, since weights are codes
+of e^(score - largest): with many keys their scores are computed twice, which in codes costs little.
+
+    scores   s[key][query] = f32(Σ k q) · step_k · step_q + log_v    four features a time and lane
+    weights  w[key / 4][query][4] = rint(255 e^(s - top))           four keys a word
+    values   o[query][:]  += f32(Σ w v)                             four keys a time and lane
+
+Without dots of 8-bit codes both products are f32 ones of the codes' numbers, which are as exact: no
+sum of a block reaches 2^24.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from bitwright.backends.cpu.emit import (
+    Kernel,
+    Module,
+    Operand,
+    Signature,
+    Value,
+    f32,
+    i8,
+    i32,
+    stored,
+)
+from bitwright.backends.cpu.instr import dot_u8s8
+from bitwright.backends.cpu.kernels.attention_keys import CODES, CodedKeys, factors, row_peaks
+from bitwright.backends.cpu.kernels.attention_many import Block, emit_many
+from bitwright.backends.cpu.kernels.attention_spec import (
+    FULL_MASK,
+    KEY_MASK,
+    Attention,
+    Place,
+    Segment,
+    Tiles,
+    mask_bias,
+    tiles,
+)
+from bitwright.backends.cpu.kernels.walk import pieces
+from bitwright.backends.cpu.math.decay import floored_decay
+from bitwright.backends.cpu.region import address_of, store
+from bitwright.target import Target
+
+BLOCK = 256
+"""Keys whose scores are held at a time."""
+WEIGHT_STEPS = 255.0
+_MAGIC = 1.5 * 2.0**23
+"""Adding it leaves a rounded number of up to 22 bits in the last bits, behind these:"""
+_MAGIC_BITS = 0x4B400000
+_MOVED_WORD = 0x80808080
+
+
+def coded_tiles(target: Target, kernel: Attention) -> Tiles:
+    size = tiles(target, kernel)
+    unit = math.lcm(size.keys, 4)
+    return replace(size, block=BLOCK // unit * unit)
+
+
+def coded_signature(kernel: Attention) -> Signature:
+    """The slots of `Attention` with codes and steps instead of k and v; `keys` has them all."""
+    plain = kernel.signature
+    names = [slot.name for slot in plain.slots]
+    pointers = [s.name for s in plain.slots if s.kind == "pointer" and s.name not in ("k", "v")]
+    sizes = [n for n in names if n not in pointers and n[:2] not in ("k.", "v.")]
+    sizes = [name for name in sizes if name not in ("k", "v")]
+    return Signature((*CODES, *pointers), sizes)
+
+
+def emit_coded_attention(module: Module, name: str, kernel: Attention) -> Signature:
+    signature = coded_signature(kernel)
+    with module.kernel(name, signature) as f, f.subnormals_as_zeros():
+        emit_many(f, kernel, _CodedBlock)
+    return signature
+
+
+def _coded_keys(f: Kernel, kernel: Attention) -> CodedKeys:
+    return CodedKeys.of(f.target, kernel.features, kernel.value_features)
+
+
+class _Scratch:
+    """Memory of the thread."""
+
+    def __init__(self, f: Kernel, kernel: Attention) -> None:
+        size, keys = coded_tiles(f.target, kernel), _coded_keys(f, kernel)
+        self.width = keys.width
+        self.units = keys.row // 4 if keys.dots else keys.features
+        """Words, or numbers, of a row of q or k."""
+        self.q = f.scratch(f32, self.units * size.queries)
+        self.q_row = f.scratch(f32, -(-self.units // keys.lanes) * keys.lanes * 4)
+        self.q_steps = f.scratch(f32, size.queries)
+        self.q_sums = f.scratch(i32, size.queries)
+        self.scores = f.scratch(f32, size.block * size.queries)
+        self.weights = f.scratch(i32, size.block // 4 * size.queries) if keys.dots else self.scores
+        self.results = f.scratch(f32, size.queries * self.width)
+        self.factors = f.scratch(f32, size.queries)
+        self.keys = None if keys.dots else f.scratch(f32, size.block * keys.features)
+        self.values = None if keys.dots else f.scratch(f32, size.block * self.width)
+        rows = -(-size.block // size.lanes) * size.lanes
+        full = kernel.mask == FULL_MASK
+        self.bias = f.scratch(f32, rows * size.queries) if full else None
+
+
+class _CodedBlock(Block):
+    """One block of queries."""
+
+    room = _Scratch
+
+    def __init__(self, f: Kernel, kernel: Attention, scratch: _Scratch, place: Place) -> None:
+        super().__init__(f, kernel, scratch, place)
+        self.size = coded_tiles(f.target, kernel)
+        self.coded = keys = _coded_keys(f, kernel)
+        self.dot = dot_u8s8(f.target) if keys.dots else None
+        heads = f.udiv(f.args.size("heads"), f.args.size("group"))
+        self.group = place.batch * heads + place.key_head
+        self.total = f.args.size("keys")
+        start = self.group * self.total
+        self.k_codes = f.offset(f.args.pointer("k_codes"), start * keys.row)
+        self.k_steps, self.v_units, self.v_logs = (
+            f.gep(f32, f.args.pointer(name), start) for name in ("k_steps", "v_units", "v_logs")
+        )
+        rows = pieces(f, self.total, 4) * 4 if keys.dots else self.total
+        self.v_codes = f.offset(f.args.pointer("v_codes"), self.group * rows * keys.width)
+
+    def emit(self) -> None:
+        f, place, vectors = self.f, self.place, self.size.vectors
+        self._pack_queries()
+        self._clear_results()
+        lowest = (f.const(self.vector, -math.inf),) * vectors
+        low = f.mul(f.udiv(place.low, 4), 4)  # groups of four keys begin where they were packed
+        block = self.size.block
+        with f.loop(low, place.high, block, carry=lowest) as loop:
+            count = f.min(place.high - loop.index, block)
+            loop.next(*self._tops(loop.index, count, loop.carried))
+        tops = loop.results
+        # 255 e^(s - top) = e^(s - (top - ln 255))
+        raised = [top - math.log(WEIGHT_STEPS) for top in tops]
+        shifts = [f.select(f.eq(top, -math.inf), 0.0, top) for top in raised]
+        is_long = f.gt(place.high - low, block)
+        zeros = (f.const(self.vector, 0.0),) * vectors
+        with f.loop(low, place.high, block, carry=zeros) as loop:
+            count = f.min(place.high - loop.index, block)
+            with f.if_(is_long):
+                self._tops(loop.index, count, lowest)
+            if self.scratch.values is not None:
+                width = self.coded.width
+                self._widen(self.v_codes, loop.index, count, self.scratch.values, width)
+            with f.if_(self.is_full, carry=loop.carried) as branch:
+                branch.next(*self._weights(loop.index, count, shifts, loop.carried))
+            with branch.else_():
+                sums = loop.carried
+                one = self._weights(loop.index, count, shifts[:1], sums[:1])
+                branch.next(*one, *sums[1:])
+            self._results_of(loop.index, count)
+            loop.next(*branch.results)
+        for number, (top, total) in enumerate(zip(tops, loop.results, strict=True)):
+            # a largest score knows nothing of NaN, the sum does
+            is_hidden = f.and_(f.eq(top, -math.inf), f.not_(f.is_nan(total)))
+            factor = f.select(is_hidden, 0.0, f.div(1.0, total))
+            f.store(factor, self.scratch.factors, number * self.lanes, align=self.align)
+        with f.loop(0, place.count, nonempty=True) as loop:
+            self._write(loop.index)
+
+    # scores
+
+    def _tops(self, first: Value, count: Value, tops: Sequence[Value]) -> Sequence[Value]:
+        """Scores of a block of keys, stored, and the largest of each query so far."""
+        f = self.f
+        if self.scratch.bias is not None:
+            self._pack_bias(first, count)
+        if self.scratch.keys is not None:
+            features = self.coded.features
+            self._widen(self.k_codes, first, count, self.scratch.keys, features)
+        row, width = f.index(self.coded.row), f.index(self.coded.width)
+        codes = self.k_codes, self.v_codes
+        part = Segment(*codes, row, width, f.index(0), self.total, codes[1], width)
+        with f.if_(self.is_full, carry=tops) as branch:
+            branch.next(*self._scores(part, first, count, tops))
+        with branch.else_():
+            branch.next(*self._scores(part, first, count, tops[:1]), *tops[1:])
+        return branch.results
+
+    def _widen(self, codes: Value, first: Value, count: Value, target: Value, row: int) -> None:
+        """Rows of codes as f32, for targets that multiply them so."""
+        f = self.f
+        start = f.offset(codes, first * row)
+
+        def put(at: Value, mask: Value | None) -> None:
+            found = f.load(i8.vector(self.lanes), start, at, mask=mask)
+            f.store(f.convert(f.convert(found, i32), f32), target, at, mask=mask)
+
+        f.vectors(0, count * row, self.lanes, put)
+
+    def _key(self, part: Segment, first: Value, key: Value) -> Value:
+        f, packed = self.f, self.scratch.keys
+        if packed is not None:
+            return f.gep(f32, packed, key * self.coded.features)
+        return f.offset(part.k, (first + key) * self.coded.row)
+
+    def scaled_products(
+        self, keys: Sequence[Value], vectors: int, numbers: Sequence[Value]
+    ) -> list[list[Value]]:
+        f, dot = self.f, self.dot
+        if dot is None:
+            found = self._products(keys, vectors)
+        else:
+            starts = [
+                f.load(i32.vector(self.lanes), self.scratch.q_sums, v * self.lanes)
+                for v in range(vectors)
+            ]
+            with f.loop(0, self.scratch.units, carry=starts * len(keys), nonempty=True) as loop:
+                totals = list(loop.carried)
+                queries = [
+                    f.bitcast(self._words(at), dot.operands[2])
+                    for at in (loop.index * self.pitch + v * self.lanes for v in range(vectors))
+                ]
+                for t, address in enumerate(keys):
+                    word = f.load(i32, f.offset(address, loop.index * 4), align=4)
+                    spread = f.bitcast(f.splat(word, self.lanes), dot.operands[1])
+                    for v, query in enumerate(queries):
+                        at = t * vectors + v
+                        totals[at] = dot(f, totals[at], spread, query)
+                loop.next(*totals)
+            flat = [f.convert(total, f32) for total in loop.results]
+            found = [flat[i : i + vectors] for i in range(0, len(flat), vectors)]
+        for row, number in zip(found, numbers, strict=True):
+            step = f.splat(f.load(f32, self.k_steps, number), self.lanes)
+            row[:] = [total * step for total in row]
+        return found
+
+    def _biased(
+        self, found: list[list[Value]], numbers: Sequence[Value], keys: Sequence[Value]
+    ) -> list[list[Value]]:
+        """Scores by the steps of the queries, capped, and with what each key adds."""
+        f, kernel = self.f, self.kernel
+        steps = [
+            f.load(self.vector, self.scratch.q_steps, v * self.lanes, align=self.align)
+            for v in range(len(found[0]))
+        ]
+        logs = [f.load(f32, self.v_logs, number) for number in numbers]
+        if kernel.softcap > 0 or self.scratch.bias is not None:
+            scores = [[total * steps[v] for v, total in enumerate(row)] for row in found]
+            scores = super()._biased(scores, numbers, keys)
+            added = [f.splat(log, self.lanes) for log in logs]
+            return [[x + log for x in row] for row, log in zip(scores, added, strict=True)]
+        if kernel.mask == KEY_MASK:
+            index = (self.place.batch, self.place.head, 0)
+            logs = [
+                log + mask_bias(f, kernel, index, number, 1, None)
+                for log, number in zip(logs, numbers, strict=True)
+            ]
+        return [
+            [f.fma(total, steps[v], f.splat(log, self.lanes)) for v, total in enumerate(row)]
+            for row, log in zip(found, logs, strict=True)
+        ]
+
+    def _words(self, at: Value) -> Value:
+        """Words of queries side by side."""
+        return self.f.load(self.vector, self.scratch.q, at, align=self.align)
+
+    # weights
+
+    def _weights(
+        self, first: Value, count: Value, shifts: Sequence[Value], sums: Sequence[Value]
+    ) -> Sequence[Value]:
+        """Scores become codes of weights; the sums of what they weigh."""
+        f = self.f
+
+        def group(number: Value, totals: Sequence[Value], last: bool) -> list[Value]:
+            found = list(totals)
+            for v, shift in enumerate(shifts):
+                # a word is the sum of four rounded numbers, moved, less their upper bits
+                upper = sum(_MAGIC_BITS << (8 * i) for i in range(4))
+                word = f.const(i32.vector(self.lanes), -upper & 0xFFFFFFFF)
+                for i in range(4):
+                    key = number * 4 + i
+                    at = key * self.pitch + v * self.lanes
+                    score = f.load(self.vector, self.scratch.scores, at, align=self.align)
+                    weight = floored_decay(f, score - shift)
+                    place = first + key
+                    if last:
+                        inside = f.lt(key, count)
+                        weight = f.select(inside, weight, f.const(self.vector, 0.0))
+                        place = f.select(inside, place, first)
+                    unit = f.splat(f.load(f32, self.v_units, place), self.lanes)
+                    found[v] = f.fma(weight, unit, found[v])
+                    rounded = weight + _MAGIC
+                    if self.dot is None:
+                        f.store(rounded - _MAGIC, self.scratch.weights, at, align=self.align)
+                    else:
+                        word = word + f.shl(f.bitcast(rounded, word.type), 8 * i)
+                if self.dot is not None:
+                    at = number * self.pitch + v * self.lanes
+                    f.store(word, self.scratch.weights, at, align=self.align)
+            return found
+
+        whole = f.udiv(count, 4)
+        with f.loop(0, whole, carry=sums) as loop:
+            loop.next(*group(loop.index, loop.carried, False))
+        with f.if_(f.lt(whole * 4, count), carry=loop.results) as branch:
+            branch.next(*group(whole, loop.results, True))
+        return branch.results
+
+    # values
+
+    def _results_of(self, first: Value, count: Value) -> None:
+        """Results so far plus what the block's keys bring."""
+        f, size = self.f, self.size
+        width = self.coded.width // self.lanes
+        parts = -(-width // size.columns)
+        bounds = [width * n // parts for n in range(parts + 1)]
+        with f.loop(0, self.place.count, size.rows, nonempty=True) as loop:
+            for begin, end in pairwise(bounds):
+                self._results_tile(loop.index, begin * self.lanes, end - begin, first, count)
+
+    def _results_tile(
+        self, query: Value, column: int, columns: int, first: Value, count: Value
+    ) -> None:
+        f, scratch, align, dot = self.f, self.scratch, self.align, self.dot
+        rows, width = range(self.size.rows), self.coded.width
+        places = [
+            (query + r) * width + (column + c * self.lanes) for r in rows for c in range(columns)
+        ]
+        before = [f.load(self.vector, scratch.results, place, align=align) for place in places]
+        if dot is None:
+            assert scratch.values is not None
+            source, steps = scratch.values, count
+            begin: Sequence[Value] = before
+        else:
+            source, steps = f.offset(self.v_codes, first * width), pieces(f, count, 4)
+            begin = [f.const(i32.vector(self.lanes), 0)] * len(places)
+        with f.loop(0, steps, carry=begin, nonempty=True) as loop:
+            values = [
+                f.load(self.vector, source, loop.index * width + (column + c * self.lanes))
+                for c in range(columns)
+            ]
+            weights = f.gep(f32, scratch.weights, loop.index * self.pitch + query)
+            after: list[Value] = []
+            for r in rows:
+                weight = f.splat(f.load(f32, weights, r), self.lanes)
+                for c, value in enumerate(values):
+                    total = loop.carried[r * columns + c]
+                    if dot is None:
+                        after.append(f.fma(weight, value, total))
+                    else:
+                        code = f.bitcast(value, dot.operands[2])
+                        after.append(dot(f, total, f.bitcast(weight, dot.operands[1]), code))
+            loop.next(*after)
+        for place, old, total in zip(places, before, loop.results, strict=True):
+            new = total if dot is None else old + f.convert(total, f32)
+            f.store(new, scratch.results, place, align=align)
+
+    # queries and results
+
+    def _pack_queries(self) -> None:
+        """Codes of each query, features (or words of four) by queries, and its step."""
+        f, place, scratch, dot = self.f, self.place, self.scratch, self.dot
+        features = self.kernel.features
+        index = (place.batch, place.head, place.first)
+        base, step = address_of(f, "q", f32, index), f.args.size("q.2")
+        if dot is not None and features % 4:
+            f.store(f.const(i32, 0), scratch.q_row, scratch.units - 1)
+        with f.loop(0, place.count, self.lanes, nonempty=True) as vectors:
+            start = vectors.index
+            count = f.min(place.count - start, self.lanes)
+            rows = [
+                f.gep(f32, base, (start + f.min(count - 1, r)) * step) for r in range(self.lanes)
+            ]
+            inverse, unit = factors(f, row_peaks(f, rows, features))
+            f.store(unit * self.kernel.scale, scratch.q_steps, start, align=self.align)
+            f.store(inverse, scratch.factors, align=self.align)
+            with f.loop(0, count, nonempty=True) as loop:
+                row = f.gep(f32, base, (start + loop.index) * step)
+                self._pack_query(row, start + loop.index, f.load(f32, scratch.factors, loop.index))
+        if dot is None:
+            return
+        moved = f.bitcast(f.const(i32.vector(self.lanes), _MOVED_WORD), dot.operands[1])
+        for v in range(self.size.vectors):
+            with f.loop(0, scratch.units, carry=(f.const(i32.vector(self.lanes), 0),)) as loop:
+                at = loop.index * self.pitch + v * self.lanes
+                word = f.bitcast(self._words(at), dot.operands[2])
+                loop.next(dot(f, loop.carried[0], moved, word))
+            f.store(0 - loop.results[0], scratch.q_sums, v * self.lanes, align=self.align)
+
+    def _pack_query(self, row: Value, query: Value, inverse: Value) -> None:
+        f, scratch = self.f, self.scratch
+        factor = f.splat(inverse, self.lanes)
+
+        def put(d: Operand, mask: Value | None) -> None:
+            found = f.round_to_int(f.load(self.vector, row, d, mask=mask) * factor)
+            made = f.convert(found, f32 if self.dot is None else i8)
+            f.store(made, scratch.q_row, d, mask=mask)
+
+        f.vectors(0, self.kernel.features, self.lanes, put)
+        with f.loop(0, scratch.units, nonempty=True) as words:
+            word = f.load(i32, scratch.q_row, words.index)
+            f.store(word, scratch.q, words.index * self.pitch + query)
+
+    def _write(self, query: Value) -> None:
+        f, kernel, place, width = self.f, self.kernel, self.place, self.coded.width
+        index = (place.batch, place.head, place.first + query)
+        result = kernel.after.dtype
+        y = address_of(f, "y", stored(result), index)
+        extras = kernel.extras.at(f, index, self.lanes)
+        factor = f.splat(f.load(f32, self.scratch.factors, query), self.lanes)
+        means = f.gep(f32, f.args.pointer("v_means"), self.group * width)
+        for column in range(0, width, self.lanes):
+            left = kernel.value_features - column
+            mask = f.mask(f.index(left), self.lanes) if left < self.lanes else None
+            value = f.load(self.vector, self.scratch.results, query * width + column) * factor
+            value = value + f.load(self.vector, means, column)
+            value = f.select(f.eq(factor, 0.0), 0.0, value)  # no key was seen
+            value = kernel.after.evaluate(f, [value, *extras.load(column, mask)], self.lanes)
+            store(f, value, result, y, column, mask)

@@ -1,0 +1,263 @@
+"""Keys and values of attention in codes, made once for all queries (`ops.attention_codes`).
+
+    k codes   [batch, head, key, features]         and the step of each row
+    v codes   [batch, head, key / 4, width, 4]     codes to a unit of each row, the logarithm of a
+                                                   unit to a code, and the means of all features
+
+For targets with a dot product of unsigned by signed codes, codes of k are moved by 128 and rows are
+filled up to groups of four; v holds four keys side by side, zeros behind the last. For others codes
+of both are signed bytes, and v is [batch, head, key, width]. Past keys stand in front of present
+ones. Threads share out rows of k, and heads of v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32, i8, i32
+from bitwright.backends.cpu.instr import dot_u8s8
+from bitwright.backends.cpu.kernels.transpose import transposed
+from bitwright.backends.cpu.kernels.walk import pieces
+from bitwright.backends.cpu.math import log
+from bitwright.backends.cpu.region import address_of
+from bitwright.target import Target
+
+CODES = ("k_codes", "k_steps", "v_codes", "v_units", "v_logs", "v_means")
+"""What is made of keys and values."""
+STEPS, TINY, LEAST_PEAK = 127.0, 2.0**-119, 2.0**-10
+MOST_SUMS = 4
+"""Vectors of features whose means are found at a time."""
+MOVED = 128
+_NOT_FINITE = 0x7F800000
+
+
+@dataclass(frozen=True)
+class CodedKeys:
+    features: int
+    value_features: int
+    has_past: bool
+    dots: bool
+    """Whether products are dots of unsigned by signed codes."""
+    lanes: int
+
+    @classmethod
+    def of(cls, target: Target, features: int, values: int, has_past: bool = False) -> CodedKeys:
+        lanes = target.lanes(32)
+        dot = dot_u8s8(target)
+        fits = dot is not None and dot.result is i32.vector(lanes)
+        return cls(features, values, has_past, fits, lanes)
+
+    @property
+    def row(self) -> int:
+        """Bytes of a row of k."""
+        return -(-self.features // 4) * 4 if self.dots else self.features
+
+    @property
+    def width(self) -> int:
+        """Columns of v, filled up to whole vectors."""
+        return -(-self.value_features // self.lanes) * self.lanes
+
+    @property
+    def signature(self) -> Signature:
+        tensors = ["k", "v", *(("past_k", "past_v") if self.has_past else ())]
+        sizes = ["batches", "heads", "keys", *(("past",) if self.has_past else ())]
+        strides = [f"{name}.{axis}" for name in tensors for axis in range(3)]
+        return Signature((*tensors, *CODES), (*sizes, *strides))
+
+
+def emit_coded_keys(module: Module, name: str, form: CodedKeys) -> Signature:
+    with module.kernel(name, form.signature) as f, f.subnormals_as_zeros():
+        _Coding(f, form).emit()
+    return form.signature
+
+
+def peak_of(f: Kernel, x: Value, peak: Value) -> Value:
+    """The largest |x| so far as bits, in which NaN is largest of all."""
+    bits = f.and_(f.bitcast(x, x.type.of(i32)), 0x7FFFFFFF)
+    return f.max(bits, peak)
+
+
+def factors(f: Kernel, peak: Value) -> tuple[Value, Value]:
+    """From the bits of a peak: codes to a unit, and units to a code."""
+    value = f.bitcast(peak, peak.type.of(f32))
+    inverse = f.select(f.lt(value, TINY), 0.0, f.div(STEPS, value))
+    step = f.select(f.ge(peak, _NOT_FINITE), float("nan"), f.div(value, STEPS))
+    return inverse, step
+
+
+def row_peaks(f: Kernel, rows: Sequence[Value], features: int, means: Value | None = None) -> Value:
+    """The bits of the peaks of as many rows as there are lanes, of their distance from means."""
+    lanes = len(rows)
+    vector = f32.vector(lanes)
+
+    def widest(d: Value, mask: Value | None, *peaks: Value) -> list[Value]:
+        loaded = [f.load(vector, row, d, mask=mask) for row in rows]
+        if means is not None:
+            mean = f.load(vector, means, d, mask=mask)
+            loaded = [x - mean for x in loaded]
+        return [peak_of(f, x, peak) for x, peak in zip(loaded, peaks, strict=True)]
+
+    none = (f.const(i32.vector(lanes), 0),) * lanes
+    peaks = f.vectors(0, features, lanes, widest, none)
+    return f.combine(transposed(f, peaks), f.max)
+
+
+class _Coding:
+    def __init__(self, f: Kernel, form: CodedKeys) -> None:
+        self.f, self.form, self.lanes = f, form, form.lanes
+        self.vector = f32.vector(form.lanes)
+        self.inverse = f.scratch(f32, form.lanes)
+        self.past = f.args.size("past") if form.has_past else None
+        keys = f.args.size("keys")
+        self.total = keys if self.past is None else keys + self.past
+
+    def emit(self) -> None:
+        f = self.f
+        each = pieces(f, self.total, self.lanes) + 1
+        heads = f.args.size("heads")
+        begin, end = f.share(f.args.size("batches") * heads * each)
+        with f.loop(begin, end) as loop:
+            group = f.udiv(loop.index, each)
+            place = loop.index - group * each
+            index = (f.udiv(group, heads), f.urem(group, heads))
+            with f.if_(f.eq(place, 0)) as branch:
+                self._values(group, index)
+            with branch.else_():
+                self._keys(group, index, (place - 1) * self.lanes)
+
+    def _row(self, name: str, index: Sequence[Value], key: Value) -> Value:
+        """Where a row of k or v lies, among the past ones or the present."""
+        f = self.f
+        row = f.gep(f32, address_of(f, name, f32, index), key * f.args.size(f"{name}.2"))
+        if self.past is None:
+            return row
+        behind = f.gep(
+            f32,
+            address_of(f, name, f32, index),
+            (key - self.past) * f.args.size(f"{name}.2"),
+        )
+        before = f.gep(
+            f32,
+            address_of(f, f"past_{name}", f32, index),
+            key * f.args.size(f"past_{name}.2"),
+        )
+        return f.select(f.lt(key, self.past), before, behind)
+
+    def _keys(self, group: Value, index: Sequence[Value], first: Value) -> None:
+        """As many rows of k as there are lanes, or those that are left."""
+        f, form, lanes = self.f, self.form, self.lanes
+        count = f.min(self.total - first, lanes)
+        rows = [self._row("k", index, first + f.min(count - 1, r)) for r in range(lanes)]
+        inverse, step = factors(f, row_peaks(f, rows, form.features))
+        number = group * self.total + first
+        f.store(step, f.args.pointer("k_steps"), number, mask=f.mask(count, lanes))
+        f.store(inverse, self.inverse, align=inverse.type.total_bytes)
+        with f.loop(0, count, nonempty=True) as loop:
+            row = self._row("k", index, first + loop.index)
+            factor = f.splat(f.load(f32, self.inverse, loop.index), lanes)
+            codes = f.offset(f.args.pointer("k_codes"), (number + loop.index) * form.row)
+
+            def put(d: Value, mask: Value | None) -> None:
+                found = f.round_to_int(f.load(self.vector, row, d, mask=mask) * factor)
+                moved = found + MOVED if form.dots else found
+                f.store(f.convert(moved, i8), codes, d, mask=mask)
+
+            f.vectors(0, form.features, lanes, put)
+
+    def _values(self, group: Value, index: Sequence[Value]) -> None:
+        """All of a head's values."""
+        f, form = self.f, self.form
+        means = f.gep(f32, f.args.pointer("v_means"), group * form.width)
+        parts = form.width // self.lanes
+        for begin in range(0, parts, MOST_SUMS):
+            some = range(begin, min(begin + MOST_SUMS, parts))
+            self._means(index, means, [part * self.lanes for part in some])
+        start = group * self.total
+        units, logs = (f.gep(f32, f.args.pointer(name), start) for name in ("v_units", "v_logs"))
+        self._units(index, means, units, logs)
+        rows = pieces(f, self.total, 4) * 4 if form.dots else self.total
+        codes = f.offset(f.args.pointer("v_codes"), group * rows * form.width)
+        for column in range(0, form.width, self.lanes):
+            mean = f.load(self.vector, means, column)
+            if form.dots:
+                self._code_groups(index, column, mean, units, codes)
+            else:
+                with f.loop(0, self.total) as loop:
+                    found = f.convert(self._code(index, loop.index, column, mean, units), i8)
+                    f.store(found, codes, loop.index * form.width + column)
+
+    def _mask(self, column: int) -> Value | None:
+        left = self.form.value_features - column
+        return self.f.mask(self.f.index(left), self.lanes) if left < self.lanes else None
+
+    def _means(self, index: Sequence[Value], means: Value, columns: Sequence[int]) -> None:
+        f = self.f
+        masks = [self._mask(column) for column in columns]
+        zeros = (f.const(self.vector, 0.0),) * len(columns)
+        with f.loop(0, self.total, carry=zeros) as loop:
+            row = self._row("v", index, loop.index)
+            loaded = [
+                f.load(self.vector, row, column, mask=mask)
+                for column, mask in zip(columns, masks, strict=True)
+            ]
+            loop.next(*(a + b for a, b in zip(loop.carried, loaded, strict=True)))
+        count = f.convert(self.total, f32)
+        for column, total in zip(columns, loop.results, strict=True):
+            f.store(total / count, means, column)
+
+    def _units(self, index: Sequence[Value], means: Value, units: Value, logs: Value) -> None:
+        """Codes to a unit of each row, no less than the head's largest peak allows."""
+        f, lanes = self.f, self.lanes
+        with f.loop(0, self.total, lanes, carry=(f.const(i32.vector(lanes), 0),)) as loop:
+            count = f.min(self.total - loop.index, lanes)
+            rows = [self._row("v", index, loop.index + f.min(count - 1, r)) for r in range(lanes)]
+            peaks = row_peaks(f, rows, self.form.value_features, means)
+            f.store(f.bitcast(peaks, self.vector), units, loop.index, mask=f.mask(count, lanes))
+            loop.next(f.max(loop.carried[0], peaks))
+        bits = f.reduce(loop.results[0], f.max)
+        highest = f.bitcast(bits, f32)
+        least = f.splat(highest * LEAST_PEAK, lanes)
+        is_flat, is_lost = f.lt(highest, TINY), f.ge(bits, _NOT_FINITE)
+
+        def put(key: Value, mask: Value | None) -> None:
+            peak = f.load(self.vector, units, key, mask=mask)
+            unit = f.div(STEPS, f.quick_max(peak, least))
+            unit = f.select(is_flat, f.const(self.vector, 1.0), unit)
+            unit = f.select(is_lost, f.const(self.vector, float("nan")), unit)
+            f.store(unit, units, key, mask=mask)
+            f.store(f.neg(log(f, unit)), logs, key, mask=mask)
+
+        f.vectors(0, self.total, lanes, put)
+
+    def _code(
+        self, index: Sequence[Value], key: Value, column: int, mean: Value, units: Value
+    ) -> Value:
+        """A vector of a row's codes, in i32."""
+        f = self.f
+        row = self._row("v", index, key)
+        distance = f.load(self.vector, row, column, mask=self._mask(column)) - mean
+        return f.round_to_int(distance * f.splat(f.load(f32, units, key), self.lanes))
+
+    def _code_groups(
+        self, index: Sequence[Value], column: int, mean: Value, units: Value, codes: Value
+    ) -> None:
+        """Four keys side by side; zeros behind the last."""
+        f, total = self.f, self.total
+        whole = f.udiv(total, 4)
+
+        def put(number: Value, last: bool) -> None:
+            word = f.const(i32.vector(self.lanes), 0)
+            for i in range(4):
+                key = number * 4 + i
+                at = f.min(key, total - 1) if last else key
+                part = f.shl(f.and_(self._code(index, at, column, mean, units), 0xFF), 8 * i)
+                if last:
+                    part = f.select(f.lt(key, total), part, f.const(part.type, 0))
+                word = f.or_(word, part)
+            f.store(word, codes, number * self.form.width + column)
+
+        with f.loop(0, whole) as loop:
+            put(loop.index, False)
+        with f.if_(f.lt(whole * 4, total)):
+            put(whole, True)

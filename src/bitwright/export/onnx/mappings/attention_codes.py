@@ -1,0 +1,134 @@
+"""Attention in 8-bit codes as a function of standard ops that carries the op's name.
+
+Codes are whole numbers in f32, whose products other runtimes add up exactly as far as 2^24 goes;
+what each step is, `ops.attention_codes` says. The function reads sizes from its operands, so that
+calls of any shape share it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from bitwright.export.onnx.forms import reduce, unsqueeze
+from bitwright.export.onnx.functions import call
+from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.ir.dtype import bool_, f32, i64
+from bitwright.ops.attention_codes import LEAST_PEAK, STEPS, TINY, WEIGHT_STEPS
+
+
+def coded_scores(e: Scope, q: Ref, k: Ref, scale: float) -> Ref:
+    """Scores of queries and keys of as many heads."""
+    q_codes, q_steps = _codes(e, q)
+    k_codes, k_steps = _codes(e, k)
+    sums = e.MatMul(q_codes, e.Transpose(k_codes, perm=(0, 1, 3, 2)))
+    by_key = e.Mul(sums, e.Transpose(k_steps, perm=(0, 1, 3, 2)))
+    return e.Mul(by_key, e.Mul(q_steps, e.scalar(scale, sums)))
+
+
+def weighted_codes(e: Scope, scores: Ref, bias: Ref | None, v: Ref) -> Ref:
+    """The values of all keys by their weights; zeros where the bias hides every key."""
+    codes, units, mean = _value_codes(e, v)
+    by_key = e.Transpose(units, perm=(0, 1, 3, 2))
+    total = e.Sub(scores, e.Log(by_key))
+    if bias is not None:
+        total = e.Add(total, bias)
+    top = reduce(e, "ReduceMax", total, [-1])
+    is_hidden = e.Equal(top, e.scalar(-math.inf, top))
+    shift = e.Where(is_hidden, e.scalar(0, top), top)
+    weights = e.Mul(e.Exp(e.Sub(total, shift)), e.scalar(WEIGHT_STEPS, total))
+    sums = reduce(e, "ReduceSum", e.Mul(weights, by_key), [-1])
+    found = e.Add(e.Div(e.MatMul(e.Round(weights), codes), sums), mean)
+    return e.Where(is_hidden, e.scalar(0, found), found)
+
+
+def _codes(e: Scope, x: Ref) -> tuple[Ref, Ref]:
+    """Codes and steps of rows."""
+    peak = reduce(e, "ReduceMax", e.Abs(x), [-1])
+    is_tiny = e.Less(peak, e.scalar(TINY, peak))
+    steps = e.scalar(STEPS, peak)
+    inverse = e.Where(is_tiny, e.scalar(0, peak), e.Div(steps, peak))
+    return e.Round(e.Mul(x, inverse)), e.Div(peak, steps)
+
+
+def _value_codes(e: Scope, v: Ref) -> tuple[Ref, Ref, Ref]:
+    """Codes, codes to a unit of each row, and the means of the features."""
+    mean = reduce(e, "ReduceMean", v, [-2])
+    distance = e.Sub(v, mean)
+    peak = reduce(e, "ReduceMax", e.Abs(distance), [-1])
+    highest = reduce(e, "ReduceMax", peak, [-2])
+    raised = e.Max(peak, e.Mul(highest, e.scalar(LEAST_PEAK, peak)))
+    is_flat = e.Less(highest, e.scalar(TINY, peak))
+    units = e.Where(is_flat, e.scalar(1, peak), e.Div(e.scalar(STEPS, peak), raised))
+    return e.Round(e.Mul(distance, units)), units, mean
+
+
+def call_attention(e: Scope, q: Ref, k: Ref, v: Ref, mask: Ref | None, attrs: Any) -> Ref:
+    """A call of the function; what keys a query sees is among its attributes."""
+    shared = q.shape[1] // k.shape[1]
+    given = [q, k, v] if mask is None else [q, k, v, mask]
+    factor = attrs["scale"] if attrs["scale"] is not None else 1 / math.sqrt(q.shape[3])  # type: ignore[arg-type]
+    kept = {
+        "scale": float(factor),
+        "causal": attrs["causal"],
+        "causal_offset": attrs["causal_offset"],
+        "window": attrs["window"],
+        "window_right": attrs["window_right"],
+        "softcap": float(attrs["softcap"]),
+        "in_codes": True,
+        "shared": shared,
+    }
+    kept = {name: value for name, value in kept.items() if value is not None}
+
+    def body(e: Scope, q: Ref, k: Ref, v: Ref, mask: Ref | None = None) -> tuple[Ref, ...]:
+        if shared != 1:
+            k, v = _repeated(e, q, k, shared), _repeated(e, q, v, shared)
+        scores = coded_scores(e, q, k, factor)
+        if attrs["softcap"] > 0:
+            cap = e.scalar(attrs["softcap"], scores)
+            scores = e.Mul(cap, e.Tanh(e.Div(scores, cap)))
+        bias = _visible(e, q, k, attrs)
+        if mask is not None:
+            if mask.dtype == bool_:
+                hidden = e.scalar(-math.inf, scores)
+                added = e.Where(mask, e.scalar(0, scores), hidden)
+            else:
+                added = e.cast(mask, f32)
+            bias = added if bias is None else e.Add(bias, added)
+        return (weighted_codes(e, scores, bias, v),)
+
+    return call(e, "attention", given, kept, body)[0]
+
+
+def _size(e: Scope, x: Ref, axis: int) -> Ref:
+    """One size, of rank 0."""
+    return e.Gather(e.Shape(x), e.constant(axis, i64), axis=0)
+
+
+def _repeated(e: Scope, q: Ref, x: Ref, shared: int) -> Ref:
+    """[B, Hk, T, D] with each head as often as queries share it."""
+    wide = e.Expand(unsqueeze(e, x, 2), e.ints([1, 1, shared, 1, 1]))
+    sizes = [unsqueeze(e, _size(e, of, axis), 0) for of, axis in ((x, 0), (q, 1), (x, 2), (x, 3))]
+    return e.Reshape(wide, e.Concat(*sizes, axis=0))
+
+
+def _visible(e: Scope, q: Ref, k: Ref, attrs: Any) -> Ref | None:
+    """0 where a query sees a key and -inf where it does not; None where all see all."""
+    window, right = attrs["window"], attrs["window_right"]
+    if not attrs["causal"] and window is None and right is None:
+        return None
+    zero, one = e.constant(0, i64), e.constant(1, i64)
+    queries, keys = _size(e, q, 2), _size(e, k, 2)
+    place = unsqueeze(e, e.Range(zero, queries, one), 1)
+    if attrs["causal_offset"] == "end":
+        place = e.Add(place, e.Sub(keys, queries))
+    key = e.Range(zero, keys, one)
+    rules = [e.LessOrEqual(key, place)] if attrs["causal"] else []
+    if window is not None:
+        rules.append(e.Greater(key, e.Sub(place, e.constant(window, i64))))
+    if right is not None:
+        rules.append(e.LessOrEqual(key, e.Add(place, e.constant(right, i64))))
+    seen = rules[0]
+    for rule in rules[1:]:
+        seen = e.And(seen, rule)
+    return e.Where(seen, e.constant(0.0, f32), e.constant(-math.inf, f32))

@@ -1,0 +1,106 @@
+"""Which attentions multiply 8-bit codes (`ops.attention_codes`), and why the others do not.
+
+Each is tried in the float model (`quant.effects`): all of them at once first, and where the outputs
+lose too much by that, one by one; those that cost least are taken as long as their losses, which
+add up, stay within what the recipe allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from bitwright.ir.dim import evaluate
+from bitwright.ir.dtype import f32
+from bitwright.ir.graph import Graph, Node, Value
+from bitwright.quant.algorithms.codes import decibels
+from bitwright.quant.effects import Effects
+from bitwright.quant.recipe import Recipe
+
+FEWEST = 32
+"""Queries and keys from which on codes are faster, as measured: below, making them costs more."""
+SCHEME = "dynamic"
+"""What it is called in reports: codes of ranges that the run finds."""
+
+
+class Attentions:
+    """The attentions of a graph, and what is decided about them."""
+
+    def __init__(self, graph: Graph, recipe: Recipe, bindings: Mapping[str, int]) -> None:
+        self.reasons: dict[str, str] = {}
+        """By name, of those that were looked at."""
+        self.open: list[Node] = []
+        self.chosen: frozenset[str] = frozenset()
+        self._recipe = recipe
+        for node in graph.nodes:
+            if node.op != "attention":
+                continue
+            self.reasons[node.name] = reason = _refusal(node, recipe, bindings)
+            if not reason:
+                self.open.append(node)
+
+    def choose(self, effects: Effects) -> None:
+        if not self.open:
+            return
+        limit = self._recipe.attention_sqnr
+        budget = 10 ** (-limit / 10)
+        together = effects.together(*self.open, little=budget / 4)
+        if self._recipe.attention == "int8" or decibels(together) >= limit:
+            self._take(self.open, f"{decibels(together):.1f} dB of the outputs with all attentions")
+            return
+        alone = {node: effects.together(node) for node in self.open}
+        taken = []
+        for node in sorted(alone, key=lambda n: alone[n]):
+            budget -= alone[node]
+            kept = f"{decibels(alone[node]):.1f} dB of the outputs"
+            self.reasons[node.name] = f"{kept} would be left, less than the recipe allows"
+            if budget >= 0:
+                taken.append(node)
+                self.reasons[node.name] = kept
+        self.chosen = frozenset(node.name for node in taken)
+
+    def _take(self, nodes: Collection[Node], reason: str) -> None:
+        self.chosen = frozenset(node.name for node in nodes)
+        self.reasons |= dict.fromkeys(self.chosen, reason)
+
+    def give_up(self) -> None:
+        """Everything in float again."""
+        why = "the outputs lost too much in all"
+        self.reasons |= dict.fromkeys(self.chosen, why)
+        self.chosen = frozenset()
+
+    def apply(self, graph: Graph) -> Graph:
+        """The graph with the chosen ones in codes."""
+        if not self.chosen:
+            return graph
+        new: dict[Value, Value] = {}
+        nodes = []
+        for node in graph.nodes:
+            inputs = tuple(None if v is None else new.get(v, v) for v in node.inputs)
+            attrs = {**node.attrs, "in_codes": True} if node.name in self.chosen else node.attrs
+            same = inputs == node.inputs and attrs is node.attrs
+            made = node if same else node.with_(inputs=inputs, attrs=attrs)
+            new.update(zip(node.outputs, made.outputs, strict=True))
+            nodes.append(made)
+        return graph.with_(
+            nodes=tuple(nodes),
+            outputs=tuple((name, new[v]) for name, v in graph.outputs),
+            updates=tuple((new[s], new[v]) for s, v in graph.updates),
+        )
+
+
+def _refusal(node: Node, recipe: Recipe, bindings: Mapping[str, int]) -> str:
+    """Why an attention is not even tried in codes."""
+    if recipe.attention == "float" or recipe.scheme_of(node.name) == "float":
+        return "the recipe leaves it in float"
+    if recipe.schemes_allowed == ("weights",):
+        return "the recipe quantizes weights only"
+    q, k = node.inputs[:2]
+    assert q is not None and k is not None
+    if q.dtype != f32:
+        return f"it is of {q.dtype}"
+    if any(value is not None for value in node.inputs[4:]):
+        return "keys of a cache are read once for few queries, which codes would not make faster"
+    sizes = [evaluate(value.shape[2], bindings) for value in (q, k)]
+    if recipe.attention != "int8" and min(sizes) < FEWEST:
+        return f"{sizes[0]} queries and {sizes[1]} keys are too few for codes to be faster"
+    return ""

@@ -1,0 +1,64 @@
+"""Attention in codes as a function of standard ops: what ONNX Runtime makes of it, and we again."""
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import bitwright as bw
+from bitwright.export.onnx import export_onnx
+from bitwright.frontend.onnx import load
+from bitwright.ops.builder import Builder
+from bitwright.ops.interpret import run
+
+FORMS = {
+    "plain": (4, {}, None),
+    "shared heads": (2, {"causal": True}, None),
+    "window": (4, {"window": 5, "window_right": 2, "causal_offset": "end"}, "bool"),
+    "softcap": (4, {"softcap": 2.0, "scale": 0.3}, "f32"),
+}
+
+
+@pytest.mark.parametrize("opset", [17, 21, 25])
+@pytest.mark.parametrize("form", FORMS)
+def test_other_runtimes_are_within_a_step(form, opset):
+    heads, attrs, kind = FORMS[form]
+    rng = np.random.default_rng(0)
+    b = Builder("attention")
+    q, k = b.input("q", "f32[B, 4, S, 24]"), b.input("k", f"f32[B, {heads}, T, 24]")
+    v = b.input("v", f"f32[B, {heads}, T, 16]")
+    mask = None if kind is None else b.input("mask", f"{kind}[B, 1, S, T]")
+    graph = b.build(y=b.attention(q, k, v, mask, in_codes=True, **attrs))
+    shapes = {"q": (2, 4, 9, 24), "k": (2, heads, 30, 24), "v": (2, heads, 30, 16)}
+    feeds = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    if kind is not None:
+        feeds["mask"] = rng.normal(size=(2, 1, 9, 30)).astype(np.float32)
+        feeds["mask"] = feeds["mask"] > -1 if kind == "bool" else feeds["mask"]
+    model = export_onnx(graph, opset=opset)
+    (again,) = [node for node in load(model).nodes if node.op == "attention"]
+    assert again.attrs["in_codes"]
+    expected = run(graph, feeds)["y"]
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    step = np.abs(feeds["v"]).max() / 127
+    assert np.abs(session.run(None, feeds)[0] - expected).max() < step
+    assert np.abs(bw.compile(model).run(feeds)["y"] - expected).max() < step
+
+
+def test_calls_of_other_shapes_share_the_function():
+    b = Builder("two")
+    x, z = b.input("x", "f32[1, 2, 8, 4]"), b.input("z", "f32[3, 2, 5, 4]")
+    both = [b.attention(value, value, value, in_codes=True) for value in (x, z)]
+    model = export_onnx(b.build(*both))
+    assert len(model.functions) == 1
+
+
+def test_a_cache_is_written_in_steps():
+    b = Builder("cache")
+    q, past = b.input("q", "f32[1, 2, 8, 4]"), b.input("past", "f32[1, 2, 5, 4]")
+    graph = b.build(y=b.attention(q, q, q, None, past, past, causal=True, in_codes=True))
+    rng = np.random.default_rng(1)
+    feeds = {"q": rng.normal(size=(1, 2, 8, 4)), "past": rng.normal(size=(1, 2, 5, 4))}
+    feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
+    model = export_onnx(graph)
+    assert not model.functions
+    (found,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    np.testing.assert_allclose(found, run(graph, feeds)["y"], atol=0.02)

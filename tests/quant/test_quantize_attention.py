@@ -1,0 +1,81 @@
+"""Attention in codes: chosen where the outputs allow it, asked for, or left out."""
+
+import numpy as np
+import pytest
+
+import bitwright as bw
+from bitwright.errors import BitwrightError
+from bitwright.ops.builder import Builder
+
+
+def layer(rng, features=16, heads=2):
+    """Projections, attention, a projection."""
+    b = Builder("layer")
+    width = heads * features
+    x = b.input("x", f"f32[1, n, {width}]")
+    weights = [rng.normal(size=(width, width)).astype(np.float32) / 4 for _ in range(4)]
+    parts = [b.matmul(x, w) for w in weights[:3]]
+    shape = (1, x.shape[1], heads, features)
+    q, k, v = (b.transpose(b.reshape(p, shape=shape), perm=(0, 2, 1, 3)) for p in parts)
+    y = b.transpose(b.attention(q, k, v, name="attention"), perm=(0, 2, 1, 3))
+    return b.build(y=b.matmul(b.reshape(y, shape=(1, x.shape[1], width)), weights[3]))
+
+
+def quantized(recipe, tokens=40):
+    rng = np.random.default_rng(2)
+    graph = layer(rng)
+    data = [{"x": rng.normal(size=(1, tokens, 32)).astype(np.float32)} for _ in range(4)]
+    return bw.quantize(graph, data, recipe), data, graph
+
+
+def attention_of(graph):
+    (node,) = [node for node in graph.nodes if node.op == "attention"]
+    return node
+
+
+def test_codes_are_chosen_by_their_effect():
+    q, data, graph = quantized({})
+    assert attention_of(q.graph).attrs["in_codes"]
+    (row,) = [x for x in q.report.layers if x.op == "attention"]
+    assert row.scheme == "dynamic" and "dB of the outputs" in row.reason
+    assert q.report.share_in_8_bit == 1.0
+    exact, found = (bw.compile(g).run(data[0])["y"] for g in (graph, q.graph))
+    assert np.square(found - exact).sum() < np.square(exact).sum() / 100
+
+
+def test_too_large_an_effect_leaves_it_in_float():
+    q, _, _ = quantized({"attention_sqnr": 90.0})
+    assert not attention_of(q.graph).attrs.get("in_codes")
+    (row,) = [x for x in q.report.layers if x.op == "attention"]
+    assert row.scheme == "float" and "less than the recipe allows" in row.reason
+
+
+@pytest.mark.parametrize(
+    "recipe, tokens, in_codes, reason",
+    [
+        ({"attention": "float"}, 40, False, "the recipe leaves it in float"),
+        ({"ignore": "attention"}, 40, False, "the recipe leaves it in float"),
+        ({}, 9, False, "9 queries and 9 keys are too few"),
+        ({"attention": "int8"}, 9, True, "dB of the outputs"),
+        ({"base": "w8"}, 40, False, "weights only"),
+    ],
+)
+def test_what_is_asked_for(recipe, tokens, in_codes, reason):
+    q, _, _ = quantized(recipe, tokens)
+    assert bool(attention_of(q.graph).attrs.get("in_codes")) == in_codes
+    (row,) = [x for x in q.report.layers if x.op == "attention"]
+    assert reason in row.reason
+
+
+def test_a_way_that_is_none_is_refused():
+    with pytest.raises(BitwrightError, match="no way of attention"):
+        quantized({"attention": "int4"})
+
+
+def test_the_saved_model_keeps_it(tmp_path):
+    q, data, _ = quantized({})
+    q.save(tmp_path / "model.onnx")
+    again = bw.load(tmp_path / "model.onnx")
+    assert attention_of(again).attrs["in_codes"]
+    expected, found = (bw.compile(g).run(data[0])["y"] for g in (q.graph, again))
+    assert np.square(found - expected).sum() <= 1e-4 * np.square(expected).sum()
