@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from bitwright.ir.dim import evaluate
+from bitwright.ir.dim import Dim, evaluate
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.quant.algorithms.codes import decibels
@@ -100,7 +100,11 @@ def _refusal(node: Node, recipe: Recipe, bindings: Mapping[str, int]) -> str:
         return f"it is of {q.dtype}"
     if any(value is not None for value in node.inputs[4:]):
         return "keys of a cache are read once for few queries, which codes would not make faster"
-    sizes = [evaluate(value.shape[2], bindings) for value in (q, k)]
+    lengths = [value.shape[2] for value in (q, k)]
+    symbols = {s.name for size in lengths if isinstance(size, Dim) for s in size.symbols}
+    if not symbols <= bindings.keys():
+        return "how many queries and keys there are depends on the data"
+    sizes = [evaluate(size, bindings) for size in lengths]
     if recipe.attention != "int8" and min(sizes) < FEWEST:
         return f"{sizes[0]} queries and {sizes[1]} keys are too few for codes to be faster"
     return ""
