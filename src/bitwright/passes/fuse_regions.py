@@ -59,6 +59,8 @@ EPILOGUE = frozenset(
 )
 # Anchors that work row by row and can compute what they read.
 PROLOGUE = frozenset({"layer_norm", "rms_norm", "softmax", "log_softmax", "dynamic_quantize"})
+# Reductions that read what a cast makes of something narrower.
+SUMS = frozenset({"reduce_sum", "reduce_mean", "reduce_max", "reduce_min"})
 # Anchors whose rows can become codes where they are made.
 CODED = frozenset({"layer_norm", "rms_norm"})
 
@@ -112,7 +114,7 @@ class Fusion:
     def _place(self, node: Node) -> None:
         if is_elementwise(node):
             region = self._join(node)
-        elif node.op in PROLOGUE:
+        elif node.op in PROLOGUE or (node.op in SUMS and _is_cast(node.inputs[0])):
             region = self._behind_norm(node) or self._with_prologue(node)
         else:
             region = Region([node], None if get(node.op).kind is Kind.MOVEMENT else node)
@@ -196,7 +198,7 @@ class Fusion:
             return f"{operand.node.op} takes no epilogue"
         if self.graph.uses[operand] != sum(v is operand for v in node.operands):
             return "it is read elsewhere too"
-        if operand.shape != node.outputs[0].shape:
+        if operand.shape != node.outputs[0].shape and node.op not in SUMS:
             return f"shape {list(operand.shape)} is broadcast to {list(node.outputs[0].shape)}"
         return ""
 
@@ -210,6 +212,10 @@ class Fusion:
         return sorted(
             {id(r): r for r in self.home.values()}.values(), key=lambda r: self._position(r.last)
         )
+
+
+def _is_cast(value: Value | None) -> bool:
+    return value is not None and value.node.op == "cast"
 
 
 def _source_of(region: Region) -> Value | None:

@@ -36,6 +36,7 @@ from bitwright.passes.codes import (
     weight_of,
     whole_numbers,
 )
+from bitwright.passes.mean_codes import mean_rules
 from bitwright.passes.moved_codes import moving_rules
 from bitwright.passes.recurrent_codes import recurrence_rules
 from bitwright.rewrite import Match, Rule, Trace, rewrite
@@ -70,6 +71,7 @@ class _Lowering:
             ),
             Rule("bias-of-product-of-codes", _any("add"), self._bias, self._no_bias),
             *moving_rules(),
+            *mean_rules(self._factor),
             table_rule(),
             Rule("codes-of-scaled", _any("quantize"), self._quantize, self._no_quantize),
             *recurrence_rules(),
