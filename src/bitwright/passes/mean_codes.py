@@ -4,12 +4,12 @@
     avg_pool(dequantize(q))            ->  integer_conv(q, ones) * (scale / cells), by channel
 
 The second is a product like others: what stands behind it, a step to codes too, is computed where
-it stores.
+it stores. A window that is the whole image is a mean of the first kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,18 +55,19 @@ def _no_mean(m: Match) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _count(node: Node) -> Size:
-    (x,) = node.operands
-    return product(x.shape[normalize_axis(axis, x.rank)] for axis in node.attrs["axes"])
-
-
 def _mean(op: Any, m: Match) -> Any:
-    node = m.root
+    (x,) = m.root.operands
+    axes = [normalize_axis(axis, x.rank) for axis in m.root.attrs["axes"]]
+    return _sum(op, m.root, axes, m.root.attrs["keepdims"])
+
+
+def _sum(op: Any, node: Node, axes: Sequence[int], keepdims: bool) -> Any:
+    """The mean over axes as a sum of codes, its zero points taken off."""
     found = _source(node)
     assert isinstance(found, Coded) and found.step is not None
-    count = _count(node)
+    count: Size = product(found.codes.shape[axis] for axis in axes)
     wide = i32 if bounds(count)[1] * found.reach < LIMIT else i64
-    total = op.op("reduce_sum", op.cast(found.codes, to=wide), **node.attrs)
+    total = op.reduce_sum(op.cast(found.codes, to=wide), axes=tuple(axes), keepdims=keepdims)
     zero = found.known_zero
     cells = op.sizes(values=(count,), shape=())
     if zero is not None and zero.any():
@@ -82,6 +83,8 @@ def _no_pool(m: Match) -> str:
     if isinstance(found, str):
         return found
     (x,) = node.operands
+    if _is_whole(node):
+        return ""
     taps = int(np.prod(node.attrs["kernel"]))
     if x.rank not in (3, 4) or not isinstance(x.shape[1], int) or x.shape[1] < 1:
         return "it is no image with a known number of channels"
@@ -93,6 +96,13 @@ def _no_pool(m: Match) -> str:
     if not _is_even(node) and not is_known:
         return "how many cells a window counts depends on the run"
     return ""
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether there is one window, which is the image."""
+    (x,) = node.operands
+    pads = node.attrs.get("pads") or ()
+    return tuple(node.attrs["kernel"]) == x.shape[2:] and all(pad == 0 for pad in pads)
 
 
 def _is_even(node: Node) -> bool:
@@ -116,6 +126,8 @@ def _cells(node: Node) -> Array:
 
 
 def _pool(op: Any, node: Node, held: Callable[[Any, Array], Value]) -> Any:
+    if _is_whole(node):
+        return _sum(op, node, range(2, node.outputs[0].rank), True)
     found = _source(node)
     assert isinstance(found, Coded) and found.step is not None
     channels = found.codes.shape[1]
