@@ -2,19 +2,24 @@
 
 import numpy as np
 import pytest
+from onnx import helper
 from onnx_runs import checked, run_ort
 
 import bitwright as bw
 from bitwright.frontend.onnx import load
 from bitwright.ops.builder import Builder
+from bitwright.passes.manager import run_passes
+from bitwright.pipeline import INFERENCE
 
 
-def product(rows="n", width=24, columns=(7,), per_column=True, zero=False, keep=False):
+def product(
+    rows="n", width=24, columns=(7,), per_column=True, zero=False, keep=False, element="u8"
+):
     """Rows coded at run time times weights in codes; all of them read the same rows."""
     rng = np.random.default_rng(0)
     b = Builder("coded")
     x = b.input("x", f"f32[2, {rows}, {width}]")
-    codes, scale, offset = b.dynamic_quantize(x, to="u8", per_token=True)
+    codes, scale, offset = b.dynamic_quantize(x, to=element, per_token=True)
     real = b.dequantize(codes, scale, offset, axis=-1, block=width)
     for i, size in enumerate(columns):
         w = b.parameter(f"w{i}", rng.integers(-127, 128, (width, size)).astype(np.int8))
@@ -78,3 +83,33 @@ def test_a_function_of_that_name_that_does_not_fit_is_inlined():
     given = feeds(3)
     expected = run_ort(model, given)["y0"]
     np.testing.assert_allclose(bw.compile(load(model)).run(given)["y0"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("element", ["u8", "i8"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"per_column": False}, {"zero": True}, {"zero": True, "per_column": False}],
+    ids=str,
+)
+def test_what_was_inlined_is_a_product_of_codes_again(options, element):
+    graph = product(columns=(3, 700), width=97, keep=True, element=element, **options)
+    again = load(bw.export_onnx(graph, functions="inline"))
+    assert not any(node.op == "dynamic_quantize" for node in again.nodes)
+    found = [node.op for node in run_passes(again, INFERENCE).nodes]
+    assert found.count("dynamic_quantize") == 1 and found.count("matmul") == 2
+    assert "reduce_max" not in found and "clip" not in found
+    given = feeds(5, 97)
+    ours, theirs = bw.compile(graph).run(given), bw.compile(again).run(given)
+    for name, value in ours.items():
+        np.testing.assert_array_equal(value, theirs[name])
+
+
+def test_other_sums_than_those_of_the_weight_are_no_zero_point():
+    model = bw.export_onnx(product(), functions="inline")
+    (node,) = (node for node in model.graph.node if node.op_type == "ReduceSum")
+    node.op_type = "ReduceMax"
+    del node.input[1:]
+    node.attribute.append(helper.make_attribute("axes", [0]))
+    again = load(model)
+    found = run_passes(again, INFERENCE)
+    assert not any(node.op == "dynamic_quantize" for node in found.nodes)

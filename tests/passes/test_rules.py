@@ -37,8 +37,13 @@ CONV = {"x": "f32[n, 2, 5]", "w": normal(4, 2, 3)}
 SQUARE = dict.fromkeys("qkv", "f32[2, 3, 5, 8]")
 FLAT = {"q": "f32[6, n, 8]", "k": "f32[6, 8, n]", "v": "f32[6, n, 4]", "s": np.float32(0.3)}
 KEYS = {"k": "f32[2, 3, 8, 7]"}
+CODES = np.arange(-7, 8, dtype=np.int32).reshape(5, 3)
+ROWS = {"x": "f32[n, 5]", "axes": (1,)}
+OF_ROWS = {"w": CODES, "sums": CODES.sum(0, keepdims=True).astype(np.int32)}
 PER_QUERY = {"axes": (-1,), "keepdims": True}
 CASES = [
+    ("rows-of-*", ROWS, {}),
+    ("product-of-*-rows-in-steps", {**ROWS, **OF_ROWS, "steps": np.abs(normal(3))}, {}),
     ("add-zero", {"x": "f32[n, 3]"}, {}),
     ("mul-one", {"x": "f32[n, 3]"}, {}),
     ("div-one", {"x": "f32[n, 3]"}, {}),
