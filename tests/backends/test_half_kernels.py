@@ -238,13 +238,6 @@ def test_products_of_f16_in_tiles(size, split):
 
 
 @wide_vectors
-@pytest.mark.parametrize("case", [GEOMETRY[1], GEOMETRY[3]], ids=str)
-def test_convolutions_of_f16_in_tiles(case, split):
-    graph, feeds = convolution("f16", *case)
-    check(graph, feeds, "f16", threads=2)
-
-
-@wide_vectors
 def test_f16_in_tiles_is_summed_as_precisely_as_in_f32(split):
     """Numbers of every size that f16 has: K · 2^-24 of Σ |x w|, and what low · low leaves out."""
     x = (draw("f16", 32, 300) * 2.0 ** rng.integers(-20, 12, (32, 300))).astype(np.float16)

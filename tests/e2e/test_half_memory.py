@@ -17,7 +17,7 @@ def draw(*shape: int) -> np.ndarray:
 def encoder() -> bw.Graph:
     """Two layers of a transformer."""
     b = bw.Builder("encoder")
-    x = b.input("x", "f32[1, 64, 96]")
+    x = b.input("x", "f32[1, 128, 96]")
     for layer in range(2):
 
         def linear(value: object, name: str, columns: int, layer: int = layer) -> object:
@@ -25,11 +25,11 @@ def encoder() -> bw.Graph:
             return b.matmul(value, b.parameter(f"{name}{layer}", weight))
 
         heads = [
-            b.transpose(b.reshape(linear(x, n, 96), shape=(1, 64, 4, 24)), perm=(0, 2, 1, 3))
+            b.transpose(b.reshape(linear(x, n, 96), shape=(1, 128, 3, 32)), perm=(0, 2, 1, 3))
             for n in "qkv"
         ]
         y = b.transpose(b.attention(*heads), perm=(0, 2, 1, 3))
-        x = b.add(x, linear(b.reshape(y, shape=(1, 64, 96)), "o", 96))
+        x = b.add(x, linear(b.reshape(y, shape=(1, 128, 96)), "o", 96))
         x = b.layer_norm(x, b.parameter(f"scale{layer}", np.ones(96, np.float32)))
         x = b.add(x, linear(b.gelu(linear(x, "up", 384)), "down", 96))
     return b.build(y=x)

@@ -51,11 +51,7 @@ class Conv:
         windows = tuple(f"{what}{n}" for n in levels for what in ("count", "step"))
         return Signature(
             ("a", "w", "y", *self.numbers.pointers, *self.epilogue.pointers),
-            (
-                *("rows", "columns", "run", "block", "y_stride", *rows, *windows),
-                *self.numbers.sizes,
-                *self.epilogue.sizes,
-            ),
+            ("rows", "columns", "run", "block", "y_stride", *rows, *windows, *self.epilogue.sizes),
         )
 
 

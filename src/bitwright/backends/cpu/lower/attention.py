@@ -90,10 +90,10 @@ def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
 
 
 def _turned(ctx: Lowering, node: Node, v: View) -> View:
-    """Values feature by feature; rows lie apart so that they do not meet in a cache."""
+    """Values feature by feature."""
     batches, heads, keys, features = v.shape
     assert isinstance(features, int)
-    pitch = (keys + (KEYS - 1)) // KEYS * KEYS + KEYS
+    pitch = (keys + (KEYS - 1)) // KEYS * KEYS
     shape = (batches, heads, -(-features // LANES) * LANES, pitch)
     y = contiguous(ctx.buffer(f"{node.name}.turned", v.dtype, product(shape)), shape)
     kernel = ctx.kernel("turned_values", features, lambda m, name: emit_turned(m, name, features))

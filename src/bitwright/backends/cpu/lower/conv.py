@@ -30,7 +30,7 @@ from bitwright.backends.cpu.kernels.matmul import (
     row_tiles_in_cache,
 )
 from bitwright.backends.cpu.kernels.wide_product import tiles_in_room, whole_way
-from bitwright.backends.cpu.lower.filters import Filter, filter_of, has_filter, in_planes
+from bitwright.backends.cpu.lower.filters import Filter, filter_of, has_filter
 from bitwright.backends.cpu.lower.movement import pad_view
 from bitwright.backends.cpu.lower.product import lower_windows
 from bitwright.backends.cpu.lower.winograd import Choice, call_winograd, choose
@@ -95,10 +95,7 @@ def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
         depthwise(ctx, node, image, weight, window, y, finish)
         return
     choice = choose(ctx.target, weight, window, y) if groups == 1 else Choice(0, "")
-    pixels, columns = product((y.shape[0], *y.shape[2:])), None
-    if groups == 1:
-        columns = weight.transpose(1, 2, 3, 0)
-    filter = filter_of(ctx.target, x.dtype, columns, pixels)
+    filter = filter_of(ctx.target, x.dtype, rows=product((y.shape[0], *y.shape[2:])))
     if choice.results and filter.products_at_once > 1:
         choice = Choice(0, "an instruction multiplies pairs")
     if choice.results:
@@ -274,8 +271,6 @@ def dense(
     columns, channels, height, width = weight.shape
     run = run_of(window, source, channels, width)
     numbers = filter.numbers(ctx.target, run)
-    source, planes = image_planes(ctx, node, source) if numbers.sizes else (source, {})
-    run = run_of(window, source, channels, width)
     (n, _, oh, ow), (sn, _, sh, sw) = y.shape, source.strides
     dense_line = run == width * channels
     levels = levels_of(window, source, height, width, dense_line)
@@ -315,7 +310,6 @@ def dense(
         "block": block,
         "y_stride": y.strides[3] if ow != 1 or is_apart else y.strides[2],
         "pixel": pixel,
-        **planes,
         **finish.sizes,
     }
     if not is_flat:
@@ -336,14 +330,6 @@ def _is_even(y: View) -> bool:
     if ow == 1:
         return n == 1 or oh == 1 or image == oh * line
     return (oh == 1 or line == ow * pixel) and (n == 1 or image == oh * ow * pixel)
-
-
-def image_planes(ctx: Lowering, node: Node, source: View) -> tuple[View, dict[str, Size]]:
-    """An image of f16 as planes of bf16, dense with channels innermost."""
-    image = ctx.packed(source.transpose(CHANNELS_LAST), node.name)
-    n, h, w, c = image.shape
-    first, sizes = in_planes(ctx, node, image.relabel((n * h, w * c)))
-    return first.relabel((n, h, w, c)).transpose((0, 3, 1, 2)), sizes
 
 
 def run_of(window: Window, source: View, channels: int, width: int) -> int:

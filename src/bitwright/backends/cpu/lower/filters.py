@@ -88,8 +88,7 @@ class HalfFilter(RealFilter):
 
     def __init__(self, target: Target, half: DType, in_tiles: bool) -> None:
         self.half, self.family, self.in_tiles = half, f"conv_{half}", in_tiles
-        numbers = self.numbers(target, 2)
-        self.products_at_once = 1 if numbers.sizes else numbers.group
+        self.products_at_once = self.numbers(target, 2).group
 
     def numbers(self, target: Target, run: int) -> Numbers:
         dots = tile_dots if self.half == bf16 else split_dots
@@ -114,10 +113,11 @@ def has_filter(x: DType, w: DType, result: DType) -> bool:
 def filter_of(
     target: Target, element: DType, weight: Array | None = None, rows: Size | None = None
 ) -> RealFilter:
-    """For a constant weight, columns last, that `rows` rows are multiplied with.
+    """For a constant matrix, or an image where none is given, that `rows` rows are multiplied with.
 
     A block of tiles is wasted on a few rows. f16 becomes planes of bf16 first, which takes some
     columns to pay, and its weights are twice as many bytes then: a few rows would wait for them.
+    The planes of an image are three times its bytes, which takes longer than the tiles save.
     """
     if element == f32:
         return RealFilter()
