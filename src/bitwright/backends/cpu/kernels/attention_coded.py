@@ -43,6 +43,7 @@ from bitwright.backends.cpu.kernels.attention_spec import (
     mask_bias,
     tiles,
 )
+from bitwright.backends.cpu.kernels.transpose import transposed
 from bitwright.backends.cpu.kernels.walk import pieces
 from bitwright.backends.cpu.math.decay import floored_decay
 from bitwright.backends.cpu.region import address_of, store
@@ -93,7 +94,8 @@ class _Scratch:
         self.units = keys.row // 4 if keys.dots else keys.features
         """Words, or numbers, of a row of q or k."""
         self.q = f.scratch(f32, self.units * size.queries)
-        self.q_row = f.scratch(f32, -(-self.units // keys.lanes) * keys.lanes * 4)
+        self.row = -(-self.units // keys.lanes) * keys.lanes
+        self.q_rows = f.scratch(f32, keys.lanes * self.row)
         self.q_steps = f.scratch(f32, size.queries)
         self.q_sums = f.scratch(i32, size.queries)
         self.scores = f.scratch(f32, size.block * size.queries)
@@ -364,8 +366,6 @@ class _CodedBlock(Block):
         features = self.kernel.features
         index = (place.batch, place.head, place.first)
         base, step = address_of(f, "q", f32, index), f.args.size("q.2")
-        if dot is not None and features % 4:
-            f.store(f.const(i32, 0), scratch.q_row, scratch.units - 1)
         with f.loop(0, place.count, self.lanes, nonempty=True) as vectors:
             start = vectors.index
             count = f.min(place.count - start, self.lanes)
@@ -377,7 +377,9 @@ class _CodedBlock(Block):
             f.store(inverse, scratch.factors, align=self.align)
             with f.loop(0, count, nonempty=True) as loop:
                 row = f.gep(f32, base, (start + loop.index) * step)
-                self._pack_query(row, start + loop.index, f.load(f32, scratch.factors, loop.index))
+                held = f.gep(i32, scratch.q_rows, loop.index * scratch.row)
+                self._code_query(row, f.load(f32, scratch.factors, loop.index), held)
+            self._turn_queries(start)
         if dot is None:
             return
         moved = f.bitcast(f.const(i32.vector(self.lanes), _MOVED_WORD), dot.operands[1])
@@ -388,19 +390,37 @@ class _CodedBlock(Block):
                 loop.next(dot(f, loop.carried[0], moved, word))
             f.store(0 - loop.results[0], scratch.q_sums, v * self.lanes, align=self.align)
 
-    def _pack_query(self, row: Value, query: Value, inverse: Value) -> None:
-        f, scratch = self.f, self.scratch
+    def _code_query(self, row: Value, inverse: Value, held: Value) -> None:
+        """Codes of one query side by side; zeros behind the last of a word."""
+        f, features = self.f, self.kernel.features
         factor = f.splat(inverse, self.lanes)
+        if self.dot is not None and features % 4:
+            f.store(f.const(i32, 0), held, self.scratch.units - 1)
 
         def put(d: Operand, mask: Value | None) -> None:
             found = f.round_to_int(f.load(self.vector, row, d, mask=mask) * factor)
-            made = f.convert(found, f32 if self.dot is None else i8)
-            f.store(made, scratch.q_row, d, mask=mask)
+            f.store(f.convert(found, f32 if self.dot is None else i8), held, d, mask=mask)
 
-        f.vectors(0, self.kernel.features, self.lanes, put)
-        with f.loop(0, scratch.units, nonempty=True) as words:
-            word = f.load(i32, scratch.q_row, words.index)
-            f.store(word, scratch.q, words.index * self.pitch + query)
+        f.vectors(0, features, self.lanes, put)
+
+    def _turn_queries(self, start: Value) -> None:
+        """As many queries as there are lanes, word by word instead of row by row."""
+        f, scratch, lanes = self.f, self.scratch, self.lanes
+
+        def turn(first: Operand, count: int) -> None:
+            rows = [
+                f.load(self.vector, scratch.q_rows, f.index(first) + r * scratch.row)
+                for r in range(lanes)
+            ]
+            for number, column in enumerate(transposed(f, rows)[:count]):
+                at = (f.index(first) + number) * self.pitch + start
+                f.store(column, scratch.q, at, align=self.align)
+
+        whole = scratch.units // lanes * lanes
+        with f.loop(0, whole, lanes) as loop:
+            turn(loop.index, lanes)
+        if rest := scratch.units - whole:
+            turn(whole, rest)
 
     def _write(self, query: Value) -> None:
         f, kernel, place, width = self.f, self.kernel, self.place, self.coded.width
