@@ -8,6 +8,7 @@ from bitwright.errors import BitwrightError
 from bitwright.ops.interpret import run
 from bitwright.quant.algorithms.codes import Range, rows_round_trip
 from bitwright.quant.recipe import matches, recipe
+from bitwright.warn import DataWarning
 
 
 def network(seed=0, outliers=False):
@@ -62,6 +63,21 @@ def test_everything_that_multiplies_is_in_8_bits_and_listed(quantized):
     assert "100.0%" in str(report)
     assert report.to_json()["layers"][0]["name"] == "first"
     assert report.quantized_bytes < 0.45 * report.float_bytes
+
+
+def test_a_model_in_codes_stays_as_it_is_and_the_report_says_so(quantized):
+    with pytest.warns(DataWarning, match="6 of 6 layers came in codes"):
+        again = bw.quantize(quantized.graph, batches(4))
+    assert {layer.scheme for layer in again.report.layers} == {"given"}
+    assert again.report.share_in_8_bit == 1 and "came in codes" in str(again.report)
+    data = batches(2, seed=3)
+    np.testing.assert_array_equal(outputs(again, data), outputs(quantized, data))
+    weights = bw.quantize(network(), batches(4), "w8")
+    again = bw.quantize(weights.graph, batches(4))
+    assert again.report.notes == [] and again.report.share_in_8_bit == 0
+    assert {layer.reason for layer in again.report.layers} == {
+        "its weight came in codes, which stay"
+    }
 
 
 def test_weights_and_activations_are_codes_where_they_meet(quantized):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 from bitwright.ir.container import write_atomically
-from bitwright.ir.graph import Graph, Node
+from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ops.flops import multiply_adds
 from bitwright.ops.opdef import Kind
 from bitwright.ops.recurrent import GATES
@@ -20,6 +20,9 @@ from bitwright.quant.apply import table_error
 from bitwright.quant.assign import UNREACHED, Choice
 from bitwright.quant.attentions import SCHEME, Attentions
 from bitwright.quant.recipe import CODED
+
+GIVEN = "given"
+"""The scheme of what the model had in codes before."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,18 @@ class QuantizationReport:
     def share_in_8_bit(self) -> float:
         """Part of all multiply-adds whose operands are both codes."""
         total = sum(layer.multiply_adds for layer in self.layers)
-        coded = sum(x.multiply_adds for x in self.layers if x.scheme in CODED)
+        coded = sum(x.multiply_adds for x in self.layers if x.scheme in (*CODED, GIVEN))
         return coded / total if total else 0.0
+
+    def already_quantized(self) -> list[str]:
+        """A note where the model came in codes, in whole or in part."""
+        given = sum(layer.scheme == GIVEN for layer in self.layers)
+        if not given:
+            return []
+        return [
+            f"{given} of {len(self.layers)} layers came in codes and stay as they are: "
+            "quantize the float model to have them chosen and measured"
+        ]
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "share_in_8_bit": self.share_in_8_bit}
@@ -122,6 +135,8 @@ def make_report(
             scheme = SCHEME if node.name in attentions.chosen else "float"
             why = attentions.reasons[node.name]
             layers.append(Layer(node.name, node.op, scheme, why, None, count))
+        elif _came_in_codes(node):
+            layers.append(Layer(node.name, node.op, GIVEN, "it came in codes", None, count))
         elif get(node.op).kind is Kind.COMPUTE and not node.is_boundary:
             why = _why_float(node) if owner is graph else "a small product in the body of a loop"
             layers.append(Layer(node.name, node.op, "float", why, None, count))
@@ -148,8 +163,27 @@ def _product_layer(
 
 def _why_float(node: Node) -> str:
     if node.op in ("matmul", "conv", *GATES):
+        if _is_dequantized(node.inputs[1]):
+            return "its weight came in codes, which stay"
         return "its weight is no constant matrix of f32"
     return f"{node.op} runs in float"
+
+
+def _came_in_codes(node: Node) -> bool:
+    """Whether the model multiplies codes here already, which is left as it is."""
+    if node.op in ("integer_matmul", "integer_conv"):
+        return True
+    operands = node.inputs[:2]
+    return node.op in ("matmul", "conv") and all(map(_is_dequantized, operands))
+
+
+def _is_dequantized(value: Value | None) -> bool:
+    while value is not None and value.node.op in ("transpose", "reshape"):
+        value = value.node.inputs[0]
+    if value is None or value.node.op != "dequantize":
+        return False
+    codes = value.node.inputs[0]
+    return codes is not None and codes.dtype.bits <= 8
 
 
 def constant_bytes(graph: Graph) -> int:

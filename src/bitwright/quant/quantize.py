@@ -117,7 +117,7 @@ def quantize(
         result = _quantize(graph, gathering, rules, chosen, threads)
     gathering.finish()
     result.report.float_bytes = constant_bytes(given)
-    result.report.notes = gathering.notes()
+    result.report.notes = [*gathering.notes(), *result.report.already_quantized()]
     for note in result.report.notes:
         warnings.warn(note, DataWarning, stacklevel=2)
     result.report.seconds = time.perf_counter() - begin
