@@ -231,10 +231,11 @@ def split(monkeypatch):
 
 
 @wide_vectors
-@pytest.mark.parametrize("size", [(33, 65, 33), (70, 96, 20)], ids=str)
+@pytest.mark.parametrize("size", [(33, 65, 33), (70, 96, 20), (200, 600, 70)], ids=str)
 def test_products_of_f16_in_tiles(size, split):
+    """The last one takes several blocks of rows."""
     graph, feeds = product("f16", *size)
-    check(graph, feeds, "f16", threads=2)
+    check(graph, feeds, "f16", threads=3)
 
 
 @wide_vectors

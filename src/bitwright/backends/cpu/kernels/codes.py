@@ -19,7 +19,7 @@ The last term is known per column where xz is, when the program is made: with th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +45,6 @@ class Codes:
     """Whether sums begin with a number of their column instead of 0."""
     element, sum, group, widens = i8, i32, 1, False
     tiles = None
-    sizes: ClassVar[tuple[str, ...]] = ()
     parts = ONE_PLANE
 
     @property

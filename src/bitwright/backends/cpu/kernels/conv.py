@@ -22,7 +22,7 @@ from bitwright.backends.cpu.kernels.matmul import (
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
 from bitwright.backends.cpu.kernels.register_tile import step_cycles
 from bitwright.backends.cpu.kernels.tile_run import ROWS, BlockRows
-from bitwright.backends.cpu.kernels.wide_product import emit_wide
+from bitwright.backends.cpu.kernels.wide_product import emit_half
 from bitwright.target import Target
 
 
@@ -58,7 +58,7 @@ class Conv:
 def emit_conv(module: Module, name: str, conv: Conv) -> Signature:
     """The kernel; `block` is the number of tile rows whose part of a stays in the cache."""
     with module.kernel(name, conv.signature) as f, f.subnormals_as_zeros():
-        emit_wide((_LineProduct if conv.pixel else _ImageProduct)(f, conv))
+        emit_half((_LineProduct if conv.pixel else _ImageProduct)(f, conv))
     return conv.signature
 
 

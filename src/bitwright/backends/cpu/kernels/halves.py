@@ -45,7 +45,6 @@ class HalfSums:
 
     sum, extra = f32, 0
     pointers: tuple[str, ...] = ()
-    sizes: tuple[str, ...] = ()
     tiles: Any = None
     parts: tuple[tuple[int, int], ...] = ONE_PLANE
 

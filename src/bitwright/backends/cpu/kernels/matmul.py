@@ -116,11 +116,7 @@ def emit_matmul(
     tile = tile or best_tile(module.target)
     signature = Signature(
         ("a", "w", "y", *numbers.pointers, *epilogue.pointers),
-        (
-            *("rows", "columns", "depth", "a_stride", "y_stride", "block"),
-            *numbers.sizes,
-            *epilogue.sizes,
-        ),
+        ("rows", "columns", "depth", "a_stride", "y_stride", "block", *epilogue.sizes),
     )
     with module.kernel(name, signature) as f, f.subnormals_as_zeros():
         how(Product(f, tile, epilogue, numbers))

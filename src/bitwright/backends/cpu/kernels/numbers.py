@@ -45,10 +45,6 @@ class Numbers(Protocol):
         """What a step of tiles multiplies: planes of the rows, each with a part of the panel."""
 
     @property
-    def sizes(self) -> tuple[str, ...]:
-        """Slots of sizes: `plane`, where rows lie in several planes, is the bytes of one."""
-
-    @property
     def sum(self) -> Type:
         """A sum."""
 
@@ -86,7 +82,6 @@ class RealNumbers:
     group, has_rest, extra, widens = 1, False, 0, False
     tiles: Any = None
     pointers: tuple[str, ...] = ()
-    sizes: tuple[str, ...] = ()
     parts = ONE_PLANE
 
     def __repr__(self) -> str:

@@ -58,7 +58,8 @@ class TileRun:
         element = numbers.element
         self.tiles: Tiles = numbers.tiles
         self.f, self.element, self.sums, self.parts = f, element, sums, numbers.parts
-        self.plane = f.args.size("plane") if numbers.sizes else f.index(0)
+        self.plane: Value = f.index(0)
+        """Bytes from one plane of the rows to the next, where there are several."""
         self.step = BYTES // element.bytes
         """Numbers of a row that one instruction takes."""
         self.copies = f.scratch(element, SIZE * self.step)

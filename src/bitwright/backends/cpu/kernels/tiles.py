@@ -94,7 +94,6 @@ class SplitDots(TileDots):
 
     unit = bf16.vector(64)
     parts = ((0, 0), (1, 0), (2, 1))
-    sizes = ("plane",)
 
     def __repr__(self) -> str:
         return f"SplitDots({self.tiles!r})"

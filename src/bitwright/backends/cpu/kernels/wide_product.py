@@ -19,6 +19,8 @@ from bitwright.backends.cpu.kernels.halves import Widened
 from bitwright.backends.cpu.kernels.matmul import LINE, UNROLL, Product
 from bitwright.backends.cpu.kernels.numbers import REAL
 from bitwright.backends.cpu.kernels.register_tile import Tile, best_tile
+from bitwright.backends.cpu.kernels.split_halves import SplitProduct
+from bitwright.backends.cpu.kernels.tiles import SplitDots
 from bitwright.target import Target
 
 ROOM = 96 << 10
@@ -46,9 +48,13 @@ def tiles_in_room(tile: Tile, depth: int) -> int:
     return (ROOM // depth - tile.columns) // tile.rows
 
 
-def emit_wide(product: Product) -> None:
-    """A product this way where its numbers say so and there are rows enough, else its own way."""
+def emit_half(product: Product) -> None:
+    """A product of any numbers: this way where they say so and there are rows enough, in planes
+    where they are `SplitDots`, else its own way."""
     f, numbers = product.f, product.numbers
+    if isinstance(numbers, SplitDots):
+        SplitProduct(product).emit()
+        return
     if not (isinstance(numbers, Widened) and numbers.whole):
         product.emit()
         return

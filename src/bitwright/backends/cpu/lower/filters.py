@@ -9,9 +9,10 @@ import numpy as np
 from bitwright.backends.cpu.kernels.halves import best_halves, halves_tile, pack_halves
 from bitwright.backends.cpu.kernels.matmul import Tile, best_tile, pack
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
-from bitwright.backends.cpu.kernels.split_halves import PLANES, emit_split
+from bitwright.backends.cpu.kernels.split_halves import MOST_DEPTH
 from bitwright.backends.cpu.kernels.tiles import (
     BLOCK,
+    SplitDots,
     pack_split,
     pack_tiles,
     split_dots,
@@ -19,10 +20,9 @@ from bitwright.backends.cpu.kernels.tiles import (
 )
 from bitwright.backends.cpu.lowering import Lowering
 from bitwright.backends.cpu.region import require_elements
-from bitwright.ir.dim import Size, product
+from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType, bf16, f16, f32
-from bitwright.ir.graph import Node
-from bitwright.lir.buffer import View, contiguous
+from bitwright.lir.buffer import View
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
@@ -99,7 +99,7 @@ class HalfFilter(RealFilter):
         return BLOCK if numbers.tiles else halves_tile(target, columns, numbers)
 
     def pack(self, runs: Array, tile: Tile, numbers: Any) -> Array:
-        if numbers.sizes:
+        if isinstance(numbers, SplitDots):
             return pack_split(runs)
         return pack_tiles(runs) if numbers.tiles else pack_halves(runs, tile, numbers)
 
@@ -117,33 +117,18 @@ def filter_of(
 
     A block of tiles is wasted on a few rows. f16 becomes planes of bf16 first, which takes some
     columns to pay, and its weights are twice as many bytes then: a few rows would wait for them.
-    The planes of an image are three times its bytes, which takes longer than the tiles save.
+    Windows of an image overlap: each number would be made planes of many times.
     """
     if element == f32:
         return RealFilter()
     if element == bf16:
         return HalfFilter(target, element, are_many(rows))
-    splits = weight is not None and weight.shape[-1] >= MANY_COLUMNS
-    splits = splits and not (isinstance(rows, int) and rows < MANY_ROWS)
-    return HalfFilter(target, element, splits and bool(np.isfinite(weight).all()))
+    few = isinstance(rows, int) and rows < MANY_ROWS
+    if few or weight is None or weight.shape[1] < MANY_COLUMNS or len(weight) > MOST_DEPTH:
+        return HalfFilter(target, element, False)
+    return HalfFilter(target, element, bool(np.isfinite(weight).all()))
 
 
 def are_many(rows: Size | None) -> bool:
     """Whether a product has, or may have, rows enough for blocks of tiles."""
     return not isinstance(rows, int) or rows > FEW_ROWS
-
-
-def in_planes(ctx: Lowering, node: Node, rows: View) -> tuple[View, dict[str, Size]]:
-    """Rows [r, k] of f16 as planes of bf16: the first plane, and the size of one."""
-    count = product(rows.shape)
-    room = ctx.buffer(f"{node.name}.planes", bf16, PLANES * count)
-    first = contiguous(room, rows.shape)
-    kernel = ctx.kernel("split_halves", (), emit_split)
-    sizes: dict[str, Size] = {
-        "rows": rows.shape[0],
-        "columns": rows.shape[1],
-        "x_stride": rows.strides[0],
-        "plane": count,
-    }
-    ctx.call(kernel, node, {"x": rows, "y": first}, sizes, why="f16 as two bf16, for tiles")
-    return first, {"plane": count * bf16.bits // 8}

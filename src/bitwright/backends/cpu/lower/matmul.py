@@ -18,9 +18,11 @@ from bitwright.backends.cpu.kernels.matmul import (
     is_light,
     row_tiles_in_cache,
 )
+from bitwright.backends.cpu.kernels.split_halves import blocks_in_plane
 from bitwright.backends.cpu.kernels.streaming import streamed_from
-from bitwright.backends.cpu.kernels.wide_product import emit_wide, tiles_in_room, whole_way
-from bitwright.backends.cpu.lower.filters import filter_of, has_filter, in_planes
+from bitwright.backends.cpu.kernels.tiles import SplitDots
+from bitwright.backends.cpu.kernels.wide_product import emit_half, tiles_in_room, whole_way
+from bitwright.backends.cpu.lower.filters import filter_of, has_filter
 from bitwright.backends.cpu.lower.product import lower_product
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.region import Part, Parts, Reads, operand_views, split
@@ -60,9 +62,9 @@ def lower_rows(
     if way := whole_way(ctx.target, numbers, depth, columns, rows):
         numbers, tile = way
         block = tiles_in_room(tile, depth)
-    a, more = unit_rows(ctx, x), {}
-    if numbers.sizes:
-        a, more = in_planes(ctx, node, a)
+    elif isinstance(numbers, SplitDots):
+        block = blocks_in_plane(depth)
+    a = unit_rows(ctx, x)
     y = ctx.output(node.outputs[0])
     reads, epilogue = row_epilogue(ctx, node, region, parts.after, tile.lanes)
     streams = streamed_from(ctx.target, y, columns)
@@ -70,7 +72,7 @@ def lower_rows(
     kernel = ctx.kernel(
         f"matmul_{x.dtype}",
         (tile, parts.after.expression, reads.key, numbers, streams),
-        lambda m, name: emit_matmul(m, name, tile, epilogue, numbers, emit_wide),
+        lambda m, name: emit_matmul(m, name, tile, epilogue, numbers, emit_half),
     )
     packed = ctx.constant(filter.pack(weight[None], tile, numbers), f"{node.name}.weight")
     sizes: dict[str, Size] = {
@@ -80,7 +82,6 @@ def lower_rows(
         "a_stride": a.strides[0],
         "y_stride": columns,
         "block": block,
-        **more,
         **reads.sizes,
     }
     ctx.call(kernel, node, {"a": a, "w": packed, "y": y, **reads.pointers}, sizes)
