@@ -51,6 +51,8 @@ from bitwright.target import Target
 
 BLOCK = 256
 """Keys whose scores are held at a time."""
+LONG_BLOCK = 1024
+"""The same where products are f32 ones, of which a second look costs more than the cache."""
 WEIGHT_STEPS = 255.0
 _MAGIC = 1.5 * 2.0**23
 """Adding it leaves a rounded number of up to 22 bits in the last bits, behind these:"""
@@ -61,7 +63,8 @@ _MOVED_WORD = 0x80808080
 def coded_tiles(target: Target, kernel: Attention) -> Tiles:
     size = tiles(target, kernel)
     unit = math.lcm(size.keys, 4)
-    return replace(size, block=BLOCK // unit * unit)
+    keys = CodedKeys.of(target, kernel.features, kernel.value_features)
+    return replace(size, block=(BLOCK if keys.dots else LONG_BLOCK) // unit * unit)
 
 
 def coded_signature(kernel: Attention) -> Signature:
@@ -102,8 +105,6 @@ class _Scratch:
         self.weights = f.scratch(i32, size.block // 4 * size.queries) if keys.dots else self.scores
         self.results = f.scratch(f32, size.queries * self.width)
         self.factors = f.scratch(f32, size.queries)
-        self.keys = None if keys.dots else f.scratch(f32, size.block * keys.features)
-        self.values = None if keys.dots else f.scratch(f32, size.block * self.width)
         rows = -(-size.block // size.lanes) * size.lanes
         full = kernel.mask == FULL_MASK
         self.bias = f.scratch(f32, rows * size.queries) if full else None
@@ -123,12 +124,13 @@ class _CodedBlock(Block):
         self.group = place.batch * heads + place.key_head
         self.total = f.args.size("keys")
         start = self.group * self.total
-        self.k_codes = f.offset(f.args.pointer("k_codes"), start * keys.row)
+        self.k_codes = f.gep(keys.element, f.args.pointer("k_codes"), start * keys.row)
         self.k_steps, self.v_units, self.v_logs = (
             f.gep(f32, f.args.pointer(name), start) for name in ("k_steps", "v_units", "v_logs")
         )
         rows = pieces(f, self.total, 4) * 4 if keys.dots else self.total
-        self.v_codes = f.offset(f.args.pointer("v_codes"), self.group * rows * keys.width)
+        place = self.group * rows * keys.width
+        self.v_codes = f.gep(keys.element, f.args.pointer("v_codes"), place)
 
     def emit(self) -> None:
         f, place, vectors = self.f, self.place, self.size.vectors
@@ -150,9 +152,6 @@ class _CodedBlock(Block):
             count = f.min(place.high - loop.index, block)
             with f.if_(is_long):
                 self._tops(loop.index, count, lowest)
-            if self.scratch.values is not None:
-                width = self.coded.width
-                self._widen(self.v_codes, loop.index, count, self.scratch.values, width)
             with f.if_(self.is_full, carry=loop.carried) as branch:
                 branch.next(*self._weights(loop.index, count, shifts, loop.carried))
             with branch.else_():
@@ -176,9 +175,6 @@ class _CodedBlock(Block):
         f = self.f
         if self.scratch.bias is not None:
             self._pack_bias(first, count)
-        if self.scratch.keys is not None:
-            features = self.coded.features
-            self._widen(self.k_codes, first, count, self.scratch.keys, features)
         row, width = f.index(self.coded.row), f.index(self.coded.width)
         codes = self.k_codes, self.v_codes
         part = Segment(*codes, row, width, f.index(0), self.total, codes[1], width)
@@ -188,22 +184,8 @@ class _CodedBlock(Block):
             branch.next(*self._scores(part, first, count, tops[:1]), *tops[1:])
         return branch.results
 
-    def _widen(self, codes: Value, first: Value, count: Value, target: Value, row: int) -> None:
-        """Rows of codes as f32, for targets that multiply them so."""
-        f = self.f
-        start = f.offset(codes, first * row)
-
-        def put(at: Value, mask: Value | None) -> None:
-            found = f.load(i8.vector(self.lanes), start, at, mask=mask)
-            f.store(f.convert(f.convert(found, i32), f32), target, at, mask=mask)
-
-        f.vectors(0, count * row, self.lanes, put)
-
     def _key(self, part: Segment, first: Value, key: Value) -> Value:
-        f, packed = self.f, self.scratch.keys
-        if packed is not None:
-            return f.gep(f32, packed, key * self.coded.features)
-        return f.offset(part.k, (first + key) * self.coded.row)
+        return self.f.gep(self.coded.element, part.k, (first + key) * self.coded.row)
 
     def scaled_products(
         self, keys: Sequence[Value], vectors: int, numbers: Sequence[Value]
@@ -330,12 +312,10 @@ class _CodedBlock(Block):
             (query + r) * width + (column + c * self.lanes) for r in rows for c in range(columns)
         ]
         before = [f.load(self.vector, scratch.results, place, align=align) for place in places]
-        if dot is None:
-            assert scratch.values is not None
-            source, steps = scratch.values, count
-            begin: Sequence[Value] = before
-        else:
-            source, steps = f.offset(self.v_codes, first * width), pieces(f, count, 4)
+        source = f.gep(self.coded.element, self.v_codes, first * width)
+        steps = count if dot is None else pieces(f, count, 4)
+        begin: Sequence[Value] = before
+        if dot is not None:
             begin = [f.const(i32.vector(self.lanes), 0)] * len(places)
         with f.loop(0, steps, carry=begin, nonempty=True) as loop:
             values = [

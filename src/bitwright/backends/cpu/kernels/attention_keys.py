@@ -6,7 +6,7 @@
 
 For targets with a dot product of unsigned by signed codes, codes of k are moved by 128 and rows are
 filled up to groups of four; v holds four keys side by side, zeros behind the last. For others codes
-of both are signed bytes, and v is [batch, head, key, width]. Past keys stand in front of present
+of both are f32 numbers, and v is [batch, head, key, width]. Past keys stand in front of present
 ones. Threads share out rows of k, and heads of v.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f32, i8, i32
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Type, Value, f32, i8, i32
 from bitwright.backends.cpu.instr import dot_u8s8
 from bitwright.backends.cpu.kernels.transpose import transposed
 from bitwright.backends.cpu.kernels.walk import pieces
@@ -50,8 +50,13 @@ class CodedKeys:
 
     @property
     def row(self) -> int:
-        """Bytes of a row of k."""
+        """Codes of a row of k."""
         return -(-self.features // 4) * 4 if self.dots else self.features
+
+    @property
+    def element(self) -> Type:
+        """What a code is stored as."""
+        return i8 if self.dots else f32
 
     @property
     def width(self) -> int:
@@ -156,12 +161,13 @@ class _Coding:
         with f.loop(0, count, nonempty=True) as loop:
             row = self._row("k", index, first + loop.index)
             factor = f.splat(f.load(f32, self.inverse, loop.index), lanes)
-            codes = f.offset(f.args.pointer("k_codes"), (number + loop.index) * form.row)
+            place = (number + loop.index) * form.row
+            codes = f.gep(form.element, f.args.pointer("k_codes"), place)
 
             def put(d: Value, mask: Value | None) -> None:
                 found = f.round_to_int(f.load(self.vector, row, d, mask=mask) * factor)
                 moved = found + MOVED if form.dots else found
-                f.store(f.convert(moved, i8), codes, d, mask=mask)
+                f.store(f.convert(moved, form.element), codes, d, mask=mask)
 
             f.vectors(0, form.features, lanes, put)
 
@@ -177,14 +183,14 @@ class _Coding:
         units, logs = (f.gep(f32, f.args.pointer(name), start) for name in ("v_units", "v_logs"))
         self._units(index, means, units, logs)
         rows = pieces(f, self.total, 4) * 4 if form.dots else self.total
-        codes = f.offset(f.args.pointer("v_codes"), group * rows * form.width)
+        codes = f.gep(form.element, f.args.pointer("v_codes"), group * rows * form.width)
         for column in range(0, form.width, self.lanes):
             mean = f.load(self.vector, means, column)
             if form.dots:
                 self._code_groups(index, column, mean, units, codes)
             else:
                 with f.loop(0, self.total) as loop:
-                    found = f.convert(self._code(index, loop.index, column, mean, units), i8)
+                    found = f.convert(self._code(index, loop.index, column, mean, units), f32)
                     f.store(found, codes, loop.index * form.width + column)
 
     def _mask(self, column: int) -> Value | None:

@@ -28,10 +28,11 @@ def call_coded(
     total = keys + sizes.get("past", 0)
     count = batches * heads
     groups = (total + 3) // 4 * 4 if form.dots else total
+    code = "i8" if form.dots else "f32"
     made = {
-        "k_codes": ctx.scratch(f"{node.name}.k_codes", "i8", count * total * form.row),
+        "k_codes": ctx.scratch(f"{node.name}.k_codes", code, count * total * form.row),
         "k_steps": ctx.scratch(f"{node.name}.k_steps", "f32", count * total),
-        "v_codes": ctx.scratch(f"{node.name}.v_codes", "i8", count * groups * form.width),
+        "v_codes": ctx.scratch(f"{node.name}.v_codes", code, count * groups * form.width),
         "v_units": ctx.scratch(f"{node.name}.v_units", "f32", count * total),
         "v_logs": ctx.scratch(f"{node.name}.v_logs", "f32", count * total),
         "v_means": ctx.scratch(f"{node.name}.v_means", "f32", count * form.width),
@@ -44,7 +45,7 @@ def call_coded(
     coding = ctx.kernel("attention_keys", form, lambda m, name: emit_coded_keys(m, name, form))
     ctx.call(coding, f"{node.name}.keys", {**given, **made}, own, writes=tuple(made))
     kernel = replace(kernel, has_past=False, paths=MANY)
-    code = ctx.kernel(
+    multiplying = ctx.kernel(
         "attention_codes",
         kernel.key,
         lambda m, name: emit_coded_attention(m, name, kernel),
@@ -55,4 +56,4 @@ def call_coded(
         sizes |= {f"{name}.{axis}": views[name].strides[axis] for axis in range(3)}
     pointers = {name: view for name, view in {**views, **made}.items() if name in slots}
     sizes = {name: size for name, size in sizes.items() if name in slots}
-    ctx.call(code, node, pointers, sizes, why="8-bit codes, summed in i32")
+    ctx.call(multiplying, node, pointers, sizes, why="8-bit codes, summed in i32")
