@@ -28,6 +28,7 @@ from bitwright.passes.precision_policy import Policy, policy
 from bitwright.passes.recognize_composites import recognize_composites
 from bitwright.passes.resolve_shapes import resolve_shapes
 from bitwright.passes.separate_bias import separate_bias
+from bitwright.passes.separate_phases import separate_phases
 from bitwright.passes.sink_transposes import sink_transposes
 from bitwright.rewrite.trace import Trace
 from bitwright.target import host
@@ -78,6 +79,7 @@ PASSES: dict[str, Pass] = {
         recognize_composites,
         resolve_shapes,
         separate_bias,
+        separate_phases,
         sink_transposes,
     )
 }

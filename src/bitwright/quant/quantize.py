@@ -28,8 +28,10 @@ from bitwright.errors import CalibrationError
 from bitwright.frontend.load import load
 from bitwright.ir.feeds import bind_input
 from bitwright.ir.graph import Graph
+from bitwright.passes.canonicalize import canonicalize
 from bitwright.passes.manager import run_passes
 from bitwright.passes.precision_policy import Policy, policy
+from bitwright.passes.separate_phases import separate_phases
 from bitwright.pipeline import INFERENCE, PRECISION
 from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import WeightFormat, Weights, quantize_weights
@@ -108,6 +110,7 @@ def quantize(
     graph = widen_halves(given)
     if graph is not given:
         graph = run_passes(graph, INFERENCE)
+    graph = run_passes(graph, (separate_phases, canonicalize))
     batches = None if data is None else Batches(data, graph, transform=transform, subset=subset)
     gathering = Gathering(graph, find_sites(graph), batches, file, threads)
     is_narrow = all(p.matrix.shape[2] <= WIDE for s in gathering.sites for p in s.products)
