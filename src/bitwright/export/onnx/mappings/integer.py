@@ -88,7 +88,7 @@ def to_codes(
     """Written out, since what QuantizeLinear makes of NaN differs from runtime to runtime."""
     if highest is not None:
         x = e.Min(x, highest)
-    codes = e.Round(e.Where(e.IsNaN(x), e.scalar(0, x), x))
+    codes = e.Round(e.Where(e.IsNaN(x), e.scalar(-np.inf, x), x))
     if zero_point is not None:
         codes = e.Add(codes, e.cast(zero_point, f32))
     return e.cast(e.Clip(codes, e.scalar(to.min, codes), e.scalar(to.max, codes)), to)
