@@ -1,4 +1,5 @@
-"""GFLOP/s of the attention kernel on one thread, beside PyTorch, ONNX Runtime and the peak.
+"""GFLOP/s of the attention kernels on one thread, in f32 and in 8-bit codes, beside PyTorch, ONNX
+Runtime and the f32 peak.
 
     python benchmarks/attention.py [--target avx2] [--seconds 1.0] [BxHxSxTxD ...]
 
@@ -29,11 +30,11 @@ SHAPES += ("1x12x1x512x64", "1x12x4x512x64")
 Array = np.ndarray
 
 
-def graph_of(q: Array, k: Array, causal: bool) -> Graph:
+def graph_of(q: Array, k: Array, causal: bool, in_codes: bool) -> Graph:
     b = Builder("attention")
     types = (("q", q), ("k", k), ("v", k))
     values = [b.input(name, TensorType(f32, x.shape)) for name, x in types]
-    return b.build(y=b.attention(*values, causal=causal))
+    return b.build(y=b.attention(*values, causal=causal, in_codes=in_codes))
 
 
 def onnx_call(q: Array, k: Array, v: Array) -> Call:
@@ -80,7 +81,8 @@ def main() -> None:
     target = named(options.target)
     peak, best = Peak(target), 0.0
     print(f"{target.cpu}, target {target}, one thread, GFLOP/s")
-    print(f"{'B x H x S x T x D':>20} {'ours':>8} {'of peak':>8} {'torch':>8} {'ort':>8}")
+    names = (f"{name:>8}" for name in ("ours", "of peak", "codes", "torch", "ort"))
+    print(f"{'B x H x S x T x D':>20}", *names)
     rng = np.random.default_rng(0)
     for shape in options.shapes:
         batches, heads, queries, keys, features = map(int, shape.split("x"))
@@ -88,14 +90,17 @@ def main() -> None:
             rng.normal(size=(batches, heads, count, features)).astype(np.float32)
             for count in (queries, keys, keys)
         )
-        call = native(graph_of(q, k, options.causal), {"q": q, "k": k, "v": v}, target)
+        calls = [
+            native(graph_of(q, k, options.causal, in_codes), {"q": q, "k": k, "v": v}, target)
+            for in_codes in (False, True)
+        ]
         others = torch_call(q, k, v, options.causal), onnx_call(q, k, v)
-        times = best_times(options.seconds, call, *others)
+        times = best_times(options.seconds, *calls, *others)
         best = max(best, peak.flops / best_times(options.seconds / 4, peak)[0] / 1e9)
         flops = 4 * batches * heads * queries * keys * features
-        ours, other, runtime = (flops / seconds / 1e9 for seconds in times)
+        ours, codes, other, runtime = (flops / seconds / 1e9 for seconds in times)
         print(
-            f"{shape:>20} {ours:8.1f} {100 * ours / best:7.0f}% {other:8.1f} "
+            f"{shape:>20} {ours:8.1f} {100 * ours / best:7.0f}% {codes:8.1f} {other:8.1f} "
             f"{'-' if options.causal else f'{runtime:.1f}':>8}"
         )
 

@@ -58,6 +58,7 @@ def test_too_large_an_effect_leaves_it_in_float():
         ({}, 9, False, "9 queries and 9 keys are too few"),
         ({"attention": "int8"}, 9, True, "dB of the outputs"),
         ({"base": "w8"}, 40, False, "weights only"),
+        ({"base": "int8-static"}, 40, False, "which the recipe does not allow"),
     ],
 )
 def test_what_is_asked_for(recipe, tokens, in_codes, reason):

@@ -94,6 +94,8 @@ def _refusal(node: Node, recipe: Recipe, bindings: Mapping[str, int]) -> str:
         return "the recipe leaves it in float"
     if recipe.schemes_allowed == ("weights",):
         return "the recipe quantizes weights only"
+    if recipe.attention == "auto" and "dynamic" not in recipe.schemes_allowed:
+        return "its ranges are found as the model runs, which the recipe does not allow"
     q, k = node.inputs[:2]
     assert q is not None and k is not None
     if q.dtype != f32:
