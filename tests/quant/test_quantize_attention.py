@@ -8,7 +8,7 @@ from bitwright.errors import BitwrightError
 from bitwright.ops.builder import Builder
 
 
-def layer(rng, features=16, heads=2):
+def layer(rng, features=16, heads=2, causal=False):
     """Projections, attention, a projection."""
     b = Builder("layer")
     width = heads * features
@@ -17,13 +17,13 @@ def layer(rng, features=16, heads=2):
     parts = [b.matmul(x, w) for w in weights[:3]]
     shape = (1, x.shape[1], heads, features)
     q, k, v = (b.transpose(b.reshape(p, shape=shape), perm=(0, 2, 1, 3)) for p in parts)
-    y = b.transpose(b.attention(q, k, v, name="attention"), perm=(0, 2, 1, 3))
+    y = b.transpose(b.attention(q, k, v, causal=causal, name="attention"), perm=(0, 2, 1, 3))
     return b.build(y=b.matmul(b.reshape(y, shape=(1, x.shape[1], width)), weights[3]))
 
 
-def quantized(recipe, tokens=40):
+def quantized(recipe, tokens=40, causal=False):
     rng = np.random.default_rng(2)
-    graph = layer(rng)
+    graph = layer(rng, causal=causal)
     data = [{"x": rng.normal(size=(1, tokens, 32)).astype(np.float32)} for _ in range(4)]
     return bw.quantize(graph, data, recipe), data, graph
 
@@ -66,6 +66,15 @@ def test_what_is_asked_for(recipe, tokens, in_codes, reason):
     assert bool(attention_of(q.graph).attrs.get("in_codes")) == in_codes
     (row,) = [x for x in q.report.layers if x.op == "attention"]
     assert reason in row.reason
+
+
+def test_tokens_hear_of_later_ones_only_where_that_is_asked_for():
+    q, _, _ = quantized({}, causal=True)
+    assert not attention_of(q.graph).attrs.get("in_codes")
+    (row,) = [x for x in q.report.layers if x.op == "attention"]
+    assert "tokens that come later" in row.reason
+    q, _, _ = quantized({"attention": "int8"}, causal=True)
+    assert attention_of(q.graph).attrs["in_codes"]
 
 
 def test_a_way_that_is_none_is_refused():

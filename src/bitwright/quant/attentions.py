@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 
 from bitwright.ir.dim import Dim, evaluate
 from bitwright.ir.dtype import f32
-from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.graph import Graph, Node
+from bitwright.passes.edit import replace_nodes
 from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.effects import Effects
 from bitwright.quant.recipe import Recipe
@@ -70,22 +71,13 @@ class Attentions:
 
     def apply(self, graph: Graph) -> Graph:
         """The graph with the chosen ones in codes."""
-        if not self.chosen:
-            return graph
-        new: dict[Value, Value] = {}
-        nodes = []
-        for node in graph.nodes:
-            inputs = tuple(None if v is None else new.get(v, v) for v in node.inputs)
-            attrs = {**node.attrs, "in_codes": True} if node.name in self.chosen else node.attrs
-            same = inputs == node.inputs and attrs is node.attrs
-            made = node if same else node.with_(inputs=inputs, attrs=attrs)
-            new.update(zip(node.outputs, made.outputs, strict=True))
-            nodes.append(made)
-        return graph.with_(
-            nodes=tuple(nodes),
-            outputs=tuple((name, new[v]) for name, v in graph.outputs),
-            updates=tuple((new[s], new[v]) for s, v in graph.updates),
-        )
+
+        def change(node: Node) -> Node:
+            if node.name not in self.chosen:
+                return node
+            return node.with_(attrs={**node.attrs, "in_codes": True})
+
+        return replace_nodes(graph, change, bodies=False) if self.chosen else graph
 
 
 def _refusal(node: Node, recipe: Recipe, bindings: Mapping[str, int]) -> str:
@@ -106,7 +98,11 @@ def _refusal(node: Node, recipe: Recipe, bindings: Mapping[str, int]) -> str:
     symbols = {s.name for size in lengths if isinstance(size, Dim) for s in size.symbols}
     if not symbols <= bindings.keys():
         return "how many queries and keys there are depends on the data"
+    if recipe.attention == "int8":
+        return ""
+    if node.attrs["causal"]:
+        return "the ranges of its values would tell a query of tokens that come later"
     sizes = [evaluate(size, bindings) for size in lengths]
-    if recipe.attention != "int8" and min(sizes) < FEWEST:
+    if min(sizes) < FEWEST:
         return f"{sizes[0]} queries and {sizes[1]} keys are too few for codes to be faster"
     return ""

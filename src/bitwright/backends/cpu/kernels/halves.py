@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.emit import Kernel, Type, Value, bf16, f32, i16, i32
+from bitwright.backends.cpu.emit import Kernel, Type, Value, bf16, f32, i32
 from bitwright.backends.cpu.emit import stored as stored_type
 from bitwright.backends.cpu.instr import Instr, dot_bf16
 from bitwright.backends.cpu.kernels.codes import pack_groups
 from bitwright.backends.cpu.kernels.matmul import Tile, best_tile
-from bitwright.backends.cpu.kernels.numbers import ONE_PLANE
+from bitwright.backends.cpu.kernels.numbers import ONE_PLANE, half_a_pair, pair
 from bitwright.ir.dtype import DType
 from bitwright.ir.dtype import bf16 as brain
 from bitwright.target import Target
@@ -70,14 +70,10 @@ class HalfDots(HalfSums):
         return [f.load(bf16.vector(2 * lanes), w, v * 2 * lanes) for v in range(vectors)]
 
     def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
-        return self._spread(f, f.load(i32, f.offset(row, step * 4), align=2), lanes)
+        return pair(f, bf16, row, step, lanes)
 
     def rest(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Value:
-        last = f.convert(f.load(i16, f.offset(row, step * 4)), i32, False)
-        return self._spread(f, last, lanes)
-
-    def _spread(self, f: Kernel, pair: Value, lanes: int) -> Value:
-        return f.bitcast(f.splat(pair, lanes), bf16.vector(2 * lanes))
+        return half_a_pair(f, bf16, row, step, lanes)
 
     def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
         return self.dot(f, total, number, part)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from bitwright.backends.cpu.emit import Kernel, Type, Value, f32
+from bitwright.backends.cpu.emit import Kernel, Type, Value, f32, i16, i32
 
 ONE_PLANE = ((0, 0),)
 
@@ -107,3 +107,15 @@ class RealNumbers:
 
 
 REAL = RealNumbers()
+
+
+def pair(f: Kernel, element: Type, row: Value, step: Value, lanes: int) -> Value:
+    """Two neighbours of 16 bits in a row, for every column."""
+    both = f.load(i32, f.offset(row, step * 4), align=2)
+    return f.bitcast(f.splat(both, lanes), element.vector(2 * lanes))
+
+
+def half_a_pair(f: Kernel, element: Type, row: Value, step: Value, lanes: int) -> Value:
+    """The last number of a row, and 0."""
+    last = f.convert(f.load(i16, f.offset(row, step * 4)), i32, False)
+    return f.bitcast(f.splat(last, lanes), element.vector(2 * lanes))

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Type, Value, i8, i16, i32
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Type, Value, i8, i16
 from bitwright.backends.cpu.instr import Instr, dot_s8s8, dot_u8s8, pairs_s16s16
 from bitwright.backends.cpu.kernels.codes import Codes
+from bitwright.backends.cpu.kernels.numbers import half_a_pair, pair
 from bitwright.target import Target
 
 WIDEN_SIZES = (
@@ -46,14 +47,10 @@ class Words(Codes):
         return [f.load(i16.vector(width), w, v * width, align=2) for v in range(vectors)]
 
     def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
-        return self._spread(f, f.load(i32, f.offset(row, step * 4), align=2), lanes)
+        return pair(f, i16, row, step, lanes)
 
     def rest(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Value:
-        last = f.convert(f.load(i16, f.offset(row, step * 4)), i32, False)
-        return self._spread(f, last, lanes)
-
-    def _spread(self, f: Kernel, pair: Value, lanes: int) -> Value:
-        return f.bitcast(f.splat(pair, lanes), i16.vector(2 * lanes))
+        return half_a_pair(f, i16, row, step, lanes)
 
     def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
         assert self.pairs is not None
