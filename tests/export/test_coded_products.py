@@ -113,3 +113,25 @@ def test_other_sums_than_those_of_the_weight_are_no_zero_point():
     again = load(model)
     found = run_passes(again, INFERENCE)
     assert not any(node.op == "dynamic_quantize" for node in found.nodes)
+
+
+def test_sums_that_stand_in_a_column_are_no_zero_point():
+    rng = np.random.default_rng(4)
+    w = rng.integers(-128, 128, (16, 6)).astype(np.int32)
+    b = bw.Builder()
+    x = b.input("x", "f32[6, 16]")
+    zero, byte = np.float32(0), np.float32(255)
+    top = b.relu(b.reduce_max(x, axes=(1,), keepdims=True))
+    bottom = b.minimum(b.reduce_min(x, axes=(1,), keepdims=True), zero)
+    spread = b.div(b.sub(top, bottom), byte)
+    scale = b.where(b.eq(top, bottom), np.float32(1), spread)
+    point = b.round(b.clip(b.sub(zero, b.div(bottom, scale)), zero, byte))
+    codes = b.clip(b.add(b.round(b.div(x, scale)), point), zero, byte)
+    sums = b.matmul(b.cast(b.cast(codes, to="u8"), to="i32"), w)
+    turned = b.mul(b.cast(b.cast(point, to="u8"), to="i32"), w.sum(0).reshape(6, 1).astype("i4"))
+    graph = b.build(y=b.mul(b.cast(b.sub(sums, turned), to="f32"), b.mul(scale, np.float32(0.01))))
+    found = [node.op for node in run_passes(graph, INFERENCE).nodes]
+    assert "dynamic_quantize" not in found
+    given = {"x": rng.normal(size=(6, 16)).astype(np.float32)}
+    expected = bw.compile(graph, target="reference").run(given)["y"]
+    np.testing.assert_allclose(bw.compile(graph).run(given)["y"], expected, rtol=1e-5)

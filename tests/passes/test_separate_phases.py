@@ -63,6 +63,13 @@ def test_lines() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+def test_a_line_of_which_nothing_is_left() -> None:
+    graph = transposed("[1, 5, n]", normal(5, 3, 5), "tanh", strides=(1,), pads=(3, 3))
+    found = separate_phases(graph, Trace())
+    (want,), (got,) = (run(g, {"x": normal(1, 5, 2)}).values() for g in (graph, found))
+    assert got.shape == want.shape == (1, 3, 0)
+
+
 @pytest.mark.parametrize(
     "taps, attrs, why",
     [

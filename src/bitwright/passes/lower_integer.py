@@ -20,6 +20,13 @@ import numpy as np
 
 from bitwright.ir.dtype import f32, i32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.passes.bias_of_codes import (
+    EXACT,
+    has_room,
+    is_by_channel,
+    known_bias,
+    steps_are_coarse,
+)
 from bitwright.passes.code_tables import table_rule
 from bitwright.passes.codes import (
     LIMIT,
@@ -62,6 +69,8 @@ class _Lowering:
 
     def __init__(self) -> None:
         self.plans: dict[Node, tuple[Coded, Weight | Coded]] = {}
+        self.sums: dict[Node, int] = {}
+        """How large sums of products with constant weights may become."""
         self.factors: dict[Value, Array] = {}
         """Factors behind integer products, in f64."""
         self.rules = [
@@ -111,9 +120,10 @@ class _Lowering:
         bound = largest_sum(weight, channel, source.reach)
         if bound >= LIMIT:
             return f"its sums may reach {bound}, beyond 32 bits"
-        if len(node.inputs) > 2 and _known_bias(node.inputs[2]) is None:
+        if len(node.inputs) > 2 and known_bias(node.inputs[2]) is None:
             return "its bias is not a constant"
         self.plans[node] = source, weight
+        self.sums[node] = bound
         return ""
 
     def _product(self, op: Any, m: Match) -> Any:
@@ -124,15 +134,16 @@ class _Lowering:
         is_matmul, is_real = node.op == "matmul", node.outputs[0].dtype == f32
         attrs = {} if is_matmul else dict(node.attrs)
         scale = weight.scale.reshape(-1)
-        bias = _known_bias(node.inputs[2]) if len(node.inputs) > 2 else None
+        bias = known_bias(node.inputs[2]) if len(node.inputs) > 2 else None
         total: Array | None = None
         factor = None
         if source.step is not None:
             factor = source.step * scale
         if bias is not None and (factor is not None or not is_real):
             total, bias = np.rint(bias / (1 if factor is None else factor)), None
-        if is_real and total is not None and np.abs(total).max(initial=0) >= LIMIT // 2:
-            total, bias = None, _known_bias(node.inputs[2])
+        room = LIMIT - self.sums.pop(node)
+        if is_real and total is not None and not np.abs(total).max(initial=0) < room:
+            total, bias = None, known_bias(node.inputs[2])
         y = op.op(
             "integer_matmul" if is_matmul else "integer_conv",
             source.codes,
@@ -204,20 +215,22 @@ class _Lowering:
     def _bias_parts(self, m: Match) -> tuple[Value, Node, Array, Array] | str:
         for value, other in (m.root.inputs, m.root.inputs[::-1]):
             assert value is not None and other is not None
-            found, bias = self._scaled_product(value), _known_bias(other)
+            found, bias = self._scaled_product(value), known_bias(other)
             if found is None or bias is None:
                 continue
             product, factor = found
             if len(product.inputs) > 4 or m.uses(value) != 1:
                 return "the product has a bias already, or is read elsewhere"
-            shape = product.outputs[0].shape
-            place = bias.ndim - 1 if product.op == "integer_matmul" else bias.ndim - len(shape) + 1
-            channels = shape[-1 if product.op == "integer_matmul" else 1]
-            if bias.size != channels or place < 0 or bias.shape[place] != channels:
-                return "the other operand is not one number for each channel"
+            per_channel = [is_by_channel(bias, product), is_by_channel(factor, product)]
+            if not per_channel[0] or not (per_channel[1] or factor.size == 1):
+                return "the other operand, or the scale, is not one number for each channel"
             whole = np.rint(bias.reshape(-1) / factor.reshape(-1))
-            if np.abs(whole).max(initial=0) >= LIMIT // 2:
-                return "the bias leaves 32 bits"
+            if not has_room(product, np.abs(whole).max(initial=0)):
+                return "the sum with the bias may leave 32 bits"
+            lost = np.abs(whole * factor.reshape(-1) - bias.reshape(-1))
+            is_exact = (lost <= EXACT * np.abs(bias.reshape(-1))).all()
+            if not is_exact and steps_are_coarse(product):
+                return "the bias is no whole number of steps, which are not much finer than codes"
             return value, product, whole, factor
         return "it is not a product of codes and a constant"
 
@@ -424,24 +437,3 @@ def _no_kernel(op: str, x: Value, w: Value) -> str:
 
 def _any(name: str) -> Any:
     return lambda op: getattr(op, name)(...)
-
-
-def _known_bias(value: Value | None) -> Array | None:
-    """A constant bias in f64, dequantized where it is codes."""
-    if value is None:
-        return None
-    known = constant_value(value)
-    if known is not None:
-        return known.astype(np.float64)
-    node = value.node
-    if node.op == "reshape":
-        inner = _known_bias(next(iter(node.operands)))
-        return None if inner is None else inner.reshape(value.shape)
-    if node.op != "dequantize" or node.attrs.get("block"):
-        return None
-    arrays = [None if v is None else constant_value(v) for v in (*node.inputs, None)[:3]]
-    codes, scale, zero = arrays
-    if codes is None or scale is None or codes.ndim != 1:
-        return None
-    distance = codes.astype(np.float64) - (0 if zero is None else zero.astype(np.float64))
-    return np.asarray(distance * scale.astype(np.float64))

@@ -53,6 +53,11 @@ class _Axis:
         return -(-self.taps // self.stride)
 
     @property
+    def of_one(self) -> int:
+        """Results of an image of one number."""
+        return self.taps - self.begin - self.end + self.more
+
+    @property
     def pads(self) -> tuple[int, int]:
         """Around x, so that the convolution gives every q that a result needs."""
         right = (self.taps - 1 - self.end + self.more) // self.stride
@@ -82,6 +87,9 @@ def _stays(m: Match) -> str:
     if not all(isinstance(pad, int) for pad in pads):
         return "its padding has no known size"
     axes = _axes(node)
+    is_open = not all(isinstance(size, int) for size in x.shape[2:])
+    if is_open and min(axis.of_one for axis in axes) < 1:
+        return "nothing may be left of a small image"
     if min(pad for axis in axes for pad in axis.pads) < 0 or 0 in w.shape:
         return "it cuts off more than its taps add"
     added = math.prod(axis.count * axis.stride / axis.taps for axis in axes)

@@ -68,8 +68,9 @@ def _no_product(m: Match) -> str | bool:
     array = _weight(m)
     if array is None or centred_weight(array, -1) is None:
         return "the weight is not a matrix of constant codes"
-    known = _sums(m.sums)
-    if known is None or not np.array_equal(known.reshape(-1), array.sum(0, dtype=np.int64)):
+    known, sums = _sums(m.sums), array.sum(0, dtype=np.int64)
+    is_row = known is not None and known.shape[-1:] == sums.shape and known.size == sums.size
+    if known is None or not is_row or not np.array_equal(known.reshape(-1), sums):
         return "what is taken off are not the sums of its columns"
     if constant_value(m.steps) is None or m.steps.shape not in ((), (array.shape[1],)):
         return "its scale is not one constant for each column"
