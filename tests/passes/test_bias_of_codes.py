@@ -1,4 +1,4 @@
-"""Constants behind products of codes: in the sum where they are whole steps and fit, else behind it."""
+"""Constants behind products of codes: in the sum where they fit in whole steps, else behind it."""
 
 import numpy as np
 import pytest
