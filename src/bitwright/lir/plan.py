@@ -63,15 +63,17 @@ def plan(schedule: Schedule, bindings: Mapping[str, int]) -> Plan:
     """Offsets for every arena buffer of the schedule."""
     ranges = lives(schedule, bindings)
     placed: list[tuple[Life, int]] = []
+    taken: list[tuple[int, int, int, int]] = []
+    """First and last step, begin and aligned end of what is placed: plain numbers, since every
+    buffer looks at all that were placed before it."""
     for life in sorted(ranges, key=lambda r: (-r.nbytes, r.first)):
-        offset = 0
-        for other, at in sorted(
-            ((o, at) for o, at in placed if o.meets(life)), key=lambda pair: pair[1]
-        ):
-            if offset + life.nbytes <= at:
+        first, last, nbytes, offset = life.first, life.last, life.nbytes, 0
+        for at, end in sorted([(at, end) for f, l, at, end in taken if f <= last and first <= l]):
+            if offset + nbytes <= at:
                 break
-            offset = max(offset, _aligned(at + other.nbytes))
+            offset = max(offset, end)
         placed.append((life, offset))
+        taken.append((first, last, offset, _aligned(offset + nbytes)))
     result = Plan(
         {life.buffer: offset for life, offset in placed},
         {life.buffer: life.nbytes for life in ranges},

@@ -57,7 +57,7 @@ from bitwright.warn import DataWarning
 
 Array = np.ndarray[Any, Any]
 GUARD_ROUNDS = 4
-WIDE = 2048
+WIDE = 4096
 """Terms of a product from which on rounding its weights is worth all threads."""
 _POLICIES = {"bf16": "mixed_bf16", "f16": "mixed"}
 """What a float precision stands for."""

@@ -48,6 +48,7 @@ class StepTable:
         self.address = int(self.rows.ctypes.data)
         self.slots = np.zeros(sum(counts), np.uint64)
         self._moving: dict[Buffer, list[tuple[int, int]]] = {}
+        self._ranges: dict[Buffer, Range] = {}
         base, at = int(self.slots.ctypes.data), 0
         for number, (step, count) in enumerate(zip(steps, counts, strict=True)):
             self.rows[ROW * number] = addresses[step.kernel]
@@ -80,11 +81,13 @@ class StepTable:
 
     def _range(self, buffer: Buffer) -> Range:
         """A buffer's bytes; those outside the arena get a place of their own by identity."""
-        if buffer.place is Place.ARENA:
+        if buffer.place is not Place.ARENA:
+            return -id(buffer), 1 - id(buffer)
+        if buffer not in self._ranges:
             raw = self.memory.raw(buffer)
-            start = int(raw.ctypes.data)
-            return start, start + raw.nbytes
-        return -id(buffer), 1 - id(buffer)
+            start = address_of(raw)
+            self._ranges[buffer] = start, start + raw.nbytes
+        return self._ranges[buffer]
 
     def _place_barriers(self, small: int) -> None:
         read: list[Range] = []
