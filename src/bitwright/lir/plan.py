@@ -68,7 +68,8 @@ def plan(schedule: Schedule, bindings: Mapping[str, int]) -> Plan:
     buffer looks at all that were placed before it."""
     for life in sorted(ranges, key=lambda r: (-r.nbytes, r.first)):
         first, last, nbytes, offset = life.first, life.last, life.nbytes, 0
-        for at, end in sorted([(at, end) for f, l, at, end in taken if f <= last and first <= l]):
+        meeting = [(at, end) for f, t, at, end in taken if f <= last and first <= t]
+        for at, end in sorted(meeting):
             if offset + nbytes <= at:
                 break
             offset = max(offset, end)
