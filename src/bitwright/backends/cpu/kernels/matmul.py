@@ -154,18 +154,26 @@ class Product:
         begin, end = f.share(tiles * panels)
         with f.if_(f.lt(begin, end)), f.do_while(carry=(begin,)) as runs:
             (at,) = runs.carried
-            block = f.udiv(at, height * panels)
-            first = block * height
-            place = at - first * panels
-            tall = f.min(height, tiles - first)
-            panel = f.udiv(place, tall)
-            top = place - panel * tall
+            first, tall, place, panel, top = self.in_order(at, height, panels, tiles)
             count = f.min(tall - top, end - at)
             is_new = f.or_(f.eq(at, begin), f.eq(place, 0))
             self.in_block(is_new, first, top, tall, end - at)
             self._run(panel, (first + top) * tile.rows, count)
             after = at + count
             runs.next(after, again=f.lt(after, end))
+
+    def in_order(
+        self, at: Value, height: Value, panels: Value, tiles: Value
+    ) -> tuple[Value, Value, Value, Value, Value]:
+        """Of the tile that is number `at`: the first row of tiles and the height of its block, its
+        place there, its panel, and its row of tiles in the block."""
+        f = self.f
+        block = f.udiv(at, height * panels)
+        first = block * height
+        place = at - first * panels
+        tall = f.min(height, tiles - first)
+        panel = f.udiv(place, tall)
+        return first, tall, place, panel, place - panel * tall
 
     def _run(self, panel: Value, top: Value, count: Value) -> None:
         """Tiles below each other in one panel, while the next panel comes into the cache."""

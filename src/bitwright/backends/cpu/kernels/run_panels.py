@@ -223,12 +223,7 @@ class RunProduct(Product):
             matrix = f.udiv(at, each)
             self.outer = position(f, self.sizes, matrix)
             inside = at - matrix * each
-            block = f.udiv(inside, height * panels)
-            first = block * height
-            place = inside - first * panels
-            tall = f.min(height, tiles - first)
-            panel = f.udiv(place, tall)
-            top = place - panel * tall
+            first, tall, _, panel, top = self.in_order(inside, height, panels, tiles)
             count = f.min(tall - top, end - at)
             self._run(panel, (first + top) * tile.rows, count)
             after = at + count
