@@ -23,7 +23,7 @@ from bitwright.backends.cpu.jit import load_all
 from bitwright.backends.cpu.lowering import Lowering
 from bitwright.backends.cpu.memory import Grown
 from bitwright.backends.cpu.native import runtime
-from bitwright.backends.cpu.steps import StepTable
+from bitwright.backends.cpu.steps import StepTable, Stretch
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
@@ -70,7 +70,7 @@ def native(graph: Graph, feeds: dict[str, Array], target: Target) -> Call:
             memory.give(buffer, np.zeros(int(buffer.count), buffer.dtype.numpy))
     addresses = {name: library.address(name) for name in kernels}
     signatures = {name: kernel.signature for name, kernel in kernels.items()}
-    table = StepTable(steps, addresses, signatures, memory)
+    table = StepTable(Stretch(steps, addresses, signatures), memory)
     table.set_addresses()
     run, keeps = runtime().run, (library, memory, feeds)
 

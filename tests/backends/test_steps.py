@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 
+from bitwright.backends.cpu.memory import Planned, address_of, allocate
 from bitwright.backends.cpu.pool import Pool
 from bitwright.backends.cpu.program import Program
 from bitwright.backends.cpu.shared_block import ALONE, BARRIER_AFTER
+from bitwright.backends.cpu.steps import StepTable
+from bitwright.ir.dim import evaluate
+from bitwright.lir.buffer import Place, View
+from bitwright.lir.plan import plan
 from bitwright.ops.builder import Builder
 from bitwright.target import host
 
@@ -47,3 +52,67 @@ def test_a_table_of_small_steps_has_no_meeting_at_all(rows):
     assert flags(program, rows, 1 << 20) == [ALONE] * 5
     ((_, (table,)),) = program._prepared.values()
     assert table.is_alone
+
+
+def many_slots() -> Program:
+    """Slices by symbolic offsets, of inputs and constants, and steps that depend on each other."""
+    b = Builder("slots")
+    x = b.input("x", "f32[n, m]")
+    table = b.constant(np.arange(700, dtype=np.float32).reshape(100, 7))
+    n = x.shape[0]
+    rows = b.slice(table, starts=[n], stops=[2 * n], axes=[0], steps=[1])
+    half = b.slice(x, starts=[n // 2], stops=[2 * (n // 2)], axes=[0], steps=[1])
+    y = b.matmul(b.softmax(x), b.constant(np.ones((7, 5), np.float32)))
+    return Program(b.build(y=y, rows=b.relu(rows), half=b.softmax(half)), host(), threads=2)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 7, 33])
+def test_slots_hold_what_each_step_names(n):
+    program = many_slots()
+    x = np.random.default_rng(n).standard_normal((n, 7)).astype(np.float32)
+    for rows in (5, n):  # the stretch is made for one set of sizes and used for another
+        found = program.run({"x": x[:rows] if rows <= n else np.resize(x, (rows, 7))})
+    assert found["rows"].tolist() == np.arange(700.0).reshape(100, 7)[n : 2 * n].tolist()
+    (stretch,), bindings = program._stretches, {"n": n, "m": 7}
+    layout = plan(program.schedule, bindings)
+    memory = Planned(bindings, layout, allocate(layout.total))
+    for buffer in program.schedule.buffers:
+        if buffer.place in (Place.INPUT, Place.OUTPUT, Place.STATE):
+            memory.give(buffer, np.zeros(max(1, evaluate(buffer.count, bindings)), np.int64))
+
+    def address(view: View) -> int:
+        offset = evaluate(view.offset, bindings) * view.dtype.numpy.itemsize
+        return address_of(memory.raw(view.buffer)) + offset
+
+    table = StepTable(stretch, memory, 0)
+    table.set_addresses()
+    base, at = address_of(table.slots), 0
+    for step, row in zip(stretch.steps, table.rows.reshape(-1, 3).tolist(), strict=True):
+        assert row[:2] == [program._addresses[step.kernel], base + 8 * at]
+        for slot in program._signatures[step.kernel].slots:
+            view = step.pointers.get(slot.name)
+            size = evaluate(step.sizes[slot.name], bindings) if view is None else address(view)
+            assert int(table.slots[at]) == size % (1 << 64), (step.kernel, slot.name)
+            at += 1
+    assert at == len(table.slots)
+
+
+@pytest.mark.parametrize("n", [1, 7, 33])
+def test_steps_between_two_meetings_touch_different_memory(n):
+    program = many_slots()
+    program.run({"x": np.ones((n, 7), np.float32)})
+    ((memory, (table,)),) = program._prepared.values()
+    (stretch,) = program._stretches
+    table = StepTable(stretch, memory, 0)
+    phase: list[tuple[set[int], set[int]]] = []
+    for step, flag in zip(stretch.steps, table.rows[2::3].tolist(), strict=True):
+        reads, writes = _cells(step.reads, memory), _cells(step.writes, memory)
+        for read, written in phase:
+            assert not (reads & written or writes & (read | written)), step
+        phase = [] if flag & BARRIER_AFTER else [*phase, (reads, writes)]
+
+
+def _cells(buffers, memory: Planned) -> set[int]:
+    """Addresses of the bytes of buffers in the arena."""
+    held = [memory.range(b) for b in buffers if b.place is Place.ARENA]
+    return {at for start, end in held for at in range(start, end)}

@@ -138,6 +138,8 @@ class Dim:
         self._symbols: frozenset[Symbol] | None = None
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         return isinstance(other, Dim) and self._hash == other._hash and self.terms == other.terms
 
     def __hash__(self) -> int:
@@ -437,8 +439,9 @@ def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
     if not isinstance(size, Dim):
         return int(size)
     known = bindings.known if isinstance(bindings, Sizes) else {}
-    if size in known:
-        return known[size]
+    found = known.get(size)
+    if found is not None:
+        return found
     total = 0
     for monomial, coefficient in size.terms:
         product = coefficient
@@ -448,8 +451,8 @@ def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
                     raise RunError(f"size {atom.name!r} has no value yet")
                 product *= bindings[atom.name]
             else:
-                left, right = (evaluate(a, bindings) for a in atom.args)
-                product *= _EVALUATE[atom.kind](left, right)
+                left, right = atom.args
+                product *= _EVALUATE[atom.kind](evaluate(left, bindings), evaluate(right, bindings))
         total += product
     known[size] = total
     return total

@@ -3,15 +3,19 @@
 A buffer lives from the first step that writes it to the last that reads it. Buffers that live at
 the same time never overlap; large ones are placed first, each at the lowest offset that is free for
 its whole life. The lower bound is the most bytes that live at once.
+
+When buffers live does not depend on sizes: a `Planner` finds it out once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import insort
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bitwright.errors import GraphError
 from bitwright.ir.dim import evaluate
+from bitwright.ir.size_list import SizeList
 from bitwright.lir.buffer import Buffer, Place
 from bitwright.lir.schedule import Schedule
 
@@ -20,10 +24,11 @@ ALIGN = 64
 
 @dataclass(frozen=True)
 class Life:
+    """The steps at which a buffer begins and ends to be needed; results are to the end."""
+
     buffer: Buffer
     first: int
     last: int
-    nbytes: int
 
     def meets(self, other: Life) -> bool:
         return self.first <= other.last and other.first <= self.last
@@ -39,11 +44,15 @@ class Plan:
 
 def byte_size(buffer: Buffer, bindings: Mapping[str, int]) -> int:
     """Bytes a buffer takes; elements narrower than a byte are held one a byte."""
-    return evaluate(buffer.count, bindings) * max(buffer.dtype.bits, 8) // 8
+    return evaluate(buffer.count, bindings) * _element_bytes(buffer)
 
 
-def lives(schedule: Schedule, bindings: Mapping[str, int]) -> list[Life]:
-    """The live ranges of arena buffers, in steps; results live to the end."""
+def _element_bytes(buffer: Buffer) -> int:
+    return max(buffer.dtype.bits, 8) // 8
+
+
+def lives(schedule: Schedule) -> list[Life]:
+    """The live ranges of arena buffers, in steps."""
     first: dict[Buffer, int] = {}
     last: dict[Buffer, int] = {}
     for number, step in enumerate(schedule.steps):
@@ -54,61 +63,76 @@ def lives(schedule: Schedule, bindings: Mapping[str, int]) -> list[Life]:
     for view in (*schedule.outputs.values(), *schedule.updates.values()):
         first.setdefault(view.buffer, 0)
         last[view.buffer] = end
-    return [
-        Life(b, first[b], last[b], byte_size(b, bindings)) for b in first if b.place is Place.ARENA
-    ]
+    return [Life(b, first[b], last[b]) for b in first if b.place is Place.ARENA]
 
 
 def plan(schedule: Schedule, bindings: Mapping[str, int]) -> Plan:
     """Offsets for every arena buffer of the schedule."""
-    ranges = lives(schedule, bindings)
-    placed: list[tuple[Life, int]] = []
-    taken: list[tuple[int, int, int, int]] = []
-    """First and last step, begin and aligned end of what is placed: plain numbers, since every
-    buffer looks at all that were placed before it."""
-    for life in sorted(ranges, key=lambda r: (-r.nbytes, r.first)):
-        first, last, nbytes, offset = life.first, life.last, life.nbytes, 0
-        meeting = [(at, end) for f, t, at, end in taken if f <= last and first <= t]
-        for at, end in sorted(meeting):
-            if offset + nbytes <= at:
-                break
-            offset = max(offset, end)
-        placed.append((life, offset))
-        taken.append((first, last, offset, _aligned(offset + nbytes)))
-    result = Plan(
-        {life.buffer: offset for life, offset in placed},
-        {life.buffer: life.nbytes for life in ranges},
-        max((_aligned(offset + life.nbytes) for life, offset in placed), default=0),
-        _lower_bound(ranges),
-    )
-    _verify(placed)
-    return result
+    return Planner(schedule).plan(bindings)
+
+
+class Planner:
+    """Plans the arena of one schedule, for any sizes."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.lives = lives(schedule)
+        self._sizes = SizeList()
+        self._counts = [self._sizes.add(life.buffer.count) for life in self.lives]
+        self._element_bytes = [_element_bytes(life.buffer) for life in self.lives]
+
+    def plan(self, bindings: Mapping[str, int]) -> Plan:
+        sizes = self._sizes.values(bindings)
+        nbytes = [
+            sizes[count] * element
+            for count, element in zip(self._counts, self._element_bytes, strict=True)
+        ]
+        begins = [0] * len(nbytes)
+        taken: list[tuple[int, int, int, int]] = []
+        """Begin and aligned end, first and last step of what is placed, sorted by where it lies."""
+        for number in sorted(range(len(nbytes)), key=lambda n: (-nbytes[n], self.lives[n].first)):
+            life, needed, offset = self.lives[number], nbytes[number], 0
+            first, last = life.first, life.last
+            for begin, end, from_, to in taken:
+                if begin >= offset + needed:
+                    break
+                if end > offset and from_ <= last and first <= to:
+                    offset = end
+            begins[number] = offset
+            insort(taken, (offset, _aligned(offset + needed), first, last))
+        self._verify(begins, nbytes)
+        buffers = [life.buffer for life in self.lives]
+        return Plan(
+            dict(zip(buffers, begins, strict=True)),
+            dict(zip(buffers, nbytes, strict=True)),
+            max((end for _, end, *_ in taken), default=0),
+            self._lower_bound(nbytes),
+        )
+
+    def _lower_bound(self, nbytes: Sequence[int]) -> int:
+        changes: dict[int, int] = {}
+        for life, size in zip(self.lives, nbytes, strict=True):
+            changes[life.first] = changes.get(life.first, 0) + size
+            changes[life.last + 1] = changes.get(life.last + 1, 0) - size
+        live = most = 0
+        for step in sorted(changes):
+            live += changes[step]
+            most = max(most, live)
+        return most
+
+    def _verify(self, begins: Sequence[int], nbytes: Sequence[int]) -> None:
+        """No two buffers that live together overlap."""
+        order = sorted(range(len(begins)), key=begins.__getitem__)
+        for index, number in enumerate(order):
+            end = begins[number] + nbytes[number]
+            for other in order[index + 1 :]:
+                if begins[other] >= end:
+                    break
+                one, two = self.lives[number], self.lives[other]
+                if nbytes[number] and nbytes[other] and one.meets(two):
+                    raise GraphError(
+                        f"the memory plan lays {one.buffer.name} over {two.buffer.name}"
+                    )
 
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
-
-
-def _lower_bound(ranges: list[Life]) -> int:
-    changes: dict[int, int] = {}
-    for life in ranges:
-        changes[life.first] = changes.get(life.first, 0) + life.nbytes
-        changes[life.last + 1] = changes.get(life.last + 1, 0) - life.nbytes
-    live = most = 0
-    for step in sorted(changes):
-        live += changes[step]
-        most = max(most, live)
-    return most
-
-
-def _verify(placed: list[tuple[Life, int]]) -> None:
-    """No two buffers that live together overlap."""
-    ordered = sorted(placed, key=lambda pair: pair[1])
-    for index, (life, offset) in enumerate(ordered):
-        for other, at in ordered[index + 1 :]:
-            if at >= offset + life.nbytes:
-                break
-            if life.meets(other) and life.nbytes and other.nbytes:
-                raise GraphError(
-                    f"the memory plan lays {life.buffer.name} over {other.buffer.name}"
-                )

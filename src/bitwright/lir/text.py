@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from bitwright.lir.plan import byte_size, lives, plan
+from bitwright.lir.plan import Planner, byte_size
 from bitwright.lir.schedule import Schedule
 
 
@@ -19,8 +19,9 @@ def planned_text(schedule: Schedule, bindings: Mapping[str, int]) -> str:
 
 
 def _memory_lines(schedule: Schedule, bindings: Mapping[str, int]) -> Iterator[str]:
-    layout = plan(schedule, bindings)
-    ranges = {life.buffer: life for life in lives(schedule, bindings)}
+    planner = Planner(schedule)
+    layout = planner.plan(bindings)
+    ranges = {life.buffer: life for life in planner.lives}
     if bindings:
         yield "at " + ", ".join(f"{name}={size}" for name, size in bindings.items())
     yield f"arena {layout.total:,} bytes; at least {layout.lower_bound:,} live at once"

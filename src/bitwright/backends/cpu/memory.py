@@ -84,13 +84,11 @@ class Memory:
         start = evaluate(view.offset, self.bindings) * element.itemsize
         return np.ndarray(shape, element, flat, start, strides)
 
-    def offset(self, view: View) -> int:
-        """Where in its buffer a view begins, in bytes."""
-        return evaluate(view.offset, self.bindings) * view.dtype.numpy.itemsize
-
-    def address(self, view: View) -> int:
-        """The address of a view's first element."""
-        return address_of(self.raw(view.buffer)) + self.offset(view)
+    def range(self, buffer: Buffer) -> tuple[int, int]:
+        """The addresses where a buffer begins and ends."""
+        raw = self.raw(buffer)
+        start = address_of(raw)
+        return start, start + raw.nbytes
 
 
 class Planned(Memory):
@@ -99,12 +97,19 @@ class Planned(Memory):
     def __init__(self, bindings: Mapping[str, int], plan: Plan, arena: Array) -> None:
         super().__init__(bindings)
         self.plan, self.arena = plan, arena
+        self._start = address_of(arena)
 
     def raw(self, buffer: Buffer) -> Array:
         if buffer.place is not Place.ARENA:
             return super().raw(buffer)
         start = self.plan.offsets[buffer]
         return self.arena[start : start + self.plan.nbytes[buffer]]
+
+    def range(self, buffer: Buffer) -> tuple[int, int]:
+        if buffer.place is not Place.ARENA:
+            return super().range(buffer)
+        start = self._start + self.plan.offsets[buffer]
+        return start, start + self.plan.nbytes[buffer]
 
 
 class Grown(Memory):

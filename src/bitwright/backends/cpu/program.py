@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,14 +24,14 @@ from bitwright.backends.cpu.code import Code
 from bitwright.backends.cpu.jit import Library
 from bitwright.backends.cpu.memory import Grown, Memory, Planned, allocate, new_array
 from bitwright.backends.cpu.pool import shared_pool
-from bitwright.backends.cpu.steps import StepTable
+from bitwright.backends.cpu.steps import StepTable, Stretch
 from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.dim import Sizes, evaluate
 from bitwright.ir.feeds import bind_input, solve
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import Buffer, Place
-from bitwright.lir.plan import plan
+from bitwright.lir.plan import Planner
 from bitwright.lir.schedule import HostStep, KernelStep, NodeStep, Schedule, SizeStep
 from bitwright.target import Target
 
@@ -74,7 +75,6 @@ class Program:
         self._library = Library(code.objects, target)
         self._addresses = {name: self._library.address(name) for name in self.kernels}
         self._signatures = {name: kernel.signature for name, kernel in self.kernels.items()}
-        self._stretches = list(_stretches(self.schedule))
         self._fed = [(value, isinstance(value.type, TensorType)) for value in graph.inputs]
         entered = {b.name: b for b in self.schedule.buffers if b.place is Place.INPUT}
         self._entered = [entered.get(value.name) for value in graph.inputs]
@@ -189,6 +189,18 @@ class Program:
 
     # preparing
 
+    @cached_property
+    def _stretches(self) -> list[NodeStep | SizeStep | Stretch]:
+        """Runs of kernel calls, and the other steps between them."""
+        return [
+            Stretch(steps, self._addresses, self._signatures) if isinstance(steps, list) else steps
+            for steps in _stretches(self.schedule)
+        ]
+
+    @cached_property
+    def _planner(self) -> Planner:
+        return Planner(self.schedule)
+
     def _shapes(self, given: Sequence[Any], outer: Mapping[str, int]) -> Any:
         """What inputs have in common that need the same preparation."""
         key: tuple[Any, ...] = tuple(
@@ -230,14 +242,14 @@ class Program:
         if key not in self._prepared:
             bindings = Sizes(bindings)
             self._sizes.verify(bindings)
-            layout = plan(self.schedule, bindings)
+            layout = self._planner.plan(bindings)
             if layout.total > self._arena.nbytes:
                 self._prepared.clear()  # they point into the arena that goes
                 self._arena = allocate(layout.total)
             memory = Planned(bindings, layout, self._arena)
             self._prepared[key] = (
                 memory,
-                [self._table(s, memory) if isinstance(s, list) else s for s in self._stretches],
+                [self._table(s, memory) if isinstance(s, Stretch) else s for s in self._stretches],
             )
             while len(self._prepared) > KEPT_PLANS:
                 self._prepared.popitem(last=False)
@@ -249,9 +261,8 @@ class Program:
         ]
         return _Ready(memory, stretches, outputs, key)
 
-    def _table(self, steps: list[KernelStep], memory: Memory) -> StepTable:
-        small = self._pool.small_bytes()
-        return StepTable(steps, self._addresses, self._signatures, memory, small)
+    def _table(self, stretch: Stretch, memory: Memory) -> StepTable:
+        return StepTable(stretch, memory, self._pool.small_bytes())
 
     def _enter(self, ready: _Ready, given: Sequence[Any]) -> None:
         memory = ready.memory
@@ -304,15 +315,15 @@ class Program:
             expected = f"an index of a tensor of shape {list(fault.indexed.concrete(bindings))}"
         return RunError(f"index {index} is outside", where=fault.where, expected=expected)
 
-    def _lazy_table(self, steps: list[KernelStep], memory: Memory) -> StepTable:
+    def _lazy_table(self, stretch: Stretch, memory: Memory) -> StepTable:
         """A table for steps whose sizes are known by now; their results get memory here."""
-        for step in steps:
+        for step in stretch.steps:
             for buffer in step.writes:
                 if buffer.place is Place.OUTPUT:
                     view = next(v for v in self.schedule.outputs.values() if v.buffer is buffer)
                     shape = _concrete(view.shape, memory.bindings)
                     memory.give(buffer, np.empty(shape, buffer.dtype.numpy))
-        return self._table(steps, memory)
+        return self._table(stretch, memory)
 
     def _in_python(
         self, step: NodeStep | SizeStep, ready: _Ready, objects: dict[Value, Any]

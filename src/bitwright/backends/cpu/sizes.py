@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from bitwright.errors import BitwrightError, RunError
@@ -16,10 +17,10 @@ from bitwright.ir.dim import Dim, evaluate
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.naming import take_name
 from bitwright.ir.parser import parse
-from bitwright.ir.printer import to_text
-from bitwright.ir.types import TensorType
+from bitwright.ir.printer import attr_symbols, to_text
+from bitwright.ir.types import TensorType, ValueType
 from bitwright.ir.verify import place
-from bitwright.ops.opdef import Kind
+from bitwright.ops.opdef import Kind, OpDef
 from bitwright.ops.registry import get
 
 # One operand of any size gives a result: there is nothing to trust.
@@ -32,6 +33,26 @@ class Check:
 
     node: Node
     where: str
+
+    @cached_property
+    def opdef(self) -> OpDef:
+        return get(self.node.op)
+
+    @cached_property
+    def types(self) -> list[ValueType | None]:
+        """What the inference rule gets, with operands that are left out."""
+        given = [None if value is None else value.type for value in self.node.inputs]
+        fixed = sum(not operand.variadic for operand in self.opdef.operands)
+        return given + [None] * (fixed - len(given))
+
+    @cached_property
+    def attrs(self) -> dict[str, Any]:
+        return self.opdef.call_attrs(self.node.attrs)
+
+    @cached_property
+    def sized_attrs(self) -> list[str]:
+        """The attributes that hold symbolic sizes."""
+        return [name for name, value in self.attrs.items() if attr_symbols(value)]
 
 
 class SizeChecks:
@@ -57,16 +78,17 @@ class SizeChecks:
 
     def verify(self, bindings: Mapping[str, int]) -> None:
         """Raise a `RunError` if these sizes do not fit together."""
+        look = _Look(bindings)
         for check in self.checks:
-            _look(check, bindings)
+            look.at(check)
 
     def ready(self, bindings: Mapping[str, int], seen: set[Node]) -> None:
         """`verify` for nodes whose sizes are all known by now and that were not seen yet."""
-        known = bindings.keys()
+        known, look = bindings.keys(), _Look(bindings)
         for check in self.checks:
             if check.node not in seen and all(s.name in known for s in _symbols(check.node)):
                 seen.add(check.node)
-                _look(check, bindings)
+                look.at(check)
 
 
 def checks_text(checks: SizeChecks) -> tuple[str, list[str]]:
@@ -90,27 +112,46 @@ def checks_from_text(text: str, places: Sequence[str]) -> SizeChecks:
     return SizeChecks(Check(node, where) for node, where in zip(nodes, places, strict=True))
 
 
-def _look(check: Check, bindings: Mapping[str, int]) -> None:
-    inner, where = check.node, check.where
-    opdef = get(inner.op)
-    types = [None if v is None else _resolved(v.type, bindings) for v in inner.inputs]
-    fixed = sum(not operand.variadic for operand in opdef.operands)
-    types += [None] * (fixed - len(types))
-    attrs = {k: _resolved(v, bindings) for k, v in opdef.call_attrs(inner.attrs).items()}
-    try:
-        result = opdef.infer(*types, **attrs)
-    except BitwrightError as error:
-        raise RunError(str(error), where=where) from None
-    found = result if isinstance(result, tuple) else (result,)
-    for value, type_ in zip(inner.outputs, found, strict=True):
-        expected = _resolved(value.type, bindings)
-        if isinstance(type_, TensorType) and not _agree(expected, type_):
-            raise RunError(
-                f"result {value} has another shape than inferred",
-                where=where,
-                expected=f"{value.type} with {dict(bindings)}",
-                found=type_,
-            )
+class _Look:
+    """The types and attributes of nodes for one set of sizes, each type made once."""
+
+    def __init__(self, bindings: Mapping[str, int]) -> None:
+        self.bindings = bindings
+        self._types: dict[ValueType, ValueType] = {}
+
+    def at(self, check: Check) -> None:
+        """Raise a `RunError` if the node's sizes do not fit together."""
+        types = [None if type_ is None else self._type(type_) for type_ in check.types]
+        attrs = check.attrs | {k: self._attr(check.attrs[k]) for k in check.sized_attrs}
+        try:
+            result = check.opdef.infer(*types, **attrs)
+        except BitwrightError as error:
+            raise RunError(str(error), where=check.where) from None
+        found = result if isinstance(result, tuple) else (result,)
+        for value, type_ in zip(check.node.outputs, found, strict=True):
+            expected = self._type(value.type)
+            if isinstance(type_, TensorType) and not _agree(expected, type_):
+                raise RunError(
+                    f"result {value} has another shape than inferred",
+                    where=check.where,
+                    expected=f"{value.type} with {dict(self.bindings)}",
+                    found=type_,
+                )
+
+    def _type(self, type_: ValueType) -> ValueType:
+        """The type with numbers for sizes."""
+        if not type_.symbols or not isinstance(type_, TensorType):
+            return type_
+        if type_ not in self._types:
+            self._types[type_] = type_.with_shape(type_.concrete(self.bindings))
+        return self._types[type_]
+
+    def _attr(self, item: Any) -> Any:
+        if isinstance(item, Dim):
+            return evaluate(item, self.bindings)
+        if isinstance(item, (tuple, list)):
+            return tuple(self._attr(part) for part in item)
+        return item
 
 
 def _question(node: Node) -> Any:
@@ -154,19 +195,10 @@ def _rests_on_trust(node: Node) -> bool:
     )
 
 
-def _resolved(item: Any, bindings: Mapping[str, int]) -> Any:
-    """A type or an attribute with numbers for sizes."""
-    if isinstance(item, TensorType):
-        return item.with_shape(item.concrete(bindings))
-    if isinstance(item, Dim):
-        return evaluate(item, bindings)
-    if isinstance(item, tuple):
-        return tuple(_resolved(part, bindings) for part in item)
-    return item
-
-
-def _agree(expected: TensorType, found: TensorType) -> bool:
+def _agree(expected: ValueType, found: TensorType) -> bool:
     """Whether shapes are equal; a size that only the data decides fits any."""
-    return len(expected.shape) == len(found.shape) and all(
+    if not isinstance(expected, TensorType) or len(expected.shape) != len(found.shape):
+        return False
+    return expected.shape == found.shape or all(
         isinstance(b, Dim) or a == b for a, b in zip(expected.shape, found.shape, strict=True)
     )

@@ -3,6 +3,10 @@
     row    address of the kernel, address of its slots, flags: see `runtime`
     slots  addresses and sizes, eight bytes each, in the order of the kernel's signature
 
+A `Stretch` is what the tables of the same steps have in common for all sizes: the slots that are
+constant, and what the others hold by numbers of sizes and of buffers. A `StepTable` is a stretch
+for one set of sizes, in the memory that was planned for them.
+
 Threads meet behind a step only where a later one touches memory that it, or a step since the last
 meeting, has written (or would overwrite what one of them reads). Steps that touch so few bytes that
 a meeting costs more than sharing them out saves are done by one thread; as many as follow each
@@ -18,58 +22,117 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.memory import Memory, address_of
-from bitwright.backends.cpu.shared_block import ALONE, BARRIER_AFTER
-from bitwright.backends.cpu.signature import Signature
-from bitwright.ir.dim import evaluate
-from bitwright.lir.buffer import Buffer, Place
+from bitwright.backends.cpu.shared_block import ALONE, BARRIER_AFTER, step_table
+from bitwright.backends.cpu.signature import SLOT_BYTES, Signature
+from bitwright.ir.dim import Dim, Size
+from bitwright.ir.size_list import SizeList
+from bitwright.lir.buffer import Buffer, Place, View
 from bitwright.lir.schedule import KernelStep
 
 Array = np.ndarray[Any, Any]
 ROW = 3
+_BITS = (1 << 64) - 1
+_HELD = (Place.ARENA, Place.CONSTANT)
+"""Memory that stays where it is from run to run."""
 Range = tuple[int, int]
 
 
-class StepTable:
-    """A stretch of kernel calls, ready to run."""
+class Stretch:
+    """Kernel calls behind each other, and what holds of their table for all sizes."""
 
     def __init__(
         self,
         steps: Sequence[KernelStep],
         addresses: Mapping[str, int],
         signatures: Mapping[str, Signature],
-        memory: Memory,
-        small: int = 0,
     ) -> None:
-        """A step that touches `small` bytes or fewer is not shared out."""
-        self.steps, self.memory = steps, memory
-        self.count = len(steps)
-        counts = [len(signatures[step.kernel].slots) for step in steps]
-        self.rows = np.zeros(ROW * len(steps), np.uint64)
-        self.address = int(self.rows.ctypes.data)
-        self.slots = np.zeros(sum(counts), np.uint64)
-        self._moving: dict[Buffer, list[tuple[int, int]]] = {}
-        self._ranges: dict[Buffer, Range] = {}
-        base, at = int(self.slots.ctypes.data), 0
-        for number, (step, count) in enumerate(zip(steps, counts, strict=True)):
-            self.rows[ROW * number] = addresses[step.kernel]
-            self.rows[ROW * number + 1] = base + 8 * at
-            self._fill(step, signatures[step.kernel], at)
-            at += count
-        self._place_barriers(small)
-        self.is_alone = bool(np.all(self.rows[ROW - 1 :: ROW] & ALONE))
-        """Whether no step is worth sharing out."""
+        self.steps = steps
+        self.sizes = SizeList()
+        self._numbers: dict[Buffer, int] = {}
+        sized: list[tuple[int, int]] = []
+        placed: list[tuple[int, int, int, int]] = []
+        shapes: dict[tuple[Size, ...], int] = {}
+        self.moving: list[tuple[int, Buffer, int, int]] = []
+        """Slots that each run sets: position, buffer, number of the offset, bytes an element."""
+        rows, slots = [], list[int]()
+        for step in steps:
+            rows.append((addresses[step.kernel], SLOT_BYTES * len(slots), 0))
+            for slot in signatures[step.kernel].slots:
+                at, value = len(slots), 0
+                view = step.pointers.get(slot.name)
+                if view is None:
+                    size = step.sizes[slot.name]
+                    if isinstance(size, Dim):
+                        sized.append((at, self.sizes.add(size)))
+                    else:
+                        value = int(size) & _BITS
+                elif view.buffer.array is not None and not isinstance(view.offset, Dim):
+                    value = address_of(view.buffer.array) + view.offset * view.dtype.numpy.itemsize
+                elif view.buffer.place in _HELD:
+                    placed.append((at, self.buffer(view.buffer), *self._offset(view)))
+                else:
+                    self.moving.append((at, view.buffer, *self._offset(view)))
+                slots.append(value)
+        self.rows, self.slots = step_table(rows), np.array(slots, np.uint64)
+        self.sized = np.array(sized, np.intp).reshape(-1, 2).T
+        """Slots that hold a size: position, number of the size."""
+        self.placed = np.array(placed, np.intp).reshape(-1, 4).T
+        """Slots that hold an address: position, numbers of buffer and offset, bytes an element."""
+        self.reads = [
+            [self.buffer(b) for b in step.reads if b.place is not Place.CONSTANT] for step in steps
+        ]
+        self.writes = [[self.buffer(buffer) for buffer in step.writes] for step in steps]
+        self.touched = [
+            [
+                (shapes.setdefault(view.shape, len(shapes)), view.dtype.numpy.itemsize)
+                for view in step.pointers.values()
+            ]
+            for step in steps
+        ]
+        """For each step: number of the shape and bytes an element of all that it touches."""
+        self.shapes = [[self.sizes.add(size) for size in shape] for shape in shapes]
 
-    def _fill(self, step: KernelStep, signature: Signature, at: int) -> None:
-        for position, slot in enumerate(signature.slots, at):
-            view = step.pointers.get(slot.name)
-            if view is None:
-                value = evaluate(step.sizes[slot.name], self.memory.bindings)
-                self.slots[position] = value & 0xFFFFFFFFFFFFFFFF
-            elif view.buffer.place in (Place.ARENA, Place.CONSTANT):
-                self.slots[position] = self.memory.address(view)
-            else:
-                places = self._moving.setdefault(view.buffer, [])
-                places.append((position, self.memory.offset(view)))
+    def buffer(self, buffer: Buffer) -> int:
+        """The number of a buffer."""
+        return self._numbers.setdefault(buffer, len(self._numbers))
+
+    def _offset(self, view: View) -> tuple[int, int]:
+        return self.sizes.add(view.offset), view.dtype.numpy.itemsize
+
+    def ranges(self, memory: Memory) -> list[Range]:
+        """The bytes of every buffer; those that each run sets get a place of their own."""
+        return [
+            memory.range(buffer) if buffer.place in _HELD else (-number - 1, -number)
+            for buffer, number in self._numbers.items()
+        ]
+
+
+class StepTable:
+    """A stretch of kernel calls, ready to run."""
+
+    def __init__(self, stretch: Stretch, memory: Memory, small: int = 0) -> None:
+        """A step that touches `small` bytes or fewer is not shared out."""
+        self.steps, self.memory = stretch.steps, memory
+        self.count = len(stretch.steps)
+        values = stretch.sizes.values(memory.bindings)
+        ranges = stretch.ranges(memory)
+        self.slots = stretch.slots.copy()
+        bits = np.array([value & _BITS for value in values], np.uint64)
+        starts = np.array([start & _BITS for start, _ in ranges], np.uint64)
+        position, size = stretch.sized
+        self.slots[position] = bits[size]
+        position, buffer, offset, element = stretch.placed
+        self.slots[position] = starts[buffer] + bits[offset] * element.astype(np.uint64)
+        self._moving: dict[Buffer, list[tuple[int, int]]] = {}
+        for at, moved, number, nbytes in stretch.moving:
+            self._moving.setdefault(moved, []).append((at, values[number] * nbytes))
+        table = stretch.rows.copy()
+        table[:, 1] += np.uint64(address_of(self.slots))
+        table[:, 2] = _flags(stretch, ranges, _alone(stretch, values, small))
+        self.rows = table.reshape(-1)
+        self.address = address_of(self.rows)
+        self.is_alone = bool(np.all(table[:, 2] & ALONE))
+        """Whether no step is worth sharing out."""
 
     def set_addresses(self) -> None:
         """Fill in where inputs, outputs and states lie this time."""
@@ -79,41 +142,40 @@ class StepTable:
             for position, offset in places:
                 slots[position] = address + offset
 
-    def _range(self, buffer: Buffer) -> Range:
-        """A buffer's bytes; those outside the arena get a place of their own by identity."""
-        if buffer.place is not Place.ARENA:
-            return -id(buffer), 1 - id(buffer)
-        if buffer not in self._ranges:
-            raw = self.memory.raw(buffer)
-            start = address_of(raw)
-            self._ranges[buffer] = start, start + raw.nbytes
-        return self._ranges[buffer]
 
-    def _place_barriers(self, small: int) -> None:
-        read: list[Range] = []
-        written: list[Range] = []
-        flags = self.rows[ROW - 1 :: ROW]
-        for number, step in enumerate(self.steps):
-            alone = ALONE if small and self._touched(step) <= small else 0
-            reads = [self._range(b) for b in step.reads if b.place is not Place.CONSTANT]
-            writes = [self._range(b) for b in step.writes]
-            changes = number > 0 and flags[number - 1] != alone
-            depends = _overlap(reads, written) or _overlap(writes, [*read, *written])
-            if changes or (depends and not alone):
-                flags[number - 1] |= BARRIER_AFTER
-                read, written = [], []
-            flags[number] = alone
-            read += reads
-            written += writes
+def _alone(stretch: Stretch, values: Sequence[int], small: int) -> list[int]:
+    """Which steps touch so few bytes at most that one thread does them, as flags."""
+    if not small:
+        return [0] * len(stretch.steps)
+    counts = [math.prod([values[size] for size in shape]) for shape in stretch.shapes]
+    return [
+        ALONE if sum([counts[shape] * element for shape, element in views]) <= small else 0
+        for views in stretch.touched
+    ]
 
-    def _touched(self, step: KernelStep) -> int:
-        """Bytes that a step reads and writes at most."""
-        bindings = self.memory.bindings
-        return sum(
-            math.prod([evaluate(size, bindings) for size in view.shape]) * view.dtype.numpy.itemsize
-            for view in step.pointers.values()
+
+def _flags(stretch: Stretch, ranges: Sequence[Range], alone: Sequence[int]) -> list[int]:
+    """Who does each step, and behind which of them threads meet."""
+    flags = list(alone)
+    read: list[Range] = []
+    written: list[Range] = []
+    for number, (reading, writing) in enumerate(zip(stretch.reads, stretch.writes, strict=True)):
+        reads, writes = [ranges[b] for b in reading], [ranges[b] for b in writing]
+        changes = number > 0 and alone[number - 1] != alone[number]
+        depends = not alone[number] and (
+            _overlap(reads, written) or _overlap(writes, read) or _overlap(writes, written)
         )
+        if changes or depends:
+            flags[number - 1] |= BARRIER_AFTER
+            read, written = [], []
+        read += reads
+        written += writes
+    return flags
 
 
 def _overlap(some: list[Range], others: list[Range]) -> bool:
-    return any(a < d and c < b for a, b in some for c, d in others)
+    for begin, end in some:
+        for other_begin, other_end in others:
+            if begin < other_end and other_begin < end:
+                return True
+    return False
