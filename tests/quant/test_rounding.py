@@ -12,7 +12,8 @@ from bitwright.quant.algorithms.codes import weight_codes, weight_scales
 from bitwright.quant.algorithms.descent import Descent
 from bitwright.quant.algorithms.rounding import ErrorSpread, damping
 from bitwright.quant.algorithms.weights import WeightFormat, quantize_weights
-from bitwright.quant.collect import Channels, Evidence, Sample, _window_key
+from bitwright.quant.collect import Evidence, Sample
+from bitwright.quant.probe import Channels
 from bitwright.quant.products import find_sites
 
 
@@ -76,7 +77,7 @@ def evidence_of(*weights, seed=0):
     sample = Sample.of(rows)
     sample.add(rows, 64)
     channels = Channels.of(rows, 2)
-    return Evidence(site, channels, channels, {_window_key(site.products[0]): sample})
+    return Evidence(site, channels, channels, {site.products[0].window_key: sample})
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,9 @@ from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph
 from bitwright.ir.payload import blob_key
 from bitwright.ir.printer import Printer
-from bitwright.quant.collect import Channels, Collector, Evidence, Sample, windows
+from bitwright.quant.collect import Collector, Evidence, Sample
 from bitwright.quant.data import Batch
+from bitwright.quant.probe import Channels
 from bitwright.quant.ranges import MAGIC as RANGES_MAGIC
 from bitwright.quant.ranges import Ranges
 
@@ -104,7 +105,7 @@ class EvidenceFile:
             every, some = evidence.every, evidence.some
             arrays[f"{i}.ends"] = np.stack([every.low, every.high, some.low, some.high])
             sites[name] = []
-            for j, key in enumerate(windows(evidence.site)):
+            for j, key in enumerate(evidence.site.windows):
                 sample = evidence.samples[key]
                 for part in ("first", "gram", "total"):
                     arrays[f"{i}.{j}.{part}"] = getattr(sample, part)
@@ -169,7 +170,7 @@ def _restore(arrays: Mapping[str, Array], header: Mapping[str, Any], to: Collect
         site = to.sites[name]
         low, high, some_low, some_high = arrays[f"{i}.ends"]
         evidence = Evidence(site, Channels(low, high), Channels(some_low, some_high))
-        for j, (key, facts) in enumerate(zip(windows(site), found, strict=True)):
+        for j, (key, facts) in enumerate(zip(site.windows, found, strict=True)):
             first, rows, gram, total = (
                 arrays[f"{i}.{j}.{part}"] for part in ("first", "rows", "gram", "total")
             )

@@ -19,7 +19,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
@@ -29,6 +28,33 @@ Array = np.ndarray[Any, Any]
 FEWEST_IN_LOOP = 1 << 16
 """Weights that a value meets in one step of a loop: with fewer, steps are all overhead anyway."""
 COLUMNS_SCORED = 96
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where rows of a product lie in its x: an index for every axis but the channels', each of
+    them [rows, numbers of the window]; in front of the first and behind the last there are zeros.
+    """
+
+    at: tuple[Array, ...]
+    sizes: tuple[int, ...]
+
+    @cached_property
+    def outside(self) -> Array:
+        """Those that lie in the margin."""
+        pairs = zip(self.at, self.sizes, strict=True)
+        return np.logical_or.reduce([(at < 0) | (at >= size) for at, size in pairs])
+
+    @cached_property
+    def inside(self) -> tuple[Array, ...]:
+        """The indices, with the nearest one inside for each in the margin."""
+        pairs = zip(self.at, self.sizes, strict=True)
+        return tuple(np.clip(at, 0, size - 1) for at, size in pairs)
+
+    @cached_property
+    def flat(self) -> Array:
+        """The indices as one, where the axes but the channels' are one."""
+        return np.ravel_multi_index(self.inside, self.sizes).reshape(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +112,15 @@ class Product:
         return self.weight.shape[2:] if self.is_conv else ()
 
     @property
+    def window_size(self) -> int:
+        return math.prod(self.window)
+
+    @property
+    def window_key(self) -> Any:
+        """Products of a site with the same key see the same rows."""
+        return self.groups, self.window, *map(str, self.node.attrs.values())
+
+    @property
     def is_rowwise(self) -> bool:
         """Whether each result depends on the channels of one position of x alone."""
         if not self.is_conv:
@@ -114,7 +149,7 @@ class Product:
         """One number for each channel of x as one for each term, [groups, terms]."""
         if not self.is_conv:
             return factors[None]
-        return np.repeat(factors.reshape(self.groups, -1), math.prod(self.window), axis=1)
+        return np.repeat(factors.reshape(self.groups, -1), self.window_size, axis=1)
 
     @cached_property
     def some_columns(self) -> Array:
@@ -129,42 +164,46 @@ class Product:
         peaks = np.maximum(matrix.max(axis=1), -matrix.min(axis=1))
         if not self.is_conv:
             return np.asarray(peaks[0])
-        return np.asarray(
-            peaks.reshape(self.groups, -1, math.prod(self.window)).max(axis=2).reshape(-1)
-        )
+        return np.asarray(peaks.reshape(self.groups, -1, self.window_size).max(axis=2).reshape(-1))
 
-    def rows(self, x: Array, count: int, draw: np.random.Generator) -> Array:
-        """At most `count` rows drawn from a value of x, [rows, groups, terms]."""
+    def places(self, shape: tuple[int, ...], count: int, draw: np.random.Generator) -> Places:
+        """Where at most `count` rows lie, drawn from all that a value of x of this shape has."""
         if not self.is_conv:
-            rows = x.reshape(-1, x.shape[-1])
-            if len(rows) > count:
-                rows = rows[draw.choice(len(rows), count, replace=False)]
-            return rows[:, None, :].astype(np.float32)
-        windows = self._windows(x)
-        spatial = windows.shape[2 : 2 + len(self.window)]
-        total = windows.shape[0] * math.prod(spatial)
-        chosen = draw.choice(total, min(count, total), replace=False)
-        image, *place = np.unravel_index(chosen, (windows.shape[0], *spatial))
-        rows = windows[(image, slice(None), *place)]
-        return rows.reshape(len(chosen), self.groups, -1).astype(np.float32)
+            positions = shape[:-1]
+            total = math.prod(positions)
+            chosen = np.arange(total)
+            if total > count:
+                chosen = draw.choice(total, count, replace=False)
+            return Places(tuple(np.unravel_index(chosen[:, None], positions)), positions)
+        sizes, dilations = (shape[0], *shape[2:]), self._each("dilations", 1)
+        strides, pads = self._each("strides", 1), self._each("pads", 0)
+        rank = len(self.window)
+        results = [
+            max(0, (size + before + after - (k - 1) * dilation - 1) // stride + 1)
+            for size, before, after, k, dilation, stride in zip(
+                sizes[1:], pads[:rank], pads[rank:], self.window, dilations, strides, strict=True
+            )
+        ]
+        total = shape[0] * math.prod(results)
+        chosen = draw.choice(total, min(count, total), replace=False) if total else np.arange(0)
+        image, *place = np.unravel_index(chosen[:, None], (shape[0], *results))
+        within = np.unravel_index(np.arange(self.window_size)[None], self.window)
+        at = [np.broadcast_to(image, (len(chosen), self.window_size))]
+        for axis in range(rank):
+            at.append(place[axis] * strides[axis] + within[axis] * dilations[axis] - pads[axis])
+        return Places(tuple(at), sizes)
+
+    def rows(self, found: Array, places: Places) -> Array:
+        """Numbers of x that lie at these places, [places, channels], as [rows, groups, terms]."""
+        if places.outside.any():
+            found = np.where(places.outside.reshape(-1, 1), np.float32(0), found)
+        wide = found.reshape(-1, self.window_size, found.shape[-1]).transpose(0, 2, 1)
+        return wide.reshape(len(wide), self.groups, -1).astype(np.float32)
 
     def _each(self, name: str, default: int) -> tuple[int, ...]:
         """An attribute of a conv with one number for each spatial axis (two for pads)."""
         rank = len(self.window) * (2 if name == "pads" else 1)
         return tuple(self.node.attrs.get(name) or (default,) * rank)
-
-    def _windows(self, x: Array) -> Array:
-        """A view of all windows, [images, channels, *places, *window]."""
-        rank, dilations = len(self.window), self._each("dilations", 1)
-        pads = self._each("pads", 0)
-        if any(pads):
-            x = np.pad(x, ((0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)))
-        axes = tuple(range(2, 2 + rank))
-        reach = tuple((k - 1) * d + 1 for k, d in zip(self.window, dilations, strict=True))
-        view = sliding_window_view(x, reach, axis=axes)
-        places = tuple(slice(None, None, step) for step in self._each("strides", 1))
-        inside = tuple(slice(None, None, step) for step in dilations)
-        return np.asarray(view[(slice(None), slice(None), *places, *inside)])
 
 
 @dataclass(eq=False)
@@ -189,6 +228,11 @@ class Site:
         return f"{self.tap} along axis {self.channel_axis}" if self.is_shared else self.tap
 
     @property
+    def windows(self) -> dict[Any, Product]:
+        """One product for each kind of rows that its products see, by `window_key`."""
+        return {product.window_key: product for product in self.products}
+
+    @property
     def weights(self) -> int:
         return sum(product.weight.size for product in self.products)
 
@@ -205,7 +249,7 @@ class Site:
     def channels(self) -> int:
         """The number of channels, which the weights tell."""
         product = self.products[0]
-        return product.groups * int(product.matrix.shape[2]) // math.prod(product.window)
+        return product.groups * int(product.matrix.shape[2]) // product.window_size
 
     @property
     def is_rowwise(self) -> bool:

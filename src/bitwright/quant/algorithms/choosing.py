@@ -24,7 +24,8 @@ from bitwright.quant.algorithms.codes import (
     weight_codes,
     weight_scales,
 )
-from bitwright.quant.collect import Channels, Evidence
+from bitwright.quant.collect import Evidence
+from bitwright.quant.probe import Channels
 from bitwright.quant.products import Product, Site
 
 Array = np.ndarray[Any, Any]

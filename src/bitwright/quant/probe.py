@@ -1,0 +1,252 @@
+"""The compiled model as a probe: what a batch shows at every site, but not the values themselves.
+
+    minima, maxima    reduce_min(x), reduce_max(x) over all axes but the channels'; one vector
+                      holds those of all sites
+    rows              gather(x as [positions, channels], places)
+
+Both are nodes of the graph, so a value is read where the model leaves it. The places of all rows
+are one input [numbers, drawn]: `drawn` is 1, or 0 for a batch that no rows are wanted of. Values in
+bodies of if / loop / scan, values whose size the data decides and empty ones come as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.code import KernelCode
+from bitwright.errors import CalibrationError
+from bitwright.ir.dim import product as count_of
+from bitwright.ir.dim import symbol
+from bitwright.ir.dtype import i64
+from bitwright.ir.feeds import bind_input
+from bitwright.ir.graph import Graph, Value, constant_value
+from bitwright.ir.naming import take_name
+from bitwright.ir.types import TensorType
+from bitwright.ops.builder import Builder
+from bitwright.quant.products import Places, Product, Site
+from bitwright.quant.taps import Taps
+
+Array = np.ndarray[Any, Any]
+Rows = dict[Any, Array]
+"""Of one site, by the keys of its windows."""
+
+
+@dataclass
+class Channels:
+    """Minimum and maximum of each channel; 0 is always between them."""
+
+    low: Array
+    high: Array
+
+    @classmethod
+    def of(cls, x: Array, axis: int) -> Channels:
+        others = tuple(i for i in range(x.ndim) if i != axis)
+        return cls(x.min(axis=others, initial=0), x.max(axis=others, initial=0))
+
+    def widened(self, other: Channels) -> Channels:
+        return Channels(np.minimum(self.low, other.low), np.maximum(self.high, other.high))
+
+    @property
+    def peaks(self) -> Array:
+        return np.maximum(-self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a batch showed at one site; no rows if none were drawn."""
+
+    site: Site
+    channels: Channels
+    rows: Rows = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """Rows of one kind that the model gathers itself."""
+
+    site: Site
+    key: Any
+    product: Product
+    count: int
+    """Rows that one batch gives at most."""
+    first: int
+    """Where its part of the places begins."""
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count * self.product.window_size
+
+
+class _Compiled:
+    """The model with the probes as nodes; the values of sites in `whole` are read themselves."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        sites: list[Site],
+        whole: set[Site],
+        counts: Mapping[tuple[str, Any], int],
+        threads: int | None,
+    ) -> None:
+        self.whole: dict[str, list[Site]] = {}
+        self.windows: list[_Window] = []
+        self.outside = [site for site in sites if not site.is_inside]
+        for site in sites:
+            if site in whole:
+                self.whole.setdefault(site.tap, []).append(site)
+                continue
+            for key, product in site.windows.items():
+                count = counts[site.name, key]
+                self.windows.append(_Window(site, key, product, count, self.numbers))
+        drawn = symbol(take_name("drawn", {s.name for s in graph.input_symbols}))
+        self.input = take_name("places", set(graph.values))
+        b = Builder(graph.name)
+        places = b.input(self.input, TensorType(i64, (self.numbers, drawn)))
+        for node in graph.nodes:
+            b.append(node)
+        self.rows = {_gathered(b, window, places).name: window for window in self.windows}
+        ends = [end for site in self.outside for end in _ends(b, site)]
+        self.extremes = b.op("concat", *ends, axis=0).name if ends else ""
+        names = [*self.whole, *self.rows, *([self.extremes] if ends else [])]
+        graph = graph.with_(nodes=tuple(b.nodes))
+        self.taps = Taps(graph, names, threads=threads, simplify=False)
+
+    @property
+    def numbers(self) -> int:
+        """How many places there are."""
+        return self.windows[-1].end if self.windows else 0
+
+
+class Probe:
+    """Runs batches; `counts` says how many rows each window of each site draws from one of them."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        sites: Mapping[str, Site],
+        counts: Mapping[tuple[str, Any], int],
+        threads: int | None,
+    ) -> None:
+        self._graph, self._sites, self._threads = graph, list(sites.values()), threads
+        self._counts = counts
+        known = graph.input_symbols
+        self._whole = {s for s in self._sites if s.is_inside or not s.value.tensor.symbols <= known}
+        self._made: _Compiled | None = None
+
+    @property
+    def kernels(self) -> list[KernelCode]:
+        return [] if self._made is None else self._made.taps.kernels
+
+    def run(
+        self, batch: Mapping[str, Any], number: int, draw: np.random.Generator | None
+    ) -> Iterator[Seen]:
+        """What the batch of this number shows; without `draw` no rows of it."""
+        shapes = {} if draw is None else self._shapes(batch)
+        empty = {site for site, shape in shapes.items() if 0 in shape} - self._whole
+        if self._made is None or empty:
+            self._whole |= empty
+            self._made = self._compiled()
+        model, places = self._made, dict[_Window, Places]()
+        flat = np.zeros((model.numbers, 0 if draw is None else 1), np.int64)
+        if draw is not None:
+            for window in model.windows:
+                shape = shapes[window.site]
+                found = places[window] = window.product.places(shape, window.count, draw)
+                flat[window.first : window.first + found.flat.size, 0] = found.flat.reshape(-1)
+        rows: dict[Site, Rows] = {site: {} for site in self._sites}
+        for name, array in model.taps.run({**batch, model.input: flat}):
+            if name == model.extremes:
+                for site, channels in _split(array, model.outside):
+                    if not np.isfinite(array).all():
+                        _require_finite(site.name, number, channels)
+                    yield Seen(site, channels, rows[site])
+            elif name in model.rows:
+                window = model.rows[name]
+                if window in places:
+                    held = array[: places[window].flat.size, 0]
+                    rows[window.site][window.key] = window.product.rows(held, places[window])
+            elif array.size:  # a past of no tokens has nothing to show
+                for site in model.whole[name]:
+                    rows[site] = self._drawn(site, array, draw)
+                    if site.is_inside:
+                        channels = Channels.of(array, site.channel_axis)
+                        _require_finite(site.name, number, channels)
+                        yield Seen(site, channels, rows[site])
+
+    def _compiled(self) -> _Compiled:
+        return _Compiled(self._graph, self._sites, self._whole, self._counts, self._threads)
+
+    def _shapes(self, batch: Mapping[str, Any]) -> dict[Site, tuple[int, ...]]:
+        """Of the values that do not come as they are."""
+        bindings: dict[str, int] = {}
+        for _ in range(2):
+            for value in self._graph.inputs:
+                bind_input(value, batch[value.name], bindings)
+        apart = [site for site in self._sites if site not in self._whole]
+        return {site: site.value.tensor.concrete(bindings) for site in apart}
+
+    def _drawn(self, site: Site, array: Array, draw: np.random.Generator | None) -> Rows:
+        if draw is None:
+            return {}
+        found = {}
+        for key, product in site.windows.items():
+            places = product.places(array.shape, self._counts[site.name, key], draw)
+            turned = np.moveaxis(array, site.channel_axis, -1)
+            found[key] = product.rows(turned[places.inside].reshape(-1, turned.shape[-1]), places)
+        return found
+
+
+def _gathered(b: Builder, window: _Window, places: Value) -> Value:
+    """The rows of x at its part of the places, [places, drawn, channels]."""
+    x, axis = window.site.value, window.site.channel_axis
+    order = [*(i for i in range(x.rank) if i != axis), axis]
+    turned = b.transpose(x, perm=order)
+    flat = b.reshape(turned, shape=(count_of(turned.shape[:-1]), turned.shape[-1]))
+    own = b.slice(places, starts=(window.first,), stops=(window.end,), steps=(1,), axes=(0,))
+    value = b.gather(flat, own, axis=0)
+    assert isinstance(value, Value)
+    return value
+
+
+def _ends(b: Builder, site: Site) -> Iterator[Value]:
+    """Minima and maxima of its channels; of a value that is never negative no minima."""
+    axes = [i for i in range(site.value.rank) if i != site.channel_axis]
+    if not _is_never_negative(site.value):
+        yield b.op("reduce_min", site.value, axes=axes, keepdims=False)
+    yield b.op("reduce_max", site.value, axes=axes, keepdims=False)
+
+
+def _split(ends: Array, sites: list[Site]) -> Iterator[tuple[Site, Channels]]:
+    start = 0
+    for site in sites:
+        count = site.channels
+        low = np.zeros(count, np.float32)
+        if not _is_never_negative(site.value):
+            low = np.minimum(ends[start : start + count], 0)
+            start += count
+        yield site, Channels(low, np.maximum(ends[start : start + count], 0))
+        start += count
+
+
+def _is_never_negative(value: Value) -> bool:
+    """Whether what makes a value says so; NaN is seen among its maxima."""
+    node = value.node
+    if node.op == "clip":
+        lowest = constant_value(node.inputs[1]) if len(node.inputs) > 1 else None
+        return lowest is not None and bool((lowest >= 0).all())
+    return node.op in ("relu", "sigmoid", "softmax", "hard_sigmoid")
+
+
+def _require_finite(name: str, number: int, channels: Channels) -> None:
+    """Minima and maxima pass NaN on, so they tell of every number they were taken from."""
+    bad = ~(np.isfinite(channels.low) & np.isfinite(channels.high))
+    if bad.any():
+        raise CalibrationError(
+            f"the value {name!r} holds NaN or infinity in {int(bad.sum())} of its channels",
+            where=f"batch {number} of the data",
+            hint="Look for broken samples, or for a model that overflows on them.",
+        )
