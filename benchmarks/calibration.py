@@ -112,7 +112,8 @@ def _nbytes(steps: Calibrator | Collector) -> int:
     if isinstance(steps, Calibrator):
         return steps.ranges.nbytes
     samples = [s for evidence in steps.evidence.values() for s in evidence.samples.values()]
-    return sum(a.nbytes for s in samples for a in (s.first, s.gram, s.total, *s.rows))
+    held = ((s.first, s.gram, s.total, *s.rows, *s.waiting) for s in samples)
+    return sum(array.nbytes for arrays in held for array in arrays)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,46 @@ def test_ranges_are_those_of_every_batch():
         np.testing.assert_allclose(evidence.every.high, high, rtol=1e-5, atol=1e-6)
 
 
+def gathered(graph, data):
+    gathering = Gathering(graph, find_sites(graph), Batches(data, graph), None, 2)
+    gathering.run(False)
+    return gathering.evidence
+
+
+def test_rows_are_those_of_the_values():
+    rng = np.random.default_rng(6)
+    graph, open_graph = model(rng)
+    batch = {"x": rng.normal(size=(1, 4, 9, 9)).astype(np.float32)}
+    values = {**bw.compile(open_graph).run(batch), **batch}
+    evidence = gathered(graph, [batch])
+    for name, found in evidence.items():
+        (product,), (sample,) = found.site.products, found.samples.values()
+        rows = product.rows(values[name], 10**6, rng)  # all of them, in another order
+        assert sample.counted == len(rows)
+        want = np.einsum("rgk,rgj->gkj", rows, rows) / len(rows)
+        np.testing.assert_allclose(sample.second_moment, want, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(sample.mean, rows.mean(axis=0), rtol=1e-4, atol=1e-5)
+
+
+def test_values_whose_size_the_data_decides_and_empty_ones():
+    rng = np.random.default_rng(7)
+    b = Builder()
+    x, past = b.input("x", "f32[n, 6]"), b.input("past", "f32[m, 6]")
+    positive = b.gt(b.reduce_sum(x, axes=[1], keepdims=False), 0.0)
+    chosen = b.gather_nd(x, b.transpose(b.nonzero(positive), perm=(1, 0)))
+    weight = rng.normal(size=(6, 4)).astype(np.float32)
+    graph = b.build(y=b.matmul(chosen, weight), z=b.matmul(past, weight))
+    draw = lambda count: rng.normal(size=(count, 6)).astype(np.float32)
+    data = [{"x": draw(5), "past": draw(count)} for count in (3, 0, 2, 0)]
+    evidence = gathered(graph, data)
+    assert evidence["past"].samples.popitem()[1].counted == 5
+    counted = sum(int((batch["x"].sum(axis=1) > 0).sum()) for batch in data)
+    (found,) = (e for name, e in evidence.items() if name != "past")
+    assert found.samples.popitem()[1].counted == counted
+    high = np.max([batch["x"][batch["x"].sum(axis=1) > 0].max(axis=0) for batch in data], axis=0)
+    np.testing.assert_allclose(found.every.high, np.maximum(high, 0))
+
+
 def test_products_of_numpy_have_their_threads_again():
     if _openblas() is None:
         pytest.skip("numpy has another library of products")

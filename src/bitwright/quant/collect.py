@@ -41,10 +41,11 @@ class Sample:
 
     first: Array
     rows: list[Array]
-    _gram: Array
-    _total: Array
+    gram: Array
+    """Σ xᵀx over the rows x, but those that wait, [groups, terms, terms]."""
+    total: Array
     counted: int
-    _waiting: list[Array] = field(default_factory=list)
+    waiting: list[Array] = field(default_factory=list)
 
     @classmethod
     def of(cls, rows: Array) -> Sample:
@@ -56,34 +57,23 @@ class Sample:
         if keep:
             self.rows.append(rows[:keep].copy())
         self.counted += len(rows)
-        self._waiting.append(rows)
-        if sum(part.nbytes for part in self._waiting) >= max(FEWEST_BYTES, self._gram.nbytes):
+        self.waiting.append(rows)
+        if sum(part.nbytes for part in self.waiting) >= max(FEWEST_BYTES, self.gram.nbytes):
             self._settle()
 
     def _settle(self) -> None:
         """Second moments and sums of the rows that wait."""
-        if not self._waiting:
+        if not self.waiting:
             return
-        rows = np.concatenate(self._waiting)
-        self._waiting.clear()
+        rows = np.concatenate(self.waiting)
+        self.waiting.clear()
         if rows.shape[1] == 1:
-            self._gram[0] += rows[:, 0].T @ rows[:, 0]
+            self.gram[0] += rows[:, 0].T @ rows[:, 0]
         else:
             turned = np.ascontiguousarray(rows.transpose(1, 2, 0))
-            self._gram += turned @ turned.transpose(0, 2, 1)
+            self.gram += turned @ turned.transpose(0, 2, 1)
         ones = np.ones(len(rows), np.float32)
-        self._total += (ones @ rows.reshape(len(rows), -1)).reshape(self._total.shape)
-
-    @property
-    def gram(self) -> Array:
-        """Σ xᵀx over the rows x, [groups, terms, terms]."""
-        self._settle()
-        return self._gram
-
-    @property
-    def total(self) -> Array:
-        self._settle()
-        return self._total
+        self.total += (ones @ rows.reshape(len(rows), -1)).reshape(self.total.shape)
 
     @cached_property
     def scored(self) -> Array:
@@ -92,10 +82,12 @@ class Sample:
 
     @property
     def second_moment(self) -> Array:
+        self._settle()
         return self.gram / np.float32(max(1, self.counted))
 
     @property
     def mean(self) -> Array:
+        self._settle()
         return np.asarray((self.total / max(1, self.counted)).astype(np.float32))
 
 
@@ -154,17 +146,16 @@ class Collector:
                     del sample.rows[1::2]
         self.is_between_batches = False
         turn, rest = divmod(self.batches, self.stride)
-        is_drawn = rest == 0
-        is_even = (turn if is_drawn else self.batches) % 2 == 0
-        for seen in self._probe.run(batch, self.batches, self.draw if is_drawn else None):
-            self._add(seen, is_even, is_drawn)
+        is_even = (self.batches if rest else turn) % 2 == 0
+        for seen in self._probe.run(batch, self.batches, None if rest else self.draw):
+            self._add(seen, is_even)
         self.batches += 1
         self.is_between_batches = True
 
-    def _add(self, seen: Seen, is_even: bool, is_drawn: bool) -> None:
+    def _add(self, seen: Seen, is_even: bool) -> None:
         site, channels = seen.site, seen.channels
         if site.name not in self.evidence:
-            if not is_drawn:
+            if not seen.rows:
                 return
             self.evidence[site.name] = Evidence(site, channels, channels)
         evidence = self.evidence[site.name]

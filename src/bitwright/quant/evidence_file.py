@@ -4,7 +4,7 @@ An .npz of plain arrays: `header` is JSON (model, data and counts, the draws' st
 i and its window j
 
     i.ends          [4, channels]: low and high of all batches, low and high of the even ones
-    i.j.first, i.j.rows, i.j.gram, i.j.total
+    i.j.first, i.j.rows, i.j.gram, i.j.total, i.j.waiting
     held.k.name     the batches that the result is checked on
 
 A file belongs to one model and one order of batches, both known by digests: going on with other
@@ -39,7 +39,8 @@ from bitwright.quant.ranges import MAGIC as RANGES_MAGIC
 from bitwright.quant.ranges import Ranges
 
 Array = np.ndarray[Any, Any]
-FORMAT = 1
+FORMAT = 2
+_PARTS = ("first", "rows", "gram", "total", "waiting")
 MAGIC = b"PK"
 
 
@@ -109,7 +110,9 @@ class EvidenceFile:
                 sample = evidence.samples[key]
                 for part in ("first", "gram", "total"):
                     arrays[f"{i}.{j}.{part}"] = getattr(sample, part)
-                arrays[f"{i}.{j}.rows"] = np.concatenate([sample.first[:0], *sample.rows])
+                for part in ("rows", "waiting"):
+                    found = [sample.first[:0], *getattr(sample, part)]
+                    arrays[f"{i}.{j}.{part}"] = np.concatenate(found)
                 parts = [len(rows) for rows in sample.rows]
                 sites[name].append({"counted": sample.counted, "parts": parts})
         held = passed.held or [passed.last]
@@ -171,12 +174,11 @@ def _restore(arrays: Mapping[str, Array], header: Mapping[str, Any], to: Collect
         low, high, some_low, some_high = arrays[f"{i}.ends"]
         evidence = Evidence(site, Channels(low, high), Channels(some_low, some_high))
         for j, (key, facts) in enumerate(zip(site.windows, found, strict=True)):
-            first, rows, gram, total = (
-                arrays[f"{i}.{j}.{part}"] for part in ("first", "rows", "gram", "total")
-            )
+            first, rows, gram, total, waiting = (arrays[f"{i}.{j}.{part}"] for part in _PARTS)
             ends = np.cumsum([0, *facts["parts"]])
             parts = [rows[a:b] for a, b in pairwise(ends)]
-            evidence.samples[key] = Sample(first, parts, gram, total, int(facts["counted"]))
+            counted = int(facts["counted"])
+            evidence.samples[key] = Sample(first, parts, gram, total, counted, [waiting])
         to.evidence[name] = evidence
     to.batches, to.stride, to.turns = (int(header[k]) for k in ("batches", "stride", "turns"))
     to.draw.bit_generator.state = header["draw"]

@@ -5,58 +5,41 @@ A call releases the interpreter lock, so statistics of different values can be k
 
 from __future__ import annotations
 
-import ctypes
 import math
 import threading
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu import jit
-from bitwright.target import host
+from bitwright.quant.machine_code import ADDRESS, NUMBER, REAL, MachineCode
+from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
 TURNS = 2  # histograms that take turns, as in `backends.cpu.kernels.statistics`
 _scratch = threading.local()
-_loading = threading.Lock()
 
 
-def _text() -> str:
+def _text(target: Target) -> str:
     # the emitter is slow to import, and a warm start does not need it
     from bitwright.backends.cpu.kernels.statistics import statistics_text
 
-    return statistics_text(host())
+    return statistics_text(target)
 
 
-class _Functions:
-    def __init__(self) -> None:
-        self._library = jit.load_named("statistics", _text, host())
-        address, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-        self.range = self._function("range_f32", address, number, address)
-        self.histogram = self._function(
-            "histogram_f32", address, number, real, real, number, address, address
-        )
-
-    def _function(self, name: str, *params: Any) -> Any:
-        return ctypes.CFUNCTYPE(None, *params)(self._library.address(name))
-
-
-@cache
-def _loaded() -> _Functions:
-    return _Functions()
-
-
-def _functions() -> _Functions:
-    """The one set of functions: a second one, made at the same time, would go with its code."""
-    with _loading:
-        return _loaded()
+_FUNCTIONS = MachineCode(
+    "statistics",
+    _text,
+    {
+        "range_f32": (ADDRESS, NUMBER, ADDRESS),
+        "histogram_f32": (ADDRESS, NUMBER, REAL, REAL, NUMBER, ADDRESS, ADDRESS),
+    },
+)
 
 
 def summary(flat: Array) -> tuple[float, float, float, float, int] | None:
     """Minimum, maximum, sum, sum of squares, zeros; None if a value is not finite."""
     result = np.empty(5)
-    _functions().range(flat.ctypes.data, flat.size, result.ctypes.data)
+    _FUNCTIONS["range_f32"](flat.ctypes.data, flat.size, result.ctypes.data)
     low, high, total, squares, zeros = result.tolist()
     return (low, high, total, squares, int(zeros)) if math.isfinite(squares) else None
 
@@ -71,6 +54,6 @@ def count(flat: Array, exponent: int, first: int, counts: Array) -> None:
     if held is None or held.size < TURNS * bins:
         held = _scratch.array = np.zeros(TURNS * bins, np.int32)
     factor = math.ldexp(1.0, -exponent)
-    _functions().histogram(
+    _FUNCTIONS["histogram_f32"](
         flat.ctypes.data, flat.size, factor, first, bins, counts.ctypes.data, held.ctypes.data
     )

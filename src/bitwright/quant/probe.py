@@ -168,7 +168,7 @@ class Probe:
                 window = model.rows[name]
                 if window in places:
                     held = array[: places[window].flat.size, 0]
-                    rows[window.site][window.key] = window.product.rows(held, places[window])
+                    rows[window.site][window.key] = window.product.as_rows(held, places[window])
             elif array.size:  # a past of no tokens has nothing to show
                 for site in model.whole[name]:
                     rows[site] = self._drawn(site, array, draw)
@@ -192,12 +192,8 @@ class Probe:
     def _drawn(self, site: Site, array: Array, draw: np.random.Generator | None) -> Rows:
         if draw is None:
             return {}
-        found = {}
-        for key, product in site.windows.items():
-            places = product.places(array.shape, self._counts[site.name, key], draw)
-            turned = np.moveaxis(array, site.channel_axis, -1)
-            found[key] = product.rows(turned[places.inside].reshape(-1, turned.shape[-1]), places)
-        return found
+        counts = {key: self._counts[site.name, key] for key in site.windows}
+        return {k: p.rows(array, counts[k], draw) for k, p in site.windows.items()}
 
 
 def _gathered(b: Builder, window: _Window, places: Value) -> Value:

@@ -43,7 +43,7 @@ class Places:
     def outside(self) -> Array:
         """Those that lie in the margin."""
         pairs = zip(self.at, self.sizes, strict=True)
-        return np.logical_or.reduce([(at < 0) | (at >= size) for at, size in pairs])
+        return np.asarray(np.logical_or.reduce([(at < 0) | (at >= n) for at, n in pairs]))
 
     @cached_property
     def inside(self) -> tuple[Array, ...]:
@@ -54,7 +54,7 @@ class Places:
     @cached_property
     def flat(self) -> Array:
         """The indices as one, where the axes but the channels' are one."""
-        return np.ravel_multi_index(self.inside, self.sizes).reshape(-1)
+        return np.asarray(np.ravel_multi_index(self.inside, self.sizes)).reshape(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +193,12 @@ class Product:
             at.append(place[axis] * strides[axis] + within[axis] * dilations[axis] - pads[axis])
         return Places(tuple(at), sizes)
 
-    def rows(self, found: Array, places: Places) -> Array:
+    def rows(self, x: Array, count: int, draw: np.random.Generator) -> Array:
+        """At most `count` rows drawn from a value of x, [rows, groups, terms]."""
+        places, turned = self.places(x.shape, count, draw), np.moveaxis(x, self.channel_axis, -1)
+        return self.as_rows(turned[places.inside].reshape(-1, turned.shape[-1]), places)
+
+    def as_rows(self, found: Array, places: Places) -> Array:
         """Numbers of x that lie at these places, [places, channels], as [rows, groups, terms]."""
         if places.outside.any():
             found = np.where(places.outside.reshape(-1, 1), np.float32(0), found)

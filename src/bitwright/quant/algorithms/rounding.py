@@ -11,16 +11,33 @@ Columns do not know of each other: U is found once, and columns are rounded a fe
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from bitwright.quant.algorithms.fast_rounding import FEWEST_COLUMNS, round_terms
 
 Array = np.ndarray[Any, Any]
 Nearest = Callable[[Array], None]
 DAMPING = 0.01
 FEW = 8
 """Terms whose errors are spread one by one; those of more terms are spread by one product."""
+FEW_IN_MACHINE_CODE = 64
 SMALL = 64
+
+
+@dataclass(frozen=True)
+class WholeNumbers:
+    """Rounds ratios to codes, in place."""
+
+    lowest: int
+    highest: int
+
+    def __call__(self, ratio: Array) -> None:
+        np.rint(ratio, out=ratio)
+        np.maximum(ratio, self.lowest, out=ratio)  # np.clip takes longer for so few numbers
+        np.minimum(ratio, self.highest, out=ratio)
 
 
 def damping(gram: Array) -> Array:
@@ -39,31 +56,32 @@ class ErrorSpread:
         diagonal = np.einsum("gkk->gk", gram)
         self.order = np.argsort(-diagonal, axis=1, kind="stable")
         each, turned = np.arange(gram.shape[0])[:, None, None], self.order[:, ::-1]
-        last_first = gram[each, turned[:, :, None], turned[:, None, :]].astype(np.float64)
+        last_first = gram[each, turned[:, :, None], turned[:, None, :]]
         terms = range(gram.shape[1])
         last_first[:, terms, terms] += damping(gram)
+        try:
+            root = _inverse_root(last_first)
+        except np.linalg.LinAlgError:  # so near to singular that 24 bits cannot tell
+            root = _inverse_root(last_first.astype(np.float64)).astype(np.float32)
         # gram = L L' with the order turned around gives U as the inverse of L, turned again
-        self.upper = _inverse_root(last_first).astype(np.float32)[:, ::-1, ::-1]
+        self.upper = np.ascontiguousarray(root[:, ::-1, ::-1])
 
     def codes(self, matrix: Array, scales: Array, highest: int, lowest: int) -> Array:
         """Whole codes (as f32) of [groups, columns, terms] weights.
 
         Scales have one number for each column, or one for each weight.
         """
-
-        def nearest(ratio: Array) -> None:
-            np.rint(ratio, out=ratio)
-            np.maximum(ratio, lowest, out=ratio)  # np.clip takes longer for so few numbers
-            np.minimum(ratio, highest, out=ratio)
-
-        return self.on_grid(matrix, scales, nearest)
+        return self.on_grid(matrix, scales, WholeNumbers(lowest, highest))
 
     def on_grid(self, matrix: Array, scales: Array, nearest: Nearest) -> Array:
         """The same for any numbers that `nearest` rounds to, in place, in steps of their scale."""
         # terms first, so that a step works on contiguous columns
         rest = self._sorted(matrix)
         # one scale for all terms of a column stays one
-        steps = scales.transpose(0, 2, 1) if scales.shape[2] == 1 else self._sorted(scales)
+        if scales.shape[2] == 1:
+            steps = np.ascontiguousarray(scales.transpose(0, 2, 1), np.float32)
+        else:
+            steps = self._sorted(scales)
         codes = np.empty_like(rest)
         self._round(rest, np.broadcast_to(steps, rest.shape), codes, nearest, 0)
         result = np.empty(matrix.shape, np.float32)
@@ -72,18 +90,26 @@ class ErrorSpread:
 
     def _sorted(self, matrix: Array) -> Array:
         """[groups, columns, terms] as [groups, terms, columns], the terms in their order."""
-        return np.take_along_axis(matrix.transpose(0, 2, 1), self.order[:, :, None], axis=1)
+        turned = matrix.transpose(0, 2, 1)
+        found = np.take_along_axis(turned, self.order[:, :, None], axis=1)
+        return np.ascontiguousarray(found, np.float32)
 
     def _round(self, rest: Array, steps: Array, codes: Array, nearest: Nearest, start: int) -> None:
         """Round all terms of `rest`, the first of them the one `start`; it holds errors then."""
         number = rest.shape[1]
-        if number > FEW:
+        is_wide = rest.shape[2] >= FEWEST_COLUMNS
+        whole = nearest if isinstance(nearest, WholeNumbers) and is_wide else None
+        if number > (FEW if whole is None else FEW_IN_MACHINE_CODE):
             half = number // 2
             middle = start + half
             self._round(rest[:, :half], steps[:, :half], codes[:, :half], nearest, start)
             spread = self.upper[:, start:middle, middle : start + number]
             rest[:, half:] -= spread.transpose(0, 2, 1) @ rest[:, :half]
             self._round(rest[:, half:], steps[:, half:], codes[:, half:], nearest, middle)
+            return
+        if whole is not None:
+            upper = self.upper[:, start : start + number, start : start + number]
+            round_terms(rest, steps, upper, codes, whole.lowest, whole.highest)
             return
         for k in range(number):
             code, step = codes[:, k], steps[:, k]

@@ -1,0 +1,44 @@
+"""Functions that bitwright emits for itself, called from numpy's side.
+
+A call releases the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bitwright.backends.cpu import jit
+from bitwright.target import Target, host
+
+ADDRESS, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+
+
+class MachineCode:
+    """Functions of one module, by name; compiled, or taken from the cache, when one is called."""
+
+    def __init__(
+        self,
+        name: str,
+        text: Callable[[Target], str],
+        functions: Mapping[str, Sequence[Any]],
+    ) -> None:
+        self._name, self._text, self._kinds = name, text, functions
+        self._functions: dict[str, Any] = {}
+        self._loading = threading.Lock()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._functions:
+            with self._loading:  # a second library, made at the same time, would go with its code
+                if name not in self._functions:
+                    self._load()
+        return self._functions[name]
+
+    def _load(self) -> None:
+        target = host()
+        self._library = jit.load_named(self._name, lambda: self._text(target), target)
+        for name, kinds in self._kinds.items():
+            address = self._library.address(name)
+            self._functions[name] = ctypes.CFUNCTYPE(None, *kinds)(address)

@@ -1,0 +1,58 @@
+"""The machine code of the rounding loop gives the codes that numpy's steps give, to the bit."""
+
+import numpy as np
+import pytest
+
+from bitwright.quant.algorithms import rounding
+from bitwright.quant.algorithms.fast_rounding import FEWEST_COLUMNS, round_terms
+from bitwright.quant.algorithms.rounding import ErrorSpread, WholeNumbers
+
+
+def plain(rest, steps, upper, codes, lowest, highest):
+    """The same steps, one term at a time."""
+    nearest = WholeNumbers(lowest, highest)
+    for k in range(rest.shape[1]):
+        codes[:, k] = rest[:, k] / steps[:, k]
+        nearest(codes[:, k])
+        error = (rest[:, k] - codes[:, k] * steps[:, k]) / upper[:, k, k, None]
+        rest[:, k] = error
+        rest[:, k + 1 :] -= upper[:, k, k + 1 :, None] * error[:, None, :]
+
+
+@pytest.mark.parametrize(
+    "groups, terms, columns", [(1, 1, 8), (1, 33, 17), (3, 9, 16), (2, 64, 127)]
+)
+@pytest.mark.parametrize("limits", [(-127, 127), (-8, 7), (-2, 1)])
+@pytest.mark.parametrize("each", [False, True], ids=["a scale a column", "a scale a weight"])
+def test_the_same_bits(groups, terms, columns, limits, each):
+    rng = np.random.default_rng(terms)
+    rest = rng.normal(size=(groups, terms, columns)).astype(np.float32)
+    shape = (groups, terms if each else 1, columns)
+    steps = np.broadcast_to(rng.uniform(0.01, 1, shape).astype(np.float32), rest.shape)
+    # a part of a larger matrix, as halving leaves it
+    upper = rng.normal(size=(groups, terms + 5, terms + 5)).astype(np.float32)[:, 2:-3, 2:-3]
+    other, codes, want = rest.copy(), np.empty_like(rest), np.empty_like(rest)
+    round_terms(rest, steps, upper, codes, *limits)
+    plain(other, steps, upper, want, *limits)
+    np.testing.assert_array_equal(codes, want)
+    np.testing.assert_array_equal(rest, other)
+    assert codes.min() >= limits[0] and codes.max() <= limits[1]
+
+
+def test_rounding_takes_it_and_keeps_its_codes(monkeypatch):
+    rng = np.random.default_rng(0)
+    terms, columns = 48, 2 * FEWEST_COLUMNS
+    rows = rng.normal(size=(200, terms)) @ rng.normal(size=(terms, terms))
+    spread = ErrorSpread((rows.T @ rows).astype(np.float32)[None] / 200)
+    matrix = rng.normal(size=(1, columns, terms)).astype(np.float32)
+    scales = np.full((1, columns, 1), 0.05, np.float32)
+    calls = []
+
+    def counted(*args):
+        calls.append(args)
+        plain(*args)
+
+    fast = spread.codes(matrix, scales, 127, -127)
+    monkeypatch.setattr(rounding, "round_terms", counted)
+    np.testing.assert_array_equal(spread.codes(matrix, scales, 127, -127), fast)
+    assert len(calls) == 1
