@@ -62,7 +62,7 @@ def best_seconds(graph: Graph, target: Target, seconds: float) -> float:
     }
     slots = {name: held[view.buffer].ctypes.data for name, view in step.pointers.items()}  # type: ignore[union-attr]
     table = kernel.signature.pack(**slots, **step.sizes)  # type: ignore[union-attr, arg-type]
-    library = jit.load(kernel.text, target)
+    library = jit.load(ctx.text(kernel), target)
     call = _KERNEL(library.address(kernel.name))
     best, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end:

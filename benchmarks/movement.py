@@ -60,7 +60,7 @@ def native(graph: Graph, feeds: dict[str, Array], target: Target) -> Call:
     if len(steps) > 1 and steps[-1].node == "y":
         steps.pop()
     kernels = {step.kernel: lowering.kernels[step.kernel] for step in steps}
-    library = load_all([kernel.text for kernel in kernels.values()], target)
+    library = load_all([lowering.text(kernel) for kernel in kernels.values()], target)
     memory = Grown({})
     memory.give(lowering.fault_buffer, np.zeros(2, np.int64))
     for buffer in schedule.buffers:

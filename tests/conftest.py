@@ -1,8 +1,11 @@
 """The `golden` fixture: texts that tests compare with tests/golden/<name>.txt.
 
 `pytest --update-golden` writes what the tests found; read the difference before committing it.
+
+And a check that goes along with every test: kernels of one name have one text.
 """
 
+import hashlib
 from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
@@ -50,3 +53,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
     return Golden(Path(__file__).parent / "golden", request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def names_decide_texts():
+    """A kernel is found in the cache by its name, so whatever shapes its text is in its key.
+
+    Every kernel that a test lowers is emitted, also where it was found, and compared with what the
+    same name stood for before, in this process or in one that filled the cache.
+    """
+    from bitwright.backends.cpu.cache import key as key_of_text
+    from bitwright.backends.cpu.emit import Module
+    from bitwright.backends.cpu.lowering import Lowering
+
+    seen, kernel = {}, Lowering.kernel
+
+    def checked(self, family, key, emit):
+        made = kernel(self, family, key, emit)
+        module = Module(self.target, made.name)
+        signature = emit(module, made.name)
+        text = module.text()
+        found = hashlib.sha256(text.encode()).digest(), signature, made.signature
+        known = seen.setdefault((self.target, made.name), found)
+        noted = self.store and self.store.noted(made.name)
+        is_other = noted and noted["code"] != key_of_text(text, self.target)
+        if known != found or signature != made.signature or is_other:
+            message = f"kernels named {made.name} differ; this does not tell them apart: {key!r}"
+            pytest.fail(message)
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lowering, "kernel", checked)
+        yield

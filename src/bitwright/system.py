@@ -95,9 +95,16 @@ def cache_folder() -> Path | None:
     return Path(base) / "bitwright"
 
 
+_LOADED = time.time_ns()
+
+
 @cache
 def sources() -> str:
-    """What tells this installation of bitwright from any other: a hash of its files' states."""
+    """What tells this installation of bitwright from any other: a hash of its files' states.
+
+    A process whose files were changed after it began runs neither the old sources nor the new ones:
+    it is like no other.
+    """
     here = Path(__file__).parent
     digest = hashlib.sha256(str(here).encode())
     folders = [str(here)]
@@ -108,6 +115,8 @@ def sources() -> str:
             elif entry.name.endswith(".py"):
                 state = entry.stat()
                 digest.update(f"{entry.path} {state.st_size} {state.st_mtime_ns}\n".encode())
+                if _LOADED < state.st_mtime_ns <= time.time_ns():
+                    digest.update(f"changed since {_LOADED}, {os.getpid()}\n".encode())
     return digest.hexdigest()
 
 

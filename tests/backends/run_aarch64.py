@@ -107,7 +107,7 @@ def run(graph, feeds, target, threads):
     for value in graph.inputs:
         bind_input(value, feeds[value.name], bindings)
     for kernel in ctx.kernels.values():
-        image.add(jit.compile_object(kernel.text, target))
+        image.add(jit.compile_object(ctx.text(kernel), target))
     data, places = bytearray(), {}
 
     def room(content):

@@ -113,7 +113,7 @@ class Run:
                 for name, size in step.sizes.items()
             }
             table = kernel.signature.pack(**slots)
-            call = function(kernel.text, kernel.name, ctx.target)
+            call = function(ctx.text(kernel), kernel.name, ctx.target)
             for thread in range(threads):
                 call(table.ctypes.data, thread, threads)
         memory.check()

@@ -43,8 +43,9 @@ def layer(kind, depth=37, columns=29):
 @pytest.mark.parametrize("features", INSTRUCTIONS)
 def test_instructions(features):
     target = target_of(features)
-    (kernel,) = lower(layer(np.uint8)[0], target).kernels.values()
-    assert INSTRUCTIONS[features] in jit.assembly(kernel.text, target)
+    ctx = lower(layer(np.uint8)[0], target)
+    (kernel,) = ctx.kernels.values()
+    assert INSTRUCTIONS[features] in jit.assembly(ctx.text(kernel), target)
 
 
 @needs_emulator

@@ -151,12 +151,12 @@ def test_codes_of_keys_and_values_to_the_bit(target, keys, past, features, value
 
 
 def _has_dots(ctx):
-    return any("vpdpbusd" in kernel.text for kernel in ctx.kernels.values())
+    return any("vpdpbusd" in ctx.text(kernel) for kernel in ctx.kernels.values())
 
 
 def test_the_dot_instruction_multiplies_codes():
     ctx = lower(graph_of("attention", *operands(64, 64), in_codes=True), named("avx512vnni"))
-    texts = [jit.assembly(kernel.text, ctx.target) for kernel in ctx.kernels.values()]
+    texts = [jit.assembly(ctx.text(kernel), ctx.target) for kernel in ctx.kernels.values()]
     assert sum(text.count("vpdpbusd") for text in texts) >= 32
 
 

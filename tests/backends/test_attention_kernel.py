@@ -177,7 +177,7 @@ def test_tiles_stay_in_registers():
     graph = graph_of("attention", *operands(64, 64, 64, 64))
     ctx = lower(graph)
     (kernel,) = ctx.kernels.values()
-    inner = loops_with(jit.assembly(kernel.text, ctx.target), "fma")
+    inner = loops_with(jit.assembly(ctx.text(kernel), ctx.target), "fma")
     assert inner and not any("(%rsp)" in line and "mov" in line for line in max(inner, key=len))
 
 

@@ -146,5 +146,6 @@ def test_weights_are_held_in_their_bits():
 
 def test_four_bits_are_looked_up_where_the_target_can():
     q, scale = np.ones((96, 256), ml_dtypes.float4_e2m1fn), np.full((96, 8), 0.3, np.float32)
-    (kernel,) = lowered(q, scale, None, 32, "avx512")[1].kernels.values()
-    assert jit.assembly(kernel.text, named("avx512")).count("vperm") >= 24
+    ctx = lowered(q, scale, None, 32, "avx512")[1]
+    (kernel,) = ctx.kernels.values()
+    assert jit.assembly(ctx.text(kernel), named("avx512")).count("vperm") >= 24

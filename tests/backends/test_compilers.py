@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from bitwright import system
 from bitwright.backends.cpu import compilers, jit
 from bitwright.backends.cpu.cache import ObjectCache
 from bitwright.backends.cpu.emit import Module, i64
@@ -21,41 +23,101 @@ def text(number):
 
 
 TEXTS = [text(number) for number in range(9)]
+start_python = system.start_python
 
 
-def test_workers_make_the_same_code(monkeypatch):
+@pytest.fixture(autouse=True)
+def two_workers(monkeypatch):
     monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
-    made = compilers.compile_together(TEXTS, host())
-    assert made == [jit.compile_object(one, host()) for one in TEXTS]
 
 
-def test_workers_stay_while_they_are_kept(monkeypatch):
-    monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
+def workers():
+    with compilers._pool.changed:
+        return set(compilers._pool.workers)
+
+
+def made(texts=TEXTS):
+    jobs = [compilers.submit(one, host()) for one in texts]
+    return [job.result() for job in jobs]
+
+
+def test_workers_make_the_same_code():
+    assert jit.compile_objects(TEXTS, host()) == [jit.compile_object(one, host()) for one in TEXTS]
+
+
+def test_results_are_told_before_they_are_given():
+    told, before = [], jit.compilations()
+    with compilers.kept_workers():
+        jobs = [compilers.submit(one, host(), told.append) for one in TEXTS]
+        assert all(job.result() in told for job in jobs)
+    assert jit.compilations() == before + len(TEXTS) and not any(job.text for job in jobs)
+
+
+def test_what_nobody_waits_for_is_compiled_meanwhile(monkeypatch):
+    monkeypatch.setattr(jit, "compile_object", None)
+    told = [threading.Event() for _ in TEXTS]
+    jobs = [
+        compilers.submit(one, host(), lambda _, event=event: event.set())
+        for one, event in zip(TEXTS, told, strict=True)
+    ]
+    assert all(event.wait(100) for event in told)
+    assert all(job.result() for job in jobs)
+
+
+def test_what_nobody_wants_is_dropped():
+    del_me = compilers.submit(TEXTS[0], host())
+    assert len(compilers._pool._waiting) >= 1 or workers()
+    del del_me
+    assert made(TEXTS[1:]) == [jit.compile_object(one, host()) for one in TEXTS[1:]]
+    assert not compilers._pool._waiting
+
+
+def test_workers_stay_while_they_are_kept():
     expected = [jit.compile_object(one, host()) for one in TEXTS]
     with compilers.kept_workers():
-        assert compilers.compile_together(TEXTS, host()) == expected
-        processes = [worker._process for worker in compilers._idle]
-        assert len(processes) == 2
+        assert made() == expected
+        found = workers()
+        assert len(found) == 2
         with compilers.kept_workers():
-            assert compilers.compile_together(TEXTS[::-1], host()) == expected[::-1]
-        assert {w._process for w in compilers._idle} == set(processes)
-    assert not compilers._idle
-    assert all(process.returncode == 0 for process in processes)
+            assert made(TEXTS[::-1]) == expected[::-1]
+        assert workers() == found
+    for worker in found:
+        worker.join(100)
+        assert worker.process.returncode == 0
+    assert not workers()
 
 
-def test_a_kept_worker_that_has_died_is_replaced_by_this_process(monkeypatch, tmp_path):
-    monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
+def test_a_kept_worker_that_has_died_is_replaced_by_this_process(tmp_path):
     with compilers.kept_workers():
-        compilers.compile_together(TEXTS, host())
-        for worker in compilers._idle:
-            worker._process.kill()
-            worker._process.wait()
+        made()
+        for worker in workers():
+            worker.process.kill()
+            worker.process.wait()
         found = jit.compiled(TEXTS, host(), ObjectCache(tmp_path))
     assert found[0] == jit.compile_object(TEXTS[0], host())
 
 
-def test_a_cold_start_counts_and_a_warm_one_does_not(monkeypatch, tmp_path):
-    monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
+def test_a_worker_that_does_not_answer_is_ended(monkeypatch):
+    monkeypatch.setattr(compilers, "_SECONDS", 0)
+    monkeypatch.setattr(
+        system, "start_python", lambda _: start_python("import time; time.sleep(1000)")
+    )
+    with compilers.kept_workers():
+        assert made() == [jit.compile_object(one, host()) for one in TEXTS]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_process_compiles_by_itself(monkeypatch):
+    monkeypatch.setattr(system, "start_python", lambda _: start_python("input()"))
+    with compilers.kept_workers():
+        jobs = [compilers.submit(one, host()) for one in TEXTS]
+        child = os.fork()
+        if not child:
+            os._exit(0 if jobs[0].result() == jit.compile_object(TEXTS[0], host()) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_cold_start_counts_and_a_warm_one_does_not(tmp_path):
     store = ObjectCache(tmp_path)
     before = jit.compilations()
     cold = jit.compiled([*TEXTS, TEXTS[0]], host(), store)
@@ -67,23 +129,20 @@ def test_a_cold_start_counts_and_a_warm_one_does_not(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("count, compilers_", [(3, "8"), (9, "1"), (0, "2")])
 def test_few_modules_are_compiled_here(monkeypatch, count, compilers_):
-    monkeypatch.setitem(sys.modules, "llvmlite.binding", None)  # as if LLVM were loaded
+    expected = [jit.compile_object(one, host()) for one in TEXTS[:count]]  # LLVM is loaded now
     monkeypatch.setenv("BITWRIGHT_COMPILERS", compilers_)
     monkeypatch.setattr(subprocess, "Popen", None)
-    assert compilers.compile_together(TEXTS[:count], host()) is None
+    assert jit.compile_objects(TEXTS[:count], host()) == expected
 
 
 @pytest.mark.parametrize("program", ["", "/nowhere/python3", "/bin/false", "python-that-is-not"])
 def test_without_workers_it_is_done_here(monkeypatch, tmp_path, program):
-    monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
     monkeypatch.setattr(sys, "executable", program)
-    assert compilers.compile_together(TEXTS, host()) is None
     found = jit.compiled(TEXTS, host(), ObjectCache(tmp_path))
     assert found[0] == jit.compile_object(TEXTS[0], host())
 
 
-def test_a_module_that_llvm_refuses_is_named_here(monkeypatch, tmp_path):
-    monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
+def test_a_module_that_llvm_refuses_is_named_here(tmp_path):
     with pytest.raises(CompileError, match="LLVM refuses"):
         jit.compiled([*TEXTS, "define nothing"], host(), ObjectCache(tmp_path))
 

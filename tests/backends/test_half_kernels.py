@@ -171,7 +171,7 @@ def test_pairs_of_a_convolution(case, monkeypatch):
 def inner_loop(graph, target):
     """The assembly of a graph's products."""
     ctx = lower(run_passes(graph, [separate_bias, fuse_regions]), target)
-    texts = [k.text for k in ctx.kernels.values() if re.match("matmul|conv", k.name)]
+    texts = [ctx.text(k) for k in ctx.kernels.values() if re.match("matmul|conv", k.name)]
     return "\n".join(jit.assembly(text, target) for text in texts)
 
 
@@ -402,8 +402,9 @@ TWICE_ROUNDED = [lambda b, x, y: b.mul(b.add(x, y), x), lambda b, x, y: b.tanh(b
 
 
 def assembly(graph, target):
-    kernels = lower(graph, named(target)).kernels.values()
-    return "\n".join(jit.assembly(kernel.text, named(target)) for kernel in kernels)
+    ctx = lower(graph, named(target))
+    texts = [ctx.text(kernel) for kernel in ctx.kernels.values()]
+    return "\n".join(jit.assembly(text, named(target)) for text in texts)
 
 
 def test_f16_arithmetic_is_emitted_where_it_rounds_once():

@@ -131,7 +131,7 @@ def test_large_results_go_past_the_caches(target, rows, columns):
     graph = b.build(b.integer_matmul(b.input("x", "u8[n, 9]"), b.constant(w)))
     ctx = lower(graph, small)
     (kernel,) = (k for k in ctx.kernels.values() if k.name.startswith("matmul"))
-    assert ("nontemporal" in kernel.text) == (columns % 16 == 0)
+    assert ("nontemporal" in ctx.text(kernel)) == (columns % 16 == 0)
     for threads in THREADS:
         (found,) = Run(graph, {"x": x}, small, threads, ctx=ctx).outputs.values()
         np.testing.assert_array_equal(found, wrapped(product(x, w)))
@@ -351,9 +351,9 @@ def assembly(target):
     b = Builder("layer")
     w = np.ones((64, 96), np.int8)
     y = b.integer_matmul(b.input("x", "u8[n, 64]"), b.constant(w))
-    kernels = lower(b.build(y), target).kernels.values()
-    (kernel,) = (k for k in kernels if k.name.startswith("matmul"))
-    return jit.assembly(kernel.text, target)
+    ctx = lower(b.build(y), target)
+    (kernel,) = (k for k in ctx.kernels.values() if k.name.startswith("matmul"))
+    return jit.assembly(ctx.text(kernel), target)
 
 
 def test_the_instructions_for_the_job_are_emitted():

@@ -148,4 +148,4 @@ def test_rows_are_read_once_from_memory_and_not_spilled():
     graph = graph_of("layer_norm", draw(4, 64), draw(64), draw(64))
     ctx = lower(graph)
     (kernel,) = ctx.kernels.values()
-    assert "Spill" not in jit.assembly(kernel.text, ctx.target)
+    assert "Spill" not in jit.assembly(ctx.text(kernel), ctx.target)

@@ -98,7 +98,7 @@ def test_the_dot_instruction_multiplies_codes_of_the_run():
     y = b.integer_matmul(b.input("x", "u8[n, 64]"), b.input("w", "i8[64, 96]"))
     target = named("avx512vnni")
     ctx = lower(b.build(y), target)
-    texts = [jit.assembly(kernel.text, target) for kernel in ctx.kernels.values()]
+    texts = [jit.assembly(ctx.text(kernel), target) for kernel in ctx.kernels.values()]
     assert sum(text.count("vpdpbusd") for text in texts) >= 24
 
 

@@ -1,15 +1,21 @@
-"""From fused graph to code: lowering, kernels, object code."""
+"""From fused graph to code: lowering, kernels, object code.
+
+Kernels that the cache lacks are compiled while the rest of the graph is still being lowered.
+"""
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-import bitwright.backends.cpu.lower as _lower
+import bitwright.backends.cpu.lower as _lowerings
 from bitwright import system
 from bitwright.backends.cpu.code import Code, Fault
-from bitwright.backends.cpu.jit import compiled
+from bitwright.backends.cpu.compilers import kept_workers
+from bitwright.backends.cpu.kernel_store import KernelStore
 from bitwright.backends.cpu.lowering import Lowering
 from bitwright.backends.cpu.sizes import SizeChecks
 from bitwright.ir.dim import Dim
@@ -19,28 +25,51 @@ from bitwright.ir.verify import place
 from bitwright.lir.schedule import ControlStep, KernelStep, Schedule
 from bitwright.target import Target
 
-assert _lower.__name__  # importing it registers the lowerings
+assert _lowerings.__name__  # importing it registers the lowerings
 
 
 def build(graph: Graph, target: Target) -> Code:
     """The graph's code for a target."""
-    lowering = Lowering(graph, target)
+    with kept_workers():
+        return _code(_lower(graph, KernelStore(target)))
+
+
+@dataclass(frozen=True)
+class _Lowered:
+    """A graph whose kernels may still be in the making, and its bodies."""
+
+    graph: Graph
+    lowering: Lowering
+    bodies: Mapping[str, Mapping[str, _Lowered]]
+
+
+def _lower(graph: Graph, store: KernelStore) -> _Lowered:
+    lowering = Lowering(graph, store.target, store)
     schedule = lowering.run()
     _forget_weights(graph)
+    bodies = {
+        step.node: {name: _lower(body, store) for name, body in step.op.bodies.items()}
+        for step in schedule.steps
+        if isinstance(step, ControlStep)
+    }
+    return _Lowered(graph, lowering, bodies)
+
+
+def _code(lowered: _Lowered) -> Code:
+    graph, lowering, schedule = lowered.graph, lowered.lowering, lowered.lowering.schedule
     used = {step.kernel for step in schedule.steps if isinstance(step, KernelStep)}
     kernels = {name: lowering.kernels[name] for name in sorted(used)}
     return Code(
         schedule,
         kernels,
-        compiled((kernel.text for kernel in kernels.values()), target),
+        tuple(kernel.code for kernel in kernels.values()),
         lowering.fault_buffer,
         {number: _fault(graph, node) for number, node in lowering.numbered.items()},
         SizeChecks.of(graph, (step.op for step in schedule.host_steps)),
         _sizes_are_known(graph, schedule),
         {
-            step.node: {name: build(body, target) for name, body in step.op.bodies.items()}
-            for step in schedule.steps
-            if isinstance(step, ControlStep)
+            node: {name: _code(body) for name, body in bodies.items()}
+            for node, bodies in lowered.bodies.items()
         },
     )
 

@@ -64,6 +64,15 @@ class ObjectCache:
                 self._keep(self.folder / names[text], code)
         return tuple(codes[text] or b"" for text in texts)
 
+    def find(self, name: str) -> bytes | None:
+        """The entry of this name (`key`), if there is one."""
+        return None if self.folder is None else self._read(self.folder / name)
+
+    def keep(self, name: str, code: bytes) -> None:
+        """Write the entry of this name, if that can be."""
+        if self.folder is not None:
+            self._keep(self.folder / name, code)
+
     def get_named(
         self, name: str, text: Callable[[], str], target: Target, compiler: Compiler
     ) -> bytes:

@@ -18,13 +18,25 @@ from bitwright.lir.schedule import HostStep, Schedule
 from bitwright.warn import warn_once
 
 
+class Making(Protocol):
+    """Object code that may still be in the making."""
+
+    def result(self) -> bytes: ...
+
+
 @dataclass(frozen=True)
 class KernelCode:
-    """A kernel's text (empty where its object code came from a file) and the order of its slots."""
+    """A kernel: the order of its slots, and its object code."""
 
     name: str
     signature: Signature
-    text: str = ""
+    made: bytes | Making = field(default=b"", compare=False)
+    """Empty where the object code of all kernels came from a file."""
+
+    @property
+    def code(self) -> bytes:
+        """The object code, once it is there."""
+        return self.made if isinstance(self.made, bytes) else self.made.result()
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,17 @@
-"""Compiling many modules at once, in processes of their own.
+"""Compiling in processes of their own, while this one goes on.
 
 A cold start has tens of kernels to compile, and LLVM, as llvmlite calls it, compiles one at a time
-in a process. Workers share them out, and what LLVM takes in memory goes with the workers.
+in a process. Workers take them as they come, the largest first, and what LLVM takes in memory goes
+with the workers.
 
-    to a worker    a line of JSON (target, sizes of the texts), then the texts; and again
+    job = submit(text, target)       # at once
+    code = job.result()              # waits for it; compiles here what no worker does
+
+    to a worker    a line of JSON (target, size of the text), then the text; and again
     from it        for each text, 8 bytes of length, then the object code
 
-A worker that cannot be started, or fails, is no error: the caller compiles by itself, and meets the
-reason there if it is the text's.
+A worker that cannot be started, or fails, is no error: whoever waits compiles by himself, and meets
+the reason there if it is the text's.
 """
 
 from __future__ import annotations
@@ -15,89 +19,104 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from heapq import heapify, heappop, heappush
 from types import SimpleNamespace
 from typing import Any
 
 from bitwright import knobs, system
-from bitwright.backends.cpu.jit import compile_object
+from bitwright.backends.cpu import jit
 from bitwright.target import Target
 
 FEWEST = 4
 """Modules that keep a worker busy for longer than it takes to start, about 0.15 s."""
 SMALL_CALLS = 8
-"""Calls for fewer that get a worker too, so that a process which compiles little never loads LLVM;
-one that goes on compiling is quicker by itself."""
+"""Times that a worker is started for fewer, so that a process which compiles little never loads
+LLVM; one that goes on compiling is quicker by itself."""
 MOST = 8
 _SECONDS = 300
-_small_calls = itertools.count()
 _FACTS = ("triple", "cpu", "llvm_features", "abi")
 
 
-def compile_together(texts: Sequence[str], target: Target) -> list[bytes] | None:
-    """Object code of every text, or None where workers cannot help."""
-    most = min(_most(), MOST)
-    workers = min(most, len(texts) // FEWEST)
-    if workers < 2:
-        workers = min(1, len(texts))
-        is_loaded = "llvmlite.binding" in sys.modules
-        if most < 2 or is_loaded or (not _idle and next(_small_calls) >= SMALL_CALLS):
-            return None
-    if not workers:
-        return None
-    shares: list[list[int]] = [[] for _ in range(workers)]
-    sizes = [0] * workers
-    for number in sorted(range(len(texts)), key=lambda number: -len(texts[number])):
-        least = sizes.index(min(sizes))
-        shares[least].append(number)
-        sizes[least] += len(texts[number])
-    facts = {name: getattr(target, name) for name in _FACTS}
-    with ThreadPoolExecutor(workers) as threads:
-        made = list(threads.map(lambda s: _ask([texts[n] for n in s], facts), shares))
-    codes: dict[int, bytes] = {}
-    for share, part in zip(shares, made, strict=True):
-        if part is None or len(part) != len(share):
-            return None
-        codes.update(zip(share, part, strict=True))
-    return [codes[number] for number in range(len(texts))]
+class Job:
+    """A text on its way to object code."""
+
+    def __init__(self, text: str, target: Target, then: Callable[[bytes], None]) -> None:
+        self.text, self.target, self._then = text, target, then
+        self.code: bytes | None = None
+        self.worker: _Worker | None = None
+
+    def result(self) -> bytes:
+        """The object code, as soon as it is there; made here where no worker is at it."""
+        with _pool.changed:
+            while self.code is None and _pool.serves(self):
+                _pool.changed.wait(1)
+                _pool.end_stuck()
+            if self.code is None:
+                _pool.withdraw(self)
+        if self.code is None:
+            self.done(jit.compile_object(self.text, self.target))
+        assert self.code is not None
+        return self.code
+
+    def done(self, code: bytes) -> None:
+        """Take the object code; `then` has seen it before anybody who waits."""
+        self._then(code)
+        with _pool.changed:
+            self.code, self.text, self.worker = code, "", None
+            _pool.changed.notify_all()
 
 
-def _most() -> int:
-    text = knobs.COMPILERS.get()
-    return int(text) if text.isdigit() else system.cores()
+class _Worker(threading.Thread):
+    """A process, and the thread that feeds it: it ends when nobody has or will have work."""
 
+    def __init__(self) -> None:
+        super().__init__(name="bitwright-compiler", daemon=True)
+        self.taken: deque[Job] = deque()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.since = time.monotonic()
 
-class _Worker:
-    """A process that answers one request after another, and ends when its input does."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def compile(self, texts: Sequence[str], facts: dict[str, str]) -> list[bytes] | None:
-        """The object code of the texts; None if it fails, or is not done in time."""
-        data = [text.encode() for text in texts]
-        header = json.dumps({"target": facts, "sizes": [len(part) for part in data]}).encode()
-        source, sink = self._process.stdout, self._process.stdin
-        assert source is not None and sink is not None
-        limit = threading.Timer(_SECONDS, self._process.kill)
-        limit.start()
+    def run(self) -> None:
         try:
-            sink.write(b"".join([header, b"\n", *data]))
-            sink.flush()
-            return [_read(source, int.from_bytes(_read(source, 8), "little")) for _ in texts]
-        except (OSError, ValueError, EOFError):
-            return None
+            with suppress(OSError, ValueError, EOFError):
+                self.process = system.start_python(
+                    "from bitwright.backends.cpu.compilers import work; work()"
+                )
+                if self.process is not None:
+                    self._serve(self.process)
         finally:
-            limit.cancel()
+            _pool.leave(self)
+            if self.process is not None:
+                with suppress(OSError, ValueError):
+                    self.process.communicate()  # closes its input, and waits until it has ended
 
-    def close(self) -> None:
-        with suppress(OSError, ValueError):
-            self._process.communicate()  # closes its input, and waits until it has ended
+    def _serve(self, process: subprocess.Popen[bytes]) -> None:
+        source, sink = process.stdout, process.stdin
+        assert source is not None and sink is not None
+        while _pool.has_work(self):
+            if (job := _pool.take(self)) is not None:
+                sink.write(_request(job))
+                sink.flush()
+            elif self.taken:
+                code = _read(source, int.from_bytes(_read(source, 8), "little"))
+                jit.count_compilation()
+                self.taken[0].done(code)
+                self.taken.popleft()
+                self.since = time.monotonic()
+
+
+def _request(job: Job) -> bytes:
+    data = job.text.encode()
+    facts = {name: getattr(job.target, name) for name in _FACTS}
+    return json.dumps({"target": facts, "size": len(data)}).encode() + b"\n" + data
 
 
 def _read(file: Any, size: int) -> bytes:
@@ -107,58 +126,151 @@ def _read(file: Any, size: int) -> bytes:
     return bytes(data)
 
 
-_idle: list[_Worker] = []
-"""Workers that wait for the next call, within `kept_workers`."""
-_keepers = 0
-_lock = threading.Lock()
+class _Pool:
+    """Texts that wait, and the workers; `changed` guards both."""
 
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.workers: set[_Worker] = set()
+        self.keepers = 0
+        self._waiting: list[tuple[int, int, weakref.ref[Job]]] = []
+        """The largest text first; one that nobody wants any more need not be compiled."""
+        self._numbers, self._starts, self._has_failed = itertools.count(), 0, False
 
-@contextmanager
-def kept_workers() -> Iterator[None]:
-    """Within it workers stay for the next call, as long as the work that it is put around takes."""
-    global _keepers  # noqa: PLW0603
-    with _lock:
-        _keepers += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _keepers -= 1
-            ended = [] if _keepers else _idle[:]
-            del _idle[: len(ended)]
-        for worker in ended:
-            worker.close()
+    def submit(self, job: Job) -> None:
+        with self.changed:
+            heappush(self._waiting, (-len(job.text), next(self._numbers), weakref.ref(job)))
+            while self._wants_another():
+                self._starts += not self.workers
+                worker = _Worker()
+                self.workers.add(worker)
+                worker.start()
+            self.changed.notify_all()
 
+    def _wants_another(self) -> bool:
+        running = len(self.workers)
+        unfinished = len(self._waiting) + sum(len(worker.taken) for worker in self.workers)
+        is_worth = unfinished > FEWEST * running
+        if not running and unfinished < 2 * FEWEST:
+            is_loaded = "llvmlite.binding" in sys.modules
+            is_worth = not is_loaded and self._starts < SMALL_CALLS
+        if not is_worth or self._has_failed:
+            return False
+        most = min(_most(), MOST)
+        return most > 1 and running < most
 
-def _ask(texts: Sequence[str], facts: dict[str, str]) -> list[bytes] | None:
-    """What a worker makes of these texts; None if it does not."""
-    with _lock:
-        worker = _idle.pop() if _idle else None
-    if worker is None:
-        process = system.start_python("from bitwright.backends.cpu.compilers import work; work()")
-        if process is None:
+    def serves(self, job: Job) -> bool:
+        """Whether a worker is at this job, or will come to it."""
+        if job.worker is not None:
+            return job.worker in self.workers
+        return bool(self.workers)
+
+    def withdraw(self, job: Job) -> None:
+        self._waiting = [entry for entry in self._waiting if entry[2]() not in (job, None)]
+        heapify(self._waiting)
+
+    def end_stuck(self) -> None:
+        """End workers that have not answered in time."""
+        for worker in self.workers:
+            is_late = worker.taken and time.monotonic() - worker.since > _SECONDS
+            if is_late and worker.process is not None:
+                worker.process.kill()
+
+    def has_work(self, worker: _Worker) -> bool:
+        """Wait until there is something to do; False if nothing will come."""
+        with self.changed:
+            while not (worker.taken or self._waiting):
+                if not self.keepers:
+                    self.workers.discard(worker)  # so that nobody counts on it from here on
+                    return False
+                self.changed.wait()
+            return True
+
+    def take(self, worker: _Worker) -> Job | None:
+        """The next job, if the worker has none, or its only one will soon be done.
+
+        A second text lies ready for the worker while this process is busy with other things, as
+        long as no other worker would have to wait for it.
+        """
+        with self.changed:
+            most = 2 if len(self._waiting) >= len(self.workers) else 1
+            while self._waiting and len(worker.taken) < most:
+                job = heappop(self._waiting)[2]()
+                if job is not None:
+                    if not worker.taken:
+                        worker.since = time.monotonic()
+                    worker.taken.append(job)
+                    job.worker = worker
+                    return job
             return None
-        worker = _Worker(process)
-    made = worker.compile(texts, facts)
-    with _lock:
-        is_kept = made is not None and _keepers > 0
-        if is_kept:
-            _idle.append(worker)
-    if not is_kept:
-        worker.close()
-    return made
+
+    def leave(self, worker: _Worker) -> None:
+        with self.changed:
+            self._has_failed |= worker in self.workers and self.keepers > 0
+            self.workers.discard(worker)
+            self.changed.notify_all()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        with self.changed:
+            self.keepers += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.keepers -= 1
+                self._has_failed &= self.keepers > 0
+                self.changed.notify_all()
+
+
+_pool = _Pool()
+
+
+def _begin_anew() -> None:
+    """A forked process has none of the threads."""
+    global _pool  # noqa: PLW0603
+    _pool = _Pool()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
+def kept_workers() -> AbstractContextManager[None]:
+    """Within it workers stay for the next text, as long as the work that it is put around takes."""
+    return _pool.kept()
+
+
+def submit(text: str, target: Target, then: Callable[[bytes], None] = lambda code: None) -> Job:
+    """Have a text compiled, by a worker if there is one to be had; `then` is told the result."""
+    job = Job(text, target, then)
+    _pool.submit(job)
+    return job
+
+
+def _most() -> int:
+    text = knobs.COMPILERS.get()
+    return int(text) if text.isdigit() else system.cores()
 
 
 def work() -> None:
-    """The worker: compile what standard input holds, request after request."""
+    """The worker: compile what standard input holds, request after request.
+
+    A thread of its own reads, so that nobody waits who writes a text while another is compiled.
+    """
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever LLVM prints is no part of the answer
-    while line := source.readline():
-        header = json.loads(line)
-        target: Any = SimpleNamespace(**header["target"])
-        # all of them before the first answer: nobody reads it while texts are still being written
-        texts = [source.read(size).decode() for size in header["sizes"]]
-        for text in texts:
-            code = compile_object(text, target)
-            sink.write(len(code).to_bytes(8, "little") + code)
+    requests: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        while line := source.readline():
+            header = json.loads(line)
+            text = source.read(header["size"]).decode()
+            requests.put((text, SimpleNamespace(**header["target"])))
+        requests.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while (request := requests.get()) is not None:
+        code = jit.compile_object(*request)
+        sink.write(len(code).to_bytes(8, "little") + code)
         sink.flush()

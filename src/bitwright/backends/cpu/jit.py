@@ -24,11 +24,18 @@ from bitwright.target import Target
 
 _lock = threading.RLock()
 _count = 0
+_count_lock = threading.Lock()
 
 
 def compilations() -> int:
     """How often LLVM's code generator has run for this process."""
     return _count
+
+
+def count_compilation() -> None:
+    global _count  # noqa: PLW0603
+    with _count_lock:
+        _count += 1
 
 
 @cache
@@ -92,24 +99,20 @@ def _optimized(text: str, machine: Any) -> Any:
 
 def compile_object(text: str, target: Target) -> bytes:
     """Object code for the target, made now."""
-    global _count  # noqa: PLW0603
     with _lock:
         machine = _machine(target)
         code = bytes(machine.emit_object(_optimized(text, machine)))
-        _count += 1
+        count_compilation()
     return code
 
 
 def compile_objects(texts: Sequence[str], target: Target) -> list[bytes]:
     """Object code of several modules, made now, by several processes where that is quicker."""
-    global _count  # noqa: PLW0603
-    from bitwright.backends.cpu.compilers import compile_together  # a warm start needs it not
+    from bitwright.backends.cpu.compilers import kept_workers, submit  # a warm start needs it not
 
-    codes = compile_together(texts, target)
-    if codes is None:
-        return [compile_object(text, target) for text in texts]
-    _count += len(codes)
-    return codes
+    with kept_workers():
+        jobs = [submit(text, target) for text in texts]
+        return [job.result() for job in jobs]
 
 
 def assembly(text: str, target: Target) -> str:

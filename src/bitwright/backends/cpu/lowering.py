@@ -20,12 +20,12 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 
 from bitwright.backends.cpu.code import KernelCode, new_fault_buffer
 from bitwright.backends.cpu.emit import Module, Signature
+from bitwright.backends.cpu.kernel_store import KernelStore
 from bitwright.errors import CompileError
 from bitwright.ir.dim import Dim, Size
 from bitwright.ir.dtype import DType, dtype, string
@@ -50,8 +50,7 @@ LOWERINGS: dict[str, Lower] = {}
 # Ops whose result is a view of their operand: no step at all.
 AsView = Callable[["Lowering", Node], tuple[View, ...] | None]
 VIEWS: dict[str, AsView] = {}
-_ALIVE: WeakValueDictionary[tuple[Target, str], KernelCode] = WeakValueDictionary()
-"""Kernels of programs that exist, which the next program need not write again."""
+Emit = Callable[[Module, str], Signature]
 
 
 class NoKernelError(Exception):
@@ -99,12 +98,18 @@ def region_of(node: Node) -> RegionView:
 
 
 class Lowering:
-    """Builds the schedule of one graph for one target."""
+    """Builds the schedule of one graph for one target.
 
-    def __init__(self, graph: Graph, target: Target) -> None:
-        self.graph, self.target = graph, target
+    Kernels come from `store`, which has the missing ones compiled; without it they have no object
+    code, only text.
+    """
+
+    def __init__(self, graph: Graph, target: Target, store: KernelStore | None = None) -> None:
+        self.graph, self.target, self.store = graph, target, store
         self.schedule = Schedule(graph)
         self.kernels: dict[str, KernelCode] = {}
+        self._emitters: dict[str, Emit] = {}
+        self._texts: dict[str, str] = {}
         self.numbered: dict[int, Node] = {}
         """The nodes whose kernels may note a fault, by the number that they note."""
         self._views: dict[Value, View] = {}
@@ -203,23 +208,35 @@ class Lowering:
 
     # kernels and steps
 
-    def kernel(
-        self, family: str, key: object, emit: Callable[[Module, str], Signature]
-    ) -> KernelCode:
-        """The kernel of this family for this key; emitted the first time it is asked for.
+    def kernel(self, family: str, key: object, emit: Emit) -> KernelCode:
+        """The kernel of this family for this key; emitted if nobody has done so before.
 
-        `key` (anything with an exact repr) must hold all that shapes the code.
+        `key` (anything with an exact repr) must hold all that shapes the code, but for the target:
+        by it a kernel is found in the cache, and its text is not made at all.
         """
         digest = hashlib.blake2b(repr((family, key)).encode(), digest_size=8).hexdigest()
         name = f"{family}_{digest}"
         if name not in self.kernels:
-            made = _ALIVE.get((self.target, name))
-            if made is None:
-                module = Module(self.target, name)
-                signature = emit(module, name)
-                made = _ALIVE[self.target, name] = KernelCode(name, signature, module.text())
-            self.kernels[name] = made
+            self._emitters[name] = emit
+            made = self.store.find(name) if self.store is not None else None
+            self.kernels[name] = made or self._emit(name)
         return self.kernels[name]
+
+    def _emit(self, name: str) -> KernelCode:
+        module = Module(self.target, name)
+        signature = self._emitters[name](module, name)
+        if self.store is not None:
+            return self.store.make(name, signature, module.text())
+        self._texts[name] = module.text()
+        return KernelCode(name, signature)
+
+    def text(self, kernel: KernelCode) -> str:
+        """The text of one of this lowering's kernels, for people; made again if it is not kept."""
+        if kernel.name not in self._texts:
+            module = Module(self.target, kernel.name)
+            self._emitters[kernel.name](module, kernel.name)
+            self._texts[kernel.name] = module.text()
+        return self._texts[kernel.name]
 
     def call(
         self,
