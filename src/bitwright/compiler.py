@@ -59,8 +59,11 @@ def compile(
         return _pipeline().compile(model, *options)
     found = entry.find()
     if found is None:
-        graph, files = _load(model)
-        executable = _pipeline().compile(graph, *options)
+        from bitwright.backends.cpu.kernel_store import workers_at_hand  # it needs compilers
+
+        with workers_at_hand(1):
+            graph, files = _load(model)
+            executable = _pipeline().compile(graph, *options)
         found = entry.store(executable.engine, files)
         if found is None:
             return executable

@@ -87,6 +87,24 @@ def test_workers_stay_while_they_are_kept():
     assert not workers()
 
 
+@pytest.mark.parametrize("count, started", [(0, 0), (1, 1), (2, 2), (5, 2)])
+def test_workers_start_early_where_texts_are_sure_to_come(monkeypatch, count, started):
+    monkeypatch.delitem(sys.modules, "llvmlite.binding", raising=False)  # as if it were not loaded
+    monkeypatch.setattr(compilers._pool, "_starts", 0)
+    with compilers.kept_workers(count):
+        found = workers()
+        assert len(found) == started
+    for worker in found:
+        worker.join(100)
+    assert not workers()
+
+
+def test_a_process_with_llvm_starts_none_early(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
+    with compilers.kept_workers(2):
+        assert not workers()
+
+
 def test_a_kept_worker_that_has_died_is_replaced_by_this_process(tmp_path):
     with compilers.kept_workers():
         made()

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from bitwright import system
-from bitwright.backends.cpu.compilers import kept_workers
+from bitwright.backends.cpu.kernel_store import workers_at_hand
 from bitwright.errors import CalibrationError
 from bitwright.frontend.load import load
 from bitwright.ir.feeds import bind_input
@@ -59,6 +59,8 @@ Array = np.ndarray[Any, Any]
 GUARD_ROUNDS = 4
 WIDE = 4096
 """Terms of a product from which on rounding its weights is worth all threads."""
+WORKERS = 2
+"""Compilers that start with a run on an empty cache; more follow where there are cores for them."""
 _POLICIES = {"bf16": "mixed_bf16", "f16": "mixed"}
 """What a float precision stands for."""
 
@@ -106,18 +108,19 @@ def quantize(
             "there is nothing to learn the sizes of the model's values from",
             expected="data, or a file of statistics",
         )
-    given = run_passes(load(model), INFERENCE)
-    graph = widen_halves(given)
-    if graph is not given:
-        graph = run_passes(graph, INFERENCE)
-    graph = run_passes(graph, (separate_phases, canonicalize))
-    batches = None if data is None else Batches(data, graph, transform=transform, subset=subset)
-    gathering = Gathering(graph, find_sites(graph), batches, file, threads)
-    is_narrow = all(p.matrix.shape[2] <= WIDE for s in gathering.sites for p in s.products)
-    alone = products_on_one_thread() if is_narrow else nullcontext()
-    with saved_on_interrupt(gathering.save), alone, kept_workers():
-        gathering.run(progress)
-        result = _quantize(graph, gathering, rules, chosen, threads)
+    with workers_at_hand(WORKERS):
+        given = run_passes(load(model), INFERENCE)
+        graph = widen_halves(given)
+        if graph is not given:
+            graph = run_passes(graph, INFERENCE)
+        graph = run_passes(graph, (separate_phases, canonicalize))
+        batches = None if data is None else Batches(data, graph, transform=transform, subset=subset)
+        gathering = Gathering(graph, find_sites(graph), batches, file, threads)
+        is_narrow = all(p.matrix.shape[2] <= WIDE for s in gathering.sites for p in s.products)
+        alone = products_on_one_thread() if is_narrow else nullcontext()
+        with saved_on_interrupt(gathering.save), alone:
+            gathering.run(progress)
+            result = _quantize(graph, gathering, rules, chosen, threads)
     gathering.finish()
     result.report.float_bytes = constant_bytes(given)
     result.report.notes = [*gathering.notes(), *result.report.already_quantized()]

@@ -8,7 +8,8 @@ From the bottom up, each using only what stands before it:
     scalars.py      renders the ops' scalar forms; expression.py: whole elementwise regions
     cache.py        object code kept on disk
     loader.py       object code into executable memory without LLVM
-    jit.py          text -> object code -> addresses
+    jit.py          text -> object code -> addresses; compilers.py: by processes of their own
+    kernel_store.py kernels by name, from the cache or from a compiler
     runtime.py      the emitted step runner, barrier and worker; native.py: it, loaded;
                     pool.py: threads parked in it
     kernels/        generators of what models are made of

@@ -141,23 +141,27 @@ class _Pool:
         with self.changed:
             heappush(self._waiting, (-len(job.text), next(self._numbers), weakref.ref(job)))
             while self._wants_another():
-                self._starts += not self.workers
-                worker = _Worker()
-                self.workers.add(worker)
-                worker.start()
+                self._start()
             self.changed.notify_all()
+
+    def _start(self) -> None:
+        self._starts += not self.workers
+        worker = _Worker()
+        self.workers.add(worker)
+        worker.start()
 
     def _wants_another(self) -> bool:
         running = len(self.workers)
         unfinished = len(self._waiting) + sum(len(worker.taken) for worker in self.workers)
         is_worth = unfinished > FEWEST * running
         if not running and unfinished < 2 * FEWEST:
-            is_loaded = "llvmlite.binding" in sys.modules
-            is_worth = not is_loaded and self._starts < SMALL_CALLS
-        if not is_worth or self._has_failed:
-            return False
-        most = min(_most(), MOST)
-        return most > 1 and running < most
+            is_worth = self._compiles_little
+        return is_worth and not self._has_failed and running < _most()
+
+    @property
+    def _compiles_little(self) -> bool:
+        """Whether this process has not compiled by itself, and not often by a worker."""
+        return "llvmlite.binding" not in sys.modules and self._starts < SMALL_CALLS
 
     def serves(self, job: Job) -> bool:
         """Whether a worker is at this job, or will come to it."""
@@ -211,9 +215,12 @@ class _Pool:
             self.changed.notify_all()
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def kept(self, early: int) -> Iterator[None]:
         with self.changed:
             self.keepers += 1
+            most = min(early, _most()) if early and self._compiles_little else 0
+            while len(self.workers) < most:
+                self._start()
         try:
             yield
         finally:
@@ -236,9 +243,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
 
 
-def kept_workers() -> AbstractContextManager[None]:
-    """Within it workers stay for the next text, as long as the work that it is put around takes."""
-    return _pool.kept()
+def kept_workers(early: int = 0) -> AbstractContextManager[None]:
+    """Within it workers stay for the next text, as long as the work that it is put around takes.
+
+    So many are started at once where texts are sure to come.
+    """
+    return _pool.kept(early)
 
 
 def submit(text: str, target: Target, then: Callable[[bytes], None] = lambda code: None) -> Job:
@@ -249,8 +259,10 @@ def submit(text: str, target: Target, then: Callable[[bytes], None] = lambda cod
 
 
 def _most() -> int:
+    """Workers that may be at work; none where this process is as good as one."""
     text = knobs.COMPILERS.get()
-    return int(text) if text.isdigit() else system.cores()
+    cores = int(text) if text.isdigit() else system.cores()
+    return min(cores, MOST) if cores > 1 else 0
 
 
 def work() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -24,12 +24,14 @@ import numpy as np
 from bitwright import system
 from bitwright.backends.cpu.cache import default_cache, key
 from bitwright.backends.cpu.code import KernelCode
-from bitwright.backends.cpu.compilers import submit
+from bitwright.backends.cpu.compilers import kept_workers, submit
 from bitwright.backends.cpu.signature import Signature, Slot
-from bitwright.target import Target
+from bitwright.target import Target, host
 
 _ALIVE: WeakValueDictionary[tuple[Target, str], KernelCode] = WeakValueDictionary()
 """Kernels of programs that exist, and those that are being compiled."""
+_ANY = "any"
+"""The name of an entry that stands for all others."""
 
 
 class KernelStore:
@@ -51,6 +53,8 @@ class KernelStore:
             slots = [[slot.name, slot.kind] for slot in signature.slots]
             data = json.dumps({"slots": slots, "code": entry}).encode()
             self._cache.keep(self._entry(name), data)
+            if not self.is_used:
+                self._cache.keep(self._entry(_ANY), b"{}")
 
         def keep(code: bytes) -> None:
             self._cache.keep(entry, code)
@@ -60,6 +64,11 @@ class KernelStore:
         if code is not None:
             note()
         return self._alive(KernelCode(name, signature, code or submit(text, self.target, keep)))
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the cache holds any kernel that these sources made."""
+        return self.noted(_ANY) is not None
 
     def noted(self, name: str) -> dict[str, Any] | None:
         """What the cache holds by the name: the slots, and which entry is the code."""
@@ -83,6 +92,12 @@ class KernelStore:
     def _alive(self, kernel: KernelCode) -> KernelCode:
         _ALIVE[self.target, kernel.name] = kernel
         return kernel
+
+
+def workers_at_hand(count: int) -> AbstractContextManager[None]:
+    """`kept_workers`; where no kernel is in the cache yet, so many are started before any is asked
+    for, since that takes as long as loading a model."""
+    return kept_workers(0 if KernelStore(host()).is_used else count)
 
 
 @cache
