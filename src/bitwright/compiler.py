@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -55,15 +55,15 @@ def compile(
     """
     options = target, threads, precision
     entry = _entry(model, precision and str(precision)) if _is_plain(*options) else None
-    if entry is None:
-        return _pipeline().compile(model, *options)
-    found = entry.find()
+    found = None if entry is None else entry.find()
     if found is None:
-        from bitwright.backends.cpu.kernel_store import workers_at_hand  # it needs compilers
+        from bitwright.backends.cpu.kernel_store import workers_at_hand  # a warm start needs none
 
-        with workers_at_hand(1):
-            graph, files = _load(model)
+        with workers_at_hand() if target == "cpu" else nullcontext():
+            graph, files = (model, ()) if entry is None else _load(model)
             executable = _pipeline().compile(graph, *options)
+        if entry is None:
+            return executable
         found = entry.store(executable.engine, files)
         if found is None:
             return executable

@@ -59,8 +59,6 @@ Array = np.ndarray[Any, Any]
 GUARD_ROUNDS = 4
 WIDE = 4096
 """Terms of a product from which on rounding its weights is worth all threads."""
-WORKERS = 2
-"""Compilers that start with a run on an empty cache; more follow where there are cores for them."""
 _POLICIES = {"bf16": "mixed_bf16", "f16": "mixed"}
 """What a float precision stands for."""
 
@@ -108,7 +106,7 @@ def quantize(
             "there is nothing to learn the sizes of the model's values from",
             expected="data, or a file of statistics",
         )
-    with workers_at_hand(WORKERS):
+    with workers_at_hand():
         given = run_passes(load(model), INFERENCE)
         graph = widen_halves(given)
         if graph is not given:

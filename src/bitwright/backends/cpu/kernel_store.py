@@ -30,6 +30,8 @@ from bitwright.target import Target, host
 
 _ALIVE: WeakValueDictionary[tuple[Target, str], KernelCode] = WeakValueDictionary()
 """Kernels of programs that exist, and those that are being compiled."""
+EARLY = 2
+"""Workers that start where the cache is empty; more follow where there are cores for them."""
 _ANY = "any"
 """The name of an entry that stands for all others."""
 
@@ -94,10 +96,10 @@ class KernelStore:
         return kernel
 
 
-def workers_at_hand(count: int) -> AbstractContextManager[None]:
-    """`kept_workers`; where no kernel is in the cache yet, so many are started before any is asked
+def workers_at_hand() -> AbstractContextManager[None]:
+    """`kept_workers`; where no kernel is in the cache yet, some are started before any is asked
     for, since that takes as long as loading a model."""
-    return kept_workers(0 if KernelStore(host()).is_used else count)
+    return kept_workers(0 if KernelStore(host()).is_used else EARLY)
 
 
 @cache
