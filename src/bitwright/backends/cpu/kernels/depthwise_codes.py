@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -85,12 +86,6 @@ class DotForm:
                     found.setdefault((line, column, at[row] // GROUP), len(found))
         return found
 
-    @property
-    def steps(self) -> int:
-        """Instructions of a tile for a vector of channels."""
-        per_column = len(self.rows) + self.groups
-        return len(self.columns) * per_column + len(self.dots) * self.pixels
-
     def pack(self, taps: Array, lanes: int) -> Array:
         """taps[channels, height, width] as the kernel reads them."""
         channels = len(taps)
@@ -110,6 +105,14 @@ def _needed(results: int, stride: int, taps: int, dilation: int) -> list[int]:
     return sorted({r * stride + t * dilation for r in range(results) for t in range(taps)})
 
 
+@cache
+def _steps(*shape: Any) -> int:
+    """Instructions of a tile of this shape for a vector of channels."""
+    form = DotForm(*shape, is_even=True, is_ragged=False)  # neither changes them
+    per_column = len(form.rows) + form.groups
+    return len(form.columns) * per_column + len(form.dots) * form.pixels
+
+
 def best_form(
     target: Target,
     taps: tuple[int, int],
@@ -125,11 +128,12 @@ def best_form(
         for pixels in range(1, most // lines + 1):
             is_even = isinstance(result[1], int) and result[1] % pixels == 0
             form = DotForm(*taps, strides, dilations, lines, pixels, is_even, is_ragged)
-            cost = form.steps / (lines * pixels) + _EPILOGUE
+            steps = _steps(*taps, strides, dilations, lines, pixels)
+            cost = steps / (lines * pixels) + _EPILOGUE
             for size, part in zip(result, (lines, pixels), strict=True):
                 if isinstance(size, int) and size > 0:
                     cost *= -(-size // part) * part / size
-            if form.steps <= _MOST_STEPS and cost < least:
+            if steps <= _MOST_STEPS and cost < least:
                 best, least = form, cost
     return best
 
