@@ -160,8 +160,9 @@ class Probe:
         rows: dict[Site, Rows] = {site: {} for site in self._sites}
         for name, array in model.taps.run({**batch, model.input: flat}):
             if name == model.extremes:
+                is_finite = np.isfinite(array).all()
                 for site, channels in _split(array, model.outside):
-                    if not np.isfinite(array).all():
+                    if not is_finite:
                         _require_finite(site.name, number, channels)
                     yield Seen(site, channels, rows[site])
             elif name in model.rows:
@@ -217,14 +218,14 @@ def _ends(b: Builder, site: Site) -> Iterator[Value]:
 
 
 def _split(ends: Array, sites: list[Site]) -> Iterator[tuple[Site, Channels]]:
-    start = 0
+    lows, highs, start = np.minimum(ends, 0), np.maximum(ends, 0), 0
     for site in sites:
         count = site.channels
         low = np.zeros(count, np.float32)
         if not _is_never_negative(site.value):
-            low = np.minimum(ends[start : start + count], 0)
+            low = lows[start : start + count]
             start += count
-        yield site, Channels(low, np.maximum(ends[start : start + count], 0))
+        yield site, Channels(low, highs[start : start + count])
         start += count
 
 

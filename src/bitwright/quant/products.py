@@ -250,7 +250,7 @@ class Site:
     def channel_axis(self) -> int:
         return self.products[0].channel_axis
 
-    @property
+    @cached_property
     def channels(self) -> int:
         """The number of channels, which the weights tell."""
         product = self.products[0]
