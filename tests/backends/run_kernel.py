@@ -59,6 +59,10 @@ class Guarded(Memory):
         made[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self.give(buffer, made)
 
+    def address(self, view):
+        offset = evaluate(view.offset, self.bindings) * view.dtype.numpy.itemsize
+        return self.range(view.buffer)[0] + offset
+
     def check(self):
         for room, start, stop in self.rooms:
             assert (room[:start] == RUBBISH).all(), "a kernel wrote in front of a buffer"
