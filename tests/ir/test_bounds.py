@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from bitwright.errors import RunError
 from bitwright.ir import symbol
 from bitwright.ir.dim import (
-    apply_function,
     bounds,
     broadcast_size,
     divide_exactly,
@@ -17,6 +16,7 @@ from bitwright.ir.dim import (
     max_size,
     min_size,
 )
+from bitwright.ir.substitute import apply_function
 
 n, m, k = symbol("n"), symbol("m"), symbol("k", 512)
 SMALL = st.integers(-3, 3)

@@ -12,9 +12,9 @@ from bitwright.ir.dim import (
     evaluate,
     max_size,
     min_size,
-    substitute,
 )
 from bitwright.ir.feeds import solve
+from bitwright.ir.substitute import substitute
 
 n, m = symbol("n"), symbol("m")
 

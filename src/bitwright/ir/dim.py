@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from operator import mul
 
 from bitwright.errors import GraphError, RunError
 from bitwright.ir.dtype import DTYPES
@@ -160,6 +161,8 @@ class Dim:
         return _make({m: -c for m, c in self.terms})
 
     def __mul__(self, other: Size) -> Size:
+        if not isinstance(other, Dim):
+            return _scaled(self, int(other))
         total: dict[Monomial, int] = {}
         if len(self.terms) * len(_terms(other)) > _MAX_WEIGHT:
             return UNKNOWN
@@ -172,16 +175,16 @@ class Dim:
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Size) -> Size:
-        return _floordiv(self, other)
+        return floordiv_size(self, other)
 
     def __rfloordiv__(self, other: int) -> Size:
-        return _floordiv(other, self)
+        return floordiv_size(other, self)
 
     def __mod__(self, other: Size) -> Size:
-        return _mod(self, other)
+        return mod_size(self, other)
 
     def __rmod__(self, other: int) -> Size:
-        return _mod(other, self)
+        return mod_size(other, self)
 
     def __str__(self) -> str:
         if self._text is None:
@@ -285,7 +288,22 @@ def _key(monomial: Monomial) -> str:
     return "*".join(map(str, monomial))
 
 
+def _scaled(size: Dim, factor: int) -> Size:
+    """The terms keep their order, so there is nothing to sort; `_combine` adds a number alike."""
+    if factor == 0 or factor == 1:
+        return size if factor else 0
+    if size is UNKNOWN or any(abs(c * factor) > _MAX_COEFFICIENT for _, c in size.terms):
+        return UNKNOWN
+    return Dim(tuple([(m, c * factor) for m, c in size.terms]))
+
+
 def _combine(a: Size, b: Size, sign: int) -> Size:
+    if isinstance(a, Dim) and not isinstance(b, Dim) and a is not UNKNOWN:
+        monomial, number = a.terms[-1]
+        rest, number = (a.terms, 0) if monomial else (a.terms[:-1], number)
+        number += sign * int(b)
+        if abs(number) <= _MAX_COEFFICIENT and a.weight < _MAX_WEIGHT:
+            return Dim((*rest, ((), number)) if number else rest)
     total = dict(_terms(a))
     for monomial, coefficient in _terms(b):
         total[monomial] = total.get(monomial, 0) + sign * coefficient
@@ -345,7 +363,7 @@ def _without(monomial: Monomial, part: Monomial) -> Monomial | None:
     return tuple(rest)
 
 
-def _floordiv(a: Size, b: Size) -> Size:
+def floordiv_size(a: Size, b: Size) -> Size:
     if b == 0:
         raise GraphError(f"size {a} is divided by zero")
     exact = divide_exactly(a, b)
@@ -359,7 +377,7 @@ def _floordiv(a: Size, b: Size) -> Size:
     return _function("floordiv", a, b)
 
 
-def _mod(a: Size, b: Size) -> Size:
+def mod_size(a: Size, b: Size) -> Size:
     if b == 0:
         raise GraphError(f"size {a} is taken modulo zero")
     if divide_exactly(a, b) is not None:
@@ -458,34 +476,11 @@ def evaluate(size: Size, bindings: Mapping[str, int]) -> int:
     return total
 
 
-def substitute(size: Size, values: Mapping[str, Size]) -> Size:
-    """The same size with symbols replaced by other sizes."""
-    if not isinstance(size, Dim) or size is UNKNOWN:
-        return size
-    total: Size = 0
-    for monomial, coefficient in size.terms:
-        product: Size = coefficient
-        for atom in monomial:
-            if isinstance(atom, Symbol):
-                product = product * values.get(atom.name, Dim((((atom,), 1),)))
-            else:
-                left, right = (substitute(a, values) for a in atom.args)
-                product = product * apply_function(atom.kind, left, right)
-        total = total + product
-    return total
-
-
-def apply_function(kind: str, a: Size, b: Size) -> Size:
-    """One of `FUNCTIONS` on two sizes, simplified."""
-    simplify: dict[str, Callable[[Size, Size], Size]] = {
-        "floordiv": _floordiv,
-        "mod": _mod,
-        "max": max_size,
-        "min": min_size,
-        "broadcast": broadcast_size,
-    }
-    return simplify[kind](a, b)
-
-
-def product(sizes: tuple[Size, ...] | list[Size]) -> Size:
-    return reduce(lambda a, b: a * b, sizes, 1)
+def product(sizes: Iterable[Size]) -> Size:
+    number, dims = 1, list[Dim]()
+    for size in sizes:
+        if isinstance(size, Dim):
+            dims.append(size)
+        else:
+            number *= size
+    return reduce(mul, dims, 1) * number

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import ExportError, GraphError
-from bitwright.ir.dim import Symbol
-from bitwright.ir.dtype import DType
+from bitwright.ir.dim import Dim, Symbol
+from bitwright.ir.dtype import DType, string
+from bitwright.ir.payload import blob_key
 from bitwright.ir.types import TensorType, ValueType
 
 # Formats a graph can be saved in; the module that writes one is imported when it is asked for.
@@ -30,6 +31,7 @@ WRITERS = {
     ".bw": "bitwright.ir.container:save",
     ".txt": "bitwright.ir.container:save_text",
 }
+_NO_SYMBOLS: frozenset[Symbol] = frozenset()
 BOUNDARY = ("input", "parameter", "constant", "state")
 
 
@@ -95,7 +97,7 @@ class Node:
             raise GraphError(
                 f"node {self.op} has {len(self.types)} types and {len(self.names)} names"
             )
-        object.__setattr__(self, "outputs", tuple(Value(self, i) for i in range(len(self.types))))
+        object.__setattr__(self, "outputs", tuple([Value(self, i) for i in range(len(self.types))]))
 
     @property
     def name(self) -> str:
@@ -114,11 +116,45 @@ class Node:
     def bodies(self) -> Mapping[str, Graph]:
         return {key: value for key, value in self.attrs.items() if isinstance(value, Graph)}
 
+    @cached_property
+    def attr_symbols(self) -> frozenset[Symbol]:
+        """The sizes that its attributes name; those of bodies are their own."""
+        return symbols_in(tuple(self.attrs.values()))
+
+    @cached_property
+    def attrs_text(self) -> str:
+        """Equal for attributes that are equal; arrays by content, and large ones by memory."""
+        return repr(sorted([(name, _comparable(value)) for name, value in self.attrs.items()]))
+
     def with_(self, **changes: Any) -> Node:
-        return replace(self, **changes)
+        """Beside the changes, what was worked out from attributes that stay is taken over."""
+        if not changes.keys() <= _GIVEN:
+            raise TypeError(f"a node has no {min(changes.keys() - _GIVEN)!r}")
+        made = object.__new__(Node)
+        made.__dict__.update(self.__dict__, **changes)
+        if "attrs" in changes:
+            for name in _OF_ATTRS:
+                made.__dict__.pop(name, None)
+        made.__post_init__()
+        return made
 
     def __str__(self) -> str:
         return f"{self.op} %{self.name}"
+
+
+_GIVEN = {"op", "inputs", "attrs", "types", "names", "loc"}
+_OF_ATTRS = ("bodies", "attr_symbols", "attrs_text")
+HASHED_BYTES = 1 << 16  # larger arrays are equal only if they share their memory
+
+
+def _comparable(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype == string.numpy:
+        return tuple(map(str, value.reshape(-1)))
+    if value.nbytes <= HASHED_BYTES:
+        return blob_key(value)
+    return value.__array_interface__["data"], value.shape, value.strides, str(value.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +196,7 @@ class Graph:
     @cached_property
     def uses(self) -> Counter[Value]:
         """How often each value is read, results included."""
-        counts: Counter[Value] = Counter(v for node in self.nodes for v in node.operands)
+        counts = Counter([v for node in self.nodes for v in node.inputs if v is not None])
         counts.update(self.results)
         return counts
 
@@ -205,6 +241,16 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"<graph {self.name!r}: {len(self.nodes)} nodes>"
+
+
+def symbols_in(item: Any) -> frozenset[Symbol]:
+    """The symbols of sizes in an attribute: a size, or tuples and lists with sizes in them."""
+    if isinstance(item, Dim):
+        return item.symbols
+    if isinstance(item, (tuple, list)):
+        found = [symbols_in(part) for part in item if isinstance(part, (Dim, tuple, list))]
+        return _NO_SYMBOLS.union(*found)
+    return _NO_SYMBOLS
 
 
 def constant_value(value: Value | None) -> np.ndarray | None:

@@ -11,9 +11,9 @@ from bitwright.errors import ParseError
 from bitwright.ir.dim import (
     FUNCTIONS,
     Size,
-    apply_function,
     symbol,
 )
+from bitwright.ir.substitute import apply_function
 
 T = TypeVar("T")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./\-$]*\Z|/[A-Za-z0-9_./\-$]*\Z")

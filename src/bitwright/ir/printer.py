@@ -55,7 +55,7 @@ class Printer:
 
     def _bounds(self, graph: Graph) -> list[tuple[str, int]]:
         symbols = {s for n in graph.nodes for t in n.types for s in t.symbols}
-        symbols |= {s for n in graph.nodes for a in n.attrs.values() for s in attr_symbols(a)}
+        symbols |= {s for n in graph.nodes for s in n.attr_symbols}
         return sorted((s.name, s.bound) for s in symbols if s.bound is not None)
 
     def node(self, node: Node, indent: str = "") -> str:
@@ -109,14 +109,6 @@ class Printer:
         if isinstance(value, (tuple, list)):
             return "[" + ", ".join(self.attr(item, indent) for item in value) + "]"
         raise GraphError(f"an attribute cannot hold a {type(value).__name__}")
-
-
-def attr_symbols(value: Any) -> frozenset[Any]:
-    if isinstance(value, Dim):
-        return value.symbols
-    if isinstance(value, (tuple, list)):
-        return frozenset().union(*map(attr_symbols, value))
-    return frozenset()
 
 
 def to_text(graph: Graph, data: bool = True) -> str:

@@ -15,9 +15,9 @@ from bitwright.ir.dim import (
     broadcast_size,
     evaluate,
     product,
-    substitute,
 )
 from bitwright.ir.dtype import DType
+from bitwright.ir.substitute import substitute
 
 Shape = tuple[Size, ...]
 

@@ -12,7 +12,6 @@ from bitwright.errors import GraphError
 from bitwright.ir.dim import UNKNOWN, Symbol
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ir.printer import attr_symbols
 from bitwright.ir.types import TensorType, compatible
 
 
@@ -35,40 +34,40 @@ def verify_structure(
     defined: set[Value] = set()
     names: set[str] = set()
     for node in graph.nodes:
-        for position, operand in enumerate(node.inputs):
+        for operand in node.inputs:
             if operand is not None and operand not in defined:
                 raise GraphError(
-                    f"operand {position} ({operand}) is not defined before this node",
+                    f"operand {node.inputs.index(operand)} ({operand}) is not defined before "
+                    "this node",
                     where=place(graph, node),
                     hint="Nodes must stand in topological order, without a cycle, in one graph.",
                 )
-        for value in node.outputs:
-            if value.name in names:
-                raise GraphError(f"the name {value} is taken already", where=place(graph, node))
-            names.add(value.name)
-            defined.add(value)
+        for name in node.names:
+            if name in names:
+                raise GraphError(f"the name %{name} is taken already", where=place(graph, node))
+            names.add(name)
+        defined.update(node.outputs)
         if node not in settled:
             _check_node(graph, node, known)
-        for body in node.bodies.values():
+        if node.bodies:
             symbols = frozenset(s for v in node.operands for s in v.type.symbols)
-            verify_structure(body, known | symbols, settled)
+            for body in node.bodies.values():
+                verify_structure(body, known | symbols, settled)
     _check_results(graph, defined)
 
 
 def depends_on_graph(node: Node) -> bool:
     """Whether a node that is right in one graph may be wrong in another: it names sizes."""
-    return bool(node.bodies) or any(attr_symbols(value) for value in node.attrs.values())
+    return bool(node.bodies or node.attr_symbols)
 
 
 def _check_node(graph: Graph, node: Node, known: frozenset[Symbol]) -> None:
-    for value in node.outputs:
-        if any(size is UNKNOWN for size in getattr(value.type, "shape", ())):
-            raise GraphError(
-                f"{value} has an unnamed size", where=place(graph, node), found=value.type
-            )
+    for value, type_ in zip(node.outputs, node.types, strict=True):
+        if type_.symbols and isinstance(type_, TensorType) and UNKNOWN in type_.shape:
+            raise GraphError(f"{value} has an unnamed size", where=place(graph, node), found=type_)
     if node.is_boundary:
-        _check_boundary(node, place(graph, node))
-    used = frozenset().union(*(attr_symbols(v) for v in node.attrs.values()))
+        _check_boundary(graph, node)
+    used = node.attr_symbols
     if used and (missing := used - known.union(*(v.type.symbols for v in node.operands))):
         raise GraphError(
             f"size {min(missing).name!r} in its attributes is bound by no input and no operand",
@@ -76,17 +75,22 @@ def _check_node(graph: Graph, node: Node, known: frozenset[Symbol]) -> None:
         )
 
 
-def _check_boundary(node: Node, where: str) -> None:
+def _check_boundary(graph: Graph, node: Node) -> None:
     if node.inputs or len(node.types) != 1:
-        raise GraphError("takes no operand and gives one value", where=where)
+        raise GraphError("takes no operand and gives one value", where=place(graph, node))
     value = node.attrs.get("value")
     if value is None:
         if node.op == "constant":
-            raise GraphError("has no value", where=where)
+            raise GraphError("has no value", where=place(graph, node))
         return
     found = TensorType(dtype(value.dtype), tuple(value.shape))
     if not compatible(found, node.types[0]):
-        raise GraphError("the value does not fit", where=where, expected=node.types[0], found=found)
+        raise GraphError(
+            "the value does not fit",
+            where=place(graph, node),
+            expected=node.types[0],
+            found=found,
+        )
 
 
 def _check_results(graph: Graph, defined: set[Value]) -> None:

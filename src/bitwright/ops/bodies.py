@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bitwright.errors import InferenceError
-from bitwright.ir.dim import UNKNOWN, Dim, Size, Symbol, substitute, symbols_of
+from bitwright.ir.dim import UNKNOWN, Dim, Size, Symbol, symbols_of
 from bitwright.ir.dtype import DType, bool_
-from bitwright.ir.graph import Graph
-from bitwright.ir.printer import attr_symbols
+from bitwright.ir.graph import Graph, symbols_in
+from bitwright.ir.substitute import substitute
 from bitwright.ir.types import HostType, TensorType, ValueType
 from bitwright.ops.inference import require_dtype
 
@@ -98,10 +98,10 @@ def hidden_symbols(body: Graph) -> frozenset[str]:
 def _mentioned(attrs: Iterable[Any]) -> frozenset[Symbol]:
     found: frozenset[Symbol] = frozenset()
     for attr in attrs:
-        found |= attr_symbols(attr)
+        found |= symbols_in(attr)
         if isinstance(attr, Graph):
             for _, node in attr.walk():
-                found = found.union(*map(attr_symbols, node.attrs.values()))
+                found |= node.attr_symbols
     return found
 
 

@@ -152,12 +152,12 @@ class Builder:
     ) -> Node:
         opdef = get(op)
         inputs = self._as_values(list(operands))
-        where = f"{op}({', '.join('none' if v is None else repr(v) for v in inputs)})"
-        if self.loc:
-            where += f" (from {self.loc})"
         try:
             normal, types = infer_types(opdef, inputs, attrs)
         except BitwrightError as error:
+            where = f"{op}({', '.join('none' if v is None else repr(v) for v in inputs)})"
+            if self.loc:
+                where += f" (from {self.loc})"
             raise InferenceError(str(error), where=where) from None
         types = tuple(self._name_unknown(t) for t in types)
         names = [self.fresh_name(n) for n in names]

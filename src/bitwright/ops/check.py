@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from bitwright.errors import GraphError
 from bitwright.ir.graph import Graph, Node
 from bitwright.ir.types import compatible
@@ -15,10 +17,13 @@ from bitwright.ops.registry import get
 def verify(graph: Graph, known: set[Any] | None = None) -> Graph:
     """Raise a `GraphError` that names node, operand, expected and found; else give the graph.
 
-    `known` is kept from one stage to the next: a node that was found right is not looked at again,
-    and what op, types and attributes demand is looked at once for all nodes that have the same.
+    `known` is kept from one stage to the next: a graph or node that was found right is not looked
+    at again, and what op, types and attributes demand is looked at once for all nodes that have the
+    same.
     """
     settled = set() if known is None else known
+    if graph in settled:
+        return graph
     verify_structure(graph, settled=settled)
     for owner, node in graph.walk():
         if node in settled:
@@ -29,33 +34,30 @@ def verify(graph: Graph, known: set[Any] | None = None) -> Graph:
             settled.add(question)
         if not depends_on_graph(node):
             settled.add(node)
+    settled.add(graph)
     return graph
 
 
 def _question(node: Node) -> Any:
     """Equal for nodes on which the verifier decides alike; None where that cannot be told."""
-    operands = tuple(None if v is None else v.type for v in node.inputs)
-    attrs = tuple((name, type(value), value) for name, value in node.attrs.items())
-    question = node.op, operands, attrs, node.types
-    try:
-        hash(question)
-    except TypeError:  # an attribute such as an array
-        return None
-    return question
+    if any(isinstance(value, np.ndarray) for value in node.attrs.values()):
+        return None  # its memory may hold something else later
+    operands = tuple([None if v is None else v.type for v in node.inputs])
+    bodies = tuple(node.bodies.values())
+    return node.op, operands, node.attrs_text, node.attr_symbols, bodies, node.types
 
 
 def verify_node(graph: Graph, node: Node) -> None:
-    where = place(graph, node)
     try:
         normal, types = infer_types(get(node.op), node.inputs, node.attrs)
     except GraphError as error:
-        raise GraphError(str(error), where=where) from None
+        raise GraphError(str(error), where=place(graph, node)) from None
     if missing := set(normal) - set(node.attrs):
-        raise GraphError(f"attribute {min(missing)!r} is not written out", where=where)
+        raise GraphError(f"attribute {min(missing)!r} is not written out", where=place(graph, node))
     if len(types) != len(node.types):
         raise GraphError(
             "gives another number of results",
-            where=where,
+            where=place(graph, node),
             expected=len(types),
             found=len(node.types),
         )
@@ -63,7 +65,7 @@ def verify_node(graph: Graph, node: Node) -> None:
         if not compatible(inferred, value.type):
             raise GraphError(
                 f"result {value} has the wrong type",
-                where=where,
+                where=place(graph, node),
                 expected=inferred,
                 found=value.type,
             )

@@ -48,7 +48,7 @@ class SizeEvaluator:
             if top in self._known:
                 stack.pop()
                 continue
-            if not _may_hold_sizes(top):
+            if not may_hold_sizes(top):
                 self._known[top] = None
                 continue
             waiting = [v for v in top.node.operands if v not in self._known]
@@ -93,7 +93,7 @@ class SizeEvaluator:
         )
 
 
-def _may_hold_sizes(value: Value) -> bool:
+def may_hold_sizes(value: Value) -> bool:
     """Small integers and booleans; what passes through floats is left to the data."""
     type_ = value.type
     if not isinstance(type_, TensorType) or not (type_.dtype.is_integer or type_.dtype == bool_):

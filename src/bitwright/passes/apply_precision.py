@@ -28,7 +28,7 @@ from bitwright.passes.precision_plan import (
     is_changeable,
 )
 from bitwright.passes.precision_policy import Policy, custom, policy
-from bitwright.rewrite.driver import prune
+from bitwright.rewrite.rebuild import prune
 from bitwright.rewrite.trace import Trace
 
 RULE = "apply-precision"

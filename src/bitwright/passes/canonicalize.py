@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle, islice
+
 from bitwright.ir.graph import Graph
 from bitwright.passes.eliminate_common import eliminate_common
 from bitwright.passes.fold_constants import fold_constants
@@ -10,21 +12,20 @@ from bitwright.passes.rules import algebra, masks, movement
 from bitwright.rewrite import Trace, rewrite
 
 RULES = [*movement.RULES, *algebra.RULES, *masks.RULES]
-MAX_ROUNDS = 10
+STEPS, MAX_ROUNDS = 4, 10
 
 
 def canonicalize(graph: Graph, trace: Trace) -> Graph:
-    for _ in range(MAX_ROUNDS):
-        before = _signature(graph)
-        graph = resolve_shapes(graph, trace)
-        graph = fold_constants(graph, trace)
-        graph = rewrite(graph, RULES, trace)
-        graph = eliminate_common(graph, trace)
-        if _signature(graph) == before:
+    """Steps in turn until each has had its turn without a change."""
+    steps = cycle((resolve_shapes, fold_constants, _apply_rules, eliminate_common))
+    unchanged = 0
+    for step in islice(steps, STEPS * MAX_ROUNDS):
+        before, graph = graph, step(graph, trace)
+        unchanged = unchanged + 1 if graph is before else 0
+        if unchanged == STEPS:
             break
     return graph
 
 
-def _signature(graph: Graph) -> list[tuple[str, tuple[str, ...], int]]:
-    """Enough to see that a round changed nothing."""
-    return [(node.op, node.names, len(node.inputs)) for _, node in graph.walk()]
+def _apply_rules(graph: Graph, trace: Trace) -> Graph:
+    return rewrite(graph, RULES, trace)

@@ -8,7 +8,7 @@ from bitwright.ir.dtype import DType
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import get
-from bitwright.rewrite.driver import map_bodies, prune
+from bitwright.rewrite.rebuild import map_bodies, prune, rebuilt, renewed
 
 
 def replace_nodes(
@@ -27,22 +27,17 @@ def replace_nodes(
     replaced: dict[Value, Value] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        inputs = tuple(None if v is None else replaced[v] for v in node.inputs)
-        current = node if inputs == node.inputs else node.with_(inputs=inputs)
-        answer = change(current)
+        answer = change(renewed(node, replaced))
+        if answer is node:
+            nodes.append(node)
+            continue
         if isinstance(answer, Node):
             answer = [answer]
         if isinstance(answer, list):
             nodes += answer
             answer = tuple(value for made in answer for value in made.outputs)
         replaced.update(zip(node.outputs, answer, strict=True))
-    return prune(
-        graph.with_(
-            nodes=tuple(nodes),
-            outputs=tuple((name, replaced[v]) for name, v in graph.outputs),
-            updates=tuple((replaced[s], replaced[v]) for s, v in graph.updates),
-        )
-    )
+    return prune(rebuilt(graph, nodes, replaced))
 
 
 def stands_behind(value: Value, ops: Container[str], element: DType | None = None) -> bool:

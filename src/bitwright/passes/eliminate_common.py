@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
-import numpy as np
-
-from bitwright.ir.dtype import string
 from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ir.payload import blob_key
 from bitwright.ops.registry import get
 from bitwright.passes.edit import replace_nodes
-from bitwright.rewrite.driver import map_bodies
+from bitwright.rewrite.rebuild import map_bodies
 from bitwright.rewrite.trace import Trace
-
-HASHED_BYTES = 1 << 16  # larger constants are one only if they share their memory
 
 
 def eliminate_common(graph: Graph, trace: Trace) -> Graph:
@@ -40,15 +33,4 @@ def _key(node: Node) -> Hashable:
         return None
     if not get(node.op).deterministic:
         return None
-    attrs = tuple(sorted((name, _freeze(value)) for name, value in node.attrs.items()))
-    return node.op, tuple(map(id, node.inputs)), repr(attrs), node.types
-
-
-def _freeze(value: Any) -> Hashable:
-    if isinstance(value, np.ndarray):
-        if value.dtype == string.numpy:
-            return tuple(map(str, value.reshape(-1)))
-        if value.nbytes <= HASHED_BYTES:
-            return blob_key(value)
-        return value.__array_interface__["data"], value.shape, value.strides, str(value.dtype)
-    return value  # type: ignore[no-any-return]
+    return node.op, tuple(map(id, node.inputs)), node.attrs_text, node.types

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitwright.ir.graph import Graph
-from bitwright.rewrite.driver import map_bodies, prune
+from bitwright.rewrite.rebuild import map_bodies, prune
 from bitwright.rewrite.trace import Trace
 
 

@@ -11,7 +11,6 @@ from bitwright import knobs
 from bitwright.errors import BitwrightError
 from bitwright.ir.dim import Dim
 from bitwright.ir.graph import Graph, Node, constant_value
-from bitwright.ir.printer import attr_symbols
 from bitwright.ir.types import TensorType
 from bitwright.ops.interpret import run_node
 from bitwright.ops.registry import get
@@ -50,11 +49,7 @@ def fold_constants(graph: Graph, trace: Trace) -> Graph:
 
 
 def _is_known(node: Node) -> bool:
-    return (
-        all(v.is_constant for v in node.operands)
-        and not any(attr_symbols(value) for value in node.attrs.values())
-        and not node.bodies
-    )
+    return all(v.is_constant for v in node.operands) and not node.attr_symbols and not node.bodies
 
 
 def _refusal(node: Node, limit: int) -> str:

@@ -37,7 +37,7 @@ from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.types import TensorType
 from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import get
-from bitwright.rewrite.driver import map_bodies, prune
+from bitwright.rewrite.rebuild import map_bodies, prune, rebuilt, renewed
 from bitwright.rewrite.trace import Trace
 
 # Anchors whose kernels apply a scalar expression where they store.
@@ -268,18 +268,12 @@ def fuse_regions(graph: Graph, trace: Trace) -> Graph:
         if region is not None and len(region.nodes) > 1:
             new = _fused_node(region, replaced)
         else:
-            inputs = tuple(None if v is None else replaced[v] for v in node.inputs)
-            new = node if inputs == node.inputs else node.with_(inputs=inputs)
+            new = renewed(node, replaced)
         nodes.append(new)
-        made = node.outputs if region is None else region.results
-        replaced.update(zip(made, new.outputs, strict=True))
-    return prune(
-        graph.with_(
-            nodes=tuple(nodes),
-            outputs=tuple((name, replaced[v]) for name, v in graph.outputs),
-            updates=tuple((replaced[s], replaced[v]) for s, v in graph.updates),
-        )
-    )
+        if new is not node:
+            made = node.outputs if region is None else region.results
+            replaced.update(zip(made, new.outputs, strict=True))
+    return prune(rebuilt(graph, nodes, replaced))
 
 
 MAX_WHOLE = 16
@@ -314,7 +308,7 @@ def _fused_node(region: Region, replaced: dict[Value, Value]) -> Node:
                 entry = value.node.with_()
             else:
                 entry = Node("input", (), {}, (value.type,), (value.name,))
-                operands.append(replaced[value])
+                operands.append(replaced.get(value, value))
             boundary.append(entry)
             inner[value] = entry.outputs[0]
     body_nodes = list(boundary)

@@ -19,7 +19,7 @@ from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.types import normalize_axis
 from bitwright.ops.builder import Builder
 from bitwright.passes.fuse_regions import is_elementwise
-from bitwright.rewrite.driver import prune
+from bitwright.rewrite.rebuild import prune, rebuilt, renewed
 from bitwright.rewrite.trace import Trace
 
 _NAMES = ("weight", "scale", "zero", "added")
@@ -121,17 +121,11 @@ def _rebuild(graph: Graph, merged: dict[Node, list[Projection]], trace: Trace) -
             trace.fired("merge-projections", node.name, [p.result.name for p in group])
         if any(value in replaced for value in node.outputs):
             continue
-        inputs = tuple(None if v is None else replaced[v] for v in node.inputs)
-        new = node if inputs == node.inputs else node.with_(inputs=inputs)
+        new = renewed(node, replaced)
         nodes.append(new)
-        replaced.update(zip(node.outputs, new.outputs, strict=True))
-    return prune(
-        graph.with_(
-            nodes=tuple(nodes),
-            outputs=tuple((name, replaced[v]) for name, v in graph.outputs),
-            updates=tuple((replaced[s], replaced[v]) for s, v in graph.updates),
-        )
-    )
+        if new is not node:
+            replaced.update(zip(node.outputs, new.outputs, strict=True))
+    return prune(rebuilt(graph, nodes, replaced))
 
 
 def _merged(group: list[Projection], replaced: dict[Value, Value], names: set[str]) -> list[Node]:
@@ -142,7 +136,7 @@ def _merged(group: list[Projection], replaced: dict[Value, Value], names: set[st
     stem = f"{first.name}.merged"
     while any(name.startswith(stem) for name in names):
         stem += "_"
-    x = replaced[first.inputs[0]]  # type: ignore[index]
+    x = renewed(first, replaced).inputs[0]
     weights: list[Value | None] = []
     for place, value in enumerate(group[0].weights):
         if value is None:

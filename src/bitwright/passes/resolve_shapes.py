@@ -10,9 +10,9 @@ import numpy as np
 
 from bitwright.ir.dim import UNKNOWN, Dim, Size, Symbol
 from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ops.symbolic import SizeEvaluator
+from bitwright.ops.symbolic import SizeEvaluator, may_hold_sizes
 from bitwright.passes.edit import replace_nodes
-from bitwright.rewrite.driver import map_bodies
+from bitwright.rewrite.rebuild import map_bodies
 from bitwright.rewrite.trace import Trace
 
 
@@ -23,6 +23,8 @@ def resolve_shapes(graph: Graph, trace: Trace, outer: frozenset[Symbol] = frozen
 
     def change(node: Node) -> Node | tuple[Value, ...]:
         if node.op in ("constant", "sizes") or len(node.outputs) != 1 or node.bodies:
+            return node
+        if not may_hold_sizes(node.outputs[0]):
             return node
         elements = evaluator.elements(node.outputs[0])
         if elements is None or not _bound(elements.reshape(-1), known):

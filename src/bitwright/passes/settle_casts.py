@@ -14,7 +14,7 @@ from bitwright.ir.dtype import DType, f32
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ops.cast import cast
 from bitwright.passes.precision_plan import HALVES, is_changeable
-from bitwright.rewrite.driver import map_bodies, prune
+from bitwright.rewrite.rebuild import map_bodies, prune, rebuilt, renewed
 
 
 def settle_casts(graph: Graph, io: bool = False) -> Graph:
@@ -25,21 +25,20 @@ def settle_casts(graph: Graph, io: bool = False) -> Graph:
     replaced: dict[Value, Value] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        inputs = tuple(None if v is None else replaced[v] for v in node.inputs)
-        new = node if inputs == node.inputs else node.with_(inputs=inputs)
+        new = renewed(node, replaced)
         element = wanted.get(node.outputs[0]) if node.outputs else None
         if element is not None:
             new = _converted(node, element)
-        elif node.op == "cast" and inputs[0] is not None and inputs[0].type == node.types[0]:
-            replaced[node.outputs[0]] = inputs[0]
+        elif node.op == "cast" and (x := new.inputs[0]) is not None and x.type == node.types[0]:
+            replaced[node.outputs[0]] = x
             continue
         nodes.append(new)
-        replaced.update(zip(node.outputs, new.outputs, strict=True))
-    outputs = tuple((name, replaced[v]) for name, v in graph.outputs)
+        if new is not node:
+            replaced.update(zip(node.outputs, new.outputs, strict=True))
+    made = rebuilt(graph, nodes, replaced)
     if io:
-        outputs = tuple((name, _before_cast(v)) for name, v in outputs)
-    updates = tuple((replaced[s], replaced[v]) for s, v in graph.updates)
-    return prune(graph.with_(nodes=tuple(nodes), outputs=outputs, updates=updates))
+        made = made.with_(outputs=tuple((name, _before_cast(v)) for name, v in made.outputs))
+    return prune(made)
 
 
 def _wanted(graph: Graph, ops: tuple[str, ...]) -> dict[Value, DType]:

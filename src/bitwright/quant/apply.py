@@ -30,7 +30,7 @@ from bitwright.quant.assign import Choice
 from bitwright.quant.equalize import fold_factors
 from bitwright.quant.products import Product
 from bitwright.quant.scales import ScaleFormat
-from bitwright.rewrite.driver import prune
+from bitwright.rewrite.rebuild import prune
 
 Array = np.ndarray[Any, Any]
 LARGEST_BIAS = 2**30

@@ -30,7 +30,7 @@ from bitwright.ir.types import TensorType
 from bitwright.passes.freeze_parameters import freeze_parameters
 from bitwright.passes.manager import History, run_passes
 from bitwright.pipeline import CPU, INFERENCE, make_program
-from bitwright.rewrite.driver import prune
+from bitwright.rewrite.rebuild import prune
 
 Array = np.ndarray[Any, Any]
 Feeds = Mapping[str, Any]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 from bitwright.errors import GraphError, RewriteError
@@ -17,6 +18,7 @@ from bitwright.ir.naming import take_name
 from bitwright.ir.types import TensorType, compatible
 from bitwright.ops.builder import Builder
 from bitwright.rewrite.match import Match, match_node
+from bitwright.rewrite.rebuild import map_bodies, prune, rebuilt, renewed
 from bitwright.rewrite.rule import Rule
 from bitwright.rewrite.trace import Trace
 
@@ -46,13 +48,20 @@ class Sweep:
         self.graph, self.rules, self.trace = graph, rules, trace
         self.replaced: dict[Value, Value] = {}
         self.nodes: list[Node] = []
-        self.names = {name for node in graph.nodes for name in node.names}
         self.origin: dict[Value, Value] = {}
-        self.symbols: dict[str, int] = {}
         self.fired: Counter[str] = Counter()
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Those that are taken."""
+        return {name for node in self.graph.nodes for name in node.names}
+
+    @cached_property
+    def symbols(self) -> dict[str, int]:
+        """The numbers of sizes that builders named."""
         taken = Builder()
-        taken._symbols = self.symbols
-        taken.reserve_symbols(s.name for n in graph.nodes for t in n.types for s in t.symbols)
+        taken.reserve_symbols(s.name for n in self.graph.nodes for t in n.types for s in t.symbols)
+        return taken._symbols
 
     def unique(self, hint: str) -> str:
         return take_name(hint, self.names)
@@ -63,39 +72,38 @@ class Sweep:
 
     def run(self, budget: int) -> Graph:
         for node in self.graph.nodes:
-            current = self._with_new_inputs(node)
-            results: tuple[Value, ...] = current.outputs
-            pending = [current]
-            while True:
-                applied = self._fire(results)
-                if applied is None:
-                    break
-                results, made = applied
-                pending += made
-                if sum(self.fired.values()) > budget:
-                    common = ", ".join(f"{r} ({n} times)" for r, n in self.fired.most_common(3))
-                    raise RewriteError(
-                        "rules keep undoing each other",
-                        where=f"graph {self.graph.name!r}, {node}",
-                        found=common,
-                    )
-            self.nodes += pending
-            for old, new in zip(node.outputs, results, strict=True):
-                self.replaced[old] = new
-                self.origin.setdefault(new, old)
-        return self._collect()
+            current = renewed(node, self.replaced)
+            results, made = self._settle(current, budget)
+            self.nodes.append(current)
+            self.nodes += made
+            if results is not node.outputs:
+                for old, new in zip(node.outputs, results, strict=True):
+                    self.replaced[old] = new
+                    self.origin.setdefault(new, old)
+        return prune(rebuilt(self.graph, self.nodes, self.replaced))
 
-    def _with_new_inputs(self, node: Node) -> Node:
-        inputs = tuple(None if v is None else self.replaced[v] for v in node.inputs)
-        if inputs == node.inputs:
-            return node
-        return node.with_(inputs=inputs)
+    def _settle(self, node: Node, budget: int) -> tuple[tuple[Value, ...], list[Node]]:
+        """What stands for the node's results once no rule fires, and the nodes made for that."""
+        results, pending = node.outputs, list[Node]()
+        while applied := self._fire(results):
+            results, made = applied
+            pending += made
+            if sum(self.fired.values()) > budget:
+                common = ", ".join(f"{r} ({n} times)" for r, n in self.fired.most_common(3))
+                raise RewriteError(
+                    "rules keep undoing each other",
+                    where=f"graph {self.graph.name!r}, {node}",
+                    found=common,
+                )
+        return results, pending
 
     def _fire(self, results: tuple[Value, ...]) -> tuple[tuple[Value, ...], list[Node]] | None:
-        root = results[0].node if results else None
-        if root is None or root.outputs != results:
+        if not results or not (rules := self.rules.get(results[0].node.op)):
+            return None
+        root = results[0].node
+        if root.outputs != results:
             return None  # the last rule answered with values that exist already
-        for rule in self.rules.get(root.op, ()):
+        for rule in rules:
             for bindings in match_node(rule.pattern, root):
                 found = self._apply(rule, Match(root, bindings, self.uses))
                 if found is not None:
@@ -130,12 +138,6 @@ class Sweep:
         results, made = _take_names(root, results, op.nodes)
         self.trace.fired(rule.name, root.name, [v.name for v in results])
         return results, made
-
-    def _collect(self) -> Graph:
-        graph = self.graph
-        outputs = tuple((name, self.replaced[v]) for name, v in graph.outputs)
-        updates = tuple((self.replaced[s], self.replaced[v]) for s, v in graph.updates)
-        return prune(graph.with_(nodes=tuple(self.nodes), outputs=outputs, updates=updates))
 
 
 def _may_stand_for(new: Value, old: Value, made: list[Node]) -> bool:
@@ -183,17 +185,6 @@ def _take_names(
     )
 
 
-def prune(graph: Graph) -> Graph:
-    """The graph without nodes that no result needs; inputs, parameters and states stay."""
-    needed = {v.node for v in graph.results} | {s.node for s, _ in graph.updates}
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        if node in needed or node.op in ("input", "parameter", "state"):
-            needed.update(v.node for v in node.operands)
-            kept.append(node)
-    return graph.with_(nodes=tuple(reversed(kept)))
-
-
 def rewrite(graph: Graph, rules: Iterable[Rule], trace: Trace | None = None) -> Graph:
     """The graph with every rule applied, bodies included, until none fires."""
     trace = Trace() if trace is None else trace
@@ -212,24 +203,3 @@ def _rewrite(graph: Graph, by_op: Mapping[str, list[Rule]], trace: Trace) -> Gra
         budget -= sum(sweep.fired.values())
         if not sweep.fired:
             return graph
-
-
-def map_bodies(graph: Graph, change: Any) -> Graph:
-    """The graph with `change` applied to every body of its nodes."""
-    if not any(node.bodies for node in graph.nodes):
-        return graph
-    replaced: dict[Value, Value] = {}
-    nodes = []
-    for node in graph.nodes:
-        attrs = {k: change(v) if isinstance(v, Graph) else v for k, v in node.attrs.items()}
-        inputs = tuple(None if v is None else replaced[v] for v in node.inputs)
-        new = (
-            node.with_(attrs=attrs, inputs=inputs) if node.bodies or inputs != node.inputs else node
-        )
-        replaced.update(zip(node.outputs, new.outputs, strict=True))
-        nodes.append(new)
-    return graph.with_(
-        nodes=tuple(nodes),
-        outputs=tuple((name, replaced[v]) for name, v in graph.outputs),
-        updates=tuple((replaced[s], replaced[v]) for s, v in graph.updates),
-    )

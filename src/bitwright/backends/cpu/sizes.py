@@ -14,10 +14,10 @@ from typing import Any
 
 from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.dim import Dim, evaluate
-from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.graph import Graph, Node, Value, symbols_in
 from bitwright.ir.naming import take_name
 from bitwright.ir.parser import parse
-from bitwright.ir.printer import attr_symbols, to_text
+from bitwright.ir.printer import to_text
 from bitwright.ir.types import TensorType, ValueType
 from bitwright.ir.verify import place
 from bitwright.ops.opdef import Kind, OpDef
@@ -52,7 +52,7 @@ class Check:
     @cached_property
     def sized_attrs(self) -> list[str]:
         """The attributes that hold symbolic sizes."""
-        return [name for name, value in self.attrs.items() if attr_symbols(value)]
+        return [name for name, value in self.attrs.items() if symbols_in(value)]
 
 
 class SizeChecks:

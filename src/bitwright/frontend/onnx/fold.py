@@ -8,7 +8,6 @@ import numpy as np
 
 from bitwright.errors import BitwrightError
 from bitwright.ir import TensorType, Value
-from bitwright.ir.printer import attr_symbols
 from bitwright.ops.numeric import narrow
 from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import get
@@ -74,7 +73,7 @@ def _foldable(value: Value) -> bool:
     cheap = node.op in CHEAP or node.op.startswith("reduce_") or opdef.kind is Kind.ELEMENTWISE
     if not cheap or not opdef.deterministic:
         return False
-    if any(attr_symbols(attr) for attr in node.attrs.values()):
+    if node.attr_symbols:
         return False
     return all(
         isinstance(v.type, TensorType)

@@ -25,7 +25,7 @@ from bitwright.ir.graph import Graph, Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.builder import Builder
 from bitwright.ops.check import verify
-from bitwright.rewrite.driver import prune
+from bitwright.rewrite.rebuild import prune
 from bitwright.warn import warn_once
 
 CONDITIONS = "conditions"
