@@ -4,9 +4,9 @@
     address = library.address("kernel")
 
 `compilations()` counts the times LLVM really ran; until then it is not even loaded. Emitted code is
-vectorized, unrolled and in SSA form as it comes, so four short passes suffice before the code
-generator. LLVM's standard pipeline makes the same machine code of a matmul tile in seven times the
-time.
+vectorized, unrolled, in SSA form and without repetitions as it comes (`emit.core`), so the code
+generator takes it as it is: LLVM's passes would make no faster code of it, the standard pipeline in
+seven times the time.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _machine(target: Target, optimize: int = 2) -> Any:
         raise CompileError(f"LLVM does not know this target: {error}", found=target) from None
 
 
-def _optimized(text: str, machine: Any) -> Any:
+def _parsed(text: str, machine: Any) -> Any:
     llvm = _llvm()
     try:
         module = llvm.parse_assembly(text)
@@ -81,19 +81,10 @@ def _optimized(text: str, machine: Any) -> Any:
             f"LLVM refuses the emitted code: {error}",
             hint="This is a fault of bitwright; please report it with the model.",
         ) from None
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
-    builder = llvm.create_pass_builder(machine, options)
     inliner = llvm.create_new_module_pass_manager()
     inliner.add_always_inliner_pass()
-    inliner.run(module, builder)
-    passes = llvm.create_new_function_pass_manager()
-    passes.add_simplify_cfg_pass()
-    passes.add_instruction_combine_pass()
-    passes.add_new_gvn_pass()
-    passes.add_dead_code_elimination_pass()
-    for function in module.functions:
-        if not function.is_declaration:
-            passes.run(function, builder)
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    inliner.run(module, llvm.create_pass_builder(machine, options))
     return module
 
 
@@ -101,7 +92,7 @@ def compile_object(text: str, target: Target) -> bytes:
     """Object code for the target, made now."""
     with _lock:
         machine = _machine(target)
-        code = bytes(machine.emit_object(_optimized(text, machine)))
+        code = bytes(machine.emit_object(_parsed(text, machine)))
         count_compilation()
     return code
 
@@ -119,7 +110,7 @@ def assembly(text: str, target: Target) -> str:
     """What the compiled code looks like, for tests and for people."""
     with _lock:
         machine = _machine(target)
-        return str(machine.emit_assembly(_optimized(text, machine)))
+        return str(machine.emit_assembly(_parsed(text, machine)))
 
 
 class _Engine:

@@ -15,13 +15,20 @@ from bitwright.backends.cpu.emit.core import Core, Operand, Value
 from bitwright.backends.cpu.emit.types import i1
 from bitwright.errors import CompileError
 
+_NEUTRAL = {"add": "0", "sub": "0", "mul": "1", "udiv": "1", "shl": "0", "lshr": "0", "ashr": "0"}
+"""The whole number behind each that changes nothing."""
+
 
 def _binary(integer: str, real: str) -> Callable[[Core, Operand, Operand], Value]:
+    neutral = _NEUTRAL.get(integer)
+
     def emit(self: Core, a: Operand, b: Operand) -> Value:
         a, b = self.pair(a, b)
         name = integer if a.type.is_int else real
         if not name or not (a.type.is_int or a.type.is_float):
             raise CompileError(f"{integer or real} does not exist for {a.type}")
+        if b.text == neutral and a.type.is_int:
+            return a
         return self.emit(a.type, f"{name} {a.type.text} {a.text}, {b.text}")
 
     return emit

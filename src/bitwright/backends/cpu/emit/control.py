@@ -102,7 +102,7 @@ class Loop(_Carrier):
         else:
             enters = f.lt(self._start, self._stop)
             f.emit_void(f"br i1 {enters.text}, label %{self._body}, label %{self._exit}")
-        self._before = f.block
+        self._before, self._known = f.block, f.known()
         f.start_block(self._body)
         self.index, *carried = self._fresh((self._start, *self._initial))
         self.carried = tuple(carried)
@@ -125,6 +125,7 @@ class Loop(_Carrier):
             ((self._start, *self._initial), self._before),
             ((after, *handed), last),
         )
+        f.forget(self._known)
         f.start_block(self._exit)
         if self._nonempty:
             self.results = handed
@@ -178,6 +179,7 @@ class Branch(_Carrier):
         f = self.f
         then, self._else, self._end = f.label("then"), f.label("else"), f.label("end")
         f.emit_void(f"br i1 {self._condition.text}, label %{then}, label %{self._else}")
+        self._known = f.known()
         f.start_block(then)
         return self
 
@@ -189,6 +191,7 @@ class Branch(_Carrier):
         f = self.f
         self._then_values, self._then_block = self._handed_on(), f.block
         f.emit_void(f"br label %{self._end}")
+        f.forget(self._known)
         f.start_block(self._else)
         self.results = self._fresh(self._initial)
         self._merge(self._initial)
@@ -202,6 +205,7 @@ class Branch(_Carrier):
         del f._lines[self._joint :]
         f.block, self._next = self._else, None
         yield
+        f.forget(self._known)
         self._merge(self._next if self._next is not None else self._initial)
 
     def _merge(self, values: Sequence[Value]) -> None:

@@ -7,6 +7,9 @@ A `Value` is the text of an operand and its type. Python's operators emit instru
 
 A Python number beside a value takes its type; a scalar beside a vector stands in every lane.
 Arithmetic is IEEE: nothing is contracted or reordered unless the kernel says so with `fma`.
+
+What was computed before, in a place that every way to here passes, is not computed again: kernels
+ask for the same addresses and masks over and over, and LLVM would take longer to find that out.
 """
 
 from __future__ import annotations
@@ -96,6 +99,16 @@ class Value:
 
 
 Operand = Value | float
+_REPEATABLE = frozenset(
+    "add and ashr bitcast getelementptr icmp insertelement lshr mul or ptrtoint select sext shl "
+    "shufflevector sub trunc udiv urem xor zext".split()
+)
+"""Instructions on whole numbers, addresses and lanes, which give the same whenever they run."""
+_REPEATABLE_CALLS = tuple(
+    f"call {type_} @llvm.{name}"
+    for type_ in ("i32", "i64")
+    for name in ("smax", "smin", "umax", "umin", "x86.bmi.bzhi")
+)
 
 
 class Core:
@@ -107,6 +120,8 @@ class Core:
         self._lines: list[str] = []
         self._prologue: list[str] = []
         """Lines of the entry block that come first, so that they dominate every use."""
+        self._known: dict[str, Value] = {}
+        """Values by the text that gives them, as far as they exist wherever the block is reached."""
         self._count = 0
         self.block = "entry"
         """The label of the block being written."""
@@ -118,11 +133,26 @@ class Core:
         self._lines.append(f"  ; {text}")
 
     def emit(self, type_: Type, text: str) -> Value:
-        """Append one instruction that gives a value."""
+        """Append one instruction that gives a value, unless it is there already."""
+        found = self._known.get(text)
+        if found is not None:
+            return found
         self._count += 1
         name = f"%v{self._count}"
         self._lines.append(f"  {name} = {text}")
-        return Value(self, type_, name)  # type: ignore[arg-type]
+        value = Value(self, type_, name)  # type: ignore[arg-type]
+        if text[: text.find(" ")] in _REPEATABLE or text.startswith(_REPEATABLE_CALLS):
+            self._known[text] = value
+        return value
+
+    def known(self) -> int:
+        """How much is known before a part of the function that is not always run, for `forget`."""
+        return len(self._known)
+
+    def forget(self, known: int) -> None:
+        """Behind such a part: what it computed may not exist."""
+        while len(self._known) > known:
+            self._known.popitem()
 
     def emit_prologue(self, type_: Type, text: str) -> Value:
         """An instruction of the entry block, ahead of everything emitted so far."""

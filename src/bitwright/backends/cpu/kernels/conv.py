@@ -168,9 +168,7 @@ class _LineProduct(_ImageProduct):
                 part = sums[i * self.width : (i + 1) * self.width]
                 self._finish_row(row + i, column, masks, part)
             return
-        for number, total in enumerate(sums):
-            at = number * self.tile.lanes
-            f.store(total, self.scratch, at, align=self.vector.total_bytes)
+        self._hold(sums)
         self._store(row, f.index(rows), column, masks)
 
     def _multiply(
