@@ -19,9 +19,12 @@ from bitwright.backends.cpu.emit.vector import Vectors
 class Conversions(Vectors):
     def bitcast(self, value: Value, type_: Type) -> Value:
         """The same bits read as another type of the same size."""
+        value = self._bits.get(value.text, value)
         if value.type is type_:
             return value
-        return self._cast("bitcast", value, type_)
+        found = self._cast("bitcast", value, type_)
+        self._bits[found.text] = value
+        return found
 
     def convert(self, value: Value, scalar: Type, signed: bool = True) -> Value:
         """The numbers as another scalar type; `signed` says how the integer side is read."""

@@ -122,6 +122,8 @@ class Core:
         """Lines of the entry block that come first, so that they dominate every use."""
         self._known: dict[str, Value] = {}
         """Values by the text that gives them, as far as they exist wherever the block is reached."""
+        self._bits: dict[str, Value] = {}
+        """What the bits of a value were read from, by its text."""
         self._count = 0
         self.block = "entry"
         """The label of the block being written."""

@@ -61,6 +61,9 @@ class Memory(Core):
         address = self.gep(type_, pointer, index)
         if mask is not None:
             return self._masked_load(type_, address, mask, default, align)
+        if type_.scalar is bf16:  # LLVM would call a library for what passes through this type
+            bits = self.load(type_.of(i16), address, align=align, invariant=invariant)
+            return self.bitcast(bits, type_)
         tag = f", !invariant.load {self.module.empty_metadata}" if invariant else ""
         return self.emit(
             type_,
@@ -86,6 +89,8 @@ class Memory(Core):
         if mask is not None:
             self._masked_store(value, address, mask, align)
             return
+        if value.type.scalar is bf16:
+            value = self.bitcast(value, value.type.of(i16))
         tag = f", !nontemporal {self.module.one_metadata}" if stream else ""
         self.emit_void(
             f"store {value.type.text} {value.text}, ptr {address.text}, "
