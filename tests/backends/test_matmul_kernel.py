@@ -6,6 +6,7 @@ from emitted import WIDTHS, Compiled, instructions
 
 from bitwright.backends.cpu.emit import Module, f32
 from bitwright.backends.cpu.kernels.matmul import (
+    UNROLL,
     Epilogue,
     Tile,
     best_tile,
@@ -112,7 +113,7 @@ def test_the_tile_is_packed_fma_on_the_widest_registers_without_spills(name, reg
     emit_matmul(module, "kernel")
     tile, loop = best_tile(module.target), inner_loop(module)
     fused = [line for line in loop if line.startswith("vfmadd") and f"%{register}" in line]
-    assert len(fused) == 4 * tile.rows * tile.vectors
+    assert len(fused) == UNROLL * tile.rows * tile.vectors
     assert not [line for line in loop if f"%{register}" in line and "(%rsp)" in line]
 
 

@@ -27,8 +27,12 @@ def _binary(integer: str, real: str) -> Callable[[Core, Operand, Operand], Value
         name = integer if a.type.is_int else real
         if not name or not (a.type.is_int or a.type.is_float):
             raise CompileError(f"{integer or real} does not exist for {a.type}")
-        if b.text == neutral and a.type.is_int:
+        if a.type.is_int and b.text == neutral:
             return a
+        if a.type.is_int and a.text == neutral and integer in ("add", "mul"):
+            return b
+        if integer == "mul" and "0" in (a.text, b.text):
+            return self.const(a.type, 0)
         return self.emit(a.type, f"{name} {a.type.text} {a.text}, {b.text}")
 
     return emit

@@ -99,10 +99,11 @@ class Value:
 
 
 Operand = Value | float
-_REPEATABLE = frozenset(
-    "add and ashr bitcast getelementptr icmp insertelement lshr mul or ptrtoint select sext shl "
-    "shufflevector sub trunc udiv urem xor zext".split()
-)
+_REPEATABLE = frozenset({
+    "add", "and", "ashr", "bitcast", "getelementptr", "icmp", "insertelement", "lshr", "mul", "or",
+    "ptrtoint", "select", "sext", "shl", "shufflevector", "sub", "trunc", "udiv", "urem", "xor",
+    "zext",
+})  # fmt: skip
 """Instructions on whole numbers, addresses and lanes, which give the same whenever they run."""
 _REPEATABLE_CALLS = tuple(
     f"call {type_} @llvm.{name}"
@@ -121,7 +122,7 @@ class Core:
         self._prologue: list[str] = []
         """Lines of the entry block that come first, so that they dominate every use."""
         self._known: dict[str, Value] = {}
-        """Values by the text that gives them, as far as they exist wherever the block is reached."""
+        """Values by the text that gives them, those that exist whichever way led to the block."""
         self._bits: dict[str, Value] = {}
         """What the bits of a value were read from, by its text."""
         self._count = 0

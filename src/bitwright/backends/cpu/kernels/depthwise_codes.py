@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ _LINE = 64
 """Bytes of a cache line."""
 _MOST_STEPS = 400
 """Dots and shuffles of a tile, which are written out."""
+_ABOUT = 1.03
+"""How much more than the least still counts as that: the count of instructions is no better."""
 _EPILOGUE = 8
 """Instructions of a common epilogue, beside those of a tile."""
 
@@ -121,9 +124,11 @@ def best_form(
     result: tuple[Any, Any],
     is_ragged: bool,
 ) -> DotForm | None:
-    """The tile that takes the fewest instructions for each result; None where none is small."""
+    """Of the tiles that take about the fewest instructions for each result the one that is written
+    out the shortest, which sizes of a network then often have in common; None where none is
+    small."""
     most = 18 if target.vector_registers >= 32 else 8
-    best, least = None, float("inf")
+    found: list[tuple[float, int, DotForm]] = []
     for lines in range(1, 9):
         for pixels in range(1, most // lines + 1):
             is_even = isinstance(result[1], int) and result[1] % pixels == 0
@@ -133,9 +138,11 @@ def best_form(
             for size, part in zip(result, (lines, pixels), strict=True):
                 if isinstance(size, int) and size > 0:
                     cost *= -(-size // part) * part / size
-            if steps <= _MOST_STEPS and cost < least:
-                best, least = form, cost
-    return best
+            if steps <= _MOST_STEPS:
+                found.append((cost, steps, form))
+    least = min((cost for cost, _, _ in found), default=0.0)
+    good = [(steps, form) for cost, steps, form in found if cost <= _ABOUT * least]
+    return min(good, key=itemgetter(0))[1] if good else None
 
 
 @dataclass(frozen=True)

@@ -30,21 +30,22 @@ from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
 from bitwright.backends.cpu.kernels.register_tile import Tile, best_tile
 from bitwright.backends.cpu.kernels.streaming import is_streamed, settle
 from bitwright.backends.cpu.kernels.tile_run import ROWS, BlockRows, TileRun
-from bitwright.backends.cpu.kernels.wide_rows import WideRows
+from bitwright.backends.cpu.kernels.wide_rows import STEP_BYTES, WideRows
 from bitwright.ir.dtype import DType
 from bitwright.ir.dtype import f32 as real
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
-UNROLL = 4
-"""Steps of k per turn of the inner loop of a full tile: a twentieth faster than one step."""
+LINE = 64
+"""Bytes of a cache line."""
+UNROLL = LINE // STEP_BYTES
+"""Steps of k per turn of the inner loop of a full tile, in which a line is prefetched: a line in
+every step costs a twentieth of the time."""
 FEW_TILES = 4
 """A thread that has fewer may have a good part more to do than another."""
 _TALL = 2
 """As many times its rows a product has columns at most to be shared out by rows, as measured: its
 threads read the same weights then, and their own part of a."""
-LINE = 64
-"""Bytes of a cache line."""
 
 
 def pack(w: Array, tile: Tile) -> Array:
@@ -181,11 +182,19 @@ class Product:
         panel_bytes = self.depth * (tile.columns * self.numbers.unit.total_bytes)
         w = f.offset(self.panels(), panel * panel_bytes)
         bottom = f.min(top + count * tile.rows, self.rows)
-        ahead = f.offset(w, panel_bytes)
-        with f.loop(top, bottom, tile.rows, carry=(ahead,)) as loop:
-            self._tile(loop.index, bottom, panel * tile.columns, w, loop.carried[0])
-            turns = f.udiv(self.depth, UNROLL)
-            loop.next(f.offset(loop.carried[0], turns * LINE))
+        self.run_tiles(panel, top, bottom, w, f.offset(w, panel_bytes), panel_bytes)
+
+    def run_tiles(
+        self, panel: Value, top: Value, bottom: Value, w: Value, ahead: Value, size: Value
+    ) -> None:
+        """The tiles of a panel whose weights lie at `w`; each asks for a part of what lies `ahead`,
+        the next panel of `size` bytes."""
+        f, tile = self.f, self.tile
+        asked = f.udiv(self.depth, UNROLL) * LINE
+        with f.loop(top, bottom, tile.rows, carry=(f.index(0),)) as loop:
+            (past,) = loop.carried
+            self._tile(loop.index, bottom, panel * tile.columns, w, f.offset(ahead, past))
+            loop.next(f.min(past + asked, size))
 
     def _block_height(self, tiles: Value) -> Value:
         """Tiles of a block: the fewest blocks that fit the cache, all of about one height.
@@ -415,7 +424,7 @@ class Product:
             with f.loop(start, stop, turn, carry) as loop:
                 w, *totals = loop.carried
                 if turn > 1 and ahead is not None:  # one line of the next panel a turn
-                    f.prefetch(f.offset(ahead, loop.index * (LINE // UNROLL)), locality=2)
+                    f.prefetch(f.offset(ahead, loop.index * STEP_BYTES), locality=2)
                 for step in range(turn):
                     self._multiply(rows, w, loop.index + step, totals)
                     w = f.offset(w, step_bytes)

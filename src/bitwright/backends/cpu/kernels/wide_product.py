@@ -16,7 +16,7 @@ from typing import Any
 
 from bitwright.backends.cpu.emit import Value, f32
 from bitwright.backends.cpu.kernels.halves import Widened
-from bitwright.backends.cpu.kernels.matmul import LINE, UNROLL, Product
+from bitwright.backends.cpu.kernels.matmul import Product
 from bitwright.backends.cpu.kernels.numbers import REAL
 from bitwright.backends.cpu.kernels.register_tile import Tile, best_tile
 from bitwright.backends.cpu.kernels.split_halves import SplitProduct
@@ -114,7 +114,5 @@ class _WideProduct(Product):
                 at = loop.index * tile.columns + v * tile.lanes
                 f.store(part, self.panel, at, align=self.vector.total_bytes)
         bottom = f.min(top + count * tile.rows, self.rows)
-        ahead = f.offset(w, self.depth * line)
-        with f.loop(top, bottom, tile.rows, carry=(ahead,)) as tiles:
-            self._tile(tiles.index, bottom, panel * tile.columns, self.panel, tiles.carried[0])
-            tiles.next(f.offset(tiles.carried[0], f.udiv(self.depth, UNROLL) * LINE))
+        size = self.depth * line
+        self.run_tiles(panel, top, bottom, self.panel, f.offset(w, size), size)

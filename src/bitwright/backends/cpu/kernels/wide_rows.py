@@ -9,8 +9,8 @@ from bitwright.backends.cpu.emit import Kernel, Type, Value, f32
 
 PIECE = 256
 """Numbers of a row that are widened at a time: those of a tile fit the first-level cache."""
-STEP_BYTES = 16
-"""Of the next panel that are prefetched in a step of k: a cache line every four steps."""
+STEP_BYTES = 32
+"""Of the next panel that are prefetched in a step of k: a cache line every two steps."""
 Add = Callable[..., tuple[Value, list[Value]]]
 
 
