@@ -43,7 +43,7 @@ class TensorType:
     def rank(self) -> int:
         return len(self.shape)
 
-    @property
+    @cached_property
     def count(self) -> Size:
         """The number of elements."""
         return product(self.shape)

@@ -11,18 +11,20 @@ import base64
 import binascii
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, NodeProto, ValueInfoProto, defs, helper
-from onnx.reference import ReferenceEvaluator
 
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.parser import parse_type
 from bitwright.ir.types import TensorType, ValueType
 from bitwright.ops.opdef import Attr, Kind, NonDifferentiable, OpDef, Sample, draw, sample
 from bitwright.warn import warn_once
+
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator
 
 
 def encode_node(node: NodeProto) -> str:
@@ -43,6 +45,8 @@ def decode_node(proto: str) -> NodeProto:
 @lru_cache(maxsize=256)
 def evaluator(proto: str, domain: str, version: int) -> ReferenceEvaluator:
     """What runs the node; raises what onnx raises when it has no implementation of it."""
+    from onnx.reference import ReferenceEvaluator  # slow to import, and few models need it
+
     node = decode_node(proto)
     # naming the outputs lets onnx postpone what depends on the types of the operands to the run
     outputs = [ValueInfoProto(name=name) for name in node.output if name]

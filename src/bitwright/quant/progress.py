@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from rich.console import Console
 
 
 @contextmanager
 def progress_bar(what: str, total: int | None, show: bool | None) -> Iterator[Callable[[], None]]:
     """A function to call once per step; `show` None means: if standard error is a terminal."""
-    console = Console(stderr=True)
-    if not (console.is_terminal if show is None else show):
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    if not (is_terminal if show is None else show):
         yield lambda: None
         return
+    from rich.console import Console  # slow to import, and most runs show nothing
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -23,6 +23,7 @@ def progress_bar(what: str, total: int | None, show: bool | None) -> Iterator[Ca
         TimeRemainingColumn,
     )
 
+    console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task(what, total=total)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import ml_dtypes
@@ -86,9 +87,27 @@ def same_value(a: Any, b: Any) -> bool:
     return bool(type(a) is type(b) and a == b)
 
 
-def match_node(pattern: OpPattern, node: Node) -> Iterator[Bindings]:
+def match_node(pattern: OpPattern, node: Node) -> Iterable[Bindings]:
     """Every way in which the pattern fits this node."""
-    yield from _match_op(pattern, node, {})
+    return _match_op(pattern, node, {}) if may_match(pattern, node) else ()
+
+
+def may_match(pattern: OpPattern, node: Node) -> bool:
+    """Whether the ops that made the operands allow it, which few nodes pass."""
+    if node.op != pattern.op:
+        return False
+    if pattern.operands is None:
+        return True
+    given = [None if value is None else value.node.op for value in node.inputs]
+    if len(given) > len(pattern.operands):
+        return False
+    for wanted in pattern.orders:
+        for op, found in zip_longest(wanted, given):
+            if op and op != found:
+                break
+        else:
+            return True
+    return False
 
 
 def _match(pattern: Pattern, value: Value | None, bound: Bindings) -> Iterator[Bindings]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from bitwright.errors import RewriteError
@@ -45,8 +46,21 @@ class OpPattern:
     def __getitem__(self, index: int) -> OpPattern:
         return replace(self, index=index)
 
+    @cached_property
+    def orders(self) -> tuple[tuple[str, ...], ...]:
+        """The ops that must have made the operands, in each order; "" where any may have."""
+        wanted = tuple(map(_maker, self.operands or ()))
+        is_turned = len(wanted) == 2 and get(self.op).commutative and wanted[0] != wanted[1]
+        return (wanted, wanted[::-1]) if is_turned else (wanted,)
+
 
 Pattern = Variable | Literal | OpPattern
+
+
+def _maker(pattern: Pattern) -> str:
+    if isinstance(pattern, OpPattern):
+        return pattern.op
+    return "constant" if isinstance(pattern, Literal) else ""
 
 
 class PatternMaker:

@@ -24,7 +24,10 @@ from bitwright.ops.opdef import Kind, OpDef
 from bitwright.ops.registry import get
 
 # One operand of any size gives a result: there is nothing to trust.
-_SURE = frozenset({"identity", "transpose", "cast", "softmax", "log_softmax", "shape_of", "sizes"})
+_SURE = frozenset(
+    {"identity", "transpose", "cast", "softmax", "log_softmax", "shape_of", "sizes"}
+    | {f"reduce_{kind}" for kind in ("max", "min", "mean", "sum", "prod", "l1", "l2")}
+)
 
 
 @dataclass(frozen=True)

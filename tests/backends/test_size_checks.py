@@ -1,0 +1,58 @@
+"""Checks of a run's sizes: what is looked at again, what need not be, and what is told."""
+
+import numpy as np
+import pytest
+
+from bitwright.backends.cpu.sizes import _SURE, SizeChecks, checks_from_text, checks_text
+from bitwright.errors import RunError
+from bitwright.ir.parser import parse_type
+from bitwright.ops.builder import Builder
+from bitwright.ops.registry import get
+
+ATTRS = {
+    "transpose": {"perm": (2, 0, 1)},
+    "cast": {"to": "i32"},
+    "softmax": {"axis": 1},
+    "log_softmax": {"axis": 1},
+}
+
+
+@pytest.mark.parametrize("op", sorted(_SURE - {"sizes"}))
+def test_what_is_not_looked_at_again_gives_the_same_at_any_sizes(op):
+    given = ATTRS.get(op, {"axes": (0, 2)} if op.startswith("reduce") else {})
+    opdef = get(op)
+    attrs = opdef.call_attrs(opdef.normal_attrs(given))
+    shape = parse_type("f32[n, 3, m]")
+    symbolic = opdef.infer(shape, **attrs)
+    for sizes in ({"n": 0, "m": 0}, {"n": 1, "m": 1}, {"n": 7, "m": 1}, {"n": 33, "m": 0}):
+        assert opdef.infer(shape.substitute(sizes), **attrs) == symbolic.substitute(sizes)
+
+
+def two_products() -> SizeChecks:
+    """x[n, m] times a constant of 7 rows: m must be 7; and a reshape to n // 2 rows."""
+    b = Builder("sizes")
+    x = b.input("x", "f32[n, m]")
+    y = b.matmul(x, b.constant(np.ones((7, 5), np.float32)), name="y")
+    z = b.reshape(x, shape=(2, x.shape[0] // 2, x.shape[1]), name="z")
+    top = b.reduce_max(y, axes=(0,), name="top")
+    return SizeChecks.of(b.build(y=y, z=z, top=top))
+
+
+def test_sizes_that_do_not_fit_are_told_with_their_place():
+    checks = two_products()
+    assert [check.node.op for check in checks.checks] == ["matmul", "reshape"]
+    for made in (checks, checks_from_text(*checks_text(checks))):
+        for n, m in ((0, 7), (2, 7), (128, 7)):
+            made.verify({"n": n, "m": m})
+        with pytest.raises(RunError, match="%y"):
+            made.verify({"n": 2, "m": 6})
+        with pytest.raises(RunError, match="%z"):
+            made.verify({"n": 3, "m": 7})
+
+
+def test_nodes_are_looked_at_as_soon_as_their_sizes_are_known():
+    checks, seen = two_products(), set()
+    checks.ready({"n": 3}, seen)
+    assert not seen
+    with pytest.raises(RunError, match="%z"):
+        checks.ready({"n": 3, "m": 7}, seen)
