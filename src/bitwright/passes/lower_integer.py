@@ -306,23 +306,9 @@ class _Lowering:
         return op.to_codes(divided(op, inner, step), zero, highest, to=to, bounded=bounded)
 
     def _divided(self, op: Any, value: Value, step: Array) -> Value:
-        """value / step, with the division in the constants that come last."""
-        if value.node.op == "add":
-            for x, other in (value.node.inputs, value.node.inputs[::-1]):
-                known = None if other is None else constant_value(other)
-                if known is not None and x is not None and x.shape == value.shape:
-                    rest = op.constant(_held(known / step))
-                    return op.add(self._divided(op, x, step), rest)  # type: ignore[no-any-return]
+        """value / step; the value itself is rounded as the graph says, like in other runtimes."""
         if factor := _positive_factor(value):
             value, step = factor[0], step / factor[1]
-        elif value.node.op == "mul":  # by a scale of each row and one of each column
-            for x, scale in (value.node.inputs, value.node.inputs[::-1]):
-                assert x is not None and scale is not None
-                known = [constant_value(v) for v in scale.node.operands]
-                if scale.node.op == "mul" and sum(array is None for array in known) == 1:
-                    parts = zip(scale.node.operands, known, strict=True)
-                    new = [v if a is None else op.constant(_held(a / step)) for v, a in parts]
-                    return op.mul(x, op.mul(*new))  # type: ignore[no-any-return]
         return op.mul(value, op.constant(_held(1 / step)))  # type: ignore[no-any-return]
 
     def _ends(

@@ -15,6 +15,7 @@ equalization made larger or smaller get others.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from bitwright.quant.algorithms.choosing import Coding
 from bitwright.quant.algorithms.codes import weight_codes, weight_scales
 from bitwright.quant.algorithms.weights import Weights
 from bitwright.quant.assign import Choice
-from bitwright.quant.equalize import fold_factors
+from bitwright.quant.equalize import Folded, fold_factors
 from bitwright.quant.products import Product
 from bitwright.quant.scales import ScaleFormat
 from bitwright.rewrite.rebuild import prune
@@ -48,11 +49,10 @@ def apply_choices(
 
     With `equalize`, factors go into the product before where they can (`quant.equalize`).
     """
-    names: Mapping[Node, str] = {}
+    folded = Folded(choices, dict(weights), {}, {})
     if equalize:
         folded = fold_factors(graph, choices, weights)
-        choices, weights, names = folded.choices, folded.weights, folded.names
-    return verify(_Rewrite(graph, choices, weights, lookups, names).run())
+    return verify(_Rewrite(graph, folded, lookups).run())
 
 
 def static_codes(b: Builder, x: Value, coding: Coding, axis: int, alone: bool = False) -> Value:
@@ -84,28 +84,23 @@ def _smoothed(b: Builder, x: Value, coding: Coding, axis: int, alone: bool) -> V
     if coding.factors is None:
         return x
     shape = [-1 if i == axis else 1 for i in range(x.rank)]
-    inverse = (1 / coding.factors).astype(np.float32).reshape(shape)
+    inverse = coding.inverse.astype(np.float32)
+    is_uniform = inverse.size > 0 and (inverse == inverse[0]).all()
+    inverse = inverse[0] if is_uniform else inverse.reshape(shape)
     if alone and x.node.op == "relu":
         return b.relu(b.mul(*x.node.operands, inverse))  # type: ignore[no-any-return]
     return b.mul(x, inverse)  # type: ignore[no-any-return]
 
 
 class _Rewrite:
-    def __init__(
-        self,
-        graph: Graph,
-        choices: list[Choice],
-        weights: Mapping[str, Weights],
-        lookups: list[Node],
-        names: Mapping[Node, str],
-    ) -> None:
-        self.graph, self.weights, self.lookups = graph, weights, set(lookups)
-        self.choices, self.names = choices, names
+    def __init__(self, graph: Graph, folded: Folded, lookups: list[Node]) -> None:
+        self.graph, self.folded, self.lookups = graph, folded, set(lookups)
+        self.weights, self.names = folded.weights, folded.names
         self.products: dict[Node, tuple[Product, Choice]] = {}
         self.adds: dict[Node, tuple[Product, Choice]] = {}
-        for choice in choices:
+        for choice in folded.choices:
             for product in choice.site.products:
-                if product.name in weights:
+                if product.name in self.weights:
                     self.products[product.node] = product, choice
                     if product.add is not None:
                         self.adds[product.add] = product, choice
@@ -130,6 +125,8 @@ class _Rewrite:
                 self._lookup(node)
             else:
                 inputs = tuple(None if v is None else self.new[v] for v in node.inputs)
+                if node in self.folded.bounds:
+                    inputs = inputs[0], *self._bounds(node)
                 names = (self.names[node],) if node in self.names else node.names
                 bodies = self._bodies(node)
                 same = inputs == node.inputs and names == node.names and not bodies
@@ -147,10 +144,16 @@ class _Rewrite:
 
     def _bodies(self, node: Node) -> dict[str, Graph]:
         """Branches and bodies of loops in codes."""
+        inner = replace(self.folded, names={}, bounds={})
         return {
-            name: _Rewrite(body, self.choices, self.weights, [*self.lookups], {}).run()
-            for name, body in node.bodies.items()
+            name: _Rewrite(body, inner, [*self.lookups]).run() for name, body in node.bodies.items()
         }
+
+    def _bounds(self, clip: Node) -> list[Value | None]:
+        """The bounds of a clip whose input is a multiple of what it was."""
+        known = [None if v is None else constant_value(v) for v in clip.inputs[1:]]
+        share = self.folded.bounds[clip]
+        return [None if a is None else self.b.constant((a * share).astype(a.dtype)) for a in known]
 
     def _named(self, node: Node, value: Value) -> None:
         """Let `value`, made last, carry the name of the result it stands for."""

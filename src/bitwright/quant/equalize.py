@@ -8,7 +8,8 @@ measured error for that site (`quant.algorithms.choosing`); here it goes from a 
 run time into the scales and bias of P, where it costs nothing. Channels whose sizes differ because
 the weights before them do (`relate_channels`) may be evened out further than merely quiet ones.
 
-A clip at a constant is not homogeneous: a chain with one is left as it is.
+A clip at a constant is not homogeneous: only one number for all channels goes through it, with its
+bounds, clip(f x, f a, f b) = f clip(x, a, b).
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Chain:
     nodes: tuple[Node, ...]
 
 
-def find_chain(value: Value, axis: int) -> Chain | None:
-    """The chain that ends in a value whose channels lie on `axis`."""
+def find_chain(value: Value, axis: int, with_clips: bool = False) -> Chain | None:
+    """The chain that ends in a value whose channels lie on `axis`; possibly with clips in it."""
     nodes: list[Node] = []
     while True:
         node = value.node
@@ -48,19 +49,24 @@ def find_chain(value: Value, axis: int) -> Chain | None:
             return Chain(node, tuple(nodes)) if axis == 1 else None
         if node.op == "matmul":
             return Chain(node, tuple(nodes)) if axis == value.rank - 1 else None
-        step = _before(node, axis)
+        step = _before(node, axis, with_clips)
         if step is None:
             return None
         nodes.append(node)
         value, axis = step
 
 
-def _before(node: Node, axis: int) -> tuple[Value, int] | None:
+def _is_clip(node: Node) -> bool:
+    """Whether it is a clip at constants."""
+    return node.op == "clip" and all(v is None or v.is_constant for v in node.inputs[1:])
+
+
+def _before(node: Node, axis: int, with_clips: bool) -> tuple[Value, int] | None:
     """The operand that a homogeneous function scales with, and the axis of its channels."""
     value = node.inputs[0] if node.inputs else None
     if value is None or len(node.outputs) != 1:
         return None
-    if node.op in CHANNELWISE:
+    if node.op in CHANNELWISE or (with_clips and _is_clip(node)):
         return value, axis
     if node.op == "transpose":
         return value, node.attrs["perm"][axis]
@@ -108,6 +114,8 @@ class Folded:
     choices: list[Choice]
     weights: dict[str, Weights]
     names: dict[Node, str]
+    bounds: dict[Node, float]
+    """Clips whose bounds are so many times what they were."""
 
 
 def fold_factors(graph: Graph, choices: list[Choice], weights: Mapping[str, Weights]) -> Folded:
@@ -117,10 +125,13 @@ def fold_factors(graph: Graph, choices: list[Choice], weights: Mapping[str, Weig
     """
     shares: dict[Node, Array] = {}
     names: dict[Node, str] = {}
+    bounds: dict[Node, float] = {}
     done: set[Value] = set()
     for choice, chain in _foldable(graph, choices, weights):
-        assert choice.coding is not None and choice.coding.factors is not None
-        shares[chain.product] = 1 / choice.coding.factors.astype(np.float64)
+        assert choice.coding is not None
+        share = choice.coding.inverse
+        shares[chain.product] = share
+        bounds.update({node: float(share[0]) for node in chain.nodes if node.op == "clip"})
         names.update({node: f"{node.name}.equalized" for node in (chain.product, *chain.nodes)})
         done.add(choice.site.value)
     scaled = {node.name: _scaled(weights[node.name], share) for node, share in shares.items()}
@@ -128,6 +139,7 @@ def fold_factors(graph: Graph, choices: list[Choice], weights: Mapping[str, Weig
         [_with_shares(choice, shares, choice.site.value in done) for choice in choices],
         {**weights, **scaled},
         names,
+        bounds,
     )
 
 
@@ -141,7 +153,8 @@ def _foldable(
         site = choice.site
         if choice.coding is None or choice.coding.factors is None or choice.scheme == "float":
             continue
-        chain = find_chain(site.value, site.channel_axis)
+        is_uniform = bool(np.ptp(choice.coding.factors) == 0)
+        chain = find_chain(site.value, site.channel_axis, with_clips=is_uniform)
         if chain is None or _complete(chain, products) is None:
             continue
         inner = [node.outputs[0] for node in (chain.product, *chain.nodes)]

@@ -44,6 +44,7 @@ from bitwright.quant.data import Batch, Batches, Transform
 from bitwright.quant.effects import Effects
 from bitwright.quant.equalize import relate_channels
 from bitwright.quant.evidence_file import EvidenceFile
+from bitwright.quant.exact_sums import make_sums_exact
 from bitwright.quant.gathering import Gathering
 from bitwright.quant.interrupt import saved_on_interrupt
 from bitwright.quant.products import find_sites
@@ -150,6 +151,7 @@ def _quantize(
     attentions = Attentions(graph, rules, bindings)
     effects = Effects(graph, open_codings(choices, rules), gathering.held, threads, attentions.open)
     choices = relieve(choices, evidence, rules, effects, bindings)
+    choices = make_sums_exact(graph, choices)
     attentions.choose(effects)
     effects.forget_switches()
     for _ in range(GUARD_ROUNDS):

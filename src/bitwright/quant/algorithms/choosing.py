@@ -24,6 +24,7 @@ from bitwright.quant.algorithms.codes import (
     weight_codes,
     weight_scales,
 )
+from bitwright.quant.algorithms.few_bits import nearest_power, rounded, rounded_down
 from bitwright.quant.collect import Evidence
 from bitwright.quant.probe import Channels
 from bitwright.quant.products import Product, Site
@@ -55,6 +56,25 @@ class Coding:
     @property
     def sqnr(self) -> float:
         return decibels(self.error)
+
+    @property
+    def inverse(self) -> Array:
+        """What channels are multiplied by before they are coded, in f64."""
+        assert self.factors is not None
+        inverse = 1 / self.factors.astype(np.float64)
+        return inverse if self.range is None else rounded(inverse)
+
+    def with_power_of_two(self, channels: int) -> Coding:
+        """The same codes with a scale that is a power of two; the factors take up the rest."""
+        if self.range is None:
+            return self
+        scale, zero_point = self.range
+        power = nearest_power(scale)
+        factors = np.ones(channels) if self.factors is None else self.factors
+        inverse = rounded(power / (factors * np.float64(scale)))
+        return replace(
+            self, factors=(1 / inverse).astype(np.float32), range=Range(power, zero_point)
+        )
 
     def round_trip(self, rows: Array, factors: Array | None) -> Array:
         """Rows [rows, groups, terms] with `factors` [groups, terms] as the products see them."""
@@ -130,8 +150,10 @@ def _coding(
         low, high = seen.low, seen.high
         if factors is not None:
             low, high = low / factors, high / factors
-        range_ = make(float(low.min()) * reach, float(high.max()) * reach)
-    return Coding(scheme, factors, range_, 0.0, strength, reach)
+        scale, zero_point = make(float(low.min()) * reach, float(high.max()) * reach)
+        range_ = Range(np.float32(rounded_down(scale)), zero_point)
+    coding = Coding(scheme, factors, range_, 0.0, strength, reach)
+    return coding if factors is None else coding.with_power_of_two(len(factors))
 
 
 def smoothing_factors(peaks: Array, site: Site, strength: float) -> Array | None:

@@ -12,6 +12,7 @@ import numpy as np
 from bitwright.quant.algorithms.choosing import Coding, times
 from bitwright.quant.algorithms.codes import decibels, weight_codes, weight_scales
 from bitwright.quant.algorithms.descent import Descent
+from bitwright.quant.algorithms.few_bits import rounded_up, scales_for_sums
 from bitwright.quant.algorithms.grids import Grid, spread
 from bitwright.quant.algorithms.rounding import ErrorSpread, damping
 from bitwright.quant.algorithms.weight_ranges import least_error_scales
@@ -110,6 +111,7 @@ class _Together:
         self.products, self.form = products, form
         self.sample = evidence.sample(products[0])
         self.factors = None
+        self.is_static = coding is not None and coding.range is not None
         if coding is not None and coding.factors is not None:
             self.factors = products[0].spread(coding.factors)
         rows = self.sample.scored
@@ -179,19 +181,29 @@ class _Together:
         form = self.form
         limits = form.highest, form.lowest
         scales = weight_scales(matrix, form.highest, self.block)
+        peak_scales, scales = scales, self._held(scales)
         codes = self.rounded(matrix, self._each(scales), *limits)
         if form.ranges == "peak":
             return codes, scales
         lower = least_error_scales(matrix, self.importance, *limits, self.block)
-        columns = np.flatnonzero((lower < scales).any(axis=(0, 2)))
+        columns = np.flatnonzero((lower < peak_scales).any(axis=(0, 2)))
         if columns.size:
-            matrix, lower = matrix[:, columns], lower[:, columns]
+            matrix, lower = matrix[:, columns], self._held(lower[:, columns])
             tried = self.rounded(matrix, self._each(lower), *limits)
             before = self._lost(matrix, codes[:, columns], scales[:, columns])
             better = (self._lost(matrix, tried, lower) < before)[:, :, None]
             codes[:, columns] = np.where(better, tried, codes[:, columns])
             scales[:, columns] = np.where(better, lower, scales[:, columns])
         return codes, scales
+
+    def _held(self, scales: Array) -> Array:
+        """Scales as they are kept: of few bits where static codes meet them."""
+        if not self.is_static or self.block:
+            return scales
+        if self.products[0].is_conv:
+            terms = self.products[0].matrix.shape[2]
+            return scales_for_sums(scales, terms, self.form.highest).astype(np.float32)
+        return rounded_up(scales).astype(np.float32)
 
     def _lost(self, matrix: Array, codes: Array, scales: Array) -> Array:
         """The squared error [groups, columns] that codes make on the rows scored, less its mean."""

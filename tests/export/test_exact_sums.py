@@ -1,0 +1,74 @@
+"""Convolutions in static codes: ONNX Runtime, with its defaults, finds our codes to the bit."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx_runs import checked, run_ort
+
+import bitwright as bw
+from bitwright.frontend.onnx import load
+
+SHAPE = (2, 3, 24, 24)
+
+
+def network(between, spread=1.5):
+    """Inverted residuals whose channels differ by decades, with `between` behind convolutions."""
+    rng = np.random.default_rng(0)
+    b = bw.Builder("residuals")
+
+    def conv(x, columns, taps=1, groups=1, **attrs):
+        terms = x.shape[1] // groups
+        w = rng.normal(size=(columns, terms, taps, taps)) / np.sqrt(terms * taps**2 / 2)
+        w *= 10 ** rng.uniform(-spread / 2, spread / 2, (columns, 1, 1, 1))
+        pads = (taps // 2,) * 4
+        bias = rng.normal(size=columns).astype(np.float32)
+        return b.conv(x, w.astype(np.float32), bias, pads=pads, groups=groups, **attrs)
+
+    def block(x, wide, columns):
+        y = between(b, conv(x, wide))
+        y = between(b, conv(y, wide, 3, groups=wide))
+        return conv(y, columns)
+
+    x = between(b, conv(b.input("x", "f32[n, 3, 24, 24]"), 16, 3, strides=(2, 2)))
+    x = block(x, 32, 12)
+    x = b.add(x, block(x, 72, 12))
+    x = b.add(x, block(x, 72, 12))
+    return b.build(y=conv(between(b, conv(x, 40)), 9))
+
+
+def quantized(between):
+    rng = np.random.default_rng(1)
+    data = [{"x": rng.normal(size=SHAPE).astype(np.float32)} for _ in range(6)]
+    return bw.quantize(network(between), data, recipe="int8-static").graph, data
+
+
+BETWEEN = {
+    "relu6": lambda b, y: b.clip(y, 0.0, 6.0),
+    "narrow clip": lambda b, y: b.clip(y, -1.0, 2.5),
+    "relu": lambda b, y: b.relu(y),
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+def test_onnx_runtime_finds_our_codes(between):
+    graph, _ = quantized(between)
+    model = checked(graph)
+    named = {info.name: info for info in model.graph.value_info}
+    told = onnx.ModelProto()
+    told.CopyFrom(model)
+    codes = [n.output[0] for n in model.graph.node if n.op_type == "QuantizeLinear"]
+    told.graph.output.extend(named[name] for name in codes)
+    rng = np.random.default_rng(2)
+    given = {"x": rng.normal(size=SHAPE).astype(np.float32)}
+    for file in (model, told):
+        ours = bw.compile(load(file)).run(given)
+        for name, theirs in run_ort(file, given).items():
+            np.testing.assert_array_equal(ours[name], theirs, err_msg=name)
+    np.testing.assert_array_equal(bw.compile(graph).run(given)["y"], ours["y"])
+
+
+def test_what_is_cut_off_is_what_was():
+    graph, (batch, *_) = quantized(BETWEEN["relu6"])
+    exact = bw.compile(network(BETWEEN["relu6"])).run(batch)["y"]
+    lost = bw.compile(graph).run(batch)["y"] - exact
+    assert 10 * np.log10((exact**2).sum() / (lost**2).sum()) > 18

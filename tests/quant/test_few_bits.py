@@ -1,0 +1,72 @@
+"""Scales of few bits: next to what they stand for, and exact in f32."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bitwright.quant.algorithms.choosing import Coding
+from bitwright.quant.algorithms.codes import Range
+from bitwright.quant.algorithms.few_bits import (
+    FACTOR_BITS,
+    SCALE_BITS,
+    SUM_BITS,
+    nearest_power,
+    rounded,
+    rounded_down,
+    rounded_up,
+    scales_for_sums,
+)
+
+POSITIVE = st.floats(2.0**-100, 2.0**100)
+
+
+def has_bits(x, bits):
+    mantissa, _ = np.frexp(x)
+    whole = np.ldexp(mantissa, bits)
+    return bool((whole == np.rint(whole)).all())
+
+
+@given(POSITIVE, st.integers(1, 24))
+def test_numbers_of_few_bits_lie_next_to_it(x, bits):
+    low, near, high = (f(x, bits) for f in (rounded_down, rounded, rounded_up))
+    assert low <= x <= high and near in (low, high)
+    assert abs(near - x) == min(x - low, high - x)
+    assert high - low <= x * 2.0 ** (1 - bits)
+    assert all(has_bits(found, bits) for found in (low, near, high))
+
+
+@given(POSITIVE)
+def test_a_power_of_two_is_the_next_one(x):
+    power = float(nearest_power(x))
+    assert has_bits(power, 1) and 0.7 < x / power < 1.42
+
+
+@pytest.mark.parametrize("terms", [1, 9, 960])
+def test_sums_with_such_scales_are_exact_in_any_order(terms):
+    rng = np.random.default_rng(terms)
+    scales = scales_for_sums(rng.uniform(1e-3, 1e-2, 50).astype(np.float32), terms, 127)
+    assert has_bits(scales, SCALE_BITS)
+    codes = rng.integers(-40, 41, (50, terms)), rng.integers(-128, 128, (50, terms))
+    assert np.abs(np.cumsum(codes[0] * codes[1], axis=1)).max() < 2**SUM_BITS
+    left = (codes[0] * np.float32(0.25)).astype(np.float32)
+    right = (codes[1] * scales.astype(np.float32)[:, None]).astype(np.float32)
+    exact = (codes[0] * codes[1]).sum(axis=1) * scales * 0.25
+    for order in (slice(None), slice(None, None, -1), rng.permutation(terms)):
+        total = np.cumsum((left * right)[:, order], axis=1, dtype=np.float32)[:, -1]
+        np.testing.assert_array_equal(total, exact)
+
+
+def test_a_scale_is_lowered_only_where_many_terms_gain_by_it():
+    scales = np.full(1, 0.0102, np.float32)
+    assert scales_for_sums(scales, 9, 127)[0] > scales[0] > scales_for_sums(scales, 10**6, 127)[0]
+
+
+def test_factors_take_up_what_a_power_of_two_leaves():
+    factors = np.array([1.0, 0.3, 0.07], np.float32)
+    before = Coding("static", factors, Range(np.float32(0.0123), 17), 0.0)
+    after = before.with_power_of_two(3)
+    assert has_bits(after.range.scale, 1) and after.range.zero_point == 17
+    assert has_bits(after.inverse, FACTOR_BITS)
+    units = after.factors * after.range.scale
+    np.testing.assert_allclose(units, factors * np.float32(0.0123), rtol=2.0**-FACTOR_BITS)
