@@ -296,14 +296,14 @@ def test_the_step_goes_into_constants_behind_a_function() -> None:
     assert last.attrs["bounded"]
 
 
-def test_the_step_goes_into_the_scales_of_columns() -> None:
+def test_a_product_of_rows_is_rounded_before_its_step() -> None:
     b = Builder("dynamic")
     codes, scale, zero = b.dynamic_quantize(b.input("x", "f32[5, 64]"), to="u8", per_token=True)
     x = b.dequantize(codes, scale, zero, axis=1, block=64)
     y = b.add(b.matmul(x, weight(b, 64, 32, axis=1)), b.constant(x_of(32)))
     y = b.mul(b.clip(y, 0.0, 6.0), b.constant(RNG.uniform(0.5, 2, 32).astype(np.float32)))
     ops, _ = check(b.build(through(b, y, 0.02, 0)), 0.02, x=x_of(5, 64))
-    wanted = ["integer_matmul", "cast", "mul", "mul", "add", "to_codes", "dequantize"]
+    wanted = ["integer_matmul", "cast", "mul", "mul", "add", "mul", "to_codes", "dequantize"]
     assert ops == ["dynamic_quantize", *wanted]
 
 

@@ -306,7 +306,18 @@ class _Lowering:
         return op.to_codes(divided(op, inner, step), zero, highest, to=to, bounded=bounded)
 
     def _divided(self, op: Any, value: Value, step: Array) -> Value:
-        """value / step; the value itself is rounded as the graph says, like in other runtimes."""
+        """value / step, with the division in a factor and a constant that come last, if there are.
+
+        A sum of products and its bias are rounded as the graph says, like in other runtimes.
+        """
+        if value.node.op == "add":
+            for x, other in (value.node.inputs, value.node.inputs[::-1]):
+                known = None if other is None else constant_value(other)
+                if known is None or x is None or x.shape != value.shape:
+                    continue
+                if _positive_factor(x):
+                    rest = op.constant(_held(known / step))
+                    return op.add(self._divided(op, x, step), rest)  # type: ignore[no-any-return]
         if factor := _positive_factor(value):
             value, step = factor[0], step / factor[1]
         return op.mul(value, op.constant(_held(1 / step)))  # type: ignore[no-any-return]
