@@ -69,10 +69,14 @@ def names_decide_texts():
     seen, kernel = {}, Lowering.kernel
 
     def checked(self, family, key, emit):
+        count = len(self.kernels)
         made = kernel(self, family, key, emit)
-        module = Module(self.target, made.name)
-        signature = emit(module, made.name)
-        text = module.text()
+        if self.store is None and len(self.kernels) > count:  # it was emitted just now
+            text, signature = self.text(made), made.signature
+        else:
+            module = Module(self.target, made.name)
+            signature = emit(module, made.name)
+            text = module.text()
         found = hashlib.sha256(text.encode()).digest(), signature, made.signature
         known = seen.setdefault((self.target, made.name), found)
         noted = self.store and self.store.noted(made.name)
