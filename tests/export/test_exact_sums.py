@@ -46,6 +46,7 @@ BETWEEN = {
     "relu6": lambda b, y: b.clip(y, 0.0, 6.0),
     "narrow clip": lambda b, y: b.clip(y, -1.0, 2.5),
     "relu": lambda b, y: b.relu(y),
+    "affine": lambda b, y: b.add(b.mul(b.clip(y, 0.0, 6.0), np.float32(1.3)), np.float32(0.2)),
 }
 
 
@@ -72,3 +73,11 @@ def test_what_is_cut_off_is_what_was():
     exact = bw.compile(network(BETWEEN["relu6"])).run(batch)["y"]
     lost = bw.compile(graph).run(batch)["y"] - exact
     assert 10 * np.log10((exact**2).sum() / (lost**2).sum()) > 18
+
+
+def test_factors_go_into_constants_before_them():
+    graph, _ = quantized(BETWEEN["affine"])
+    count = lambda graph: sum(node.op == "mul" for node in graph.nodes)
+    inputs_of_sums = 4  # what is read by an addition, or is the input, has factors of its own
+    assert count(network(BETWEEN["affine"])) <= count(graph)
+    assert count(graph) <= count(network(BETWEEN["affine"])) + inputs_of_sums

@@ -78,8 +78,9 @@ def _dynamic_codes(b: Builder, x: Value, coding: Coding, axis: int, alone: bool)
 def _smoothed(b: Builder, x: Value, coding: Coding, axis: int, alone: bool) -> Value:
     """x / f, with one factor for each channel on `axis`.
 
-    A relu that is read for this `alone` comes after the division, which then joins the scales of
-    the product before it: relu(v) / f = relu(v / f). OpenVINO 2026.4 is wrong on the other order.
+    What is read for this `alone` takes the division in: a relu comes after it, relu(v / f), so that
+    it joins the scales of the product before (OpenVINO 2026.4 is wrong on the other order); of
+    v a + c it goes into the constants.
     """
     if coding.factors is None:
         return x
@@ -89,7 +90,29 @@ def _smoothed(b: Builder, x: Value, coding: Coding, axis: int, alone: bool) -> V
     inverse = inverse[0] if is_uniform else inverse.reshape(shape)
     if alone and x.node.op == "relu":
         return b.relu(b.mul(*x.node.operands, inverse))  # type: ignore[no-any-return]
+    if alone and (parts := _multiple_and_constant(x)):
+        v, a, c = parts
+        scaled = [(known * inverse.astype(np.float64)).astype(np.float32) for known in (a, c)]
+        return b.add(b.mul(v, scaled[0]), scaled[1])  # type: ignore[no-any-return]
     return b.mul(x, inverse)  # type: ignore[no-any-return]
+
+
+def _multiple_and_constant(x: Value) -> tuple[Value, Array, Array] | None:
+    """v, a and c of x = v a + c with constants that spread over v."""
+    outer = _with_constant(x, "add")
+    inner = None if outer is None else _with_constant(outer[0], "mul")
+    return None if outer is None or inner is None else (*inner, outer[1])
+
+
+def _with_constant(x: Value, op: str) -> tuple[Value, Array] | None:
+    """The two operands of an f32 node, one as large as its result and one a constant."""
+    if x.node.op != op or x.dtype != f32:
+        return None
+    for value, other in (x.node.inputs, x.node.inputs[::-1]):
+        known = constant_value(other)
+        if known is not None and value is not None and value.shape == x.shape:
+            return value, known
+    return None
 
 
 class _Rewrite:
