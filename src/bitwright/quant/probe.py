@@ -156,7 +156,7 @@ class Probe:
             for window in model.windows:
                 shape = shapes[window.site]
                 found = places[window] = window.product.places(shape, window.count, draw)
-                flat[window.first : window.first + found.flat.size, 0] = found.flat.reshape(-1)
+                flat[window.first : window.first + found.flat.size, 0] = found.flat
         rows: dict[Site, Rows] = {site: {} for site in self._sites}
         for name, array in model.taps.run({**batch, model.input: flat}):
             if name == model.extremes:
