@@ -1,5 +1,7 @@
 """The verifier, the byte form, and graphs too deep for recursion."""
 
+import copy
+import pickle
 import time
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from bitwright.errors import ExportError, GraphError, ParseError
 from bitwright.ir import container, parse, to_text
-from bitwright.ir.dtype import f32
+from bitwright.ir.dtype import DTYPES, dtype, f32
 from bitwright.ir.graph import Graph, Node, sorted_nodes
 from bitwright.ir.types import TensorType
 from bitwright.ops.builder import Builder
@@ -168,3 +170,10 @@ def test_large_graphs_go_through_every_stage(graph):
     again = verify(parse(text))
     verify(canonicalize(again, Trace()))
     assert time.process_time() - start < 60  # a guard against quadratic work, not a timing
+
+
+def test_copies_of_an_element_type_are_the_type_itself():
+    for element in DTYPES.values():
+        assert pickle.loads(pickle.dumps(element)) is element
+        assert copy.deepcopy(element) is element and copy.copy(element) is element
+        assert dtype(element.name) is element

@@ -6,6 +6,7 @@ matter of storage, not of the type.
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -23,12 +24,17 @@ class Family(Enum):
     STRING = "string"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DType:
+    """There is one object of each type, so that types are compared by identity."""
+
     name: str
     bits: int
     family: Family
     numpy: np.dtype[Any]
+
+    def __reduce__(self) -> Any:
+        return dtype, (self.name,)
 
     def __str__(self) -> str:
         return self.name
@@ -36,19 +42,19 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
-    @property
+    @cached_property
     def is_float(self) -> bool:
         return self.family is Family.FLOAT
 
-    @property
+    @cached_property
     def is_integer(self) -> bool:
         return self.family in (Family.SIGNED, Family.UNSIGNED)
 
-    @property
+    @cached_property
     def is_signed(self) -> bool:
         return self.family in (Family.SIGNED, Family.FLOAT)
 
-    @property
+    @cached_property
     def is_complex(self) -> bool:
         return self.family is Family.COMPLEX
 
