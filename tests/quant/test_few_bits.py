@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitwright.quant.algorithms.choosing import Coding
+import bitwright as bw
+from bitwright.quant.algorithms.choosing import Coding, static_coding
 from bitwright.quant.algorithms.codes import Range
 from bitwright.quant.algorithms.few_bits import (
     FACTOR_BITS,
@@ -17,6 +18,10 @@ from bitwright.quant.algorithms.few_bits import (
     rounded_up,
     scales_for_sums,
 )
+from bitwright.quant.algorithms.weights import WeightFormat, quantize_weights
+from bitwright.quant.data import Batches
+from bitwright.quant.gathering import Gathering
+from bitwright.quant.products import find_sites
 
 POSITIVE = st.floats(2.0**-100, 2.0**100)
 
@@ -70,3 +75,37 @@ def test_factors_take_up_what_a_power_of_two_leaves():
     assert has_bits(after.inverse, FACTOR_BITS)
     units = after.factors * after.range.scale
     np.testing.assert_allclose(units, factors * np.float32(0.0123), rtol=2.0**-FACTOR_BITS)
+
+
+def evidence_of(graph, data):
+    gathering = Gathering(graph, find_sites(graph), Batches(data, graph), None, 1)
+    gathering.run(False)
+    (found,) = gathering.evidence.values()
+    return found
+
+
+@pytest.mark.parametrize("tail, seed, reach", [(3, 1, 0.75), (8, 2, 1.25)])
+def test_ranges_of_divided_channels_are_compared_by_the_error_that_they_make(tail, seed, reach):
+    rng = np.random.default_rng(seed)
+    b = bw.Builder()
+    weight = rng.normal(size=(32, 64)).astype(np.float32)
+    graph = b.build(y=b.matmul(b.input("x", "f32[n, 32]"), weight))
+    sizes = 10 ** rng.uniform(-1.5, 0, 32)
+    batch = lambda: {"x": (rng.standard_t(tail, (256, 32)) * sizes).astype(np.float32)}
+    evidence = evidence_of(graph, [batch() for _ in range(8)])
+    coding = static_coding(evidence)
+    assert has_bits(coding.range.scale, 1) and coding.reach == reach
+
+
+def test_scales_have_all_their_bits_where_the_run_finds_ranges():
+    rng = np.random.default_rng(3)
+    b = bw.Builder()
+    weight = rng.normal(size=(8, 4, 3, 3)).astype(np.float32)
+    graph = b.build(y=b.conv(b.input("x", "f32[1, 4, 9, 9]"), weight))
+    evidence = evidence_of(graph, [{"x": rng.normal(size=(1, 4, 9, 9)).astype(np.float32)}] * 2)
+    range_ = Range(np.float32(0.02), 128)
+    for scheme, is_short in (("static", True), ("dynamic-tensor", False)):
+        (made,) = quantize_weights(
+            evidence, Coding(scheme, None, range_, 0.0), WeightFormat(ranges="peak")
+        ).values()
+        assert has_bits(made.scales, SCALE_BITS) is is_short

@@ -120,6 +120,8 @@ def _better(
     if best is not None and error >= WORTH * best.error:
         return best
     final = _coding("static", evidence, evidence.every, strength, reach, make)
+    if final.factors is not None:
+        final = final.with_power_of_two(len(final.factors))
     return replace(final, error=error)
 
 
@@ -152,8 +154,7 @@ def _coding(
             low, high = low / factors, high / factors
         scale, zero_point = make(float(low.min()) * reach, float(high.max()) * reach)
         range_ = Range(np.float32(rounded_down(scale)), zero_point)
-    coding = Coding(scheme, factors, range_, 0.0, strength, reach)
-    return coding if factors is None else coding.with_power_of_two(len(factors))
+    return Coding(scheme, factors, range_, 0.0, strength, reach)
 
 
 def smoothing_factors(peaks: Array, site: Site, strength: float) -> Array | None:

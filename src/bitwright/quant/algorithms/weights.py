@@ -111,7 +111,7 @@ class _Together:
         self.products, self.form = products, form
         self.sample = evidence.sample(products[0])
         self.factors = None
-        self.is_static = coding is not None and coding.range is not None
+        self.is_static = coding is not None and coding.scheme == "static"
         if coding is not None and coding.factors is not None:
             self.factors = products[0].spread(coding.factors)
         rows = self.sample.scored
