@@ -107,7 +107,10 @@ def sources() -> str:
     """
     here = Path(__file__).parent
     digest = hashlib.sha256(str(here).encode())
-    folders = [str(here)]
+    folders = [str(here)] if here.is_dir() else []
+    if not folders:  # all of it lies in one file, an archive
+        state = next(path for path in here.parents if path.exists()).stat()
+        digest.update(f"{state.st_size} {state.st_mtime_ns}\n".encode())
     while folders:
         for entry in sorted(os.scandir(folders.pop()), key=lambda entry: entry.path):
             if entry.is_dir():
@@ -120,8 +123,8 @@ def sources() -> str:
     return digest.hexdigest()
 
 
-_MAGIC = b"bwkept\0\1"
-_DIGEST = 32
+_MAGIC = b"bwkept\0\2"
+_BYTES_OF_DIGEST = 32
 
 
 def keep(path: Path, data: bytes) -> None:
@@ -130,7 +133,7 @@ def keep(path: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + hashlib.sha256(data).digest() + data)
+            file.write(_MAGIC + _digest(path, data) + data)
         os.replace(name, path)
     except BaseException:
         with suppress(OSError):
@@ -139,15 +142,21 @@ def keep(path: Path, data: bytes) -> None:
 
 
 def kept(path: Path) -> bytes | None:
-    """An entry as it was kept; None if it is not there, or truncated, corrupt or not ours."""
+    """An entry as it was kept; None if it is not there, or truncated, corrupt, another's or not
+    ours."""
     try:
         whole = path.read_bytes()
     except OSError:
         return None
-    start = len(_MAGIC) + _DIGEST
+    start = len(_MAGIC) + _BYTES_OF_DIGEST
     digest, data = whole[len(_MAGIC) : start], whole[start:]
-    good = whole[: len(_MAGIC)] == _MAGIC and hashlib.sha256(data).digest() == digest
+    good = whole[: len(_MAGIC)] == _MAGIC and _digest(path, data) == digest
     return data if good else None
+
+
+def _digest(path: Path, data: bytes) -> bytes:
+    """The name is part of it: an entry that lies in another's place is none."""
+    return hashlib.sha256(path.name.encode() + b"\0" + data).digest()
 
 
 def start_python(code: str) -> subprocess.Popen[bytes] | None:

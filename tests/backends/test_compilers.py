@@ -135,6 +135,47 @@ def test_a_forked_process_compiles_by_itself(monkeypatch):
         assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_workers_end_while_a_forked_process_goes_on():
+    with compilers.kept_workers():
+        made()
+        found = workers()
+        source, sink = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(sink)
+            os.read(source, 1)  # until the other process is done
+            os._exit(0)
+    for worker in found:
+        worker.join(20)
+    is_left = any(worker.is_alive() for worker in found)
+    os.close(sink)
+    os.waitpid(child, 0)
+    os.close(source)
+    assert found and not is_left
+
+
+def test_without_threads_it_is_done_here(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    expected = [jit.compile_object(one, host()) for one in TEXTS]
+    monkeypatch.setattr(compilers._Worker, "start", refuse)
+    monkeypatch.setattr(compilers, "_pool", compilers._Pool())
+    monkeypatch.delitem(sys.modules, "llvmlite.binding", raising=False)  # as if it were not loaded
+    with compilers.kept_workers(2):
+        assert made() == expected
+    assert not workers()
+
+
+def test_a_worker_ends_behind_what_is_no_request():
+    process = start_python("from bitwright.backends.cpu.compilers import work; work()")
+    process.stdin.write(b"nothing\n")
+    process.stdin.flush()
+    assert process.wait(100) == 0
+    process.communicate()
+
+
 def test_a_cold_start_counts_and_a_warm_one_does_not(tmp_path):
     store = ObjectCache(tmp_path)
     before = jit.compilations()

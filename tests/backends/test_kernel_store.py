@@ -91,6 +91,16 @@ def test_an_entry_that_says_nothing_is_none(folder, emitted, noted):
     assert len(emitted) == 2
 
 
+def test_entries_in_the_place_of_others_are_made_again(folder, emitted):
+    expected = softmax()
+    paths = sorted(folder.iterdir())
+    contents = [path.read_bytes() for path in paths]
+    for path, data in zip(paths, contents[1:] + contents[:1], strict=True):
+        path.write_bytes(data)
+    np.testing.assert_array_equal(softmax(), expected)
+    assert len(emitted) == 2
+
+
 def test_other_sources_write_the_text_and_find_the_code(monkeypatch, emitted):
     expected, compiled = softmax(), jit.compilations()
     monkeypatch.setattr(system, "sources", lambda: "others")
@@ -106,6 +116,16 @@ def test_sources_that_changed_are_like_no_others(monkeypatch):
     changed = system.sources.__wrapped__()
     monkeypatch.setattr(system.os, "getpid", lambda: -1)
     assert len({before, changed, system.sources.__wrapped__()}) == 3
+
+
+def test_sources_may_lie_in_an_archive(monkeypatch, tmp_path):
+    archive = tmp_path / "all.zip"
+    monkeypatch.setattr(system, "__file__", str(archive / "bitwright" / "system.py"))
+    found = set()
+    for content in (b"one", b"other"):
+        archive.write_bytes(content)
+        found.add(system.sources.__wrapped__())
+    assert len(found) == 2
 
 
 def test_targets_have_entries_of_their_own():

@@ -16,6 +16,7 @@ the reason there if it is the text's.
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -147,8 +148,12 @@ class _Pool:
     def _start(self) -> None:
         self._starts += not self.workers
         worker = _Worker()
-        self.workers.add(worker)
-        worker.start()
+        try:
+            worker.start()
+        except RuntimeError:  # no thread is to be had: the process ends, or has too many
+            self._has_failed = True
+        else:
+            self.workers.add(worker)
 
     def _wants_another(self) -> bool:
         running = len(self.workers)
@@ -219,7 +224,7 @@ class _Pool:
         with self.changed:
             self.keepers += 1
             most = min(early, _most()) if early and self._compiles_little else 0
-            while len(self.workers) < most:
+            while len(self.workers) < most and not self._has_failed:
                 self._start()
         try:
             yield
@@ -234,8 +239,12 @@ _pool = _Pool()
 
 
 def _begin_anew() -> None:
-    """A forked process has none of the threads."""
+    """A forked process has none of the threads, and lets go of the workers' input: they end when
+    the last who could write it has closed it."""
     global _pool  # noqa: PLW0603
+    for worker in _pool.workers:
+        if worker.process is not None and isinstance(worker.process.stdin, io.BufferedWriter):
+            worker.process.stdin.raw.close()  # what its buffer holds is the other process's
     _pool = _Pool()
 
 
@@ -275,11 +284,13 @@ def work() -> None:
     requests: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
 
     def read() -> None:
-        while line := source.readline():
-            header = json.loads(line)
-            text = source.read(header["size"]).decode()
-            requests.put((text, SimpleNamespace(**header["target"])))
-        requests.put(None)
+        try:
+            while line := source.readline():
+                header = json.loads(line)
+                text = source.read(header["size"]).decode()
+                requests.put((text, SimpleNamespace(**header["target"])))
+        finally:  # also behind what is no request
+            requests.put(None)
 
     threading.Thread(target=read, daemon=True).start()
     while (request := requests.get()) is not None:
