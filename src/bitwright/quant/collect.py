@@ -73,7 +73,7 @@ class Sample:
             turned = np.ascontiguousarray(rows.transpose(1, 2, 0))
             self.gram += turned @ turned.transpose(0, 2, 1)
         ones = np.ones(len(rows), np.float32)
-        self.total += (ones @ rows.reshape(len(rows), -1)).reshape(self.total.shape)
+        self.total += (ones @ rows.reshape(len(rows), self.total.size)).reshape(self.total.shape)
 
     @cached_property
     def scored(self) -> Array:
