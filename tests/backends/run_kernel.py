@@ -89,13 +89,13 @@ def lower(graph, target=None):
 class Run:
     """One run of a graph's schedule; `outputs` by name, `fault` if a kernel recorded one."""
 
-    def __init__(self, graph, feeds, target=None, threads=1, host=False, ctx=None):
+    def __init__(self, graph, feeds, target=None, threads=1, host=False, ctx=None, memory=Guarded):
         ctx = ctx or lower(graph, target)
         self.schedule, self.kernels = ctx.schedule, ctx.kernels
         bindings = {}
         for value in graph.inputs:
             bind_input(value, feeds[value.name], bindings)
-        self.memory = memory = Guarded(bindings)
+        self.memory = memory = memory(bindings)
         for buffer in self.schedule.buffers:
             if buffer.place is Place.INPUT:
                 memory.enter(buffer, np.asarray(feeds[buffer.name]))
