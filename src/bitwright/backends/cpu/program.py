@@ -14,6 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -232,7 +233,8 @@ class Program:
         """Prepare for the sizes that a run found, if the run before it found the same."""
         found = dict(ready.memory.bindings)
         if self._found.get(ready.key) == found and not self._held:
-            self._ready[ready.key] = replace(self._prepare(found), is_guess=True)
+            with suppress(RunError):  # one arena for all of it may be more than there is
+                self._ready[ready.key] = replace(self._prepare(found), is_guess=True)
         while len(self._found) >= KEPT_PLANS:
             del self._found[next(iter(self._found))]
         self._found[ready.key] = found
@@ -244,8 +246,9 @@ class Program:
             self._sizes.verify(bindings)
             layout = self._planner.plan(bindings)
             if layout.total > self._arena.nbytes:
-                self._prepared.clear()  # they point into the arena that goes
                 self._arena = allocate(layout.total)
+                self._prepared.clear()  # they point into the arena that was
+                self._ready.clear()
             memory = Planned(bindings, layout, self._arena)
             self._prepared[key] = (
                 memory,
