@@ -8,8 +8,8 @@ import pytest
 from small_models import Interrupted, raises
 
 import bitwright as bw
-from bitwright.errors import BitwrightError, CalibrationError
-from bitwright.quant import CalibrationEntry, CalibrationRecord
+from bitwright.errors import BitwrightError, CalibrationError, ParseError
+from bitwright.quant import CalibrationEntry, CalibrationRecord, evidence_file
 from bitwright.quant.collect import BATCHES_WITH_ROWS, Collector
 from bitwright.quant.evidence_file import EvidenceFile
 from bitwright.quant.products import find_sites
@@ -94,11 +94,15 @@ def test_more_data_is_added_and_other_data_is_refused(tmp_path):
             bw.quantize(network(), other, statistics=path)
 
 
-def test_what_belongs_to_another_model_or_is_no_such_file(tmp_path):
+def test_what_belongs_to_another_model_or_is_no_such_file(tmp_path, monkeypatch):
     data, path = batches(2), tmp_path / "seen"
     bw.quantize(network(), data, statistics=path)
     with pytest.raises(CalibrationError, match="seen are of another model"):
         bw.quantize(network(seed=5), data, statistics=path)
+    with monkeypatch.context() as later:
+        later.setattr(evidence_file, "FORMAT", evidence_file.FORMAT + 1)
+        with pytest.raises(ParseError, match=r"another version.*remove this one"):
+            bw.quantize(network(), data, statistics=path)
     ranges = bw.calibrate(network(), data, save=tmp_path / "ranges")
     record = CalibrationRecord({"logits": CalibrationEntry.per_tensor(1.0, dtype="int8")})
     for statistics in (ranges, record, tmp_path / "ranges"):

@@ -158,7 +158,10 @@ class EvidenceFile:
     def _require_same_model(self, header: Mapping[str, Any], model: str) -> None:
         if header["format"] != FORMAT:
             raise ParseError(
-                f"{self.path} is of another version", expected=FORMAT, found=header["format"]
+                f"the statistics in {self.path} are of another version",
+                expected=FORMAT,
+                found=header["format"],
+                hint="Give another file, or remove this one.",
             )
         if header["model"] != model:
             raise CalibrationError(
