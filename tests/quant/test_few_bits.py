@@ -19,7 +19,9 @@ from bitwright.quant.algorithms.few_bits import (
     scales_for_sums,
 )
 from bitwright.quant.algorithms.weights import WeightFormat, quantize_weights
+from bitwright.quant.assign import Choice
 from bitwright.quant.data import Batches
+from bitwright.quant.exact_sums import make_sums_exact
 from bitwright.quant.gathering import Gathering
 from bitwright.quant.products import find_sites
 
@@ -95,6 +97,8 @@ def test_ranges_of_divided_channels_are_compared_by_the_error_that_they_make(tai
     evidence = evidence_of(graph, [batch() for _ in range(8)])
     coding = static_coding(evidence)
     assert has_bits(coding.range.scale, 1) and coding.reach == reach
+    undivided = static_coding(evidence, smooth=False)
+    assert undivided.factors is None and has_bits(undivided.range.scale, FACTOR_BITS)
 
 
 def test_scales_have_all_their_bits_where_the_run_finds_ranges():
@@ -109,3 +113,19 @@ def test_scales_have_all_their_bits_where_the_run_finds_ranges():
             evidence, Coding(scheme, None, range_, 0.0), WeightFormat(ranges="peak")
         ).values()
         assert has_bits(made.scales, SCALE_BITS) is is_short
+
+
+@pytest.mark.parametrize("highest, is_exact", [(5.9, False), (6.1, True)])
+def test_a_clip_that_codes_do_not_do_needs_exact_sums(highest, is_exact):
+    rng = np.random.default_rng(4)
+    b = bw.Builder()
+    weight = rng.normal(size=(8, 8, 1, 1)).astype(np.float32)
+    between = b.clip(b.conv(b.input("x", "f32[1, 8, 5, 5]"), weight), 0.0, 6.0)
+    graph = b.build(y=b.conv(between, weight))
+    choices = [
+        Choice(site, "static", "", Coding("static", None, Range(rounded_down(scale), 0), 0.0))
+        for site, scale in zip(find_sites(graph), (0.02, highest / 255), strict=True)
+    ]
+    first, second = make_sums_exact(graph, choices)
+    assert has_bits(first.coding.range.scale, 1) is is_exact
+    assert has_bits(second.coding.range.scale, 1)  # a result of the model stays real

@@ -174,3 +174,25 @@ def test_errors_spread_along_the_root_of_the_inverse(groups, terms):
         turned = own[np.ix_(order, order)].astype(np.float64)
         wide = upper.astype(np.float64)
         np.testing.assert_allclose(wide.T @ wide @ turned, np.eye(terms), atol=1e-3)
+
+
+def test_more_bits_are_taken_where_f32_finds_no_root(monkeypatch):
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(200, 70))
+    gram = (rows.T @ rows / 200).astype(np.float32)[None]
+    scale = np.full((1, 20, 1), 0.05, np.float32)
+    matrix = rng.normal(size=(1, 20, 70)).astype(np.float32)
+    plain, cholesky, asked = ErrorSpread(gram), np.linalg.cholesky, set()
+
+    def singular_in_f32(a):
+        asked.add(a.dtype.name)
+        if a.dtype == np.float32:
+            raise np.linalg.LinAlgError
+        return cholesky(a)
+
+    monkeypatch.setattr(np.linalg, "cholesky", singular_in_f32)
+    found = ErrorSpread(gram)
+    assert asked == {"float32", "float64"} and found.upper.dtype == np.float32
+    np.testing.assert_allclose(found.upper, plain.upper, atol=1e-4)
+    codes = found.codes(matrix, scale, 127, -127)
+    assert (codes == plain.codes(matrix, scale, 127, -127)).mean() > 0.99
