@@ -181,8 +181,8 @@ def _restore(arrays: Mapping[str, Array], header: Mapping[str, Any], to: Collect
             ends = np.cumsum([0, *facts["parts"]])
             parts = [rows[a:b] for a, b in pairwise(ends)]
             counted = int(facts["counted"])
-            held = [waiting] if len(waiting) else []
-            evidence.samples[key] = Sample(first, parts, gram, total, counted, held)
+            behind = [waiting] if len(waiting) else []
+            evidence.samples[key] = Sample(first, parts, gram, total, counted, behind)
         to.evidence[name] = evidence
     to.batches, to.stride, to.turns = (int(header[k]) for k in ("batches", "stride", "turns"))
     to.draw.bit_generator.state = header["draw"]
