@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from bitwright import system
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import INFERENCE
 from bitwright.quant import Batches, Calibrator
+from bitwright.quant.blas import products_on_one_thread
 from bitwright.quant.collect import Collector
 from bitwright.quant.observed import observed_values
 from bitwright.quant.products import find_sites
@@ -91,10 +93,11 @@ def main() -> None:
     held = system.resident_bytes() or 0
     print(f"{count} values; prepared in {time.perf_counter() - begin:.2f} s")
     begin, number = time.perf_counter(), 0
-    for number, batch in enumerate(Batches(data, graph), 1):
-        steps.step(batch)
-        if number in stops:
-            _show(number, steps, held, time.perf_counter() - begin)
+    with products_on_one_thread() if args.quantize else nullcontext():
+        for number, batch in enumerate(Batches(data, graph), 1):
+            steps.step(batch)
+            if number in stops:
+                _show(number, steps, held, time.perf_counter() - begin)
     if number not in stops:
         _show(number, steps, held, time.perf_counter() - begin)
 
@@ -113,7 +116,7 @@ def _nbytes(steps: Calibrator | Collector) -> int:
         return steps.ranges.nbytes
     samples = [s for evidence in steps.evidence.values() for s in evidence.samples.values()]
     held = ((s.first, s.gram, s.total, *s.rows, *s.waiting) for s in samples)
-    return sum(array.nbytes for arrays in held for array in arrays)
+    return sum(int(array.nbytes) for arrays in held for array in arrays)
 
 
 if __name__ == "__main__":

@@ -56,9 +56,11 @@ class Sample:
     def add(self, rows: Array, keep: int) -> None:
         if keep:
             self.rows.append(rows[:keep].copy())
+        is_first = not self.counted  # what a product takes in memory is taken early, then no more
         self.counted += len(rows)
         self.waiting.append(rows)
-        if sum(part.nbytes for part in self.waiting) >= max(FEWEST_BYTES, self.gram.nbytes):
+        held = sum(part.nbytes for part in self.waiting)
+        if is_first or held >= max(FEWEST_BYTES, self.gram.nbytes // 4):
             self._settle()
 
     def _settle(self) -> None:
