@@ -284,13 +284,13 @@ def work() -> None:
     requests: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
 
     def read() -> None:
-        try:
+        # what is no request ends the worker, silently: a thread that prints may not end well
+        with suppress(ValueError, KeyError, TypeError, OSError):
             while line := source.readline():
                 header = json.loads(line)
                 text = source.read(header["size"]).decode()
                 requests.put((text, SimpleNamespace(**header["target"])))
-        finally:  # also behind what is no request
-            requests.put(None)
+        requests.put(None)
 
     threading.Thread(target=read, daemon=True).start()
     while (request := requests.get()) is not None:

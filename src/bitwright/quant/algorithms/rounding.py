@@ -24,6 +24,7 @@ DAMPING = 0.01
 FEW = 8
 """Terms whose errors are spread one by one; those of more terms are spread by one product."""
 FEW_IN_MACHINE_CODE = 64
+"""The same where machine code goes through them (`algorithms.fast_rounding`)."""
 SMALL = 64
 
 
