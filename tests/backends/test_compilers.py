@@ -65,9 +65,7 @@ def test_what_nobody_waits_for_is_compiled_meanwhile(monkeypatch):
 
 
 def test_what_nobody_wants_is_dropped():
-    del_me = compilers.submit(TEXTS[0], host())
-    assert len(compilers._pool._waiting) >= 1 or workers()
-    del del_me
+    compilers.submit(TEXTS[0], host())
     assert made(TEXTS[1:]) == [jit.compile_object(one, host()) for one in TEXTS[1:]]
     assert not compilers._pool._waiting
 

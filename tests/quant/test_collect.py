@@ -93,3 +93,14 @@ def test_products_of_numpy_have_their_threads_again():
         assert count() == 1
         raise ZeroDivisionError
     assert count() == before
+
+
+@pytest.mark.parametrize("ends, is_kept", [((0, 6), False), ((0, -1), True), ((-1, 6), True)])
+def test_a_clip_is_never_negative_where_both_ends_are_not(ends, is_kept):
+    b = Builder()
+    low, high = (np.float32(end) for end in ends)
+    x = b.clip(b.input("x", "f32[n, 3]"), low, high)
+    graph = b.build(y=b.matmul(x, np.ones((3, 2), np.float32)))
+    data = [{"x": np.full((4, 3), value, np.float32)} for value in (-5, 5)]
+    (found,) = gathered(graph, data).values()
+    assert (found.every.low < 0).all() == is_kept

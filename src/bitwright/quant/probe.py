@@ -233,8 +233,10 @@ def _is_never_negative(value: Value) -> bool:
     """Whether what makes a value says so; NaN is seen among its maxima."""
     node = value.node
     if node.op == "clip":
-        lowest = constant_value(node.inputs[1]) if len(node.inputs) > 1 else None
-        return lowest is not None and bool((lowest >= 0).all())
+        _, low, high = (*node.inputs, None, None)[:3]
+        lowest, highest = constant_value(low), constant_value(high)
+        is_above = lowest is not None and bool((lowest >= 0).all())
+        return is_above and (high is None or (highest is not None and bool((highest >= 0).all())))
     return node.op in ("relu", "sigmoid", "softmax", "hard_sigmoid")
 
 

@@ -27,6 +27,7 @@ from bitwright.ir.feeds import bind_input, check_inputs
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.paths import find_values
 from bitwright.ir.types import TensorType
+from bitwright.passes.edit import replace_nodes
 from bitwright.passes.freeze_parameters import freeze_parameters
 from bitwright.passes.manager import History, run_passes
 from bitwright.pipeline import CPU, INFERENCE, make_program
@@ -209,21 +210,13 @@ def _holders(graph: Graph, inner: set[Value]) -> list[Node]:
 
 def _with_bodies(graph: Graph, wanted: Mapping[str, Node]) -> Graph:
     """The graph with the bodies that nodes of the same names have in `wanted`."""
-    if not wanted:
-        return graph
-    replaced: dict[Value, Value] = {}
-    nodes = []
-    for node in graph.nodes:
-        inputs = tuple(None if v is None else replaced[v] for v in node.inputs)
-        bodies = wanted[node.name].bodies if node.name in wanted else {}
-        new = node.with_(inputs=inputs, attrs={**node.attrs, **bodies})
-        replaced.update(zip(node.outputs, new.outputs, strict=True))
-        nodes.append(new)
-    return graph.with_(
-        nodes=tuple(nodes),
-        outputs=tuple((name, replaced[v]) for name, v in graph.outputs),
-        updates=tuple((replaced[s], replaced[v]) for s, v in graph.updates),
-    )
+
+    def change(node: Node) -> Node:
+        if node.name not in wanted:
+            return node
+        return node.with_(attrs={**node.attrs, **wanted[node.name].bodies})
+
+    return replace_nodes(graph, change, bodies=False) if wanted else graph
 
 
 def _is_known(type_: TensorType, bindings: Mapping[str, int]) -> bool:

@@ -42,10 +42,6 @@ class ObjectCache:
     def __init__(self, folder: Path | None, limit: int = 1 << 30) -> None:
         self.folder, self.limit = folder, limit
 
-    def get(self, text: str, target: Target, compiler: Compiler) -> bytes:
-        """The object code of a module, from the folder or made by `compiler`."""
-        return self._get(key(text, target), lambda: compiler(text, target))
-
     def get_all(
         self,
         texts: Sequence[str],
