@@ -278,7 +278,7 @@ class Row:
     def __init__(
         self, reads: Reads, f: Kernel, addresses: Sequence[emit.Value], lanes: int
     ) -> None:
-        self._reads, self._f, self._lanes = reads, f, lanes
+        self._reads, self._f, self.lanes = reads, f, lanes
         self._addresses = tuple(addresses)
         self._fixed = {
             number: f.splat(load_computed(f, reads.views[number].dtype, 1, address), lanes)
@@ -296,9 +296,9 @@ class Row:
         f, reads = self._f, self._reads
         element, address = reads.views[number].dtype, self._addresses[number]
         if reads.columns[number] == RUN:
-            return load_computed(f, element, self._lanes, address, column, mask=mask)
+            return load_computed(f, element, self.lanes, address, column, mask=mask)
         stride = f.args.size(f"{reads.names[number]}.{reads.rank - 1}")
-        return gather(f, element, self._lanes, address, column, stride, mask)
+        return gather(f, element, self.lanes, address, column, stride, mask)
 
 
 def address_of(f: Kernel, name: str, type_: emit.Type, index: Sequence[emit.Operand]) -> emit.Value:

@@ -141,3 +141,10 @@ class Vectors(Arithmetic):
             paired = [operation(a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
             values = paired + values[len(values) & ~1 :]
         return values[0]
+
+    def halve(self, values: Sequence[Value], operation: Callable[[Value, Value], Value]) -> Value:
+        """A power of two of accumulators to one, the first half with the second, as `reduce`."""
+        while len(values) > 1:
+            half = len(values) // 2
+            values = [operation(a, b) for a, b in zip(values[:half], values[half:], strict=True)]
+        return values[0]

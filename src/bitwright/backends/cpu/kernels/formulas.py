@@ -11,6 +11,10 @@ Each pass folds the row into one number, which later passes and the output may u
 
 `kernels.rows` walks along contiguous rows, `kernels.columns` along an inner axis for many columns
 at once; there a fold is a vector of folds.
+
+Sums of floats depend on their order. Those of layer_norm and rms_norm have an `Order` of their own
+along rows, the one that ONNX Runtime takes: a norm often stands before codes of 8 bits, where one
+last bit can become another code, so every machine has to find the same bits.
 """
 
 from __future__ import annotations
@@ -27,6 +31,22 @@ Stats = Sequence[Value]
 
 
 @dataclass(frozen=True)
+class Order:
+    """An order of folding a row that does not depend on how wide vectors are.
+
+    Column c is folded into total c mod `totals`; then totals are joined by halving, the first half
+    with the second, until one is left.
+    """
+
+    totals: int
+    wide: bool = False
+    """Whether totals are f64 whatever rows are computed in."""
+    rest_last: bool = False
+    """Whether columns behind the last whole group of `totals` are folded one by one into what the
+    totals have been joined to."""
+
+
+@dataclass(frozen=True)
 class Pass:
     start: float
     fold: Callable[[Function, Value, Value, Stats], Value]
@@ -37,6 +57,8 @@ class Pass:
     """(f, total, n) -> the pass's result."""
     replace: Callable[[Function, Value, Stats], Value] | None = None
     """What v becomes, for this fold and everything behind it."""
+    order: Order | None = None
+    """The order along contiguous rows; None leaves it to the walk."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +69,10 @@ class Formula:
     @property
     def replaces(self) -> bool:
         return any(step.replace is not None for step in self.passes)
+
+    @property
+    def is_ordered(self) -> bool:
+        return any(step.order is not None for step in self.passes)
 
 
 def _add(f: Function, a: Value, b: Value) -> Value:
@@ -68,6 +94,10 @@ def _inverse_root(eps: float) -> Callable[[Function, Value, Value], Value]:
     return finish
 
 
+_SUM = Order(32, wide=True)
+_SQUARES = Order(8, rest_last=True)
+
+
 def _square_deviation(f: Function, total: Value, v: Value, stats: Stats) -> Value:
     deviation = f.sub(v, stats[0])
     return f.fma(deviation, deviation, total)
@@ -76,15 +106,18 @@ def _square_deviation(f: Function, total: Value, v: Value, stats: Stats) -> Valu
 def layer_norm(eps: float) -> Formula:
     return Formula(
         (
-            Pass(0.0, lambda f, total, v, stats: f.add(total, v), _add, _mean),
-            Pass(0.0, _square_deviation, _add, _inverse_root(eps)),
+            Pass(0.0, lambda f, total, v, stats: f.add(total, v), _add, _mean, order=_SUM),
+            Pass(0.0, _square_deviation, _add, _inverse_root(eps), order=_SQUARES),
         ),
         lambda f, v, stats: f.mul(f.sub(v, stats[0]), stats[1]),
     )
 
 
 def rms_norm(eps: float) -> Formula:
-    squares = Pass(0.0, lambda f, total, v, stats: f.fma(v, v, total), _add, _inverse_root(eps))
+    def fold(f: Function, total: Value, v: Value, stats: Stats) -> Value:
+        return f.fma(v, v, total)
+
+    squares = Pass(0.0, fold, _add, _inverse_root(eps), order=_SQUARES)
     return Formula((squares,), lambda f, v, stats: f.mul(v, stats[0]))
 
 

@@ -29,7 +29,8 @@ from typing import Any
 
 from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, computed, stored
 from bitwright.backends.cpu.kernels.matmul import is_light
-from bitwright.backends.cpu.kernels.rows import ACCUMULATORS, RowEmission, RowKernel, emit_each_row
+from bitwright.backends.cpu.kernels.row_groups import emit_each_row
+from bitwright.backends.cpu.kernels.rows import ACCUMULATORS, RowEmission, RowKernel
 from bitwright.backends.cpu.region import Part, Reads, store
 from bitwright.backends.cpu.scalars import whole_between
 from bitwright.ir.dim import Size
@@ -90,9 +91,8 @@ class _Emission(RowEmission):
         self.coded_extras = kernel.coded_extras.at(f, index, self.lanes)
         self.keeps_codable = not self.formula.passes and kernel.keeps == "t"
 
-    def emit(self) -> None:
+    def write(self) -> None:
         f = self.f
-        self.emit_passes()
         top, bottom, is_spoilt = self._range()
         low, high = float(self.kernel.to.min), float(self.kernel.to.max)
         spread = f.div(f.sub(top, bottom), high - low)

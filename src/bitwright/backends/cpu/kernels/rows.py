@@ -2,7 +2,8 @@
 
 The first pass computes the row's values (residual sums and the like) and keeps them in `t`, which
 is the result's own row where types allow; later passes read them back from the first-level cache.
-Four accumulators take turns, so that no pass waits for the latency of an addition.
+Four accumulators take turns, so that no pass waits for the latency of an addition; passes with an
+order of their own are in `kernels.row_groups`, as is the walk from row to row.
 
     slots   x0 …  operands of the expression before     w0 …  scale and bias, if present
             e0 …  operands of the expression after      y     the result
@@ -11,15 +12,21 @@ Four accumulators take turns, so that no pass waits for the latency of an additi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Type, Value, computed, stored
+from bitwright.backends.cpu.emit import (
+    Kernel,
+    Signature,
+    Type,
+    Value,
+    computed,
+    stored,
+)
 from bitwright.backends.cpu.kernels.formulas import Formula, formula
-from bitwright.backends.cpu.kernels.walk import position, product
-from bitwright.backends.cpu.region import STEP, Part, Reads, store
+from bitwright.backends.cpu.region import STEP, Part, Reads, Row, store
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType
 from bitwright.lir.buffer import View
@@ -127,27 +134,11 @@ class RowKernel:
         return f.add(v, weights[0]) if self.has_bias else v
 
 
-def emit_rows(module: Module, name: str, kernel: RowKernel) -> Signature:
-    return emit_each_row(module, name, kernel, RowEmission)
-
-
-def emit_each_row(
-    module: Module, name: str, kernel: RowKernel, emission: Callable[..., RowEmission]
-) -> Signature:
-    """Rows shared out to the threads; `emission` takes f, kernel, row and the row's place."""
-    with module.kernel(name, kernel.signature) as f:
-        counts = [f.args.size(f"n{axis}") for axis in range(kernel.row_axes)]
-        begin, end = f.share(product(f, counts))
-        with f.loop(begin, end) as loop:
-            emission(f, kernel, loop.index, position(f, counts, loop.index)).emit()
-    return kernel.signature
-
-
 class RowEmission:
     """One row."""
 
     def __init__(self, f: Kernel, kernel: RowKernel, row: Value, index: Sequence[Value]) -> None:
-        self.f, self.kernel = f, kernel
+        self.f, self.kernel, self.index = f, kernel, index
         self.formula, self.type = kernel.formula, kernel.type
         self.lanes = f.target.lanes(self.type.bits)
         self.columns = f.args.size("columns")
@@ -164,25 +155,28 @@ class RowEmission:
         )
         self.stats: list[Value] = []
 
-    def emit(self) -> None:
-        self.emit_passes()
-        self.f.vectors(0, self.columns, self.lanes, self._write, unroll=2)
+    def reads(self, lanes: int) -> Row:
+        """The operands before, in vectors of some lanes."""
+        return self.x if lanes == self.lanes else self.kernel.x.at(self.f, self.index, lanes)
 
-    def emit_passes(self) -> None:
-        """Everything but the output."""
-        count = self.f.convert(self.columns, self.type)
-        for number in range(len(self.formula.passes)):
-            self._fold(number, count)
+    def value(self, number: int, column: Value, mask: Value | None, x: Row) -> Value:
+        """What a pass folds."""
+        step = self.formula.passes[number]
+        v = self._value(number, column, mask, x)
+        return v if step.replace is None else step.replace(self.f, v, self.stats)
 
-    def _fold(self, number: int, count: Value) -> None:
+    def keep(self, number: int, v: Value, column: Value, mask: Value | None) -> None:
+        """Store what a pass folds, if it is one that does."""
+        if self.kernel.stores(number):
+            self.f.store(v, self.kept, column, mask=mask)
+
+    def fold(self, number: int) -> Value:
+        """The result of a pass that has no order."""
         f, step = self.f, self.formula.passes[number]
 
         def body(column: Value, mask: Value | None, *totals: Value) -> tuple[Value, ...]:
-            v = self._value(number, column, mask)
-            if step.replace is not None:
-                v = step.replace(f, v, self.stats)
-            if self.kernel.stores(number):
-                f.store(v, self.kept, column, mask=mask)
+            v = self.value(number, column, mask, self.x)
+            self.keep(number, v, column, mask)
             total = step.fold(f, totals[0], v, self.stats)
             if mask is not None:
                 total = f.select(mask, total, totals[0])
@@ -192,18 +186,21 @@ class RowEmission:
         totals = f.vectors(0, self.columns, self.lanes, body, start, unroll=ACCUMULATORS)
         together = f.combine(totals, partial(step.join, f))
         total = f.reduce(together, partial(step.join, f))
-        self.stats.append(step.finish(f, total, count))
+        return step.finish(f, total, f.convert(self.columns, self.type))
 
-    def _value(self, number: int, column: Value, mask: Value | None) -> Value:
+    def _value(self, number: int, column: Value, mask: Value | None, x: Row) -> Value:
         if self.kernel.rereads(number):
-            return self.f.load(self.type.vector(self.lanes), self.kept, column, mask=mask)
-        loaded = self.x.load(column, mask)
-        return self.kernel.before.evaluate(self.f, loaded, self.lanes)
+            return self.f.load(self.type.vector(x.lanes), self.kept, column, mask=mask)
+        return self.kernel.before.evaluate(self.f, x.load(column, mask), x.lanes)
+
+    def write(self) -> None:
+        """Everything behind the passes."""
+        self.f.vectors(0, self.columns, self.lanes, self._write, unroll=2)
 
     def result(self, column: Value, mask: Value | None) -> Value:
         """The output at some columns, computed."""
         f = self.f
-        v = self._value(len(self.formula.passes), column, mask)
+        v = self._value(len(self.formula.passes), column, mask, self.x)
         v = self.formula.output(f, v, self.stats)
         v = self.kernel.affine(f, v, self.weights.load(column, mask))
         operands = [v, *self.extras.load(column, mask)]

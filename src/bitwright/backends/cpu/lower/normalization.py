@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from bitwright.backends.cpu.kernels.columns import emit_columns
 from bitwright.backends.cpu.kernels.row_codes import RowCodes, emit_row_codes
-from bitwright.backends.cpu.kernels.rows import RowKernel, emit_rows
+from bitwright.backends.cpu.kernels.row_groups import emit_rows
+from bitwright.backends.cpu.kernels.rows import RowKernel
 from bitwright.backends.cpu.lowering import Lowering, RegionView, lowers
 from bitwright.backends.cpu.region import (
     Reads,
