@@ -106,6 +106,16 @@ def test_threads_change_nothing():
         assert_same(other, one)
 
 
+def test_machines_change_nothing():
+    """Whatever their vectors and dots of codes are, as long as they multiply and add at once."""
+    arrays = [*operands(70, 300), draw(70, 300)]
+    targets = [named(name) for name in TARGETS if named(name).has_fma]
+    assert len(targets) > 1
+    one, *more = (run_op("attention", *arrays, in_codes=True, target=t) for t in targets)
+    for other in more:
+        assert_same(other, one)
+
+
 def row_codes(x, peak):
     return np.rint(x * (np.float32(127) / peak)).astype(np.int64)
 
@@ -134,10 +144,14 @@ def test_codes_of_keys_and_values_to_the_bit(target, keys, past, features, value
         for key in range(total):
             mean = mean + v[:, :, key : key + 1]
         mean = mean / np.float32(total)
+        added = np.abs(mean).max(-1, keepdims=True) * np.float32(1.5 * 2**20)
+        mean = (mean + added) - added
         far = v - mean
         peaks = np.abs(far).max(-1, keepdims=True)
-        peaks = np.maximum(peaks, peaks.max(2, keepdims=True) * np.float32(2**-10))
-        np.testing.assert_array_equal(made["v_units"], (np.float32(127) / peaks).reshape(-1))
+        highest = peaks.max(2, keepdims=True)
+        peaks = highest * 2.0 ** np.maximum(np.ceil(np.log2(peaks / highest)), -10)
+        np.testing.assert_array_equal(made["v_finer"], (highest / peaks).reshape(-1))
+        np.testing.assert_array_equal(made["v_units"], (np.float32(127) / highest).reshape(-1))
         found = made["v_codes"].astype(np.int64)
         if _has_dots(ctx):
             groups = -(-total // 4)
@@ -146,7 +160,7 @@ def test_codes_of_keys_and_values_to_the_bit(target, keys, past, features, value
             assert not found[:, :, total:].any()
         else:
             found = found.reshape(2, 4, total, -1)
-        expected = row_codes(far, peaks)
+        expected = row_codes(far, peaks.astype(np.float32))
         np.testing.assert_array_equal(found[:, :, :total, :values], expected)
 
 

@@ -1,21 +1,23 @@
 """e^x for x <= 0, as softmax uses it."""
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from run_kernel import TARGETS, function, named
 
 from bitwright.backends.cpu.emit import Module, Signature, f32
-from bitwright.backends.cpu.math.decay import decay
+from bitwright.backends.cpu.math.decay import decay, raised_decay
 
 
-def decayed(x, target):
+def decayed(x, target, power=decay):
     """The function on an array whose length is a multiple of every number of lanes."""
     module = Module(target, "decay")
     with module.kernel("decay", Signature(("x", "y"), ("count",))) as f:
         x_, y_ = f.args.pointer("x"), f.args.pointer("y")
         vector = f32.vector(target.lanes(32))
         with f.loop(0, f.args.size("count"), vector.lanes) as loop:
-            f.store(decay(f, f.load(vector, x_, loop.index)), y_, loop.index)
+            f.store(power(f, f.load(vector, x_, loop.index)), y_, loop.index)
     y = np.empty_like(x)
     signature = module.signatures["decay"]
     table = signature.pack(x=x.ctypes.data, y=y.ctypes.data, count=x.size)
@@ -39,3 +41,21 @@ def test_limits(name):
     x = np.concatenate([x, np.zeros(-len(x) % 16, np.float32)])
     y = decayed(x, named(name))
     assert (y[:2] == 1).all() and (y[2:8] == 0).all() and np.isnan(y[8:11]).all()
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if named(name).has_fma])
+def test_what_ends_as_codes_has_the_bits_of_onnx_runtime(name):
+    x = -np.random.default_rng(1).exponential(8, 1 << 16).astype(np.float32)
+    x[:3] = 0, np.nan, -1e30
+    shape = onnx.helper.make_tensor_value_info("x", 1, [x.size])
+    y = onnx.helper.make_tensor_value_info("y", 1, [x.size])
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Exp", ["x"], ["y"])], "exp", [shape], [y]
+    )
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    (theirs,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    found = decayed(x, named(name), lambda f, v: raised_decay(f, v, 16))
+    seen = ~(x < -79)
+    np.testing.assert_array_equal(found[seen], np.ldexp(theirs, 16)[seen])
+    assert (found[~seen] < 1e-25).all()

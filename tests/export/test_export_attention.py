@@ -9,6 +9,7 @@ from bitwright.export.onnx import export_onnx
 from bitwright.frontend.onnx import load
 from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import run
+from bitwright.target import host
 
 FORMS = {
     "plain": (4, {}, None),
@@ -39,8 +40,28 @@ def test_other_runtimes_are_within_a_step(form, opset):
     expected = run(graph, feeds)["y"]
     session = onnxruntime.InferenceSession(model.SerializeToString())
     step = np.abs(feeds["v"]).max() / 127
-    assert np.abs(session.run(None, feeds)[0] - expected).max() < step
-    assert np.abs(bw.compile(model).run(feeds)["y"] - expected).max() < step
+    (theirs,), ours = session.run(None, feeds), bw.compile(model).run(feeds)["y"]
+    assert np.abs(theirs - expected).max() < step
+    assert np.abs(ours - expected).max() < step
+    if host().has_fma and not attrs.get("softcap"):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.skipif(not host().has_fma, reason="e^x needs fma to have ONNX Runtime's bits")
+@pytest.mark.parametrize("keys", [1, 6, 128, 300])
+def test_other_runtimes_find_the_same_numbers(keys):
+    """Peaked and flat scores, keys whose values are small or far off, a mean that is not 0."""
+    rng = np.random.default_rng(keys)
+    b = Builder("attention")
+    q, k, v = (b.input(name, "f32[1, 3, S, 32]") for name in "qkv")
+    graph = b.build(y=b.attention(q, k, v, in_codes=True))
+    model = export_onnx(graph)
+    session, exe = onnxruntime.InferenceSession(model.SerializeToString()), bw.compile(graph)
+    for strength in (0.1, 1, 6):
+        q, k, v = (rng.normal(size=(1, 3, keys, 32)).astype(np.float32) for _ in range(3))
+        sizes = np.exp2(rng.uniform(-12, 2, size=(1, 3, keys, 1))).astype(np.float32)
+        feeds = {"q": q * np.float32(strength), "k": k, "v": v * sizes + np.float32(0.3)}
+        np.testing.assert_array_equal(exe.run(feeds)["y"], session.run(None, feeds)[0])
 
 
 def test_calls_of_other_shapes_share_the_function():

@@ -4,8 +4,8 @@ As `kernels.attention`, lanes along queries, with keys and values coded before
 (`kernels.attention_keys`). The largest score of each query is found first, since weights are codes
 of e^(score - largest): with many keys their scores are computed twice, which in codes costs little.
 
-    scores   s[key][query] = f32(Σ k q) · step_k · step_q + log_v    four features a time and lane
-    weights  w[key / 4][query][4] = rint(255 e^(s - top))           four keys a word
+    scores   s[key][query] = f32(Σ k q) · step_k · step_q - j ln 2   four features a time and lane
+    weights  w[key / 4][query][4] = rint(a / 64), a = rint(2^14 e^(s - top))     four keys a word
     values   o[query][:]  += f32(Σ w v)                             four keys a time and lane
 
 Without dots of 8-bit codes both products are f32 ones of the codes' numbers, which are as exact: no
@@ -35,25 +35,23 @@ from bitwright.backends.cpu.kernels.attention_keys import CODES, CodedKeys, fact
 from bitwright.backends.cpu.kernels.attention_many import Block, emit_many
 from bitwright.backends.cpu.kernels.attention_spec import (
     FULL_MASK,
-    KEY_MASK,
     Attention,
     Place,
     Segment,
     Tiles,
-    mask_bias,
     tiles,
 )
 from bitwright.backends.cpu.kernels.transpose import transposed
 from bitwright.backends.cpu.kernels.walk import pieces
-from bitwright.backends.cpu.math.decay import floored_decay
+from bitwright.backends.cpu.math.decay import raised_decay
 from bitwright.backends.cpu.region import address_of, store
+from bitwright.ops.attention_codes import HEADROOM, TO_CODES, WEIGHT_BITS
 from bitwright.target import Target
 
 BLOCK = 256
 """Keys whose scores are held at a time."""
 LONG_BLOCK = 1024
 """The same where products are f32 ones, of which a second look costs more than the cache."""
-WEIGHT_STEPS = 255.0
 _MAGIC = 1.5 * 2.0**23
 """Adding it leaves a rounded number of up to 22 bits in the last bits, behind these:"""
 _MAGIC_BITS = 0x4B400000
@@ -125,8 +123,8 @@ class _CodedBlock(Block):
         self.total = f.args.size("keys")
         start = self.group * self.total
         self.k_codes = f.gep(keys.element, f.args.pointer("k_codes"), start * keys.row)
-        self.k_steps, self.v_units, self.v_logs = (
-            f.gep(f32, f.args.pointer(name), start) for name in ("k_steps", "v_units", "v_logs")
+        self.k_steps, self.v_finer, self.v_logs = (
+            f.gep(f32, f.args.pointer(name), start) for name in ("k_steps", "v_finer", "v_logs")
         )
         rows = pieces(f, self.total, 4) * 4 if keys.dots else self.total
         place = self.group * rows * keys.width
@@ -143,8 +141,7 @@ class _CodedBlock(Block):
             count = f.min(place.high - loop.index, block)
             loop.next(*self._tops(loop.index, count, loop.carried))
         tops = loop.results
-        # 255 e^(s - top) = e^(s - (top - ln 255))
-        raised = [top - math.log(WEIGHT_STEPS) for top in tops]
+        raised = [top + float(HEADROOM) for top in tops]
         shifts = [f.select(f.eq(top, -math.inf), 0.0, top) for top in raised]
         is_long = f.gt(place.high - low, block)
         zeros = (f.const(self.vector, 0.0),) * vectors
@@ -160,11 +157,12 @@ class _CodedBlock(Block):
                 branch.next(*one, *sums[1:])
             self._results_of(loop.index, count)
             loop.next(*branch.results)
+        unit = f.load(f32, f.args.pointer("v_units"), self.group) * float(TO_CODES)
         for number, (top, total) in enumerate(zip(tops, loop.results, strict=True)):
             # a largest score knows nothing of NaN, the sum does
             is_hidden = f.and_(f.eq(top, -math.inf), f.not_(f.is_nan(total)))
-            factor = f.select(is_hidden, 0.0, f.div(1.0, total))
-            f.store(factor, self.scratch.factors, number * self.lanes, align=self.align)
+            divisor = f.select(is_hidden, 0.0, total * f.splat(unit, self.lanes))
+            f.store(divisor, self.scratch.factors, number * self.lanes, align=self.align)
         with f.loop(0, place.count, nonempty=True) as loop:
             self._write(loop.index)
 
@@ -221,28 +219,17 @@ class _CodedBlock(Block):
     def _biased(
         self, found: list[list[Value]], numbers: Sequence[Value], keys: Sequence[Value]
     ) -> list[list[Value]]:
-        """Scores by the steps of the queries, capped, and with what each key adds."""
-        f, kernel = self.f, self.kernel
+        """Scores by the steps of the queries, capped, and with what each key adds and takes."""
+        f = self.f
         steps = [
             f.load(self.vector, self.scratch.q_steps, v * self.lanes, align=self.align)
             for v in range(len(found[0]))
         ]
         logs = [f.load(f32, self.v_logs, number) for number in numbers]
-        if kernel.softcap > 0 or self.scratch.bias is not None:
-            scores = [[total * steps[v] for v, total in enumerate(row)] for row in found]
-            scores = super()._biased(scores, numbers, keys)
-            added = [f.splat(log, self.lanes) for log in logs]
-            return [[x + log for x in row] for row, log in zip(scores, added, strict=True)]
-        if kernel.mask == KEY_MASK:
-            index = (self.place.batch, self.place.head, 0)
-            logs = [
-                log + mask_bias(f, kernel, index, number, 1, None)
-                for log, number in zip(logs, numbers, strict=True)
-            ]
-        return [
-            [f.fma(total, steps[v], f.splat(log, self.lanes)) for v, total in enumerate(row)]
-            for row, log in zip(found, logs, strict=True)
-        ]
+        scores = [[total * steps[v] for v, total in enumerate(row)] for row in found]
+        scores = super()._biased(scores, numbers, keys)
+        taken = [f.splat(log, self.lanes) for log in logs]
+        return [[x - log for x in row] for row, log in zip(scores, taken, strict=True)]
 
     def _words(self, at: Value) -> Value:
         """Words of queries side by side."""
@@ -253,7 +240,7 @@ class _CodedBlock(Block):
     def _weights(
         self, first: Value, count: Value, shifts: Sequence[Value], sums: Sequence[Value]
     ) -> Sequence[Value]:
-        """Scores become codes of weights; the sums of what they weigh."""
+        """Scores become codes of weights; the sums of what they weigh, whole numbers."""
         f = self.f
 
         def group(number: Value, totals: Sequence[Value], last: bool) -> list[Value]:
@@ -266,15 +253,15 @@ class _CodedBlock(Block):
                     key = number * 4 + i
                     at = key * self.pitch + v * self.lanes
                     score = f.load(self.vector, self.scratch.scores, at, align=self.align)
-                    weight = floored_decay(f, score - shift)
+                    fine = (raised_decay(f, score - shift, WEIGHT_BITS) + _MAGIC) - _MAGIC
                     place = first + key
                     if last:
                         inside = f.lt(key, count)
-                        weight = f.select(inside, weight, f.const(self.vector, 0.0))
+                        fine = f.select(inside, fine, f.const(self.vector, 0.0))
                         place = f.select(inside, place, first)
-                    unit = f.splat(f.load(f32, self.v_units, place), self.lanes)
-                    found[v] = f.fma(weight, unit, found[v])
-                    rounded = weight + _MAGIC
+                    finer = f.splat(f.load(f32, self.v_finer, place), self.lanes)
+                    found[v] = f.fma(fine, finer, found[v])
+                    rounded = f.fma(fine, float(TO_CODES), _MAGIC)
                     if self.dot is None:
                         f.store(rounded - _MAGIC, self.scratch.weights, at, align=self.align)
                     else:
@@ -408,13 +395,13 @@ class _CodedBlock(Block):
         result = kernel.after.dtype
         y = address_of(f, "y", stored(result), index)
         extras = kernel.extras.at(f, index, self.lanes)
-        factor = f.splat(f.load(f32, self.scratch.factors, query), self.lanes)
+        divisor = f.splat(f.load(f32, self.scratch.factors, query), self.lanes)
         means = f.gep(f32, f.args.pointer("v_means"), self.group * width)
         for column in range(0, width, self.lanes):
             left = kernel.value_features - column
             mask = f.mask(f.index(left), self.lanes) if left < self.lanes else None
-            value = f.load(self.vector, self.scratch.results, query * width + column) * factor
-            value = value + f.load(self.vector, means, column)
-            value = f.select(f.eq(factor, 0.0), 0.0, value)  # no key was seen
+            value = f.load(self.vector, self.scratch.results, query * width + column)
+            value = f.div(value, divisor) + f.load(self.vector, means, column)
+            value = f.select(f.eq(divisor, 0.0), 0.0, value)  # no key was seen
             value = kernel.after.evaluate(f, [value, *extras.load(column, mask)], self.lanes)
             store(f, value, result, y, column, mask)

@@ -1,8 +1,8 @@
 """Keys and values of attention in codes, made once for all queries (`ops.attention_codes`).
 
     k codes   [batch, head, key, features]         and the step of each row
-    v codes   [batch, head, key / 4, width, 4]     codes to a unit of each row, the logarithm of a
-                                                   unit to a code, and the means of all features
+    v codes   [batch, head, key / 4, width, 4]     2^j and j ln 2 of each row, u of each head and
+                                                   the means of all features
 
 For targets with a dot product of unsigned by signed codes, codes of k are moved by 128 and rows are
 filled up to groups of four; v holds four keys side by side, zeros behind the last. For others codes
@@ -19,13 +19,13 @@ from bitwright.backends.cpu.emit import Kernel, Module, Signature, Type, Value, 
 from bitwright.backends.cpu.instr import dot_u8s8
 from bitwright.backends.cpu.kernels.transpose import transposed
 from bitwright.backends.cpu.kernels.walk import pieces
-from bitwright.backends.cpu.math import log
 from bitwright.backends.cpu.region import address_of
+from bitwright.ops import attention_codes as meaning
 from bitwright.target import Target
 
-CODES = ("k_codes", "k_steps", "v_codes", "v_units", "v_logs", "v_means")
+CODES = ("k_codes", "k_steps", "v_codes", "v_finer", "v_logs", "v_units", "v_means")
 """What is made of keys and values."""
-STEPS, TINY, LEAST_PEAK = 127.0, 2.0**-119, 2.0**-10
+STEPS, TINY = float(meaning.STEPS), float(meaning.TINY)
 MOST_SUMS = 4
 """Vectors of features whose means are found at a time."""
 MOVED = 128
@@ -179,19 +179,21 @@ class _Coding:
         for begin in range(0, parts, MOST_SUMS):
             some = range(begin, min(begin + MOST_SUMS, parts))
             self._means(index, means, [part * self.lanes for part in some])
+        self._round(means)
         start = group * self.total
-        units, logs = (f.gep(f32, f.args.pointer(name), start) for name in ("v_units", "v_logs"))
-        self._units(index, means, units, logs)
+        finer, logs = (f.gep(f32, f.args.pointer(name), start) for name in ("v_finer", "v_logs"))
+        unit = self._levels(index, means, finer, logs)
+        f.store(unit, f.args.pointer("v_units"), group)
         rows = pieces(f, self.total, 4) * 4 if form.dots else self.total
         codes = f.gep(form.element, f.args.pointer("v_codes"), group * rows * form.width)
         for column in range(0, form.width, self.lanes):
             mean = f.load(self.vector, means, column)
             if form.dots:
-                self._code_groups(index, column, mean, units, codes)
+                self._code_groups(index, column, mean, finer, unit, codes)
             else:
                 with f.loop(0, self.total) as loop:
-                    found = f.convert(self._code(index, loop.index, column, mean, units), f32)
-                    f.store(found, codes, loop.index * form.width + column)
+                    found = self._code(index, loop.index, column, mean, finer, unit)
+                    f.store(f.convert(found, f32), codes, loop.index * form.width + column)
 
     def _mask(self, column: int) -> Value | None:
         left = self.form.value_features - column
@@ -212,41 +214,72 @@ class _Coding:
         for column, total in zip(columns, loop.results, strict=True):
             f.store(total / count, means, column)
 
-    def _units(self, index: Sequence[Value], means: Value, units: Value, logs: Value) -> None:
-        """Codes to a unit of each row, no less than the head's largest peak allows."""
+    def _round(self, means: Value) -> None:
+        """Means of few bits."""
+        f = self.f
+        columns = range(0, self.form.width, self.lanes)
+        loaded = [f.load(self.vector, means, column) for column in columns]
+        bits = f.const(i32.vector(self.lanes), 0)
+        for mean in loaded:
+            bits = peak_of(f, mean, bits)
+        largest = f.bitcast(f.reduce(bits, f.max), f32)
+        added = f.min(largest * float(meaning.MEAN_ROUNDING), float(meaning.MOST_ADDED))
+        wide = f.splat(added, self.lanes)
+        for column, mean in zip(columns, loaded, strict=True):
+            f.store((mean + wide) - wide, means, column)
+
+    def _levels(self, index: Sequence[Value], means: Value, finer: Value, logs: Value) -> Value:
+        """How much finer each row is than the head's largest peak asks for, and u of the head."""
         f, lanes = self.f, self.lanes
         with f.loop(0, self.total, lanes, carry=(f.const(i32.vector(lanes), 0),)) as loop:
             count = f.min(self.total - loop.index, lanes)
             rows = [self._row("v", index, loop.index + f.min(count - 1, r)) for r in range(lanes)]
             peaks = row_peaks(f, rows, self.form.value_features, means)
-            f.store(f.bitcast(peaks, self.vector), units, loop.index, mask=f.mask(count, lanes))
+            f.store(f.bitcast(peaks, self.vector), finer, loop.index, mask=f.mask(count, lanes))
             loop.next(f.max(loop.carried[0], peaks))
         bits = f.reduce(loop.results[0], f.max)
         highest = f.bitcast(bits, f32)
-        least = f.splat(highest * LEAST_PEAK, lanes)
-        is_flat, is_lost = f.lt(highest, TINY), f.ge(bits, _NOT_FINITE)
+        levels = [
+            (f.splat(f.div(highest, power), lanes), power, log)
+            for power, log in zip(meaning.FINER.tolist(), meaning.LOGS.tolist(), strict=True)
+        ]
 
         def put(key: Value, mask: Value | None) -> None:
-            peak = f.load(self.vector, units, key, mask=mask)
-            unit = f.div(STEPS, f.quick_max(peak, least))
-            unit = f.select(is_flat, f.const(self.vector, 1.0), unit)
-            unit = f.select(is_lost, f.const(self.vector, float("nan")), unit)
-            f.store(unit, units, key, mask=mask)
-            f.store(f.neg(log(f, unit)), logs, key, mask=mask)
+            peak = f.load(self.vector, finer, key, mask=mask)
+            found = [f.const(self.vector, 1.0), f.const(self.vector, 0.0)]
+            for bound, *numbers in levels:
+                fits = f.le(peak, bound)
+                found = [f.select(fits, n, old) for n, old in zip(numbers, found, strict=True)]
+            for number, place in zip(found, (finer, logs), strict=True):
+                f.store(number, place, key, mask=mask)
 
         f.vectors(0, self.total, lanes, put)
+        unit = f.select(f.lt(highest, float(meaning.FLAT)), 1.0, f.div(STEPS, highest))
+        return f.select(f.ge(bits, _NOT_FINITE), float("nan"), unit)
 
     def _code(
-        self, index: Sequence[Value], key: Value, column: int, mean: Value, units: Value
+        self,
+        index: Sequence[Value],
+        key: Value,
+        column: int,
+        mean: Value,
+        finer: Value,
+        unit: Value,
     ) -> Value:
         """A vector of a row's codes, in i32."""
         f = self.f
         row = self._row("v", index, key)
         distance = f.load(self.vector, row, column, mask=self._mask(column)) - mean
-        return f.round_to_int(distance * f.splat(f.load(f32, units, key), self.lanes))
+        return f.round_to_int(distance * f.splat(f.load(f32, finer, key) * unit, self.lanes))
 
     def _code_groups(
-        self, index: Sequence[Value], column: int, mean: Value, units: Value, codes: Value
+        self,
+        index: Sequence[Value],
+        column: int,
+        mean: Value,
+        finer: Value,
+        unit: Value,
+        codes: Value,
     ) -> None:
         """Four keys side by side; zeros behind the last."""
         f, total = self.f, self.total
@@ -257,7 +290,7 @@ class _Coding:
             for i in range(4):
                 key = number * 4 + i
                 at = f.min(key, total - 1) if last else key
-                part = f.shl(f.and_(self._code(index, at, column, mean, units), 0xFF), 8 * i)
+                part = f.shl(f.and_(self._code(index, at, column, mean, finer, unit), 0xFF), 8 * i)
                 if last:
                     part = f.select(f.lt(key, total), part, f.const(part.type, 0))
                 word = f.or_(word, part)

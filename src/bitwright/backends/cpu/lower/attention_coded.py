@@ -33,8 +33,9 @@ def call_coded(
         "k_codes": ctx.scratch(f"{node.name}.k_codes", code, count * total * form.row),
         "k_steps": ctx.scratch(f"{node.name}.k_steps", "f32", count * total),
         "v_codes": ctx.scratch(f"{node.name}.v_codes", code, count * groups * form.width),
-        "v_units": ctx.scratch(f"{node.name}.v_units", "f32", count * total),
+        "v_finer": ctx.scratch(f"{node.name}.v_finer", "f32", count * total),
         "v_logs": ctx.scratch(f"{node.name}.v_logs", "f32", count * total),
+        "v_units": ctx.scratch(f"{node.name}.v_units", "f32", count),
         "v_means": ctx.scratch(f"{node.name}.v_means", "f32", count * form.width),
     }
     given = {name: views[name] for name in GIVEN if name in views}

@@ -3,6 +3,9 @@
 As `exponential`, with the polynomial one degree shorter and 2^n written without a check, since n
 stays in the normal range. Largest error 2e-7 of the result for x > -2, and of e^x relative to 1
 everywhere; NaN stays NaN.
+
+Where e^x ends as codes, last bits decide on steps: `raised_decay` takes the polynomial that ONNX
+Runtime's Exp takes on every machine with fma, and gives the same bits.
 """
 
 from __future__ import annotations
@@ -15,6 +18,17 @@ from bitwright.backends.cpu.math.exponential import exp
 
 # e^r = 1 + r P(r) on |r| <= ln 2 / 2, relative error 2^-23.4
 _CURVE = (1.0, 0.9999997, 0.49999148, 0.16667639, 0.04189816, 0.008290272)
+# e^r on the same interval, relative error 2^-27, and ln 2 in two parts
+_EXACT_CURVE = (
+    1.0,
+    1.0,
+    float.fromhex("0x1.fffff6p-2"),
+    float.fromhex("0x1.555450p-3"),
+    float.fromhex("0x1.555b5ap-5"),
+    float.fromhex("0x1.125edcp-7"),
+    float.fromhex("0x1.694000p-10"),
+)
+_LN2_HIGH, _LN2_LOW = 0.693145752, 1.42860677e-6
 _LOW = -87.3
 """Below it, e^x is no normal f32."""
 # adding it leaves round(x) + 127, the exponent field of 2^x, in the last bits
@@ -29,9 +43,15 @@ def decay(f: Function, x: Value) -> Value:
     return f.select(f.lt(x, _LOW), 0.0, _power(f, x))
 
 
-def floored_decay(f: Function, x: Value) -> Value:
-    """e^x of f32 up to e^80, and e^-87 where it would be less; NaN stays NaN."""
-    return _power(f, f.quick_max(f.const(x.type, -87.0), x))
+def raised_decay(f: Function, x: Value, bits: int) -> Value:
+    """2^bits e^x of f32 for x <= 0, and no less than e^-80; NaN stays NaN."""
+    inside = f.quick_max(f.const(x.type, -80.0), x)
+    magic = _MAGIC + bits
+    shifted = f.fma(inside, math.log2(math.e), magic)
+    whole = f.sub(shifted, magic)
+    r = f.fma(whole, -_LN2_LOW, f.fma(whole, -_LN2_HIGH, inside))
+    power = f.bitcast(f.shl(f.bitcast(shifted, x.type.of(i32)), 23), x.type)
+    return f.mul(horner(f, r, _EXACT_CURVE), power)
 
 
 def _power(f: Function, x: Value) -> Value:

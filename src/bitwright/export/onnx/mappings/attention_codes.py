@@ -8,13 +8,26 @@ calls of any shape share it.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from bitwright.export.onnx.forms import reduce, unsqueeze
 from bitwright.export.onnx.functions import call
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import bool_, f32, i64
-from bitwright.ops.attention_codes import LEAST_PEAK, STEPS, TINY, WEIGHT_STEPS
+from bitwright.ops.attention_codes import (
+    FINER,
+    FLAT,
+    HEADROOM,
+    LOGS,
+    MEAN_ROUNDING,
+    MOST_ADDED,
+    STEPS,
+    TINY,
+    TO_CODES,
+    WEIGHT_BITS,
+)
 
 
 def coded_scores(e: Scope, q: Ref, k: Ref, scale: float) -> Ref:
@@ -28,17 +41,18 @@ def coded_scores(e: Scope, q: Ref, k: Ref, scale: float) -> Ref:
 
 def weighted_codes(e: Scope, scores: Ref, bias: Ref | None, v: Ref) -> Ref:
     """The values of all keys by their weights; zeros where the bias hides every key."""
-    codes, units, mean = _value_codes(e, v)
-    by_key = e.Transpose(units, perm=(0, 1, 3, 2))
-    total = e.Sub(scores, e.Log(by_key))
-    if bias is not None:
-        total = e.Add(total, bias)
+    coded = _value_codes(e, v)
+    total = scores if bias is None else e.Add(scores, bias)
+    total = e.Sub(total, e.Transpose(coded.logs, perm=(0, 1, 3, 2)))
     top = reduce(e, "ReduceMax", total, [-1])
     is_hidden = e.Equal(top, e.scalar(-math.inf, top))
-    shift = e.Where(is_hidden, e.scalar(0, top), top)
-    weights = e.Mul(e.Exp(e.Sub(total, shift)), e.scalar(WEIGHT_STEPS, total))
-    sums = reduce(e, "ReduceSum", e.Mul(weights, by_key), [-1])
-    found = e.Add(e.Div(e.MatMul(e.Round(weights), codes), sums), mean)
+    shift = e.Where(is_hidden, e.scalar(0, top), e.Add(top, e.scalar(HEADROOM, top)))
+    power = e.Exp(e.Sub(total, shift))
+    fine = e.Round(e.Mul(power, e.scalar(2.0**WEIGHT_BITS, power)))
+    weights = e.Round(e.Mul(fine, e.scalar(TO_CODES, fine)))
+    unit = e.Mul(coded.unit, e.scalar(TO_CODES, coded.unit))
+    sums = e.Mul(e.MatMul(fine, coded.finer), unit)
+    found = e.Add(e.Div(e.MatMul(weights, coded.codes), sums), coded.mean)
     return e.Where(is_hidden, e.scalar(0, found), found)
 
 
@@ -51,16 +65,36 @@ def _codes(e: Scope, x: Ref) -> tuple[Ref, Ref]:
     return e.Round(e.Mul(x, inverse)), e.Div(peak, steps)
 
 
-def _value_codes(e: Scope, v: Ref) -> tuple[Ref, Ref, Ref]:
-    """Codes, codes to a unit of each row, and the means of the features."""
+class _ValueCodes(NamedTuple):
+    codes: Ref
+    finer: Ref
+    """2^j of each row"""
+    logs: Ref
+    """j ln 2"""
+    unit: Ref
+    """u of each head"""
+    mean: Ref
+
+
+def _value_codes(e: Scope, v: Ref) -> _ValueCodes:
     mean = reduce(e, "ReduceMean", v, [-2])
+    largest = reduce(e, "ReduceMax", e.Abs(mean), [-1])
+    added = e.Min(e.Mul(largest, e.scalar(MEAN_ROUNDING, largest)), e.scalar(MOST_ADDED, largest))
+    mean = e.Sub(e.Add(mean, added), added)
     distance = e.Sub(v, mean)
     peak = reduce(e, "ReduceMax", e.Abs(distance), [-1])
     highest = reduce(e, "ReduceMax", peak, [-2])
-    raised = e.Max(peak, e.Mul(highest, e.scalar(LEAST_PEAK, peak)))
-    is_flat = e.Less(highest, e.scalar(TINY, peak))
-    units = e.Where(is_flat, e.scalar(1, peak), e.Div(e.scalar(STEPS, peak), raised))
-    return e.Round(e.Mul(distance, units)), units, mean
+    fits = e.LessOrEqual(peak, e.Div(highest, e.constant(FINER, f32)))
+
+    def of_level(numbers: np.ndarray[Any, Any], otherwise: float) -> Ref:
+        found = e.Where(fits, e.constant(numbers, f32), e.constant(otherwise, f32))
+        return reduce(e, "ReduceMax", found, [-1])
+
+    finer, logs = of_level(FINER, 1.0), of_level(LOGS, 0.0)
+    is_flat = e.Less(highest, e.scalar(FLAT, highest))
+    unit = e.Where(is_flat, e.scalar(1, highest), e.Div(e.scalar(STEPS, highest), highest))
+    codes = e.Round(e.Mul(distance, e.Mul(finer, unit)))
+    return _ValueCodes(codes, finer, logs, unit, mean)
 
 
 def call_attention(e: Scope, q: Ref, k: Ref, v: Ref, mask: Ref | None, attrs: Any) -> Ref:
