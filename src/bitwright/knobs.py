@@ -6,6 +6,8 @@ A knob is read when it is asked for, so a test or a user may change it while the
 import os
 from dataclasses import dataclass
 
+from bitwright.errors import BitwrightError
+
 
 @dataclass(frozen=True)
 class Knob:
@@ -15,6 +17,19 @@ class Knob:
 
     def get(self) -> str:
         return os.environ.get(self.name, self.default)
+
+    def number(self) -> int:
+        """What the knob says, as a whole number from 0 on."""
+        text = self.get().strip()
+        if not (text.isascii() and text.isdigit()):
+            raise BitwrightError(
+                "environment variable is no number",
+                where=self.name,
+                expected="digits",
+                found=repr(text),
+                hint=f"It is the {self.doc}; unset it for the default.",
+            )
+        return int(text)
 
 
 DUMP = Knob("BITWRIGHT_DUMP", "", "folder that receives the graph as text after every pass")
@@ -59,8 +74,8 @@ ALL = tuple(value for value in list(globals().values()) if isinstance(value, Kno
 
 def max_tensor_bytes() -> int:
     """The allocation bound: the knob, else the machine's physical memory, else 8 GiB."""
-    if text := MAX_TENSOR_BYTES.get():
-        return int(text)
+    if MAX_TENSOR_BYTES.get():
+        return MAX_TENSOR_BYTES.number()
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -1,5 +1,8 @@
 """Convolutions in static codes: ONNX Runtime, with its defaults, finds our codes to the bit."""
 
+from dataclasses import replace
+from importlib import import_module
+
 import numpy as np
 import onnx
 import pytest
@@ -7,6 +10,7 @@ from onnx_runs import checked, run_ort
 
 import bitwright as bw
 from bitwright.frontend.onnx import load
+from bitwright.ir.graph import constant_value
 
 SHAPE = (2, 3, 24, 24)
 
@@ -81,3 +85,27 @@ def test_factors_go_into_constants_before_them():
     inputs_of_sums = 4  # what is read by an addition, or is the input, has factors of its own
     assert count(network(BETWEEN["affine"])) <= count(graph)
     assert count(graph) <= count(network(BETWEEN["affine"])) + inputs_of_sums
+
+
+def test_a_reader_that_goes_back_to_float_leaves_exact_sums(monkeypatch):
+    """The guard takes the codes away that a convolution's result became at once."""
+    rng = np.random.default_rng(1)
+    b = bw.Builder("two")
+    filters = [rng.normal(size=(8, terms, 3, 3)).astype(np.float32) for terms in (3, 8)]
+    first = b.relu(b.conv(b.input("x", "f32[n, 3, 24, 24]"), filters[0]))
+    graph = b.build(y=b.conv(first, filters[1]))
+    data = [{"x": rng.normal(size=SHAPE).astype(np.float32)} for _ in range(4)]
+    asked = {"guard_sqnr": 200, "schemes": {"*": "static"}}
+
+    def scale_of_first(safer):
+        monkeypatch.setattr(import_module("bitwright.quant.quantize"), "safer", safer)
+        found = bw.quantize(graph, data, recipe=asked).graph
+        makers = {value: node for node in found.nodes for value in node.outputs}
+        conv = next(node for node in found.nodes if node.op == "conv")
+        return np.frexp(constant_value(makers[conv.inputs[0]].inputs[1]))[0]
+
+    def without_second(choices, evidence, recipe):
+        return [choices[0], replace(choices[1], scheme="float", coding=None)]
+
+    assert scale_of_first(lambda choices, *_: choices) != 0.5
+    assert scale_of_first(without_second) == 0.5

@@ -263,7 +263,10 @@ def test_bad_data_is_an_error_that_says_what(data, message):
 @pytest.mark.parametrize(
     "wrong",
     ["int3", {"base": "int8", "bits": 3}, {"ignore": ["re:("]}, {"schemes": {"a": "magic"}},
-     {"weight_bits": 5}, "missing.yaml"],
+     {"weight_bits": 5}, "missing.yaml", {"schemes": ["static"]}, {"schemes": {"a": 1}},
+     {"ignore": 5}, {"targets": [None]}, {"guard_sqnr": "high"}, {"guard_sqnr": float("nan")},
+     {"static_sqnr": None}, {"block": "32"}, {"weight_bits": True}, {"smooth": "no"},
+     {"rounding": 1}],
 )  # fmt: skip
 def test_bad_recipes_are_errors(wrong):
     with pytest.raises(BitwrightError):

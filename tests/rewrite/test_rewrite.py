@@ -148,6 +148,11 @@ def test_a_pass_that_breaks_the_graph_is_named():
         run_passes(graph("input %x: f32[2]\n%y = neg(%x): f32[2]\nreturn %y"), [break_names])
 
 
+def test_a_pass_that_returns_nothing_is_named():
+    with pytest.raises(RewriteError, match=r"<lambda> failed: it returned no graph.*NoneType"):
+        run_passes(graph("input %x: f32[2]\nreturn %x"), [lambda found, trace: None])
+
+
 def test_every_stage_is_dumped(tmp_path, monkeypatch):
     def keep(found, trace):
         return found

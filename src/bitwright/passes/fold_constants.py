@@ -23,7 +23,7 @@ GROWTH = 2
 
 
 def fold_constants(graph: Graph, trace: Trace) -> Graph:
-    limit = int(knobs.FOLD_LIMIT.get())
+    limit = knobs.FOLD_LIMIT.number()
 
     def change(node: Node) -> Node | list[Node]:
         if node.is_boundary or not _is_known(node):

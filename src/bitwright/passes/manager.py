@@ -50,7 +50,11 @@ def run_passes(graph: Graph, passes: Iterable[Pass], history: History | None = N
     for function in passes:
         history.trace.stage = function.__name__
         try:
-            graph = verify(function(graph, history.trace), history.verified)
+            changed = function(graph, history.trace)
+            if not isinstance(changed, Graph):
+                kind = type(changed).__name__
+                raise RewriteError("it returned no graph", expected="Graph", found=kind)
+            graph = verify(changed, history.verified)
         except BitwrightError as error:
             before = ", ".join(stage.name for stage in history.stages)
             raise RewriteError(

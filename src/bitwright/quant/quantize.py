@@ -146,7 +146,7 @@ def _quantize(
     if rules.equalize:
         relate_channels(gathering.sites)
     choices = assign(gathering.sites, evidence, rules)
-    weights: dict[tuple[str, str], dict[str, Weights]] = {}
+    weights: dict[str, tuple[Choice, dict[str, Weights]]] = {}
     bindings = _bindings(graph, gathering.held[0])
     attentions = Attentions(graph, rules, bindings)
     effects = Effects(graph, open_codings(choices, rules), gathering.held, threads, attentions.open)
@@ -169,7 +169,7 @@ def _quantize(
         next_choices = safer(choices, evidence, rules)
         if next_choices == choices:
             break
-        choices = next_choices
+        choices = make_sums_exact(graph, next_choices)
     report = make_report(
         graph, result, choices, found, lookups, losses.decibels, bindings, rules.name, attentions
     )
@@ -180,17 +180,19 @@ def _weights(
     choices: list[Choice],
     evidence: dict[str, Evidence],
     form: WeightFormat,
-    made: dict[tuple[str, str], dict[str, Weights]],
+    made: dict[str, tuple[Choice, dict[str, Weights]]],
 ) -> dict[str, Weights]:
-    """Weights of every product that is not left in float; those made before are used again."""
+    """Weights of every product that is not left in float; those made before for the same codes of
+    what they multiply are used again."""
     found: dict[str, Weights] = {}
     for choice in choices:
         if choice.scheme == "float":
             continue
-        key = choice.site.name, choice.scheme
-        if key not in made:
-            made[key] = quantize_weights(evidence[choice.site.name], choice.coding, form)
-        found.update(made[key])
+        name = choice.site.name
+        before = made.get(name)
+        if before is None or before[0].coding is not choice.coding:
+            made[name] = choice, quantize_weights(evidence[name], choice.coding, form)
+        found.update(made[name][1])
     system.give_memory_back()
     return found
 

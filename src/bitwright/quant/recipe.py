@@ -17,6 +17,7 @@ must match from the start. Recipes are dicts, YAML or JSON files, or one of the 
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -152,13 +153,34 @@ def _from_mapping(found: Mapping[str, Any]) -> Recipe:
         raise BitwrightError(
             f"a recipe has no option {min(unknown)!r}", expected=", ".join(["base", *sorted(known)])
         )
-    for name in ("targets", "ignore"):
-        if name in options:
-            value = options[name]
-            options[name] = (value,) if isinstance(value, str) else tuple(value)
-    made = replace(base, **options)
+    made = replace(base, **{name: _typed(name, value) for name, value in options.items()})
     _check(made)
     return without_zero_points(made) if made.symmetric else made
+
+
+def _typed(name: str, value: Any) -> Any:
+    """The value of an option, which has the type of the option's default."""
+    default = getattr(RECIPES["int8"], name)
+    if isinstance(default, tuple):
+        fits, expected = _are_names([value] if isinstance(value, str) else value), "a list of names"
+        value = (value,) if isinstance(value, str) else tuple(value) if fits else value
+    elif isinstance(default, Mapping):
+        fits = isinstance(value, Mapping) and _are_names([*value, *value.values()])
+        expected = "a mapping of patterns to schemes"
+    elif isinstance(default, float):
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        fits, expected = fits and not math.isnan(value), "a number"
+    else:
+        fits, expected = type(value) is type(default), f"a value like {default!r}"
+    if not fits:
+        raise BitwrightError(
+            f"option {name!r} of a recipe has another type", expected=expected, found=repr(value)
+        )
+    return value
+
+
+def _are_names(found: Any) -> bool:
+    return isinstance(found, list | tuple) and all(isinstance(name, str) for name in found)
 
 
 def without_zero_points(made: Recipe) -> Recipe:

@@ -51,7 +51,7 @@ class Taps:
     ) -> None:
         self.graph, self.names = graph, tuple(dict.fromkeys(names))
         self._threads, self._simplify = threads, simplify
-        self._budget = int(knobs.TAP_BYTES.get()) if budget is None else budget
+        self._budget = knobs.TAP_BYTES.number() if budget is None else budget
         self.values = find_values(graph, self.names)
         for name, value in self.values.items():
             if not isinstance(value.type, TensorType) or value.dtype == string:

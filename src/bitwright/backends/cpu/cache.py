@@ -147,4 +147,4 @@ def key(text: str, target: Target) -> str:
 def default_cache() -> ObjectCache:
     """The cache that the knobs describe."""
     folder = system.cache_folder()
-    return ObjectCache(folder and folder / "objects", int(knobs.CACHE_BYTES.get()))
+    return ObjectCache(folder and folder / "objects", knobs.CACHE_BYTES.number())

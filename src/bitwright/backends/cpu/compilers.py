@@ -269,8 +269,7 @@ def submit(text: str, target: Target, then: Callable[[bytes], None] = lambda cod
 
 def _most() -> int:
     """Workers that may be at work; none where this process is as good as one."""
-    text = knobs.COMPILERS.get()
-    cores = int(text) if text.isdigit() else system.cores()
+    cores = knobs.COMPILERS.number() if knobs.COMPILERS.get() else system.cores()
     return min(cores, MOST) if cores > 1 else 0
 
 
