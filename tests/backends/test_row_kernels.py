@@ -1,7 +1,5 @@
 """Norms and softmax against the interpreter: every target, odd sizes, whatever stands around."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from run_kernel import (
@@ -151,69 +149,6 @@ def test_rows_are_read_once_from_memory_and_not_spilled():
     ctx = lower(graph)
     (kernel,) = ctx.kernels.values()
     assert "Spill" not in jit.assembly(ctx.text(kernel), ctx.target)
-
-
-def onnx_norm(op, eps, bias):
-    """ONNX Runtime's own kernel, after a sum that it does not fuse."""
-    onnx, ort = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
-    make = onnx.helper
-    names = ["x", "r", "w", *(["b"] if bias else [])]
-    nodes = [
-        make.make_node("Sum", ["x", "r"], ["v"]),
-        make.make_node(op, ["v", *names[2:]], ["y"], epsilon=eps, axis=-1),
-    ]
-    kind = onnx.TensorProto.FLOAT
-    inputs = [make.make_tensor_value_info(name, kind, None) for name in names]
-    outputs = [make.make_tensor_value_info("y", kind, None)]
-    graph = make.make_graph(nodes, "g", inputs, outputs)
-    opset = [make.make_opsetid("", 17 if op == "LayerNormalization" else 23)]
-    model = make.make_model(graph, opset_imports=opset, ir_version=10)
-    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-
-
-# with vectors of 16, 8 and 4 lanes, as far as they run here
-FUSING = [named(name) for name in TARGETS if named(name).has_fma]
-FUSING += [replace(target, vector_bytes=16) for target in FUSING[-1:]]
-
-
-@pytest.mark.skipif(not FUSING, reason="products and sums are rounded apart here")
-@pytest.mark.parametrize(
-    ("op", "onnx", "bias"),
-    [
-        ("layer_norm", "LayerNormalization", True),
-        ("layer_norm", "LayerNormalization", False),
-        ("rms_norm", "RMSNormalization", False),
-    ],
-)
-def test_norms_have_the_bits_of_onnx_runtime(op, onnx, bias):
-    """On every target whose products and sums are rounded once, alone and behind a residual sum."""
-    session = onnx_norm(onnx, 1e-5, bias)
-    for columns in (16, 17, 35, 64, 104, 384, 768, 1000, 1001):
-        x, r = 3 * draw(13, columns) + 1, draw(13, columns, seed=1)
-        weights = [draw(columns, seed=seed) for seed in (2, 3)[: 1 + bias]]
-        feeds = dict(zip("xrwb", (x, r, *weights), strict=False))
-        (expected,) = session.run(None, feeds)
-        b = Builder("g")
-        names = [b.input(name, f"f32{list(array.shape)}") for name, array in feeds.items()]
-        graph = b.build(b.op(op, b.add(*names[:2]), *names[2:], eps=1e-5))
-        fused = fuse_regions(graph, Trace())
-        for target in FUSING:
-            (found,) = Run(fused, feeds, target, 3).outputs.values()
-            assert_same(found, expected)
-            plain = run_op(op, x + r, *weights, target=target, threads=1, eps=1e-5)
-            assert_same(plain, expected)
-
-
-@pytest.mark.skipif(not FUSING, reason="products and sums are rounded apart here")
-def test_large_means_cost_no_accuracy():
-    """The mean is as good as f32 can say it, and what is squared are distances from it."""
-    x = 1000 + draw(5, 384)
-    wide = x.astype(np.float64)
-    spread = np.sqrt(wide.var(axis=1, keepdims=True))
-    expected = (wide - wide.mean(axis=1, keepdims=True)) / spread
-    for target in FUSING:
-        found = run_op("layer_norm", x, target=target, eps=1e-12)
-        assert np.max(np.abs(found - expected)) < 1000 * 2.0**-24 * 1.01
 
 
 def test_norms_of_f64():

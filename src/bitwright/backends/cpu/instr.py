@@ -102,11 +102,6 @@ def _pack_i8(a: Array, b: Array) -> Array:
     return _packed(a, b, -128, 127, np.int8)
 
 
-def _of_two(a: Array, places: Array, b: Array) -> Array:
-    """Lanes of two vectors, by the low five bits of their places."""
-    return np.concatenate([a, b])[places & 31]
-
-
 def _flushed(x: Array) -> Array:
     return np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
 
@@ -196,14 +191,6 @@ _LOOKUP_512 = Instr(
     "vpermps",
     lambda table, places: table[places & 15],
 )
-_LOOKUP_PAIR_512 = Instr(
-    "llvm.x86.avx512.vpermi2var.ps.512",
-    ("avx512f",),
-    f32.vector(16),
-    (f32.vector(16), i32.vector(16), f32.vector(16)),
-    "vperm",
-    _of_two,
-)
 _PICK_512 = Instr(
     "llvm.x86.avx512.vpermi2var.qi.512",
     ("avx512vbmi",),
@@ -230,7 +217,6 @@ ALL = (
     *_PACKS_128,
     _BF16_512,
     _LOOKUP_512,
-    _LOOKUP_PAIR_512,
     _PICK_512,
     *_NEON_DOTS,
 )
@@ -282,11 +268,6 @@ def packs(target: Target, lanes: int, signed: bool) -> tuple[Instr, Instr] | Non
     if found is None or not target.has(*found[0].needs):
         return None
     return found[0], found[2 if signed else 1]
-
-
-def lookup_pair_f32(target: Target) -> Instr | None:
-    """(a, places, b): lane by lane the number at a place, of the 32 in a and b."""
-    return _first(target, _LOOKUP_PAIR_512)
 
 
 def pick_bytes(target: Target) -> Instr | None:
