@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from onnx_runs import assert_same, one_node
+from onnx_runs import assert_same, one_node, run_ort
 from pins import NO_ONNX_FORM, RANDOM
 
 from bitwright.export.onnx import export_onnx
@@ -91,3 +91,26 @@ def test_external_data_comes_back(tmp_path):
     np.testing.assert_array_equal(
         load(tmp_path / "m.onnx").parameters[0].node.attrs["value"], weights
     )
+
+
+@pytest.mark.parametrize("opset", [13, 17, 23])
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_a_sum_before_a_norm_is_one_that_runtimes_do_not_fuse(norm, opset):
+    """Which is an add again when the file is read; other sums, and those of a bias, are Add."""
+    b = Builder("residual")
+    x, r = b.input("x", "f32[batch, 5, 16]"), b.input("r", "f32[batch, 5, 16]")
+    scale, bias = (b.parameter(name, np.full(16, 2, np.float32)) for name in ("scale", "bias"))
+    total = b.add(b.add(x, bias), r)
+    y = b.op(norm, total, scale)
+    z = b.op(norm, b.add(y, bias), scale)
+    graph = b.build(y=b.add(y, total), z=z)
+    model = export_onnx(graph, opset=opset)
+    (node,) = (node for node in model.graph.node if node.op_type == "Sum")
+    assert list(node.output) == [total.name]
+    again = load(model)
+    assert sum(n.op == "add" for n in again.nodes) >= 4
+    feeds = {name: np.random.default_rng(0).normal(size=(2, 5, 16)).astype("f4") for name in "xr"}
+    assert_same(run(again, feeds), run(graph, feeds))
+    assert_same(run_ort(model, feeds), run(graph, feeds))
+    if norm == "layer_norm":  # also where the file spells the norm out
+        assert "Sum" in {node.op_type for node in export_onnx(again, opset=13).graph.node}

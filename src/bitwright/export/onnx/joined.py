@@ -1,7 +1,8 @@
-"""Nodes that are written together, because the file says them in one node.
+"""Nodes whose form depends on what stands around them.
 
 A product takes in the nodes that dequantize its operands where those are read by nothing else: as
-a function on MatMulInteger (`coded`), or as MatMulNBits where that is asked for (`nbits`).
+a function on MatMulInteger (`coded`), or as MatMulNBits where that is asked for (`nbits`). A sum
+that a norm reads is a Sum instead of an Add.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from dataclasses import dataclass, field
 from bitwright.export.onnx.coded import coded_operands, write_coded_product
 from bitwright.export.onnx.nbits import Parts, weight_only, write_weight_only
 from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value
 
 
 @dataclass
 class Joined:
     writers: dict[Node, Callable[[Scope], Ref]] = field(default_factory=dict)
-    """How the products are written."""
+    """How these nodes are written."""
     absorbed: set[Node] = field(default_factory=set)
     """Nodes that nothing but these products reads."""
 
@@ -36,7 +38,37 @@ def joined_nodes(scope: Scope) -> Joined:
             found.writers[node] = _weight_only(node, parts)
             taken += [v for v in (node.inputs[1], *parts[1:]) if v is not None]
     found.absorbed = _only_read_by(graph, set(found.writers), taken)
+    found.writers.update({node: _sum(node) for node in _sums_before_norms(graph)})
     return found
+
+
+def _sums_before_norms(graph: Graph) -> list[Node]:
+    """Residual sums of f32 that a norm reads.
+
+    ONNX Runtime fuses Add and LayerNormalization to SkipLayerNormalization, whose kernel for CPUs
+    goes through a row one by one: it is slower than the two, and rounds otherwise than a norm
+    without a sum does there and here, so that codes behind it differ. Nothing fuses a Sum, which
+    says the same.
+    """
+    read = [next(n.operands).node for n in graph.nodes if _is_norm(n)]
+    return [node for node in read if node.op == "add" and all(map(_is_residual, node.operands))]
+
+
+def _is_norm(node: Node) -> bool:
+    """Whether it is a norm, or the x - mean(x) that one begins with which is spelled out."""
+    if node.op != "sub":
+        return node.op in ("layer_norm", "rms_norm")
+    x, mean = node.operands
+    return mean.node.op == "reduce_mean" and next(mean.node.operands) is x
+
+
+def _is_residual(value: Value) -> bool:
+    """Whether it can be one side of such a sum; a row is the bias of a product."""
+    return value.dtype == f32 and value.rank > 1
+
+
+def _sum(node: Node) -> Callable[[Scope], Ref]:
+    return lambda e: e.Sum(*(e.values[value] for value in node.operands))
 
 
 def _coded(x: Node, w: Node) -> Callable[[Scope], Ref]:
