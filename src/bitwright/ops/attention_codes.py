@@ -6,7 +6,7 @@
               largest with 2^j peak <= that; mean of each feature over all keys, of a few bits
     weights   a = rint(2^14 e^(s - top)) and w = rint(a / 64) with s = score + bias - j ln 2 and
               top the largest s of the query + ln 256/255
-    y         Σ w v / (Σ a 2^j · u / 64) + mean
+    y         Σ w v / Σ a 2^j · (64 / u) + mean
 
 The scale 2^-j of a row of v is part of its weight, so that keys with a large score and small
 values take no codes from the others; weights too small for a code w are taken for those of average
@@ -117,9 +117,9 @@ def weighted_codes(scores: Array, bias: Array, v: Array) -> Array:
         top = total.max(axis=-1, keepdims=True, initial=-np.inf)
         shift = np.where(np.isneginf(top), np.float32(0), top + HEADROOM)
         fine = np.rint(np.ldexp(np.exp((total - shift).astype(np.float64)), WEIGHT_BITS))
-    sums = np.matmul(fine, np.ldexp(1.0, coded.level)) * (coded.unit * TO_CODES)
+    sums = np.matmul(fine, np.ldexp(1.0, coded.level))
     hidden = np.isneginf(bias.max(axis=-1, keepdims=True, initial=-np.inf))
     weights = np.where(np.isnan(fine), 0.0, np.rint(fine * TO_CODES))
     found = np.matmul(weights, coded.codes.astype(np.float64))
-    y = found / np.where(sums == 0, 1.0, sums) + coded.mean
+    y = found / np.where(sums == 0, 1.0, sums) / TO_CODES / coded.unit + coded.mean
     return np.asarray(np.where(hidden, 0.0, y))

@@ -44,6 +44,7 @@ from bitwright.backends.cpu.kernels.attention_spec import (
 from bitwright.backends.cpu.kernels.transpose import transposed
 from bitwright.backends.cpu.kernels.walk import pieces
 from bitwright.backends.cpu.math.decay import raised_decay
+from bitwright.backends.cpu.math.division import divider
 from bitwright.backends.cpu.region import address_of, store
 from bitwright.ops.attention_codes import HEADROOM, TO_CODES, WEIGHT_BITS
 from bitwright.target import Target
@@ -157,11 +158,10 @@ class _CodedBlock(Block):
                 branch.next(*one, *sums[1:])
             self._results_of(loop.index, count)
             loop.next(*branch.results)
-        unit = f.load(f32, f.args.pointer("v_units"), self.group) * float(TO_CODES)
         for number, (top, total) in enumerate(zip(tops, loop.results, strict=True)):
             # a largest score knows nothing of NaN, the sum does
             is_hidden = f.and_(f.eq(top, -math.inf), f.not_(f.is_nan(total)))
-            divisor = f.select(is_hidden, 0.0, total * f.splat(unit, self.lanes))
+            divisor = f.select(is_hidden, 0.0, total)
             f.store(divisor, self.scratch.factors, number * self.lanes, align=self.align)
         with f.loop(0, place.count, nonempty=True) as loop:
             self._write(loop.index)
@@ -395,13 +395,16 @@ class _CodedBlock(Block):
         result = kernel.after.dtype
         y = address_of(f, "y", stored(result), index)
         extras = kernel.extras.at(f, index, self.lanes)
-        divisor = f.splat(f.load(f32, self.scratch.factors, query), self.lanes)
+        total = f.load(f32, self.scratch.factors, query)
+        divided, is_hidden = divider(f, total, self.lanes), f.eq(total, 0.0)
+        unit = f.load(f32, f.args.pointer("v_units"), self.group)
+        step = f.splat(f.div(1.0 / float(TO_CODES), unit), self.lanes)
         means = f.gep(f32, f.args.pointer("v_means"), self.group * width)
         for column in range(0, width, self.lanes):
             left = kernel.value_features - column
             mask = f.mask(f.index(left), self.lanes) if left < self.lanes else None
             value = f.load(self.vector, self.scratch.results, query * width + column)
-            value = f.div(value, divisor) + f.load(self.vector, means, column)
-            value = f.select(f.eq(divisor, 0.0), 0.0, value)  # no key was seen
+            value = divided(value) * step + f.load(self.vector, means, column)
+            value = f.select(is_hidden, f.const(self.vector, 0.0), value)  # no key was seen
             value = kernel.after.evaluate(f, [value, *extras.load(column, mask)], self.lanes)
             store(f, value, result, y, column, mask)

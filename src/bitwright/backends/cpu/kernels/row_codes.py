@@ -8,13 +8,9 @@
 The range is taken while v is computed, the codes in one more pass over the row, which finds it in
 the first-level cache. A NaN anywhere in a row makes its scale NaN.
 
-Dividing a row by its scale takes a reciprocal y = 1 / scale and multiplications:
-
-    q := v y;  twice:  q := q + y (v - q scale)
-
-The first turn leaves an error below one unit in the last place, from where the second gives the
-correctly rounded quotient (Markstein), as long as nothing of size underflows: quotients below 1/2
-become code 0 either way, and rows whose scale is too small or too large for that are divided.
+Rows are divided by their scale with multiplications (`math.division`). Quotients below 1/2, where
+those might underflow, become code 0 either way; rows whose scale is too small or too large are
+divided one by one.
 
     slots   those of `kernels.rows`, and c0 … operands of the expression that makes v of y;
             codes, scale, zero; y only where somebody else reads it
@@ -31,6 +27,7 @@ from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, comput
 from bitwright.backends.cpu.kernels.matmul import is_light
 from bitwright.backends.cpu.kernels.row_groups import emit_each_row
 from bitwright.backends.cpu.kernels.rows import ACCUMULATORS, RowEmission, RowKernel
+from bitwright.backends.cpu.math.division import divider
 from bitwright.backends.cpu.region import Part, Reads, store
 from bitwright.backends.cpu.scalars import whole_between
 from bitwright.ir.dim import Size
@@ -106,23 +103,15 @@ class _Emission(RowEmission):
         moved = f.convert(zero, self.type)
         self.bounds = [f.splat(f.sub(bound, moved), self.lanes) for bound in (low, high)]
         self.zero = f.splat(zero, self.lanes)
-        wide = f.splat(scale, self.lanes)
+        by_scale = divider(f, scale, self.lanes)
         if not f.target.has_fma:
-            self._write_codes(lambda v: f.div(v, wide))
+            self._write_codes(by_scale)
             return
-        narrow = f.splat(f.div(1.0, scale), self.lanes)
-
-        def divided(v: Value) -> Value:
-            quotient = f.mul(v, narrow)
-            for _ in range(2):
-                quotient = f.fma(f.fma(f.neg(quotient), wide, v), narrow, quotient)
-            return quotient
-
         safe = f.and_(f.ge(scale, _SMALLEST), f.le(scale, _LARGEST))
         with f.if_(safe) as branch:
-            self._write_codes(divided)
+            self._write_codes(by_scale)
         with branch.else_():
-            self._write_codes(lambda v: f.div(v, wide))
+            self._write_codes(lambda v: f.div(v, f.splat(scale, self.lanes)))
 
     def _range(self) -> tuple[Value, Value, Value]:
         """The largest and the smallest of the row and 0, and whether a NaN is there."""

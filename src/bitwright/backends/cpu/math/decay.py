@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 
 from bitwright.backends.cpu.emit import Function, Value, f32, i32
-from bitwright.backends.cpu.math.basis import horner
+from bitwright.backends.cpu.math.basis import LN2_HIGH, LN2_LOW, SINGLE, horner
 from bitwright.backends.cpu.math.exponential import exp
 
 # e^r = 1 + r P(r) on |r| <= ln 2 / 2, relative error 2^-23.4
 _CURVE = (1.0, 0.9999997, 0.49999148, 0.16667639, 0.04189816, 0.008290272)
-# e^r on the same interval, relative error 2^-27, and ln 2 in two parts
+# e^r on the same interval, relative error 2^-27
 _EXACT_CURVE = (
     1.0,
     1.0,
@@ -28,7 +28,6 @@ _EXACT_CURVE = (
     float.fromhex("0x1.125edcp-7"),
     float.fromhex("0x1.694000p-10"),
 )
-_LN2_HIGH, _LN2_LOW = 0.693145752, 1.42860677e-6
 _LOW = -87.3
 """Below it, e^x is no normal f32."""
 # adding it leaves round(x) + 127, the exponent field of 2^x, in the last bits
@@ -45,13 +44,18 @@ def decay(f: Function, x: Value) -> Value:
 
 def raised_decay(f: Function, x: Value, bits: int) -> Value:
     """2^bits e^x of f32 for x <= 0, and no less than e^-80; NaN stays NaN."""
-    inside = f.quick_max(f.const(x.type, -80.0), x)
-    magic = _MAGIC + bits
-    shifted = f.fma(inside, math.log2(math.e), magic)
-    whole = f.sub(shifted, magic)
-    r = f.fma(whole, -_LN2_LOW, f.fma(whole, -_LN2_HIGH, inside))
-    power = f.bitcast(f.shl(f.bitcast(shifted, x.type.of(i32)), 23), x.type)
+    r, power = split(f, f.quick_max(f.const(x.type, -80.0), x), bits)
     return f.mul(horner(f, r, _EXACT_CURVE), power)
+
+
+def split(f: Function, x: Value, bits: int = 0) -> tuple[Value, Value]:
+    """(r, 2^(n + bits)) with e^x = 2^n e^r, in f32 where the power is a normal number."""
+    magic = _MAGIC + bits
+    shifted = f.fma(x, math.log2(math.e), magic)
+    whole = f.sub(shifted, magic)
+    r = f.fma(whole, -LN2_HIGH[SINGLE], x)
+    power = f.bitcast(f.shl(f.bitcast(shifted, x.type.of(i32)), 23), x.type)
+    return f.fma(whole, -LN2_LOW[SINGLE], r), power
 
 
 def _power(f: Function, x: Value) -> Value:

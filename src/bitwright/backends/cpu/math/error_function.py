@@ -17,8 +17,9 @@ all processors with fused multiply-add agree.
 from __future__ import annotations
 
 from bitwright.backends.cpu.emit import Function, Value
-from bitwright.backends.cpu.math.basis import SINGLE, format_of, horner, power_of_two
-from bitwright.backends.cpu.math.exponential import exp_inside, reduced
+from bitwright.backends.cpu.math.basis import SINGLE, format_of, horner
+from bitwright.backends.cpu.math.decay import split
+from bitwright.backends.cpu.math.exponential import exp_inside
 
 # erf(x) = x + x P(x²) on |x| <= 0.921875 and 1, the latter with a relative error of 2^-62
 _NEAR_SINGLE = (
@@ -95,12 +96,12 @@ def erf(f: Function, x: Value) -> Value:
 
 
 def _single(f: Function, x: Value) -> Value:
-    size = f.min(f.abs(x), _END_SINGLE)
+    size = f.quick_min(f.const(x.type, _END_SINGLE), f.abs(x))  # NaN stays NaN
     near = f.fma(horner(f, f.mul(size, size), _NEAR_SINGLE), size, size)
-    power = f.neg(f.fma(horner(f, size, _FAR_SINGLE), size, size))
-    r, n = reduced(f, power, SINGLE)
-    rest = f.mul(horner(f, r, _POWER_SINGLE), power_of_two(f, n, SINGLE))
-    far = f.sub(1.0, rest)
+    power = f.fma(horner(f, size, _FAR_SINGLE), size, size)
+    r, scale = split(f, f.neg(power))
+    # multiplying by a power of two rounds nothing
+    far = f.fma(f.neg(horner(f, r, _POWER_SINGLE)), scale, 1.0)
     return f.copysign(f.select(f.gt(size, _BORDER_SINGLE), far, near), x)
 
 

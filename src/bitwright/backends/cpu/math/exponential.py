@@ -60,7 +60,7 @@ _EXPM1 = {
 _LOW, _HIGH = {SINGLE: -104.0, DOUBLE: -746.0}, {SINGLE: 89.0, DOUBLE: 710.0}
 
 
-def reduced(f: Function, x: Value, form: Format) -> tuple[Value, Value]:
+def _reduce(f: Function, x: Value, form: Format) -> tuple[Value, Value]:
     """(r, n) of the module's formula."""
     whole, n = nearest(f, x, math.log2(math.e), form)
     r = f.fma(whole, -LN2_HIGH[form], x)
@@ -70,7 +70,7 @@ def reduced(f: Function, x: Value, form: Format) -> tuple[Value, Value]:
 def exp_inside(f: Function, x: Value) -> Value:
     """e^x where x is known to give a normal number; nothing is checked."""
     form = format_of(x)
-    r, n = reduced(f, x, form)
+    r, n = _reduce(f, x, form)
     curve = f.fma(horner(f, r, _EXP[form]), f.mul(r, r), r)
     return f.mul(f.add(curve, 1.0), power_of_two(f, n, form))
 
@@ -81,7 +81,7 @@ def exp(f: Function, x: Value) -> Value:
     # what ends as 0 is computed as e^0: results on the way down to 0 cost a trap into microcode
     vanishes = f.lt(x, _LOW[form])
     inside = f.min(f.select(vanishes, 0.0, x), _HIGH[form])
-    r, n = reduced(f, inside, form)
+    r, n = _reduce(f, inside, form)
     curve = f.fma(horner(f, r, _EXP[form]), f.mul(r, r), r)
     return f.select(vanishes, 0.0, scale(f, f.add(curve, 1.0), n, form))
 
@@ -90,7 +90,7 @@ def expm1(f: Function, x: Value) -> Value:
     """e^x - 1, as accurate near 0 as elsewhere."""
     form = format_of(x)
     inside = f.clamp(x, -60.0, _HIGH[form])
-    r, n = reduced(f, inside, form)
+    r, n = _reduce(f, inside, form)
     curve = f.fma(horner(f, r, _EXPM1[form]), f.mul(r, r), r)
     # 2^n c + (2^n - 1), with 2^(n-1) in place of 2^n since 2^n may not exist where e^x does
     half = power_of_two(f, f.sub(n, 1), form)

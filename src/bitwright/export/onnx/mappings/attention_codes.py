@@ -50,9 +50,9 @@ def weighted_codes(e: Scope, scores: Ref, bias: Ref | None, v: Ref) -> Ref:
     power = e.Exp(e.Sub(total, shift))
     fine = e.Round(e.Mul(power, e.scalar(2.0**WEIGHT_BITS, power)))
     weights = e.Round(e.Mul(fine, e.scalar(TO_CODES, fine)))
-    unit = e.Mul(coded.unit, e.scalar(TO_CODES, coded.unit))
-    sums = e.Mul(e.MatMul(fine, coded.finer), unit)
-    found = e.Add(e.Div(e.MatMul(weights, coded.codes), sums), coded.mean)
+    shares = e.Div(e.MatMul(weights, coded.codes), e.MatMul(fine, coded.finer))
+    step = e.Div(e.scalar(1 / TO_CODES, coded.unit), coded.unit)
+    found = e.Add(e.Mul(shares, step), coded.mean)
     return e.Where(is_hidden, e.scalar(0, found), found)
 
 
