@@ -94,6 +94,21 @@ def test_transposed_and_strided_operands(target):
         np.testing.assert_allclose(one, other, 1e-6, 1e-6)
 
 
+@pytest.mark.parametrize("target", WIDTHS)
+def test_long_functions_of_any_size(target):
+    """Which take several vectors at once, and what is left over one by one."""
+    for size in (1, 7, 16, 33, 63, 64, 65, 127, 200):
+        b = Builder("region")
+        x, y = b.input("x", f"f32[3, {size}]"), b.input("y", f"f32[{size}]")
+        graph = b.build(b.add(b.gelu(x), y))
+        for seen in (draw(3, size), draw(size, 3).T):
+            feeds = {"x": seen, "y": draw(size, seed=1)}
+            (expected,) = run(graph, feeds).values()
+            for threads in (1, 3):
+                (found,) = compute(graph, feeds, target, threads)
+                np.testing.assert_allclose(found, expected, 1e-6, 1e-6)
+
+
 def test_axes_merge_where_every_tensor_allows():
     assert collapse((2, 3, 4), [[12, 4, 1], [12, 4, 1]]) == ([24], [[1], [1]])
     assert collapse((2, 3, 4), [[12, 4, 1], [0, 0, 1]]) == ([6, 4], [[4, 1], [0, 1]])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, i64, stored
 from bitwright.backends.cpu.expression import Expression, from_stored, to_stored
@@ -21,6 +22,11 @@ from bitwright.ir.dtype import DType
 CONTIGUOUS, REPEATED, STRIDED = "contiguous", "repeated", "strided"
 _CHUNK_BYTES = 256
 """Threads' runs are cut at multiples of this, so that two of them rarely share a cache line."""
+_CHAINS = frozenset({"erf", "exp", "gelu", "mish", "softplus", "tanh"})
+"""Long polynomials: chains of instructions that wait for each other."""
+_TOGETHER = 4
+"""Vectors of them at once. A processor looks only a few chains ahead; LLVM cuts a long vector into
+instructions for each of its parts in turn, which are chains side by side."""
 
 
 @dataclass(frozen=True)
@@ -174,26 +180,34 @@ class _Emitter:
             if tensor.move == REPEATED
         }
 
-        def body(index: Value, mask: Value | None) -> None:
+        def body(lanes: int, index: Value, mask: Value | None) -> None:
             values = [
                 repeated[tensor.name]
                 if tensor.name in repeated
-                else self._load(tensor, pointer, index, mask)
+                else self._load(tensor, pointer, index, mask, lanes)
                 for tensor, pointer in inputs
             ]
             emit = self.expression.emit_half if self.in_half else self.expression.emit
-            results = emit(f, values, self.lanes)
+            results = emit(f, values, lanes)
             for (tensor, pointer), result in zip(outputs, results, strict=True):
                 self._store(tensor, pointer, index, mask, result)
 
-        f.vectors(begin, end, self.lanes, body)
+        if any(step.op in _CHAINS for step in self.expression.steps):
+            wide = _TOGETHER * self.lanes
+            stop = end - f.urem(end - begin, wide)
+            with f.loop(begin, stop, wide) as loop:
+                body(wide, loop.index, None)
+            begin = f.max(begin, stop)
+        f.vectors(begin, end, self.lanes, partial(body, self.lanes))
 
-    def _load(self, tensor: _Tensor, pointer: Value, index: Value, mask: Value | None) -> Value:
+    def _load(
+        self, tensor: _Tensor, pointer: Value, index: Value, mask: Value | None, lanes: int
+    ) -> Value:
         f = self.f
-        type_ = stored(tensor.dtype).vector(self.lanes)
+        type_ = stored(tensor.dtype).vector(lanes)
         if tensor.move == CONTIGUOUS:
             return self._entered(f.load(type_, pointer, index, mask=mask), tensor)
-        read = f.gather(type_, pointer, self._steps(tensor, index), mask=mask)
+        read = f.gather(type_, pointer, self._steps(tensor, index, lanes), mask=mask)
         return self._entered(read, tensor)
 
     def _entered(self, value: Value, tensor: _Tensor) -> Value:
@@ -208,9 +222,9 @@ class _Emitter:
         if tensor.move == CONTIGUOUS:
             f.store(held, pointer, index, mask=mask)
         else:
-            f.scatter(held, pointer, self._steps(tensor, index), mask=mask)
+            f.scatter(held, pointer, self._steps(tensor, index, held.type.lanes), mask=mask)
 
-    def _steps(self, tensor: _Tensor, index: Value) -> Value:
+    def _steps(self, tensor: _Tensor, index: Value, lanes: int) -> Value:
         f = self.f
-        lanes = f.add(f.iota(i64, self.lanes), index)
-        return f.mul(lanes, f.args.size(f"{tensor.name}_inner"))
+        places = f.add(f.iota(i64, lanes), index)
+        return f.mul(places, f.args.size(f"{tensor.name}_inner"))

@@ -72,7 +72,7 @@ def power_of_two(f: Function, exponent: Value, form: Format) -> Value:
 
 def scale(f: Function, x: Value, exponent: Value, form: Format) -> Value:
     """x · 2^n, also where 2^n or the result leaves the normal range: two exact halves."""
-    if f.target.has("avx512f") and x.type.total_bytes == 64:
+    if f.target.has("avx512f") and x.type.total_bytes % 64 == 0:
         name = f"llvm.ldexp.{x.type.mangled}.{exponent.type.mangled}"
         return f.intrinsic(name, x.type, x, exponent)
     half = f.ashr(exponent, 1)
