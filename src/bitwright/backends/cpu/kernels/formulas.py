@@ -43,7 +43,7 @@ class Order:
     """Whether totals are f64 whatever rows are computed in."""
     rest_last: bool = False
     """Whether columns behind the last whole group of `totals` are folded one by one into what the
-    totals have been joined to."""
+    totals have been joined to: first four by `Pass.fold_apart`, if there are as many."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Pass:
     """What v becomes, for this fold and everything behind it."""
     order: Order | None = None
     """The order along contiguous rows; None leaves it to the walk."""
+    fold_apart: Callable[[Function, Value, Value, Stats], Value] | None = None
+    """As `fold`, with its product rounded before the sum is."""
 
 
 @dataclass(frozen=True)
@@ -98,26 +100,30 @@ _SUM = Order(32, wide=True)
 _SQUARES = Order(8, rest_last=True)
 
 
-def _square_deviation(f: Function, total: Value, v: Value, stats: Stats) -> Value:
-    deviation = f.sub(v, stats[0])
-    return f.fma(deviation, deviation, total)
+def _squares(of: Callable[[Function, Value, Stats], Value], eps: float) -> Pass:
+    """1 / √(mean of squares + eps)."""
+
+    def fold(f: Function, total: Value, v: Value, stats: Stats) -> Value:
+        x = of(f, v, stats)
+        return f.fma(x, x, total)
+
+    def fold_apart(f: Function, total: Value, v: Value, stats: Stats) -> Value:
+        x = of(f, v, stats)
+        return f.add(total, f.mul(x, x))
+
+    return Pass(0.0, fold, _add, _inverse_root(eps), order=_SQUARES, fold_apart=fold_apart)
 
 
 def layer_norm(eps: float) -> Formula:
+    mean = Pass(0.0, lambda f, total, v, stats: f.add(total, v), _add, _mean, order=_SUM)
     return Formula(
-        (
-            Pass(0.0, lambda f, total, v, stats: f.add(total, v), _add, _mean, order=_SUM),
-            Pass(0.0, _square_deviation, _add, _inverse_root(eps), order=_SQUARES),
-        ),
+        (mean, _squares(lambda f, v, stats: f.sub(v, stats[0]), eps)),
         lambda f, v, stats: f.mul(f.sub(v, stats[0]), stats[1]),
     )
 
 
 def rms_norm(eps: float) -> Formula:
-    def fold(f: Function, total: Value, v: Value, stats: Stats) -> Value:
-        return f.fma(v, v, total)
-
-    squares = Pass(0.0, fold, _add, _inverse_root(eps), order=_SQUARES)
+    squares = _squares(lambda f, v, stats: v, eps)
     return Formula((squares,), lambda f, v, stats: f.mul(v, stats[0]))
 
 

@@ -13,14 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, f64
-from bitwright.backends.cpu.kernels.formulas import Order
+from bitwright.backends.cpu.emit import Function, Kernel, Module, Signature, Value, f64
+from bitwright.backends.cpu.kernels.formulas import Order, Stats
 from bitwright.backends.cpu.kernels.rows import ACCUMULATORS, RowEmission, RowKernel
 from bitwright.backends.cpu.kernels.walk import position, product
 from bitwright.backends.cpu.region import Row
 
 GROUP = ACCUMULATORS
 """Rows of a group."""
+_FOUR = 4
+"""Columns of a rest whose products are rounded apart; a rest is shorter than twice as many."""
 
 
 def emit_rows(module: Module, name: str, kernel: RowKernel) -> Signature:
@@ -162,22 +164,29 @@ class _OrderedFold:
             for row, source in zip(self.rows, sources, strict=True)
             for place, mask in zip(places, masks, strict=True)
         ]
-        return self._folded(visits, totals)
+        return self._folded(visits, totals, self.step.fold)
 
     def _rest(self, stop: Value, totals: Sequence[Value]) -> list[Value]:
         """Each row's total with the columns from `stop` on, one by one."""
-        f = self.f
+        f, step = self.f, self.step
         sources = [row.reads(1) for row in self.rows]
-        with f.loop(stop, self.columns, carry=totals) as loop:
-            pairs = zip(self.rows, sources, strict=True)
-            visits = [(row, source, loop.index, None) for row, source in pairs]
-            loop.next(*self._folded(visits, loop.carried))
-        return list(loop.results)
+        runs = [(stop, self.columns, step.fold)]
+        if step.fold_apart is not None:
+            four = stop + f.and_(self.columns - stop, _FOUR)
+            runs = [(stop, four, step.fold_apart), (four, self.columns, step.fold)]
+        for begin, end, fold in runs:
+            with f.loop(begin, end, carry=totals) as loop:
+                pairs = zip(self.rows, sources, strict=True)
+                visits = [(row, source, loop.index, None) for row, source in pairs]
+                loop.next(*self._folded(visits, loop.carried, fold))
+            totals = loop.results
+        return list(totals)
 
     def _folded(
         self,
         visits: Sequence[tuple[RowEmission, Row, Value, Value | None]],
         totals: Sequence[Value],
+        fold: Callable[[Function, Value, Value, Stats], Value],
     ) -> list[Value]:
         """Each total with what a visit finds. All is read before anything is stored: rows often
         lie a multiple of a page apart, where a processor takes loads to depend on stores."""
@@ -186,6 +195,6 @@ class _OrderedFold:
         found = []
         for (row, _, at, mask), v, total in zip(visits, values, totals, strict=True):
             row.keep(number, v, at, mask)
-            fresh = self.step.fold(f, total, f.convert(v, self.type), row.stats)
+            fresh = fold(f, total, f.convert(v, self.type), row.stats)
             found.append(fresh if mask is None else f.select(mask, fresh, total))
         return found
