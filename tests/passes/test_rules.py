@@ -102,7 +102,7 @@ CASES = [
     ("factor-into-matmul", {"x": "f32[n, 2]", "w": normal(2, 4), "c": normal(4)}, {}),
     ("gelu-*", {"x": "f32[n, 3]"}, {}),
     ("s*lu*", {"x": "f32[n, 3]"}, {}),
-    ("quick-gelu", {"x": "f32[n, 3]", "a": np.float32(1.7)}, {}),
+    ("quick-gelu*", {"x": "f32[n, 3]", "a": np.float32(1.7)}, {}),
     ("sigmoid-*", {"x": "f32[n]"}, {}),
     ("softplus-*", {"x": "f32[n]"}, {}),
     ("mish", {"x": "f32[n]"}, {}),

@@ -63,7 +63,8 @@ def _softplus_scalar(e: Any, x: Any) -> Any:
 
 
 def _swish_scalar(e: Any, x: Any, alpha: float = 1.0) -> Any:
-    return e.mul(x, _sigmoid_scalar(e, e.mul(x, alpha)))
+    inside = e.neg(x) if alpha == 1 else e.mul(x, -alpha)
+    return e.div(x, e.add(e.exp(inside), 1.0))
 
 
 def _gelu_scalar(e: Any, x: Any, approximate: str) -> Any:

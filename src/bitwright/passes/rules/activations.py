@@ -79,6 +79,12 @@ RULES = [
         _not_a_number,
     ),
     Rule(
+        "quick-gelu-from-exp",
+        lambda op, x, a: op.div(x, op.add(op.exp(op.mul(x, a)), 1)),
+        lambda op, x, m: op.quick_gelu(x, alpha=-m.scalar("a")),
+        _not_a_number,
+    ),
+    Rule(
         "sigmoid-from-exp",
         lambda op, x: op.div(1, op.add(op.exp(op.neg(x)), 1)),
         lambda op, x: op.sigmoid(x),

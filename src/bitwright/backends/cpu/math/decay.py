@@ -4,8 +4,7 @@ As `exponential`, with the polynomial one degree shorter and 2^n written without
 stays in the normal range. Largest error 2e-7 of the result for x > -2, and of e^x relative to 1
 everywhere; NaN stays NaN.
 
-Where e^x ends as codes, last bits decide on steps: `raised_decay` takes the polynomial that ONNX
-Runtime's Exp takes on every machine with fma, and gives the same bits.
+Where e^x ends as codes, last bits decide on steps: `raised_decay` has the bits of `exponential`.
 """
 
 from __future__ import annotations
@@ -14,20 +13,10 @@ import math
 
 from bitwright.backends.cpu.emit import Function, Value, f32, i32
 from bitwright.backends.cpu.math.basis import LN2_HIGH, LN2_LOW, SINGLE, horner
-from bitwright.backends.cpu.math.exponential import exp
+from bitwright.backends.cpu.math.exponential import CURVE, exp
 
 # e^r = 1 + r P(r) on |r| <= ln 2 / 2, relative error 2^-23.4
 _CURVE = (1.0, 0.9999997, 0.49999148, 0.16667639, 0.04189816, 0.008290272)
-# e^r on the same interval, relative error 2^-27
-_EXACT_CURVE = (
-    1.0,
-    1.0,
-    float.fromhex("0x1.fffff6p-2"),
-    float.fromhex("0x1.555450p-3"),
-    float.fromhex("0x1.555b5ap-5"),
-    float.fromhex("0x1.125edcp-7"),
-    float.fromhex("0x1.694000p-10"),
-)
 _LOW = -87.3
 """Below it, e^x is no normal f32."""
 # adding it leaves round(x) + 127, the exponent field of 2^x, in the last bits
@@ -45,7 +34,7 @@ def decay(f: Function, x: Value) -> Value:
 def raised_decay(f: Function, x: Value, bits: int) -> Value:
     """2^bits e^x of f32 for x <= 0, and no less than e^-80; NaN stays NaN."""
     r, power = split(f, f.quick_max(f.const(x.type, -80.0), x), bits)
-    return f.mul(horner(f, r, _EXACT_CURVE), power)
+    return f.mul(horner(f, r, CURVE[SINGLE]), power)
 
 
 def split(f: Function, x: Value, bits: int = 0) -> tuple[Value, Value]:

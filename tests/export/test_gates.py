@@ -1,0 +1,41 @@
+"""Sigmoids and what they gate: the bits of ONNX Runtime where codes follow, one node elsewhere."""
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import bitwright as bw
+from bitwright.export.onnx import export_onnx
+from bitwright.target import host
+
+GATES = {"silu": {}, "sigmoid": {}, "quick_gelu": {}, "swish": {"alpha": 0.7}}
+
+
+def network(op):
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=(2, 64, 64)).astype(np.float32)
+    b = bw.Builder("gated")
+    gated = getattr(b, op)(b.matmul(b.input("x", "f32[n, 64]"), first), **GATES[op])
+    return b.build(y=b.matmul(gated, second))
+
+
+def rows(count, seed=1):
+    return np.random.default_rng(seed).normal(size=(count, 64)).astype(np.float32)
+
+
+@pytest.mark.skipif(not host().has_fma, reason="e^x needs fma to have ONNX Runtime's bits")
+@pytest.mark.parametrize("op", GATES)
+def test_codes_behind_a_gate_are_the_same_in_onnx_runtime(op):
+    graph = bw.quantize(network(op), [{"x": rows(16)}]).graph
+    model = export_onnx(graph)
+    assert "Sigmoid" not in [node.op_type for node in model.graph.node]
+    feeds = {"x": rows(3000, seed=2) * np.float32(2)}
+    (theirs,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    for source in (graph, model):
+        np.testing.assert_array_equal(bw.compile(source).run(feeds)["y"], theirs)
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_a_file_without_codes_names_the_function(op):
+    kinds = [node.op_type for node in export_onnx(network(op), opset=17).graph.node]
+    assert "Sigmoid" in kinds and "Exp" not in kinds
