@@ -116,6 +116,30 @@ def test_machines_change_nothing():
         assert_same(other, one)
 
 
+@pytest.mark.parametrize("added", [-1e5, -1e9, np.finfo(np.float32).min, 1e9])
+def test_no_code_overflows_where_large_numbers_are_added_to_scores(added):
+    """Nothing that is small beside them may be what keeps weights in their range."""
+    q, k, v = operands(20, 33)
+    mask = np.full((20, 33), added, np.float32)
+    check([q, k, v, mask])
+    targets = [named(name) for name in TARGETS if named(name).has_fma]
+    one, *more = (run_op("attention", q, k, v, mask, in_codes=True, target=t) for t in targets)
+    for other in more:
+        assert_same(other, one)
+
+
+@pytest.mark.parametrize("heavier", [1, 100, 1000, 3000, 10_000])
+def test_many_light_keys_are_not_lost(heavier):
+    """One key weighs as much as some thousands of the others, which are alike."""
+    keys = 2000
+    q, k, v = operands(8, keys)
+    mask = np.zeros((8, keys), np.float32)
+    mask[:, 5] = np.log(heavier)
+    exact = run_op("attention", np.float32(0.02) * q, k, v, mask)
+    found = run_op("attention", np.float32(0.02) * q, k, v, mask, in_codes=True)
+    assert np.abs(found - exact).max() < 0.02 * np.abs(v[:, :, 5]).max()
+
+
 def row_codes(x, peak):
     return np.rint(x * (np.float32(127) / peak)).astype(np.int64)
 
@@ -149,8 +173,10 @@ def test_codes_of_keys_and_values_to_the_bit(target, keys, past, features, value
         far = v - mean
         peaks = np.abs(far).max(-1, keepdims=True)
         highest = peaks.max(2, keepdims=True)
-        peaks = highest * 2.0 ** np.maximum(np.ceil(np.log2(peaks / highest)), -10)
-        np.testing.assert_array_equal(made["v_finer"], (highest / peaks).reshape(-1))
+        finer = np.ones_like(peaks)
+        for m in (m for power in range(8) for m in (1.5 * 2**power, 2.0 * 2**power)):
+            finer[peaks <= highest / np.float32(m)] = m
+        np.testing.assert_array_equal(made["v_finer"], finer.reshape(-1))
         np.testing.assert_array_equal(made["v_units"], (np.float32(127) / highest).reshape(-1))
         found = made["v_codes"].astype(np.int64)
         if _has_dots(ctx):
@@ -160,7 +186,7 @@ def test_codes_of_keys_and_values_to_the_bit(target, keys, past, features, value
             assert not found[:, :, total:].any()
         else:
             found = found.reshape(2, 4, total, -1)
-        expected = row_codes(far, peaks.astype(np.float32))
+        expected = np.rint(far * (finer * (np.float32(127) / highest))).astype(np.int64)
         np.testing.assert_array_equal(found[:, :, :total, :values], expected)
 
 

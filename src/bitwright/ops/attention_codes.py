@@ -2,23 +2,25 @@
 
     q, k      codes rint(x 127 / peak) of every row, peak the largest |x| of the row
     scores    f32(Σ q k) · (peak_q / 127 · scale) · (peak_k / 127)
-    v         codes rint((v - mean) 2^j u), u = 127 / the largest peak of the head and j <= 10 the
-              largest with 2^j peak <= that; mean of each feature over all keys, of a few bits
-    weights   a = rint(2^14 e^(s - top)) and w = rint(a / 64) with s = score + bias - j ln 2 and
-              top the largest s of the query + ln 256/255
-    y         Σ w v / Σ a 2^j · (64 / u) + mean
+    v         codes rint((v - mean) m u), u = 127 / the largest peak of the head and m the largest
+              of 1, 3/2, 2, 3, 4 … 256 with m peak <= that; mean of each feature over all keys, of
+              a few bits
+    weights   w = rint(255 a) and t = rint(a · 255 · 2^7 m) with a = e^(s - top), s = score + bias
+              - ln m and top the largest s of the query
+    y         Σ w v / Σ t · (2^7 / u) + mean
 
-The scale 2^-j of a row of v is part of its weight, so that keys with a large score and small
+The scale 1 / m of a row of v is part of its weight, so that keys with a large score and small
 values take no codes from the others; weights too small for a code w are taken for those of average
-values, and not lost.
+values, and not lost: the sum of all t has them.
 
 All of it is the same numbers everywhere. Every step is one IEEE f32 operation, and sums are of
-whole numbers, exact in any order as far as 2^24 goes. Two steps are not: e^x, for which there is
+whole numbers, exact in any order as far as 2^24 goes: that of t for 514 keys of equal weight, or as
+many more as others are lighter. Two steps are not: e^x, for which there is
 one polynomial (`backends.cpu.math.decay`, ONNX Runtime's), and the sum behind a mean, whose order
 runtimes choose. So a mean is rounded to multiples of a tenth to a fifth of the head's largest,
 where last bits hardly ever tell: what is taken off is put back, so that any number near it will do.
 
-A peak below 2^-119 counts as zero, of a whole head of v below 2^-109; one that is not finite makes
+A peak below 2^-119 counts as zero, of a whole head of v below 2^-111; one that is not finite makes
 its row, or for v its head, NaN.
 """
 
@@ -31,17 +33,14 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 STEPS = np.float32(127)
-WEIGHT_BITS = 14
-"""Of the numbers a; codes have eight of them."""
-TO_CODES = np.float32(2.0 ** (8 - WEIGHT_BITS))
-HEADROOM = np.float32(np.log(256 / 255))
-"""Over the largest score, so that the largest weight is 255 and not 256."""
+WEIGHT_STEPS = np.float32(255)
+PARTS = np.float32(2.0**7)
+"""Of a step of a weight, in which all are added up."""
 TINY = np.float32(2.0**-119)
 """A smaller peak has no finite number of codes to a unit."""
-HALVINGS = np.arange(1, 11)
-"""Powers j by which rows of v may be finer than the head's largest."""
-FINER = np.float32(2.0) ** HALVINGS.astype(np.float32)
-LOGS = (HALVINGS * np.log(2)).astype(np.float32)
+FINER = np.ldexp([1.5, 2], np.arange(8)[:, None]).reshape(-1).astype(np.float32)
+"""Numbers m by which rows of v may be finer than the head's largest, besides 1."""
+LOGS = np.log(FINER.astype(np.float64)).astype(np.float32)
 FLAT = TINY * FINER[-1]
 """A head of smaller values has no codes."""
 MEAN_ROUNDING = np.float32(1.5 * 2.0**20)
@@ -62,8 +61,10 @@ def codes_of(x: Array) -> tuple[Array, Array]:
 @dataclass(frozen=True)
 class ValueCodes:
     codes: Array
-    level: Array
-    """j of each row"""
+    finer: Array
+    """m of each row"""
+    logs: Array
+    """ln m"""
     unit: Array
     """u of each head"""
     mean: Array
@@ -77,10 +78,10 @@ def value_codes(v: Array) -> ValueCodes:
         peak = np.abs(distance).max(axis=-1, keepdims=True, initial=0)
         highest = peak.max(axis=-2, keepdims=True, initial=0)
         level = (peak <= highest / FINER).sum(axis=-1, keepdims=True)
+        finer, logs = np.append([[1], [0]], [FINER, LOGS], axis=1).astype(np.float32)[:, level]
         unit = np.where(highest < FLAT, np.float32(1), STEPS / highest)
         unit = np.where(np.isfinite(highest), unit, np.float32(np.nan))
-        codes = _whole(distance * (np.ldexp(np.float32(1), level) * unit))
-        return ValueCodes(codes, level, unit, mean)
+        return ValueCodes(_whole(distance * (finer * unit)), finer, logs, unit, mean)
 
 
 def _rounded_mean(values: Array) -> Array:
@@ -111,15 +112,15 @@ def coded_scores(q: Array, k: Array, scale: float) -> Array:
 def weighted_codes(scores: Array, bias: Array, v: Array) -> Array:
     """The values of all keys, each by its weight; zeros where the bias hides every key."""
     coded = value_codes(v)
-    logs = np.concatenate([np.zeros(1, np.float32), LOGS])[coded.level].swapaxes(-1, -2)
     with np.errstate(all="ignore"):
-        total = scores.astype(np.float32) + bias.astype(np.float32) - logs
+        total = scores.astype(np.float32) + bias.astype(np.float32) - coded.logs.swapaxes(-1, -2)
         top = total.max(axis=-1, keepdims=True, initial=-np.inf)
-        shift = np.where(np.isneginf(top), np.float32(0), top + HEADROOM)
-        fine = np.rint(np.ldexp(np.exp((total - shift).astype(np.float64)), WEIGHT_BITS))
-    sums = np.matmul(fine, np.ldexp(1.0, coded.level))
+        shift = np.where(np.isneginf(top), np.float32(0), top)
+        power = np.exp((total - shift).astype(np.float64)).astype(np.float32)
+        parts = np.rint(power * (coded.finer * (WEIGHT_STEPS * PARTS)).swapaxes(-1, -2))
+    sums = parts.sum(axis=-1, keepdims=True, dtype=np.float64)
     hidden = np.isneginf(bias.max(axis=-1, keepdims=True, initial=-np.inf))
-    weights = np.where(np.isnan(fine), 0.0, np.rint(fine * TO_CODES))
+    weights = np.where(np.isnan(power), 0.0, np.rint(power * WEIGHT_STEPS))
     found = np.matmul(weights, coded.codes.astype(np.float64))
-    y = found / np.where(sums == 0, 1.0, sums) / TO_CODES / coded.unit + coded.mean
+    y = found / np.where(sums == 0, 1.0, sums) * PARTS / coded.unit + coded.mean
     return np.asarray(np.where(hidden, 0.0, y))

@@ -4,12 +4,12 @@ As `kernels.attention`, lanes along queries, with keys and values coded before
 (`kernels.attention_keys`). The largest score of each query is found first, since weights are codes
 of e^(score - largest): with many keys their scores are computed twice, which in codes costs little.
 
-    scores   s[key][query] = f32(Σ k q) · step_k · step_q - j ln 2   four features a time and lane
-    weights  w[key / 4][query][4] = rint(a / 64), a = rint(2^14 e^(s - top))     four keys a word
+    scores   s[key][query] = f32(Σ k q) · step_k · step_q - ln m     four features a time and lane
+    weights  w[key / 4][query][4] = rint(255 e^(s - top))           four keys a word
     values   o[query][:]  += f32(Σ w v)                             four keys a time and lane
 
-Without dots of 8-bit codes both products are f32 ones of the codes' numbers, which are as exact: no
-sum of a block reaches 2^24.
+Without dots of 8-bit codes both products are f32 ones of the codes' numbers, which are as exact
+as far as sums stay below 2^24.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from bitwright.backends.cpu.kernels.attention_spec import (
 )
 from bitwright.backends.cpu.kernels.transpose import transposed
 from bitwright.backends.cpu.kernels.walk import pieces
-from bitwright.backends.cpu.math.decay import raised_decay
+from bitwright.backends.cpu.math.decay import exact_decay
 from bitwright.backends.cpu.math.division import divider
 from bitwright.backends.cpu.region import address_of, store
-from bitwright.ops.attention_codes import HEADROOM, TO_CODES, WEIGHT_BITS
+from bitwright.ops.attention_codes import PARTS, WEIGHT_STEPS
 from bitwright.target import Target
 
 BLOCK = 256
@@ -56,6 +56,8 @@ LONG_BLOCK = 1024
 _MAGIC = 1.5 * 2.0**23
 """Adding it leaves a rounded number of up to 22 bits in the last bits, behind these:"""
 _MAGIC_BITS = 0x4B400000
+_WHOLE = 2.0**23
+"""Adding it, and taking it away again, rounds numbers from 0 to as much."""
 _MOVED_WORD = 0x80808080
 
 
@@ -142,8 +144,7 @@ class _CodedBlock(Block):
             count = f.min(place.high - loop.index, block)
             loop.next(*self._tops(loop.index, count, loop.carried))
         tops = loop.results
-        raised = [top + float(HEADROOM) for top in tops]
-        shifts = [f.select(f.eq(top, -math.inf), 0.0, top) for top in raised]
+        shifts = [f.select(f.eq(top, -math.inf), 0.0, top) for top in tops]
         is_long = f.gt(place.high - low, block)
         zeros = (f.const(self.vector, 0.0),) * vectors
         with f.loop(low, place.high, block, carry=zeros) as loop:
@@ -240,7 +241,7 @@ class _CodedBlock(Block):
     def _weights(
         self, first: Value, count: Value, shifts: Sequence[Value], sums: Sequence[Value]
     ) -> Sequence[Value]:
-        """Scores become codes of weights; the sums of what they weigh, whole numbers."""
+        """Scores become codes of weights; the sums of their parts."""
         f = self.f
 
         def group(number: Value, totals: Sequence[Value], last: bool) -> list[Value]:
@@ -253,15 +254,16 @@ class _CodedBlock(Block):
                     key = number * 4 + i
                     at = key * self.pitch + v * self.lanes
                     score = f.load(self.vector, self.scratch.scores, at, align=self.align)
-                    fine = (raised_decay(f, score - shift, WEIGHT_BITS) + _MAGIC) - _MAGIC
+                    power = exact_decay(f, score - shift)
                     place = first + key
                     if last:
                         inside = f.lt(key, count)
-                        fine = f.select(inside, fine, f.const(self.vector, 0.0))
+                        power = f.select(inside, power, f.const(self.vector, 0.0))
                         place = f.select(inside, place, first)
-                    finer = f.splat(f.load(f32, self.v_finer, place), self.lanes)
-                    found[v] = f.fma(fine, finer, found[v])
-                    rounded = f.fma(fine, float(TO_CODES), _MAGIC)
+                    most = f.load(f32, self.v_finer, place) * float(WEIGHT_STEPS * PARTS)
+                    parts = (power * f.splat(most, self.lanes) + _WHOLE) - _WHOLE
+                    found[v] = found[v] + parts
+                    rounded = power * float(WEIGHT_STEPS) + _MAGIC
                     if self.dot is None:
                         f.store(rounded - _MAGIC, self.scratch.weights, at, align=self.align)
                     else:
@@ -398,7 +400,7 @@ class _CodedBlock(Block):
         total = f.load(f32, self.scratch.factors, query)
         divided, is_hidden = divider(f, total, self.lanes), f.eq(total, 0.0)
         unit = f.load(f32, f.args.pointer("v_units"), self.group)
-        step = f.splat(f.div(1.0 / float(TO_CODES), unit), self.lanes)
+        step = f.splat(f.div(float(PARTS), unit), self.lanes)
         means = f.gep(f32, f.args.pointer("v_means"), self.group * width)
         for column in range(0, width, self.lanes):
             left = kernel.value_features - column

@@ -1,8 +1,8 @@
 """Keys and values of attention in codes, made once for all queries (`ops.attention_codes`).
 
     k codes   [batch, head, key, features]         and the step of each row
-    v codes   [batch, head, key / 4, width, 4]     2^j and j ln 2 of each row, u of each head and
-                                                   the means of all features
+    v codes   [batch, head, key / 4, width, 4]     m and ln m of each row, u of each head and the
+                                                   means of all features
 
 For targets with a dot product of unsigned by signed codes, codes of k are moved by 128 and rows are
 filled up to groups of four; v holds four keys side by side, zeros behind the last. For others codes

@@ -4,7 +4,7 @@ As `exponential`, with the polynomial one degree shorter and 2^n written without
 stays in the normal range. Largest error 2e-7 of the result for x > -2, and of e^x relative to 1
 everywhere; NaN stays NaN.
 
-Where e^x ends as codes, last bits decide on steps: `raised_decay` has the bits of `exponential`.
+Where e^x ends as codes, last bits decide on steps: `exact_decay` has the bits of `exponential`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ def decay(f: Function, x: Value) -> Value:
     return f.select(f.lt(x, _LOW), 0.0, _power(f, x))
 
 
-def raised_decay(f: Function, x: Value, bits: int) -> Value:
-    """2^bits e^x of f32 for x <= 0, and no less than e^-80; NaN stays NaN."""
-    r, power = split(f, f.quick_max(f.const(x.type, -80.0), x), bits)
+def exact_decay(f: Function, x: Value) -> Value:
+    """e^x of f32 for x <= 0, and no less than e^-80; NaN stays NaN."""
+    r, power = split(f, f.quick_max(f.const(x.type, -80.0), x))
     return f.mul(horner(f, r, CURVE[SINGLE]), power)
 
 
-def split(f: Function, x: Value, bits: int = 0) -> tuple[Value, Value]:
-    """(r, 2^(n + bits)) with e^x = 2^n e^r, in f32 where the power is a normal number."""
-    magic = _MAGIC + bits
-    shifted = f.fma(x, math.log2(math.e), magic)
-    whole = f.sub(shifted, magic)
+def split(f: Function, x: Value) -> tuple[Value, Value]:
+    """(r, 2^n) with e^x = 2^n e^r, in f32 where the power is a normal number."""
+    shifted = f.fma(x, math.log2(math.e), _MAGIC)
+    whole = f.sub(shifted, _MAGIC)
     r = f.fma(whole, -LN2_HIGH[SINGLE], x)
     power = f.bitcast(f.shl(f.bitcast(shifted, x.type.of(i32)), 23), x.type)
     return f.fma(whole, -LN2_LOW[SINGLE], r), power

@@ -19,14 +19,13 @@ from bitwright.ir.dtype import bool_, f32, i64
 from bitwright.ops.attention_codes import (
     FINER,
     FLAT,
-    HEADROOM,
     LOGS,
     MEAN_ROUNDING,
     MOST_ADDED,
+    PARTS,
     STEPS,
     TINY,
-    TO_CODES,
-    WEIGHT_BITS,
+    WEIGHT_STEPS,
 )
 
 
@@ -46,12 +45,12 @@ def weighted_codes(e: Scope, scores: Ref, bias: Ref | None, v: Ref) -> Ref:
     total = e.Sub(total, e.Transpose(coded.logs, perm=(0, 1, 3, 2)))
     top = reduce(e, "ReduceMax", total, [-1])
     is_hidden = e.Equal(top, e.scalar(-math.inf, top))
-    shift = e.Where(is_hidden, e.scalar(0, top), e.Add(top, e.scalar(HEADROOM, top)))
-    power = e.Exp(e.Sub(total, shift))
-    fine = e.Round(e.Mul(power, e.scalar(2.0**WEIGHT_BITS, power)))
-    weights = e.Round(e.Mul(fine, e.scalar(TO_CODES, fine)))
-    shares = e.Div(e.MatMul(weights, coded.codes), e.MatMul(fine, coded.finer))
-    step = e.Div(e.scalar(1 / TO_CODES, coded.unit), coded.unit)
+    power = e.Exp(e.Sub(total, e.Where(is_hidden, e.scalar(0, top), top)))
+    weights = e.Round(e.Mul(power, e.scalar(WEIGHT_STEPS, power)))
+    most = e.Mul(coded.finer, e.scalar(WEIGHT_STEPS * PARTS, power))
+    parts = e.Round(e.Mul(power, e.Transpose(most, perm=(0, 1, 3, 2))))
+    shares = e.Div(e.MatMul(weights, coded.codes), reduce(e, "ReduceSum", parts, [-1]))
+    step = e.Div(e.scalar(PARTS, coded.unit), coded.unit)
     found = e.Add(e.Mul(shares, step), coded.mean)
     return e.Where(is_hidden, e.scalar(0, found), found)
 
@@ -68,9 +67,9 @@ def _codes(e: Scope, x: Ref) -> tuple[Ref, Ref]:
 class _ValueCodes(NamedTuple):
     codes: Ref
     finer: Ref
-    """2^j of each row"""
+    """m of each row"""
     logs: Ref
-    """j ln 2"""
+    """ln m"""
     unit: Ref
     """u of each head"""
     mean: Ref
