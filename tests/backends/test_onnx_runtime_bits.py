@@ -121,6 +121,16 @@ def test_gelu():
         assert_same(run_op("gelu", x, target=target, threads=2), expected)
 
 
+def test_exp():
+    """Where the result is a normal number; the others may be rounded twice."""
+    x = np.linspace(-87.3, 88.7, 400_003, dtype=np.float32)
+    x = np.concatenate([x, np.array([0, -0.0, np.inf, np.nan, 89, 1e30], np.float32)])
+    expected = run_onnx(model_of([("Exp", ["x"], "y", {})], ["x"]), {"x": x})
+    for target in FUSING:
+        found = lanewise(target, lambda f, v: math.exp(f, v), x, lanes=target.lanes(32))
+        assert_same(found, expected)
+
+
 CONSTANTS = (("root", 2**0.5), ("one", 1), ("half", 0.5))
 # as most tools write it, which ONNX Runtime fuses
 GELU = [

@@ -19,6 +19,9 @@ from bitwright.ops.unary import expm1_scalar, log1p_scalar, real_float, real_num
 _SELU_ALPHA = 1.67326319217681884765625
 _SELU_GAMMA = 1.05070102214813232421875
 _TANH_GELU = math.sqrt(2 / math.pi)
+# -2 u = x (TANH_GELU_LINEAR + TANH_GELU_CUBIC x²), u the argument of the tanh
+TANH_GELU_LINEAR = -2 * _TANH_GELU
+TANH_GELU_CUBIC = TANH_GELU_LINEAR * 0.044715
 
 
 def sigmoid(x: Array) -> Array:
@@ -63,17 +66,23 @@ def _softplus_scalar(e: Any, x: Any) -> Any:
 
 
 def _swish_scalar(e: Any, x: Any, alpha: float = 1.0) -> Any:
-    inside = e.neg(x) if alpha == 1 else e.mul(x, -alpha)
-    return e.div(x, e.add(e.exp(inside), 1.0))
+    """x / (1 + exp(-alpha x)): one rounding less than a product with the sigmoid."""
+    power = e.neg(x) if alpha == 1 else e.mul(x, -alpha)
+    return e.div(x, e.add(e.exp(power), 1.0))
 
 
 def _gelu_scalar(e: Any, x: Any, approximate: str) -> Any:
     if approximate == "tanh":
-        cube = e.mul(e.mul(x, x), x)
-        gate = e.tanh(e.mul(e.add(x, e.mul(cube, 0.044715)), _TANH_GELU))
-    else:
-        gate = e.erf(e.mul(x, math.sqrt(0.5)))
+        return _tanh_gelu_scalar(e, x)
+    gate = e.erf(e.mul(x, math.sqrt(0.5)))
     return e.mul(e.mul(x, 0.5), e.add(gate, 1.0))
+
+
+def _tanh_gelu_scalar(e: Any, x: Any) -> Any:
+    """x / (1 + exp(-2 u)) with u the argument of the tanh: (1 + tanh u) / 2 is the sigmoid of 2 u,
+    which loses nothing where tanh u is near -1."""
+    slope = e.add(e.mul(e.mul(x, x), TANH_GELU_CUBIC), TANH_GELU_LINEAR)
+    return e.div(x, e.add(e.exp(e.mul(x, slope)), 1.0))
 
 
 def _elu_scalar(e: Any, x: Any, alpha: float) -> Any:

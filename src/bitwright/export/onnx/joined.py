@@ -2,7 +2,7 @@
 
 A product takes in the nodes that dequantize its operands where those are read by nothing else: as
 a function on MatMulInteger (`coded`), or as MatMulNBits where that is asked for (`nbits`). A sum
-that a norm reads is a Sum instead of an Add. Where there are codes, a sigmoid is written in steps.
+that a norm reads is a Sum instead of an Add. Gates among codes are spelled out with Exp (`gates`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bitwright.export.onnx.coded import coded_operands, write_coded_product
+from bitwright.export.onnx.gates import gates_among_codes
 from bitwright.export.onnx.nbits import Parts, weight_only, write_weight_only
+from bitwright.export.onnx.scalars import scalar_form
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value
-
-_GATES = ("sigmoid", "silu", "swish", "quick_gelu")
 
 
 @dataclass
@@ -41,7 +41,7 @@ def joined_nodes(scope: Scope) -> Joined:
             taken += [v for v in (node.inputs[1], *parts[1:]) if v is not None]
     found.absorbed = _only_read_by(graph, set(found.writers), taken)
     found.writers.update({node: _sum(node) for node in _sums_before_norms(graph)})
-    found.writers.update({node: _in_steps(node) for node in _gates_among_codes(graph)})
+    found.writers.update({node: _spelled_out(node) for node in gates_among_codes(graph)})
     return found
 
 
@@ -74,23 +74,11 @@ def _sum(node: Node) -> Callable[[Scope], Ref]:
     return lambda e: e.Sum(*(e.values[value] for value in node.operands))
 
 
-def _gates_among_codes(graph: Graph) -> list[Node]:
-    """Sigmoids of f32, and what they gate, in a graph with codes.
-
-    ONNX Runtime's Sigmoid is a quotient of polynomials, off by some 1e-7 whatever the result is;
-    its Exp is ours to the bit, and so are the codes behind 1 / (1 + e^-x).
-    """
-    if not any(node.op in ("quantize", "dynamic_quantize") for node in graph.nodes):
-        return []
-    return [n for n in graph.nodes if n.op in _GATES and n.outputs[0].dtype == f32]
-
-
-def _in_steps(node: Node) -> Callable[[Scope], Ref]:
+def _spelled_out(node: Node) -> Callable[[Scope], Ref]:
     def write(e: Scope) -> Ref:
-        x, slope = e.values[next(node.operands)], node.attrs.get("alpha", 1.0)
-        inside = e.Neg(x) if slope == 1 else e.Mul(x, e.scalar(-slope, x))
-        grown = e.Add(e.Exp(inside), e.scalar(1, x))
-        return e.Div(e.scalar(1, x) if node.op == "sigmoid" else x, grown)
+        operands = tuple(e.values[value] for value in node.operands)
+        written: Ref = scalar_form(e, node.op, operands, dict(node.attrs))
+        return written
 
     return write
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bitwright.ir.dtype import i32
+from bitwright.ops.activation import TANH_GELU_CUBIC, TANH_GELU_LINEAR
 from bitwright.passes.edit import stands_behind
 from bitwright.rewrite import Match, Rule
 
@@ -98,6 +99,17 @@ RULES = [
         "silu-from-exp",
         lambda op, x: op.div(x, op.add(op.exp(op.neg(x)), 1)),
         lambda op, x: op.silu(x),
+    ),
+    Rule(
+        "gelu-tanh-from-exp",
+        lambda op, x: op.div(
+            x,
+            op.add(
+                op.exp(op.mul(x, op.add(op.mul(op.mul(x, x), TANH_GELU_CUBIC), TANH_GELU_LINEAR))),
+                1,
+            ),
+        ),
+        lambda op, x: op.gelu(x, approximate="tanh"),
     ),
     Rule(
         "hard-swish-divided-last",
