@@ -18,6 +18,7 @@ from bitwright.export.onnx.scalars import scalar_form
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value
+from bitwright.rewrite.match import uniform
 
 
 @dataclass
@@ -53,16 +54,26 @@ def _sums_before_norms(graph: Graph) -> list[Node]:
     without a sum does there and here, so that codes behind it differ. Nothing fuses a Sum, which
     says the same.
     """
-    read = [next(n.operands).node for n in graph.nodes if _is_norm(n)]
+    read = [value.node for node in graph.nodes if (value := _read_by_norm(node)) is not None]
     return [node for node in read if node.op == "add" and all(map(_is_residual, node.operands))]
 
 
-def _is_norm(node: Node) -> bool:
-    """Whether it is a norm, or the x - mean(x) that one begins with which is spelled out."""
-    if node.op != "sub":
-        return node.op in ("layer_norm", "rms_norm")
-    x, mean = node.operands
-    return mean.node.op == "reduce_mean" and next(mean.node.operands) is x
+def _read_by_norm(node: Node) -> Value | None:
+    """What a norm reads, or one that is spelled out: it begins with x - mean(x), or mean(x²)."""
+    if node.op in ("layer_norm", "rms_norm"):
+        return next(node.operands)
+    if node.op == "sub":
+        x, mean = node.operands
+        return x if mean.node.op == "reduce_mean" and next(mean.node.operands) is x else None
+    return _squared(next(node.operands).node) if node.op == "reduce_mean" else None
+
+
+def _squared(node: Node) -> Value | None:
+    """x of x²."""
+    if node.op not in ("pow", "mul"):
+        return None
+    x, other = node.operands
+    return x if (other is x if node.op == "mul" else uniform(other) == 2) else None
 
 
 def _is_residual(value: Value) -> bool:
