@@ -266,11 +266,18 @@ def test_bad_data_is_an_error_that_says_what(data, message):
      {"weight_bits": 5}, "missing.yaml", {"schemes": ["static"]}, {"schemes": {"a": 1}},
      {"ignore": 5}, {"targets": [None]}, {"guard_sqnr": "high"}, {"guard_sqnr": float("nan")},
      {"static_sqnr": None}, {"block": "32"}, {"weight_bits": True}, {"smooth": "no"},
-     {"rounding": 1}],
+     {"rounding": 1}, {1: 2, "bits": 3}, {"ignore": {"a": 1}}, 5, ["int8"], None],
 )  # fmt: skip
 def test_bad_recipes_are_errors(wrong):
     with pytest.raises(BitwrightError):
         recipe(wrong)
+
+
+def test_options_take_numbers_and_lists_of_any_kind():
+    given = {"guard_sqnr": 3, "static_sqnr": np.float32(4), "block": np.int64(32)}
+    made = recipe({**given, "equalize": np.False_, "targets": {"matmul"}, "ignore": "head"})
+    assert (made.guard_sqnr, made.static_sqnr, made.block, made.equalize) == (3, 4, 32, False)
+    assert (made.targets, made.ignore) == (("matmul",), ("head",))
 
 
 def test_patterns():

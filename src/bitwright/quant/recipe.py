@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bitwright.errors import BitwrightError
 from bitwright.quant.types import FORMATS
@@ -110,7 +113,7 @@ def recipe(source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:
         return _from_mapping(source)
     if str(source) in RECIPES:
         return RECIPES[str(source)]
-    path = Path(source)
+    path = Path(source) if isinstance(source, str | os.PathLike) else Path()
     if path.suffix in (".yaml", ".yml", ".json"):
         return _from_mapping(_read(path))
     raise BitwrightError(
@@ -151,7 +154,8 @@ def _from_mapping(found: Mapping[str, Any]) -> Recipe:
     known = {f.name for f in fields(Recipe)} - {"name", "schemes_allowed"}
     if unknown := set(options) - known:
         raise BitwrightError(
-            f"a recipe has no option {min(unknown)!r}", expected=", ".join(["base", *sorted(known)])
+            f"a recipe has no option {min(unknown, key=str)!r}",
+            expected=", ".join(["base", *sorted(known)]),
         )
     made = replace(base, **{name: _typed(name, value) for name, value in options.items()})
     _check(made)
@@ -161,6 +165,7 @@ def _from_mapping(found: Mapping[str, Any]) -> Recipe:
 def _typed(name: str, value: Any) -> Any:
     """The value of an option, which has the type of the option's default."""
     default = getattr(RECIPES["int8"], name)
+    value = value.item() if isinstance(value, np.generic) else value
     if isinstance(default, tuple):
         fits, expected = _are_names([value] if isinstance(value, str) else value), "a list of names"
         value = (value,) if isinstance(value, str) else tuple(value) if fits else value
@@ -180,7 +185,8 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def _are_names(found: Any) -> bool:
-    return isinstance(found, list | tuple) and all(isinstance(name, str) for name in found)
+    is_list = isinstance(found, Collection) and not isinstance(found, Mapping | str | bytes)
+    return is_list and all(isinstance(name, str) for name in found)
 
 
 def without_zero_points(made: Recipe) -> Recipe:
