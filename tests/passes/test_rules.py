@@ -115,6 +115,11 @@ CASES = [
     ("rotary-from-sliced-halves", {**ROPE, **TABLES}, {}),
     ("rotary-from-split-halves", {**ROPE, **TABLES}, {"split": {"axis": 3, "sizes": [4, 4]}}),
     (
+        "rotary-from-turned-halves",
+        {"x": ROPE["x"], "cos": normal(5, 4), "sin": normal(5, 4)},
+        {"split": {"axis": 3, "sizes": [4, 4]}, "concat": {"axis": 3}},
+    ),
+    (
         "rotary-from-pairs",
         {"y": "f32[2, 5, 3, 4, 2]", "c": normal(5, 1, 4), "s": normal(5, 1, 4)},
         {"gather": {"axis": 4}},

@@ -127,6 +127,19 @@ def test_an_outlier_channel_is_smoothed_or_coded_row_by_row():
     assert layer.scheme == "dynamic" or layer.smoothing > 0
 
 
+def test_mean_errors_go_into_a_constant_that_is_added_anyway():
+    """Not into a sum of their own, which a compiler would make one with it."""
+    rng, b = np.random.default_rng(0), bw.Builder("positions")
+    w, positions = (rng.normal(size=size).astype(np.float32) for size in ((16, 24), (5, 24)))
+    graph = b.build(y=b.add(b.matmul(b.input("x", "f32[n, 5, 16]"), w, name="m"), positions))
+    data = [{"x": rng.normal(size=(4, 5, 16)).astype(np.float32)} for _ in range(4)]
+    made = bw.quantize(graph, data, "int8-dynamic").graph
+    (total,) = (node for node in made.nodes if node.op == "add")
+    moved = total.inputs[1].node.attrs["value"] - positions
+    assert moved.any() and np.abs(moved - moved[0]).max() < 1e-6  # a vector, the same everywhere
+    assert "m" in {node.name for node in made.nodes if node.op == "matmul"}
+
+
 def test_smoothing_divides_before_a_relu_that_nothing_else_reads():
     rng = np.random.default_rng(0)
     wide = rng.normal(size=(16, 3, 1, 1)).astype(np.float32)

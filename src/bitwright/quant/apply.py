@@ -127,6 +127,9 @@ class _Rewrite:
                     self.products[product.node] = product, choice
                     if product.add is not None:
                         self.adds[product.add] = product, choice
+        self.shifts = {
+            node: product for node in graph.nodes if (product := self._shifted(node)) is not None
+        }
         self.b = Builder()
         for node in graph.nodes:
             for name in node.names:
@@ -144,6 +147,8 @@ class _Rewrite:
                 self._product(node)
             elif node in self.adds:
                 self._bias_add(node)
+            elif node in self.shifts:
+                self._shift(node)
             elif node in self.lookups:
                 self._lookup(node)
             else:
@@ -204,7 +209,7 @@ class _Rewrite:
             y = self.b.add(y, self._bias(product, choice, made))
             last = y.rank - 1
             y = self.b.transpose(y, perm=(0, last, *range(1, last)))
-        elif product.add is None and made.correction.any():
+        elif product.add is None and made.correction.any() and product not in self.shifts.values():
             y = self.b.add(y, self._bias(product, choice, made))
         self._named(node, y)
 
@@ -293,6 +298,26 @@ class _Rewrite:
         product, choice = self.adds[node]
         y = self.new[product.node.outputs[0]]
         self._named(node, self.b.add(y, self._bias(product, choice, self.weights[product.name])))
+
+    def _shifted(self, add: Node) -> Product | None:
+        """The product that alone this adds a constant to, one that is no vector (positions, say).
+
+        Its mean error goes into that constant: two sums of constants would be made one by whoever
+        runs the model, or not, and rounded otherwise.
+        """
+        split = None if add in self.adds else _with_constant(add.outputs[0], "add")
+        if split is None or split[0].node not in self.products or self.graph.uses[split[0]] != 1:
+            return None
+        product, choice = self.products[split[0].node]
+        fits = product.node.op == "matmul" and choice.scheme != "static"
+        return product if fits and self.weights[product.name].correction.any() else None
+
+    def _shift(self, add: Node) -> None:
+        split = _with_constant(add.outputs[0], "add")
+        assert split is not None
+        y, known = split
+        total = known.astype(np.float64) + self.weights[self.shifts[add].name].correction
+        self._named(add, self.b.add(self.new[y], self.b.constant(total.astype(np.float32))))
 
     # lookups
 

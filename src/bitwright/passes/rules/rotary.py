@@ -1,6 +1,7 @@
 """Rotary embeddings written out: halves turned (NeoX) or neighbours turned (interleaved).
 
 x * cos + concat(-x[half:], x[:half]) * sin     cos, sin over all features, both halves equal
+concat(a * c - b * s, b * c + a * s)            a, b the halves of x, as our exporter writes it
 stack(a * c - b * s, a * s + b * c)             a, b the even and odd features
 """
 
@@ -118,6 +119,23 @@ def _turn_halves(op: Any, x: Any, cos: Any, sin: Any) -> Any:
     return _turn(op, x, cos, sin, _heads_axis(x, cos) or 1, False)
 
 
+def _turned_pattern(op: Any, x: Any, cos: Any, sin: Any) -> Any:
+    low, high = op.split(x, as_="parts")[0], op.split(x)[1]
+    real = op.sub(op.mul(low, cos), op.mul(high, sin))
+    return op.concat(real, op.add(op.mul(high, cos), op.mul(low, sin)), as_="whole")
+
+
+def _refuse_turned(m: Match) -> str | bool:
+    if reason := _refuse_tables(m):
+        return reason
+    half = m.x.shape[-1] // 2
+    if any(table.shape[-1] != half for table in (m.cos, m.sin)):
+        return "the tables do not hold each angle once"
+    is_last = all(node.attrs["axis"] in (-1, 3) for node in (m.parts, m.whole))
+    halved = is_last and tuple(m.parts.attrs["sizes"]) == (half, half)
+    return not halved and "what is turned are not the halves of the features"
+
+
 def _interleaved_pattern(op: Any, y: Any, c: Any, s: Any) -> Any:
     even, odd = op.gather(y, 0, as_="even"), op.gather(y, 1, as_="odd")
     real = op.sub(op.mul(even, c), op.mul(odd, s))
@@ -163,5 +181,6 @@ RULES = [
         _turn_halves,
         _refuse_halves,
     ),
+    Rule("rotary-from-turned-halves", _turned_pattern, _turn_halves, _refuse_turned),
     Rule("rotary-from-pairs", _interleaved_pattern, _turn_pairs, _refuse_interleaved),
 ]

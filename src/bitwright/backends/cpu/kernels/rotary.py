@@ -126,7 +126,8 @@ class _Row:
             )
             if self.kernel.interleaved:
                 a, b = _apart(f, a, b)
-            a, b = f.fma(a, c, f.neg(b * s)), f.fma(b, c, a * s)
+            # rounded step by step, as where the embedding is written out in a file
+            a, b = f.sub(a * c, b * s), f.add(b * c, a * s)
             if self.kernel.interleaved:
                 whole = f.interleave(a, b)
                 a, b = f.part(whole, 0, lanes), f.part(whole, lanes, lanes)
