@@ -146,10 +146,12 @@ def row_codes(x, peak):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("keys, past, features, values", [(33, 0, 17, 18), (7, 6, 32, 48)])
-def test_codes_of_keys_and_values_to_the_bit(target, keys, past, features, values):
+@pytest.mark.parametrize("causal", [False, True])
+def test_codes_of_keys_and_values_to_the_bit(target, keys, past, features, values, causal):
     """Written out in numpy, in f32 where the kernel is."""
     arrays = operands(5, keys, features, values, past=past)
-    graph = graph_of("attention", *arrays, in_codes=True)
+    arrays[2][1, 2] *= np.float32(2) ** np.linspace(-12, 32, keys, dtype=np.float32)[:, None]
+    graph = graph_of("attention", *arrays, in_codes=True, causal=causal)
     ctx = lower(graph, named(target))
     step = next(s for s in ctx.schedule.steps if s.node.endswith(".keys"))
     k, v = arrays[1:3]
@@ -169,15 +171,19 @@ def test_codes_of_keys_and_values_to_the_bit(target, keys, past, features, value
             mean = mean + v[:, :, key : key + 1]
         mean = mean / np.float32(total)
         added = np.abs(mean).max(-1, keepdims=True) * np.float32(1.5 * 2**20)
-        mean = (mean + added) - added
+        mean = mean * 0 if causal else (mean + added) - added
         far = v - mean
         peaks = np.abs(far).max(-1, keepdims=True)
-        highest = peaks.max(2, keepdims=True)
-        finer = np.ones_like(peaks)
-        for m in (m for power in range(8) for m in (1.5 * 2**power, 2.0 * 2**power)):
-            finer[peaks <= highest / np.float32(m)] = m
+        largest = peaks[:, :, :1] if causal else peaks.max(2, keepdims=True)
+        halves = [m for power in range(-8, 8) for m in (1.5 * 2.0**power, 2.0 * 2.0**power)]
+        steps = [*(2.0**power for power in range(-39, -7)), *halves] if causal else halves[16:]
+        finer = np.full_like(peaks, 2.0**-40 if causal else 1)
+        for m in steps:
+            finer[peaks <= largest / np.float32(m)] = m
         np.testing.assert_array_equal(made["v_finer"], finer.reshape(-1))
-        np.testing.assert_array_equal(made["v_units"], (np.float32(127) / highest).reshape(-1))
+        logs = np.log(finer.astype(np.float64)).astype(np.float32)
+        np.testing.assert_array_equal(made["v_logs"], logs.reshape(-1))
+        np.testing.assert_array_equal(made["v_units"], (np.float32(127) / largest).reshape(-1))
         found = made["v_codes"].astype(np.int64)
         if _has_dots(ctx):
             groups = -(-total // 4)
@@ -186,7 +192,8 @@ def test_codes_of_keys_and_values_to_the_bit(target, keys, past, features, value
             assert not found[:, :, total:].any()
         else:
             found = found.reshape(2, 4, total, -1)
-        expected = np.rint(far * (finer * (np.float32(127) / highest))).astype(np.int64)
+        expected = np.rint(far * (finer * (np.float32(127) / largest))).astype(np.int64)
+        expected = np.clip(expected, -127, 127)
         np.testing.assert_array_equal(found[:, :, :total, :values], expected)
 
 

@@ -118,3 +118,23 @@ def test_chains_follow_the_axis_of_channels():
     assert find_chain(values[mean.name], 2).product.name == "conv"
     assert find_chain(values[mean.name], 1) is None  # columns of the image
     assert find_chain(graph.results[1], 3) is None
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("read_twice", [False, True])
+def test_factors_go_into_the_norm_before_them(op, read_twice):
+    """As long as nothing else reads what the norm makes."""
+    rng = np.random.default_rng(3)
+    b = bw.Builder("block")
+    x = b.input("x", "f32[n, 64]")
+    scale = rng.normal(size=64) * 10 ** rng.uniform(-1.5, 0.5, 64)
+    rest = (rng.normal(size=64).astype(np.float32),) if op == "layer_norm" else ()
+    normed = getattr(b, op)(x, scale.astype(np.float32), *rest, axis=-1, eps=1e-5)
+    y = b.matmul(normed, rng.normal(size=(64, 64)).astype(np.float32))
+    graph = b.build(y=b.add(y, normed) if read_twice else y)
+    data = [{"x": rng.normal(size=(40, 64)).astype(np.float32)} for _ in range(4)]
+    found = bw.quantize(graph, data).graph
+    (codes,) = [node for node in found.nodes if node.op == "dynamic_quantize"]
+    assert codes.inputs[0].node.op == ("mul" if read_twice else op)
+    exact, close = (bw.compile(g).run(data[0])["y"] for g in (graph, found))
+    assert sqnr(exact, close) > 30

@@ -1,11 +1,14 @@
 """Attention in codes: chosen where the outputs allow it, asked for, or left out."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 import bitwright as bw
 from bitwright.errors import BitwrightError
 from bitwright.ops.builder import Builder
+from bitwright.ops.interpret import run as interpret
 
 
 def layer(rng, features=16, heads=2, causal=False):
@@ -68,13 +71,17 @@ def test_what_is_asked_for(recipe, tokens, in_codes, reason):
     assert reason in row.reason
 
 
-def test_tokens_hear_of_later_ones_only_where_that_is_asked_for():
-    q, _, _ = quantized({}, causal=True)
-    assert not attention_of(q.graph).attrs.get("in_codes")
-    (row,) = [x for x in q.report.layers if x.op == "attention"]
-    assert "tokens that come later" in row.reason
-    q, _, _ = quantized({"attention": "int8"}, causal=True)
+def test_a_token_hears_nothing_of_later_ones():
+    q, data, _ = quantized({}, causal=True)
     assert attention_of(q.graph).attrs["in_codes"]
+    batch = dict(data[0])
+    ((name, x),) = batch.items()
+    later = x.copy()
+    later[:, 25:] *= np.float32(-30)
+    for run in (bw.compile(q.graph).run, partial(interpret, q.graph)):
+        one, other = (np.asarray(run({name: given})["y"]) for given in (x, later))
+        np.testing.assert_array_equal(one[:, :25], other[:, :25])
+        assert (one[:, 25:] != other[:, 25:]).any()
 
 
 def test_a_way_that_is_none_is_refused():

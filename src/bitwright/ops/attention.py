@@ -182,7 +182,7 @@ def _reference(
         visible = visible & (at < lengths.reshape(-1, 1, 1, 1))
     bias = _bias(mask, total) + np.where(visible, 0.0, -np.inf)
     if in_codes:
-        return weighted_codes(scores, bias, values)
+        return weighted_codes(scores, bias, values, causal)
     return np.asarray(np.matmul(softmax_rows(scores, bias), values))
 
 

@@ -13,6 +13,10 @@ The scale 1 / m of a row of v is part of its weight, so that keys with a large s
 values take no codes from the others; weights too small for a code w are taken for those of average
 values, and not lost: the sum of all t has them.
 
+Where attention is causal, nothing of a later token may be in a query's result. There is no mean
+then, u = 127 / the peak of the first key, m is of 2^-40 … 256, what is larger still is cut off, and
+t = rint(a · 255 · 2^7) m, whose sum depends on no u.
+
 All of it is the same numbers everywhere. Every step is one IEEE f32 operation, and sums are of
 whole numbers, exact in any order as far as 2^24 goes: that of t for 514 keys of equal weight, or as
 many more as others are lighter. Two steps are not: e^x, for which there is
@@ -20,8 +24,9 @@ one polynomial (`backends.cpu.math.decay`, ONNX Runtime's), and the sum behind a
 runtimes choose. So a mean is rounded to multiples of a tenth to a fifth of the head's largest,
 where last bits hardly ever tell: what is taken off is put back, so that any number near it will do.
 
-A peak below 2^-119 counts as zero, of a whole head of v below 2^-111; one that is not finite makes
-its row, or for v its head, NaN.
+A peak of q or k below 2^-119 counts as zero, and as 1 where it would make u of v below 2^-111. One
+that is not finite makes its row, or for v its head, NaN; where attention is causal, those who see
+the key.
 """
 
 from __future__ import annotations
@@ -38,11 +43,8 @@ PARTS = np.float32(2.0**7)
 """Of a step of a weight, in which all are added up."""
 TINY = np.float32(2.0**-119)
 """A smaller peak has no finite number of codes to a unit."""
-FINER = np.ldexp([1.5, 2], np.arange(8)[:, None]).reshape(-1).astype(np.float32)
-"""Numbers m by which rows of v may be finer than the head's largest, besides 1."""
-LOGS = np.log(FINER.astype(np.float64)).astype(np.float32)
-FLAT = TINY * FINER[-1]
-"""A head of smaller values has no codes."""
+FLAT = np.float32(2.0**-111)
+"""With a smaller peak, codes of finer rows to a unit would not be finite."""
 MEAN_ROUNDING = np.float32(1.5 * 2.0**20)
 """Adding so many times the largest mean, and taking it away again, leaves few bits of a mean."""
 MOST_ADDED = np.float32(2.0**126)
@@ -70,24 +72,35 @@ class ValueCodes:
     mean: Array
 
 
-def value_codes(v: Array) -> ValueCodes:
+def levels(causal: bool) -> tuple[Array, Array]:
+    """Every m that a row of v may have, and ln m."""
+    halves = np.ldexp([1, 1.5], np.arange(-8 if causal else 0, 8)[:, None]).reshape(-1)
+    coarse = np.ldexp(1.0, np.arange(-40, -8)) if causal else np.zeros(0)
+    found = np.concatenate([coarse, halves, [256.0]])
+    return found.astype(np.float32), np.log(found).astype(np.float32)
+
+
+def value_codes(v: Array, causal: bool) -> ValueCodes:
     values = v.astype(np.float32)
     with np.errstate(all="ignore"):
-        mean = _rounded_mean(values)
+        mean = _rounded_mean(values, causal)
         distance = values - mean
         peak = np.abs(distance).max(axis=-1, keepdims=True, initial=0)
-        highest = peak.max(axis=-2, keepdims=True, initial=0)
-        level = (peak <= highest / FINER).sum(axis=-1, keepdims=True)
-        finer, logs = np.append([[1], [0]], [FINER, LOGS], axis=1).astype(np.float32)[:, level]
-        unit = np.where(highest < FLAT, np.float32(1), STEPS / highest)
-        unit = np.where(np.isfinite(highest), unit, np.float32(np.nan))
-        return ValueCodes(_whole(distance * (finer * unit)), finer, logs, unit, mean)
+        seen = peak[..., :1, :] if causal else peak
+        largest = seen.max(axis=-2, keepdims=True, initial=0)
+        largest = np.where(largest < FLAT, np.float32(1), largest)
+        unit = np.where(np.isfinite(largest), STEPS / largest, np.float32(np.nan))
+        table = levels(causal)
+        level = (peak <= largest / table[0][1:]).sum(axis=-1, keepdims=True)
+        finer, logs = (numbers[level] for numbers in table)
+        codes = np.clip(_whole(distance * (finer * unit)), -127, 127)
+        return ValueCodes(codes, finer, logs, unit, mean)
 
 
-def _rounded_mean(values: Array) -> Array:
+def _rounded_mean(values: Array, causal: bool) -> Array:
     """The means of the features over all rows, added up from the first row on."""
     count = values.shape[-2]
-    if not count:
+    if not count or causal:
         return np.zeros((*values.shape[:-2], 1, values.shape[-1]), np.float32)
     total = np.cumsum(values, axis=-2, dtype=np.float32)[..., -1:, :]
     mean = total / np.float32(count)
@@ -109,15 +122,17 @@ def coded_scores(q: Array, k: Array, scale: float) -> Array:
     return np.asarray(sums * k_steps.swapaxes(-1, -2) * (q_steps * np.float32(scale)))
 
 
-def weighted_codes(scores: Array, bias: Array, v: Array) -> Array:
+def weighted_codes(scores: Array, bias: Array, v: Array, causal: bool) -> Array:
     """The values of all keys, each by its weight; zeros where the bias hides every key."""
-    coded = value_codes(v)
+    coded = value_codes(v, causal)
+    finer = coded.finer.swapaxes(-1, -2)
     with np.errstate(all="ignore"):
         total = scores.astype(np.float32) + bias.astype(np.float32) - coded.logs.swapaxes(-1, -2)
         top = total.max(axis=-1, keepdims=True, initial=-np.inf)
         shift = np.where(np.isneginf(top), np.float32(0), top)
         power = np.exp((total - shift).astype(np.float64)).astype(np.float32)
-        parts = np.rint(power * (coded.finer * (WEIGHT_STEPS * PARTS)).swapaxes(-1, -2))
+        most = WEIGHT_STEPS * PARTS
+        parts = np.rint(power * most) * finer if causal else np.rint(power * (finer * most))
     sums = parts.sum(axis=-1, keepdims=True, dtype=np.float64)
     hidden = np.isneginf(bias.max(axis=-1, keepdims=True, initial=-np.inf))
     weights = np.where(np.isnan(power), 0.0, np.rint(power * WEIGHT_STEPS))

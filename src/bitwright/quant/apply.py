@@ -80,7 +80,7 @@ def _smoothed(b: Builder, x: Value, coding: Coding, axis: int, alone: bool) -> V
 
     What is read for this `alone` takes the division in: a relu comes after it, relu(v / f), so that
     it joins the scales of the product before (OpenVINO 2026.4 is wrong on the other order); of
-    v a + c it goes into the constants.
+    v a + c, and of a norm with a scale, it goes into the constants.
     """
     if coding.factors is None:
         return x
@@ -90,11 +90,24 @@ def _smoothed(b: Builder, x: Value, coding: Coding, axis: int, alone: bool) -> V
     inverse = inverse[0] if is_uniform else inverse.reshape(shape)
     if alone and x.node.op == "relu":
         return b.relu(b.mul(*x.node.operands, inverse))  # type: ignore[no-any-return]
+    if alone and axis == x.rank - 1 and (known := _constants_of_norm(x.node)):
+        scaled = [(a * coding.inverse).astype(np.float32) for a in known]
+        return getattr(b, x.node.op)(x.node.inputs[0], *scaled, **x.node.attrs)  # type: ignore[no-any-return]
     if alone and (parts := _multiple_and_constant(x)):
         v, a, c = parts
         scaled = [(known * inverse.astype(np.float64)).astype(np.float32) for known in (a, c)]
         return b.add(b.mul(v, scaled[0]), scaled[1])  # type: ignore[no-any-return]
     return b.mul(x, inverse)  # type: ignore[no-any-return]
+
+
+def _constants_of_norm(node: Node) -> list[Array]:
+    """Scale, and bias if there is one, of a norm of f32 rows that has a number for each column."""
+    if node.op not in ("layer_norm", "rms_norm") or node.outputs[0].dtype != f32:
+        return []
+    given = [value for value in node.inputs[1:] if value is not None]
+    known = [a for value in given if (a := constant_value(value)) is not None]
+    fits = len(known) == len(given) and all(a.shape == node.outputs[0].shape[-1:] for a in known)
+    return known if fits and node.inputs[1] is not None else []
 
 
 def _multiple_and_constant(x: Value) -> tuple[Value, Array, Array] | None:

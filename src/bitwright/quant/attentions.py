@@ -100,8 +100,6 @@ def _refusal(node: Node, recipe: Recipe, bindings: Mapping[str, int]) -> str:
         return "how many queries and keys there are depends on the data"
     if recipe.attention == "int8":
         return ""
-    if node.attrs["causal"]:
-        return "the ranges of its values would tell a query of tokens that come later"
     sizes = [evaluate(size, bindings) for size in lengths]
     if min(sizes) < FEWEST:
         return f"{sizes[0]} queries and {sizes[1]} keys are too few for codes to be faster"

@@ -64,7 +64,7 @@ _MOVED_WORD = 0x80808080
 def coded_tiles(target: Target, kernel: Attention) -> Tiles:
     size = tiles(target, kernel)
     unit = math.lcm(size.keys, 4)
-    keys = CodedKeys.of(target, kernel.features, kernel.value_features)
+    keys = CodedKeys.of(target, kernel)
     return replace(size, block=(BLOCK if keys.dots else LONG_BLOCK) // unit * unit)
 
 
@@ -86,7 +86,7 @@ def emit_coded_attention(module: Module, name: str, kernel: Attention) -> Signat
 
 
 def _coded_keys(f: Kernel, kernel: Attention) -> CodedKeys:
-    return CodedKeys.of(f.target, kernel.features, kernel.value_features)
+    return CodedKeys.of(f.target, kernel)
 
 
 class _Scratch:
@@ -260,9 +260,13 @@ class _CodedBlock(Block):
                         inside = f.lt(key, count)
                         power = f.select(inside, power, f.const(self.vector, 0.0))
                         place = f.select(inside, place, first)
-                    most = f.load(f32, self.v_finer, place) * float(WEIGHT_STEPS * PARTS)
-                    parts = (power * f.splat(most, self.lanes) + _WHOLE) - _WHOLE
-                    found[v] = found[v] + parts
+                    most, finer = float(WEIGHT_STEPS * PARTS), f.load(f32, self.v_finer, place)
+                    if self.kernel.causal:
+                        parts = (power * most + _WHOLE) - _WHOLE
+                        found[v] = f.fma(parts, f.splat(finer, self.lanes), found[v])
+                    else:
+                        parts = (power * f.splat(finer * most, self.lanes) + _WHOLE) - _WHOLE
+                        found[v] = found[v] + parts
                     rounded = power * float(WEIGHT_STEPS) + _MAGIC
                     if self.dot is None:
                         f.store(rounded - _MAGIC, self.scratch.weights, at, align=self.align)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from bitwright.backends.cpu.emit import Kernel, Module, Signature, Type, Value, f32, i8, i32
 from bitwright.backends.cpu.instr import dot_u8s8
+from bitwright.backends.cpu.kernels.attention_spec import Attention
 from bitwright.backends.cpu.kernels.transpose import transposed
 from bitwright.backends.cpu.kernels.walk import pieces
 from bitwright.backends.cpu.region import address_of
@@ -37,16 +38,18 @@ class CodedKeys:
     features: int
     value_features: int
     has_past: bool
+    causal: bool
     dots: bool
     """Whether products are dots of unsigned by signed codes."""
     lanes: int
 
     @classmethod
-    def of(cls, target: Target, features: int, values: int, has_past: bool = False) -> CodedKeys:
+    def of(cls, target: Target, kernel: Attention) -> CodedKeys:
         lanes = target.lanes(32)
         dot = dot_u8s8(target)
         fits = dot is not None and dot.result is i32.vector(lanes)
-        return cls(features, values, has_past, fits, lanes)
+        sizes = kernel.features, kernel.value_features
+        return cls(*sizes, kernel.has_past, kernel.causal, fits, lanes)
 
     @property
     def row(self) -> int:
@@ -175,11 +178,11 @@ class _Coding:
         """All of a head's values."""
         f, form = self.f, self.form
         means = f.gep(f32, f.args.pointer("v_means"), group * form.width)
-        parts = form.width // self.lanes
-        for begin in range(0, parts, MOST_SUMS):
-            some = range(begin, min(begin + MOST_SUMS, parts))
-            self._means(index, means, [part * self.lanes for part in some])
-        self._round(means)
+        if form.causal:
+            for column in range(0, form.width, self.lanes):
+                f.store(f.const(self.vector, 0.0), means, column)
+        else:
+            self._rounded_means(index, means)
         start = group * self.total
         finer, logs = (f.gep(f32, f.args.pointer(name), start) for name in ("v_finer", "v_logs"))
         unit = self._levels(index, means, finer, logs)
@@ -198,6 +201,13 @@ class _Coding:
     def _mask(self, column: int) -> Value | None:
         left = self.form.value_features - column
         return self.f.mask(self.f.index(left), self.lanes) if left < self.lanes else None
+
+    def _rounded_means(self, index: Sequence[Value], means: Value) -> None:
+        parts = self.form.width // self.lanes
+        for begin in range(0, parts, MOST_SUMS):
+            some = range(begin, min(begin + MOST_SUMS, parts))
+            self._means(index, means, [part * self.lanes for part in some])
+        self._round(means)
 
     def _means(self, index: Sequence[Value], means: Value, columns: Sequence[int]) -> None:
         f = self.f
@@ -229,33 +239,36 @@ class _Coding:
             f.store((mean + wide) - wide, means, column)
 
     def _levels(self, index: Sequence[Value], means: Value, finer: Value, logs: Value) -> Value:
-        """How much finer each row is than the head's largest peak asks for, and u of the head."""
+        """How much finer each row is than the largest peak asks for, and u of the head."""
         f, lanes = self.f, self.lanes
-        with f.loop(0, self.total, lanes, carry=(f.const(i32.vector(lanes), 0),)) as loop:
+        none = f.const(i32.vector(lanes), 0)
+        with f.loop(0, self.total, lanes, carry=(none, none)) as loop:
             count = f.min(self.total - loop.index, lanes)
             rows = [self._row("v", index, loop.index + f.min(count - 1, r)) for r in range(lanes)]
             peaks = row_peaks(f, rows, self.form.value_features, means)
             f.store(f.bitcast(peaks, self.vector), finer, loop.index, mask=f.mask(count, lanes))
-            loop.next(f.max(loop.carried[0], peaks))
-        bits = f.reduce(loop.results[0], f.max)
-        highest = f.bitcast(bits, f32)
-        levels = [
-            (f.splat(f.div(highest, power), lanes), power, log)
-            for power, log in zip(meaning.FINER.tolist(), meaning.LOGS.tolist(), strict=True)
-        ]
+            first = f.select(f.eq(loop.index, 0), peaks, loop.carried[1])
+            loop.next(f.max(loop.carried[0], peaks), first)
+        highest, first = loop.results
+        bits = f.lane(first, 0) if self.form.causal else f.reduce(highest, f.max)
+        largest = f.bitcast(bits, f32)
+        largest = f.select(f.lt(largest, float(meaning.FLAT)), 1.0, largest)
+        least, *more = zip(*(x.tolist() for x in meaning.levels(self.form.causal)), strict=True)
+        bounds = [f.splat(f.div(largest, power), lanes) for power, _ in more]
 
         def put(key: Value, mask: Value | None) -> None:
             peak = f.load(self.vector, finer, key, mask=mask)
-            found = [f.const(self.vector, 1.0), f.const(self.vector, 0.0)]
-            for bound, *numbers in levels:
+            found = [f.const(self.vector, number) for number in least]
+            for bound, numbers in zip(bounds, more, strict=True):
                 fits = f.le(peak, bound)
                 found = [f.select(fits, n, old) for n, old in zip(numbers, found, strict=True)]
+            # peak - peak is NaN for what is not finite, which those who see the key will notice
+            found[1] = found[1] + (peak - peak)
             for number, place in zip(found, (finer, logs), strict=True):
                 f.store(number, place, key, mask=mask)
 
         f.vectors(0, self.total, lanes, put)
-        unit = f.select(f.lt(highest, float(meaning.FLAT)), 1.0, f.div(STEPS, highest))
-        return f.select(f.ge(bits, _NOT_FINITE), float("nan"), unit)
+        return f.select(f.ge(bits, _NOT_FINITE), float("nan"), f.div(STEPS, largest))
 
     def _code(
         self,
@@ -270,7 +283,10 @@ class _Coding:
         f = self.f
         row = self._row("v", index, key)
         distance = f.load(self.vector, row, column, mask=self._mask(column)) - mean
-        return f.round_to_int(distance * f.splat(f.load(f32, finer, key) * unit, self.lanes))
+        units = distance * f.splat(f.load(f32, finer, key) * unit, self.lanes)
+        if self.form.causal:
+            units = f.quick_min(f.quick_max(units, -STEPS), STEPS)
+        return f.round_to_int(units)
 
     def _code_groups(
         self,

@@ -23,7 +23,7 @@ def call_coded(
     sizes: dict[str, Size],
 ) -> None:
     """The two steps; `views` and `sizes` are what attention in f32 would be called with."""
-    form = CodedKeys.of(ctx.target, kernel.features, kernel.value_features, kernel.has_past)
+    form = CodedKeys.of(ctx.target, kernel)
     batches, heads, keys, _ = views["k"].shape
     total = keys + sizes.get("past", 0)
     count = batches * heads

@@ -54,7 +54,7 @@ def attention(
         scores = e.Mul(cap, e.Tanh(e.Div(scores, cap)))
     bias = _bias(e, q, total, before, mask, lengths, attrs)
     if in_codes:
-        return weighted_codes(e, scores, bias[0], values)
+        return weighted_codes(e, scores, bias[0], values, attrs["causal"])
     weights = _softmax(e, scores, bias, attrs["softmax_dtype"])
     return e.MatMul(weights, values)
 

@@ -17,15 +17,14 @@ from bitwright.export.onnx.functions import call
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import bool_, f32, i64
 from bitwright.ops.attention_codes import (
-    FINER,
     FLAT,
-    LOGS,
     MEAN_ROUNDING,
     MOST_ADDED,
     PARTS,
     STEPS,
     TINY,
     WEIGHT_STEPS,
+    levels,
 )
 
 
@@ -38,20 +37,25 @@ def coded_scores(e: Scope, q: Ref, k: Ref, scale: float) -> Ref:
     return e.Mul(by_key, e.Mul(q_steps, e.scalar(scale, sums)))
 
 
-def weighted_codes(e: Scope, scores: Ref, bias: Ref | None, v: Ref) -> Ref:
+def weighted_codes(e: Scope, scores: Ref, bias: Ref | None, v: Ref, causal: bool) -> Ref:
     """The values of all keys by their weights; zeros where the bias hides every key."""
-    coded = _value_codes(e, v)
+    coded = _value_codes(e, v, causal)
     total = scores if bias is None else e.Add(scores, bias)
     total = e.Sub(total, e.Transpose(coded.logs, perm=(0, 1, 3, 2)))
     top = reduce(e, "ReduceMax", total, [-1])
     is_hidden = e.Equal(top, e.scalar(-math.inf, top))
     power = e.Exp(e.Sub(total, e.Where(is_hidden, e.scalar(0, top), top)))
     weights = e.Round(e.Mul(power, e.scalar(WEIGHT_STEPS, power)))
-    most = e.Mul(coded.finer, e.scalar(WEIGHT_STEPS * PARTS, power))
-    parts = e.Round(e.Mul(power, e.Transpose(most, perm=(0, 1, 3, 2))))
-    shares = e.Div(e.MatMul(weights, coded.codes), reduce(e, "ReduceSum", parts, [-1]))
+    most = e.scalar(WEIGHT_STEPS * PARTS, power)
+    if causal:
+        sums = e.MatMul(e.Round(e.Mul(power, most)), coded.finer)
+    else:
+        by_key = e.Transpose(e.Mul(coded.finer, most), perm=(0, 1, 3, 2))
+        sums = reduce(e, "ReduceSum", e.Round(e.Mul(power, by_key)), [-1])
     step = e.Div(e.scalar(PARTS, coded.unit), coded.unit)
-    found = e.Add(e.Mul(shares, step), coded.mean)
+    found = e.Mul(e.Div(e.MatMul(weights, coded.codes), sums), step)
+    if coded.mean is not None:
+        found = e.Add(found, coded.mean)
     return e.Where(is_hidden, e.scalar(0, found), found)
 
 
@@ -72,28 +76,37 @@ class _ValueCodes(NamedTuple):
     """ln m"""
     unit: Ref
     """u of each head"""
-    mean: Ref
+    mean: Ref | None
 
 
-def _value_codes(e: Scope, v: Ref) -> _ValueCodes:
-    mean = reduce(e, "ReduceMean", v, [-2])
-    largest = reduce(e, "ReduceMax", e.Abs(mean), [-1])
-    added = e.Min(e.Mul(largest, e.scalar(MEAN_ROUNDING, largest)), e.scalar(MOST_ADDED, largest))
-    mean = e.Sub(e.Add(mean, added), added)
-    distance = e.Sub(v, mean)
+def _value_codes(e: Scope, v: Ref, causal: bool) -> _ValueCodes:
+    mean = None if causal else _rounded_mean(e, v)
+    distance = v if mean is None else e.Sub(v, mean)
     peak = reduce(e, "ReduceMax", e.Abs(distance), [-1])
-    highest = reduce(e, "ReduceMax", peak, [-2])
-    fits = e.LessOrEqual(peak, e.Div(highest, e.constant(FINER, f32)))
+    largest = e.Gather(peak, e.ints([0]), axis=2) if causal else reduce(e, "ReduceMax", peak, [-2])
+    is_flat = e.Less(largest, e.scalar(FLAT, largest))
+    largest = e.Where(is_flat, e.scalar(1, largest), largest)
+    numbers, logs = levels(causal)
+    fits = e.LessOrEqual(peak, e.Div(largest, e.constant(numbers[1:], f32)))
 
-    def of_level(numbers: np.ndarray[Any, Any], otherwise: float) -> Ref:
-        found = e.Where(fits, e.constant(numbers, f32), e.constant(otherwise, f32))
+    def of_level(numbers: np.ndarray[Any, Any]) -> Ref:
+        found = e.Where(fits, e.constant(numbers[1:], f32), e.constant(numbers[0], f32))
         return reduce(e, "ReduceMax", found, [-1])
 
-    finer, logs = of_level(FINER, 1.0), of_level(LOGS, 0.0)
-    is_flat = e.Less(highest, e.scalar(FLAT, highest))
-    unit = e.Where(is_flat, e.scalar(1, highest), e.Div(e.scalar(STEPS, highest), highest))
+    finer, unit = of_level(numbers), e.Div(e.scalar(STEPS, largest), largest)
     codes = e.Round(e.Mul(distance, e.Mul(finer, unit)))
-    return _ValueCodes(codes, finer, logs, unit, mean)
+    if causal:
+        codes = e.Clip(codes, e.scalar(-STEPS, codes), e.scalar(STEPS, codes))
+    return _ValueCodes(codes, finer, of_level(logs), unit, mean)
+
+
+def _rounded_mean(e: Scope, v: Ref) -> Ref:
+    """The means of the features over all keys, of few bits."""
+    mean = reduce(e, "ReduceMean", v, [-2])
+    largest = reduce(e, "ReduceMax", e.Abs(mean), [-1])
+    added = e.Mul(largest, e.scalar(MEAN_ROUNDING, largest))
+    added = e.Min(added, e.scalar(MOST_ADDED, largest))
+    return e.Sub(e.Add(mean, added), added)
 
 
 def call_attention(e: Scope, q: Ref, k: Ref, v: Ref, mask: Ref | None, attrs: Any) -> Ref:
@@ -128,7 +141,7 @@ def call_attention(e: Scope, q: Ref, k: Ref, v: Ref, mask: Ref | None, attrs: An
             else:
                 added = e.cast(mask, f32)
             bias = added if bias is None else e.Add(bias, added)
-        return (weighted_codes(e, scores, bias, v),)
+        return (weighted_codes(e, scores, bias, v, attrs["causal"]),)
 
     return call(e, "attention", given, kept, body)[0]
 
