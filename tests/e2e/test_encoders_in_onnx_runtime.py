@@ -46,9 +46,9 @@ class Encoder:
         parts = [b.reshape(self.linear(x, WIDTH), shape=heads) for _ in range(3)]
         q, k, v = (b.transpose(part, perm=(0, 2, 1, 3)) for part in parts)
         if self.rotated:
-            angles = np.arange(TOKENS)[:, None] / 100 ** (np.arange(16) / 16)
-            tables = [f(angles).astype(np.float32) for f in (np.cos, np.sin)]
-            q, k = (b.rotary(part, *tables) for part in (q, k))
+            places = b.cast(b.input("places", f"i64[{TOKENS}, 1]"), to="f32")
+            angles = b.mul(places, (100 ** (-np.arange(16) / 16)).astype(np.float32))
+            q, k = (b.rotary(part, b.cos(angles), b.sin(angles)) for part in (q, k))
         y = b.transpose(b.attention(q, k, v, mask), perm=(0, 2, 1, 3))
         return self.linear(b.reshape(y, shape=(x.shape[0], TOKENS, WIDTH)), WIDTH)
 
@@ -76,7 +76,10 @@ class Encoder:
         if self.features:
             x = rng.normal(size=(rows, TOKENS, 24)).astype(np.float32)
         lengths = rng.integers(5, TOKENS + 1, (rows, 1, 1, 1))
-        return {"x": x, "mask": np.arange(TOKENS) < lengths}
+        found = {"x": x, "mask": np.arange(TOKENS) < lengths}
+        if self.rotated:
+            found["places"] = np.arange(TOKENS)[:, None] + rng.integers(0, 50)
+        return found
 
 
 @pytest.mark.skipif(not host().has_fma, reason="ONNX Runtime's products and sums are fused")

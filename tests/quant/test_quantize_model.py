@@ -140,6 +140,27 @@ def test_mean_errors_go_into_a_constant_that_is_added_anyway():
     assert "m" in {node.name for node in made.nodes if node.op == "matmul"}
 
 
+def test_tables_of_angles_are_made_in_f64_and_waves_of_data_are_not():
+    rng, b = np.random.default_rng(0), bw.Builder("turned")
+    places = b.cast(b.input("places", "i64[n, 1]"), to="f32")
+    table = b.cos(b.mul(places, np.float32([1, 0.1, 0.01])), name="table")
+    wave = b.sin(b.input("x", "f32[n, 3]"), name="wave")
+    w = rng.normal(size=(3, 5)).astype(np.float32)
+    graph = b.build(y=b.matmul(b.mul(table, wave), w), table=table)
+    data = [
+        {"x": rng.normal(size=(9, 3)).astype(np.float32), "places": np.arange(9)[:, None] + 50 * i}
+        for i in range(4)
+    ]
+    made = bw.quantize(graph, data, "int8-dynamic").graph
+    kinds = {node.op: str(node.outputs[0].dtype) for node in made.nodes}
+    assert kinds["cos"] == "f64" and kinds["sin"] == "f32"
+    angles = (data[3]["places"].astype(np.float32) * np.float32([1, 0.1, 0.01])).astype(np.float64)
+    found = bw.compile(made).run(data[3])["table"]
+    np.testing.assert_array_equal(found, np.cos(angles).astype(np.float32))
+    kept = bw.quantize(graph, data, "w8").graph
+    assert {str(n.outputs[0].dtype) for n in kept.nodes if n.op == "cos"} == {"f32"}
+
+
 def test_smoothing_divides_before_a_relu_that_nothing_else_reads():
     rng = np.random.default_rng(0)
     wide = rng.normal(size=(16, 3, 1, 1)).astype(np.float32)

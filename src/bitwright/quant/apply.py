@@ -141,7 +141,7 @@ class _Rewrite:
                     if product.add is not None:
                         self.adds[product.add] = product, choice
         self.shifts = {
-            node: product for node in graph.nodes if (product := self._shifted(node)) is not None
+            node: shifted for node in graph.nodes if (shifted := self._shifted(node)) is not None
         }
         self.b = Builder()
         for node in graph.nodes:

@@ -35,6 +35,7 @@ from bitwright.passes.separate_phases import separate_phases
 from bitwright.pipeline import INFERENCE, PRECISION
 from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import WeightFormat, Weights, quantize_weights
+from bitwright.quant.angles import widen_angles
 from bitwright.quant.apply import apply_choices
 from bitwright.quant.assign import Choice, assign, embeddings, safer
 from bitwright.quant.attentions import Attentions
@@ -157,7 +158,7 @@ def _quantize(
     for _ in range(GUARD_ROUNDS):
         found = _weights(choices, evidence, form, weights)
         result = apply_choices(graph, choices, found, lookups, equalize=rules.equalize)
-        result = attentions.apply(result)
+        result = widen_angles(attentions.apply(result))
         if not chosen.is_plain:
             result = result.with_(meta={**result.meta, PRECISION: chosen.to_json()})
         losses = effects.of(result)
