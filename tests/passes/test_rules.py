@@ -234,6 +234,22 @@ def test_a_mask_of_earlier_keys_is_causal(turned):
     np.testing.assert_allclose(other, one, rtol=1e-6)
 
 
+def test_one_head_of_keys_that_is_no_axis_of_its_own():
+    """Its transpose is a reshape, and that goes with the one that repeats it."""
+    b = Builder("one")
+    q, k, v = (b.input(n, f"f32[2, {h}t, 4]") for n, h in (("q", "3, "), ("k", ""), ("v", "")))
+    t = q.shape[2]
+
+    def repeat(x):
+        wide = b.expand(b.reshape(x, shape=(2, 1, 1, t, 4)), shape=(2, 1, 3, t, 4))
+        return b.reshape(wide, shape=(2, 3, t, 4))
+
+    graph = b.build(b.attention(q, repeat(k), repeat(v), scale=0.5))
+    trace = Trace()
+    assert rewrite(graph, [RULES["grouped-heads"]], trace) is graph
+    assert "not repeated heads" in str(trace.events[0])
+
+
 def test_grouped_heads():
     b = Builder("grouped")
     q, k, v = (b.input(n, f"f32[2, {h}, t, 4]") for n, h in (("q", 6), ("k", 2), ("v", 2)))

@@ -187,6 +187,8 @@ def _repeated_heads(value: Value) -> Value | None:
         return None
     if (value.node.op, outer.node.op, middle.node.op) != ("reshape", "expand", "reshape"):  # type: ignore[union-attr]
         return None
+    if source.rank != 4:  # type: ignore[union-attr]
+        return None
     batch, heads, length, depth = source.shape  # type: ignore[union-attr]
     if middle.shape != (batch, heads, 1, length, depth):  # type: ignore[union-attr]
         return None
