@@ -1,5 +1,6 @@
-"""Products and convolutions read nothing outside their operands: each lies between pages that
-nobody may touch. Kernels run in a forked process, whose end tells of one that does."""
+"""Products, convolutions, norms and attention read nothing outside their operands: each lies
+between pages that nobody may touch. Kernels run in a forked process, whose end tells of one that
+does."""
 
 import ctypes
 import mmap
@@ -96,3 +97,40 @@ def test_convolutions_of_small_images(target, groups, taps, strides):
     graph = fuse_regions(b.build(y), Trace())
     feeds = [{"x": rng.normal(size=(n, 8, 5, 7)).astype(np.float32)} for n in (1, 2, 3)]
     check(graph, target, feeds)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ["f32", "f64", "bf16"])
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_norms_of_rows_in_groups(target, kind, norm):
+    """Rows that are read where they lie, and sums, with codes behind them or without."""
+    element = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16}[kind]
+    rng = np.random.default_rng(0)
+    for columns in (1, 8, 13, 33, 60):
+        b = Builder("norms")
+        x, r = (b.input(name, f"{kind}[n, {columns}]") for name in "xr")
+        scale = b.input("scale", f"{kind}[{columns}]")
+        found = [b.op(norm, x, scale), b.op(norm, b.add(x, r), scale)]
+        if kind == "f32":
+            found += b.dynamic_quantize(b.op(norm, b.mul(x, r)), per_token=True)
+        graph = fuse_regions(b.build(*found), Trace())
+        full = {name: rng.normal(size=(7, columns)).astype(element) for name in "xr"}
+        weights = {"scale": full["x"][6]}
+        feeds = [{name: a[:rows] for name, a in full.items()} | weights for rows in (1, 4, 7)]
+        check(graph, target, feeds)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("features, values", [(16, 16), (7, 5)])
+def test_attention_in_codes(target, features, values):
+    rng = np.random.default_rng(0)
+    b = Builder("attention")
+    q = b.input("q", f"f32[1, 2, n, {features}]")
+    k, v = b.input("k", f"f32[1, 2, t, {features}]"), b.input("v", f"f32[1, 2, t, {values}]")
+    graph = b.build(b.attention(q, k, v, in_codes=True))
+
+    def feeds(n, t):
+        shapes = {"q": (1, 2, n, features), "k": (1, 2, t, features), "v": (1, 2, t, values)}
+        return {name: rng.normal(size=s).astype(np.float32) for name, s in shapes.items()}
+
+    check(graph, target, [feeds(n, t) for n in (1, 17) for t in (1, 2, 3, 4, 5, 257)])

@@ -62,6 +62,10 @@ def test_other_runtimes_find_the_same_numbers(keys):
         sizes = np.exp2(rng.uniform(-12, 2, size=(1, 3, keys, 1))).astype(np.float32)
         feeds = {"q": q * np.float32(strength), "k": k, "v": v * sizes + np.float32(0.3)}
         np.testing.assert_array_equal(exe.run(feeds)["y"], session.run(None, feeds)[0])
+    for values in (np.zeros_like(v), np.ones_like(v), np.float32(1e34) * (v + 1)):
+        (theirs,) = session.run(None, {**feeds, "v": values})
+        assert np.isfinite(theirs).all()
+        np.testing.assert_array_equal(exe.run({**feeds, "v": values})["y"], theirs)
 
 
 def test_calls_of_other_shapes_share_the_function():

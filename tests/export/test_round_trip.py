@@ -114,3 +114,12 @@ def test_a_sum_before_a_norm_is_one_that_runtimes_do_not_fuse(norm, opset):
     assert_same(run_ort(model, feeds), run(graph, feeds))
     # also where the file spells the norm out
     assert [n.op_type for n in export_onnx(again, opset=13).graph.node].count("Sum") == 1
+
+
+def test_sums_before_norms_of_other_types_are_added():
+    """None of them has codes behind it, and not every runtime has their Sum."""
+    b = Builder("residual")
+    x = b.input("x", "f16[batch, 16]")
+    total = b.add(x, b.input("r", "f16[batch, 16]"))
+    model = export_onnx(b.build(b.layer_norm(total, np.ones(16, np.float16))))
+    assert "Sum" not in {node.op_type for node in model.graph.node}

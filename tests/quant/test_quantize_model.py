@@ -1,5 +1,9 @@
 """bw.quantize on small models: what it gives, that it runs everywhere, and what it refuses."""
 
+from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -7,6 +11,7 @@ import bitwright as bw
 from bitwright.errors import BitwrightError
 from bitwright.ops.interpret import run
 from bitwright.quant.algorithms.codes import Range, rows_round_trip
+from bitwright.quant.assign import Choice
 from bitwright.quant.recipe import matches, recipe
 from bitwright.warn import DataWarning
 
@@ -312,6 +317,25 @@ def test_options_take_numbers_and_lists_of_any_kind():
     made = recipe({**given, "equalize": np.False_, "targets": {"matmul"}, "ignore": "head"})
     assert (made.guard_sqnr, made.static_sqnr, made.block, made.equalize) == (3, 4, 32, False)
     assert (made.targets, made.ignore) == (("matmul",), ("head",))
+
+
+def test_weights_are_made_again_for_other_codes_only(monkeypatch):
+    """A guard that changes what one layer reads leaves the others' weights as they are."""
+    module, seen = import_module("bitwright.quant.quantize"), []
+    make = lambda evidence, coding, form: seen.append(coding) or {evidence: len(seen)}
+    monkeypatch.setattr(module, "quantize_weights", make)
+    codes = [object() for _ in range(3)]
+    first, second = (
+        Choice(SimpleNamespace(name=name), "static", "", coding)
+        for name, coding in (("a", codes[0]), ("b", codes[1]))
+    )
+    made, evidence = {}, {"a": "a", "b": "b"}
+    assert module._weights([first, second], evidence, None, made) == {"a": 1, "b": 2}
+    other = replace(second, coding=codes[2])
+    assert module._weights([first, other], evidence, None, made) == {"a": 1, "b": 3}
+    left = replace(first, scheme="float", coding=None)
+    assert module._weights([left, other], evidence, None, made) == {"b": 3}
+    assert len(seen) == 3
 
 
 def test_patterns():
