@@ -125,12 +125,12 @@ def test_norms_of_rows_in_groups(target, kind, norm):
 def test_attention_in_codes(target, features, values):
     rng = np.random.default_rng(0)
     b = Builder("attention")
-    q = b.input("q", f"f32[1, 2, n, {features}]")
-    k, v = b.input("k", f"f32[1, 2, t, {features}]"), b.input("v", f"f32[1, 2, t, {values}]")
+    q = b.input("q", f"f32[1, 16, n, {features}]")
+    k, v = b.input("k", f"f32[1, 16, t, {features}]"), b.input("v", f"f32[1, 16, t, {values}]")
     graph = b.build(b.attention(q, k, v, in_codes=True))
 
     def feeds(n, t):
-        shapes = {"q": (1, 2, n, features), "k": (1, 2, t, features), "v": (1, 2, t, values)}
+        shapes = {"q": (1, 16, n, features), "k": (1, 16, t, features), "v": (1, 16, t, values)}
         return {name: rng.normal(size=s).astype(np.float32) for name, s in shapes.items()}
 
     check(graph, target, [feeds(n, t) for n in (1, 17) for t in (1, 2, 3, 4, 5, 257)])
