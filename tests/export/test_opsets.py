@@ -177,3 +177,18 @@ def test_every_opset_from_13_on_holds_plain_models():
         assert opset(model) == version
         if version <= 26:
             assert_same(run_ort(model, feeds), expected)
+
+
+def test_layer_norms_among_codes_have_their_name_unless_an_older_opset_is_asked_for():
+    """ONNX Runtime moves a transpose into the steps of a norm, and does not know them again."""
+    made = {}
+    for is_coded in (False, True):
+        b = Builder("channels")
+        x = b.transpose(b.input("x", "f32[2, 48, 6]"), perm=(0, 2, 1))
+        y = b.layer_norm(x, *np.random.default_rng(0).normal(size=(2, 48)).astype(np.float32))
+        codes = b.dynamic_quantize(y, per_token=True) if is_coded else ()
+        made[is_coded] = b.build(y=y, **{f"codes{i}": value for i, value in enumerate(codes)})
+    assert opset(checked(made[False])) == 13
+    assert "LayerNormalization" not in ops(checked(made[True], opset=13))
+    model = checked(made[True])
+    assert opset(model) == 17 and "LayerNormalization" in ops(model)

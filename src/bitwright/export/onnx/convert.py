@@ -2,7 +2,9 @@
 
 The opset is the least that can hold the model: writing starts at the floor and begins again at the
 opset that the first node asked for which it could not do without. Nothing large is copied on the
-way, so beginning again costs little.
+way, so beginning again costs little. With codes and layer norms the floor is the opset that names
+the norm: ONNX Runtime knows one in steps again only if it has not moved a transpose among them
+before, and steps round otherwise.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bitwright.errors import ExportError
+from bitwright.export.onnx.gates import makes_codes
 from bitwright.export.onnx.joined import joined_nodes
 from bitwright.export.onnx.mapping import form_of
 from bitwright.export.onnx.options import Options
@@ -25,6 +28,8 @@ from bitwright.ops.registry import get
 
 NEXT = ".next"
 DEFAULT = Options()
+NORM_OPSET = 17
+"""The first with LayerNormalization."""
 
 
 def convert(graph: Graph, opset: int | None, options: Options = DEFAULT) -> Body:
@@ -33,7 +38,7 @@ def convert(graph: Graph, opset: int | None, options: Options = DEFAULT) -> Body
         raise ExportError(
             f"opset {opset} cannot be written", expected=f"{LEAST_OPSET} to {NEWEST_OPSET}"
         )
-    target = opset or LEAST_OPSET
+    target = opset or _floor(graph)
     while True:
         scope = Scope(Session(target, options), graph)
         try:
@@ -46,6 +51,12 @@ def convert(graph: Graph, opset: int | None, options: Options = DEFAULT) -> Body
                     hint=f"Export with opset={need.opset} or leave the choice open.",
                 ) from None
             target = need.opset
+
+
+def _floor(graph: Graph) -> int:
+    """The opset to begin with."""
+    has_norms = any(node.op == "layer_norm" for node in graph.nodes)
+    return NORM_OPSET if has_norms and makes_codes(graph) else LEAST_OPSET
 
 
 def _write_model(scope: Scope) -> Body:

@@ -18,9 +18,13 @@ _GATES = ("sigmoid", "silu", "swish", "quick_gelu")
 _CODES = ("dynamic_quantize", "quantize")
 
 
+def makes_codes(graph: Graph) -> bool:
+    return any(node.op in _CODES for node in graph.nodes)
+
+
 def gates_among_codes(graph: Graph) -> list[Node]:
     """The gates of a graph that makes codes; not those of codes, which runtimes make tables of."""
-    if not any(node.op in _CODES for node in graph.nodes):
+    if not makes_codes(graph):
         return []
     return [node for node in graph.nodes if _is_gate(node) and not _is_of_codes(node)]
 
