@@ -138,3 +138,18 @@ def test_factors_go_into_the_norm_before_them(op, read_twice):
     assert codes.inputs[0].node.op == ("mul" if read_twice else op)
     exact, close = (bw.compile(g).run(data[0])["y"] for g in (graph, found))
     assert sqnr(exact, close) > 30
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_a_norm_without_a_scale_takes_no_factors(op):
+    rng = np.random.default_rng(0)
+    b = bw.Builder("norm")
+    sizes = 10 ** rng.uniform(-1.5, 0.5, 64)
+    normed = getattr(b, op)(b.input("x", "f32[n, 64]"))
+    graph = b.build(y=b.matmul(normed, rng.normal(size=(64, 64)).astype(np.float32)))
+    data = [{"x": (rng.normal(size=(40, 64)) * sizes).astype(np.float32)} for _ in range(4)]
+    quantized = bw.quantize(graph, data, recipe="int8-dynamic").graph
+    found = next(node for node in quantized.nodes if node.op == op)
+    assert [value.name for value in found.operands] == ["x"]
+    exact, close = (bw.compile(g).run(data[0])["y"] for g in (graph, quantized))
+    assert sqnr(exact, close) > 30

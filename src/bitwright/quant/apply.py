@@ -104,10 +104,11 @@ def _constants_of_norm(node: Node) -> list[Array]:
     """Scale, and bias if there is one, of a norm of f32 rows that has a number for each column."""
     if node.op not in ("layer_norm", "rms_norm") or node.outputs[0].dtype != f32:
         return []
-    given = [value for value in node.inputs[1:] if value is not None]
+    scale, *more = (*node.inputs[1:], None)
+    given = [scale, *(value for value in more if value is not None)]
     known = [a for value in given if (a := constant_value(value)) is not None]
     fits = len(known) == len(given) and all(a.shape == node.outputs[0].shape[-1:] for a in known)
-    return known if fits and node.inputs[1] is not None else []
+    return known if fits else []
 
 
 def _multiple_and_constant(x: Value) -> tuple[Value, Array, Array] | None:
