@@ -10,6 +10,7 @@ from run_kernel import TARGETS, Run, assert_same, run_op
 
 import bitwright as bw
 from bitwright.backends.cpu import math
+from bitwright.export.onnx import export_onnx
 from bitwright.ops.builder import Builder
 from bitwright.passes.fuse_regions import fuse_regions
 from bitwright.rewrite.trace import Trace
@@ -170,3 +171,17 @@ def test_gelu_behind_a_product_of_codes():
     for target in FUSING:
         (found,) = Run(fused, {"x": x}, target, 3).outputs.values()
         assert_same(found, expected)
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("opset", [17, 23])
+@pytest.mark.parametrize("bias", [False, True])
+def test_norms_without_a_scale(op, opset, bias):
+    """Their files hold one of ones, since ONNX Runtime computes them step by step otherwise."""
+    b = Builder("g")
+    given = (None, draw(35, seed=1)) if bias else ()
+    graph = b.build(y=b.op(op, b.input("x", "f32[n, 35]"), *given))
+    x = 3 * draw(13, 35) + 1
+    expected = run_onnx(export_onnx(graph, opset=opset), {"x": x})
+    for target in FUSING:
+        assert_same(Run(graph, {"x": x}, target, 2).outputs["y"], expected)

@@ -10,6 +10,7 @@ from bitwright.export.onnx.forms import in_f32, reduce, reshape
 from bitwright.export.onnx.mapping import exports
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dim import product
+from bitwright.ir.dtype import f32
 from bitwright.ir.types import normalize_axis
 
 
@@ -30,9 +31,19 @@ def _covers(parameter: Ref | None, x: Ref, at: int) -> bool:
     return parameter is None or parameter.shape == x.shape[at:]
 
 
+def _ones(e: Scope, x: Ref, at: int) -> Ref | None:
+    """A scale for a norm of f32 without one, where sizes are known: runtimes have norms with a
+    scale only, and compute others step by step, which is slower and rounds otherwise."""
+    sizes = x.shape[at:]
+    is_known = x.dtype == f32 and all(isinstance(size, int) for size in sizes)
+    return e.constant(np.ones(sizes, np.float32), f32) if is_known else None
+
+
 @exports("layer_norm")
 def layer_norm(e: Scope, x: Ref, scale: Ref | None, bias: Ref | None, axis: int, eps: float) -> Ref:
     at = normalize_axis(axis, x.rank)
+    if scale is None and e.fits("LayerNormalization", [x, x, bias]):
+        scale = _ones(e, x, at)
     is_whole = scale is not None and _covers(scale, x, at) and _covers(bias, x, at)
     if is_whole and e.fits("LayerNormalization", [x, scale, bias]):
         return e.LayerNormalization(x, scale, bias, axis=axis, epsilon=eps)
@@ -43,6 +54,7 @@ def layer_norm(e: Scope, x: Ref, scale: Ref | None, bias: Ref | None, axis: int,
 @exports("rms_norm")
 def rms_norm(e: Scope, x: Ref, scale: Ref | None, bias: Ref | None, axis: int, eps: float) -> Ref:
     at = normalize_axis(axis, x.rank)
+    scale = _ones(e, x, at) if scale is None else scale
     if scale is not None and _covers(scale, x, at) and e.fits("RMSNormalization", [x, scale]):
         return _affine(e, e.RMSNormalization(x, scale, axis=axis, epsilon=eps), None, bias)
     axes = range(at - x.rank, 0)
