@@ -27,7 +27,7 @@ class Knob:
                 where=self.name,
                 expected="digits",
                 found=repr(text),
-                hint=f"It is the {self.doc}; unset it for the default.",
+                hint=f"It means: {self.doc}. Unset it for the default, {self.default or 'none'}.",
             )
         return int(text)
 

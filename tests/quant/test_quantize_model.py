@@ -303,6 +303,7 @@ def test_bad_data_is_an_error_that_says_what(data, message):
     "wrong",
     ["int3", {"base": "int8", "bits": 3}, {"ignore": ["re:("]}, {"schemes": {"a": "magic"}},
      {"weight_bits": 5}, "missing.yaml", {"schemes": ["static"]}, {"schemes": {"a": 1}},
+     {"least_share": 2}, {"least_share": -0.1},
      {"ignore": 5}, {"targets": [None]}, {"guard_sqnr": "high"}, {"guard_sqnr": float("nan")},
      {"static_sqnr": None}, {"block": "32"}, {"weight_bits": True}, {"smooth": "no"},
      {"rounding": 1}, {1: 2, "bits": 3}, {"ignore": {"a": 1}}, 5, ["int8"], None],

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.ir.dtype import f32, i8, i32, u8
-from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.types import normalize_axis
 from bitwright.passes.edit import stands_behind
 
@@ -22,6 +22,11 @@ Array = np.ndarray[Any, Any]
 LIMIT = 2**31
 """What sums of 32 bits stay below."""
 _PRODUCTS = frozenset({"integer_matmul", "integer_conv", "matmul", "conv"})
+
+
+def makes_codes(graph: Graph) -> bool:
+    """Whether values become codes in it, which last bits of floats may change."""
+    return any(node.op in ("quantize", "dynamic_quantize") for node in graph.nodes)
 
 
 @dataclass(frozen=True)

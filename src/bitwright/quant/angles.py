@@ -13,16 +13,15 @@ from typing import Any
 
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Value
+from bitwright.passes.codes import makes_codes
 from bitwright.rewrite import Match, Rule, rewrite
 
-_CODES = frozenset({"quantize", "dynamic_quantize"})
 _DATA = frozenset({"dequantize", "state"})
 
 
 def widen_angles(graph: Graph) -> Graph:
     """The graph with such tables, if it makes codes at all."""
-    makes_codes = any(node.op in _CODES for node in graph.nodes)
-    return rewrite(graph, _RULES) if makes_codes else graph
+    return rewrite(graph, _RULES) if makes_codes(graph) else graph
 
 
 def _is_data(value: Value) -> bool:

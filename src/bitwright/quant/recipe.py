@@ -220,6 +220,12 @@ def _check(made: Recipe) -> None:
             raise BitwrightError(
                 f"{wrong[0]!r} is no {what} of a recipe", expected=", ".join(allowed)
             )
+    if not 0 <= made.least_share <= 1:
+        raise BitwrightError(
+            "option 'least_share' of a recipe is a part of all multiply-adds",
+            expected="0 to 1",
+            found=made.least_share,
+        )
     if made.weight_bits not in (2, 4, 8) or made.block < 0:
         raise BitwrightError(
             "weights have 2, 4 or 8 bits and a block of 0 or more",

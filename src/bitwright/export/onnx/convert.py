@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bitwright.errors import ExportError
-from bitwright.export.onnx.gates import makes_codes
 from bitwright.export.onnx.joined import joined_nodes
 from bitwright.export.onnx.mapping import form_of
 from bitwright.export.onnx.options import Options
@@ -25,6 +24,7 @@ from bitwright.ir.dtype import DType, f32, i32, i64
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import HostType, TensorType
 from bitwright.ops.registry import get
+from bitwright.passes.codes import makes_codes
 
 NEXT = ".next"
 DEFAULT = Options()

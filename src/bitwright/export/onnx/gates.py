@@ -13,13 +13,9 @@ from __future__ import annotations
 
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node
+from bitwright.passes.codes import makes_codes
 
 _GATES = ("sigmoid", "silu", "swish", "quick_gelu")
-_CODES = ("dynamic_quantize", "quantize")
-
-
-def makes_codes(graph: Graph) -> bool:
-    return any(node.op in _CODES for node in graph.nodes)
 
 
 def gates_among_codes(graph: Graph) -> list[Node]:
