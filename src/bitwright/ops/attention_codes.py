@@ -15,18 +15,18 @@ values, and not lost: the sum of all t has them.
 
 Where attention is causal, nothing of a later token may be in a query's result. There is no mean
 then, u = 127 / the peak of the first key, m is of 2^-40 … 256, what is larger still is cut off, and
-t = rint(a · 255 · 2^7) m, whose sum depends on no u.
+t = rint(a · 255 · 2^7) m: who has only rows with small m would find no whole parts of them.
 
 All of it is the same numbers everywhere. Every step is one IEEE f32 operation, and sums are of
-whole numbers, exact in any order as far as 2^24 goes: that of t for 514 keys of equal weight, or as
-many more as others are lighter. Two steps are not: e^x, for which there is
-one polynomial (`backends.cpu.math.decay`, ONNX Runtime's), and the sum behind a mean, whose order
-runtimes choose. So a mean is rounded to multiples of a tenth to a fifth of the head's largest,
-where last bits hardly ever tell: what is taken off is put back, so that any number near it will do.
+whole numbers (causal: of multiples of the smallest m), exact in any order as far as 2^24 of them
+go: that of t for 514 keys of equal weight, or as many more as others are lighter. Two steps are
+not: e^x, for which there is one polynomial (`backends.cpu.math.exponential`, ONNX Runtime's), and
+the sum behind a mean, whose order runtimes choose. So a mean is rounded to multiples of a tenth to
+a fifth of the head's largest, where last bits hardly ever tell: what is taken off is put back, so
+that any number near it will do.
 
-A peak of q or k below 2^-119 counts as zero, and as 1 where it would make u of v below 2^-111. One
-that is not finite makes its row, or for v its head, NaN; where attention is causal, those who see
-the key.
+A peak of q or k below 2^-119 counts as zero, and a largest peak of v below 2^-111 as 1. One that is
+not finite makes its row, or for v its head, NaN; where attention is causal, those who see the key.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from bitwright.passes.manager import run_passes
 from bitwright.passes.precision_policy import Policy, policy
 from bitwright.passes.separate_phases import separate_phases
 from bitwright.pipeline import INFERENCE, PRECISION
+from bitwright.quant.algorithms.choosing import Coding
 from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import WeightFormat, Weights, quantize_weights
 from bitwright.quant.angles import widen_angles
@@ -147,7 +148,7 @@ def _quantize(
     if rules.equalize:
         relate_channels(gathering.sites)
     choices = assign(gathering.sites, evidence, rules)
-    weights: dict[str, tuple[Choice, dict[str, Weights]]] = {}
+    weights: dict[str, tuple[Coding | None, dict[str, Weights]]] = {}
     bindings = _bindings(graph, gathering.held[0])
     attentions = Attentions(graph, rules, bindings)
     effects = Effects(graph, open_codings(choices, rules), gathering.held, threads, attentions.open)
@@ -181,7 +182,7 @@ def _weights(
     choices: list[Choice],
     evidence: dict[str, Evidence],
     form: WeightFormat,
-    made: dict[str, tuple[Choice, dict[str, Weights]]],
+    made: dict[str, tuple[Coding | None, dict[str, Weights]]],
 ) -> dict[str, Weights]:
     """Weights of every product that is not left in float; those made before for the same codes of
     what they multiply are used again."""
@@ -191,8 +192,8 @@ def _weights(
             continue
         name = choice.site.name
         before = made.get(name)
-        if before is None or before[0].coding is not choice.coding:
-            made[name] = choice, quantize_weights(evidence[name], choice.coding, form)
+        if before is None or before[0] is not choice.coding:
+            made[name] = choice.coding, quantize_weights(evidence[name], choice.coding, form)
         found.update(made[name][1])
     system.give_memory_back()
     return found

@@ -254,7 +254,7 @@ class _Coding:
         largest = f.bitcast(bits, f32)
         largest = f.select(f.lt(largest, float(meaning.FLAT)), 1.0, largest)
         least, *more = zip(*(x.tolist() for x in meaning.levels(self.form.causal)), strict=True)
-        bounds = [f.splat(f.div(largest, power), lanes) for power, _ in more]
+        bounds = [f.splat(f.div(largest, number), lanes) for number, _ in more]
 
         def put(key: Value, mask: Value | None) -> None:
             peak = f.load(self.vector, finer, key, mask=mask)

@@ -17,14 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from bitwright.backends.cpu.emit import (
-    Kernel,
-    Signature,
-    Type,
-    Value,
-    computed,
-    stored,
-)
+from bitwright.backends.cpu.emit import Kernel, Signature, Type, Value, computed, stored
 from bitwright.backends.cpu.kernels.formulas import Formula, formula
 from bitwright.backends.cpu.region import STEP, Part, Reads, Row, store
 from bitwright.ir.dim import Size

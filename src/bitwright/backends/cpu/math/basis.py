@@ -2,7 +2,8 @@
 
 Every function here and beside works on any number of lanes with generic instructions, so that one
 text serves every target. Arguments and results are IEEE: NaN, infinities, denormals, signed zeros.
-Coefficients are minimax fits (Remez) made for this package; each names its interval and error.
+Coefficients are minimax fits (Remez) made for this package, but for those of e^x and erf in f32,
+which are ONNX Runtime's; each names its interval and error.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from bitwright.backends.cpu.emit import Function, Value
 from bitwright.backends.cpu.math.basis import SINGLE, format_of, horner
-from bitwright.backends.cpu.math.decay import split
-from bitwright.backends.cpu.math.exponential import exp_inside
+from bitwright.backends.cpu.math.exponential import exp_inside, split
 
 # erf(x) = x + x P(x²) on |x| <= 0.921875 and 1, the latter with a relative error of 2^-62
 _NEAR_SINGLE = (

@@ -9,6 +9,7 @@ become another code.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from bitwright.backends.cpu.emit import Function, Value
 from bitwright.backends.cpu.math.basis import (
@@ -25,7 +26,7 @@ from bitwright.backends.cpu.math.basis import (
 )
 
 # e^r on |r| <= ln 2 / 2, relative error 2^-27 and 2^-64
-CURVE = {
+_EXP = {
     SINGLE: (
         1.0,
         1.0,
@@ -79,11 +80,24 @@ def _reduce(f: Function, x: Value, form: Format) -> tuple[Value, Value]:
     return f.fma(whole, -LN2_LOW[form], r), n
 
 
+def split(f: Function, x: Value, ln2: Sequence[float] = ()) -> tuple[Value, Value]:
+    """(r, 2^n) of the module's formula, where 2^n is a normal number; with parts of ln 2 for the
+    usual ones."""
+    form = format_of(x)
+    # what is left in the last bits then is n + bias, the exponent field of 2^n
+    magic = form.magic + form.bias
+    shifted = f.fma(x, math.log2(math.e), magic)
+    whole = f.sub(shifted, magic)
+    bits = f.shl(f.bitcast(shifted, x.type.of(form.integer)), form.fraction_bits)
+    for part in ln2 or (LN2_HIGH[form], LN2_LOW[form]):
+        x = f.fma(whole, -part, x)
+    return x, f.bitcast(bits, x.type)
+
+
 def exp_inside(f: Function, x: Value) -> Value:
     """e^x where x is known to give a normal number; nothing is checked."""
-    form = format_of(x)
-    r, n = _reduce(f, x, form)
-    return f.mul(horner(f, r, CURVE[form]), power_of_two(f, n, form))
+    r, power = split(f, x)
+    return f.mul(horner(f, r, _EXP[format_of(x)]), power)
 
 
 def exp(f: Function, x: Value) -> Value:
@@ -93,7 +107,7 @@ def exp(f: Function, x: Value) -> Value:
     vanishes = f.lt(x, _LOW[form])
     inside = f.min(f.select(vanishes, 0.0, x), _HIGH[form])
     r, n = _reduce(f, inside, form)
-    return f.select(vanishes, 0.0, scale(f, horner(f, r, CURVE[form]), n, form))
+    return f.select(vanishes, 0.0, scale(f, horner(f, r, _EXP[form]), n, form))
 
 
 def expm1(f: Function, x: Value) -> Value:
