@@ -69,6 +69,13 @@ TILES = Knob(
     "BITWRIGHT_TILES", "on", "`off` leaves two-dimensional registers (AMX) alone, and asks for none"
 )
 
+TARGET = Knob(
+    "BITWRIGHT_TARGET",
+    "host",
+    "processor to generate code for: `host`, or a smaller one by its name in `bitwright.target` "
+    "(`avx2`, `sse2`, ...), to see how a model behaves there",
+)
+
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Knob))
 
 

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bitwright import knobs
+from bitwright import cpuid, knobs
 
 _CPU = Path("/sys/devices/system/cpu")
 
@@ -195,8 +195,16 @@ def resident_bytes() -> int | None:
     return None
 
 
+@cache
 def processor() -> str:
-    """What tells this processor from others, or nothing where the system does not say."""
+    """What tells this processor from others, or nothing where the system does not say.
+
+    The processor's own answer comes first: /proc/cpuinfo describes the real machine also to a
+    process that is emulated on it.
+    """
+    told = cpuid.identity()
+    if told:
+        return hashlib.sha256(told).hexdigest()
     with suppress(OSError):
         first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
         kept = [line for line in first.splitlines() if not line.startswith(("cpu MHz", "bogo"))]

@@ -1,6 +1,8 @@
 """Facts about a machine that code is made for. No code is generated here.
 
-    host()            the machine this process runs on
+    host()            what this process generates code for: the machine it runs on, or the smaller
+                      one that `BITWRIGHT_TARGET` names
+    machine()         the machine this process runs on
     named("avx2")     a fixed one: amx, avx512fp16, avx512bf16, avx512vnni, avx512, avx2, sse2,
                       aarch64, riscv64, wasm32, generic
 
@@ -17,7 +19,7 @@ from pathlib import Path
 
 import llvmlite
 
-from bitwright import system
+from bitwright import knobs, system
 from bitwright.errors import CompileError
 
 
@@ -70,8 +72,8 @@ class Target:
 
     def runs_here(self) -> bool:
         """Whether this process can execute code made for the target."""
-        machine = host()
-        return self.architecture == machine.architecture and self.features <= machine.features
+        here = machine()
+        return self.architecture == here.architecture and self.features <= here.features
 
     def __str__(self) -> str:
         return self.name
@@ -124,7 +126,7 @@ def _make(
 ) -> Target:
     architecture = _architecture(triple)
     vector_bytes, registers = _vectors(architecture, features)
-    native = name == "host" or architecture == host().architecture
+    native = name == "host" or architecture == machine().architecture
     caches = system.caches() if native else system.Caches()
     return Target(
         name,
@@ -154,20 +156,46 @@ def _vectors(architecture: str, features: frozenset[str]) -> tuple[int, int]:
 @cache
 def named(name: str) -> Target:
     """A target by name; `host` is this machine, `generic` the least of its architecture."""
+    here = machine()
     if name == "host":
-        return host()
+        return here
     if name == "generic":
-        return _make(name, host().triple, _BASE.get(host().architecture, frozenset()))
+        return _make(name, here.triple, _BASE.get(here.architecture, frozenset()))
     if name not in _NAMED:
         raise CompileError(f"no target is named {name!r}", expected=", ".join(("host", *NAMES)))
     triple, features = _NAMED[name]
-    if _architecture(triple) == host().architecture:
-        triple = host().triple  # the same instructions, under this system's conventions
+    if _architecture(triple) == here.architecture:
+        triple = here.triple  # the same instructions, under this system's conventions
     return _make(name, triple, features)
 
 
-@cache
 def host() -> Target:
+    """What this process generates code for: its machine, or what `BITWRIGHT_TARGET` names."""
+    return _restricted(knobs.TARGET.get().strip() or "host")
+
+
+@cache
+def _restricted(name: str) -> Target:
+    if name not in ("host", *NAMES):
+        raise CompileError(
+            f"no target is named {name!r}",
+            where=knobs.TARGET.name,
+            expected=", ".join(("host", *NAMES)),
+        )
+    target = named(name)
+    if not target.runs_here():
+        missing = sorted(target.features - machine().features)
+        raise CompileError(
+            f"code for {name!r} does not run on this machine",
+            where=knobs.TARGET.name,
+            found=f"a machine without {', '.join(missing)}" if missing else str(machine().triple),
+            hint="Name a smaller target, or unset the variable.",
+        )
+    return target
+
+
+@cache
+def machine() -> Target:
     """The machine this process runs on."""
     triple, cpu, llvm_features = _known_host() or _ask_llvm()
     present = frozenset(name[1:] for name in llvm_features.split(",") if name[:1] == "+")
@@ -215,11 +243,17 @@ def llvm_facts() -> tuple[str, str, str]:
 
 
 def _told_apart() -> tuple[str, str, str] | None:
-    """The same from a process of its own, which takes LLVM's memory with it."""
+    """The same from a process of its own, which takes LLVM's memory with it.
+
+    A child of an emulated process is not emulated: facts about another processor are dropped.
+    """
     process = system.start_python(
-        "from bitwright.target import llvm_facts; print(*llvm_facts(), sep=chr(10))"
+        "from bitwright import system, target; "
+        "print(system.processor(), *target.llvm_facts(), sep=chr(10))"
     )
     if process is None:
         return None
     lines = process.communicate()[0].decode().splitlines()
-    return (lines[0], lines[1], lines[2]) if len(lines) == 3 else None
+    if len(lines) != 4 or lines[0] != system.processor():
+        return None
+    return lines[1], lines[2], lines[3]

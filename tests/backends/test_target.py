@@ -3,18 +3,50 @@
 import pytest
 from emitted import Compiled, instructions, scale_kernel
 
-from bitwright import system
+import bitwright as bw
+from bitwright import cpuid, system, target
 from bitwright.backends.cpu import jit
 from bitwright.errors import CompileError
-from bitwright.target import NAMES, host, named
+from bitwright.target import NAMES, host, machine, named
 
 
-def test_host_has_sensible_facts():
-    machine = host()
-    assert machine.runs_here() and machine is host() is named("host")
-    assert machine.cores >= 1 and machine.vector_bytes in (16, 32, 64)
-    assert 8 << 10 <= machine.l1_bytes < machine.l2_bytes
-    assert machine.lanes(32) * 4 == machine.vector_bytes
+def test_the_machine_has_sensible_facts():
+    here = machine()
+    assert here.runs_here() and here is machine() is named("host")
+    assert here.cores >= 1 and here.vector_bytes in (16, 32, 64)
+    assert 8 << 10 <= here.l1_bytes < here.l2_bytes
+    assert here.lanes(32) * 4 == here.vector_bytes
+
+
+@pytest.mark.skipif(not machine().is_x86, reason="names an x86 target")
+def test_a_knob_restricts_the_code_that_is_generated(monkeypatch):
+    monkeypatch.setenv("BITWRIGHT_TARGET", "sse2")
+    assert host() is named("sse2") and machine().features >= host().features
+    exe = bw.compile(bw.parse("graph @g {\n  input %x: f32[4]\n  return %x\n}"))
+    assert exe.engine.target is named("sse2")
+    monkeypatch.setenv("BITWRIGHT_TARGET", "host")
+    assert host() is machine()
+
+
+@pytest.mark.parametrize("name, reason", [("z80", "no target is named"), ("wasm32", "not run on")])
+def test_a_knob_that_cannot_be_met_is_an_error(monkeypatch, name, reason):
+    monkeypatch.setenv("BITWRIGHT_TARGET", name)
+    with pytest.raises(CompileError, match=f"BITWRIGHT_TARGET: .*{reason}"):
+        host()
+
+
+@pytest.mark.skipif(not machine().is_x86, reason="x86 processors answer cpuid")
+def test_a_processor_is_known_by_its_own_answer(monkeypatch):
+    monkeypatch.setattr(system.platform, "machine", lambda: "x86_64")
+    answer = cpuid.identity()
+    assert answer == cpuid.identity() and (answer or system.sys.platform == "win32")
+    monkeypatch.setattr(cpuid.platform, "machine", lambda: "s390x")
+    assert cpuid.identity() == b""
+
+
+def test_facts_told_by_a_process_on_another_processor_are_dropped(monkeypatch):
+    monkeypatch.setattr(system, "processor", lambda: "another")
+    assert target._told_apart() is None
 
 
 @pytest.mark.parametrize("name", NAMES)
