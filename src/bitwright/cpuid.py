@@ -26,9 +26,8 @@ _CODE = bytes.fromhex(
     "5b"  # pop rbx
     "c3"  # ret
 )
-_LEAVES = ((0, 0), (1, 0), (7, 0), (7, 1), (0xD, 1), (0x14, 0), (0x19, 0), (0x24, 0)) + tuple(
-    (0x80000000 + n, 0) for n in (1, 2, 3, 4, 8)
-)
+_EXTENDED = tuple((0x80000000 + n, 0) for n in (1, 2, 3, 4, 8))
+_LEAVES = ((0, 0), (1, 0), (7, 0), (7, 1), (0xD, 1), (0x14, 0), (0x19, 0), (0x24, 0), *_EXTENDED)
 """Vendor, model and features; the name follows at 0x80000002."""
 _IDENTIFIERS = ~(0xFF << 24)
 """Of leaf 1, register ebx: the bits that do not tell which core was asked."""

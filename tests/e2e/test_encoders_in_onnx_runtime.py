@@ -6,6 +6,7 @@ import pytest
 
 import bitwright as bw
 from bitwright.target import host
+from other_runtimes import exact_onnxruntime
 
 WIDTH, HEADS, TOKENS, WORDS = 64, 2, 40, 100
 KINDS = {
@@ -82,13 +83,14 @@ class Encoder:
         return found
 
 
+@exact_onnxruntime
 @pytest.mark.skipif(not host().has_fma, reason="ONNX Runtime's products and sums are fused")
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_bits(kind, tmp_path):
     encoder, path = Encoder(**KINDS[kind]), tmp_path / "encoder.onnx"
     q = bw.quantize(encoder.build(), [encoder.feeds(2, seed) for seed in range(4)])
     assert q.report.share_in_8_bit == 1.0
-    q.save(path)
+    q.save(path, consumer="onnxruntime")
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     models = [bw.compile(path, threads=1), bw.compile(path, threads=2), bw.compile(q)]
     for rows in (1, 3):

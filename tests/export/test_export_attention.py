@@ -34,7 +34,7 @@ def test_other_runtimes_are_within_a_step(form, opset):
     if kind is not None:
         feeds["mask"] = rng.normal(size=(2, 1, 9, 30)).astype(np.float32)
         feeds["mask"] = feeds["mask"] > -1 if kind == "bool" else feeds["mask"]
-    model = export_onnx(graph, opset=opset)
+    model = export_onnx(graph, opset=opset, consumer="onnxruntime")
     (again,) = [node for node in load(model).nodes if node.op == "attention"]
     assert again.attrs["in_codes"]
     expected = run(graph, feeds)["y"]
@@ -55,7 +55,7 @@ def test_other_runtimes_find_the_same_numbers(keys):
     b = Builder("attention")
     q, k, v = (b.input(name, "f32[1, 3, S, 32]") for name in "qkv")
     graph = b.build(y=b.attention(q, k, v, in_codes=True))
-    model = export_onnx(graph)
+    model = export_onnx(graph, consumer="onnxruntime")
     session, exe = onnxruntime.InferenceSession(model.SerializeToString()), bw.compile(graph)
     for strength in (0.1, 1, 6):
         q, k, v = (rng.normal(size=(1, 3, keys, 32)).astype(np.float32) for _ in range(3))
@@ -72,7 +72,7 @@ def test_calls_of_other_shapes_share_the_function():
     b = Builder("two")
     x, z = b.input("x", "f32[1, 2, 8, 4]"), b.input("z", "f32[3, 2, 5, 4]")
     both = [b.attention(value, value, value, in_codes=True) for value in (x, z)]
-    model = export_onnx(b.build(*both))
+    model = export_onnx(b.build(*both), consumer="onnxruntime")
     assert len(model.functions) == 1
 
 
@@ -83,7 +83,7 @@ def test_a_cache_is_written_in_steps():
     rng = np.random.default_rng(1)
     feeds = {"q": rng.normal(size=(1, 2, 8, 4)), "past": rng.normal(size=(1, 2, 5, 4))}
     feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
-    model = export_onnx(graph)
+    model = export_onnx(graph, consumer="onnxruntime")
     assert not model.functions
     (found,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
     np.testing.assert_allclose(found, run(graph, feeds)["y"], atol=0.02)

@@ -219,7 +219,7 @@ def test_quantization_by_the_datas_range_is_a_function_of_the_model(options):
         results[f"{name}_codes"] = b.cast(codes, to="i32")
         results[f"{name}_scale"], results[f"{name}_zero"] = scale, b.cast(zero, to="i32")
     graph = b.build(**results)
-    model = checked(graph)
+    model = checked(graph, functions="local")
     assert [f.name for f in model.functions] == ["dynamic_quantize"]
     calls = [node for node in model.graph.node if node.domain == "bitwright"]
     assert [call.op_type for call in calls] == ["dynamic_quantize"] * 2
@@ -236,7 +236,7 @@ def test_other_types_are_other_functions():
     x = b.input("x", "f32[batch, 6]")
     for to in ("i8", "i16"):
         b.output(to, b.dynamic_quantize(x, to=to, per_token=True)[0])
-    model = checked(b.build())
+    model = checked(b.build(), functions="local")
     assert [f.name for f in model.functions] == ["dynamic_quantize", "dynamic_quantize_1"]
 
 

@@ -9,9 +9,9 @@ from onnx import numpy_helper
 
 import bitwright as bw
 from bitwright.cli import main
-from bitwright.cli.export import _OPTIONS
+from bitwright.cli.export import OPTIONS
 from bitwright.errors import BitwrightError, ExportError
-from bitwright.export.onnx.options import CHOICES, Options
+from bitwright.export.onnx.options import CHOICES, CONSUMERS, Options, options_for
 
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 
@@ -58,17 +58,58 @@ def constants(model):
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
-@pytest.mark.parametrize("recipe", ["int8", "int8-dynamic"])
-def test_inlined_functions_leave_standard_ops(recipe, tmp_path):
+@pytest.mark.parametrize("recipe", ["int8", "int8-static", "int8-dynamic", "w8", "w4"])
+def test_the_default_is_standard_ops_that_every_runtime_gets_right(recipe, tmp_path):
     path = tmp_path / "q.onnx"
-    quantized, model = saved(path, recipe, functions="inline")
+    quantized, model = saved(path, recipe)
     onnx.checker.check_model(model, full_check=True)
     assert not model.functions
     assert {node.domain for node in model.graph.node} == {""}
     data = batches(3, seed=2)
+    exact, ours = answers(network(), data), answers(quantized, data)
+    assert sqnr(exact, others(path, data)) > sqnr(exact, ours) - 1
+    np.testing.assert_array_equal(answers(path, data), ours)
+
+
+@pytest.mark.parametrize("recipe", ["int8", {"symmetric": True}], ids=str)
+def test_the_default_multiplies_no_signed_by_unsigned_values(recipe, tmp_path):
+    """Which saturates in ONNX Runtime and OpenVINO on x86 without VNNI."""
+    _, model = saved(tmp_path / "q.onnx", recipe)
+    arrays = constants(model)
+    zeros = {
+        n.output[0]: n.input[2]
+        for n in model.graph.node
+        if n.op_type == "DequantizeLinear" and len(n.input) > 2
+    }
+    products = [n for n in model.graph.node if n.op_type in ("Conv", "MatMul")]
+    assert products
+    for node in products:
+        for name in node.input[:2]:
+            assert name not in zeros or arrays[zeros[name]].dtype == np.uint8
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+@pytest.mark.parametrize("recipe", ["int8", "w4"])
+def test_every_consumers_file_is_the_same_model_here(consumer, recipe, tmp_path):
+    path = tmp_path / "q.onnx"
+    quantized, _ = saved(path, recipe, consumer=consumer)
+    data = batches(3, seed=2)
     ours = answers(quantized, data)
-    assert sqnr(ours, others(path, data)) > 40
-    assert sqnr(ours, answers(path, data)) > 40
+    if recipe == "int8" or consumer != "onnxruntime":
+        np.testing.assert_array_equal(answers(path, data), ours)
+    else:  # MatMulNBits has blocks of its own
+        np.testing.assert_allclose(answers(path, data), ours, rtol=1e-3, atol=1e-3)
+
+
+def test_a_consumers_options_can_be_changed_one_by_one():
+    assert options_for("onnxruntime", weights="dequantize").functions == "local"
+    assert options_for("any", zero_points="zero").weight_type == "i8"
+    with pytest.raises(ExportError, match=r"no consumer 'tensorrt'.*'any' or 'onnxruntime'"):
+        options_for("tensorrt")
+    with pytest.raises(ExportError, match="no export option 'format'"):
+        bw.export_onnx(network(), format="int8")
+    with pytest.raises(ExportError, match="need signed weights"):
+        options_for("any", zero_points="zero", weight_type="u8")
 
 
 def test_all_zero_points_are_zero_and_signed(tmp_path):
@@ -127,7 +168,7 @@ def test_weight_only_products_as_matmul_nbits(recipe, tmp_path):
 
 def test_weight_only_products_as_blocked_dequantize_linear(tmp_path):
     path = tmp_path / "q.onnx"
-    quantized, model = saved(path, "w4")
+    quantized, model = saved(path, "w4", weights="dequantize")
     blocks = [
         {a.name: a.i for a in node.attribute}
         for node in model.graph.node
@@ -140,7 +181,7 @@ def test_weight_only_products_as_blocked_dequantize_linear(tmp_path):
 
 def test_biases_are_32_bit_weights_signed_and_names_kept(tmp_path):
     recipe = {"base": "int8-static", "equalize": False}  # it renames what it changes
-    _, model = saved(tmp_path / "q.onnx", recipe)
+    _, model = saved(tmp_path / "q.onnx", recipe, weight_type="i8")
     arrays = constants(model)
     made = {output for node in model.graph.node for output in node.output}
     assert {"first", "deep", "up", "logits"} <= made
@@ -157,12 +198,13 @@ def test_biases_are_32_bit_weights_signed_and_names_kept(tmp_path):
 def test_unknown_options_are_refused():
     with pytest.raises(ExportError, match="functions"):
         Options(functions="none")
-    with pytest.raises(ExportError, match="'local' or 'inline'"):
+    with pytest.raises(ExportError, match="'inline' or 'local'"):
         bw.export_onnx(network(), functions="all")
 
 
 def test_the_command_line_has_the_same_options(tmp_path):
-    assert {name[2:].replace("-", "_"): choices for name, choices, _ in _OPTIONS} == CHOICES
+    offered = {name[2:].replace("-", "_"): choices for name, choices, _ in OPTIONS}
+    assert offered == {"consumer": tuple(CONSUMERS), **CHOICES}
     network().save(tmp_path / "net.onnx")
     folder = tmp_path / "data"
     folder.mkdir()

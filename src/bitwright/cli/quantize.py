@@ -64,13 +64,11 @@ def quantize(
     output: str,
     recipe: str,
     float_precision: str,
-    functions: str,
-    zero_points: str,
-    weights: str,
     subset: int | None,
     evaluation: str | None,
     threads: int | None,
     as_json: bool,
+    **export: str | None,
 ) -> None:
     """Quantize MODEL with calibration batches from DATA, and say what each layer got and why.
 
@@ -85,8 +83,8 @@ def quantize(
     from bitwright.report.evaluate import Evaluation
 
     rules = find_recipe(recipe)
-    form = options_given(output, functions=functions, zero_points=zero_points, weights=weights)
-    if zero_points == "zero":
+    form = options_given(output, export)
+    if form.get("zero_points") == "zero":
         rules = without_zero_points(rules)
     check_output(output)
     beside = EvidenceFile(Path(f"{output}.statistics"), is_temporary=True)

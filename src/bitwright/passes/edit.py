@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from typing import NamedTuple
 
 from bitwright.ir.dtype import DType
 from bitwright.ir.graph import Graph, Node, Value
@@ -11,15 +12,22 @@ from bitwright.ops.registry import get
 from bitwright.rewrite.rebuild import map_bodies, prune, rebuilt, renewed
 
 
+class Replacement(NamedTuple):
+    """New nodes, and the values that stand for the results of the old one."""
+
+    nodes: list[Node]
+    results: tuple[Value, ...]
+
+
 def replace_nodes(
     graph: Graph,
-    change: Callable[[Node], Node | list[Node] | tuple[Value, ...]],
+    change: Callable[[Node], Node | list[Node] | tuple[Value, ...] | Replacement],
     bodies: bool = True,
 ) -> Graph:
     """The graph with each node (its operands already new) exchanged for what `change` gives.
 
-    `change` answers a node with as many results, a list of nodes with one of the results each, or
-    the values that stand for the results.
+    `change` answers a node with as many results, a list of nodes with one of the results each, the
+    values that stand for the results, or a `Replacement`.
     Nodes that nothing needs any more are left out.
     """
     if bodies:
@@ -31,6 +39,9 @@ def replace_nodes(
         if answer is node:
             nodes.append(node)
             continue
+        if isinstance(answer, Replacement):
+            nodes += answer.nodes
+            answer = answer.results
         if isinstance(answer, Node):
             answer = [answer]
         if isinstance(answer, list):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bitwright.ir.graph import Graph
-from bitwright.passes.rules import activations, attention, normalization, rotary, row_codes
+from bitwright.passes.rules import activations, attention, normalization, rotary
 from bitwright.rewrite import Trace, rewrite
 
 RULES = [
     *activations.RULES,
     *normalization.RULES,
     *rotary.RULES,
-    *row_codes.RULES,
     *attention.RULES,
 ]
 

@@ -18,10 +18,10 @@ from bitwright import __version__
 from bitwright.errors import ExportError
 from bitwright.export.onnx.convert import convert
 from bitwright.export.onnx.files import fill, write_model
-from bitwright.export.onnx.metadata import DOC, metadata_of, state_arrays
-from bitwright.export.onnx.options import Options
+from bitwright.export.onnx.metadata import DOC, metadata_of, region_metadata, state_arrays
+from bitwright.export.onnx.options import options_for
 from bitwright.export.onnx.protos import graph_proto, initializer_items, model_proto
-from bitwright.export.onnx.zero_points import without_zero_points
+from bitwright.export.onnx.zero_points import with_unsigned_values, without_zero_points
 from bitwright.ir.graph import Graph
 
 __all__ = ["export_onnx"]
@@ -33,29 +33,31 @@ def export_onnx(
     *,
     opset: int | None = None,
     external_data: bool | str | None = None,
-    functions: str = "local",
-    zero_points: str = "any",
-    weights: str = "dequantize",
+    consumer: str = "any",
+    **options: str | None,
 ) -> ModelProto | None:
     """Write the graph to `path`, or give it as a `ModelProto` where there is none.
 
     `opset`: the least that holds the model, unless given. `external_data`: the tensors go into a
     file beside the model (True, or its name), into the model (False), or wherever they fit (None).
 
-    For other consumers of quantized models: `functions="inline"` writes no functions of the model,
-    `zero_points="zero"` only zero points of 0, and `weights="nbits"` weight-only products as
-    MatMulNBits of com.microsoft.
+    `consumer` says who will run a quantized model: "any" is right in ONNX Runtime and OpenVINO on
+    every x86 processor, "onnxruntime", "openvino" and "bitwright" may be faster there. It sets the
+    options `functions`, `zero_points`, `weight_type`, `weights`, `activations` and `rounding`
+    together (`export.onnx.options`); one that is given as well wins.
     """
-    options = Options(functions, zero_points, weights)
-    if zero_points == "zero":
+    chosen = options_for(consumer, **options)
+    if chosen.zero_points == "zero":
         graph = without_zero_points(graph)
-    body = convert(graph, opset, options)
-    model = model_proto(
-        graph_proto(body, initializers=False), body.scope.session, metadata_of(graph), __version__
-    )
+    if chosen.weight_type == "u8":
+        graph = with_unsigned_values(graph)
+    body = convert(graph, opset, chosen)
+    tensors = [*initializer_items(body), *state_arrays(graph)]
+    session, proto = body.scope.session, graph_proto(body, initializers=False)
+    metadata = metadata_of(graph) | region_metadata(session.regions, proto, tensors)
+    model = model_proto(proto, session, metadata, __version__)
     if doc := graph.meta.get(DOC):
         model.doc_string = doc
-    tensors = [*initializer_items(body), *state_arrays(graph)]
     if path is None:
         if external_data:
             raise ExportError("external data needs a path", hint="Give the model's file name.")

@@ -1,4 +1,13 @@
-"""Products of rows that have a range of their own, as one function on MatMulInteger.
+"""Products of rows that are quantized when the model runs, each with a range of its own.
+
+In float, with the rows as they were before: a region of two nodes. The consumer may quantize the
+rows its own way (ONNX Runtime fuses the two to MatMulNBits, which quantizes blocks of a row), or
+multiply floats; both are as close to the float model as quantized rows are.
+
+    matmul(dequantize(dynamic_quantize(x)), dequantize(w, t))
+        ->  MatMul(x, DequantizeLinear(w, t))
+
+In integers, as one function on MatMulInteger:
 
     matmul(dequantize(x, s, z), dequantize(w, t))  ->  coded_matmul(x, w, s, t, z)
 
@@ -13,11 +22,12 @@ codes of its own.
 from __future__ import annotations
 
 from bitwright.export.onnx.forms import reduce
-from bitwright.export.onnx.functions import call
+from bitwright.export.onnx.functions import call, region
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import f32, i8, i32, u8
 from bitwright.ir.graph import Node
 from bitwright.ir.types import normalize_axis
+from bitwright.ops.registry import get
 
 
 def coded_operands(node: Node) -> tuple[Node, Node] | None:
@@ -54,6 +64,29 @@ def _is_weight(node: Node) -> bool:
         return False
     axis = node.attrs.get("axis")
     return all(v.rank == 0 for v in list(node.operands)[1:]) if axis is None else axis in (1, -1)
+
+
+def float_rows(x: Node) -> Node | None:
+    """The node that quantizes the rows which `x` dequantizes, where the run does it row by row."""
+    made = next(x.operands).node
+    if made.op != "dynamic_quantize" or not made.attrs.get("per_token"):
+        return None
+    rows = next(made.operands)
+    is_whole = rows.dtype == f32 and rows.shape[-1] == x.attrs["block"]
+    return made if is_whole and tuple(x.inputs) == made.outputs else None
+
+
+def write_float_product(e: Scope, quantizer: Node, w: Node) -> Ref:
+    weight, steps, *offset = (e.values[v] for v in w.operands)
+    axis = w.attrs.get("axis")
+
+    def body(e: Scope, x: Ref, w: Ref, steps: Ref, offset: Ref | None = None) -> tuple[Ref, ...]:
+        (y,) = e.emit("DequantizeLinear", [w, steps, offset], {"axis": axis}, dtypes=[f32])
+        return (e.MatMul(x, y),)
+
+    rows = e.values[next(quantizer.operands)]
+    attrs = {"to": get(quantizer.op).call_attrs(quantizer.attrs)["to"]}
+    return region(e, "dynamic_matmul", [rows, weight, steps, *offset], attrs, body)[0]
 
 
 def write_coded_product(e: Scope, x: Node, w: Node) -> Ref:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bitwright.errors import ExportError
+from bitwright.export.onnx.functions import note_region
 from bitwright.export.onnx.joined import joined_nodes
 from bitwright.export.onnx.mapping import form_of
 from bitwright.export.onnx.options import Options
@@ -23,6 +24,7 @@ from bitwright.export.onnx.sizes import bind, bind_all
 from bitwright.ir.dtype import DType, f32, i32, i64
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import HostType, TensorType
+from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import get
 from bitwright.passes.codes import makes_codes
 
@@ -30,6 +32,7 @@ NEXT = ".next"
 DEFAULT = Options()
 NORM_OPSET = 17
 """The first with LayerNormalization."""
+_COMPUTED = (Kind.COMPUTE, Kind.REDUCTION, Kind.ELEMENTWISE)
 
 
 def convert(graph: Graph, opset: int | None, options: Options = DEFAULT) -> Body:
@@ -40,7 +43,9 @@ def convert(graph: Graph, opset: int | None, options: Options = DEFAULT) -> Body
         )
     target = opset or _floor(graph)
     while True:
-        scope = Scope(Session(target, options), graph)
+        session = Session(target, options)
+        session.notes_regions = makes_codes(graph)
+        scope = Scope(session, graph)
         try:
             return _write_model(scope)
         except NeedsOpset as need:
@@ -77,9 +82,25 @@ def _write_model(scope: Scope) -> Body:
                 expected="a rank, which ONNX wants for every input and output",
                 hint="Reshape it to a known rank before it leaves the graph.",
             )
+    body = Body(scope, graph.name, inputs, outputs)
+    _drop_unread(scope, body)
     for ref in scope.initializers:
         ref.name = ref.name or session.unique("const")
-    return Body(scope, graph.name, inputs, outputs)
+    return body
+
+
+def _drop_unread(scope: Scope, body: Body) -> None:
+    """Leave out constants that a mapping made and then did without."""
+    read: set[Ref | None] = set()
+    bodies = [body]
+    while bodies:
+        inner = bodies.pop()
+        read.update(inner.outputs)
+        for step in inner.scope.steps:
+            read.update(step.inputs)
+            bodies += [value for value in step.attrs.values() if isinstance(value, Body)]
+    for ref in [ref for ref in scope.initializers if not ref.name and ref not in read]:
+        del scope.initializers[ref]
 
 
 def _enter(scope: Scope, value: Value) -> Ref:
@@ -201,7 +222,17 @@ def _write_node(scope: Scope, node: Node, finals: dict[Value, str]) -> None:
         if refusal.opset is not None:
             raise NeedsOpset(refusal.opset, f"{refusal} before")
         raise scope.reject(str(refusal))
-    _bind_results(scope, node, results if isinstance(results, tuple) else (results,), mark, finals)
+    results = results if isinstance(results, tuple) else (results,)
+    if _is_worth_noting(scope, node, mark):
+        note_region(scope, node.op, refs, _attrs(node), results, mark[0])
+    _bind_results(scope, node, results, mark, finals)
+
+
+def _is_worth_noting(scope: Scope, node: Node, mark: tuple[int, ...]) -> bool:
+    """Whether several nodes were written for an op whose rounding decides quantized values: read
+    back as that op, it rounds as before."""
+    is_written_so = len(scope.steps) > mark[0] + 1 and len(scope.session.regions) == mark[1]
+    return scope.session.notes_regions and is_written_so and get(node.op).kind in _COMPUTED
 
 
 def _attrs(node: Node) -> dict[str, Any]:

@@ -1,17 +1,20 @@
-"""Model-local functions: what standard ops cannot say in one node, under the op's own name.
+"""Ops that standard ops cannot say in one node: regions of the graph, or model-local functions.
 
-The body is standard ops, so that the model runs everywhere; the call carries the op's attributes,
-so that an importer that knows the name need not look inside. Their domain is "bitwright".
+A region is standard nodes in the graph itself; the metadata says which op they stand for. A
+function has the same nodes as its body, so that the model runs everywhere, and the call carries the
+op's attributes, so that an importer that knows the name need not look inside. Their domain is
+"bitwright".
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bitwright.export.onnx.scope import Function, Ref, Scope, Session, Step
-
-DOMAIN = "bitwright"
+from bitwright.export.onnx.scope import Function, Ref, RegionNote, Scope, Session, Step
+from bitwright.frontend.onnx.regions import DOMAIN
+from bitwright.ir.dtype import DType
 
 
 def call(
@@ -21,9 +24,9 @@ def call(
     attrs: dict[str, Any],
     body: Callable[..., tuple[Ref, ...]],
 ) -> tuple[Ref, ...]:
-    """A call of the function for these types and attributes, written on first use; or its body."""
+    """A call of the function for these types and attributes, written on first use; or a region."""
     if e.session.options.functions == "inline":
-        return body(e, *inputs)
+        return region(e, op, inputs, attrs, body)
     key = (op, tuple(ref.dtype for ref in inputs), tuple(sorted(attrs.items(), key=str)))
     functions = e.session.functions
     if key not in functions:
@@ -33,6 +36,52 @@ def call(
     results = [Ref(ref.dtype) for ref in function.outputs]
     e.steps.append(Step(function.name, list(inputs), results, attrs, DOMAIN))
     return tuple(results)
+
+
+def region(
+    e: Scope,
+    op: str,
+    inputs: Sequence[Ref | None],
+    attrs: dict[str, Any],
+    body: Callable[..., tuple[Ref, ...]],
+) -> tuple[Ref, ...]:
+    """The body in the graph itself, noted as a region that stands for the op."""
+    begin = len(e.steps)
+    results = body(e, *inputs)
+    note_region(e, op, inputs, attrs, results, begin)
+    return results
+
+
+def note_region(
+    e: Scope,
+    op: str,
+    inputs: Sequence[Ref | None],
+    attrs: dict[str, Any],
+    results: Sequence[Ref],
+    begin: int,
+) -> None:
+    """Note that the steps from `begin` on stand for the op, if its attributes can be said."""
+    plain = {name: _plain(value) for name, value in attrs.items() if value is not None}
+    steps = e.steps[begin:]
+    made = {ref for step in steps for ref in step.outputs}
+    if any(value is None for value in plain.values()) or not made.issuperset(results):
+        return
+    read = {ref: None for step in steps for ref in step.inputs if ref is not None}
+    outside = [r for r in read if r not in made and r not in inputs and not e.is_small(r)]
+    e.session.regions.append(RegionNote(op, plain, list(inputs), outside, list(results)))
+
+
+def _plain(value: Any) -> Any:
+    """An attribute as JSON says it, or None."""
+    if isinstance(value, DType):
+        return value.name
+    if isinstance(value, (tuple, list)):
+        items = [_plain(item) for item in value]
+        return None if None in items else items
+    is_plain = isinstance(value, (bool, int, str)) or (
+        isinstance(value, float) and math.isfinite(value)
+    )
+    return value if is_plain else None
 
 
 def _write(

@@ -1,19 +1,29 @@
 """Nodes whose form depends on what stands around them.
 
 A product takes in the nodes that dequantize its operands where those are read by nothing else: as
-a function on MatMulInteger (`coded`), or as MatMulNBits where that is asked for (`nbits`). A sum
-that a norm reads is a Sum instead of an Add. Gates among codes are spelled out with Exp (`gates`).
+a region or function (`coded`), or as MatMulNBits where that is asked for (`nbits`). Constants that
+meet floats only are dequantized by plain arithmetic, where that is asked for. For the bits of ONNX
+Runtime a sum that a norm reads is a Sum instead of an Add, and gates among quantized values are
+spelled out with Exp (`gates`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from bitwright.export.onnx.coded import coded_operands, write_coded_product
+from bitwright.export.onnx.arithmetic import can_be_arithmetic, write_arithmetic
+from bitwright.export.onnx.coded import (
+    coded_operands,
+    float_rows,
+    write_coded_product,
+    write_float_product,
+)
 from bitwright.export.onnx.gates import gates_among_codes
 from bitwright.export.onnx.nbits import Parts, weight_only, write_weight_only
+from bitwright.export.onnx.operands import Operands
+from bitwright.export.onnx.options import Options
 from bitwright.export.onnx.scalars import scalar_form
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import f32
@@ -30,19 +40,24 @@ class Joined:
 
 
 def joined_nodes(scope: Scope) -> Joined:
-    graph = scope.graph
+    graph, options = scope.graph, scope.session.options
     found = Joined()
     taken: list[Value] = []
     for node in graph.nodes:
         if (operands := coded_operands(node)) is not None:
-            found.writers[node] = _coded(*operands)
-            taken += [v.outputs[0] for v in operands]
-        elif scope.session.options.weights == "nbits" and (parts := weight_only(node)):
+            found.writers[node] = _product(options, *operands)
+            taken += _taken_by_product(options, *operands)
+        elif options.weights == "nbits" and (parts := weight_only(node)):
             found.writers[node] = _weight_only(node, parts)
             taken += [v for v in (node.inputs[1], *parts[1:]) if v is not None]
-    found.absorbed = _only_read_by(graph, set(found.writers), taken)
-    found.writers.update({node: _sum(node) for node in _sums_before_norms(graph)})
-    found.writers.update({node: _spelled_out(node) for node in gates_among_codes(graph)})
+    found.absorbed = _only_read_by(graph, found.writers, taken)
+    if options.weights == "arithmetic":
+        for node in Operands(graph).weight_only() - found.absorbed:
+            if can_be_arithmetic(node):
+                found.writers.setdefault(node, _arithmetic(node))
+    if options.rounding == "onnxruntime":
+        found.writers.update({node: _sum(node) for node in _sums_before_norms(graph)})
+        found.writers.update({node: _spelled_out(node) for node in gates_among_codes(graph)})
     return found
 
 
@@ -94,21 +109,34 @@ def _spelled_out(node: Node) -> Callable[[Scope], Ref]:
     return write
 
 
-def _coded(x: Node, w: Node) -> Callable[[Scope], Ref]:
+def _product(options: Options, x: Node, w: Node) -> Callable[[Scope], Ref]:
+    quantizer = float_rows(x) if options.activations == "float" else None
+    if quantizer is not None:
+        return lambda e: write_float_product(e, quantizer, w)
     return lambda e: write_coded_product(e, x, w)
+
+
+def _taken_by_product(options: Options, x: Node, w: Node) -> list[Value]:
+    quantizer = float_rows(x) if options.activations == "float" else None
+    quantized = () if quantizer is None else quantizer.outputs
+    return [x.outputs[0], w.outputs[0], *quantized]
 
 
 def _weight_only(node: Node, parts: Parts) -> Callable[[Scope], Ref]:
     return lambda e: write_weight_only(e, node, parts)
 
 
-def _only_read_by(graph: Graph, readers: set[Node], taken: list[Value]) -> set[Node]:
+def _arithmetic(node: Node) -> Callable[[Scope], Ref]:
+    return lambda e: write_arithmetic(e, node)
+
+
+def _only_read_by(graph: Graph, readers: Iterable[Node], taken: list[Value]) -> set[Node]:
     """The nodes of these values that only `readers`, or each other, read."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     inside = Counter(v for node in readers for v in node.operands)
     absorbed: set[Node] = set()
-    for value in sorted(set(taken), key=lambda v: order[v.node], reverse=True):
-        if inside[value] == graph.uses[value]:
-            absorbed.add(value.node)
-            inside.update(value.node.operands)
+    for node in sorted({v.node for v in taken}, key=lambda n: order[n], reverse=True):
+        if all(inside[value] == graph.uses[value] for value in node.outputs):
+            absorbed.add(node)
+            inside.update(node.operands)
     return absorbed

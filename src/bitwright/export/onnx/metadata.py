@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import numpy as np
+from onnx import GraphProto, TensorProto
 
 from bitwright.export.onnx.convert import NEXT
-from bitwright.export.onnx.scope import Array
+from bitwright.export.onnx.scope import Array, RegionNote
+from bitwright.export.onnx.tensors import byte_length, complete
+from bitwright.frontend.onnx import regions
 from bitwright.ir.graph import Graph
 
 PREFIX = "bitwright."
@@ -20,12 +23,14 @@ INITIAL = ".initial"
 def metadata_of(graph: Graph) -> dict[str, str]:
     """What the source file said, where the model came from, bounds of sizes, pairs of states.
 
+    Regions of the source file are not those of this one.
+
     Provenance is that of the first source: a model that comes and goes keeps its origin.
     """
     found = {
         key.removeprefix(IMPORTED): text
         for key, text in graph.meta.items()
-        if key.startswith(IMPORTED)
+        if key.startswith(IMPORTED) and key != IMPORTED + regions.KEY
     }
     for key, text in graph.meta.items():
         if not key.startswith(IMPORTED) and key != DOC:
@@ -41,6 +46,26 @@ def metadata_of(graph: Graph) -> dict[str, str]:
     if graph.states:
         found[f"{PREFIX}states"] = json.dumps({s.name: s.name + NEXT for s in graph.states})
     return found
+
+
+def region_metadata(
+    notes: list[RegionNote], graph: GraphProto, arrays: list[tuple[str, Array]]
+) -> dict[str, str]:
+    """The regions of the written graph and its bodies; `arrays` are its initializers."""
+    small = {n: complete(n, a) for n, a in arrays if 0 < byte_length(a) < regions.SMALL}
+    found = []
+    homes = [(regions.Producers(g), _constants(g, small)) for g in regions.graphs(graph)]
+    for note in notes:
+        operands = ["" if ref is None else ref.name for ref in note.operands]
+        reads, outputs = ([ref.name for ref in refs] for refs in (note.reads, note.outputs))
+        producers, constants = next(home for home in homes if outputs[-1] in home[0].place)
+        _, digest = producers.between([*operands, *reads], outputs, constants.get)
+        found.append(regions.Region(note.op, note.attrs, operands, reads, outputs, digest))
+    return {regions.KEY: regions.to_json(found)} if found else {}
+
+
+def _constants(graph: GraphProto, around: dict[str, TensorProto]) -> dict[str, TensorProto]:
+    return around | {t.name: t for t in graph.initializer if regions.is_small(t)}
 
 
 def state_arrays(graph: Graph) -> list[tuple[str, Array]]:

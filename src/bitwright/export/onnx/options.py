@@ -1,31 +1,50 @@
-"""What other consumers of a file may want: each option is one thing that ONNX can say in two ways.
+"""What a consumer of the file wants: each option is one thing that ONNX can say in several ways.
 
-functions      "local"       what takes several nodes is a function that lies in the file
-               "inline"      its nodes stand in the graph, for readers without functions
-zero_points    "any"         as they are
-               "zero"        all of them 0; codes around 128 become signed ones around 0
-weights        "dequantize"  DequantizeLinear before a product, with blocks where scales have
-               "nbits"       MatMulNBits of com.microsoft for matrices of weights in codes
+functions      "inline"       standard nodes only; the metadata says which stand for one op
+               "local"        what takes several nodes is a function that lies in the file
+zero_points    "any"          as they are
+               "zero"         all of them 0; u8 values around 128 become signed ones around 0
+weight_type    "u8"           8-bit values of static and dynamic products are unsigned: no runtime
+                              then multiplies u8 by s8, which saturates on x86 without VNNI
+               "i8"           as they are
+weights        "arithmetic"   weight-only products dequantize by Cast and Mul, which runtimes fold
+               "dequantize"   by DequantizeLinear, which ONNX Runtime fuses to MatMulNBits and
+                              then rounds activations to 8 bits
+               "nbits"        MatMulNBits of com.microsoft, with activations left as they are
+activations    "float"        a product or attention whose activations are quantized when the model
+                              runs is written in float; the consumer may quantize them its own way
+               "integer"      quantizing them, and the integer product, are spelled out
+rounding       "plain"        the usual operators
+               "onnxruntime"  operators that ONNX Runtime rounds as bitwright does
+
+`consumer` sets them together; an option that is given as well wins.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from bitwright.errors import ExportError
 
 CHOICES = {
-    "functions": ("local", "inline"),
+    "functions": ("inline", "local"),
     "zero_points": ("any", "zero"),
-    "weights": ("dequantize", "nbits"),
+    "weight_type": ("u8", "i8"),
+    "weights": ("arithmetic", "dequantize", "nbits"),
+    "activations": ("float", "integer"),
+    "rounding": ("plain", "onnxruntime"),
 }
 
 
 @dataclass(frozen=True)
 class Options:
-    functions: str = "local"
+    functions: str = "inline"
     zero_points: str = "any"
-    weights: str = "dequantize"
+    weight_type: str = "u8"
+    weights: str = "arithmetic"
+    activations: str = "float"
+    rounding: str = "plain"
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -35,3 +54,45 @@ class Options:
                     f"the export option {option.name!r} has no value {given!r}",
                     expected=" or ".join(map(repr, allowed)),
                 )
+        if self.zero_points == "zero" and self.weight_type == "u8":
+            raise ExportError(
+                "zero points of 0 need signed weights",
+                expected="weight_type='i8' beside zero_points='zero'",
+            )
+
+
+CONSUMERS: dict[str, dict[str, str]] = {
+    "any": {},
+    "onnxruntime": {
+        "functions": "local",
+        "weight_type": "i8",
+        "weights": "nbits",
+        "activations": "integer",
+        "rounding": "onnxruntime",
+    },
+    "openvino": {"weight_type": "i8"},
+    "bitwright": {
+        "functions": "local",
+        "weight_type": "i8",
+        "weights": "dequantize",
+        "activations": "integer",
+    },
+}
+"""What differs from the defaults, which are safe in every runtime on every processor."""
+
+
+def options_for(consumer: str = "any", **given: str | None) -> Options:
+    """The options of a consumer, with those that are given in their place."""
+    if consumer not in CONSUMERS:
+        raise ExportError(
+            f"there is no consumer {consumer!r}", expected=" or ".join(map(repr, CONSUMERS))
+        )
+    named = {name: value for name, value in given.items() if value is not None}
+    if unknown := set(named) - set(CHOICES):
+        raise ExportError(
+            f"there is no export option {min(unknown)!r}", expected=", ".join(CHOICES)
+        )
+    chosen: dict[str, Any] = CONSUMERS[consumer] | named
+    if chosen.get("zero_points") == "zero":
+        chosen.setdefault("weight_type", "i8")
+    return Options(**chosen)

@@ -26,6 +26,8 @@ from bitwright.export.onnx.schemas import (
     spelled,
     versions_of,
 )
+from bitwright.export.onnx.tensors import byte_length
+from bitwright.frontend.onnx.regions import SMALL as REGION_SMALL
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType, dtype, i64
 from bitwright.ir.graph import Graph, Node, Value
@@ -95,6 +97,18 @@ class Step:
     """The node as a file gave it, for host steps; operands and results replace its own."""
 
 
+@dataclass(frozen=True, eq=False)
+class RegionNote:
+    """Nodes that stand for one op: what enters and leaves them."""
+
+    op: str
+    attrs: dict[str, Any]
+    operands: list[Ref | None]
+    reads: list[Ref]
+    """Values from outside the region that are no operands of the op."""
+    outputs: list[Ref]
+
+
 @dataclass
 class Session:
     """What all scopes of one model share."""
@@ -104,6 +118,9 @@ class Session:
     names: dict[str, int] = field(default_factory=dict)
     domains: dict[str, int] = field(default_factory=dict)
     functions: dict[tuple[Any, ...], Function] = field(default_factory=dict)
+    regions: list[RegionNote] = field(default_factory=list)
+    notes_regions: bool = False
+    """Whether every op that takes several nodes is noted as a region."""
 
     def unique(self, hint: str) -> str:
         """`hint`, or `hint_1`, `hint_2`, … if it is taken."""
@@ -256,6 +273,15 @@ class Scope:
             self._shared[key] = ref
         return ref
 
+    def is_small(self, ref: Ref) -> bool:
+        """Whether a value is a constant that digests of regions hold."""
+        scope: Scope | None = self
+        while scope is not None:
+            if ref in scope.initializers:
+                return 0 < byte_length(scope.initializers[ref]) < REGION_SMALL
+            scope = scope.parent
+        return False
+
     def scalar(self, value: float, like: Ref) -> Ref:
         """A number of rank 0 in the element type of another value."""
         return self.constant(np.asarray(value), like.element)
@@ -273,11 +299,12 @@ class Scope:
         return (self.initializers, self.sizes_known, self.shapes_known, self._shared)
 
     def mark(self) -> tuple[int, ...]:
-        return (len(self.steps), *map(len, self._caches))
+        return (len(self.steps), len(self.session.regions), *map(len, self._caches))
 
     def undo(self, mark: tuple[int, ...]) -> None:
         """Forget what was written after `mark`."""
         del self.steps[mark[0] :]
-        for cache, length in zip(self._caches, mark[1:], strict=True):
+        del self.session.regions[mark[1] :]
+        for cache, length in zip(self._caches, mark[2:], strict=True):
             while len(cache) > length:
                 cache.popitem()

@@ -1,10 +1,17 @@
-"""All zero points 0, for consumers that know no others.
+"""Signed and unsigned 8-bit values that stand for the same numbers.
+
+without_zero_points      for consumers that know no zero point but 0
 
     quantize(x, s, 128: u8)    ->  quantize(x, s, 0: i8)
     dequantize(q, s, 128: u8)  ->  dequantize(q - 128, s, 0: i8)
 
-Codes around 128 hold the same numbers as signed codes around 0, so nothing is lost. Other zero
-points cannot be taken away afterwards: recipes with `symmetric: true` give codes without them.
+with_unsigned_values     for processors whose u8 · s8 product saturates
+
+    quantize(x, s, z: i8)      ->  quantize(x, s, z + 128: u8)
+    dequantize(q, s, z: i8)    ->  dequantize(q + 128, s, z + 128: u8)
+
+Nothing is lost either way. Zero points other than 128 cannot be taken away afterwards: recipes with
+`symmetric: true` give none.
 """
 
 from __future__ import annotations
@@ -12,11 +19,14 @@ from __future__ import annotations
 import numpy as np
 
 from bitwright.errors import ExportError
-from bitwright.ir.dtype import i8, u8
+from bitwright.export.onnx.operands import Operands, dequantizes_activation
+from bitwright.ir.dtype import DType, i8, u8
 from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.ir.naming import take_name
 from bitwright.ir.types import TensorType
 from bitwright.ir.verify import place
-from bitwright.passes.edit import replace_nodes
+from bitwright.passes.edit import Replacement, replace_nodes
+from bitwright.rewrite.rebuild import map_bodies
 
 MIDDLE = 128
 
@@ -48,21 +58,104 @@ def _with_zero(node: Node) -> Node:
     return node.with_(inputs=node.inputs[:2])
 
 
+def with_unsigned_values(graph: Graph) -> Graph:
+    """The same graph with unsigned operands of quantized products, wherever they are constants or
+    are quantized with known zero points."""
+    graph = map_bodies(graph, with_unsigned_values)
+    shifted = _signed_values(Operands(graph))
+    names = set(graph.values)
+
+    def change(node: Node) -> Node | Replacement:
+        value = node.outputs[0]
+        if value.name in shifted and node.op in ("constant", "parameter"):
+            array = (node.attrs["value"].astype(np.int16) + MIDDLE).astype(np.uint8)
+            return node.with_(
+                attrs={**node.attrs, "value": array}, types=(TensorType(u8, array.shape),)
+            )
+        if value.name in shifted:
+            types = (value.tensor.with_dtype(u8),)
+            return shift(node.with_(attrs={**node.attrs, "to": u8}, types=types))
+        if node.op == "dequantize" and node.inputs[0].name in shifted:  # type: ignore[union-attr]
+            return shift(node)
+        return node
+
+    def shift(node: Node) -> Replacement:
+        """A quantize or dequantize with its zero point 128 further up."""
+        _, scale, zero = (*node.inputs, None)[:3]
+        assert scale is not None
+        known = np.zeros(scale.shape, np.int8) if zero is None else constant_value(zero)
+        assert known is not None
+        array = (known.astype(np.int16) + MIDDLE).astype(np.uint8)
+        name = take_name(f"{node.name}.zero_point", names)
+        made = Node("constant", (), {"value": array}, (TensorType(u8, array.shape),), (name,))
+        changed = node.with_(inputs=(*node.inputs[:2], made.outputs[0]))
+        return Replacement([made, changed], changed.outputs)
+
+    return replace_nodes(graph, change, bodies=False) if shifted else graph
+
+
+def _signed_values(operands: Operands) -> set[str]:
+    """Names of i8 values that only quantized products read, and that can be shifted."""
+    made = [v for v in _read_by_dequantize(operands, i8) if _has_known_zeros(operands, v)]
+    found = {v.name for v in made if v.node.op == "quantize"}
+    weights = [v for v in made if v.node.op != "quantize"]
+    return found | {v.name for v in weights if _meets_unsigned(operands, v, found)}
+
+
+def _meets_unsigned(operands: Operands, weight: Value, shifted: set[str]) -> bool:
+    """Whether all that a weight meets are quantized activations, none of which stays signed:
+    runtimes multiply no s8 by u8."""
+    for node in operands.direct[weight]:
+        if not operands.meets_quantized(node):
+            return False
+        for reader in operands.readers(node.outputs[0]):
+            read = [v.node.inputs[0] for v in reader.operands if dequantizes_activation(v.node)]
+            if any(v.dtype == i8 and v.name not in shifted for v in read if v is not None):
+                return False
+    return True
+
+
+def _has_known_zeros(operands: Operands, value: Value) -> bool:
+    """Whether zero points are constants, or left out beside scales of known shape."""
+    for node in (*operands.direct[value], *_quantizer(value)):
+        scale, zero = node.inputs[1], _zero_of(node)
+        is_fixed = scale is not None and all(isinstance(size, int) for size in scale.shape)
+        if not (is_fixed if zero is None else constant_value(zero) is not None):
+            return False
+    return True
+
+
+def _quantizer(value: Value) -> list[Node]:
+    return [value.node] if value.node.op == "quantize" else []
+
+
+def _read_by_dequantize(operands: Operands, element: DType) -> list[Value]:
+    """Quantized values and constants of this type that nothing but `dequantize` reads."""
+    found = []
+    for node in operands.graph.nodes:
+        if node.op not in ("quantize", "constant", "parameter"):
+            continue
+        value = node.outputs[0]
+        if not isinstance(value.type, TensorType) or value.dtype != element:
+            continue
+        readers = operands.direct[value]
+        is_read_so = all(n.op == "dequantize" and n.inputs[0] is value for n in readers)
+        if readers and is_read_so and value not in operands.graph.results:
+            found.append(value)
+    return found
+
+
+def _graphs(graph: Graph) -> list[Graph]:
+    return list({id(owner): owner for owner, _ in graph.walk()}.values())
+
+
 def _centred_codes(graph: Graph) -> set[str]:
-    """Names of u8 codes that are read only as codes around 128."""
+    """Names of u8 values that are read only as values around 128."""
     found: set[str] = set()
-    for owner, node in graph.walk():
-        if node.op not in ("quantize", "constant") or len(node.outputs) != 1:
-            continue
-        codes = node.outputs[0]
-        if not isinstance(codes.type, TensorType) or codes.dtype != u8:
-            continue
-        if node.op == "quantize" and not _is_middle(node):
-            continue
-        readers = [n for n in owner.nodes if codes in n.inputs]
-        is_read_so = all(n.op == "dequantize" and n.inputs[0] is codes for n in readers)
-        if readers and is_read_so and all(map(_is_middle, readers)) and codes not in owner.results:
-            found.add(codes.name)
+    for operands in map(Operands, _graphs(graph)):
+        for value in _read_by_dequantize(operands, u8):
+            if all(map(_is_middle, (*operands.direct[value], *_quantizer(value)))):
+                found.add(value.name)
     return found
 
 

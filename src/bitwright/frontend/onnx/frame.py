@@ -33,7 +33,9 @@ class Frame:
     ones: dict[Size, bool] = field(default_factory=dict)
     """Symbolic sizes that are 1, or are not, wherever this graph is reached."""
     dequantized: dict[tuple[Value, ...], Value] = field(default_factory=dict)
-    """Rows of codes, scales and zero points that functions of the model share."""
+    """Dequantized rows by their quantized values, scales and zero points, which products share."""
+    quantized_rows: dict[tuple[Value, str], tuple[Value, ...]] = field(default_factory=dict)
+    """Rows that are quantized when the model runs, by the float rows and the type."""
 
     def is_one(self, size: Size) -> bool | None:
         """Whether a size is 1, as far as that is known here."""

@@ -23,6 +23,7 @@ from bitwright.frontend.onnx.frame import Frame, Scope
 from bitwright.frontend.onnx.initializers import Initializers
 from bitwright.frontend.onnx.node import OnnxNode, normal_domain, read_attributes, require_text
 from bitwright.frontend.onnx.read import ModelFile
+from bitwright.frontend.onnx.regions import Regions
 from bitwright.frontend.onnx.registry import UnmappedError, all_mappings
 from bitwright.frontend.onnx.valuetypes import SymbolNames, value_type
 from bitwright.ir import Dim, Graph, HostType, Value, ValueType
@@ -49,7 +50,8 @@ class Importer:
         self.opsets = _opsets(self.proto.opset_import)
         self.names = SymbolNames()
         self.evaluator, self.folder = SizeEvaluator(), ConstantFolder()
-        self.functions = functions.by_name(self.proto)
+        self.regions = Regions(self.proto)
+        self.functions = functions.by_name(self.proto) | self.regions.functions
         self.initializers = Initializers(file)
         self.carried_sizes: set[Dim] = set()
         """Sizes of carried values that may change from one iteration to the next."""
@@ -73,7 +75,7 @@ class Importer:
             type_ = value_type(info.type, self.names, info.name, where)
             scope.values[info.name] = frame.add_input(frame.b.input(info.name, type_))
         frame.b.reserve_symbols(self.names.taken)
-        self.run(scope, proto.node, [o.name for o in proto.output])
+        self.run(scope, self.regions.nodes(proto), [o.name for o in proto.output])
         require_text(proto.name, *(o.name for o in proto.output))
         # a name that stands twice is one output, as in ONNX Runtime
         outputs = {o.name: self.output(scope, o.name) for o in proto.output}
@@ -251,7 +253,7 @@ class Importer:
         if first:
             start = frame.b.constant(np.array(first, np.int64))
             inner.values[graph.input[0].name] = frame.b.add(inputs[0], start)
-        self.run(inner, graph.node, [o.name for o in graph.output])
+        self.run(inner, self.regions.nodes(graph), [o.name for o in graph.output])
         outputs = [(o.name, self.output(inner, o.name)) for o in graph.output]
         return Body(frame, inputs, outputs)
 
@@ -269,7 +271,7 @@ class Importer:
         self.initializers.add_to(inner, graph, root=False)
         for info, value in zip(graph.input, inputs, strict=True):
             inner.values[info.name] = value
-        self.run(inner, graph.node, [o.name for o in graph.output])
+        self.run(inner, self.regions.nodes(graph), [o.name for o in graph.output])
         return [self.output(inner, o.name) for o in graph.output]
 
     def nested_scope(self, scope: Scope, name: str, graph: GraphProto | None = None) -> Scope:

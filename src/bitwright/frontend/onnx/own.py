@@ -1,4 +1,4 @@
-"""Functions that bitwright's exporter writes, taken for the ops they stand for.
+"""Functions and regions that bitwright's exporter writes, taken for the ops they stand for.
 
 A file may call anything by such a name, so what does not fit the op is inlined as any function is.
 The function's body says the same as the op, by the exporter's tests.
@@ -7,54 +7,41 @@ The function's body says the same as the op, by the exporter's tests.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bitwright.errors import BitwrightError
 from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.ir.dtype import DTYPES
+from bitwright.frontend.onnx.regions import DOMAIN
 from bitwright.ir.graph import Value
+from bitwright.ops.opdef import Kind
+from bitwright.ops.registry import all_ops
 
-DOMAIN = "bitwright"
-_WORDS = ("start", "end")
-_ATTENTION: dict[str, type] = {
-    "scale": float,
-    "causal": bool,
-    "causal_offset": str,
-    "window": int,
-    "window_right": int,
-    "softcap": float,
-    "in_codes": bool,
-}
-_ATTRS: dict[str, dict[str, type]] = {
-    "attention": _ATTENTION,
-    "dynamic_quantize": {"to": str, "per_token": bool},
-    "dequantize": {"axis": int, "block": int, "to": str},
-    "coded_matmul": {"block": int},
-}
+_KINDS = (Kind.COMPUTE, Kind.REDUCTION, Kind.ELEMENTWISE)
+_NOT_OURS = ("host", "custom")
+"""Ops that stand for what a file or a user brings along."""
 
 
 def call(ctx: Context, node: OnnxNode, inputs: Inputs) -> Sequence[Value] | None:
     """The op's results, or None if this is no call that an op stands for."""
-    op = re.sub(r"_\d+$", "", node.op_type)
-    if node.domain != DOMAIN or op not in _ATTRS:
+    if node.domain != DOMAIN:
         return None
-    attrs: dict[str, Any] = {}
-    for name, kind in _ATTRS[op].items():
-        value = node.attrs.get(name)
-        if value is None:
-            continue
-        if (kind is str and value not in (*DTYPES, *_WORDS)) or (
-            kind is not str and not isinstance(value, float if kind is float else int)
-        ):
-            return None
-        attrs[name] = kind(value)
+    region = ctx.importer.regions.called.get(node.op_type)
+    op = region.op if region else re.sub(r"_\d+$", "", node.op_type)
+    attrs: Mapping[str, Any] = region.attrs if region else node.attrs
+    operands = inputs[: len(region.operands)] if region else inputs
     try:
-        if op == "coded_matmul":
-            return [_coded_matmul(ctx, *inputs, **attrs)]
-        results = ctx.b.op(op, *inputs, **attrs)
-    except (BitwrightError, TypeError):
+        if op in _PRODUCTS:
+            return [_PRODUCTS[op](ctx, *operands, **attrs)]
+        known = all_ops().get(op)
+        if known is None or known.kind not in _KINDS or op in _NOT_OURS or not known.deterministic:
+            return None
+        given = {name: attrs[name] for name in known.attrs if name in attrs}
+        if op == "dynamic_quantize" and given.get("per_token"):
+            return _quantized_rows(ctx, *operands, given["to"])  # type: ignore[arg-type]
+        results = ctx.b.op(op, *operands, **given)
+    except (BitwrightError, TypeError, KeyError):
         return None
     return [results] if isinstance(results, Value) else list(results)
 
@@ -70,10 +57,37 @@ def _coded_matmul(
     *,
     block: int,
 ) -> Value:
-    """Rows and weight as the graph had them; rows that several products read are one value."""
-    rows = ctx.frame.dequantized.get((x, scale, zero))
-    if rows is None:
-        rows = ctx.b.dequantize(x, scale, zero, axis=-1, block=block)
-        ctx.frame.dequantized[x, scale, zero] = rows
-    weight = ctx.b.dequantize(w, steps, offset, axis=1 if steps.rank else None)
-    return ctx.b.matmul(rows, weight)  # type: ignore[no-any-return]
+    """A product of rows that the file quantizes."""
+    rows = _shared_rows(ctx, (x, scale, zero), block)
+    return ctx.b.matmul(rows, _weight(ctx, w, steps, offset))  # type: ignore[no-any-return]
+
+
+def _dynamic_matmul(
+    ctx: Context, x: Value, w: Value, steps: Value, offset: Value | None = None, *, to: str
+) -> Value:
+    """A product of float rows, which are to be quantized when the model runs."""
+    rows = _shared_rows(ctx, _quantized_rows(ctx, x, to), int(x.shape[-1]))
+    return ctx.b.matmul(rows, _weight(ctx, w, steps, offset))  # type: ignore[no-any-return]
+
+
+def _quantized_rows(ctx: Context, x: Value, to: str) -> tuple[Value, ...]:
+    """Values, scales and zero points of rows; made once for all that read them."""
+    known = ctx.frame.quantized_rows
+    if (x, to) not in known:
+        known[x, to] = tuple(ctx.b.dynamic_quantize(x, to=to, per_token=True))
+    return known[x, to]
+
+
+def _shared_rows(ctx: Context, quantized: tuple[Value, ...], block: int) -> Value:
+    """Dequantized rows; those that several products read are one value."""
+    known = ctx.frame.dequantized
+    if quantized not in known:
+        known[quantized] = ctx.b.dequantize(*quantized, axis=-1, block=block)
+    return known[quantized]
+
+
+def _weight(ctx: Context, w: Value, steps: Value, offset: Value | None) -> Value:
+    return ctx.b.dequantize(w, steps, offset, axis=1 if steps.rank else None)  # type: ignore[no-any-return]
+
+
+_PRODUCTS = {"coded_matmul": _coded_matmul, "dynamic_matmul": _dynamic_matmul}

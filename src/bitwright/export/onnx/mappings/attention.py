@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from bitwright.export.onnx.forms import counting, reduce, reshape, slice_axis, transpose, unsqueeze
+from bitwright.export.onnx.functions import region
 from bitwright.export.onnx.mapping import exports
 from bitwright.export.onnx.mappings.attention_codes import (
     call_attention,
@@ -32,6 +33,8 @@ def attention(
     **attrs: Any,
 ) -> Ref:
     in_codes = attrs["in_codes"]
+    if in_codes and e.session.options.activations == "float":
+        return _float_region(e, (q, k, v, mask, past_k, past_v, lengths), attrs)
     if in_codes and _is_function(q, k, mask, past_k, lengths):
         return call_attention(e, q, k, v, mask, attrs)
     if not in_codes and attrs["causal_offset"] == "start" and _has_node(e, q, mask, lengths, attrs):
@@ -57,6 +60,19 @@ def attention(
         return weighted_codes(e, scores, bias[0], values, attrs["causal"])
     weights = _softmax(e, scores, bias, attrs["softmax_dtype"])
     return e.MatMul(weights, values)
+
+
+def _float_region(e: Scope, operands: tuple[Ref | None, ...], attrs: dict[str, Any]) -> Ref:
+    """Attention in float where bitwright quantizes queries, keys and values when the model runs."""
+    given = list(operands)
+    while given[-1] is None:
+        given.pop()
+
+    def body(e: Scope, *operands: Ref | None) -> tuple[Ref, ...]:
+        absent = (None,) * (7 - len(operands))
+        return (attention(e, *operands, *absent, **{**attrs, "in_codes": False}),)  # type: ignore[arg-type]
+
+    return region(e, "attention", given, attrs, body)[0]
 
 
 def _is_function(q: Ref, k: Ref, mask: Ref | None, past_k: Ref | None, lengths: Ref | None) -> bool:

@@ -1,0 +1,66 @@
+"""Weight-only constants in plain arithmetic: Cast, Sub and Mul, which runtimes fold when they load.
+
+    dequantize(w, s, z)  ->  (Cast(w) - Cast(z)) * s
+
+ONNX Runtime makes one MatMulNBits of DequantizeLinear and MatMul, with activations rounded to
+8 bits, which is not what a weight-only recipe is chosen for. It folds these nodes to an f32
+constant instead; OpenVINO keeps the weight compressed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bitwright.export.onnx.functions import region
+from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.ir.dtype import f32, i64
+from bitwright.ir.graph import Node
+from bitwright.ir.types import normalize_axis
+from bitwright.ops.registry import get
+
+
+def can_be_arithmetic(node: Node) -> bool:
+    """Whether a dequantized constant is an integer of at most 8 bits with f32 scales."""
+    q, scale, *zero = node.operands
+    is_integer = q.dtype.is_integer and q.dtype.bits <= 8
+    is_plain = scale.dtype == f32 == node.outputs[0].dtype and all(z.dtype == q.dtype for z in zero)
+    return is_integer and is_plain
+
+
+def write_arithmetic(e: Scope, node: Node) -> Ref:
+    attrs = get(node.op).call_attrs(node.attrs)
+    axis, block = attrs["axis"], attrs["block"]
+    shape = [int(size) for size in next(node.operands).shape]
+    split, spread = _shapes(shape, axis, block)
+
+    def spread_out(e: Scope, parameter: Ref) -> Ref:
+        """A scale or zero point so that it broadcasts."""
+        if spread is not None:
+            return e.Reshape(parameter, e.ints(spread))
+        places = np.arange(shape[axis]) // block
+        return e.Gather(parameter, e.constant(places, i64), axis=normalize_axis(axis, len(shape)))
+
+    def body(e: Scope, q: Ref, scale: Ref, zero: Ref | None = None) -> tuple[Ref, ...]:
+        y = e.cast(q, f32)
+        if split != shape:
+            y = e.Reshape(y, e.ints(split))
+        if zero is not None:
+            y = e.Sub(y, spread_out(e, e.cast(zero, f32)))
+        y = e.Mul(y, spread_out(e, scale))
+        return (y if split == shape else e.Reshape(y, e.ints(shape)),)
+
+    return region(e, "dequantize", [e.values[v] for v in node.operands], attrs, body)[0]
+
+
+def _shapes(shape: list[int], axis: int | None, block: int) -> tuple[list[int], list[int] | None]:
+    """The shape in which blocks lie on an axis of their own, and the scales' shape in it; None for
+    those where the last block is short."""
+    if axis is None:
+        return shape, []
+    at = normalize_axis(axis, len(shape))
+    if not block:
+        return shape, [size if i == at else 1 for i, size in enumerate(shape)]
+    if shape[at] % block:
+        return shape, None
+    split = [*shape[:at], shape[at] // block, block, *shape[at + 1 :]]
+    return split, [1 if i == at + 1 else size for i, size in enumerate(split)]
