@@ -37,7 +37,7 @@ demo: setup
 	$(BIN)/python examples/demo.py demo-output
 
 test: setup
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 check: setup
 	$(BIN)/ruff format --quiet --check .

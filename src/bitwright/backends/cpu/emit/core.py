@@ -125,6 +125,8 @@ class Core:
         """Values by the text that gives them, those that exist whichever way led to the block."""
         self._bits: dict[str, Value] = {}
         """What the bits of a value were read from, by its text."""
+        self.partial_masks: set[str] = set()
+        """Masks, by their text, that are never true in every lane."""
         self._count = 0
         self.block = "entry"
         """The label of the block being written."""

@@ -124,6 +124,7 @@ class Function(Conversions, Subnormals, Control):
             return loop.results
         with self.if_(self.lt(stop, end), loop.results) as branch:
             mask = self.mask(self.sub(end, stop) if rest is None else rest, lanes)
+            self.partial_masks.add(mask.text)
             branch.next(*(body(stop, mask, *loop.results) or ()))
         return branch.results
 

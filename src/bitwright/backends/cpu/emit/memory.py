@@ -110,6 +110,18 @@ class Memory(Core):
                 type_.of(i16), address, mask, self.bitcast(whole, type_.of(i16)), align
             )
             return self.bitcast(bits, type_)
+        whole = self.as_value(default, type_)
+        if not self._masks_well(type_, reads=True) and mask.text not in self.partial_masks:
+            with self.if_(self.all(mask), carry=(whole,)) as branch:  # type: ignore[attr-defined]
+                branch.next(self.load(type_, address, align=align))
+            with branch.else_():
+                branch.next(self._masked(type_, address, mask, whole, align))
+            return branch.results[0]
+        return self._masked(type_, address, mask, whole, align)
+
+    def _masked(
+        self, type_: Type, address: Value, mask: Value, default: Value, align: int
+    ) -> Value:
         return self.emit(
             type_,
             self._call_masked(
@@ -118,9 +130,22 @@ class Memory(Core):
                 type_.text,
                 f"ptr align {align or type_.bytes} {address.text}",
                 f"{mask.type.text} {mask.text}",
-                f"{type_.text} {self.as_value(default, type_).text}",
+                f"{type_.text} {default.text}",
             ),
         )
+
+    def _masks_well(self, type_: Type, reads: bool) -> bool:
+        """Whether a masked load or store is about as quick as a plain one.
+
+        AVX2 masks lanes of 32 bits and more: its loads are quick, its stores take tens of micro-ops
+        on AMD's processors. Anything else becomes a branch for every lane.
+        """
+        target = self.target
+        if not target.is_x86:
+            return False
+        if type_.scalar.bytes < 4:
+            return target.has("avx512bw")
+        return target.has("avx512f") or (reads and target.has("avx"))
 
     def _masked_store(self, value: Value, address: Value, mask: Value, align: int) -> None:
         type_ = value.type
@@ -131,6 +156,16 @@ class Memory(Core):
         if type_.scalar in (f16, bf16):
             self._masked_store(self.bitcast(value, type_.of(i16)), address, mask, align)
             return
+        if not self._masks_well(type_, reads=False) and mask.text not in self.partial_masks:
+            with self.if_(self.all(mask)) as branch:  # type: ignore[attr-defined]
+                self.store(value, address, align=align)
+            with branch.else_():
+                self._write_masked(value, address, mask, align)
+            return
+        self._write_masked(value, address, mask, align)
+
+    def _write_masked(self, value: Value, address: Value, mask: Value, align: int) -> None:
+        type_ = value.type
         self.emit_void(
             self._call_masked(
                 "store",

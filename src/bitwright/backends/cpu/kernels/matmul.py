@@ -325,7 +325,7 @@ class Product:
 
     @property
     def _masks_scatter(self) -> bool:  # element by element: worth a way around it
-        return self.epilogue.narrowest < 32 and not self.f.target.has("avx512bw")
+        return not self.f.target.has("avx512bw" if self.epilogue.narrowest < 32 else "avx512f")
 
     def _write_row(
         self,

@@ -32,8 +32,10 @@ class Tile:
 # and adding are two instructions) fit the registers
 _TILES_32 = ((8, 3), (6, 4), (5, 5), (12, 2), (12, 1))
 _TILES_32_UNFUSED = ((8, 2), (8, 1))
-_TILES_16 = ((6, 2), (12, 1))
-_TILES_16_UNFUSED = ((4, 2), (8, 1))
+_TILES_16 = ((6, 2), (3, 3), (12, 1))
+_TILES_16_UNFUSED = ((6, 2), (3, 3), (8, 1))
+_TILES_16_TWO_OPERANDS = ((4, 2), (8, 1))
+"""Where an instruction overwrites one of its operands, a product takes a copy as well."""
 
 
 def best_tile(
@@ -52,6 +54,8 @@ def best_tile(
     plain, unfused = (_TILES_32, _TILES_32_UNFUSED)
     if target.vector_registers < 32:
         plain, unfused = _TILES_16, _TILES_16_UNFUSED
+        if target.is_x86 and not target.has("avx"):
+            unfused = _TILES_16_TWO_OPERANDS
     choices = plain if fused or (fused is None and target.has_fma) else unfused
     lanes = target.lanes(32)
 
