@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from bitwright.errors import RunError
+from bitwright.ir.arrays import as_array
 from bitwright.ir.dim import Dim, Size, evaluate
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph, Value, nearest
@@ -40,7 +39,7 @@ def bind_input(value: Value, array: Any, bindings: dict[str, int]) -> Any:
     type_ = value.type
     if not isinstance(type_, TensorType):
         return array
-    array = np.asarray(array)
+    array = as_array(array)
     where = f"input {value.name!r}"
     found = TensorType(dtype(array.dtype), array.shape)
     if found.dtype != type_.dtype:

@@ -18,13 +18,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from bitwright.errors import BitwrightError, CalibrationError
+from bitwright.ir.arrays import as_array
+from bitwright.ir.calibration import CalibrationRecord
 from bitwright.ir.feeds import bind_input, check_inputs
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
+from bitwright.quant.ranges import Ranges
 
 Array = np.ndarray[Any, Any]
 Batch = dict[str, Array]
@@ -133,19 +135,14 @@ class Batches:
         return ""
 
 
-def as_array(item: Any) -> Array:
-    """An array of anything array-like, PyTorch tensors (on any device) included."""
-    if hasattr(item, "detach"):
-        item = item.detach().cpu()
-        if str(item.dtype) == "torch.bfloat16":  # numpy has no such type; ml_dtypes does
-            return np.asarray(item.float().numpy().astype(ml_dtypes.bfloat16))
-        item = item.numpy()
-    return np.asarray(item)
-
-
 def _source(data: Any, graph: Graph) -> Iterable[Any]:
     if isinstance(data, (str, Path)):
         return _files(Path(data), graph)
+    if isinstance(data, (Ranges, CalibrationRecord)):
+        raise CalibrationError(
+            f"{type(data).__name__} hold what data showed, and are no data themselves",
+            hint="They go into a graph: quant.insert_q_dq(graph, ranges.record('int8', 'minmax')).",
+        )
     if hasattr(data, "get_next"):
         return iter(data.get_next, None)
     if isinstance(data, Mapping):

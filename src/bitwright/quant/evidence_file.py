@@ -221,5 +221,6 @@ def _only_ranges(what: str) -> CalibrationError:
     return CalibrationError(
         f"{what} holds ranges of values, and quantizing measures errors on rows of them",
         expected="a file that bw.quantize wrote (it is made where it does not exist)",
-        hint="Ranges are put into a graph as they are by quant.insert_q_dq.",
+        hint="Ranges go into a graph as they are: "
+        "quant.insert_q_dq(graph, ranges.record('int8', 'minmax')).",
     )

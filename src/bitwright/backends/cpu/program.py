@@ -27,6 +27,7 @@ from bitwright.backends.cpu.memory import Grown, Memory, Planned, allocate, new_
 from bitwright.backends.cpu.pool import shared_pool
 from bitwright.backends.cpu.steps import StepTable, Stretch
 from bitwright.errors import BitwrightError, RunError
+from bitwright.ir.arrays import as_array
 from bitwright.ir.dim import Sizes, evaluate
 from bitwright.ir.feeds import bind_input, solve
 from bitwright.ir.graph import Graph, Node, Value
@@ -117,7 +118,7 @@ class Program:
         `outer` holds the sizes of the graph around a body.
         """
         given = [
-            np.asarray(feeds[v.name]) if is_tensor else feeds[v.name] for v, is_tensor in self._fed
+            as_array(feeds[v.name]) if is_tensor else feeds[v.name] for v, is_tensor in self._fed
         ]
         with self._lock:
             shapes = self._shapes(given, outer or {})
