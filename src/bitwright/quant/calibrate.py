@@ -120,7 +120,8 @@ class Calibrator:
         try:
             self._add(shares[0], before)
         finally:  # nothing may be added any more when the statistics are restored
-            wait(others)
+            if others:
+                wait(others)
         for other in others:
             other.result()
 
