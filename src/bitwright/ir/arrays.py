@@ -6,11 +6,14 @@ PyTorch is not imported here: whoever hands a tensor over has it.
 from __future__ import annotations
 
 import sys
+import zipfile
+import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bitwright.errors import UnsupportedError
+from bitwright.errors import BitwrightError, UnsupportedError
 from bitwright.ir.dtype import DTYPES, DType
 
 Array = np.ndarray[Any, Any]
@@ -44,6 +47,30 @@ def as_array(item: Any) -> Array:
     if type(item) is np.ndarray:
         return item
     return array_of_tensor(item) if hasattr(item, "detach") else np.asarray(item)
+
+
+def read_arrays(
+    path: str | Path, fault: type[BitwrightError], *, what: str = "", mapped: bool = False
+) -> Any:
+    """The array of an .npy file, or those of an .npz by name; pickled contents are refused.
+
+    With `mapped` the array of an .npy file stays in it until it is read. What cannot be read is a
+    `fault` that names it.
+    """
+    try:
+        found = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return found
+        with found:
+            arrays = {name: found[name] for name in found.files}
+        if other := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            raise ValueError(f"{other[0]!r} in it is no array")
+        return arrays
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise fault(
+            f"cannot read {what or Path(path).name}: {str(error) or type(error).__name__}",
+            expected="an .npz or .npy file of plain numbers",
+        ) from None
 
 
 def element_of_torch(name: Any) -> DType:

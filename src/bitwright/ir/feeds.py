@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bitwright.errors import RunError
@@ -30,6 +30,19 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Any]) -> None:
                 f"there is no input {name!r}",
                 where=f"graph {graph.name!r}",
                 expected=", ".join(map(repr, names)) or "no input",
+                hint=nearest(name, names),
+            )
+
+
+def check_sizes(sizes: Mapping[str, int], known: Iterable[str], where: str) -> None:
+    """Name a size that is none of the model's free ones."""
+    names = sorted(known)
+    for name in sizes:
+        if name not in names:
+            raise RunError(
+                f"there is no free size {name!r}",
+                where=where,
+                expected=", ".join(map(repr, names)) or "none: all its sizes are fixed",
                 hint=nearest(name, names),
             )
 

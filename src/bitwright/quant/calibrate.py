@@ -32,6 +32,7 @@ from bitwright.quant.progress import progress_bar
 from bitwright.quant.ranges import Ranges
 from bitwright.quant.statistics import Statistics, whole_axis
 from bitwright.quant.taps import Taps
+from bitwright.quant.traced import with_graph
 from bitwright.quant.types import QuantType, Scheme
 from bitwright.target import host
 
@@ -251,6 +252,7 @@ def calibrate(
     many batches in a row widened no range. The statistics go to the file `save`, also when the run
     is interrupted; `resume=True` goes on from there with the batches behind those counted already.
     """
+    model, data = with_graph(model, data, transform)
     graph = load(model)
     same: dict[str, str] = {}
     is_simple = values is None or isinstance(values, str)
@@ -281,6 +283,7 @@ def calibrate(
 
     with saved_on_interrupt(keep), interrupt_between_steps() as check:
         _run(calibrator, batches, patience, progress, check)
+    calibrator.ranges.remarks = batches.notes()
     keep()
     return calibrator.ranges
 

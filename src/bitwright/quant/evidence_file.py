@@ -37,6 +37,7 @@ from bitwright.quant.data import Batch
 from bitwright.quant.probe import Channels
 from bitwright.quant.ranges import MAGIC as RANGES_MAGIC
 from bitwright.quant.ranges import Ranges
+from bitwright.quant.recipe import NO_DATA_HINT
 
 Array = np.ndarray[Any, Any]
 FORMAT = 2
@@ -87,6 +88,7 @@ class EvidenceFile:
                 "there is nothing to learn the sizes of the model's values from",
                 expected="data, or a file of statistics",
                 found=f"no file {self.path}",
+                hint=NO_DATA_HINT,
             )
         try:
             with self.path.open("rb") as file:

@@ -36,6 +36,8 @@ class Ranges(Mapping[str, Statistics]):
     ) -> None:
         self.statistics, self.batches = dict(statistics or {}), batches
         self.same = dict(same or {})
+        self.remarks: list[str] = []
+        """What the run says about its data; a file does not hold it."""
 
     def __getitem__(self, name: str) -> Statistics:
         source = self.same.get(name, name)
@@ -86,7 +88,7 @@ class Ranges(Mapping[str, Statistics]):
 
     def notes(self) -> list[str]:
         """What a reader should know before using the numbers."""
-        found = []
+        found = list(self.remarks)
         for name, one in self.statistics.items():
             if one.nan or one.infinite:
                 found.append(f"{name}: {one.nan} NaN and {one.infinite} infinities left out")

@@ -106,6 +106,19 @@ class Program:
         """Sizes that the last run found, by types and shapes of its inputs."""
         self._lock = threading.Lock()
 
+    @property
+    def place(self) -> str:
+        """Where it runs, in words."""
+        threads = self._pool.threads
+        return f"on the CPU with {threads} thread{'s' if threads > 1 else ''}"
+
+    def copy(self) -> Program:
+        """The same code with an arena and states of its own."""
+        twin = Program(self.graph, self.target, self._pool.threads, self.code)
+        with self._lock:
+            twin.states.update({name: array.copy() for name, array in self.states.items()})
+        return twin
+
     def run(
         self,
         feeds: Mapping[str, Any],
