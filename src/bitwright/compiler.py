@@ -31,6 +31,7 @@ from bitwright.target import host
 
 if TYPE_CHECKING:
     from bitwright.passes.manager import History
+    from bitwright.passes.precision_policy import Policy
 
 _PACKAGES = ("ml_dtypes", "onnx", "llvmlite")
 """What decides the code besides numpy and bitwright itself."""
@@ -39,9 +40,12 @@ _INDIFFERENT = (knobs.CACHE, knobs.CACHE_BYTES, knobs.COMPILERS, knobs.TAP_BYTES
 
 
 def compile(
-    model: Any, target: str = "cpu", threads: int | None = None, precision: Any = None
+    model: Any,
+    target: str = "cpu",
+    threads: int | None = None,
+    precision: str | Policy | Mapping[str, Any] | None = None,
 ) -> Executable:
-    """Make a model (graph, path, bytes or ModelProto) ready to run.
+    """Make a model (graph, path, bytes, ModelProto or program of torch.export) ready to run.
 
     `target` is "cpu" (machine code for this processor, generated here) or "reference" (the
     interpreter). `threads` None means as many as the machine has cores. A node without a kernel

@@ -6,8 +6,6 @@ PyTorch is not imported here: whoever hands a tensor over has it.
 from __future__ import annotations
 
 import sys
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +55,9 @@ def read_arrays(
     With `mapped` the array of an .npy file stays in it until it is read. What cannot be read is a
     `fault` that names it.
     """
+    import zipfile  # a run needs neither
+    import zlib
+
     try:
         found = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
         if isinstance(found, np.ndarray):
