@@ -198,6 +198,9 @@ def test_a_fixed_batch_takes_the_rows_of_a_table(tmp_path):
         ("1,2,3\n1,,3\n", "f32[n, 3]", "row 2: has no number in column 2; .*found ''"),
         ("1,2,3\n", "f32[n, m]", "a table does not tell the sizes of input 'x'"),
         ("1,2,3\n", "f32[]", "no sample of input 'x'"),
+        ("1,2,3\n1,2,1e300\n", "f32[n, 3]", r"row 2: has a number that f32 .*found 1e\+300"),
+        ("1,2,3\n1,300,3\n", "u8[n, 3]", "row 2: has a number that u8 does not hold.*found 300"),
+        ("1,2.5,3\n", "i64[n, 3]", r"row 1: .*i64 does not hold.*found 2\.5"),
     ],
 )
 def test_tables_that_do_not_fit(tmp_path, text, type_, message):

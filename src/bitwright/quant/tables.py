@@ -166,9 +166,22 @@ class _Table:
                 [self._cell(row[at], at, first + i) for at in columns] for i, row in enumerate(rows)
             ]
             shape = (len(rows), *(size for size in value.tensor.shape[1:] if isinstance(size, int)))
-            with np.errstate(over="ignore"):
-                batch[name] = np.array(numbers).astype(value.dtype.numpy).reshape(shape)
+            batch[name] = self._converted(np.array(numbers), value, first).reshape(shape)
         return batch
+
+    def _converted(self, numbers: Array, value: Value, first: int) -> Array:
+        """Numbers [rows, columns] in the type of an input, which must hold them."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = numbers.astype(value.dtype.numpy)
+            if value.dtype.is_float:
+                lost = np.isfinite(numbers) & ~np.isfinite(found.astype(np.float64))
+            else:
+                lost = found.astype(numbers.dtype) != numbers
+        if lost.any():
+            row, column = (int(place[0]) for place in np.nonzero(lost))
+            text = f"has a number that {value.dtype} does not hold, for input {value.name!r}"
+            raise self._fault(first + row, text, value.dtype, numbers[row, column])
+        return np.asarray(found)
 
     def _cell(self, text: str, column: int, row: int) -> float:
         found = _number(text)
