@@ -2,23 +2,34 @@
 # make demo    inspect the demo model, quantize it, compare accuracy and size; see demo-output/
 # make test    everything that is tested
 # make check   format, lint, types, fast tests
+# make test-floors   a fast part of the tests with exactly the lowest declared versions
 # make format  let ruff write the format
 # make clean   remove caches and build outputs; the environment stays
 #
 # VENV (where the environment lives) and PYTHON (what makes it) may be set: make test VENV=/tmp/env
+# FLOORS_VENV is where that of test-floors lives.
 
 VENV ?= .venv
+FLOORS_VENV ?= .venv-floors
 PYTHON ?= python3
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.bitwright-stamp
+FLOORS_STAMP := $(FLOORS_VENV)/.bitwright-stamp
+# What uses every dependency, in about a minute: no torch, no other runtime is in that environment.
+FLOORS_TESTS := tests/ir tests/ops tests/rewrite tests/frontend/test_onnx_import.py \
+	tests/frontend/test_onnx_read.py tests/frontend/test_parameters.py tests/export/test_saved_files.py \
+	tests/quant/test_statistics.py tests/quant/test_tensor.py tests/quant/test_few_bits.py \
+	tests/quant/test_without_data.py tests/quant/test_sources.py tests/e2e/test_cli.py \
+	tests/e2e/test_cli_data.py tests/e2e/test_executables.py tests/e2e/test_run.py \
+	tests/test_public_names.py tests/test_packaging.py
 DEMO = $$($(BIN)/python -c "import bitwright.demo as demo; print(demo.model_path())")
 
 export PIP_QUIET := 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .SILENT:
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test test-floors check format clean
 .DEFAULT_GOAL := check
 
 setup: $(STAMP)
@@ -38,6 +49,16 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+$(FLOORS_STAMP): pyproject.toml .ci/floors.py
+	echo "setting up $(FLOORS_VENV) with the lowest declared versions"
+	$(PYTHON) -m venv --clear $(FLOORS_VENV)
+	$(FLOORS_VENV)/bin/pip install $$($(PYTHON) .ci/floors.py images) pytest pytest-xdist hypothesis
+	$(FLOORS_VENV)/bin/pip install --no-deps -e .
+	touch $@
+
+test-floors: $(FLOORS_STAMP)
+	$(FLOORS_VENV)/bin/python -m pytest -n auto --skip-missing -rs -m "not slow" $(FLOORS_TESTS)
 
 check: setup
 	$(BIN)/ruff format --quiet --check .

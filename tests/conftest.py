@@ -2,16 +2,21 @@
 
 `pytest --update-golden` writes what the tests found; read the difference before committing it.
 
-And a check that goes along with every test: kernels of one name have one text.
+And a check that goes along with every test: kernels of one name have one text. With
+`--skip-missing`, tests that need a package which is not installed are skipped (`make test-floors`).
 """
 
 import hashlib
+import re
 from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+OPTIONAL = ("torch", "onnxruntime", "onnxscript", "openvino", "safetensors", "yaml", "PIL", "mypy")
+"""Packages of the extras, by the names they are imported with."""
 
 # Tests assert behaviour, never time: a busy machine is no failure, and CI sees the same examples.
 settings.register_profile(
@@ -48,6 +53,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--random-graphs", type=int, default=200, help="random graphs to compile (nightly: 10000)"
     )
+    parser.addoption(
+        "--skip-missing",
+        action="store_true",
+        help="skip what needs an optional package that is absent",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector):
+    """A file that cannot be imported without an optional package is skipped as a whole."""
+    report = yield
+    if report.failed and collector.config.getoption("--skip-missing"):
+        found = re.search(r"No module named '(\w+)", str(report.longrepr))
+        if found and found[1] in OPTIONAL:
+            report.outcome = "skipped"
+            report.longrepr = (str(collector.path), 1, f"Skipped: {found[1]} is not installed")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    """The same for one test that imports such a package itself."""
+    report = yield
+    if report.failed and item.config.getoption("--skip-missing"):
+        missing = getattr(call.excinfo.value, "name", None) or ""
+        if isinstance(call.excinfo.value, ImportError) and missing.split(".")[0] in OPTIONAL:
+            report.outcome = "skipped"
+            report.longrepr = (str(item.path), 1, f"Skipped: {missing} is not installed")
+    return report
 
 
 @pytest.fixture

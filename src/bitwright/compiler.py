@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,6 +31,7 @@ from bitwright.target import host
 
 if TYPE_CHECKING:
     from bitwright.passes.manager import History
+    from bitwright.passes.precision_policy import Policy
 
 _PACKAGES = ("ml_dtypes", "onnx", "llvmlite")
 """What decides the code besides numpy and bitwright itself."""
@@ -39,9 +40,12 @@ _INDIFFERENT = (knobs.CACHE, knobs.CACHE_BYTES, knobs.COMPILERS, knobs.TAP_BYTES
 
 
 def compile(
-    model: Any, target: str = "cpu", threads: int | None = None, precision: Any = None
+    model: Any,
+    target: str = "cpu",
+    threads: int | None = None,
+    precision: str | Policy | Mapping[str, Any] | None = None,
 ) -> Executable:
-    """Make a model (graph, path, bytes or ModelProto) ready to run.
+    """Make a model (graph, path, bytes, ModelProto or program of torch.export) ready to run.
 
     `target` is "cpu" (machine code for this processor, generated here) or "reference" (the
     interpreter). `threads` None means as many as the machine has cores. A node without a kernel
@@ -60,8 +64,9 @@ def compile(
         from bitwright.backends.cpu.kernel_store import workers_at_hand  # a warm start needs none
 
         with workers_at_hand() if target == "cpu" else nullcontext():
-            graph, files = (model, ()) if entry is None else _load(model)
+            graph, files = _load(model)
             executable = _pipeline().compile(graph, *options)
+        executable.recipe = Recipe.of(model, graph, options)
         if entry is None:
             return executable
         found = entry.store(executable.engine, files)
@@ -69,7 +74,7 @@ def compile(
             return executable
         del graph, executable  # with them, all constants in other forms than the stored one
         system.give_memory_back()
-    return Restored(entry, found, threads or host().cores)
+    return Restored(entry, found, threads)
 
 
 def _is_plain(target: str, threads: int | None, precision: Any) -> bool:
@@ -94,10 +99,11 @@ def _load(model: Any) -> tuple[Graph, tuple[Path, ...]]:
 class Restored(Executable):
     """An executable from the cache: it runs at once, and knows its graph when it is asked."""
 
-    def __init__(self, entry: Entry, found: stored.Stored, threads: int) -> None:
+    def __init__(self, entry: Entry, found: stored.Stored, threads: int | None) -> None:
         self._entry = entry
+        self.recipe = Recipe(entry.load, ("cpu", threads, entry.precision))
         self._present(found.interface)
-        self.engine = Program(found.interface, host(), threads, found.code)
+        self.engine = Program(found.interface, host(), threads or host().cores, found.code)
         found.code.warn_of_host_steps()
 
     @cached_property
@@ -111,6 +117,56 @@ class Restored(Executable):
     @property
     def history(self) -> History:  # type: ignore[override]
         return self._made[1]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The model and the options of `compile`."""
+
+    load: Callable[[], Graph]
+    options: tuple[str, int | None, Any]
+
+    @classmethod
+    def of(cls, model: Any, graph: Graph, options: tuple[str, int | None, Any]) -> Recipe:
+        """A file is read again when it is needed; anything else is kept as the graph it became."""
+        if not isinstance(model, (str, Path)):
+            return cls(lambda: graph, options)
+        path = Path(model).absolute()
+        return cls(_SameFile(path, *_times(path)), options)
+
+    def again(self) -> tuple[Any, tuple[Any, ...]]:
+        return compile, (self.load(), *self.options)
+
+
+@dataclass(frozen=True)
+class _SameFile:
+    """A model's file, as long as it is what it was."""
+
+    path: Path
+    nbytes: int
+    changed: int
+
+    def __call__(self) -> Graph:
+        try:
+            same = _times(self.path) == (self.nbytes, self.changed)
+        except OSError:
+            same = False
+        if not same:
+            raise _other_file(self.path)
+        return _load(self.path)[0]
+
+
+def _times(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _other_file(path: Path) -> BitwrightError:
+    return BitwrightError(
+        "the model's file is not what it was when the model was compiled",
+        where=f"model {str(path)!r}",
+        hint="Graph, history and pickles come from the file: compile it again.",
+    )
 
 
 @dataclass(frozen=True)
@@ -156,18 +212,18 @@ class Entry:
 
     def recompile(self) -> tuple[Graph, History]:
         """Graph and history again, from the file, which must be as it was."""
+        executable = _pipeline().compile(self.load(), precision=self.precision)
+        return executable.graph, executable.history
+
+    def load(self) -> Graph:
+        """The model's graph, from the file, which must be as it was."""
         try:
             same = self.digests.of(self.model) == self.digest
         except OSError:
             same = False
         if not same:
-            raise BitwrightError(
-                "the model's file is not what it was when the model was compiled",
-                where=f"model {str(self.model)!r}",
-                hint="Its graph and history come from the file: compile it again.",
-            )
-        executable = _pipeline().compile(_load(self.model)[0], precision=self.precision)
-        return executable.graph, executable.history
+            raise _other_file(self.model)
+        return _load(self.model)[0]
 
 
 def _entry(model: Any, precision: str | None) -> Entry | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
-from bitwright.errors import RunError
+from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.feeds import check_inputs
 from bitwright.ir.graph import Graph
+from bitwright.ir.types import ValueType
 
 if TYPE_CHECKING:  # both are slow to import, and a run needs neither
     from bitwright.ops.interpret import Observer
@@ -23,14 +24,35 @@ class Engine(Protocol):
 
     states: dict[str, Array]
 
+    @property
+    def place(self) -> str:
+        """Where it runs, in words."""
+        ...
+
+    def copy(self) -> Engine:
+        """The same with states of its own; what never changes is shared."""
+        ...
+
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None) -> dict[str, Any]: ...
+
+
+class Recipe(Protocol):
+    """How an executable is made again in another process."""
+
+    def again(self) -> tuple[Any, tuple[Any, ...]]:
+        """A function and its arguments, which can be pickled."""
+        ...
 
 
 class Executable:
     """Runs a graph. Named state lives in the executable, across runs, until `reset`.
 
     `interface` is a graph with the same inputs and outputs; what is between them may be missing.
+    A copy shares the compiled code and has states of its own; a pickled executable holds the model,
+    and is compiled again where it is loaded (`recipe`).
     """
+
+    recipe: Recipe | None = None
 
     def __init__(self, graph: Graph, history: History, engine: Engine) -> None:
         self.graph, self.history, self.engine = graph, history, engine
@@ -41,6 +63,16 @@ class Executable:
         self.input_names = tuple(value.name for value in interface.inputs)
         self.output_names = tuple(name for name, _ in interface.outputs)
         self._wanted = frozenset(self.input_names)
+
+    @property
+    def inputs(self) -> dict[str, ValueType]:
+        """The type of each input by name; a tensor's has `dtype` and `shape`."""
+        return {value.name: value.type for value in self.interface.inputs}
+
+    @property
+    def outputs(self) -> dict[str, ValueType]:
+        """The type of each output by name."""
+        return {name: value.type for name, value in self.interface.outputs}
 
     def run(
         self,
@@ -85,4 +117,50 @@ class Executable:
         self.engine.states.clear()
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return self.run(*args, **kwargs)
+        """`run`, with inputs by name as well: `exe(image=x)`."""
+        own = {"out", "observe"} - self._wanted
+        options = {name: kwargs.pop(name) for name in own & kwargs.keys()}
+        if not kwargs:
+            return self.run(*args, **options)
+        feeds = self._feeds(args[0], args[1:]) if args else {}
+        if twice := feeds.keys() & kwargs.keys():
+            raise RunError(f"input {min(twice)!r} is given twice")
+        return self.run({**feeds, **kwargs}, **options)
+
+    def __copy__(self) -> Self:
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.engine = self.engine.copy()
+        return twin
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self.__copy__()
+
+    def __reduce__(self) -> Any:
+        if self.recipe is None:
+            raise BitwrightError(
+                "this executable cannot be pickled: it was not made by bw.compile",
+                hint="Pickle or save its graph, and compile that.",
+            )
+        make, arguments = self.recipe.again()
+        states = {name: array.copy() for name, array in self.engine.states.items()}
+        return make, arguments, states or None
+
+    def __setstate__(self, states: dict[str, Array]) -> None:
+        self.engine.states.update(states)
+
+    def __repr__(self) -> str:
+        facts = self.interface.interface_text
+        return f"<executable {self.interface.name!r} {self.engine.place}: {facts}>"
+
+    def _repr_html_(self) -> str:
+        from bitwright.ir.html import table
+
+        return table(
+            f"executable {self.interface.name} {self.engine.place}",
+            ("", "name", "type"),
+            [
+                *(("input", name, type_) for name, type_ in self.inputs.items()),
+                *(("output", name, type_) for name, type_ in self.outputs.items()),
+            ],
+        )

@@ -39,6 +39,7 @@ MISSING = "raise ModuleNotFoundError('No module', name='openvino')"
 
 
 def test_rows_of_every_engine_at_every_number_of_threads(graph, tmp_path, openvino_that):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     openvino_that(MISSING)
     graph.save(tmp_path / "dense.onnx")
     result = bw.bench(tmp_path / "dense.onnx", threads=(1, 2), rounds=2, sizes={"batch": 5})
@@ -57,6 +58,7 @@ def test_rows_of_every_engine_at_every_number_of_threads(graph, tmp_path, openvi
 
 
 def test_a_graph_is_given_to_peers_as_onnx_and_feeds_are_used(graph):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     feeds = {"x": np.ones((7, 6), np.float32)}
     result = bw.bench(graph, against=["onnxruntime"], threads=[1], rounds=1, feeds=feeds)
     assert [row.error for row in result.rows] == ["", ""]

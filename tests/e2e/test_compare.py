@@ -13,7 +13,7 @@ from bitwright import demo
 from bitwright.cli import main
 from bitwright.errors import CalibrationError
 from bitwright.quant import CalibrationEntry, Ranges, insert_q_dq
-from bitwright.quant import data as data_source
+from bitwright.quant import sources as data_source
 from bitwright.report.compare import Distance, compare
 
 
@@ -139,11 +139,11 @@ def test_the_calibrate_command(tmp_path, folder):
 def test_an_interrupted_command_keeps_its_statistics(tmp_path, folder, monkeypatch):
     read, stats = data_source.read_arrays, tmp_path / "s.stats"
 
-    def interrupted(path):
+    def interrupted(path, *options):
         if path.name == "2.npz":
             monkeypatch.setattr(data_source, "read_arrays", read)
             os.kill(os.getpid(), signal.SIGINT)
-        return read(path)
+        return read(path, *options)
 
     monkeypatch.setattr(data_source, "read_arrays", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,7 +13,7 @@ import bitwright as bw
 from bitwright import demo
 from bitwright.cli import main
 from bitwright.errors import BitwrightError
-from bitwright.quant import data as data_source
+from bitwright.quant import sources as data_source
 from bitwright.report.evaluate import Evaluation
 
 SCRIPT = """
@@ -172,11 +172,11 @@ def test_another_recipe_takes_its_statistics_from_a_file(tmp_path, folder):
 def test_an_interrupted_run_goes_on_with_the_same_command(tmp_path, folder, monkeypatch, is_named):
     read, output = data_source.read_arrays, tmp_path / "q.onnx"
 
-    def interrupted(path):
+    def interrupted(path, *options):
         if path.name == "2.npz":
             monkeypatch.setattr(data_source, "read_arrays", read)
             os.kill(os.getpid(), signal.SIGINT)
-        return read(path)
+        return read(path, *options)
 
     monkeypatch.setattr(data_source, "read_arrays", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

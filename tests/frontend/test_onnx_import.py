@@ -221,6 +221,9 @@ def test_functions_that_unfold_without_end_are_refused():
         import_text(text)
 
 
+@pytest.mark.skipif(
+    onnx.defs.onnx_opset_version() < 28, reason="opset 28 is not known to this version of onnx"
+)
 def test_schema_functions_stand_in_for_missing_mappings():
     assert ("", "SwiGLU") not in all_mappings()
     graph = import_text("g (float[2] a, float[2] b) => (float[2] y) { y = SwiGLU(a, b) }", 28)

@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, defs, helper
 from onnx.reference import ReferenceEvaluator
 
 from bitwright.errors import GraphError, RunError
@@ -108,6 +108,8 @@ def defined(x, to):
 @pytest.mark.parametrize("to", NUMBERS, ids=str)
 @pytest.mark.parametrize("source", NUMBERS, ids=str)
 def test_agrees_with_onnx(source, to):
+    if to.name == "f8e8m0" and defs.onnx_opset_version() < 27:
+        pytest.skip("onnx rounded to scales in another way before 1.22")
     x = values_of(source)
     x = x[defined(x, to)]
     for saturate in (True, False) if to.name in FLOAT8 else (True,):

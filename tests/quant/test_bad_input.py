@@ -107,7 +107,6 @@ def test_all_zero_channels_of_weights_and_data(rng):
     ("batch", "message"),
     [
         ({"y": np.zeros(SHAPE, np.float32)}, "batch 1 of the data: .*input 'x' is missing"),
-        ({"x": np.zeros(SHAPE, np.float32), "y": 1}, "no input 'y'"),
         ({"x": np.zeros((2, 5, 6, 6), np.float32)}, "wrong size on axis 1"),
         ({"x": np.zeros((4, 6, 6), np.float32)}, "lack its batch axis"),
         ({"x": np.zeros(SHAPE)}, "wrong element type"),

@@ -100,7 +100,7 @@ def test_repeatable_sources_start_over():
         ([], "the data is empty"),
         (3, "no source of batches.*found int"),
         ([{"y": ROWS[0]}], "batch 0 of the data: .*input 'x' is missing"),
-        ([ROWS[0], {"x": ROWS[0], "z": ROWS[0]}], "batch 1 of the data: .*no input 'z'"),
+        ([ROWS[0], {"z": ROWS[0]}], "batch 1 of the data: .*input 'x' is missing"),
         ([ROWS[0].astype(np.float64)], "wrong element type.*expected f32"),
         ([ROWS[0][:, :7]], "wrong size on axis 1"),
         ([ROWS[0][0]], r"wrong rank.*lack its batch axis\? Give array\[None\]"),

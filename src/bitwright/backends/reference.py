@@ -20,6 +20,15 @@ class Reference:
         self.graph = graph
         self.states: dict[str, Array] = {}
 
+    @property
+    def place(self) -> str:
+        return "in the interpreter"
+
+    def copy(self) -> Reference:
+        twin = Reference(self.graph)
+        twin.states = {name: np.array(array) for name, array in self.states.items()}
+        return twin
+
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None) -> dict[str, Any]:
         results = run(self.graph, feeds, states=self.states)
         kept = [v.node.attrs.get("value") for v in (*self.graph.constants, *self.graph.parameters)]

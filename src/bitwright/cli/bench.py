@@ -64,7 +64,6 @@ def bench(
     Inputs are random unless --feeds gives them.
     """
     from bitwright.report.bench import bench as measure
-    from bitwright.report.feeds import read_inputs
 
     result = working("measuring")(measure)(
         model,
@@ -72,7 +71,7 @@ def bench(
         threads=threads or None,
         rounds=rounds,
         sizes=sizes,
-        feeds=read_inputs(feeds) if feeds else None,
+        feeds=feeds,
         precision=precision or "f32",
     )
     if target == "-":

@@ -8,10 +8,18 @@ from typing import Any
 import click
 
 import bitwright
-from bitwright.cli.common import human, json_option, load, main, out, print_json, show_table
+from bitwright.cli.common import (
+    human,
+    json_option,
+    load,
+    main,
+    notes_of_data,
+    out,
+    print_json,
+    show_table,
+)
+from bitwright.cli.data import data_options
 
-DATA_HELP = "Folder of .npz (one array per input) or .npy files, a batch each; or one such file."
-data_option = click.option("--data", required=True, type=click.Path(), help=DATA_HELP)
 subset_option = click.option("--subset", type=click.IntRange(1), help="Use this many batches.")
 threads_option = click.option(
     "--threads", type=click.IntRange(1), help="Threads; as many as cores by default."
@@ -20,7 +28,7 @@ threads_option = click.option(
 
 @main.command()
 @click.argument("model")
-@data_option
+@data_options(required=True)
 @click.option("-o", "--output", required=True, type=click.Path(), help="File of statistics.")
 @subset_option
 @click.option(
@@ -33,7 +41,7 @@ threads_option = click.option(
 @json_option
 def calibrate(
     model: str,
-    data: str,
+    data: Any,
     output: str,
     subset: int | None,
     patience: int | None,
@@ -76,7 +84,7 @@ def calibrate(
 @main.command()
 @click.argument("first")
 @click.argument("second")
-@data_option
+@data_options(required=True)
 @subset_option
 @click.option("--layers/--no-layers", default=True, help="Compare values inside the models too.")
 @click.option("--worst", default=5, show_default=True, type=click.IntRange(0))
@@ -85,7 +93,7 @@ def calibrate(
 def compare(
     first: str,
     second: str,
-    data: str,
+    data: Any,
     subset: int | None,
     layers: bool,
     worst: int,
@@ -95,7 +103,8 @@ def compare(
     """Hold model SECOND against model FIRST on DATA: SQNR, cosine, errors, worst batches, size."""
     from bitwright.report.compare import compare as measure
 
-    found = measure(first, second, data, layers=layers, subset=subset, threads=threads)
+    with notes_of_data():
+        found = measure(first, second, data, layers=layers, subset=subset, threads=threads)
     if as_json:
         return print_json(found.as_json(worst))
     columns = ("SQNR dB", "cosine", "max error", "largest", "same top-1")

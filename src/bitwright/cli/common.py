@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from rich.table import Table
 
 import bitwright
 from bitwright.errors import BitwrightError
+from bitwright.warn import DataWarning
 
 out = Console()
 err = Console(stderr=True)
@@ -66,6 +69,19 @@ def working(message: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@contextmanager
+def notes_of_data() -> Iterator[None]:
+    """Warnings about the data as notes, for commands that have no report for them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DataWarning)
+        yield
+    for one in caught:
+        if issubclass(one.category, DataWarning):
+            err.print(f"note: {one.message}", highlight=False, markup=False, soft_wrap=True)
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def parse_sizes(

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 import bitwright
-from bitwright.cli.calibrate import DATA_HELP, subset_option, threads_option
-from bitwright.cli.common import human, json_option, main, out, print_json, working
+from bitwright.cli.calibrate import subset_option, threads_option
+from bitwright.cli.common import (
+    human,
+    json_option,
+    main,
+    notes_of_data,
+    out,
+    print_json,
+    working,
+)
+from bitwright.cli.data import data_options
 from bitwright.cli.quantize import check_output, load_beside
 
 
@@ -17,7 +27,7 @@ from bitwright.cli.quantize import check_output, load_beside
 @click.argument("model")
 @click.option("--precision", required=True, help="f16, mixed, mixed_conservative, mixed_bf16, ….")
 @click.option("-o", "--output", required=True, type=click.Path(), help="File to write: .onnx, .bw.")
-@click.option("--data", type=click.Path(), help=DATA_HELP)
+@data_options()
 @click.option("--io", is_flag=True, help="Change the types of inputs and outputs too.")
 @click.option("--bf16-ops", is_flag=True, help="Write bf16 ops, which few runtimes have.")
 @subset_option
@@ -27,7 +37,7 @@ def convert(
     model: str,
     precision: str,
     output: str,
-    data: str | None,
+    data: Any,
     io: bool,
     bf16_ops: bool,
     subset: int | None,
@@ -42,9 +52,10 @@ def convert(
 
     check_output(output)
     graph = working(f"reading {Path(model).name}")(load_beside)(model, output)
-    found = working("converting")(bitwright.convert)(
-        graph, precision, data, io=io, subset=subset, threads=threads
-    )
+    with notes_of_data():
+        found = working("converting")(bitwright.convert)(
+            graph, precision, data, io=io, subset=subset, threads=threads
+        )
     found.save(output, bf16_ops=bf16_ops)
     sizes = file_bytes(Path(model)), file_bytes(Path(output))
     if as_json:

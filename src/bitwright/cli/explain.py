@@ -55,9 +55,11 @@ def explain(
 
     With --profile, MODEL is run and every step is timed.
     """
+    from bitwright.ir.feeds import check_sizes
     from bitwright.report import explain as report
 
     graph = load(model)
+    check_sizes(sizes, (s.name for s in graph.input_symbols), f"graph {graph.name!r}")
     exe = working("compiling")(bitwright.compile)(graph, threads=threads, precision=precision)
     if node:
         return show_life(report.explain_node(exe.history, node, exe.engine.schedule), as_json)
@@ -132,7 +134,7 @@ def show_profile(
     from bitwright.report.feeds import random_inputs, read_inputs
     from bitwright.report.profile import profile
 
-    inputs = read_inputs(feeds) if feeds else random_inputs(graph, sizes, seed=0)
+    inputs = read_inputs(feeds, graph) if feeds else random_inputs(graph, sizes, seed=0)
     found = working("measuring")(profile)(exe, inputs, rounds)
     if as_json:
         return print_json(found.as_json())

@@ -108,7 +108,7 @@ def show_conformance(as_json: bool) -> None:
 
 @main.command()
 @click.argument("model")
-@click.option("--inputs", "archive", type=click.Path(), help=".npz with one array per input.")
+@click.option("--inputs", "archive", type=click.Path(), help=".npz by input name, or .npy.")
 @click.option("--seed", default=0, help="Seed of random inputs where none are given.")
 @click.option("--threads", type=int, help="Threads; as many as the machine has cores by default.")
 @click.option("--target", default="cpu", help="cpu, or reference for the interpreter.")
@@ -128,13 +128,15 @@ def run(
     as_json: bool,
 ) -> None:
     """Run MODEL on given or random inputs and show its outputs."""
+    from bitwright.ir.feeds import check_sizes
     from bitwright.report.feeds import random_inputs, read_inputs
 
     exe = working("compiling")(bitwright.compile)(
         model, target=target, threads=threads, precision=precision
     )
     graph = exe.interface
-    feeds = read_inputs(archive) if archive else random_inputs(graph, sizes, seed)
+    check_sizes(sizes, (s.name for s in graph.input_symbols), f"graph {graph.name!r}")
+    feeds = read_inputs(archive, graph) if archive else random_inputs(graph, sizes, seed)
     start = time.perf_counter()
     results = working("running")(exe.run)(feeds)
     seconds = time.perf_counter() - start

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import bitwright
-from bitwright.cli.calibrate import DATA_HELP, subset_option, threads_option
+from bitwright.cli.calibrate import subset_option, threads_option
 from bitwright.cli.common import err, human, json_option, main, out, print_json, show_table, working
+from bitwright.cli.data import data_options
 from bitwright.cli.export import export_options, options_given
-from bitwright.errors import ExportError
+from bitwright.errors import BitwrightError, ExportError
 from bitwright.warn import DataWarning
 
 Scores = dict[str, dict[str, float]]
@@ -26,7 +27,7 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs, so that --he
 
 @main.command()
 @click.argument("model")
-@click.option("--data", type=click.Path(), help=DATA_HELP)
+@data_options()
 @click.option(
     "--statistics",
     type=click.Path(),
@@ -59,7 +60,7 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs, so that --he
 @json_option
 def quantize(
     model: str,
-    data: str | None,
+    data: Any,
     statistics: str | None,
     output: str,
     recipe: str,
@@ -88,10 +89,14 @@ def quantize(
         rules = without_zero_points(rules)
     check_output(output)
     beside = EvidenceFile(Path(f"{output}.statistics"), is_temporary=True)
-    file = beside if statistics is None else EvidenceFile(Path(statistics))
-    if file.path.resolve() == Path(output).resolve():
+    place = beside if statistics is None else EvidenceFile(Path(statistics))
+    if place.path.resolve() == Path(output).resolve():
         raise ExportError(f"--statistics and --output are both {output}")
-    file.require_usable(has_data=data is not None)
+    if data is not None or statistics is not None or rules.needs_data:
+        place.require_usable(has_data=data is not None)
+        file = place
+    else:
+        file = None
     script = Evaluation(evaluation) if evaluation else None
     scores: Scores = {}
     with (
@@ -114,19 +119,31 @@ def quantize(
             float_precision=float_precision,
         )
         result.save(output, **form)
+        fault = None
         if script:
-            scores["quantized"] = _score(script, output, threads)
+            try:
+                scores["quantized"] = _score(script, output, threads)
+            except BitwrightError as error:  # the model is finished: show what there is first
+                fault = error
     sizes = file_bytes(Path(model)), file_bytes(Path(output))
     if as_json:
         for note in result.report.notes:
             err.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
         facts = {"model": model, "output": output, "file_bytes": sizes}
-        return print_json(facts | result.report.to_json() | {"scores": _finite(scores)})
+        print_json(facts | result.report.to_json() | {"scores": _finite(scores)})
+        return _require_scored(fault, output)
     click.echo(str(result.report).rstrip())
     line = f"{output}: {human(sizes[1], 'B')}, {sizes[1] / sizes[0]:.3f} of {Path(model).name}"
     out.print(line, highlight=False, markup=False, soft_wrap=True)
+    _require_scored(fault, output)
     if script:
         _show_scores(scores["float"], scores["quantized"])
+
+
+def _require_scored(fault: BitwrightError | None, output: str) -> None:
+    """End with the fault of a score; the model's file stays."""
+    if fault is not None:
+        raise BitwrightError(str(fault), hint=f"The quantized model is finished, in {output}.")
 
 
 def check_output(output: str) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend import onnx
+from bitwright.frontend import onnx, torch
+from bitwright.frontend.other_files import refuse_other_formats
 from bitwright.ir import container
 from bitwright.ir.graph import Graph
 from bitwright.ir.parser import parse
@@ -16,7 +17,8 @@ from bitwright.ops.check import verify
 def load(model: Any) -> Graph:
     """A graph from a path (.onnx, .bw, .txt), the bytes of an ONNX file, or a ModelProto.
 
-    What has a graph already, as a quantized model does, gives it.
+    What has a graph already, as a quantized model does, gives it; a program of `torch.export` is
+    imported.
     """
     return load_with_files(model)[0]
 
@@ -26,6 +28,10 @@ def load_with_files(model: Any) -> tuple[Graph, tuple[Path, ...]]:
     graph = getattr(model, "graph", model)  # a ModelProto's own `graph` is none of ours
     if isinstance(graph, Graph):
         return graph, ()
+    if torch.is_program(model):
+        return torch.from_torch(model), ()
+    if torch.is_module(model):
+        return torch.from_module(model), ()
     if not isinstance(model, (str, Path)):
         return onnx.load_with_files(model)
     path = Path(model)
@@ -41,6 +47,7 @@ def load_with_files(model: Any) -> tuple[Graph, tuple[Path, ...]]:
         return verify(container.load(path)), ()
     if path.suffix == ".txt" or start.startswith(b"graph @"):
         return verify(parse(_text(path))), ()
+    refuse_other_formats(path, start)
     return onnx.load_with_files(path)
 
 

@@ -50,4 +50,5 @@ _HOME = {
     "verify_structure": "bitwright.ir.verify",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOME)
+if not TYPE_CHECKING:  # else every name would do
+    __getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -127,6 +127,14 @@ class CalibrationRecord(Mapping[str, CalibrationEntry]):
 
     def __init__(self, entries: Mapping[str, CalibrationEntry] | None = None) -> None:
         self._entries = dict(entries or {})
+        for name, entry in self._entries.items():
+            if not isinstance(entry, CalibrationEntry):
+                raise CalibrationError(
+                    f"the entry of {name!r} is none",
+                    expected="a CalibrationEntry",
+                    found=type(entry).__name__,
+                    hint="Ranges of bw.calibrate give a record: ranges.record('int8', 'minmax').",
+                )
 
     def __getitem__(self, name: str) -> CalibrationEntry:
         return self._entries[name]

@@ -15,7 +15,7 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -70,6 +70,21 @@ def _umask() -> int:
 
 def save(graph: Graph, path: str | Path) -> None:
     """Write the graph with all its arrays to one file."""
+    parts = _parts(graph)
+
+    def write(file: IO[bytes]) -> None:
+        for part in parts:
+            file.write(part)
+
+    write_atomically(path, write)
+
+
+def to_bytes(graph: Graph) -> bytes:
+    """What `save` writes to a file."""
+    return b"".join(_parts(graph))
+
+
+def _parts(graph: Graph) -> Iterator[Any]:
     printer = Printer()
     text = printer.graph(graph)
     arrays: dict[str, Any] = {}
@@ -79,14 +94,10 @@ def save(graph: Graph, path: str | Path) -> None:
         offset += -(-array.nbytes // ALIGN) * ALIGN
     index = json.dumps({"text": text, "arrays": arrays}).encode()
     index += b" " * (-(len(index) + 16) % ALIGN)
-
-    def write(file: IO[bytes]) -> None:
-        file.write(MAGIC + len(index).to_bytes(8, "little") + index)
-        for array in printer.blobs.values():
-            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            file.write(b"\0" * (-array.nbytes % ALIGN))
-
-    write_atomically(path, write)
+    yield MAGIC + len(index).to_bytes(8, "little") + index
+    for array in printer.blobs.values():
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        yield b"\0" * (-array.nbytes % ALIGN)
 
 
 def save_text(graph: Graph, path: str | Path) -> None:
@@ -105,8 +116,17 @@ def load(path: str | Path) -> Graph:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         raise ParseError(f"cannot read {path}: {error}") from None
+    return _graph(data, str(path))
+
+
+def from_bytes(data: bytes) -> Graph:
+    """The graph of what `to_bytes` gave."""
+    return _graph(memoryview(data), "the data")
+
+
+def _graph(data: memoryview, where: str) -> Graph:
     if bytes(data[:8]) != MAGIC:
-        raise ParseError(f"{path} is not a bitwright graph file", hint="Its first bytes differ.")
+        raise ParseError(f"{where} is not a bitwright graph file", hint="Its first bytes differ.")
     length = int.from_bytes(data[8:16], "little")
     body = data[16 + length :]
     try:
@@ -114,7 +134,7 @@ def load(path: str | Path) -> Graph:
         blobs = {key: _array(body, *row) for key, row in index["arrays"].items()}
         text = index["text"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ParseError(f"{path} is damaged: {error}") from None
+        raise ParseError(f"{where} is damaged: {error}") from None
     return parse(text, blobs)
 
 

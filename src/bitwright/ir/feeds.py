@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from bitwright.errors import RunError
+from bitwright.ir.arrays import as_array
 from bitwright.ir.dim import Dim, Size, evaluate
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph, Value, nearest
@@ -35,12 +34,25 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Any]) -> None:
             )
 
 
+def check_sizes(sizes: Mapping[str, int], known: Iterable[str], where: str) -> None:
+    """Name a size that is none of the model's free ones."""
+    names = sorted(known)
+    for name in sizes:
+        if name not in names:
+            raise RunError(
+                f"there is no free size {name!r}",
+                where=where,
+                expected=", ".join(map(repr, names)) or "none: all its sizes are fixed",
+                hint=nearest(name, names),
+            )
+
+
 def bind_input(value: Value, array: Any, bindings: dict[str, int]) -> Any:
     """Check an array against a declared type and learn the sizes it fixes."""
     type_ = value.type
     if not isinstance(type_, TensorType):
         return array
-    array = np.asarray(array)
+    array = as_array(array)
     where = f"input {value.name!r}"
     found = TensorType(dtype(array.dtype), array.shape)
     if found.dtype != type_.dtype:

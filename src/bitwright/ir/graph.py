@@ -240,7 +240,42 @@ class Graph:
         return to_text(self, data=False).rstrip("\n")
 
     def __repr__(self) -> str:
-        return f"<graph {self.name!r}: {len(self.nodes)} nodes>"
+        return f"<graph {self.name!r}: {self.interface_text}, {len(self.nodes)} nodes>"
+
+    @property
+    def interface_text(self) -> str:
+        """Inputs and outputs in one line, a few of each."""
+        sides = ([(v.name, v) for v in self.inputs], self.outputs)
+        return " -> ".join(_in_one_line(side) for side in sides)
+
+    def _repr_html_(self) -> str:
+        from bitwright.ir.html import table
+
+        ops = Counter(node.op for _, node in self.walk() if not node.is_boundary)
+        weights = [v for v in (*self.parameters, *self.constants) if "value" in v.node.attrs]
+        nbytes = sum(v.dtype.nbytes(v.node.attrs["value"].size) for v in weights)
+        facts = ", ".join(f"{op} {count}" for op, count in ops.most_common())
+        return table(
+            f"graph {self.name}",
+            ("", "name", "type"),
+            [
+                *(("input", v.name, v.type) for v in self.inputs),
+                *(("state", v.name, v.type) for v in self.states),
+                *(("output", name, v.type) for name, v in self.outputs),
+            ],
+            [f"weights: {nbytes / 1e6:.2f} MB", f"ops: {facts or 'none'}"],
+        )
+
+    def __reduce__(self) -> Any:
+        from bitwright.ir import container  # it reads and writes graphs
+
+        return container.from_bytes, (container.to_bytes(self),)
+
+
+def _in_one_line(values: Iterable[tuple[str, Value]], most: int = 4) -> str:
+    found = [f"{name} {value.type}" for name, value in values]
+    more = [f"… {len(found) - most} more"] if len(found) > most else []
+    return ", ".join([*found[:most], *more]) or "nothing"
 
 
 def symbols_in(item: Any) -> frozenset[Symbol]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.errors import CalibrationError
 from bitwright.ir.calibration import CalibrationEntry
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.graph import Graph, Node, Value, constant_value
@@ -30,11 +31,37 @@ def insert_q_dq(graph: Graph, record: Mapping[str, CalibrationEntry]) -> Graph:
     Names are those of `bitwright.ir.paths`. What has its pair already stays as it is, so doing it
     twice changes nothing more.
     """
+    _require_record(graph, record)
     found = find_values(graph, record)
     for name, value in found.items():
         record[name].validate(value.type, where=f"the entry of {name!r}")
     changed = _insert(graph, {value: record[name] for name, value in found.items()})
     return graph if changed is graph else verify(changed)
+
+
+def _require_record(graph: Any, record: Any) -> None:
+    """Raise where an argument is something else than a graph and entries by name."""
+    if not isinstance(graph, Graph):
+        raise CalibrationError(
+            "pairs are inserted into a graph",
+            expected="a Graph",
+            found=type(graph).__name__,
+            hint="bw.load gives the graph of a file.",
+        )
+    hint = "Ranges of bw.calibrate give one: ranges.record('int8', 'minmax')."
+    if not isinstance(record, Mapping):
+        found = type(record).__name__
+        raise CalibrationError(
+            "this is no calibration record", expected="entries by name", found=found, hint=hint
+        )
+    for name, entry in record.items():
+        if not isinstance(entry, CalibrationEntry):
+            raise CalibrationError(
+                f"the entry of {name!r} is none",
+                expected="a CalibrationEntry",
+                found=type(entry).__name__,
+                hint=hint,
+            )
 
 
 class _Insertion:

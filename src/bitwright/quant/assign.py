@@ -48,10 +48,11 @@ def _choose(site: Site, evidence: Evidence | None, recipe: Recipe) -> Choice:
     asked = {recipe.scheme_of(product.name) for product in site.products} - {None}
     if "float" in asked:
         return Choice(site, "float", "the recipe leaves it in float")
-    if evidence is None:
+    if evidence is None and recipe.needs_data:
         return Choice(site, "float", UNREACHED)
     if "weights" in recipe.schemes_allowed or "weights" in asked:
         return Choice(site, "weights", "the recipe quantizes weights only")
+    assert evidence is not None
     if not evidence.every.peaks.any():
         return Choice(site, "float", "its input was always zero on the data, which tells no range")
     if asked:

@@ -11,7 +11,7 @@ Statistics are streaming and of constant memory, and one pass feeds every method
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,20 @@ import numpy as np
 
 from bitwright.errors import CalibrationError
 from bitwright.frontend.load import load
+from bitwright.ir.calibration import CalibrationRecord
 from bitwright.ir.graph import Graph
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import INFERENCE
 from bitwright.quant.data import Batches, Transform
 from bitwright.quant.interrupt import interrupt_between_steps, saved_on_interrupt
+from bitwright.quant.methods import Method
 from bitwright.quant.observed import observed_values
 from bitwright.quant.progress import progress_bar
 from bitwright.quant.ranges import Ranges
-from bitwright.quant.statistics import Statistics
+from bitwright.quant.statistics import Statistics, whole_axis
 from bitwright.quant.taps import Taps
+from bitwright.quant.traced import with_graph
+from bitwright.quant.types import QuantType, Scheme
 from bitwright.target import host
 
 Array = np.ndarray[Any, Any]
@@ -45,8 +49,10 @@ class Calibrator:
 
     A tap is a name of a value, or a path for one inside a body. `axes` gives taps statistics per
     index of an axis. What NaN and infinities do is `nonfinite`: "error" stops and names tap and
-    batch, "ignore" leaves them out and says so in the report. `simplify=False` is for a graph that
-    the inference passes went over already.
+    batch, "ignore" leaves them out and says so in the report. A batch that is refused, for that or
+    for any other reason, leaves statistics, values and states as they were. `simplify=False` is for
+    a graph that the inference passes went over already, `keep_values=False` saves the memory of
+    `values()`.
     """
 
     def __init__(
@@ -59,43 +65,72 @@ class Calibrator:
         threads: int | None = None,
         budget: int | None = None,
         simplify: bool = True,
+        keep_values: bool = True,
     ) -> None:
         if nonfinite not in NONFINITE:
             raise CalibrationError(
                 "nonfinite is not a known choice", expected=" or ".join(NONFINITE), found=nonfinite
             )
+        taps = tuple(taps) if isinstance(taps, Iterable) and not isinstance(taps, str) else taps
+        self._taps = Taps(graph, taps, threads=threads, budget=budget, simplify=simplify)
         self.graph, self.taps = graph, tuple(taps)
-        self._taps = Taps(graph, self.taps, threads=threads, budget=budget, simplify=simplify)
         axes = axes or {}
+        if not isinstance(axes, Mapping):
+            raise CalibrationError("axes are no dict", expected="{tap: axis}", found=repr(axes))
         if unknown := set(axes) - set(self.taps):
             raise CalibrationError(f"axes names {min(unknown)!r}, which is no tap")
         for name, axis in axes.items():
             rank = self._taps.values[name].rank
-            if not -rank <= axis < rank:
+            if not -rank <= whole_axis(axis) < rank:
                 raise CalibrationError(
                     f"axis {axis} of tap {name!r} is outside", expected=f"an axis of rank {rank}"
                 )
         self._nonfinite, self._threads = nonfinite, threads or host().cores
-        self._last: Mapping[str, Any] = {}
-        self._values: dict[str, Array] = {}
+        self._keeps_values = keep_values
+        self._values: dict[str, Array] | None = None
         self.ranges = Ranges({name: Statistics(axes.get(name)) for name in self.taps})
 
     def step(self, batch: Mapping[str, Any]) -> None:
         """Run one batch and add what its taps saw."""
-        self._last, self._values = batch, {}
-        for found in self._taps.run_parts(batch):
-            if self.graph.states:  # running the batch again would not give these values
-                self._values.update((name, array.copy()) for name, array in found)
-            shares = _shares(found, self._threads)
-            others = [self._workers.submit(self._add, share) for share in shares[1:]]
-            self._add(shares[0])
-            for other in others:
-                other.result()
+        if not isinstance(batch, Mapping):
+            raise CalibrationError(
+                "a batch is a dict of arrays by input name",
+                expected=", ".join(repr(value.name) for value in self.graph.inputs),
+                found=type(batch).__name__,
+            )
+        values: dict[str, Array] = {}
+        before: dict[str, Statistics] = {}
+        states = self._taps.states
+        try:
+            for found in self._taps.run_parts(batch):
+                if self._keeps_values:
+                    values.update((name, array.copy()) for name, array in found)
+                self._add_all(found, before)
+        except BaseException:
+            for name, saved in before.items():
+                self.ranges.statistics[name].restore(saved)
+            self._taps.restore(states)
+            raise
+        self._values = values
         self.ranges.batches += 1
 
-    def _add(self, share: list[tuple[str, Array]]) -> None:
+    def _add_all(self, found: list[tuple[str, Array]], before: dict[str, Statistics]) -> None:
+        """Add all taps of one run, on all threads; `before` gets what they are restored from."""
+        shares = _shares(found, self._threads)
+        others = [self._workers.submit(self._add, share, before) for share in shares[1:]]
+        try:
+            self._add(shares[0], before)
+        finally:  # nothing may be added any more when the statistics are restored
+            if others:
+                wait(others)
+        for other in others:
+            other.result()
+
+    def _add(self, share: list[tuple[str, Array]], saved: dict[str, Statistics]) -> None:
         for name, array in share:
             found = self.ranges.statistics[name]
+            if name not in saved:
+                saved[name] = found.copy()
             before = found.nan + found.infinite
             found.add(array)
             bad = found.nan + found.infinite - before
@@ -125,9 +160,23 @@ class Calibrator:
     def values(self) -> dict[str, Array]:
         """The tapped values of the last step (of a body that ran more than once: the last)."""
         self._require_batches()
-        if self.graph.states:
-            return dict(self._values)
-        return {name: array.copy() for name, array in self._taps.run(self._last)}
+        if not self._keeps_values:
+            raise CalibrationError("values were not kept", hint="Leave keep_values=False out.")
+        if self._values is None:
+            raise CalibrationError("statistics of other runs have no values", hint="Call step.")
+        return {name: array.copy() for name, array in self._values.items()}
+
+    def record(
+        self,
+        dtype: str | QuantType = "int8",
+        method: Method = "minmax",
+        *,
+        scheme: str | Scheme | None = None,
+        values: Iterable[str] | None = None,
+    ) -> CalibrationRecord:
+        """How to quantize each tap, for `quant.insert_q_dq`; see `Ranges.record`."""
+        self._require_batches()
+        return self.ranges.record(dtype, method, scheme=scheme, values=values)
 
     def report(self) -> list[str]:
         """What to know before using the numbers: values left out, zeros, taps not reached."""
@@ -145,7 +194,7 @@ class Calibrator:
         """Forget statistics and state."""
         self.ranges.clear()
         self._taps.reset()
-        self._last, self._values = {}, {}
+        self._values = None
 
     def merge(self, other: Calibrator | Ranges) -> Calibrator:
         """Add what another run over other data found at the same taps; returns itself."""
@@ -203,6 +252,7 @@ def calibrate(
     many batches in a row widened no range. The statistics go to the file `save`, also when the run
     is interrupted; `resume=True` goes on from there with the batches behind those counted already.
     """
+    model, data = with_graph(model, data, transform)
     graph = load(model)
     same: dict[str, str] = {}
     is_simple = values is None or isinstance(values, str)
@@ -212,7 +262,13 @@ def calibrate(
         graph = run_passes(graph, INFERENCE)
         values, same = observed_values(graph, inside=values == "all")
     calibrator = Calibrator(
-        graph, values, axes=axes, nonfinite=nonfinite, threads=threads, simplify=not is_simple
+        graph,
+        values,
+        axes=axes,
+        nonfinite=nonfinite,
+        threads=threads,
+        simplify=not is_simple,
+        keep_values=False,
     )
     if resume and save is not None and Path(save).exists():
         calibrator.load(save)
@@ -227,6 +283,7 @@ def calibrate(
 
     with saved_on_interrupt(keep), interrupt_between_steps() as check:
         _run(calibrator, batches, patience, progress, check)
+    calibrator.ranges.remarks = batches.notes()
     keep()
     return calibrator.ranges
 

@@ -32,16 +32,9 @@ Array = np.ndarray[Any, Any]
 def encode(x: Array, parameters: QuantizationParameters, strict: bool = True) -> Array:
     """The codes of x, one a numpy element."""
     parameters.validate(x.shape)
-    x = x.astype(np.float32, copy=False)
+    x = as_f32(x, strict)
     missing = np.isnan(x)
     if missing.any():
-        if strict:
-            raise QuantizationError(
-                "NaN has no code",
-                expected="numbers",
-                found=f"{int(missing.sum())} NaN among {x.size} values",
-                hint="strict=False takes them for 0",
-            )
         x = np.where(missing, np.float32(0), x)
     kind = parameters.dtype
     require_codes_for(kind, parameters.scheme, x)
@@ -54,6 +47,34 @@ def encode(x: Array, parameters: QuantizationParameters, strict: bool = True) ->
     if not kind.is_integer:
         return cast(np.clip(ratio, kind.min, kind.max), kind.element)
     return _integer_codes(ratio, parameters)
+
+
+def as_f32(x: Array, strict: bool = True) -> Array:
+    """x in f32. Strict, NaN and finite numbers beyond f32 are errors; else the latter become
+    infinities.
+    """
+    with np.errstate(over="ignore"):
+        narrow_x = x.astype(np.float32, copy=False)
+    if not strict:
+        return narrow_x
+    missing = np.isnan(narrow_x)
+    if missing.any():
+        raise QuantizationError(
+            "NaN has no code",
+            expected="numbers",
+            found=f"{int(missing.sum())} NaN among {x.size} values",
+            hint="strict=False takes them for 0",
+        )
+    if x.dtype == np.float64:
+        beyond = np.isinf(narrow_x) & np.isfinite(x)
+        if beyond.any():
+            raise QuantizationError(
+                "a number is beyond f32, which quantizing computes in",
+                expected=f"magnitudes up to {np.finfo(np.float32).max:.4g}",
+                found=f"{x[beyond].flat[0]:g}, one of {int(beyond.sum())}",
+                hint="Clip or rescale the data; strict=False takes them for infinities",
+            )
+    return narrow_x
 
 
 def _integer_codes(ratio: Array, parameters: QuantizationParameters) -> Array:

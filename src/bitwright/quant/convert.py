@@ -32,13 +32,14 @@ from bitwright.quant.calibrate import Calibrator
 from bitwright.quant.data import Batches, Transform
 from bitwright.quant.effects import Losses
 from bitwright.quant.statistics import Statistics
+from bitwright.quant.traced import with_graph
 from bitwright.rewrite.trace import Trace
 
 CHECKED_BATCHES = 8
 """Batches that the outputs are compared on, at most."""
 
 
-@dataclass
+@dataclass(repr=False)
 class PrecisionReport:
     """What a conversion changed, what it left wide and why, and what that cost."""
 
@@ -53,6 +54,9 @@ class PrecisionReport:
     output_sqnr_db: dict[str, float] = field(default_factory=dict)
     """Against the model as it was, on data; empty without."""
 
+    def __repr__(self) -> str:
+        return f"<report: {str(self).splitlines()[0]}>"
+
     def __str__(self) -> str:
         lines = [
             f"{self.policy}: {len(self.changed)} ops changed, {len(self.kept)} kept; weights "
@@ -63,7 +67,7 @@ class PrecisionReport:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Converted:
     """A converted model and the report of what changed."""
 
@@ -86,6 +90,10 @@ class Converted:
             graph = graph.with_(meta={**graph.meta, PRECISION: again.to_json()})
         graph.save(path, **options)
 
+    def __repr__(self) -> str:
+        first, *_ = str(self.report).splitlines()
+        return f"<converted {self.graph.name!r}: {first}>"
+
 
 def convert(
     model: Any,
@@ -104,6 +112,7 @@ def convert(
     cannot hold. `io=True` changes the types of inputs and outputs as well.
     """
     chosen = policy(precision)
+    model, data = with_graph(model, data, transform)
     before = run_passes(load(model), SIMPLIFY)
     batches = None if data is None else Batches(data, before, transform=transform, subset=subset)
     if batches is not None and statistics is None:
@@ -118,6 +127,8 @@ def convert(
     report.float_bytes, report.converted_bytes = _weight_bytes(before), _weight_bytes(graph)
     if batches is not None and batches.is_repeatable:
         report.output_sqnr_db = _losses(before, graph, batches, threads)
+    if batches is not None:
+        batches.warn()
     return Converted(graph, report, chosen)
 
 
@@ -137,7 +148,7 @@ def _observe(graph: Graph, batches: Batches, threads: int | None) -> Mapping[str
         for path, value in value_paths(graph).items()
         if is_changeable(value) and value.node.op not in ("constant", "parameter", "state")
     ]
-    calibrator = Calibrator(graph, names, nonfinite="ignore", threads=threads)
+    calibrator = Calibrator(graph, names, nonfinite="ignore", threads=threads, keep_values=False)
     for batch in batches:
         calibrator.step(batch)
     return calibrator.ranges

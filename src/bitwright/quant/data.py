@@ -1,39 +1,41 @@
-"""Calibration data: from whatever the user has to batches, dicts of arrays by input name.
+"""Calibration data: from whatever the user has (`quant.sources`) to batches, dicts by input name.
 
-    an iterable of dicts, arrays or tuples          arrays and tuples go to the inputs in order
-    a reader with `get_next()`                      as ONNX Runtime's quantizer takes it
-    a PyTorch DataLoader                            tensors anywhere become arrays
-    a folder of .npz (by input name) or .npy        in order of the file names, one batch a file
-
-`transform` is applied to each item first. Items of a tuple behind the last input are left out: that
-is where loaders put labels. Batches are checked against the model before anything runs.
+`transform` is applied to each item first. Arrays and tuples go to the inputs in order; items of a
+tuple behind the last input, and keys of a dict that are no inputs, are left out: that is where
+loaders put labels. A model that fixes its batch size gets batches of that size (`quant.splitting`).
+Batches are checked against the model before anything runs.
 """
 
 from __future__ import annotations
 
 import itertools
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from bitwright.errors import BitwrightError, CalibrationError
+from bitwright.ir.arrays import as_array
 from bitwright.ir.feeds import bind_input, check_inputs
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
+from bitwright.quant.sources import File, source_of
+from bitwright.quant.splitting import Splitter
+from bitwright.warn import DataWarning
 
 Array = np.ndarray[Any, Any]
 Batch = dict[str, Array]
 Transform = Callable[[Any], Any]
-SUFFIXES = (".npz", ".npy")
 
 
 class Batches:
-    """Batches of a data source for one graph; iterating starts over where the source can."""
+    """Batches of a data source for one graph; iterating starts over where the source can.
+
+    `subset` batches are given at most. `batch_size` is for samples that come in one array, table or
+    folder of images, where the model does not fix it.
+    """
 
     def __init__(
         self,
@@ -42,12 +44,18 @@ class Batches:
         *,
         transform: Transform | None = None,
         subset: int | None = None,
+        batch_size: int | None = None,
     ) -> None:
         if subset is not None and subset < 1:
             raise CalibrationError("the subset must have at least one batch", found=subset)
-        self._source, self._transform, self._subset = _source(data, graph), transform, subset
+        if batch_size is not None and batch_size < 1:
+            raise CalibrationError("a batch must have at least one sample", found=batch_size)
+        self._source = source_of(data, graph, batch_size)
+        self._transform, self._subset = transform, subset
         self._inputs = graph.inputs
         self._graph = graph
+        self._splitter = Splitter(graph.inputs)
+        self._ignored: dict[str, None] = {}
 
     @property
     def is_repeatable(self) -> bool:
@@ -56,8 +64,20 @@ class Batches:
 
     def __len__(self) -> int:
         """The number of batches; TypeError where the source does not tell it."""
-        size = len(self._source)  # type: ignore[arg-type]
+        size = len(self._source) * self._parts  # type: ignore[arg-type]
         return size if self._subset is None else min(size, self._subset)
+
+    @cached_property
+    def _parts(self) -> int:
+        """Batches that an item of the source holds, as the first one tells."""
+        if not self._splitter.is_needed:
+            return 1
+        if not isinstance(self._source, Sequence):
+            raise TypeError("the source does not tell how many batches an item holds")
+        if not self._source:
+            return 1
+        item = self._read(self._source[0])
+        return len(Splitter(self._inputs).split(self._named(item, "batch 0 of the data")))
 
     @property
     def known_length(self) -> int | None:
@@ -67,9 +87,16 @@ class Batches:
             return self._subset
 
     def __iter__(self) -> Iterator[Batch]:
+        return itertools.islice(self._all(), self._subset)
+
+    def _all(self) -> Iterator[Batch]:
+        self._splitter = Splitter(self._inputs)
         count = 0
-        for count, item in enumerate(self._chosen(), 1):
-            yield self._batch(item, f"batch {count - 1} of the data")
+        for item in self._chosen():
+            where = f"batch {count} of the data"
+            for part in self._splitter.split(self._named(self._read(item), where)):
+                yield self._checked(part, f"batch {count} of the data")
+                count += 1
         if not count:
             raise CalibrationError(
                 "the data is empty",
@@ -92,12 +119,12 @@ class Batches:
             return (self._source[i] for i in sorted(wanted))
         return (item for i, item in enumerate(self._source) if i in wanted)
 
-    def _batch(self, item: Any, where: str) -> Batch:
-        if isinstance(item, _File):
+    def _read(self, item: Any) -> Any:
+        if isinstance(item, File):
             item = item.read()
-        if self._transform is not None:
-            item = self._transform(item)
-        batch = self._named(item, where)
+        return item if self._transform is None else self._transform(item)
+
+    def _checked(self, batch: Batch, where: str) -> Batch:
         try:
             check_inputs(self._graph, batch)
             bindings: dict[str, int] = {}
@@ -110,9 +137,12 @@ class Batches:
         return batch
 
     def _named(self, item: Any, where: str) -> Batch:
-        if isinstance(item, Mapping):
-            return {str(name): as_array(value) for name, value in item.items()}
         names = [value.name for value in self._inputs]
+        if isinstance(item, Mapping):
+            others = [str(name) for name in item if str(name) not in names]
+            self._ignored.update(dict.fromkeys(others))
+            given = {str(name): value for name, value in item.items()}
+            return {name: as_array(given[name]) for name in names if name in given}
         items = list(item) if isinstance(item, (tuple, list)) else [item]
         if len(items) < len(names) or item is None:
             raise CalibrationError(
@@ -132,83 +162,20 @@ class Batches:
                 return f"Does {value.name!r} lack its batch axis? Give array[None]."
         return ""
 
-
-def as_array(item: Any) -> Array:
-    """An array of anything array-like, PyTorch tensors (on any device) included."""
-    if hasattr(item, "detach"):
-        item = item.detach().cpu()
-        if str(item.dtype) == "torch.bfloat16":  # numpy has no such type; ml_dtypes does
-            return np.asarray(item.float().numpy().astype(ml_dtypes.bfloat16))
-        item = item.numpy()
-    return np.asarray(item)
-
-
-def _source(data: Any, graph: Graph) -> Iterable[Any]:
-    if isinstance(data, (str, Path)):
-        return _files(Path(data), graph)
-    if hasattr(data, "get_next"):
-        return iter(data.get_next, None)
-    if isinstance(data, Mapping):
-        return [data]
-    if isinstance(data, np.ndarray) or hasattr(data, "detach"):
-        array = as_array(data)
-        rank = next((v.rank for v in graph.inputs if isinstance(v.type, TensorType)), array.ndim)
-        return list(array) if array.ndim == rank + 1 else [array]
-    if callable(data) and not hasattr(data, "__iter__"):
-        data = data()
-    if not isinstance(data, Iterable):
-        raise CalibrationError(
-            "this is no source of batches",
-            expected="an iterable of dicts, arrays or tuples, a reader with get_next, or a folder",
-            found=type(data).__name__,
-        )
-    return data
-
-
-class _File:
-    """A file of the folder, read when its turn comes."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self) -> Any:
-        return read_arrays(self.path)
-
-
-def read_arrays(path: Path) -> Any:
-    """The array of an .npy file, or those of an .npz by name; pickled contents are refused."""
-    try:
-        found = np.load(path, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return found
-        with found:
-            return {name: found[name] for name in found.files}
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise CalibrationError(
-            f"cannot read {path.name}: {str(error) or type(error).__name__}",
-            expected="an .npz or .npy file of plain numbers",
-        ) from None
-
-
-def _files(path: Path, graph: Graph) -> list[_File]:
-    if path.is_file():
-        return [_File(path)]
-    if not path.is_dir():
-        raise CalibrationError(f"there is no data at {path}")
-    home = path.resolve()
-    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
-    for file in files:
-        if not file.resolve().is_relative_to(home):
-            raise CalibrationError(
-                f"{file.name} points outside its folder", hint="Copy the file into it."
+    def notes(self) -> list[str]:
+        """What was left out of the batches that were given so far."""
+        found = list(getattr(self._source, "notes", ()))
+        if self._ignored:
+            names = ", ".join(map(repr, self._ignored))
+            found.append(f"the data holds {names}, which the model does not take: left out")
+        if self._splitter.left_over:
+            found.append(
+                f"{self._splitter.left_over} samples are no whole batch of the size that the model "
+                "fixes: left out"
             )
-        if not file.is_file():
-            raise CalibrationError(f"{file.name} is not a regular file")
-        if file.suffix == ".npy" and len(graph.inputs) > 1:
-            raise CalibrationError(
-                f"{file.name} holds one array, and the model has {len(graph.inputs)} inputs",
-                hint="Use .npz files with one array per input name.",
-            )
-    if not files:
-        raise CalibrationError(f"{path} has no .npz and no .npy file")
-    return [_File(file) for file in files]
+        return found
+
+    def warn(self) -> None:
+        """Give the notes as warnings, for those who have no report for them."""
+        for note in self.notes():
+            warnings.warn(note, DataWarning, stacklevel=3)

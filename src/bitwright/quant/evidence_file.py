@@ -37,6 +37,7 @@ from bitwright.quant.data import Batch
 from bitwright.quant.probe import Channels
 from bitwright.quant.ranges import MAGIC as RANGES_MAGIC
 from bitwright.quant.ranges import Ranges
+from bitwright.quant.recipe import NO_DATA_HINT
 
 Array = np.ndarray[Any, Any]
 FORMAT = 2
@@ -87,6 +88,7 @@ class EvidenceFile:
                 "there is nothing to learn the sizes of the model's values from",
                 expected="data, or a file of statistics",
                 found=f"no file {self.path}",
+                hint=NO_DATA_HINT,
             )
         try:
             with self.path.open("rb") as file:
@@ -221,5 +223,6 @@ def _only_ranges(what: str) -> CalibrationError:
     return CalibrationError(
         f"{what} holds ranges of values, and quantizing measures errors on rows of them",
         expected="a file that bw.quantize wrote (it is made where it does not exist)",
-        hint="Ranges are put into a graph as they are by quant.insert_q_dq.",
+        hint="Ranges go into a graph as they are: "
+        "quant.insert_q_dq(graph, ranges.record('int8', 'minmax')).",
     )

@@ -8,6 +8,7 @@ there is data.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from bitwright.quant.parameters import QuantizationParameters
 from bitwright.quant.statistics import Statistics
 from bitwright.quant.tensor import QuantizedTensor
 from bitwright.quant.types import QuantType, Scheme
+from bitwright.warn import BitwrightWarning
 
 Array = np.ndarray[Any, Any]
 
@@ -86,12 +88,15 @@ class QuantizationSystem:
         self,
         dtype: str | QuantType,
         prefer: str = "accuracy",
-        statistics: Statistics | None = None,
+        statistics: Statistics | Observer | None = None,
+        *,
+        x: Any = None,
     ) -> QuantizationParameters:
-        """Parameters for a type: for the values observed, else for values within -1..1.
+        """Parameters for a type: for the values of `x`, or for those observed.
 
-        Speed takes the whole range, symmetric unless the type is unsigned. Accuracy takes, of both
-        schemes, the one whose best range has the lower expected error.
+        Without either they are for values within -1..1, and a warning says so. Speed takes the
+        whole range, symmetric unless the type is unsigned. Accuracy takes, of both schemes, the one
+        whose best range has the lower expected error.
         """
         kind = types.get(dtype)
         if prefer not in PREFERENCES:
@@ -99,8 +104,20 @@ class QuantizationSystem:
                 "the preference is not known", expected=" or ".join(PREFERENCES), found=prefer
             )
         usual = types.scheme(None, kind)
+        if x is not None:
+            if statistics is not None:
+                raise QuantizationError("x and statistics both say what the values are")
+            statistics = Observer().add(x)
         if statistics is None:
-            return QuantizationParameters.from_range(kind, -1.0, 1.0, usual)
+            warnings.warn(
+                f"parameters({str(kind)!r}) without data are for values within -1..1, and clip all "
+                "others: give x= or statistics=",
+                BitwrightWarning,
+                stacklevel=2,
+            )
+            return _of_unit_range(kind)
+        if isinstance(statistics, Observer):
+            statistics = statistics.statistics
         if prefer == "speed":
             return choose(statistics, kind, usual, "minmax")
         schemes = [usual]
@@ -150,9 +167,13 @@ class QuantizationSystem:
         parameters: QuantizationParameters | None = None,
     ) -> QuantizedTensor:
         """A tensor of zeros."""
-        parameters = parameters or self.parameters(dtype)
+        parameters = parameters or _of_unit_range(types.get(dtype))
         return QuantizedTensor.quantize(np.zeros(tuple(shape), np.float32), parameters)
 
     def measure(self, x: Any, tensor: QuantizedTensor) -> Quality:
         """What the tensor lost of x, measured."""
         return quality(x, tensor)
+
+
+def _of_unit_range(kind: QuantType) -> QuantizationParameters:
+    return QuantizationParameters.from_range(kind, -1.0, 1.0, types.scheme(None, kind))

@@ -25,10 +25,11 @@ from bitwright.quant.parameters import (
     QuantizationParameters,
     observed_range,
     require_codes_for,
+    require_widths,
 )
 from bitwright.quant.scoring import Distribution
 from bitwright.quant.search import Problem, least_divergence, least_error
-from bitwright.quant.statistics import Statistics
+from bitwright.quant.statistics import Statistics, require_statistics
 from bitwright.quant.types import Granularity, QuantType, Scheme
 
 Array = np.ndarray[Any, Any]
@@ -91,6 +92,7 @@ def choose(
     `adaptive` takes the method whose parameters have the lowest `error`, a function of parameters
     that measures at the consumer; without it, the expected squared error of the values themselves.
     """
+    require_statistics(statistics)
     kind = types.get(dtype)
     by = types.scheme(scheme, kind)
     types.check(
@@ -98,6 +100,7 @@ def choose(
     )
     low, high = observed_range(statistics)
     require_codes_for(kind, by, low)
+    require_widths(kind, widths, statistics.channels)
     problem = Problem(Distribution.of_statistics(statistics), kind, by, base, tuple(widths))
 
     def finish(bounds: Range, name: str) -> QuantizationParameters:
@@ -119,6 +122,10 @@ def select(
 ) -> QuantizationParameters:
     """The parameters that `finish` makes of the method's range and name."""
     method = method_of(method)
+    if method == "entropy":
+        bounds, sparse = _entropy(problem, statistics)
+        found = finish(bounds, name_of(method))
+        return found.with_notes(_sparse_note(sparse)) if sparse.any() else found
     if method != "adaptive":
         return finish(_range(method, statistics, problem), name_of(method))
     tried = []
@@ -161,11 +168,33 @@ def _range(method: Method, statistics: Callable[[], Statistics], problem: Proble
     if method == "mse":
         return least_error(problem)
     if method == "entropy":
-        if not problem.data.is_histogram:
-            problem = replace(problem, data=Distribution.of_statistics(statistics()))
-        return least_divergence(problem)
+        return _entropy(problem, statistics)[0]
     assert callable(method)
     return _custom(method, statistics())
+
+
+def _entropy(problem: Problem, statistics: Callable[[], Statistics]) -> tuple[Range, Array]:
+    """The range of least divergence, and for which rows it is that of least squared error.
+
+    A divergence compares densities. A histogram most of whose bins are empty tells none: within the
+    few that hold a value any range fits, and noise would decide.
+    """
+    bins = problem
+    if not problem.data.is_histogram:
+        bins = replace(problem, data=Distribution.of_statistics(statistics()))
+    sparse = bins.data.is_sparse
+    if sparse.all():
+        return least_error(problem), sparse
+    low, high = least_divergence(bins)
+    if sparse.any():
+        other_low, other_high = least_error(problem)
+        low, high = np.where(sparse, other_low, low), np.where(sparse, other_high, high)
+    return (low, high), sparse
+
+
+def _sparse_note(sparse: Array) -> str:
+    rows = "" if sparse.size == 1 else f" for {int(sparse.sum())} of {sparse.size} scales"
+    return f"entropy: too few values for a histogram{rows}; the least squared error decided"
 
 
 def _percentile(statistics: Statistics, share: float) -> tuple[Array, Array]:
@@ -204,4 +233,12 @@ def _custom(method: Custom, statistics: Statistics) -> tuple[Array, Array]:
             where=where,
             expected=f"(low, high), numbers or arrays[{statistics.channels}]",
         ) from None
+    if (low > high).any():
+        row = int(np.argmax(low > high))
+        raise QuantizationError(
+            "the range is reversed",
+            where=where,
+            expected="(low, high) with low <= high",
+            found=f"({low[row]:g}, {high[row]:g})",
+        )
     return np.minimum(low, 0), np.maximum(high, 0)

@@ -6,6 +6,7 @@ few values is scored value by value, a longer one through its histogram.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -16,19 +17,20 @@ from bitwright.errors import QuantizationError
 from bitwright.ir.dtype import DType
 from bitwright.ir.types import normalize_axis
 from bitwright.quant import types
-from bitwright.quant.codes import decode, encode
+from bitwright.quant.codes import as_f32, decode, encode
 from bitwright.quant.methods import Method, choose, method_of, select
 from bitwright.quant.mixed import assign_widths
 from bitwright.quant.parameters import (
     QuantizationParameters,
     require_codes_for,
+    require_widths,
     scale_and_zero_point,
     scale_shape,
 )
 from bitwright.quant.scales import ScaleFormat, scale_type
 from bitwright.quant.scoring import Distribution
 from bitwright.quant.search import Problem
-from bitwright.quant.statistics import Statistics
+from bitwright.quant.statistics import Statistics, real_array, whole_axis
 from bitwright.quant.tensor import QuantizedTensor
 from bitwright.quant.types import FORMATS, MIXED, Granularity, QuantType, Scheme
 
@@ -51,20 +53,30 @@ class Observer:
         self.arrays = 0
 
     def add(self, array: Any) -> Self:
-        """Observe one array; NaN and infinities are an error, or left out and counted."""
-        seen = self.statistics.nan + self.statistics.infinite
-        self.statistics.add(array)
+        """Observe one array; NaN and infinities are left out and counted, or they are an error,
+        which leaves the statistics as they were.
+        """
+        before, statistics = self.statistics.copy(), self.statistics
+        try:
+            statistics.add(array)
+            found = statistics.nan + statistics.infinite - before.nan - before.infinite
+            if found and self.nonfinite == "error":
+                raise QuantizationError(
+                    f"array {self.arrays + 1} holds values that are not finite",
+                    found=f"{found} of {np.size(array)}",
+                    hint="nonfinite='ignore' leaves them out",
+                )
+        except BaseException:
+            statistics.restore(before)
+            raise
         self.arrays += 1
-        found = self.statistics.nan + self.statistics.infinite - seen
-        if found and self.nonfinite == "error":
-            raise QuantizationError(
-                f"array {self.arrays} holds values that are not finite",
-                found=f"{found} of {np.size(array)}",
-                hint="nonfinite='ignore' leaves them out",
-            )
         return self
 
     def merge(self, other: Observer) -> Self:
+        if not isinstance(other, Observer):
+            raise QuantizationError(
+                "this is no observer", expected="Observer", found=type(other).__name__
+            )
         self.statistics.merge(other.statistics)
         self.arrays += other.arrays
         return self
@@ -105,7 +117,7 @@ def quantize_tensor(
     `dtype` is a type or a block format ("mxfp4", "nvfp4"...); `mixed` takes the `widths` of the
     channels, or the average `bits` to spend on them.
     """
-    array = np.asarray(x)
+    array = real_array(x)
     if not isinstance(dtype, QuantType) and dtype in FORMATS:
         form = FORMATS[dtype]
         dtype, scale_type = form.element, scale_type or form.scale
@@ -143,16 +155,26 @@ def parameters_for(
     """Parameters chosen for this very array."""
     kind = types.get(dtype)
     by = types.scheme(scheme, kind)
+    axis = None if axis is None else whole_axis(axis)
     if block and axis is None:
         raise QuantizationError("a block has no axis", expected="an axis", found=f"block {block}")
+    if block < 0:
+        raise QuantizationError("the block does not fit", expected="a size from 1 on", found=block)
     types.check(kind, by, Granularity.of(axis, block))
     if axis is not None:
+        if not -x.ndim <= axis < x.ndim:
+            raise QuantizationError(
+                f"axis {axis} is outside the tensor",
+                expected=f"an axis of {list(x.shape)}" if x.ndim else "no axis: it is a scalar",
+            )
         axis = normalize_axis(axis, x.ndim)
+    single = as_f32(x, strict)
+    if x.dtype == np.float64 and not strict:
+        x = np.where(np.isinf(single), single, x)
     rows = rows_of(x, axis, block)
-    if strict and np.isnan(x.astype(np.float32, copy=False)).any():
-        raise QuantizationError("NaN has no code", hint="strict=False takes them for 0")
     if kind == MIXED and not widths:
         widths = assign_widths(rows, bits)
+    require_widths(kind, widths, len(rows))
     return _Chooser(rows, x.shape, kind, by, axis, block, base, tuple(widths)).choose(
         method, scale_type(scale_element)
     )
@@ -167,7 +189,8 @@ def rows_of(x: Array, axis: int | None, block: int) -> Array:
     if axis is None:
         return x.reshape(1, -1)
     if not block:
-        return np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
+        rest = math.prod(x.shape[:axis]) * math.prod(x.shape[axis + 1 :])
+        return np.moveaxis(x, axis, 0).reshape(x.shape[axis], rest)
     last = np.moveaxis(x, axis, -1)
     short = -last.shape[-1] % block
     if short:

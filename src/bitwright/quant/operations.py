@@ -71,7 +71,11 @@ def qmatmul(
     output: QuantizationParameters | None = None,
     fixed_point: bool = False,
 ) -> Result:
-    """x[..., M, K] @ w[..., K, N] + bias[N]; a whole bias is in units of both scales."""
+    """x[..., M, K] @ w[..., K, N] + bias[N].
+
+    A whole bias is in units of both scales. A float one is added in f32 where the result is f32;
+    for quantized values it is rounded to those units first, as kernels add it.
+    """
     if x.ndim < 2 or w.ndim < 2 or x.shape[-1] != w.shape[-2]:
         raise QuantizationError(
             "the matrices do not fit",
@@ -115,7 +119,7 @@ def qconv2d(
     groups: int = 1,
     fixed_point: bool = False,
 ) -> Result:
-    """x[N, C, H, W] with w[M, C/groups, kh, kw] and bias[M]; padding is 0."""
+    """x[N, C, H, W] with w[M, C/groups, kh, kw] and bias[M] as in `qmatmul`; padding is 0."""
     if x.ndim != 4 or w.ndim != 4:
         raise QuantizationError(
             "an operand has the wrong rank",
@@ -160,12 +164,20 @@ def _compiled(
     """The product by a compiled kernel, where one takes it."""
     if fixed_point:
         return None
-    whole = None
+    whole, axis = None, -1 if op == "integer_matmul" else 1
     if bias is not None:
-        whole = _whole_bias(np.asarray(bias).reshape(-1), scale)
-        if whole is None or whole.size != shape[-1 if op == "integer_matmul" else 1]:
+        bias = np.asarray(bias).reshape(-1)
+        if bias.size != shape[axis]:
             return None
-    return compiled(Product(op, x, w, attrs, shape, scale, whole, output))
+        if output is not None or bias.dtype.kind in "iu":
+            whole = _whole_bias(bias, scale)
+            if whole is None:
+                return None
+    found = compiled(Product(op, x, w, attrs, shape, scale, whole, output))
+    if bias is None or whole is not None or found is None:
+        return found
+    assert isinstance(found, np.ndarray)
+    return _finish_terms(found, _along(bias, found.ndim, axis), None)
 
 
 def _channels(w: QuantizedTensor) -> Array:
@@ -340,15 +352,22 @@ def _with_bias(
     """Add a bias along an axis: whole numbers to the sum, where one scale serves a channel."""
     if bias is None:
         return finish(acc, scale, output, fixed_point)
-    place = [1] * acc.ndim
-    place[axis] = -1
-    bias = np.asarray(bias).reshape(place)
-    whole = _whole_bias(bias, scale)
+    bias = _along(np.asarray(bias), acc.ndim, axis)
+    whole = None
+    if output is not None or bias.dtype.kind in "iu":
+        whole = _whole_bias(bias, scale)
     if whole is None:
         into = output if _steps(output) else None
         return _finish_terms(terms(acc, scale, into), bias, output)
     total = exact(acc.astype(np.int64) + whole, acc.dtype, "the bias")
     return finish(total, scale, output, fixed_point)
+
+
+def _along(bias: Array, rank: int, axis: int) -> Array:
+    """A bias as an array that broadcasts along one axis of this rank."""
+    place = [1] * rank
+    place[axis] = -1
+    return bias.reshape(place)
 
 
 def _whole_bias(bias: Array, scale: Array) -> Array | None:

@@ -22,7 +22,7 @@ from bitwright.ir.dtype import DType, f32
 from bitwright.ir.types import normalize_axis
 from bitwright.quant import types
 from bitwright.quant.scales import PLAIN, ScaleFormat, scale_type
-from bitwright.quant.statistics import Statistics
+from bitwright.quant.statistics import Statistics, require_statistics, whole_axis
 from bitwright.quant.types import MIXED, WIDTHS, Granularity, QuantType, Scheme
 
 Array = np.ndarray[Any, Any]
@@ -57,9 +57,11 @@ class QuantizationParameters:
             object.__setattr__(self, name, value)
 
         keep("dtype", kind)
+        keep("axis", None if self.axis is None else whole_axis(self.axis))
         keep("scheme", types.scheme(self.scheme, kind))
         keep("scale_type", scale_type(self.scale_type))
-        keep("scale", np.asarray(self.scale, self.scale_type.numpy))
+        with np.errstate(over="ignore"):  # `validate` tells of what is infinite then
+            keep("scale", np.asarray(self.scale, self.scale_type.numpy))
         keep("zero_point", self._held_zero_point(np.asarray(self.zero_point)))
 
     def _held_zero_point(self, zero_point: Array) -> Array:
@@ -198,6 +200,7 @@ class QuantizationParameters:
         widths: Sequence[int] = (),
     ) -> QuantizationParameters:
         """Codes that span the whole observed range; `choose` has the other methods."""
+        require_statistics(statistics)
         low, high = observed_range(statistics)
         found = QuantizationParameters.from_range(
             dtype, low, high, scheme, statistics.axis, base=base, widths=widths
@@ -218,12 +221,7 @@ class QuantizationParameters:
             raise QuantizationError("the base is not known", expected="2 or √2", found=self.base)
         if self.dtype == MIXED and any(width not in WIDTHS for width in self.widths):
             raise QuantizationError("a width is not known", expected="2, 4 or 8", found=self.widths)
-        if self.dtype == MIXED and len(self.widths) != self.scale.size:
-            raise QuantizationError(
-                "the widths do not match the scales",
-                expected=self.scale.size,
-                found=len(self.widths),
-            )
+        require_widths(self.dtype, self.widths, self.scale.size)
         if shape is not None:
             self._check_shape(shape)
         return self
@@ -342,6 +340,14 @@ def observed_range(statistics: Statistics) -> tuple[Array, Array]:
     seen = statistics.count > 0
     low = np.where(seen, statistics.minimum, 0.0)
     high = np.where(seen, statistics.maximum, 0.0)
+    widest = np.maximum(-low, high)
+    if (widest > _NORMAL.max).any():
+        raise QuantizationError(
+            "the observed values are beyond f32, which quantizing computes in",
+            expected=f"magnitudes up to {_NORMAL.max:.4g}",
+            found=_first(widest, widest > _NORMAL.max),
+            hint="Clip or rescale the data",
+        )
     return (low[0], high[0]) if statistics.axis is None else (low, high)
 
 
@@ -353,6 +359,16 @@ def require_codes_for(kind: QuantType, by: Scheme, low: Any) -> None:
             expected="a minimum of 0 or more",
             found=f"{np.min(low):g}",
             hint="Take the asymmetric scheme, or a signed type",
+        )
+
+
+def require_widths(kind: QuantType, widths: Sequence[int], channels: int) -> None:
+    """Raise unless the channels of `mixed` have a width each."""
+    if kind == MIXED and len(widths) != channels:
+        raise QuantizationError(
+            "the widths do not match the channels",
+            expected=f"{channels}, each 2, 4 or 8",
+            found=len(widths) or "none",
         )
 
 

@@ -21,6 +21,7 @@ from bitwright.quant.assign import UNREACHED, Choice
 from bitwright.quant.attentions import SCHEME, Attentions
 from bitwright.quant.recipe import CODED
 
+HEADER = ("layer", "op", "scheme", "SQNR dB", "multiply-adds", "why")
 GIVEN = "given"
 """The scheme of what the model had in codes before."""
 
@@ -40,7 +41,7 @@ class Layer:
     reach: float = 1.0
 
 
-@dataclass
+@dataclass(repr=False)
 class QuantizationReport:
     recipe: str
     layers: list[Layer]
@@ -51,6 +52,8 @@ class QuantizationReport:
     seconds: float = field(default=0.0)
     notes: list[str] = field(default_factory=list)
     """What to know before trusting the numbers."""
+    is_measured: bool = True
+    """Whether there was data; without, the SQNR of a layer is that of its weights."""
 
     @property
     def share_in_8_bit(self) -> float:
@@ -84,22 +87,36 @@ class QuantizationReport:
     def summary(self) -> str:
         outputs = ", ".join(f"{n} {v:.1f} dB" for n, v in self.output_sqnr_db.items())
         ratio = self.quantized_bytes / max(1, self.float_bytes)
+        measured = f"outputs on calibration data: {outputs or 'none are real numbers'}"
         return (
             f"{self.share_in_8_bit:.1%} of the multiply-adds in 8 bits; weights "
             f"{self.float_bytes / 1e6:.2f} MB -> {self.quantized_bytes / 1e6:.2f} MB "
-            f"({ratio:.2f}); outputs on calibration data: {outputs or 'none are real numbers'}"
+            f"({ratio:.2f}); {measured if self.is_measured else 'outputs not measured'}"
         )
+
+    def __repr__(self) -> str:
+        return f"<report of {len(self.layers)} layers, recipe {self.recipe}: {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        from bitwright.ir.html import table
+
+        rows = (self._cells(layer) for layer in self.layers)
+        notes = [self.summary(), *(f"note: {note}" for note in self.notes)]
+        return table(f"quantized with recipe {self.recipe}", HEADER, rows, notes)
+
+    @staticmethod
+    def _cells(layer: Layer) -> tuple[str, ...]:
+        sqnr = "" if layer.sqnr_db is None else f"{layer.sqnr_db:.1f}"
+        why = layer.reason + (f"; smoothed {layer.smoothing:g}" if layer.smoothing else "")
+        return layer.name, layer.op, layer.scheme, sqnr, f"{layer.multiply_adds:,}", why
 
     def __str__(self) -> str:
         from rich.console import Console
         from rich.table import Table
 
-        table = Table("layer", "op", "scheme", "SQNR dB", "multiply-adds", "why")
+        table = Table(*HEADER)
         for layer in self.layers:
-            sqnr = "" if layer.sqnr_db is None else f"{layer.sqnr_db:.1f}"
-            why = layer.reason + (f"; smoothed {layer.smoothing:g}" if layer.smoothing else "")
-            count = f"{layer.multiply_adds:,}"
-            table.add_row(layer.name, layer.op, layer.scheme, sqnr, count, why)
+            table.add_row(*self._cells(layer))
         text = io.StringIO()
         console = Console(file=text, width=160)
         notes = [f"note: {note}" for note in self.notes]

@@ -35,7 +35,12 @@ from bitwright.passes.separate_phases import separate_phases
 from bitwright.pipeline import INFERENCE, PRECISION
 from bitwright.quant.algorithms.choosing import Coding
 from bitwright.quant.algorithms.codes import decibels
-from bitwright.quant.algorithms.weights import WeightFormat, Weights, quantize_weights
+from bitwright.quant.algorithms.weights import (
+    WeightFormat,
+    Weights,
+    quantize_weights,
+    round_weights,
+)
 from bitwright.quant.angles import widen_angles
 from bitwright.quant.apply import apply_choices
 from bitwright.quant.assign import Choice, assign, embeddings, safer
@@ -51,9 +56,10 @@ from bitwright.quant.gathering import Gathering
 from bitwright.quant.interrupt import saved_on_interrupt
 from bitwright.quant.products import find_sites
 from bitwright.quant.quantization_report import QuantizationReport, constant_bytes, make_report
-from bitwright.quant.recipe import Recipe
+from bitwright.quant.recipe import NO_DATA_HINT, Recipe
 from bitwright.quant.recipe import recipe as find_recipe
 from bitwright.quant.relieve import open_codings, relieve
+from bitwright.quant.traced import with_graph
 from bitwright.quant.types import FORMATS
 from bitwright.quant.widen import widen_halves
 from bitwright.warn import DataWarning
@@ -66,7 +72,7 @@ _POLICIES = {"bf16": "mixed_bf16", "f16": "mixed"}
 """What a float precision stands for."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Quantized:
     """A quantized model: its graph in Q/DQ form and the report of what each layer got."""
 
@@ -76,6 +82,12 @@ class Quantized:
     def save(self, path: str | Path, **options: Any) -> None:
         """Write the model (.onnx or .bw)."""
         self.graph.save(path, **options)
+
+    def __repr__(self) -> str:
+        return f"<quantized {self.graph.name!r}: {self.report.summary()}>"
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
 
 
 def quantize(
@@ -90,13 +102,14 @@ def quantize(
     progress: bool | None = None,
     float_precision: str | Policy = "f32",
 ) -> Quantized:
-    """Quantize a model (graph, path, bytes or ModelProto) with calibration data.
+    """Quantize a model (graph, path, bytes, ModelProto or PyTorch module) with calibration data.
 
     `data` is whatever `bw.calibrate` takes. No batch is needed twice, except the few that the
     result is checked on. What the data showed goes to the file `statistics`, also when the run is
     interrupted; the next run with that file goes on behind the batches that it holds, and needs no
-    data if there are none. What stays float runs at `float_precision` ("bf16", "f16" or a policy)
-    wherever bitwright runs the model, and is checked so; other runtimes run it as f32.
+    data if there are none. Nor does a recipe for weights alone with rounding "nearest". What stays
+    float runs at `float_precision` ("bf16", "f16" or a policy) wherever bitwright runs the model,
+    and is checked so; other runtimes run it as f32.
     """
     begin = time.perf_counter()
     rules = find_recipe(recipe)
@@ -104,17 +117,24 @@ def quantize(
     file = EvidenceFile.at(statistics)
     if file is not None:
         file.require_usable(has_data=data is not None)
-    elif data is None:
+    elif data is None and rules.needs_data:
         raise CalibrationError(
             "there is nothing to learn the sizes of the model's values from",
             expected="data, or a file of statistics",
+            hint=NO_DATA_HINT,
         )
     with workers_at_hand():
+        model, data = with_graph(model, data, transform)
         given = run_passes(load(model), INFERENCE)
         graph = widen_halves(given)
         if graph is not given:
             graph = run_passes(graph, INFERENCE)
         graph = run_passes(graph, (separate_phases, canonicalize))
+        if data is None and file is None:
+            result = _without_data(graph, rules, chosen)
+            result.report.float_bytes = constant_bytes(given)
+            result.report.seconds = time.perf_counter() - begin
+            return result
         batches = None if data is None else Batches(data, graph, transform=transform, subset=subset)
         gathering = Gathering(graph, find_sites(graph), batches, file, threads)
         is_narrow = all(p.matrix.shape[2] <= WIDE for s in gathering.sites for p in s.products)
@@ -124,19 +144,38 @@ def quantize(
             result = _quantize(graph, gathering, rules, chosen, threads)
     gathering.finish()
     result.report.float_bytes = constant_bytes(given)
-    result.report.notes = [*gathering.notes(), *result.report.already_quantized()]
+    left_out = [] if batches is None else batches.notes()
+    result.report.notes = [*gathering.notes(), *left_out, *result.report.already_quantized()]
     for note in result.report.notes:
         warnings.warn(note, DataWarning, stacklevel=2)
     result.report.seconds = time.perf_counter() - begin
     return result
 
 
-def _quantize(
-    graph: Graph, gathering: Gathering, rules: Recipe, chosen: Policy, threads: int | None
-) -> Quantized:
-    """Choose, round and check, until the outputs keep what the recipe asks for."""
-    evidence = gathering.evidence
-    form = WeightFormat(
+def _without_data(graph: Graph, rules: Recipe, chosen: Policy) -> Quantized:
+    """Weights rounded to the nearest values, which needs no data, and measured by themselves."""
+    choices = assign(find_sites(graph), {}, rules)
+    found = _weights(choices, {}, _weight_format(rules), {})
+    lookups = embeddings(graph, rules)
+    result = widen_angles(apply_choices(graph, choices, found, lookups, equalize=False))
+    if not chosen.is_plain:
+        result = result.with_(meta={**result.meta, PRECISION: chosen.to_json()})
+    bindings = {symbol.name: 1 for symbol in graph.input_symbols}
+    attentions = Attentions(graph, rules, bindings)
+    report = make_report(
+        graph, result, choices, found, lookups, {}, bindings, rules.name, attentions
+    )
+    report.is_measured = False
+    report.notes = [
+        "there was no data: the SQNR of a layer is that of its weights, and work is counted with "
+        "free sizes of 1",
+        *report.already_quantized(),
+    ]
+    return Quantized(result, report)
+
+
+def _weight_format(rules: Recipe) -> WeightFormat:
+    return WeightFormat(
         rules.weight_bits,
         rules.block or (FORMATS[rules.weight_format].block if rules.weight_format else 0),
         rules.rounding,
@@ -144,6 +183,14 @@ def _quantize(
         rules.ranges,
         rules.weight_format,
     )
+
+
+def _quantize(
+    graph: Graph, gathering: Gathering, rules: Recipe, chosen: Policy, threads: int | None
+) -> Quantized:
+    """Choose, round and check, until the outputs keep what the recipe asks for."""
+    evidence = gathering.evidence
+    form = _weight_format(rules)
     lookups = embeddings(graph, rules)
     if rules.equalize:
         relate_channels(gathering.sites)
@@ -193,7 +240,15 @@ def _weights(
         name = choice.site.name
         before = made.get(name)
         if before is None or before[0] is not choice.coding:
-            made[name] = choice.coding, quantize_weights(evidence[name], choice.coding, form)
+            seen = evidence.get(name)
+            made[name] = (
+                choice.coding,
+                (
+                    round_weights(choice.site.products, form)
+                    if seen is None
+                    else quantize_weights(seen, choice.coding, form)
+                ),
+            )
         found.update(made[name][1])
     system.give_memory_back()
     return found

@@ -9,14 +9,18 @@ then the byte forms of the statistics, at offsets counted from the index's end
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from bitwright.errors import CalibrationError, ParseError
+from bitwright.ir.calibration import CalibrationRecord
 from bitwright.ir.container import write_atomically
 from bitwright.ir.graph import nearest
+from bitwright.quant.methods import Method
+from bitwright.quant.record import make_record
 from bitwright.quant.statistics import Statistics
+from bitwright.quant.types import QuantType, Scheme
 
 MAGIC = b"BWRANGE1"
 
@@ -32,6 +36,8 @@ class Ranges(Mapping[str, Statistics]):
     ) -> None:
         self.statistics, self.batches = dict(statistics or {}), batches
         self.same = dict(same or {})
+        self.remarks: list[str] = []
+        """What the run says about its data; a file does not hold it."""
 
     def __getitem__(self, name: str) -> Statistics:
         source = self.same.get(name, name)
@@ -59,6 +65,12 @@ class Ranges(Mapping[str, Statistics]):
 
     def merge(self, other: Ranges) -> Ranges:
         """Add what another run found at the same values; returns itself."""
+        if not isinstance(other, Ranges):
+            raise CalibrationError(
+                "this is no table of statistics",
+                expected="Ranges, as bw.calibrate gives them",
+                found=type(other).__name__,
+            )
         if set(self.statistics) != set(other.statistics):
             apart = sorted(set(self.statistics) ^ set(other.statistics))
             raise CalibrationError(
@@ -76,7 +88,7 @@ class Ranges(Mapping[str, Statistics]):
 
     def notes(self) -> list[str]:
         """What a reader should know before using the numbers."""
-        found = []
+        found = list(self.remarks)
         for name, one in self.statistics.items():
             if one.nan or one.infinite:
                 found.append(f"{name}: {one.nan} NaN and {one.infinite} infinities left out")
@@ -103,6 +115,23 @@ class Ranges(Mapping[str, Statistics]):
             }
             for name, one in self.statistics.items()
         ]
+
+    def record(
+        self,
+        dtype: str | QuantType = "int8",
+        method: Method = "minmax",
+        *,
+        scheme: str | Scheme | None = None,
+        values: Iterable[str] | None = None,
+    ) -> CalibrationRecord:
+        """How to quantize each value (or those named) with a range that the method chooses.
+
+        The record is what `quant.insert_q_dq` takes. A value with statistics along an axis gets a
+        scale for each channel; channels that were always zero get scale 1. Values that only move
+        another's data are left out unless they are named, and so are those never reached.
+        `bw.quantize` does not use it: it measures errors at the products, which ranges do not tell.
+        """
+        return make_record(self, dtype, method, scheme, values)
 
     # the file
 

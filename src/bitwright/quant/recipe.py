@@ -37,6 +37,10 @@ KINDS = ("matmul", "conv", "recurrent", "embedding")
 ROUNDINGS = ("gptq", "adaround", "nearest")
 FLOAT_ROUNDINGS = ("gptq", "nearest")
 RANGES = ("mse", "peak")
+NO_DATA_HINT = (
+    'Weights alone, rounded to the nearest value, need none: recipe={"base": "w8", "rounding": '
+    '"nearest"}.'
+)
 ATTENTION = ("auto", "int8", "float")
 
 
@@ -76,6 +80,11 @@ class Recipe:
     """What the outputs keep, in decibels, of all attentions in codes together."""
     guard_sqnr: float = 12.0
     """What the model's outputs keep on the calibration data, or layers go back to safer schemes."""
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether it measures anything: rounding weights to the nearest value does not."""
+        return self.schemes_allowed != ("weights",) or self.rounding != "nearest"
 
     def scheme_of(self, name: str) -> str | None:
         """The scheme that the recipe asks for by name."""

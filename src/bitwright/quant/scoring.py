@@ -20,6 +20,8 @@ import numpy as np
 from bitwright.quant.statistics import Statistics
 
 Array = np.ndarray[Any, Any]
+_FEW = 4  # values in a bin that say little about the density there
+_SPARSE = 0.01  # of all values, in bins with few, from which on a histogram tells no density
 _LEAST_WIDTH = 2.0**-10  # of a bin: where all its values are equal, or its edge is the maximum
 
 
@@ -70,6 +72,12 @@ class Distribution:
         """Values per unit of length in each bin."""
         width = np.diff(self.places)
         return np.asarray(self.weights / np.where(width > 0, width, np.inf))
+
+    @cached_property
+    def is_sparse(self) -> Array:
+        """For each row of bins, whether they hold too few values to tell a density."""
+        thin = np.where(self.weights < _FEW, self.weights, 0).sum(1)
+        return np.asarray(thin > _SPARSE * self.weights.sum(1))
 
     @cached_property
     def middles(self) -> Array:

@@ -14,12 +14,14 @@ NaN and infinities are counted and left out of everything else.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from bitwright.errors import ParseError, QuantizationError
+from bitwright.errors import GraphError, ParseError, QuantizationError, UnsupportedError
+from bitwright.ir.arrays import as_array
 from bitwright.ir.dtype import Family, dtype
 from bitwright.ir.types import normalize_axis
 from bitwright.quant import fast_statistics
@@ -53,7 +55,7 @@ class Statistics:
     """What a calibration method may know about a stream of values."""
 
     def __init__(self, axis: int | None = None, bins: int | None = None) -> None:
-        self.axis = axis
+        self.axis = None if axis is None else whole_axis(axis)
         self.bins = bins or (BINS if axis is None else CHANNEL_BINS)
         if self.bins < 2:
             raise QuantizationError("a histogram has too few bins", expected=2, found=self.bins)
@@ -108,9 +110,7 @@ class Statistics:
 
     def add(self, array: Any) -> None:
         """Count every value of an array of any real type and shape."""
-        x = np.asarray(array)
-        if dtype(x.dtype).family in (Family.STRING, Family.COMPLEX):
-            raise QuantizationError("statistics are of real numbers", found=x.dtype)
+        x = real_array(array)
         if self.axis is not None:
             self._require_channels(x.shape[normalize_axis(self.axis, x.ndim)])
         elif x.dtype == np.float32 or dtype(x.dtype).bits <= 16:
@@ -242,6 +242,7 @@ class Statistics:
 
     def merge(self, other: Statistics) -> Statistics:
         """Add what another stream counted; returns itself."""
+        require_statistics(other)
         if (self.axis, self.bins) != (other.axis, other.bins):
             raise QuantizationError(
                 "statistics of different kinds do not merge",
@@ -261,11 +262,20 @@ class Statistics:
         return self
 
     def copy(self) -> Statistics:
-        twin = Statistics(self.axis, self.bins)
-        twin.nan, twin.infinite = self.nan, self.infinite
-        for name in _FIELDS:
-            setattr(twin, name, getattr(self, name).copy())
+        twin = Statistics.__new__(Statistics)
+        twin.axis, twin.bins = self.axis, self.bins
+        twin._take(self, copied=True)
         return twin
+
+    def restore(self, saved: Statistics) -> None:
+        """Become what `saved`, an earlier copy of these statistics, holds."""
+        self._take(saved, copied=False)
+
+    def _take(self, other: Statistics, copied: bool) -> None:
+        self.nan, self.infinite = other.nan, other.infinite
+        for name in _FIELDS:
+            array = getattr(other, name)
+            setattr(self, name, array.copy() if copied else array)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Statistics) and self.to_bytes() == other.to_bytes()
@@ -294,6 +304,38 @@ class Statistics:
             return _read(memoryview(data))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ParseError(f"these bytes are not statistics: {error}") from None
+
+
+def require_statistics(found: Any) -> None:
+    """Raise unless this is a `Statistics`."""
+    if not isinstance(found, Statistics):
+        raise QuantizationError(
+            "these are no statistics",
+            expected="a Statistics: that of an Observer, or of a value of what bw.calibrate gives",
+            found=type(found).__name__,
+        )
+
+
+def whole_axis(axis: Any) -> int:
+    """The axis as an int; anything but a whole number is an error."""
+    try:
+        if not isinstance(axis, bool):
+            return operator.index(axis)
+    except TypeError:
+        pass
+    raise QuantizationError("an axis is no whole number", found=repr(axis))
+
+
+def real_array(x: Any) -> Array:
+    """The array of anything array-like; only real numbers pass."""
+    try:
+        array = as_array(x)
+        if dtype(array.dtype).family not in (Family.STRING, Family.COMPLEX):
+            return array
+        found: Any = array.dtype
+    except (ValueError, TypeError, GraphError, UnsupportedError) as error:
+        found = f"{type(x).__name__}: {str(error).splitlines()[0]}"
+    raise QuantizationError("this is no array of real numbers", found=found)
 
 
 def _read(data: memoryview) -> Statistics:

@@ -21,6 +21,7 @@ from bitwright.backends.cpu.program import Program
 from bitwright.backends.reference import Reference
 from bitwright.errors import CalibrationError
 from bitwright.executable import Executable
+from bitwright.ir.arrays import as_array
 from bitwright.ir.dim import Sizes
 from bitwright.ir.dtype import string
 from bitwright.ir.feeds import bind_input, check_inputs
@@ -49,7 +50,19 @@ class Taps:
         budget: int | None = None,
         simplify: bool = True,
     ) -> None:
+        if not isinstance(graph, Graph):
+            raise CalibrationError(
+                "taps are values of a graph",
+                expected="a Graph",
+                found=type(graph).__name__,
+                hint="bw.load gives the graph of a file.",
+            )
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            found = repr(names)
+            raise CalibrationError("taps are no list of names", expected='["name"]', found=found)
         self.graph, self.names = graph, tuple(dict.fromkeys(names))
+        if wrong := [name for name in self.names if not isinstance(name, str)]:
+            raise CalibrationError("a tap is no name of a value", found=repr(wrong[0]))
         self._threads, self._simplify = threads, simplify
         self._budget = knobs.TAP_BYTES.number() if budget is None else budget
         self.values = find_values(graph, self.names)
@@ -86,6 +99,17 @@ class Taps:
         for part in self._runs:
             yield part.run(feeds, bindings)
 
+    @property
+    def states(self) -> dict[str, Array]:
+        """Copies of what states of the graph hold, for `restore`."""
+        return {n: a.copy() for part in self._runs for n, a in part.exe.engine.states.items()}
+
+    def restore(self, states: Mapping[str, Array]) -> None:
+        """Let states of the graph hold what they held before; those without a value start anew."""
+        for part in self._runs:
+            part.exe.engine.states.clear()
+            part.exe.engine.states.update({name: a.copy() for name, a in states.items()})
+
     def reset(self) -> None:
         """Forget what states of the graph hold."""
         for part in self._runs:
@@ -103,7 +127,7 @@ class Taps:
         return len(self._runs)
 
     def _given_array(self, value: Value, feeds: Feeds) -> Array:
-        return np.asarray(
+        return as_array(
             feeds[value.name] if value.node.op == "input" else value.node.attrs["value"]
         )
 

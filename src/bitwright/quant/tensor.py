@@ -21,6 +21,7 @@ from bitwright.ir.types import normalize_axis
 from bitwright.quant.codes import decode, encode
 from bitwright.quant.packing import pack, unpack
 from bitwright.quant.parameters import QuantizationParameters, scale_shape
+from bitwright.quant.statistics import real_array
 from bitwright.quant.types import BINARY, MIXED, Granularity
 
 Array = np.ndarray[Any, Any]
@@ -58,7 +59,7 @@ class QuantizedTensor:
         x: Any, parameters: QuantizationParameters, strict: bool = True
     ) -> QuantizedTensor:
         """Numbers as codes, by these parameters."""
-        array = np.asarray(x)
+        array = real_array(x)
         return QuantizedTensor.from_codes(encode(array, parameters, strict), parameters)
 
     @staticmethod

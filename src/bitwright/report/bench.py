@@ -29,9 +29,10 @@ import numpy as np
 from bitwright import system
 from bitwright.errors import BitwrightError
 from bitwright.frontend.load import load
+from bitwright.ir.feeds import check_sizes
 from bitwright.ir.graph import Graph
 from bitwright.report.bench_worker import ENGINES
-from bitwright.report.feeds import random_inputs
+from bitwright.report.feeds import random_inputs, read_inputs
 
 OURS = "bitwright"
 PEERS = tuple(name for name in ENGINES if name != OURS)
@@ -80,20 +81,23 @@ def bench(
     threads: Sequence[int] | None = None,
     rounds: int = 15,
     sizes: Mapping[str, int] | None = None,
-    feeds: Mapping[str, Any] | None = None,
+    feeds: Mapping[str, Any] | str | Path | None = None,
     precision: str = "f32",
 ) -> Bench:
     """Time a model (a path or a graph) beside other runtimes.
 
-    Without `feeds`, inputs are random, free sizes being `sizes` or 1. `threads` None means as many
-    as the machine has cores. `precision` is the policy to compile with; a peer that takes such a
-    hint gets the precision of products.
+    Without `feeds` (arrays by name, or the path of an .npz or .npy file) inputs are random, free
+    sizes being `sizes` or 1. `threads` None means as many as the machine has cores. `precision` is
+    the policy to compile with; a peer that takes such a hint gets the precision of products.
     """
     engines = _engines(against)
     counts = list(threads or (system.cores(),))
     if rounds < 1 or min(counts) < 1:
         raise BitwrightError("rounds and threads must be at least 1", found=(rounds, counts))
     graph = load(model)
+    check_sizes(sizes or {}, (s.name for s in graph.input_symbols), f"graph {graph.name!r}")
+    if isinstance(feeds, (str, Path)):
+        feeds = read_inputs(feeds, graph)
     given = dict(feeds) if feeds is not None else random_inputs(graph, sizes or {}, seed=0)
     arrays: dict[str, Any] = {name: np.asarray(value) for name, value in given.items()}
     with tempfile.TemporaryDirectory() as folder:

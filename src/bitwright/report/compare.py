@@ -29,6 +29,7 @@ from bitwright.quant.data import Batches
 from bitwright.quant.observed import observed_values
 from bitwright.quant.progress import progress_bar
 from bitwright.quant.taps import Taps
+from bitwright.quant.traced import with_graph
 
 Array = np.ndarray[Any, Any]
 
@@ -139,7 +140,10 @@ def compare(
     progress: bool | None = None,
 ) -> Comparison:
     """The second model held against the first on the same data; models are graphs or paths."""
-    graphs = [run_passes(load(_graph(model)), INFERENCE) for model in (first, second)]
+    graphs = []
+    for model in (first, second):
+        found_model, data = with_graph(_graph(model), data, transform)
+        graphs.append(run_passes(load(found_model), INFERENCE))
     pairs = _output_pairs(*graphs)
     shared = _shared_layers(*graphs) if layers else []
     keys = {f"output {name}": names for name, names in pairs.items()}
@@ -170,12 +174,14 @@ def compare(
                     sample.add(a, b)
             found.samples.append(sample)
             advance()
+    batches.warn()
     return found
 
 
 def _graph(model: Any) -> Any:
     """The graph of a quantized model, or the model itself."""
-    return getattr(model, "graph", model)
+    found = getattr(model, "graph", model)
+    return found if isinstance(found, Graph) else model
 
 
 class _Side:

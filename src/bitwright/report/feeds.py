@@ -9,20 +9,24 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import RunError
+from bitwright.ir.arrays import read_arrays
 from bitwright.ir.dtype import string
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
 
 
-def read_inputs(path: str | Path) -> dict[str, Any]:
-    """Arrays of an .npz archive by name; pickled contents are refused."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, AttributeError) as error:
+def read_inputs(path: str | Path, graph: Graph) -> dict[str, Any]:
+    """Arrays of an .npz archive by name, or the one of an .npy; pickled contents are refused."""
+    found = read_arrays(path, RunError, what=f"inputs from {path}")
+    if isinstance(found, dict):
+        return found
+    if len(graph.inputs) != 1:
+        names = ", ".join(repr(value.name) for value in graph.inputs) or "none"
         raise RunError(
-            f"cannot read inputs from {path}: {error}", hint="An .npz is expected."
-        ) from None
+            f"{Path(path).name} holds one array, and the model has {len(graph.inputs)} inputs",
+            expected=f"an .npz with {names}",
+        )
+    return {graph.inputs[0].name: found}
 
 
 def random_inputs(graph: Graph, sizes: Mapping[str, int], seed: int) -> dict[str, Any]:

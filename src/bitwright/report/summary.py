@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bitwright.ir.dim import evaluate
+from bitwright.ir.feeds import check_sizes
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
 from bitwright.ops.flops import flops
@@ -37,6 +38,7 @@ class Summary:
 def summarize(graph: Graph, sizes: Mapping[str, int] | None = None) -> Summary:
     """Facts about a graph, with symbolic sizes at `sizes` (1 where none is given)."""
     symbols = {s.name for n in graph.nodes for t in n.types for s in t.symbols}
+    check_sizes(sizes or {}, symbols, f"graph {graph.name!r}")
     at = {name: (sizes or {}).get(name, 1) for name in sorted(symbols)}
     total, uncounted = 0, set()
     for node in graph.nodes:

@@ -27,6 +27,7 @@ from bitwright.backends.cpu.memory import Grown, Memory, Planned, allocate, new_
 from bitwright.backends.cpu.pool import shared_pool
 from bitwright.backends.cpu.steps import StepTable, Stretch
 from bitwright.errors import BitwrightError, RunError
+from bitwright.ir.arrays import as_array
 from bitwright.ir.dim import Sizes, evaluate
 from bitwright.ir.feeds import bind_input, solve
 from bitwright.ir.graph import Graph, Node, Value
@@ -105,6 +106,19 @@ class Program:
         """Sizes that the last run found, by types and shapes of its inputs."""
         self._lock = threading.Lock()
 
+    @property
+    def place(self) -> str:
+        """Where it runs, in words."""
+        threads = self._pool.threads
+        return f"on the CPU with {threads} thread{'s' if threads > 1 else ''}"
+
+    def copy(self) -> Program:
+        """The same code with an arena and states of its own."""
+        twin = Program(self.graph, self.target, self._pool.threads, self.code)
+        with self._lock:
+            twin.states.update({name: array.copy() for name, array in self.states.items()})
+        return twin
+
     def run(
         self,
         feeds: Mapping[str, Any],
@@ -117,7 +131,7 @@ class Program:
         `outer` holds the sizes of the graph around a body.
         """
         given = [
-            np.asarray(feeds[v.name]) if is_tensor else feeds[v.name] for v, is_tensor in self._fed
+            as_array(feeds[v.name]) if is_tensor else feeds[v.name] for v, is_tensor in self._fed
         ]
         with self._lock:
             shapes = self._shapes(given, outer or {})

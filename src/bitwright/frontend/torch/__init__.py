@@ -10,6 +10,7 @@ them. PyTorch is imported when this is called and nowhere else.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,8 @@ def from_torch(
     `{"x": {0: "batch"}}`, and torch then finds its range. Inputs are named as the parameters of
     `forward`, what is nested in one as `name.key`. The output is `output`, several are `output.0`,
     `output.1`, …; those of a dict or dataclass have its keys. An input that the module changes in
-    place appears among the outputs as `name.updated`.
+    place appears among the outputs as `name.updated`. A module that is still in training mode is
+    traced so, with a warning.
     """
     if isinstance(example_args, (str, bytes)) or not isinstance(example_args, Sequence):
         raise ImportModelError(
@@ -44,6 +46,38 @@ def from_torch(
     program = importlib.import_module("bitwright.frontend.torch.program")
     traced = trace.trace(module, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
     return program.import_program(traced, name or type(module).__name__)
+
+
+def is_module(model: Any) -> bool:
+    """Whether this is a `torch.nn.Module`, which has no graph until it is traced."""
+    torch: Any = sys.modules.get("torch")  # whoever has a module has imported it
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def from_module(module: Any, batches: Sequence[Any] = ()) -> Graph:
+    """The graph of a module, traced with batches of its data, or with examples of its own.
+
+    Lightning keeps examples in `example_input_array`, transformers in `dummy_inputs`.
+    """
+    found = batches
+    for name in ("example_input_array", "dummy_inputs"):
+        own = getattr(module, name, None)
+        found = found or ([] if own is None else [own])
+    if not found:
+        raise ImportModelError(
+            "a PyTorch module has no graph until it is traced",
+            found=type(module).__name__,
+            hint="bw.from_torch(module, (x,)) traces it with example inputs and gives the graph; "
+            "bw.quantize and bw.calibrate take examples from their data.",
+        )
+    examples = importlib.import_module("bitwright.frontend.torch.examples")
+    return examples.trace_with(module, found)  # type: ignore[no-any-return]
+
+
+def is_program(model: Any) -> bool:
+    """Whether this is an `ExportedProgram`."""
+    export: Any = sys.modules.get("torch.export")
+    return export is not None and isinstance(model, export.ExportedProgram)
 
 
 def require_torch() -> None:

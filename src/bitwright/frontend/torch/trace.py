@@ -16,8 +16,10 @@ from bitwright.errors import BitwrightError, ImportModelError
 from bitwright.frontend.torch.composites import whole_composites
 from bitwright.frontend.torch.names import input_paths, size_names
 from bitwright.frontend.torch.registry import all_mappings
+from bitwright.warn import BitwrightWarning
 
 _MESSAGE_LINES = 12
+_NAMES_SHOWN = 3
 _RANGE_HINT = 'A size given by name, as in {0: "batch"}, takes whatever range the module allows.'
 
 
@@ -40,6 +42,7 @@ def trace(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: An
         raise ImportModelError(
             "from_torch takes a module", expected="torch.nn.Module", found=type(module).__name__
         )
+    _warn_of_training(module)
     if hasattr(shapes, "dynamic_shapes"):  # a ShapesCollection, or AdditionalInputs
         shapes = _guarded(lambda: shapes.dynamic_shapes(module, args, kwargs))
     program = _guarded(lambda: _export(module, args, kwargs, shapes))
@@ -50,6 +53,23 @@ def trace(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: An
     paths = input_paths(program.call_spec.in_spec, bound)
     names = [".".join(path) for path in paths]
     return Traced(program, names, size_names(paths, shapes, list(bound.arguments)))
+
+
+def _warn_of_training(module: torch.nn.Module) -> None:
+    """Dropout, batch norm and others compute something else while a model is trained."""
+    training = {name: part for name, part in module.named_modules() if part.training}
+    if not training:
+        return
+    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._NormBase)
+    telling = [name or "the module" for name, part in training.items() if isinstance(part, kinds)]
+    names = telling or [name or "the module" for name in training]
+    more = ", …" if len(names) > _NAMES_SHOWN else ""
+    warnings.warn(
+        f"the module is in training mode ({', '.join(names[:_NAMES_SHOWN])}{more}): call "
+        "module.eval() before it is imported, unless that is meant",
+        BitwrightWarning,
+        stacklevel=4,
+    )
 
 
 def _guarded(action: Any) -> Any:

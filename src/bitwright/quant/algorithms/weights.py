@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -92,6 +92,15 @@ def quantize_weights(
     for products in together.values():
         found.update(_Together(products, evidence, coding, form).made())
     return found
+
+
+def round_weights(products: Sequence[Product], form: WeightFormat) -> dict[str, Weights]:
+    """Products rounded to the nearest values without data: their errors are those of the weights.
+
+    Whatever the inputs are, nothing is known of a mean error, so none is corrected.
+    """
+    alone = replace(form, rounding="nearest", bias_correction=False)
+    return {p.name: _Unseen(p, alone).made()[p.name] for p in products}
 
 
 ROUNDINGS: dict[str, Callable[[Array], Rounding]] = {
@@ -226,9 +235,11 @@ class _Together:
         lost = held if self.factors is None else np.divide(held, self.factors[:, None, :], out=held)
         np.subtract(exact_matrix, lost, out=lost)
         mean += np.matvec(lost, self.unseen)
+        return _Part(self._stored(codes), scales, mean, _square(error), _square(exact))
+
+    def _stored(self, codes: Array) -> Array:
         element = STORAGE[self.form.bits] if self.floats is None else self.floats.grid.storage
-        stored = codes.astype(element)
-        return _Part(stored, scales, mean, _square(error), _square(exact))
+        return np.asarray(codes.astype(element))
 
     def _whole(self, product: Product, parts: list[_Part]) -> Weights:
         codes = product.as_weight(_joined([part.codes for part in parts]))
@@ -248,13 +259,39 @@ class _Together:
         return PLAIN if self.floats is None else self.floats.scale_format
 
 
+class _Unseen(_Together):
+    """A product whose inputs are unknown: every term counts the same."""
+
+    def __init__(self, product: Product, form: WeightFormat) -> None:
+        self.products, self.form, self.factors, self.is_static = [product], form, None, False
+        self.block = form.block_of(product)
+        groups, _, terms = product.matrix.shape
+        self.importance = np.ones((groups, terms), np.float32)
+        self.floats = _Floats(form, None, self._largest()) if form.format else None
+        self.rounded = weight_codes
+
+    def _lost(self, matrix: Array, codes: Array, scales: Array) -> Array:
+        lost = codes * self._each(scales)
+        lost -= matrix
+        return np.asarray(np.square(lost).sum(axis=2))
+
+    def _part(self, exact_matrix: Array, codes: Array, scales: Array) -> _Part:
+        lost = codes * self._each(scales)
+        np.subtract(exact_matrix, lost, out=lost)
+        mean = np.zeros(exact_matrix.shape[:2], np.float32)
+        return _Part(self._stored(codes), scales, mean, _square(lost), _square(exact_matrix))
+
+
 class _Floats:
     """Rounding to a block format of floats."""
 
-    def __init__(self, form: WeightFormat, gram: Array, largest: float) -> None:
+    def __init__(self, form: WeightFormat, gram: Array | None, largest: float) -> None:
         self.grid = Grid.named(form.format)
         self.scale_format = self.grid.format(largest)
-        self.spread = ErrorSpread(gram) if form.rounding == "gptq" else None
+        self.spread = None
+        if form.rounding == "gptq":
+            assert gram is not None
+            self.spread = ErrorSpread(gram)
 
     def codes(self, matrix: Array, block: int, importance: Array) -> tuple[Array, Array]:
         """Codes as f32, and scales [groups, columns, blocks]."""

@@ -1,0 +1,91 @@
+"""`--data` and the options that say how to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bitwright.errors import CalibrationError
+
+HELP = (
+    "Calibration data: a folder of .npz (one array per input) or .npy files, a batch each; one "
+    "such file of many samples; .csv; or a folder of images."
+)
+_IMAGE_OPTIONS = ("resize", "mean", "std", "layout")
+
+
+def _numbers(ctx: click.Context, option: click.Parameter, value: str | None) -> Any:
+    """`0.485,0.456,0.406`, or fractions as in `1/255`."""
+    if value is None:
+        return None
+    try:
+        return [float(Fraction(part.strip())) for part in value.split(",")]
+    except (ValueError, ZeroDivisionError):
+        raise click.BadParameter(f"{value!r} is no list of numbers") from None
+
+
+def _size(ctx: click.Context, option: click.Parameter, value: str | None) -> Any:
+    """`224`, `224,320` or `224x320`: height and width."""
+    if value is None:
+        return None
+    parts = value.lower().replace("x", ",").split(",")
+    if len(parts) > 2 or not all(part.strip().isdigit() and int(part) for part in parts):
+        raise click.BadParameter(f"{value!r} is not HEIGHT,WIDTH")
+    return [int(part) for part in parts]
+
+
+_OPTIONS = (
+    click.option(
+        "--batch-size",
+        type=click.IntRange(1),
+        help="Samples of a batch, where neither files nor model say it.",
+    ),
+    click.option("--resize", callback=_size, help="Images: HEIGHT,WIDTH; the model's by default."),
+    click.option("--mean", callback=_numbers, help="Images: subtracted from pixels / 255."),
+    click.option(
+        "--std", callback=_numbers, help="Images: divides what is left; 1/255 undoes 255."
+    ),
+    click.option("--layout", type=click.Choice(["nchw", "nhwc"]), help="Images: order of axes."),
+)
+
+
+def data_options(required: bool = False) -> Callable[[Any], Any]:
+    """`--data` with its options; the command gets one argument `data`, or None."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def call(*args: Any, data: str | None, batch_size: int | None, **rest: Any) -> Any:
+            given = {name: rest.pop(name) for name in _IMAGE_OPTIONS}
+            images = {name: value for name, value in given.items() if value is not None}
+            return command(*args, data=_source(data, batch_size, images), **rest)
+
+        for option in reversed(_OPTIONS):
+            call = option(call)
+        return click.option("--data", type=click.Path(), required=required, help=HELP)(call)
+
+    return decorate
+
+
+def _source(path: str | None, batch_size: int | None, images: dict[str, Any]) -> Any:
+    """What the library takes for data."""
+    if path is None:
+        if images or batch_size:
+            raise CalibrationError("options of --data are given without it")
+        return None
+    if not images and batch_size is None:
+        return path
+    from bitwright.quant.images import Images
+    from bitwright.quant.sources import Folder
+
+    if not images:
+        return Folder(path, batch_size)
+    place = Path(path)
+    if place.exists() and not (place.is_file() or Images.are_in(place)):
+        option = next(iter(images))
+        raise CalibrationError(f"--{option} is for images, and {path} holds none")
+    return Images(path, batch_size=batch_size, **images)
