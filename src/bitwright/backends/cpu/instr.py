@@ -102,6 +102,13 @@ def _pack_i8(a: Array, b: Array) -> Array:
     return _packed(a, b, -128, 127, np.int8)
 
 
+def _shuffled(table: Array, places: Array) -> Array:
+    """Bytes of each 16 by their places among those; 0 where the top bit of a place is set."""
+    parts, at = table.reshape(-1, 16), places.view(np.uint8).reshape(-1, 16)
+    picked = np.take_along_axis(parts, (at & 15).astype(np.intp), axis=1)
+    return np.where(at & 0x80, 0, picked).reshape(-1).astype(table.dtype)
+
+
 def _flushed(x: Array) -> Array:
     return np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
 
@@ -199,6 +206,14 @@ _PICK_512 = Instr(
     "vperm",
     lambda low, places, high: np.concatenate([low, high])[places & 127],
 )
+_SHUFFLE_256 = Instr(
+    "llvm.x86.avx2.pshuf.b",
+    ("avx2",),
+    i8.vector(32),
+    (i8.vector(32), i8.vector(32)),
+    "vpshufb",
+    lambda table, places: _shuffled(table, places),
+)
 _NEON_DOTS = [
     _neon("sdot", ("dotprod",), _dot4),
     _neon("udot", ("dotprod",), _u8u8),
@@ -218,6 +233,7 @@ ALL = (
     _BF16_512,
     _LOOKUP_512,
     _PICK_512,
+    _SHUFFLE_256,
     *_NEON_DOTS,
 )
 
@@ -273,3 +289,8 @@ def packs(target: Target, lanes: int, signed: bool) -> tuple[Instr, Instr] | Non
 def pick_bytes(target: Target) -> Instr | None:
     """Bytes of two vectors by the lower bits of others, lane by lane."""
     return _first(target, _PICK_512)
+
+
+def shuffle_bytes(target: Target) -> Instr | None:
+    """Bytes of each 16 of 32 by the lower bits of others, 0 where their top bit is set."""
+    return _first(target, _SHUFFLE_256)

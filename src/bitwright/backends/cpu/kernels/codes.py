@@ -18,6 +18,7 @@ The last term is known per column where xz is, when the program is made: with th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +106,11 @@ class Codes:
     def spread(self, f: Kernel, codes: Value, lanes: int) -> Any:
         """A group of codes, for every lane."""
         raise NotImplementedError
+
+    def corrected(
+        self, product: Any, rows: Sequence[Value], column: Value, sums: list[Value]
+    ) -> list[Value]:
+        return sums
 
     def finished(self, f: Kernel, sums: list[Value], column: Value, masks: list[Value]) -> None:
         if not self.extra:

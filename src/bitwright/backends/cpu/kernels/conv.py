@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, i1
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, i1, i32, i64
 from bitwright.backends.cpu.kernels.matmul import (
     NO_EPILOGUE,
     Epilogue,
@@ -113,6 +113,15 @@ class _ImageProduct(Product):
         starts = [self.address(first) for first in (row, lower)]
         inside = [f.le(f.urem(first, width) + ROWS, width) for first in (row, lower)]
         return BlockRows(starts[0], stride, f.distance(*starts), f.combine(inside, f.and_), run)
+
+    def place_in_row(self, places: Value) -> Value:
+        f = self.f
+        *windows, inner = (
+            f.convert(f.load(i32, places, level), i64) for level in range(self.levels + 1)
+        )
+        for level, window in enumerate(windows, 1):
+            inner = inner + window * f.args.size(f"step{level}")
+        return inner
 
     def result_at(self, row: Value) -> Value:
         if not self.is_apart:

@@ -18,6 +18,7 @@ which a shift takes one and a mask the other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,11 @@ class HalfSums:
 
     def start(self, f: Kernel, column: Value, masks: list[Value], lanes: int) -> list[Value]:
         return [f.const(f32.vector(lanes), 0.0)] * len(masks)
+
+    def corrected(
+        self, product: Any, rows: Sequence[Value], column: Value, sums: list[Value]
+    ) -> list[Value]:
+        return sums
 
     def finished(self, f: Kernel, sums: list[Value], column: Value, masks: list[Value]) -> None:
         pass

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, i1, stored
+from bitwright.backends.cpu.emit import Kernel, Module, Signature, Value, i1, i32, i64, stored
 from bitwright.backends.cpu.expression import Expression, to_stored
 from bitwright.backends.cpu.kernels.narrow import MOST, narrowed
 from bitwright.backends.cpu.kernels.numbers import REAL, Numbers
@@ -252,6 +252,10 @@ class Product:
         """The sums after all of k."""
         return self.add_run(rows, w, sums, self.f.args.size("depth"), ahead)[1]
 
+    def place_in_row(self, places: Value) -> Value:
+        """Bytes from the start of a row to the group that lies at this place (`split_pairs`)."""
+        return self.f.convert(self.f.load(i32, places), i64)
+
     def block_rows(self, row: Value) -> BlockRows:
         """How the rows of a block of tiles lie in a."""
         f = self.f
@@ -275,7 +279,7 @@ class Product:
         self.start = self.numbers.start(f, self.constants_at(column), masks, tile.lanes)
         heights = list(tile.heights)
         if not self.epilogue.is_light:
-            self._choose(heights, left, row, w, ahead)
+            self._choose(heights, left, row, column, w, ahead)
             self._store(row, left, column, masks)
             return
         # the full height first, straight from registers: it is what nearly every tile takes
@@ -284,6 +288,7 @@ class Product:
         with f.if_(f.gt(left, lower[-1] if lower else 0)) as branch:
             rows = self._existing(self.addresses(row, tile.rows), left, is_whole)
             sums = self.add_products(rows, w, self.start * tile.rows, ahead)
+            sums = self.numbers.corrected(self, rows, column, sums)
             with f.if_(is_whole) as whole:
                 for i in range(tile.rows):
                     part = sums[i * self.width : (i + 1) * self.width]
@@ -292,7 +297,7 @@ class Product:
                 self._hold(sums)
         if lower:
             with branch.else_():
-                self._choose(lower, left, row, w, ahead)
+                self._choose(lower, left, row, column, w, ahead)
             with f.if_(f.not_(is_whole)):
                 self._store(row, left, column, masks)
 
@@ -377,22 +382,31 @@ class Product:
             at += here
 
     def _choose(
-        self, heights: list[int], left: Value, row: Value, w: Value, ahead: Value | None
+        self,
+        heights: list[int],
+        left: Value,
+        row: Value,
+        column: Value,
+        w: Value,
+        ahead: Value | None,
     ) -> None:
         f = self.f
         if len(heights) == 1:
-            self._sums(heights[0], left, row, w, ahead)
+            self._sums(heights[0], left, row, column, w, ahead)
             return
         with f.if_(f.gt(left, heights[-2])) as branch:
-            self._sums(heights[-1], left, row, w, ahead)
+            self._sums(heights[-1], left, row, column, w, ahead)
         with branch.else_():
-            self._choose(heights[:-1], left, row, w, ahead)
+            self._choose(heights[:-1], left, row, column, w, ahead)
 
-    def _sums(self, height: int, left: Value, row: Value, w: Value, ahead: Value | None) -> None:
+    def _sums(
+        self, height: int, left: Value, row: Value, column: Value, w: Value, ahead: Value | None
+    ) -> None:
         f = self.f
         # rows beyond the last repeat it: computed, never stored
         rows = [self.address(f.min(row + i, row + (left - 1))) for i in range(height)]
-        self._hold(self.add_products(rows, w, self.start * height, ahead))
+        sums = self.add_products(rows, w, self.start * height, ahead)
+        self._hold(self.numbers.corrected(self, rows, column, sums))
 
     def _hold(self, sums: list[Value]) -> None:
         """Puts the sums of a tile into the scratch tile, for `_store`."""

@@ -6,6 +6,7 @@ real numbers it is one of each; `kernels.codes` has those for 8-bit codes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from bitwright.backends.cpu.emit import Kernel, Type, Value, f32, i16, i32
@@ -71,6 +72,11 @@ class Numbers(Protocol):
     def multiply(self, f: Kernel, number: Any, part: Any, total: Value) -> Value:
         """The sum with one more product."""
 
+    def corrected(
+        self, product: Any, rows: Sequence[Value], column: Value, sums: list[Value]
+    ) -> list[Value]:
+        """The sums of a tile whose rows begin here, with what the panel leaves out."""
+
     def finished(self, f: Kernel, sums: list[Value], column: Value, masks: list[Value]) -> None:
         """Brings the `extra` sums of a row into those of its columns."""
 
@@ -101,6 +107,11 @@ class RealNumbers:
 
     def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
         return f.fma(number, part, total)
+
+    def corrected(
+        self, product: Any, rows: Sequence[Value], column: Value, sums: list[Value]
+    ) -> list[Value]:
+        return sums
 
     def finished(self, f: Kernel, sums: list[Value], column: Value, masks: list[Value]) -> None:
         pass

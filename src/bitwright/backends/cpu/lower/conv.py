@@ -318,7 +318,7 @@ def dense(
         sizes |= {"ow": ow, "oh": oh, "y_line": y.strides[2], "y_image": y.strides[0]}
     for number, (count, step) in enumerate(levels, 1):
         sizes |= {f"count{number}": count, f"step{number}": step}
-    more = {**filter.pointers(ctx, node.name), **finish.pointers}
+    more = {**filter.pointers(ctx, node.name, tile), **finish.pointers}
     pointers = {"a": source, "w": packed, "y": y, **more}
     why = "channels innermost, as a product"
     ctx.call(kernel, node, pointers, sizes, why=f"{why}; {why_not_fewer}" if why_not_fewer else why)

@@ -56,7 +56,7 @@ class Filter(Protocol):
     def pack(self, runs: Array, tile: Tile, numbers: Any) -> Array:
         """w[runs, run, columns] in panels."""
 
-    def pointers(self, ctx: Lowering, name: str) -> dict[str, View]:
+    def pointers(self, ctx: Lowering, name: str, tile: Tile) -> dict[str, View]:
         """The slots that `numbers` reads."""
 
 
@@ -77,7 +77,7 @@ class RealFilter:
     def pack(self, runs: Array, tile: Tile, numbers: Numbers) -> Array:
         return pack(runs.reshape(-1, runs.shape[-1]), tile)
 
-    def pointers(self, ctx: Lowering, name: str) -> dict[str, View]:
+    def pointers(self, ctx: Lowering, name: str, tile: Tile) -> dict[str, View]:
         return {}
 
 

@@ -35,6 +35,7 @@ from bitwright.backends.cpu.kernels.matmul import (
     row_tiles_in_cache,
 )
 from bitwright.backends.cpu.kernels.register_tile import step_cycles
+from bitwright.backends.cpu.kernels.split_pairs import split_pairs
 from bitwright.backends.cpu.kernels.streaming import streamed_from
 from bitwright.backends.cpu.kernels.tiles import (
     BLOCK,
@@ -46,6 +47,7 @@ from bitwright.backends.cpu.kernels.tiles import (
 from bitwright.backends.cpu.kernels.words import Words, words
 from bitwright.backends.cpu.lower.filters import are_many
 from bitwright.backends.cpu.lower.matmul import as_rows, constant_matrix
+from bitwright.backends.cpu.lower.ordered import SplitPlan, ordered_rows, plan_split
 from bitwright.backends.cpu.lower.run_codes import lower_run_codes
 from bitwright.backends.cpu.lower.widened import Zero, widened_rows
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
@@ -216,14 +218,16 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
     shape = node.outputs[0].shape
     source = region.outer(x)
     a, zero = _rows_of(ctx, source, zero_of(ctx, region, x_zero))
-    if words(ctx.target, depth):
+    rows = product(shape[:-1])
+    weight = Weight.of(array, zeros)
+    plan = None if weight.zero is not None else plan_split(ctx.target, weight.codes[None], depth)
+    if plan is not None:
+        a = ordered_rows(ctx, node, a, plan.order)
+    elif words(ctx.target, depth):
         weight = Weight.widened(array, zeros)
         a, zero = widened_rows(ctx, node, a, zero), Zero(0, None)
-    else:
-        weight = Weight.of(array, zeros)
     bias_row = np.zeros(columns, np.int64) if known_bias is None else known_bias.reshape(-1)
-    rows = product(shape[:-1])
-    filter = CodeFilter(x.dtype.is_signed, weight.zero, in_tiles=are_many(rows))
+    filter = CodeFilter(x.dtype.is_signed, weight.zero, in_tiles=are_many(rows), plan=plan)
     shift = filter.numbers(ctx.target, depth).shift
     offsets = Offsets(ctx, node.name, weight, shift, zero, bias_row)
     filter = replace(filter, offset=offsets.constant)
@@ -259,7 +263,7 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
         "a": a,
         "w": ctx.constant(packed, f"{node.name}.weight"),
         "y": y,
-        **filter.pointers(ctx, node.name),
+        **filter.pointers(ctx, node.name, tile),
         **more,
     }
     sizes |= {
@@ -283,14 +287,24 @@ class CodeFilter:
     """What the sums of each column begin with."""
     in_tiles: bool = False
     """Whether two-dimensional registers are used where the target has them."""
+    plan: SplitPlan | None = None
+    """The weights in two parts, where that is how they are multiplied."""
     family, item_bytes = "conv_codes", 1
 
     def numbers(self, target: Target, run: int) -> Codes:
         has_zero, has_offset = self.zero is not None, self.offset is not None
+        if self.plan is not None:
+            levels = len(self.plan.weights.counts)
+            found = split_pairs(target, self.signed, has_offset, levels)
+            assert found is not None
+            return found
         may = self.in_tiles and not has_zero
         tiles = tile_codes(target, self.signed, has_offset) if may else None
-        found = tiles or words(target, run, has_offset)
-        return found or best_codes(target, self.signed, run, has_zero, has_offset)
+        return (
+            tiles
+            or words(target, run, has_offset)
+            or best_codes(target, self.signed, run, has_zero, has_offset)
+        )
 
     def tiles_pay(self, target: Target, run: int, lines: int, columns: int) -> bool:
         """Whether blocks of tiles take less time than dots for windows of so many runs."""
@@ -323,14 +337,19 @@ class CodeFilter:
         return line_tile(target, columns, line, numbers.extra, steps, tile, is_flat)
 
     def pack(self, runs: Array, tile: Tile, numbers: Codes) -> Array:
+        if self.plan is not None:
+            return pack_codes(self.plan.weights.main, tile, numbers.group)
         if numbers.tiles:
             return pack_tiles(runs.astype(np.int8, copy=False))
         if isinstance(numbers, Words):
             return pack_groups(runs.astype(np.int16, copy=False), tile, numbers.group)
         return pack_codes(runs, tile, numbers.group)
 
-    def pointers(self, ctx: Lowering, name: str) -> dict[str, View]:
+    def pointers(self, ctx: Lowering, name: str, tile: Tile) -> dict[str, View]:
         found = {} if self.offset is None else {"offset": self.offset}
+        if self.plan is not None:
+            arrays = self.plan.weights.arrays(tile)
+            found |= {key: ctx.constant(a, f"{name}.{key}") for key, a in arrays.items()}
         if self.zero is not None:
             found["w_zero"] = ctx.constant(self.zero, f"{name}.zeros")
         return found

@@ -38,6 +38,12 @@ from bitwright.backends.cpu.lower.integer import (
 )
 from bitwright.backends.cpu.lower.integer_depthwise import CodeConv, lower_code_depthwise
 from bitwright.backends.cpu.lower.movement import pad_view
+from bitwright.backends.cpu.lower.ordered import (
+    SplitPlan,
+    ordered_image,
+    permutation,
+    plan_split,
+)
 from bitwright.backends.cpu.lower.widened import Zero, widened_image
 from bitwright.backends.cpu.lower.winograd_codes import lower_code_winograd
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView, lowers
@@ -103,8 +109,11 @@ def _lower_dense(ctx: Lowering, node: Node, conv: CodeConv) -> None:
     filters = conv.filters
     if groups == 1 and filters.shape[1] < FEW_CHANNELS:
         filters = _whole_groups(filters, zeros, CodeFilter(signed), ctx.target)
-    wide = words(ctx.target, 1) is not None
-    source = _wide_source(ctx, node, conv, filters) if wide else _source(ctx, node, conv, filters)
+    plan = _split_plan(ctx, conv, filters) if groups == 1 else None
+    wide = plan is None and words(ctx.target, 1) is not None
+    if plan is not None and plan.order is not None:
+        filters = filters[:, permutation(plan.order, filters.shape[1])]
+    source = _source_of(ctx, node, conv, filters, plan, wide)
     inner, outer = filters.shape[1], len(filters) // groups
     for first in range(0, len(filters), outer):
         these = slice(first, first + outer)
@@ -113,10 +122,11 @@ def _lower_dense(ctx: Lowering, node: Node, conv: CodeConv) -> None:
             columns, None if zeros is None else zeros[these]
         )
         zero = Zero(0, None) if wide else conv.zero
-        filter = CodeFilter(signed, weight.zero)
+        filter = CodeFilter(signed, weight.zero, plan=plan)
         run = run_of(conv.window, source, inner, filters.shape[3])
         lines = filters[0].size // run
-        filter = replace(filter, in_tiles=filter.tiles_pay(ctx.target, run, lines, outer))
+        if plan is None:
+            filter = replace(filter, in_tiles=filter.tiles_pay(ctx.target, run, lines, outer))
         shift = filter.numbers(ctx.target, run).shift
         offsets = Offsets(ctx, node.name, weight, shift, zero, conv.bias[these])
         filter = replace(filter, offset=offsets.constant)
@@ -145,6 +155,43 @@ def _merged(conv: CodeConv) -> CodeConv:
         first = number // outer % together * inner
         filters[number, first : first + inner] = array
     return replace(conv, filters=filters, groups=conv.groups // together)
+
+
+def _split_plan(ctx: Lowering, conv: CodeConv, filters: Array) -> SplitPlan | None:
+    """How filters of one group are multiplied by 8-bit products, if they are."""
+    weight = Weight.of(filters.transpose(2, 3, 1, 0), conv.filter_zeros)
+    if weight.zero is not None:
+        return None
+    height, width, channels, columns = weight.codes.shape
+    taps = weight.codes.reshape(-1, channels, columns)
+    is_line = conv.window.dilations[1] == 1
+    counts = (height, width)[: 1 if is_line else 2]
+    run = channels * (width if is_line else 1)
+    return plan_split(ctx.target, taps, run, tuple(n for n in counts if n > 1))
+
+
+def _source_of(
+    ctx: Lowering,
+    node: Node,
+    conv: CodeConv,
+    filters: Array,
+    plan: SplitPlan | None,
+    wide: bool,
+) -> View:
+    """The image as its kind of product reads it."""
+    if wide:
+        return _wide_source(ctx, node, conv, filters)
+    if plan is None:
+        return _source(ctx, node, conv, filters)
+    begins, ends, image = conv.window.begins, conv.window.ends, image_of(ctx, conv.x)
+    channels, _, width = filters.shape[1:]
+    is_new = conv.window.is_padded or channels != image.shape[1]
+    has_runs = is_new or width == 1 or image.strides[3] == channels
+    if plan.order is None and not conv.x.dtype.is_signed and has_runs:
+        return _source(ctx, node, conv, filters)
+    if channels != image.shape[1]:
+        image, begins, ends = _source(ctx, node, conv, filters), (0, 0), (0, 0)
+    return ordered_image(ctx, node, image, begins, ends, conv.fill, plan.order)
 
 
 def _wide_source(ctx: Lowering, node: Node, conv: CodeConv, filters: Array) -> View:
