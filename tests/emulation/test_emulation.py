@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from networks import KINDS, RECIPES, Draw
 
 import bitwright as bw
 from bitwright.target import machine
+from quantized_kinds import KINDS, RECIPES, Draw
 
 QEMU = shutil.which("qemu-x86_64")
 # the tests of a processor share one run of its emulation, and so one worker

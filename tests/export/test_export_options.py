@@ -12,6 +12,7 @@ from bitwright.cli import main
 from bitwright.cli.export import OPTIONS
 from bitwright.errors import BitwrightError, ExportError
 from bitwright.export.onnx.options import CHOICES, CONSUMERS, Options, options_for
+from bitwright.warn import BitwrightWarning, forget
 
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 
@@ -224,3 +225,26 @@ def test_the_command_line_has_the_same_options(tmp_path):
     assert zeros and not any(zero.any() for zero in zeros)
     refused = CliRunner().invoke(main, [*given, str(tmp_path / "q.bw"), *asked])
     assert refused.exit_code and "is for ONNX files" in str(refused.output) + str(refused.exception)
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp4", "nvfp4"])
+def test_files_that_only_bitwright_loads_say_so(recipe, tmp_path):
+    forget()
+    path = tmp_path / "q.onnx"
+    quantized = bw.quantize(network(), batches(), recipe=recipe)
+    with pytest.warns(BitwrightWarning, match="ONNX Runtime and OpenVINO do not load them"):
+        quantized.save(path)
+    with pytest.raises(Exception, match=r"DequantizeLinear|NOT_IMPLEMENTED"):
+        onnxruntime.InferenceSession(str(path))
+    data = batches(2, seed=2)
+    np.testing.assert_array_equal(answers(path, data), answers(quantized, data))
+
+
+@pytest.mark.parametrize("recipe", ["f8", {"base": "w4", "weight_bits": 2, "block": 16}], ids=str)
+def test_files_of_other_widths_run_elsewhere(recipe, tmp_path):
+    path = tmp_path / "q.onnx"
+    quantized, _ = saved(path, recipe)
+    data = batches(3, seed=2)
+    ours = answers(quantized, data)
+    np.testing.assert_allclose(others(path, data), ours, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(answers(path, data), ours)

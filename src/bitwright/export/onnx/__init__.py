@@ -16,13 +16,17 @@ from onnx import ModelProto
 
 from bitwright import __version__
 from bitwright.errors import ExportError
+from bitwright.export.onnx.arithmetic import without_two_bits
 from bitwright.export.onnx.convert import convert
 from bitwright.export.onnx.files import fill, write_model
 from bitwright.export.onnx.metadata import DOC, metadata_of, region_metadata, state_arrays
 from bitwright.export.onnx.options import options_for
 from bitwright.export.onnx.protos import graph_proto, initializer_items, model_proto
 from bitwright.export.onnx.zero_points import with_unsigned_values, without_zero_points
+from bitwright.ir.dtype import f4e2m1, f8e8m0
 from bitwright.ir.graph import Graph
+from bitwright.ir.types import TensorType
+from bitwright.warn import warn_once
 
 __all__ = ["export_onnx"]
 
@@ -51,8 +55,11 @@ def export_onnx(
         graph = without_zero_points(graph)
     if chosen.weight_type == "u8":
         graph = with_unsigned_values(graph)
+    if chosen.weights == "arithmetic":
+        graph = without_two_bits(graph)
     body = convert(graph, opset, chosen)
     tensors = [*initializer_items(body), *state_arrays(graph)]
+    _announce(graph)
     session, proto = body.scope.session, graph_proto(body, initializers=False)
     metadata = metadata_of(graph) | region_metadata(session.regions, proto, tensors)
     model = model_proto(proto, session, metadata, __version__)
@@ -64,3 +71,19 @@ def export_onnx(
         return fill(model, tensors)
     write_model(model, tensors, Path(path), external_data)
     return None
+
+
+_OWN_TYPES = (f8e8m0, f4e2m1)
+"""Element types that neither ONNX Runtime 1.31 nor OpenVINO 2026.4 dequantizes."""
+
+
+def _announce(graph: Graph) -> None:
+    """Warn of a file that no other runtime loads."""
+    values = (value for _, node in graph.walk() for value in node.outputs)
+    found = {v.dtype.name for v in values if isinstance(v.type, TensorType)}
+    own = sorted(found & {element.name for element in _OWN_TYPES})
+    if own:
+        warn_once(
+            f"ONNX files with {', '.join(own)}",
+            "bitwright runs them; ONNX Runtime and OpenVINO do not load them",
+        )

@@ -7,6 +7,9 @@ multiply floats; both are as close to the float model as quantized rows are.
     matmul(dequantize(dynamic_quantize(x)), dequantize(w, t))
         ->  MatMul(x, DequantizeLinear(w, t))
 
+Rows that are never negative would lose a bit to the sign in that product: there the weight is
+dequantized by plain arithmetic (`arithmetic`), which leaves the product in float.
+
 In integers, as one function on MatMulInteger:
 
     matmul(dequantize(x, s, z), dequantize(w, t))  ->  coded_matmul(x, w, s, t, z)
@@ -21,6 +24,7 @@ codes of its own.
 
 from __future__ import annotations
 
+from bitwright.export.onnx.arithmetic import arithmetic
 from bitwright.export.onnx.forms import reduce
 from bitwright.export.onnx.functions import call, region
 from bitwright.export.onnx.scope import Ref, Scope
@@ -28,6 +32,7 @@ from bitwright.ir.dtype import f32, i8, i32, u8
 from bitwright.ir.graph import Node
 from bitwright.ir.types import normalize_axis
 from bitwright.ops.registry import get
+from bitwright.passes.signs import is_never_negative
 
 
 def coded_operands(node: Node) -> tuple[Node, Node] | None:
@@ -79,14 +84,17 @@ def float_rows(x: Node) -> Node | None:
 def write_float_product(e: Scope, quantizer: Node, w: Node) -> Ref:
     weight, steps, *offset = (e.values[v] for v in w.operands)
     axis = w.attrs.get("axis")
+    rows = next(quantizer.operands)
+    stays_float = is_never_negative(rows)
 
     def body(e: Scope, x: Ref, w: Ref, steps: Ref, offset: Ref | None = None) -> tuple[Ref, ...]:
+        if stays_float:
+            return (e.MatMul(x, arithmetic(e, w, steps, offset)),)
         (y,) = e.emit("DequantizeLinear", [w, steps, offset], {"axis": axis}, dtypes=[f32])
         return (e.MatMul(x, y),)
 
-    rows = e.values[next(quantizer.operands)]
     attrs = {"to": get(quantizer.op).call_attrs(quantizer.attrs)["to"]}
-    return region(e, "dynamic_matmul", [rows, weight, steps, *offset], attrs, body)[0]
+    return region(e, "dynamic_matmul", [e.values[rows], weight, steps, *offset], attrs, body)[0]
 
 
 def write_coded_product(e: Scope, x: Node, w: Node) -> Ref:

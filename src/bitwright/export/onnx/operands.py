@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from bitwright.ir.graph import Graph, Node, Value
 
+_RECURRENT = ("lstm", "gru", "rnn")
 _MOVES = ("reshape", "transpose", "slice", "concat", "expand", "squeeze", "unsqueeze")
 
 
@@ -35,6 +36,7 @@ class Operands:
         return any(
             dequantizes_activation(_source(value).node)
             for reader in self.readers(node.outputs[0])
+            if reader.op not in _RECURRENT
             for value in reader.operands
         )
 
