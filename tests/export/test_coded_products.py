@@ -88,7 +88,7 @@ def test_a_function_of_that_name_that_does_not_fit_is_inlined():
     np.testing.assert_allclose(bw.compile(load(model)).run(given)["y0"], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("activations", ["float", "integer"])
+@pytest.mark.parametrize("activations", ["static", "integer", "float"])
 @pytest.mark.parametrize("element", ["u8", "i8"])
 @pytest.mark.parametrize(
     "options",

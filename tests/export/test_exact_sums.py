@@ -11,6 +11,7 @@ from onnx_runs import checked, run_ort
 import bitwright as bw
 from bitwright.frontend.onnx import load
 from bitwright.ir.graph import constant_value
+from other_runtimes import exact_onnxruntime
 
 SHAPE = (2, 3, 24, 24)
 
@@ -54,10 +55,11 @@ BETWEEN = {
 }
 
 
+@exact_onnxruntime
 @pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
 def test_onnx_runtime_finds_our_codes(between):
     graph, _ = quantized(between)
-    model = checked(graph)
+    model = checked(graph, consumer="onnxruntime")
     named = {info.name: info for info in model.graph.value_info}
     told = onnx.ModelProto()
     told.CopyFrom(model)

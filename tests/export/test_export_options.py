@@ -66,7 +66,7 @@ def test_the_default_is_standard_ops_that_every_runtime_gets_right(recipe, tmp_p
     onnx.checker.check_model(model, full_check=True)
     assert not model.functions
     assert {node.domain for node in model.graph.node} == {""}
-    data = batches(3, seed=2)
+    data = batches(40, seed=2)
     exact, ours = answers(network(), data), answers(quantized, data)
     assert sqnr(exact, others(path, data)) > sqnr(exact, ours) - 1
     np.testing.assert_array_equal(answers(path, data), ours)
@@ -182,7 +182,7 @@ def test_weight_only_products_as_blocked_dequantize_linear(tmp_path):
 
 def test_biases_are_32_bit_weights_signed_and_names_kept(tmp_path):
     recipe = {"base": "int8-static", "equalize": False}  # it renames what it changes
-    _, model = saved(tmp_path / "q.onnx", recipe, weight_type="i8")
+    _, model = saved(tmp_path / "q.onnx", recipe, consumer="onnxruntime")
     arrays = constants(model)
     made = {output for node in model.graph.node for output in node.output}
     assert {"first", "deep", "up", "logits"} <= made
@@ -247,4 +247,20 @@ def test_files_of_other_widths_run_elsewhere(recipe, tmp_path):
     data = batches(3, seed=2)
     ours = answers(quantized, data)
     np.testing.assert_allclose(others(path, data), ours, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(answers(path, data), ours)
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int8-static"])
+def test_convolutions_that_no_runtime_fuses_may_stay_float(recipe, tmp_path):
+    path = tmp_path / "q.onnx"
+    quantized, model = saved(path, recipe, activations="float")
+    onnx.checker.check_model(model, full_check=True)
+    read = {name for node in model.graph.node for name in node.input}
+    assert {t.name for t in model.graph.initializer} <= read
+    quantizers = [n.op_type for n in model.graph.node].count("QuantizeLinear")
+    _, plain = saved(tmp_path / "plain.onnx", recipe)
+    assert quantizers < [n.op_type for n in plain.graph.node].count("QuantizeLinear")
+    data = batches(40, seed=2)
+    exact, ours = answers(network(), data), answers(quantized, data)
+    assert sqnr(exact, others(path, data)) > sqnr(exact, ours) - 1
     np.testing.assert_array_equal(answers(path, data), ours)

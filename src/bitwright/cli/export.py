@@ -41,8 +41,9 @@ OPTIONS = (
     ),
     (
         "--activations",
-        ("float", "integer"),
-        "Layers whose activations are quantized at run time: in float, or spelled out in integers.",
+        ("static", "integer", "float"),
+        "Layers whose activations are quantized at run time: in float, or spelled out in integers; "
+        "or all activations in float that ONNX Runtime would not fuse.",
     ),
     (
         "--rounding",

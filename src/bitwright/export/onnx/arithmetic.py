@@ -92,7 +92,9 @@ def without_two_bits(graph: Graph) -> Graph:
             return node
         value = node.outputs[0]
         wider = _WIDER.get(value.dtype)
-        if wider is None or any(reader.op != "dequantize" for reader in readers[value]):
+        read = readers[value]
+        is_read_so = read and all(n.op == "dequantize" for n in read) and value not in graph.results
+        if wider is None or not is_read_so:
             return node
         array = node.attrs["value"].astype(np.int8).astype(wider.numpy)
         return node.with_(

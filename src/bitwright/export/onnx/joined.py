@@ -1,10 +1,10 @@
 """Nodes whose form depends on what stands around them.
 
 A product takes in the nodes that dequantize its operands where those are read by nothing else: as
-a region or function (`coded`), or as MatMulNBits where that is asked for (`nbits`). Constants that
-meet floats only are dequantized by plain arithmetic, where that is asked for. For the bits of ONNX
-Runtime a sum that a norm reads is a Sum instead of an Add, and gates among quantized values are
-spelled out with Exp (`gates`).
+a region or function (`coded`, `static_conv`), or as MatMulNBits where that is asked for (`nbits`).
+Constants that meet floats only are dequantized by plain arithmetic, where that is asked for. For
+the bits of ONNX Runtime a sum that a norm reads is a Sum instead of an Add, and gates among
+quantized values are spelled out with Exp (`gates`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ from bitwright.export.onnx.operands import Operands
 from bitwright.export.onnx.options import Options
 from bitwright.export.onnx.scalars import scalar_form
 from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.static_conv import (
+    StaticConv,
+    is_fused,
+    static_conv,
+    write_static_conv,
+)
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.rewrite.match import uniform
@@ -50,6 +56,12 @@ def joined_nodes(scope: Scope) -> Joined:
         elif options.weights == "nbits" and (parts := weight_only(node)):
             found.writers[node] = _weight_only(node, parts)
             taken += [v for v in (node.inputs[1], *parts[1:]) if v is not None]
+    if options.activations == "float":
+        operands = Operands(graph)
+        for conv in filter(None, map(static_conv, graph.nodes)):
+            if not is_fused(conv, operands):
+                found.writers[conv.node] = _static_conv(conv)
+                taken += conv.taken
     found.absorbed = _only_read_by(graph, found.writers, taken)
     if options.weights == "arithmetic":
         for node in Operands(graph).weight_only() - found.absorbed:
@@ -110,16 +122,20 @@ def _spelled_out(node: Node) -> Callable[[Scope], Ref]:
 
 
 def _product(options: Options, x: Node, w: Node) -> Callable[[Scope], Ref]:
-    quantizer = float_rows(x) if options.activations == "float" else None
+    quantizer = float_rows(x) if options.activations != "integer" else None
     if quantizer is not None:
         return lambda e: write_float_product(e, quantizer, w)
     return lambda e: write_coded_product(e, x, w)
 
 
 def _taken_by_product(options: Options, x: Node, w: Node) -> list[Value]:
-    quantizer = float_rows(x) if options.activations == "float" else None
+    quantizer = float_rows(x) if options.activations != "integer" else None
     quantized = () if quantizer is None else quantizer.outputs
     return [x.outputs[0], w.outputs[0], *quantized]
+
+
+def _static_conv(conv: StaticConv) -> Callable[[Scope], Ref]:
+    return lambda e: write_static_conv(e, conv)
 
 
 def _weight_only(node: Node, parts: Parts) -> Callable[[Scope], Ref]:

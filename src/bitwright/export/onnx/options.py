@@ -11,9 +11,12 @@ weights        "arithmetic"   weight-only products dequantize by Cast and Mul, w
                "dequantize"   by DequantizeLinear, which ONNX Runtime fuses to MatMulNBits and
                               then rounds activations to 8 bits
                "nbits"        MatMulNBits of com.microsoft, with activations left as they are
-activations    "float"        a product or attention whose activations are quantized when the model
-                              runs is written in float; the consumer may quantize them its own way
-               "integer"      quantizing them, and the integer product, are spelled out
+activations    "static"       static ranges stand in the file; a product or attention whose
+                              activations are quantized when the model runs is written in float,
+                              and the consumer may quantize them its own way
+               "integer"      quantizing them then, and the integer product, are spelled out
+               "float"        convolutions of static images that ONNX Runtime would not fuse are
+                              written in float too: closer to the float model, and faster there
 rounding       "plain"        the usual operators
                "onnxruntime"  operators that ONNX Runtime rounds as bitwright does
 
@@ -32,7 +35,7 @@ CHOICES = {
     "zero_points": ("any", "zero"),
     "weight_type": ("u8", "i8"),
     "weights": ("arithmetic", "dequantize", "nbits"),
-    "activations": ("float", "integer"),
+    "activations": ("static", "integer", "float"),
     "rounding": ("plain", "onnxruntime"),
 }
 
@@ -43,7 +46,7 @@ class Options:
     zero_points: str = "any"
     weight_type: str = "u8"
     weights: str = "arithmetic"
-    activations: str = "float"
+    activations: str = "static"
     rounding: str = "plain"
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ class Frame:
     dequantized: dict[tuple[Value, ...], Value] = field(default_factory=dict)
     """Dequantized rows by their quantized values, scales and zero points, which products share."""
     quantized_rows: dict[tuple[Value, str], tuple[Value, ...]] = field(default_factory=dict)
-    """Rows that are quantized when the model runs, by the float rows and the type."""
+    """What is quantized when the model runs, by the float value and how that is done."""
 
     def is_one(self, size: Size) -> bool | None:
         """Whether a size is 1, as far as that is known here."""

@@ -10,10 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from bitwright.errors import BitwrightError
 from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.regions import DOMAIN
+from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Value
 from bitwright.ops.opdef import Kind
 from bitwright.ops.registry import all_ops
@@ -70,6 +73,35 @@ def _dynamic_matmul(
     return ctx.b.matmul(rows, _weight(ctx, w, steps, offset))  # type: ignore[no-any-return]
 
 
+def _static_conv(
+    ctx: Context,
+    x: Value,
+    w: Value,
+    w_scale: Value,
+    w_zero: Value | None = None,
+    bias: Value | None = None,
+    bias_scale: Value | None = None,
+    *,
+    scale: float,
+    zero_point: int,
+    to: str,
+    per_filter: bool,
+    **attrs: Any,
+) -> Value:
+    """A convolution of a float image, which is to be quantized with one scale."""
+    known, b = ctx.frame.quantized_rows, ctx.b
+    key = x, f"{to} {scale!r} {zero_point}"
+    if key not in known:
+        point = np.array(zero_point, dtype(to).numpy)
+        quantized = b.quantize(x, np.float32(scale), point, to=to)
+        known[key] = (b.dequantize(quantized, np.float32(scale), point),)
+    axis = 0 if per_filter else None
+    weight = b.dequantize(w, w_scale, w_zero, axis=axis)
+    if bias is not None and bias_scale is not None:
+        bias = b.dequantize(bias, bias_scale, axis=0 if bias_scale.rank else None)
+    return b.conv(known[key][0], weight, bias, **attrs)  # type: ignore[no-any-return]
+
+
 def _quantized_rows(ctx: Context, x: Value, to: str) -> tuple[Value, ...]:
     """Values, scales and zero points of rows; made once for all that read them."""
     known = ctx.frame.quantized_rows
@@ -90,4 +122,8 @@ def _weight(ctx: Context, w: Value, steps: Value, offset: Value | None) -> Value
     return ctx.b.dequantize(w, steps, offset, axis=1 if steps.rank else None)  # type: ignore[no-any-return]
 
 
-_PRODUCTS = {"coded_matmul": _coded_matmul, "dynamic_matmul": _dynamic_matmul}
+_PRODUCTS = {
+    "coded_matmul": _coded_matmul,
+    "dynamic_matmul": _dynamic_matmul,
+    "static_conv": _static_conv,
+}

@@ -33,7 +33,7 @@ def attention(
     **attrs: Any,
 ) -> Ref:
     in_codes = attrs["in_codes"]
-    if in_codes and e.session.options.activations == "float":
+    if in_codes and e.session.options.activations != "integer":
         return _float_region(e, (q, k, v, mask, past_k, past_v, lengths), attrs)
     if in_codes and _is_function(q, k, mask, past_k, lengths):
         return call_attention(e, q, k, v, mask, attrs)
