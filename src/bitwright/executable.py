@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from bitwright.backends.outputs import check_distinct
 from bitwright.errors import RunError
 from bitwright.ir.feeds import check_inputs
 from bitwright.ir.graph import Graph
@@ -62,6 +63,8 @@ class Executable:
             raise RunError(
                 f"there is no output {min(unknown)!r}", expected=", ".join(self.output_names)
             )
+        if out and len(out) > 1:
+            check_distinct(out)
         if observe is not None:
             from bitwright.ops.interpret import run
 

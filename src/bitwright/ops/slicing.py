@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
+from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import UNKNOWN, Dim, Size, bounds, max_size, min_size
 from bitwright.ir.dtype import string
 from bitwright.ir.types import TensorType, normalize_axis
@@ -229,6 +230,7 @@ def _pad(
     shape = [size + sum(pair) for size, pair in zip(x.shape, around, strict=True)]
     if any(size < 0 for size in shape):
         raise RunError(f"pads {list(pads)} take more than there is", found=list(x.shape))
+    require_room(shape, x.itemsize, "its result")
     if mode != "constant":
         for axis, (before, after) in enumerate(around):
             x = np.take(x, _extended(x.shape[axis], before, after, mode, axis), axis)
