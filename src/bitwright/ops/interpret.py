@@ -140,6 +140,8 @@ class Frame:
                 continue
             if all(s.name in self.bindings for s in type_.symbols):
                 shape = type_.concrete(self.bindings)
+                if min(shape, default=0) < 0:
+                    continue  # the op itself says best why that cannot be
                 require_room(shape, max(type_.dtype.bits, 8) // 8, str(value), where)
 
     def _finish(self, value: Value, array: Any, where: str) -> Any:
