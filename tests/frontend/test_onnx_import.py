@@ -393,6 +393,23 @@ def test_old_forms(found, want):
     np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("start, stop, expected", [(-9, -9, [0]), (-9, 1, []), (-3, -9, [0])])
+def test_a_slice_backwards_from_before_the_first_element(start, stop, expected, constant):
+    """ONNX clamps the start into the axis; Python's slices find nothing there."""
+    initial = " = {%d}" if constant else ""
+    names = [f"int64[1] {name}" for name in ("a", "b", "c", "d")]
+    values = (start, stop, 0, -1)
+    graph = import_text(
+        f"g (float[3] x{'' if constant else ', ' + ', '.join(names)}) => (float[m] y)"
+        + (f"<{', '.join(n + initial % v for n, v in zip(names, values, strict=True))}>" * constant)
+        + "{ y = Slice(x, a, b, c, d) }"
+    )
+    feeds = {} if constant else {n: np.array([v]) for n, v in zip("abcd", values, strict=True)}
+    found = run(graph, {"x": np.arange(3, dtype=np.float32), **feeds})["y"]
+    assert found.tolist() == expected
+
+
 SPLIT = """
     g (float[{size}, 2] x, int64[3] sizes) => (float[a, 2] p, float[b, 2] q, float[c, 2] r) {
         p, q, r = Split<axis = 0>(x, sizes)
