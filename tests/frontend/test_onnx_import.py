@@ -397,15 +397,14 @@ def test_old_forms(found, want):
 @pytest.mark.parametrize("start, stop, expected", [(-9, -9, [0]), (-9, 1, []), (-3, -9, [0])])
 def test_a_slice_backwards_from_before_the_first_element(start, stop, expected, constant):
     """ONNX clamps the start into the axis; Python's slices find nothing there."""
-    initial = " = {%d}" if constant else ""
-    names = [f"int64[1] {name}" for name in ("a", "b", "c", "d")]
-    values = (start, stop, 0, -1)
+    values = dict(zip("abcd", (start, stop, 0, -1), strict=True))
+    typed = [f"int64[1] {name}" for name in values]
+    held = f"<{', '.join(f'int64[1] {name} = {{{v}}}' for name, v in values.items())}>"
     graph = import_text(
-        f"g (float[3] x{'' if constant else ', ' + ', '.join(names)}) => (float[m] y)"
-        + (f"<{', '.join(n + initial % v for n, v in zip(names, values, strict=True))}>" * constant)
-        + "{ y = Slice(x, a, b, c, d) }"
+        f"g ({', '.join(['float[3] x', *([] if constant else typed)])}) => (float[m] y)"
+        f"{held if constant else ''} {{ y = Slice(x, a, b, c, d) }}"
     )
-    feeds = {} if constant else {n: np.array([v]) for n, v in zip("abcd", values, strict=True)}
+    feeds = {} if constant else {name: np.array([v]) for name, v in values.items()}
     found = run(graph, {"x": np.arange(3, dtype=np.float32), **feeds})["y"]
     assert found.tolist() == expected
 
