@@ -58,12 +58,12 @@ PER_WORKER = 400
 SECONDS = 300
 INTEGER_PRODUCTS = {"MatMulInteger", "ConvInteger", "QLinearConv", "QLinearMatMul"}
 WRONG_WHEN_EMPTY = (
-    *("Reduce", "Arg", "Global", "LSTM", "GRU", "RNN", "TopK", "Gemm"),
+    *("Reduce", "Arg", "Global", "LSTM", "GRU", "RNN", "TopK", "Gemm", "MatMul", "Einsum"),
     *INTEGER_PRODUCTS,
 )
 """How ops begin of which ONNX Runtime makes something else where they see no elements. It leaves
-negative axes of reductions as they were, makes a mean of nothing 0, leaves integer sums of no terms
-unset, forgets the factor of what a Gemm adds to a product of nothing, and ends the process on a
+negative axes of reductions as they were, makes a mean of nothing 0, leaves sums of no terms unset,
+forgets the factor of what a Gemm adds to a product of nothing, and ends the process on a
 recurrent layer without rows."""
 
 

@@ -88,7 +88,7 @@ def einsum(g: Growing) -> None:
         ("ijk->ik", "ijk", "", "ik"),
         ("bnd,ndk->bnk", "bnd", "ndk", "bnk"),
     )
-    sizes: dict[str, Size] = {letter: g.pick(1, 2, 3, 5, 8) for letter in set(left + right)}
+    sizes: dict[str, Size] = {letter: g.pick(1, 2, 3, 5, 8) for letter in sorted(set(left + right))}
     if g.is_symbolic and g.chance(0.5):
         sizes[left[0]] = "n"
     operands = [g.enter([sizes[letter] for letter in side]) for side in (left, right) if side]
