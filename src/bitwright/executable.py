@@ -55,8 +55,8 @@ class Executable:
 
         Arrays in `out` (by output name) are written in place; no two of them may share memory. Runs
         of several threads follow each other; a run inside another, such as a custom op may start,
-        takes memory of its own, and is refused where the executable has state. With `observe` the run goes through
-        the reference interpreter, which shows every value as it is made.
+        takes memory of its own, and is refused where the executable has state. With `observe` the
+        run goes through the reference interpreter, which shows every value as it is made.
         """
         feeds = self._feeds(inputs, positional)
         if feeds.keys() != self._wanted:
