@@ -348,6 +348,3 @@ def broadcast(x: Sequence[Size], y: Sequence[Size]) -> Shape | None:
             return None
         found.append(b if a == 1 else a)
     return tuple(found)
-
-
-assert TensorProto.FLOAT == 1

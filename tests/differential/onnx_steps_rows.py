@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from onnx_growing import F32, I64, SIZES, Growing, Size, Value, broadcast, count
+from onnx_growing import F32, I64, Growing, Size, Value, broadcast, count
 
 REDUCTIONS = (
     "ReduceSum",
@@ -104,13 +104,11 @@ def attention(g: Growing) -> None:
     q = g.enter([batch, heads, length, features])
     k, v = g.enter([batch, heads, keys, features]), g.enter([batch, heads, keys, values])
     turned = g.move("Transpose", [k], [batch, heads, features, keys], perm=[0, 1, 3, 2])
-    scores: Shape4 = [batch, heads, length, keys]
+    scores: list[Size] = [batch, heads, length, keys]
     s = g.make("MatMul", [q, turned], scores)
     s = g.make(g.pick("Mul", "Div"), [s, g.constant(np.float32(features**0.5 or 1))], scores)
     if g.chance(0.5):
         s = g.make("Add", [s, g.other(scores)], scores)
-    if 0 in (keys,):
-        return
     p = g.make("Softmax", [s], scores, axis=-1)
     y = g.make("MatMul", [p, v], [batch, heads, length, values])
     if g.chance(0.5):
@@ -119,9 +117,6 @@ def attention(g: Growing) -> None:
         flat: list[Size] = [batch, length, heads * values]
         target = [0, 0 if isinstance(length, str) else length, heads * values]
         g.move("Reshape", [y, g.numbers(target)], flat)
-
-
-Shape4 = list[Size]
 
 
 def attention_op(g: Growing) -> None:
@@ -269,4 +264,3 @@ STEPS = [
     recurrent,
     mean_variance,
 ]
-assert len(SIZES) > 1
