@@ -215,6 +215,10 @@ def resize(g: Growing) -> None:
     fixed = all(isinstance(size, int) for size in x.shape)
     if fixed and g.chance(0.4):
         wanted = [*x.shape[:2], *(g.pick(1, 2, 3, 5, 8, 11) for _ in range(spatial))]
+        if mode == "nearest":
+            # ONNX Runtime divides by the scale as f32: where that is not exact, a place between two
+            # pixels may fall to the other side
+            wanted[2:] = [g.pick(s, 2 * s, 4 * s, s // 2 if s % 2 == 0 else s) for s in x.shape[2:]]
         g.make("Resize", [x, None, None, g.numbers(wanted)], wanted, **attrs)  # type: ignore[arg-type]
         return
     # scales that lead to whole sizes: where they do not, ONNX Runtime lays the places out for the
