@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
+from bitwright.backends.outputs import check_distinct
 from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.feeds import check_inputs
 from bitwright.ir.graph import Graph
@@ -84,8 +85,10 @@ class Executable:
     ) -> dict[str, Any]:
         """Outputs by name, from inputs by name or in order; the arrays are the caller's own.
 
-        Arrays in `out` (by output name) are written in place. With `observe` the run goes through
-        the reference interpreter, which shows every value as it is made.
+        Arrays in `out` (by output name) are written in place; no two of them may share memory. Runs
+        of several threads follow each other; a run inside another, such as a custom op may start,
+        takes memory of its own, and is refused where the executable has state. With `observe` the
+        run goes through the reference interpreter, which shows every value as it is made.
         """
         feeds = self._feeds(inputs, positional)
         if feeds.keys() != self._wanted:
@@ -94,6 +97,8 @@ class Executable:
             raise RunError(
                 f"there is no output {min(unknown)!r}", expected=", ".join(self.output_names)
             )
+        if out and len(out) > 1:
+            check_distinct(out)
         if observe is not None:
             from bitwright.ops.interpret import run
 

@@ -16,14 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bitwright import cpuid, knobs
+from bitwright.warn import warn_once
 
 _CPU = Path("/sys/devices/system/cpu")
 
@@ -127,13 +128,58 @@ _MAGIC = b"bwkept\0\2"
 _BYTES_OF_DIGEST = 32
 
 
-def keep(path: Path, data: bytes) -> None:
-    """Write an entry of the cache; readers see all of it, or what was there before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+# Machine code in the cache is executed, so nobody else may have had a hand in it: folders and files
+# must belong to this user or to root, and only their owner may write them.
+
+_OTHERS_MAY_WRITE = 0o022
+
+
+def is_private(found: os.stat_result) -> bool:
+    """Whether a file or folder is this user's or root's, and nobody else may write it."""
+    if not hasattr(os, "geteuid"):  # Windows keeps a user's folders from others by itself
+        return True
+    return found.st_uid in (os.geteuid(), 0) and not found.st_mode & _OTHERS_MAY_WRITE
+
+
+def require_private(path: Path | str, found: os.stat_result) -> None:
+    """Raise a `PermissionError`, and warn once, unless what lies there can be trusted."""
+    if is_private(found):
+        return
+    mine = found.st_uid in (os.geteuid(), 0)
+    reason = "others may write it" if mine else f"it belongs to user {found.st_uid}"
+    fix = f"`chmod go-w {path}`" if mine else "another folder"
+    warn_once(
+        f"cache {str(path)!r}",
+        f"{reason}, so it is not used: what it holds would be executed. "
+        f"Use {fix}, or set {knobs.CACHE.name}.",
+    )
+    raise PermissionError(f"{reason}: {path}")
+
+
+def open_private(path: Path) -> IO[bytes]:
+    """A file of the cache, open for reading; an `OSError` if it cannot be trusted."""
+    require_private(path.parent, os.stat(path.parent))
+    file = open(path, "rb")  # noqa: SIM115
+    try:
+        require_private(path, os.fstat(file.fileno()))
+    except PermissionError:
+        file.close()
+        raise
+    return file
+
+
+def write_private(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file of the cache that only this user may read (0600), in a folder that only this
+    user may enter (0700 where it is made here); readers see all of it, or what was there before."""
+    missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+    require_private(path.parent, os.stat(path.parent))
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + _digest(path, data) + data)
+            write(file)
         os.replace(name, path)
     except BaseException:
         with suppress(OSError):
@@ -141,11 +187,17 @@ def keep(path: Path, data: bytes) -> None:
         raise
 
 
+def keep(path: Path, data: bytes) -> None:
+    """Write an entry of the cache."""
+    write_private(path, lambda file: file.write(_MAGIC + _digest(path, data) + data))
+
+
 def kept(path: Path) -> bytes | None:
     """An entry as it was kept; None if it is not there, or truncated, corrupt, another's or not
     ours."""
     try:
-        whole = path.read_bytes()
+        with open_private(path) as file:
+            whole = file.read()
     except OSError:
         return None
     start = len(_MAGIC) + _BYTES_OF_DIGEST

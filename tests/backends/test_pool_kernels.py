@@ -83,8 +83,37 @@ def test_windows(op, target):
             check(op, draw(*shape), target=target, count_include_pad=True, **attrs)
 
 
-def test_a_norm_with_another_power():
-    check("lp_pool", draw(1, 3, 9, 20), kernel=(2, 2), p=3)
+LONG = [
+    ((2, 3, 90), {"kernel": (33,)}),
+    ((1, 3, 4, 100), {"kernel": (2, 40), "strides": (1, 2), "pads": (0, 20, 1, 35)}),
+    ((1, 2, 70), {"kernel": (64,), "strides": (3,), "pads": (63, 63)}),
+    ((1, 5, 130), {"kernel": (50,), "dilations": (3,), "pads": (40, 9), "ceil": True}),
+    ((2, 1, 3), {"kernel": (70,), "pads": (69, 69)}),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("op", POOLS)
+def test_windows_that_are_not_written_out(op, target):
+    for shape, attrs in LONG:
+        check(op, draw(*shape), target=target, **attrs)
+        if op == "avg_pool":
+            check(op, draw(*shape), target=target, count_include_pad=True, **attrs)
+
+
+@pytest.mark.parametrize("p", [3, 8, 9, 40])
+def test_a_norm_with_another_power(p):
+    check("lp_pool", draw(1, 3, 9, 20), kernel=(2, 2), p=p)
+
+
+def test_a_norm_with_the_largest_power():
+    x = np.array([[[0.0, 0.5, 1.0, -1.0, 2.0, 0.25]]], np.float32)
+    check("lp_pool", x, kernel=(2,), p=2**62)
+
+
+def test_windows_of_places_beyond_32_bits_are_left_to_the_interpreter():
+    graph = graph_of("max_pool", draw(1, 1, 3), kernel=(2**40,), pads=(2**40, 2**40))
+    assert lower(graph).kernels == {}
 
 
 @pytest.mark.parametrize("element", ["f64", "f16", "bf16", "i8", "u8", "i32", "i64"])
@@ -128,6 +157,7 @@ SIZES = [
     ((1, 2, 3, 4, 5), (1, 2, 6, 3, 11)),
     ((2, 3, 8), (2, 3, 13)),
     ((3, 4), (5, 7)),
+    ((2, 1, 3, 2, 4, 2, 2), (3, 2, 2, 5, 3, 4, 3)),
     ((1, 1, 2, 2100), (1, 1, 3, 1500)),
 ]
 

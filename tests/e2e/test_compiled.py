@@ -140,6 +140,28 @@ def test_an_output_over_its_own_input() -> None:
     assert (x == expected).all()
 
 
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+@pytest.mark.parametrize("part", [slice(0, 1), slice(1, 2)])
+def test_outputs_over_each_other_are_refused(target: str, part: slice) -> None:
+    b = Builder("both")
+    x = b.input("x", "f32[3]")
+    executable = compile_graph(b.build(y=b.add(x, 1.0), z=b.mul(x, 2.0)), target=target)
+    room = np.zeros((2, 3), np.float32)
+    with pytest.raises(RunError, match="given for outputs 'y' and 'z' share memory"):
+        executable.run({"x": draw(3)}, out={"y": room[part][0], "z": room[part][0]})
+    found = executable.run({"x": draw(3)}, out={"y": room[0], "z": room[1]})
+    np.testing.assert_allclose(room, [draw(3) + 1, draw(3) * 2], rtol=1e-6)
+    assert found["z"].base is room
+
+
+@pytest.mark.parametrize("array", [np.zeros((1, 3), np.float32), np.zeros(3), [0.0, 0.0, 0.0]])
+def test_the_interpreter_refuses_out_arrays_that_do_not_fit(array: Any) -> None:
+    b = Builder("one")
+    executable = compile_graph(b.build(y=b.add(b.input("x", "f32[3]"), 1.0)), target="reference")
+    with pytest.raises(RunError, match="array given for output 'y' does not fit"):
+        executable.run({"x": draw(3)}, out={"y": array})
+
+
 def counter() -> Graph:
     b = Builder("counter")
     x = b.input("x", "f32[3]")

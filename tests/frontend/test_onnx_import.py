@@ -7,12 +7,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from bitwright.errors import ImportModelError, UnsupportedError
+from bitwright.errors import ImportModelError, RunError, UnsupportedError
 from bitwright.frontend.onnx import load
 from bitwright.frontend.onnx.registry import all_mappings
 from bitwright.ir import HostType, symbol
 from bitwright.ops.interpret import run
 from bitwright.ops.opdef import draw
+from bitwright.pipeline import compile as compile_graph
 
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "local" : 1]>\n'
 
@@ -393,6 +394,51 @@ def test_old_forms(found, want):
     result = found()
     assert result.dtype == want.dtype
     np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("start, stop, expected", [(-9, -9, [0]), (-9, 1, []), (-3, -9, [0])])
+def test_a_slice_backwards_from_before_the_first_element(start, stop, expected, constant):
+    """ONNX clamps the start into the axis; Python's slices find nothing there."""
+    values = dict(zip("abcd", (start, stop, 0, -1), strict=True))
+    typed = [f"int64[1] {name}" for name in values]
+    held = f"<{', '.join(f'int64[1] {name} = {{{v}}}' for name, v in values.items())}>"
+    graph = import_text(
+        f"g ({', '.join(['float[3] x', *([] if constant else typed)])}) => (float[m] y)"
+        f"{held if constant else ''} {{ y = Slice(x, a, b, c, d) }}"
+    )
+    feeds = {} if constant else {name: np.array([v]) for name, v in values.items()}
+    found = run(graph, {"x": np.arange(3, dtype=np.float32), **feeds})["y"]
+    assert found.tolist() == expected
+
+
+SPLIT = """
+    g (float[{size}, 2] x, int64[3] sizes) => (float[a, 2] p, float[b, 2] q, float[c, 2] r) {
+        p, q, r = Split<axis = 0>(x, sizes)
+    }"""
+GOOD = [[1, 2, 3], [6, 0, 0], [0, 0, 6]]
+BAD = [[1, 2, 2], [2, 2, 3], [7, -2, 1], [-1, 4, 3], [2**62, 2**62, 6], [2**63 - 1, 2**63 - 1, 8]]
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+@pytest.mark.parametrize("size", ["6", "n"])
+def test_sizes_of_a_split_that_only_the_run_knows(size, target):
+    graph = import_text(SPLIT.replace("{size}", size))
+    assert "host" not in ops_of(graph)
+    executable = compile_graph(graph, target=target)
+    x = draw(6, 2)
+    for sizes in GOOD:
+        found = executable.run({"x": x, "sizes": np.array(sizes)})
+        assert [len(part) for part in found.values()] == sizes
+        np.testing.assert_array_equal(np.concatenate(list(found.values())), x)
+    for sizes in BAD:
+        with pytest.raises(RunError, match=r"from Split.*do not add up to axis 0"):
+            executable.run({"x": x, "sizes": np.array(sizes)})
+
+
+def test_a_split_has_as_many_sizes_as_parts():
+    with pytest.raises(ImportModelError, match="do not fit the parts"):
+        import_text(SPLIT.replace("{size}", "6").replace("int64[3]", "int64[2]"))
 
 
 def test_softmax_of_opset_11_runs_over_all_trailing_axes():

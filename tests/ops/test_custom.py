@@ -15,6 +15,7 @@ from bitwright.ops.check import verify
 from bitwright.ops.custom import custom, find_custom, register_custom
 from bitwright.ops.host import encode_node
 from bitwright.ops.interpret import run
+from bitwright.pipeline import compile as compile_graph
 
 X = np.array([[1, -2, 3]], np.float32)
 
@@ -38,6 +39,29 @@ def test_a_registered_op_runs():
     again = verify(parse(to_text(graph)))
     assert run(again, {"x": X})["y"].tolist() == (X + 2).tolist()
     assert str(y.type) == "f32[n, 3]"
+
+
+WRONG = {
+    "wider": (lambda x: x.astype(np.float64), r"'test.wrong' gave .* element type .*f32.*float64"),
+    "whole": (lambda x: x.astype(np.int32), r"element type .*f32.*int32"),
+    "more": (lambda x: (x, x), r"number of results .*expected 1, found 2"),
+    "other shape": (lambda x: x[:, :2], "another shape"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_a_function_that_does_not_give_what_it_declared(name, target):
+    function, message = WRONG[name]
+    register_custom("test.wrong", infer=lambda x: x, reference=function, replace=True)
+    b = Builder()
+    x = b.input("x", "f32[n, 3]")
+    graph = b.build(y=b.add(custom(b, "test.wrong", x), 1.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        executable = compile_graph(graph, target=target)
+    with pytest.raises(RunError, match=message):
+        executable.run({"x": X})
 
 
 def test_an_unknown_name_is_an_error_with_a_hint():

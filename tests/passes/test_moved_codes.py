@@ -76,6 +76,25 @@ def test_what_is_no_move_says_why(make: Any, why: str) -> None:
     assert ops[:2] == ["quantize", "dequantize"] and why in refused
 
 
+POOLS = [
+    ({"kernel": (3, 3), "pads": (2, 2, 2, 2)}, True),
+    ({"kernel": (3, 2), "dilations": (2, 3), "pads": (4, 1, 0, 3)}, True),
+    ({"kernel": (2, 2), "pads": (2, 0, 0, 0)}, False),
+    ({"kernel": (2, 2), "dilations": (1, 7), "pads": (0, 6, 0, 6)}, False),
+]
+
+
+@pytest.mark.parametrize("attrs, moves", POOLS)
+def test_pools_whose_windows_may_hold_padding_only_stay_float(attrs: Any, moves: bool) -> None:
+    b = Builder("pool")
+    x = through(b, b.input("x", "f32[2, 4, 5, 6]"), 0.03, 9)
+    ops, refused = check(
+        b.build(through(b, b.max_pool(x, **attrs), 0.04, 3)), 0, x=x_of(2, 4, 5, 6)
+    )
+    assert (ops[:2] == ["quantize", "max_pool"]) == moves
+    assert moves or "in the padding only" in refused
+
+
 def test_a_function_with_a_step_in_codes_of_its_own_is_one_table() -> None:
     """x · sigmoid(x) as other tools write it: the sigmoid is rounded to codes in between."""
     b = Builder("silu")

@@ -41,6 +41,7 @@ CODES = np.arange(-7, 8, dtype=np.int32).reshape(5, 3)
 ROWS = {"x": "f32[n, 5]", "axes": (1,)}
 OF_ROWS = {"w": CODES, "sums": CODES.sum(0, keepdims=True).astype(np.int32)}
 PER_QUERY = {"axes": (-1,), "keepdims": True}
+NO_BYTES = {"p": None, "q": None, "b": np.arange(4, dtype=np.int32)}
 CASES = [
     ("rows-of-*", ROWS, {}),
     ("product-of-*-rows-in-steps", {**ROWS, **OF_ROWS, "steps": np.abs(normal(3))}, {}),
@@ -100,6 +101,27 @@ CASES = [
         {},
     ),
     ("factor-into-matmul", {"x": "f32[n, 2]", "w": normal(2, 4), "c": normal(4)}, {}),
+    ("product-of-nothing", {"x": "f32[n, 2, 0]", "w": normal(0, 4)}, {}),
+    ("product-of-nothing", {"x": "f32[n, 3]", "w": normal(3, 0)}, {}),
+    ("product-of-nothing", {"x": "f32[n, 0]", "w": normal(0)}, {}),
+    ("product-of-nothing", {"x": "f32[0]", "w": normal(0, 4)}, {}),
+    (
+        "integer-product-of-nothing",
+        {**NO_BYTES, "x": "u8[n, 0]", "w": np.zeros((0, 4), np.int8)},
+        {},
+    ),
+    ("convolution-of-nothing", {"x": "f32[n, 0, 5]", "w": normal(4, 0, 3), "b": normal(4)}, {}),
+    ("convolution-of-nothing", {"x": "f32[0, 2, 5]", "w": normal(4, 2, 3), "b": None}, {}),
+    (
+        "transposed-convolution-of-nothing",
+        {"x": "f32[n, 0, h]", "w": normal(0, 4, 3), "b": normal(4)},
+        {},
+    ),
+    (
+        "integer-convolution-of-nothing",
+        {**NO_BYTES, "x": "u8[n, 0, 5]", "w": np.zeros((4, 0, 3), np.int8)},
+        {},
+    ),
     ("gelu-*", {"x": "f32[n, 3]"}, {}),
     ("s*lu*", {"x": "f32[n, 3]"}, {}),
     ("quick-gelu*", {"x": "f32[n, 3]", "a": np.float32(1.7)}, {}),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.backends.outputs import check_out
 from bitwright.ir.graph import Graph
 from bitwright.ops.interpret import run
 
@@ -36,6 +37,7 @@ class Reference:
         owned: dict[str, Any] = {}
         for name, result in results.items():
             if out and name in out:
+                check_out(name, out[name], np.shape(result), getattr(result, "dtype", None))
                 out[name][...] = result
                 owned[name] = out[name]
             else:

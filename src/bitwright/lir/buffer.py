@@ -96,6 +96,17 @@ class View:
             ),
         )
 
+    def run_stride(self, axes: Sequence[int]) -> Size | None:
+        """The stride of some axes taken as one, outermost first; None if they do not lie behind
+        each other. The strides of axes of size 1 say nothing."""
+        kept = [(self.shape[a], self.strides[a]) for a in axes if self.shape[a] != 1]
+        if not kept:
+            return 1
+        for (_, outer), (size, inner) in pairwise(kept):
+            if outer != inner * size:
+                return None
+        return kept[-1][1]
+
     def reshape(self, shape: Sequence[Size]) -> View | None:
         """The same elements in another shape, or None if that takes a copy.
 
@@ -107,7 +118,7 @@ class View:
             return None
         strides: list[Size] = []
         for old, new in groups:
-            run = _run_stride([self.shape[a] for a in old], [self.strides[a] for a in old])
+            run = self.run_stride(old)
             if run is None:
                 return None
             inner = row_major([shape[a] for a in new])
@@ -146,17 +157,6 @@ def row_major(shape: Sequence[Size]) -> tuple[Size, ...]:
         strides.append(total)
         total = total * size
     return tuple(reversed(strides))
-
-
-def _run_stride(shape: Sequence[Size], strides: Sequence[Size]) -> Size | None:
-    """The stride of the axes taken as one, or None if they do not lie behind each other."""
-    kept = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1]
-    if not kept:
-        return 1
-    for (_, outer), (size, inner) in pairwise(kept):
-        if outer != inner * size:
-            return None
-    return kept[-1][1]
 
 
 def _groups(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], list[int]]] | None:

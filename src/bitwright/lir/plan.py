@@ -13,7 +13,7 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bitwright.errors import GraphError
+from bitwright.errors import GraphError, RunError
 from bitwright.ir.dim import evaluate
 from bitwright.ir.size_list import SizeList
 from bitwright.lir.buffer import Buffer, Place
@@ -44,7 +44,13 @@ class Plan:
 
 def byte_size(buffer: Buffer, bindings: Mapping[str, int]) -> int:
     """Bytes a buffer takes; elements narrower than a byte are held one a byte."""
-    return evaluate(buffer.count, bindings) * _element_bytes(buffer)
+    return _checked(buffer, evaluate(buffer.count, bindings) * _element_bytes(buffer))
+
+
+def _checked(buffer: Buffer, nbytes: int) -> int:
+    if nbytes < 0:
+        raise RunError(f"{buffer.name!r} would have a negative size")
+    return nbytes
 
 
 def _element_bytes(buffer: Buffer) -> int:
@@ -82,10 +88,8 @@ class Planner:
 
     def plan(self, bindings: Mapping[str, int]) -> Plan:
         sizes = self._sizes.values(bindings)
-        nbytes = [
-            sizes[count] * element
-            for count, element in zip(self._counts, self._element_bytes, strict=True)
-        ]
+        rows = zip(self.lives, self._counts, self._element_bytes, strict=True)
+        nbytes = [_checked(life.buffer, sizes[count] * element) for life, count, element in rows]
         begins = [0] * len(nbytes)
         taken: list[tuple[int, int, int, int]] = []
         """Begin and aligned end, first and last step of what is placed, sorted by where it lies."""

@@ -172,11 +172,12 @@ def _conv_transpose(
     windows = make_windows(x.ndim - 2, w.shape[2:], strides, pads, dilations)
     sizes = _transposed_sizes(windows, x.shape[2:], output_padding)
     channels, per_group = len(w), w.shape[1]
-    kernels = wide(w).reshape(groups, channels // groups, -1).swapaxes(1, 2)
+    taps, pixels_of_image = (int(np.prod(shape)) for shape in (w.shape[1:], x.shape[2:]))
+    kernels = wide(w).reshape(groups, channels // groups, taps).swapaxes(1, 2)
     columns_shape = (groups * per_group, *w.shape[2:], *x.shape[2:])
     result = np.zeros((len(x), groups * per_group, *sizes))
     for image, pixels in enumerate(x):
-        spread = kernels @ wide(pixels).reshape(groups, channels // groups, pixels[0].size)
+        spread = kernels @ wide(pixels).reshape(groups, channels // groups, pixels_of_image)
         result[image] = windows.fold(spread.reshape(columns_shape), sizes)
     return add_channel_bias(result, bias)
 

@@ -4,8 +4,9 @@
     y = custom(b, "acme.scale", x, factor=2.0)
 
 `infer(*types, **attributes)` and `reference(*arrays, **attributes)` have the meaning they have in
-an `OpDef`. Attributes are what JSON can hold; a graph keeps them, and the name, but not the
-functions: whoever loads it registers them again.
+an `OpDef`, except that results must have the very element types that `infer` declared. Attributes
+are what JSON can hold; a graph keeps them, and the name, but not the functions: whoever loads it
+registers them again.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bitwright.errors import GraphError
+import numpy as np
+
+from bitwright.errors import GraphError, RunError
 from bitwright.ir.graph import Node, Value, nearest
-from bitwright.ir.types import ValueType
+from bitwright.ir.types import TensorType, ValueType
 from bitwright.ops.builder import Builder
 from bitwright.ops.opdef import Attr, Kind, OpDef, Sample, draw, sample
 
@@ -94,6 +97,35 @@ def _infer(*types: ValueType | None, function: str, attributes: str) -> Any:
 
 def _reference(*arrays: Any, function: str, attributes: str) -> Any:
     return find_custom(function).reference(*arrays, **_attributes(attributes))
+
+
+def check_custom(node: Node, results: tuple[Any, ...], where: str) -> None:
+    """Raise a `RunError` unless the user's function gave what its `infer` declared.
+
+    The references of built-in ops compute in wider types, and the interpreter rounds what they
+    give. A function of the user's is taken at its word.
+    """
+    name = node.attrs["function"]
+    if len(results) != len(node.outputs):
+        raise RunError(
+            f"custom op {name!r} gave another number of results than it declared",
+            where=where,
+            expected=len(node.outputs),
+            found=len(results),
+        )
+    for value, result in zip(node.outputs, results, strict=True):
+        type_ = value.type
+        if not isinstance(type_, TensorType):
+            continue
+        found = np.asarray(result).dtype
+        if found != type_.dtype.numpy:
+            raise RunError(
+                f"custom op {name!r} gave a result of another element type than it declared",
+                where=where,
+                expected=f"{type_.dtype} for {value}",
+                found=str(found),
+                hint="Convert the result with .astype, or declare another type in `infer`.",
+            )
 
 
 def _grad(b: Builder, node: Node, dys: list[Value]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
+from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import UNKNOWN, Size, product
 from bitwright.ir.dtype import DType, bool_, i64, string
 from bitwright.ir.types import Shape, TensorType, ValueType, normalize_axis
@@ -64,6 +65,7 @@ def _range(start: Array, limit: Array, delta: Array) -> Array:
         count = -((first - end) // step)
     else:
         count = int(np.ceil((end - first) / step))
+    require_room((max(count, 0),), start.itemsize, "its result")
     return np.asarray(first + np.arange(max(count, 0)) * step)
 
 
@@ -133,6 +135,7 @@ def _one_hot(
     count = int(given.reshape(-1)[0]) if given is not None else int(depth or 0)
     if count < 0:
         raise RunError("a one-hot code has a negative depth", found=count)
+    require_room((indices.size, count), values.itemsize, "its result")
     codes = wide(indices)
     if codes.dtype != np.uint64:
         codes = np.where(codes < 0, codes + count, codes)

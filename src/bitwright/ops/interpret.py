@@ -12,13 +12,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bitwright import knobs
 from bitwright.errors import BitwrightError, RunError
+from bitwright.ir.allocation import new_array, require_room
 from bitwright.ir.dim import Dim, Size, evaluate, symbols_of
 from bitwright.ir.feeds import bind_input, check_inputs, solve
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType, ValueType
 from bitwright.ir.verify import place
+from bitwright.ops.custom import check_custom
 from bitwright.ops.numeric import narrow
 from bitwright.ops.registry import get
 
@@ -71,7 +72,6 @@ class Frame:
     def __init__(self, graph: Graph, bindings: dict[str, int], observe: Observer | None) -> None:
         self.graph, self.bindings, self.observe = graph, dict(bindings), observe
         self.values: dict[Value, Any] = {}
-        self.limit = knobs.max_tensor_bytes()
         self.runners: dict[Graph, Runner] = {}
 
     def run(self, inputs: list[Any], states: dict[str, Array]) -> dict[str, Any]:
@@ -106,7 +106,9 @@ class Frame:
             if node.op != "state":
                 raise RunError("has no value", where=place(self.graph, node))
             type_ = node.outputs[0].tensor
-            value = np.zeros(type_.concrete(self.bindings), type_.dtype.numpy)
+            shape, where = type_.concrete(self.bindings), place(self.graph, node)
+            value = new_array(shape, type_.dtype.numpy, str(node.outputs[0]), where)
+            value[...] = 0
         self.values[node.outputs[0]] = bind_input(node.outputs[0], value, self.bindings)
 
     def execute(self, node: Node) -> None:
@@ -126,6 +128,8 @@ class Frame:
         except (ValueError, IndexError, TypeError, ArithmeticError, AssertionError) as error:
             raise RunError(f"cannot be computed: {error}", where=where) from error
         results = result if isinstance(result, tuple) else (result,)
+        if node.op == "custom":
+            check_custom(node, results, where)
         for value, array in zip(node.outputs, results, strict=True):
             self.values[value] = self._finish(value, array, where)
 
@@ -135,19 +139,17 @@ class Frame:
             if not isinstance(type_, TensorType):
                 continue
             if all(s.name in self.bindings for s in type_.symbols):
-                count = evaluate(type_.count, self.bindings)
-                if count * max(type_.dtype.bits, 8) // 8 > self.limit:
-                    raise RunError(
-                        f"{value} would need {count * type_.dtype.bits // 8:,} bytes",
-                        where=where,
-                        expected=f"at most {self.limit:,}",
-                        hint=f"{knobs.MAX_TENSOR_BYTES.name} moves the limit.",
-                    )
+                shape = type_.concrete(self.bindings)
+                if min(shape, default=0) < 0:
+                    continue  # the op itself says best why that cannot be
+                require_room(shape, max(type_.dtype.bits, 8) // 8, str(value), where)
 
     def _finish(self, value: Value, array: Any, where: str) -> Any:
         type_ = value.type
         if not isinstance(type_, TensorType):
             return array
+        array = np.asarray(array)
+        require_room(array.shape, max(type_.dtype.bits, 8) // 8, str(value), where)
         array = narrow(array, type_.dtype)
         fits = array.ndim == type_.rank and all(
             solve(size, actual, self.bindings)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import InferenceError
+from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import UNKNOWN, Dim, Size, bounds, divide_exactly, product
 from bitwright.ir.types import Shape, TensorType, normalize_axis
 from bitwright.ops.inference import (
@@ -176,6 +177,7 @@ def _infer_expand(x: TensorType, target: TensorType | None, shape: Shape | None)
 def _expand(x: Array, target: Array | None, shape: tuple[int, ...] | None) -> Array:
     if target is not None:
         shape = np.broadcast_shapes(x.shape, as_ints(target))
+        require_room(shape, x.itemsize, "its result")
     return np.array(np.broadcast_to(x, shape or ()))
 
 
@@ -204,7 +206,11 @@ def _infer_tile(x: TensorType, counts: TensorType | None, repeats: Shape | None)
 
 
 def _tile(x: Array, counts: Array | None, repeats: tuple[int, ...] | None) -> Array:
-    return np.tile(x, as_ints(counts) if counts is not None else repeats or ())
+    if counts is not None:
+        repeats = tuple(as_ints(counts))
+        sizes = [size * count for size, count in zip(x.shape, repeats, strict=True)]
+        require_room(sizes, x.itemsize, "its result")
+    return np.tile(x, repeats or ())
 
 
 def _tile_samples() -> list[Sample]:

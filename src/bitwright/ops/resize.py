@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
+from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import UNKNOWN, Dim, Size
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.types import TensorType
@@ -145,6 +146,7 @@ def _resize(
         scales = scales_data.astype(np.float64).tolist()
         extents = np.subtract(ends, starts) * scales
         sizes = [scaled_size(size, scale) for size, scale in zip(x.shape, extents, strict=True)]
+    require_room(sizes, x.itemsize, "its result")
     nearest = attrs["mode"] == "nearest"
     result = x if nearest else wide(x).astype(np.float64)
     outside = np.zeros((1,) * x.ndim, bool)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
+from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import UNKNOWN, Dim, Size, bounds, max_size, min_size
 from bitwright.ir.dtype import string
 from bitwright.ir.types import TensorType, normalize_axis
@@ -36,18 +37,23 @@ OPEN_END = 2**31 - 1  # exporters write this, or the 64-bit extreme, for "to the
 
 
 def normalize_slice(size: Size, start: Size, stop: Size, step: int = 1) -> tuple[Size, Size]:
-    """Start and stop of `x[start:stop:step]` on an axis of this size, in normal form."""
+    """Start and stop of `x[start:stop:step]` on an axis of this size, in normal form.
+
+    As in Python, but for a start before the first element with a negative step: ONNX begins at the
+    first element then, where Python finds nothing.
+    """
     if step == 0:
         raise InferenceError("a slice has the step 0")
     if not any(isinstance(s, Dim) for s in (size, start, stop)):
         first, last, _ = slice(int(start), int(stop), step).indices(int(size))  # type: ignore[arg-type]
+        first = max(first, min(0, int(size) - 1)) if step < 0 else first  # type: ignore[arg-type]
         if (last - first) * step <= 0:
             return max(first, 0), max(first, 0)
         return first, last
     low, high = (0, size) if step > 0 else (-1, size - 1)
     if isinstance(start, Dim) and not _at_most(start, high, size):
         return start, _clamp(stop, size, low, high, inside=True)
-    start = _clamp(start, size, low, high)
+    start = _clamp(start, size, 0, high)
     stop = _clamp(stop, size, low, high)
     before, after = (start, stop) if step > 0 else (stop, start)
     if before == low or after == high or _at_most(before, after, size):
@@ -229,6 +235,7 @@ def _pad(
     shape = [size + sum(pair) for size, pair in zip(x.shape, around, strict=True)]
     if any(size < 0 for size in shape):
         raise RunError(f"pads {list(pads)} take more than there is", found=list(x.shape))
+    require_room(shape, x.itemsize, "its result")
     if mode != "constant":
         for axis, (before, after) in enumerate(around):
             x = np.take(x, _extended(x.shape[axis], before, after, mode, axis), axis)

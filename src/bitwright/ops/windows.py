@@ -12,7 +12,6 @@ Counting windows works on symbolic sizes; the methods on arrays need integers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from bitwright import knobs
-from bitwright.errors import InferenceError, RunError
+from bitwright.errors import InferenceError
+from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import Size, min_size
 from bitwright.ir.types import Shape
 from bitwright.ops.opdef import Array, Attr
@@ -83,12 +82,8 @@ class Windows:
             widths.append((begin, max(self.ends[axis], needed - size - begin)))
         if not any(after or before for before, after in widths):
             return x
-        sizes = (size + sum(width) for size, width in zip(x.shape, widths, strict=True))
-        needed_bytes, limit = math.prod(map(int, sizes)) * x.itemsize, knobs.max_tensor_bytes()
-        if needed_bytes > limit:
-            raise RunError(
-                f"its padding would need {needed_bytes:,} bytes", expected=f"at most {limit:,}"
-            )
+        sizes = [int(size + sum(width)) for size, width in zip(x.shape, widths, strict=True)]
+        require_room(sizes, x.itemsize, "its padding")
         return np.pad(x, widths, constant_values=fill)
 
     def tap(self, padded: Array, offsets: Sequence[int], counts: Sequence[Any]) -> Array:

@@ -8,10 +8,10 @@ from bitwright.ir.graph import Graph
 from bitwright.passes.eliminate_common import eliminate_common
 from bitwright.passes.fold_constants import fold_constants
 from bitwright.passes.resolve_shapes import resolve_shapes
-from bitwright.passes.rules import algebra, masks, movement
+from bitwright.passes.rules import algebra, empty, masks, movement
 from bitwright.rewrite import Trace, rewrite
 
-RULES = [*movement.RULES, *algebra.RULES, *masks.RULES]
+RULES = [*movement.RULES, *algebra.RULES, *masks.RULES, *empty.RULES]
 STEPS, MAX_ROUNDS = 4, 10
 
 

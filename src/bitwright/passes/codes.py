@@ -254,7 +254,7 @@ def largest_sum(weight: Weight, channel: int, reach: int) -> int:
     if weight.zero is not None:
         columns -= weight.zero.reshape(-1).astype(wide)
     np.abs(columns, out=columns)
-    distance = columns.reshape(-1, weight.codes.shape[at]).sum(axis=0, dtype=np.int64)
+    distance = columns.sum(axis=tuple(range(columns.ndim - 1)), dtype=np.int64)
     return int(distance.max(initial=0)) * reach
 
 

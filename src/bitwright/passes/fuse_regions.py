@@ -69,6 +69,11 @@ CODED = frozenset({"layer_norm", "rms_norm"})
 COMPUTED = frozenset({f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, bool_})
 
 
+MOST_NODES = 128
+"""Nodes of a region: its kernel holds all of them, and compilers take more than twice as long for
+code that is twice as long."""
+
+
 def is_elementwise(node: Node) -> bool:
     """Whether a node has a scalar form that a kernel can inline; a cast is one by itself."""
     if node.is_boundary or len(node.outputs) != 1:
@@ -123,14 +128,16 @@ class Fusion:
     def _join(self, node: Node) -> Region:
         """Regions that end in an operand of this node, all in one with it."""
         found: list[Region] = []
+        count = 1
         for operand in dict.fromkeys(node.operands):
             region = self.home.get(operand.node)
             if region is None or region in found:
                 continue
-            if reason := self._refusal(node, operand, region):
+            if reason := self._refusal(node, operand, region, count):
                 self.trace.refused("fuse-epilogue", node.name, f"into {operand}: {reason}")
             else:
                 found.append(region)
+                count += len(region.nodes)
         anchored = [region for region in found if region.anchor is not None]
         for region in anchored[:-1]:  # the later anchor keeps the node; the others store
             found.remove(region)
@@ -191,7 +198,10 @@ class Fusion:
         self.trace.fired("fuse-codes", node.name, [node.name])
         return merged
 
-    def _refusal(self, node: Node, operand: Value, region: Region) -> str:
+    def _refusal(self, node: Node, operand: Value, region: Region, count: int = 1) -> str:
+        """Why a region does not take a node along, which brings `count` nodes with it."""
+        if len(region.nodes) + count > MOST_NODES:
+            return f"it would hold more than {MOST_NODES} nodes"
         if operand.node is not region.last:
             return "it is inside another region"
         if not region.takes_epilogue or not (region.anchor or is_elementwise(operand.node)):

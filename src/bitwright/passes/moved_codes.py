@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.ir.dim import bounds
+from bitwright.ir.dim import bounds, max_size
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.ops.resize import CROP
+from bitwright.ops.windows import make_windows
 from bitwright.passes.codes import coded, comes_from_product, parts_of
 from bitwright.rewrite import Match, Rule
 
@@ -84,8 +85,26 @@ def _stay(m: Match) -> str:
         return found
     if found.codes.is_constant and m.root.op != "gather":
         return "a constant is moved when the program is made"
+    if m.root.op == "max_pool" and not _windows_meet(m.root):
+        return "a window may lie in the padding only, whose maximum is no quantized value"
     moves_all = len(m.root.outputs) == 1 or m.root.op == "split"
     return "" if moves_all else "it has several results"
+
+
+def _windows_meet(node: Node) -> bool:
+    """Whether every window of a pool is sure to hold an element of the image."""
+    attrs, (x,) = node.attrs, node.operands
+    names = ("strides", "pads", "dilations")
+    windows = make_windows(x.rank - 2, attrs["kernel"], *(attrs.get(name) for name in names))
+    axes = zip(
+        *(x.shape[2:], windows.begins, windows.ends, windows.extents, windows.dilations),
+        strict=True,
+    )
+    return all(
+        bounds(extent - 1 - max_size(begin, end))[0] >= 0
+        and (step == 1 or bounds(size - step)[0] >= 0)  # no image between two taps
+        for size, begin, end, extent, step in axes
+    )
 
 
 def _move(op: Any, m: Match) -> Any:

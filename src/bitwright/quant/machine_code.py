@@ -6,7 +6,9 @@ A call releases the interpreter lock.
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +16,19 @@ from bitwright.backends.cpu import jit
 from bitwright.target import Target, host
 
 ADDRESS, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+
+
+_all: weakref.WeakSet[MachineCode] = weakref.WeakSet()
+
+
+def _renew_after_fork() -> None:
+    """In a child, a thread that is gone may have held a lock."""
+    for code in list(_all):
+        code._loading = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_after_fork)
 
 
 class MachineCode:
@@ -28,6 +43,7 @@ class MachineCode:
         self._name, self._text, self._kinds = name, text, functions
         self._functions: dict[str, Any] = {}
         self._loading = threading.Lock()
+        _all.add(self)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._functions:

@@ -11,6 +11,7 @@ seven times the time.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -25,6 +26,16 @@ from bitwright.target import Target
 _lock = threading.RLock()
 _count = 0
 _count_lock = threading.Lock()
+
+
+def _renew_after_fork() -> None:
+    """In a child, a thread that is gone may have held a lock."""
+    global _lock, _count_lock
+    _lock, _count_lock = threading.RLock(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_after_fork)
 
 
 def compilations() -> int:

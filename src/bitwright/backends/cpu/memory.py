@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright import knobs
-from bitwright.errors import RunError
+from bitwright.ir.allocation import no_memory, require_bytes
 from bitwright.ir.dim import evaluate
 from bitwright.lir.buffer import Buffer, Place, View
 from bitwright.lir.plan import Plan, byte_size
@@ -25,28 +24,26 @@ LARGE = 1 << 16
 
 
 def new_array(shape: tuple[int, ...], element: Any) -> Array:
-    """A new array; a large one begins at a cache line, which whole vectors then fill."""
+    """A new array of a shape that there may be (`require_room`); a large one begins at a cache
+    line, which whole vectors then fill."""
     nbytes = math.prod(shape) * np.dtype(element).itemsize
     if nbytes < LARGE:
         return np.empty(shape, element)
-    room = np.empty(nbytes + ALIGN, np.uint8)
-    start = -room.ctypes.data % ALIGN
-    return room[start : start + nbytes].view(element).reshape(shape)
+    return _aligned(nbytes, "a result").view(element).reshape(shape)
 
 
 def allocate(nbytes: int) -> Array:
     """Bytes at a 64-byte boundary; too many are an error, not a crash."""
-    limit = knobs.max_tensor_bytes()
-    if nbytes > limit:
-        raise RunError(
-            f"a run would need {nbytes:,} bytes",
-            expected=f"at most {limit:,}",
-            hint=f"{knobs.MAX_TENSOR_BYTES.name} moves the limit.",
-        )
+    what = "a run"
+    require_bytes(nbytes, what)
+    return _aligned(nbytes, what)
+
+
+def _aligned(nbytes: int, what: str) -> Array:
     try:
         room = np.empty(nbytes + ALIGN, np.uint8)
-    except MemoryError:
-        raise RunError(f"there is no memory for {nbytes:,} bytes") from None
+    except (MemoryError, ValueError):  # ValueError: more than an array can hold
+        raise no_memory(nbytes, what) from None
     start = -room.ctypes.data % ALIGN
     return room[start : start + nbytes]
 

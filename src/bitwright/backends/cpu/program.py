@@ -10,11 +10,11 @@ without if it finds others.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,11 @@ from bitwright.backends.cpu.code import Code
 from bitwright.backends.cpu.jit import Library
 from bitwright.backends.cpu.memory import Grown, Memory, Planned, allocate, new_array
 from bitwright.backends.cpu.pool import shared_pool
-from bitwright.backends.cpu.steps import StepTable, Stretch
+from bitwright.backends.cpu.steps import StepTable, Stretch, stretches_of
+from bitwright.backends.cpu.turns import Turns
+from bitwright.backends.outputs import apart_from, check_out
 from bitwright.errors import BitwrightError, RunError
+from bitwright.ir.allocation import require_room
 from bitwright.ir.arrays import as_array
 from bitwright.ir.dim import Sizes, evaluate
 from bitwright.ir.feeds import bind_input, solve
@@ -34,7 +37,7 @@ from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import Buffer, Place
 from bitwright.lir.plan import Planner
-from bitwright.lir.schedule import HostStep, KernelStep, NodeStep, Schedule, SizeStep
+from bitwright.lir.schedule import HostStep, NodeStep, SizeStep
 from bitwright.target import Target
 
 if TYPE_CHECKING:
@@ -81,7 +84,6 @@ class Program:
         entered = {b.name: b for b in self.schedule.buffers if b.place is Place.INPUT}
         self._entered = [entered.get(value.name) for value in graph.inputs]
         self._fault_buffer = code.fault_buffer
-        self._fault = np.zeros(2, np.int64)
         self._held = [
             b
             for b in self.schedule.buffers
@@ -99,12 +101,10 @@ class Program:
             for node, bodies in code.bodies.items()
         }
         self._pool = shared_pool(threads)
-        self._arena = allocate(0)
-        self._prepared: OrderedDict[Any, tuple[Planned, list[Any]]] = OrderedDict()
-        self._ready: dict[Any, _Ready] = {}
-        self._found: dict[Any, dict[str, int]] = {}
-        """Sizes that the last run found, by types and shapes of its inputs."""
-        self._lock = threading.Lock()
+        self._calls_users = any(_is_custom(step.op) for step in code.host_steps)
+        """Whether a run calls functions that users wrote, which may run this program again."""
+        self._turns = Turns()
+        self._forget_runs()
 
     @property
     def place(self) -> str:
@@ -115,7 +115,7 @@ class Program:
     def copy(self) -> Program:
         """The same code with an arena and states of its own."""
         twin = Program(self.graph, self.target, self._pool.threads, self.code)
-        with self._lock:
+        with self._turns.held():
             twin.states.update({name: array.copy() for name, array in self.states.items()})
         return twin
 
@@ -133,17 +133,75 @@ class Program:
         given = [
             as_array(feeds[v.name]) if is_tensor else feeds[v.name] for v, is_tensor in self._fed
         ]
-        with self._lock:
-            shapes = self._shapes(given, outer or {})
-            ready = self._ready_for(shapes, given, outer or {})
-            try:
-                return self._run(ready, given, out or {}, watch)
-            except (_OtherSizesError, BitwrightError):
-                if not ready.is_guess:
-                    raise
-                del self._ready[shapes]
-            ready = self._ready_for(shapes, given, outer or {})
-            return self._run(ready, given, out or {}, watch)
+        if not self._turns.begin(waits=bool(self._held) or not self._calls_users):
+            return self._beside(feeds, out, watch, outer)
+        try:
+            return self._alone(given, out or {}, watch, outer or {})
+        except MemoryError:
+            raise RunError("there is not enough memory for the run") from None
+        finally:
+            self._turns.end()
+
+    def _alone(
+        self,
+        given: Sequence[Any],
+        out: Mapping[str, Array],
+        watch: Stopwatch | None,
+        outer: Mapping[str, int],
+    ) -> dict[str, Any]:
+        """A run while no other one uses this program's memory."""
+        if self._turns.was_cut_off:
+            self._forget_runs()
+        shapes = self._shapes(given, outer)
+        ready = self._ready_for(shapes, given, outer)
+        try:
+            return self._run(ready, given, out, watch)
+        except (_OtherSizesError, BitwrightError):
+            if not ready.is_guess:
+                raise
+            del self._ready[shapes]
+        ready = self._ready_for(shapes, given, outer)
+        return self._run(ready, given, out, watch)
+
+    def _beside(
+        self,
+        feeds: Mapping[str, Any],
+        out: Mapping[str, Array] | None,
+        watch: Stopwatch | None,
+        outer: Mapping[str, int] | None,
+    ) -> dict[str, Any]:
+        """A run inside or beside another one, in memory of its own."""
+        if self._held:
+            raise RunError(
+                "a run of this executable is under way in this thread, and its state belongs to it",
+                where=f"graph {self.graph.name!r}",
+                hint="Compile the model again for runs that a custom op of its own starts.",
+            )
+        program = self._spares.pop() if self._spares else self._twin()
+        program.observe = self.observe
+        try:
+            return program.run(feeds, out, watch, outer)
+        finally:
+            self._spares.append(program)
+
+    def _twin(self) -> Program:
+        """A program of the same code with memory of its own."""
+        twin = copy(self)
+        twin._turns = Turns()
+        twin._forget_runs()
+        return twin
+
+    def _forget_runs(self) -> None:
+        """Begin with fresh memory, as if nothing had run yet; states stay."""
+        self._turns.was_cut_off = False
+        self._fault = np.zeros(2, np.int64)
+        self._arena = allocate(0)
+        self._prepared: OrderedDict[Any, tuple[Planned, list[Any]]] = OrderedDict()
+        self._ready: dict[Any, _Ready] = {}
+        self._found: dict[Any, dict[str, int]] = {}
+        """Sizes that the last run found, by types and shapes of its inputs."""
+        self._spares: list[Program] = []
+        """Programs of the same code for runs beside a run of this one."""
 
     def _run(
         self,
@@ -156,7 +214,7 @@ class Program:
         memory = ready.memory
         seen: set[Node] = set()
         self._enter(ready, given)
-        results = self._outputs(ready, _apart(out, given) if out else {})
+        results = self._outputs(ready, apart_from(out, given) if out else {})
         for stretch in ready.stretches:
             if isinstance(stretch, StepTable):
                 self._native(stretch, memory, watch)
@@ -209,7 +267,7 @@ class Program:
         """Runs of kernel calls, and the other steps between them."""
         return [
             Stretch(steps, self._addresses, self._signatures) if isinstance(steps, list) else steps
-            for steps in _stretches(self.schedule)
+            for steps in stretches_of(self.schedule)
         ]
 
     @cached_property
@@ -258,6 +316,7 @@ class Program:
         if key not in self._prepared:
             bindings = Sizes(bindings)
             self._sizes.verify(bindings)
+            self._check_outputs(bindings)
             layout = self._planner.plan(bindings)
             if layout.total > self._arena.nbytes:
                 self._arena = allocate(layout.total)
@@ -278,6 +337,12 @@ class Program:
         ]
         return _Ready(memory, stretches, outputs, key)
 
+    def _check_outputs(self, bindings: Mapping[str, int]) -> None:
+        """Raise a `RunError` if a result is larger than a tensor may be."""
+        for name, view in self.schedule.outputs.items():
+            shape = _concrete(view.shape, bindings)
+            require_room(shape, view.dtype.numpy.itemsize, f"output {name!r}")
+
     def _table(self, stretch: Stretch, memory: Memory) -> StepTable:
         return StepTable(stretch, memory, self._pool.small_bytes())
 
@@ -295,8 +360,10 @@ class Program:
             value = self.graph.values[buffer.name]
             initial = value.node.attrs.get("value")
             shape = value.tensor.concrete(memory.bindings)
-            start = np.zeros(shape, buffer.dtype.numpy) if initial is None else initial
-            self.states[buffer.name] = np.array(start)
+            require_room(shape, buffer.dtype.numpy.itemsize, f"state {buffer.name!r}")
+            array = new_array(shape, buffer.dtype.numpy)
+            array[...] = 0 if initial is None else initial
+            self.states[buffer.name] = array
         return self.states[buffer.name]
 
     def _outputs(self, ready: _Ready, out: Mapping[str, Array]) -> dict[str, Array]:
@@ -307,7 +374,7 @@ class Program:
             if array is None:
                 array = new_array(shape, element)
             else:
-                _check_out(name, array, shape, element)
+                check_out(name, array, shape, element)
             ready.memory.give(buffer, array)
             arrays[name] = array
         return arrays
@@ -337,9 +404,11 @@ class Program:
         for step in stretch.steps:
             for buffer in step.writes:
                 if buffer.place is Place.OUTPUT:
-                    view = next(v for v in self.schedule.outputs.values() if v.buffer is buffer)
+                    outputs = self.schedule.outputs.items()
+                    name, view = next(pair for pair in outputs if pair[1].buffer is buffer)
                     shape = _concrete(view.shape, memory.bindings)
-                    memory.give(buffer, np.empty(shape, buffer.dtype.numpy))
+                    require_room(shape, buffer.dtype.numpy.itemsize, f"output {name!r}")
+                    memory.give(buffer, new_array(shape, buffer.dtype.numpy))
         return self._table(stretch, memory)
 
     def _in_python(
@@ -383,6 +452,8 @@ class Program:
             found = step.read([memory.array(view) for view in step.inputs], memory.bindings)
         except BitwrightError as error:
             raise RunError(str(error), where=where) from None
+        except (ValueError, ArithmeticError) as error:  # a size that is no number, or infinite
+            raise RunError(f"its sizes cannot be computed: {error}", where=where) from error
         for size, actual in zip(step.sizes, found, strict=True):
             if not solve(size, actual, memory.bindings):  # type: ignore[arg-type]
                 if ready.is_guess:
@@ -404,7 +475,7 @@ class Program:
             else:
                 found = results[name] if name in results else memory.array(view)
                 if name in out and found is not out[name]:
-                    _check_out(name, out[name], found.shape, found.dtype)
+                    check_out(name, out[name], found.shape, found.dtype)
                     out[name][...] = found
                 answer[name] = out.get(name, found)
         return answer
@@ -414,42 +485,13 @@ def _concrete(shape: tuple[Any, ...], bindings: Mapping[str, int]) -> tuple[int,
     return tuple(evaluate(size, bindings) for size in shape)
 
 
+def _is_custom(node: Node) -> bool:
+    """Whether a node calls a function that users wrote, itself or in a body."""
+    inner = (n for body in node.bodies.values() for n in body.nodes)
+    return node.op == "custom" or any(map(_is_custom, inner))
+
+
 def _held_object(value: Value, objects: Mapping[Value, Any]) -> Any:
     if value in objects:
         return objects[value]
     return value.node.attrs["value"]
-
-
-def _apart(out: Mapping[str, Array], inputs: Iterable[Any]) -> dict[str, Array]:
-    """The arrays for outputs that lie in no input: those can be written while inputs are read."""
-    read = [array for array in inputs if isinstance(array, np.ndarray)]
-    return {
-        name: array
-        for name, array in out.items()
-        if not any(np.may_share_memory(array, other) for other in read)
-    }
-
-
-def _check_out(name: str, array: Array, shape: tuple[int, ...], element: Any) -> None:
-    fits = array.shape == shape and array.dtype == element and array.flags.c_contiguous
-    if not fits or not array.flags.writeable:
-        raise RunError(
-            f"the array given for output {name!r} does not fit",
-            expected=f"{element} {list(shape)}, contiguous and writeable",
-            found=f"{array.dtype} {list(array.shape)}",
-        )
-
-
-def _stretches(schedule: Schedule) -> Iterator[NodeStep | SizeStep | list[KernelStep]]:
-    """Runs of kernel calls, and the other steps between them."""
-    steps: list[KernelStep] = []
-    for step in schedule.steps:
-        if isinstance(step, KernelStep):
-            steps.append(step)
-            continue
-        if steps:
-            yield steps
-            steps = []
-        yield step
-    if steps:
-        yield steps

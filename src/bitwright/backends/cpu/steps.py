@@ -16,7 +16,7 @@ other need no meeting in between.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from bitwright.backends.cpu.signature import SLOT_BYTES, Signature
 from bitwright.ir.dim import Dim, Size
 from bitwright.ir.size_list import SizeList
 from bitwright.lir.buffer import Buffer, Place, View
-from bitwright.lir.schedule import KernelStep
+from bitwright.lir.schedule import KernelStep, NodeStep, Schedule, SizeStep
 
 Array = np.ndarray[Any, Any]
 ROW = 3
@@ -105,6 +105,21 @@ class Stretch:
             memory.range(buffer) if buffer.place in _HELD else (-number - 1, -number)
             for buffer, number in self._numbers.items()
         ]
+
+
+def stretches_of(schedule: Schedule) -> Iterator[NodeStep | SizeStep | list[KernelStep]]:
+    """Runs of kernel calls, and the other steps between them."""
+    steps: list[KernelStep] = []
+    for step in schedule.steps:
+        if isinstance(step, KernelStep):
+            steps.append(step)
+            continue
+        if steps:
+            yield steps
+            steps = []
+        yield step
+    if steps:
+        yield steps
 
 
 class StepTable:

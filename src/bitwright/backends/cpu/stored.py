@@ -25,6 +25,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from bitwright import system
 from bitwright.backends.cpu.code import Code
 from bitwright.backends.cpu.code_text import Decoder, Encoder
 from bitwright.backends.cpu.digests import Digests
@@ -52,7 +53,6 @@ class Stored:
 def write(path: Path, graph: Graph, code: Code, beside: Mapping[str, str]) -> str:
     """Store a graph's code; the digest of the file. A `Refusal` says why it cannot be stored."""
     from bitwright.backends.cpu.sizes import SizeChecks, checks_text
-    from bitwright.ir.container import write_atomically
 
     encoder = Encoder()
     index = encoder.code(graph, code)
@@ -87,15 +87,14 @@ def write(path: Path, graph: Graph, code: Code, beside: Mapping[str, str]) -> st
         file.seek(len(MAGIC))
         file.write(digest.digest())
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, fill)
+    system.write_private(path, fill)
     return digest.hexdigest()
 
 
 def read(path: Path, digests: Digests) -> Stored | None:
     """A stored model; None if there is none, or one that is truncated, corrupt or not ours."""
     try:
-        with open(path, "rb") as file:
+        with system.open_private(path) as file:
             start = file.read(ALIGN)
             if len(start) < ALIGN or start[: len(MAGIC)] != MAGIC:
                 return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bitwright.errors import ImportModelError
 from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.node import OnnxNode
+from bitwright.frontend.onnx.ops_shape import split_by
 from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
 from bitwright.ir import Size, TensorType, Value
 from bitwright.ir.types import normalize_axis
@@ -97,6 +98,9 @@ def concat_from_sequence(ctx: Context, node: OnnxNode, inputs: Inputs) -> Result
 def split_to_sequence(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, split = inputs[0], inputs[1]
     axis = normalize_axis(node.integer("axis", 0), x.rank)
+    if split is not None and split.rank == 1 and ctx.sizes(split) is None:
+        count = _bounded(ctx.length(split))
+        return _remember(ctx, node, inputs, split_by(ctx, x, split, axis, count))
     sizes = _parts(ctx, x.shape[axis], split, ctx.length(x, axis) if split is None else None)
     parts = list(ctx.b.node("split", [x], {"axis": axis, "sizes": sizes}, []).outputs)
     if split is None and not node.flag("keepdims", 1):

@@ -15,6 +15,7 @@ from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
 from bitwright.frontend.onnx.tensor import element_type
 from bitwright.ir import Size, Value, broadcast_shapes
 from bitwright.ir.dim import product
+from bitwright.ir.dtype import i64
 from bitwright.ir.types import normalize_axis
 from bitwright.ops.movement import resolve_reshape
 from bitwright.ops.slicing import normalize_slice
@@ -135,7 +136,7 @@ def split(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if given is not None:
         sizes = ctx.sizes(given, x)
         if sizes is None:
-            raise UnmappedError(f"the sizes {given} are computed from data")
+            return split_by(ctx, x, given, axis, parts)
     elif sizes is None and node.integer("num_outputs") is not None:
         if node.integer("num_outputs") != parts:
             raise ImportModelError(
@@ -150,6 +151,31 @@ def split(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
             )
         sizes = [length // parts] * parts
     return ctx.b.node("split", [x], {"axis": axis, "sizes": tuple(sizes)}, []).outputs
+
+
+def split_by(ctx: Context, x: Value, given: Value, axis: int, parts: int) -> list[Value]:
+    """Parts of x whose sizes a vector holds that only the run knows; they must add up."""
+    if given.rank != 1 or ctx.length(given) != parts:
+        raise ImportModelError(
+            "the sizes do not fit the parts", expected=f"{parts} sizes", found=given.type
+        )
+    b, sizes = ctx.b, ctx.cast(given, i64)
+    length = ctx.slice(ctx.shape_of(x), 0, axis, axis + 1)
+    # every size is compared with the whole too, so that the sum of none of them wraps around
+    inside = b.op("and", b.ge(sizes, ctx.const([0])), b.le(sizes, length))
+    total = b.reduce_sum(sizes, axes=[0], keepdims=True)
+    fits = b.op("and", b.eq(total, length), inside)
+    holds = b.eq(b.reduce_sum(ctx.cast(fits, i64), axes=[0], keepdims=True), ctx.const([parts]))
+    message = f"the sizes of its parts do not add up to axis {axis}, or one is negative"
+    sizes = b.require(holds, sizes, message=message)
+    stops = b.cumsum(sizes, axis=0)
+    starts = b.sub(stops, sizes)
+    around = [None if at == axis else size for at, size in enumerate(x.shape)]
+    found = []
+    for part in range(parts):
+        start, stop = (ctx.slice(places, 0, part, part + 1) for places in (starts, stops))
+        found.append(ctx.refine(b.slice(x, start, stop, ctx.const([axis])), around))
+    return found
 
 
 @imports("Slice")

@@ -173,11 +173,11 @@ def _panels_of_codes(codes: Array, bits: int, tile: Tile) -> Array:
     if bits == 8:
         return _panels(padded, tile)
     each = 8 // bits
-    lanes = padded.reshape(-1, each, columns) & ((1 << bits) - 1)
+    lanes = padded.reshape(len(padded) // each, each, columns) & ((1 << bits) - 1)
     packed = lanes[:, 0].copy()
     for lane in range(1, each):
         packed |= lanes[:, lane] << (lane * bits)
-    words = packed.reshape(-1, 4, columns).transpose(0, 2, 1)
+    words = packed.reshape(len(packed) // 4, 4, columns).transpose(0, 2, 1)
     return _panels(np.ascontiguousarray(words).view(np.uint32)[..., 0], tile)
 
 

@@ -15,6 +15,7 @@ cache.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,8 @@ class Depthwise:
         )
 
 
+MOST_TAPS = 32
+"""Taps of a line of the filter that are written out; longer lines are a loop over as many."""
 EXACT_TAPS = 2**24 // 255**2
 """Taps of a filter whose sums of 8-bit products are exact in f32."""
 
@@ -91,6 +94,16 @@ def emit_depthwise(module: Module, name: str, conv: Depthwise) -> Signature:
     return conv.signature
 
 
+def _needed(form: DepthwiseForm, taps: int) -> list[tuple[int, list[tuple[int, int]]]]:
+    """Pixels that a tile needs, counted from its first: (place, [(result, tap), …])."""
+    needed: dict[int, list[tuple[int, int]]] = {}
+    for pixel in range(form.pixels):
+        for tap in range(taps):
+            place = pixel * form.stride + tap * form.dilations[1]
+            needed.setdefault(place, []).append((pixel, tap))
+    return sorted(needed.items())
+
+
 class _Emitter:
     def __init__(self, f: Kernel, conv: Depthwise) -> None:
         self.f, self.form, self.epilogue, self.codes = f, conv.form, conv.epilogue, conv.codes
@@ -107,15 +120,9 @@ class _Emitter:
             code = f.load(self.element, f.args.pointer("x_zero"))
             self.zero = f.splat(f.convert(code, f32, conv.codes.is_signed), self.lanes)
         self.line_step = f.mul(size["x_line"], form.dilations[0])
-        # pixels that a tile needs, counted from its first: (place, [(result, tap), …])
-        needed: dict[int, list[tuple[int, int]]] = {}
-        for pixel in range(form.pixels):
-            for tap in range(form.width):
-                place = pixel * form.stride + tap * form.dilations[1]
-                needed.setdefault(place, []).append((pixel, tap))
-        self.needed = sorted(needed.items())
+        self.needed = _needed(form, min(form.width, MOST_TAPS))
         self.steps = [f.mul(size["x_pixel"], place) for place, _ in self.needed]
-        self.taps = [f.mul(size["channels"], tap) for tap in range(form.width)]
+        self.taps = [f.mul(size["channels"], tap) for tap in range(min(form.width, MOST_TAPS))]
 
     def emit(self) -> None:
         f, size, form = self.f, self.size, self.form
@@ -202,7 +209,9 @@ class _Emitter:
         f, size = self.f, self.size
         corner = f.gep(self.element, f.args.pointer("x"), place.x + place.left * size["x_pixel"])
 
-        def load(line: Value, number: int) -> Value:
+        def load(line: Value, number: int, ahead: Value | None) -> Value:
+            if ahead is not None:
+                line = line + ahead * size["x_pixel"]
             return self._pixel(f.gep(self.element, corner, line + self.steps[number]), None)
 
         self._finish(place, target, self._sums(place, load), f.index(self.form.pixels), True)
@@ -213,10 +222,15 @@ class _Emitter:
         inside = [f.ult(place.left + at, size["iw"]) for at, _ in self.needed]
         offsets = [corner + step for step in self.steps]
 
-        def load(line: Value, number: int) -> Value:
+        def load(line: Value, number: int, ahead: Value | None) -> Value:
+            is_inside = inside[number]
+            if ahead is not None:
+                line = line + ahead * size["x_pixel"]
+                at = place.left + self.needed[number][0] + ahead
+                is_inside = f.ult(at, size["iw"])
             here = f.gep(self.element, f.args.pointer("x"), line + offsets[number])
-            value = self._pixel(f.select(inside[number], here, self.zeros), place.mask)
-            return f.select(inside[number], value, 0.0) if self.has_zero else value
+            value = self._pixel(f.select(is_inside, here, self.zeros), place.mask)
+            return f.select(is_inside, value, 0.0) if self.has_zero else value
 
         left = f.min(size["ow"] - column, form.pixels)
         self._finish(place, target, self._sums(place, load), left, form.is_even)
@@ -231,20 +245,56 @@ class _Emitter:
         return real - self.zero if self.has_zero else real
 
     def _sums(self, place: _Place, load: Any) -> list[Value]:
-        """The sums of a tile; `load(line, number)` gives a needed pixel, `line` being how far a
-        line of the image lies behind the first."""
+        """The sums of a tile; `load(line, number, ahead)` gives a needed pixel: `line` is how far a
+        line of the image lies behind the first, `ahead` how many pixels lie before the taps."""
         f, form = self.f, self.form
         start = [f.const(self.vector, 0.0)] * form.pixels
         with f.loop(0, place.lines, carry=(f.index(0), place.w, *start)) as loop:
             line, w, *sums = loop.carried
-            taps = [f.load(self.vector, w, at, mask=place.mask) for at in self.taps]
-            for number, (_, uses) in enumerate(self.needed):
-                value = load(line, number)
-                for pixel, tap in uses:
-                    sums[pixel] = f.fma(value, taps[tap], sums[pixel])
+            if form.width > MOST_TAPS:
+                sums = self._long_line(place, load, line, w, sums)
+            else:
+                sums = self._add(place, sums, w, lambda number: load(line, number, None))
             w = f.gep(f32, w, f.mul(self.size["channels"], form.width))
             loop.next(line + self.line_step, w, *sums)
         return list(loop.results[2:])
+
+    def _long_line(
+        self, place: _Place, load: Any, line: Value, w: Value, sums: list[Value]
+    ) -> list[Value]:
+        """The sums with the products of a line whose taps are not all written out."""
+        f, form, channels = self.f, self.form, self.size["channels"]
+        whole, rest = divmod(form.width, MOST_TAPS)
+
+        def add(first: Value, some: list[Value], count: int) -> list[Value]:
+            ahead = first * form.dilations[1]
+            weights = f.gep(f32, w, first * channels)
+            return self._add(place, some, weights, lambda n: load(line, n, ahead), count)
+
+        with f.loop(0, whole * MOST_TAPS, MOST_TAPS, carry=sums) as loop:
+            loop.next(*add(loop.index, list(loop.carried), MOST_TAPS))
+        found = list(loop.results)
+        return add(f.index(whole * MOST_TAPS), found, rest) if rest else found
+
+    def _add(
+        self,
+        place: _Place,
+        sums: list[Value],
+        w: Value,
+        pixel_of: Callable[[int], Value],
+        count: int | None = None,
+    ) -> list[Value]:
+        """The sums with the products of `count` neighbouring taps, or all that are written out."""
+        f, found = self.f, list(sums)
+        taps = [f.load(self.vector, w, at, mask=place.mask) for at in self.taps[:count]]
+        for number, (_, uses) in enumerate(self.needed):
+            uses = [(pixel, tap) for pixel, tap in uses if count is None or tap < count]
+            if not uses:
+                continue
+            value = pixel_of(number)
+            for pixel, tap in uses:
+                found[pixel] = f.fma(value, taps[tap], found[pixel])
+        return found
 
     def _finish(
         self, place: _Place, target: Value, sums: list[Value], count: Value, is_whole: bool

@@ -127,6 +127,8 @@ def best_form(
     """Of the tiles that take about the fewest instructions for each result the one that is written
     out the shortest, which sizes of a network then often have in common; None where none is
     small."""
+    if taps[1] * -(-taps[0] // GROUP) > _MOST_STEPS:  # more dots than any tile may have
+        return None
     most = 18 if target.vector_registers >= 32 else 8
     found: list[tuple[float, int, DotForm]] = []
     for lines in range(1, 9):

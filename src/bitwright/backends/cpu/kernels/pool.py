@@ -31,6 +31,10 @@ from bitwright.ir.dtype import DType
 
 GROUP = 4
 """Vectors of channels that one pass over a window gathers."""
+MOST_TAPS = 32
+"""Taps of a line that are written out; longer lines are a loop."""
+MOST_FACTORS = 8
+"""Powers up to this are written out as products."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,16 @@ class Pool:
         if self.kind == "max":
             return f.max(total, value, self.element.is_signed)
         if self.kind == "lp":
-            value = f.abs(value)
-            power = value
-            for _ in range(self.p - 1):
-                power = power * value
-            value = power
+            value = self._power(f, f.abs(value))
         return total + value
+
+    def _power(self, f: Kernel, value: Value) -> Value:
+        if self.p > MOST_FACTORS:
+            return math.pow_(f, value, f.const(value.type, float(self.p)))
+        power = value
+        for _ in range(self.p - 1):
+            power = power * value
+        return power
 
     def finish(self, f: Kernel, total: Value, cells: Value) -> Value:
         """The result; a mean divides by the number of cells, one for all or one for each lane."""
@@ -226,11 +234,19 @@ class _Emitter:
         def windows(first: Value, is_masked: bool, stored_lanes: Value | None = None) -> None:
             start = first * stride - margin
 
+            def add(offset: Value, total: Value, tap: Operand) -> Value:
+                place = start + tap * pool.dilations[-1]
+                return pool.add(f, total, self._strided(offset, place, is_masked))
+
             def leaf(offset: Value, totals: Sequence[Value]) -> list[Value]:
                 total = totals[0]
+                if pool.kernel[-1] > MOST_TAPS:
+                    with f.loop(*self._reached(start), carry=(total,)) as taps_of_row:
+                        (before,) = taps_of_row.carried
+                        taps_of_row.next(add(offset, before, taps_of_row.index))
+                    return list(taps_of_row.results)
                 for tap in range(pool.kernel[-1]):
-                    place = start + tap * pool.dilations[-1]
-                    total = pool.add(f, total, self._strided(offset, place, is_masked))
+                    total = add(offset, total, tap)
                 return [total]
 
             (total,) = self.over(taps, strides, x, [pool.start(f, lanes)], leaf)
@@ -253,6 +269,16 @@ class _Emitter:
                 windows(first, False)
             with branch.else_():
                 windows(first, True)
+
+    def _reached(self, start: Value) -> tuple[Value, Value]:
+        """The taps that fall inside the row for any of the windows of a vector, the first of which
+        begins at `start`."""
+        f, pool = self.f, self.pool
+        step = pool.dilations[-1]
+        last = start + (pool.lanes - 1) * pool.strides[-1]
+        first = f.udiv(f.max(f.sub(step - 1, last), 0), step)
+        behind = f.udiv(f.max(self.sizes[-1] - start + (step - 1), 0), step)
+        return first, f.min(behind, pool.kernel[-1])
 
     def _strided(self, row: Value, place: Value, is_masked: bool) -> Value:
         """Every stride-th element of a row from a place on; nothing outside the row is read."""

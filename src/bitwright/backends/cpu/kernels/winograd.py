@@ -105,8 +105,8 @@ def pack_filter(weight: Array, results: int, tile: Tile) -> Array:
     channels, columns = u.shape[2:]
     depth = -(-channels // tile.lanes) * tile.lanes
     filled = np.zeros((u.shape[0] ** 2, depth, columns), np.float32)
-    filled[:, :channels] = u.reshape(-1, channels, columns)
-    return pack(filled.reshape(-1, columns), tile)
+    filled[:, :channels] = u.reshape(len(filled), channels, columns)
+    return pack(filled.reshape(len(filled) * depth, columns), tile)
 
 
 def emit_winograd(module: Module, name: str, form: Winograd) -> Signature:

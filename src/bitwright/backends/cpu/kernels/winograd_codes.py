@@ -116,8 +116,8 @@ def is_exact(weight: Array, results: int) -> bool:
 
 
 def pack_code_filter(numbers: Array, tile: Tile) -> Array:
-    positions = numbers.reshape(-1, *numbers.shape[2:])
-    return pack_groups(positions, tile, 2)
+    lines, columns, *matrix = numbers.shape
+    return pack_groups(numbers.reshape(lines * columns, *matrix), tile, 2)
 
 
 def emit_code_winograd(module: Module, name: str, form: CodeWinograd) -> Signature:

@@ -31,6 +31,7 @@ from bitwright.backends.cpu.kernels.matmul import (
 )
 from bitwright.backends.cpu.kernels.wide_product import tiles_in_room, whole_way
 from bitwright.backends.cpu.lower.filters import Filter, filter_of, has_filter
+from bitwright.backends.cpu.lower.layout import PIXELS
 from bitwright.backends.cpu.lower.movement import pad_view
 from bitwright.backends.cpu.lower.product import lower_windows
 from bitwright.backends.cpu.lower.winograd import Choice, call_winograd, choose
@@ -277,7 +278,8 @@ def dense(
     tile = filter.tile(ctx.target, columns, numbers)
     pixel, line = window.strides[1] * sw, window.strides[0] * sh
     is_flat = (oh == 1 or line == ow * pixel) and (n == 1 or sn == oh * ow * pixel)
-    is_apart = not _is_even(y)
+    y_stride = y.run_stride(PIXELS)
+    is_apart = y_stride is None
     row_bytes = filter.item_bytes * weight[0].size
     block = row_tiles_in_cache(ctx.target, tile, row_bytes)
     if (
@@ -308,7 +310,7 @@ def dense(
         "columns": columns,
         "run": run,
         "block": block,
-        "y_stride": y.strides[3] if ow != 1 or is_apart else y.strides[2],
+        "y_stride": y.strides[3] if y_stride is None else y_stride,
         "pixel": pixel,
         **finish.sizes,
     }
@@ -322,14 +324,6 @@ def dense(
     pointers = {"a": source, "w": packed, "y": y, **more}
     why = "channels innermost, as a product"
     ctx.call(kernel, node, pointers, sizes, why=f"{why}; {why_not_fewer}" if why_not_fewer else why)
-
-
-def _is_even(y: View) -> bool:
-    """Whether the pixels of all lines and images lie equally far apart."""
-    (n, _, oh, ow), (image, _, line, pixel) = y.shape, y.strides
-    if ow == 1:
-        return n == 1 or oh == 1 or image == oh * line
-    return (oh == 1 or line == ow * pixel) and (n == 1 or image == oh * ow * pixel)
 
 
 def run_of(window: Window, source: View, channels: int, width: int) -> int:

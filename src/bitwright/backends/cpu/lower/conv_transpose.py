@@ -9,6 +9,7 @@ Each phase writes every s-th pixel of every s-th line, and no product with a zer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ from bitwright.ir.graph import Node, constant_value
 from bitwright.lir.buffer import View
 
 Array = np.ndarray[Any, Any]
+MOST_CALLS = 4096
+"""Each is a step of the schedule."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def lower_conv_transpose(ctx: Lowering, node: Node, region: RegionView) -> None:
         lower_transposed(ctx, node, region)
         return
     window, weight = window_of(anchor, weight)
-    if not _is_covered(window, weight):
+    if not _is_covered(window, weight) or _calls(window, weight, anchor) > MOST_CALLS:
         lower_transposed(ctx, node, region)
         return
     if len(anchor.inputs) > 2 and anchor.inputs[2] is not None:
@@ -115,6 +118,13 @@ def _is_covered(window: Window, weight: Array) -> bool:
     known = all(isinstance(pad, int) for pad in window.begins)
     wide = all(k >= s for k, s in zip(weight.shape[2:], window.strides, strict=True))
     return known and wide and window.dilations == (1, 1)
+
+
+def _calls(window: Window, weight: Array, anchor: Node) -> int:
+    """Plain convolutions that it takes: one for each phase, and each group that has its own."""
+    groups = anchor.attrs["groups"]
+    is_depthwise = groups == weight.shape[0] and weight.shape[1] == 1
+    return math.prod(window.strides) * (1 if is_depthwise else groups)
 
 
 def _beyond(phases: list[_Phase], size: Size) -> Size:

@@ -75,7 +75,8 @@ class RealFilter:
         return None
 
     def pack(self, runs: Array, tile: Tile, numbers: Numbers) -> Array:
-        return pack(runs.reshape(-1, runs.shape[-1]), tile)
+        lines, run, columns = runs.shape
+        return pack(runs.reshape(lines * run, columns), tile)
 
     def pointers(self, ctx: Lowering, name: str, tile: Tile) -> dict[str, View]:
         return {}

@@ -95,7 +95,7 @@ class Weight:
     def sums(self) -> Array:
         """Σ w - K w_zero of every column."""
         columns = self.codes.shape[-1]
-        total = self.codes.reshape(-1, columns).sum(0, dtype=np.int64)
+        total = self.codes.sum(tuple(range(self.codes.ndim - 1)), dtype=np.int64)
         if self.zero is not None:
             total = total - self.codes.size // max(columns, 1) * self.zero.astype(np.int64)
         return total

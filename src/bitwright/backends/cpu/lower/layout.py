@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from bitwright.lir.buffer import View
 
+PIXELS = (0, 2, 3)
+"""The axes of [N, C, H, W] that number the pixels: images, lines, columns."""
+
 
 def channels_last(rank: int) -> tuple[int, ...]:
     """The axes in memory order, outermost first: (0, 2, 3, 1) for images."""

@@ -11,6 +11,9 @@ from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node
 from bitwright.ops.windows import make_windows
 
+MOST = 1 << 30
+"""What lanes of 32 bits count places with: sums of two of them fit."""
+
 
 @lowers("max_pool", "avg_pool", "lp_pool")
 def lower_pool(ctx: Lowering, node: Node, region: RegionView) -> None:
@@ -24,6 +27,9 @@ def lower_pool(ctx: Lowering, node: Node, region: RegionView) -> None:
     )
     if not all(isinstance(size, int) for size in windows.kernel):
         raise NoKernelError("the window has no fixed size")
+    numbers = (*windows.extents, *windows.strides, *windows.begins, *windows.ends)
+    if any(isinstance(number, int) and number > MOST for number in numbers):
+        raise NoKernelError("places in its windows do not fit 32 bits")
     order = image_order(ctx.view(x))
     is_last = order == channels_last(x.rank)
     pool = Pool(

@@ -29,6 +29,8 @@ from bitwright.lir.buffer import View, contiguous, row_major
 from bitwright.ops.resize import CROP, scaled_size
 
 Array = np.ndarray[Any, Any]
+MOST_TAPS = 64
+"""Taps of all axes together that are written out: 4 for each of three axes."""
 
 
 @lowers("resize")
@@ -52,6 +54,9 @@ def lower_resize(ctx: Lowering, node: Node, region: RegionView) -> None:
         ctx.copy(view, ctx.output(y), node.name)
         return
     first, last = changed[0], changed[-1] + 1
+    if _grid(node, None).taps ** (last - first) > MOST_TAPS:
+        _each_axis(ctx, node, x, scales, order, changed)
+        return
     _resample(
         ctx,
         node,
@@ -64,8 +69,6 @@ def lower_resize(ctx: Lowering, node: Node, region: RegionView) -> None:
 
 def _require(node: Node, x: Value) -> None:
     attrs = node.attrs
-    if attrs.get("sizes") is None and x.dtype.is_integer and attrs["mode"] != "nearest":
-        raise NoKernelError("integers are rounded once for all axes, whose sizes are not known")
     if attrs["coordinate_mode"] == CROP or attrs["antialias"]:
         raise NoKernelError("crops and antialiasing have no kernel")
     if attrs["mode"] != "nearest":
@@ -91,28 +94,46 @@ def _axis_by_axis(ctx: Lowering, node: Node, x: Value) -> None:
             raise RunError("a size would be negative", found=found)
         return found
 
-    sizes = node.outputs[0].shape
     operand = wanted if wanted is not None else scales
     assert operand is not None
-    ctx.read_sizes(node, [operand], sizes, read)
-    view, shape = ctx.contiguous(x), x.shape
-    result = ctx.output(node.outputs[0])
-    for axis, size in enumerate(sizes):
-        after = (*shape[:axis], size, *shape[axis + 1 :])
+    ctx.read_sizes(node, [operand], node.outputs[0].shape, read)
+    known = None if scales is None else ctx.contiguous(scales)
+    _each_axis(ctx, node, x, known, range(x.rank), range(x.rank))
+
+
+def _each_axis(
+    ctx: Lowering,
+    node: Node,
+    x: Value,
+    scales: Sequence[float | None] | View | None,
+    order: Sequence[int],
+    changed: Sequence[int],
+) -> None:
+    """A step for every axis that changes, numbered as they lie in memory; `scales` are known, or
+    lie in memory themselves."""
+    if x.dtype.is_integer and node.attrs["mode"] != "nearest":
+        raise NoKernelError("integers are rounded once for all axes, not axis by axis")
+    shape = tuple(x.shape[axis] for axis in order)
+    view, result = ctx.ordered(x, order), ctx.output(node.outputs[0], order)
+    for at in changed:
+        axis = order[at]
+        size = node.outputs[0].shape[axis]
+        after = (*shape[:at], size, *shape[at + 1 :])
         target = result
-        if axis < x.rank - 1:
+        if at != changed[-1]:
             buffer = ctx.buffer(f"{node.name}.axis{axis}", x.dtype, product(after))
             target = contiguous(buffer, after)
-        outer, inner = product(shape[:axis]), product(shape[axis + 1 :])
-        scale = None if scales is None else ctx.contiguous(scales).slice(0, axis, 1, 1)
+        outer, inner = product(shape[:at]), product(shape[at + 1 :])
+        in_memory = scales.slice(0, axis, 1, 1) if isinstance(scales, View) else None
+        known = None if scales is None or isinstance(scales, View) else scales[axis]
         _resample(
             ctx,
             node,
             (view, target),
-            (outer, shape[axis], inner),
+            (outer, shape[at], inner),
             (outer, size, inner),
-            [_grid(node, None, scale is not None)],
-            scale,
+            [_grid(node, known, in_memory is not None)],
+            in_memory,
         )
         view, shape = target, after
 

@@ -24,6 +24,7 @@ from bitwright.backends.cpu.kernels.winograd import (
     scratch_bytes,
     tile_for,
 )
+from bitwright.backends.cpu.lower.layout import PIXELS
 from bitwright.backends.cpu.lowering import Lowering
 from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node
@@ -171,6 +172,8 @@ def call_winograd(
         lambda m, name: emit_winograd(m, name, form),
     )
     (n, _, oh, ow), (x_image, _, x_line, x_pixel) = y.shape, image.strides
+    y_stride = y.run_stride(PIXELS)
+    assert y_stride is not None, "the result is dense"
     sizes: dict[str, Size] = {
         "images": n,
         "ih": image.shape[2],
@@ -183,7 +186,7 @@ def call_winograd(
         "x_image": x_image,
         "x_line": x_line,
         "x_pixel": x_pixel,
-        "y_stride": y.strides[3] if ow != 1 else y.strides[2],
+        "y_stride": y_stride,
         **finish.sizes,
     }
     real = pack_filter(weight.astype(np.float32, copy=False), results, tile)

@@ -24,6 +24,7 @@ from bitwright.backends.cpu.kernels.winograd_codes import (
 )
 from bitwright.backends.cpu.lower.conv import Finish, image_of
 from bitwright.backends.cpu.lower.integer_depthwise import Bias, CodeConv
+from bitwright.backends.cpu.lower.layout import PIXELS
 from bitwright.backends.cpu.lower.widened import widened_image
 from bitwright.backends.cpu.lower.winograd import SPILLED, STACK_BYTES, WORTH, pixels_of
 from bitwright.backends.cpu.lowering import Lowering
@@ -128,10 +129,12 @@ def _call(
         for size, before, begin in zip((oh, ow), image.shape[2:], begins, strict=True)
     )
     x = widened_image(ctx, node, image, begins, ends, conv.zero)
+    y_stride = y.run_stride(PIXELS)
+    assert y_stride is not None, "the result is dense"
     sizes: dict[str, Size] = {
         **{"images": n, "oh": oh, "ow": ow, "columns": columns},
         **{"x_image": x.strides[0], "x_line": x.strides[2], "x_pixel": x.strides[3]},
-        "y_stride": y.strides[3] if ow != 1 else y.strides[2],
+        "y_stride": y_stride,
         **finish.sizes,
     }
     packed = ctx.constant(pack_code_filter(numbers, tile), f"{node.name}.weight")

@@ -1,0 +1,77 @@
+"""Products and convolutions of nothing: sums of no terms are zeros, and a result without elements
+needs no sums.
+
+    matmul(x[n, 0], w[0, 4])   ->   expand(reduce_sum(x, axis 1), [n, 4])
+
+What the sums would have read is still read, so that sizes which it brings along stay known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitwright.ir.graph import Value
+from bitwright.rewrite import Match, Rule
+
+_DEPTH_OF_W = {"conv": 1, "integer_conv": 1, "conv_transpose": 0}
+"""The axis of a filter that holds as many entries as a sum reads channels."""
+
+
+def _has_terms(m: Match) -> str | bool:
+    op, result = m.root.op, m.root.outputs[0]
+    depth = m.w.shape[_DEPTH_OF_W[op]] if op in _DEPTH_OF_W else m.x.shape[-1]
+    is_empty = depth == 0 or 0 in result.shape
+    return not is_empty and "its sums have terms"
+
+
+def _zeros(op: Any, m: Match) -> Value:
+    """Zeros of the result's type, from sums over nothing."""
+    result = m.root.outputs[0]
+    axes = range(1, m.x.rank) if m.root.op in _DEPTH_OF_W else [m.x.rank - 1]
+    total = op.reduce_sum(m.x, axes=tuple(axes), keepdims=True)
+    if total.dtype != result.dtype:
+        total = op.cast(total, to=result.dtype.name)
+    if total.rank > result.rank:
+        total = op.reshape(total, shape=total.shape[: result.rank])
+    return op.expand(total, shape=result.shape)  # type: ignore[no-any-return]
+
+
+def _of_nothing(op: Any, m: Match) -> Value:
+    return _with_bias(op, m, _zeros(op, m), m.bindings.get("b"))
+
+
+def _with_bias(op: Any, m: Match, zeros: Value, bias: Value | None) -> Value:
+    if bias is None or 0 in m.root.outputs[0].shape:
+        return zeros
+    if m.root.op in _DEPTH_OF_W:
+        bias = op.reshape(bias, shape=(bias.shape[0], *(1,) * (m.x.rank - 2)))
+    return op.add(zeros, bias)  # type: ignore[no-any-return]
+
+
+RULES = [
+    Rule("product-of-nothing", lambda op, x, w: op.matmul(x, w), _of_nothing, _has_terms),
+    Rule(
+        "integer-product-of-nothing",
+        lambda op, x, w, p, q, b: op.integer_matmul(x, w, op.maybe(p), op.maybe(q), op.maybe(b)),
+        _of_nothing,
+        _has_terms,
+    ),
+    Rule(
+        "convolution-of-nothing",
+        lambda op, x, w, b: op.conv(x, w, op.maybe(b)),
+        _of_nothing,
+        _has_terms,
+    ),
+    Rule(
+        "transposed-convolution-of-nothing",
+        lambda op, x, w, b: op.conv_transpose(x, w, op.maybe(b)),
+        _of_nothing,
+        _has_terms,
+    ),
+    Rule(
+        "integer-convolution-of-nothing",
+        lambda op, x, w, p, q, b: op.integer_conv(x, w, op.maybe(p), op.maybe(q), op.maybe(b)),
+        _of_nothing,
+        _has_terms,
+    ),
+]
