@@ -40,8 +40,9 @@ def is_split(graph, target):
 
 @pytest.fixture
 def always(monkeypatch):
-    """Weights are split however many have a second part."""
+    """Weights are split however many have a second part, and brought into order at any price."""
     monkeypatch.setattr(ordered, "MOST_REST", 1.0)
+    monkeypatch.setattr(ordered, "_PASS", -1e9)
 
 
 def texts(graph, target):
@@ -141,6 +142,9 @@ CONVS = {
     "line": ((1, 64, 1, 19), (16, 64, 1, 5), (1, 1), (0, 2, 0, 2), (1, 1)),
     "column": ((1, 48, 9, 5), (16, 48, 4, 1), (1, 1), (1, 0, 2, 0), (1, 1)),
     "dilated": ((1, 48, 9, 11), (17, 48, 2, 3), (1, 2), (1, 2, 0, 2), (2, 3)),
+    "a block and some": ((2, 72, 6, 5), (12, 72, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1)),
+    "padded, a block and some": ((2, 40, 6, 5), (12, 40, 2, 2), (1, 1), (1, 1, 0, 1), (1, 1)),
+    "window of some": ((1, 36, 7, 6), (17, 36, 2, 3), (2, 1), (0, 0, 0, 0), (1, 1)),
     "no whole block": ((1, 20, 6, 6), (9, 20, 2, 2), (1, 1), (0, 0, 0, 0), (1, 1)),
 }
 

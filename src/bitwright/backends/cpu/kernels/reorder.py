@@ -4,7 +4,7 @@
 
 The order is chosen for the weights that the rows are multiplied with: neighbours of which no pair
 can saturate (`kernels.split_pairs`). A block is two shuffles of 16-byte halves and a blend; the
-pattern of blocks repeats along a line, pixel by pixel. What is left of a line behind its last whole
+pattern of blocks repeats along a line of whole pixels. What is left of a line behind its last whole
 block keeps its order. Signed values get their top bit flipped: u8 = s8 + 128.
 """
 

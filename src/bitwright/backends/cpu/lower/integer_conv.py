@@ -167,7 +167,8 @@ def _split_plan(ctx: Lowering, conv: CodeConv, filters: Array) -> SplitPlan | No
     is_line = conv.window.dilations[1] == 1
     counts = (height, width)[: 1 if is_line else 2]
     run = channels * (width if is_line else 1)
-    return plan_split(ctx.target, taps, run, tuple(n for n in counts if n > 1))
+    levels = tuple(n for n in counts if n > 1)
+    return plan_split(ctx.target, taps, run, levels, conv.window.is_padded)
 
 
 def _source_of(

@@ -41,17 +41,23 @@ class SplitPlan:
 
 
 def plan_split(
-    target: Target, taps: Array, run: int, counts: tuple[int, ...] = ()
+    target: Target,
+    taps: Array,
+    run: int,
+    counts: tuple[int, ...] = (),
+    is_padded: bool = False,
 ) -> SplitPlan | None:
     """How weights taps[taps, channels, n], read in runs of this length, are multiplied by 8-bit
-    products; None where 16-bit products take less time."""
+    products; None where 16-bit products take less time. Pixels with padding around them are brought
+    into order line by line, which needs whole blocks in each."""
     if split_pairs(target, False) is None or run % GROUP or not taps.size:
         return None
     channels, columns = taps.shape[1:]
     lanes = target.lanes(32)
     plain = SplitWeights(taps.reshape(-1, run, columns), lanes, counts)
     found = SplitPlan(plain, None)
-    if shuffle_bytes(target) is not None and channels % GROUP == 0 and channels >= BLOCK:
+    is_whole = channels % (BLOCK if is_padded else GROUP) == 0
+    if shuffle_bytes(target) is not None and is_whole and channels >= BLOCK:
         order = best_order(taps, LARGEST)
         moved = taps[:, permutation(order, channels)].reshape(-1, run, columns)
         ordered = SplitWeights(moved, lanes, counts)
@@ -90,11 +96,19 @@ def ordered_image(
     fill: View,
     order: Array | None,
 ) -> View:
-    """An image with channels innermost, and what `fill` holds around it."""
+    """An image with channels innermost, and what `fill` holds around it.
+
+    Without padding every pixel is a row of its own; else a line is one, in which the pattern of a
+    pixel repeats.
+    """
     n, c, h, w = image.shape
-    if image.strides[1] != 1 or image.strides[3] != c:
+    if not image.transpose(_CHANNELS_LAST).is_contiguous:
         packed = ctx.packed(image.transpose(_CHANNELS_LAST), node.name)
         image = packed.transpose((0, 3, 1, 2))
+    if (*begins, *ends) == (0, 0, 0, 0):
+        pixels = View(image.buffer, image.offset, (n * h * w, c), (c, 1))
+        found = ordered_rows(ctx, node, pixels, order)
+        return image if found is pixels else dense(found.buffer, image.shape, _CHANNELS_LAST)
     (top, left), (bottom, right) = begins, ends
     shape = (n, c, h + top + bottom, w + left + right)
     room = ctx.buffer(f"{node.name}.ordered", image.dtype, n * shape[2] * shape[3] * c)
