@@ -21,6 +21,7 @@ from bitwright.ops.builder import Builder
 from bitwright.ops.registry import get
 from bitwright.passes.fuse_regions import fuse_regions
 from bitwright.rewrite.trace import Trace
+from bitwright.target import host
 
 
 def draw(*shape, seed=0, element=np.float32):
