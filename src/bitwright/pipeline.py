@@ -16,6 +16,7 @@ from bitwright.passes.canonicalize import canonicalize
 from bitwright.passes.eliminate_common import eliminate_common
 from bitwright.passes.eliminate_dead import eliminate_dead
 from bitwright.passes.expand_composites import expand_composites
+from bitwright.passes.expose_weights import expose_weights
 from bitwright.passes.fold_batch_norm import fold_batch_norm
 from bitwright.passes.fold_constants import fold_constants
 from bitwright.passes.freeze_parameters import freeze_parameters
@@ -29,6 +30,7 @@ from bitwright.passes.recognize_composites import recognize_composites
 from bitwright.passes.resolve_shapes import resolve_shapes
 from bitwright.passes.separate_bias import separate_bias
 from bitwright.passes.separate_phases import separate_phases
+from bitwright.passes.share_constants import share_constants
 from bitwright.passes.sink_transposes import sink_transposes
 from bitwright.rewrite.trace import Trace
 from bitwright.target import host
@@ -69,6 +71,7 @@ PASSES: dict[str, Pass] = {
         eliminate_common,
         eliminate_dead,
         expand_composites,
+        expose_weights,
         fold_batch_norm,
         fold_constants,
         freeze_parameters,
@@ -80,6 +83,7 @@ PASSES: dict[str, Pass] = {
         resolve_shapes,
         separate_bias,
         separate_phases,
+        share_constants,
         sink_transposes,
     )
 }

@@ -121,7 +121,7 @@ def test_a_clip_that_codes_do_not_do_needs_exact_sums(highest, is_exact):
     b = bw.Builder()
     weight = rng.normal(size=(8, 8, 1, 1)).astype(np.float32)
     between = b.clip(b.conv(b.input("x", "f32[1, 8, 5, 5]"), weight), 0.0, 6.0)
-    graph = b.build(y=b.conv(between, weight))
+    graph = b.build(y=b.conv(between, weight.copy()))
     choices = [
         Choice(site, "static", "", Coding("static", None, Range(rounded_down(scale), 0), 0.0))
         for site, scale in zip(find_sites(graph), (0.02, highest / 255), strict=True)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from bitwright.ir.graph import Graph, Node, constant_value
 from bitwright.quant.algorithms.choosing import (
     Coding,
     dynamic_coding,
@@ -17,7 +14,6 @@ from bitwright.quant.collect import Evidence
 from bitwright.quant.products import Site
 from bitwright.quant.recipe import CODED, Recipe
 
-SMALLEST_TABLE = 4096
 UNREACHED = "no calibration batch reached it"
 STATIC_GAIN = 1.5
 """Decibels by which a static range must be better than one for each token."""
@@ -114,19 +110,3 @@ def _step(choice: Choice, evidence: dict[str, Evidence], recipe: Recipe) -> Choi
         if coding.error < choice.error:
             return replace(choice, scheme="dynamic", coding=coding, reason=f"{why} static codes")
     return replace(choice, scheme="float", coding=None, reason=f"{why} {choice.scheme} codes")
-
-
-def embeddings(graph: Graph, recipe: Recipe) -> list[Node]:
-    """Lookups in large constant tables, whose rows get a scale each."""
-    if "embedding" not in recipe.targets:
-        return []
-    found = []
-    for node in graph.nodes:
-        if node.op != "gather" or node.attrs.get("axis", 0) != 0:
-            continue
-        table = constant_value(node.inputs[0])
-        if table is None or table.ndim != 2 or table.dtype != np.float32:
-            continue
-        if table.size >= SMALLEST_TABLE and recipe.scheme_of(node.name) != "float":
-            found.append(node)
-    return found

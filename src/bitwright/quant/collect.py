@@ -19,7 +19,8 @@ import numpy as np
 from bitwright import system
 from bitwright.ir.graph import Graph
 from bitwright.quant.probe import Channels, Probe, Seen
-from bitwright.quant.products import Product, Site
+from bitwright.quant.product_forms import Product
+from bitwright.quant.products import Site
 
 Array = np.ndarray[Any, Any]
 ROWS_SCORED = 256
@@ -133,7 +134,7 @@ class Collector:
         """Batches that rows are drawn from, as far as is known."""
         self.draw = np.random.default_rng(0)
         counts = {
-            (site.name, key): -(-_rows_wanted(product) // self.turns)
+            (site.name, key): -(-_rows_wanted(product) // (self.turns * len(site.values)))
             for site in self.sites.values()
             for key, product in site.windows.items()
         }

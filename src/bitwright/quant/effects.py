@@ -26,9 +26,10 @@ from bitwright.passes.manager import History, run_passes
 from bitwright.pipeline import INFERENCE, compile_simple
 from bitwright.quant.algorithms.choosing import Coding
 from bitwright.quant.algorithms.codes import decibels
-from bitwright.quant.apply import static_codes
 from bitwright.quant.data import Batch
-from bitwright.quant.products import Product, Site
+from bitwright.quant.product_forms import Product
+from bitwright.quant.products import Site
+from bitwright.quant.quantized_inputs import static_codes
 
 Array = np.ndarray[Any, Any]
 Outputs = Mapping[str, Any]
@@ -151,7 +152,7 @@ def _with_switches(
     switches: dict[Site | Node, Value] = {
         site: b.input(name, "bool[]") for site, name in names.items()
     }
-    seen: dict[Site, Value] = {}
+    seen: dict[tuple[Site, Value], Value] = {}
     new: dict[Value, Value] = {}
     for node in graph.nodes:
         inputs = [None if v is None else new[v] for v in node.inputs]
@@ -159,10 +160,10 @@ def _with_switches(
             site, product = sites[node]
             x = inputs[0]
             assert x is not None
-            if site not in seen:
+            if (site, x) not in seen:
                 held = _round_trip(b, x, codings[site], product.channel_axis)
-                seen[site] = b.where(switches[site], held, x)
-            inputs[0] = seen[site]
+                seen[site, x] = b.where(switches[site], held, x)
+            inputs[0] = seen[site, x]
         changed = tuple(inputs)
         kept = b.append(node if changed == node.inputs else node.with_(inputs=changed))
         new.update(zip(node.outputs, kept.outputs, strict=True))

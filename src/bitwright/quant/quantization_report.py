@@ -10,16 +10,17 @@ from typing import IO, Any
 
 from bitwright.ir.container import write_atomically
 from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ops.flops import multiply_adds
 from bitwright.ops.opdef import Kind
 from bitwright.ops.recurrent import GATES
 from bitwright.ops.registry import get
 from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import Weights
-from bitwright.quant.apply import table_error
 from bitwright.quant.assign import UNREACHED, Choice
 from bitwright.quant.attentions import SCHEME, Attentions
+from bitwright.quant.lookups import Lookup
+from bitwright.quant.product_forms import weight_key
 from bitwright.quant.recipe import CODED
+from bitwright.quant.work import Work
 
 GIVEN = "given"
 """The scheme of what the model had in codes before."""
@@ -112,25 +113,24 @@ def make_report(
     quantized: Graph,
     choices: list[Choice],
     weights: Mapping[str, Weights],
-    lookups: list[Node],
+    lookups: list[Lookup],
     outputs: dict[str, float],
-    bindings: Mapping[str, int],
+    work: Work,
     recipe: str,
     attentions: Attentions,
 ) -> QuantizationReport:
     chosen = {p.node: (p.name, c) for c in choices for p in c.site.products}
-    tables = set(lookups)
+    tables = {one.node: one for one in lookups}
     layers = []
     for owner, node in graph.walk():
-        count = multiply_adds(node, bindings)
+        count = work.of(node)
         if node in chosen:
             name, choice = chosen[node]
             if choice.reason == UNREACHED:
                 count = 0  # the batch that work is counted on does not come by
             layers.append(_product_layer(name, node, choice, weights.get(name), count))
         elif node in tables:
-            sqnr = decibels(table_error(node))
-            layers.append(Layer(node.name, "embedding", "weights", "rows of i8", sqnr, 0))
+            layers.append(_lookup_layer(tables[node], chosen, weights))
         elif node.name in attentions.reasons and owner is graph:
             scheme = SCHEME if node.name in attentions.chosen else "float"
             why = attentions.reasons[node.name]
@@ -140,9 +140,7 @@ def make_report(
         elif get(node.op).kind is Kind.COMPUTE and not node.is_boundary:
             why = _why_float(node) if owner is graph else "a small product in the body of a loop"
             layers.append(Layer(node.name, node.op, "float", why, None, count))
-    return QuantizationReport(
-        recipe, layers, outputs, constant_bytes(graph), constant_bytes(quantized)
-    )
+    return QuantizationReport(recipe, layers, outputs, weight_bytes(graph), weight_bytes(quantized))
 
 
 def _product_layer(
@@ -159,6 +157,24 @@ def _product_layer(
         0.0 if coding is None or made is None else coding.strength,
         1.0 if coding is None or made is None else coding.reach,
     )
+
+
+def _lookup_layer(
+    lookup: Lookup,
+    chosen: Mapping[Node, tuple[str, Choice]],
+    weights: Mapping[str, Weights],
+) -> Layer:
+    name, product = lookup.node.name, lookup.product
+    if product is None:
+        sqnr = decibels(lookup.error())
+        return Layer(name, "embedding", "weights", "rows of i8", sqnr, 0)
+    made = weights.get(product.name)
+    if made is None:
+        why = f"its table is the weight of {product.name}, which stays float"
+        return Layer(name, "embedding", "float", why, None, 0)
+    coding = chosen[product.node][1].coding
+    sqnr = decibels(lookup.error(made, None if coding is None else coding.factors))
+    return Layer(name, "embedding", "weights", f"rows of i8, the weight of {product.name}", sqnr, 0)
 
 
 def _why_float(node: Node) -> str:
@@ -186,7 +202,13 @@ def _is_dequantized(value: Value | None) -> bool:
     return codes is not None and codes.dtype.bits <= 8
 
 
-def constant_bytes(graph: Graph) -> int:
-    """Bytes of all constants, packed as a file holds them."""
-    constants = (node for _, node in graph.walk() if node.op == "constant")
-    return sum(n.outputs[0].dtype.nbytes(int(n.attrs["value"].size)) for n in constants)
+def weight_bytes(graph: Graph) -> int:
+    """Bytes of all constants and parameters, packed as a file holds them; those of one array are
+    counted once."""
+    found: dict[Any, int] = {}
+    for _, node in graph.walk():
+        array = node.attrs.get("value") if node.op in ("constant", "parameter") else None
+        if array is not None:
+            key = weight_key(array) if array.size else id(node)
+            found[key] = node.outputs[0].dtype.nbytes(int(array.size))
+    return sum(found.values())

@@ -26,36 +26,39 @@ from bitwright import system
 from bitwright.backends.cpu.kernel_store import workers_at_hand
 from bitwright.errors import CalibrationError
 from bitwright.frontend.load import load
-from bitwright.ir.feeds import bind_input
 from bitwright.ir.graph import Graph
 from bitwright.passes.canonicalize import canonicalize
+from bitwright.passes.expose_weights import expose_weights
 from bitwright.passes.manager import run_passes
 from bitwright.passes.precision_policy import Policy, policy
 from bitwright.passes.separate_phases import separate_phases
+from bitwright.passes.share_constants import share_constants
 from bitwright.pipeline import INFERENCE, PRECISION
 from bitwright.quant.algorithms.choosing import Coding
 from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import WeightFormat, Weights, quantize_weights
 from bitwright.quant.angles import widen_angles
 from bitwright.quant.apply import apply_choices
-from bitwright.quant.assign import Choice, assign, embeddings, safer
+from bitwright.quant.assign import Choice, assign, safer
 from bitwright.quant.attentions import Attentions
 from bitwright.quant.blas import products_on_one_thread
 from bitwright.quant.collect import Evidence
-from bitwright.quant.data import Batch, Batches, Transform
+from bitwright.quant.data import Batches, Transform
 from bitwright.quant.effects import Effects
 from bitwright.quant.equalize import relate_channels
 from bitwright.quant.evidence_file import EvidenceFile
 from bitwright.quant.exact_sums import make_sums_exact
 from bitwright.quant.gathering import Gathering
 from bitwright.quant.interrupt import saved_on_interrupt
+from bitwright.quant.lookups import Lookup, chosen_lookups
 from bitwright.quant.products import find_sites
-from bitwright.quant.quantization_report import QuantizationReport, constant_bytes, make_report
+from bitwright.quant.quantization_report import QuantizationReport, make_report, weight_bytes
 from bitwright.quant.recipe import Recipe
 from bitwright.quant.recipe import recipe as find_recipe
 from bitwright.quant.relieve import open_codings, relieve
 from bitwright.quant.types import FORMATS
 from bitwright.quant.widen import widen_halves
+from bitwright.quant.work import Work
 from bitwright.warn import DataWarning
 
 Array = np.ndarray[Any, Any]
@@ -110,11 +113,8 @@ def quantize(
             expected="data, or a file of statistics",
         )
     with workers_at_hand():
-        given = run_passes(load(model), INFERENCE)
-        graph = widen_halves(given)
-        if graph is not given:
-            graph = run_passes(graph, INFERENCE)
-        graph = run_passes(graph, (separate_phases, canonicalize))
+        given = load(model)
+        graph = prepare(given)
         batches = None if data is None else Batches(data, graph, transform=transform, subset=subset)
         gathering = Gathering(graph, find_sites(graph), batches, file, threads)
         is_narrow = all(p.matrix.shape[2] <= WIDE for s in gathering.sites for p in s.products)
@@ -123,12 +123,23 @@ def quantize(
             gathering.run(progress)
             result = _quantize(graph, gathering, rules, chosen, threads)
     gathering.finish()
-    result.report.float_bytes = constant_bytes(given)
+    result.report.float_bytes = weight_bytes(given)
     result.report.notes = [*gathering.notes(), *result.report.already_quantized()]
     for note in result.report.notes:
         warnings.warn(note, DataWarning, stacklevel=2)
     result.report.seconds = time.perf_counter() - begin
     return result
+
+
+def prepare(model: Graph) -> Graph:
+    """The model in the form that is quantized: simple, in f32, every weight a constant of its
+    product, and no weight held twice."""
+    given = run_passes(model, INFERENCE)
+    graph = widen_halves(given)
+    if graph is not given:
+        graph = run_passes(graph, INFERENCE)
+    passes = expose_weights, separate_phases, canonicalize, share_constants
+    return run_passes(graph, passes)
 
 
 def _quantize(
@@ -144,21 +155,22 @@ def _quantize(
         rules.ranges,
         rules.weight_format,
     )
-    lookups = embeddings(graph, rules)
+    lookups = chosen_lookups(graph, gathering.sites, rules)
     if rules.equalize:
         relate_channels(gathering.sites)
     choices = assign(gathering.sites, evidence, rules)
     weights: dict[str, tuple[Coding | None, dict[str, Weights]]] = {}
-    bindings = _bindings(graph, gathering.held[0])
-    attentions = Attentions(graph, rules, bindings)
+    work = Work(graph, gathering.held[0], threads)
+    attentions = Attentions(graph, rules, work.given)
     effects = Effects(graph, open_codings(choices, rules), gathering.held, threads, attentions.open)
-    choices = relieve(choices, evidence, rules, effects, bindings)
+    choices = relieve(choices, evidence, rules, effects, work)
     choices = make_sums_exact(graph, choices)
     attentions.choose(effects)
     effects.forget_switches()
     for _ in range(GUARD_ROUNDS):
-        found = _weights(choices, evidence, form, weights)
-        result = apply_choices(graph, choices, found, lookups, equalize=rules.equalize)
+        found = _weights(choices, evidence, form, weights, lookups)
+        kept = [one for one in lookups if one.product is None or one.product.name in found]
+        result = apply_choices(graph, choices, found, kept, equalize=rules.equalize)
         result = widen_angles(attentions.apply(result))
         if not chosen.is_plain:
             result = result.with_(meta={**result.meta, PRECISION: chosen.to_json()})
@@ -173,7 +185,7 @@ def _quantize(
             break
         choices = make_sums_exact(graph, next_choices)
     report = make_report(
-        graph, result, choices, found, lookups, losses.decibels, bindings, rules.name, attentions
+        graph, result, choices, found, lookups, losses.decibels, work, rules.name, attentions
     )
     return Quantized(result, report)
 
@@ -183,25 +195,20 @@ def _weights(
     evidence: dict[str, Evidence],
     form: WeightFormat,
     made: dict[str, tuple[Coding | None, dict[str, Weights]]],
+    lookups: list[Lookup],
 ) -> dict[str, Weights]:
     """Weights of every product that is not left in float; those made before for the same codes of
     what they multiply are used again."""
     found: dict[str, Weights] = {}
+    tables = {one.product.name for one in lookups if one.product is not None}
     for choice in choices:
         if choice.scheme == "float":
             continue
         name = choice.site.name
         before = made.get(name)
         if before is None or before[0] is not choice.coding:
-            made[name] = choice.coding, quantize_weights(evidence[name], choice.coding, form)
+            rounded = quantize_weights(evidence[name], choice.coding, form, tables)
+            made[name] = choice.coding, rounded
         found.update(made[name][1])
     system.give_memory_back()
-    return found
-
-
-def _bindings(graph: Graph, batch: Batch) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for _ in range(2):
-        for value in graph.inputs:
-            bind_input(value, batch[value.name], found)
     return found

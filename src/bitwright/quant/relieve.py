@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from bitwright.ir.dim import evaluate
-from bitwright.ops.flops import multiply_adds
 from bitwright.quant.algorithms.choosing import Coding, dynamic_coding
 from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.assign import Choice
@@ -27,6 +26,7 @@ from bitwright.quant.collect import Evidence
 from bitwright.quant.effects import Effects
 from bitwright.quant.products import Site
 from bitwright.quant.recipe import Recipe
+from bitwright.quant.work import Work
 
 WORK_OF_A_BYTE = 25
 """Multiply-adds of codes in the time that a byte takes from the third-level cache."""
@@ -69,7 +69,7 @@ def relieve(
     evidence: Mapping[str, Evidence],
     recipe: Recipe,
     effects: Effects,
-    bindings: Mapping[str, int],
+    work: Work,
 ) -> list[Choice]:
     """The choices with as few static ranges exchanged as keep the outputs."""
     sites = open_codings(choices, recipe)
@@ -77,12 +77,14 @@ def relieve(
     if not sites or decibels(effects.together(*sites)) >= recipe.static_sqnr:
         return choices
     alone = _alone(list(sites), effects, budget / len(sites) / 4)
-    work = {c.site: sum(multiply_adds(p.node, bindings) for p in c.site.products) for c in choices}
-    spare = (1 - recipe.least_share) * sum(work.values())
+    costs = {c.site: sum(work.of(p.node) for p in c.site.products) for c in choices}
+    spare = (1 - recipe.least_share) * sum(costs.values())
     current = {choice.site: choice for choice in choices}
     left = sum(alone.values())
     offers = {
-        site: _exchanges(current[site], alone[site], evidence[site.name], recipe, work, bindings)
+        site: _exchanges(
+            current[site], alone[site], evidence[site.name], recipe, costs[site], work.bindings
+        )
         for site in sorted(alone, key=lambda s: -alone[s])
         if alone[site] > budget / len(sites) / 4
     }
@@ -125,12 +127,12 @@ def _exchanges(
     loss: float,
     evidence: Evidence,
     recipe: Recipe,
-    work: Mapping[Site, int],
+    cost: int,
     bindings: Mapping[str, int],
 ) -> list[_Exchange]:
     found, site = [], choice.site
     why = f"a static range would leave the outputs {decibels(loss):.1f} dB"
-    size = evaluate(site.value.tensor.count, bindings)
+    size = sum(evaluate(value.tensor.count, bindings) for value in site.values)
     wider = 1 + WIDER * WORK_OF_A_BYTE * size
     if "dynamic" in recipe.schemes_allowed and site.is_rowwise:
         coding = dynamic_coding(evidence, recipe.smooth)
@@ -141,6 +143,6 @@ def _exchanges(
         found.append(_Exchange(made, left, wider + extra))
     if "float" in recipe.schemes_allowed:
         made = replace(choice, scheme="float", coding=None, reason=why)
-        extra = WORK_IN_FLOAT * work[site]
-        found.append(_Exchange(made, 0.0, wider + extra, work[site]))
+        extra = WORK_IN_FLOAT * cost
+        found.append(_Exchange(made, 0.0, wider + extra, cost))
     return found

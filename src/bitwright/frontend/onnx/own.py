@@ -32,6 +32,7 @@ _ATTRS: dict[str, dict[str, type]] = {
     "dynamic_quantize": {"to": str, "per_token": bool},
     "dequantize": {"axis": int, "block": int, "to": str},
     "coded_matmul": {"block": int},
+    "grouped_matmul": {},
 }
 
 
