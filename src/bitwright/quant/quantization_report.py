@@ -49,6 +49,8 @@ class QuantizationReport:
     """Against the float model, on calibration batches."""
     float_bytes: int
     quantized_bytes: int
+    weights_rounded: int = 0
+    """Weights and tables in 8 bits or fewer; one that several layers read counts once."""
     seconds: float = field(default=0.0)
     notes: list[str] = field(default_factory=list)
     """What to know before trusting the numbers."""
@@ -140,7 +142,25 @@ def make_report(
         elif get(node.op).kind is Kind.COMPUTE and not node.is_boundary:
             why = _why_float(node) if owner is graph else "a small product in the body of a loop"
             layers.append(Layer(node.name, node.op, "float", why, None, count))
-    return QuantizationReport(recipe, layers, outputs, weight_bytes(graph), weight_bytes(quantized))
+    return QuantizationReport(
+        recipe,
+        layers,
+        outputs,
+        weight_bytes(graph),
+        weight_bytes(quantized),
+        _count_rounded(choices, weights, lookups),
+    )
+
+
+def _count_rounded(
+    choices: list[Choice], weights: Mapping[str, Weights], lookups: list[Lookup]
+) -> int:
+    found: set[Any] = {id(made) for made in weights.values()}
+    found.update(weight_key(one.table) for one in lookups if one.product is None)
+    for product in (p for choice in choices for p in choice.site.products):
+        if product.is_recurrent and product.name in weights:  # of the states, beside that of x
+            found.add(weight_key(product.node.inputs[2].node.attrs["value"]))  # type: ignore[union-attr]
+    return len(found)
 
 
 def _product_layer(
