@@ -112,7 +112,7 @@ def test_data_that_tells_nothing_is_said(tmp_path):
     assert "note: only one batch" in text and "note: the data never varies" in text
     arguments = [str(item) for item in ("quantize", demo.model_path(), *options, "--json")]
     facts = CliRunner().invoke(main, arguments)
-    assert len(json.loads(facts.stdout)["notes"]) == 2 and "never varies" in facts.stderr
+    assert len(json.loads(facts.stdout)["notes"]) == 3 and "never varies" in facts.stderr
 
 
 def test_a_yaml_recipe(tmp_path, folder):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from small_models import all_learned
 
 import bitwright as bw
 from bitwright.ops.builder import Builder
@@ -30,7 +31,7 @@ def test_ranges_are_those_of_every_batch():
     rng = np.random.default_rng(5)
     graph, open_graph = model(rng)
     data = [{"x": rng.normal(size=(1, 4, 9, 9)).astype(np.float32)} for _ in range(40)]
-    gathering = Gathering(graph, find_sites(graph), Batches(data, graph), None, 2)
+    gathering = Gathering(graph, find_sites(graph), Batches(all_learned(data), graph), None, 2)
     gathering.run(False)
     exe = bw.compile(open_graph, threads=2)
     seen = [{**exe.run(batch), **batch} for batch in data]
@@ -47,7 +48,7 @@ def test_ranges_are_those_of_every_batch():
 
 
 def gathered(graph, data):
-    gathering = Gathering(graph, find_sites(graph), Batches(data, graph), None, 2)
+    gathering = Gathering(graph, find_sites(graph), Batches(all_learned(data), graph), None, 2)
     gathering.run(False)
     return gathering.evidence
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_models import all_learned
 
 import bitwright as bw
 from bitwright.quant.algorithms.choosing import Coding, static_coding
@@ -80,7 +81,7 @@ def test_factors_take_up_what_a_power_of_two_leaves():
 
 
 def evidence_of(graph, data):
-    gathering = Gathering(graph, find_sites(graph), Batches(data, graph), None, 1)
+    gathering = Gathering(graph, find_sites(graph), Batches(all_learned(data), graph), None, 1)
     gathering.run(False)
     (found,) = gathering.evidence.values()
     return found

@@ -67,15 +67,19 @@ class Batches:
             return self._subset
 
     def __iter__(self) -> Iterator[Batch]:
-        count = 0
+        count, is_empty = 0, True
         for count, item in enumerate(self._chosen(), 1):
-            yield self._batch(item, f"batch {count - 1} of the data")
+            batch = self._batch(item, f"batch {count - 1} of the data")
+            is_empty = is_empty and not has_samples(batch)
+            yield batch
         if not count:
             raise CalibrationError(
                 "the data is empty",
                 expected="at least one batch",
                 hint="" if self.is_repeatable else "An iterator can be read once only.",
             )
+        if is_empty:
+            raise no_samples(count)
 
     def _chosen(self) -> Iterable[Any]:
         """All items, or `subset` of them: spread evenly where there is a length, else the first."""
@@ -131,6 +135,22 @@ class Batches:
             if array.ndim == value.rank - 1:
                 return f"Does {value.name!r} lack its batch axis? Give array[None]."
         return ""
+
+
+def has_samples(batch: Batch) -> bool:
+    """Whether any input that is no single number has elements."""
+    arrays = [array for array in batch.values() if array.ndim]
+    return not arrays or any(array.size for array in arrays)
+
+
+def no_samples(count: int) -> CalibrationError:
+    """The error for batches that hold nothing."""
+    return CalibrationError(
+        "the data has no samples",
+        expected="a batch whose inputs have elements",
+        found=f"{count} batch{'es' * (count != 1)} of none",
+        hint="Look at the shapes of the arrays: is the batch axis 0?",
+    )
 
 
 def as_array(item: Any) -> Array:

@@ -34,6 +34,8 @@ from bitwright.quant.quantized_inputs import static_codes
 Array = np.ndarray[Any, Any]
 Outputs = Mapping[str, Any]
 NUMBERS_COMPARED = 1 << 20
+BYTES_HELD_OUT = 1 << 26
+"""Outputs of held-out batches that are kept, of at least one batch."""
 LOST = 1e3
 """The error, relative to its place, of a number that is finite in the float model alone."""
 
@@ -90,7 +92,8 @@ def _power_and_loss(exact: Array, found: Array) -> tuple[float, float]:
 
 
 class Effects:
-    """The float model with switches, on the batches that a quantized model is checked on."""
+    """The float model with switches, on the batches that a quantized model is checked on; and what
+    it gives on batches that nothing was learned from (`held_out`)."""
 
     def __init__(
         self,
@@ -99,6 +102,7 @@ class Effects:
         batches: list[Batch],
         threads: int | None,
         attentions: Sequence[Node] = (),
+        held_out: Sequence[Batch] = (),
     ) -> None:
         self._batches, self._threads = batches, threads
         parts: list[Site | Node] = [*codings, *attentions]
@@ -106,6 +110,14 @@ class Effects:
         self._exe: Executable | None
         self._exe = compiled(_with_switches(graph, codings, self._names), threads)
         self.expected = [self._run(batch, ()) for batch in batches]
+        self._held_out: list[tuple[Batch, dict[str, Any]]] = []
+        room = BYTES_HELD_OUT
+        for batch in held_out:
+            expected = self._run(batch, ())
+            room -= sum(array.nbytes for array in expected.values() if hasattr(array, "nbytes"))
+            if room < 0 and self._held_out:
+                break
+            self._held_out.append((batch, expected))
         if not self._names:
             self.forget_switches()
 
@@ -115,10 +127,21 @@ class Effects:
 
     def of(self, graph: Graph) -> Losses:
         """What a quantized graph loses."""
-        exe, losses = compiled(run_passes(graph, INFERENCE), self._threads), Losses()
+        self._last = compiled(run_passes(graph, INFERENCE), self._threads)
+        losses = Losses()
         for batch, expected in zip(self._batches, self.expected, strict=True):
-            losses.add(expected, exe.run(batch))
+            losses.add(expected, self._last.run(batch))
         return losses
+
+    def on_held_out(self) -> tuple[Losses, int] | None:
+        """What the graph that `of` was asked about last loses on batches that were held out, and
+        how many those are; None where there are none."""
+        if not self._held_out:
+            return None
+        losses = Losses()
+        for batch, expected in self._held_out:
+            losses.add(expected, self._last.run(batch))
+        return losses, len(self._held_out)
 
     def together(self, *sites: Site | Node, little: float = 0.0) -> float:
         """Relative squared error of the worst output with these sites and attentions in codes.

@@ -1,5 +1,9 @@
 """The pass of `bw.quantize` over its data: evidence of every site, and a few batches to check on.
 
+Every 8th batch, from the 4th on, is held out: nothing is learned from it, and the outputs of the
+result are measured on it. Measured on the batches that it was made from, a model looks better than
+it is.
+
 With a file (`quant.evidence_file`) it goes on behind the batches that the file holds; an interrupt
 ends it between two batches, and what was gathered by then is saved.
 """
@@ -13,13 +17,22 @@ import numpy as np
 from bitwright.errors import CalibrationError
 from bitwright.ir.graph import Graph
 from bitwright.quant.collect import Collector, Evidence
-from bitwright.quant.data import Batch, Batches
+from bitwright.quant.data import Batch, Batches, has_samples, no_samples
 from bitwright.quant.evidence_file import EvidenceFile, Passed, batch_digest, model_digest
 from bitwright.quant.interrupt import interrupt_between_steps
 from bitwright.quant.products import Site
 from bitwright.quant.progress import progress_bar
 
 GUARD_BATCHES = 4
+"""Batches that choices are checked on; these are learned from too."""
+HELD_OUT_OF, FIRST_HELD_OUT = 8, 4
+MOST_HELD_OUT = 16
+"""Batches that the result is measured on at most: of more, every second one, fourth one …"""
+
+
+def is_held_out(number: int) -> bool:
+    """Whether nothing is learned from the batch of this number, counted from 1."""
+    return number % HELD_OUT_OF == FIRST_HELD_OUT
 
 
 class Gathering:
@@ -34,13 +47,16 @@ class Gathering:
         threads: int | None,
     ) -> None:
         self.sites, self._batches, self._file = sites, batches, file
-        self._count = None if batches is None else batches.known_length
+        self._total = None if batches is None else batches.known_length
+        self._count = self._total
+        if self._total is not None:
+            self._count = sum(not is_held_out(number) for number in range(1, self._total + 1))
         self._collector = Collector(graph, sites, count=self._count, threads=threads)
         self._model, self._passed = "", Passed()
         if file is not None:
             self._model = model_digest(graph)
             self._passed = file.load(self._model, self._collector) or self._passed
-        self._saved = self._collector.batches
+        self._saved = self._passed.batches
 
     @property
     def evidence(self) -> dict[str, Evidence]:
@@ -48,22 +64,28 @@ class Gathering:
 
     @property
     def held(self) -> list[Batch]:
-        """The batches that a result is checked on."""
+        """The batches that choices are checked on."""
         return self._passed.held or [self._passed.last]
 
     @property
+    def held_out(self) -> list[Batch]:
+        """The batches that the result is measured on; none where there were too few batches."""
+        return self._passed.held_out
+
+    @property
     def batches(self) -> int:
-        """The number of batches that were seen."""
-        return self._collector.batches
+        """The number of batches that went by."""
+        return self._passed.batches
 
     def run(self, progress: bool | None = None) -> None:
         """See the batches that the file does not hold, then save what all of them showed."""
         if self._batches is not None:
             with (
                 interrupt_between_steps() as check,
-                progress_bar("calibrating", self._count, progress) as advance,
+                progress_bar("calibrating", self._total, progress) as advance,
             ):
                 self._see(self._batches, check, advance)
+        self._require_samples()
         self._collector.close()
         if self._file is not None and not self._file.is_temporary:
             self.save()
@@ -71,31 +93,57 @@ class Gathering:
     def _see(
         self, batches: Batches, check: Callable[[], None], advance: Callable[[], None]
     ) -> None:
-        known, number, digest = self._collector.batches, 0, ""
+        known, number, digest = self._passed.batches, 0, ""
         for number, batch in enumerate(batches, 1):
             advance()
             if self._file is not None:
                 digest = batch_digest(digest, batch)
             if number > known:
-                self._collector.step(batch)
-                self._hold(number, batch)
-                self._span(batch)
-                self._passed.digest = digest
+                self._take(number, batch)
+                self._passed.batches, self._passed.digest = number, digest
             elif number == known:
                 self._require_same_data(digest)
             check()
         if number < known:
             self._require_same_data(digest)
 
-    def _hold(self, number: int, batch: Batch) -> None:
+    def _take(self, number: int, batch: Batch) -> None:
+        """Learn from a batch, or hold it out; one without samples shows nothing."""
+        if not has_samples(batch):
+            return
+        self._span(batch)
+        if is_held_out(number):
+            _require_numbers(number, batch)
+            self._hold_out(batch)
+        else:
+            self._collector.step(batch)
+            self._hold(batch)
+
+    def _hold(self, batch: Batch) -> None:
         """Keep a few batches, spread over the data."""
         step = max(1, (self._count or GUARD_BATCHES) // GUARD_BATCHES)
         held = self._passed.held
-        is_chosen = number % step == 0 and len(held) < GUARD_BATCHES
+        is_chosen = self._collector.batches % step == 0 and len(held) < GUARD_BATCHES
         if is_chosen or not held:
-            self._passed.last = {name: np.array(array) for name, array in batch.items()}
+            self._passed.last = _copied(batch)
         if is_chosen:
             held.append(self._passed.last)
+
+    def _hold_out(self, batch: Batch) -> None:
+        passed = self._passed
+        if len(passed.held_out) == MOST_HELD_OUT:
+            del passed.held_out[1::2]
+            passed.held_out_step *= 2
+        if passed.held_out_count % passed.held_out_step == 0:
+            passed.held_out.append(_copied(batch))
+        passed.held_out_count += 1
+
+    def _require_samples(self) -> None:
+        """What was never seen cannot be quantized, and a float model is not what was asked for."""
+        outside = [site.name for site in self.sites if not site.is_inside]
+        is_blind = bool(outside) and not any(name in self.evidence for name in outside)
+        if self._collector.batches == 0 or is_blind:
+            raise no_samples(self.batches)
 
     def _span(self, batch: Batch) -> None:
         spans = self._passed.spans
@@ -109,6 +157,12 @@ class Gathering:
         found = []
         if self.batches == 1:
             found.append("only one batch was seen: ranges may be too narrow for other data")
+        if not self.held_out:
+            found.append(
+                f"no batch was held out, since there were fewer than {FIRST_HELD_OUT}: outputs are "
+                "measured on the data that the model was calibrated with, and look better than "
+                "they are"
+            )
         constant = {name: low for name, (low, high) in self._passed.spans.items() if low == high}
         if constant and len(constant) == len(self._passed.spans):
             values = ", ".join(f"{name} is {value:g}" for name, value in constant.items())
@@ -120,7 +174,7 @@ class Gathering:
     def _require_same_data(self, digest: str) -> None:
         if self._file is not None and digest != self._passed.digest:
             raise CalibrationError(
-                f"the data does not begin with the {self._collector.batches} batches that the "
+                f"the data does not begin with the {self._passed.batches} batches that the "
                 f"statistics in {self._file.path} were gathered from",
                 hint="Leave the data out to use the statistics as they are, or remove the file.",
             )
@@ -141,3 +195,18 @@ class Gathering:
         """The run is over."""
         if self._file is not None and self._file.is_temporary:
             self._file.path.unlink(missing_ok=True)
+
+
+def _require_numbers(number: int, batch: Batch) -> None:
+    """A broken sample is said of a batch, also where nothing is learned from it."""
+    for name, array in batch.items():
+        if np.issubdtype(array.dtype, np.floating) and np.isnan(array).any():
+            raise CalibrationError(
+                f"the input {name!r} holds NaN",
+                where=f"batch {number - 1} of the data",
+                hint="Look for broken samples.",
+            )
+
+
+def _copied(batch: Batch) -> Batch:
+    return {name: np.array(array) for name, array in batch.items()}

@@ -17,6 +17,7 @@ from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import Weights
 from bitwright.quant.assign import UNREACHED, Choice
 from bitwright.quant.attentions import SCHEME, Attentions
+from bitwright.quant.effects import Losses
 from bitwright.quant.lookups import Lookup
 from bitwright.quant.product_forms import weight_key
 from bitwright.quant.recipe import CODED
@@ -46,9 +47,12 @@ class QuantizationReport:
     recipe: str
     layers: list[Layer]
     output_sqnr_db: dict[str, float]
-    """Against the float model, on calibration batches."""
+    """Against the float model, on batches that were held out, or where there were too few batches
+    for that, on those that it was calibrated with."""
     float_bytes: int
     quantized_bytes: int
+    held_out_batches: int = 0
+    """Batches that the outputs were measured on and nothing was learned from."""
     weights_rounded: int = 0
     """Weights and tables in 8 bits or fewer; one that several layers read counts once."""
     seconds: float = field(default=0.0)
@@ -87,10 +91,12 @@ class QuantizationReport:
     def summary(self) -> str:
         outputs = ", ".join(f"{n} {v:.1f} dB" for n, v in self.output_sqnr_db.items())
         ratio = self.quantized_bytes / max(1, self.float_bytes)
+        count = self.held_out_batches
+        measured = f"{count} held-out batch{'es' * (count != 1)}" if count else "calibration data"
         return (
             f"{self.share_in_8_bit:.1%} of the multiply-adds in 8 bits; weights "
             f"{self.float_bytes / 1e6:.2f} MB -> {self.quantized_bytes / 1e6:.2f} MB "
-            f"({ratio:.2f}); outputs on calibration data: {outputs or 'none are real numbers'}"
+            f"({ratio:.2f}); outputs on {measured}: {outputs or 'none are real numbers'}"
         )
 
     def __str__(self) -> str:
@@ -116,7 +122,7 @@ def make_report(
     choices: list[Choice],
     weights: Mapping[str, Weights],
     lookups: list[Lookup],
-    outputs: dict[str, float],
+    outputs: tuple[Losses, int],
     work: Work,
     recipe: str,
     attentions: Attentions,
@@ -145,9 +151,10 @@ def make_report(
     return QuantizationReport(
         recipe,
         layers,
-        outputs,
+        outputs[0].decibels,
         weight_bytes(graph),
         weight_bytes(quantized),
+        outputs[1],
         _count_rounded(choices, weights, lookups),
     )
 

@@ -7,7 +7,8 @@
 One pass over the data shows every product's input (`quant.collect`). Each site gets a scheme by
 measured error (`quant.assign`), weights are rounded to keep the products' results, mean errors go
 into the biases (`quant.algorithms`), and the outputs of the result are compared with the float
-model's on calibration batches: where they lost too much, the worst layers take a safer scheme.
+model's on calibration batches: where they lost too much, the worst layers take a safer scheme. The
+figure in the report comes from batches that were held out of all this.
 """
 
 from __future__ import annotations
@@ -162,7 +163,14 @@ def _quantize(
     weights: dict[str, tuple[Coding | None, dict[str, Weights]]] = {}
     work = Work(graph, gathering.held[0], threads)
     attentions = Attentions(graph, rules, work.given)
-    effects = Effects(graph, open_codings(choices, rules), gathering.held, threads, attentions.open)
+    effects = Effects(
+        graph,
+        open_codings(choices, rules),
+        gathering.held,
+        threads,
+        attentions.open,
+        gathering.held_out,
+    )
     choices = relieve(choices, evidence, rules, effects, work)
     choices = make_sums_exact(graph, choices)
     attentions.choose(effects)
@@ -184,8 +192,9 @@ def _quantize(
         if next_choices == choices:
             break
         choices = make_sums_exact(graph, next_choices)
+    measured = effects.on_held_out() or (losses, 0)
     report = make_report(
-        graph, result, choices, found, lookups, losses.decibels, work, rules.name, attentions
+        graph, result, choices, found, lookups, measured, work, rules.name, attentions
     )
     return Quantized(result, report)
 
