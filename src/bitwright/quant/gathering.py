@@ -1,8 +1,8 @@
 """The pass of `bw.quantize` over its data: evidence of every site, and a few batches to check on.
 
-Every 8th batch, from the 4th on, is held out: nothing is learned from it, and the outputs of the
-result are measured on it. Measured on the batches that it was made from, a model looks better than
-it is.
+Every 8th batch, from the 4th on, is held out: ranges and weights do not come from it. Of two or
+more, every other one is among the batches that choices are checked on, as static ranges look better
+on the data that they were taken from; on the rest the outputs of the result are measured.
 
 With a file (`quant.evidence_file`) it goes on behind the batches that the file holds; an interrupt
 ends it between two batches, and what was gathered by then is saved.
@@ -24,10 +24,10 @@ from bitwright.quant.products import Site
 from bitwright.quant.progress import progress_bar
 
 GUARD_BATCHES = 4
-"""Batches that choices are checked on; these are learned from too."""
+"""Batches of those that were learned from, and of those held out, that choices are checked on."""
 HELD_OUT_OF, FIRST_HELD_OUT = 8, 4
-MOST_HELD_OUT = 16
-"""Batches that the result is measured on at most: of more, every second one, fourth one …"""
+MOST_HELD_OUT, BYTES_HELD_OUT = 64, 1 << 26
+"""Held-out batches that are kept at most: of more, every second one, fourth one …"""
 
 
 def is_held_out(number: int) -> bool:
@@ -63,14 +63,17 @@ class Gathering:
         return self._collector.evidence
 
     @property
-    def held(self) -> list[Batch]:
+    def checked(self) -> list[Batch]:
         """The batches that choices are checked on."""
-        return self._passed.held or [self._passed.last]
+        apart = self._passed.held_out
+        unseen = apart[::2][:GUARD_BATCHES] if len(apart) > 1 else []
+        return [*(self._passed.held or [self._passed.last]), *unseen]
 
     @property
     def held_out(self) -> list[Batch]:
-        """The batches that the result is measured on; none where there were too few batches."""
-        return self._passed.held_out
+        """The batches that the result is measured on and nothing else; none where there were too
+        few batches."""
+        return self._passed.held_out[1::2] or self._passed.held_out
 
     @property
     def batches(self) -> int:
@@ -131,11 +134,13 @@ class Gathering:
 
     def _hold_out(self, batch: Batch) -> None:
         passed = self._passed
-        if len(passed.held_out) == MOST_HELD_OUT:
-            del passed.held_out[1::2]
-            passed.held_out_step *= 2
+        kept = passed.held_out
         if passed.held_out_count % passed.held_out_step == 0:
-            passed.held_out.append(_copied(batch))
+            kept.append(_copied(batch))
+            size = sum(array.nbytes for one in kept for array in one.values())
+            if len(kept) > MOST_HELD_OUT or (size > BYTES_HELD_OUT and len(kept) > 2):
+                del kept[1::2]
+                passed.held_out_step *= 2
         passed.held_out_count += 1
 
     def _require_samples(self) -> None:

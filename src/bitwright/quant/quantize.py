@@ -161,12 +161,12 @@ def _quantize(
         relate_channels(gathering.sites)
     choices = assign(gathering.sites, evidence, rules)
     weights: dict[str, tuple[Coding | None, dict[str, Weights]]] = {}
-    work = Work(graph, gathering.held[0], threads)
+    work = Work(graph, gathering.checked[0], threads)
     attentions = Attentions(graph, rules, work.given)
     effects = Effects(
         graph,
         open_codings(choices, rules),
-        gathering.held,
+        gathering.checked,
         threads,
         attentions.open,
         gathering.held_out,
