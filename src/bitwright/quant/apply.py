@@ -2,7 +2,8 @@
 
     static    y = (x / f coded in u8) . (w f coded in i8) + bias in i32
     dynamic   y = (x / f coded row by row) . (w f coded) + bias
-              of a conv with a 1x1 window too: as a matrix product over the channels, moved last
+              of a conv too: as a matrix product over the channels, moved last, or over the
+              windows, laid out as rows
     dynamic-tensor   the same with one range for all of x
     weights   y = x . (w coded) + bias
     recurrent W like any weight; R in i8 with a scale for each unit, and states coded when they run
@@ -31,6 +32,7 @@ from bitwright.quant.lookups import Lookup
 from bitwright.quant.product_forms import Product
 from bitwright.quant.quantized_inputs import dynamic_codes, static_codes, with_constant
 from bitwright.quant.stored_weights import StoredWeights
+from bitwright.quant.window_rows import window_rows
 from bitwright.rewrite.rebuild import prune
 
 Array = np.ndarray[Any, Any]
@@ -76,7 +78,7 @@ class _Rewrite:
                 self.b.fresh_name(name)
         self.b.reserve_symbols(s.name for s in graph.input_symbols)
         self.new: dict[Value, Value] = {}
-        self.coded: dict[tuple[str, Value, bool], Value] = {}
+        self.coded: dict[tuple[str, Value, Any], Value] = {}
         tables = [one.product.name for one in lookups.values() if one.product is not None]
         self.stored = StoredWeights(self.b, tables)
 
@@ -180,15 +182,20 @@ class _Rewrite:
         x = self.new[product.x]
         if choice.coding is None:
             return x
-        key = choice.site.name, product.x, as_rows
+        key = choice.site.name, product.x, product.window_key if as_rows else None
         if key not in self.coded:
             source, axis = x, product.channel_axis
-            if as_rows:
+            if as_rows and product.is_rowwise:
                 source = self.b.transpose(x, perm=(0, *range(2, x.rank), 1))
                 axis = x.rank - 1
-            code = static_codes if choice.scheme == "static" else dynamic_codes
             alone = self.graph.uses[product.x] == len(choice.site.readers(product.x))
-            self.coded[key] = code(self.b, source, choice.coding, axis, alone)
+            given = self.b, source, choice.coding, axis, alone
+            if choice.scheme == "static":
+                self.coded[key] = static_codes(*given)
+            elif as_rows and not product.is_rowwise:
+                self.coded[key] = dynamic_codes(*given, lambda v: window_rows(self.b, v, product))
+            else:
+                self.coded[key] = dynamic_codes(*given)
         return self.coded[key]
 
     def _bias_add(self, node: Node) -> None:

@@ -105,7 +105,7 @@ def safer(choices: list[Choice], evidence: dict[str, Evidence], recipe: Recipe) 
 def _step(choice: Choice, evidence: dict[str, Evidence], recipe: Recipe) -> Choice:
     found = evidence[choice.site.name]
     why = "the outputs lost too much with"
-    if choice.scheme == "static" and choice.site.is_rowwise and "dynamic" in recipe.schemes_allowed:
+    if choice.scheme == "static" and choice.site.has_rows and "dynamic" in recipe.schemes_allowed:
         coding = dynamic_coding(found, recipe.smooth)
         if coding.error < choice.error:
             return replace(choice, scheme="dynamic", coding=coding, reason=f"{why} static codes")

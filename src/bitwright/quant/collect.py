@@ -127,6 +127,8 @@ class Collector:
         self.sites = {site.name: site for site in sites}
         self.evidence: dict[str, Evidence] = {}
         self.batches = 0
+        self.reached: set[str] = set()
+        """The bodies whose sites the last batch showed."""
         self.is_between_batches = True
         """False while a batch runs, and after one that was broken off: it is counted in part."""
         self.stride = max(1, (count or 1) // BATCHES_WITH_ROWS)
@@ -150,8 +152,10 @@ class Collector:
         self.is_between_batches = False
         turn, rest = divmod(self.batches, self.stride)
         is_even = (self.batches if rest else turn) % 2 == 0
+        self.reached = set()
         for seen in self._probe.run(batch, self.batches, None if rest else self.draw):
             self._add(seen, is_even)
+            self.reached.add(seen.site.path)
         self.batches += 1
         self.is_between_batches = True
 

@@ -56,6 +56,8 @@ class Passed:
     last: Batch = field(default_factory=dict)
     """Stands in for the held ones as long as there are none."""
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+    covered: dict[str, int] = field(default_factory=dict)
+    """How many of `held` reach each branch, by its path."""
     held_out: list[Batch] = field(default_factory=list)
     """Some of those that nothing was learned from: every `held_out_step`-th of all."""
     held_out_count: int = 0
@@ -140,6 +142,7 @@ class EvidenceFile:
             "chosen": len(passed.held),
             "held": [_elements(batch) for batch in held],
             "out": [_elements(batch) for batch in passed.held_out],
+            "covered": passed.covered,
             "out_count": passed.held_out_count,
             "out_step": passed.held_out_step,
         }
@@ -207,8 +210,9 @@ def _restore(arrays: Mapping[str, Array], header: Mapping[str, Any], to: Collect
     )
     spans = {name: (float(low), float(high)) for name, (low, high) in header["spans"].items()}
     counts = (int(header[key]) for key in ("out_count", "out_step"))
+    covered = {str(path): int(count) for path, count in header["covered"].items()}
     chosen, passed = held[: int(header["chosen"])], int(header["passed"])
-    return Passed(str(header["data"]), passed, chosen, held[-1], spans, held_out, *counts)
+    return Passed(str(header["data"]), passed, chosen, held[-1], spans, covered, held_out, *counts)
 
 
 def _elements(batch: Batch) -> dict[str, str]:

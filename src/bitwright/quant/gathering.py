@@ -25,6 +25,8 @@ from bitwright.quant.progress import progress_bar
 
 GUARD_BATCHES = 4
 """Batches of those that were learned from, and of those held out, that choices are checked on."""
+OF_A_BRANCH, MOST_CHECKED = 2, 12
+"""Of those, batches that reach a branch, and all together: what no batch reaches costs nothing."""
 HELD_OUT_OF, FIRST_HELD_OUT = 8, 4
 MOST_HELD_OUT, BYTES_HELD_OUT = 64, 1 << 26
 """Held-out batches that are kept at most: of more, every second one, fourth one …"""
@@ -123,14 +125,18 @@ class Gathering:
             self._hold(batch)
 
     def _hold(self, batch: Batch) -> None:
-        """Keep a few batches, spread over the data."""
+        """Keep a few batches, spread over the data, and some for every branch."""
         step = max(1, (self._count or GUARD_BATCHES) // GUARD_BATCHES)
-        held = self._passed.held
-        is_chosen = self._collector.batches % step == 0 and len(held) < GUARD_BATCHES
+        held, covered = self._passed.held, self._passed.covered
+        is_spread = self._collector.batches % step == 0 and len(held) < GUARD_BATCHES
+        rare = [p for p in self._collector.reached if p and covered.get(p, 0) < OF_A_BRANCH]
+        is_chosen = is_spread or (bool(rare) and len(held) < MOST_CHECKED)
         if is_chosen or not held:
             self._passed.last = _copied(batch)
         if is_chosen:
             held.append(self._passed.last)
+            for path in self._collector.reached:
+                covered[path] = covered.get(path, 0) + 1
 
     def _hold_out(self, batch: Batch) -> None:
         passed = self._passed

@@ -151,9 +151,9 @@ class Product:
         if not self.is_conv:
             return True
         plain = (
-            set(self._each("strides", 1)) <= {1}
-            and set(self._each("dilations", 1)) <= {1}
-            and set(self._each("pads", 0)) <= {0}
+            set(self.each("strides", 1)) <= {1}
+            and set(self.each("dilations", 1)) <= {1}
+            and set(self.each("pads", 0)) <= {0}
         )
         return plain and self.groups == 1 and set(self.window) <= {1}
 
@@ -200,8 +200,8 @@ class Product:
             if total > count:
                 chosen = draw.choice(total, count, replace=False)
             return Places(tuple(np.unravel_index(chosen[:, None], positions)), positions)
-        sizes, dilations = (shape[0], *shape[2:]), self._each("dilations", 1)
-        strides, pads = self._each("strides", 1), self._each("pads", 0)
+        sizes, dilations = (shape[0], *shape[2:]), self.each("dilations", 1)
+        strides, pads = self.each("strides", 1), self.each("pads", 0)
         rank = len(self.window)
         results = [
             max(0, (size + before + after - (k - 1) * dilation - 1) // stride + 1)
@@ -230,7 +230,7 @@ class Product:
         wide = found.reshape(-1, self.window_size, found.shape[-1]).transpose(0, 2, 1)
         return wide.reshape(len(wide), self.groups, -1).astype(np.float32)
 
-    def _each(self, name: str, default: int) -> tuple[int, ...]:
+    def each(self, name: str, default: int) -> tuple[int, ...]:
         """An attribute of a conv with one number for each spatial axis (two for pads)."""
         rank = len(self.window) * (2 if name == "pads" else 1)
         return tuple(self.node.attrs.get(name) or (default,) * rank)

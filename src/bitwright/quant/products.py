@@ -19,6 +19,7 @@ from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.recurrent import GATES
 from bitwright.quant.product_forms import BatchedProduct, Product
+from bitwright.quant.window_rows import has_window_rows
 
 Array = np.ndarray[Any, Any]
 FEWEST_IN_LOOP = 1 << 16
@@ -35,6 +36,7 @@ class Site:
     """How large each channel is by the weights that make it, where a product makes it."""
     is_shared: bool = False
     """Whether products of another site read the first value along another axis."""
+    is_in_loop: bool = False
 
     @cached_property
     def values(self) -> list[Value]:
@@ -88,6 +90,11 @@ class Site:
     def is_rowwise(self) -> bool:
         return all(product.is_rowwise for product in self.products)
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows can have ranges of their own, those of windows laid out for it included."""
+        return all(p.is_rowwise or has_window_rows(p) for p in self.products)
+
 
 def find_sites(graph: Graph, path: str = "") -> list[Site]:
     """Sites in the graph's order; then those in branches and in bodies of loops, where a step is
@@ -96,6 +103,8 @@ def find_sites(graph: Graph, path: str = "") -> list[Site]:
     for node in graph.nodes:
         for name, body in node.bodies.items():
             inside = find_sites(body, f"{path}{node.name}/{name}/")
+            for site in inside:
+                site.is_in_loop |= node.op != "if"
             found += [s for s in inside if node.op == "if" or s.weights >= FEWEST_IN_LOOP]
     return found
 

@@ -43,6 +43,7 @@ from bitwright.quant.apply import apply_choices
 from bitwright.quant.assign import Choice, assign, safer
 from bitwright.quant.attentions import Attentions
 from bitwright.quant.blas import products_on_one_thread
+from bitwright.quant.carried_state import carries_state
 from bitwright.quant.collect import Evidence
 from bitwright.quant.data import Batches, Transform
 from bitwright.quant.effects import Effects
@@ -171,7 +172,7 @@ def _quantize(
         attentions.open,
         gathering.held_out,
     )
-    choices = relieve(choices, evidence, rules, effects, work)
+    choices = relieve(choices, evidence, rules, effects, work, carries_state(graph))
     choices = make_sums_exact(graph, choices)
     attentions.choose(effects)
     effects.forget_switches()

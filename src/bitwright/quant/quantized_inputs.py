@@ -8,6 +8,7 @@ Channels are divided by factors first where smoothing asks for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,23 @@ def static_codes(b: Builder, x: Value, coding: Coding, axis: int, alone: bool = 
     return b.dequantize(codes, scale, zero)  # type: ignore[no-any-return]
 
 
-def dynamic_codes(b: Builder, x: Value, coding: Coding, axis: int, alone: bool) -> Value:
-    """x / f in codes of a range that the run finds, for each row or for the tensor; dequantized."""
+def dynamic_codes(
+    b: Builder,
+    x: Value,
+    coding: Coding,
+    axis: int,
+    alone: bool,
+    lay_out: Callable[[Value], Value] | None = None,
+) -> Value:
+    """x / f in codes of a range that the run finds, for each row or for the tensor; dequantized.
+
+    `lay_out` makes rows of it, where its last axis holds none.
+    """
     per_token = coding.scheme == "dynamic"
-    codes, scale, zero = b.dynamic_quantize(
-        _smoothed(b, x, coding, axis, alone), to="u8", per_token=per_token
-    )
+    x = _smoothed(b, x, coding, axis, alone)
+    if lay_out is not None:
+        x = lay_out(x)
+    codes, scale, zero = b.dynamic_quantize(x, to="u8", per_token=per_token)
     rows = {"axis": -1, "block": int(x.shape[-1])} if per_token else {}
     return b.dequantize(codes, scale, zero, **rows)  # type: ignore[no-any-return]
 

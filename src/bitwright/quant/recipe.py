@@ -65,6 +65,8 @@ class Recipe:
     bias_correction: bool = True
     static_sqnr: float = 24.0
     """What the outputs keep, in decibels, of all static ranges of convolutions together."""
+    carried_state_sqnr_db: float = 40.0
+    """The same where a recurrent state is carried from run to run, which adds errors up."""
     least_share: float = 0.95
     """The part of all multiply-adds that no measured effect takes out of 8 bits."""
     lowest_sqnr: float = 12.0
