@@ -25,7 +25,7 @@ from bitwright.passes.lower_integer import lower_integer
 from bitwright.passes.lower_weights import lower_weights
 from bitwright.passes.manager import History, Pass, run_passes
 from bitwright.passes.merge_projections import merge_projections
-from bitwright.passes.precision_policy import Policy, policy
+from bitwright.passes.precision_policy import Policy, policy, require_layers
 from bitwright.passes.recognize_composites import recognize_composites
 from bitwright.passes.resolve_shapes import resolve_shapes
 from bitwright.passes.separate_bias import separate_bias
@@ -111,6 +111,8 @@ def compile(
         raise BitwrightError("threads must be at least 1", found=threads)
     history = History()
     graph = run_passes(loaded, INFERENCE, history)
+    if precision is not None:
+        require_layers(chosen, [loaded, graph])
     if target == "reference":
         graph = run_passes(graph, _policy_passes(chosen), history)
         return Executable(graph, history, Reference(graph))

@@ -6,7 +6,7 @@ float the layer keeps 56 dB of the state. It was the static range of the convolu
 range for loud and quiet frames leaves a quiet one few of 256 values, and what static ranges cost
 the outputs was not measured inside branches. It is now; rows of windows may have ranges of their
 own; and where a state is carried, the outputs keep more, since each step repeats the error of the
-last. The same model keeps 47.3 dB of its state and 69.6 of its output.
+last. The same model keeps 68.7 dB of its output and 51.4 of its state.
 """
 
 import numpy as np
@@ -113,7 +113,7 @@ def test_static_ranges_in_a_branch_are_exchanged_like_others():
     score = b.if_(flag, x, **bodies)
     power = b.reduce_sum(b.mul(score, score), axes=[1, 2])
     graph = b.build(y=b.div(score, b.sqrt(power)))  # a quiet frame counts as much as a loud one
-    assert not carries_state(prepare(graph))
+    assert not carries_state(prepare(graph)[0])
     rng = np.random.default_rng(0)
     loud = 10 ** rng.uniform(-2, 0, 96)
     data = [
@@ -131,7 +131,7 @@ def test_static_ranges_in_a_branch_are_exchanged_like_others():
 
 
 def test_what_carries_a_state():
-    assert carries_state(prepare(model())) and carries_state(prepare(model(False)))
+    assert carries_state(prepare(model())[0]) and carries_state(prepare(model(False))[0])
 
     def layer(first=True, last=True):
         b = bw.Builder("layer")

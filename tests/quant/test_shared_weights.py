@@ -80,7 +80,7 @@ def test_an_embedding_and_the_head_that_is_tied_to_it_are_one(is_folded, recipe,
     assert q.report.weights_rounded == 2
     tables = [value for value in codes(q.graph) if value.shape == (WORDS, WIDTH)]
     assert len(tables) == 1  # of 8 bits, also where other weights have 4
-    schemes = {layer.name: layer.scheme for layer in q.report.layers}
+    schemes = {layer.value: layer.scheme for layer in q.report.layers}
     assert schemes["embedded"] == "weights" and schemes["head"] != "float"
     (test,) = tokens(1, seed=1)
     found = bw.compile(q).run(test)["logits"]
@@ -159,7 +159,7 @@ def test_evidence_does_not_grow_with_the_steps():
 
     held = []
     for length in (2, STEPS):
-        graph = prepare(unrolled(length))
+        graph = prepare(unrolled(length))[0]
         collector = Collector(graph, find_sites(graph), count=8)
         for batch in steps(length=length):
             collector.step(batch)
@@ -175,7 +175,7 @@ def test_values_that_meet_one_weight_share_one_range():
     w = b.parameter("w", draw(WIDTH, WIDTH))
     x, y = (b.input(name, f"f32[n, {WIDTH}]") for name in "xy")
     graph = b.build(a=b.matmul(x, w), b=b.matmul(y, w))
-    (site,) = find_sites(prepare(graph))
+    (site,) = find_sites(prepare(graph)[0])
     assert [value.name for value in site.values] == ["x", "y"] and len(site.distinct) == 1
     rng = np.random.default_rng(0)
     batch = lambda: {
@@ -191,7 +191,7 @@ def test_values_that_meet_one_weight_share_one_range():
 def test_rows_of_all_values_count_alike():
     from bitwright.quant.collect import Collector
 
-    graph = prepare(unrolled(3))
+    graph = prepare(unrolled(3))[0]
     sites = find_sites(graph)
     collector = Collector(graph, sites, count=1)
     (batch,) = steps(1, length=3)

@@ -6,12 +6,15 @@ from, `made from fc.weight`; that of a node ends in ` in path.of.module` where t
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
-from bitwright.ir.graph import Value, constant_value
+from bitwright.ir.graph import Node, Value, constant_value
 
 _MADE_FROM = "made from "
 _IN = " in "
+_CARRIES = frozenset({"transpose", "reshape", "dequantize", "cast", "expand", "identity"})
+"""Ops whose result is still the weight that their first operand is."""
 
 
 def take_name(hint: str, taken: set[str]) -> str:
@@ -45,5 +48,44 @@ def in_module(loc: str, module: str) -> str:
 
 
 def module_of(loc: str) -> str:
-    """The module that a location names, "" where it names none."""
-    return loc.rpartition(_IN)[2] if _IN in loc else ""
+    """The module that a location names, "" where it names none.
+
+    Exporters that know of no modules write their path as the name of a node, `/layers.0/fc/MatMul`.
+    """
+    if _IN in loc:
+        return loc.rpartition(_IN)[2]
+    path = loc.partition(" ")[2]
+    return ".".join(path.strip("/").split("/")[:-1]) if path.startswith("/") else ""
+
+
+def weight_names(node: Node) -> tuple[str, ...]:
+    """The names that the model has for the constants and parameters that a node reads."""
+    found: dict[str, None] = {}
+    for value in node.operands:
+        while value.node.op in _CARRIES and value.node.inputs[0] is not None:
+            if value.node.loc.startswith(_MADE_FROM):
+                found[origin(value)] = None
+            value = value.node.inputs[0]
+        if value.node.op in ("constant", "parameter") and value.rank:
+            found[origin(value)] = None
+    return tuple(found)
+
+
+def names_of(node: Node) -> tuple[str, ...]:
+    """All names that a pattern may mean a node by: of its results, its weights and its module."""
+    module = module_of(node.loc)
+    modules = (module, f"{module}.weight") if module else ()
+    return (*node.names, *weight_names(node), *modules)
+
+
+def near_misses(pattern: str, names: Iterable[str]) -> str:
+    """A hint with names, or last parts of names, that look like a pattern that matches none."""
+    core = pattern.removeprefix("re:").strip("*.^$")
+    endings: dict[str, None] = {}
+    for name in names:
+        parts = name.replace("/", ".").split(".")
+        for last in (len(parts), len(parts) - 1):  # `fc.weight` and `fc`
+            endings.update({".".join(parts[i:last]): None for i in range(last)})
+        endings[name] = None
+    close = difflib.get_close_matches(core, list(endings), 3, 0.6)
+    return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.ir.naming import made_from
 from bitwright.passes.edit import replace_nodes
 from bitwright.rewrite.rebuild import map_bodies
 from bitwright.rewrite.trace import Trace
@@ -41,7 +42,8 @@ def share_constants(graph: Graph, trace: Trace) -> Graph:
         trace.fired("share-constants", node.name, [base.name])
         if not is_turned:
             return base.outputs
-        return node.with_(op="transpose", inputs=base.outputs, attrs={"perm": (1, 0)})
+        loc = made_from(node.loc, node.outputs)
+        return node.with_(op="transpose", inputs=base.outputs, attrs={"perm": (1, 0)}, loc=loc)
 
     return replace_nodes(graph, change, bodies=False)
 

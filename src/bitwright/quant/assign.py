@@ -33,6 +33,27 @@ class Choice:
         return 0.0 if self.coding is None else self.coding.error
 
 
+def without_ignored(
+    sites: list[Site], evidence: dict[str, Evidence], recipe: Recipe
+) -> tuple[list[Site], dict[str, Evidence]]:
+    """Sites, and what was seen at them, with the products apart that the recipe leaves in float.
+
+    What reads the same value as one of those is quantized all the same.
+    """
+    found: list[Site] = []
+    seen = dict(evidence)
+    for site in sites:
+        left = [p for p in site.products if recipe.scheme_of(p.name) == "float"]
+        if not left or len(left) == len(site.products):
+            found.append(site)
+            continue
+        rest = replace(site, products=[p for p in site.products if p not in left])
+        found += [replace(site, products=left), rest]
+        if site.name in evidence:
+            seen[rest.name] = replace(evidence[site.name], site=rest)
+    return found, seen
+
+
 def assign(sites: list[Site], evidence: dict[str, Evidence], recipe: Recipe) -> list[Choice]:
     return [_choose(site, evidence.get(site.name), recipe) for site in sites]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Any
 
 from bitwright.ir.container import write_atomically
@@ -18,6 +18,7 @@ from bitwright.quant.algorithms.weights import Weights
 from bitwright.quant.assign import UNREACHED, Choice
 from bitwright.quant.attentions import SCHEME, Attentions
 from bitwright.quant.effects import Losses
+from bitwright.quant.layer_names import LayerNames
 from bitwright.quant.lookups import Lookup
 from bitwright.quant.product_forms import weight_key
 from bitwright.quant.recipe import CODED
@@ -32,6 +33,7 @@ class Layer:
     """One row of the report."""
 
     name: str
+    """A readable one (`quant.layer_names`)."""
     op: str
     scheme: str
     reason: str
@@ -40,6 +42,10 @@ class Layer:
     multiply_adds: int
     smoothing: float = 0.0
     reach: float = 1.0
+    value: str = ""
+    """The path of its result in the graph, which is what models are compared by."""
+    weight: str | None = None
+    """The name that the model has for its weight."""
 
 
 @dataclass
@@ -126,28 +132,32 @@ def make_report(
     work: Work,
     recipe: str,
     attentions: Attentions,
+    names: LayerNames,
 ) -> QuantizationReport:
     chosen = {p.node: (p.name, c) for c in choices for p in c.site.products}
     tables = {one.node: one for one in lookups}
     layers = []
-    for owner, node in graph.walk():
+    for path, owner, node in _with_paths(graph, ""):
         count = work.of(node)
+        layer = None
         if node in chosen:
-            name, choice = chosen[node]
+            _, choice = chosen[node]
             if choice.reason == UNREACHED:
                 count = 0  # the batch that work is counted on does not come by
-            layers.append(_product_layer(name, node, choice, weights.get(name), count))
+            layer = _product_layer(path, node, choice, weights.get(path), count)
         elif node in tables:
-            layers.append(_lookup_layer(tables[node], chosen, weights))
+            layer = _lookup_layer(tables[node], chosen, weights, names)
         elif node.name in attentions.reasons and owner is graph:
             scheme = SCHEME if node.name in attentions.chosen else "float"
-            why = attentions.reasons[node.name]
-            layers.append(Layer(node.name, node.op, scheme, why, None, count))
+            layer = Layer(path, node.op, scheme, attentions.reasons[node.name], None, count)
         elif _came_in_codes(node):
-            layers.append(Layer(node.name, node.op, GIVEN, "it came in codes", None, count))
+            layer = Layer(path, node.op, GIVEN, "it came in codes", None, count)
         elif get(node.op).kind is Kind.COMPUTE and not node.is_boundary:
             why = _why_float(node) if owner is graph else "a small product in the body of a loop"
-            layers.append(Layer(node.name, node.op, "float", why, None, count))
+            layer = Layer(path, node.op, "float", why, None, count)
+        if layer is not None:
+            name, weight = names.readable(path), names.weights.get(path)
+            layers.append(replace(layer, name=name, value=path, weight=weight))
     return QuantizationReport(
         recipe,
         layers,
@@ -186,10 +196,20 @@ def _product_layer(
     )
 
 
+def _with_paths(graph: Graph, path: str) -> Iterator[tuple[str, Graph, Node]]:
+    """Every node with its path and its graph, those of bodies behind those of their graph."""
+    for node in graph.nodes:
+        yield path + node.name, graph, node
+    for node in graph.nodes:
+        for name, body in node.bodies.items():
+            yield from _with_paths(body, f"{path}{node.name}/{name}/")
+
+
 def _lookup_layer(
     lookup: Lookup,
     chosen: Mapping[Node, tuple[str, Choice]],
     weights: Mapping[str, Weights],
+    names: LayerNames,
 ) -> Layer:
     name, product = lookup.node.name, lookup.product
     if product is None:
@@ -197,11 +217,12 @@ def _lookup_layer(
         return Layer(name, "embedding", "weights", "rows of i8", sqnr, 0)
     made = weights.get(product.name)
     if made is None:
-        why = f"its table is the weight of {product.name}, which stays float"
+        why = f"its table is the weight of {names.readable(product.name)}, which stays float"
         return Layer(name, "embedding", "float", why, None, 0)
     coding = chosen[product.node][1].coding
     sqnr = decibels(lookup.error(made, None if coding is None else coding.factors))
-    return Layer(name, "embedding", "weights", f"rows of i8, the weight of {product.name}", sqnr, 0)
+    why = f"rows of i8, the weight of {names.readable(product.name)}"
+    return Layer(name, "embedding", "weights", why, sqnr, 0)
 
 
 def _why_float(node: Node) -> str:

@@ -31,7 +31,7 @@ from bitwright.ir.graph import Graph
 from bitwright.passes.canonicalize import canonicalize
 from bitwright.passes.expose_weights import expose_weights
 from bitwright.passes.manager import run_passes
-from bitwright.passes.precision_policy import Policy, policy
+from bitwright.passes.precision_policy import Policy, policy, require_layers
 from bitwright.passes.separate_phases import separate_phases
 from bitwright.passes.share_constants import share_constants
 from bitwright.pipeline import INFERENCE, PRECISION
@@ -40,7 +40,7 @@ from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import WeightFormat, Weights, quantize_weights
 from bitwright.quant.angles import widen_angles
 from bitwright.quant.apply import apply_choices
-from bitwright.quant.assign import Choice, assign, safer
+from bitwright.quant.assign import Choice, assign, safer, without_ignored
 from bitwright.quant.attentions import Attentions
 from bitwright.quant.blas import products_on_one_thread
 from bitwright.quant.carried_state import carries_state
@@ -52,6 +52,7 @@ from bitwright.quant.evidence_file import EvidenceFile
 from bitwright.quant.exact_sums import make_sums_exact
 from bitwright.quant.gathering import Gathering
 from bitwright.quant.interrupt import saved_on_interrupt
+from bitwright.quant.layer_names import LayerNames
 from bitwright.quant.lookups import Lookup, chosen_lookups
 from bitwright.quant.products import find_sites
 from bitwright.quant.quantization_report import QuantizationReport, make_report, weight_bytes
@@ -116,14 +117,16 @@ def quantize(
         )
     with workers_at_hand():
         given = load(model)
-        graph = prepare(given)
+        graph, names = prepare(given)
+        rules = names.resolved(rules)
+        require_layers(chosen, [given, graph])
         batches = None if data is None else Batches(data, graph, transform=transform, subset=subset)
         gathering = Gathering(graph, find_sites(graph), batches, file, threads)
         is_narrow = all(p.matrix.shape[2] <= WIDE for s in gathering.sites for p in s.products)
         alone = products_on_one_thread() if is_narrow else nullcontext()
         with saved_on_interrupt(gathering.save), alone:
             gathering.run(progress)
-            result = _quantize(graph, gathering, rules, chosen, threads)
+            result = _quantize(graph, gathering, rules, chosen, threads, names)
     gathering.finish()
     result.report.float_bytes = weight_bytes(given)
     result.report.notes = [*gathering.notes(), *result.report.already_quantized()]
@@ -133,22 +136,27 @@ def quantize(
     return result
 
 
-def prepare(model: Graph) -> Graph:
+def prepare(model: Graph) -> tuple[Graph, LayerNames]:
     """The model in the form that is quantized: simple, in f32, every weight a constant of its
-    product, and no weight held twice."""
+    product, and no weight held twice; and what its layers are called."""
     given = run_passes(model, INFERENCE)
     graph = widen_halves(given)
     if graph is not given:
         graph = run_passes(graph, INFERENCE)
-    passes = expose_weights, separate_phases, canonicalize, share_constants
-    return run_passes(graph, passes)
+    graph = run_passes(graph, (expose_weights, separate_phases, canonicalize))
+    return run_passes(graph, (share_constants,)), LayerNames(graph)
 
 
 def _quantize(
-    graph: Graph, gathering: Gathering, rules: Recipe, chosen: Policy, threads: int | None
+    graph: Graph,
+    gathering: Gathering,
+    rules: Recipe,
+    chosen: Policy,
+    threads: int | None,
+    names: LayerNames,
 ) -> Quantized:
     """Choose, round and check, until the outputs keep what the recipe asks for."""
-    evidence = gathering.evidence
+    sites, evidence = without_ignored(gathering.sites, gathering.evidence, rules)
     form = WeightFormat(
         rules.weight_bits,
         rules.block or (FORMATS[rules.weight_format].block if rules.weight_format else 0),
@@ -157,10 +165,10 @@ def _quantize(
         rules.ranges,
         rules.weight_format,
     )
-    lookups = chosen_lookups(graph, gathering.sites, rules)
+    lookups = chosen_lookups(graph, sites, rules)
     if rules.equalize:
-        relate_channels(gathering.sites)
-    choices = assign(gathering.sites, evidence, rules)
+        relate_channels(sites)
+    choices = assign(sites, evidence, rules)
     weights: dict[str, tuple[Coding | None, dict[str, Weights]]] = {}
     work = Work(graph, gathering.checked[0], threads)
     attentions = Attentions(graph, rules, work.given)
@@ -195,7 +203,7 @@ def _quantize(
         choices = make_sums_exact(graph, next_choices)
     measured = effects.on_held_out() or (losses, 0)
     report = make_report(
-        graph, result, choices, found, lookups, measured, work, rules.name, attentions
+        graph, result, choices, found, lookups, measured, work, rules.name, attentions, names
     )
     return Quantized(result, report)
 
