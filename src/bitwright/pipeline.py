@@ -31,6 +31,7 @@ from bitwright.passes.resolve_shapes import resolve_shapes
 from bitwright.passes.separate_bias import separate_bias
 from bitwright.passes.separate_phases import separate_phases
 from bitwright.passes.share_constants import share_constants
+from bitwright.passes.sink_constants import sink_constants
 from bitwright.passes.sink_transposes import sink_transposes
 from bitwright.rewrite.trace import Trace
 from bitwright.target import host
@@ -84,6 +85,7 @@ PASSES: dict[str, Pass] = {
         separate_bias,
         separate_phases,
         share_constants,
+        sink_constants,
         sink_transposes,
     )
 }

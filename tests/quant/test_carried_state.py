@@ -149,6 +149,20 @@ def test_what_carries_a_state():
     assert not carries_state(layer(last=False))  # its state is not handed out
 
 
+def test_a_cell_that_is_written_out_carries_a_state_too():
+    b = bw.Builder("cell")
+    x, c = b.input("x", "f32[n, 8]"), b.input("c", "f32[n, 4]")
+    gates = b.matmul(x, draw(8, 8))
+    forget, new = b.split(gates, axis=1, sizes=(4, 4))
+    kept = b.sigmoid(forget)
+    after = b.add(b.mul(kept, c), b.mul(b.sub(1.0, kept), b.tanh(new)))
+    assert carries_state(b.build(after=after))
+    b = bw.Builder("residual")
+    x = b.input("x", "f32[n, 8]")
+    y = b.mul(b.sigmoid(b.matmul(x, draw(8, 8))), b.matmul(x, draw(8, 8, seed=1)))
+    assert not carries_state(b.build(y=b.add(x, y)))
+
+
 @pytest.mark.parametrize(
     "shape, weight, attrs",
     [

@@ -1,6 +1,7 @@
 """Whether a model hands a recurrent state from one run to the next, as an input and an output.
 
     h0 = input, moved        h, c = lstm(x, ..., h0, c0)        output = h, moved or shifted
+    c0 = input, moved        c = sigmoid(...) * c0 + ...        a cell that is written out
 
 A caller runs such a model step by step. What one step gets wrong is the next step's input, so that
 errors add up over the steps, where a batch of steps in one run shows the error of each alone.
@@ -18,6 +19,7 @@ from bitwright.ops.registry import get
 _FIRST_STATE = 5
 """The operand that holds the first state, behind the lengths; those behind it hold others."""
 _STATES = {"lstm": 2, "gru": 1, "rnn": 1}
+_GATES = frozenset({"sigmoid", "hard_sigmoid"})
 
 
 def carries_state(graph: Graph) -> bool:
@@ -28,7 +30,7 @@ def carries_state(graph: Graph) -> bool:
 
 def _carried(graph: Graph, given: Collection[Value]) -> list[bool]:
     """For each result whether it is a state that a layer made of one in `given`."""
-    moved, made = set(given), set[Value]()
+    moved, made, gates = set(given), set[Value](), set[Value]()
     for node in graph.nodes:
         if node.op in GATES:
             if any(value in moved for value in _first_states(node)):
@@ -40,7 +42,13 @@ def _carried(graph: Graph, given: Collection[Value]) -> list[bool]:
             kind = get(node.op).kind
             if kind is Kind.MOVEMENT and operands & moved:
                 moved.update(node.outputs)
-            if kind in (Kind.MOVEMENT, Kind.ELEMENTWISE) and operands & made:
+            if kind not in (Kind.MOVEMENT, Kind.ELEMENTWISE):
+                continue
+            is_gate = bool(operands & gates) and all(v in gates or v.is_constant for v in operands)
+            if node.op in _GATES or is_gate:  # also parts of one, and 1 - z
+                gates.update(node.outputs)
+            is_kept = node.op == "mul" and bool(operands & gates) and bool(operands & moved)
+            if is_kept or operands & made:
                 made.update(node.outputs)
     return [value in made for value in graph.results]
 

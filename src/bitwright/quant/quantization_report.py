@@ -137,7 +137,7 @@ def make_report(
     chosen = {p.node: (p.name, c) for c in choices for p in c.site.products}
     tables = {one.node: one for one in lookups}
     layers = []
-    for path, owner, node in _with_paths(graph, ""):
+    for path, owner, node, is_in_loop in _with_paths(graph, ""):
         count = work.of(node)
         layer = None
         if node in chosen:
@@ -153,7 +153,7 @@ def make_report(
         elif _came_in_codes(node):
             layer = Layer(path, node.op, GIVEN, "it came in codes", None, count)
         elif get(node.op).kind is Kind.COMPUTE and not node.is_boundary:
-            why = _why_float(node) if owner is graph else "a small product in the body of a loop"
+            why = "a small product in the body of a loop" if is_in_loop else _why_float(node)
             layer = Layer(path, node.op, "float", why, None, count)
         if layer is not None:
             name, weight = names.readable(path), names.weights.get(path)
@@ -196,13 +196,17 @@ def _product_layer(
     )
 
 
-def _with_paths(graph: Graph, path: str) -> Iterator[tuple[str, Graph, Node]]:
-    """Every node with its path and its graph, those of bodies behind those of their graph."""
+def _with_paths(
+    graph: Graph, path: str, is_in_loop: bool = False
+) -> Iterator[tuple[str, Graph, Node, bool]]:
+    """Every node with its path, its graph and whether that runs many times; those of bodies behind
+    those of their graph."""
     for node in graph.nodes:
-        yield path + node.name, graph, node
+        yield path + node.name, graph, node, is_in_loop
     for node in graph.nodes:
         for name, body in node.bodies.items():
-            yield from _with_paths(body, f"{path}{node.name}/{name}/")
+            inner = is_in_loop or node.op != "if"
+            yield from _with_paths(body, f"{path}{node.name}/{name}/", inner)
 
 
 def _lookup_layer(

@@ -34,6 +34,7 @@ from bitwright.passes.manager import run_passes
 from bitwright.passes.precision_policy import Policy, policy, require_layers
 from bitwright.passes.separate_phases import separate_phases
 from bitwright.passes.share_constants import share_constants
+from bitwright.passes.sink_constants import sink_constants
 from bitwright.pipeline import INFERENCE, PRECISION
 from bitwright.quant.algorithms.choosing import Coding
 from bitwright.quant.algorithms.codes import decibels
@@ -139,7 +140,7 @@ def quantize(
 def prepare(model: Graph) -> tuple[Graph, LayerNames]:
     """The model in the form that is quantized: simple, in f32, every weight a constant of its
     product, and no weight held twice; and what its layers are called."""
-    given = run_passes(model, INFERENCE)
+    given = run_passes(model, (*INFERENCE, sink_constants, canonicalize))
     graph = widen_halves(given)
     if graph is not given:
         graph = run_passes(graph, INFERENCE)
