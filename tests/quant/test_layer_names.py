@@ -1,5 +1,7 @@
 """Readable names of layers, patterns that mean them by any of their names, and near misses."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -212,3 +214,58 @@ def test_a_policy_of_a_file_is_not_held_against_what_became_of_the_model(tmp_pat
     q = bw.quantize(block(), batches(), {"ignore": ["*down_proj"]}, float_precision=policy)
     q.save(tmp_path / "q.onnx")
     bw.compile(tmp_path / "q.onnx").run(batches()[0])
+
+
+def test_the_example_of_the_documents_matches_a_model_with_such_layers(tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("yaml")
+    text = (Path(__file__).parents[2] / "docs" / "quantization.md").read_text()
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text.split("```yaml\n")[1].split("```")[0])
+
+    class Mlp(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up_proj, self.down_proj = torch.nn.Linear(16, 32), torch.nn.Linear(32, 16)
+
+        def forward(self, x):
+            return self.down_proj(torch.relu(self.up_proj(x)))
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mlp = Mlp()
+
+        def forward(self, x):
+            return x + self.mlp(x)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed_tokens = torch.nn.Embedding(512, 16)
+            self.layers = torch.nn.ModuleList(Layer() for _ in range(2))
+
+        def forward(self, ids):
+            x = self.embed_tokens(ids)
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    class Llama(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.lm_head = Model(), torch.nn.Linear(16, 512, bias=False)
+
+        def forward(self, ids):
+            return self.lm_head(self.model(ids))
+
+    graph = bw.from_torch(Llama().eval(), (torch.zeros(2, 8, dtype=torch.long),))
+    rng = np.random.default_rng(0)
+    data = [{graph.inputs[0].name: rng.integers(0, 512, (2, 8))} for _ in range(8)]
+    assert schemes(graph, data, path) == {
+        "model.layers.0.mlp.up_proj": "float",
+        "model.layers.0.mlp.down_proj": "float",
+        "model.layers.1.mlp.up_proj": "dynamic",
+        "model.layers.1.mlp.down_proj": "dynamic",
+        "lm_head": "float",
+    }
