@@ -159,7 +159,7 @@ def weight_of(value: Value, channel: int) -> Weight | str:
         return f"{value} is not a dequantized constant"
     source, *parameters = (*node.inputs, None)[:3]
     assert source is not None
-    codes = _constant_codes(source)
+    codes = constant_codes(source)
     scale, zero = (None if v is None else constant_value(v) for v in parameters)
     if codes is None or scale is None or (zero is None and len(node.inputs) > 2):
         return f"{value} is not a dequantized constant"
@@ -181,7 +181,7 @@ def weight_of(value: Value, channel: int) -> Weight | str:
     return Weight(turned, zero if has_zero else None, scale.astype(np.float64))
 
 
-def _constant_codes(value: Value) -> Array | None:
+def constant_codes(value: Value) -> Array | None:
     """A constant, or one that is only turned around."""
     if value.node.op == "transpose":
         found = constant_value(next(iter(value.node.operands)))

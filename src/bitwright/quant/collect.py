@@ -110,7 +110,14 @@ class Evidence:
             self.some = self.some.widened(channels)
 
     def sample(self, product: Product) -> Sample:
-        return self.samples[product.window_key]
+        """The rows that a product sees; where its own value was always empty, those of another
+        product that has the same number of terms."""
+        found = self.samples.get(product.window_key)
+        if found is not None:
+            return found
+        groups, _, terms = product.matrix.shape
+        fitting = (s for s in self.samples.values() if s.gram.shape == (groups, terms, terms))
+        return next(fitting)
 
 
 class Collector:

@@ -225,13 +225,13 @@ class _Switched:
                 seen[site, x] = b.where(switches[site], held, x)
             inputs[0] = seen[site, x]
         elif node.op == "if" and self._holds_sites(node):
-            inner = {part: f"{name}.inside" for part, name in self.names.items()}
+            inner = {p: f"{name}.inside" for p, name in self.names.items() if _is_inside(p)}
             bodies = {
                 name: _Switched(body, self.codings, inner).run()
                 for name, body in node.bodies.items()
             }
             attrs = {**attrs, **bodies}
-            inputs += switches.values()
+            inputs += [switches[part] for part in inner]
         changed = tuple(inputs)
         same = changed == node.inputs and attrs is node.attrs
         kept = b.append(node if same else node.with_(inputs=changed, attrs=attrs))
@@ -243,6 +243,10 @@ class _Switched:
 
     def _holds_sites(self, node: Node) -> bool:
         return any(inner in self.sites for body in node.bodies.values() for _, inner in body.walk())
+
+
+def _is_inside(part: Site | Node) -> bool:
+    return isinstance(part, Site) and part.is_inside
 
 
 def _round_trip(b: Builder, x: Value, coding: Coding, axis: int) -> Value:

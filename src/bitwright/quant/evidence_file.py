@@ -116,7 +116,10 @@ class EvidenceFile:
             arrays[f"{i}.ends"] = np.stack([every.low, every.high, some.low, some.high])
             sites[name] = []
             for j, key in enumerate(evidence.site.windows):
-                sample = evidence.samples[key]
+                sample = evidence.samples.get(key)
+                if sample is None:  # its value was always empty
+                    sites[name].append({"counted": -1})
+                    continue
                 for part in ("first", "gram", "total"):
                     arrays[f"{i}.{j}.{part}"] = getattr(sample, part)
                 for part in ("rows", "waiting"):
@@ -192,6 +195,8 @@ def _restore(arrays: Mapping[str, Array], header: Mapping[str, Any], to: Collect
         low, high, some_low, some_high = arrays[f"{i}.ends"]
         evidence = Evidence(site, Channels(low, high), Channels(some_low, some_high))
         for j, (key, facts) in enumerate(zip(site.windows, found, strict=True)):
+            if facts["counted"] < 0:
+                continue
             first, rows, gram, total, waiting = (arrays[f"{i}.{j}.{part}"] for part in _PARTS)
             ends = np.cumsum([0, *facts["parts"]])
             parts = [rows[a:b] for a, b in pairwise(ends)]

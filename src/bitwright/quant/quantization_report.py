@@ -230,19 +230,20 @@ def _lookup_layer(
 
 
 def _why_float(node: Node) -> str:
-    if node.op in ("matmul", "conv", *GATES):
+    if node.op in ("matmul", "grouped_matmul", "conv", *GATES):
         if _is_dequantized(node.inputs[1]):
             return "its weight came in codes, which stay"
-        return "its weight is no constant matrix of f32"
+        return "its weight is no constant of f32"
     return f"{node.op} runs in float"
 
 
 def _came_in_codes(node: Node) -> bool:
     """Whether the model multiplies codes here already, which is left as it is."""
-    if node.op in ("integer_matmul", "integer_conv"):
+    if node.op in ("integer_matmul", "integer_conv", "integer_grouped_matmul"):
         return True
     operands = node.inputs[:2]
-    return node.op in ("matmul", "conv") and all(map(_is_dequantized, operands))
+    products = "matmul", "conv", "grouped_matmul"
+    return node.op in products and all(map(_is_dequantized, operands))
 
 
 def _is_dequantized(value: Value | None) -> bool:
