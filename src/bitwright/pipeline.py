@@ -16,6 +16,7 @@ from bitwright.passes.canonicalize import canonicalize
 from bitwright.passes.eliminate_common import eliminate_common
 from bitwright.passes.eliminate_dead import eliminate_dead
 from bitwright.passes.expand_composites import expand_composites
+from bitwright.passes.expose_weights import expose_weights
 from bitwright.passes.fold_batch_norm import fold_batch_norm
 from bitwright.passes.fold_constants import fold_constants
 from bitwright.passes.freeze_parameters import freeze_parameters
@@ -24,11 +25,13 @@ from bitwright.passes.lower_integer import lower_integer
 from bitwright.passes.lower_weights import lower_weights
 from bitwright.passes.manager import History, Pass, run_passes
 from bitwright.passes.merge_projections import merge_projections
-from bitwright.passes.precision_policy import Policy, policy
+from bitwright.passes.precision_policy import Policy, policy, require_layers
 from bitwright.passes.recognize_composites import recognize_composites
 from bitwright.passes.resolve_shapes import resolve_shapes
 from bitwright.passes.separate_bias import separate_bias
 from bitwright.passes.separate_phases import separate_phases
+from bitwright.passes.share_constants import share_constants
+from bitwright.passes.sink_constants import sink_constants
 from bitwright.passes.sink_transposes import sink_transposes
 from bitwright.rewrite.trace import Trace
 from bitwright.target import host
@@ -69,6 +72,7 @@ PASSES: dict[str, Pass] = {
         eliminate_common,
         eliminate_dead,
         expand_composites,
+        expose_weights,
         fold_batch_norm,
         fold_constants,
         freeze_parameters,
@@ -80,6 +84,8 @@ PASSES: dict[str, Pass] = {
         resolve_shapes,
         separate_bias,
         separate_phases,
+        share_constants,
+        sink_constants,
         sink_transposes,
     )
 }
@@ -107,6 +113,8 @@ def compile(
         raise BitwrightError("threads must be at least 1", found=threads)
     history = History()
     graph = run_passes(loaded, INFERENCE, history)
+    if precision is not None:
+        require_layers(chosen, [loaded, graph])
     if target == "reference":
         graph = run_passes(graph, _policy_passes(chosen), history)
         return Executable(graph, history, Reference(graph))

@@ -112,18 +112,18 @@ def test_data_that_tells_nothing_is_said(tmp_path):
     assert "note: only one batch" in text and "note: the data never varies" in text
     arguments = [str(item) for item in ("quantize", demo.model_path(), *options, "--json")]
     facts = CliRunner().invoke(main, arguments)
-    assert len(json.loads(facts.stdout)["notes"]) == 2 and "never varies" in facts.stderr
+    assert len(json.loads(facts.stdout)["notes"]) == 3 and "never varies" in facts.stderr
 
 
 def test_a_yaml_recipe(tmp_path, folder):
     pytest.importorskip("yaml")
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text('base: w8\nignore: ["re:getitem_1[0-9]$"]\n')
+    recipe.write_text('base: w8\nignore: ["re:block2[.]conv[0-9]$"]\n')
     output, given = tmp_path / "q.onnx", ("--recipe", recipe, "--json")
     text = call("quantize", demo.model_path(), "--data", folder / "0.npz", "-o", output, *given)
     schemes = {row["name"]: row["scheme"] for row in json.loads(text)["layers"]}
-    assert schemes["getitem_12"] == schemes["getitem_15"] == "float"
-    assert schemes["getitem_9"] == schemes["matmul"] == "weights"
+    assert schemes["block2.conv1"] == schemes["block2.conv2"] == "float"
+    assert schemes["widen"] == schemes["head"] == "weights"
 
 
 def test_what_is_refused_is_said_at_once_and_writes_nothing(tmp_path, folder, script):

@@ -15,6 +15,8 @@ from bitwright.export.onnx.options import CHOICES, CONSUMERS, Options, options_f
 from bitwright.warn import BitwrightWarning, forget
 
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
+ROWS = 1.5
+"""Decibels that rows may lose where ONNX Runtime quantizes them, by blocks and with a sign."""
 
 
 def network():
@@ -68,7 +70,7 @@ def test_the_default_is_standard_ops_that_every_runtime_gets_right(recipe, tmp_p
     assert {node.domain for node in model.graph.node} == {""}
     data = batches(40, seed=2)
     exact, ours = answers(network(), data), answers(quantized, data)
-    assert sqnr(exact, others(path, data)) > sqnr(exact, ours) - 1
+    assert sqnr(exact, others(path, data)) > sqnr(exact, ours) - ROWS
     np.testing.assert_array_equal(answers(path, data), ours)
 
 
@@ -262,5 +264,5 @@ def test_convolutions_that_no_runtime_fuses_may_stay_float(recipe, tmp_path):
     assert quantizers < [n.op_type for n in plain.graph.node].count("QuantizeLinear")
     data = batches(40, seed=2)
     exact, ours = answers(network(), data), answers(quantized, data)
-    assert sqnr(exact, others(path, data)) > sqnr(exact, ours) - 1
+    assert sqnr(exact, others(path, data)) > sqnr(exact, ours) - ROWS
     np.testing.assert_array_equal(answers(path, data), ours)

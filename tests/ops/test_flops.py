@@ -15,6 +15,11 @@ def zeros(*shape):
     return np.zeros(shape, np.float32)
 
 
+def _einsum(b, equation, *shapes):
+    xs = [b.input(f"x{i}", f"f32{list(shape)}") for i, shape in enumerate(shapes)]
+    return b.einsum(*xs, equation=equation)
+
+
 def counted(make, **sizes):
     b = bw.Builder("one")
     graph = b.build(y=make(b))
@@ -37,13 +42,20 @@ def counted(make, **sizes):
             lambda b: b.attention(*(b.input(n, "f32[2, 4, 6, 16]") for n in "qkv")),
             2 * 2 * 4 * 6 * 6 * 32,
         ),
+        (lambda b: _einsum(b, "btd,edf->ebtf", (2, 5, 7), (3, 7, 4)), 2 * 3 * 2 * 5 * 7 * 4),
+        (lambda b: _einsum(b, "ij,jk,kl->il", (2, 3), (3, 4), (4, 5)), 2 * (2 * 3 * 4 + 2 * 4 * 5)),
+        (lambda b: _einsum(b, "ij,k->ik", (2, 3), (4,)), 2 * 4),
+        (lambda b: _einsum(b, "ij->i", (2, 3)), 0),
         (lambda b: b.relu(b.input("x", "f32[3, 4]")), 12),
         (lambda b: b.add(b.input("x", "f32[3, 1]"), b.input("y", "f32[1, 4]")), 12),
         (lambda b: b.reduce_sum(b.input("x", "f32[3, 4]"), axes=[1]), 12),
         (lambda b: b.softmax(b.input("x", "f32[3, 4]")), 12),
         (lambda b: b.transpose(b.input("x", "f32[3, 4]"), perm=[1, 0]), 0),
     ],
-    ids=["matmul", "conv", "depthwise", "attention", "relu", "broadcast", "sum", "softmax", "move"],
+    ids=[
+        *("matmul", "conv", "depthwise", "attention", "experts", "three", "outer", "no product"),
+        *("relu", "broadcast", "sum", "softmax", "move"),
+    ],
 )
 def test_by_hand(make, expected):
     assert counted(make) == expected

@@ -9,7 +9,9 @@ from bitwright.lir.buffer import Place
 from bitwright.ops.builder import Builder
 from bitwright.ops.interpret import run
 from bitwright.passes.lower_weights import lower_weights
+from bitwright.passes.manager import run_passes
 from bitwright.passes.merge_projections import merge_projections
+from bitwright.pipeline import INFERENCE
 from bitwright.rewrite import Trace
 
 rng = np.random.default_rng(0)
@@ -142,3 +144,40 @@ def test_a_running_model_holds_the_codes():
     buffers = exe.engine.schedule.buffers
     held = sum(buffer.array.nbytes for buffer in buffers if buffer.place is Place.CONSTANT)
     assert held <= 1024 * 768 // 2 + 32 * 768 * 4
+
+
+@pytest.mark.parametrize("op", ["matmul", "grouped_matmul"])
+def test_several_matrices_are_decoded_when_the_program_is_made(op, monkeypatch):
+    """No kernel reads them as codes; dequantizing them in every run would cost far more."""
+    monkeypatch.setenv("BITWRIGHT_FOLD_LIMIT", "8")
+    rng = np.random.default_rng(0)
+    b = Builder("several")
+    codes = rng.integers(-127, 128, (3, 16, 8)).astype(np.int8)
+    scale = rng.uniform(0.01, 0.1, (3, 1, 8)).astype(np.float32)
+    w = b.dequantize(codes, scale, axis=1, block=16)
+    x = b.input("x", "f32[n, 16]")
+    counts = [np.array([2, 0, 3])] if op == "grouped_matmul" else []
+    graph = b.build(y=b.op(op, x, w, *counts))
+    made = run_passes(graph, (*INFERENCE, lower_weights))
+    (product,) = (node for node in made.nodes if node.op == op)
+    assert product.inputs[1].is_constant
+    feeds = {"x": rng.normal(size=(5, 16)).astype(np.float32)}
+    np.testing.assert_allclose(run(made, feeds)["y"], run(graph, feeds)["y"], rtol=1e-5, atol=1e-5)
+
+
+def test_a_table_turned_around_is_read_as_codes(monkeypatch):
+    """The weight of a head that is tied to its embedding, also where it is too large to fold."""
+    monkeypatch.setenv("BITWRIGHT_FOLD_LIMIT", "8")
+    rng = np.random.default_rng(0)
+    b = Builder("tied")
+    codes = b.constant(rng.integers(-127, 128, (24, 16)).astype(np.int8))
+    turned = b.transpose(codes, perm=(1, 0))
+    scale = rng.uniform(0.01, 0.1, 24).astype(np.float32)
+    graph = b.build(
+        y=b.matmul(b.input("x", "f32[n, 16]"), b.dequantize(turned, scale, axis=1)),
+        rows=b.gather(codes, b.input("ids", "i64[n]"), axis=0),
+    )
+    made = run_passes(graph, (*INFERENCE, lower_weights))
+    assert "dequant_matmul" in {node.op for node in made.nodes}
+    feeds = {"x": rng.normal(size=(5, 16)).astype(np.float32), "ids": np.arange(5)}
+    np.testing.assert_allclose(run(made, feeds)["y"], run(graph, feeds)["y"], rtol=1e-4, atol=1e-4)

@@ -3,6 +3,7 @@
 import numpy as np
 
 import bitwright as bw
+from bitwright.quant.gathering import is_held_out
 
 
 def perceptron(element="f32"):
@@ -54,6 +55,16 @@ def batches(count, rows=(3, 5, 1), seed=0, element="f32"):
         {"x": rng.normal(size=(rows[i % len(rows)], 8)).astype(bw.dtype(element).numpy)}
         for i in range(count)
     ]
+
+
+def all_learned(data):
+    """Data with copies where batches are held out, so that every given one is learned from."""
+    found = []
+    for batch in data:
+        if is_held_out(len(found) + 1):
+            found.append(batch)
+        found.append(batch)
+    return found
 
 
 class Interrupted:

@@ -44,10 +44,24 @@ def test_no_data(rng, empty):
         bw.quantize(network(rng), empty)
 
 
-def test_batches_without_rows_tell_nothing_and_nothing_is_coded(rng):
-    q = bw.quantize(network(rng), [{"x": np.zeros((0, *SHAPE[1:]), np.float32)}] * 3)
-    assert {layer.scheme for layer in q.report.layers} == {"float"}
-    assert all("no calibration batch reached it" in layer.reason for layer in q.report.layers)
+@pytest.mark.parametrize("recipe", ["int8", "w8"])
+def test_zero_samples_are_an_error_and_not_a_float_model(rng, recipe):
+    empty = {"x": np.zeros((0, *SHAPE[1:]), np.float32)}
+    for data in ([empty] * 3, [empty] * 5, empty["x"]):
+        with pytest.raises(CalibrationError, match=r"the data has no samples.*batch axis 0"):
+            bw.quantize(network(rng), data, recipe)
+    some = [empty, *batches(rng), empty]  # a loader's last batch may be empty
+    assert bw.quantize(network(rng), some, recipe).report.layers[0].scheme != "float"
+
+
+def test_zero_samples_beside_an_input_of_fixed_size_are_an_error(rng):
+    b = bw.Builder("two")
+    x, y = b.input("x", "f32[n, 8]"), b.input("y", "f32[8]")
+    w = rng.normal(size=(8, 4)).astype(np.float32)
+    graph = b.build(z=b.matmul(b.add(x, y), w))
+    batch = {"x": np.zeros((0, 8), np.float32), "y": np.ones(8, np.float32)}
+    with pytest.raises(CalibrationError, match="no samples"):
+        bw.quantize(graph, [batch] * 3)
 
 
 def test_one_sample_works_and_is_noted(rng):

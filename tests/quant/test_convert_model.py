@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from small_models import all_learned
 
 import bitwright as bw
 from bitwright.errors import BitwrightError
@@ -131,7 +132,8 @@ def test_no_data_is_an_error_when_it_is_given():
 def test_what_stays_float_in_an_8_bit_model_runs_in_bf16(tmp_path):
     graph = block()
     data = [{"ids": rng.integers(0, 3000, (2, 6))} for _ in range(4)]
-    plain, mixed = (bw.quantize(graph, data, float_precision=p) for p in ("f32", "bf16"))
+    learned = all_learned(data)
+    plain, mixed = (bw.quantize(graph, learned, float_precision=p) for p in ("f32", "bf16"))
     mixed.save(tmp_path / "mixed.onnx")
     exe = bw.compile(str(tmp_path / "mixed.onnx"))
     found = {str(v.dtype) for n in exe.graph.nodes if n.op == "layer_norm" for v in n.outputs}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from small_models import branches, perceptron
 
+import bitwright as bw
 from bitwright.errors import CalibrationError
 from bitwright.quant import Batches
 
@@ -142,3 +143,14 @@ def test_damaged_and_pickled_files_are_refused(tmp_path, name):
             (tmp_path / name).write_bytes(data)
         with pytest.raises(CalibrationError, match=f"cannot read {name}"):
             list(Batches(tmp_path, perceptron()))
+
+
+def test_zero_samples_are_an_error_whoever_reads_them():
+    from bitwright.report.compare import compare
+
+    graph, empty = perceptron(), {"x": np.zeros((0, 8), np.float32)}
+    for read in (bw.calibrate, lambda g, data: compare(g, g, data)):
+        with pytest.raises(CalibrationError, match="the data has no samples; expected a batch"):
+            read(graph, [empty, empty])
+    some = {"x": np.ones((1, 8), np.float32)}
+    assert bw.calibrate(graph, [empty, some]).batches == 2

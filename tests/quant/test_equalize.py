@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from small_models import all_learned
 
 import bitwright as bw
 from bitwright.quant.algorithms.weights import WeightFormat, quantize_weights
@@ -52,7 +53,7 @@ def sqnr(exact, found):
 
 
 def quality(graph, **options):
-    made = bw.quantize(graph, batches(), recipe={"base": "int8-static", **options})
+    made = bw.quantize(graph, all_learned(batches()), recipe={"base": "int8-static", **options})
     data = batches(4, seed=2)
     run = lambda model: np.concatenate([bw.compile(model).run(batch)["y"] for batch in data])
     return sqnr(run(graph), run(made)), made

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_models import all_learned
 
 import bitwright as bw
 from bitwright.quant.algorithms.choosing import Coding, static_coding
@@ -80,7 +81,7 @@ def test_factors_take_up_what_a_power_of_two_leaves():
 
 
 def evidence_of(graph, data):
-    gathering = Gathering(graph, find_sites(graph), Batches(data, graph), None, 1)
+    gathering = Gathering(graph, find_sites(graph), Batches(all_learned(data), graph), None, 1)
     gathering.run(False)
     (found,) = gathering.evidence.values()
     return found
@@ -121,7 +122,7 @@ def test_a_clip_that_codes_do_not_do_needs_exact_sums(highest, is_exact):
     b = bw.Builder()
     weight = rng.normal(size=(8, 8, 1, 1)).astype(np.float32)
     between = b.clip(b.conv(b.input("x", "f32[1, 8, 5, 5]"), weight), 0.0, 6.0)
-    graph = b.build(y=b.conv(between, weight))
+    graph = b.build(y=b.conv(between, weight.copy()))
     choices = [
         Choice(site, "static", "", Coding("static", None, Range(rounded_down(scale), 0), 0.0))
         for site, scale in zip(find_sites(graph), (0.02, highest / 255), strict=True)

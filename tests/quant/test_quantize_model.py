@@ -323,7 +323,7 @@ def test_options_take_numbers_and_lists_of_any_kind():
 def test_weights_are_made_again_for_other_codes_only(monkeypatch):
     """A guard that changes what one layer reads leaves the others' weights as they are."""
     module, seen = import_module("bitwright.quant.quantize"), []
-    make = lambda evidence, coding, form: seen.append(coding) or {evidence: len(seen)}
+    make = lambda evidence, coding, form, tables: seen.append(coding) or {evidence: len(seen)}
     monkeypatch.setattr(module, "quantize_weights", make)
     codes = [object() for _ in range(3)]
     first, second = (
@@ -331,11 +331,11 @@ def test_weights_are_made_again_for_other_codes_only(monkeypatch):
         for name, coding in (("a", codes[0]), ("b", codes[1]))
     )
     made, evidence = {}, {"a": "a", "b": "b"}
-    assert module._weights([first, second], evidence, None, made) == {"a": 1, "b": 2}
+    assert module._weights([first, second], evidence, None, made, []) == {"a": 1, "b": 2}
     other = replace(second, coding=codes[2])
-    assert module._weights([first, other], evidence, None, made) == {"a": 1, "b": 3}
+    assert module._weights([first, other], evidence, None, made, []) == {"a": 1, "b": 3}
     left = replace(first, scheme="float", coding=None)
-    assert module._weights([left, other], evidence, None, made) == {"b": 3}
+    assert module._weights([left, other], evidence, None, made, []) == {"b": 3}
     assert len(seen) == 3
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import GraphError, InferenceError
-from bitwright.ir.dim import Size, broadcast_size
+from bitwright.ir.dim import Size, broadcast_size, product
 from bitwright.ir.types import TensorType
 from bitwright.ops.inference import is_number, require_dtype, require_same_dtype
 from bitwright.ops.numeric import wide
@@ -115,6 +115,24 @@ def _reference(*xs: Array, equation: str) -> Array:
     return np.asarray(np.einsum(*arguments, [number[label] for label in result], optimize="greedy"))
 
 
+def _flops(xs: Sequence[TensorType], ys: Sequence[TensorType], attrs: Any) -> Size:
+    """Of one operand after the other, from the left: two for each product that is added up."""
+    operands, result = parse_equation(attrs["equation"], [x.rank for x in xs])
+    sizes = _sizes(operands, [x.shape for x in xs])
+    total: Size = 0
+    current = operands[0]
+    for number, labels in enumerate(operands[1:], 1):
+        needed = {*result, *(label for later in operands[number + 1 :] for label in later)}
+        # an axis of one operand that nobody else needs is summed over before
+        left = [label for label in dict.fromkeys(current) if label in needed.union(labels)]
+        right = [label for label in dict.fromkeys(labels) if label in needed.union(current)]
+        both = list(dict.fromkeys([*left, *right]))
+        is_summed = any(label not in needed for label in both)
+        total = total + (2 if is_summed else 1) * product([sizes[label] for label in both])
+        current = [label for label in both if label in needed]
+    return total
+
+
 def _samples() -> list[Sample]:
     return [
         sample(draw(3, 4), draw(4, 5, seed=1), equation="ij,jk->ik"),
@@ -142,6 +160,7 @@ OPDEFS = [
         infer=_infer,
         reference=_reference,
         grad=NotYet,
+        flops=_flops,
         samples=_samples,
         attrs={"equation": Attr("str")},
         doc="Products of the operands, summed over axes the equation leaves out of the result.",

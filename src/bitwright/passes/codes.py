@@ -7,6 +7,7 @@ Weight    the same for a constant: codes and zero points as arrays, a scale per 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,9 +70,18 @@ class Coded:
 class Weight:
     codes: Array
     zero: Array | None
-    """One number, or one for each output channel."""
+    """One number, one for each output channel, or one for each column of several matrices,
+    [..., 1, N]."""
     scale: Array
     """f64, the same."""
+
+    def around_zero(self) -> Weight | None:
+        """The same weight as i8 without a zero point, or None where that does not hold it."""
+        if self.zero is None:
+            return self if self.codes.dtype == np.int8 else None
+        moved = self.codes.astype(np.int16) - self.zero.astype(np.int16)
+        fits = moved.min(initial=0) >= -128 and moved.max(initial=0) <= 127
+        return Weight(moved.astype(np.int8), None, self.scale) if fits else None
 
 
 def parts_of(node: Node) -> tuple[Value, Value, Value | None]:
@@ -145,7 +155,10 @@ def _is_constant(value: Value) -> bool:
 
 
 def weight_of(value: Value, channel: int) -> Weight | str:
-    """The constant codes of a weight whose output channels lie on this axis, or why not."""
+    """The constant codes of a weight whose output channels lie on this axis, or why not.
+
+    A weight of several matrices has a scale for each column of each of them.
+    """
     perm: Sequence[int] | None = None
     if value.node.op == "transpose":
         perm = value.node.attrs["perm"]
@@ -153,23 +166,36 @@ def weight_of(value: Value, channel: int) -> Weight | str:
     node = value.node
     if node.op != "dequantize" or value.dtype != f32:
         return f"{value} is not a dequantized constant"
-    arrays = [None if v is None else constant_value(v) for v in (*node.inputs, None)[:3]]
-    codes, scale, zero = arrays
+    source, *parameters = (*node.inputs, None)[:3]
+    assert source is not None
+    codes = constant_codes(source)
+    scale, zero = (None if v is None else constant_value(v) for v in parameters)
     if codes is None or scale is None or (zero is None and len(node.inputs) > 2):
         return f"{value} is not a dequantized constant"
-    if node.inputs[0].dtype not in (i8, u8):  # type: ignore[union-attr]
-        return f"{value} has {node.inputs[0].dtype} codes"  # type: ignore[union-attr]
-    axis = node.attrs.get("axis")
+    if source.dtype not in (i8, u8):
+        return f"{value} has {source.dtype} codes"
+    axis, block = node.attrs.get("axis"), node.attrs.get("block")
     if axis is not None:
         at = normalize_axis(axis, codes.ndim)
-        place = perm[normalize_axis(channel, codes.ndim)] if perm else channel
-        if node.attrs.get("block") or at != normalize_axis(place, codes.ndim):
+        order = range(codes.ndim) if perm is None else perm
+        if block and channel == -1 and at == order[-2] and scale.shape[at] == 1:
+            # one block holds all terms of a column
+            scale, zero = (None if a is None else a.transpose(order) for a in (scale, zero))
+        elif block or at != order[channel]:
             return f"{value} has scales along another axis than the output channels"
-    if not (np.isfinite(scale).all() and (scale > 0).all()):
+    if scale is None or not (np.isfinite(scale).all() and (scale > 0).all()):
         return f"{value} has a scale that is not a positive number"
     turned = codes.transpose(perm) if perm else codes
     has_zero = zero is not None and zero.any()
     return Weight(turned, zero if has_zero else None, scale.astype(np.float64))
+
+
+def constant_codes(value: Value) -> Array | None:
+    """A constant, or one that is only turned around."""
+    if value.node.op == "transpose":
+        found = constant_value(next(iter(value.node.operands)))
+        return None if found is None else found.transpose(value.node.attrs["perm"])
+    return constant_value(value)
 
 
 def centred(value: Value) -> Coded | str:
@@ -247,15 +273,15 @@ def centred_weight(array: Array, channel: int) -> Weight | None:
 
 def largest_sum(weight: Weight, channel: int, reach: int) -> int:
     """A bound of |Σ (x - x_zero)(w - w_zero)| over all columns."""
-    at = normalize_axis(channel, weight.codes.ndim)
     # differences of bytes fit 16 bits, a quarter of what wide ones take
     wide = np.int16 if weight.codes.dtype.itemsize == 1 else np.int64
-    columns = np.moveaxis(weight.codes.astype(wide), at, -1)
+    columns = np.moveaxis(weight.codes.astype(wide), channel, -1)
+    if channel != -1:  # a filter, all of whose other axes are summed over
+        columns = columns.reshape(math.prod(columns.shape[:-1]), columns.shape[-1])
     if weight.zero is not None:
-        columns -= weight.zero.reshape(-1).astype(wide)
+        columns -= weight.zero.astype(wide)
     np.abs(columns, out=columns)
-    distance = columns.sum(axis=tuple(range(columns.ndim - 1)), dtype=np.int64)
-    return int(distance.max(initial=0)) * reach
+    return int(columns.sum(axis=-2, dtype=np.int64).max(initial=0)) * reach
 
 
 def comes_from_product(value: Value) -> bool:

@@ -4,7 +4,8 @@
     order   a as [batch…, left…, contracted…], b as [batch…, contracted…, right…]
     matmul  [batch…, L, K] by [batch…, K, R]; without contracted axes, a product with broadcasting
 
-A letter that an operand has twice, on neighbouring axes, takes every (n+1)-th of its n² elements.
+Of two operands a constant is the right one, where weights are packed beforehand. A letter that an
+operand has twice, on neighbouring axes, takes every (n+1)-th of its n² elements.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _terms(m: Match) -> tuple[list[Term], list[str]]:
     return list(zip(xs, operands, strict=True)), result
 
 
-def _expand(op: Any, m: Match) -> Any:
+def expand(op: Any, m: Match) -> Any:
     given, result = _terms(m)
     terms = [_diagonal(op, term) for term in given]
     current = terms[0]
@@ -67,6 +68,8 @@ def _arranged(op: Any, term: Term, labels: Sequence[str]) -> Value:
 
 
 def _contract(op: Any, a: Term, b: Term, needed: set[str]) -> Term:
+    if is_weight(a[0]) and not is_weight(b[0]):
+        a, b = b, a
     a, b = _summed(op, a, needed.union(b[1])), _summed(op, b, needed.union(a[1]))
     both = [label for label in a[1] if label in b[1]]
     batch = [label for label in both if label in needed]
@@ -89,7 +92,14 @@ def _contract(op: Any, a: Term, b: Term, needed: set[str]) -> Term:
     return op.reshape(z, shape=(*z.shape[:first], *outer, *last)), labels
 
 
-def _refused(m: Match) -> str | bool:
+def is_weight(value: Value) -> bool:
+    """Whether it is a constant, or one that is only turned around."""
+    if value.node.op == "transpose":
+        return next(iter(value.node.operands)).is_constant
+    return value.is_constant
+
+
+def refused(m: Match) -> str | bool:
     terms, result = _terms(m)
     sizes: dict[str, set[Any]] = {}
     for x, labels in terms:
@@ -107,4 +117,4 @@ def _refused(m: Match) -> str | bool:
     return False
 
 
-EINSUM = Rule("einsum-as-products", lambda op: op.einsum(...), _expand, _refused)
+EINSUM = Rule("einsum-as-products", lambda op: op.einsum(...), expand, refused)

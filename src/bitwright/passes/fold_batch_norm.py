@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.ir.graph import Graph
+from bitwright.ir.naming import made_from
 from bitwright.rewrite import Match, Rule, Trace, rewrite
 
 Array = np.ndarray[Any, Any]
@@ -91,7 +92,8 @@ def _scaled_weight(m: Match, factor: Array) -> Array:
 def _absorb_factor(op: Any, x: Any, m: Match) -> Any:
     factor = _vector(m)
     assert factor is not None
-    weight = op.constant(_scaled_weight(m, factor), name="weight")
+    with op.at(made_from(op.loc, [m.w])):
+        weight = op.constant(_scaled_weight(m, factor), name="weight")
     if m.bindings.get("b") is None:
         return op.like(m.layer, x, weight)
     bias = (m.array("b").astype(np.float64) * factor).astype(m.w.dtype.numpy)

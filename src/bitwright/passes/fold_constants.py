@@ -11,6 +11,7 @@ from bitwright import knobs
 from bitwright.errors import BitwrightError
 from bitwright.ir.dim import Dim
 from bitwright.ir.graph import Graph, Node, constant_value
+from bitwright.ir.naming import made_from
 from bitwright.ir.types import TensorType
 from bitwright.ops.interpret import run_node
 from bitwright.ops.registry import get
@@ -40,9 +41,10 @@ def fold_constants(graph: Graph, trace: Trace) -> Graph:
         for value, array in zip(node.outputs, arrays, strict=True):
             if TensorType(value.dtype, array.shape) != value.type:
                 return node  # the data decided a size that others know by name
+        folded = node.with_(op="constant", inputs=(), loc=made_from(node.loc, node.operands))
         return [
-            node.with_(op="constant", inputs=(), attrs={"value": a}, names=(name,), types=(type_,))
-            for name, type_, a in zip(node.names, node.types, arrays, strict=True)
+            folded.with_(attrs={"value": array}, names=(name,), types=(type_,))
+            for name, type_, array in zip(node.names, node.types, arrays, strict=True)
         ]
 
     return replace_nodes(graph, change)

@@ -43,6 +43,7 @@ from bitwright.passes.codes import (
     weight_of,
     whole_numbers,
 )
+from bitwright.passes.grouped_codes import grouped_rule
 from bitwright.passes.mean_codes import mean_rules
 from bitwright.passes.moved_codes import moving_rules
 from bitwright.passes.recurrent_codes import recurrence_rules
@@ -84,6 +85,7 @@ class _Lowering:
             table_rule(),
             Rule("codes-of-scaled", _any("quantize"), self._quantize, self._no_quantize),
             *recurrence_rules(),
+            grouped_rule(),
         ]
 
     # products
@@ -133,7 +135,8 @@ class _Lowering:
             return self._product_of_run(op, node, source, weight)
         is_matmul, is_real = node.op == "matmul", node.outputs[0].dtype == f32
         attrs = {} if is_matmul else dict(node.attrs)
-        scale = weight.scale.reshape(-1)
+        is_batched = weight.codes.ndim > 2 and is_matmul
+        scale = weight.scale if is_batched else weight.scale.reshape(-1)
         bias = known_bias(node.inputs[2]) if len(node.inputs) > 2 else None
         total: Array | None = None
         factor = None
@@ -149,19 +152,19 @@ class _Lowering:
             source.codes,
             op.constant(weight.codes),
             source.zero,
-            None if weight.zero is None else op.constant(weight.zero.reshape(-1)),
+            None if weight.zero is None else op.constant(_along_columns(weight.zero)),
             None if total is None else op.constant(total.astype(np.int32)),
             **attrs,
         )
         if not is_real:
             return y
-        shape = (-1,) if is_matmul else (-1, *(1,) * (y.rank - 2))
+        shape = scale.shape if is_batched else (-1,) if is_matmul else (-1, *(1,) * (y.rank - 2))
         real = op.cast(y, to=f32)
         if factor is None:
             assert source.scale is not None
             scales = op.constant(scale.astype(np.float32).reshape(shape))
             if scale.size == 1:
-                scales = op.constant(np.float32(scale[0]))
+                scales = op.constant(np.float32(scale.reshape(-1)[0]))
             y = op.mul(real, op.mul(source.scale, scales))
         else:
             y = op.mul(real, self._factor(op, factor.reshape(shape) if scale.size > 1 else factor))
@@ -402,6 +405,11 @@ class _Lowering:
         return op.like(node, *parts)  # type: ignore[no-any-return]
 
 
+def _along_columns(zero: Array) -> Array:
+    """Zero points of columns, of one matrix as a vector."""
+    return zero if max(zero.shape[:-1], default=1) > 1 else zero.reshape(-1)
+
+
 def _held(exact: Array) -> Array:
     """Rounded to f32."""
     return np.asarray(exact, np.float64).astype(np.float32)
@@ -424,7 +432,7 @@ def _positive_factor(value: Value) -> tuple[Value, Array] | None:
 def _no_kernel(op: str, x: Value, w: Value) -> str:
     """Why integer kernels do not take operands of these shapes."""
     if op == "matmul":
-        return f"{x} and {w} are not rows and one matrix" if w.rank != 2 or x.rank < 2 else ""
+        return f"{x} and {w} are not rows and matrices" if w.rank < 2 or x.rank < 2 else ""
     taps = w.tensor.count // max(w.shape[0], 1) if isinstance(w.tensor.count, int) else 0
     if x.rank not in (3, 4) or taps < 1:
         return f"{w} is not a filter of a line or an image"

@@ -6,6 +6,7 @@
     dequant_matmul(x, q, …, bias)        ->  dequant_matmul(x, q, …) + bias
     dequant_matmul(half x, q)            ->  cast(dequant_matmul(cast(x), q)), summed in f32
     … with codes that the run makes      ->  matmul(x, transpose(dequantize(q)))
+    matmul(x, dequantize(q[e, k, n]))    ->  matmul(x, w), decoded when the program is made
 
 q'[n, k] has a scale for each block of k. Products of two sides of codes are `lower_integer`'s.
 What has other scales becomes a product of real numbers, and the trace says why.
@@ -22,7 +23,9 @@ import numpy as np
 from bitwright.ir.dtype import DType, bf16, f16, f32
 from bitwright.ir.graph import Graph, Value, constant_value
 from bitwright.ir.types import normalize_axis
+from bitwright.ops.interpret import run_node
 from bitwright.ops.quantize import is_code
+from bitwright.passes.codes import constant_codes
 from bitwright.rewrite import Match, Rule, Trace, rewrite
 
 Array = np.ndarray[Any, Any]
@@ -55,7 +58,7 @@ def coded_matrix(value: Value) -> CodedMatrix | str:
     q, scale_value, zero_value = (*node.inputs, None)[:3]
     assert q is not None and scale_value is not None
     found = _scales(scale_value)
-    codes = constant_value(q)
+    codes = constant_codes(q)
     zero = None if zero_value is None else constant_value(zero_value)
     if codes is None or found is None or (zero is None and zero_value is not None):
         return f"{value} is not made of constants"
@@ -163,7 +166,39 @@ def _expanded(op: Any, m: Match) -> Any:
     return op.matmul(x, op.transpose(w, perm=(1, 0)))
 
 
+def _one_matrix(m: Match) -> str:
+    w = m.root.inputs[1]
+    assert w is not None
+    if w.rank < 3 or w.node.op not in ("dequantize", "transpose"):
+        return "its weight is not several dequantized matrices"
+    return "" if _decoded(w) is not None else f"{w} is not made of constants"
+
+
+def _decoded(value: Value) -> Array | None:
+    """The numbers that constants stand for, through what dequantizes and turns them."""
+    node = value.node
+    if node.op not in ("dequantize", "transpose"):
+        return constant_value(value)
+    arrays = [None if v is None else _decoded(v) for v in node.inputs]
+    if any(a is None and v is not None for a, v in zip(arrays, node.inputs, strict=True)):
+        return None
+    return np.asarray(run_node(node, arrays)[0])
+
+
+def _with_decoded(op: Any, m: Match) -> Any:
+    x, w, *rest = m.root.inputs
+    assert w is not None
+    return op.like(m.root, x, op.constant(_decoded(w)), *rest)
+
+
 RULES = [
+    Rule("product-with-several-matrices", lambda op: op.matmul(...), _with_decoded, _one_matrix),
+    Rule(
+        "experts-with-several-matrices",
+        lambda op: op.grouped_matmul(...),
+        _with_decoded,
+        _one_matrix,
+    ),
     Rule("product-with-codes", lambda op: op.matmul(...), _coded, _not_coded),
     Rule("bias-of-dequant-matmul", lambda op: op.dequant_matmul(...), _add_bias, _has_no_bias),
     Rule("codes-of-the-run-as-weight", lambda op: op.dequant_matmul(...), _expanded, _is_constant),

@@ -13,7 +13,8 @@ Sums of halves are always formed in f32, so `f16` and `mixed` differ in what the
 what runs. f32 means full precision: an op of f64 values stays one.
 
 A policy has a text form, `name` or `name:key=type,…`, whose keys are kinds, `op:PATTERN` and
-`layer:PATTERN` (shell patterns of op names, and of value names or source locations):
+`layer:PATTERN` (shell patterns of op names, and of names of values, weights and modules or source
+locations):
 
     mixed_bf16:op:softmax=f32,layer:*head*=f32
     custom:compute=f16
@@ -25,16 +26,17 @@ any characters.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 from bitwright.errors import BitwrightError
 from bitwright.ir.dtype import DType, bf16, f16, f32
-from bitwright.ir.graph import Node, nearest
+from bitwright.ir.graph import Graph, Node, nearest
+from bitwright.ir.naming import names_of, near_misses
 from bitwright.ops.opdef import Kind
-from bitwright.ops.registry import get
+from bitwright.ops.registry import all_ops, get
 
 PRECISIONS = {element.name: element for element in (f32, f16, bf16)}
 _KINDS = (Kind.COMPUTE, Kind.REDUCTION, Kind.ELEMENTWISE, Kind.MOVEMENT)
@@ -77,7 +79,8 @@ class Policy:
 
     def of_pattern(self, node: Node) -> DType | None:
         """What a pattern says about this node; None where none fits."""
-        for patterns, names in ((self.layers, (*node.names, node.loc)), (self.ops, (node.op,))):
+        named = (*names_of(node), node.loc) if self.layers else ()
+        for patterns, names in ((self.layers, named), (self.ops, (node.op,))):
             fitting = [p for t, p in patterns.items() if any(fnmatchcase(n, t) for n in names)]
             if fitting:
                 return fitting[-1]
@@ -100,6 +103,31 @@ class Policy:
         words += [f"op:{pattern}={p}" for pattern, p in self.ops.items()]
         words += [f"layer:{pattern}={p}" for pattern, p in self.layers.items()]
         return f"{self.name}:{','.join(words)}" if words else self.name
+
+
+def require_layers(given: Policy, graphs: Iterable[Graph]) -> None:
+    """Raise for a pattern of layers or ops that fits nothing in any of the graphs (for ops: no op
+    at all), with near misses."""
+    for pattern in given.ops:
+        if not any(fnmatchcase(name, pattern) for name in all_ops()):
+            raise _fits_nothing("op", pattern, all_ops())
+    if not given.layers:
+        return
+    found: dict[str, None] = {}
+    for _, node in (pair for graph in graphs for pair in graph.walk()):
+        if not node.is_boundary:
+            found.update(dict.fromkeys((*names_of(node), node.loc)))
+    for pattern in given.layers:
+        if not any(fnmatchcase(name, pattern) for name in found):
+            raise _fits_nothing("layer", pattern, found)
+
+
+def _fits_nothing(what: str, pattern: str, names: Iterable[str]) -> BitwrightError:
+    return BitwrightError(
+        f"pattern {pattern!r} of the precision policy matches no {what}",
+        expected="the name of an op" if what == "op" else "the name of a layer or of its weight",
+        hint=near_misses(pattern, names),
+    )
 
 
 def custom(

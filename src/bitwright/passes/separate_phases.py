@@ -21,6 +21,7 @@ import numpy as np
 
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.ir.naming import made_from
 from bitwright.rewrite import Match, Rule, Trace, rewrite
 
 Array = np.ndarray[Any, Any]
@@ -108,7 +109,9 @@ def _phases(op: Any, m: Match) -> Any:
     known = None if bias is None else constant_value(bias)
     added = None if known is None else op.constant(np.tile(known, phases))
     pads = [axis.pads[side] for side in (0, 1) for axis in axes]
-    y = op.conv(x, op.constant(filters), added, pads=tuple(pads))
+    with op.at(made_from(op.loc, [w])):
+        taps = op.constant(filters)
+    y = op.conv(x, taps, added, pads=tuple(pads))
     rank = len(axes)
     images, _, *counts = y.shape
     strides = [axis.stride for axis in axes]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from bitwright.ir.graph import Graph, Node, constant_value
 from bitwright.quant.algorithms.choosing import (
     Coding,
     dynamic_coding,
@@ -17,7 +14,6 @@ from bitwright.quant.collect import Evidence
 from bitwright.quant.products import Site
 from bitwright.quant.recipe import CODED, Recipe
 
-SMALLEST_TABLE = 4096
 UNREACHED = "no calibration batch reached it"
 STATIC_GAIN = 1.5
 """Decibels by which a static range must be better than one for each token."""
@@ -35,6 +31,27 @@ class Choice:
     @property
     def error(self) -> float:
         return 0.0 if self.coding is None else self.coding.error
+
+
+def without_ignored(
+    sites: list[Site], evidence: dict[str, Evidence], recipe: Recipe
+) -> tuple[list[Site], dict[str, Evidence]]:
+    """Sites, and what was seen at them, with the products apart that the recipe leaves in float.
+
+    What reads the same value as one of those is quantized all the same.
+    """
+    found: list[Site] = []
+    seen = dict(evidence)
+    for site in sites:
+        left = [p for p in site.products if recipe.scheme_of(p.name) == "float"]
+        if not left or len(left) == len(site.products):
+            found.append(site)
+            continue
+        rest = replace(site, products=[p for p in site.products if p not in left])
+        found += [replace(site, products=left), rest]
+        if site.name in evidence:
+            seen[rest.name] = replace(evidence[site.name], site=rest)
+    return found, seen
 
 
 def assign(sites: list[Site], evidence: dict[str, Evidence], recipe: Recipe) -> list[Choice]:
@@ -110,24 +127,8 @@ def safer(choices: list[Choice], evidence: dict[str, Evidence], recipe: Recipe) 
 def _step(choice: Choice, evidence: dict[str, Evidence], recipe: Recipe) -> Choice:
     found = evidence[choice.site.name]
     why = "the outputs lost too much with"
-    if choice.scheme == "static" and choice.site.is_rowwise and "dynamic" in recipe.schemes_allowed:
+    if choice.scheme == "static" and choice.site.has_rows and "dynamic" in recipe.schemes_allowed:
         coding = dynamic_coding(found, recipe.smooth)
         if coding.error < choice.error:
             return replace(choice, scheme="dynamic", coding=coding, reason=f"{why} static codes")
     return replace(choice, scheme="float", coding=None, reason=f"{why} {choice.scheme} codes")
-
-
-def embeddings(graph: Graph, recipe: Recipe) -> list[Node]:
-    """Lookups in large constant tables, whose rows get a scale each."""
-    if "embedding" not in recipe.targets:
-        return []
-    found = []
-    for node in graph.nodes:
-        if node.op != "gather" or node.attrs.get("axis", 0) != 0:
-            continue
-        table = constant_value(node.inputs[0])
-        if table is None or table.ndim != 2 or table.dtype != np.float32:
-            continue
-        if table.size >= SMALLEST_TABLE and recipe.scheme_of(node.name) != "float":
-            found.append(node)
-    return found

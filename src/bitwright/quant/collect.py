@@ -19,7 +19,8 @@ import numpy as np
 from bitwright import system
 from bitwright.ir.graph import Graph
 from bitwright.quant.probe import Channels, Probe, Seen
-from bitwright.quant.products import Product, Site
+from bitwright.quant.product_forms import Product
+from bitwright.quant.products import Site
 
 Array = np.ndarray[Any, Any]
 ROWS_SCORED = 256
@@ -109,7 +110,14 @@ class Evidence:
             self.some = self.some.widened(channels)
 
     def sample(self, product: Product) -> Sample:
-        return self.samples[product.window_key]
+        """The rows that a product sees; where its own value was always empty, those of another
+        product that has the same number of terms."""
+        found = self.samples.get(product.window_key)
+        if found is not None:
+            return found
+        groups, _, terms = product.matrix.shape
+        fitting = (s for s in self.samples.values() if s.gram.shape == (groups, terms, terms))
+        return next(fitting)
 
 
 class Collector:
@@ -126,6 +134,8 @@ class Collector:
         self.sites = {site.name: site for site in sites}
         self.evidence: dict[str, Evidence] = {}
         self.batches = 0
+        self.reached: set[str] = set()
+        """The bodies whose sites the last batch showed."""
         self.is_between_batches = True
         """False while a batch runs, and after one that was broken off: it is counted in part."""
         self.stride = max(1, (count or 1) // BATCHES_WITH_ROWS)
@@ -133,7 +143,7 @@ class Collector:
         """Batches that rows are drawn from, as far as is known."""
         self.draw = np.random.default_rng(0)
         counts = {
-            (site.name, key): -(-_rows_wanted(product) // self.turns)
+            (site.name, key): -(-_rows_wanted(product) // (self.turns * len(site.values)))
             for site in self.sites.values()
             for key, product in site.windows.items()
         }
@@ -149,8 +159,10 @@ class Collector:
         self.is_between_batches = False
         turn, rest = divmod(self.batches, self.stride)
         is_even = (self.batches if rest else turn) % 2 == 0
+        self.reached = set()
         for seen in self._probe.run(batch, self.batches, None if rest else self.draw):
             self._add(seen, is_even)
+            self.reached.add(seen.site.path)
         self.batches += 1
         self.is_between_batches = True
 

@@ -25,7 +25,7 @@ from bitwright.ops.check import verify
 from bitwright.passes.apply_precision import RULE, apply_precision, in_full_precision
 from bitwright.passes.manager import run_passes
 from bitwright.passes.precision_plan import Extent, is_changeable
-from bitwright.passes.precision_policy import Policy, policy
+from bitwright.passes.precision_policy import Policy, policy, require_layers
 from bitwright.passes.settle_casts import settle_casts
 from bitwright.pipeline import PRECISION, SIMPLIFY, compile
 from bitwright.quant.calibrate import Calibrator
@@ -113,7 +113,9 @@ def convert(
     """
     chosen = policy(precision)
     model, data = with_graph(model, data, transform)
-    before = run_passes(load(model), SIMPLIFY)
+    loaded = load(model)
+    before = run_passes(loaded, SIMPLIFY)
+    require_layers(chosen, [loaded, before])
     batches = None if data is None else Batches(data, before, transform=transform, subset=subset)
     if batches is not None and statistics is None:
         statistics = _observe(before, batches, threads)

@@ -91,11 +91,13 @@ class Batches:
 
     def _all(self) -> Iterator[Batch]:
         self._splitter = Splitter(self._inputs)
-        count = 0
+        count, is_empty = 0, True
         for item in self._chosen():
             where = f"batch {count} of the data"
             for part in self._splitter.split(self._named(self._read(item), where)):
-                yield self._checked(part, f"batch {count} of the data")
+                batch = self._checked(part, f"batch {count} of the data")
+                is_empty = is_empty and not has_samples(batch)
+                yield batch
                 count += 1
         if not count:
             raise CalibrationError(
@@ -103,6 +105,8 @@ class Batches:
                 expected="at least one batch",
                 hint="" if self.is_repeatable else "An iterator can be read once only.",
             )
+        if is_empty:
+            raise no_samples(count)
 
     def _chosen(self) -> Iterable[Any]:
         """All items, or `subset` of them: spread evenly where there is a length, else the first."""
@@ -179,3 +183,19 @@ class Batches:
         """Give the notes as warnings, for those who have no report for them."""
         for note in self.notes():
             warnings.warn(note, DataWarning, stacklevel=3)
+
+
+def has_samples(batch: Batch) -> bool:
+    """Whether any input that is no single number has elements."""
+    arrays = [array for array in batch.values() if array.ndim]
+    return not arrays or any(array.size for array in arrays)
+
+
+def no_samples(count: int) -> CalibrationError:
+    """The error for batches that hold nothing."""
+    return CalibrationError(
+        "the data has no samples",
+        expected="a batch whose inputs have elements",
+        found=f"{count} batch{'es' * (count != 1)} of none",
+        hint="Look at the shapes of the arrays: is the batch axis 0?",
+    )

@@ -26,13 +26,16 @@ from bitwright.passes.manager import History, run_passes
 from bitwright.pipeline import INFERENCE, compile_simple
 from bitwright.quant.algorithms.choosing import Coding
 from bitwright.quant.algorithms.codes import decibels
-from bitwright.quant.apply import static_codes
 from bitwright.quant.data import Batch
-from bitwright.quant.products import Product, Site
+from bitwright.quant.product_forms import Product
+from bitwright.quant.products import Site
+from bitwright.quant.quantized_inputs import static_codes
 
 Array = np.ndarray[Any, Any]
 Outputs = Mapping[str, Any]
 NUMBERS_COMPARED = 1 << 20
+BYTES_HELD_OUT = 1 << 26
+"""Outputs of held-out batches that are kept, of at least one batch."""
 LOST = 1e3
 """The error, relative to its place, of a number that is finite in the float model alone."""
 
@@ -89,7 +92,8 @@ def _power_and_loss(exact: Array, found: Array) -> tuple[float, float]:
 
 
 class Effects:
-    """The float model with switches, on the batches that a quantized model is checked on."""
+    """The float model with switches, on the batches that a quantized model is checked on; and what
+    it gives on batches that nothing was learned from (`held_out`)."""
 
     def __init__(
         self,
@@ -98,6 +102,7 @@ class Effects:
         batches: list[Batch],
         threads: int | None,
         attentions: Sequence[Node] = (),
+        held_out: Sequence[Batch] = (),
     ) -> None:
         self._batches, self._threads = batches, threads
         parts: list[Site | Node] = [*codings, *attentions]
@@ -105,6 +110,14 @@ class Effects:
         self._exe: Executable | None
         self._exe = compiled(_with_switches(graph, codings, self._names), threads)
         self.expected = [self._run(batch, ()) for batch in batches]
+        self._held_out: list[tuple[Batch, dict[str, Any]]] = []
+        room = BYTES_HELD_OUT
+        for batch in held_out:
+            expected = self._run(batch, ())
+            room -= sum(array.nbytes for array in expected.values() if hasattr(array, "nbytes"))
+            if room < 0 and self._held_out:
+                break
+            self._held_out.append((batch, expected))
         if not self._names:
             self.forget_switches()
 
@@ -114,20 +127,38 @@ class Effects:
 
     def of(self, graph: Graph) -> Losses:
         """What a quantized graph loses."""
-        exe, losses = compiled(run_passes(graph, INFERENCE), self._threads), Losses()
+        self._last = compiled(run_passes(graph, INFERENCE), self._threads)
+        losses = Losses()
         for batch, expected in zip(self._batches, self.expected, strict=True):
-            losses.add(expected, exe.run(batch))
+            losses.add(expected, self._last.run(batch))
         return losses
 
-    def together(self, *sites: Site | Node, little: float = 0.0) -> float:
+    def on_held_out(self) -> tuple[Losses, int] | None:
+        """What the graph that `of` was asked about last loses on batches that were held out, and
+        how many those are; None where there are none."""
+        if not self._held_out:
+            return None
+        losses = Losses()
+        for batch, expected in self._held_out:
+            losses.add(expected, self._last.run(batch))
+        return losses, len(self._held_out)
+
+    def together(self, *sites: Site | Node, little: float = 0.0, reached: bool = False) -> float:
         """Relative squared error of the worst output with these sites and attentions in codes.
 
-        Where the first batch loses no more than `little`, the others are not asked.
+        Where the first batch loses no more than `little`, the others are not asked. With `reached`
+        only the batches count that lose anything: those that come by a branch.
         """
         losses = Losses()
         for batch, expected in zip(self._batches, self.expected, strict=True):
-            losses.add(expected, self._run(batch, sites))
-            if losses.worst <= little:
+            found = self._run(batch, sites)
+            if reached:
+                one = Losses()
+                one.add(expected, found)
+                if not one.worst:
+                    continue
+            losses.add(expected, found)
+            if not reached and losses.worst <= little:
                 break
         return losses.worst
 
@@ -140,43 +171,82 @@ class Effects:
 def _with_switches(
     graph: Graph, codings: Mapping[Site, Coding], names: Mapping[Site | Node, str]
 ) -> Graph:
-    sites: dict[Node, tuple[Site, Product]] = {}
-    for site in codings:
-        sites.update({product.node: (site, product) for product in site.products})
-    b = Builder(graph.name)
-    for node in graph.nodes:
-        for name in node.names:
-            b.fresh_name(name)
-    b.reserve_symbols(s.name for s in graph.input_symbols)
-    switches: dict[Site | Node, Value] = {
-        site: b.input(name, "bool[]") for site, name in names.items()
-    }
-    seen: dict[Site, Value] = {}
-    new: dict[Value, Value] = {}
-    for node in graph.nodes:
-        inputs = [None if v is None else new[v] for v in node.inputs]
-        if node in sites:
-            site, product = sites[node]
-            x = inputs[0]
-            assert x is not None
-            if site not in seen:
-                held = _round_trip(b, x, codings[site], product.channel_axis)
-                seen[site] = b.where(switches[site], held, x)
-            inputs[0] = seen[site]
-        changed = tuple(inputs)
-        kept = b.append(node if changed == node.inputs else node.with_(inputs=changed))
-        new.update(zip(node.outputs, kept.outputs, strict=True))
-        if node in names:
-            (y,) = kept.outputs
-            coded = b.attention(*kept.inputs, **{**kept.attrs, "in_codes": True})
-            new[node.outputs[0]] = b.where(switches[node], coded, y)
-    return verify(
-        graph.with_(
+    return verify(_Switched(graph, codings, names).run())
+
+
+class _Switched:
+    """One graph with switches: the model, whose inputs they are, or a branch, which they reach as
+    operands of its `if`."""
+
+    def __init__(
+        self, graph: Graph, codings: Mapping[Site, Coding], names: Mapping[Site | Node, str]
+    ) -> None:
+        self.graph, self.codings, self.names = graph, codings, names
+        self.sites: dict[Node, tuple[Site, Product]] = {}
+        for site in codings:
+            self.sites.update({product.node: (site, product) for product in site.products})
+        self.b = Builder(graph.name)
+        for node in graph.nodes:
+            for name in node.names:
+                self.b.fresh_name(name)
+        self.b.reserve_symbols(s.name for s in graph.input_symbols)
+
+    def run(self) -> Graph:
+        b, graph = self.b, self.graph
+        new: dict[Value, Value] = {}
+        seen: dict[tuple[Site, Value], Value] = {}
+        inputs = [node for node in graph.nodes if node.op == "input"]
+        for node in inputs:  # the switches come behind them
+            new.update(zip(node.outputs, b.append(node).outputs, strict=True))
+        self.switches: dict[Site | Node, Value] = {
+            part: b.input(name, "bool[]") for part, name in self.names.items()
+        }
+        for node in graph.nodes:
+            if node.op != "input":
+                self._append(node, new, seen)
+        return graph.with_(
             nodes=tuple(b.nodes),
             outputs=tuple((name, new[v]) for name, v in graph.outputs),
             updates=tuple((new[s], new[v]) for s, v in graph.updates),
         )
-    )
+
+    def _append(
+        self, node: Node, new: dict[Value, Value], seen: dict[tuple[Site, Value], Value]
+    ) -> None:
+        b, switches = self.b, self.switches
+        inputs = [None if v is None else new[v] for v in node.inputs]
+        attrs = node.attrs
+        if node in self.sites:
+            site, product = self.sites[node]
+            x = inputs[0]
+            assert x is not None
+            if (site, x) not in seen:
+                held = _round_trip(b, x, self.codings[site], product.channel_axis)
+                seen[site, x] = b.where(switches[site], held, x)
+            inputs[0] = seen[site, x]
+        elif node.op == "if" and self._holds_sites(node):
+            inner = {p: f"{name}.inside" for p, name in self.names.items() if _is_inside(p)}
+            bodies = {
+                name: _Switched(body, self.codings, inner).run()
+                for name, body in node.bodies.items()
+            }
+            attrs = {**attrs, **bodies}
+            inputs += [switches[part] for part in inner]
+        changed = tuple(inputs)
+        same = changed == node.inputs and attrs is node.attrs
+        kept = b.append(node if same else node.with_(inputs=changed, attrs=attrs))
+        new.update(zip(node.outputs, kept.outputs, strict=True))
+        if node in self.names:
+            (y,) = kept.outputs
+            coded = b.attention(*kept.inputs, **{**kept.attrs, "in_codes": True})
+            new[node.outputs[0]] = b.where(switches[node], coded, y)
+
+    def _holds_sites(self, node: Node) -> bool:
+        return any(inner in self.sites for body in node.bodies.values() for _, inner in body.walk())
+
+
+def _is_inside(part: Site | Node) -> bool:
+    return isinstance(part, Site) and part.is_inside
 
 
 def _round_trip(b: Builder, x: Value, coding: Coding, axis: int) -> Value:

@@ -15,7 +15,7 @@ bounds, clip(f x, f a, f b) = f clip(x, a, b).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,8 @@ import numpy as np
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.quant.algorithms.weights import Weights
 from bitwright.quant.assign import Choice
-from bitwright.quant.products import Product, Site
+from bitwright.quant.product_forms import Product
+from bitwright.quant.products import Site
 
 Array = np.ndarray[Any, Any]
 CHANNELWISE = frozenset({"relu", "leaky_relu", "prelu", "max_pool", "avg_pool", "identity"})
@@ -86,7 +87,9 @@ def relate_channels(sites: list[Site]) -> None:
     home = {product.node: site for site in sites for product in site.products}
     products = {product.node: product for site in sites for product in site.products}
     for site in sites:
-        chain = find_chain(site.value, site.channel_axis)
+        if (value := site.only_value) is None:
+            continue
+        chain = find_chain(value, site.products[0].channel_axis)
         product = None if chain is None else _complete(chain, products)
         if product is not None:
             weights, before = product.matrix, home[product.node].sizes
@@ -100,8 +103,10 @@ def relate_channels(sites: list[Site]) -> None:
 def _complete(chain: Chain, products: Mapping[Node, Product]) -> Product | None:
     """The product of a chain whose additions, if any, hold the product's bias."""
     product = products.get(chain.product)
+    if product is None or not product.is_plain:
+        return None
     adds = [node for node in chain.nodes if node.op == "add"]
-    return product if product is not None and all(node is product.add for node in adds) else None
+    return product if all(node is product.add for node in adds) else None
 
 
 @dataclass(frozen=True)
@@ -118,25 +123,31 @@ class Folded:
     """Clips whose bounds are so many times what they were."""
 
 
-def fold_factors(graph: Graph, choices: list[Choice], weights: Mapping[str, Weights]) -> Folded:
+def fold_factors(
+    graph: Graph,
+    choices: list[Choice],
+    weights: Mapping[str, Weights],
+    tied: Collection[str] = (),
+) -> Folded:
     """Move factors from the values of sites into the products that make them, where that is exact.
 
-    The product must be in codes, and everything between read by nothing else.
+    The product must be in codes, with a weight that no other product and no lookup reads (`tied`),
+    and everything between read by nothing else.
     """
     shares: dict[Node, Array] = {}
     names: dict[Node, str] = {}
     bounds: dict[Node, float] = {}
     done: set[Value] = set()
-    for choice, chain in _foldable(graph, choices, weights):
+    for choice, chain in _foldable(graph, choices, weights, tied):
         assert choice.coding is not None
         share = choice.coding.inverse
         shares[chain.product] = share
         bounds.update({node: float(share[0]) for node in chain.nodes if node.op == "clip"})
         names.update({node: f"{node.name}.equalized" for node in (chain.product, *chain.nodes)})
-        done.add(choice.site.value)
+        done.update(choice.site.values)
     scaled = {node.name: _scaled(weights[node.name], share) for node, share in shares.items()}
     return Folded(
-        [_with_shares(choice, shares, choice.site.value in done) for choice in choices],
+        [_with_shares(choice, shares, choice.site.values[0] in done) for choice in choices],
         {**weights, **scaled},
         names,
         bounds,
@@ -144,22 +155,32 @@ def fold_factors(graph: Graph, choices: list[Choice], weights: Mapping[str, Weig
 
 
 def _foldable(
-    graph: Graph, choices: list[Choice], weights: Mapping[str, Weights]
+    graph: Graph, choices: list[Choice], weights: Mapping[str, Weights], tied: Collection[str]
 ) -> Iterator[tuple[Choice, Chain]]:
-    products = {p.node: p for choice in choices for p in choice.site.products if p.name in weights}
+    counts = Counter(id(made) for made in weights.values())
+    products = {
+        product.node: product
+        for choice in choices
+        for product in choice.site.products
+        if product.name in weights and counts[id(weights[product.name])] == 1
+        if product.name not in tied
+    }
     readers = Counter(value for node in graph.nodes for value in node.operands)
     readers.update(graph.results)
     for choice in choices:
         site = choice.site
         if choice.coding is None or choice.coding.factors is None or choice.scheme == "float":
             continue
+        if (value := site.only_value) is None:
+            continue
         is_uniform = bool(np.ptp(choice.coding.factors) == 0)
-        chain = find_chain(site.value, site.channel_axis, with_clips=is_uniform)
+        axis = site.products[0].channel_axis
+        chain = find_chain(value, axis, with_clips=is_uniform)
         if chain is None or _complete(chain, products) is None:
             continue
         inner = [node.outputs[0] for node in (chain.product, *chain.nodes)]
-        inner.remove(site.value)
-        if readers[site.value] == len(site.products) and all(readers[v] == 1 for v in inner):
+        inner.remove(value)
+        if readers[value] == len(site.products) and all(readers[v] == 1 for v in inner):
             yield choice, chain
 
 

@@ -5,7 +5,8 @@ i and its window j
 
     i.ends          [4, channels]: low and high of all batches, low and high of the even ones
     i.j.first, i.j.rows, i.j.gram, i.j.total, i.j.waiting
-    held.k.name     the batches that the result is checked on
+    held.k.name     the batches that choices are checked on
+    out.k.name      batches that were held out
 
 A file belongs to one model and one order of batches, both known by digests: going on with other
 data would count some of it twice.
@@ -40,7 +41,7 @@ from bitwright.quant.ranges import Ranges
 from bitwright.quant.recipe import NO_DATA_HINT
 
 Array = np.ndarray[Any, Any]
-FORMAT = 2
+FORMAT = 3
 _PARTS = ("first", "rows", "gram", "total", "waiting")
 MAGIC = b"PK"
 
@@ -50,10 +51,18 @@ class Passed:
     """The batches that went by: which, a few of them, and how far each input reached."""
 
     digest: str = ""
+    batches: int = 0
+    """How many."""
     held: list[Batch] = field(default_factory=list)
     last: Batch = field(default_factory=dict)
     """Stands in for the held ones as long as there are none."""
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+    covered: dict[str, int] = field(default_factory=dict)
+    """How many of `held` reach each branch, by its path."""
+    held_out: list[Batch] = field(default_factory=list)
+    """Some of those that nothing was learned from: every `held_out_step`-th of all."""
+    held_out_count: int = 0
+    held_out_step: int = 1
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,10 @@ class EvidenceFile:
             arrays[f"{i}.ends"] = np.stack([every.low, every.high, some.low, some.high])
             sites[name] = []
             for j, key in enumerate(evidence.site.windows):
-                sample = evidence.samples[key]
+                sample = evidence.samples.get(key)
+                if sample is None:  # its value was always empty
+                    sites[name].append({"counted": -1})
+                    continue
                 for part in ("first", "gram", "total"):
                     arrays[f"{i}.{j}.{part}"] = getattr(sample, part)
                 for part in ("rows", "waiting"):
@@ -118,20 +130,26 @@ class EvidenceFile:
                 parts = [len(rows) for rows in sample.rows]
                 sites[name].append({"counted": sample.counted, "parts": parts})
         held = passed.held or [passed.last]
-        for k, batch in enumerate(held):
-            arrays.update((f"held.{k}.{name}", _plain(array)) for name, array in batch.items())
+        for stem, kept in (("held", held), ("out", passed.held_out)):
+            for k, batch in enumerate(kept):
+                arrays.update((f"{stem}.{k}.{n}", _plain(array)) for n, array in batch.items())
         header = {
             "format": FORMAT,
             "model": model,
             "data": passed.digest,
             "spans": passed.spans,
+            "passed": passed.batches,
             "batches": collector.batches,
             "stride": collector.stride,
             "turns": collector.turns,
             "draw": collector.draw.bit_generator.state,
             "sites": sites,
             "chosen": len(passed.held),
-            "held": [{n: dtype(x.dtype).name for n, x in batch.items()} for batch in held],
+            "held": [_elements(batch) for batch in held],
+            "out": [_elements(batch) for batch in passed.held_out],
+            "covered": passed.covered,
+            "out_count": passed.held_out_count,
+            "out_step": passed.held_out_step,
         }
         arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
 
@@ -179,6 +197,8 @@ def _restore(arrays: Mapping[str, Array], header: Mapping[str, Any], to: Collect
         low, high, some_low, some_high = arrays[f"{i}.ends"]
         evidence = Evidence(site, Channels(low, high), Channels(some_low, some_high))
         for j, (key, facts) in enumerate(zip(site.windows, found, strict=True)):
+            if facts["counted"] < 0:
+                continue
             first, rows, gram, total, waiting = (arrays[f"{i}.{j}.{part}"] for part in _PARTS)
             ends = np.cumsum([0, *facts["parts"]])
             parts = [rows[a:b] for a, b in pairwise(ends)]
@@ -188,12 +208,22 @@ def _restore(arrays: Mapping[str, Array], header: Mapping[str, Any], to: Collect
         to.evidence[name] = evidence
     to.batches, to.stride, to.turns = (int(header[k]) for k in ("batches", "stride", "turns"))
     to.draw.bit_generator.state = header["draw"]
-    held = [
-        {name: _restored(arrays[f"held.{k}.{name}"], element) for name, element in batch.items()}
-        for k, batch in enumerate(header["held"])
-    ]
+    held, held_out = (
+        [
+            {n: _restored(arrays[f"{stem}.{k}.{n}"], element) for n, element in batch.items()}
+            for k, batch in enumerate(header[stem])
+        ]
+        for stem in ("held", "out")
+    )
     spans = {name: (float(low), float(high)) for name, (low, high) in header["spans"].items()}
-    return Passed(str(header["data"]), held[: int(header["chosen"])], held[-1], spans)
+    counts = (int(header[key]) for key in ("out_count", "out_step"))
+    covered = {str(path): int(count) for path, count in header["covered"].items()}
+    chosen, passed = held[: int(header["chosen"])], int(header["passed"])
+    return Passed(str(header["data"]), passed, chosen, held[-1], spans, covered, held_out, *counts)
+
+
+def _elements(batch: Batch) -> dict[str, str]:
+    return {name: dtype(array.dtype).name for name, array in batch.items()}
 
 
 def _plain(array: Array) -> Array:

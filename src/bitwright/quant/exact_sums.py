@@ -21,7 +21,7 @@ from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.quant.algorithms.choosing import Coding
 from bitwright.quant.algorithms.codes import LEVELS
 from bitwright.quant.assign import Choice
-from bitwright.quant.products import Product
+from bitwright.quant.product_forms import Product
 
 
 def make_sums_exact(graph: Graph, choices: list[Choice]) -> list[Choice]:
@@ -38,7 +38,7 @@ def make_sums_exact(graph: Graph, choices: list[Choice]) -> list[Choice]:
         if not all(readers.are_codes(product) for product in site.products):
             coding = coding.with_power_of_two(site.channels)
             found[place] = replace(choice, coding=coding)
-            readers.static[site.value] = [found[place]]
+            readers.static.update({value: [found[place]] for value in site.values})
     return found
 
 
@@ -54,7 +54,8 @@ class _Readers:
         self.static: dict[Value, list[Choice]] = defaultdict(list)
         for choice in choices:
             if choice.scheme == "static":
-                self.static[choice.site.value].append(choice)
+                for value in choice.site.values:
+                    self.static[value].append(choice)
 
     def are_codes(self, product: Product) -> bool:
         """Whether a product's result is read as codes only, behind nothing that they do not do."""
@@ -63,7 +64,7 @@ class _Readers:
         while value not in self.results:
             readers = self.nodes[value]
             if known := self.static.get(value):
-                is_alone = len(known) == 1 and len(readers) == len(known[0].site.products)
+                is_alone = len(known) == 1 and len(readers) == len(known[0].site.readers(value))
                 coding = known[0].coding
                 return is_alone and coding is not None and _is_left_out(clips, coding)
             if len(readers) != 1 or readers[0].op not in ("relu", "clip"):

@@ -1,5 +1,9 @@
 """The pass of `bw.quantize` over its data: evidence of every site, and a few batches to check on.
 
+Every 8th batch, from the 4th on, is held out: ranges and weights do not come from it. Of two or
+more, every other one is among the batches that choices are checked on, as static ranges look better
+on the data that they were taken from; on the rest the outputs of the result are measured.
+
 With a file (`quant.evidence_file`) it goes on behind the batches that the file holds; an interrupt
 ends it between two batches, and what was gathered by then is saved.
 """
@@ -13,13 +17,24 @@ import numpy as np
 from bitwright.errors import CalibrationError
 from bitwright.ir.graph import Graph
 from bitwright.quant.collect import Collector, Evidence
-from bitwright.quant.data import Batch, Batches
+from bitwright.quant.data import Batch, Batches, has_samples, no_samples
 from bitwright.quant.evidence_file import EvidenceFile, Passed, batch_digest, model_digest
 from bitwright.quant.interrupt import interrupt_between_steps
 from bitwright.quant.products import Site
 from bitwright.quant.progress import progress_bar
 
 GUARD_BATCHES = 4
+"""Batches of those that were learned from, and of those held out, that choices are checked on."""
+OF_A_BRANCH, MOST_CHECKED = 2, 12
+"""Of those, batches that reach a branch, and all together: what no batch reaches costs nothing."""
+HELD_OUT_OF, FIRST_HELD_OUT = 8, 4
+MOST_HELD_OUT, BYTES_HELD_OUT = 64, 1 << 26
+"""Held-out batches that are kept at most: of more, every second one, fourth one …"""
+
+
+def is_held_out(number: int) -> bool:
+    """Whether nothing is learned from the batch of this number, counted from 1."""
+    return number % HELD_OUT_OF == FIRST_HELD_OUT
 
 
 class Gathering:
@@ -34,36 +49,48 @@ class Gathering:
         threads: int | None,
     ) -> None:
         self.sites, self._batches, self._file = sites, batches, file
-        self._count = None if batches is None else batches.known_length
+        self._total = None if batches is None else batches.known_length
+        self._count = self._total
+        if self._total is not None:
+            self._count = sum(not is_held_out(number) for number in range(1, self._total + 1))
         self._collector = Collector(graph, sites, count=self._count, threads=threads)
         self._model, self._passed = "", Passed()
         if file is not None:
             self._model = model_digest(graph)
             self._passed = file.load(self._model, self._collector) or self._passed
-        self._saved = self._collector.batches
+        self._saved = self._passed.batches
 
     @property
     def evidence(self) -> dict[str, Evidence]:
         return self._collector.evidence
 
     @property
-    def held(self) -> list[Batch]:
-        """The batches that a result is checked on."""
-        return self._passed.held or [self._passed.last]
+    def checked(self) -> list[Batch]:
+        """The batches that choices are checked on."""
+        apart = self._passed.held_out
+        unseen = apart[::2][:GUARD_BATCHES] if len(apart) > 1 else []
+        return [*(self._passed.held or [self._passed.last]), *unseen]
+
+    @property
+    def held_out(self) -> list[Batch]:
+        """The batches that the result is measured on and nothing else; none where there were too
+        few batches."""
+        return self._passed.held_out[1::2] or self._passed.held_out
 
     @property
     def batches(self) -> int:
-        """The number of batches that were seen."""
-        return self._collector.batches
+        """The number of batches that went by."""
+        return self._passed.batches
 
     def run(self, progress: bool | None = None) -> None:
         """See the batches that the file does not hold, then save what all of them showed."""
         if self._batches is not None:
             with (
                 interrupt_between_steps() as check,
-                progress_bar("calibrating", self._count, progress) as advance,
+                progress_bar("calibrating", self._total, progress) as advance,
             ):
                 self._see(self._batches, check, advance)
+        self._require_samples()
         self._collector.close()
         if self._file is not None and not self._file.is_temporary:
             self.save()
@@ -71,31 +98,63 @@ class Gathering:
     def _see(
         self, batches: Batches, check: Callable[[], None], advance: Callable[[], None]
     ) -> None:
-        known, number, digest = self._collector.batches, 0, ""
+        known, number, digest = self._passed.batches, 0, ""
         for number, batch in enumerate(batches, 1):
             advance()
             if self._file is not None:
                 digest = batch_digest(digest, batch)
             if number > known:
-                self._collector.step(batch)
-                self._hold(number, batch)
-                self._span(batch)
-                self._passed.digest = digest
+                self._take(number, batch)
+                self._passed.batches, self._passed.digest = number, digest
             elif number == known:
                 self._require_same_data(digest)
             check()
         if number < known:
             self._require_same_data(digest)
 
-    def _hold(self, number: int, batch: Batch) -> None:
-        """Keep a few batches, spread over the data."""
+    def _take(self, number: int, batch: Batch) -> None:
+        """Learn from a batch, or hold it out; one without samples shows nothing."""
+        if not has_samples(batch):
+            return
+        self._span(batch)
+        if is_held_out(number):
+            _require_numbers(number, batch)
+            self._hold_out(batch)
+        else:
+            self._collector.step(batch)
+            self._hold(batch)
+
+    def _hold(self, batch: Batch) -> None:
+        """Keep a few batches, spread over the data, and some for every branch."""
         step = max(1, (self._count or GUARD_BATCHES) // GUARD_BATCHES)
-        held = self._passed.held
-        is_chosen = number % step == 0 and len(held) < GUARD_BATCHES
+        held, covered = self._passed.held, self._passed.covered
+        is_spread = self._collector.batches % step == 0 and len(held) < GUARD_BATCHES
+        rare = [p for p in self._collector.reached if p and covered.get(p, 0) < OF_A_BRANCH]
+        is_chosen = is_spread or (bool(rare) and len(held) < MOST_CHECKED)
         if is_chosen or not held:
-            self._passed.last = {name: np.array(array) for name, array in batch.items()}
+            self._passed.last = _copied(batch)
         if is_chosen:
             held.append(self._passed.last)
+            for path in self._collector.reached:
+                covered[path] = covered.get(path, 0) + 1
+
+    def _hold_out(self, batch: Batch) -> None:
+        passed = self._passed
+        kept = passed.held_out
+        if passed.held_out_count % passed.held_out_step == 0:
+            kept.append(_copied(batch))
+            size = sum(array.nbytes for one in kept for array in one.values())
+            if len(kept) > MOST_HELD_OUT or (size > BYTES_HELD_OUT and len(kept) > 2):
+                del kept[1::2]
+                passed.held_out_step *= 2
+        passed.held_out_count += 1
+
+    def _require_samples(self) -> None:
+        """What was never seen cannot be quantized, and a float model is not what was asked for."""
+        outside = [site.name for site in self.sites if not site.is_inside]
+        is_blind = bool(outside) and not any(name in self.evidence for name in outside)
+        if self._collector.batches == 0 or is_blind:
+            raise no_samples(self.batches)
 
     def _span(self, batch: Batch) -> None:
         spans = self._passed.spans
@@ -109,6 +168,12 @@ class Gathering:
         found = []
         if self.batches == 1:
             found.append("only one batch was seen: ranges may be too narrow for other data")
+        if not self.held_out:
+            found.append(
+                f"no batch was held out, since there were fewer than {FIRST_HELD_OUT}: outputs are "
+                "measured on the data that the model was calibrated with, and look better than "
+                "they are"
+            )
         constant = {name: low for name, (low, high) in self._passed.spans.items() if low == high}
         if constant and len(constant) == len(self._passed.spans):
             values = ", ".join(f"{name} is {value:g}" for name, value in constant.items())
@@ -120,7 +185,7 @@ class Gathering:
     def _require_same_data(self, digest: str) -> None:
         if self._file is not None and digest != self._passed.digest:
             raise CalibrationError(
-                f"the data does not begin with the {self._collector.batches} batches that the "
+                f"the data does not begin with the {self._passed.batches} batches that the "
                 f"statistics in {self._file.path} were gathered from",
                 hint="Leave the data out to use the statistics as they are, or remove the file.",
             )
@@ -141,3 +206,18 @@ class Gathering:
         """The run is over."""
         if self._file is not None and self._file.is_temporary:
             self._file.path.unlink(missing_ok=True)
+
+
+def _require_numbers(number: int, batch: Batch) -> None:
+    """A broken sample is said of a batch, also where nothing is learned from it."""
+    for name, array in batch.items():
+        if np.issubdtype(array.dtype, np.floating) and np.isnan(array).any():
+            raise CalibrationError(
+                f"the input {name!r} holds NaN",
+                where=f"batch {number - 1} of the data",
+                hint="Look for broken samples.",
+            )
+
+
+def _copied(batch: Batch) -> Batch:
+    return {name: np.array(array) for name, array in batch.items()}

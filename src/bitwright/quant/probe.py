@@ -23,16 +23,22 @@ from bitwright.ir.dim import product as count_of
 from bitwright.ir.dim import symbol
 from bitwright.ir.dtype import i64
 from bitwright.ir.feeds import bind_input
-from bitwright.ir.graph import Graph, Value, constant_value
+from bitwright.ir.graph import Graph, Value
 from bitwright.ir.naming import take_name
 from bitwright.ir.types import TensorType
 from bitwright.ops.builder import Builder
-from bitwright.quant.products import Places, Product, Site
+from bitwright.passes.signs import is_never_negative
+from bitwright.quant.product_forms import Places, Product
+from bitwright.quant.products import Site
 from bitwright.quant.taps import Taps
 
 Array = np.ndarray[Any, Any]
 Rows = dict[Any, Array]
 """Of one site, by the keys of its windows."""
+Place = tuple[Site, Value]
+"""A site and one of its values."""
+Counts = Mapping[tuple[str, Any], int]
+"""Rows that one value gives for a window, by name of the site and key of the window."""
 
 
 @dataclass
@@ -69,6 +75,7 @@ class _Window:
     """Rows of one kind that the model gathers itself."""
 
     site: Site
+    value: Value
     key: Any
     product: Product
     count: int
@@ -88,20 +95,20 @@ class _Compiled:
         self,
         graph: Graph,
         sites: list[Site],
-        whole: set[Site],
-        counts: Mapping[tuple[str, Any], int],
+        whole: set[Place],
+        counts: Counts,
         threads: int | None,
     ) -> None:
-        self.whole: dict[str, list[Site]] = {}
+        self.whole: dict[str, list[Place]] = {}
         self.windows: list[_Window] = []
         self.outside = [site for site in sites if not site.is_inside]
-        for site in sites:
-            if site in whole:
-                self.whole.setdefault(site.tap, []).append(site)
+        for site, value in _places(sites):
+            if (site, value) in whole:
+                self.whole.setdefault(site.path + value.name, []).append((site, value))
                 continue
-            for key, product in site.windows.items():
+            for key, product in _windows(site, value).items():
                 count = counts[site.name, key]
-                self.windows.append(_Window(site, key, product, count, self.numbers))
+                self.windows.append(_Window(site, value, key, product, count, self.numbers))
         drawn = symbol(take_name("drawn", {s.name for s in graph.input_symbols}))
         self.input = take_name("places", set(graph.values))
         b = Builder(graph.name)
@@ -109,7 +116,8 @@ class _Compiled:
         for node in graph.nodes:
             b.append(node)
         self.rows = {_gathered(b, window, places).name: window for window in self.windows}
-        ends = [end for site in self.outside for end in _ends(b, site)]
+        outside = _places(self.outside)
+        ends = [end for site, value in outside for end in _ends(b, site, value)]
         self.extremes = b.op("concat", *ends, axis=0).name if ends else ""
         names = [*self.whole, *self.rows, *([self.extremes] if ends else [])]
         graph = graph.with_(nodes=tuple(b.nodes))
@@ -122,19 +130,19 @@ class _Compiled:
 
 
 class Probe:
-    """Runs batches; `counts` says how many rows each window of each site draws from one of them."""
+    """Runs batches; `counts` says how many rows a window of a value draws from one of them."""
 
     def __init__(
-        self,
-        graph: Graph,
-        sites: Mapping[str, Site],
-        counts: Mapping[tuple[str, Any], int],
-        threads: int | None,
+        self, graph: Graph, sites: Mapping[str, Site], counts: Counts, threads: int | None
     ) -> None:
         self._graph, self._sites, self._threads = graph, list(sites.values()), threads
         self._counts = counts
         known = graph.input_symbols
-        self._whole = {s for s in self._sites if s.is_inside or not s.value.tensor.symbols <= known}
+        self._whole = {
+            (site, value)
+            for site, value in _places(self._sites)
+            if site.is_inside or not value.tensor.symbols <= known
+        }
         self._made: _Compiled | None = None
 
     @property
@@ -146,7 +154,7 @@ class Probe:
     ) -> Iterator[Seen]:
         """What the batch of this number shows; without `draw` no rows of it."""
         shapes = {} if draw is None else self._shapes(batch)
-        empty = {site for site, shape in shapes.items() if 0 in shape} - self._whole
+        empty = {place for place, shape in shapes.items() if 0 in shape} - self._whole
         if self._made is None or empty:
             self._whole |= empty
             self._made = self._compiled()
@@ -154,52 +162,80 @@ class Probe:
         flat = np.zeros((model.numbers, 0 if draw is None else 1), np.int64)
         if draw is not None:
             for window in model.windows:
-                shape = shapes[window.site]
+                shape = shapes[window.site, window.value]
                 found = places[window] = window.product.places(shape, window.count, draw)
                 flat[window.first : window.first + found.flat.size, 0] = found.flat
-        rows: dict[Site, Rows] = {site: {} for site in self._sites}
+        rows: dict[Place, Rows] = {place: {} for place in _places(self._sites)}
         for name, array in model.taps.run({**batch, model.input: flat}):
             if name == model.extremes:
                 is_finite = np.isfinite(array).all()
                 for site, channels in _split(array, model.outside):
                     if not is_finite:
                         _require_finite(site.name, number, channels)
-                    yield Seen(site, channels, rows[site])
+                    yield Seen(site, channels, _joined([rows[site, v] for v in site.values]))
             elif name in model.rows:
                 window = model.rows[name]
                 if window in places:
                     held = array[: places[window].flat.size, 0]
-                    rows[window.site][window.key] = window.product.as_rows(held, places[window])
+                    drawn = window.product.as_rows(held, places[window])
+                    rows[window.site, window.value][window.key] = drawn
             elif array.size:  # a past of no tokens has nothing to show
-                for site in model.whole[name]:
-                    rows[site] = self._drawn(site, array, draw)
+                for site, value in model.whole[name]:
+                    rows[site, value] = self._drawn(site, value, array, draw)
                     if site.is_inside:
-                        channels = Channels.of(array, site.channel_axis)
+                        channels = Channels.of(array, _channel_axis(site, value))
                         _require_finite(site.name, number, channels)
-                        yield Seen(site, channels, rows[site])
+                        yield Seen(site, channels, rows[site, value])
 
     def _compiled(self) -> _Compiled:
         return _Compiled(self._graph, self._sites, self._whole, self._counts, self._threads)
 
-    def _shapes(self, batch: Mapping[str, Any]) -> dict[Site, tuple[int, ...]]:
+    def _shapes(self, batch: Mapping[str, Any]) -> dict[Place, tuple[int, ...]]:
         """Of the values that do not come as they are."""
         bindings: dict[str, int] = {}
         for _ in range(2):
             for value in self._graph.inputs:
                 bind_input(value, batch[value.name], bindings)
-        apart = [site for site in self._sites if site not in self._whole]
-        return {site: site.value.tensor.concrete(bindings) for site in apart}
+        apart = [place for place in _places(self._sites) if place not in self._whole]
+        return {(site, value): value.tensor.concrete(bindings) for site, value in apart}
 
-    def _drawn(self, site: Site, array: Array, draw: np.random.Generator | None) -> Rows:
+    def _drawn(
+        self, site: Site, value: Value, array: Array, draw: np.random.Generator | None
+    ) -> Rows:
         if draw is None:
             return {}
-        counts = {key: self._counts[site.name, key] for key in site.windows}
-        return {k: p.rows(array, counts[k], draw) for k, p in site.windows.items()}
+        windows = _windows(site, value)
+        return {k: p.rows(array, self._counts[site.name, k], draw) for k, p in windows.items()}
+
+
+def _places(sites: list[Site]) -> list[Place]:
+    return [(site, value) for site in sites for value in site.values]
+
+
+def _windows(site: Site, value: Value) -> dict[Any, Product]:
+    """One product for each kind of rows that the readers of a value see."""
+    return {product.window_key: product for product in site.readers(value)}
+
+
+def _channel_axis(site: Site, value: Value) -> int:
+    return site.readers(value)[0].channel_axis
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    """Rows of all values of a site, those of different values in turn."""
+    if len(parts) == 1:
+        return parts[0]
+    found: Rows = {}
+    for key in dict.fromkeys(key for rows in parts for key in rows):
+        drawn = [rows[key] for rows in parts if key in rows]
+        turn = np.argsort(np.concatenate([np.arange(len(rows)) for rows in drawn]), kind="stable")
+        found[key] = np.concatenate(drawn)[turn]
+    return found
 
 
 def _gathered(b: Builder, window: _Window, places: Value) -> Value:
     """The rows of x at its part of the places, [places, drawn, channels]."""
-    x, axis = window.site.value, window.site.channel_axis
+    x, axis = window.value, window.product.channel_axis
     order = [*(i for i in range(x.rank) if i != axis), axis]
     turned = b.transpose(x, perm=order)
     flat = b.reshape(turned, shape=(count_of(turned.shape[:-1]), turned.shape[-1]))
@@ -209,35 +245,31 @@ def _gathered(b: Builder, window: _Window, places: Value) -> Value:
     return value
 
 
-def _ends(b: Builder, site: Site) -> Iterator[Value]:
-    """Minima and maxima of its channels; of a value that is never negative no minima."""
-    axes = [i for i in range(site.value.rank) if i != site.channel_axis]
-    if not _is_never_negative(site.value):
-        yield b.op("reduce_min", site.value, axes=axes, keepdims=False)
-    yield b.op("reduce_max", site.value, axes=axes, keepdims=False)
+def _ends(b: Builder, site: Site, value: Value) -> Iterator[Value]:
+    """Minima and maxima of a value's channels; of one that is never negative no minima.
+
+    NaN is seen among the maxima.
+    """
+    axes = [i for i in range(value.rank) if i != _channel_axis(site, value)]
+    if not is_never_negative(value):
+        yield b.op("reduce_min", value, axes=axes, keepdims=False)
+    yield b.op("reduce_max", value, axes=axes, keepdims=False)
 
 
 def _split(ends: Array, sites: list[Site]) -> Iterator[tuple[Site, Channels]]:
     lows, highs, start = np.minimum(ends, 0), np.maximum(ends, 0), 0
     for site in sites:
-        count = site.channels
-        low = np.zeros(count, np.float32)
-        if not _is_never_negative(site.value):
-            low = lows[start : start + count]
+        count, found = site.channels, None
+        for value in site.values:
+            low = np.zeros(count, np.float32)
+            if not is_never_negative(value):
+                low = lows[start : start + count]
+                start += count
+            channels = Channels(low, highs[start : start + count])
             start += count
-        yield site, Channels(low, highs[start : start + count])
-        start += count
-
-
-def _is_never_negative(value: Value) -> bool:
-    """Whether what makes a value says so; NaN is seen among its maxima."""
-    node = value.node
-    if node.op == "clip":
-        _, low, high = (*node.inputs, None, None)[:3]
-        lowest, highest = constant_value(low), constant_value(high)
-        is_above = lowest is not None and bool((lowest >= 0).all())
-        return is_above and (high is None or (highest is not None and bool((highest >= 0).all())))
-    return node.op in ("relu", "sigmoid", "softmax", "hard_sigmoid")
+            found = channels if found is None else found.widened(channels)
+        assert found is not None
+        yield site, found
 
 
 def _require_finite(name: str, number: int, channels: Channels) -> None:

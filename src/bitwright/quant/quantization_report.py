@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Any
 
 from bitwright.ir.container import write_atomically
 from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ops.flops import multiply_adds
 from bitwright.ops.opdef import Kind
 from bitwright.ops.recurrent import GATES
 from bitwright.ops.registry import get
 from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.algorithms.weights import Weights
-from bitwright.quant.apply import table_error
 from bitwright.quant.assign import UNREACHED, Choice
 from bitwright.quant.attentions import SCHEME, Attentions
+from bitwright.quant.effects import Losses
+from bitwright.quant.layer_names import LayerNames
+from bitwright.quant.lookups import Lookup
+from bitwright.quant.product_forms import weight_key
 from bitwright.quant.recipe import CODED
+from bitwright.quant.work import Work
 
 HEADER = ("layer", "op", "scheme", "SQNR dB", "multiply-adds", "why")
 GIVEN = "given"
@@ -31,6 +34,7 @@ class Layer:
     """One row of the report."""
 
     name: str
+    """A readable one (`quant.layer_names`)."""
     op: str
     scheme: str
     reason: str
@@ -39,6 +43,10 @@ class Layer:
     multiply_adds: int
     smoothing: float = 0.0
     reach: float = 1.0
+    value: str = ""
+    """The path of its result in the graph, which is what models are compared by."""
+    weight: str | None = None
+    """The name that the model has for its weight."""
 
 
 @dataclass(repr=False)
@@ -46,9 +54,14 @@ class QuantizationReport:
     recipe: str
     layers: list[Layer]
     output_sqnr_db: dict[str, float]
-    """Against the float model, on calibration batches."""
+    """Against the float model, on batches that were held out, or where there were too few batches
+    for that, on those that it was calibrated with."""
     float_bytes: int
     quantized_bytes: int
+    held_out_batches: int = 0
+    """Batches that the outputs were measured on and nothing was learned from."""
+    weights_rounded: int = 0
+    """Weights and tables in 8 bits or fewer; one that several layers read counts once."""
     seconds: float = field(default=0.0)
     notes: list[str] = field(default_factory=list)
     """What to know before trusting the numbers."""
@@ -87,7 +100,9 @@ class QuantizationReport:
     def summary(self) -> str:
         outputs = ", ".join(f"{n} {v:.1f} dB" for n, v in self.output_sqnr_db.items())
         ratio = self.quantized_bytes / max(1, self.float_bytes)
-        measured = f"outputs on calibration data: {outputs or 'none are real numbers'}"
+        count = self.held_out_batches
+        data = f"{count} held-out batch{'es' * (count != 1)}" if count else "calibration data"
+        measured = f"outputs on {data}: {outputs or 'none are real numbers'}"
         return (
             f"{self.share_in_8_bit:.1%} of the multiply-adds in 8 bits; weights "
             f"{self.float_bytes / 1e6:.2f} MB -> {self.quantized_bytes / 1e6:.2f} MB "
@@ -129,37 +144,57 @@ def make_report(
     quantized: Graph,
     choices: list[Choice],
     weights: Mapping[str, Weights],
-    lookups: list[Node],
-    outputs: dict[str, float],
-    bindings: Mapping[str, int],
+    lookups: list[Lookup],
+    outputs: tuple[Losses, int],
+    work: Work,
     recipe: str,
     attentions: Attentions,
+    names: LayerNames,
 ) -> QuantizationReport:
     chosen = {p.node: (p.name, c) for c in choices for p in c.site.products}
-    tables = set(lookups)
+    tables = {one.node: one for one in lookups}
     layers = []
-    for owner, node in graph.walk():
-        count = multiply_adds(node, bindings)
+    for path, owner, node, is_in_loop in _with_paths(graph, ""):
+        count = work.of(node)
+        layer = None
         if node in chosen:
-            name, choice = chosen[node]
+            _, choice = chosen[node]
             if choice.reason == UNREACHED:
                 count = 0  # the batch that work is counted on does not come by
-            layers.append(_product_layer(name, node, choice, weights.get(name), count))
+            layer = _product_layer(path, node, choice, weights.get(path), count)
         elif node in tables:
-            sqnr = decibels(table_error(node))
-            layers.append(Layer(node.name, "embedding", "weights", "rows of i8", sqnr, 0))
+            layer = _lookup_layer(tables[node], chosen, weights, names)
         elif node.name in attentions.reasons and owner is graph:
             scheme = SCHEME if node.name in attentions.chosen else "float"
-            why = attentions.reasons[node.name]
-            layers.append(Layer(node.name, node.op, scheme, why, None, count))
+            layer = Layer(path, node.op, scheme, attentions.reasons[node.name], None, count)
         elif _came_in_codes(node):
-            layers.append(Layer(node.name, node.op, GIVEN, "it came in codes", None, count))
+            layer = Layer(path, node.op, GIVEN, "it came in codes", None, count)
         elif get(node.op).kind is Kind.COMPUTE and not node.is_boundary:
-            why = _why_float(node) if owner is graph else "a small product in the body of a loop"
-            layers.append(Layer(node.name, node.op, "float", why, None, count))
+            why = "a small product in the body of a loop" if is_in_loop else _why_float(node)
+            layer = Layer(path, node.op, "float", why, None, count)
+        if layer is not None:
+            name, weight = names.readable(path), names.weights.get(path)
+            layers.append(replace(layer, name=name, value=path, weight=weight))
     return QuantizationReport(
-        recipe, layers, outputs, constant_bytes(graph), constant_bytes(quantized)
+        recipe,
+        layers,
+        outputs[0].decibels,
+        weight_bytes(graph),
+        weight_bytes(quantized),
+        outputs[1],
+        _count_rounded(choices, weights, lookups),
     )
+
+
+def _count_rounded(
+    choices: list[Choice], weights: Mapping[str, Weights], lookups: list[Lookup]
+) -> int:
+    found: set[Any] = {id(made) for made in weights.values()}
+    found.update(weight_key(one.table) for one in lookups if one.product is None)
+    for product in (p for choice in choices for p in choice.site.products):
+        if product.is_recurrent and product.name in weights:  # of the states, beside that of x
+            found.add(weight_key(product.node.inputs[2].node.attrs["value"]))  # type: ignore[union-attr]
+    return len(found)
 
 
 def _product_layer(
@@ -178,20 +213,54 @@ def _product_layer(
     )
 
 
+def _with_paths(
+    graph: Graph, path: str, is_in_loop: bool = False
+) -> Iterator[tuple[str, Graph, Node, bool]]:
+    """Every node with its path, its graph and whether that runs many times; those of bodies behind
+    those of their graph."""
+    for node in graph.nodes:
+        yield path + node.name, graph, node, is_in_loop
+    for node in graph.nodes:
+        for name, body in node.bodies.items():
+            inner = is_in_loop or node.op != "if"
+            yield from _with_paths(body, f"{path}{node.name}/{name}/", inner)
+
+
+def _lookup_layer(
+    lookup: Lookup,
+    chosen: Mapping[Node, tuple[str, Choice]],
+    weights: Mapping[str, Weights],
+    names: LayerNames,
+) -> Layer:
+    name, product = lookup.node.name, lookup.product
+    if product is None:
+        sqnr = decibels(lookup.error())
+        return Layer(name, "embedding", "weights", "rows of i8", sqnr, 0)
+    made = weights.get(product.name)
+    if made is None:
+        why = f"its table is the weight of {names.readable(product.name)}, which stays float"
+        return Layer(name, "embedding", "float", why, None, 0)
+    coding = chosen[product.node][1].coding
+    sqnr = decibels(lookup.error(made, None if coding is None else coding.factors))
+    why = f"rows of i8, the weight of {names.readable(product.name)}"
+    return Layer(name, "embedding", "weights", why, sqnr, 0)
+
+
 def _why_float(node: Node) -> str:
-    if node.op in ("matmul", "conv", *GATES):
+    if node.op in ("matmul", "grouped_matmul", "conv", *GATES):
         if _is_dequantized(node.inputs[1]):
             return "its weight came in codes, which stay"
-        return "its weight is no constant matrix of f32"
+        return "its weight is no constant of f32"
     return f"{node.op} runs in float"
 
 
 def _came_in_codes(node: Node) -> bool:
     """Whether the model multiplies codes here already, which is left as it is."""
-    if node.op in ("integer_matmul", "integer_conv"):
+    if node.op in ("integer_matmul", "integer_conv", "integer_grouped_matmul"):
         return True
     operands = node.inputs[:2]
-    return node.op in ("matmul", "conv") and all(map(_is_dequantized, operands))
+    products = "matmul", "conv", "grouped_matmul"
+    return node.op in products and all(map(_is_dequantized, operands))
 
 
 def _is_dequantized(value: Value | None) -> bool:
@@ -203,7 +272,13 @@ def _is_dequantized(value: Value | None) -> bool:
     return codes is not None and codes.dtype.bits <= 8
 
 
-def constant_bytes(graph: Graph) -> int:
-    """Bytes of all constants, packed as a file holds them."""
-    constants = (node for _, node in graph.walk() if node.op == "constant")
-    return sum(n.outputs[0].dtype.nbytes(int(n.attrs["value"].size)) for n in constants)
+def weight_bytes(graph: Graph) -> int:
+    """Bytes of all constants and parameters, packed as a file holds them; those of one array are
+    counted once."""
+    found: dict[Any, int] = {}
+    for _, node in graph.walk():
+        array = node.attrs.get("value") if node.op in ("constant", "parameter") else None
+        if array is not None:
+            key = weight_key(array) if array.size else id(node)
+            found[key] = node.outputs[0].dtype.nbytes(int(array.size))
+    return sum(found.values())

@@ -7,7 +7,8 @@
 One pass over the data shows every product's input (`quant.collect`). Each site gets a scheme by
 measured error (`quant.assign`), weights are rounded to keep the products' results, mean errors go
 into the biases (`quant.algorithms`), and the outputs of the result are compared with the float
-model's on calibration batches: where they lost too much, the worst layers take a safer scheme.
+model's on calibration batches: where they lost too much, the worst layers take a safer scheme. The
+figure in the report comes from batches that were held out of all this.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from bitwright import system
 from bitwright.backends.cpu.kernel_store import workers_at_hand
 from bitwright.errors import CalibrationError
 from bitwright.frontend.load import load
-from bitwright.ir.feeds import bind_input
 from bitwright.ir.graph import Graph
 from bitwright.passes.canonicalize import canonicalize
+from bitwright.passes.expose_weights import expose_weights
 from bitwright.passes.manager import run_passes
-from bitwright.passes.precision_policy import Policy, policy
+from bitwright.passes.precision_policy import Policy, policy, require_layers
 from bitwright.passes.separate_phases import separate_phases
+from bitwright.passes.share_constants import share_constants
+from bitwright.passes.sink_constants import sink_constants
 from bitwright.pipeline import INFERENCE, PRECISION
 from bitwright.quant.algorithms.choosing import Coding
 from bitwright.quant.algorithms.codes import decibels
@@ -43,25 +46,29 @@ from bitwright.quant.algorithms.weights import (
 )
 from bitwright.quant.angles import widen_angles
 from bitwright.quant.apply import apply_choices
-from bitwright.quant.assign import Choice, assign, embeddings, safer
+from bitwright.quant.assign import Choice, assign, safer, without_ignored
 from bitwright.quant.attentions import Attentions
 from bitwright.quant.blas import products_on_one_thread
+from bitwright.quant.carried_state import carries_state
 from bitwright.quant.collect import Evidence
-from bitwright.quant.data import Batch, Batches, Transform
-from bitwright.quant.effects import Effects
+from bitwright.quant.data import Batches, Transform
+from bitwright.quant.effects import Effects, Losses
 from bitwright.quant.equalize import relate_channels
 from bitwright.quant.evidence_file import EvidenceFile
 from bitwright.quant.exact_sums import make_sums_exact
 from bitwright.quant.gathering import Gathering
 from bitwright.quant.interrupt import saved_on_interrupt
+from bitwright.quant.layer_names import LayerNames
+from bitwright.quant.lookups import Lookup, chosen_lookups
 from bitwright.quant.products import find_sites
-from bitwright.quant.quantization_report import QuantizationReport, constant_bytes, make_report
+from bitwright.quant.quantization_report import QuantizationReport, make_report, weight_bytes
 from bitwright.quant.recipe import NO_DATA_HINT, Recipe
 from bitwright.quant.recipe import recipe as find_recipe
 from bitwright.quant.relieve import open_codings, relieve
 from bitwright.quant.traced import with_graph
 from bitwright.quant.types import FORMATS
 from bitwright.quant.widen import widen_halves
+from bitwright.quant.work import Work
 from bitwright.warn import DataWarning
 
 Array = np.ndarray[Any, Any]
@@ -125,14 +132,13 @@ def quantize(
         )
     with workers_at_hand():
         model, data = with_graph(model, data, transform)
-        given = run_passes(load(model), INFERENCE)
-        graph = widen_halves(given)
-        if graph is not given:
-            graph = run_passes(graph, INFERENCE)
-        graph = run_passes(graph, (separate_phases, canonicalize))
+        given = load(model)
+        graph, names = prepare(given)
+        rules = names.resolved(rules)
+        require_layers(chosen, [given, graph])
         if data is None and file is None:
-            result = _without_data(graph, rules, chosen)
-            result.report.float_bytes = constant_bytes(given)
+            result = _without_data(graph, rules, chosen, names)
+            result.report.float_bytes = weight_bytes(given)
             result.report.seconds = time.perf_counter() - begin
             return result
         batches = None if data is None else Batches(data, graph, transform=transform, subset=subset)
@@ -141,9 +147,9 @@ def quantize(
         alone = products_on_one_thread() if is_narrow else nullcontext()
         with saved_on_interrupt(gathering.save), alone:
             gathering.run(progress)
-            result = _quantize(graph, gathering, rules, chosen, threads)
+            result = _quantize(graph, gathering, rules, chosen, threads, names)
     gathering.finish()
-    result.report.float_bytes = constant_bytes(given)
+    result.report.float_bytes = weight_bytes(given)
     left_out = [] if batches is None else batches.notes()
     result.report.notes = [*gathering.notes(), *left_out, *result.report.already_quantized()]
     for note in result.report.notes:
@@ -152,18 +158,40 @@ def quantize(
     return result
 
 
-def _without_data(graph: Graph, rules: Recipe, chosen: Policy) -> Quantized:
+def prepare(model: Graph) -> tuple[Graph, LayerNames]:
+    """The model in the form that is quantized: simple, in f32, every weight a constant of its
+    product, and no weight held twice; and what its layers are called."""
+    given = run_passes(model, (*INFERENCE, sink_constants, canonicalize))
+    graph = widen_halves(given)
+    if graph is not given:
+        graph = run_passes(graph, INFERENCE)
+    graph = run_passes(graph, (expose_weights, separate_phases, canonicalize))
+    return run_passes(graph, (share_constants,)), LayerNames(graph)
+
+
+def _without_data(graph: Graph, rules: Recipe, chosen: Policy, names: LayerNames) -> Quantized:
     """Weights rounded to the nearest values, which needs no data, and measured by themselves."""
-    choices = assign(find_sites(graph), {}, rules)
-    found = _weights(choices, {}, _weight_format(rules), {})
-    lookups = embeddings(graph, rules)
-    result = widen_angles(apply_choices(graph, choices, found, lookups, equalize=False))
+    sites, _ = without_ignored(find_sites(graph), {}, rules)
+    choices = assign(sites, {}, rules)
+    lookups = chosen_lookups(graph, sites, rules)
+    found = _weights(choices, {}, _weight_format(rules), {}, lookups)
+    kept = [one for one in lookups if one.product is None or one.product.name in found]
+    result = widen_angles(apply_choices(graph, choices, found, kept, equalize=False))
     if not chosen.is_plain:
         result = result.with_(meta={**result.meta, PRECISION: chosen.to_json()})
-    bindings = {symbol.name: 1 for symbol in graph.input_symbols}
-    attentions = Attentions(graph, rules, bindings)
+    work = Work(graph, None)
+    attentions = Attentions(graph, rules, work.given)
     report = make_report(
-        graph, result, choices, found, lookups, {}, bindings, rules.name, attentions
+        graph,
+        result,
+        choices,
+        found,
+        lookups,
+        (Losses(), 0),
+        work,
+        rules.name,
+        attentions,
+        names,
     )
     report.is_measured = False
     report.notes = [
@@ -186,26 +214,39 @@ def _weight_format(rules: Recipe) -> WeightFormat:
 
 
 def _quantize(
-    graph: Graph, gathering: Gathering, rules: Recipe, chosen: Policy, threads: int | None
+    graph: Graph,
+    gathering: Gathering,
+    rules: Recipe,
+    chosen: Policy,
+    threads: int | None,
+    names: LayerNames,
 ) -> Quantized:
     """Choose, round and check, until the outputs keep what the recipe asks for."""
-    evidence = gathering.evidence
+    sites, evidence = without_ignored(gathering.sites, gathering.evidence, rules)
     form = _weight_format(rules)
-    lookups = embeddings(graph, rules)
+    lookups = chosen_lookups(graph, sites, rules)
     if rules.equalize:
-        relate_channels(gathering.sites)
-    choices = assign(gathering.sites, evidence, rules)
+        relate_channels(sites)
+    choices = assign(sites, evidence, rules)
     weights: dict[str, tuple[Coding | None, dict[str, Weights]]] = {}
-    bindings = _bindings(graph, gathering.held[0])
-    attentions = Attentions(graph, rules, bindings)
-    effects = Effects(graph, open_codings(choices, rules), gathering.held, threads, attentions.open)
-    choices = relieve(choices, evidence, rules, effects, bindings)
+    work = Work(graph, gathering.checked[0], threads)
+    attentions = Attentions(graph, rules, work.given)
+    effects = Effects(
+        graph,
+        open_codings(choices, rules),
+        gathering.checked,
+        threads,
+        attentions.open,
+        gathering.held_out,
+    )
+    choices = relieve(choices, evidence, rules, effects, work, carries_state(graph))
     choices = make_sums_exact(graph, choices)
     attentions.choose(effects)
     effects.forget_switches()
     for _ in range(GUARD_ROUNDS):
-        found = _weights(choices, evidence, form, weights)
-        result = apply_choices(graph, choices, found, lookups, equalize=rules.equalize)
+        found = _weights(choices, evidence, form, weights, lookups)
+        kept = [one for one in lookups if one.product is None or one.product.name in found]
+        result = apply_choices(graph, choices, found, kept, equalize=rules.equalize)
         result = widen_angles(attentions.apply(result))
         if not chosen.is_plain:
             result = result.with_(meta={**result.meta, PRECISION: chosen.to_json()})
@@ -219,8 +260,9 @@ def _quantize(
         if next_choices == choices:
             break
         choices = make_sums_exact(graph, next_choices)
+    measured = effects.on_held_out() or (losses, 0)
     report = make_report(
-        graph, result, choices, found, lookups, losses.decibels, bindings, rules.name, attentions
+        graph, result, choices, found, lookups, measured, work, rules.name, attentions, names
     )
     return Quantized(result, report)
 
@@ -230,10 +272,12 @@ def _weights(
     evidence: dict[str, Evidence],
     form: WeightFormat,
     made: dict[str, tuple[Coding | None, dict[str, Weights]]],
+    lookups: list[Lookup],
 ) -> dict[str, Weights]:
     """Weights of every product that is not left in float; those made before for the same codes of
     what they multiply are used again."""
     found: dict[str, Weights] = {}
+    tables = {one.product.name for one in lookups if one.product is not None}
     for choice in choices:
         if choice.scheme == "float":
             continue
@@ -241,22 +285,12 @@ def _weights(
         before = made.get(name)
         if before is None or before[0] is not choice.coding:
             seen = evidence.get(name)
-            made[name] = (
-                choice.coding,
-                (
-                    round_weights(choice.site.products, form)
-                    if seen is None
-                    else quantize_weights(seen, choice.coding, form)
-                ),
+            rounded = (
+                round_weights(choice.site, form, tables)
+                if seen is None
+                else quantize_weights(seen, choice.coding, form, tables)
             )
+            made[name] = choice.coding, rounded
         found.update(made[name][1])
     system.give_memory_back()
-    return found
-
-
-def _bindings(graph: Graph, batch: Batch) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for _ in range(2):
-        for value in graph.inputs:
-            bind_input(value, batch[value.name], found)
     return found

@@ -10,8 +10,9 @@
 
     {"base": "int8", "ignore": ["lm_head", "re:.*gate$"], "schemes": {"re:.*down": "dynamic"}}
 
-A pattern is a node's name, a shell pattern (`block.*`), or `re:` with a regular expression that
-must match from the start. Recipes are dicts, YAML or JSON files, or one of the names above.
+A pattern is a name, a shell pattern (`block.*`), or `re:` with a regular expression that must match
+from the start. It is held against the names of a layer, of its weight and of its module
+(`quant.layer_names`). Recipes are dicts, YAML or JSON files, or one of the names above.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import fnmatch
 import math
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,8 @@ class Recipe:
     bias_correction: bool = True
     static_sqnr: float = 24.0
     """What the outputs keep, in decibels, of all static ranges of convolutions together."""
+    carried_state_sqnr_db: float = 40.0
+    """The same where a recurrent state is carried from run to run, which adds errors up."""
     least_share: float = 0.95
     """The part of all multiply-adds that no measured effect takes out of 8 bits."""
     lowest_sqnr: float = 12.0
@@ -81,6 +84,9 @@ class Recipe:
     guard_sqnr: float = 12.0
     """What the model's outputs keep on the calibration data, or layers go back to safer schemes."""
 
+    asked: Mapping[str, str] | None = None
+    """Schemes by path of layer, once the patterns were held against the layers of a model."""
+
     @property
     def needs_data(self) -> bool:
         """Whether it measures anything: rounding weights to the nearest value does not."""
@@ -88,9 +94,13 @@ class Recipe:
 
     def scheme_of(self, name: str) -> str | None:
         """The scheme that the recipe asks for by name."""
-        if any(matches(pattern, name) for pattern in self.ignore):
-            return "float"
-        return next((s for pattern, s in self.schemes.items() if matches(pattern, name)), None)
+        return self.scheme_by([name]) if self.asked is None else self.asked.get(name)
+
+    def scheme_by(self, names: Iterable[str]) -> str | None:
+        """The scheme of the first pattern that matches one of a layer's names."""
+        given = list(names)
+        patterns = [*((pattern, "float") for pattern in self.ignore), *self.schemes.items()]
+        return next((s for pattern, s in patterns if any(matches(pattern, n) for n in given)), None)
 
 
 RECIPES = {
@@ -160,7 +170,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 def _from_mapping(found: Mapping[str, Any]) -> Recipe:
     options = dict(found)
     base = recipe(str(options.pop("base", "int8")))
-    known = {f.name for f in fields(Recipe)} - {"name", "schemes_allowed"}
+    known = {f.name for f in fields(Recipe)} - {"name", "schemes_allowed", "asked"}
     if unknown := set(options) - known:
         raise BitwrightError(
             f"a recipe has no option {min(unknown, key=str)!r}",

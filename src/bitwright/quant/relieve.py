@@ -6,7 +6,8 @@ recipe allows, sites are relieved until it is not, those first that bring most f
 will take when the model runs:
 
     float     x is stored and read in f32 instead of codes, and multiplied at a quarter of the speed
-    dynamic   x is stored in f32, read for its rows' ranges, and stored again in codes
+    dynamic   x is stored in f32, read for its rows' ranges, and stored again in codes; windows
+              are laid out as rows before
 
 Work is counted in multiply-adds of codes. What a byte and a row cost in them are round numbers for
 today's processors, not a measurement: the same model and data give the same choices everywhere.
@@ -19,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from bitwright.ir.dim import evaluate
-from bitwright.ops.flops import multiply_adds
 from bitwright.quant.algorithms.choosing import Coding, dynamic_coding
 from bitwright.quant.algorithms.codes import decibels
 from bitwright.quant.assign import Choice
@@ -27,6 +27,7 @@ from bitwright.quant.collect import Evidence
 from bitwright.quant.effects import Effects
 from bitwright.quant.products import Site
 from bitwright.quant.recipe import Recipe
+from bitwright.quant.work import Work
 
 WORK_OF_A_BYTE = 25
 """Multiply-adds of codes in the time that a byte takes from the third-level cache."""
@@ -37,11 +38,13 @@ WORK_IN_FLOAT = 3
 TRIED_TOGETHER = 4
 WIDER = 6
 """Bytes written and read more where a number is f32 and not a code."""
+LAID_OUT = 10
+"""Bytes written and read for a number of a row that is laid out, in f32 and then as a code."""
 
 
 def open_codings(choices: list[Choice], recipe: Recipe) -> dict[Site, Coding]:
     """The static codings that may be exchanged: of convolutions, unless the recipe names them or
-    they lie in a branch."""
+    they lie in the body of a loop."""
     if len(recipe.schemes_allowed) == 1:
         return {}
     return {
@@ -49,7 +52,7 @@ def open_codings(choices: list[Choice], recipe: Recipe) -> dict[Site, Coding]:
         for c in choices
         if c.scheme == "static"
         and c.coding is not None
-        and not c.site.is_inside
+        and not c.site.is_in_loop
         and all(p.is_conv and recipe.scheme_of(p.name) is None for p in c.site.products)
     }
 
@@ -69,49 +72,88 @@ def relieve(
     evidence: Mapping[str, Evidence],
     recipe: Recipe,
     effects: Effects,
-    bindings: Mapping[str, int],
+    work: Work,
+    is_carried: bool = False,
 ) -> list[Choice]:
-    """The choices with as few static ranges exchanged as keep the outputs."""
+    """The choices with as few static ranges exchanged as keep the outputs.
+
+    Of a model with a carried state (`quant.carried_state`) they keep more, whatever part of the
+    work that takes out of 8 bits: an error there is made again in every step.
+    """
     sites = open_codings(choices, recipe)
-    budget = 10 ** (-recipe.static_sqnr / 10)
-    if not sites or decibels(effects.together(*sites)) >= recipe.static_sqnr:
+    limit = max(recipe.static_sqnr, recipe.carried_state_sqnr_db if is_carried else 0.0)
+    budget = 10 ** (-limit / 10)
+    has_branches = any(site.is_inside for site in sites)
+    if not sites or (not has_branches and decibels(effects.together(*sites)) >= limit):
         return choices
     alone = _alone(list(sites), effects, budget / len(sites) / 4)
-    work = {c.site: sum(multiply_adds(p.node, bindings) for p in c.site.products) for c in choices}
-    spare = (1 - recipe.least_share) * sum(work.values())
+    costs = {c.site: sum(work.of(p.node) for p in c.site.products) for c in choices}
+    spare = (1 - recipe.least_share) * sum(costs.values())
     current = {choice.site: choice for choice in choices}
-    left = sum(alone.values())
-    offers = {
-        site: _exchanges(current[site], alone[site], evidence[site.name], recipe, work, bindings)
+    every = [
+        exchange
         for site in sorted(alone, key=lambda s: -alone[s])
         if alone[site] > budget / len(sites) / 4
-    }
-    while left > budget:
-        best, gain = None, 0.0
-        for site, exchanges in offers.items():
-            for exchange in exchanges:
-                rate = (alone[site] - exchange.loss) / exchange.work
-                if exchange.float_work <= spare and rate > gain:
-                    best, gain = exchange, rate
+        for exchange in _exchanges(
+            current[site], alone[site], evidence[site.name], recipe, costs[site], work.bindings
+        )
+    ]
+    losses, spent = dict(alone), dict.fromkeys(alone, 0.0)
+    while path := _worst_path(losses, budget):
+        offers = [one for one in every if path[0].startswith(one.choice.site.path)]
+        if is_carried:  # any part of the work may leave 8 bits, so that as few sites do as can be
+            in_8_bits = [one for one in offers if not one.float_work]
+            best = _best(in_8_bits, losses, spent) or _best(offers, losses)
+        else:
+            best = _best([one for one in offers if one.float_work <= spare], losses, spent)
         if best is None:
             break
         site = best.choice.site
         current[site] = best.choice
-        left -= alone[site] - best.loss
         spare -= best.float_work
-        del offers[site]
+        losses[site], spent[site] = best.loss, best.work
     return [current[choice.site] for choice in choices]
+
+
+def _worst_path(losses: Mapping[Site, float], budget: float) -> list[str]:
+    """The branch whose sites, with those around it, lose most, if that is above the budget."""
+    paths = dict.fromkeys(site.path for site in losses)
+    totals = {
+        path: sum(loss for site, loss in losses.items() if path.startswith(site.path))
+        for path in paths
+    }
+    worst = max(totals, key=lambda path: totals[path])
+    return [worst] if totals[worst] > budget else []
+
+
+def _best(
+    exchanges: list[_Exchange],
+    losses: Mapping[Site, float],
+    spent: Mapping[Site, float] | None = None,
+) -> _Exchange | None:
+    """The exchange that brings most, for the work it adds to what was spent if that is given."""
+    best, gain = None, 0.0
+    for exchange in exchanges:
+        site = exchange.choice.site
+        gained = losses[site] - exchange.loss
+        if spent is not None:
+            gained /= max(1.0, exchange.work - spent[site])
+        if gained > gain:
+            best, gain = exchange, gained
+    return best
 
 
 def _alone(sites: list[Site], effects: Effects, little: float) -> dict[Site, float]:
     """What each site costs by itself.
 
     Sites are first tried a few at once on one batch: where all of them together cost no more than
-    `little` for each, they share that evenly and are not looked at one by one.
+    `little` for each, they share that evenly and are not looked at one by one. Those in branches
+    are tried on every batch, since not every one comes by.
     """
-    found: dict[Site, float] = {}
-    for start in range(0, len(sites), TRIED_TOGETHER):
-        group = sites[start : start + TRIED_TOGETHER]
+    found = {site: effects.together(site, reached=True) for site in sites if site.is_inside}
+    outside = [site for site in sites if not site.is_inside]
+    for start in range(0, len(outside), TRIED_TOGETHER):
+        group = outside[start : start + TRIED_TOGETHER]
         together = effects.together(*group, little=math.inf)
         if together <= little * len(group):
             found.update(dict.fromkeys(group, together / len(group)))
@@ -125,22 +167,28 @@ def _exchanges(
     loss: float,
     evidence: Evidence,
     recipe: Recipe,
-    work: Mapping[Site, int],
+    cost: int,
     bindings: Mapping[str, int],
 ) -> list[_Exchange]:
     found, site = [], choice.site
     why = f"a static range would leave the outputs {decibels(loss):.1f} dB"
-    size = evaluate(site.value.tensor.count, bindings)
+    size = sum(evaluate(value.tensor.count, bindings) for value in site.values)
     wider = 1 + WIDER * WORK_OF_A_BYTE * size
-    if "dynamic" in recipe.schemes_allowed and site.is_rowwise:
+    if "dynamic" in recipe.schemes_allowed and site.has_rows:
         coding = dynamic_coding(evidence, recipe.smooth)
         left = loss * min(1.0, coding.error / max(choice.error, 1e-30))
         rows = size // max(1, len(evidence.every.low))
-        extra = WIDER * WORK_OF_A_BYTE * size + WORK_OF_A_ROW * rows
+        extra = WIDER * WORK_OF_A_BYTE * size
+        for product in site.products:
+            if not product.is_rowwise:  # its windows are laid out before
+                rows = evaluate(product.node.outputs[0].tensor.count, bindings)
+                rows //= max(1, product.weight.shape[0])
+                extra += LAID_OUT * WORK_OF_A_BYTE * rows * int(product.matrix.shape[2])
+        extra += WORK_OF_A_ROW * rows
         made = replace(choice, scheme="dynamic", coding=coding, reason=why)
         found.append(_Exchange(made, left, wider + extra))
     if "float" in recipe.schemes_allowed:
         made = replace(choice, scheme="float", coding=None, reason=why)
-        extra = WORK_IN_FLOAT * work[site]
-        found.append(_Exchange(made, 0.0, wider + extra, work[site]))
+        extra = WORK_IN_FLOAT * cost
+        found.append(_Exchange(made, 0.0, wider + extra, cost))
     return found

@@ -17,7 +17,7 @@ interpreter, and the schedule says why.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,8 @@ from bitwright.passes.fuse_regions import is_elementwise
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
+LARGE = 1 << 16
+"""Bytes of a constant from which on it is worth a look whether another one is the same."""
 Lower = Callable[["Lowering", Node, "RegionView"], None]
 LOWERINGS: dict[str, Lower] = {}
 # Ops whose result is a view of their operand: no step at all.
@@ -116,6 +118,7 @@ class Lowering:
         self._copies: dict[tuple[View, tuple[int, ...]], View] = {}
         self._constants: dict[int, View] = {}
         self._kept: list[Array] = []
+        self._alike: dict[Hashable, list[tuple[Array, View]]] = {}
         self.fault_buffer = new_fault_buffer()
         self._results = {_origin(value): name for name, value in reversed(graph.outputs)}
 
@@ -182,13 +185,22 @@ class Lowering:
         return contiguous(self.buffer(name, dtype(element), count), (count,))
 
     def constant(self, array: Array, name: str) -> View:
-        """An array that the code reads; held 64-byte aligned, once."""
-        if id(array) not in self._constants:
-            self._kept.append(array)  # so that its id stays its own
-            held = aligned(array)
-            made = self.buffer(name, dtype(held.dtype), held.size, Place.CONSTANT, held)
-            self._constants[id(array)] = contiguous(made, held.shape)
-        return self._constants[id(array)]
+        """An array that the code reads; held 64-byte aligned, once.
+
+        Large ones are known by content too: a weight that many nodes read is packed for each.
+        """
+        if id(array) in self._constants:
+            return self._constants[id(array)]
+        alike = self._alike.setdefault(_fingerprint(array), []) if array.nbytes >= LARGE else []
+        for other, view in alike:
+            if other.shape == array.shape and np.array_equal(_as_bytes(other), _as_bytes(array)):
+                return view
+        self._kept.append(array)  # so that its id stays its own
+        held = aligned(array)
+        made = self.buffer(name, dtype(held.dtype), held.size, Place.CONSTANT, held)
+        view = self._constants[id(array)] = contiguous(made, held.shape)
+        alike.append((held, view))
+        return view
 
     def fault(self) -> View:
         """Where kernels note an index they cannot use: two cells, which start as zeros.
@@ -337,6 +349,8 @@ class Lowering:
         self._views = {k: v for k, v in self._views.items() if v.buffer not in buffers}
         self._copies = {k: v for k, v in self._copies.items() if v.buffer not in buffers}
         self._constants = {k: v for k, v in self._constants.items() if v.buffer not in buffers}
+        for alike in self._alike.values():
+            alike[:] = [(array, view) for array, view in alike if view.buffer not in buffers]
 
     def control(self, node: Node) -> None:
         """Append a step that runs the node's compiled bodies."""
@@ -383,6 +397,17 @@ def _origin(value: Value) -> Value:
             break
         value = source
     return value
+
+
+def _as_bytes(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _fingerprint(array: Array) -> Hashable:
+    """Equal for equal arrays, and seldom for others."""
+    words = _as_bytes(array)
+    words = words[: words.size // 8 * 8].view(np.uint64)
+    return array.dtype, array.shape, int(words.sum(dtype=np.uint64))
 
 
 def aligned(array: Array) -> Array:

@@ -62,10 +62,14 @@ def _is_coded_by_rows(node: Node) -> bool:
 
 
 def _is_weight(node: Node) -> bool:
-    """Whether it is a matrix of constant codes with one scale, or one for each column."""
+    """Whether it is a matrix of constant codes, as it lies or turned around (a table that a lookup
+    reads too), with one scale, or one for each column."""
     if not _is_coded(node) or node.outputs[0].rank != 2 or node.attrs.get("block"):
         return False
-    if not all(v.node.op in ("constant", "parameter") for v in node.operands):
+    codes, *parameters = node.operands
+    if codes.node.op == "transpose":
+        (codes,) = codes.node.operands
+    if not all(v.node.op in ("constant", "parameter") for v in (codes, *parameters)):
         return False
     axis = node.attrs.get("axis")
     return all(v.rank == 0 for v in list(node.operands)[1:]) if axis is None else axis in (1, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,10 @@ from onnx import AttributeProto, GraphProto, NodeProto
 from bitwright.errors import ImportModelError
 from bitwright.frontend.onnx.read import ModelFile
 from bitwright.frontend.onnx.tensor import read_sparse, read_tensor
+from bitwright.ir.naming import in_module
 
+SCOPES = "pkg.torch.onnx.name_scopes"
+_SCOPE = re.compile(r"'([^']*)'")
 _REPEATED = {
     AttributeProto.INTS: "ints",
     AttributeProto.FLOATS: "floats",
@@ -32,6 +36,15 @@ def require_text(*names: Any) -> None:
             raise ImportModelError("a name in the model is not valid UTF-8", found=repr(name))
 
 
+def _module(proto: NodeProto) -> str:
+    """The PyTorch module that a node was exported from, where its metadata says so."""
+    for entry in proto.metadata_props:
+        if entry.key == SCOPES and isinstance(entry.value, str):
+            found = _SCOPE.findall(entry.value)  # ['', 'layers', 'layers.0', 'linear']
+            return str(found[-2]) if len(found) > 1 else ""
+    return ""
+
+
 @dataclass(frozen=True)
 class OnnxNode:
     proto: NodeProto
@@ -49,7 +62,7 @@ class OnnxNode:
 
     @property
     def loc(self) -> str:
-        return f"{self.op_type} {self.proto.name}".strip()
+        return in_module(f"{self.op_type} {self.proto.name}".strip(), _module(self.proto))
 
     @property
     def where(self) -> str:

@@ -18,6 +18,7 @@ from bitwright.frontend.torch.tensors import array_of, element_type
 from bitwright.ir.dim import UNKNOWN, Symbol
 from bitwright.ir.dtype import DType, bool_, f64, i64
 from bitwright.ir.graph import Graph, Value
+from bitwright.ir.naming import in_module
 from bitwright.ir.types import TensorType
 from bitwright.ops.builder import Builder
 
@@ -87,7 +88,7 @@ class Walk:
         )
         ctx.common = _common_type(node)
         try:
-            with self.b.at(f"{target_name(node.target)} {path_of(node)}".strip()):
+            with self.b.at(in_module(target_name(node.target), path_of(node))):
                 return self._apply(ctx, node)
         except UnmappedError as error:
             self.problems.add(node, error.what)

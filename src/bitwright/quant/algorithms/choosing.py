@@ -27,7 +27,8 @@ from bitwright.quant.algorithms.codes import (
 from bitwright.quant.algorithms.few_bits import nearest_power, rounded, rounded_down
 from bitwright.quant.collect import Evidence
 from bitwright.quant.probe import Channels
-from bitwright.quant.products import Product, Site
+from bitwright.quant.product_forms import Product
+from bitwright.quant.products import Site
 
 Array = np.ndarray[Any, Any]
 MakeRange = Callable[[float, float], Range]
@@ -165,7 +166,7 @@ def smoothing_factors(peaks: Array, site: Site, strength: float) -> Array | None
     if strength == 0 or not peaks.max(initial=0) > 0:
         return None
     sizes = 1 if site.sizes is None else site.sizes
-    weights = np.max([product.channel_peaks for product in site.products], axis=0) * sizes
+    weights = np.max([product.channel_peaks for product in site.distinct], axis=0) * sizes
     inputs = peaks / sizes
     largest = inputs.max()
     inputs = np.where(inputs > 0, inputs, largest)  # a silent channel told nothing of its size
@@ -190,7 +191,7 @@ class Scores:
         """Mean squared error of the products' results over their mean square."""
         coded: dict[int, Array] = {}
         errors = []
-        for product in self.evidence.site.products:
+        for product in self.evidence.site.distinct:
             sample = self.evidence.sample(product)
             factors = None if coding.factors is None else product.spread(coding.factors)
             if id(sample) not in coded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ from bitwright.quant.algorithms.grids import Grid, spread
 from bitwright.quant.algorithms.rounding import ErrorSpread, damping
 from bitwright.quant.algorithms.weight_ranges import least_error_scales
 from bitwright.quant.collect import Evidence
-from bitwright.quant.products import Product
+from bitwright.quant.product_forms import Product
+from bitwright.quant.products import Site
 from bitwright.quant.scales import PLAIN, ScaleFormat
 
 Array = np.ndarray[Any, Any]
@@ -79,28 +80,46 @@ class WeightFormat:
 
 
 def quantize_weights(
-    evidence: Evidence, coding: Coding | None, form: WeightFormat
+    evidence: Evidence,
+    coding: Coding | None,
+    form: WeightFormat,
+    tables: Collection[str] = (),
 ) -> dict[str, Weights]:
     """Codes of a site's products, by name; `coding` None leaves the input as it is (weight-only).
 
-    Products that see the same rows are rounded together.
+    Products that see the same rows are rounded together, and those of one weight share the result.
+    The weights of products named in `tables` are read by lookups too, whose rows are of i8.
     """
-    together: dict[int, list[Product]] = {}
-    for product in evidence.site.products:
-        together.setdefault(id(evidence.sample(product)), []).append(product)
+    together: dict[tuple[int, bool], list[Product]] = {}
+    for product in evidence.site.distinct:
+        key = id(evidence.sample(product)), product.name in tables
+        together.setdefault(key, []).append(product)
     found: dict[str, Weights] = {}
-    for products in together.values():
-        found.update(_Together(products, evidence, coding, form).made())
-    return found
+    for (_, is_table), products in together.items():
+        found.update(_Together(products, evidence, coding, form, is_table).made())
+    made = {product.key: found[product.name] for product in evidence.site.distinct}
+    return {product.name: made[product.key] for product in evidence.site.products}
 
 
-def round_weights(products: Sequence[Product], form: WeightFormat) -> dict[str, Weights]:
+def round_weights(
+    site: Site, form: WeightFormat, tables: Collection[str] = ()
+) -> dict[str, Weights]:
     """Products rounded to the nearest values without data: their errors are those of the weights.
 
     Whatever the inputs are, nothing is known of a mean error, so none is corrected.
     """
     alone = replace(form, rounding="nearest", bias_correction=False)
-    return {p.name: _Unseen(p, alone).made()[p.name] for p in products}
+    table = _table_form(alone)
+    made = {
+        p.key: _Unseen(p, table if p.name in tables else alone).made()[p.name]
+        for p in site.distinct
+    }
+    return {product.name: made[product.key] for product in site.products}
+
+
+def _table_form(form: WeightFormat) -> WeightFormat:
+    """The form of a weight that lookups read too, whose rows are of i8."""
+    return replace(form, bits=8, block=0, format="")
 
 
 ROUNDINGS: dict[str, Callable[[Array], Rounding]] = {
@@ -115,8 +134,14 @@ class _Together:
     """Products that see the same rows, worked on a few columns at a time."""
 
     def __init__(
-        self, products: list[Product], evidence: Evidence, coding: Coding | None, form: WeightFormat
+        self,
+        products: list[Product],
+        evidence: Evidence,
+        coding: Coding | None,
+        form: WeightFormat,
+        is_table: bool = False,
     ) -> None:
+        form = _table_form(form) if is_table else form
         self.products, self.form = products, form
         self.sample = evidence.sample(products[0])
         self.factors = None
@@ -129,18 +154,35 @@ class _Together:
         # the weights' part of a mean error is known from many more rows than those scored
         self.unseen = self.sample.mean - rows.mean(axis=0)
         self.block = form.block_of(products[0])
-        gram = self._gram()
+        self.corrects = form.bias_correction and products[0].takes_bias
+        gram = self._gram(is_table)
         self.importance = np.einsum("gkk->gk", gram) + damping(gram)
         self.floats = _Floats(form, gram, self._largest()) if form.format else None
         if self.floats is None:
             self.rounded = ROUNDINGS[form.rounding](gram)
 
-    def _gram(self) -> Array:
+    def _gram(self, is_table: bool) -> Array:
         """Second moments of the inputs as the weights meet them, divided by the factors."""
         gram, factors = self.sample.second_moment, self.factors
+        if is_table:
+            gram = self._with_lookups(gram)
         if factors is not None:
             gram /= factors[:, :, None] * factors[:, None, :]
         return gram
+
+    def _with_lookups(self, gram: Array) -> Array:
+        """Second moments G for weights W that lookups read too.
+
+        A lookup gives a row of the table as it is: each of its terms counts the same. Relative
+        errors of the product and of lookups count the same too: G / tr(W G W') + 1 / tr(W W').
+        """
+        power = lookups = 0.0
+        for product in self.products:
+            matrix = product.matrix
+            power += float(np.einsum("gnk,gnk->", matrix @ gram, matrix))
+            lookups += _square(matrix)
+        share = power / max(lookups, 1e-30)
+        return np.asarray(gram + np.float32(share) * np.eye(gram.shape[-1], dtype=np.float32))
 
     def _largest(self) -> float:
         """The size of the largest weight."""
@@ -230,11 +272,14 @@ class _Together:
         exact = times(self.sample.scored, exact_matrix)
         error = times(self.coded, held)
         np.subtract(exact, error, out=error)
-        mean = error.mean(axis=1)
-        error -= mean[:, None, :]
-        lost = held if self.factors is None else np.divide(held, self.factors[:, None, :], out=held)
-        np.subtract(exact_matrix, lost, out=lost)
-        mean += np.matvec(lost, self.unseen)
+        mean = error.mean(axis=1) if self.corrects else np.zeros_like(error[:, 0])
+        if self.corrects:
+            error -= mean[:, None, :]
+            lost = held
+            if self.factors is not None:
+                np.divide(held, self.factors[:, None, :], out=held)
+            np.subtract(exact_matrix, lost, out=lost)
+            mean += np.matvec(lost, self.unseen)
         return _Part(self._stored(codes), scales, mean, _square(error), _square(exact))
 
     def _stored(self, codes: Array) -> Array:
@@ -245,12 +290,13 @@ class _Together:
         codes = product.as_weight(_joined([part.codes for part in parts]))
         scales = _joined([part.scales for part in parts])
         correction = _joined([part.mean for part in parts]).reshape(-1).astype(np.float32)
-        if not self.form.bias_correction:
-            correction = np.zeros_like(correction)
         error = sum(part.noise for part in parts) / max(sum(part.power for part in parts), 1e-30)
-        if self.block:
-            blocks = np.ascontiguousarray(scales[0].T)
-            return Weights(codes, blocks, correction, error, self.block, 0, self._scale_format)
+        block = self.block
+        if not block and not product.is_plain:  # each column of each matrix has one scale
+            block = int(product.matrix.shape[2])
+        if block:
+            blocks, axis = product.as_weight(scales), product.term_axis
+            return Weights(codes, blocks, correction, error, block, axis, self._scale_format)
         flat = scales.reshape(-1)
         return Weights(codes, flat, correction, error, scale_format=self._scale_format)
 

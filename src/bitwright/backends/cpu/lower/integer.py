@@ -195,8 +195,8 @@ def lower_integer_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     given = [None if v is None else region.outer(v) for v in operands_of(anchor)]
     assert given[1] is not None
     array = constant_matrix(given[1])
-    if array is None:
-        lower_run_codes(ctx, node, region, given)
+    if array is None or array.ndim != 2:
+        lower_run_codes(ctx, node, region, given, array)
     else:
         _lower_rows(ctx, node, region, array)
 

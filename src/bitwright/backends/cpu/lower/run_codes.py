@@ -1,5 +1,6 @@
 """Products of 8-bit codes that are both made by the run: w is packed first, one matrix after the
-other, then multiplied as a constant would be (`kernels.run_panels`).
+other, then multiplied as a constant would be (`kernels.run_panels`). Several matrices of constants
+are packed when the program is made (`lower.constant_panels`), and multiplied the same way.
 
 The axes in front of rows and columns broadcast; a is read where it lies, and so is w, whichever of
 its two last axes its neighbours lie on.
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from bitwright.backends.cpu import emit
 from bitwright.backends.cpu.kernels.codes import Codes, best_codes, codes_tile
@@ -22,6 +25,7 @@ from bitwright.backends.cpu.kernels.run_panels import (
     zero_of_row,
 )
 from bitwright.backends.cpu.lower.attention import order_of
+from bitwright.backends.cpu.lower.constant_panels import pack_constants
 from bitwright.backends.cpu.lowering import Lowering, NoKernelError, RegionView
 from bitwright.backends.cpu.region import (
     Reads,
@@ -37,6 +41,7 @@ from bitwright.ir.dtype import DType
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View, contiguous
 
+Array = np.ndarray[Any, Any]
 USUAL = 64
 """What sizes that only a run knows are taken for a multiple of."""
 
@@ -50,8 +55,15 @@ class _Packed:
     outer: View
 
 
-def lower_run_codes(ctx: Lowering, node: Node, region: RegionView, values: Sequence[Any]) -> None:
-    """`values` are x, w, x_zero, w_zero and bias in the outer graph."""
+def lower_run_codes(
+    ctx: Lowering,
+    node: Node,
+    region: RegionView,
+    values: Sequence[Any],
+    known: Array | None = None,
+) -> None:
+    """`values` are x, w, x_zero, w_zero and bias in the outer graph; `known` is w where it is a
+    constant."""
     anchor = region.anchor
     assert anchor is not None
     x, w, x_zero, w_zero, bias = values
@@ -62,7 +74,9 @@ def lower_run_codes(ctx: Lowering, node: Node, region: RegionView, values: Seque
     after = split(region).after
     require_elements(after.dtype)
     depth, columns = w.shape[-2:]
-    one_zero = x_zero is None or x_zero.tensor.count == 1
+    # constants are packed before a zero point of the run is known: it is taken off row by row then
+    is_late = known is not None and _number(x_zero) is None
+    one_zero = x_zero is None or (x_zero.tensor.count == 1 and not is_late)
     extra = _number(w_zero) != (0 if w.dtype.is_signed else 128)
     has_sums = not one_zero and x_zero is not None
     numbers = best_codes(ctx.target, x.dtype.is_signed, _known(depth, 1), extra)
@@ -72,9 +86,11 @@ def lower_run_codes(ctx: Lowering, node: Node, region: RegionView, values: Seque
     tile = codes_tile(ctx.target, _known(columns, USUAL), numbers)
     given = {"x_zero": x_zero if one_zero else None, "w_zero": w_zero, "bias": bias}
     makes = [("sums", has_sums), ("offset", has_offset), ("w_zero", extra)]
-    packed = _pack(
-        ctx, node, w, tile, numbers, given, tuple(name for name, is_made in makes if is_made)
-    )
+    made = tuple(name for name, is_made in makes if is_made)
+    if known is not None and _is_known(given, made):
+        packed = _Packed(*pack_constants(ctx, node, known, tile, numbers, given, made))
+    else:
+        packed = _pack(ctx, node, w, tile, numbers, given, made)
     shape = node.outputs[0].shape
     a = close(ctx, x)
     y = ctx.output(node.outputs[0], order_of(ctx, node.outputs[0]))
@@ -89,6 +105,12 @@ def lower_run_codes(ctx: Lowering, node: Node, region: RegionView, values: Seque
         *(y, *zeros, *others),
     ]
     _call(ctx, node, aligned, packed, (tile, numbers), depth, after, len(zeros))
+
+
+def _is_known(given: dict[str, Value | None], makes: tuple[str, ...]) -> bool:
+    """Whether what the columns need to know is there when the program is made."""
+    needed = given.values() if "offset" in makes else [given["w_zero"]]
+    return all(v is None or constant_value(v) is not None for v in needed)
 
 
 def _number(value: Value | None) -> int | None:

@@ -6,11 +6,12 @@ import string
 from typing import Any
 
 from bitwright.export.onnx.forms import reduce, slice_axis, squeeze, transpose, unsqueeze
+from bitwright.export.onnx.functions import call
 from bitwright.export.onnx.mapping import exports
 from bitwright.export.onnx.mappings.integer_conv import eight_bits
 from bitwright.export.onnx.mappings.quantization import dequantize
 from bitwright.export.onnx.scope import Ref, Scope
-from bitwright.ir.dtype import DType, i64
+from bitwright.ir.dtype import DType, f32, i32, i64
 from bitwright.ops.einsum import parse_equation
 
 
@@ -70,7 +71,15 @@ def _with_letters(equation: str, ranks: list[int]) -> str:
 
 @exports("grouped_matmul", widens=False)
 def grouped_matmul(e: Scope, x: Ref, w: Ref, counts: Ref) -> Ref:
-    return _grouped(e, x, w, counts, w.shape[0])
+    """A function, which bitwright knows again: of its body it would have to guess."""
+    experts = w.shape[0]
+    if not isinstance(experts, int) or not experts:
+        return _grouped(e, x, w, counts, experts)
+
+    def body(e: Scope, x: Ref, w: Ref, counts: Ref) -> tuple[Ref, ...]:
+        return (_grouped(e, x, w, counts, experts),)
+
+    return call(e, "grouped_matmul", [x, w, counts], {"experts": experts}, body)[0]
 
 
 def _grouped(e: Scope, x: Ref, w: Ref, counts: Ref, experts: Any) -> Ref:
@@ -84,11 +93,30 @@ def _grouped(e: Scope, x: Ref, w: Ref, counts: Ref, experts: Any) -> Ref:
             rows = e.Slice(x, *bounds, e.ints([0]))
             parts.append(multiply(e, rows, e.Gather(w, e.constant(expert, i64), axis=0)))
         return parts[0] if experts == 1 else e.Concat(*parts, axis=0)
+    owner = _owners(e, x, counts)
+    return squeeze(e, multiply(e, unsqueeze(e, x, 1), e.Gather(w, owner, axis=0)), 1)
+
+
+def _owners(e: Scope, x: Ref, counts: Ref) -> Ref:
+    """The expert of each row of x."""
+    ends = e.CumSum(counts, e.constant(0, i64))
     length = e.Squeeze(slice_axis(e, e.Shape(x), 0, 0, 1), e.ints([0]))
     row = e.Range(e.constant(0, i64), length, e.constant(1, i64))
     passed = e.cast(e.GreaterOrEqual(unsqueeze(e, row, 1), unsqueeze(e, ends, 0)), i64)
-    owner = reduce(e, "ReduceSum", passed, [1], keepdims=False)
-    return squeeze(e, multiply(e, unsqueeze(e, x, 1), e.Gather(w, owner, axis=0)), 1)
+    return reduce(e, "ReduceSum", passed, [1], keepdims=False)
+
+
+@exports("integer_grouped_matmul", widens=False)
+def integer_grouped_matmul(
+    e: Scope, x: Ref, w: Ref, counts: Ref, scale: Ref, x_zero: Ref | None
+) -> Ref:
+    """Sums in i32, times the scale of each row's expert."""
+    wide = e.cast(x, i32)
+    if x_zero is not None:
+        wide = e.Sub(wide, e.cast(x_zero, i32))
+    sums = _grouped(e, wide, e.cast(w, i32), counts, w.shape[0])
+    scales = e.Gather(scale, _owners(e, x, counts), axis=0)
+    return e.Mul(e.cast(sums, f32), squeeze(e, scales, 1))
 
 
 @exports("dequant_matmul", widens=False)
