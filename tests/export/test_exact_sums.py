@@ -44,7 +44,8 @@ def network(between, spread=1.5):
 def quantized(between):
     rng = np.random.default_rng(1)
     data = [{"x": rng.normal(size=SHAPE).astype(np.float32)} for _ in range(6)]
-    return bw.quantize(network(between), data, recipe="int8-static").graph, data
+    recipe = {"base": "int8-static", "consumer": "onnxruntime"}
+    return bw.quantize(network(between), data, recipe).graph, data
 
 
 BETWEEN = {
@@ -97,7 +98,7 @@ def test_a_reader_that_goes_back_to_float_leaves_exact_sums(monkeypatch):
     first = b.relu(b.conv(b.input("x", "f32[n, 3, 24, 24]"), filters[0]))
     graph = b.build(y=b.conv(first, filters[1]))
     data = [{"x": rng.normal(size=SHAPE).astype(np.float32)} for _ in range(4)]
-    asked = {"guard_sqnr": 200, "schemes": {"*": "static"}}
+    asked = {"guard_sqnr": 200, "schemes": {"*": "static"}, "consumer": "onnxruntime"}
 
     def scale_of_first(safer):
         monkeypatch.setattr(import_module("bitwright.quant.quantize"), "safer", safer)

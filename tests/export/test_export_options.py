@@ -12,6 +12,7 @@ from bitwright.cli import main
 from bitwright.cli.export import OPTIONS
 from bitwright.errors import BitwrightError, ExportError
 from bitwright.export.onnx.options import CHOICES, CONSUMERS, Options, options_for
+from bitwright.quant import recipe as recipes
 from bitwright.warn import BitwrightWarning, forget
 
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
@@ -266,3 +267,24 @@ def test_convolutions_that_no_runtime_fuses_may_stay_float(recipe, tmp_path):
     exact, ours = answers(network(), data), answers(quantized, data)
     assert sqnr(exact, others(path, data)) > sqnr(exact, ours) - ROWS
     np.testing.assert_array_equal(answers(path, data), ours)
+
+
+def test_a_recipe_made_for_onnx_runtime_keeps_its_bits_and_no_other_does(tmp_path):
+    """Scales of few bits, powers of two and tables in f64 are for that runtime only."""
+    assert tuple(CONSUMERS) == recipes.CONSUMERS
+    data = batches(6)
+    plain = bw.quantize(network(), data)
+    made = bw.quantize(network(), data, {"consumer": "onnxruntime"})
+    assert (plain.consumer, made.consumer) == ("any", "onnxruntime")
+    scales = lambda q: [
+        float(np.frexp(node.inputs[1].node.attrs["value"])[0])
+        for node in q.graph.nodes
+        if node.op == "quantize" and node.inputs[0].name != "mul"
+    ]
+    assert scales(made) == [0.5]  # a power of two: ONNX Runtime may sum dequantized numbers
+    assert scales(plain) != [0.5]
+    path = tmp_path / "q.onnx"
+    made.save(path)
+    assert onnx.load(path).functions  # what the consumer takes
+    with pytest.raises(BitwrightError, match="'tensorrt' is no consumer"):
+        bw.quantize(network(), data, {"consumer": "tensorrt"})

@@ -109,11 +109,15 @@ def test_scales_have_all_their_bits_where_the_run_finds_ranges():
     graph = b.build(y=b.conv(b.input("x", "f32[1, 4, 9, 9]"), weight))
     evidence = evidence_of(graph, [{"x": rng.normal(size=(1, 4, 9, 9)).astype(np.float32)}] * 2)
     range_ = Range(np.float32(0.02), 128)
-    for scheme, is_short in (("static", True), ("dynamic-tensor", False)):
-        (made,) = quantize_weights(
-            evidence, Coding(scheme, None, range_, 0.0), WeightFormat(ranges="peak")
-        ).values()
-        assert has_bits(made.scales, SCALE_BITS) is is_short
+    for scheme, exact_sums, bits in (
+        ("static", True, SCALE_BITS),
+        ("static", False, FACTOR_BITS),
+        ("dynamic-tensor", True, 24),
+    ):
+        form = WeightFormat(ranges="peak", exact_sums=exact_sums)
+        coding = Coding(scheme, None, range_, 0.0)
+        (made,) = quantize_weights(evidence, coding, form).values()
+        assert has_bits(made.scales, bits) and not has_bits(made.scales, bits // 2)
 
 
 @pytest.mark.parametrize("highest, is_exact", [(5.9, False), (6.1, True)])

@@ -156,14 +156,16 @@ def test_tables_of_angles_are_made_in_f64_and_waves_of_data_are_not():
         {"x": rng.normal(size=(9, 3)).astype(np.float32), "places": np.arange(9)[:, None] + 50 * i}
         for i in range(4)
     ]
-    made = bw.quantize(graph, data, "int8-dynamic").graph
+    asked = {"base": "int8-dynamic", "consumer": "onnxruntime"}
+    made = bw.quantize(graph, data, asked).graph
     kinds = {node.op: str(node.outputs[0].dtype) for node in made.nodes}
     assert kinds["cos"] == "f64" and kinds["sin"] == "f32"
     angles = (data[3]["places"].astype(np.float32) * np.float32([1, 0.1, 0.01])).astype(np.float64)
     found = bw.compile(made).run(data[3])["table"]
     np.testing.assert_array_equal(found, np.cos(angles).astype(np.float32))
-    kept = bw.quantize(graph, data, "w8").graph
-    assert {str(n.outputs[0].dtype) for n in kept.nodes if n.op == "cos"} == {"f32"}
+    for recipe in ({"base": "w8", "consumer": "onnxruntime"}, "int8-dynamic"):
+        kept = bw.quantize(graph, data, recipe).graph
+        assert {str(n.outputs[0].dtype) for n in kept.nodes if n.op == "cos"} == {"f32"}
 
 
 def test_smoothing_divides_before_a_relu_that_nothing_else_reads():

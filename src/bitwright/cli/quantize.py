@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from bitwright.warn import DataWarning
 Scores = dict[str, dict[str, float]]
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs, so that --help is quick
+    from bitwright.quant.recipe import Recipe
     from bitwright.report.evaluate import Evaluation
 
 
@@ -78,15 +81,11 @@ def quantize(
     """
     from bitwright.quant.data import Batches
     from bitwright.quant.evidence_file import EvidenceFile
-    from bitwright.quant.recipe import recipe as find_recipe
-    from bitwright.quant.recipe import without_zero_points
     from bitwright.report.compare import file_bytes
     from bitwright.report.evaluate import Evaluation
 
-    rules = find_recipe(recipe)
     form = options_given(output, export)
-    if form.get("zero_points") == "zero":
-        rules = without_zero_points(rules)
+    rules = _rules(recipe, form)
     check_output(output)
     beside = EvidenceFile(Path(f"{output}.statistics"), is_temporary=True)
     place = beside if statistics is None else EvidenceFile(Path(statistics))
@@ -190,3 +189,14 @@ def _show_scores(before: dict[str, float], after: dict[str, float]) -> None:
         a, b = before.get(name, math.nan), after.get(name, math.nan)
         rows.append((name, f"{a:.6g}", f"{b:.6g}", f"{b - a:+.4g}"))
     show_table("", ("score", "float", "quantized", "change"), rows)
+
+
+def _rules(recipe: str, form: Mapping[str, str]) -> Recipe:
+    """The recipe, changed to what the file is to be."""
+    from bitwright.quant.recipe import recipe as find_recipe
+    from bitwright.quant.recipe import without_zero_points
+
+    rules = find_recipe(recipe)
+    if form.get("zero_points") == "zero":
+        rules = without_zero_points(rules)
+    return replace(rules, consumer=form.get("consumer", rules.consumer))

@@ -85,9 +85,13 @@ class Quantized:
 
     graph: Graph
     report: QuantizationReport
+    consumer: str = "any"
+    """Who runs the file, unless `save` says another."""
 
     def save(self, path: str | Path, **options: Any) -> None:
-        """Write the model (.onnx or .bw)."""
+        """Write the model (.onnx or .bw); `bw.export_onnx` has the options."""
+        if Path(path).suffix == ".onnx":
+            options = {"consumer": self.consumer} | options
         self.graph.save(path, **options)
 
     def __repr__(self) -> str:
@@ -176,7 +180,9 @@ def _without_data(graph: Graph, rules: Recipe, chosen: Policy, names: LayerNames
     lookups = chosen_lookups(graph, sites, rules)
     found = _weights(choices, {}, _weight_format(rules), {}, lookups)
     kept = [one for one in lookups if one.product is None or one.product.name in found]
-    result = widen_angles(apply_choices(graph, choices, found, kept, equalize=False))
+    result = apply_choices(graph, choices, found, kept, equalize=False)
+    if rules.keeps_bits:
+        result = widen_angles(result)
     if not chosen.is_plain:
         result = result.with_(meta={**result.meta, PRECISION: chosen.to_json()})
     work = Work(graph, None)
@@ -199,7 +205,7 @@ def _without_data(graph: Graph, rules: Recipe, chosen: Policy, names: LayerNames
         "free sizes of 1",
         *report.already_quantized(),
     ]
-    return Quantized(result, report)
+    return Quantized(result, report, rules.consumer)
 
 
 def _weight_format(rules: Recipe) -> WeightFormat:
@@ -210,6 +216,7 @@ def _weight_format(rules: Recipe) -> WeightFormat:
         rules.bias_correction,
         rules.ranges,
         rules.weight_format,
+        rules.keeps_bits,
     )
 
 
@@ -240,14 +247,17 @@ def _quantize(
         gathering.held_out,
     )
     choices = relieve(choices, evidence, rules, effects, work, carries_state(graph))
-    choices = make_sums_exact(graph, choices)
+    if rules.keeps_bits:
+        choices = make_sums_exact(graph, choices)
     attentions.choose(effects)
     effects.forget_switches()
     for _ in range(GUARD_ROUNDS):
         found = _weights(choices, evidence, form, weights, lookups)
         kept = [one for one in lookups if one.product is None or one.product.name in found]
         result = apply_choices(graph, choices, found, kept, equalize=rules.equalize)
-        result = widen_angles(attentions.apply(result))
+        result = attentions.apply(result)
+        if rules.keeps_bits:
+            result = widen_angles(result)
         if not chosen.is_plain:
             result = result.with_(meta={**result.meta, PRECISION: chosen.to_json()})
         losses = effects.of(result)
@@ -259,12 +269,12 @@ def _quantize(
         next_choices = safer(choices, evidence, rules)
         if next_choices == choices:
             break
-        choices = make_sums_exact(graph, next_choices)
+        choices = make_sums_exact(graph, next_choices) if rules.keeps_bits else next_choices
     measured = effects.on_held_out() or (losses, 0)
     report = make_report(
         graph, result, choices, found, lookups, measured, work, rules.name, attentions, names
     )
-    return Quantized(result, report)
+    return Quantized(result, report, rules.consumer)
 
 
 def _weights(

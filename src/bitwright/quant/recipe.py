@@ -42,6 +42,7 @@ NO_DATA_HINT = (
     'Weights alone, rounded to the nearest value, need none: recipe={"base": "w8", "rounding": '
     '"nearest"}.'
 )
+CONSUMERS = ("any", "onnxruntime", "openvino", "bitwright")
 ATTENTION = ("auto", "int8", "float")
 
 
@@ -84,8 +85,16 @@ class Recipe:
     guard_sqnr: float = 12.0
     """What the model's outputs keep on the calibration data, or layers go back to safer schemes."""
 
+    consumer: str = "any"
+    """The runtime that the model is made for (`export.onnx.options`). "onnxruntime" takes scales
+    and tables that it computes with to the same bits as bitwright, at some cost in accuracy."""
     asked: Mapping[str, str] | None = None
     """Schemes by path of layer, once the patterns were held against the layers of a model."""
+
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether another runtime is to find the same bits."""
+        return self.consumer == "onnxruntime"
 
     @property
     def needs_data(self) -> bool:
@@ -232,6 +241,7 @@ def _check(made: Recipe) -> None:
         ("rounding", (made.rounding,), ROUNDINGS),
         ("way to find ranges", (made.ranges,), RANGES),
         ("way of attention", (made.attention,), ATTENTION),
+        ("consumer", (made.consumer,), CONSUMERS),
         ("weight format", (made.weight_format,), ("", *FORMATS)),
         ("rounding to floats", (made.rounding,) if made.weight_format else (), FLOAT_ROUNDINGS),
     ):

@@ -81,11 +81,6 @@ class Importer:
         outputs = {o.name: self.output(scope, o.name) for o in proto.output}
         return frame.finish(outputs.items(), meta=self._meta())
 
-    @property
-    def is_for_onnxruntime(self) -> bool:
-        """Whether ONNX Runtime's quantizer wrote the file, for what that runtime makes of it."""
-        return self.proto.producer_name == "onnx.quantize"
-
     def _meta(self) -> dict[str, str]:
         opsets = ", ".join(f"{domain or 'ai.onnx'}:{v}" for domain, v in self.opsets.items())
         meta = {

@@ -14,7 +14,6 @@ from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.microsoft_base import microsoft, required, scalar, standard
 from bitwright.frontend.onnx.microsoft_nn import channels_first, channels_last
 from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.ops_quant import softmax_steps
 from bitwright.frontend.onnx.registry import Results
 from bitwright.ir import DType, Value
 
@@ -68,7 +67,7 @@ def qlinear_softmax(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if y_scale is None:
         raise ImportModelError("the scale of the result is left out")
     y = standard(ctx, node, "Softmax", [real(ctx, x, x_scale, x_zero)], version, axis=axis)
-    steps, one = softmax_steps(ctx, y, scalar(ctx, y_scale))
+    steps, one = _softmax_steps(ctx, y, scalar(ctx, y_scale))
     return coded(ctx, steps, one, y_zero, x.dtype)
 
 
@@ -127,3 +126,13 @@ def qlinear_conv(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 @microsoft("QuantizeLinear", "DequantizeLinear", needs=2)
 def qdq(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     return standard(ctx, node, node.op_type, inputs, version=21)
+
+
+def _softmax_steps(ctx: Context, y: Value, scale: Value) -> tuple[Value, Value]:
+    """A softmax in steps of its codes, and what one of them is in these: 1.
+
+    ONNX Runtime takes floor(1 / scale) of them for the whole, so that 1 / 255, which is no f32
+    number, makes 254. Its codes are at most one away from those that the scale says.
+    """
+    one = ctx.const(1, "f32")
+    return ctx.b.mul(y, ctx.b.floor(ctx.b.div(one, scale))), one

@@ -18,7 +18,7 @@ from bitwright.frontend.onnx.ops_nn import conv_attrs
 from bitwright.frontend.onnx.registry import Results, imports
 from bitwright.frontend.onnx.tensor import element_type
 from bitwright.ir import DType, Value
-from bitwright.ir.dtype import i8, u8
+from bitwright.ir.dtype import u8
 from bitwright.ir.types import normalize_axis
 
 
@@ -72,8 +72,6 @@ def quantize_linear(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, scale, zero = inputs[0], inputs[1], inputs[2]
     require_scale(ctx, node, scale, divides=True)
     target = zero.dtype if zero is not None else _element(node, "output_dtype") or u8
-    if ctx.importer.is_for_onnxruntime and _is_softmax_of_codes(x, target) and not scale.rank:
-        x, scale = softmax_steps(ctx, x, scale)
     return ctx.b.quantize(
         x,
         scale,
@@ -83,24 +81,6 @@ def quantize_linear(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
         precision=_element(node, "precision"),
         **_granularity(node, x, scale),
     )
-
-
-def softmax_steps(ctx: Context, y: Value, scale: Value) -> tuple[Value, Value]:
-    """A softmax in steps of its codes, and what one of them is in these: 1.
-
-    ONNX Runtime takes floor(1 / scale) of them for the whole, so that 1 / 255, which is no f32
-    number, makes 254. Its codes are at most one away from those that the scale says.
-    """
-    one = ctx.const(1, "f32")
-    return ctx.b.mul(y, ctx.b.floor(ctx.b.div(one, scale))), one
-
-
-def _is_softmax_of_codes(x: Value, target: DType) -> bool:
-    """What ONNX Runtime computes as one op when it optimizes a graph."""
-    if x.node.op != "softmax":
-        return False
-    source = x.node.inputs[0].node
-    return source.op == "dequantize" and source.inputs[0].dtype == target and target in (i8, u8)
 
 
 @imports("DequantizeLinear")

@@ -62,6 +62,8 @@ class WeightFormat:
     ranges: str = "mse"
     format: str = ""
     """A block format of floats, in place of integers."""
+    exact_sums: bool = False
+    """Scales of convolutions have so few bits that sums of dequantized numbers are exact in f32."""
 
     @property
     def highest(self) -> int:
@@ -248,10 +250,11 @@ class _Together:
         return codes, scales
 
     def _held(self, scales: Array) -> Array:
-        """Scales as they are kept: of few bits where static codes meet them."""
+        """Scales as they are kept: of few bits where static codes meet them, so that the product
+        of two scales is exact."""
         if not self.is_static or self.block:
             return scales
-        if self.products[0].is_conv:
+        if self.form.exact_sums and self.products[0].is_conv:
             terms = self.products[0].matrix.shape[2]
             return scales_for_sums(scales, terms, self.form.highest).astype(np.float32)
         return rounded_up(scales).astype(np.float32)
