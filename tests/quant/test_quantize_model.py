@@ -163,8 +163,8 @@ def test_tables_of_angles_are_made_in_f64_and_waves_of_data_are_not():
     angles = (data[3]["places"].astype(np.float32) * np.float32([1, 0.1, 0.01])).astype(np.float64)
     found = bw.compile(made).run(data[3])["table"]
     np.testing.assert_array_equal(found, np.cos(angles).astype(np.float32))
-    for recipe in ({"base": "w8", "consumer": "onnxruntime"}, "int8-dynamic"):
-        kept = bw.quantize(graph, data, recipe).graph
+    for chosen in ({"base": "w8", "consumer": "onnxruntime"}, "int8-dynamic"):
+        kept = bw.quantize(graph, data, chosen).graph
         assert {str(n.outputs[0].dtype) for n in kept.nodes if n.op == "cos"} == {"f32"}
 
 
