@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 from bitwright.target import named
 
 SHAPES = ("1x2x128x128x32", "1x2x128x128x64", "1x2x197x197x64", "1x1x256x256x32")
@@ -30,11 +30,11 @@ SHAPES += ("1x12x1x512x64", "1x12x4x512x64")
 Array = np.ndarray
 
 
-def graph_of(q: Array, k: Array, causal: bool, in_codes: bool) -> Graph:
+def graph_of(q: Array, k: Array, causal: bool, int8: bool) -> Graph:
     b = Builder("attention")
     types = (("q", q), ("k", k), ("v", k))
     values = [b.input(name, TensorType(f32, x.shape)) for name, x in types]
-    return b.build(y=b.attention(*values, causal=causal, in_codes=in_codes))
+    return b.build(y=b.attention(*values, causal=causal, int8=int8))
 
 
 def onnx_call(q: Array, k: Array, v: Array) -> Call:
@@ -91,16 +91,16 @@ def main() -> None:
             for count in (queries, keys, keys)
         )
         calls = [
-            native(graph_of(q, k, options.causal, in_codes), {"q": q, "k": k, "v": v}, target)
-            for in_codes in (False, True)
+            native(graph_of(q, k, options.causal, int8), {"q": q, "k": k, "v": v}, target)
+            for int8 in (False, True)
         ]
         others = torch_call(q, k, v, options.causal), onnx_call(q, k, v)
         times = best_times(options.seconds, *calls, *others)
         best = max(best, peak.flops / best_times(options.seconds / 4, peak)[0] / 1e9)
         flops = 4 * batches * heads * queries * keys * features
-        ours, codes, other, runtime = (flops / seconds / 1e9 for seconds in times)
+        ours, qvalues, other, runtime = (flops / seconds / 1e9 for seconds in times)
         print(
-            f"{shape:>20} {ours:8.1f} {100 * ours / best:7.0f}% {codes:8.1f} {other:8.1f} "
+            f"{shape:>20} {ours:8.1f} {100 * ours / best:7.0f}% {qvalues:8.1f} {other:8.1f} "
             f"{'-' if options.causal else f'{runtime:.1f}':>8}"
         )
 

@@ -24,10 +24,10 @@ from bitwright import system
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import INFERENCE
 from bitwright.quant import Batches, Calibrator
-from bitwright.quant.blas import products_on_one_thread
-from bitwright.quant.collect import Collector
-from bitwright.quant.observed import observed_values
-from bitwright.quant.products import find_sites
+from bitwright.quant.calibration.blas import products_on_one_thread
+from bitwright.quant.calibration.observed import observed_values
+from bitwright.quant.calibration.stats import StatsBuilder
+from bitwright.quant.model.points import find_points
 
 Array = np.ndarray[Any, Any]
 
@@ -82,10 +82,10 @@ def main() -> None:
     graph = run_passes(bw.load(args.model) if args.model else encoder(), INFERENCE)
     stops = [int(stop) for stop in args.batches.split(",")]
     data: Any = args.data or random_batches(max(stops))
-    steps: Calibrator | Collector
+    steps: Calibrator | StatsBuilder
     if args.quantize:
-        steps = Collector(graph, find_sites(graph), count=max(stops), threads=args.threads)
-        count = len(steps.sites)
+        steps = StatsBuilder(graph, find_points(graph), count=max(stops), threads=args.threads)
+        count = len(steps.points)
     else:
         names, _ = observed_values(graph)
         steps = Calibrator(graph, names, threads=args.threads, simplify=False)
@@ -102,7 +102,7 @@ def main() -> None:
         _show(number, steps, held, time.perf_counter() - begin)
 
 
-def _show(number: int, steps: Calibrator | Collector, held: int, seconds: float) -> None:
+def _show(number: int, steps: Calibrator | StatsBuilder, held: int, seconds: float) -> None:
     more = ((system.resident_bytes() or 0) - held) / 1e6
     print(
         f"{number:6} batches {seconds:8.2f} s {seconds / number * 1e3:8.2f} ms each "
@@ -111,10 +111,10 @@ def _show(number: int, steps: Calibrator | Collector, held: int, seconds: float)
     )
 
 
-def _nbytes(steps: Calibrator | Collector) -> int:
+def _nbytes(steps: Calibrator | StatsBuilder) -> int:
     if isinstance(steps, Calibrator):
         return steps.ranges.nbytes
-    samples = [s for evidence in steps.evidence.values() for s in evidence.samples.values()]
+    samples = [s for stats in steps.stats.values() for s in stats.samples.values()]
     held = ((s.first, s.gram, s.total, *s.rows, *s.waiting) for s in samples)
     return sum(int(array.nbytes) for arrays in held for array in arrays)
 

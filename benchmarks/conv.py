@@ -12,10 +12,10 @@ import time
 
 import numpy as np
 
-from bitwright.backends.cpu.program import Program
-from bitwright.backends.cpu.runtime import STEP_BYTES
-from bitwright.ops.builder import Builder
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.backends.cpu.runtime.emitted import STEP_BYTES
+from bitwright.backends.cpu.runtime.program import Program
+from bitwright.ops.core.builder import Builder
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.passes.manager import run_passes
 from bitwright.target import host
 

@@ -91,7 +91,7 @@ def convolutions() -> Iterator[Case]:
             x = b.transpose(image, perm=(0, 3, 1, 2))
             if element == "u8":
                 feeds: dict[str, Any] = {"x": np.full(shape, 3, np.uint8)}
-                y = codes(b, x, filters, pads)
+                y = qvalues(b, x, filters, pads)
             else:
                 feeds = {"x": draw(element, *shape)}
                 y = b.relu(b.conv(x, b.parameter("w", draw(element, *filters)), pads=pads))
@@ -106,12 +106,12 @@ def convolutions() -> Iterator[Case]:
         yield f"{c} -> {c}, {size}², {taps} x {taps}", 2.0 * (c * size * taps) ** 2, ours, peer
 
 
-def codes(b: Any, x: Any, filters: tuple[int, ...], pads: list[int]) -> Any:
+def qvalues(b: Any, x: Any, filters: tuple[int, ...], pads: list[int]) -> Any:
     w = b.constant(rng.integers(-127, 128, filters, dtype=np.int8))
     bias = b.constant(rng.integers(-999, 999, filters[0], dtype=np.int32))
     total = b.integer_conv(x, w, b.constant(np.uint8(3)), None, bias, pads=pads)
     factor = b.constant(rng.uniform(1e-4, 1e-3, (filters[0], 1, 1)).astype(np.float32))
-    return b.to_codes(b.mul(b.cast(total, to="f32"), factor), b.constant(np.uint8(33)), to="u8")
+    return b.requantize(b.mul(b.cast(total, to="f32"), factor), b.constant(np.uint8(33)), to="u8")
 
 
 def peers() -> dict[str, Any]:

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-import bitwright.backends.cpu.lower as lowerings
-from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.lowering import Lowering
+import bitwright.backends.cpu.lowering.registered as lowerings
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.ir.graph import Graph
 from bitwright.lir.schedule import KernelStep
-from bitwright.ops.builder import Builder
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.ops.core.builder import Builder
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.rewrite import Trace
 from bitwright.target import Target, named
 
@@ -50,7 +50,7 @@ def layer(m: int, n: int, k: int, is_real: bool) -> Graph:
     x, zero = b.input("x", f"u8[{m}, {k}]"), b.constant(np.uint8(117))
     total = b.integer_matmul(x, b.constant(w.astype(np.int8)), zero, None, bias)
     factor = b.constant(rng.uniform(1e-4, 1e-3, n).astype(np.float32))
-    y = b.to_codes(b.mul(b.cast(total, to="f32"), factor), b.constant(np.uint8(33)), to="u8")
+    y = b.requantize(b.mul(b.cast(total, to="f32"), factor), b.constant(np.uint8(33)), to="u8")
     return fuse_regions(b.build(y=y), Trace())
 
 
@@ -104,14 +104,14 @@ def main() -> None:
     )
     for shape in options.shapes:
         m, n, k = map(int, shape.split("x"))
-        codes, real = (
+        qvalues, real = (
             best_seconds(layer(m, n, k, is_real), target, options.seconds)
             for is_real in (False, True)
         )
-        rates = [2 * m * n * k / seconds / 1e9 for seconds in (codes, real)]
+        rates = [2 * m * n * k / seconds / 1e9 for seconds in (qvalues, real)]
         print(
-            f"{shape:>16} {codes * 1e6:9.1f} {rates[0]:7.0f} {real * 1e6:9.1f} {rates[1]:8.0f}"
-            f" {real / codes:6.2f}x"
+            f"{shape:>16} {qvalues * 1e6:9.1f} {rates[0]:7.0f} {real * 1e6:9.1f} {rates[1]:8.0f}"
+            f" {real / qvalues:6.2f}x"
         )
 
 

@@ -17,10 +17,10 @@ from collections import Counter
 from pathlib import Path
 
 import bitwright as bw
-import bitwright.backends.cpu.lower as lowerings
-from bitwright.backends.cpu.lowering import Lowering
+import bitwright.backends.cpu.lowering.registered as lowerings
+from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.passes.manager import run_passes
-from bitwright.passes.precision_policy import policy
+from bitwright.passes.precision.policy import policy
 from bitwright.pipeline import CPU, INFERENCE, _policy_passes, lower_integer
 from bitwright.target import named
 

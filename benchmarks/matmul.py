@@ -21,9 +21,9 @@ from functools import partial
 
 import numpy as np
 
-from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.emit import Module, Signature, f32
-from bitwright.backends.cpu.kernels.matmul import (
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.codegen.emit import Module, Signature, f32
+from bitwright.backends.cpu.kernels.matmul.matmul import (
     Tile,
     best_tile,
     emit_matmul,

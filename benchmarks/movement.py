@@ -18,18 +18,18 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper
 
-import bitwright.backends.cpu.lower as _lower
-from bitwright.backends.cpu.jit import load_all
-from bitwright.backends.cpu.lowering import Lowering
-from bitwright.backends.cpu.memory import Grown
-from bitwright.backends.cpu.native import runtime
-from bitwright.backends.cpu.steps import StepTable, Stretch
+import bitwright.backends.cpu.lowering.registered as _lower
+from bitwright.backends.cpu.codegen.jit import load_all
+from bitwright.backends.cpu.lowering.context import Lowering
+from bitwright.backends.cpu.runtime.memory import Grown
+from bitwright.backends.cpu.runtime.native import runtime
+from bitwright.backends.cpu.runtime.steps import KernelSegment, StepTable
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import Place
 from bitwright.lir.schedule import KernelStep
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 from bitwright.target import Target, named
 
 assert _lower.__name__  # importing it registers the lowerings
@@ -70,7 +70,7 @@ def native(graph: Graph, feeds: dict[str, Array], target: Target) -> Call:
             memory.give(buffer, np.zeros(int(buffer.count), buffer.dtype.numpy))
     addresses = {name: library.address(name) for name in kernels}
     signatures = {name: kernel.signature for name, kernel in kernels.items()}
-    table = StepTable(Stretch(steps, addresses, signatures), memory)
+    table = StepTable(KernelSegment(steps, addresses, signatures), memory)
     table.set_addresses()
     run, keeps = runtime().run, (library, memory, feeds)
 
@@ -179,7 +179,7 @@ def windows() -> Iterator[Case]:
         (192, 28, 3, 1, 1),
     ]:
         x = np.random.default_rng(0).random((1, channels, size, size), np.float32)
-        turned = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+        transposed = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
         attrs = {"kernel": (kernel,) * 2, "strides": (stride,) * 2, "pads": (pad,) * 4}
         for op, op_type in (("max_pool", "MaxPool"), ("avg_pool", "AveragePool")):
             onnx = onnx_call(
@@ -187,16 +187,18 @@ def windows() -> Iterator[Case]:
             )
             name = f"{op} {channels} x {size} x {size}, {kernel} by {stride}"
             yield Case(name, graph_of(op, x, **attrs), {"x": x}, onnx)
-            yield Case(f"{name}, last", graph_of(op, turned, True, **attrs), {"x": turned}, onnx)
+            yield Case(
+                f"{name}, last", graph_of(op, transposed, True, **attrs), {"x": transposed}, onnx
+            )
     x = np.random.default_rng(0).random((1, 64, 40, 40), np.float32)
-    turned = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+    transposed = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
     for mode in ("nearest", "linear", "cubic"):
         scales = np.array([1, 1, 2, 2], np.float32)
         onnx = onnx_call("Resize", x, {"": np.zeros(0, np.float32), "s": scales}, mode=mode)
         attrs = {"sizes": (1, 64, 80, 80), "mode": mode}
         yield Case(f"resize {mode} by 2", graph_of("resize", x, **attrs), {"x": x}, onnx)
-        graph = graph_of("resize", turned, True, **attrs)
-        yield Case(f"resize {mode} by 2, last", graph, {"x": turned}, onnx)
+        graph = graph_of("resize", transposed, True, **attrs)
+        yield Case(f"resize {mode} by 2, last", graph, {"x": transposed}, onnx)
 
 
 def measure(calls: list[Call], seconds: float) -> list[float]:

@@ -16,7 +16,7 @@ from typing import Any
 import bitwright as bw
 from bitwright.lir.buffer import Place
 from bitwright.lir.plan import plan
-from bitwright.ops.interpret import bind_input
+from bitwright.ops.core.interpret import bind_input
 from bitwright.report.feeds import random_inputs
 
 POLICIES = ("f32", "mixed_bf16", "f16")

@@ -14,7 +14,7 @@ import numpy as np
 
 import bitwright as bw
 from bitwright.quant import Statistics, choose
-from bitwright.quant.observer import parameters_for
+from bitwright.quant.tensor.observer import parameters_for
 
 
 def least(function: Callable[[], object], repetitions: int = 5) -> float:
@@ -50,8 +50,8 @@ def main() -> None:
         for method in ("minmax", "mse"):
             seconds = least(lambda m=method, p=place: parameters_for(w, "int4", m, **p), 3)
             print(f"{method} of int4 weights {words}: {w.size / seconds / 1e6:.1f} M weights/s")
-    x, codes = bw.quantize_tensor(w, "int8"), bw.quantize_tensor(w.T, "int8", "minmax", axis=1)
-    seconds = least(lambda: bw.qmatmul(x, codes), 3)
+    x, qvalues = bw.quantize_tensor(w, "int8"), bw.quantize_tensor(w.T, "int8", "minmax", axis=1)
+    seconds = least(lambda: bw.qmatmul(x, qvalues), 3)
     print(f"qmatmul 384 x 1536 x 384: {2 * 384 * 1536 * 384 / seconds / 1e9:.1f} GOPS")
 
 

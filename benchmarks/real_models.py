@@ -50,7 +50,7 @@ class Row:
     no_export: str = ""
     sizes: int = 0
     ops: int = 0
-    host_steps: list[str] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
     load_seconds: float = math.nan
     error: float = math.nan
     export_error: float = math.nan
@@ -82,7 +82,7 @@ class Row:
             self.name,
             str(self.sizes),
             str(self.ops),
-            ", ".join(sorted(set(self.host_steps))) or "none",
+            ", ".join(sorted(set(self.fallbacks))) or "none",
             f"{self.load_seconds:.2f}",
             f"{self.error:.1e}",
             "refused" if self.no_export else f"{self.export_error:.1e}",
@@ -131,7 +131,7 @@ def examine(row: Row, model: bytes | str, feeds: Sequence[Feeds], target: str) -
     row.load_seconds = time.perf_counter() - start
     row.sizes = len(feeds)
     row.ops = sum(not node.is_boundary for _, node in graph.walk())
-    row.host_steps = [node.attrs["op_type"] for _, node in graph.walk() if node.op == "host"]
+    row.fallbacks = [node.attrs["op_type"] for _, node in graph.walk() if node.op == "host"]
     executable = bw.compile(graph, target=target)
     own = [executable.run(feed) for feed in feeds]
     row.error = worst_difference(own, expected)

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bitwright.backends.cpu.native import runtime
-from bitwright.backends.cpu.pool import Pool
-from bitwright.backends.cpu.shared_block import BARRIER_AFTER, step_table
-from bitwright.ops.builder import Builder
+from bitwright.backends.cpu.runtime.native import runtime
+from bitwright.backends.cpu.runtime.pool import Pool
+from bitwright.backends.cpu.runtime.shared_block import BARRIER_AFTER, step_table
+from bitwright.ops.core.builder import Builder
 from bitwright.pipeline import compile as compile_graph
 
 PHASES = 100

@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 
 import bitwright as bw
-from bitwright.backends.cpu.peaks import memory_reader
+from bitwright.backends.cpu.profile.peaks import memory_reader
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph
 from bitwright.lir.buffer import Place
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 from bitwright.target import host
 
 KINDS = ("f32", "i8", "i4")
 Array = np.ndarray[Any, Any]
 
 
-def codes_of(rng: np.random.Generator, kind: str, size: int) -> Array:
+def qvalues_of(rng: np.random.Generator, kind: str, size: int) -> Array:
     element = dtype(kind)
     if element.is_integer:
         low, high = int(element.min), int(element.max)
@@ -41,7 +41,7 @@ def chain(kind: str, size: int, block: int, rows: int, count: int) -> Graph:
     rng, b = np.random.default_rng(0), Builder("chain")
     y = b.input("x", f"f32[{rows}, {size}]")
     for _ in range(count):
-        w = codes_of(rng, kind, size)
+        w = qvalues_of(rng, kind, size)
         scale = np.full((size, -(-size // block)), 0.013, np.float32) + rng.random(
             (size, -(-size // block)), np.float32
         ) * np.float32(1e-3)

@@ -96,9 +96,9 @@ def names_decide_texts():
     Every kernel that a test lowers is emitted, also where it was found, and compared with what the
     same name stood for before, in this process or in one that filled the cache.
     """
-    from bitwright.backends.cpu.cache import key as key_of_text
-    from bitwright.backends.cpu.emit import Module
-    from bitwright.backends.cpu.lowering import Lowering
+    from bitwright.backends.cpu.cache.objects import key as key_of_text
+    from bitwright.backends.cpu.codegen.emit import Module
+    from bitwright.backends.cpu.lowering.context import Lowering
 
     seen, kernel = {}, Lowering.kernel
 

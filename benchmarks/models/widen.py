@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from bitwright.ir import DType, Graph, TensorType, Value, dtype
-from bitwright.ops.check import verify
-from bitwright.ops.interpret import run
+from bitwright.ops.core.check import verify
+from bitwright.ops.core.interpret import run
 
 Array = np.ndarray
 

@@ -20,16 +20,17 @@ if TYPE_CHECKING:  # type checkers and editors read these, and nothing is import
     from bitwright.frontend.parameters import load_parameters
     from bitwright.frontend.torch import from_torch
     from bitwright.ir import Graph, dtype, parse, to_text
-    from bitwright.ops.builder import Builder
-    from bitwright.ops.check import verify
-    from bitwright.ops.custom import register_custom
-    from bitwright.passes.apply_precision import apply_precision
-    from bitwright.quant.calibrate import calibrate
-    from bitwright.quant.cast_configuration import CastConfiguration
-    from bitwright.quant.convert import convert
-    from bitwright.quant.facade import QuantizationSystem
-    from bitwright.quant.observer import Observer, quantize_tensor
-    from bitwright.quant.operations import (
+    from bitwright.ops.control.custom import register_custom
+    from bitwright.ops.core.builder import Builder
+    from bitwright.ops.core.check import verify
+    from bitwright.passes.precision.apply_precision import apply_precision
+    from bitwright.quant.calibration.calibrate import calibrate
+    from bitwright.quant.core.parameters import QuantizationParameters
+    from bitwright.quant.model.convert import convert
+    from bitwright.quant.model.quantize import quantize
+    from bitwright.quant.tensor.cast_configuration import CastConfiguration
+    from bitwright.quant.tensor.observer import Observer, quantize_tensor
+    from bitwright.quant.tensor.operations import (
         qadd,
         qaverage_pool2d,
         qconcat,
@@ -40,9 +41,8 @@ if TYPE_CHECKING:  # type checkers and editors read these, and nothing is import
         qrelu,
         requantize,
     )
-    from bitwright.quant.parameters import QuantizationParameters
-    from bitwright.quant.quantize import quantize
-    from bitwright.quant.tensor import QuantizedTensor
+    from bitwright.quant.tensor.system import QuantizationSystem
+    from bitwright.quant.tensor.tensor import QuantizedTensor
     from bitwright.report.bench import bench
 
 __version__ = "0.1.0"
@@ -87,39 +87,39 @@ __all__ = [
 
 _HOME = {
     "BitwrightError": "bitwright.errors",
-    "Builder": "bitwright.ops.builder",
-    "CastConfiguration": "bitwright.quant.cast_configuration",
+    "Builder": "bitwright.ops.core.builder",
+    "CastConfiguration": "bitwright.quant.tensor.cast_configuration",
     "Executable": "bitwright.executable",
     "Graph": "bitwright.ir",
-    "Observer": "bitwright.quant.observer",
-    "QuantizationParameters": "bitwright.quant.parameters",
-    "QuantizationSystem": "bitwright.quant.facade",
-    "QuantizedTensor": "bitwright.quant.tensor",
-    "apply_precision": "bitwright.passes.apply_precision",
+    "Observer": "bitwright.quant.tensor.observer",
+    "QuantizationParameters": "bitwright.quant.core.parameters",
+    "QuantizationSystem": "bitwright.quant.tensor.system",
+    "QuantizedTensor": "bitwright.quant.tensor.tensor",
+    "apply_precision": "bitwright.passes.precision.apply_precision",
     "bench": "bitwright.report.bench",
-    "calibrate": "bitwright.quant.calibrate",
+    "calibrate": "bitwright.quant.calibration.calibrate",
     "compile": "bitwright.compiler",
-    "convert": "bitwright.quant.convert",
+    "convert": "bitwright.quant.model.convert",
     "dtype": "bitwright.ir",
     "export_onnx": "bitwright.export.onnx",
     "from_torch": "bitwright.frontend.torch",
     "load": "bitwright.frontend.load",
     "load_parameters": "bitwright.frontend.parameters",
     "parse": "bitwright.ir",
-    "qadd": "bitwright.quant.operations",
-    "qaverage_pool2d": "bitwright.quant.operations",
-    "qconcat": "bitwright.quant.operations",
-    "qconv2d": "bitwright.quant.operations",
-    "qmatmul": "bitwright.quant.operations",
-    "qmax_pool2d": "bitwright.quant.operations",
-    "qmul": "bitwright.quant.operations",
-    "qrelu": "bitwright.quant.operations",
-    "quantize": "bitwright.quant.quantize",
-    "quantize_tensor": "bitwright.quant.observer",
-    "register_custom": "bitwright.ops.custom",
-    "requantize": "bitwright.quant.operations",
+    "qadd": "bitwright.quant.tensor.operations",
+    "qaverage_pool2d": "bitwright.quant.tensor.operations",
+    "qconcat": "bitwright.quant.tensor.operations",
+    "qconv2d": "bitwright.quant.tensor.operations",
+    "qmatmul": "bitwright.quant.tensor.operations",
+    "qmax_pool2d": "bitwright.quant.tensor.operations",
+    "qmul": "bitwright.quant.tensor.operations",
+    "qrelu": "bitwright.quant.tensor.operations",
+    "quantize": "bitwright.quant.model.quantize",
+    "quantize_tensor": "bitwright.quant.tensor.observer",
+    "register_custom": "bitwright.ops.control.custom",
+    "requantize": "bitwright.quant.tensor.operations",
     "to_text": "bitwright.ir",
-    "verify": "bitwright.ops.check",
+    "verify": "bitwright.ops.core.check",
 }
 
 if not TYPE_CHECKING:  # else every name would do

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitwright import knobs, system
-from bitwright.backends.cpu import stored
-from bitwright.backends.cpu.cache import default_cache
-from bitwright.backends.cpu.code_text import Refusal
-from bitwright.backends.cpu.digests import Digests
-from bitwright.backends.cpu.program import Program
+from bitwright.backends.cpu.cache import artifact as stored
+from bitwright.backends.cpu.cache.digests import Digests
+from bitwright.backends.cpu.cache.objects import default_cache
+from bitwright.backends.cpu.cache.serialize import Refusal
+from bitwright.backends.cpu.runtime.program import Program
 from bitwright.errors import BitwrightError
 from bitwright.executable import Executable
 from bitwright.ir.graph import Graph
@@ -31,7 +31,7 @@ from bitwright.target import host
 
 if TYPE_CHECKING:
     from bitwright.passes.manager import History
-    from bitwright.passes.precision_policy import Policy
+    from bitwright.passes.precision.policy import Policy
 
 _PACKAGES = ("ml_dtypes", "onnx", "llvmlite")
 """What decides the code besides numpy and bitwright itself."""
@@ -51,7 +51,7 @@ def compile(
     interpreter). `threads` None means as many as the machine has cores. A node without a kernel
     runs in the interpreter as a host step: `explain` shows it, and one warning names it.
     `precision` is a policy: "f32", "f16", "mixed_conservative", "mixed", "mixed_bf16", or one of
-    the user's own, as `passes.precision_policy` writes them; None is what the model's metadata
+    the user's own, as `passes.precision.policy` writes them; None is what the model's metadata
     says, else f32.
 
     What a file was compiled to is kept in the cache folder, so that the next process starts at
@@ -61,7 +61,9 @@ def compile(
     entry = _entry(model, precision and str(precision)) if _is_plain(*options) else None
     found = None if entry is None else entry.find()
     if found is None:
-        from bitwright.backends.cpu.kernel_store import workers_at_hand  # a warm start needs none
+        from bitwright.backends.cpu.cache.kernel_store import (
+            workers_at_hand,  # a warm start needs none
+        )
 
         with workers_at_hand() if target == "cpu" else nullcontext():
             graph, files = _load(model)
@@ -74,7 +76,7 @@ def compile(
             return executable
         del graph, executable  # with them, all constants in other forms than the stored one
         system.give_memory_back()
-    return Restored(entry, found, threads)
+    return CachedExecutable(entry, found, threads)
 
 
 def _is_plain(target: str, threads: int | None, precision: Any) -> bool:
@@ -96,7 +98,7 @@ def _load(model: Any) -> tuple[Graph, tuple[Path, ...]]:
     return load_with_files(model)
 
 
-class Restored(Executable):
+class CachedExecutable(Executable):
     """An executable from the cache: it runs at once, and knows its graph when it is asked."""
 
     def __init__(self, entry: Entry, found: stored.Stored, threads: int | None) -> None:
@@ -104,7 +106,7 @@ class Restored(Executable):
         self.recipe = Recipe(entry.load, ("cpu", threads, entry.precision))
         self._present(found.interface)
         self.engine = Program(found.interface, host(), threads or host().cores, found.code)
-        found.code.warn_of_host_steps()
+        found.code.warn_of_fallbacks()
 
     @cached_property
     def _made(self) -> tuple[Graph, History]:

@@ -14,7 +14,7 @@ from bitwright.ir.graph import Graph
 from bitwright.ir.types import ValueType
 
 if TYPE_CHECKING:  # both are slow to import, and a run needs neither
-    from bitwright.ops.interpret import Observer
+    from bitwright.ops.core.interpret import Observer
     from bitwright.passes.manager import History
 
 Array = np.ndarray[Any, Any]
@@ -100,7 +100,7 @@ class Executable:
         if out and len(out) > 1:
             check_distinct(out)
         if observe is not None:
-            from bitwright.ops.interpret import run
+            from bitwright.ops.core.interpret import run
 
             return run(self.graph, feeds, states=self.engine.states, observe=observe)
         return self.engine.run(feeds, out)

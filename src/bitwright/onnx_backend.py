@@ -13,7 +13,7 @@ from onnx.backend.base import BackendRep, namedtupledict
 
 from bitwright.executable import Executable
 from bitwright.frontend.onnx import load
-from bitwright.ops.interpret import run
+from bitwright.ops.core.interpret import run
 from bitwright.pipeline import compile as compile_model
 
 

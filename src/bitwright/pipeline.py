@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bitwright.backends.cpu.program import Program
+from bitwright.backends.cpu.runtime.program import Program
 from bitwright.backends.reference import Reference
 from bitwright.errors import BitwrightError
 from bitwright.executable import Executable
 from bitwright.frontend.load import load
 from bitwright.ir.graph import Graph
-from bitwright.passes.apply_precision import apply_precision
-from bitwright.passes.canonicalize import canonicalize
-from bitwright.passes.eliminate_common import eliminate_common
-from bitwright.passes.eliminate_dead import eliminate_dead
-from bitwright.passes.expand_composites import expand_composites
-from bitwright.passes.expose_weights import expose_weights
-from bitwright.passes.fold_batch_norm import fold_batch_norm
-from bitwright.passes.fold_constants import fold_constants
-from bitwright.passes.freeze_parameters import freeze_parameters
-from bitwright.passes.fuse_regions import fuse_regions
-from bitwright.passes.lower_integer import lower_integer
-from bitwright.passes.lower_weights import lower_weights
+from bitwright.passes.fuse.fuse_regions import fuse_regions
+from bitwright.passes.fuse.merge_projections import merge_projections
+from bitwright.passes.lower_integer.lower_integer import lower_integer
+from bitwright.passes.lower_integer.lower_weights import lower_weights
 from bitwright.passes.manager import History, Pass, run_passes
-from bitwright.passes.merge_projections import merge_projections
-from bitwright.passes.precision_policy import Policy, policy, require_layers
-from bitwright.passes.recognize_composites import recognize_composites
-from bitwright.passes.resolve_shapes import resolve_shapes
-from bitwright.passes.separate_bias import separate_bias
-from bitwright.passes.separate_phases import separate_phases
-from bitwright.passes.share_constants import share_constants
-from bitwright.passes.sink_constants import sink_constants
-from bitwright.passes.sink_transposes import sink_transposes
+from bitwright.passes.precision.apply_precision import apply_precision
+from bitwright.passes.precision.policy import Policy, policy, require_layers
+from bitwright.passes.simplify.canonicalize import canonicalize
+from bitwright.passes.simplify.eliminate_common import eliminate_common
+from bitwright.passes.simplify.eliminate_dead import eliminate_dead
+from bitwright.passes.simplify.expand_composites import expand_composites
+from bitwright.passes.simplify.expose_weights import expose_weights
+from bitwright.passes.simplify.fold_batch_norm import fold_batch_norm
+from bitwright.passes.simplify.fold_constants import fold_constants
+from bitwright.passes.simplify.freeze_parameters import freeze_parameters
+from bitwright.passes.simplify.recognize_composites import recognize_composites
+from bitwright.passes.simplify.resolve_shapes import resolve_shapes
+from bitwright.passes.simplify.separate_bias import separate_bias
+from bitwright.passes.simplify.separate_phases import separate_phases
+from bitwright.passes.simplify.share_constants import share_constants
+from bitwright.passes.simplify.sink_constants import sink_constants
+from bitwright.passes.simplify.sink_transposes import sink_transposes
 from bitwright.rewrite.trace import Trace
 from bitwright.target import host
 
@@ -101,7 +101,7 @@ def compile(
 
     `target` is "cpu" (machine code for this processor, generated here) or "reference" (the
     interpreter). `threads` None means as many as the machine has cores. `precision` is a policy,
-    its name or text form (`passes.precision_policy`); None is what the model's metadata says, else
+    its name or text form (`passes.precision.policy`); None is what the model's metadata says, else
     f32. A node without a kernel runs in the interpreter as a host step: `explain` shows it, and one
     warning names it.
     """
@@ -145,5 +145,5 @@ def make_program(fused: Graph, threads: int | None = None) -> Program:
     """Machine code and schedule of a graph that all passes went over."""
     machine = host()
     program = Program(fused, machine, threads or machine.cores)
-    program.code.warn_of_host_steps()
+    program.code.warn_of_fallbacks()
     return program

@@ -141,7 +141,7 @@ class TestSystem:
         assert tensor.shape == (2, 3) and tensor.parameters.dtype.name == "int8"
 
     def test_ideal_savings(self):
-        from bitwright.quant import types
+        from bitwright.quant.core import types
 
         saving = [types.get(name).ideal_saving for name in ("int8", "int4", "binary")]
         assert saving == [0.75, 0.875, 0.96875]

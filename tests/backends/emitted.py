@@ -5,9 +5,9 @@ import re
 
 import numpy as np
 
-from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.cache import ObjectCache
-from bitwright.backends.cpu.emit import Module, Signature, f32, stored
+from bitwright.backends.cpu.cache.objects import ObjectCache
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.codegen.emit import Module, Signature, f32, stored
 from bitwright.ir.dtype import dtype
 from bitwright.target import NAMES, named
 

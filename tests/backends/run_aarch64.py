@@ -12,11 +12,11 @@ import subprocess
 import numpy as np
 from run_kernel import lower
 
-from bitwright.backends.cpu import jit
+from bitwright.backends.cpu.codegen import jit
 from bitwright.ir.dim import evaluate
 from bitwright.lir.buffer import Place
 from bitwright.lir.plan import byte_size
-from bitwright.ops.interpret import bind_input
+from bitwright.ops.core.interpret import bind_input
 
 EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 CODE, DATA = 0x400000, 0x10000000

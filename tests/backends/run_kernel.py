@@ -12,19 +12,19 @@ from functools import cache
 
 import numpy as np
 
-import bitwright.backends.cpu.lower as _lower
-from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.lowering import Lowering
-from bitwright.backends.cpu.memory import Memory
+import bitwright.backends.cpu.lowering.registered as _lower
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.lowering.context import Lowering
+from bitwright.backends.cpu.runtime.memory import Memory
 from bitwright.ir.dim import evaluate
 from bitwright.ir.dtype import dtype
 from bitwright.ir.feeds import solve
 from bitwright.ir.types import TensorType
 from bitwright.lir.buffer import Place
 from bitwright.lir.plan import byte_size
-from bitwright.lir.schedule import HostStep, SizeStep
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import bind_input, run, run_node
+from bitwright.lir.schedule import InterpreterFallback, SizeStep
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import bind_input, run, run_node
 from bitwright.target import host, named
 
 assert _lower.__name__  # importing it registers the lowerings
@@ -102,7 +102,7 @@ class Run:
             elif buffer.place is Place.STATE:
                 memory.enter(buffer, np.zeros(evaluate(buffer.count, bindings), buffer.dtype.numpy))
         for step in self.schedule.steps:
-            if isinstance(step, HostStep):
+            if isinstance(step, InterpreterFallback):
                 assert host, f"{step.op.op} runs on the host: {step.why}"
                 self._host(step)
                 continue

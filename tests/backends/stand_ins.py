@@ -3,8 +3,8 @@ every machine."""
 
 import pytest
 
-from bitwright.backends.cpu.emit import f32, i8, i32
-from bitwright.backends.cpu.instr import dot_u8s8
+from bitwright.backends.cpu.codegen.emit import f32, i8, i32
+from bitwright.backends.cpu.codegen.instr import dot_u8s8
 from bitwright.target import host
 
 wide_vectors = pytest.mark.skipif(host().lanes(32) != 16, reason="a tile's row is one vector")
@@ -62,6 +62,6 @@ class SlowTiles:
             f.store(line, f.offset(pointer, stride * loop.index))
 
 
-def four_codes(f, total, a, b):
+def four_qvalues(f, total, a, b):
     parts = (f.bitcast(x, i8.vector(64)) for x in (a, b))
     return dot_u8s8(f.target)(f, total, *parts)

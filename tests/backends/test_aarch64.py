@@ -8,9 +8,9 @@ import pytest
 from run_aarch64 import EMULATOR, emulate
 from run_kernel import lower
 
-from bitwright.backends.cpu import jit
-from bitwright.ops.builder import Builder
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.backends.cpu.codegen import jit
+from bitwright.ops.core.builder import Builder
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.rewrite import Trace
 from bitwright.target import named
 
@@ -36,7 +36,7 @@ def layer(kind, depth=37, columns=29):
     x = b.input("x", f"{'u8' if kind is np.uint8 else 'i8'}[n, {depth}]")
     total = b.integer_matmul(x, b.constant(w), b.constant(zero), None, b.constant(bias))
     factor = rng.uniform(1e-3, 1e-2, columns).astype(np.float32)
-    y = b.to_codes(b.mul(b.cast(total, to="f32"), b.constant(factor)), np.uint8(99), to="u8")
+    y = b.requantize(b.mul(b.cast(total, to="f32"), b.constant(factor)), np.uint8(99), to="u8")
     return fuse_regions(b.build(y=y), Trace()), (w, bias, factor)
 
 
@@ -51,7 +51,7 @@ def test_instructions(features):
 @needs_emulator
 @pytest.mark.parametrize("features", INSTRUCTIONS)
 @pytest.mark.parametrize("kind", [np.uint8, np.int8])
-def test_products_of_codes(features, kind, tmp_path):
+def test_products_of_quantized_values(features, kind, tmp_path):
     graph, (w, bias, factor) = layer(kind)
     info = np.iinfo(kind)
     x = np.random.default_rng(2).integers(info.min, info.max, (13, 37), endpoint=True).astype(kind)
@@ -65,13 +65,13 @@ def test_products_of_codes(features, kind, tmp_path):
 
 @needs_emulator
 @pytest.mark.parametrize("rows", [1, 11])
-def test_weights_in_codes(rows, tmp_path):
+def test_weights_in_quantized_values(rows, tmp_path):
     rng, b = np.random.default_rng(3), Builder("layer")
     q = rng.integers(-8, 8, (21, 70)).astype(np.int8)
     scale = rng.uniform(0.1, 1, (21, 3)).astype(np.float32)
     x = b.input("x", "f32[n, 70]")
-    codes = b.constant(q.astype(ml_dtypes.int4))
-    graph = b.build(y=b.dequant_matmul(x, codes, b.constant(scale), block=32))
+    qvalues = b.constant(q.astype(ml_dtypes.int4))
+    graph = b.build(y=b.dequant_matmul(x, qvalues, b.constant(scale), block=32))
     feeds = {"x": rng.normal(size=(rows, 70)).astype(np.float32)}
     found = emulate(graph, feeds, named("aarch64"), 2, tmp_path)
     w = (q * np.repeat(scale.astype(np.float64), 32, axis=1)[:, :70]).T

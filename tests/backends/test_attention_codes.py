@@ -15,9 +15,9 @@ from run_kernel import (
 )
 from test_attention_kernel import FORMS, MASKS, draw, operands
 
-from bitwright.backends.cpu import jit
-from bitwright.ops.builder import Builder
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.backends.cpu.codegen import jit
+from bitwright.ops.core.builder import Builder
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.rewrite import Trace
 
 THREADS = [1, 2, 3, 7]
@@ -36,10 +36,10 @@ def check(arrays, target="host", threads=2, symbolic=False, **attrs):
     if symbolic:
         batches, heads, _, features = arrays[0].shape
         shapes = {0: f"[{batches}, {heads}, S, {features}]"}
-    graph = graph_of("attention", *arrays, shapes=shapes, in_codes=True, **attrs)
+    graph = graph_of("attention", *arrays, shapes=shapes, int8=True, **attrs)
     expected = reference(graph, feeds_of(graph, arrays))["out0"]
     how = {"target": named(target), "threads": threads, "shapes": shapes}
-    assert_few_steps(run_op("attention", *arrays, **how, in_codes=True, **attrs), expected)
+    assert_few_steps(run_op("attention", *arrays, **how, int8=True, **attrs), expected)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -71,7 +71,7 @@ def test_masks(target, shape):
 def test_rows_that_see_nothing_are_zero():
     mask = np.ones((40, 30), np.bool_)
     mask[1] = False
-    found = run_op("attention", *operands(40, 30), mask, in_codes=True)
+    found = run_op("attention", *operands(40, 30), mask, int8=True)
     assert (found[:, :, 1] == 0).all() and np.isfinite(found).all()
     check([*operands(40, 30), mask])
 
@@ -92,7 +92,7 @@ def test_unusual_numbers(target):
     for change in (q, k, v):
         kept = change.copy()
         change[1, 1, 2, 3] = np.nan
-        found = run_op("attention", q, k, v, target=named(target), in_codes=True)
+        found = run_op("attention", q, k, v, target=named(target), int8=True)
         bad = np.isnan(found[1, 1])
         assert bad[2].all() and (change is q or bad.all())
         assert np.isfinite(np.delete(found[1], 1, axis=0)).all() and np.isfinite(found[0]).all()
@@ -101,7 +101,7 @@ def test_unusual_numbers(target):
 
 def test_threads_change_nothing():
     arrays = operands(70, 300)
-    one, *more = (run_op("attention", *arrays, in_codes=True, threads=n) for n in THREADS)
+    one, *more = (run_op("attention", *arrays, int8=True, threads=n) for n in THREADS)
     for other in more:
         assert_same(other, one)
 
@@ -111,7 +111,7 @@ def test_machines_change_nothing():
     arrays = [*operands(70, 300), draw(70, 300)]
     targets = [named(name) for name in TARGETS if named(name).has_fma]
     assert len(targets) > 1
-    one, *more = (run_op("attention", *arrays, in_codes=True, target=t) for t in targets)
+    one, *more = (run_op("attention", *arrays, int8=True, target=t) for t in targets)
     for other in more:
         assert_same(other, one)
 
@@ -123,7 +123,7 @@ def test_no_code_overflows_where_large_numbers_are_added_to_scores(added):
     mask = np.full((20, 33), added, np.float32)
     check([q, k, v, mask])
     targets = [named(name) for name in TARGETS if named(name).has_fma]
-    one, *more = (run_op("attention", q, k, v, mask, in_codes=True, target=t) for t in targets)
+    one, *more = (run_op("attention", q, k, v, mask, int8=True, target=t) for t in targets)
     for other in more:
         assert_same(other, one)
 
@@ -136,22 +136,24 @@ def test_many_light_keys_are_not_lost(heavier):
     mask = np.zeros((8, keys), np.float32)
     mask[:, 5] = np.log(heavier)
     exact = run_op("attention", np.float32(0.02) * q, k, v, mask)
-    found = run_op("attention", np.float32(0.02) * q, k, v, mask, in_codes=True)
+    found = run_op("attention", np.float32(0.02) * q, k, v, mask, int8=True)
     assert np.abs(found - exact).max() < 0.02 * np.abs(v[:, :, 5]).max()
 
 
-def row_codes(x, peak):
+def row_qvalues(x, peak):
     return np.rint(x * (np.float32(127) / peak)).astype(np.int64)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("keys, past, features, values", [(33, 0, 17, 18), (7, 6, 32, 48)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_codes_of_keys_and_values_to_the_bit(target, keys, past, features, values, causal):
+def test_quantized_values_of_keys_and_values_to_the_bit(
+    target, keys, past, features, values, causal
+):
     """Written out in numpy, in f32 where the kernel is."""
     arrays = operands(5, keys, features, values, past=past)
     arrays[2][1, 2] *= np.float32(2) ** np.linspace(-12, 32, keys, dtype=np.float32)[:, None]
-    graph = graph_of("attention", *arrays, in_codes=True, causal=causal)
+    graph = graph_of("attention", *arrays, int8=True, causal=causal)
     ctx = lower(graph, named(target))
     step = next(s for s in ctx.schedule.steps if s.node.endswith(".keys"))
     k, v = arrays[1:3]
@@ -165,7 +167,7 @@ def test_codes_of_keys_and_values_to_the_bit(target, keys, past, features, value
         np.testing.assert_array_equal(made["k_steps"], (peak / np.float32(127)).reshape(-1))
         rows = made["k_codes"].reshape(2, 4, total, -1)[..., :features].astype(np.int64)
         rows = (rows & 255) - 128 if _has_dots(ctx) else rows
-        np.testing.assert_array_equal(rows, row_codes(k, peak))
+        np.testing.assert_array_equal(rows, row_qvalues(k, peak))
         mean = np.zeros_like(v[:, :, :1])
         for key in range(total):
             mean = mean + v[:, :, key : key + 1]
@@ -201,8 +203,8 @@ def _has_dots(ctx):
     return any("vpdpbusd" in ctx.text(kernel) for kernel in ctx.kernels.values())
 
 
-def test_the_dot_instruction_multiplies_codes():
-    ctx = lower(graph_of("attention", *operands(64, 64), in_codes=True), named("avx512vnni"))
+def test_the_dot_instruction_multiplies_quantized_values():
+    ctx = lower(graph_of("attention", *operands(64, 64), int8=True), named("avx512vnni"))
     texts = [jit.assembly(ctx.text(kernel), ctx.target) for kernel in ctx.kernels.values()]
     assert sum(text.count("vpdpbusd") for text in texts) >= 32
 
@@ -215,7 +217,7 @@ def test_heads_inside_positions_and_an_epilogue(target):
         b.reshape(p, shape=(2, x.shape[1], 4, 20)) for p in b.split(x, axis=2, sizes=(1, 1, 1))
     ]
     q, k, v = (b.transpose(part, perm=(0, 2, 1, 3)) for part in parts)
-    y = b.attention(q, k, v, in_codes=True)
+    y = b.attention(q, k, v, int8=True)
     y = b.transpose(b.mul(y, b.input("gate", "f32[2, 4, 1, 20]")), perm=(0, 2, 1, 3))
     graph = fuse_regions(b.build(y), Trace())
     feeds = {"x": draw(2, 37, 3, 4, 20), "gate": draw(2, 4, 1, 20, seed=1)}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from run_kernel import TARGETS, lower
 
-from bitwright.backends.cpu.lower.conv_transpose import MOST_CALLS
-from bitwright.ops.builder import Builder
-from bitwright.passes.fuse_regions import MOST_NODES, fuse_regions
+from bitwright.backends.cpu.kernels.conv.lower_transposed import MOST_CALLS
+from bitwright.ops.core.builder import Builder
+from bitwright.passes.fuse.fuse_regions import MOST_NODES, fuse_regions
 from bitwright.passes.manager import run_passes
-from bitwright.passes.separate_bias import separate_bias
+from bitwright.passes.simplify.separate_bias import separate_bias
 from bitwright.target import named
 
 FEW, MANY = 70, 7000

@@ -9,8 +9,8 @@ import pytest
 
 import bitwright as bw
 from bitwright import knobs, system, warn
-from bitwright.backends.cpu import jit
-from bitwright.ops.builder import Builder
+from bitwright.backends.cpu.codegen import jit
+from bitwright.ops.core.builder import Builder
 from bitwright.warn import BitwrightWarning
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the system has no modes")

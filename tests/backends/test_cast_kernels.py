@@ -5,8 +5,8 @@ import pytest
 from run_kernel import TARGETS, Run, assert_same, graph_of, lower, reference
 
 from bitwright.ir.dtype import dtype
-from bitwright.ops.builder import Builder
-from bitwright.passes.fuse_regions import COMPUTED, fuse_regions
+from bitwright.ops.core.builder import Builder
+from bitwright.passes.fuse.fuse_regions import COMPUTED, fuse_regions
 from bitwright.rewrite.trace import Trace
 from bitwright.target import named
 
@@ -67,5 +67,5 @@ def test_a_cast_inside_a_region_rounds():
 def test_other_types_run_on_the_host(pair):
     source, to = pair.split()
     x = np.ones(5, dtype(source).numpy)
-    steps = lower(graph_of("cast", x, to=to)).schedule.host_steps
+    steps = lower(graph_of("cast", x, to=to)).schedule.fallbacks
     assert [step.op.op for step in steps] == ["cast"]

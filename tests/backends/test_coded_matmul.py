@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from run_kernel import TARGETS, Run, assert_near, assert_same, lower
 
-from bitwright.backends.cpu import jit
+from bitwright.backends.cpu.codegen import jit
 from bitwright.ir.dtype import dtype
 from bitwright.lir.buffer import Place
-from bitwright.ops.builder import Builder
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.ops.core.builder import Builder
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.rewrite import Trace
 from bitwright.target import named
 
@@ -18,7 +18,7 @@ THREADS = [1, 2, 3, 7]
 ROWS = [1, 2, 3, 5, 8, 9, 17, 140]
 
 
-def codes_of(rng, kind, *shape):
+def qvalues_of(rng, kind, *shape):
     element = dtype(kind)
     if element.is_float:
         every = np.arange(1 << element.bits, dtype=np.uint8)
@@ -89,7 +89,7 @@ FORMS = {
 def test_products(target, form):
     kind, scales, zeros, depth, columns, block = FORMS[form]
     rng = np.random.default_rng(1)
-    q = codes_of(rng, kind, columns, depth)
+    q = qvalues_of(rng, kind, columns, depth)
     shape = columns, -(-depth // block)
     scale = 2.0 ** rng.integers(-4, 4, shape) if scales == "e8m0" else rng.uniform(0.1, 1, shape)
     scale = scale.astype(SCALES[scales] or ml_dtypes.float8_e8m0fnu)
@@ -97,14 +97,14 @@ def test_products(target, form):
     if zeros == "f32":
         zero = rng.uniform(0, 15, shape).astype(np.float32)
     elif zeros:
-        zero = codes_of(rng, zeros, *shape)
+        zero = qvalues_of(rng, zeros, *shape)
     check(q, scale, zero, block, target, epilogue=form == "i4")
 
 
 @pytest.mark.parametrize("kind", ["i4", "i8"])
 def test_long_columns_take_several_stretches(kind):
     rng = np.random.default_rng(2)
-    q = codes_of(rng, kind, 50, 3000)
+    q = qvalues_of(rng, kind, 50, 3000)
     scale = rng.uniform(0.1, 1, (50, -(-3000 // 1000))).astype(np.float32)
     check(q, scale, None, 1000, "host", rows=[1, 4, 9, 200])
 
@@ -121,7 +121,7 @@ def test_no_rows_no_terms_no_columns():
 )
 def test_what_the_kernel_does_not_read_becomes_f32(kind, block, value):
     rng = np.random.default_rng(3)
-    q = codes_of(rng, kind, 6, 24)
+    q = qvalues_of(rng, kind, 6, 24)
     q[2, 3] = value
     scale = rng.uniform(0.1, 1, (6, -(-24 // block))).astype(np.float32)
     graph, ctx = lowered(q, scale, None, block, "host")

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from bitwright import system
-from bitwright.backends.cpu import compilers, jit
-from bitwright.backends.cpu.cache import ObjectCache
-from bitwright.backends.cpu.emit import Module, i64
+from bitwright.backends.cpu.cache.objects import ObjectCache
+from bitwright.backends.cpu.codegen import compilers, jit
+from bitwright.backends.cpu.codegen.emit import Module, i64
 from bitwright.errors import CompileError
 from bitwright.target import host
 
@@ -167,7 +167,7 @@ def test_without_threads_it_is_done_here(monkeypatch):
 
 
 def test_a_worker_ends_behind_what_is_no_request():
-    process = start_python("from bitwright.backends.cpu.compilers import work; work()")
+    process = start_python("from bitwright.backends.cpu.codegen.compilers import work; work()")
     process.stdin.write(b"nothing\n")
     process.stdin.flush()
     assert process.wait(100) == 0

@@ -8,15 +8,15 @@ import pytest
 from emitted import instructions
 from run_kernel import TARGETS, THREADS, Run
 
-from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.emit import Module
-from bitwright.backends.cpu.kernels.conv import Conv, emit_conv
-from bitwright.backends.cpu.kernels.matmul import UNROLL, best_tile
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.codegen.emit import Module
+from bitwright.backends.cpu.kernels.conv.conv import Conv, emit_conv
+from bitwright.backends.cpu.kernels.matmul.matmul import UNROLL, best_tile
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.passes.manager import run_passes
-from bitwright.passes.separate_bias import separate_bias
+from bitwright.passes.simplify.separate_bias import separate_bias
 from bitwright.target import host, named
 
 rng = np.random.default_rng(0)
@@ -180,7 +180,7 @@ def test_results_of_other_types_leave_the_same_kernels(shapes, to, target):
     else:
         b, y, feeds = convolution(normal(*shape), normal(*filter_shape), **attrs)
     if to in ("u8", "i8"):
-        y = b.to_codes(b.mul(y, np.float32(7)), b.constant(np.array(5), to), to=to)
+        y = b.requantize(b.mul(y, np.float32(7)), b.constant(np.array(5), to), to=to)
     else:
         y = b.gt(y, np.float32(0)) if to == "bool" else b.cast(y, to=to)
     graph = b.build(y=y)

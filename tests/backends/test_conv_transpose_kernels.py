@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from run_kernel import TARGETS, THREADS, Run
 
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.passes.manager import run_passes
-from bitwright.passes.separate_bias import separate_bias
+from bitwright.passes.simplify.separate_bias import separate_bias
 from bitwright.target import named
 
 rng = np.random.default_rng(0)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from emitted import WIDTHS, element, lanewise
 
-from bitwright.backends.cpu.emit import f16, i8, i32, i64
+from bitwright.backends.cpu.codegen.emit import f16, i8, i32, i64
 
 SPECIAL = [0.0, -0.0, 1.0, -1.5, 65504.0, 65519.9, 65520.0, 6e-8, 3e-8, 2.9e-8, 1e-45, 3.4e38]
 SPECIAL += [2049.0, 2051.0, 0.1, np.inf, -np.inf, np.nan, 6.1e-5, 6.09e-5, -5.97e-8, 255.5]

@@ -12,13 +12,13 @@ from run_kernel import (
     reference,
 )
 
-from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.program import Program
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.runtime.program import Program
 from bitwright.errors import RunError
 from bitwright.ir.dtype import dtype
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
-from bitwright.ops.opdef import draw
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.opdef import draw
 from bitwright.target import host, named
 
 WIDTHS = ["i8", "f16", "f32", "i64", "c128"]
@@ -214,7 +214,7 @@ def test_reshape_on_trust():
     x, y = b.input("x", "f32[n, 6]"), b.input("y", "f32[m]")
     graph = b.build(z=b.neg(b.reshape(x, shape=(y.shape[0], 2))))
     program = Program(graph, host(), threads=1)
-    assert not list(program.schedule.host_steps)
+    assert not list(program.schedule.fallbacks)
     feeds = {"x": draw(4, 6), "y": draw(12)}
     assert_same(program.run(feeds)["z"], reference(graph, feeds)["z"])
     with pytest.raises(RunError):

@@ -10,8 +10,8 @@ import pytest
 from bitwright.errors import RunError
 from bitwright.ir.graph import Graph
 from bitwright.lir.schedule import SizeStep
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 from bitwright.pipeline import compile as compile_graph
 
 X = np.random.default_rng(0).standard_normal((4, 6, 5)).astype(np.float32)
@@ -30,7 +30,7 @@ def check(graph: Graph, *feeds: dict[str, Any]) -> None:
     executable = compile_graph(graph, threads=2)
     steps = executable.engine.schedule.steps  # type: ignore[attr-defined]
     assert any(isinstance(step, SizeStep) for step in steps)
-    assert not any(executable.engine.schedule.host_steps)  # type: ignore[attr-defined]
+    assert not any(executable.engine.schedule.fallbacks)  # type: ignore[attr-defined]
     for given in feeds:
         found = executable.run(given)
         for name, want in run(graph, given).items():
@@ -130,7 +130,7 @@ def test_resize(mode: str, coordinates: str) -> None:
         operands = given if name == "sizes" else [given[0], None, given[1]]
         graph = b.build(y=b.resize(*operands, **attrs))
         executable = compile_graph(graph, threads=2)
-        assert not any(executable.engine.schedule.host_steps)  # type: ignore[attr-defined]
+        assert not any(executable.engine.schedule.fallbacks)  # type: ignore[attr-defined]
         for case in cases:
             feeds = {"x": x, name: case}
             (found,), (want,) = executable.run(feeds).values(), run(graph, feeds).values()

@@ -6,8 +6,8 @@ import onnxruntime
 import pytest
 from run_kernel import TARGETS, function, named
 
-from bitwright.backends.cpu.emit import Module, Signature, f32
-from bitwright.backends.cpu.math.decay import decay, exact_decay
+from bitwright.backends.cpu.codegen.emit import Module, Signature, f32
+from bitwright.backends.cpu.codegen.math.decay import decay, exact_decay
 
 
 def decayed(x, target, power=decay):
@@ -44,7 +44,7 @@ def test_limits(name):
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if named(name).has_fma])
-def test_what_ends_as_codes_has_the_bits_of_onnx_runtime(name):
+def test_what_ends_as_quantized_values_has_the_bits_of_onnx_runtime(name):
     x = -np.random.default_rng(1).exponential(8, 1 << 16).astype(np.float32)
     x[:3] = 0, np.nan, -1e30
     shape = onnx.helper.make_tensor_value_info("x", 1, [x.size])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from run_kernel import TARGETS, function, named
 
-from bitwright.backends.cpu.emit import Module, Signature, f32
-from bitwright.backends.cpu.math.division import divider
+from bitwright.backends.cpu.codegen.emit import Module, Signature, f32
+from bitwright.backends.cpu.codegen.math.division import divider
 
 
 def divided(x, divisors, target):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from emitted import WIDTHS, Compiled
 
-from bitwright.backends.cpu.emit import Module
-from bitwright.backends.cpu.expression import Expression
-from bitwright.backends.cpu.kernels.elementwise import (
+from bitwright.backends.cpu.codegen.emit import Module
+from bitwright.backends.cpu.codegen.expression import Expression
+from bitwright.backends.cpu.kernels.elementwise.elementwise import (
     STRIDED,
     Layout,
     collapse,
@@ -14,9 +14,9 @@ from bitwright.backends.cpu.kernels.elementwise import (
     movement,
 )
 from bitwright.errors import CompileError
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.ops.opdef import draw
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.opdef import draw
 from bitwright.target import named
 
 

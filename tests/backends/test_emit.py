@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from emitted import WIDTHS, Compiled, instructions, lanewise, scale_kernel, undefined_symbols
 
-from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.emit import Module, Signature, f32, i1, i8, i32, i64, ptr, void
-from bitwright.backends.cpu.emit.types import constant, f16
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.codegen.emit import Module, Signature, f32, i1, i8, i32, i64, ptr, void
+from bitwright.backends.cpu.codegen.emit.types import constant, f16
 from bitwright.errors import CompileError
 from bitwright.target import host, named
 
@@ -184,7 +184,7 @@ def test_sums_of_products_are_fused_only_when_asked():
 @pytest.mark.parametrize("target", ["host", "sse2", "aarch64", "riscv64", "wasm32"])
 def test_emitted_code_calls_no_library(target):
     """Rounding, half floats, remainders and copies are all written out."""
-    from bitwright.backends.cpu import math
+    from bitwright.backends.cpu.codegen import math
 
     module = Module(named(target))
     with module.kernel("kernel", Signature(("x", "y"), ("n",))) as f:

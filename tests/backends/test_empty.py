@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from run_kernel import TARGETS
 
-from bitwright.backends.cpu.program import Program
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.backends.cpu.runtime.program import Program
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import CPU, INFERENCE
 from bitwright.target import named

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 from bitwright.pipeline import compile as compile_graph
 
 Array = np.ndarray[Any, Any]
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 def check(graph: Any, *feeds: dict[str, Array], threads: int) -> Any:
     executable = compile_graph(graph, threads=threads)
-    assert not list(executable.engine.host_steps)  # type: ignore[attr-defined]
+    assert not list(executable.engine.fallbacks)  # type: ignore[attr-defined]
     for given in feeds:
         (found,), (want,) = executable.run(given).values(), run(graph, given).values()
         assert found.dtype == want.dtype and found.shape == want.shape
@@ -102,14 +102,14 @@ def test_suppression_like_onnx_runtime() -> None:
     assert (bw.compile(bw.load(model)).run(feeds)["y"] == want).all()
 
 
-@pytest.mark.parametrize("with_host_step", [False, True])
+@pytest.mark.parametrize("with_fallback", [False, True])
 def test_sizes_that_come_again_are_prepared_for_and_others_still_right(
-    with_host_step: bool,
+    with_fallback: bool,
 ) -> None:
     b = Builder("found")
     x = b.input("x", "f32[n]")
     places = b.transpose(b.nonzero(x), perm=(1, 0))
-    if with_host_step:
+    if with_fallback:
         places = b.unique(places, axis=0)[0]
     w = b.constant(np.arange(12, dtype=np.float32).reshape(1, 12))
     graph = b.build(y=b.relu(b.matmul(b.cast(places, to="f32"), w)), places=places)

@@ -13,11 +13,11 @@ from run_kernel import (
     reference,
 )
 
-from bitwright.backends.cpu.program import Program
+from bitwright.backends.cpu.runtime.program import Program
 from bitwright.errors import RunError
-from bitwright.ops.builder import Builder
-from bitwright.ops.opdef import draw
-from bitwright.ops.registry import get
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.opdef import draw
+from bitwright.ops.core.registry import get
 from bitwright.target import host, named
 
 OPS = [
@@ -133,8 +133,8 @@ def test_scatters(target, reduction):
         check("scatter_nd", x, both, u[0], **attrs)
     nan = draw(5, 3)
     nan[1, 2] = np.nan
-    turned = nan[::-1].copy()
-    check("scatter_nd", nan, places(5, 1, size=5), turned, reduction=reduction, near=rounds)
+    transposed = nan[::-1].copy()
+    check("scatter_nd", nan, places(5, 1, size=5), transposed, reduction=reduction, near=rounds)
 
 
 @pytest.mark.parametrize("target", TARGETS)

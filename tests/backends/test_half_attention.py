@@ -6,11 +6,11 @@ import pytest
 from run_kernel import Run, feeds_of, graph_of, lower, reference
 from stand_ins import SlowTiles, StandIn
 
-from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.kernels import attention_pairs
-from bitwright.backends.cpu.kernels.halves import HalfDots
-from bitwright.backends.cpu.kernels.tiles import TileDots
-from bitwright.ops.builder import Builder
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.kernels.attention import bf16 as attention_pairs
+from bitwright.backends.cpu.kernels.matmul.dot.amx import TileDots
+from bitwright.backends.cpu.kernels.matmul.dot.half_dot import HalfDots
+from bitwright.ops.core.builder import Builder
 from bitwright.target import host, named
 
 WAYS = {"dots": HalfDots(StandIn(), False), "tiles": TileDots(SlowTiles(StandIn()))}

@@ -6,21 +6,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from run_kernel import TARGETS, THREADS, Run, assert_same, lower
-from stand_ins import SlowTiles, StandIn, four_codes, wide_vectors
+from stand_ins import SlowTiles, StandIn, four_qvalues, wide_vectors
 
 from bitwright import system
-from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.emit import i32
-from bitwright.backends.cpu.instr import dot_bf16, dot_u8s8
-from bitwright.backends.cpu.kernels import halves, tiles
-from bitwright.backends.cpu.kernels.wide_product import ROOM, tiles_in_room, whole_way
-from bitwright.backends.cpu.lower import filters, integer
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.codegen.emit import i32
+from bitwright.backends.cpu.codegen.instr import dot_bf16, dot_u8s8
+from bitwright.backends.cpu.kernels.matmul import filters
+from bitwright.backends.cpu.kernels.matmul import lower_int8 as integer
+from bitwright.backends.cpu.kernels.matmul.dot import amx as tiles
+from bitwright.backends.cpu.kernels.matmul.dot import half_dot as halves
+from bitwright.backends.cpu.kernels.matmul.upcast_product import ROOM, tiles_in_room, whole_way
 from bitwright.ir.dtype import dtype
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.passes.manager import run_passes
-from bitwright.passes.separate_bias import separate_bias
+from bitwright.passes.simplify.separate_bias import separate_bias
 from bitwright.target import host, named
 
 rng = np.random.default_rng(0)
@@ -293,19 +295,19 @@ def test_tile_instructions_are_emitted(graph):
 
 
 @pytest.fixture
-def slow_codes(monkeypatch):
+def slow_qvalues(monkeypatch):
     if dot_u8s8(host()) is None:
         pytest.skip("this machine has no dot of codes")
-    slow = SlowTiles(four_codes, i32)
+    slow = SlowTiles(four_qvalues, i32)
     monkeypatch.setattr(
         integer,
         "tile_codes",
-        lambda target, signed, offset: tiles.TileCodes(signed, False, 0, offset, slow),
+        lambda target, signed, offset: tiles.AmxInt8(signed, False, 0, offset, slow),
     )
     monkeypatch.setattr(integer.CodeFilter, "tiles_pay", lambda *_: True)
 
 
-CODES = [
+INT8 = [
     ((1, 32, 20, 33), (40, 32, 3, 3), {"pads": [1, 1, 1, 1]}),
     ((2, 64, 9, 16), (33, 64, 1, 1), {"strides": [2, 1]}),
     ((1, 16, 12, 48), (20, 16, 3, 3), {"dilations": [1, 2]}),
@@ -313,7 +315,7 @@ CODES = [
 ]
 
 
-def convolution_of_codes(kind, x, w, attrs):
+def convolution_of_qvalues(kind, x, w, attrs):
     b = Builder("codes")
     image = b.input("x", f"{kind}[{', '.join(map(str, x))}]")
     filters = b.constant(rng.integers(-128, 128, w, dtype=np.int8))
@@ -325,51 +327,51 @@ def convolution_of_codes(kind, x, w, attrs):
 
 
 @wide_vectors
-@pytest.mark.parametrize("case", CODES, ids=str)
-def test_convolutions_of_codes_in_tiles(case, slow_codes):
-    graph, feeds = convolution_of_codes("u8", *case)
+@pytest.mark.parametrize("case", INT8, ids=str)
+def test_convolutions_of_quantized_values_in_tiles(case, slow_qvalues):
+    graph, feeds = convolution_of_qvalues("u8", *case)
     done = Run(graph, feeds, host(), 2)
     np.testing.assert_array_equal(done.outputs["y"], run(graph, feeds)["y"])
 
 
 @pytest.mark.parametrize(("kind", "name"), [("u8", "tdpbusd"), ("i8", "tdpbssd")])
-def test_convolutions_of_codes_take_tiles_where_those_are_filled(kind, name):
+def test_convolutions_of_quantized_values_take_tiles_where_those_are_filled(kind, name):
     wide = (1, 64, 20, 33), (64, 64, 3, 3), {}
-    assert name in inner_loop(convolution_of_codes(kind, *wide)[0], named("amx"))
-    assert "vpdpbusd" in inner_loop(convolution_of_codes(kind, *CODES[3])[0], named("amx"))
+    assert name in inner_loop(convolution_of_qvalues(kind, *wide)[0], named("amx"))
+    assert "vpdpbusd" in inner_loop(convolution_of_qvalues(kind, *INT8[3])[0], named("amx"))
 
 
 @pytest.mark.skipif(not host().has("amx-int8"), reason="this machine has no tiles")
 @pytest.mark.parametrize("kind", ["u8", "i8"])
-@pytest.mark.parametrize("case", CODES, ids=str)
-def test_convolutions_of_codes_on_this_machine(kind, case, monkeypatch):
+@pytest.mark.parametrize("case", INT8, ids=str)
+def test_convolutions_of_quantized_values_on_this_machine(kind, case, monkeypatch):
     monkeypatch.setattr(integer.CodeFilter, "tiles_pay", lambda *_: True)
-    graph, feeds = convolution_of_codes(kind, *case)
+    graph, feeds = convolution_of_qvalues(kind, *case)
     done = Run(graph, feeds, host(), 3)
     np.testing.assert_array_equal(done.outputs["y"], run(graph, feeds)["y"])
 
 
 @wide_vectors
-def test_codes_in_tiles(slow_codes):
-    graph, codes = product_of_codes("u8")
-    done = Run(graph, {"x": codes}, host(), 2)
-    np.testing.assert_array_equal(done.outputs["y"], run(graph, {"x": codes})["y"])
+def test_quantized_values_in_tiles(slow_qvalues):
+    graph, qvalues = product_of_qvalues("u8")
+    done = Run(graph, {"x": qvalues}, host(), 2)
+    np.testing.assert_array_equal(done.outputs["y"], run(graph, {"x": qvalues})["y"])
 
 
-def product_of_codes(kind):
+def product_of_qvalues(kind):
     info = np.iinfo(dtype(kind).numpy)
     b = Builder("codes")
     x, w = b.input("x", f"{kind}[37, 70]"), rng.integers(-128, 128, (70, 40), dtype=np.int8)
     zero = b.constant(np.asarray(3, dtype(kind).numpy))
     bias = b.constant(rng.integers(-999, 999, 40, dtype=np.int32))
     graph = b.build(y=b.integer_matmul(x, b.constant(w), zero, None, bias))
-    codes = rng.integers(info.min, info.max, (37, 70), dtype=dtype(kind).numpy, endpoint=True)
-    return graph, codes
+    qvalues = rng.integers(info.min, info.max, (37, 70), dtype=dtype(kind).numpy, endpoint=True)
+    return graph, qvalues
 
 
 @pytest.mark.parametrize(("kind", "name"), [("u8", "tdpbusd"), ("i8", "tdpbssd")])
-def test_tile_instructions_of_codes_are_emitted(kind, name):
-    assert name in inner_loop(product_of_codes(kind)[0], named("amx"))
+def test_tile_instructions_of_quantized_values_are_emitted(kind, name):
+    assert name in inner_loop(product_of_qvalues(kind)[0], named("amx"))
 
 
 @pytest.mark.skipif(not host().has("amx-bf16"), reason="this machine has no tiles")

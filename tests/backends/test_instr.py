@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from emitted import Compiled, instructions
 
-from bitwright.backends.cpu import instr
-from bitwright.backends.cpu.emit import Module, Signature, bf16, f32, i8, i16, i32
+from bitwright.backends.cpu.codegen import instr
+from bitwright.backends.cpu.codegen.emit import Module, Signature, bf16, f32, i8, i16, i32
 from bitwright.errors import CompileError
 from bitwright.target import host, named
 

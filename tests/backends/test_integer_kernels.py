@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from run_kernel import TARGETS, Run, lower
 
-from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.lower import winograd_codes
-from bitwright.ops.builder import Builder
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.kernels.conv import lower_winograd_int8 as winograd_qvalues
+from bitwright.ops.core.builder import Builder
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.rewrite import Trace
 from bitwright.target import host, named
 
@@ -24,7 +24,7 @@ SIZES += [(127, 49, 3), (9, 48, 64), (10, 97, 5), (0, 5, 4), (5, 7, 0)]
 LIMITS = {"u8": (0, 256), "i8": (-128, 128)}
 
 
-def codes(rng, kind, *shape):
+def qvalues(rng, kind, *shape):
     """Codes of the whole range, its ends among them."""
     low, high = LIMITS[kind]
     found = rng.integers(low, high, shape)
@@ -64,7 +64,7 @@ def product(x, w, x_zero=0, w_zero=0, bias=0):
 @pytest.mark.parametrize("rows, columns, depth", SIZES)
 def test_products_of_any_size(target, rows, columns, depth):
     rng = np.random.default_rng(rows + columns + depth)
-    x, w = codes(rng, "u8", rows, depth), codes(rng, "i8", depth, columns)
+    x, w = qvalues(rng, "u8", rows, depth), qvalues(rng, "i8", depth, columns)
     b = Builder("product")
     y = b.integer_matmul(b.input("x", f"u8[{rows}, {depth}]"), b.constant(w))
     check(b.build(y), {"x": x}, wrapped(product(x, w)), target)
@@ -77,9 +77,9 @@ def test_products_of_any_size(target, rows, columns, depth):
 def test_signs_and_zero_points(target, x_kind, w_kind, w_zero):
     rng = np.random.default_rng(5)
     rows, depth, columns = 9, 37, 50
-    x, w = codes(rng, x_kind, 2, rows, depth), codes(rng, w_kind, depth, columns)
-    x_zero = codes(rng, x_kind, 1)[0]
-    zeros = {"none": None, "one": codes(rng, w_kind, 1), "columns": codes(rng, w_kind, columns)}
+    x, w = qvalues(rng, x_kind, 2, rows, depth), qvalues(rng, w_kind, depth, columns)
+    x_zero = qvalues(rng, x_kind, 1)[0]
+    zeros = {"none": None, "one": qvalues(rng, w_kind, 1), "columns": qvalues(rng, w_kind, columns)}
     bias = rng.integers(-9999, 9999, columns).astype(np.int32)
     b = Builder("product")
     w_point = None if zeros[w_zero] is None else b.constant(zeros[w_zero])
@@ -100,7 +100,7 @@ def test_signs_and_zero_points(target, x_kind, w_kind, w_zero):
 def test_zero_points_of_rows_meet_large_sums(target, kind, depth):
     """Sums of 14, 17 and 23 bits, of both signs."""
     rng = np.random.default_rng(12)
-    x, zero = codes(rng, kind, 9, depth), codes(rng, kind, 9, 1)
+    x, zero = qvalues(rng, kind, 9, depth), qvalues(rng, kind, 9, 1)
     w = np.broadcast_to(np.array([127, -128, 1, 0, -1, 90], np.int8), (depth, 6)).copy()
     b = Builder("product")
     place = b.input("zero", f"{kind}[9, 1]")
@@ -112,8 +112,8 @@ def test_zero_points_of_rows_meet_large_sums(target, kind, depth):
 @pytest.mark.parametrize("per_row", [True, False])
 def test_zero_points_of_the_run(target, per_row):
     rng = np.random.default_rng(6)
-    x, w = codes(rng, "u8", 3, 5, 19), codes(rng, "i8", 19, 21)
-    zero = codes(rng, "u8", 3, 5, 1) if per_row else codes(rng, "u8", 1).reshape(())
+    x, w = qvalues(rng, "u8", 3, 5, 19), qvalues(rng, "i8", 19, 21)
+    zero = qvalues(rng, "u8", 3, 5, 1) if per_row else qvalues(rng, "u8", 1).reshape(())
     b = Builder("product")
     place = b.input("zero", f"u8{list(zero.shape)}")
     y = b.integer_matmul(b.input("x", "u8[3, 5, 19]"), b.constant(w), place)
@@ -126,7 +126,7 @@ def test_large_results_go_past_the_caches(target, rows, columns):
     """A cache of a kilobyte makes a small result large; rows of 105 do not begin at vectors."""
     rng = np.random.default_rng(11)
     small = replace(named(target), l2_bytes=1024)
-    x, w = codes(rng, "u8", rows, 9), codes(rng, "i8", 9, columns)
+    x, w = qvalues(rng, "u8", rows, 9), qvalues(rng, "i8", 9, columns)
     b = Builder("product")
     graph = b.build(b.integer_matmul(b.input("x", "u8[n, 9]"), b.constant(w)))
     ctx = lower(graph, small)
@@ -151,12 +151,12 @@ def test_sums_wrap_at_32_bits():
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", ["u8", "i8"])
-def test_a_layer_from_codes_to_codes(target, kind):
+def test_a_layer_from_quantized_values_to_quantized_values(target, kind):
     """Bias, multiplier, activation, a residual of another scale, and the consumer's codes."""
     rng = np.random.default_rng(7)
     rows, depth, columns = 35, 64, 83
-    x, w = codes(rng, "u8", rows, depth), codes(rng, "i8", depth, columns)
-    other = codes(rng, "i8", rows, columns)
+    x, w = qvalues(rng, "u8", rows, depth), qvalues(rng, "i8", depth, columns)
+    other = qvalues(rng, "i8", rows, columns)
     factor = rng.uniform(1e-4, 1e-3, columns).astype(np.float32)
     bias = rng.integers(-9999, 9999, columns).astype(np.int32)
     low, high = LIMITS[kind]
@@ -172,7 +172,7 @@ def test_a_layer_from_codes_to_codes(target, kind):
     )
     real = b.mul(b.cast(total, to="f32"), b.constant(factor))
     branch = b.mul(b.cast(b.input("other", f"i8{shape}"), to="f32"), b.constant(np.float32(0.37)))
-    y = b.to_codes(b.relu(b.add(real, branch)), b.constant(zero), to=kind)
+    y = b.requantize(b.relu(b.add(real, branch)), b.constant(zero), to=kind)
     graph = fuse_regions(b.build(y), Trace())
     assert [n.op for n in graph.nodes if not n.is_boundary] == ["fused"]
     t = wrapped(product(x, w, 117, 0, bias)).astype(np.float32) * factor
@@ -185,11 +185,11 @@ def test_a_layer_from_codes_to_codes(target, kind):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", ["u8", "i8"])
 @pytest.mark.parametrize("columns", [1, 16, 33, 48, 64, 83, 80, 128])
-def test_codes_that_end_in_saturation(target, kind, columns):
+def test_quantized_values_that_end_in_saturation(target, kind, columns):
     """Numbers far beyond the codes and bounds of single columns, stored by several vectors."""
     rng = np.random.default_rng(columns)
     rows, depth = 26, 20
-    x, w = codes(rng, "u8", rows, depth), codes(rng, "i8", depth, columns)
+    x, w = qvalues(rng, "u8", rows, depth), qvalues(rng, "i8", depth, columns)
     factor = rng.choice([1e-4, 1e-2, 1.0, 1e3], columns).astype(np.float32)
     highest = rng.uniform(-50, 300, columns).astype(np.float32)
     low, high = LIMITS[kind]
@@ -198,7 +198,7 @@ def test_codes_that_end_in_saturation(target, kind, columns):
     total = b.integer_matmul(b.input("x", f"u8[{rows}, {depth}]"), b.constant(w))
     real = b.mul(b.cast(total, to="f32"), b.constant(factor))
     points = b.constant(zero), b.constant(highest)
-    graph = fuse_regions(b.build(b.to_codes(real, *points, to=kind, bounded=True)), Trace())
+    graph = fuse_regions(b.build(b.requantize(real, *points, to=kind, bounded=True)), Trace())
     t = np.minimum(product(x, w).astype(np.float32) * factor, highest)
     whole = np.rint(t.astype(np.float64)).astype(np.int64) + 29
     check(graph, {"x": x}, np.clip(whole, low, high - 1).astype(zero.dtype), target)
@@ -255,8 +255,8 @@ CONVS = {
 def test_convolutions(target, form, x_kind, w_kind):
     rng = np.random.default_rng(8)
     x_shape, w_shape, strides, pads, dilations, groups = CONVS[form]
-    x, w = codes(rng, x_kind, *x_shape), codes(rng, w_kind, *w_shape)
-    x_zero, w_zero = codes(rng, x_kind, 1), codes(rng, w_kind, w_shape[0])
+    x, w = qvalues(rng, x_kind, *x_shape), qvalues(rng, w_kind, *w_shape)
+    x_zero, w_zero = qvalues(rng, x_kind, 1), qvalues(rng, w_kind, w_shape[0])
     if form.endswith("zero"):
         x_zero[:] = 0
     bias = rng.integers(-9999, 9999, w_shape[0]).astype(np.int32)
@@ -273,7 +273,7 @@ def test_convolutions(target, form, x_kind, w_kind):
         check(b.build(conv(b)), {"x": x}, wrapped(sums), target, [1, 3])
     b = Builder("layer")
     real = b.relu(b.mul(b.cast(conv(b), to="f32"), b.constant(factor)))
-    y = b.to_codes(real, b.constant(np.uint8(9)), to="u8", bounded=x_kind == "u8")
+    y = b.requantize(real, b.constant(np.uint8(9)), to="u8", bounded=x_kind == "u8")
     expected = requantized(sums, factor, 9, 0, 255, relu=True).astype(np.uint8)
     check(fuse_regions(b.build(y), Trace()), {"x": x}, expected, target)
 
@@ -286,7 +286,7 @@ def test_fewer_products_are_exact_for_the_largest_sums(
     target, results, channels, is_less, monkeypatch
 ):
     """Codes and weights at their ends, far from their zero points; 256 channels are too many."""
-    monkeypatch.setattr(winograd_codes, "RESULTS", (results,))
+    monkeypatch.setattr(winograd_qvalues, "RESULTS", (results,))
     rng = np.random.default_rng(results)
     x = rng.choice(np.array([0, 255], np.uint8), (1, channels, 20, 20))
     x[0, :, :9] = 255
@@ -309,7 +309,7 @@ def test_fewer_products_are_exact_for_the_largest_sums(
 @pytest.mark.parametrize("is_last", [False, True])
 def test_images_of_few_channels(target, channels, is_last):
     rng = np.random.default_rng(channels)
-    x, w = codes(rng, "u8", 2, channels, 5, 35), codes(rng, "i8", 9, channels, 3, 3)
+    x, w = qvalues(rng, "u8", 2, channels, 5, 35), qvalues(rng, "i8", 9, channels, 3, 3)
     pads, none = (1, 2, 0, 17), np.zeros(9, np.int64)
     b = Builder("conv")
     if is_last:
@@ -325,7 +325,11 @@ def test_images_of_few_channels(target, channels, is_last):
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_convolution_pads_with_a_zero_point_of_the_run(target):
     rng = np.random.default_rng(9)
-    x, w, zero = codes(rng, "u8", 1, 4, 5, 6), codes(rng, "i8", 7, 4, 3, 3), codes(rng, "u8", 1)
+    x, w, zero = (
+        qvalues(rng, "u8", 1, 4, 5, 6),
+        qvalues(rng, "i8", 7, 4, 3, 3),
+        qvalues(rng, "u8", 1),
+    )
     b = Builder("conv")
     point = b.input("zero", "u8[1]")
     y = b.integer_conv(
@@ -341,9 +345,9 @@ def test_a_convolution_pads_with_a_zero_point_of_the_run(target):
 @pytest.mark.parametrize("shape", [(1,), (7, 9), (2, 3, 33, 5), (256, 3), (0, 4)])
 def test_tables(target, kind, shape):
     rng = np.random.default_rng(len(shape))
-    x, table = codes(rng, kind, *shape), codes(rng, "i8", 256)
+    x, table = qvalues(rng, kind, *shape), qvalues(rng, "i8", 256)
     b = Builder("table")
-    y = b.map_codes(b.input("x", f"{kind}{list(shape)}"), b.constant(table))
+    y = b.lookup_table(b.input("x", f"{kind}{list(shape)}"), b.constant(table))
     expected = np.array([table[int(v) % 256] for v in x.reshape(-1)], np.int8).reshape(shape)
     check(b.build(y), {"x": x}, expected, target)
 

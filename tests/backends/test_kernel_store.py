@@ -8,12 +8,13 @@ import pytest
 from run_kernel import graph_of
 
 from bitwright import system
-from bitwright.backends.cpu import jit, kernel_store
-from bitwright.backends.cpu.build import build
-from bitwright.backends.cpu.emit import Module
-from bitwright.backends.cpu.kernel_store import KernelStore
-from bitwright.backends.cpu.lowering import Lowering
-from bitwright.backends.cpu.program import Program
+from bitwright.backends.cpu.cache import kernel_store
+from bitwright.backends.cpu.cache.kernel_store import KernelStore
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.codegen.emit import Module
+from bitwright.backends.cpu.lowering.build import build
+from bitwright.backends.cpu.lowering.context import Lowering
+from bitwright.backends.cpu.runtime.program import Program
 from bitwright.target import host, named
 
 X = np.linspace(-2, 2, 77, dtype=np.float32).reshape(7, 11)
@@ -157,7 +158,7 @@ def test_a_text_can_be_had_of_a_kernel_that_was_found():
 
 def test_a_key_that_leaves_something_out_is_noticed():
     def emit(module: Module, name: str, number: int):
-        from bitwright.backends.cpu.emit import Signature, f32
+        from bitwright.backends.cpu.codegen.emit import Signature, f32
 
         signature = Signature(("y",))
         with module.kernel(name, signature) as f:

@@ -9,9 +9,9 @@ import pytest
 from emitted import Compiled, scale_kernel
 
 from bitwright import knobs, target
-from bitwright.backends.cpu import jit, loader
-from bitwright.backends.cpu.emit import Module, Signature, f32
-from bitwright.backends.cpu.runtime import runtime_text
+from bitwright.backends.cpu.codegen import jit, loader
+from bitwright.backends.cpu.codegen.emit import Module, Signature, f32
+from bitwright.backends.cpu.runtime.emitted import runtime_text
 from bitwright.errors import CompileError
 from bitwright.target import host, named
 

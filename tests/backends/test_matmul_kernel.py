@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from emitted import WIDTHS, Compiled, instructions
 
-from bitwright.backends.cpu.emit import Module, f32
-from bitwright.backends.cpu.kernels.matmul import (
+from bitwright.backends.cpu.codegen.emit import Module, f32
+from bitwright.backends.cpu.kernels.matmul.matmul import (
     UNROLL,
     Epilogue,
     Tile,

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bitwright.backends.cpu.memory import ALIGN, LARGE, new_array
+from bitwright.backends.cpu.runtime.memory import ALIGN, LARGE, new_array
 
 
 @pytest.mark.parametrize("element", [np.float32, np.uint8, np.bool_, ml_dtypes.bfloat16])

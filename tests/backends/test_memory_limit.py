@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bitwright.errors import RunError
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 from bitwright.pipeline import compile as compile_graph
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bitwright.ir.dtype import DTYPES, DType
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 from bitwright.pipeline import compile as compile_graph
 
 NARROW = [
@@ -30,7 +30,7 @@ def assert_same(source: DType, target: DType, saturate: bool) -> None:
     b = Builder("cast")
     graph = b.build(y=b.cast(b.input("x", f"{source}[n]"), to=target, saturate=saturate))
     executable = compile_graph(graph, threads=2)
-    assert not any(executable.engine.schedule.host_steps)  # type: ignore[attr-defined]
+    assert not any(executable.engine.schedule.fallbacks)  # type: ignore[attr-defined]
     with np.errstate(all="ignore"):
         x = numbers().astype(source.numpy)
     found, want = executable.run({"x": x})["y"], run(graph, {"x": x})["y"]

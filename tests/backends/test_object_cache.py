@@ -10,9 +10,9 @@ import pytest
 from emitted import scale_kernel
 
 from bitwright import knobs, system
-from bitwright.backends.cpu import cache as cache_module
-from bitwright.backends.cpu import jit
-from bitwright.backends.cpu.cache import ObjectCache, default_cache, key
+from bitwright.backends.cpu.cache import objects as cache_module
+from bitwright.backends.cpu.cache.objects import ObjectCache, default_cache, key
+from bitwright.backends.cpu.codegen import jit
 from bitwright.target import host, named
 
 TEXT = scale_kernel(host()).text()
@@ -167,7 +167,7 @@ def test_many_writers_and_readers_agree(folder):
 def test_processes_share_entries(folder):
     program = (
         "import sys; from pathlib import Path; from bitwright.backends.cpu import jit\n"
-        "from bitwright.backends.cpu.cache import ObjectCache\n"
+        "from bitwright.backends.cpu.cache.objects import ObjectCache\n"
         "from bitwright.target import host\n"
         "library = jit.load(sys.stdin.read(), host(), ObjectCache(Path(sys.argv[1])))\n"
         "assert library.address('kernel')\n"

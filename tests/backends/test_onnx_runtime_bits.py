@@ -9,10 +9,10 @@ from emitted import lanewise
 from run_kernel import TARGETS, Run, assert_same, run_op
 
 import bitwright as bw
-from bitwright.backends.cpu import math
+from bitwright.backends.cpu.codegen import math
 from bitwright.export.onnx import export_onnx
-from bitwright.ops.builder import Builder
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.ops.core.builder import Builder
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.rewrite.trace import Trace
 from bitwright.target import named
 
@@ -155,7 +155,7 @@ def test_gelu_of_a_file_in_steps(tmp_path):
     assert_same(found, run_onnx(model, {"x": x}))
 
 
-def test_gelu_behind_a_product_of_codes():
+def test_gelu_behind_a_product_of_quantized_values():
     rng, b = np.random.default_rng(0), Builder("g")
     w = b.constant(rng.integers(-128, 128, (37, 90)).astype(np.int8))
     factor, bias = rng.uniform(1e-4, 2e-4, 90).astype(np.float32), draw(90)

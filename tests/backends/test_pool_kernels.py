@@ -15,9 +15,9 @@ from run_kernel import (
 
 from bitwright.ir.dtype import dtype
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
-from bitwright.ops.opdef import draw
-from bitwright.ops.registry import get
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.opdef import draw
+from bitwright.ops.core.registry import get
 from bitwright.target import named
 
 POOLS = ["max_pool", "avg_pool", "lp_pool"]
@@ -41,17 +41,17 @@ def check(op, x, target="host", shapes=None, threads=(1, 3), **attrs):
     if x.ndim < 3:
         return
     order = (0, *range(2, x.ndim), 1)
-    turned = np.ascontiguousarray(x.transpose(order))
+    transposed = np.ascontiguousarray(x.transpose(order))
     b = Builder("last")
     back = (0, x.ndim - 1, *range(1, x.ndim - 1))
-    value = b.transpose(b.input("in0", TensorType(element, turned.shape)), perm=back)
+    value = b.transpose(b.input("in0", TensorType(element, transposed.shape)), perm=back)
     value = b.op(op, value, **attrs)
     graph = b.build(y=b.transpose(value, perm=order))
     ctx = lower(graph, named(target))
     if x.shape[1] > 1:  # one channel lies both ways
         assert sum(step.why.endswith("copy") for step in ctx.schedule.steps) <= 1
     for count in threads:
-        found = Run(graph, {"in0": turned}, threads=count, ctx=ctx).outputs["y"]
+        found = Run(graph, {"in0": transposed}, threads=count, ctx=ctx).outputs["y"]
         agree(np.ascontiguousarray(found.transpose(back)), expected, element)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from run_kernel import RUBBISH, TARGETS, Guarded, Run, lower
 
-from bitwright.ops.builder import Builder
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.ops.core.builder import Builder
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.rewrite import Trace
 from bitwright.target import named
 
@@ -122,12 +122,12 @@ def test_norms_of_rows_in_groups(target, kind, norm):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("features, values", [(16, 16), (7, 5)])
-def test_attention_in_codes(target, features, values):
+def test_attention_in_quantized_values(target, features, values):
     rng = np.random.default_rng(0)
     b = Builder("attention")
     q = b.input("q", f"f32[1, 16, n, {features}]")
     k, v = b.input("k", f"f32[1, 16, t, {features}]"), b.input("v", f"f32[1, 16, t, {values}]")
-    graph = b.build(b.attention(q, k, v, in_codes=True))
+    graph = b.build(b.attention(q, k, v, int8=True))
 
     def feeds(n, t):
         shapes = {"q": (1, 16, n, features), "k": (1, 16, t, features), "v": (1, 16, t, values)}

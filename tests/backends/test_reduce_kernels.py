@@ -16,11 +16,11 @@ from run_kernel import (
     run_op,
 )
 
-from bitwright.backends.cpu.kernels.folds import OPS
+from bitwright.backends.cpu.kernels.reduce.reduction import OPS
 from bitwright.ir import dtype, symbol
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
-from bitwright.ops.registry import get
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.registry import get
 
 ORDER_OPS = ("argmax", "argmin", "hardmax", "top_k", "cumsum", "cumprod")
 SIZES = (1, 2, 3, 7, 16, 17, 33, 70, 127)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from run_kernel import TARGETS, Run, assert_near, lower, named, reference
 
-from bitwright.backends.cpu.lowering import region_of
-from bitwright.backends.cpu.region import broadcast, collapse, collapse_rows, split
+from bitwright.backends.cpu.lowering.context import region_of
+from bitwright.backends.cpu.lowering.region import broadcast, collapse, collapse_rows, split
 from bitwright.ir import dtype, symbol
 from bitwright.lir.buffer import Buffer, contiguous
-from bitwright.ops.builder import Builder
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.ops.core.builder import Builder
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.rewrite.trace import Trace
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from run_kernel import TARGETS, Run, assert_near, lower
 
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.rewrite import Trace
 from bitwright.target import named
 
@@ -15,16 +15,16 @@ SIZES = [(1, 1), (3, 7), (2, 16), (5, 17), (9, 33), (4, 127), (2, 384), (0, 5), 
 LIMITS = {"u8": (0, 255), "i8": (-128, 127)}
 
 
-def coded(x, kind):
+def match_dequantize(x, kind):
     """Codes, scale and zero point of every row, in plain numpy."""
     low, high = LIMITS[kind]
     top = np.maximum(x.max(axis=-1, keepdims=True, initial=0), np.float32(0))
     bottom = np.minimum(x.min(axis=-1, keepdims=True, initial=0), np.float32(0))
     scale = np.where(top == bottom, np.float32(1), (top - bottom) / np.float32(high - low))
     zero = np.rint(np.clip(np.float32(low) - bottom / scale, low, high))
-    codes = np.clip(np.rint(x / scale).astype(np.float64) + zero, low, high)
+    qvalues = np.clip(np.rint(x / scale).astype(np.float64) + zero, low, high)
     kind = np.uint8 if kind == "u8" else np.int8
-    return codes.astype(kind), scale, zero.astype(kind)
+    return qvalues.astype(kind), scale, zero.astype(kind)
 
 
 def check(graph, feeds, expected, target):
@@ -42,9 +42,9 @@ def test_rows_of_any_size(target, kind, rows, columns):
     rng = np.random.default_rng(rows + columns)
     x = rng.normal(size=(rows, columns)).astype(np.float32) * 10.0 ** rng.integers(-3, 4, (rows, 1))
     b = Builder("codes")
-    codes = b.dynamic_quantize(b.input("x", "f32[rows, columns]"), to=kind, per_token=True)
+    qvalues = b.dynamic_quantize(b.input("x", "f32[rows, columns]"), to=kind, per_token=True)
     x = x.astype(np.float32)
-    check(b.build(*codes), {"x": x}, coded(x, kind), target)
+    check(b.build(*qvalues), {"x": x}, match_dequantize(x, kind), target)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -59,7 +59,7 @@ def test_rows_of_any_magnitude(target):
     b = Builder("codes")
     found = b.dynamic_quantize(b.input("x", "f32[rows, 97]"), to="u8", per_token=True)
     with np.errstate(all="ignore"):
-        expected = coded(x, "u8")
+        expected = match_dequantize(x, "u8")
     check(b.build(*found), {"x": x}, expected, target)
 
 
@@ -70,8 +70,8 @@ def test_a_row_that_is_not_finite_spoils_no_other(target):
     x[1, 36], x[2, 5] = np.nan, np.inf
     b = Builder("codes")
     graph = b.build(*b.dynamic_quantize(b.input("x", "f32[4, 37]"), to="u8", per_token=True))
-    codes, scale, zero = Run(graph, {"x": x}, named(target)).outputs.values()
-    for have, want in zip((codes, scale, zero), coded(x[[0, 3]], "u8"), strict=True):
+    qvalues, scale, zero = Run(graph, {"x": x}, named(target)).outputs.values()
+    for have, want in zip((qvalues, scale, zero), match_dequantize(x[[0, 3]], "u8"), strict=True):
         np.testing.assert_array_equal(have[[0, 3]], want)
     assert np.isnan(scale[1]) and np.isposinf(scale[2])
 
@@ -99,7 +99,7 @@ def test_what_is_computed_before(target, heavy):
                 else:
                     assert np.abs(have.astype(int) - want.astype(int)).max() <= 1, name
     else:
-        check(graph, feeds, coded(x * factor * other, "u8"), target)
+        check(graph, feeds, match_dequantize(x * factor * other, "u8"), target)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -131,12 +131,12 @@ def test_rows_of_a_norm(target, op, columns, shows, smooths, adds):
     for found in results[1:]:
         for have, want in zip(found.values(), results[0].values(), strict=True):
             np.testing.assert_array_equal(have, want)
-    codes, steps, zeros, *rest = results[0].values()
+    qvalues, steps, zeros, *rest = results[0].values()
     assert_near(steps, expected[1])
-    assert np.abs(codes.astype(int) - expected[0].astype(int)).max() <= 1
+    assert np.abs(qvalues.astype(int) - expected[0].astype(int)).max() <= 1
     if shows:
         assert_near(rest[0], expected[3])
         assert_near(rest[1], expected[4])
-        wanted = coded(rest[1] * factor if smooths else rest[1], "u8")
-        for have, want in zip((codes, steps, zeros), wanted, strict=True):
+        wanted = match_dequantize(rest[1] * factor if smooths else rest[1], "u8")
+        for have, want in zip((qvalues, steps, zeros), wanted, strict=True):
             np.testing.assert_array_equal(have, want)

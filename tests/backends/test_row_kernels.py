@@ -16,10 +16,10 @@ from run_kernel import (
     run_op,
 )
 
-from bitwright.backends.cpu import jit
-from bitwright.ops.builder import Builder
-from bitwright.ops.registry import get
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.backends.cpu.codegen import jit
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.registry import get
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.rewrite.trace import Trace
 
 ROW_OPS = ("softmax", "log_softmax", "layer_norm", "rms_norm", "lp_norm")

@@ -6,13 +6,13 @@ Nothing of the kernels or of the ops' references is used for the expected number
 import numpy as np
 import pytest
 from run_kernel import TARGETS, Run, lower
-from test_integer_kernels import check, codes, product, wrapped
+from test_integer_kernels import check, product, qvalues, wrapped
 
-from bitwright.backends.cpu import jit
+from bitwright.backends.cpu.codegen import jit
 from bitwright.errors import RunError
-from bitwright.ops.builder import Builder
-from bitwright.passes.fuse_regions import fuse_regions
-from bitwright.passes.lower_integer import lower_integer
+from bitwright.ops.core.builder import Builder
+from bitwright.passes.fuse.fuse_regions import fuse_regions
+from bitwright.passes.lower_integer.lower_integer import lower_integer
 from bitwright.pipeline import compile
 from bitwright.rewrite import Trace
 from bitwright.target import named
@@ -22,7 +22,7 @@ SIZES += [(0, 5, 4), (5, 7, 0), (5, 0, 7), (129, 64, 32)]
 KINDS = [("u8", "i8"), ("i8", "u8"), ("u8", "u8"), ("i8", "i8")]
 
 
-def turned(b, name, kind, shape):
+def transposed(b, name, kind, shape):
     """An operand that lies with its two last axes exchanged."""
     *outer, rows, columns = shape
     place = b.input(name, f"{kind}{[*outer, columns, rows]}")
@@ -30,17 +30,19 @@ def turned(b, name, kind, shape):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("rows, columns, depth", SIZES)
-def test_any_size(target, is_turned, rows, columns, depth):
+def test_any_size(target, is_transposed, rows, columns, depth):
     rng = np.random.default_rng(rows + columns + depth)
-    x, w = codes(rng, "u8", 2, rows, depth), codes(rng, "u8", 2, depth, columns)
+    x, w = qvalues(rng, "u8", 2, rows, depth), qvalues(rng, "u8", 2, depth, columns)
     b = Builder("product")
-    place = turned if is_turned else lambda b, name, kind, s: b.input(name, f"{kind}{list(s)}")
+    place = (
+        transposed if is_transposed else lambda b, name, kind, s: b.input(name, f"{kind}{list(s)}")
+    )
     points = b.constant(np.uint8(117)), b.constant(np.uint8(131))
     right = place(b, "w", "u8", w.shape)
     y = b.integer_matmul(b.input("x", f"u8[2, {rows}, {depth}]"), right, *points)
-    fed = np.ascontiguousarray(w.swapaxes(-1, -2)) if is_turned else w
+    fed = np.ascontiguousarray(w.swapaxes(-1, -2)) if is_transposed else w
     check(b.build(y), {"x": x, "w": fed}, wrapped(product(x, w, 117, 131)), target)
 
 
@@ -50,14 +52,14 @@ def test_any_size(target, is_turned, rows, columns, depth):
 @pytest.mark.parametrize("w_zero", ["none", "one", "columns", "run"])
 def test_signs_and_zero_points(target, x_kind, w_kind, x_zero, w_zero):
     rng = np.random.default_rng(4)
-    x, w = codes(rng, x_kind, 3, 9, 21), codes(rng, w_kind, 3, 21, 35)
+    x, w = qvalues(rng, x_kind, 3, 9, 21), qvalues(rng, w_kind, 3, 21, 35)
     feeds = {"x": x, "w": w}
     b = Builder("product")
 
     def point(name, kind, form, spread):
         if form == "none":
             return None, 0
-        found = codes(rng, kind, *(spread if form in ("rows", "columns") else (1,)))
+        found = qvalues(rng, kind, *(spread if form in ("rows", "columns") else (1,)))
         if form == "one":
             return b.constant(found), found
         feeds[name] = found
@@ -76,7 +78,7 @@ def test_signs_and_zero_points(target, x_kind, w_kind, x_zero, w_zero):
 def test_outer_axes_broadcast_and_lie_anywhere(target):
     """Heads inside positions, keys shared by two heads, an open number of positions."""
     rng = np.random.default_rng(8)
-    q, k = codes(rng, "u8", 2, 19, 4, 10), codes(rng, "i8", 2, 19, 2, 10)
+    q, k = qvalues(rng, "u8", 2, 19, 4, 10), qvalues(rng, "i8", 2, 19, 2, 10)
     b = Builder("scores")
     left = b.transpose(b.input("q", "u8[2, n, 4, 10]"), perm=(0, 2, 1, 3))
     left = b.reshape(left, shape=(2, 2, 2, left.shape[2], 10))
@@ -84,7 +86,7 @@ def test_outer_axes_broadcast_and_lie_anywhere(target):
     right = b.reshape(right, shape=(2, 2, 1, 10, right.shape[3]))
     total = b.integer_matmul(left, right, b.constant(np.uint8(99)))
     real = b.mul(b.cast(total, to="f32"), b.constant(np.float32(0.01)))
-    y = b.to_codes(real, b.constant(np.uint8(120)), to="u8", bounded=True)
+    y = b.requantize(real, b.constant(np.uint8(120)), to="u8", bounded=True)
     graph = fuse_regions(b.build(y), Trace())
     a = q.transpose(0, 2, 1, 3).reshape(2, 2, 2, 19, 10)
     w = k.transpose(0, 2, 3, 1).reshape(2, 2, 1, 10, 19)
@@ -93,7 +95,7 @@ def test_outer_axes_broadcast_and_lie_anywhere(target):
     check(graph, {"q": q, "k": k}, expected, target)
 
 
-def test_the_dot_instruction_multiplies_codes_of_the_run():
+def test_the_dot_instruction_multiplies_quantized_values_of_the_run():
     b = Builder("product")
     y = b.integer_matmul(b.input("x", "u8[n, 64]"), b.input("w", "i8[64, 96]"))
     target = named("avx512vnni")
@@ -111,12 +113,12 @@ def quantized_pair(depth):
     return b.build(b.matmul(x, w))
 
 
-def test_dequantized_values_of_the_run_are_multiplied_as_codes():
+def test_dequantized_values_of_the_run_are_multiplied_as_quantized_values():
     rng = np.random.default_rng(9)
     graph = quantized_pair("k")
     lowered = lower_integer(graph, Trace())
     assert "integer_matmul" in {node.op for node in lowered.nodes}
-    x, w = codes(rng, "u8", 2, 7, 33), codes(rng, "i8", 2, 33, 9)
+    x, w = qvalues(rng, "u8", 2, 7, 33), qvalues(rng, "i8", 2, 33, 9)
     (found,) = Run(fuse_regions(lowered, Trace()), {"x": x, "w": w}).outputs.values()
     expected = product(x, w, 128).astype(np.float32) * np.float32(0.02 * 0.5)
     np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -4,15 +4,21 @@ import numpy as np
 import pytest
 from emitted import WIDTHS, lanewise
 
-from bitwright.backends.cpu.expression import Expression, Place, Step, from_stored, to_stored
-from bitwright.backends.cpu.scalars import LlvmScalars
+from bitwright.backends.cpu.codegen.expression import (
+    Expression,
+    Place,
+    Step,
+    from_stored,
+    to_stored,
+)
+from bitwright.backends.cpu.codegen.scalars import LlvmScalars
 from bitwright.errors import CompileError
 from bitwright.ir.dtype import bool_, dtype, f32, i32
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.ops.opdef import draw
-from bitwright.ops.registry import all_ops
-from bitwright.ops.scalar import Scalars
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.opdef import draw
+from bitwright.ops.core.registry import all_ops
+from bitwright.ops.core.scalar import Scalars
 
 OPS = [op for op in all_ops().values() if op.scalar]
 CASES = [

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from bitwright.backends.cpu.sizes import _SURE, SizeChecks, checks_from_text, checks_text
+from bitwright.backends.cpu.runtime.sizes import _SURE, SizeChecks, checks_from_text, checks_text
 from bitwright.errors import RunError
 from bitwright.ir.parser import parse_type
-from bitwright.ops.builder import Builder
-from bitwright.ops.registry import get
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.registry import get
 
 ATTRS = {
     "transpose": {"perm": (2, 0, 1)},

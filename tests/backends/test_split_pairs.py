@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from run_kernel import Run, lower
-from test_integer_kernels import check, codes, convolved, product, wrapped
+from test_integer_kernels import check, convolved, product, qvalues, wrapped
 
-from bitwright.backends.cpu.kernels.register_tile import Tile
-from bitwright.backends.cpu.kernels.reorder import BLOCK, best_order, masks_of
-from bitwright.backends.cpu.kernels.split_pairs import GROUP, LARGEST, SplitWeights
-from bitwright.backends.cpu.lower import ordered
-from bitwright.backends.cpu.lower.ordered import permutation, plan_split
-from bitwright.ops.builder import Builder
+from bitwright.backends.cpu.kernels.matmul import lower_reorder as ordered
+from bitwright.backends.cpu.kernels.matmul.dot.int8_pairs import GROUP, LARGEST, SplitWeights
+from bitwright.backends.cpu.kernels.matmul.lower_reorder import permutation, plan_split
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
+from bitwright.backends.cpu.kernels.matmul.reorder import BLOCK, best_order, masks_of
+from bitwright.ops.core.builder import Builder
 from bitwright.target import named
 
 TARGETS = [name for name in ("avx2", "avx512") if named(name).runs_here()]
@@ -28,7 +28,7 @@ def trained(rng, *shape, tail=6):
 def extremes(rng, kind, *shape):
     """Many values at their ends, where sums are largest."""
     ends = {"u8": (0, 255), "i8": (-128, 127)}[kind]
-    found = codes(rng, kind, *shape)
+    found = qvalues(rng, kind, *shape)
     return np.where(rng.random(shape) < 0.7, ends[1], np.where(found < 0, ends[0], found)).astype(
         found.dtype
     )
@@ -53,7 +53,7 @@ def texts(graph, target):
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.sampled_from([4, 8, 36]), st.booleans())
 def test_no_pair_of_the_main_part_can_saturate(seed, columns, depth, is_wild):
     rng = np.random.default_rng(seed)
-    w = codes(rng, "i8", 2, depth, columns) if is_wild else trained(rng, 2, depth, columns)
+    w = qvalues(rng, "i8", 2, depth, columns) if is_wild else trained(rng, 2, depth, columns)
     split = SplitWeights(w, 8, (2,))
     pairs = split.main.astype(int).reshape(2, -1, 2, columns)
     assert np.maximum(pairs, 0).sum(2).max() <= LARGEST
@@ -107,7 +107,7 @@ def test_an_order_leaves_fewer_conflicts():
 def test_products(target, kind, rows, depth, columns):
     rng = np.random.default_rng(rows + depth)
     x, w = extremes(rng, kind, rows, depth), trained(rng, depth, columns)
-    zero, bias = codes(rng, kind, 1)[0], rng.integers(-9999, 9999, columns).astype(np.int32)
+    zero, bias = qvalues(rng, kind, 1)[0], rng.integers(-9999, 9999, columns).astype(np.int32)
     b = Builder("product")
     given = b.constant(w), b.constant(zero), None, b.constant(bias)
     graph = b.build(b.integer_matmul(b.input("x", f"{kind}[{rows}, {depth}]"), *given))
@@ -129,7 +129,7 @@ def test_weights_that_nearly_all_conflict_take_16_bit_products(target):
 @pytest.mark.usefixtures("always")
 def test_zero_points_of_rows(target):
     rng = np.random.default_rng(6)
-    x, w, zero = extremes(rng, "u8", 7, 96), trained(rng, 96, 40), codes(rng, "u8", 7, 1)
+    x, w, zero = extremes(rng, "u8", 7, 96), trained(rng, 96, 40), qvalues(rng, "u8", 7, 1)
     b = Builder("product")
     y = b.integer_matmul(b.input("x", "u8[7, 96]"), b.constant(w), b.input("zero", "u8[7, 1]"))
     check(b.build(y), {"x": x, "zero": zero}, wrapped(product(x, w, zero)), target)
@@ -158,7 +158,7 @@ def test_convolutions(target, kind, form):
     x_shape, w_shape, strides, pads, dilations = CONVS[form]
     x = extremes(rng, kind, *x_shape)
     w = trained(rng, *w_shape[1:], w_shape[0], tail=5).transpose(3, 0, 1, 2).copy()
-    zero, none = codes(rng, kind, 1)[0], np.zeros(w_shape[0], np.int64)
+    zero, none = qvalues(rng, kind, 1)[0], np.zeros(w_shape[0], np.int64)
     b = Builder("conv")
     image = b.input("x", f"{kind}{list(x_shape)}")
     attrs = {"strides": strides, "pads": pads, "dilations": dilations}

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from bitwright.backends.cpu.memory import Planned, address_of, allocate
-from bitwright.backends.cpu.pool import Pool
-from bitwright.backends.cpu.program import Program
-from bitwright.backends.cpu.shared_block import ALONE, BARRIER_AFTER
-from bitwright.backends.cpu.steps import StepTable
+from bitwright.backends.cpu.runtime.memory import Planned, address_of, allocate
+from bitwright.backends.cpu.runtime.pool import Pool
+from bitwright.backends.cpu.runtime.program import Program
+from bitwright.backends.cpu.runtime.shared_block import ALONE, BARRIER_AFTER
+from bitwright.backends.cpu.runtime.steps import StepTable
 from bitwright.ir.dim import evaluate
 from bitwright.lir.buffer import Place, View
 from bitwright.lir.plan import plan
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 from bitwright.target import host
 
 BOTH = ALONE | BARRIER_AFTER
@@ -73,7 +73,7 @@ def test_slots_hold_what_each_step_names(n):
     for rows in (5, n):  # the stretch is made for one set of sizes and used for another
         found = program.run({"x": x[:rows] if rows <= n else np.resize(x, (rows, 7))})
     assert found["rows"].tolist() == np.arange(700.0).reshape(100, 7)[n : 2 * n].tolist()
-    (stretch,), bindings = program._stretches, {"n": n, "m": 7}
+    (segment,), bindings = program._segments, {"n": n, "m": 7}
     layout = plan(program.schedule, bindings)
     memory = Planned(bindings, layout, allocate(layout.total))
     for buffer in program.schedule.buffers:
@@ -84,10 +84,10 @@ def test_slots_hold_what_each_step_names(n):
         offset = evaluate(view.offset, bindings) * view.dtype.numpy.itemsize
         return address_of(memory.raw(view.buffer)) + offset
 
-    table = StepTable(stretch, memory, 0)
+    table = StepTable(segment, memory, 0)
     table.set_addresses()
     base, at = address_of(table.slots), 0
-    for step, row in zip(stretch.steps, table.rows.reshape(-1, 3).tolist(), strict=True):
+    for step, row in zip(segment.steps, table.rows.reshape(-1, 3).tolist(), strict=True):
         assert row[:2] == [program._addresses[step.kernel], base + 8 * at]
         for slot in program._signatures[step.kernel].slots:
             view = step.pointers.get(slot.name)
@@ -102,10 +102,10 @@ def test_steps_between_two_meetings_touch_different_memory(n):
     program = many_slots()
     program.run({"x": np.ones((n, 7), np.float32)})
     ((memory, (table,)),) = program._prepared.values()
-    (stretch,) = program._stretches
-    table = StepTable(stretch, memory, 0)
+    (segment,) = program._segments
+    table = StepTable(segment, memory, 0)
     phase: list[tuple[set[int], set[int]]] = []
-    for step, flag in zip(stretch.steps, table.rows[2::3].tolist(), strict=True):
+    for step, flag in zip(segment.steps, table.rows[2::3].tolist(), strict=True):
         reads, writes = _cells(step.reads, memory), _cells(step.writes, memory)
         for read, written in phase:
             assert not (reads & written or writes & (read | written)), step

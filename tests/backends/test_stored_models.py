@@ -15,12 +15,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 import bitwright as bw
 from bitwright import compiler, knobs, warn
-from bitwright.backends.cpu import digests, jit, proved, stored
-from bitwright.compiler import Restored
+from bitwright.backends.cpu.cache import artifact as stored
+from bitwright.backends.cpu.cache import digests
+from bitwright.backends.cpu.cache import size_check_cache as proved
+from bitwright.backends.cpu.codegen import jit
+from bitwright.compiler import CachedExecutable
 from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.graph import Graph
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 from bitwright.pipeline import compile as compile_graph
 from bitwright.warn import BitwrightWarning
 
@@ -74,7 +77,7 @@ def test_a_model_is_compiled_once(model: Path, monkeypatch: pytest.MonkeyPatch) 
     before = jit.compilations()
     for threads in (1, 2):
         executable = bw.compile(model, threads=threads)
-        assert isinstance(executable, Restored)
+        assert isinstance(executable, CachedExecutable)
         assert executable.input_names == ("x", "rows")
         assert executable.output_names == ("y", "picked")
         same(executable.run(feeds()), expected)
@@ -87,8 +90,8 @@ import numpy as np
 import bitwright as bw
 exe = bw.compile(sys.argv[1])
 print(exe.run({"x": np.ones((4, 5), "f4"), "rows": np.array([2])})["picked"].tobytes().hex())
-names = ("onnx", "llvmlite.binding", "bitwright.pipeline", "bitwright.ops.registry",
-         "bitwright.backends.cpu.emit", "bitwright.backends.cpu.lowering")
+names = ("onnx", "llvmlite.binding", "bitwright.pipeline", "bitwright.ops.core.registry",
+         "bitwright.backends.cpu.codegen.emit", "bitwright.backends.cpu.lowering.context")
 print([name for name in names if name in sys.modules])
 """
 
@@ -111,7 +114,7 @@ def test_a_warm_start_needs_no_compiler(model: Path) -> None:
 def test_graph_history_and_observation_are_still_there(model: Path) -> None:
     bw.compile(model)
     executable = bw.compile(model)
-    assert isinstance(executable, Restored)
+    assert isinstance(executable, CachedExecutable)
     expected = compile_graph(bw.load(model))
     assert str(executable.graph) == str(expected.graph)
     stages = [stage.name for stage in expected.history.stages]
@@ -147,7 +150,7 @@ def test_weights_beside_the_model_count(folder: Path) -> None:
         weights.write_bytes((draw(3, 2) * np.float32(factor)).tobytes())
         found = bw.compile(path).run({"x": x_array})["y"]
         assert np.allclose(found, factor * (x_array @ draw(3, 2)), rtol=1e-5, atol=1e-5)
-    assert isinstance(bw.compile(path), Restored)
+    assert isinstance(bw.compile(path), CachedExecutable)
     weights.unlink()
     with pytest.raises(BitwrightError, match="external data"):
         bw.compile(path)
@@ -245,7 +248,7 @@ def test_state_lives_in_the_executable(folder: Path) -> None:
     b.build(y=after).save(path)
     for _ in range(2):
         executable = bw.compile(path)
-        assert isinstance(executable, Restored)
+        assert isinstance(executable, CachedExecutable)
         for turn in (1, 2):
             found = executable.run({"x": np.ones(2, np.float32)})["y"]
             assert found.tolist() == [1 + turn, 2 + turn]
@@ -310,14 +313,14 @@ def agree(executable: bw.Executable, path: Path) -> None:
         assert np.array_equal(executable.run({"x": x})["y"], expected)
 
 
-def test_host_steps_are_stored_and_named(folder: Path) -> None:
+def test_fallbacks_are_stored_and_named(folder: Path) -> None:
     path = saved(sequence(), folder)
     for _ in range(3):
         warn.forget()
         with pytest.warns(BitwrightWarning, match="reference interpreter"):
             executable = bw.compile(path)
         agree(executable, path)
-    assert isinstance(executable, Restored)
+    assert isinstance(executable, CachedExecutable)
 
 
 @pytest.mark.parametrize("make", [nonzero, branches])
@@ -351,7 +354,7 @@ def test_a_folder_that_cannot_be_written_still_serves(
 
     monkeypatch.setattr("tempfile.mkstemp", refuse)
     monkeypatch.setattr(os, "utime", refuse)
-    assert isinstance(bw.compile(model), Restored)
+    assert isinstance(bw.compile(model), CachedExecutable)
     same(bw.compile(model).run(feeds(4)), expected)
     bw.compile(model).run(feeds(6))
     (path,) = entries(folder)

@@ -5,8 +5,8 @@ import pytest
 from emitted import Compiled, instructions
 from run_kernel import TARGETS, Run, run_op
 
-from bitwright.backends.cpu.emit import Module, Signature, f32
-from bitwright.ops.builder import Builder
+from bitwright.backends.cpu.codegen.emit import Module, Signature, f32
+from bitwright.ops.core.builder import Builder
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import CPU, INFERENCE
 from bitwright.target import host, named
@@ -67,7 +67,7 @@ def test_products(constant):
 
 @pytest.mark.parametrize("conv", [False, True])
 @pytest.mark.parametrize("groups", [1, 8])
-def test_what_sums_of_codes_are_scaled_to(conv, groups):
+def test_what_sums_of_quantized_values_are_scaled_to(conv, groups):
     """A layer whose weights faded away is not slower than others."""
     b = Builder("codes")
     factor = np.full((8, 1, 1) if conv else 8, TINY)

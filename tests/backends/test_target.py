@@ -5,7 +5,7 @@ from emitted import Compiled, instructions, scale_kernel
 
 import bitwright as bw
 from bitwright import cpuid, system, target
-from bitwright.backends.cpu import jit
+from bitwright.backends.cpu.codegen import jit
 from bitwright.errors import CompileError
 from bitwright.target import NAMES, host, machine, named
 

@@ -12,14 +12,14 @@ import pytest
 from emitted import Compiled
 
 from bitwright import system
-from bitwright.backends.cpu import jit
-from bitwright.backends.cpu import pool as pool_module
-from bitwright.backends.cpu import shared_block as shared
-from bitwright.backends.cpu.emit import Module, Signature, i32, i64
-from bitwright.backends.cpu.native import runtime
-from bitwright.backends.cpu.pool import Pool, shared_pool
-from bitwright.backends.cpu.runtime import runtime_text
-from bitwright.backends.cpu.shared_block import ALONE, BARRIER_AFTER, step_table
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.codegen.emit import Module, Signature, i32, i64
+from bitwright.backends.cpu.runtime import pool as pool_module
+from bitwright.backends.cpu.runtime import shared_block as shared
+from bitwright.backends.cpu.runtime.emitted import runtime_text
+from bitwright.backends.cpu.runtime.native import runtime
+from bitwright.backends.cpu.runtime.pool import Pool, shared_pool
+from bitwright.backends.cpu.runtime.shared_block import ALONE, BARRIER_AFTER, step_table
 from bitwright.errors import RunError
 from bitwright.target import host, named
 
@@ -277,7 +277,7 @@ import sys
 sys.path.insert(0, {here!r})
 from emitted import Compiled
 from test_threads import Relay, relay_module
-from bitwright.backends.cpu.pool import Pool
+from bitwright.backends.cpu.runtime.pool import Pool
 pool = Pool(3, native={native})
 work = Relay(Compiled(relay_module()), 3)
 work.run(pool)

@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from bitwright.backends.cpu.turns import Turns
+from bitwright.backends.cpu.runtime.turns import Turns
 from bitwright.errors import RunError
-from bitwright.ops.builder import Builder
-from bitwright.ops.custom import custom, register_custom
+from bitwright.ops.control.custom import custom, register_custom
+from bitwright.ops.core.builder import Builder
 from bitwright.pipeline import compile as compile_graph
 
 SECONDS = 60

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from emitted import WIDTHS, lanewise
 
-from bitwright.backends.cpu import math
-from bitwright.backends.cpu.emit import f32
+from bitwright.backends.cpu.codegen import math
+from bitwright.backends.cpu.codegen.emit import f32
 from bitwright.target import named
 
 # units in the last place, f32 and f64

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from run_kernel import TARGETS, THREADS, Run
 
-import bitwright.backends.cpu.lower.conv as lower_conv
-from bitwright.backends.cpu.kernels.toom_cook import linear_map, matrices
-from bitwright.backends.cpu.lower.winograd import Choice, choose
+import bitwright.backends.cpu.kernels.conv.lower_conv as lower_conv
+from bitwright.backends.cpu.kernels.conv.lower_winograd import Choice, choose
+from bitwright.backends.cpu.kernels.conv.toom_cook import linear_map, matrices
 from bitwright.ir.dim import symbol
 from bitwright.ir.dtype import f32
 from bitwright.lir.buffer import Buffer, contiguous
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.passes.fuse_regions import fuse_regions
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.passes.manager import run_passes
-from bitwright.passes.separate_bias import separate_bias
+from bitwright.passes.simplify.separate_bias import separate_bias
 from bitwright.target import named
 
 torch = pytest.importorskip("torch")

@@ -39,10 +39,10 @@ from onnx_growing import Growing, noise
 from onnx_models import bindings, random_model
 
 import bitwright as bw
-from bitwright.backends.cpu.program import Program
+from bitwright.backends.cpu.runtime.program import Program
 from bitwright.errors import BitwrightError
 from bitwright.ir.graph import Graph
-from bitwright.ops.interpret import run
+from bitwright.ops.core.interpret import run
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import CPU, INFERENCE
 from bitwright.target import named

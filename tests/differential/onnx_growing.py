@@ -317,8 +317,8 @@ class Growing:
                 array = self.fixed_feeds.get(v.name)
                 array = self.array(shape, 1.0, v.dtype) if array is None else array
                 array = self._real(array, v.name)
-                turned = array.ndim > 1 and self.chance(0.2)
-                found[v.name] = np.asfortranarray(array) if turned else array
+                transposed = array.ndim > 1 and self.chance(0.2)
+                found[v.name] = np.asfortranarray(array) if transposed else array
         return found
 
 

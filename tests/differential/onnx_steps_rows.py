@@ -103,9 +103,9 @@ def attention(g: Growing) -> None:
     heads, features, values = g.pick(1, 2, 3), g.pick(1, 2, 4, 8, 16), g.pick(1, 3, 8, 16)
     q = g.enter([batch, heads, length, features])
     k, v = g.enter([batch, heads, keys, features]), g.enter([batch, heads, keys, values])
-    turned = g.move("Transpose", [k], [batch, heads, features, keys], perm=[0, 1, 3, 2])
+    transposed = g.move("Transpose", [k], [batch, heads, features, keys], perm=[0, 1, 3, 2])
     scores: list[Size] = [batch, heads, length, keys]
-    s = g.make("MatMul", [q, turned], scores)
+    s = g.make("MatMul", [q, transposed], scores)
     s = g.make(g.pick("Mul", "Div"), [s, g.constant(np.float32(features**0.5 or 1))], scores)
     if g.chance(0.5):
         s = g.make("Add", [s, g.other(scores)], scores)

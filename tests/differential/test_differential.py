@@ -13,7 +13,7 @@ import pytest
 from onnx_models import random_model
 
 import differential
-from bitwright.backends.cpu.program import Program
+from bitwright.backends.cpu.runtime.program import Program
 
 GRAPHS, PIECES = 160, 10
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from bitwright.cli import main
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 
 
 @pytest.fixture

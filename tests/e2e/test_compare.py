@@ -13,7 +13,7 @@ from bitwright import demo
 from bitwright.cli import main
 from bitwright.errors import CalibrationError
 from bitwright.quant import CalibrationEntry, Ranges, insert_q_dq
-from bitwright.quant import sources as data_source
+from bitwright.quant.data import sources as data_source
 from bitwright.report.compare import Distance, compare
 
 

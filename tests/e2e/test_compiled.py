@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitwright.backends.cpu import jit
+from bitwright.backends.cpu.codegen import jit
 from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.graph import Graph
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 from bitwright.pipeline import compile as compile_graph
 
 Array = np.ndarray[Any, Any]
@@ -257,7 +257,7 @@ def test_one_value_as_several_outputs() -> None:
     x = b.input("x", "f32[2, 3]")
     y = b.relu(x)
     flat = b.reshape(y, shape=[6])
-    graph = b.build(y=y, again=y, flat=flat, turned=b.transpose(y, perm=[1, 0]), x=x)
+    graph = b.build(y=y, again=y, flat=flat, transposed=b.transpose(y, perm=[1, 0]), x=x)
     found = compile_graph(graph).run({"x": draw(2, 3)})
     for name, want in run(graph, {"x": draw(2, 3)}).items():
         assert (found[name] == want).all()

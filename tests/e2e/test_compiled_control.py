@@ -12,9 +12,9 @@ from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
 from bitwright.lir.schedule import ControlStep
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.ops.registry import get
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.registry import get
 from bitwright.pipeline import compile as compile_graph
 
 
@@ -22,7 +22,7 @@ def check(graph: Graph, *feeds: dict[str, Any], threads: int = 2) -> Any:
     """The compiled graph, after its results were compared with the interpreter's."""
     executable = compile_graph(graph, threads=threads)
     engine: Any = executable.engine
-    assert not list(engine.host_steps)
+    assert not list(engine.fallbacks)
     assert any(isinstance(step, ControlStep) for step in engine.schedule.steps)
     for given in feeds:
         found = executable.run(given)
@@ -68,7 +68,7 @@ def test_branches_with_open_sizes_run_again_and_again() -> None:
         check(graph, *feeds, threads=threads)
 
 
-def test_a_host_step_in_a_body_is_seen() -> None:
+def test_a_fallback_in_a_body_is_seen() -> None:
     def body(name: str, op: str) -> Graph:
         b = Builder(name)
         return b.build(y=b.op(op, b.input("x", "f32[3, 3]")))
@@ -78,7 +78,7 @@ def test_a_host_step_in_a_body_is_seen() -> None:
     operands = [b.input("flag", "bool[]"), b.input("x", "f32[3, 3]")]
     (y,) = b.node("if", operands, bodies, []).outputs
     engine: Any = compile_graph(b.build(y=y)).engine
-    assert {step.op.op for step in engine.host_steps} == {"det"}
+    assert {step.op.op for step in engine.fallbacks} == {"det"}
 
 
 def test_an_error_in_a_body_is_raised() -> None:

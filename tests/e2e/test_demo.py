@@ -70,6 +70,6 @@ def test_make_demo_keeps_the_accuracy_and_writes_model_and_comparison(tmp_path, 
     for name in ("int8", "int8, in ONNX Runtime"):
         assert facts["models"][name]["accuracy"] >= ACCURACY - 0.005
         assert facts["models"][name]["file_bytes"] < 0.35 * float_bytes
-    assert facts["quantization"]["share_in_8_bit"] > 0.9
+    assert facts["quantization"]["int8_mac_fraction"] > 0.9
     assert facts["comparison"]["outputs"]["logits"]["same_top1"] > 0.99
     assert bw.load(tmp_path / "made" / "digits-int8.onnx").outputs[0][0] == "logits"

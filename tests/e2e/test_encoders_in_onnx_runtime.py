@@ -89,7 +89,7 @@ class Encoder:
 def test_same_bits(kind, tmp_path):
     encoder, path = Encoder(**KINDS[kind]), tmp_path / "encoder.onnx"
     q = bw.quantize(encoder.build(), [encoder.feeds(2, seed) for seed in range(4)])
-    assert q.report.share_in_8_bit == 1.0
+    assert q.report.int8_mac_fraction == 1.0
     q.save(path, consumer="onnxruntime")
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     models = [bw.compile(path, threads=1), bw.compile(path, threads=2), bw.compile(q)]

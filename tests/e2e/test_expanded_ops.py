@@ -10,10 +10,10 @@ import pytest
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.ops.opdef import Sample
-from bitwright.ops.registry import get
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.opdef import Sample
+from bitwright.ops.core.registry import get
 from bitwright.pipeline import compile as compile_graph
 
 EXPANDED = ("einsum", "quantize", "dequantize", "dynamic_quantize")
@@ -33,7 +33,7 @@ def graph_of(op: str, case: Sample) -> tuple[Graph, dict[str, Any]]:
 def test_samples(op: str, number: int) -> None:
     graph, given = graph_of(op, get(op).samples()[number])
     executable = compile_graph(graph, threads=2)
-    assert not list(executable.engine.host_steps)  # type: ignore[attr-defined]
+    assert not list(executable.engine.fallbacks)  # type: ignore[attr-defined]
     found = executable.run(given)
     for name, want in run(graph, given).items():
         assert (found[name].dtype, found[name].shape) == (want.dtype, want.shape)
@@ -45,7 +45,7 @@ def test_samples(op: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("element", ["float16", "float32", "float64"])
-def test_codes_of_halves_are_rounded_as_divided(element: str) -> None:
+def test_quantized_values_of_halves_are_rounded_as_divided(element: str) -> None:
     """The quotient is rounded to the scale's type before it is rounded to a code."""
     x = np.random.default_rng(0).uniform(-40, 40, (64, 33)).astype(element)
     scale = np.array(0.3, element)
@@ -70,6 +70,6 @@ def test_equations_with_symbolic_sizes(equation: str) -> None:
         for i, labels in enumerate(left)
     }
     executable = compile_graph(graph)
-    assert not list(executable.engine.host_steps)  # type: ignore[attr-defined]
+    assert not list(executable.engine.fallbacks)  # type: ignore[attr-defined]
     expected = np.einsum(equation, *given.values())
     np.testing.assert_allclose(executable.run(given)["y"], expected, rtol=1e-4, atol=1e-5)

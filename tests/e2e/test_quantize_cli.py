@@ -13,7 +13,7 @@ import bitwright as bw
 from bitwright import demo
 from bitwright.cli import main
 from bitwright.errors import BitwrightError
-from bitwright.quant import sources as data_source
+from bitwright.quant.data import sources as data_source
 from bitwright.report.evaluate import Evaluation
 
 SCRIPT = """

@@ -8,7 +8,7 @@ from onnx.reference import ReferenceEvaluator
 from bitwright.export.onnx import export_onnx
 from bitwright.ir import dtype
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 
 NATIVE = {"f64", "f32", "f16", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8"}
 NATIVE |= {"bool", "string", "c64", "c128"}

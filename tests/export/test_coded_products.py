@@ -7,7 +7,7 @@ from onnx_runs import checked, run_ort
 
 import bitwright as bw
 from bitwright.frontend.onnx import load
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 from other_runtimes import exact_onnxruntime
 
 
@@ -18,8 +18,8 @@ def product(
     rng = np.random.default_rng(0)
     b = Builder("coded")
     x = b.input("x", f"f32[2, {rows}, {width}]")
-    codes, scale, offset = b.dynamic_quantize(x, to=element, per_token=True)
-    real = b.dequantize(codes, scale, offset, axis=-1, block=width)
+    qvalues, scale, offset = b.dynamic_quantize(x, to=element, per_token=True)
+    real = b.dequantize(qvalues, scale, offset, axis=-1, block=width)
     for i, size in enumerate(columns):
         w = b.parameter(f"w{i}", rng.integers(-127, 128, (width, size)).astype(np.int8))
         steps = rng.uniform(0.01, 0.1, size if per_column else ()).astype(np.float32)

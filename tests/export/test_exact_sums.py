@@ -58,14 +58,14 @@ BETWEEN = {
 
 @exact_onnxruntime
 @pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
-def test_onnx_runtime_finds_our_codes(between):
+def test_onnx_runtime_finds_our_quantized_values(between):
     graph, _ = quantized(between)
     model = checked(graph, consumer="onnxruntime")
     named = {info.name: info for info in model.graph.value_info}
     told = onnx.ModelProto()
     told.CopyFrom(model)
-    codes = [n.output[0] for n in model.graph.node if n.op_type == "QuantizeLinear"]
-    told.graph.output.extend(named[name] for name in codes)
+    qvalues = [n.output[0] for n in model.graph.node if n.op_type == "QuantizeLinear"]
+    told.graph.output.extend(named[name] for name in qvalues)
     rng = np.random.default_rng(2)
     given = {"x": rng.normal(size=SHAPE).astype(np.float32)}
     for file in (model, told):
@@ -98,17 +98,17 @@ def test_a_reader_that_goes_back_to_float_leaves_exact_sums(monkeypatch):
     first = b.relu(b.conv(b.input("x", "f32[n, 3, 24, 24]"), filters[0]))
     graph = b.build(y=b.conv(first, filters[1]))
     data = [{"x": rng.normal(size=SHAPE).astype(np.float32)} for _ in range(4)]
-    asked = {"guard_sqnr": 200, "schemes": {"*": "static"}, "consumer": "onnxruntime"}
+    asked = {"min_output_sqnr_db": 200, "schemes": {"*": "static"}, "consumer": "onnxruntime"}
 
-    def scale_of_first(safer):
-        monkeypatch.setattr(import_module("bitwright.quant.quantize"), "safer", safer)
+    def scale_of_first(fallback):
+        monkeypatch.setattr(import_module("bitwright.quant.model.quantize"), "fallback", fallback)
         found = bw.quantize(graph, data, recipe=asked).graph
         makers = {value: node for node in found.nodes for value in node.outputs}
         conv = next(node for node in found.nodes if node.op == "conv")
         return np.frexp(constant_value(makers[conv.inputs[0]].inputs[1]))[0]
 
-    def without_second(choices, evidence, recipe):
-        return [choices[0], replace(choices[1], scheme="float", coding=None)]
+    def without_second(choices, stats, recipe):
+        return [choices[0], replace(choices[1], scheme="float", activation=None)]
 
     assert scale_of_first(lambda choices, *_: choices) != 0.5
     assert scale_of_first(without_second) == 0.5

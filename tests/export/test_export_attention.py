@@ -7,8 +7,8 @@ import pytest
 import bitwright as bw
 from bitwright.export.onnx import export_onnx
 from bitwright.frontend.onnx import load
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 from bitwright.target import host
 
 FORMS = {
@@ -28,7 +28,7 @@ def test_other_runtimes_are_within_a_step(form, opset):
     q, k = b.input("q", "f32[B, 4, S, 24]"), b.input("k", f"f32[B, {heads}, T, 24]")
     v = b.input("v", f"f32[B, {heads}, T, 16]")
     mask = None if kind is None else b.input("mask", f"{kind}[B, 1, S, T]")
-    graph = b.build(y=b.attention(q, k, v, mask, in_codes=True, **attrs))
+    graph = b.build(y=b.attention(q, k, v, mask, int8=True, **attrs))
     shapes = {"q": (2, 4, 9, 24), "k": (2, heads, 30, 24), "v": (2, heads, 30, 16)}
     feeds = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     if kind is not None:
@@ -36,7 +36,7 @@ def test_other_runtimes_are_within_a_step(form, opset):
         feeds["mask"] = feeds["mask"] > -1 if kind == "bool" else feeds["mask"]
     model = export_onnx(graph, opset=opset, consumer="onnxruntime")
     (again,) = [node for node in load(model).nodes if node.op == "attention"]
-    assert again.attrs["in_codes"]
+    assert again.attrs["int8"]
     expected = run(graph, feeds)["y"]
     session = onnxruntime.InferenceSession(model.SerializeToString())
     step = np.abs(feeds["v"]).max() / 127
@@ -54,7 +54,7 @@ def test_other_runtimes_find_the_same_numbers(keys):
     rng = np.random.default_rng(keys)
     b = Builder("attention")
     q, k, v = (b.input(name, "f32[1, 3, S, 32]") for name in "qkv")
-    graph = b.build(y=b.attention(q, k, v, in_codes=True))
+    graph = b.build(y=b.attention(q, k, v, int8=True))
     model = export_onnx(graph, consumer="onnxruntime")
     session, exe = onnxruntime.InferenceSession(model.SerializeToString()), bw.compile(graph)
     for strength in (0.1, 1, 6):
@@ -71,7 +71,7 @@ def test_other_runtimes_find_the_same_numbers(keys):
 def test_calls_of_other_shapes_share_the_function():
     b = Builder("two")
     x, z = b.input("x", "f32[1, 2, 8, 4]"), b.input("z", "f32[3, 2, 5, 4]")
-    both = [b.attention(value, value, value, in_codes=True) for value in (x, z)]
+    both = [b.attention(value, value, value, int8=True) for value in (x, z)]
     model = export_onnx(b.build(*both), consumer="onnxruntime")
     assert len(model.functions) == 1
 
@@ -79,7 +79,7 @@ def test_calls_of_other_shapes_share_the_function():
 def test_a_cache_is_written_in_steps():
     b = Builder("cache")
     q, past = b.input("q", "f32[1, 2, 8, 4]"), b.input("past", "f32[1, 2, 5, 4]")
-    graph = b.build(y=b.attention(q, q, q, None, past, past, causal=True, in_codes=True))
+    graph = b.build(y=b.attention(q, q, q, None, past, past, causal=True, int8=True))
     rng = np.random.default_rng(1)
     feeds = {"q": rng.normal(size=(1, 2, 8, 4)), "past": rng.normal(size=(1, 2, 5, 4))}
     feeds = {name: array.astype(np.float32) for name, array in feeds.items()}

@@ -8,10 +8,10 @@ from onnx_runs import assert_same, checked, run_ort, run_reference
 
 from bitwright.errors import ExportError
 from bitwright.export.onnx import export_onnx
-from bitwright.ops.builder import Builder
-from bitwright.ops.custom import custom, register_custom
-from bitwright.ops.host import encode_node
-from bitwright.ops.interpret import run
+from bitwright.ops.control.custom import custom, register_custom
+from bitwright.ops.control.fallback import encode_node
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -132,8 +132,8 @@ def test_scans_keep_axes_and_directions():
     x, factor = b.input("x", "f32[2, steps]"), b.input("factor", "f32[]")
     start = b.constant(np.zeros(2, np.float32))
     axes = {"input_axes": [1], "output_axes": [1]}
-    turned = {"input_directions": [1], "output_directions": [1]}
-    options = {"body": made, "carried": 1, "scanned": 1, **axes, **turned}
+    transposed = {"input_directions": [1], "output_directions": [1]}
+    options = {"body": made, "carried": 1, "scanned": 1, **axes, **transposed}
     graph = b.build(*b.scan(start, x, factor, **options))
     feeds = {"x": np.arange(10, dtype=np.float32).reshape(2, 5), "factor": np.float32(2)}
     compare(graph, {**feeds, "factor": np.asarray(feeds["factor"])})
@@ -147,7 +147,7 @@ def host(b, node, *operands, types, version=21, **attrs):
     return b.op("host", *operands, proto=encode_node(node), types=types, **where, **attrs)
 
 
-def test_a_host_step_is_written_back_as_its_node():
+def test_a_fallback_is_written_back_as_its_node():
     b = Builder("host")
     x = b.input("x", "f32[4]")
     node = helper.make_node("Unique", ["x"], ["a", "", "c"], sorted=0)
@@ -160,7 +160,7 @@ def test_a_host_step_is_written_back_as_its_node():
     assert_same(run_ort(model, feeds), run(graph, feeds))
 
 
-def test_names_inside_a_host_steps_bodies_are_made_unique():
+def test_names_inside_a_fallbacks_bodies_are_made_unique():
     inside = helper.make_graph(
         [helper.make_node("Add", ["x", "outer"], ["y"], name="n")],
         "body",
@@ -180,7 +180,7 @@ def test_names_inside_a_host_steps_bodies_are_made_unique():
     assert len(set(names)) == len(names)
 
 
-def test_a_host_step_needs_its_own_version_of_the_op():
+def test_a_fallback_needs_its_own_version_of_the_op():
     b = Builder("host")
     node = helper.make_node("StringConcat", ["x", "y"], ["z"])
     x, y = b.input("x", "string[2]"), b.input("y", "string[2]")
@@ -194,7 +194,7 @@ def test_a_host_step_needs_its_own_version_of_the_op():
         export_onnx(graph, opset=28)
 
 
-def test_sequences_pass_through_host_steps():
+def test_sequences_pass_through_fallbacks():
     b = Builder("sequence")
     x = b.input("x", "f32[2, 3]")
     made = helper.make_node("SequenceConstruct", ["x", "x"], ["s"])
@@ -215,8 +215,8 @@ def test_quantization_by_the_datas_range_is_a_function_of_the_model(options):
     x, y = b.input("x", "f32[batch, 6]"), b.input("y", "f32[batch, 6]")
     results = {}
     for name, value in (("x", x), ("y", y)):
-        codes, scale, zero = b.dynamic_quantize(value, **options)
-        results[f"{name}_codes"] = b.cast(codes, to="i32")
+        qvalues, scale, zero = b.dynamic_quantize(value, **options)
+        results[f"{name}_codes"] = b.cast(qvalues, to="i32")
         results[f"{name}_scale"], results[f"{name}_zero"] = scale, b.cast(zero, to="i32")
     graph = b.build(**results)
     model = checked(graph, functions="local")

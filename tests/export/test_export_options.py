@@ -12,7 +12,7 @@ from bitwright.cli import main
 from bitwright.cli.export import OPTIONS
 from bitwright.errors import BitwrightError, ExportError
 from bitwright.export.onnx.options import CHOICES, CONSUMERS, Options, options_for
-from bitwright.quant import recipe as recipes
+from bitwright.quant.model import recipe as recipes
 from bitwright.warn import BitwrightWarning, forget
 
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
@@ -145,7 +145,7 @@ def test_zero_points_that_are_not_zero_are_refused_with_the_way_out(tmp_path):
 @pytest.mark.parametrize(
     "recipe", ["int8-dynamic", {"symmetric": True, "schemes": {"up": "dynamic"}}]
 )
-def test_symmetric_recipes_have_no_dynamic_codes(recipe):
+def test_symmetric_recipes_have_no_dynamic_quantized_values(recipe):
     chosen = {"base": recipe, "symmetric": True} if isinstance(recipe, str) else recipe
     with pytest.raises(BitwrightError, match="dynamic codes have zero points"):
         bw.quantize(network(), batches(), recipe=chosen)

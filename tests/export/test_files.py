@@ -16,8 +16,8 @@ from bitwright.errors import ExportError
 from bitwright.export.onnx import export_onnx, files
 from bitwright.ir import dtype
 from bitwright.ir.dtype import DTYPES
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 
 MIB = 1 << 20
 
@@ -137,10 +137,10 @@ def test_every_type_is_stored_exactly(name, shape):
 
 
 def test_packed_values_fill_bytes_from_the_low_bits():
-    codes = np.array([1, -2, 3], ml_dtypes.int4)
-    assert export_onnx(one(codes)).graph.initializer[0].raw_data == bytes([0xE1, 0x03])
-    codes = np.array([1, -2, -1, 0, 1], ml_dtypes.int2)
-    assert export_onnx(one(codes)).graph.initializer[0].raw_data == bytes([0b00_11_10_01, 0b01])
+    qvalues = np.array([1, -2, 3], ml_dtypes.int4)
+    assert export_onnx(one(qvalues)).graph.initializer[0].raw_data == bytes([0xE1, 0x03])
+    qvalues = np.array([1, -2, -1, 0, 1], ml_dtypes.int2)
+    assert export_onnx(one(qvalues)).graph.initializer[0].raw_data == bytes([0b00_11_10_01, 0b01])
 
 
 def test_strings_are_stored_as_bytes():

@@ -35,7 +35,7 @@ def rows(count, seed=1):
 @exact_onnxruntime
 @pytest.mark.skipif(not host().has_fma, reason="e^x needs fma to have ONNX Runtime's bits")
 @pytest.mark.parametrize("op", GATES)
-def test_codes_behind_a_gate_are_the_same_in_onnx_runtime(op):
+def test_quantized_values_behind_a_gate_are_the_same_in_onnx_runtime(op):
     graph = bw.quantize(network(op), [{"x": rows(16)}]).graph
     model = export_onnx(graph, consumer="onnxruntime")
     assert not {"Sigmoid", "Tanh"} & {node.op_type for node in model.graph.node}
@@ -46,7 +46,7 @@ def test_codes_behind_a_gate_are_the_same_in_onnx_runtime(op):
 
 
 @pytest.mark.parametrize("op", GATES)
-def test_a_file_without_codes_names_the_function(op):
+def test_a_file_without_quantized_values_names_the_function(op):
     kinds = [node.op_type for node in export_onnx(network(op), opset=17).graph.node]
     assert ("Tanh" if op == "gelu" else "Sigmoid") in kinds and "Exp" not in kinds
 
@@ -61,11 +61,11 @@ def test_gates_are_the_ops_again_when_read(op, opset):
     assert {"swish": "quick_gelu"}.get(op, op) in {node.op for node in again.nodes}
 
 
-def test_gates_of_codes_stay_one_node():
+def test_gates_of_quantized_values_stay_one_node():
     """Which runtimes make tables of."""
     b, scale = bw.Builder("table"), np.float32(0.1)
-    codes = b.quantize(b.input("x", "f32[n]"), scale, np.uint8(100), to="u8")
-    gated = b.sigmoid(b.dequantize(codes, scale, np.uint8(100)))
+    qvalues = b.quantize(b.input("x", "f32[n]"), scale, np.uint8(100), to="u8")
+    gated = b.sigmoid(b.dequantize(qvalues, scale, np.uint8(100)))
     graph = b.build(b.quantize(gated, np.float32(1 / 256), np.uint8(0), to="u8"))
     model = export_onnx(graph, rounding="onnxruntime")
     assert "Sigmoid" in {node.op_type for node in model.graph.node}

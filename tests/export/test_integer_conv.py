@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from onnx_runs import checked, run_ort
 
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 
 RANDOM = np.random.default_rng(0)
 
@@ -31,7 +31,7 @@ def centred(b, code, zero):
 
 
 @pytest.mark.parametrize("element, name", [(np.uint8, "u8"), (np.int8, "i8")])
-def test_codes_with_zero_points_are_one_node(element, name):
+def test_quantized_values_with_zero_points_are_one_node(element, name):
     b = Builder("m")
     x = b.input("x", f"{name}[n, 3, 6, h]")
     x_zero, w_zero = b.constant(element(101)), b.constant(element(77))

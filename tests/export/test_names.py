@@ -11,9 +11,9 @@ from bitwright.errors import ExportError
 from bitwright.export.onnx import export_onnx
 from bitwright.ir import symbol
 from bitwright.ir.dtype import f32
-from bitwright.ir.types import HostType, TensorType
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.ir.types import OpaqueType, TensorType
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -174,6 +174,6 @@ def test_an_op_without_a_form_is_named_with_its_reason():
 
 def test_an_output_of_unknown_rank_is_refused():
     b = Builder("rank")
-    x = b.input("x", HostType("tensor(f32)"))
+    x = b.input("x", OpaqueType("tensor(f32)"))
     with pytest.raises(ExportError, match=r"the rank of 'x' is not known; expected a rank"):
         export_onnx(b.build(y=b.identity(x)))

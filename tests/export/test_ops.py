@@ -9,9 +9,9 @@ from onnx_runs import assert_same, checked, element, one_node, run_ort, run_refe
 from pins import CRASHES_ORT, DIFFERS_IN_ORT, NO_ONNX_FORM, NO_RUNTIME, NOT_IN_ORT, RANDOM
 
 from bitwright.errors import ExportError
-from bitwright.ops.interpret import run
-from bitwright.ops.opdef import Kind
-from bitwright.ops.registry import all_ops
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.opdef import Kind
+from bitwright.ops.core.registry import all_ops
 
 OPS = {name: op for name, op in all_ops().items() if op.kind is not Kind.BOUNDARY}
 CASES = [

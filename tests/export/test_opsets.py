@@ -8,8 +8,8 @@ from onnx_runs import assert_same, checked, run_ort
 from bitwright.errors import ExportError
 from bitwright.export.onnx import export_onnx
 from bitwright.frontend.load import load
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import INFERENCE
 
@@ -28,8 +28,8 @@ def quantized(to, axis=None, block=0, scale="f32"):
     shape = () if axis is None else (4,) if not block else (4, 8 // block)
     scales = b.constant(np.full(shape, 0.5), scale)
     where = {"axis": axis if not block else 1, "block": block}
-    codes = b.quantize(x, scales, to=to, **where)
-    return b.build(y=b.dequantize(codes, scales, **where))
+    qvalues = b.quantize(x, scales, to=to, **where)
+    return b.build(y=b.dequantize(qvalues, scales, **where))
 
 
 @pytest.mark.parametrize(
@@ -179,15 +179,15 @@ def test_every_opset_from_13_on_holds_plain_models():
             assert_same(run_ort(model, feeds), expected)
 
 
-def test_layer_norms_among_codes_have_their_name_unless_an_older_opset_is_asked_for():
+def test_layer_norms_among_quantized_values_have_their_name_unless_an_older_opset_is_asked_for():
     """ONNX Runtime moves a transpose into the steps of a norm, and does not know them again."""
     made = {}
-    for is_coded in (False, True):
+    for is_quantized in (False, True):
         b = Builder("channels")
         x = b.transpose(b.input("x", "f32[2, 48, 6]"), perm=(0, 2, 1))
         y = b.layer_norm(x, *np.random.default_rng(0).normal(size=(2, 48)).astype(np.float32))
-        codes = b.dynamic_quantize(y, per_token=True) if is_coded else ()
-        made[is_coded] = b.build(y=y, **{f"codes{i}": value for i, value in enumerate(codes)})
+        qvalues = b.dynamic_quantize(y, per_token=True) if is_quantized else ()
+        made[is_quantized] = b.build(y=y, **{f"codes{i}": value for i, value in enumerate(qvalues)})
     assert opset(checked(made[False])) == 13
     assert "LayerNormalization" not in ops(checked(made[True], opset=13))
     model = checked(made[True])

@@ -11,7 +11,7 @@ from onnx_runs import checked, run_ort
 import bitwright as bw
 from bitwright.frontend.onnx import load
 from bitwright.frontend.onnx.regions import KEY
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 
 
 def network():
@@ -20,8 +20,8 @@ def network():
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
     b = Builder("net")
     x = b.input("x", "f32[2, n, 16]")
-    codes, scale, zero = b.dynamic_quantize(x, to="u8", per_token=True)
-    rows = b.dequantize(codes, scale, zero, axis=-1, block=16)
+    qvalues, scale, zero = b.dynamic_quantize(x, to="u8", per_token=True)
+    rows = b.dequantize(qvalues, scale, zero, axis=-1, block=16)
     w = b.dequantize(
         rng.integers(-127, 128, (16, 32)).astype(np.int8),
         np.float32(0.005) * (1 + draw(32) ** 2),
@@ -30,7 +30,7 @@ def network():
     heads = b.transpose(
         b.reshape(b.matmul(rows, w), shape=(2, x.shape[1], 4, 8)), perm=(0, 2, 1, 3)
     )
-    y = b.attention(heads, heads, heads, in_codes=True, causal=True)
+    y = b.attention(heads, heads, heads, int8=True, causal=True)
     y = b.reshape(b.transpose(y, perm=(0, 2, 1, 3)), shape=(2, x.shape[1], 32))
     last = b.dequantize(
         rng.integers(-7, 8, (32, 8)).astype(np.int8), np.float32(0.02) * (1 + draw(8) ** 2), axis=1
@@ -70,7 +70,7 @@ def test_they_come_back(opset, tmp_path):
     graph.save(path, opset=opset)
     again = bw.load(path)
     (attention,) = [node for node in again.nodes if node.op == "attention"]
-    assert attention.attrs["in_codes"] and ops(again).count("dynamic_quantize") == 1
+    assert attention.attrs["int8"] and ops(again).count("dynamic_quantize") == 1
     assert "softmax" not in ops(again)
     given = feeds()
     np.testing.assert_array_equal(
@@ -112,7 +112,7 @@ def test_a_changed_constant_is_noticed():
         and 0 < abs(float(numpy_helper.to_array(t))) < 1
     )
     scale.raw_data = np.float32(0.125).tobytes()
-    assert "attention" not in [n.op for n in load(model).nodes if n.attrs.get("in_codes")]
+    assert "attention" not in [n.op for n in load(model).nodes if n.attrs.get("int8")]
 
 
 def test_renamed_values_are_found_where_the_metadata_follows():
@@ -182,8 +182,8 @@ def test_regions_in_branches():
     for seed in (0, 1):
         b = Builder(f"branch{seed}")
         x = b.input("x", "f32[n, 8]")
-        codes, scale, zero = b.dynamic_quantize(x, to="u8", per_token=True)
-        rows = b.dequantize(codes, scale, zero, axis=-1, block=8)
+        qvalues, scale, zero = b.dynamic_quantize(x, to="u8", per_token=True)
+        rows = b.dequantize(qvalues, scale, zero, axis=-1, block=8)
         w = rng.integers(-127, 128, (8, 4)).astype(np.int8)
         branches.append(b.build(y=b.matmul(rows, b.dequantize(w, np.float32(0.01)))))
     b = Builder("choice")

@@ -7,10 +7,10 @@ from pins import NO_ONNX_FORM, RANDOM
 
 from bitwright.export.onnx import export_onnx
 from bitwright.frontend.onnx import load
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.ops.opdef import Kind
-from bitwright.ops.registry import all_ops
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.opdef import Kind
+from bitwright.ops.core.registry import all_ops
 
 CASES = [
     pytest.param(op, case, id=f"{op.name}-{i}")

@@ -8,10 +8,10 @@ from pins import CRASHES_ORT, DIFFERS_IN_ORT, NO_ONNX_FORM, NO_RUNTIME, NOT_IN_O
 from bitwright.errors import ExportError, GraphError, RunError
 from bitwright.ir import parse_size, symbol
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.ops.opdef import Kind
-from bitwright.ops.registry import all_ops
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.opdef import Kind
+from bitwright.ops.core.registry import all_ops
 
 
 def normal(*shape, seed=0):

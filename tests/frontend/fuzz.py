@@ -43,7 +43,7 @@ import bitwright
 from bitwright.errors import BitwrightError
 from bitwright.ir import Graph, TensorType
 from bitwright.ir.dim import evaluate
-from bitwright.ops.interpret import run
+from bitwright.ops.core.interpret import run
 
 MEMORY = 2 << 30
 TENSOR_BYTES = 64 << 20

@@ -160,11 +160,11 @@ def _quantized() -> ModelProto:
         node("QLinearAdd", "q s z q s z s z", "k", domain="com.microsoft"),
         node("MatMulNBits", "x packed ns", "p", domain="com.microsoft", K=32, N=2, block_size=16),
     ]
-    codes = helper.make_tensor("w4", TensorProto.INT4, [32, 3], np.arange(96) % 15 - 7)
+    qvalues = helper.make_tensor("w4", TensorProto.INT4, [32, 3], np.arange(96) % 15 - 7)
     weights = [
         numpy_helper.from_array(np.array(0.1, np.float32), "s"),
         numpy_helper.from_array(np.array(3, np.uint8), "z"),
-        codes,
+        qvalues,
         weight("ws", 16, 3),
         weight("i8", 3, 4, dtype=np.int8),
         weight("packed", 2, 2, 8, dtype=np.uint8),

@@ -11,7 +11,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from bitwright.frontend.onnx import load
-from bitwright.ops.interpret import run
+from bitwright.ops.core.interpret import run
 
 Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"

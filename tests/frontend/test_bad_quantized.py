@@ -33,7 +33,7 @@ def real(*shape):
     return RNG.normal(size=shape).astype(np.float32)
 
 
-def codes(*shape):
+def qvalues(*shape):
     return RNG.integers(0, 256, shape).astype(np.uint8)
 
 
@@ -65,7 +65,7 @@ def test_a_scale_that_is_no_step_is_refused(op, scale):
 @pytest.mark.parametrize("scale", [np.nan, -np.inf])
 def test_dequantizing_by_no_number_is_refused(scale):
     scales = np.array([0.1, scale, 0.2], np.float32)
-    made = model([node("DequantizeLinear", "x s", axis=1)], {"x": codes(2, 3)}, {"s": scales})
+    made = model([node("DequantizeLinear", "x s", axis=1)], {"x": qvalues(2, 3)}, {"s": scales})
     with pytest.raises(BitwrightError, match="finite numbers") as failure:
         bw.load(made)
     assert "at 1" in str(failure.value)
@@ -97,7 +97,7 @@ def parameters(scales=(), zeros=()):
 
 
 SIGNED_ZERO = {"wz": np.int8(-3)}
-CODED = node("QuantizeLinear", "x s z", "q")
+INT8_SCHEMES = node("QuantizeLinear", "x s z", "q")
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ CODED = node("QuantizeLinear", "x s z", "q")
         ([node("QuantizeLinear", "x s z", axis=7)], parameters(4, 4)),
         ([node("QuantizeLinear", "x s z", axis=1)], parameters(4, 3)),
         ([node("QuantizeLinear", "x s z", axis=1, block_size=3)], parameters((3, 3), (3, 3))),
-        ([CODED, node("DequantizeLinear", "q s wz")], parameters() | SIGNED_ZERO),
-        ([CODED, node("QLinearAdd", "q s wz q s z s z")], parameters() | SIGNED_ZERO),
+        ([INT8_SCHEMES, node("DequantizeLinear", "q s wz")], parameters() | SIGNED_ZERO),
+        ([INT8_SCHEMES, node("QLinearAdd", "q s wz q s z s z")], parameters() | SIGNED_ZERO),
     ],
     ids=["count", "axis", "zero count", "blocks", "zero type", "zero type of an op"],
 )
@@ -143,8 +143,8 @@ def test_sums_beyond_32_bits_are_right(form):
 
 def test_zero_points_of_every_kind_meet_in_one_product():
     """One for each row, one for each column, of two types."""
-    x, w = codes(7, 33), signed(33, 5)
-    constants = {"w": w, "xz": codes(7), "wz": signed(5)}
+    x, w = qvalues(7, 33), signed(33, 5)
+    constants = {"w": w, "xz": qvalues(7), "wz": signed(5)}
     made = model([node("MatMulInteger", "x w xz wz")], {"x": x}, constants)
     y = bw.compile(bw.load(made)).run({"x": x})["y"]
     centred = x.astype(np.int64) - constants["xz"][:, None].astype(np.int64)
@@ -153,7 +153,7 @@ def test_zero_points_of_every_kind_meet_in_one_product():
 
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0), (0, 0)])
 def test_empty_tensors_give_empty_answers_or_zeros(shape):
-    x, w = codes(*shape), signed(shape[1], 5)
+    x, w = qvalues(*shape), signed(shape[1], 5)
     constants = {
         "w": w, "s": np.float32(0.1), "z": np.uint8(9), "wz": np.int8(0), "ys": np.float32(0.3)
     }  # fmt: skip
@@ -163,9 +163,9 @@ def test_empty_tensors_give_empty_answers_or_zeros(shape):
 
 
 @pytest.mark.parametrize("name", ["w", "s"])
-def test_codes_and_scales_that_are_fed_work_too(name):
+def test_quantized_values_and_scales_that_are_fed_work_too(name):
     """Nothing about them is known when the model is compiled."""
-    inputs = {"x": codes(4, 8), "w": codes(8, 3), "s": np.array(0.25, np.float32)}
+    inputs = {"x": qvalues(4, 8), "w": qvalues(8, 3), "s": np.array(0.25, np.float32)}
     held = {key: value for key, value in inputs.items() if key not in ("x", name)}
     nodes = [
         node("DequantizeLinear", "x s", "xd"),

@@ -27,7 +27,7 @@ LOAD = """
 import json, sys
 import numpy as np
 import bitwright as bw
-from bitwright.ops.interpret import run
+from bitwright.ops.core.interpret import run
 
 def memory(what):
     with open("/proc/self/status") as status:

@@ -10,7 +10,7 @@ from onnx import helper
 
 from bitwright.errors import ImportModelError, UnsupportedError
 from bitwright.frontend.onnx import load
-from bitwright.frontend.onnx.microsoft_base import REFUSED
+from bitwright.frontend.onnx.microsoft.base import REFUSED
 
 SIZES = {2: "batch", 5: "length"}
 
@@ -112,9 +112,9 @@ def test_fused_conv_takes_the_attributes_of_conv():
 
 
 def test_pools_and_convolutions_with_channels_last():
-    codes = whole(0, 256, 1, 6, 7, 3, dtype=np.uint8)
+    qvalues = whole(0, 256, 1, 6, 7, 3, dtype=np.uint8)
     attrs = {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [1, 0, 0, 1]}
-    compare("NhwcMaxPool", [codes], **attrs)
+    compare("NhwcMaxPool", [qvalues], **attrs)
     x, w, bias, z = draw(1, 6, 7, 3), draw(4, 3, 3, 3), draw(4), draw(1, 4, 5, 4)
     proto = model("NhwcFusedConv", [x, w, bias, z], activation="Relu")
     (found,) = by_bitwright(proto, feeds(proto, [x, w, bias, z]))

@@ -269,21 +269,21 @@ def test_mixture_of_gated_experts():
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_mixture_of_coded_experts(bits):
+def test_mixture_of_quantized_experts(bits):
     generator = np.random.default_rng(bits)
 
-    def codes(rows, columns):
+    def qvalues(rows, columns):
         return generator.integers(0, 256, (EXPERTS, rows, columns * bits // 8)).astype(np.uint8)
 
     def scales(*shape):
         return np.abs(draw(EXPERTS, *shape)) * np.float32(0.05)
 
-    first, second = codes(INNER, WIDTH), codes(WIDTH, INNER)
+    first, second = qvalues(INNER, WIDTH), qvalues(WIDTH, INNER)
     attrs = {"expert_weight_bits": bits, "k": 2, "activation_type": "silu"}
     options = {"constants": [2, 3, 5, 6, 11, 12], "tolerance": 5e-2 if bits == 8 else 1e-3}
     rows = [*ROUTED, first, scales(INNER), LAYERS[1], second, scales(WIDTH), LAYERS[3]]
     compare("QMoE", rows, **attrs, **options)
-    zeros = [codes(1, INNER)[:, 0], codes(1, WIDTH)[:, 0]]
+    zeros = [qvalues(1, INNER)[:, 0], qvalues(1, WIDTH)[:, 0]]
     compare("QMoE", [*rows, None, None, None, *zeros], **attrs, **options)
     weights = [None] * 6 + [np.abs(draw(TOKENS, EXPERTS, seed=3))]
     compare("QMoE", [*rows, *weights], **attrs, **options)

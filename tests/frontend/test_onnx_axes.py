@@ -13,7 +13,7 @@ X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
 def compiled(text):
     model = parser.parse_model('<ir_version: 8, opset_import: ["": 18]>\n' + text)
     executable = bw.compile(bw.load(model))
-    assert not list(executable.engine.host_steps)
+    assert not list(executable.engine.fallbacks)
     return lambda x, *axes: executable.run({"x": x, "axes": np.array(axes, np.int64)})["y"]
 
 

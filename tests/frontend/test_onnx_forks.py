@@ -157,7 +157,7 @@ def test_size_is_compared_with_one_only_once():
     assert [node.op for _, node in graph.walk()].count("if") == 1
 
 
-def test_many_forks_end_in_host_steps():
+def test_many_forks_end_in_fallbacks():
     """Each size makes two cases of all that follow, which grow only so far."""
     names = [f"x{i}" for i in range(9)]
     inputs = ", ".join(f"float[N{i}, 4] {name}" for i, name in enumerate(names))

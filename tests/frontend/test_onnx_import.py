@@ -10,9 +10,9 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from bitwright.errors import ImportModelError, RunError, UnsupportedError
 from bitwright.frontend.onnx import load
 from bitwright.frontend.onnx.registry import all_mappings
-from bitwright.ir import HostType, symbol
-from bitwright.ops.interpret import run
-from bitwright.ops.opdef import draw
+from bitwright.ir import OpaqueType, symbol
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.opdef import draw
 from bitwright.pipeline import compile as compile_graph
 
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "local" : 1]>\n'
@@ -304,16 +304,16 @@ SEQUENCE = """
 
 
 @pytest.mark.filterwarnings("ignore::bitwright.warn.BitwrightWarning")
-def test_sequences_live_in_host_steps():
+def test_sequences_live_in_fallbacks():
     graph = import_text(SEQUENCE.replace("PLACE", "place"))
-    assert isinstance(graph.value("s").type, HostType)
+    assert isinstance(graph.value("s").type, OpaqueType)
     a, b = draw(2), draw(2, seed=1)
     found = run(graph, {"a": a, "b": b, "place": np.array(1)})
     assert found["y"].tolist() == b.tolist()
     assert found["z"].tolist() == [a.tolist(), b.tolist()]
 
 
-def test_sequences_of_known_elements_need_no_host_step():
+def test_sequences_of_known_elements_need_no_fallback():
     graph = import_text(SEQUENCE.replace("PLACE", "one"))
     assert "host" not in ops_of(graph)
     assert graph.outputs[0][1].name == "b"
@@ -478,7 +478,7 @@ def test_opsets_that_are_not_known(opset):
         load(model)
 
 
-def test_light_models_of_the_onnx_package_load_without_host_steps():
+def test_light_models_of_the_onnx_package_load_without_fallbacks():
     folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
     for path in sorted(folder.glob("*.onnx")):
         graph = load(path)

@@ -13,8 +13,8 @@ from bitwright.errors import ImportModelError, UnsupportedError
 from bitwright.frontend.onnx import load
 from bitwright.frontend.onnx.tensor import ELEMENTS, read_sparse, read_tensor
 from bitwright.frontend.onnx.wire import split_weights
-from bitwright.ops.interpret import run
-from bitwright.ops.opdef import draw
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.opdef import draw
 
 
 def model_with(tensor, op="Add"):

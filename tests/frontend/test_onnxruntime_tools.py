@@ -20,7 +20,7 @@ from onnxruntime.quantization import (
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 import bitwright as bw
-from bitwright.passes.lower_integer import lower_integer
+from bitwright.passes.lower_integer.lower_integer import lower_integer
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import INFERENCE
 
@@ -66,7 +66,7 @@ def check(path, tolerance):
     agree(theirs, list(bw.compile(path).run(feeds).values()), tolerance)
 
 
-def check_products_are_of_codes(path):
+def check_products_are_of_qvalues(path):
     """No product of real numbers, or of 32-bit ones, is left when the model runs."""
     lowered = run_passes(run_passes(bw.load(path), INFERENCE), (lower_integer,))
     names = [node.op for node in lowered.nodes]
@@ -89,7 +89,7 @@ def test_static_quantization(tmp_path, form, per_channel, element):
         weight_type=QuantType.QInt8,
     )
     check(path, 0.05)
-    check_products_are_of_codes(path)
+    check_products_are_of_qvalues(path)
 
 
 @pytest.mark.parametrize("weight", [QuantType.QInt8, QuantType.QInt4])
@@ -113,7 +113,7 @@ def test_dynamic_quantization(tmp_path):
     path = tmp_path / "quantized.onnx"
     quantize_dynamic(proto, str(path))
     check(path, 1e-3)
-    check_products_are_of_codes(path)
+    check_products_are_of_qvalues(path)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -167,7 +167,7 @@ def test_softmax_between_quantized_values_is_what_the_standard_says(producer):
     agree(theirs, list(bw.compile(bw.load(proto)).run(feeds).values()), 0)
 
 
-def test_what_stands_between_dynamic_codes_is_rounded_as_it_is_written():
+def test_what_stands_between_dynamic_quantized_values_is_rounded_as_it_is_written():
     """A last bit of the range is a step of every code: hard swish in its four ops is these."""
     rng = np.random.default_rng(0)
     constants = {

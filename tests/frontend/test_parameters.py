@@ -10,7 +10,7 @@ import bitwright as bw
 from bitwright.errors import ImportModelError
 from bitwright.frontend.parameters import load_parameters, parameters
 from bitwright.frontend.safetensors import read_safetensors
-from bitwright.ops.interpret import run
+from bitwright.ops.core.interpret import run
 
 
 def model():
@@ -34,11 +34,11 @@ def values():
 
 def safetensors(arrays, **changes):
     """The bytes of a safetensors file."""
-    codes = {"float32": "F32", "bfloat16": "BF16", "int64": "I64", "bool": "BOOL"}
+    qvalues = {"float32": "F32", "bfloat16": "BF16", "int64": "I64", "bool": "BOOL"}
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, array in arrays.items():
         raw = np.ascontiguousarray(array).tobytes()
-        row = {"dtype": codes[array.dtype.name], "shape": list(np.shape(array))}
+        row = {"dtype": qvalues[array.dtype.name], "shape": list(np.shape(array))}
         header[name] = {**row, "data_offsets": [len(data), len(data) + len(raw)], **changes}
         data += raw
     text = json.dumps(header).encode()

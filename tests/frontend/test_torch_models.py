@@ -12,7 +12,7 @@ from torch_runs import assert_agree, check, eager, feeds
 
 import bitwright as bw
 from bitwright.frontend.parameters import load_parameters, parameters
-from bitwright.ops.interpret import run
+from bitwright.ops.core.interpret import run
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from torch_runs import assert_agree, check
 import bitwright as bw
 from bitwright.errors import ImportModelError, UnsupportedError
 from bitwright.frontend.parameters import load_parameters
-from bitwright.ops.interpret import run
+from bitwright.ops.core.interpret import run
 from bitwright.warn import BitwrightWarning, forget
 
 

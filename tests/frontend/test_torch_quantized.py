@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import bitwright as bw
-from bitwright.passes.lower_integer import lower_integer
+from bitwright.passes.lower_integer.lower_integer import lower_integer
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import INFERENCE
 
@@ -31,7 +31,7 @@ class Layer(nn.Module):
         return nn.functional.linear(y, w, self.last.bias)
 
 
-def test_fake_quantization_becomes_products_of_codes():
+def test_fake_quantization_becomes_products_of_quantized_values():
     file, x = io.BytesIO(), torch.randn(4, 3, 6, 6)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # this exporter writes Q/DQ pairs and is a legacy one

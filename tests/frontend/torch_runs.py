@@ -10,7 +10,7 @@ from torch import nn
 import bitwright as bw
 from bitwright.frontend.torch.tensors import array_of
 from bitwright.ir.graph import Graph
-from bitwright.ops.interpret import run
+from bitwright.ops.core.interpret import run
 
 
 class Family(nn.Module):

@@ -12,9 +12,9 @@ from bitwright.ir import container, parse, to_text
 from bitwright.ir.dtype import DTYPES, dtype, f32
 from bitwright.ir.graph import Graph, Node, sorted_nodes
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
-from bitwright.ops.check import verify
-from bitwright.passes.canonicalize import canonicalize
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.check import verify
+from bitwright.passes.simplify.canonicalize import canonicalize
 from bitwright.rewrite import Trace
 
 VECTOR = TensorType(f32, (4,))

@@ -8,9 +8,9 @@ from bitwright.ir import dtype, parse, parse_type, symbol, to_text
 from bitwright.ir.dtype import DTYPES
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
-from bitwright.ops.check import verify
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.check import verify
+from bitwright.ops.core.interpret import run
 
 
 def everything() -> Graph:

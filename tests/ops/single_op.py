@@ -5,9 +5,9 @@ import torch
 
 from bitwright.ir import dtype, parse_type
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.ops.opdef import draw
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.opdef import draw
 
 
 def evaluate(op, *arrays, **attrs):

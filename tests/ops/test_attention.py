@@ -138,7 +138,7 @@ def test_attention_faults(types, attrs, message):
         infer("attention", *types, **attrs)
 
 
-def turned(x, angles, pairs):
+def transposed(x, angles, pairs):
     """Pairs of features as complex numbers, turned."""
     result = x.astype(np.float64)
     for i, (a, b) in enumerate(pairs):
@@ -155,7 +155,7 @@ def test_rotary_turns_complex_pairs(interleaved, rotary_dim):
     x, ids = normal(2, 3, 5, 8), RNG.integers(0, 9, (2, 5))
     table = RNG.uniform(-3, 3, (9, half))
     pairs = [(2 * i, 2 * i + 1) if interleaved else (i, i + half) for i in range(half)]
-    expected = turned(x, table[ids][:, None], pairs)
+    expected = transposed(x, table[ids][:, None], pairs)
     cos, sin = np.cos(table).astype(np.float32), np.sin(table).astype(np.float32)
     attrs = {"interleaved": interleaved, "rotary_dim": rotary_dim}
     equal(evaluate("rotary", x, cos, sin, ids, **attrs), expected)
@@ -169,8 +169,8 @@ def test_axial_rotary_turns_by_row_and_by_column():
     tables = [f(t).astype(np.float32) for t in (by_row, by_column) for f in (np.cos, np.sin)]
     found = evaluate("axial_rotary", x, *tables).reshape(2, 4, rows, columns, 8)
     grid = x.reshape(2, 4, rows, columns, 8)
-    expected = turned(grid, by_row[:, None], [(0, 2), (1, 3)])
-    expected = turned(expected, by_column[None], [(4, 6), (5, 7)])
+    expected = transposed(grid, by_row[:, None], [(0, 2), (1, 3)])
+    expected = transposed(expected, by_column[None], [(4, 6), (5, 7)])
     equal(found, expected)
 
 

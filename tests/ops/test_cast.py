@@ -10,9 +10,9 @@ from onnx.reference import ReferenceEvaluator
 from bitwright.errors import GraphError, RunError
 from bitwright.ir.dtype import DTYPES, FLOATS, dtype
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
-from bitwright.ops.cast import cast as reference
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.ops.math.cast import cast as reference
 
 INF, NAN = np.inf, np.nan
 NUMBERS = [t for t in DTYPES.values() if t.name != "string"]

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir import parse_type
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.ops.opdef import draw
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.opdef import draw
 
 # matmul
 
@@ -91,13 +91,13 @@ def test_grouped_matmul():
             evaluate("grouped_matmul", x, w, np.array(counts))
 
 
-@pytest.mark.parametrize("codes", ["i4", "u4", "i8", "u8", "i2", "u2"])
+@pytest.mark.parametrize("qvalues", ["i4", "u4", "i8", "u8", "i2", "u2"])
 @pytest.mark.parametrize("block", [3, 4, 10])
-def test_dequant_matmul(codes, block):
-    element = draw(1, dtype=codes).dtype
-    q = draw(6, 10, dtype=codes, low=-100, high=100)
+def test_dequant_matmul(qvalues, block):
+    element = draw(1, dtype=qvalues).dtype
+    q = draw(6, 10, dtype=qvalues, low=-100, high=100)
     blocks = -(-10 // block)
-    scale, zero = f64(6, blocks, seed=1), draw(6, blocks, dtype=codes, low=0, high=1)
+    scale, zero = f64(6, blocks, seed=1), draw(6, blocks, dtype=qvalues, low=0, high=1)
     x, bias = f64(2, 3, 10, seed=2), f64(6, seed=3)
     spread = [np.repeat(p.astype(np.float64), block, 1)[:, :10] for p in (zero, scale)]
     w = (q.astype(np.float64) - spread[0]) * spread[1]
@@ -206,7 +206,7 @@ def test_conv_as_torch(rank, groups, stride, pad, dilation):
 def test_conv_gathers_windows_in_parts(monkeypatch):
     x, w = f64(2, 3, 9, 8), f64(4, 3, 3, 3, seed=1)
     whole = evaluate("conv", x, w, pads=(1, 1, 1, 1))
-    monkeypatch.setattr("bitwright.ops.conv.COLUMN_ELEMENTS", 500)
+    monkeypatch.setattr("bitwright.ops.nn.conv.COLUMN_ELEMENTS", 500)
     assert_close(evaluate("conv", x, w, pads=(1, 1, 1, 1)), whole)
 
 

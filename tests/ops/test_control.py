@@ -5,10 +5,10 @@ import pytest
 from single_op import evaluate
 
 from bitwright.errors import InferenceError, RunError
-from bitwright.ir import HostType, parse, symbol, to_text
-from bitwright.ops.builder import Builder
-from bitwright.ops.check import verify
-from bitwright.ops.interpret import run
+from bitwright.ir import OpaqueType, parse, symbol, to_text
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.check import verify
+from bitwright.ops.core.interpret import run
 
 TRUE, FALSE = np.array(True), np.array(False)
 
@@ -71,7 +71,7 @@ def test_if_sizes_are_those_both_branches_agree_on():
     assert if_type("f32[rows]", "f32[rows]", **other) == "f32[u0]"
 
 
-def test_if_of_different_ranks_is_a_value_for_host_steps():
+def test_if_of_different_ranks_is_a_value_for_fallbacks():
     b = Builder("table")
     table = b.build(result=b.reshape(b.input("x", "f32[6]"), shape=[2, 3]))
     b = Builder("list")
@@ -202,10 +202,10 @@ def test_host_values_are_carried():
     """A list grows by its own items: nothing but the interpreter looks at it."""
     b = Builder("body")
     b.input("step", "i64[]")
-    going, items = b.input("going", "bool[]"), b.input("items", HostType("seq(f32)"))
+    going, items = b.input("going", "bool[]"), b.input("items", OpaqueType("seq(f32)"))
     body = b.build(going=going, items=items)
     b = Builder()
-    items = b.input("items", HostType("seq(f32)"))
+    items = b.input("items", OpaqueType("seq(f32)"))
     graph = verify(b.build(result=b.loop(np.array(2), None, items, body=body, carried=1)))
     assert run(graph, {"items": [X]})["result"] == [X]
     with pytest.raises(InferenceError, match="takes tensors only"):

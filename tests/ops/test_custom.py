@@ -9,12 +9,12 @@ from single_op import evaluate, infer
 
 from bitwright import warn
 from bitwright.errors import GraphError, InferenceError, RunError
-from bitwright.ir import HostType, parse, to_text
-from bitwright.ops.builder import Builder
-from bitwright.ops.check import verify
-from bitwright.ops.custom import custom, find_custom, register_custom
-from bitwright.ops.host import encode_node
-from bitwright.ops.interpret import run
+from bitwright.ir import OpaqueType, parse, to_text
+from bitwright.ops.control.custom import custom, find_custom, register_custom
+from bitwright.ops.control.fallback import encode_node
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.check import verify
+from bitwright.ops.core.interpret import run
 from bitwright.pipeline import compile as compile_graph
 
 X = np.array([[1, -2, 3]], np.float32)
@@ -85,7 +85,7 @@ def test_attributes_must_be_plain():
 
 
 def test_a_gradient_that_is_missing_is_an_error():
-    from bitwright.ops.registry import get
+    from bitwright.ops.core.registry import get
 
     b = Builder()
     y = custom(b, "test.shift", b.input("x", "f32[3]"), offset=2)
@@ -104,7 +104,7 @@ def host(node, types, version=21, **attrs):
     }
 
 
-def test_a_host_step_runs_and_warns_once():
+def test_a_fallback_runs_and_warns_once():
     node = helper.make_node("Celu", ["x"], ["y"], alpha=0.5)
     with pytest.warns(warn.BitwrightWarning, match="ONNX op Celu: there is no kernel"):
         found = evaluate("host", X, **host(node, ["f32[1, 3]"]))
@@ -116,19 +116,19 @@ def test_a_host_step_runs_and_warns_once():
 
 
 @pytest.mark.filterwarnings("ignore::bitwright.warn.BitwrightWarning")
-def test_sequences_pass_between_host_steps():
+def test_sequences_pass_between_fallbacks():
     b = Builder()
     x = b.input("x", "f32[n, 3]")
     pair = helper.make_node("SequenceConstruct", ["a", "b"], ["s"])
     joined = helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)
     sequence = b.host(x, x, **host(pair, ["host<seq(tensor(f32))>"]))
-    assert sequence.type == HostType("seq(tensor(f32))")
+    assert sequence.type == OpaqueType("seq(tensor(f32))")
     graph = verify(b.build(y=b.host(sequence, **host(joined, ["f32[2*n, 3]"]))))
     assert run(parse(to_text(graph)), {"x": X})["y"].tolist() == np.concatenate([X, X]).tolist()
 
 
 @pytest.mark.filterwarnings("ignore::bitwright.warn.BitwrightWarning")
-def test_bodies_of_host_steps_read_captures():
+def test_bodies_of_fallbacks_read_captures():
     inner = helper.make_node("Add", ["x", "outer"], ["y"])
     info = [helper.make_tensor_value_info("y", 1, [1, 3])]
     branches = {

@@ -7,12 +7,12 @@ from bitwright.errors import GraphError
 from bitwright.ir import parse, symbol, to_text
 from bitwright.ir.dim import UNKNOWN, evaluate
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder, infer_types
-from bitwright.ops.check import verify
-from bitwright.ops.interpret import run
-from bitwright.ops.opdef import Kind, NonDifferentiable, NotYet
-from bitwright.ops.registry import all_ops
-from bitwright.ops.scalar import NumpyScalars
+from bitwright.ops.core.builder import Builder, infer_types
+from bitwright.ops.core.check import verify
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.opdef import Kind, NonDifferentiable, NotYet
+from bitwright.ops.core.registry import all_ops
+from bitwright.ops.core.scalar import NumpyScalars
 
 OPS = all_ops()
 CASES = [

@@ -11,11 +11,11 @@ from torch.nn import functional
 from bitwright.errors import InferenceError
 from bitwright.ir import dtype, symbol
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.ops.registry import get
-from bitwright.ops.scalar import NumpyScalars
-from bitwright.ops.symbolic import SizeEvaluator
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.registry import get
+from bitwright.ops.core.scalar import NumpyScalars
+from bitwright.ops.core.symbolic import SizeEvaluator
 
 INF, NAN = math.inf, math.nan
 EDGES = [0.0, -0.0, NAN, INF, -INF, 1e-300, -1e-300, 1e-17, -1e-17, 1e-4, -1e-4]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import bitwright as bw
-from bitwright.ops.flops import flops, multiply_adds, node_flops
-from bitwright.ops.opdef import Kind
-from bitwright.ops.registry import all_ops, get
+from bitwright.ops.core.flops import flops, multiply_adds, node_flops
+from bitwright.ops.core.opdef import Kind
+from bitwright.ops.core.registry import all_ops, get
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import CPU, INFERENCE
 

@@ -6,11 +6,11 @@ from single_op import evaluate
 
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir import symbol
-from bitwright.ops.builder import Builder
-from bitwright.ops.check import verify
-from bitwright.ops.interpret import run
-from bitwright.ops.registry import get
-from bitwright.ops.symbolic import SizeEvaluator
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.check import verify
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.registry import get
+from bitwright.ops.core.symbolic import SizeEvaluator
 
 n, m = symbol("n"), symbol("m")
 

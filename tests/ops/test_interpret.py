@@ -10,8 +10,8 @@ from bitwright.errors import RunError
 from bitwright.ir import parse, symbol
 from bitwright.ir.dtype import f32
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 
 
 def test_sizes_are_bound_from_expressions():

@@ -8,12 +8,12 @@ from bitwright.errors import GraphError, InferenceError, RunError
 from bitwright.ir import symbol
 from bitwright.ir.dim import evaluate as value_of
 from bitwright.ir.dim import min_size
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.ops.movement import resolve_reshape
-from bitwright.ops.registry import get
-from bitwright.ops.slicing import normalize_slice, slice_size
-from bitwright.ops.symbolic import SizeEvaluator
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.registry import get
+from bitwright.ops.core.symbolic import SizeEvaluator
+from bitwright.ops.shape.movement import resolve_reshape
+from bitwright.ops.shape.slicing import normalize_slice, slice_size
 
 n, m = symbol("n"), symbol("m")
 END = 2**63 - 1

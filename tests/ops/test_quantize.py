@@ -148,24 +148,24 @@ def test_error_is_at_most_half_a_step(block):
     x = RNG.uniform(-1, 1, (4, 7)).astype(np.float32)
     parts = -(-7 // block)
     scale = RNG.uniform(1 / 127, 0.1, (4, parts)).astype(np.float32)
-    codes = evaluate("quantize", x, scale, to="i8", axis=1, block=block)
-    back = evaluate("dequantize", codes, scale, axis=1, block=block)
+    qvalues = evaluate("quantize", x, scale, to="i8", axis=1, block=block)
+    back = evaluate("dequantize", qvalues, scale, axis=1, block=block)
     steps = np.repeat(scale, block, axis=1)[:, :7]
     assert (np.abs(back - x) <= steps / 2 * (1 + 1e-6)).all()
 
 
 def test_dequantize_to_another_type():
-    codes, scale = np.arange(-8, 8, dtype=np.int8), np.array(0.1, np.float16)
-    assert dtype(evaluate("dequantize", codes, scale).dtype).name == "f16"
-    expected = (codes * np.float32(scale)).astype(np.float32)
-    same_bits(evaluate("dequantize", codes, scale, to="f32"), expected)
+    qvalues, scale = np.arange(-8, 8, dtype=np.int8), np.array(0.1, np.float16)
+    assert dtype(evaluate("dequantize", qvalues, scale).dtype).name == "f16"
+    expected = (qvalues * np.float32(scale)).astype(np.float32)
+    same_bits(evaluate("dequantize", qvalues, scale, to="f32"), expected)
     power = scale.astype(dtype("f8e8m0").numpy)
-    assert dtype(evaluate("dequantize", codes, power).dtype).name == "f32"
+    assert dtype(evaluate("dequantize", qvalues, power).dtype).name == "f32"
 
 
 def test_int32_dequantizes_exactly_once_rounded():
-    codes = np.array([2**31 - 1, -(2**31), 16777217], np.int32)
-    same_bits(evaluate("dequantize", codes, np.float32(1)), codes.astype(np.float32))
+    qvalues = np.array([2**31 - 1, -(2**31), 16777217], np.int32)
+    same_bits(evaluate("dequantize", qvalues, np.float32(1)), qvalues.astype(np.float32))
 
 
 def test_dynamic_quantize_equals_onnx_to_the_bit():
@@ -181,20 +181,20 @@ def test_dynamic_quantize_equals_onnx_to_the_bit():
 
 
 def test_dynamic_quantize_of_zeros_has_scale_one():
-    codes, scale, zero = evaluate("dynamic_quantize", np.zeros((2, 3), np.float32))
-    assert scale == 1 and zero == 0 and not codes.any()
+    qvalues, scale, zero = evaluate("dynamic_quantize", np.zeros((2, 3), np.float32))
+    assert scale == 1 and zero == 0 and not qvalues.any()
 
 
 def test_per_token_is_the_rows_one_by_one():
     x = values(0)[0]
-    codes, scale, zero = evaluate("dynamic_quantize", x, per_token=True)
+    qvalues, scale, zero = evaluate("dynamic_quantize", x, per_token=True)
     assert scale.shape == zero.shape == (5, 1)
     for i, row in enumerate(x):
         for one, other in zip(
-            (codes[i], scale[i, 0], zero[i, 0]), evaluate("dynamic_quantize", row), strict=True
+            (qvalues[i], scale[i, 0], zero[i, 0]), evaluate("dynamic_quantize", row), strict=True
         ):
             assert np.array_equal(one, other)
-    back = evaluate("dequantize", codes, scale, zero, axis=-1, block=x.shape[-1])
+    back = evaluate("dequantize", qvalues, scale, zero, axis=-1, block=x.shape[-1])
     assert (np.abs(back - x) <= scale / 2 * (1 + 1e-5)).all()
 
 
@@ -214,9 +214,9 @@ def test_fake_quantize_agrees_with_torch(low, high):
 
 def test_fake_quantize_is_dequantize_of_quantize():
     x, scale = values(4), RNG.uniform(0.5, 2, 5).astype(np.float32)
-    codes = evaluate("quantize", x, scale, to="i8", axis=1)
+    qvalues = evaluate("quantize", x, scale, to="i8", axis=1)
     found = evaluate("fake_quantize", x, scale, axis=1, low=-128, high=127)
-    same_bits(found, evaluate("dequantize", codes, scale, axis=1))
+    same_bits(found, evaluate("dequantize", qvalues, scale, axis=1))
 
 
 def test_quantized_sizes_stay_symbolic():

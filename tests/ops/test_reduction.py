@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir import parse_type
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.ops.opdef import draw
-from bitwright.ops.symbolic import SizeEvaluator
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.opdef import draw
+from bitwright.ops.core.symbolic import SizeEvaluator
 
 NAN, INF = math.nan, math.inf
 

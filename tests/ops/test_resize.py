@@ -9,10 +9,10 @@ from single_op import evaluate
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir import symbol
 from bitwright.ir.dim import UNKNOWN
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.ops.opdef import draw
-from bitwright.ops.resize import COORDINATES, CROP, NEAREST, scaled_size
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.opdef import draw
+from bitwright.ops.vision.resize import COORDINATES, CROP, NEAREST, scaled_size
 
 n = symbol("n")
 REGION = (0.0, 0.1, 1.0, 1.2)

@@ -5,9 +5,9 @@ import pytest
 
 import bitwright as bw
 from bitwright.errors import BitwrightError
-from bitwright.ops.opdef import Kind
-from bitwright.passes.precision_plan import Extent
-from bitwright.passes.precision_policy import custom, kind_of, policy
+from bitwright.ops.core.opdef import Kind
+from bitwright.passes.precision.plan import Extent
+from bitwright.passes.precision.policy import custom, kind_of, policy
 from bitwright.rewrite.trace import Trace
 
 TABLE = {  # compute, reduction, elementwise, movement
@@ -189,20 +189,20 @@ def test_quantized_values_and_their_scales_stay():
     b = bw.Builder("codes")
     x = b.input("x", "f32[2, 4]")
     scale = b.constant(np.float32(0.0123456789), name="scale")
-    codes = b.quantize(x, scale, to="i8", name="codes")
+    qvalues = b.quantize(x, scale, to="i8", name="codes")
     w = b.constant(np.ones((4, 3), np.int8), name="w")
     weight = b.dequantize(w, scale, name="weight")
-    graph = b.build(y=b.matmul(b.dequantize(codes, scale, name="back"), weight))
+    graph = b.build(y=b.matmul(b.dequantize(qvalues, scale, name="back"), weight))
     found = types(bw.apply_precision(graph, "mixed_bf16"))
     assert (found["codes"], found["w"], found["scale"]) == ("i8", "i8", "f32")
     assert found["back"] == found["weight"] == "bf16"
 
 
 @pytest.mark.parametrize("name", ["f16", "mixed_bf16"])
-def test_attention_in_codes_makes_them_of_f32(name):
+def test_attention_in_quantized_values_makes_them_of_f32(name):
     b = bw.Builder("attention")
     x = b.input("x", "f32[1, 2, 40, 8]")
-    graph = b.build(b.attention(b.relu(x), x, x, in_codes=True, name="y"))
+    graph = b.build(b.attention(b.relu(x), x, x, int8=True, name="y"))
     changed = bw.apply_precision(graph, name)
     assert types(changed)["y"] == "f32"
     feeds = np.random.default_rng(0).normal(size=(1, 2, 40, 8)).astype(np.float32)
@@ -283,5 +283,5 @@ def test_recurrent_layers_keep_their_kernels(op):
     node = b.node(op, [b.input("x", "f32[5, 2, 3]"), b.constant(w), b.constant(r)], {}, [])
     graph = b.build(y=node.outputs[0])
     exe = bw.compile(graph, precision="mixed_bf16")
-    assert not list(exe.engine.host_steps)
+    assert not list(exe.engine.fallbacks)
     assert np.abs(exe.run({"x": x})["y"] - reference(graph, x=x)["y"]).max() < 0.03

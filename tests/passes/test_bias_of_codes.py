@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.passes.lower_integer import lower_integer
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.passes.lower_integer.lower_integer import lower_integer
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import INFERENCE, compile
 

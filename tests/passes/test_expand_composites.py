@@ -7,11 +7,11 @@ import pytest
 
 from bitwright.ir.dtype import dtype
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.ops.opdef import Sample
-from bitwright.ops.registry import get
-from bitwright.passes.expand_composites import expand_composites
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.ops.core.opdef import Sample
+from bitwright.ops.core.registry import get
+from bitwright.passes.simplify.expand_composites import expand_composites
 from bitwright.rewrite.trace import Trace
 
 CASES = [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import bitwright as bw
-from bitwright.ops.interpret import run
+from bitwright.ops.core.interpret import run
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import SIMPLIFY
 
@@ -86,8 +86,8 @@ class RotaryHalves(nn.Module):
         angles = torch.arange(x.shape[1]).float()[:, None] * self.frequencies[None]
         table = torch.cat((angles, angles), -1)
         cos, sin = table.cos()[None, None], table.sin()[None, None]
-        turned = torch.cat((-q[..., 2:], q[..., :2]), -1)
-        return q * cos + turned * sin
+        transposed = torch.cat((-q[..., 2:], q[..., :2]), -1)
+        return q * cos + transposed * sin
 
 
 CASES = [

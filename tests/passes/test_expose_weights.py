@@ -5,10 +5,10 @@ import pytest
 
 import bitwright as bw
 from bitwright.ir.naming import origin
-from bitwright.ops.interpret import run
-from bitwright.passes.expose_weights import expose_weights
+from bitwright.ops.core.interpret import run
 from bitwright.passes.manager import run_passes
-from bitwright.passes.share_constants import FEWEST, share_constants
+from bitwright.passes.simplify.expose_weights import expose_weights
+from bitwright.passes.simplify.share_constants import FEWEST, share_constants
 from bitwright.pipeline import INFERENCE
 
 

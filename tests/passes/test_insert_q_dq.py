@@ -77,7 +77,7 @@ def test_the_value_keeps_its_own_type(element):
 
 
 @pytest.mark.parametrize("code", ["i4", "u2", "i16", "f8e4m3fn"])
-def test_other_codes(code):
+def test_other_quantized_values(code):
     graph = insert_q_dq(chain(), {"r": per_tensor(0.5, dtype=code)})
     got = run(graph, x=np.array([[0.25, 1, 1.5], [0.5, 0, -4]], np.float32))["r"]
     np.testing.assert_array_equal(got[1], [0.5, 0, 0])

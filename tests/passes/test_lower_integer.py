@@ -9,10 +9,10 @@ import pytest
 
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.passes.canonicalize import canonicalize
-from bitwright.passes.lower_integer import lower_integer
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.passes.lower_integer.lower_integer import lower_integer
+from bitwright.passes.simplify.canonicalize import canonicalize
 from bitwright.rewrite.trace import Trace
 
 RNG = np.random.default_rng(0)
@@ -39,9 +39,9 @@ def through(b: Builder, x: Any, scale: float, zero: int | None, kind: str = "u8"
 
 
 def weight(b: Builder, *shape: int, axis: int | None = None) -> Any:
-    codes = RNG.integers(-127, 128, shape).astype(np.int8)
+    qvalues = RNG.integers(-127, 128, shape).astype(np.int8)
     scale = RNG.uniform(0.001, 0.003, () if axis is None else shape[axis]).astype(np.float32)
-    return b.dequantize(b.constant(codes), b.constant(scale), axis=axis)
+    return b.dequantize(b.constant(qvalues), b.constant(scale), axis=axis)
 
 
 def check(graph: Graph, step: float, **feeds: Any) -> tuple[list[str], str]:
@@ -57,14 +57,14 @@ def x_of(*shape: int) -> Any:
 
 
 @pytest.mark.parametrize("kind, zero", [("u8", 120), ("i8", -3), ("i8", None)])
-def test_a_layer_from_codes_to_codes(kind: str, zero: int | None) -> None:
+def test_a_layer_from_quantized_values_to_quantized_values(kind: str, zero: int | None) -> None:
     b = Builder("layer")
     x = through(b, b.input("x", "f32[n, 64]"), 0.02, zero, kind)
     bias = b.constant(x_of(32))
     y = b.relu(b.add(b.matmul(x, weight(b, 64, 32, axis=1)), bias))
     y = through(b, y, 0.01, 0)
     ops, _ = check(b.build(y), 0.01, x=x_of(5, 64))
-    assert ops == ["quantize", "integer_matmul", "cast", "mul", "to_codes", "dequantize"]
+    assert ops == ["quantize", "integer_matmul", "cast", "mul", "requantize", "dequantize"]
 
 
 def test_a_result_in_real_numbers_keeps_its_activation() -> None:
@@ -81,15 +81,15 @@ def test_residuals_join_in_their_own_scale() -> None:
     y = through(b, b.add(b.matmul(x, weight(b, 64, 64)), x), 0.03, 99)
     ops, _ = check(b.build(y), 0.03, x=x_of(7, 64))
     assert "integer_matmul" in ops and ops.count("quantize") == 1
-    assert ops.count("to_codes") == 1 and ops.count("dequantize") == 1  # only the result
+    assert ops.count("requantize") == 1 and ops.count("dequantize") == 1  # only the result
 
 
-def test_convolutions_take_a_bias_of_codes() -> None:
+def test_convolutions_take_a_bias_of_quantized_values() -> None:
     b = Builder("conv")
     x = through(b, b.input("x", "f32[n, 3, 9, 9]"), 0.02, 120)
     w = weight(b, 8, 3, 3, 3, axis=0)
-    codes = b.constant(RNG.integers(-500, 500, 8).astype(np.int32))
-    bias = b.dequantize(codes, b.constant(np.full(8, 4e-5, np.float32)), axis=0)
+    qvalues = b.constant(RNG.integers(-500, 500, 8).astype(np.int32))
+    bias = b.dequantize(qvalues, b.constant(np.full(8, 4e-5, np.float32)), axis=0)
     y = b.clip(b.conv(x, w, bias, pads=(1, 1, 1, 1), strides=(2, 2)), 0.0, 6.0)
     y = b.max_pool(through(b, y, 0.02, 0), kernel=(2, 2))
     ops, _ = check(b.build(through(b, y, 0.02, 0)), 0.02, x=x_of(2, 3, 9, 9))
@@ -97,7 +97,7 @@ def test_convolutions_take_a_bias_of_codes() -> None:
     assert ops[-2:] == ["max_pool", "dequantize"]  # of codes
 
 
-def test_layouts_move_codes() -> None:
+def test_layouts_move_quantized_values() -> None:
     b = Builder("moves")
     x = through(b, b.input("x", "f32[4, 6]"), 0.02, 120)
     y = b.reshape(b.transpose(x, perm=(1, 0)), shape=(3, 8))
@@ -105,7 +105,7 @@ def test_layouts_move_codes() -> None:
     assert ops == ["quantize", "transpose", "reshape", "integer_matmul", "cast", "mul"]
 
 
-def test_an_embedding_gathers_codes() -> None:
+def test_an_embedding_gathers_quantized_values() -> None:
     b = Builder("embedding")
     y = b.gather(weight(b, 50, 8), b.input("ids", "i64[n]"), axis=0)
     ops, _ = check(b.build(y), 0, ids=np.array([3, 49, 0]))
@@ -116,9 +116,9 @@ def test_an_embedding_gathers_codes() -> None:
 def test_scales_made_by_the_run(per_token: bool) -> None:
     b = Builder("dynamic")
     x = b.input("x", "f32[2, 5, 64]")
-    codes, scale, zero = b.dynamic_quantize(x, to="u8", per_token=per_token)
+    qvalues, scale, zero = b.dynamic_quantize(x, to="u8", per_token=per_token)
     attrs = {"axis": 2, "block": 64} if per_token else {}
-    y = b.matmul(b.dequantize(codes, scale, zero, **attrs), weight(b, 64, 32, axis=1))
+    y = b.matmul(b.dequantize(qvalues, scale, zero, **attrs), weight(b, 64, 32, axis=1))
     ops, _ = check(b.build(b.add(y, b.constant(x_of(32)))), 1e-5, x=x_of(2, 5, 64))
     assert "integer_matmul" in ops and "matmul" not in ops and "dequantize" not in ops
 
@@ -135,7 +135,7 @@ def test_products_that_importers_wrote_in_i32(low: int) -> None:
 
 
 @pytest.mark.parametrize("kind, zeros", [("i8", None), ("i8", [3, -4]), ("u8", [200, 0])])
-def test_weights_too_large_to_be_folded_are_codes_still(
+def test_weights_too_large_to_be_folded_are_quantized_values_still(
     kind: str, zeros: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BITWRIGHT_FOLD_LIMIT", "100")
@@ -153,8 +153,8 @@ def test_weights_too_large_to_be_folded_are_codes_still(
 def test_sums_that_could_leave_32_bits_are_left_alone() -> None:
     b = Builder("deep")
     x = through(b, b.input("x", "f32[1, 140000]"), 0.02, 0)
-    codes = b.constant(np.full((140000, 2), 127, np.int8))
-    y = b.matmul(x, b.dequantize(codes, b.constant(np.float32(0.01))))
+    qvalues = b.constant(np.full((140000, 2), 127, np.int8))
+    y = b.matmul(x, b.dequantize(qvalues, b.constant(np.float32(0.01))))
     _, ops, refused = lowered(b.build(y))
     assert "matmul" in ops and "its sums may reach 4533900000, beyond 32 bits" in refused
 
@@ -172,12 +172,12 @@ def test_what_stays_real_says_why() -> None:
     assert "%w is not a dequantized value" in refused
 
 
-def test_codes_of_a_function_of_a_product() -> None:
+def test_quantized_values_of_a_function_of_a_product() -> None:
     b = Builder("layer")
     x = through(b, b.input("x", "f32[n, 64]"), 0.02, 128)
     y = through(b, b.gelu(b.matmul(x, weight(b, 64, 32))), 0.02, 7)
     ops, _ = check(b.build(y), 0.02, x=x_of(5, 64))
-    assert ops[1:] == ["integer_matmul", "cast", "mul", "gelu", "mul", "to_codes", "dequantize"]
+    assert ops[1:] == ["integer_matmul", "cast", "mul", "gelu", "mul", "requantize", "dequantize"]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_convolutions_without_a_kernel_stay_real(x: Any, w: Any, groups: int) ->
 
 
 @pytest.mark.parametrize("zero, step, ops", [(0, 0.02, []), (0, 0.05, []), (3, 0.05, ["clip"])])
-def test_bounds_and_factors_by_channel_go_into_the_codes(
+def test_bounds_and_factors_by_channel_go_into_the_quantized_values(
     zero: int, step: float, ops: list[str]
 ) -> None:
     b = Builder("smoothed")
@@ -199,17 +199,17 @@ def test_bounds_and_factors_by_channel_go_into_the_codes(
     factors = b.constant(RNG.uniform(0.3, 3, (8, 1, 1)).astype(np.float32))
     y = b.mul(b.clip(b.conv(x, weight(b, 8, 8, 3, 3, axis=0)), 0.0, 3.0), factors)
     found, _ = check(b.build(through(b, y, step, zero)), step, x=3 * x_of(2, 8, 5, 5))
-    assert found[1:] == ["integer_conv", "cast", "mul", *ops, "to_codes", "dequantize"]
+    assert found[1:] == ["integer_conv", "cast", "mul", *ops, "requantize", "dequantize"]
 
 
 @pytest.mark.parametrize("op, gates", [("rnn", 1), ("gru", 3), ("lstm", 4)])
 @pytest.mark.parametrize("rows", [False, True])
-def test_recurrent_layers_multiply_codes(op: str, gates: int, rows: bool) -> None:
+def test_recurrent_layers_multiply_quantized_values(op: str, gates: int, rows: bool) -> None:
     b = Builder(op)
     x = b.input("x", "f32[5, n, 12]")
     if rows:
-        codes, scale, zero = b.dynamic_quantize(x, to="u8", per_token=True)
-        x = b.dequantize(codes, scale, zero, axis=-1, block=12)
+        qvalues, scale, zero = b.dynamic_quantize(x, to="u8", per_token=True)
+        x = b.dequantize(qvalues, scale, zero, axis=-1, block=12)
     else:
         x = through(b, x, 0.03, 128)
     w = b.reshape(weight(b, 2 * gates * 8, 12, axis=0), shape=(2, gates * 8, 12))
@@ -219,7 +219,7 @@ def test_recurrent_layers_multiply_codes(op: str, gates: int, rows: bool) -> Non
     assert "integer_matmul" in ops and f"integer_{op}" in ops and op not in ops
 
 
-def test_a_recurrent_layer_with_codes_for_weights_alone_stays() -> None:
+def test_a_recurrent_layer_with_quantized_values_for_weights_alone_stays() -> None:
     b = Builder("lstm")
     x = b.input("x", "f32[5, n, 12]")
     scaled = [
@@ -235,13 +235,13 @@ def test_a_recurrent_layer_with_codes_for_weights_alone_stays() -> None:
     assert "lstm" in ops and "is not a dequantized value" in refused
 
 
-def test_functions_of_codes_become_tables() -> None:
+def test_functions_of_quantized_values_become_tables() -> None:
     b = Builder("functions")
     x = through(b, b.input("x", "f32[n, 64]"), 0.02, 120)
     y = through(b, b.mul(x, b.sigmoid(b.mul(x, np.float32(1.7)))), 0.013, 11)  # swish in steps
     y = through(b, y, 0.02, -5, "i8")  # codes of another scale: one table with the one before
     ops, _ = check(b.build(y), 0, x=2 * x_of(5, 64))
-    assert ops == ["quantize", "map_codes", "dequantize"]
+    assert ops == ["quantize", "lookup_table", "dequantize"]
 
 
 @pytest.mark.parametrize("function", ["hard_swish", "tanh"])
@@ -252,11 +252,11 @@ def test_what_a_product_computes_where_it_stores_needs_no_table(function: str) -
     y = through(b, getattr(b, function)(y), 0.02, 120)
     ops, _ = check(b.build(y), 0.02, x=x_of(5, 64))
     is_short = function == "hard_swish"
-    assert ops[-2] == ("to_codes" if is_short else "map_codes")
-    assert ops.count("to_codes") == (2 if is_short else 1)
+    assert ops[-2] == ("requantize" if is_short else "lookup_table")
+    assert ops.count("requantize") == (2 if is_short else 1)
 
 
-def test_codes_with_the_same_parameters_are_put_behind_each_other() -> None:
+def test_quantized_values_with_the_same_parameters_are_put_behind_each_other() -> None:
     b = Builder("concat")
     x = through(b, b.input("x", "f32[2, 8, 5, 5]"), 0.02, 120)
     y = b.concat(x, b.slice(x, starts=[0], stops=[3], steps=[1], axes=[1]), axis=1)
@@ -264,22 +264,22 @@ def test_codes_with_the_same_parameters_are_put_behind_each_other() -> None:
     assert ops == ["quantize", "slice", "concat", "dequantize"]
 
 
-def test_codes_are_made_before_they_are_put_behind_each_other() -> None:
+def test_quantized_values_are_made_before_they_are_put_behind_each_other() -> None:
     b = Builder("concat")
     x = through(b, b.input("x", "f32[2, 8, 5, 5]"), 0.02, 120)
     parts = [b.relu(b.conv(x, weight(b, n, 8, 1, 1))) for n in (4, 6)]
     y = through(b, b.concat(*parts, axis=1), 0.02, 0)
     ops, _ = check(b.build(y), 0.02, x=x_of(2, 8, 5, 5))
-    assert ops.count("to_codes") == 2 and ops[-2:] == ["concat", "dequantize"]
+    assert ops.count("requantize") == 2 and ops[-2:] == ["concat", "dequantize"]
 
 
-def test_codes_are_made_before_they_are_moved() -> None:
+def test_quantized_values_are_made_before_they_are_moved() -> None:
     b = Builder("moves")
     x = through(b, b.input("x", "f32[2, 8, 6, 6]"), 0.02, 120)
     y = b.max_pool(b.relu(b.conv(x, weight(b, 4, 8, 3, 3))), kernel=(2, 2), strides=(2, 2))
     y = b.reshape(b.transpose(y, perm=(0, 2, 3, 1)), shape=(8, 4))
     ops, _ = check(b.build(through(b, y, 0.02, 0)), 0.02, x=x_of(2, 8, 6, 6))
-    wanted = ["to_codes", "max_pool", "transpose", "reshape", "dequantize"]
+    wanted = ["requantize", "max_pool", "transpose", "reshape", "dequantize"]
     assert ops == ["quantize", "integer_conv", "cast", "mul", *wanted]
 
 
@@ -290,26 +290,26 @@ def test_the_step_goes_into_constants_behind_a_function() -> None:
     y = b.add(b.mul(y, np.float32(1.3)), b.constant(x_of(32)))
     graph = b.build(through(b, y, 0.02, 7))
     ops, _ = check(graph, 0.02, x=x_of(5, 64))
-    wanted = ["integer_matmul", "cast", "mul", "hard_swish", "mul", "add", "to_codes"]
+    wanted = ["integer_matmul", "cast", "mul", "hard_swish", "mul", "add", "requantize"]
     assert ops == ["quantize", *wanted, "dequantize"]
-    last = next(node for node in lowered(graph)[0].nodes if node.op == "to_codes")
+    last = next(node for node in lowered(graph)[0].nodes if node.op == "requantize")
     assert last.attrs["bounded"]
 
 
 def test_a_product_of_rows_is_rounded_before_its_step() -> None:
     b = Builder("dynamic")
-    codes, scale, zero = b.dynamic_quantize(b.input("x", "f32[5, 64]"), to="u8", per_token=True)
-    x = b.dequantize(codes, scale, zero, axis=1, block=64)
+    qvalues, scale, zero = b.dynamic_quantize(b.input("x", "f32[5, 64]"), to="u8", per_token=True)
+    x = b.dequantize(qvalues, scale, zero, axis=1, block=64)
     y = b.add(b.matmul(x, weight(b, 64, 32, axis=1)), b.constant(x_of(32)))
     y = b.mul(b.clip(y, 0.0, 6.0), b.constant(RNG.uniform(0.5, 2, 32).astype(np.float32)))
     ops, _ = check(b.build(through(b, y, 0.02, 0)), 0.02, x=x_of(5, 64))
-    wanted = ["integer_matmul", "cast", "mul", "mul", "add", "mul", "to_codes", "dequantize"]
+    wanted = ["integer_matmul", "cast", "mul", "mul", "add", "mul", "requantize", "dequantize"]
     assert ops == ["dynamic_quantize", *wanted]
 
 
-def test_a_product_of_floats_stores_codes_without_a_division() -> None:
+def test_a_product_of_floats_stores_quantized_values_without_a_division() -> None:
     b = Builder("float")
     x, w = b.input("x", "f32[2, 3, 9, 9]"), b.constant(x_of(8, 3, 3, 3))
     y = through(b, b.clip(b.conv(x, w), 0.0, 6.0), 0.02, 0)
     ops, _ = check(b.build(y), 0.02, x=x_of(2, 3, 9, 9))
-    assert ops == ["conv", "mul", "to_codes", "dequantize"]
+    assert ops == ["conv", "mul", "requantize", "dequantize"]

@@ -7,38 +7,38 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.passes.canonicalize import canonicalize
-from bitwright.passes.lower_integer import lower_integer
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.passes.lower_integer.lower_integer import lower_integer
+from bitwright.passes.simplify.canonicalize import canonicalize
 from bitwright.pipeline import compile
 from bitwright.rewrite.trace import Trace
 
 RNG = np.random.default_rng(0)
 
 
-def wide(b: Builder, codes: Any, zero: Any = None) -> Any:
-    x = b.cast(codes if not isinstance(codes, np.ndarray) else b.constant(codes), to="i32")
+def wide(b: Builder, qvalues: Any, zero: Any = None) -> Any:
+    x = b.cast(qvalues if not isinstance(qvalues, np.ndarray) else b.constant(qvalues), to="i32")
     return x if zero is None else b.sub(x, b.cast(b.constant(zero), to="i32"))
 
 
 @pytest.mark.parametrize("zero", [(), (1,), (16,), (1, 16), None])
 @pytest.mark.parametrize("limit", ["0", "1000000"])
-@pytest.mark.parametrize("turned", ["", "codes", "numbers"])
-def test_weights_too_large_to_fold_are_read_as_codes(
-    zero: tuple[int, ...] | None, limit: str, turned: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("transposed", ["", "codes", "numbers"])
+def test_weights_too_large_to_fold_are_read_as_quantized_values(
+    zero: tuple[int, ...] | None, limit: str, transposed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BITWRIGHT_FOLD_LIMIT", limit)
     b = Builder("wide")
-    codes = RNG.integers(-128, 128, (24, 16)).astype(np.int8)
+    qvalues = RNG.integers(-128, 128, (24, 16)).astype(np.int8)
     offset = None if zero is None else RNG.integers(-9, 9, zero).astype(np.int8)
-    if turned == "codes":
-        w = wide(b, b.transpose(b.constant(np.ascontiguousarray(codes.T)), perm=(1, 0)), offset)
-    elif turned == "numbers":
+    if transposed == "codes":
+        w = wide(b, b.transpose(b.constant(np.ascontiguousarray(qvalues.T)), perm=(1, 0)), offset)
+    elif transposed == "numbers":
         column = offset if offset is None or offset.size == 1 else offset.reshape(-1, 1)
-        w = b.transpose(wide(b, np.ascontiguousarray(codes.T), column), perm=(1, 0))
+        w = b.transpose(wide(b, np.ascontiguousarray(qvalues.T), column), perm=(1, 0))
     else:
-        w = wide(b, codes, offset)
+        w = wide(b, qvalues, offset)
     rows = b.sub(b.cast(b.input("x", "u8[n, 24]"), to="i32"), b.constant(np.int32(7)))
     graph = b.build(y=b.matmul(rows, w))
     found = canonicalize(lower_integer(canonicalize(graph, Trace()), Trace()), Trace())

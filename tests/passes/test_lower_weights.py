@@ -6,11 +6,11 @@ import pytest
 
 import bitwright as bw
 from bitwright.lir.buffer import Place
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.passes.lower_weights import lower_weights
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.passes.fuse.merge_projections import merge_projections
+from bitwright.passes.lower_integer.lower_weights import lower_weights
 from bitwright.passes.manager import run_passes
-from bitwright.passes.merge_projections import merge_projections
 from bitwright.pipeline import INFERENCE
 from bitwright.rewrite import Trace
 
@@ -52,18 +52,18 @@ def test_scales_per_column_block_or_tensor():
     check(lambda b: b.dequantize(b.constant(i8(64, 5)), positive(5), axis=1), ["dequant_matmul"])
     check(lambda b: b.dequantize(b.constant(i8(64, 5)), positive()), ["dequant_matmul"])
     zeros = np.arange(10, dtype=np.uint8).reshape(2, 5).astype(ml_dtypes.uint4)
-    codes = rng.integers(0, 16, (64, 5)).astype(np.uint8).astype(ml_dtypes.uint4)
+    qvalues = rng.integers(0, 16, (64, 5)).astype(np.uint8).astype(ml_dtypes.uint4)
     check(
-        lambda b: b.dequantize(b.constant(codes), positive(2, 5), zeros, axis=0, block=32),
+        lambda b: b.dequantize(b.constant(qvalues), positive(2, 5), zeros, axis=0, block=32),
         ["dequant_matmul"],
     )
 
 
 def test_a_transposed_weight_needs_no_other_layout():
-    codes = i4(5, 64)
+    qvalues = i4(5, 64)
 
     def weight(b):
-        w = b.dequantize(b.constant(codes), positive(5, 2), axis=1, block=32)
+        w = b.dequantize(b.constant(qvalues), positive(5, 2), axis=1, block=32)
         return b.transpose(w, perm=(1, 0))
 
     found, _ = check(weight, ["dequant_matmul"])
@@ -71,13 +71,13 @@ def test_a_transposed_weight_needs_no_other_layout():
     assert node.attrs["block"] == 32 and node.inputs[1].shape == (5, 64)
 
 
-def test_scales_that_are_codes_keep_their_own_scale():
-    codes = rng.normal(size=(64, 5)).astype(ml_dtypes.float4_e2m1fn)
+def test_scales_that_are_quantized_values_keep_their_own_scale():
+    qvalues = rng.normal(size=(64, 5)).astype(ml_dtypes.float4_e2m1fn)
     narrow = rng.uniform(1, 400, (4, 5)).astype(ml_dtypes.float8_e4m3fn)
 
     def weight(b):
         scales = b.dequantize(b.constant(narrow), np.float32(0.01))
-        return b.dequantize(b.constant(codes), scales, axis=0, block=16)
+        return b.dequantize(b.constant(qvalues), scales, axis=0, block=16)
 
     check(weight, ["dequant_matmul", "mul"])
 
@@ -105,7 +105,7 @@ def test_what_stays_says_why(build, reason):
     assert any(reason in event.reason for event in trace.events)
 
 
-def test_projections_in_codes_become_one():
+def test_projections_in_quantized_values_become_one():
     b = Builder("qkv")
     x = b.input("x", "f32[n, 64]")
     parts = [
@@ -121,7 +121,7 @@ def test_projections_in_codes_become_one():
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-4)
 
 
-def test_half_rows_and_codes_of_the_run():
+def test_half_rows_and_quantized_values_of_the_run():
     b = Builder("layer")
     x, q = b.input("x", "f16[n, 64]"), b.input("q", "i8[5, 64]")
     bias = b.constant(positive(5).astype(np.float16))
@@ -134,10 +134,10 @@ def test_half_rows_and_codes_of_the_run():
     for name, found in exe.run(feeds).items():
         wide = expected[name].astype(np.float32)
         np.testing.assert_allclose(found.astype(np.float32), wide, atol=2e-3 * np.abs(wide).max())
-    assert not list(exe.engine.schedule.host_steps)
+    assert not list(exe.engine.schedule.fallbacks)
 
 
-def test_a_running_model_holds_the_codes():
+def test_a_running_model_holds_the_quantized_values():
     b = Builder("layer")
     w = b.dequantize(b.constant(i4(1024, 768)), positive(32, 768), axis=0, block=32)
     exe = bw.compile(b.build(y=b.matmul(b.input("x", "f32[n, 1024]"), w)))
@@ -152,9 +152,9 @@ def test_several_matrices_are_decoded_when_the_program_is_made(op, monkeypatch):
     monkeypatch.setenv("BITWRIGHT_FOLD_LIMIT", "8")
     rng = np.random.default_rng(0)
     b = Builder("several")
-    codes = rng.integers(-127, 128, (3, 16, 8)).astype(np.int8)
+    qvalues = rng.integers(-127, 128, (3, 16, 8)).astype(np.int8)
     scale = rng.uniform(0.01, 0.1, (3, 1, 8)).astype(np.float32)
-    w = b.dequantize(codes, scale, axis=1, block=16)
+    w = b.dequantize(qvalues, scale, axis=1, block=16)
     x = b.input("x", "f32[n, 16]")
     counts = [np.array([2, 0, 3])] if op == "grouped_matmul" else []
     graph = b.build(y=b.op(op, x, w, *counts))
@@ -165,17 +165,17 @@ def test_several_matrices_are_decoded_when_the_program_is_made(op, monkeypatch):
     np.testing.assert_allclose(run(made, feeds)["y"], run(graph, feeds)["y"], rtol=1e-5, atol=1e-5)
 
 
-def test_a_table_turned_around_is_read_as_codes(monkeypatch):
+def test_a_table_turned_around_is_read_as_quantized_values(monkeypatch):
     """The weight of a head that is tied to its embedding, also where it is too large to fold."""
     monkeypatch.setenv("BITWRIGHT_FOLD_LIMIT", "8")
     rng = np.random.default_rng(0)
     b = Builder("tied")
-    codes = b.constant(rng.integers(-127, 128, (24, 16)).astype(np.int8))
-    turned = b.transpose(codes, perm=(1, 0))
+    qvalues = b.constant(rng.integers(-127, 128, (24, 16)).astype(np.int8))
+    transposed = b.transpose(qvalues, perm=(1, 0))
     scale = rng.uniform(0.01, 0.1, 24).astype(np.float32)
     graph = b.build(
-        y=b.matmul(b.input("x", "f32[n, 16]"), b.dequantize(turned, scale, axis=1)),
-        rows=b.gather(codes, b.input("ids", "i64[n]"), axis=0),
+        y=b.matmul(b.input("x", "f32[n, 16]"), b.dequantize(transposed, scale, axis=1)),
+        rows=b.gather(qvalues, b.input("ids", "i64[n]"), axis=0),
     )
     made = run_passes(graph, (*INFERENCE, lower_weights))
     assert "dequant_matmul" in {node.op for node in made.nodes}

@@ -5,10 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.passes.fuse.merge_projections import merge_projections
 from bitwright.passes.manager import History, run_passes
-from bitwright.passes.merge_projections import merge_projections
 
 rng = np.random.default_rng(0)
 
@@ -40,10 +40,10 @@ def test_three_projections_become_one_and_keep_their_names():
 
 
 @pytest.mark.parametrize("has_zero", [False, True])
-def test_codes_of_weights_lie_side_by_side(has_zero):
+def test_quantized_values_of_weights_lie_side_by_side(has_zero):
     b = Builder("qkv")
-    codes, scale, zero = b.dynamic_quantize(b.input("x", "f32[n, t, 8]"), to="u8", per_token=True)
-    x = b.dequantize(codes, scale, zero, axis=-1, block=8)
+    qvalues, scale, zero = b.dynamic_quantize(b.input("x", "f32[n, t, 8]"), to="u8", per_token=True)
+    x = b.dequantize(qvalues, scale, zero, axis=-1, block=8)
     parts = []
     for width in (8, 4, 6):
         w = b.constant(rng.integers(-127, 127, (8, width)).astype(np.int8))
@@ -59,7 +59,7 @@ def test_codes_of_weights_lie_side_by_side(has_zero):
         np.testing.assert_allclose(other, one, rtol=1e-6)
 
 
-def test_a_product_that_becomes_codes_stays():
+def test_a_product_that_becomes_quantized_values_stays():
     b = Builder("codes")
     x = b.input("x", "f32[n, 8]")
     products = [b.matmul(x, b.constant(weight(8, 8))) for _ in range(2)]

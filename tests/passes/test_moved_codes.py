@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from test_lower_integer import check, lowered, through, x_of
 
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 
 MOVES = {
     "expand": lambda b, x: b.expand(x, shape=(3, 4, 5, 6)),
@@ -26,7 +26,7 @@ MOVES = {
 
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("kind, zero", [("u8", 120), ("i8", None)])
-def test_codes_are_moved(move: str, kind: str, zero: int | None) -> None:
+def test_quantized_values_are_moved(move: str, kind: str, zero: int | None) -> None:
     b = Builder("move")
     x = through(b, b.input("x", "f32[1, 4, 5, 6]"), 0.03125, zero, kind)
     ops, _ = check(b.build(MOVES[move](b, x)), 0, x=x_of(1, 4, 5, 6))
@@ -35,21 +35,21 @@ def test_codes_are_moved(move: str, kind: str, zero: int | None) -> None:
 
 
 @pytest.mark.parametrize("move", [move for move in MOVES if move not in ("slice", "smaller")])
-def test_codes_are_made_before_they_are_moved(move: str) -> None:
+def test_quantized_values_are_made_before_they_are_moved(move: str) -> None:
     b = Builder("move")
     x = MOVES[move](b, b.input("x", "f32[1, 4, 5, 6]"))
     ops, _ = check(b.build(through(b, x, 0.0291, 117)), 0, x=x_of(1, 4, 5, 6))
     assert ops == ["quantize", move.partition(" ")[0], "dequantize"]
 
 
-def test_fewer_elements_become_codes_behind_a_resize() -> None:
+def test_fewer_elements_become_quantized_values_behind_a_resize() -> None:
     b = Builder("move")
     x = b.resize(b.input("x", "f32[1, 4, 5, 6]"), sizes=(1, 4, 2, 3))
     ops, _ = check(b.build(through(b, x, 0.0291, 117)), 0, x=x_of(1, 4, 5, 6))
     assert ops == ["resize", "quantize", "dequantize"]
 
 
-def test_all_parts_of_a_split_are_codes() -> None:
+def test_all_parts_of_a_split_are_quantized_values() -> None:
     b = Builder("split")
     x = through(b, b.input("x", "f32[n, 8]"), 0.03, 9)
     first, second = b.split(x, axis=1, sizes=(3, 5))
@@ -95,20 +95,20 @@ def test_pools_whose_windows_may_hold_padding_only_stay_float(attrs: Any, moves:
     assert moves or "in the padding only" in refused
 
 
-def test_a_function_with_a_step_in_codes_of_its_own_is_one_table() -> None:
+def test_a_function_with_a_step_in_quantized_values_of_its_own_is_one_table() -> None:
     """x · sigmoid(x) as other tools write it: the sigmoid is rounded to codes in between."""
     b = Builder("silu")
     x = through(b, b.input("x", "f32[n, 33]"), 0.05, 110)
     gate = through(b, b.sigmoid(x), 1 / 256, 0)
     y = through(b, b.mul(x, gate), 0.04, 7)
     ops, _ = check(b.build(y), 0, x=3 * x_of(5, 33))
-    assert ops == ["quantize", "map_codes", "dequantize"]
+    assert ops == ["quantize", "lookup_table", "dequantize"]
 
 
-def test_functions_of_different_codes_are_no_table() -> None:
+def test_functions_of_different_quantized_values_are_no_table() -> None:
     b = Builder("gate")
     x = through(b, b.input("x", "f32[n, 33]"), 0.05, 110)
     other = through(b, b.input("z", "f32[n, 33]"), 0.05, 110)
     gate = through(b, b.sigmoid(other), 1 / 256, 0)
     ops, _ = check(b.build(through(b, b.mul(x, gate), 0.04, 7)), 0.04, x=x_of(5, 33), z=x_of(5, 33))
-    assert ops.count("map_codes") == 1 and "mul" in ops
+    assert ops.count("lookup_table") == 1 and "mul" in ops

@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 import numpy as np
 import pytest
 
-from bitwright.ops.builder import Builder
-from bitwright.ops.check import verify
-from bitwright.ops.interpret import run
-from bitwright.passes import canonicalize, fold_batch_norm, recognize_composites
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.check import verify
+from bitwright.ops.core.interpret import run
+from bitwright.passes.simplify import canonicalize, fold_batch_norm, recognize_composites
 from bitwright.report.feeds import random_inputs
 from bitwright.rewrite import Rule, Trace, rewrite
 from bitwright.rewrite.pattern import Literal, Variable
@@ -37,9 +37,9 @@ CONV = {"x": "f32[n, 2, 5]", "w": normal(4, 2, 3)}
 SQUARE = dict.fromkeys("qkv", "f32[2, 3, 5, 8]")
 FLAT = {"q": "f32[6, n, 8]", "k": "f32[6, 8, n]", "v": "f32[6, n, 4]", "s": np.float32(0.3)}
 KEYS = {"k": "f32[2, 3, 8, 7]"}
-CODES = np.arange(-7, 8, dtype=np.int32).reshape(5, 3)
+QVALUES = np.arange(-7, 8, dtype=np.int32).reshape(5, 3)
 ROWS = {"x": "f32[n, 5]", "axes": (1,)}
-OF_ROWS = {"w": CODES, "sums": CODES.sum(0, keepdims=True).astype(np.int32)}
+OF_ROWS = {"w": QVALUES, "sums": QVALUES.sum(0, keepdims=True).astype(np.int32)}
 PER_QUERY = {"axes": (-1,), "keepdims": True}
 NO_BYTES = {"p": None, "q": None, "b": np.arange(4, dtype=np.int32)}
 CASES = [
@@ -238,14 +238,14 @@ def test_rule_keeps_reference_results(rule: Rule, case, attrs):
             np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_mask_of_earlier_keys_is_causal(turned):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_mask_of_earlier_keys_is_causal(transposed):
     b = Builder("causal")
     q, k, v = (b.input(n, "f32[2, 3, t, 4]") for n in "qkv")
     t = q.shape[2]
     key = b.iota(length=t)
     query = b.reshape(key, shape=(1, 1, t, 1))
-    seen = b.ge(query, key) if turned else b.le(key, query)
+    seen = b.ge(query, key) if transposed else b.le(key, query)
     mask = b.where(seen, np.float32(0), np.float32(-np.inf))
     graph = b.build(b.attention(q, k, v, mask, scale=0.5))
     rewritten = verify(rewrite(graph, [RULES["causal-mask-as-attribute"]], Trace()))

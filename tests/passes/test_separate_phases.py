@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import bitwright as bw
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
-from bitwright.passes.canonicalize import canonicalize
-from bitwright.passes.separate_phases import separate_phases
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
+from bitwright.passes.simplify.canonicalize import canonicalize
+from bitwright.passes.simplify.separate_phases import separate_phases
 from bitwright.rewrite.trace import Trace
 
 RNG = np.random.default_rng(0)
@@ -88,7 +88,7 @@ def test_what_stays_says_why(taps: Any, attrs: Any, why: str) -> None:
     assert why in "\n".join(map(str, trace.events))
 
 
-def test_a_quantized_one_runs_on_codes() -> None:
+def test_a_quantized_one_runs_on_quantized_values() -> None:
     b = Builder("head")
     x = b.relu(b.conv(b.input("x", "f32[n, 8, h, w]"), b.constant(normal(16, 8, 1, 1))))
     x = b.relu(b.conv_transpose(x, b.constant(normal(16, 16, 2, 2)), strides=(2, 2)))

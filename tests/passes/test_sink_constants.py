@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import bitwright as bw
-from bitwright.ops.interpret import run
+from bitwright.ops.core.interpret import run
 from bitwright.passes.manager import run_passes
-from bitwright.passes.sink_constants import sink_constants
+from bitwright.passes.simplify.sink_constants import sink_constants
 from bitwright.pipeline import INFERENCE
 
 

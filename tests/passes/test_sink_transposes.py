@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run
 from bitwright.passes.manager import run_passes
-from bitwright.passes.sink_transposes import sink_transposes
+from bitwright.passes.simplify.sink_transposes import sink_transposes
 
 RNG = np.random.default_rng(0)
 
@@ -14,7 +14,7 @@ def numbers(*shape):
     return RNG.normal(size=shape).astype(np.float32)
 
 
-def turned_product(b):
+def transposed_product(b):
     x = b.input("x", "f32[2, 5, 7]")
     return b.transpose(b.matmul(x, b.constant(numbers(7, 3))), perm=(0, 2, 1))
 
@@ -33,26 +33,26 @@ def sunk(graph):
 
 def test_constants_are_turned_back():
     b = Builder()
-    y = b.mul(turned_product(b), numbers(3, 1))
+    y = b.mul(transposed_product(b), numbers(3, 1))
     y = b.clip(b.add(y, numbers(1, 3, 5)), np.float32(-0.5), np.float32(0.5))
     assert ops(sunk(b.build(y=y)))[-4:] == ["mul", "add", "clip", "transpose"]
 
 
-def test_codes_are_made_before_the_turn():
+def test_quantized_values_are_made_before_the_turn():
     b = Builder()
-    y = b.quantize(b.relu(turned_product(b)), np.float32(0.1), np.uint8(3), to="u8")
+    y = b.quantize(b.relu(transposed_product(b)), np.float32(0.1), np.uint8(3), to="u8")
     assert ops(sunk(b.build(y=y)))[-3:] == ["relu", "quantize", "transpose"]
 
 
 def test_a_scale_for_each_channel_stays_behind_it():
     b = Builder()
-    y = b.quantize(turned_product(b), np.float32([0.1, 0.2, 0.3]), to="i8", axis=1)
+    y = b.quantize(transposed_product(b), np.float32([0.1, 0.2, 0.3]), to="i8", axis=1)
     assert ops(sunk(b.build(y=y)))[-2:] == ["transpose", "quantize"]
 
 
 def test_a_value_read_twice_stays():
     b = Builder()
-    t = turned_product(b)
+    t = transposed_product(b)
     assert ops(sunk(b.build(y=b.relu(t), t=t)))[-2:] == ["transpose", "relu"]
 
 
@@ -64,5 +64,5 @@ def test_what_is_no_product_stays():
 
 def test_both_operands_may_be_the_turned_value():
     b = Builder()
-    t = turned_product(b)
+    t = transposed_product(b)
     assert ops(sunk(b.build(y=b.mul(t, t))))[-2:] == ["mul", "transpose"]

@@ -17,7 +17,7 @@ import numpy as np
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dim import Dim, evaluate, symbol
 from bitwright.ir.graph import Graph, Value
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 
 SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 33)
 BATCHES = (1, 2, 3, 5, 0)

@@ -9,7 +9,7 @@ from random_graphs import LARGEST, Array, Generator, _size
 
 from bitwright.ir.dim import Dim
 from bitwright.ir.graph import Graph, Value
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 

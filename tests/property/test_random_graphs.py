@@ -10,8 +10,8 @@ from random_graphs import random_graph
 from random_layers import layered_graph
 
 from bitwright.errors import RunError
-from bitwright.ops.interpret import run
-from bitwright.passes.eliminate_dead import eliminate_dead
+from bitwright.ops.core.interpret import run
+from bitwright.passes.simplify.eliminate_dead import eliminate_dead
 from bitwright.pipeline import compile as compile_graph
 from bitwright.rewrite.trace import Trace
 

@@ -11,7 +11,7 @@ from random_graphs import random_graph
 import bitwright as bw
 from bitwright import knobs
 from bitwright.errors import RunError
-from bitwright.passes.eliminate_dead import eliminate_dead
+from bitwright.passes.simplify.eliminate_dead import eliminate_dead
 from bitwright.pipeline import compile as compile_graph
 from bitwright.rewrite.trace import Trace
 

@@ -12,9 +12,9 @@ from test_random_graphs import assert_close
 from bitwright.errors import RunError
 from bitwright.ir.paths import value_paths
 from bitwright.ir.types import TensorType
-from bitwright.ops.interpret import run
-from bitwright.passes.eliminate_dead import eliminate_dead
-from bitwright.quant import CalibrationEntry, Taps, insert_q_dq
+from bitwright.ops.core.interpret import run
+from bitwright.passes.simplify.eliminate_dead import eliminate_dead
+from bitwright.quant import CalibrationEntry, IntermediateOutputs, insert_q_dq
 from bitwright.rewrite.trace import Trace
 
 SEEDS = range(24)
@@ -33,7 +33,7 @@ def test_taps_show_what_the_interpreter_computes(seed: int) -> None:
     graph, feeds = random_graph(seed)
     graph = eliminate_dead(graph, Trace())
     values = floating_values(graph)
-    taps = Taps(graph, values, budget=None if seed % 2 else 256)
+    taps = IntermediateOutputs(graph, values, budget=None if seed % 2 else 256)
     paths = {value: path for path, value in values.items()}
     for inputs in feeds:
         given = {v.name: inputs[v.name] for v in graph.inputs}

@@ -3,7 +3,7 @@
 import numpy as np
 
 import bitwright as bw
-from bitwright.quant.gathering import is_held_out
+from bitwright.quant.calibration.run import is_held_out
 
 
 def perceptron(element="f32"):

@@ -111,7 +111,7 @@ def test_all_zero_channels_of_weights_and_data(rng):
     for batch in data:
         batch["x"][:, 1] = 0
     q = bw.quantize(graph, data)
-    assert q.report.share_in_8_bit == 1
+    assert q.report.int8_mac_fraction == 1
     fresh = batches(rng, 20)  # in which channel 1 speaks up after all
     exact, found = (np.stack([run(model, batch) for batch in fresh]) for model in (graph, q))
     assert ((found - exact) ** 2).mean() < 0.03 * (exact**2).mean()
@@ -162,7 +162,7 @@ def test_a_model_with_nothing_to_quantize_comes_back_as_it_was():
     graph = b.build(logits=b.relu(b.input("x", "f32[n]")))
     data = [{"x": np.array([-1, 2], np.float32)}, {"x": np.array([3], np.float32)}]
     q = bw.quantize(graph, data)
-    assert q.report.layers == [] and q.report.share_in_8_bit == 0
+    assert q.report.layers == [] and q.report.int8_mac_fraction == 0
     assert run(q, data[0]).tolist() == [0, 2]
 
 
@@ -177,8 +177,8 @@ def test_a_value_that_products_read_along_two_axes(rng, recipe):
     q = bw.quantize(graph, data, recipe)
     assert all(layer.sqnr_db > 30 for layer in q.report.layers)
     assert all(found > 30 for found in q.report.output_sqnr_db.values())
-    coded = [node for node in q.graph.nodes if node.op in ("matmul", "conv")]
-    assert all(node.inputs[1].node.op == "dequantize" for node in coded)
+    match_dequantize = [node for node in q.graph.nodes if node.op in ("matmul", "conv")]
+    assert all(node.inputs[1].node.op == "dequantize" for node in match_dequantize)
 
 
 def test_an_output_that_cannot_be_written_leaves_nothing(rng, tmp_path):

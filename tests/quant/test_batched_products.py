@@ -8,7 +8,7 @@ import pytest
 import bitwright as bw
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import CPU, INFERENCE
-from bitwright.quant.products import find_sites
+from bitwright.quant.model.points import find_points
 from bitwright.warn import BitwrightWarning, forget
 from other_runtimes import onnxruntime_is_exact
 
@@ -72,7 +72,7 @@ def test_they_run_as_integer_kernels_here_and_right_elsewhere(make, recipe, tmp_
     onnxruntime = pytest.importorskip("onnxruntime")
     graph, shape = make()
     q = bw.quantize(graph, batches(shape), recipe)
-    assert q.report.share_in_8_bit == 1
+    assert q.report.int8_mac_fraction == 1
     assert sum(layer.multiply_adds for layer in q.report.layers) > 0
     lowered = run_passes(q.graph, (*INFERENCE, *CPU[:3]))
     products = {node.op for _, node in lowered.walk() if "matmul" in node.op}
@@ -115,7 +115,7 @@ def test_products_of_values_count_as_work_and_stay_float():
     report = bw.quantize(graph, batches((2, 6, 32))).report
     work = {layer.name: (layer.scheme, layer.multiply_adds) for layer in report.layers}
     assert work == {"q": ("dynamic", 2 * 6 * 32 * 32), "scores": ("float", 2 * 6 * 6 * 32)}
-    assert report.share_in_8_bit == pytest.approx(32 / 38)
+    assert report.int8_mac_fraction == pytest.approx(32 / 38)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_rows_times_matrix_is_the_product(x_shape, w_shape, groups):
     w = draw(*w_shape)
     b = bw.Builder("batched")
     graph = b.build(y=b.matmul(b.input("x", f"f32{list(x_shape)}"), w))
-    ((product,),) = (site.products for site in find_sites(graph))
+    ((product,),) = (point.products for point in find_points(graph))
     assert product.groups == groups
     np.testing.assert_array_equal(product.as_weight(product.matrix), w)
     (batch,) = batches(x_shape, 1)
@@ -174,7 +174,7 @@ def test_experts_of_microsoft(tmp_path):
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
     q = bw.quantize(model, batches((24, 32)), {"ignore": ["router"]})
-    assert q.report.share_in_8_bit > 0.98
+    assert q.report.int8_mac_fraction > 0.98
     (test,) = batches((24, 32), 1, seed=2)
     exact = onnxruntime.InferenceSession(model).run(None, test)[0]
     found = bw.compile(q).run(test)["y"]

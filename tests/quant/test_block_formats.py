@@ -8,9 +8,9 @@ import bitwright as bw
 from bitwright.errors import BitwrightError, QuantizationError
 from bitwright.ir.dtype import dtype
 from bitwright.lir.buffer import Place
-from bitwright.ops.builder import Builder
-from bitwright.quant.algorithms.grids import Grid
-from bitwright.quant.cast_configuration import CastConfiguration
+from bitwright.ops.core.builder import Builder
+from bitwright.quant.model.weights.grids import Grid
+from bitwright.quant.tensor.cast_configuration import CastConfiguration
 
 rng = np.random.default_rng(0)
 FLOATS = ["f4e2m1", "f8e4m3fn", "f8e5m2"]
@@ -39,8 +39,8 @@ def mx_by_hand(x, element, block):
     peak = np.abs(cut).max(axis=1, keepdims=True)
     largest = float(ml_dtypes.finfo(element).max)
     scale = 2.0 ** np.ceil(np.log2(np.where(peak > 0, peak, largest) / largest))
-    codes = (cut / scale).astype(element)
-    return codes.reshape(x.shape), scale.astype(ml_dtypes.float8_e8m0fnu)
+    qvalues = (cut / scale).astype(element)
+    return qvalues.reshape(x.shape), scale.astype(ml_dtypes.float8_e8m0fnu)
 
 
 @pytest.mark.parametrize(
@@ -54,20 +54,20 @@ def mx_by_hand(x, element, block):
 def test_mx_formats_to_the_bit(format, element):
     x = (rng.normal(size=(6, 64)) * 10.0 ** rng.integers(-6, 6, (6, 1))).astype(np.float32)
     x[2, :32] = 0
-    codes, scales = mx_by_hand(x, element, 32)
+    qvalues, scales = mx_by_hand(x, element, 32)
     cast = bw.CastConfiguration.named(format).cast(x)
     for made in (cast, bw.quantize_tensor(x, format, "minmax")):
-        found = made.codes if isinstance(made.codes, np.ndarray) else made.codes()
+        found = made.qvalues if isinstance(made.qvalues, np.ndarray) else made.qvalues()
         held = made.scales if hasattr(made, "scales") else made.parameters.scale
         live = np.abs(x).reshape(-1, 32).max(axis=1) > 0
         assert held.dtype == ml_dtypes.float8_e8m0fnu
         np.testing.assert_array_equal(
             held.reshape(-1)[live].view(np.uint8), scales.reshape(-1)[live].view(np.uint8)
         )
-        np.testing.assert_array_equal(found.view(np.uint8), codes.view(np.uint8))
+        np.testing.assert_array_equal(found.view(np.uint8), qvalues.view(np.uint8))
     assert cast.nbytes == x.size * dtype(element).bits // 8 + x.size // 32
     factors = cast.scales.astype(np.float32).reshape(-1, 1)
-    expected = codes.astype(np.float32).reshape(-1, 32) * factors
+    expected = qvalues.astype(np.float32).reshape(-1, 32) * factors
     np.testing.assert_array_equal(cast.values(), expected.reshape(x.shape))
     again = bw.CastConfiguration.named(format).round_trip(cast.values())
     np.testing.assert_array_equal(again, cast.values())
@@ -81,8 +81,8 @@ def test_nv_format_by_hand():
     scales = (peaks / 6 / np.float64(second)).astype(np.float32).astype(ml_dtypes.float8_e4m3fn)
     np.testing.assert_array_equal(cast.scales.view(np.uint8), scales.view(np.uint8))
     each = np.repeat(scales.astype(np.float32) * second, 16, axis=1)
-    codes = np.clip(x / each, -6, 6).astype(ml_dtypes.float4_e2m1fn)
-    np.testing.assert_array_equal(cast.codes.view(np.uint8), codes.view(np.uint8))
+    qvalues = np.clip(x / each, -6, 6).astype(ml_dtypes.float4_e2m1fn)
+    np.testing.assert_array_equal(cast.qvalues.view(np.uint8), qvalues.view(np.uint8))
     assert cast.nbytes == 4 * 48 // 2 + 4 * 3 + 4
 
 
@@ -95,7 +95,7 @@ def test_squares_short_edges_and_plain_casts():
     assert cast.scales[1, 2, 2] == np.float32(corner)
     assert square.quality(x).sqnr > 25
     plain = CastConfiguration.plain("bf16")
-    np.testing.assert_array_equal(plain.cast(x).codes, x.astype(ml_dtypes.bfloat16))
+    np.testing.assert_array_equal(plain.cast(x).qvalues, x.astype(ml_dtypes.bfloat16))
     assert plain.is_noop("bf16") and not plain.is_noop("f32")
     assert not CastConfiguration("f32", (1, 4)).is_noop("f32")
     assert CastConfiguration("f8e4m3fn", (1, 32), power_of_two=True) == CastConfiguration.named(

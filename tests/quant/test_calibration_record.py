@@ -17,7 +17,7 @@ from bitwright.quant import (
     choose,
     insert_q_dq,
 )
-from bitwright.quant.record import entry_of
+from bitwright.quant.calibration.record import entry_of
 from bitwright.report.compare import compare
 from bitwright.warn import DataWarning
 
@@ -178,7 +178,9 @@ def test_values_are_read_once_also_in_several_runs_and_bodies():
 @pytest.mark.parametrize("budget", [None, 0])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_refused_batch_leaves_no_trace(budget, threads, monkeypatch):
-    monkeypatch.setattr("bitwright.quant.calibrate.LEAST_SHARE", 1)  # so that threads are used
+    monkeypatch.setattr(
+        "bitwright.quant.calibration.calibrate.LEAST_SHARE", 1
+    )  # so that threads are used
     options = {"axes": {"h": 1}, "budget": budget, "threads": threads}
     calibrator = Calibrator(perceptron(), ["y", "x", "m", "h"], **options)
     other = Calibrator(perceptron(), ["y", "x", "m", "h"], **options)

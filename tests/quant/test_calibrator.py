@@ -19,7 +19,7 @@ from small_models import (
 
 import bitwright as bw
 from bitwright.errors import BitwrightError, CalibrationError, GraphError
-from bitwright.quant import Calibrator, Ranges, Statistics, Taps
+from bitwright.quant import Calibrator, IntermediateOutputs, Ranges, Statistics
 
 
 def observed(graph, feeds, names):
@@ -35,7 +35,7 @@ def observed(graph, feeds, names):
 @pytest.mark.parametrize("simplify", [True, False])
 def test_taps_have_the_values_of_the_interpreter(budget, simplify):
     graph, names = perceptron(), ["y", "x", "m", "h", "t"]
-    taps = Taps(graph, names, budget=budget, simplify=simplify)
+    taps = IntermediateOutputs(graph, names, budget=budget, simplify=simplify)
     for feeds in batches(4):
         found = {name: array.copy() for name, array in taps.run(feeds)}
         assert set(found) == set(names)
@@ -48,9 +48,9 @@ def test_a_tap_behind_which_passes_would_fold():
     graph = convolution()
     feeds = {"x": np.random.default_rng(1).normal(size=(2, 3, 9, 9)).astype(np.float32)}
     names = ["c", "bn", "w"]
-    found = {name: array.copy() for name, array in Taps(graph, names).run(feeds)}
+    found = {name: array.copy() for name, array in IntermediateOutputs(graph, names).run(feeds)}
     reference = {}
-    from bitwright.ops.interpret import run
+    from bitwright.ops.core.interpret import run
 
     run(graph, feeds, observe=lambda value, array: reference.setdefault(value.name, array))
     for name in names:
@@ -63,7 +63,7 @@ def test_statistics_are_those_of_all_batches_together():
     whole = {"h": Statistics(), "y": Statistics()}
     for feeds in data:
         calibrator.step(feeds)
-        for name, array in Taps(graph, ["h", "y"]).run(feeds):
+        for name, array in IntermediateOutputs(graph, ["h", "y"]).run(feeds):
             whole[name].add(array)
     for name, expected in whole.items():
         found = calibrator.ranges[name]

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import bitwright as bw
-from bitwright.ops.interpret import run
-from bitwright.quant.carried_state import carries_state
-from bitwright.quant.products import find_sites
-from bitwright.quant.quantize import prepare
-from bitwright.quant.window_rows import has_window_rows, window_rows
+from bitwright.ops.core.interpret import run
+from bitwright.quant.calibration.window_rows import has_window_rows, window_rows
+from bitwright.quant.model.carried_state import carries_state
+from bitwright.quant.model.points import find_points
+from bitwright.quant.model.quantize import prepare
 
 SAMPLES, FILTERS, HIDDEN = 64, 16, 32
 
@@ -95,7 +95,7 @@ def test_a_carried_state_keeps_as_much_as_other_recurrent_models(is_branched):
 def test_without_the_measure_inside_branches_it_was_low():
     """What one static range costs: the figures of before, asked for by the recipe."""
     graph = model()
-    recipe = {"static_sqnr": -99, "carried_state_sqnr_db": -99}
+    recipe = {"static_sqnr_db": -99, "carried_state_sqnr_db": -99}
     report = bw.quantize(graph, steps(graph, 96, 1), recipe).report
     assert max(report.output_sqnr_db.values()) < 24
     assert {layer.scheme for layer in report.layers if layer.op == "conv"} == {"static"}
@@ -123,7 +123,7 @@ def test_static_ranges_in_a_branch_are_exchanged_like_others():
         }
         for size in loud
     ]
-    static = bw.quantize(graph, data, {"static_sqnr": -99, "bias_correction": False}).report
+    static = bw.quantize(graph, data, {"static_sqnr_db": -99, "bias_correction": False}).report
     report = bw.quantize(graph, data, {"bias_correction": False}).report
     assert {layer.scheme for layer in static.layers} == {"static"}
     assert {layer.scheme for layer in report.layers} == {"dynamic"}
@@ -178,7 +178,7 @@ def test_windows_as_rows(shape, weight, attrs):
     w = draw(*weight)
     b = bw.Builder("conv")
     graph = b.build(y=b.conv(b.input("x", shape), w, **attrs))
-    ((product,),) = (site.products for site in find_sites(graph))
+    ((product,),) = (point.products for point in find_points(graph))
     assert has_window_rows(product)
     b = bw.Builder("rows")
     rows = window_rows(b, b.input("x", shape), product)
@@ -195,7 +195,7 @@ def test_windows_that_are_none():
     def product(w, **attrs):
         b = bw.Builder("conv")
         graph = b.build(y=b.conv(b.input("x", "f32[n, 4, 9, 9]"), w, **attrs))
-        return find_sites(graph)[0].products[0]
+        return find_points(graph)[0].products[0]
 
     assert not has_window_rows(product(draw(4, 1, 3, 3), groups=4))
     assert not has_window_rows(product(draw(4, 4, 3, 3), dilations=(2, 2)))

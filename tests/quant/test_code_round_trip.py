@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from bitwright.errors import QuantizationError
 from bitwright.ir import dtype as ir_dtype
-from bitwright.ops import registry
-from bitwright.quant import QuantizationParameters, QuantizedTensor, quantize_tensor, types
-from bitwright.quant.types import COMBINATIONS, FORMATS, Granularity, Scheme
+from bitwright.ops.core import registry
+from bitwright.quant import QuantizationParameters, QuantizedTensor, quantize_tensor
+from bitwright.quant.core import types
+from bitwright.quant.core.types import COMBINATIONS, FORMATS, Granularity, Scheme
 
 ALL = [
     (name, scheme, granularity)
@@ -71,8 +72,8 @@ def assert_within_bound(x, tensor):
         )
         assert (error <= bound + slack).all()
     else:
-        codes = np.arange(2**kind.bits, dtype=np.uint8).view(kind.element.numpy)
-        levels = codes.astype(np.float64)
+        qvalues = np.arange(2**kind.bits, dtype=np.uint8).view(kind.element.numpy)
+        levels = qvalues.astype(np.float64)
         levels = levels[np.isfinite(levels)]
         assert (error <= nearest(x / scale, levels) * scale + slack).all()
 
@@ -140,7 +141,7 @@ def test_what_the_table_does_not_hold_is_refused():
 
 @pytest.mark.parametrize("name", ["int8", "uint8", "int16", "int4", "uint2", "f8e4m3fn", "f8e5m2"])
 @pytest.mark.parametrize("place", [{}, {"axis": 1}, {"axis": 2, "block": 3}])
-def test_codes_and_numbers_equal_the_ops_to_the_bit(name, place):
+def test_quantized_values_and_numbers_equal_the_ops_to_the_bit(name, place):
     rng = np.random.default_rng(8)
     x = (rng.normal(size=(3, 4, 7)) * 50).astype(np.float32)
     x[0, 0] = [np.inf, -np.inf, 1e38, -1e38, 0, -0.0, 1e-40]
@@ -152,9 +153,9 @@ def test_codes_and_numbers_equal_the_ops_to_the_bit(name, place):
     inputs = [x, parameters.scale, zero]
     place = {"axis": None, "block": 0, **place}
     options = {"to": element, "saturate": True, "precision": None}
-    codes = registry.get("quantize").reference(*inputs, **place, **options)
-    np.testing.assert_array_equal(tensor.codes().view(np.uint8), codes.view(np.uint8))
-    back = registry.get("dequantize").reference(codes, *inputs[1:], **place, to=None)
+    qvalues = registry.get("quantize").reference(*inputs, **place, **options)
+    np.testing.assert_array_equal(tensor.qvalues().view(np.uint8), qvalues.view(np.uint8))
+    back = registry.get("dequantize").reference(qvalues, *inputs[1:], **place, to=None)
     np.testing.assert_array_equal(tensor.dequantize(), back)
 
 
@@ -165,14 +166,14 @@ def test_nan_is_an_error_or_the_zero_point_and_infinity_saturates():
         QuantizedTensor.quantize(x, parameters)
     with pytest.raises(QuantizationError, match="NaN"):
         quantize_tensor(x, "int8")
-    assert QuantizedTensor.quantize(x, parameters, strict=False).codes().tolist() == [
+    assert QuantizedTensor.quantize(x, parameters, strict=False).qvalues().tolist() == [
         10,
         255,
         0,
         12,
     ]
     loose = quantize_tensor(x, "int8", strict=False)
-    assert loose.dequantize().tolist()[0] == 0 and loose.codes()[1] == 127
+    assert loose.dequantize().tolist()[0] == 0 and loose.qvalues()[1] == 127
     logs = QuantizationParameters.logarithmic("int8", 1.0)
     assert QuantizedTensor.quantize(x, logs, False).dequantize().tolist() == [0, 1, -1, 1]
     e4m3 = QuantizationParameters.symmetric("f8e4m3fn", 1.0)
@@ -195,11 +196,11 @@ def test_binary_is_the_mean_magnitude_with_zero_positive():
     assert tensor.dequantize().tolist() == [[1, -1, 1], [4, -4, -4]]
 
 
-def test_logarithmic_codes_by_hand():
+def test_logarithmic_quantized_values_by_hand():
     parameters = QuantizationParameters.logarithmic("int4", 8.0)
     x = np.array([8, 4, -2, 1, 0, 6, 5.5, 100, -0.12, -0.06], np.float32)
     tensor = QuantizedTensor.quantize(x, parameters)
-    assert tensor.codes().astype(int).tolist() == [1, 2, -3, 4, 0, 1, 2, 1, -7, 0]
+    assert tensor.qvalues().astype(int).tolist() == [1, 2, -3, 4, 0, 1, 2, 1, -7, 0]
     assert tensor.dequantize().tolist() == [8, 4, -2, 1, 0, 8, 4, 8, -0.125, 0]
     finer = QuantizationParameters.logarithmic("int8", 1.0, base=2**0.5)
     x = np.geomspace(1e-6, 1, 100).astype(np.float32)
@@ -219,7 +220,7 @@ def test_mixed_widths_follow_the_need():
     errors = [np.square(t.dequantize() - x).sum() for t in (tensor, same)]
     assert errors[0] < errors[1] / 2
     given = quantize_tensor(x.T, "mixed", axis=1, widths=[2, 4, 8, 2, 4, 8])
-    assert given.shape == (200, 6) and given.codes().shape == (200, 6)
+    assert given.shape == (200, 6) and given.qvalues().shape == (200, 6)
     assert_within_bound(x.T, given)
 
 

@@ -5,11 +5,11 @@ import pytest
 from small_models import all_learned
 
 import bitwright as bw
-from bitwright.ops.builder import Builder
-from bitwright.quant.blas import _openblas, products_on_one_thread
-from bitwright.quant.data import Batches
-from bitwright.quant.gathering import Gathering
-from bitwright.quant.products import find_sites
+from bitwright.ops.core.builder import Builder
+from bitwright.quant.calibration.blas import _openblas, products_on_one_thread
+from bitwright.quant.calibration.run import CalibrationRun
+from bitwright.quant.data.batches import Batches
+from bitwright.quant.model.points import find_points
 
 
 def model(rng):
@@ -23,7 +23,7 @@ def model(rng):
     h = b.conv(h, draw(3, 5, 1, 1), name="fourth")
     y = b.matmul(b.reshape(h, np.array([3, 25])), draw(25, 7), name="last")
     graph = b.build(y=y)
-    values = [(s.name, s.values[0]) for s in find_sites(graph) if s.name != "x"]
+    values = [(s.name, s.values[0]) for s in find_points(graph) if s.name != "x"]
     return graph, graph.with_(outputs=tuple(values))
 
 
@@ -31,26 +31,30 @@ def test_ranges_are_those_of_every_batch():
     rng = np.random.default_rng(5)
     graph, open_graph = model(rng)
     data = [{"x": rng.normal(size=(1, 4, 9, 9)).astype(np.float32)} for _ in range(40)]
-    gathering = Gathering(graph, find_sites(graph), Batches(all_learned(data), graph), None, 2)
-    gathering.run(False)
+    calibration = CalibrationRun(
+        graph, find_points(graph), Batches(all_learned(data), graph), None, 2
+    )
+    calibration.run(False)
     exe = bw.compile(open_graph, threads=2)
     seen = [{**exe.run(batch), **batch} for batch in data]
-    assert len(gathering.evidence) == 5
-    for name, evidence in gathering.evidence.items():
+    assert len(calibration.stats) == 5
+    for name, stats in calibration.stats.items():
         axes = tuple(
-            i for i in range(seen[0][name].ndim) if i != evidence.site.products[0].channel_axis
+            i for i in range(seen[0][name].ndim) if i != stats.point.products[0].channel_axis
         )
         low = np.minimum(0, np.min([s[name].min(axis=axes) for s in seen], axis=0))
         high = np.maximum(0, np.max([s[name].max(axis=axes) for s in seen], axis=0))
-        assert evidence.site.channels == len(low)
-        np.testing.assert_allclose(evidence.every.low, low, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(evidence.every.high, high, rtol=1e-5, atol=1e-6)
+        assert stats.point.channels == len(low)
+        np.testing.assert_allclose(stats.every.low, low, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(stats.every.high, high, rtol=1e-5, atol=1e-6)
 
 
 def gathered(graph, data):
-    gathering = Gathering(graph, find_sites(graph), Batches(all_learned(data), graph), None, 2)
-    gathering.run(False)
-    return gathering.evidence
+    calibration = CalibrationRun(
+        graph, find_points(graph), Batches(all_learned(data), graph), None, 2
+    )
+    calibration.run(False)
+    return calibration.stats
 
 
 def test_rows_are_those_of_the_values():
@@ -58,9 +62,9 @@ def test_rows_are_those_of_the_values():
     graph, open_graph = model(rng)
     batch = {"x": rng.normal(size=(1, 4, 9, 9)).astype(np.float32)}
     values = {**bw.compile(open_graph).run(batch), **batch}
-    evidence = gathered(graph, [batch])
-    for name, found in evidence.items():
-        (product,), (sample,) = found.site.products, found.samples.values()
+    stats = gathered(graph, [batch])
+    for name, found in stats.items():
+        (product,), (sample,) = found.point.products, found.samples.values()
         rows = product.rows(values[name], 10**6, rng)  # all of them, in another order
         assert sample.counted == len(rows)
         want = np.einsum("rgk,rgj->gkj", rows, rows) / len(rows)
@@ -78,10 +82,10 @@ def test_values_whose_size_the_data_decides_and_empty_ones():
     graph = b.build(y=b.matmul(chosen, weight), z=b.matmul(past, weight.copy()))
     draw = lambda count: rng.normal(size=(count, 6)).astype(np.float32)
     data = [{"x": draw(5), "past": draw(count)} for count in (3, 0, 2, 0)]
-    evidence = gathered(graph, data)
-    assert evidence["past"].samples.popitem()[1].counted == 5
+    stats = gathered(graph, data)
+    assert stats["past"].samples.popitem()[1].counted == 5
     counted = sum(int((batch["x"].sum(axis=1) > 0).sum()) for batch in data)
-    (found,) = (e for name, e in evidence.items() if name != "past")
+    (found,) = (e for name, e in stats.items() if name != "past")
     assert found.samples.popitem()[1].counted == counted
     high = np.max([batch["x"][batch["x"].sum(axis=1) > 0].max(axis=0) for batch in data], axis=0)
     np.testing.assert_allclose(found.every.high, np.maximum(high, 0))

@@ -7,13 +7,9 @@ import pytest
 
 import bitwright as bw
 from bitwright.errors import QuantizationError
-from bitwright.quant import (
-    QuantizationParameters,
-    compiled_elementwise,
-    compiled_products,
-    quantize_tensor,
-)
-from bitwright.quant.tensor import QuantizedTensor
+from bitwright.quant import QuantizationParameters, quantize_tensor
+from bitwright.quant.tensor import compiled_elementwise, compiled_products
+from bitwright.quant.tensor.tensor import QuantizedTensor
 
 rng = np.random.default_rng(0)
 BYTES = QuantizationParameters.asymmetric("uint8", 0.7, 117)
@@ -47,7 +43,7 @@ def both(monkeypatch):
         assert (len(ran) > before) == compiled
         if isinstance(expected, QuantizedTensor):
             assert found.parameters == expected.parameters
-            expected, found = expected.codes(), found.codes()
+            expected, found = expected.qvalues(), found.qvalues()
         assert found.dtype == expected.dtype and found.shape == expected.shape
         np.testing.assert_array_equal(
             found.reshape(-1).view(np.uint8), expected.reshape(-1).view(np.uint8)
@@ -96,15 +92,15 @@ def test_what_numpy_computes(both):
 tensor_rows = tensor("uint8", 4, 8, axis=0)
 tensor_blocks = tensor("int4", 8, 5, axis=0, block=4)
 tensor_16 = tensor("int16", 4, 8)
-tensor_none = QuantizedTensor.from_codes(
+tensor_none = QuantizedTensor.from_qvalues(
     np.zeros((0, 8), np.uint8), QuantizationParameters.asymmetric("uint8", 1.0, 3)
 )
 
 
 def test_sums_beyond_32_bits_are_an_error_still(both, monkeypatch):
     plain = QuantizationParameters.symmetric("int8", 1.0)
-    x = QuantizedTensor.from_codes(np.full((1, 140000), 127, np.int8), plain)
-    w = QuantizedTensor.from_codes(np.full((140000, 2), 127, np.int8), plain)
+    x = QuantizedTensor.from_qvalues(np.full((1, 140000), 127, np.int8), plain)
+    w = QuantizedTensor.from_qvalues(np.full((140000, 2), 127, np.int8), plain)
     monkeypatch.setattr(compiled_products, "TERMS_AT_ONCE", 0)
     with pytest.raises(QuantizationError, match="a sum leaves int32"):
         bw.qmatmul(x, w)
@@ -140,7 +136,7 @@ def test_sums_and_products_element_by_element(monkeypatch, kinds, output):
         found = op()
         if output is not None:
             assert found.parameters == expected.parameters
-            found, expected = found.codes(), expected.codes()
+            found, expected = found.qvalues(), expected.qvalues()
         np.testing.assert_array_equal(found, expected)
         assert found.dtype == expected.dtype
     assert any(compiled_elementwise._PROGRAMS.values())

@@ -6,7 +6,7 @@ from small_models import all_learned
 
 import bitwright as bw
 from bitwright.errors import BitwrightError
-from bitwright.quant.convert import convert
+from bitwright.quant.model.convert import convert
 
 onnxruntime = pytest.importorskip("onnxruntime")
 rng = np.random.default_rng(0)

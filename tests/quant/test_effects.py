@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import bitwright as bw
-from bitwright.ops.builder import Builder
-from bitwright.quant.algorithms.choosing import static_coding
-from bitwright.quant.data import Batches
-from bitwright.quant.effects import Effects, Losses
-from bitwright.quant.gathering import Gathering
-from bitwright.quant.products import find_sites
+from bitwright.ops.core.builder import Builder
+from bitwright.quant.calibration.run import CalibrationRun
+from bitwright.quant.data.batches import Batches
+from bitwright.quant.model.points import find_points
+from bitwright.quant.model.sensitivity import Losses, SensitivityAnalysis
+from bitwright.quant.model.weights.choose import static_activation
 
 
 def chain(rng):
@@ -31,43 +31,43 @@ def rng():
     return np.random.default_rng(3)
 
 
-def test_an_effect_is_that_of_the_value_in_codes(rng):
+def test_an_effect_is_that_of_the_value_in_quantized_values(rng):
     graph, data = chain(rng), batches(rng)
-    sites = find_sites(graph)
-    gathering = Gathering(graph, sites, Batches(data, graph), None, None)
-    gathering.run(False)
-    evidence = gathering.evidence
-    codings = {site: static_coding(evidence[site.name], smooth=False) for site in sites}
-    effects = Effects(graph, codings, data[:2], None)
+    points = find_points(graph)
+    calibration = CalibrationRun(graph, points, Batches(data, graph), None, None)
+    calibration.run(False)
+    stats = calibration.stats
+    activations = {point: static_activation(stats[point.name], smooth=False) for point in points}
+    sensitivity = SensitivityAnalysis(graph, activations, data[:2], None)
     float_model = bw.compile(graph)
-    first = sites[0]
+    first = points[0]
     losses = Losses()
     for batch in data[:2]:
-        held = codings[first].range.round_trip(batch["x"])
+        held = activations[first].range.round_trip(batch["x"])
         losses.add(float_model.run(batch), float_model.run({"x": held}))
-    assert effects.together(first) == pytest.approx(losses.worst, rel=1e-3)
-    assert effects.together() == 0
-    for batch, expected in zip(data, effects.expected, strict=False):
+    assert sensitivity.together(first) == pytest.approx(losses.worst, rel=1e-3)
+    assert sensitivity.together() == 0
+    for batch, expected in zip(data, sensitivity.expected, strict=False):
         np.testing.assert_array_equal(expected["y"], float_model.run(batch)["y"])
 
 
 def test_batches_behind_one_that_loses_little_are_not_asked(rng):
     graph, data = chain(rng), batches(rng)
-    sites = find_sites(graph)
-    gathering = Gathering(graph, sites, Batches(data, graph), None, None)
-    gathering.run(False)
-    codings = {s: static_coding(gathering.evidence[s.name], smooth=False) for s in sites}
-    one, two = (Effects(graph, codings, data[:count], None) for count in (1, 2))
-    alone = one.together(sites[0])
-    assert two.together(sites[0], little=alone) == alone
-    assert two.together(sites[0], little=alone / 2) == two.together(sites[0]) != alone
+    points = find_points(graph)
+    calibration = CalibrationRun(graph, points, Batches(data, graph), None, None)
+    calibration.run(False)
+    activations = {s: static_activation(calibration.stats[s.name], smooth=False) for s in points}
+    one, two = (SensitivityAnalysis(graph, activations, data[:count], None) for count in (1, 2))
+    alone = one.together(points[0])
+    assert two.together(points[0], little=alone) == alone
+    assert two.together(points[0], little=alone / 2) == two.together(points[0]) != alone
 
 
 def test_sites_are_relieved_until_the_outputs_keep_what_is_asked(rng):
     graph, data = chain(rng), batches(rng)
     schemes = {}
     for wanted in (20.0, 50.0, 200.0):
-        found = bw.quantize(graph, data, {"static_sqnr": wanted, "least_share": 0.0})
+        found = bw.quantize(graph, data, {"static_sqnr_db": wanted, "min_int8_fraction": 0.0})
         schemes[wanted] = [layer.scheme for layer in found.report.layers]
     assert schemes[20.0] == ["static", "static"]
     assert schemes[50.0] != ["static", "static"]
@@ -75,12 +75,12 @@ def test_sites_are_relieved_until_the_outputs_keep_what_is_asked(rng):
 
 
 def test_no_measured_effect_takes_more_out_of_8_bits_than_the_recipe_allows(rng):
-    options = {"static_sqnr": 200.0, "least_share": 1.0}
+    options = {"static_sqnr_db": 200.0, "min_int8_fraction": 1.0}
     found = bw.quantize(chain(rng), batches(rng), options)
-    assert found.report.share_in_8_bit == 1.0
+    assert found.report.int8_mac_fraction == 1.0
 
 
 def test_what_the_recipe_names_stays(rng):
-    options = {"static_sqnr": 200.0, "schemes": {"first": "static"}}
+    options = {"static_sqnr_db": 200.0, "schemes": {"first": "static"}}
     found = bw.quantize(chain(rng), batches(rng), options)
     assert found.report.layers[0].scheme == "static"

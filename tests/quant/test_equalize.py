@@ -5,14 +5,14 @@ import pytest
 from small_models import all_learned
 
 import bitwright as bw
-from bitwright.quant.algorithms.weights import WeightFormat, quantize_weights
-from bitwright.quant.apply import apply_choices
-from bitwright.quant.assign import assign
-from bitwright.quant.data import Batches
-from bitwright.quant.equalize import find_chain, fold_factors, relate_channels
-from bitwright.quant.gathering import Gathering
-from bitwright.quant.products import find_sites
-from bitwright.quant.recipe import recipe
+from bitwright.quant.calibration.run import CalibrationRun
+from bitwright.quant.data.batches import Batches
+from bitwright.quant.model.assign import assign
+from bitwright.quant.model.equalize import find_chain, fold_factors, relate_channels
+from bitwright.quant.model.points import find_points
+from bitwright.quant.model.recipe import recipe
+from bitwright.quant.model.rewrite import apply_choices
+from bitwright.quant.model.weights.weights import WeightFormat, quantize_weights
 
 CHANNELS = 24
 
@@ -87,14 +87,14 @@ def test_values_that_others_read_keep_their_size():
 def test_folding_changes_no_result(scheme):
     graph = network(spread=2)
     rules = recipe(scheme)
-    gathering = Gathering(graph, find_sites(graph), Batches(batches(4), graph), None, None)
-    gathering.run(progress=False)
-    relate_channels(gathering.sites)
-    choices = assign(gathering.sites, gathering.evidence, rules)
+    calibration = CalibrationRun(graph, find_points(graph), Batches(batches(4), graph), None, None)
+    calibration.run(progress=False)
+    relate_channels(calibration.points)
+    choices = assign(calibration.points, calibration.stats, rules)
     weights = {}
     for choice in choices:
-        evidence = gathering.evidence[choice.site.name]
-        weights |= quantize_weights(evidence, choice.coding, WeightFormat())
+        stats = calibration.stats[choice.point.name]
+        weights |= quantize_weights(stats, choice.activation, WeightFormat())
     folded = fold_factors(graph, choices, weights)
     assert folded.names and all(name.endswith(".equalized") for name in folded.names.values())
     (batch,) = batches(1, seed=3)
@@ -112,9 +112,9 @@ def test_chains_follow_the_axis_of_channels():
     b = bw.Builder()
     x = b.input("x", "f32[n, 4, 6, 5]")
     y = b.conv(x, rng.normal(size=(7, 4, 1, 1)).astype(np.float32), name="conv")
-    turned = b.transpose(b.relu(y), perm=(0, 2, 3, 1))
-    mean = b.reduce_mean(turned, axes=[1], keepdims=False)
-    graph = b.build(mean=mean, softmax=b.softmax(turned, axis=-1))
+    transposed = b.transpose(b.relu(y), perm=(0, 2, 3, 1))
+    mean = b.reduce_mean(transposed, axes=[1], keepdims=False)
+    graph = b.build(mean=mean, softmax=b.softmax(transposed, axis=-1))
     values = graph.values
     assert find_chain(values[mean.name], 2).product.name == "conv"
     assert find_chain(values[mean.name], 1) is None  # columns of the image
@@ -135,8 +135,8 @@ def test_factors_go_into_the_norm_before_them(op, read_twice):
     graph = b.build(y=b.add(y, normed) if read_twice else y)
     data = [{"x": rng.normal(size=(40, 64)).astype(np.float32)} for _ in range(4)]
     found = bw.quantize(graph, data).graph
-    (codes,) = [node for node in found.nodes if node.op == "dynamic_quantize"]
-    assert codes.inputs[0].node.op == ("mul" if read_twice else op)
+    (qvalues,) = [node for node in found.nodes if node.op == "dynamic_quantize"]
+    assert qvalues.inputs[0].node.op == ("mul" if read_twice else op)
     exact, close = (bw.compile(g).run(data[0])["y"] for g in (graph, found))
     assert sqnr(exact, close) > 30
 

@@ -73,7 +73,7 @@ def test_quality_by_hand():
         quality(np.zeros(3), np.zeros(4))
 
 
-def test_wider_codes_and_finer_scales_lose_less():
+def test_wider_quantized_values_and_finer_scales_lose_less():
     x = np.random.default_rng(3).standard_t(4, size=(16, 256)) * np.geomspace(1e-2, 10, 16)[:, None]
     sqnr = [quality(x, quantize_tensor(x, kind)).sqnr for kind in ("int2", "int4", "int8", "int16")]
     assert sqnr == sorted(sqnr)

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from bitwright.quant.algorithms import rounding
-from bitwright.quant.algorithms.fast_rounding import FEWEST_COLUMNS, round_terms
-from bitwright.quant.algorithms.rounding import ErrorSpread, WholeNumbers
+from bitwright.quant.model.weights import gptq as rounding
+from bitwright.quant.model.weights.fast_rounding import FEWEST_COLUMNS, round_terms
+from bitwright.quant.model.weights.gptq import ErrorSpread, WholeNumbers
 
 
-def plain(rest, steps, upper, codes, lowest, highest):
+def plain(rest, steps, upper, qvalues, lowest, highest):
     """The same steps, one term at a time."""
     nearest = WholeNumbers(lowest, highest)
     for k in range(rest.shape[1]):
-        codes[:, k] = rest[:, k] / steps[:, k]
-        nearest(codes[:, k])
-        error = (rest[:, k] - codes[:, k] * steps[:, k]) / upper[:, k, k, None]
+        qvalues[:, k] = rest[:, k] / steps[:, k]
+        nearest(qvalues[:, k])
+        error = (rest[:, k] - qvalues[:, k] * steps[:, k]) / upper[:, k, k, None]
         rest[:, k] = error
         rest[:, k + 1 :] -= upper[:, k, k + 1 :, None] * error[:, None, :]
 
@@ -31,15 +31,15 @@ def test_the_same_bits(groups, terms, columns, limits, each):
     steps = np.broadcast_to(rng.uniform(0.01, 1, shape).astype(np.float32), rest.shape)
     # a part of a larger matrix, as halving leaves it
     upper = rng.normal(size=(groups, terms + 5, terms + 5)).astype(np.float32)[:, 2:-3, 2:-3]
-    other, codes, want = rest.copy(), np.empty_like(rest), np.empty_like(rest)
-    round_terms(rest, steps, upper, codes, *limits)
+    other, qvalues, want = rest.copy(), np.empty_like(rest), np.empty_like(rest)
+    round_terms(rest, steps, upper, qvalues, *limits)
     plain(other, steps, upper, want, *limits)
-    np.testing.assert_array_equal(codes, want)
+    np.testing.assert_array_equal(qvalues, want)
     np.testing.assert_array_equal(rest, other)
-    assert codes.min() >= limits[0] and codes.max() <= limits[1]
+    assert qvalues.min() >= limits[0] and qvalues.max() <= limits[1]
 
 
-def test_rounding_takes_it_and_keeps_its_codes(monkeypatch):
+def test_rounding_takes_it_and_keeps_its_quantized_values(monkeypatch):
     rng = np.random.default_rng(0)
     terms, columns = 48, 2 * FEWEST_COLUMNS
     rows = rng.normal(size=(200, terms)) @ rng.normal(size=(terms, terms))
@@ -52,7 +52,7 @@ def test_rounding_takes_it_and_keeps_its_codes(monkeypatch):
         calls.append(args)
         plain(*args)
 
-    fast = spread.codes(matrix, scales, 127, -127)
+    fast = spread.qvalues(matrix, scales, 127, -127)
     monkeypatch.setattr(rounding, "round_terms", counted)
-    np.testing.assert_array_equal(spread.codes(matrix, scales, 127, -127), fast)
+    np.testing.assert_array_equal(spread.qvalues(matrix, scales, 127, -127), fast)
     assert len(calls) == 1

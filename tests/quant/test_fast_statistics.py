@@ -51,10 +51,10 @@ def test_other_orders_and_narrow_types():
     for statistics, array in zip(found, (x, x.transpose(2, 0, 1), x[::-1]), strict=True):
         statistics.add(array)
         np.testing.assert_array_equal(statistics.counts, found[0].counts)
-    codes, halves = Statistics(), Statistics()
-    codes.add(np.array([-128, 0, 127], np.int8))
+    qvalues, halves = Statistics(), Statistics()
+    qvalues.add(np.array([-128, 0, 127], np.int8))
     halves.add(np.array([-65504, 6e-8, 1], np.float16))
-    assert (codes.minimum, codes.maximum, codes.zeros) == (-128, 127, 1)
+    assert (qvalues.minimum, qvalues.maximum, qvalues.zeros) == (-128, 127, 1)
     assert halves.minimum == -65504
 
 

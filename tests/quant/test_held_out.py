@@ -5,9 +5,9 @@ import pytest
 
 import bitwright as bw
 from bitwright.errors import CalibrationError
-from bitwright.quant.data import Batches
-from bitwright.quant.gathering import MOST_HELD_OUT, Gathering, is_held_out
-from bitwright.quant.products import find_sites
+from bitwright.quant.calibration.run import MOST_HELD_OUT, CalibrationRun, is_held_out
+from bitwright.quant.data.batches import Batches
+from bitwright.quant.model.points import find_points
 from bitwright.warn import DataWarning
 
 
@@ -31,9 +31,11 @@ def sqnr(exact, found):
 
 def gathered(data, **options):
     graph = network()
-    gathering = Gathering(graph, find_sites(graph), Batches(data, graph, **options), None, 1)
-    gathering.run(False)
-    return gathering
+    calibration = CalibrationRun(
+        graph, find_points(graph), Batches(data, graph, **options), None, 1
+    )
+    calibration.run(False)
+    return calibration
 
 
 def test_every_8th_batch_from_the_4th_on_is_held_out():
@@ -44,12 +46,14 @@ def test_nothing_is_learned_from_a_held_out_batch():
     data = batches(12)
     for number in (3, 11):
         data[number]["x"] *= 1000
-    gathering = gathered(data)
-    assert gathering.evidence["x"].every.peaks.max() < 100
+    calibration = gathered(data)
+    assert calibration.stats["x"].every.peaks.max() < 100
     is_apart = lambda found: [batch["x"].max() > 1000 for batch in found]
-    assert is_apart(gathering.held_out) == [True]
-    assert is_apart(gathering.checked) == [False, False, False, False, True]
-    assert gathering.batches == 12 and not is_same(gathering.checked[-1], gathering.held_out[0])
+    assert is_apart(calibration.held_out) == [True]
+    assert is_apart(calibration.checked) == [False, False, False, False, True]
+    assert calibration.batches == 12 and not is_same(
+        calibration.checked[-1], calibration.held_out[0]
+    )
 
 
 def is_same(first, second):
@@ -87,17 +91,19 @@ def test_few_rows_do_not_look_better_than_fresh_ones_are():
 
 
 def test_memory_does_not_grow_with_the_batches():
-    gathering = gathered(batches(900, rows=1))
-    assert len(gathering.held_out) <= MOST_HELD_OUT // 2 and gathering.batches == 900
-    firsts = [float(batch["x"][0, 0]) for batch in gathering.held_out]
+    calibration = gathered(batches(900, rows=1))
+    assert len(calibration.held_out) <= MOST_HELD_OUT // 2 and calibration.batches == 900
+    firsts = [float(batch["x"][0, 0]) for batch in calibration.held_out]
     numbers = [i for i, b in enumerate(batches(900, rows=1), 1) if float(b["x"][0, 0]) in firsts]
     assert all(map(is_held_out, numbers)) and numbers[-1] > 800  # spread over all of them
 
 
 def test_large_batches_are_kept_in_few(monkeypatch):
-    monkeypatch.setattr("bitwright.quant.gathering.BYTES_HELD_OUT", 3 * batches(1)[0]["x"].nbytes)
-    gathering = gathered(batches(60))
-    assert len(gathering.held_out) == 1 and gathering.batches == 60
+    monkeypatch.setattr(
+        "bitwright.quant.calibration.run.BYTES_HELD_OUT", 3 * batches(1)[0]["x"].nbytes
+    )
+    calibration = gathered(batches(60))
+    assert len(calibration.held_out) == 1 and calibration.batches == 60
 
 
 def test_a_file_of_statistics_holds_them_too(tmp_path):

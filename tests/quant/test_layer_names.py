@@ -8,8 +8,8 @@ import pytest
 import bitwright as bw
 from bitwright import demo
 from bitwright.errors import BitwrightError
-from bitwright.quant.layer_names import LayerNames
-from bitwright.quant.quantize import prepare
+from bitwright.quant.model.layer_names import LayerNames
+from bitwright.quant.model.quantize import prepare
 from bitwright.report.compare import compare
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from bitwright.errors import QuantizationError
 from bitwright.quant import Percentile, Statistics, choose
-from bitwright.quant.methods import expected_error
+from bitwright.quant.calibration.methods import expected_error
 
 RNG = np.random.default_rng(7)
 N = 12_000
@@ -71,13 +71,13 @@ def test_mse_is_within_one_percent_of_the_best_asymmetric_range(name, kind, low,
     "kind, scheme",
     [("f8e4m3fn", "symmetric"), ("f4e2m1", "symmetric"), ("int4", "logarithmic")],
 )
-def test_mse_is_within_one_percent_of_the_best_scale_of_other_codes(name, kind, scheme):
+def test_mse_is_within_one_percent_of_the_best_scale_of_other_quantized_values(name, kind, scheme):
     x = DATA[name][::4]
     if scheme == "logarithmic":
         levels = np.concatenate([[0], 2.0 ** -np.arange(7)])
     else:
-        codes = np.arange(2 ** (8 if kind == "f8e4m3fn" else 4), dtype=np.uint8)
-        levels = codes.view(choose(statistics_of(x), kind).dtype.element.numpy).astype(np.float64)
+        qvalues = np.arange(2 ** (8 if kind == "f8e4m3fn" else 4), dtype=np.uint8)
+        levels = qvalues.view(choose(statistics_of(x), kind).dtype.element.numpy).astype(np.float64)
         levels = np.unique(np.abs(levels[np.isfinite(levels)]))
 
     def error(scale):
@@ -112,11 +112,11 @@ def divergence(counts, middles, top, levels):
     first, last = np.flatnonzero(inside & (counts > 0))[[0, -1]]
     p[first : first + FINER] += counts[middles < -top].sum() / FINER
     p[last - FINER + 1 : last + 1] += counts[middles > top].sum() / FINER
-    codes = np.clip(np.round(middles / np.float32(top / levels)), -levels - 1, levels)
+    qvalues = np.clip(np.round(middles / np.float32(top / levels)), -levels - 1, levels)
     q = np.zeros(p.shape)
     held = inside & (counts > 0)
-    for code in np.unique(codes[held]):
-        own = held & (codes == code)
+    for code in np.unique(qvalues[held]):
+        own = held & (qvalues == code)
         q[own] = counts[own].mean()
     p, q = p / p.sum(), q / q.sum()
     held = p > 0

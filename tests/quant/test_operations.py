@@ -11,7 +11,7 @@ import bitwright as bw
 from bitwright import warn
 from bitwright.errors import BitwrightError, QuantizationError
 from bitwright.quant import QuantizationParameters, quantize_tensor
-from bitwright.quant.arithmetic import fixed_point_of, rounding_shift
+from bitwright.quant.tensor.arithmetic import fixed_point_of, rounding_shift
 
 P = QuantizationParameters
 KINDS = ["int8", "uint8", "int4", "uint4", "int2", "binary", "int16"]
@@ -25,10 +25,10 @@ def tensor(seed, shape, kind="int8", **options):
 
 def whole(t):
     """Codes less zero points in int64, broadcast by plain indexing."""
-    codes = t.codes().astype(np.int64)
+    qvalues = t.qvalues().astype(np.int64)
     if t.parameters.dtype.name == "binary":
-        return 2 * codes - 1
-    return codes - plain(t.parameters.zero_point.astype(np.int64), t)
+        return 2 * qvalues - 1
+    return qvalues - plain(t.parameters.zero_point.astype(np.int64), t)
 
 
 def plain(values, t):
@@ -46,7 +46,7 @@ def scales(t):
     return plain(t.parameters.scale.astype(np.float64), t)
 
 
-def to_codes(acc, scale, p):
+def requantize(acc, scale, p):
     """The contract's sequence: m rounded once to f32, one f32 product, rne, zero point, clip."""
     like = type("Like", (), {"parameters": p, "shape": acc.shape})
     m = (scale / plain(p.scale.astype(np.float64), like)).astype(np.float32)
@@ -55,8 +55,8 @@ def to_codes(acc, scale, p):
     return np.clip(np.rint(t.astype(np.float64)) + zero, p.dtype.min, p.dtype.max)
 
 
-def check(found, codes):
-    np.testing.assert_array_equal(found.codes().astype(np.int64), codes.astype(np.int64))
+def check(found, qvalues):
+    np.testing.assert_array_equal(found.qvalues().astype(np.int64), qvalues.astype(np.int64))
 
 
 OUTPUTS = [P.symmetric("int8", 0.11), P.asymmetric("uint8", 0.07, 131), P.symmetric("int16", 1e-3)]
@@ -74,7 +74,7 @@ def test_matmul_equals_the_int64_reference(kinds):
         y = bw.qmatmul(x, w)
         np.testing.assert_array_equal(y, acc.astype(np.float32) * unit.astype(np.float32))
         for output in OUTPUTS:
-            check(bw.qmatmul(x, w, output=output), to_codes(acc, unit, output))
+            check(bw.qmatmul(x, w, output=output), requantize(acc, unit, output))
 
 
 def test_matmul_takes_batches_biases_and_channelled_outputs():
@@ -83,7 +83,7 @@ def test_matmul_takes_batches_biases_and_channelled_outputs():
     unit = scales(x)[..., :1] * scales(w)[:1]
     acc = whole(x) @ whole(w) + np.rint(bias / (scales(x).flat[0] * scales(w)[0])).astype(np.int64)
     output = P.symmetric("int8", np.linspace(0.02, 0.1, 5), axis=2)
-    check(bw.qmatmul(x, w, bias, output), to_codes(acc, unit, output))
+    check(bw.qmatmul(x, w, bias, output), requantize(acc, unit, output))
     units = np.arange(5, dtype=np.int32)
     found = bw.qmatmul(x, w, units)
     exact = (whole(x) @ whole(w) + units).astype(np.float32) * unit.astype(np.float32)
@@ -140,7 +140,7 @@ def test_conv2d_equals_the_int64_reference(kinds, shape, weight, stride, pad, di
     options = {"strides": stride, "pads": pad, "dilations": dilation, "groups": groups}
     found = bw.qconv2d(x, w, bias, **options)
     np.testing.assert_array_equal(found, acc.astype(np.float32) * unit.astype(np.float32))
-    check(bw.qconv2d(x, w, bias, OUTPUTS[1], **options), to_codes(acc, unit, OUTPUTS[1]))
+    check(bw.qconv2d(x, w, bias, OUTPUTS[1], **options), requantize(acc, unit, OUTPUTS[1]))
     theirs = torch.nn.functional.conv2d(
         torch.nn.functional.pad(
             torch.from_numpy(x.dequantize()), (pad[1], pad[3], pad[0], pad[2])
@@ -163,16 +163,16 @@ def test_add_and_mul_broadcast(kind):
             for one in (x, y)
         )
         zero = plain(output.zero_point.astype(np.int64), like)
-        codes = np.clip(np.rint(t) + zero, output.dtype.min, output.dtype.max)
-        check(bw.qadd(x, y, output), codes)
+        qvalues = np.clip(np.rint(t) + zero, output.dtype.min, output.dtype.max)
+        check(bw.qadd(x, y, output), qvalues)
         product = whole(x) * whole(y)
-        check(bw.qmul(x, y, output), to_codes(product, scales(x) * scales(y), output))
+        check(bw.qmul(x, y, output), requantize(product, scales(x) * scales(y), output))
     np.testing.assert_allclose(bw.qadd(x, y), x.dequantize() + y.dequantize(), atol=1e-5)
     np.testing.assert_allclose(bw.qmul(x, y), x.dequantize() * y.dequantize(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "uint4", "f8e4m3fn"])
-def test_relu_is_exact_on_codes(kind):
+def test_relu_is_exact_on_quantized_values(kind):
     x = tensor(8, (3, 5), kind, axis=0)
     found = bw.qrelu(x)
     np.testing.assert_array_equal(found.dequantize(), np.maximum(x.dequantize(), 0))
@@ -199,12 +199,12 @@ def test_pooling(kind, ceil):
         rows = slice(max(2 * i - 1, 0), min(2 * i + 2, 7))
         cells = values[n, c, rows, 2 * j : min(2 * j + 2, 8)]
         unit = scales(x)[n, c, 0, 0] / cells.size
-        expected = to_codes(np.array([cells.sum()]), np.array([unit]), output)
-        assert mean.codes()[n, c, i, j] == expected[0]
+        expected = requantize(np.array([cells.sum()]), np.array([unit]), output)
+        assert mean.qvalues()[n, c, i, j] == expected[0]
     assert bw.qaverage_pool2d(x, (2, 2)).parameters == x.parameters
 
 
-def test_concat_keeps_codes_or_requantizes():
+def test_concat_keeps_quantized_values_or_requantizes():
     x, y = tensor(10, (2, 3), axis=0), tensor(11, (4, 3), axis=0)
     both = bw.qconcat([x, y], 0)
     expected = np.concatenate([x.dequantize(), y.dequantize()])
@@ -213,15 +213,15 @@ def test_concat_keeps_codes_or_requantizes():
         bw.qconcat([tensor(1, (2, 2)), tensor(2, (2, 2))], 1)
     x, y = tensor(1, (2, 2)), tensor(2, (2, 3), "uint8")
     joined = bw.qconcat([x, y], 1, OUTPUTS[1])
-    codes = [to_codes(whole(one), scales(one), OUTPUTS[1]) for one in (x, y)]
-    check(joined, np.concatenate(codes, 1))
+    qvalues = [requantize(whole(one), scales(one), OUTPUTS[1]) for one in (x, y)]
+    check(joined, np.concatenate(qvalues, 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_requantize_equals_the_reference(kind):
     x = tensor(12, (5, 6), kind, axis=1)
     for output in OUTPUTS:
-        check(bw.requantize(x, output), to_codes(whole(x), scales(x), output))
+        check(bw.requantize(x, output), requantize(whole(x), scales(x), output))
 
 
 def test_fixed_point_is_the_exact_quotient_rounded_half_to_even():
@@ -237,9 +237,9 @@ def test_fixed_point_is_the_exact_quotient_rounded_half_to_even():
         expected = exact << -int(s) if s < 0 else round_half_even(exact, int(s))
         assert got == expected
     x, w = tensor(14, (5, 40), "uint8"), tensor(15, (40, 6), axis=1)
-    plain_codes = bw.qmatmul(x, w, output=OUTPUTS[1]).codes().astype(int)
-    fixed = bw.qmatmul(x, w, output=OUTPUTS[1], fixed_point=True).codes().astype(int)
-    assert np.abs(plain_codes - fixed).max() <= 1
+    plain_qvalues = bw.qmatmul(x, w, output=OUTPUTS[1]).qvalues().astype(int)
+    fixed = bw.qmatmul(x, w, output=OUTPUTS[1], fixed_point=True).qvalues().astype(int)
+    assert np.abs(plain_qvalues - fixed).max() <= 1
 
 
 def round_half_even(value, shift):
@@ -248,7 +248,7 @@ def round_half_even(value, shift):
     return quotient + (twice > 0 or (twice == 0 and quotient % 2 == 1))
 
 
-def test_float_and_logarithmic_codes_say_that_they_leave_integers():
+def test_float_and_logarithmic_quantized_values_say_that_they_leave_integers():
     warn.forget()
     x = quantize_tensor(np.linspace(-1, 1, 12).reshape(3, 4), "f8e4m3fn")
     w = tensor(16, (4, 2))
@@ -260,8 +260,8 @@ def test_float_and_logarithmic_codes_say_that_they_leave_integers():
     warn.forget()
     logs = quantize_tensor(np.linspace(-1, 1, 12).reshape(3, 4), "int8", scheme="logarithmic")
     with pytest.warns(warn.BitwrightWarning, match="logarithmic int8"):
-        codes = bw.qadd(logs, logs, OUTPUTS[0])
-    np.testing.assert_allclose(codes.dequantize(), 2 * logs.dequantize(), atol=0.06)
+        qvalues = bw.qadd(logs, logs, OUTPUTS[0])
+    np.testing.assert_allclose(qvalues.dequantize(), 2 * logs.dequantize(), atol=0.06)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bw.qmatmul(tensor(1, (2, 4)), w)
@@ -269,7 +269,7 @@ def test_float_and_logarithmic_codes_say_that_they_leave_integers():
 
 def test_sums_that_leave_int32_are_an_error():
     size = 40_000
-    ones = bw.QuantizedTensor.from_codes(np.full((1, size), 255), P.asymmetric("uint8", 1.0, 0))
+    ones = bw.QuantizedTensor.from_qvalues(np.full((1, size), 255), P.asymmetric("uint8", 1.0, 0))
     with pytest.raises(QuantizationError, match="a sum leaves int32"):
         bw.qmatmul(ones, ones.transpose())
     assert bw.qmatmul(ones, tensor(0, (size, 1), "int16")).shape == (1, 1)

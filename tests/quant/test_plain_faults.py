@@ -8,7 +8,7 @@ import pytest
 import bitwright as bw
 from bitwright.errors import BitwrightError, QuantizationError
 from bitwright.quant import Observer, quality
-from bitwright.quant.tensor import QuantizedTensor
+from bitwright.quant.tensor.tensor import QuantizedTensor
 from bitwright.warn import BitwrightWarning
 
 RNG = np.random.default_rng(0)

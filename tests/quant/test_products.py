@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import bitwright as bw
-from bitwright.quant.products import find_sites
+from bitwright.quant.model.points import find_points
 
 NAMES = ("channels", "out", "window", "strides", "pads", "groups", "dilations")
 CONVS = [
@@ -33,7 +33,7 @@ def test_rows_times_matrix_is_the_convolution(spec):
     graph = conv_graph(**spec)
     x = np.random.default_rng(1).normal(size=(2, spec["channels"], 9, 8)).astype(np.float32)
     expected = bw.compile(graph, target="reference").run({"x": x})["y"]
-    product = find_sites(graph)[0].products[0]
+    product = find_points(graph)[0].products[0]
     rows = product.rows(x, 10**6, np.random.default_rng(2))
     found = np.einsum("rgk,gnk->rgn", rows, product.matrix).reshape(len(rows), -1)
     want = expected.transpose(0, 2, 3, 1).reshape(-1, expected.shape[1])
@@ -49,7 +49,7 @@ def test_products_of_one_value_share_a_site_and_find_their_bias():
     w, bias = rng.normal(size=(8, 4)).astype(np.float32), np.arange(4, dtype=np.float32)
     y = b.add(b.matmul(x, w), bias)
     z = b.matmul(x, b.transpose(b.constant(w.T.copy()), perm=(1, 0)))
-    (site,) = find_sites(b.build(y=y, z=z))
-    assert [p.bias is not None for p in site.products] == [True, False]
-    assert all(np.array_equal(p.weight, w) for p in site.products)
-    assert site.is_rowwise
+    (point,) = find_points(b.build(y=y, z=z))
+    assert [p.bias is not None for p in point.products] == [True, False]
+    assert all(np.array_equal(p.weight, w) for p in point.products)
+    assert point.is_rowwise

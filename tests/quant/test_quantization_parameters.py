@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from bitwright.errors import QuantizationError
-from bitwright.quant import QuantizationParameters, Statistics, types
-from bitwright.quant.types import Scheme
+from bitwright.quant import QuantizationParameters, Statistics
+from bitwright.quant.core import types
+from bitwright.quant.core.types import Scheme
 
 P = QuantizationParameters
 

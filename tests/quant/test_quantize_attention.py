@@ -7,8 +7,8 @@ import pytest
 
 import bitwright as bw
 from bitwright.errors import BitwrightError
-from bitwright.ops.builder import Builder
-from bitwright.ops.interpret import run as interpret
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.interpret import run as interpret
 
 
 def layer(rng, features=16, heads=2, causal=False):
@@ -36,25 +36,25 @@ def attention_of(graph):
     return node
 
 
-def test_codes_are_chosen_by_their_effect():
+def test_quantized_values_are_chosen_by_their_effect():
     q, data, graph = quantized({})
-    assert attention_of(q.graph).attrs["in_codes"]
+    assert attention_of(q.graph).attrs["int8"]
     (row,) = [x for x in q.report.layers if x.op == "attention"]
     assert row.scheme == "dynamic" and "dB of the outputs" in row.reason
-    assert q.report.share_in_8_bit == 1.0
+    assert q.report.int8_mac_fraction == 1.0
     exact, found = (bw.compile(g).run(data[0])["y"] for g in (graph, q.graph))
     assert np.square(found - exact).sum() < np.square(exact).sum() / 100
 
 
 def test_too_large_an_effect_leaves_it_in_float():
-    q, _, _ = quantized({"attention_sqnr": 90.0})
-    assert not attention_of(q.graph).attrs.get("in_codes")
+    q, _, _ = quantized({"attention_sqnr_db": 90.0})
+    assert not attention_of(q.graph).attrs.get("int8")
     (row,) = [x for x in q.report.layers if x.op == "attention"]
     assert row.scheme == "float" and "less than the recipe allows" in row.reason
 
 
 @pytest.mark.parametrize(
-    "recipe, tokens, in_codes, reason",
+    "recipe, tokens, int8, reason",
     [
         ({"attention": "float"}, 40, False, "the recipe leaves it in float"),
         ({"ignore": "attention"}, 40, False, "the recipe leaves it in float"),
@@ -64,16 +64,16 @@ def test_too_large_an_effect_leaves_it_in_float():
         ({"base": "int8-static"}, 40, False, "which the recipe does not allow"),
     ],
 )
-def test_what_is_asked_for(recipe, tokens, in_codes, reason):
+def test_what_is_asked_for(recipe, tokens, int8, reason):
     q, _, _ = quantized(recipe, tokens)
-    assert bool(attention_of(q.graph).attrs.get("in_codes")) == in_codes
+    assert bool(attention_of(q.graph).attrs.get("int8")) == int8
     (row,) = [x for x in q.report.layers if x.op == "attention"]
     assert reason in row.reason
 
 
 def test_a_token_hears_nothing_of_later_ones():
     q, data, _ = quantized({}, causal=True)
-    assert attention_of(q.graph).attrs["in_codes"]
+    assert attention_of(q.graph).attrs["int8"]
     batch = dict(data[0])
     ((name, x),) = batch.items()
     later = x.copy()
@@ -93,6 +93,6 @@ def test_the_saved_model_keeps_it(tmp_path):
     q, data, _ = quantized({})
     q.save(tmp_path / "model.onnx")
     again = bw.load(tmp_path / "model.onnx")
-    assert attention_of(again).attrs["in_codes"]
+    assert attention_of(again).attrs["int8"]
     expected, found = (bw.compile(g).run(data[0])["y"] for g in (q.graph, again))
     assert np.square(found - expected).sum() <= 1e-4 * np.square(expected).sum()

@@ -9,10 +9,10 @@ import pytest
 
 import bitwright as bw
 from bitwright.errors import BitwrightError
-from bitwright.ops.interpret import run
-from bitwright.quant.algorithms.codes import Range, rows_round_trip
-from bitwright.quant.assign import Choice
-from bitwright.quant.recipe import matches, recipe
+from bitwright.ops.core.interpret import run
+from bitwright.quant.model.assign import Choice
+from bitwright.quant.model.recipe import matches, recipe
+from bitwright.quant.model.weights.nearest import Range, rows_round_trip
 from bitwright.warn import DataWarning
 
 
@@ -60,7 +60,7 @@ def test_keeps_the_outputs_on_data_it_has_not_seen(quantized):
 
 def test_everything_that_multiplies_is_in_8_bits_and_listed(quantized):
     report = quantized.report
-    assert report.share_in_8_bit == 1
+    assert report.int8_mac_fraction == 1
     assert {layer.name for layer in report.layers} == {
         "first", "deep", "point", "narrow", "up", "down",
     }  # fmt: skip
@@ -70,22 +70,22 @@ def test_everything_that_multiplies_is_in_8_bits_and_listed(quantized):
     assert report.quantized_bytes < 0.45 * report.float_bytes
 
 
-def test_a_model_in_codes_stays_as_it_is_and_the_report_says_so(quantized):
+def test_a_model_in_quantized_values_stays_as_it_is_and_the_report_says_so(quantized):
     with pytest.warns(DataWarning, match="6 of 6 layers came in codes"):
         again = bw.quantize(quantized.graph, batches(4))
     assert {layer.scheme for layer in again.report.layers} == {"given"}
-    assert again.report.share_in_8_bit == 1 and "came in codes" in str(again.report)
+    assert again.report.int8_mac_fraction == 1 and "came in codes" in str(again.report)
     data = batches(2, seed=3)
     np.testing.assert_array_equal(outputs(again, data), outputs(quantized, data))
     weights = bw.quantize(network(), batches(4), "w8")
     again = bw.quantize(weights.graph, batches(4))
-    assert again.report.notes == [] and again.report.share_in_8_bit == 0
+    assert again.report.notes == [] and again.report.int8_mac_fraction == 0
     assert {layer.reason for layer in again.report.layers} == {
         "its weight came in codes, which stay"
     }
 
 
-def test_weights_and_activations_are_codes_where_they_meet(quantized):
+def test_weights_and_activations_are_quantized_values_where_they_meet(quantized):
     for node in quantized.graph.nodes:
         if node.op in ("matmul", "conv"):
             x, w = node.inputs[:2]
@@ -123,7 +123,7 @@ def test_the_exported_model_runs_in_onnx_runtime_and_comes_back(name, tmp_path):
     np.testing.assert_allclose(outputs(again, data), ours, rtol=1e-4, atol=1e-4)
 
 
-def test_an_outlier_channel_is_smoothed_or_coded_row_by_row():
+def test_an_outlier_channel_is_smoothed_or_quantized_row_by_row():
     graph = network(outliers=True)
     quantized = bw.quantize(graph, batches())
     data = batches(seed=2)
@@ -179,8 +179,10 @@ def test_smoothing_divides_before_a_relu_that_nothing_else_reads():
         y = b.conv(held, last, name="last")
         graph = b.build(y=y, held=held) if kept else b.build(y=y)
         quantized = bw.quantize(graph, batches(), recipe="int8-static")
-        codes = next(n for n in quantized.graph.nodes if n.op == "quantize" and n.name != "x.codes")
-        assert codes.inputs[0].node.op == ("mul" if kept else "relu")
+        qvalues = next(
+            n for n in quantized.graph.nodes if n.op == "quantize" and n.name != "x.codes"
+        )
+        assert qvalues.inputs[0].node.op == ("mul" if kept else "relu")
         data = batches(2, seed=3)
         exact, found = bw.compile(graph), bw.compile(quantized)
         assert all(sqnr(exact.run(d)["y"], found.run(d)["y"]) > 30 for d in data)
@@ -197,7 +199,7 @@ def test_a_recipe_names_what_stays_in_float_and_what_is_dynamic():
 def test_one_range_for_each_tensor_that_the_run_finds():
     quantized = bw.quantize(network(), batches(), recipe=TENSORS)
     assert {layer.scheme for layer in quantized.report.layers} == {"dynamic-tensor"}
-    assert quantized.report.share_in_8_bit == 1
+    assert quantized.report.int8_mac_fraction == 1
     loud = [{"x": 100 * batch["x"]} for batch in batches(4, seed=2)]  # no range foresaw these
     assert sqnr(outputs(network(), loud), outputs(quantized, loud)) > 28
     lowered = bw.compile(quantized).history.stages[-1].graph
@@ -209,7 +211,7 @@ def test_one_range_for_each_tensor_that_the_run_finds():
     assert schemes["point"] == schemes["up"] == "dynamic"
 
 
-def test_lookups_keep_their_table_in_codes():
+def test_lookups_keep_their_table_in_quantized_values():
     rng = np.random.default_rng(0)
     b = bw.Builder("words")
     ids = b.input("ids", "i64[n]")
@@ -260,7 +262,7 @@ def test_outputs_that_are_masked_or_silent_do_not_alarm_the_guard():
     graph = b.build(masked=b.add(y, mask), silent=b.mul(y, np.float32(0)))
     data = [{"x": rng.normal(size=(8, 32)).astype(np.float32)} for _ in range(4)]
     report = bw.quantize(graph, data).report
-    assert report.share_in_8_bit == 1
+    assert report.int8_mac_fraction == 1
     assert list(report.output_sqnr_db) == ["masked"] and report.output_sqnr_db["masked"] > 30
 
 
@@ -269,14 +271,14 @@ def test_the_quantizers_scored_are_the_ops_that_run():
         np.float32
     )
     b = bw.Builder("rows")
-    codes, scale, zero = b.dynamic_quantize(b.input("x", "f32[6, 17]"), to="u8", per_token=True)
-    rows = b.build(y=b.dequantize(codes, scale, zero, axis=-1, block=17))
+    qvalues, scale, zero = b.dynamic_quantize(b.input("x", "f32[6, 17]"), to="u8", per_token=True)
+    rows = b.build(y=b.dequantize(qvalues, scale, zero, axis=-1, block=17))
     np.testing.assert_array_equal(rows_round_trip(x), run(rows, {"x": x})["y"])
     chosen = Range.over(-3.0, 11.0)
     b = bw.Builder("tensor")
     zero_point = np.uint8(chosen.zero_point)
-    codes = b.quantize(b.input("x", "f32[6, 17]"), chosen.scale, zero_point, to="u8")
-    tensor = b.build(y=b.dequantize(codes, chosen.scale, zero_point))
+    qvalues = b.quantize(b.input("x", "f32[6, 17]"), chosen.scale, zero_point, to="u8")
+    tensor = b.build(y=b.dequantize(qvalues, chosen.scale, zero_point))
     np.testing.assert_array_equal(chosen.round_trip(x), run(tensor, {"x": x})["y"])
 
 
@@ -305,9 +307,9 @@ def test_bad_data_is_an_error_that_says_what(data, message):
     "wrong",
     ["int3", {"base": "int8", "bits": 3}, {"ignore": ["re:("]}, {"schemes": {"a": "magic"}},
      {"weight_bits": 5}, "missing.yaml", {"schemes": ["static"]}, {"schemes": {"a": 1}},
-     {"least_share": 2}, {"least_share": -0.1},
-     {"ignore": 5}, {"targets": [None]}, {"guard_sqnr": "high"}, {"guard_sqnr": float("nan")},
-     {"static_sqnr": None}, {"block": "32"}, {"weight_bits": True}, {"smooth": "no"},
+     {"min_int8_fraction": 2}, {"min_int8_fraction": -0.1},
+     {"ignore": 5}, {"targets": [None]}, {"min_output_sqnr_db": "high"}, {"min_output_sqnr_db": float("nan")},
+     {"static_sqnr_db": None}, {"block": "32"}, {"weight_bits": True}, {"smooth": "no"},
      {"rounding": 1}, {1: 2, "bits": 3}, {"ignore": {"a": 1}}, 5, ["int8"], None],
 )  # fmt: skip
 def test_bad_recipes_are_errors(wrong):
@@ -316,28 +318,33 @@ def test_bad_recipes_are_errors(wrong):
 
 
 def test_options_take_numbers_and_lists_of_any_kind():
-    given = {"guard_sqnr": 3, "static_sqnr": np.float32(4), "block": np.int64(32)}
+    given = {"min_output_sqnr_db": 3, "static_sqnr_db": np.float32(4), "block": np.int64(32)}
     made = recipe({**given, "equalize": np.False_, "targets": {"matmul"}, "ignore": "head"})
-    assert (made.guard_sqnr, made.static_sqnr, made.block, made.equalize) == (3, 4, 32, False)
+    assert (made.min_output_sqnr_db, made.static_sqnr_db, made.block, made.equalize) == (
+        3,
+        4,
+        32,
+        False,
+    )
     assert (made.targets, made.ignore) == (("matmul",), ("head",))
 
 
-def test_weights_are_made_again_for_other_codes_only(monkeypatch):
+def test_weights_are_made_again_for_other_quantized_values_only(monkeypatch):
     """A guard that changes what one layer reads leaves the others' weights as they are."""
-    module, seen = import_module("bitwright.quant.quantize"), []
-    make = lambda evidence, coding, form, tables: seen.append(coding) or {evidence: len(seen)}
+    module, seen = import_module("bitwright.quant.model.quantize"), []
+    make = lambda stats, activation, form, tables: seen.append(activation) or {stats: len(seen)}
     monkeypatch.setattr(module, "quantize_weights", make)
-    codes = [object() for _ in range(3)]
+    qvalues = [object() for _ in range(3)]
     first, second = (
-        Choice(SimpleNamespace(name=name), "static", "", coding)
-        for name, coding in (("a", codes[0]), ("b", codes[1]))
+        Choice(SimpleNamespace(name=name), "static", "", activation)
+        for name, activation in (("a", qvalues[0]), ("b", qvalues[1]))
     )
-    made, evidence = {}, {"a": "a", "b": "b"}
-    assert module._weights([first, second], evidence, None, made, []) == {"a": 1, "b": 2}
-    other = replace(second, coding=codes[2])
-    assert module._weights([first, other], evidence, None, made, []) == {"a": 1, "b": 3}
-    left = replace(first, scheme="float", coding=None)
-    assert module._weights([left, other], evidence, None, made, []) == {"b": 3}
+    made, stats = {}, {"a": "a", "b": "b"}
+    assert module._weights([first, second], stats, None, made, []) == {"a": 1, "b": 2}
+    other = replace(second, activation=qvalues[2])
+    assert module._weights([first, other], stats, None, made, []) == {"a": 1, "b": 3}
+    left = replace(first, scheme="float", activation=None)
+    assert module._weights([left, other], stats, None, made, []) == {"b": 3}
     assert len(seen) == 3
 
 
@@ -371,7 +378,7 @@ def test_recurrent_layers_are_in_8_bits(op, gates, tmp_path):
     data = [{"x": rng.normal(size=(9, 2, 16)).astype(np.float32)} for _ in range(12)]
     model = recurrent(op, gates)
     q = bw.quantize(model, data[:8])
-    assert q.report.share_in_8_bit == 1
+    assert q.report.int8_mac_fraction == 1
     assert q.report.quantized_bytes < 0.4 * q.report.float_bytes
     exe, want = bw.compile(q), bw.compile(model)
     ops = {node.op for node in exe.history.stages[-1].graph.nodes}
@@ -424,7 +431,7 @@ def test_branches_are_quantized_where_the_data_goes(tmp_path):
     assert layers["choice/then/rows"].scheme == "dynamic"
     assert layers["choice/else/rows"].scheme == "float"
     assert layers["choice/else/rows"].reason == "no calibration batch reached it"
-    assert q.report.share_in_8_bit == 1
+    assert q.report.int8_mac_fraction == 1
     exe, want = bw.compile(q), bw.compile(model)
     q.save(tmp_path / "q.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "q.onnx")
@@ -446,7 +453,7 @@ def test_models_in_half_precision_are_quantized(tmp_path):
     model = b.build(logits=b.add(b.matmul(y, draw(16, 5), name="last"), draw(5)))
     data = [{"x": rng.normal(size=(2, 3, 8, 8)).astype(np.float16)} for _ in range(12)]
     q = bw.quantize(model, data[:8])
-    assert q.report.share_in_8_bit == 1
+    assert q.report.int8_mac_fraction == 1
     assert q.report.quantized_bytes < 0.8 * q.report.float_bytes  # few weights, many scales
     q.save(tmp_path / "q.onnx")
     found = bw.compile(tmp_path / "q.onnx").run(data[9])["logits"]

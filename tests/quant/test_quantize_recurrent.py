@@ -37,7 +37,7 @@ def test_layers_of_torch(kind, recipe, tmp_path):
     q = bw.quantize(graph, data[:4], recipe)
     rows = [layer for layer in q.report.layers if layer.op == kind.lower()]
     assert len(rows) == 2 and all(layer.reason and layer.multiply_adds for layer in rows)
-    assert q.report.share_in_8_bit == (0 if recipe == "w8" else 1)
+    assert q.report.int8_mac_fraction == (0 if recipe == "w8" else 1)
     assert q.report.quantized_bytes < 0.45 * q.report.float_bytes
     with torch.no_grad():
         exact = module(torch.from_numpy(data[4][name])).numpy()

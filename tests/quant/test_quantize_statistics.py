@@ -9,10 +9,11 @@ from small_models import Interrupted, raises
 
 import bitwright as bw
 from bitwright.errors import BitwrightError, CalibrationError, ParseError
-from bitwright.quant import CalibrationEntry, CalibrationRecord, evidence_file
-from bitwright.quant.collect import BATCHES_WITH_ROWS, Collector
-from bitwright.quant.evidence_file import EvidenceFile
-from bitwright.quant.products import find_sites
+from bitwright.quant import CalibrationEntry, CalibrationRecord
+from bitwright.quant.calibration import stats_file as stats_file
+from bitwright.quant.calibration.stats import BATCHES_WITH_ROWS, StatsBuilder
+from bitwright.quant.calibration.stats_file import StatsFile
+from bitwright.quant.model.points import find_points
 
 
 def network(seed=0):
@@ -65,9 +66,9 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path, sends, count
 
 
 def test_an_interrupt_behind_the_data_keeps_it_too(tmp_path, monkeypatch):
-    data, file = batches(3), EvidenceFile(tmp_path / "seen", is_temporary=True)
+    data, file = batches(3), StatsFile(tmp_path / "seen", is_temporary=True)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as interrupt:
-        patch.setattr("bitwright.quant.quantize.assign", lambda *_: raises())
+        patch.setattr("bitwright.quant.model.quantize.assign", lambda *_: raises())
         bw.quantize(network(), data, statistics=file)
     assert file.path.exists() and "3 batches" in interrupt.value.__notes__[0]
     resumed = bw.quantize(network(), data, statistics=file)
@@ -100,7 +101,7 @@ def test_what_belongs_to_another_model_or_is_no_such_file(tmp_path, monkeypatch)
     with pytest.raises(CalibrationError, match="seen are of another model"):
         bw.quantize(network(seed=5), data, statistics=path)
     with monkeypatch.context() as later:
-        later.setattr(evidence_file, "FORMAT", evidence_file.FORMAT + 1)
+        later.setattr(stats_file, "FORMAT", stats_file.FORMAT + 1)
         with pytest.raises(ParseError, match=r"another version.*remove this one"):
             bw.quantize(network(), data, statistics=path)
     ranges = bw.calibrate(network(), data, save=tmp_path / "ranges")
@@ -127,13 +128,13 @@ def test_what_belongs_to_another_model_or_is_no_such_file(tmp_path, monkeypatch)
 @pytest.mark.parametrize("count", [None, 4, 320])
 def test_memory_does_not_grow_with_the_batches(count):
     graph = network()
-    collector = Collector(graph, find_sites(graph), count=count)
+    builder = StatsBuilder(graph, find_points(graph), count=count)
     data = batches(1)
     sizes = []
     for number in range(1, 321):
-        collector.step(data[0])
+        builder.step(data[0])
         if number >= 2 * BATCHES_WITH_ROWS:
-            samples = [s for e in collector.evidence.values() for s in e.samples.values()]
+            samples = [s for e in builder.stats.values() for s in e.samples.values()]
             sizes.append(max(sum(len(rows) for rows in s.rows) for s in samples))
     assert max(sizes) <= (512 if count == 320 else sizes[0])
 

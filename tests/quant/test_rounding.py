@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import bitwright as bw
-from bitwright.quant.algorithms import weights as weights_module
-from bitwright.quant.algorithms.codes import weight_codes, weight_scales
-from bitwright.quant.algorithms.descent import Descent
-from bitwright.quant.algorithms.rounding import ErrorSpread, damping
-from bitwright.quant.algorithms.weights import WeightFormat, quantize_weights
-from bitwright.quant.collect import Evidence, Sample
-from bitwright.quant.probe import Channels
-from bitwright.quant.products import find_sites
+from bitwright.quant.calibration.model_outputs import Channels
+from bitwright.quant.calibration.stats import CalibrationStats, Sample
+from bitwright.quant.model.points import find_points
+from bitwright.quant.model.weights import weights as weights_module
+from bitwright.quant.model.weights.adaround import Descent
+from bitwright.quant.model.weights.gptq import ErrorSpread, damping
+from bitwright.quant.model.weights.nearest import weight_qvalues, weight_scales
+from bitwright.quant.model.weights.weights import WeightFormat, quantize_weights
 
 
 def correlated_rows(rng, count, groups, terms):
@@ -44,9 +44,9 @@ def test_spreading_errors_beats_nearest_rounding(groups, columns, terms, limit):
     rows = correlated_rows(rng, 4 * terms + 8, groups, terms)
     matrix = rng.normal(size=(groups, columns, terms)).astype(np.float32)
     scales = weight_scales(matrix, limit)
-    found = ErrorSpread(gram_of(rows)).codes(matrix, scales, limit, -limit)
+    found = ErrorSpread(gram_of(rows)).qvalues(matrix, scales, limit, -limit)
     assert np.array_equal(found, np.rint(found)) and np.abs(found).max() <= limit
-    nearest = error(rows, matrix, weight_codes(matrix, scales, limit) * scales)
+    nearest = error(rows, matrix, weight_qvalues(matrix, scales, limit) * scales)
     assert error(rows, matrix, found * scales) <= nearest * (1 + 1e-3)
 
 
@@ -58,26 +58,26 @@ def test_spreading_errors_is_near_the_best_of_all_roundings():
         matrix = rng.normal(size=(1, 1, 8)).astype(np.float32)
         scales = weight_scales(matrix, 7)
         best = min(all_errors(rows, matrix, scales, 7))
-        found = ErrorSpread(gram_of(rows)).codes(matrix, scales, 7, -7)
-        nearest = error(rows, matrix, weight_codes(matrix, scales, 7) * scales)
+        found = ErrorSpread(gram_of(rows)).qvalues(matrix, scales, 7, -7)
+        nearest = error(rows, matrix, weight_qvalues(matrix, scales, 7) * scales)
         ratios.append((error(rows, matrix, found * scales) / best, nearest / best))
     spread, nearest = np.mean(ratios, axis=0)
     assert spread < 2 < nearest
 
 
-def evidence_of(*weights, seed=0):
+def stats_of(*weights, seed=0):
     """A site of products with these weights, and what correlated rows would have shown of it."""
     rng = np.random.default_rng(seed)
     terms = weights[0].shape[0]
     b = bw.Builder()
     x = b.input("x", f"f32[n, {terms}]")
     graph = b.build(**{f"y{i}": b.matmul(x, w) for i, w in enumerate(weights)})
-    (site,) = find_sites(graph)
+    (point,) = find_points(graph)
     rows = correlated_rows(rng, 4 * terms, 1, terms)
     sample = Sample.of(rows)
     sample.add(rows, 64)
     channels = Channels.of(rows, 2)
-    return Evidence(site, channels, channels, {site.products[0].window_key: sample})
+    return CalibrationStats(point, channels, channels, {point.products[0].window_key: sample})
 
 
 @pytest.mark.parametrize(
@@ -85,22 +85,22 @@ def evidence_of(*weights, seed=0):
 )
 def test_columns_worked_on_in_parts_are_those_worked_on_at_once(form, monkeypatch):
     rng = np.random.default_rng(0)
-    evidence = evidence_of(*(rng.normal(size=(40, n)).astype(np.float32) for n in (5, 33, 1)))
-    whole = quantize_weights(evidence, None, form)
+    stats = stats_of(*(rng.normal(size=(40, n)).astype(np.float32) for n in (5, 33, 1)))
+    whole = quantize_weights(stats, None, form)
     monkeypatch.setattr(weights_module, "NUMBERS_TOGETHER", 40 * 4)
-    for name, part in quantize_weights(evidence, None, form).items():
-        codes = [x.codes.astype(np.int32) for x in (part, whole[name])]
-        assert (codes[0] == codes[1]).mean() > 0.99  # products of other widths round otherwise
+    for name, part in quantize_weights(stats, None, form).items():
+        qvalues = [x.qvalues.astype(np.int32) for x in (part, whole[name])]
+        assert (qvalues[0] == qvalues[1]).mean() > 0.99  # products of other widths round otherwise
         np.testing.assert_array_equal(part.scales, whole[name].scales)
         np.testing.assert_allclose(part.error, whole[name].error, rtol=0.1)
         assert part.correction.shape == whole[name].correction.shape
 
 
 def test_memory_does_not_grow_with_the_width_of_a_layer():
-    evidence = evidence_of(np.random.default_rng(0).normal(size=(64, 1 << 17)).astype(np.float32))
+    stats = stats_of(np.random.default_rng(0).normal(size=(64, 1 << 17)).astype(np.float32))
     size = 4 * 64 << 17
     tracemalloc.start()
-    quantize_weights(evidence, None, WeightFormat())
+    quantize_weights(stats, None, WeightFormat())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2 * size  # codes twice, and a part of them in floats
@@ -113,7 +113,7 @@ def test_descent_is_nearly_the_best_of_all_roundings():
         rows = correlated_rows(rng, 64, 1, 8)
         matrix = rng.normal(size=(1, 1, 8)).astype(np.float32)
         scales = weight_scales(matrix, 7)
-        found = Descent(gram_of(rows)).codes(matrix, scales, 7, -7)
+        found = Descent(gram_of(rows)).qvalues(matrix, scales, 7, -7)
         ratios.append(
             error(rows, matrix, found * scales) / min(all_errors(rows, matrix, scales, 7))
         )
@@ -130,11 +130,11 @@ def test_descent_only_lowers_the_error_of_each_column(groups, columns, terms, hi
     scales = weight_scales(matrix, highest) * np.float32(0.9)
     gram = gram_of(rows)
     damped = gram + np.eye(terms) * damping(gram)[:, :, None]
-    lost = lambda codes: matrix - codes * scales
-    errors = lambda codes: np.einsum("gnk,gkj,gnj->gn", lost(codes), damped, lost(codes))
-    nearest = weight_codes(matrix, scales, highest, lowest)
-    spread = ErrorSpread(gram).codes(matrix, scales, highest, lowest)
-    found = Descent(gram).codes(matrix, scales, highest, lowest)
+    lost = lambda qvalues: matrix - qvalues * scales
+    errors = lambda qvalues: np.einsum("gnk,gkj,gnj->gn", lost(qvalues), damped, lost(qvalues))
+    nearest = weight_qvalues(matrix, scales, highest, lowest)
+    spread = ErrorSpread(gram).qvalues(matrix, scales, highest, lowest)
+    found = Descent(gram).qvalues(matrix, scales, highest, lowest)
     assert np.array_equal(found, np.clip(np.rint(found), lowest, highest))
     least = np.minimum(errors(nearest), errors(spread))
     assert (errors(found) <= least * (1 + 1e-3) + 1e-7).all()
@@ -151,13 +151,13 @@ def test_descent_only_lowers_the_error_of_each_column(groups, columns, terms, hi
 def test_searched_ranges_never_measure_worse(rounding, bits, block):
     rng = np.random.default_rng(0)
     matrix = rng.standard_t(4, size=(48, 40)).astype(np.float32)
-    evidence = evidence_of(matrix)
+    stats = stats_of(matrix)
     errors = {}
     for ranges in ("peak", "mse"):
         form = WeightFormat(bits, block, rounding, ranges=ranges)
-        (made,) = quantize_weights(evidence, None, form).values()
-        codes = made.codes.astype(np.int32)
-        assert form.lowest <= codes.min() and codes.max() <= form.highest
+        (made,) = quantize_weights(stats, None, form).values()
+        qvalues = made.qvalues.astype(np.int32)
+        assert form.lowest <= qvalues.min() and qvalues.max() <= form.highest
         errors[ranges] = made.error
     assert errors["mse"] <= errors["peak"] * 1.0001
     if bits < 8:
@@ -171,9 +171,9 @@ def test_errors_spread_along_the_root_of_the_inverse(groups, terms):
     damped = gram + np.eye(terms) * damping(gram)[:, :, None]
     for own, upper, order in zip(damped, spread.upper, spread.order, strict=True):
         assert np.abs(np.tril(upper, -1)).max(initial=0) < 1e-9
-        turned = own[np.ix_(order, order)].astype(np.float64)
+        transposed = own[np.ix_(order, order)].astype(np.float64)
         wide = upper.astype(np.float64)
-        np.testing.assert_allclose(wide.T @ wide @ turned, np.eye(terms), atol=1e-3)
+        np.testing.assert_allclose(wide.T @ wide @ transposed, np.eye(terms), atol=1e-3)
 
 
 def test_more_bits_are_taken_where_f32_finds_no_root(monkeypatch):
@@ -194,5 +194,5 @@ def test_more_bits_are_taken_where_f32_finds_no_root(monkeypatch):
     found = ErrorSpread(gram)
     assert asked == {"float32", "float64"} and found.upper.dtype == np.float32
     np.testing.assert_allclose(found.upper, plain.upper, atol=1e-4)
-    codes = found.codes(matrix, scale, 127, -127)
-    assert (codes == plain.codes(matrix, scale, 127, -127)).mean() > 0.99
+    qvalues = found.qvalues(matrix, scale, 127, -127)
+    assert (qvalues == plain.qvalues(matrix, scale, 127, -127)).mean() > 0.99

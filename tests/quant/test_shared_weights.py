@@ -5,8 +5,8 @@ import pytest
 
 import bitwright as bw
 from bitwright.ir.dtype import i8
-from bitwright.quant.products import find_sites
-from bitwright.quant.quantize import prepare
+from bitwright.quant.model.points import find_points
+from bitwright.quant.model.quantize import prepare
 from other_runtimes import onnxruntime_is_exact
 
 WORDS, WIDTH, STEPS = 512, 64, 20
@@ -60,7 +60,7 @@ def steps(count=8, seed=0, length=STEPS):
     return [{"x": rng.normal(size=(4, length, WIDTH)).astype(np.float32)} for _ in range(count)]
 
 
-def codes(graph):
+def qvalues(graph):
     """The constants of i8 that are no vectors."""
     constants = (node.outputs[0] for _, node in graph.walk() if node.op == "constant")
     return [value for value in constants if value.dtype == i8 and value.rank > 1]
@@ -78,7 +78,7 @@ def test_an_embedding_and_the_head_that_is_tied_to_it_are_one(is_folded, recipe,
     for path, held in ("float", q.report.float_bytes), ("q", q.report.quantized_bytes):
         assert (tmp_path / f"{path}.onnx").stat().st_size == pytest.approx(held, abs=1.5e4)
     assert q.report.weights_rounded == 2
-    tables = [value for value in codes(q.graph) if value.shape == (WORDS, WIDTH)]
+    tables = [value for value in qvalues(q.graph) if value.shape == (WORDS, WIDTH)]
     assert len(tables) == 1  # of 8 bits, also where other weights have 4
     schemes = {layer.value: layer.scheme for layer in q.report.layers}
     assert schemes["embedded"] == "weights" and schemes["head"] != "float"
@@ -129,7 +129,7 @@ def test_a_tied_module_of_torch():
     graph = bw.from_torch(Model().eval(), (torch.zeros(2, 16, dtype=torch.long),))
     q = bw.quantize(graph, [{graph.inputs[0].name: batch["ids"]} for batch in tokens()])
     assert q.report.float_bytes == 4 * WORDS * WIDTH
-    assert q.report.weights_rounded == 1 and len(codes(q.graph)) == 1
+    assert q.report.weights_rounded == 1 and len(qvalues(q.graph)) == 1
     assert q.report.quantized_bytes < 0.3 * q.report.float_bytes
 
 
@@ -139,12 +139,12 @@ def test_a_network_unrolled_in_time(recipe, tmp_path):
     q = bw.quantize(graph, steps(), recipe)
     assert q.report.weights_rounded == 2
     assert len([n for n in q.graph.nodes if n.op == "matmul"]) == 2 * STEPS - 1
-    assert q.report.share_in_8_bit == (1 if recipe.startswith("int8") else 0)
+    assert q.report.int8_mac_fraction == (1 if recipe.startswith("int8") else 0)
     held = 4 * WIDTH * (2 * WIDTH + 1)
     assert q.report.float_bytes == pytest.approx(held, rel=0.01)
     assert q.report.quantized_bytes < 0.5 * held
     if recipe == "int8":
-        assert len(codes(q.graph)) == 2
+        assert len(qvalues(q.graph)) == 2
     q.save(tmp_path / "q.onnx")
     assert (tmp_path / "q.onnx").stat().st_size < q.report.quantized_bytes + 5e4
     (test,) = steps(1, seed=1)
@@ -153,17 +153,17 @@ def test_a_network_unrolled_in_time(recipe, tmp_path):
     np.testing.assert_array_equal(bw.compile(tmp_path / "q.onnx").run(test)["y"], found)
 
 
-def test_evidence_does_not_grow_with_the_steps():
+def test_stats_does_not_grow_with_the_steps():
     """Rows and second moments are those of one weight, however often it is read."""
-    from bitwright.quant.collect import Collector
+    from bitwright.quant.calibration.stats import StatsBuilder
 
     held = []
     for length in (2, STEPS):
         graph = prepare(unrolled(length))[0]
-        collector = Collector(graph, find_sites(graph), count=8)
+        builder = StatsBuilder(graph, find_points(graph), count=8)
         for batch in steps(length=length):
-            collector.step(batch)
-        samples = [s for e in collector.evidence.values() for s in e.samples.values()]
+            builder.step(batch)
+        samples = [s for e in builder.stats.values() for s in e.samples.values()]
         assert len(samples) == 2
         held.append(sum(s.gram.nbytes + s.scored.nbytes for s in samples))
     assert held[1] < 5 * held[0]  # few rows of two steps, not ten times as many
@@ -175,8 +175,8 @@ def test_values_that_meet_one_weight_share_one_range():
     w = b.parameter("w", draw(WIDTH, WIDTH))
     x, y = (b.input(name, f"f32[n, {WIDTH}]") for name in "xy")
     graph = b.build(a=b.matmul(x, w), b=b.matmul(y, w))
-    (site,) = find_sites(prepare(graph)[0])
-    assert [value.name for value in site.values] == ["x", "y"] and len(site.distinct) == 1
+    (point,) = find_points(prepare(graph)[0])
+    assert [value.name for value in point.values] == ["x", "y"] and len(point.distinct) == 1
     rng = np.random.default_rng(0)
     batch = lambda: {
         name: (size * rng.normal(size=(32, WIDTH))).astype(np.float32)
@@ -189,14 +189,14 @@ def test_values_that_meet_one_weight_share_one_range():
 
 
 def test_rows_of_all_values_count_alike():
-    from bitwright.quant.collect import Collector
+    from bitwright.quant.calibration.stats import StatsBuilder
 
     graph = prepare(unrolled(3))[0]
-    sites = find_sites(graph)
-    collector = Collector(graph, sites, count=1)
+    points = find_points(graph)
+    builder = StatsBuilder(graph, points, count=1)
     (batch,) = steps(1, length=3)
-    collector.step(batch)
-    (sample,) = collector.evidence[sites[0].name].samples.values()
+    builder.step(batch)
+    (sample,) = builder.stats[points[0].name].samples.values()
     tokens_seen = batch["x"].reshape(-1, WIDTH)
     assert sample.counted == len(tokens_seen)
     np.testing.assert_allclose(sample.mean[0], tokens_seen.mean(axis=0), atol=1e-5)
@@ -221,7 +221,7 @@ def test_layers_of_two_branches_have_weights_of_their_own():
         for i in range(8)
     ]
     q = bw.quantize(graph, data)
-    assert q.report.weights_rounded == 2 and q.report.share_in_8_bit == 1
+    assert q.report.weights_rounded == 2 and q.report.int8_mac_fraction == 1
     for batch in data[:2]:
         exact = bw.compile(graph).run(batch)["y"]
         assert sqnr(exact, bw.compile(q).run(batch)["y"]) > 35

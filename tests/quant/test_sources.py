@@ -8,8 +8,8 @@ import bitwright as bw
 from bitwright import demo
 from bitwright.errors import CalibrationError
 from bitwright.quant import Batches
-from bitwright.quant.images import Images
-from bitwright.quant.sources import Folder
+from bitwright.quant.data.images import Images
+from bitwright.quant.data.sources import Folder
 from bitwright.report.compare import compare
 from bitwright.warn import DataWarning
 

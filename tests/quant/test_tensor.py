@@ -9,8 +9,9 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from bitwright.errors import QuantizationError
-from bitwright.quant import QuantizationParameters, QuantizedTensor, interchange, quantize_tensor
-from bitwright.quant.packing import pack, unpack
+from bitwright.quant import QuantizationParameters, QuantizedTensor, quantize_tensor
+from bitwright.quant.core.packing import pack, unpack
+from bitwright.quant.tensor import interchange
 
 P = QuantizationParameters
 
@@ -41,7 +42,7 @@ def test_data_and_shape_must_agree():
     with pytest.raises(QuantizationError, match="flat array of uint8"):
         QuantizedTensor(np.zeros(3, np.int8), (5,), parameters)
     with pytest.raises(QuantizationError, match=r"expected -8\.\.7 for int4"):
-        QuantizedTensor.from_codes(np.array([9]), parameters)
+        QuantizedTensor.from_qvalues(np.array([9]), parameters)
     with pytest.raises(QuantizationError, match="scales do not match axis 0"):
         QuantizedTensor(np.zeros(3, np.int8), (3,), P.symmetric("int8", [1, 2], axis=0))
 
@@ -104,7 +105,9 @@ def test_onnx_tensors_there_and_back(name):
         tensor = quantize_tensor(x, name, "minmax", **options)
         data, scale, zero = interchange.to_onnx(tensor, "w")
         theirs = numpy_helper.to_array(data)
-        np.testing.assert_array_equal(theirs.astype(np.float32), tensor.codes().astype(np.float32))
+        np.testing.assert_array_equal(
+            theirs.astype(np.float32), tensor.qvalues().astype(np.float32)
+        )
         assert data.name == "w" and scale.name == "w_scale"
         back = interchange.from_onnx(
             data, scale, zero, options.get("axis"), options.get("block", 0)
@@ -138,10 +141,10 @@ def test_what_onnx_cannot_hold_is_said():
         interchange.to_onnx(logs, "w")
 
 
-def test_numpy_codes_are_ml_dtypes():
+def test_numpy_quantized_values_are_ml_dtypes():
     tensor = quantize_tensor(np.arange(-4, 4), "int4", "minmax")
-    assert tensor.codes().dtype == ml_dtypes.int4
-    same = QuantizedTensor.from_codes(tensor.codes(), tensor.parameters)
+    assert tensor.qvalues().dtype == ml_dtypes.int4
+    same = QuantizedTensor.from_qvalues(tensor.qvalues(), tensor.parameters)
     np.testing.assert_array_equal(same.data, tensor.data)
 
 

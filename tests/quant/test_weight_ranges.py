@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from bitwright.quant.algorithms.codes import weight_codes, weight_scales
-from bitwright.quant.algorithms.weight_ranges import least_error_scales
+from bitwright.quant.model.weights.nearest import weight_qvalues, weight_scales
+from bitwright.quant.model.weights.ranges import least_error_scales
 
 KINDS = {
     "normal": lambda rng, shape: rng.normal(size=shape),
@@ -16,7 +16,9 @@ KINDS = {
 
 def errors(matrix, importance, scales, highest, lowest, block):
     each = np.repeat(scales, block or matrix.shape[2], axis=2)[:, :, : matrix.shape[2]]
-    lost = importance[:, None] * (weight_codes(matrix, each, highest, lowest) * each - matrix) ** 2
+    lost = (
+        importance[:, None] * (weight_qvalues(matrix, each, highest, lowest) * each - matrix) ** 2
+    )
     return np.add.reduceat(lost, range(0, matrix.shape[2], block or matrix.shape[2]), axis=2)
 
 

@@ -9,7 +9,7 @@ from small_models import batches, convolution, perceptron
 import bitwright as bw
 from bitwright import demo
 from bitwright.errors import CalibrationError
-from bitwright.quant.recipe import RECIPES, recipe
+from bitwright.quant.model.recipe import RECIPES, recipe
 
 
 def nearest(base, **options):

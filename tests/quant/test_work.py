@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import bitwright as bw
-from bitwright.quant.work import Work
+from bitwright.quant.model.work import Work
 
 
 def draw(*shape):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import bitwright as bw
-from bitwright.backends.cpu.peaks import Level, Peaks
-from bitwright.backends.cpu.profile import Profile, TimedStep
+from bitwright.backends.cpu.profile.peaks import Level, Peaks
+from bitwright.backends.cpu.profile.steps import Profile, TimedStep
 from bitwright.errors import RunError
 from bitwright.lir.buffer import Buffer, Place, View
 from bitwright.lir.schedule import KernelStep
@@ -72,9 +72,9 @@ def test_what_stays_in_floats_is_said():
     b = bw.Builder("layers")
     x, scale = b.input("x", "f32[4, 64]"), b.constant(np.float32(0.02))
     zero = b.constant(np.uint8(128))
-    coded = b.dequantize(b.quantize(x, scale, zero, to="u8"), scale, zero)
+    match_dequantize = b.dequantize(b.quantize(x, scale, zero, to="u8"), scale, zero)
     w = b.dequantize(b.constant(np.ones((64, 64), np.int8)), b.constant(np.float32(0.01)))
-    y = b.matmul(b.tanh(b.matmul(coded, w)), b.constant(ones(64, 64)), name="head")
+    y = b.matmul(b.tanh(b.matmul(match_dequantize, w)), b.constant(ones(64, 64)), name="head")
     found = profile(bw.compile(b.build(y=y), threads=1), {"x": ones(4, 64)}, rounds=1)
     assert [row.arithmetic for row in found.steps if row.arithmetic] == ["integer", "float"]
     ((node, why),) = found.stayed_real

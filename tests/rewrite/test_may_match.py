@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bitwright.ir.graph import Graph, Value
-from bitwright.ops.builder import Builder
-from bitwright.passes.canonicalize import RULES
-from bitwright.passes.recognize_composites import RULES as COMPOSITES
+from bitwright.ops.core.builder import Builder
+from bitwright.passes.simplify.canonicalize import RULES
+from bitwright.passes.simplify.recognize_composites import RULES as COMPOSITES
 from bitwright.rewrite import Rule
 from bitwright.rewrite.match import _match_op, match_node, may_match
 

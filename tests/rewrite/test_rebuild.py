@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from bitwright.errors import GraphError
+from bitwright.ir.edit import map_bodies, prune, rebuilt, renewed
 from bitwright.ir.graph import Graph, Node
-from bitwright.ops.builder import Builder
-from bitwright.ops.check import verify
-from bitwright.passes.canonicalize import canonicalize
-from bitwright.passes.edit import replace_nodes
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.check import verify
+from bitwright.passes.simplify.canonicalize import canonicalize
 from bitwright.rewrite import Rule, Trace, rewrite
-from bitwright.rewrite.rebuild import map_bodies, prune, rebuilt, renewed
+from bitwright.rewrite.replace import replace_nodes
 
 
 def model() -> Graph:

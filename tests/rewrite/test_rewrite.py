@@ -5,8 +5,8 @@ import pytest
 
 from bitwright.errors import RewriteError
 from bitwright.ir import parse, to_text
-from bitwright.ops.builder import Builder
-from bitwright.ops.check import verify
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.check import verify
 from bitwright.passes.manager import History, run_passes
 from bitwright.rewrite import Rule, Trace, rewrite
 

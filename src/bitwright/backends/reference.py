@@ -9,7 +9,7 @@ import numpy as np
 
 from bitwright.backends.outputs import check_out
 from bitwright.ir.graph import Graph
-from bitwright.ops.interpret import run
+from bitwright.ops.core.interpret import run
 
 Array = np.ndarray[Any, Any]
 

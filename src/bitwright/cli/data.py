@@ -79,8 +79,8 @@ def _source(path: str | None, batch_size: int | None, images: dict[str, Any]) ->
         return None
     if not images and batch_size is None:
         return path
-    from bitwright.quant.images import Images
-    from bitwright.quant.sources import Folder
+    from bitwright.quant.data.images import Images
+    from bitwright.quant.data.sources import Folder
 
     if not images:
         return Folder(path, batch_size)

@@ -83,8 +83,8 @@ def show_schedule(engine: Any, sizes: dict[str, int], whole: bool) -> None:
     from bitwright.lir.plan import plan
     from bitwright.lir.text import planned_text
 
-    hosts, schedule = list(engine.host_steps), engine.schedule
-    kernels = len(schedule.steps) - sum(1 for _ in schedule.host_steps)
+    hosts, schedule = list(engine.fallbacks), engine.schedule
+    kernels = len(schedule.steps) - sum(1 for _ in schedule.fallbacks)
     say(f"{kernels} kernel calls, {len(hosts)} host steps")
     for step in hosts:
         say(f"host step: {step.op.op} %{step.node}: {step.why}")

@@ -47,7 +47,7 @@ def inspect(model: str, sizes: dict[str, int], as_json: bool) -> None:
             ("weights", f"{summary.parameters:,} ({human(summary.parameter_bytes, 'B')})"),
             ("operations", f"{human(summary.flops, 'FLOP')}{where}{extra}"),
             ("activations", f"{human(summary.activation_bytes, 'B')} alive at most{where}"),
-            ("host steps", summary.host_steps),
+            ("host steps", summary.fallbacks),
             ("ops", ", ".join(f"{op} {count}" for op, count in summary.ops.items())),
         ],
     )

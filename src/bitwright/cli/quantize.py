@@ -24,7 +24,7 @@ from bitwright.warn import DataWarning
 Scores = dict[str, dict[str, float]]
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs, so that --help is quick
-    from bitwright.quant.recipe import Recipe
+    from bitwright.quant.model.recipe import Recipe
     from bitwright.report.evaluate import Evaluation
 
 
@@ -79,16 +79,16 @@ def quantize(
     The file is written whole or not at all, and never over MODEL. Ctrl-C ends the run between two
     batches and keeps what they showed, in the file of --statistics or beside OUTPUT.
     """
-    from bitwright.quant.data import Batches
-    from bitwright.quant.evidence_file import EvidenceFile
+    from bitwright.quant.calibration.stats_file import StatsFile
+    from bitwright.quant.data.batches import Batches
     from bitwright.report.compare import file_bytes
     from bitwright.report.evaluate import Evaluation
 
     form = options_given(output, export)
     rules = _rules(recipe, form)
     check_output(output)
-    beside = EvidenceFile(Path(f"{output}.statistics"), is_temporary=True)
-    place = beside if statistics is None else EvidenceFile(Path(statistics))
+    beside = StatsFile(Path(f"{output}.statistics"), is_temporary=True)
+    place = beside if statistics is None else StatsFile(Path(statistics))
     if place.path.resolve() == Path(output).resolve():
         raise ExportError(f"--statistics and --output are both {output}")
     if data is not None or statistics is not None or rules.needs_data:
@@ -193,8 +193,8 @@ def _show_scores(before: dict[str, float], after: dict[str, float]) -> None:
 
 def _rules(recipe: str, form: Mapping[str, str]) -> Recipe:
     """The recipe, changed to what the file is to be."""
-    from bitwright.quant.recipe import recipe as find_recipe
-    from bitwright.quant.recipe import without_zero_points
+    from bitwright.quant.model.recipe import recipe as find_recipe
+    from bitwright.quant.model.recipe import without_zero_points
 
     rules = find_recipe(recipe)
     if form.get("zero_points") == "zero":

@@ -11,7 +11,7 @@ from bitwright.frontend.other_files import refuse_other_formats
 from bitwright.ir import container
 from bitwright.ir.graph import Graph
 from bitwright.ir.parser import parse
-from bitwright.ops.check import verify
+from bitwright.ops.core.check import verify
 
 
 def load(model: Any) -> Graph:

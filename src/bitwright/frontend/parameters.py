@@ -23,7 +23,7 @@ from bitwright.frontend.safetensors import read_index, read_safetensors
 from bitwright.ir.dtype import dtype, string
 from bitwright.ir.graph import Graph, Node, Value, nearest
 from bitwright.ir.types import TensorType
-from bitwright.ops.cast import cast
+from bitwright.ops.math.cast import cast
 
 Array = np.ndarray[Any, Any]
 

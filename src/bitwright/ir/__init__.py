@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bitwright.ir.dim import UNKNOWN, Dim, Size, symbol
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.graph import Graph, Node, Value, constant_value
-from bitwright.ir.types import HostType, Shape, TensorType, ValueType, broadcast_shapes
+from bitwright.ir.types import OpaqueType, Shape, TensorType, ValueType, broadcast_shapes
 from bitwright.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = [
     "DType",
     "Dim",
     "Graph",
-    "HostType",
+    "OpaqueType",
     "Node",
     "Shape",
     "Size",

@@ -12,7 +12,7 @@ from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.lexer import Lexer
 from bitwright.ir.payload import Array, array_from_nested, decode_blob
 from bitwright.ir.printer import BOUNDARY_WORDS
-from bitwright.ir.types import HostType, TensorType, ValueType
+from bitwright.ir.types import OpaqueType, TensorType, ValueType
 
 _BOUNDARY = {word: op for op, word in BOUNDARY_WORDS.items()}
 _MAX_NESTING = 64
@@ -164,7 +164,7 @@ class Parser:
                     raise lexer.fail("'>'")
                 words.append(lexer.next().text)
             lexer.expect(">")
-            return HostType("".join(words))
+            return OpaqueType("".join(words))
         if name not in DTYPES:
             raise ParseError(
                 f"no element type is named {name!r}",

@@ -75,7 +75,7 @@ class TensorType:
 
 
 @dataclass(frozen=True)
-class HostType:
+class OpaqueType:
     """A value only host steps can hold: a sequence, an optional, a tensor of unknown rank."""
 
     kind: str
@@ -90,7 +90,7 @@ class HostType:
     __repr__ = __str__
 
 
-ValueType = TensorType | HostType
+ValueType = TensorType | OpaqueType
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
@@ -115,8 +115,8 @@ def _show(shape: Shape) -> str:
 
 def compatible(inferred: ValueType, declared: ValueType) -> bool:
     """Whether a declared type can stand where inference gave `inferred` (unknown sizes fit any)."""
-    if isinstance(inferred, HostType) or isinstance(declared, HostType):
-        return isinstance(inferred, HostType) and isinstance(declared, HostType)
+    if isinstance(inferred, OpaqueType) or isinstance(declared, OpaqueType):
+        return isinstance(inferred, OpaqueType) and isinstance(declared, OpaqueType)
     return (
         inferred.dtype == declared.dtype
         and inferred.rank == declared.rank

@@ -1,4 +1,4 @@
-"""Structural rules every graph obeys at every stage; what an op demands is checked in `ops.check`.
+"""Structural rules every graph obeys at every stage; what an op demands is checked in `ops.core.check`.
 
 Values are defined before they are read, names are unique, constants fit their types, updates belong
 to states, and every symbolic size is bound by an input, a state, an operand or the node itself.

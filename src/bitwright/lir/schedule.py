@@ -62,7 +62,7 @@ class NodeStep:
 
 
 @dataclass(frozen=True)
-class HostStep(NodeStep):
+class InterpreterFallback(NodeStep):
     """A node that the reference interpreter computes, and the reason."""
 
     why: str
@@ -101,7 +101,7 @@ class SizeStep:
         return f"sizes {', '.join(map(str, self.sizes))} from ({inputs}) for %{self.node}"
 
 
-Step = KernelStep | HostStep | ControlStep | SizeStep
+Step = KernelStep | InterpreterFallback | ControlStep | SizeStep
 
 
 @dataclass
@@ -113,8 +113,8 @@ class Schedule:
     updates: dict[str, View] = field(default_factory=dict)
 
     @property
-    def host_steps(self) -> Iterator[HostStep]:
-        return (step for step in self.steps if isinstance(step, HostStep))
+    def fallbacks(self) -> Iterator[InterpreterFallback]:
+        return (step for step in self.steps if isinstance(step, InterpreterFallback))
 
     @property
     def symbols(self) -> set[str]:

@@ -20,7 +20,7 @@ from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.naming import take_name
 from bitwright.ir.paths import find_values
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.check import verify
+from bitwright.ops.core.check import verify
 
 Array = np.ndarray[Any, Any]
 
@@ -121,9 +121,9 @@ class _Insertion:
             parameters.append(self._constant(value, "zero_point", zeros.reshape(shape)))
         granularity: dict[str, Any] = {"axis": axis, "block": 0}
         to = {**granularity, "to": entry.dtype, "saturate": True, "precision": None}
-        codes = self._node(value, "quantize", [value, *parameters], to, entry.dtype)
+        qvalues = self._node(value, "quantize", [value, *parameters], to, entry.dtype)
         back = {**granularity, "to": value.dtype}
-        return self._node(value, "dequantize", [codes, *parameters], back, value.dtype)
+        return self._node(value, "dequantize", [qvalues, *parameters], back, value.dtype)
 
     def _node(
         self, value: Value, op: str, inputs: list[Value], attrs: dict[str, Any], element: DType

@@ -10,7 +10,7 @@ from typing import Any
 from bitwright import knobs
 from bitwright.errors import BitwrightError, RewriteError
 from bitwright.ir.graph import Graph
-from bitwright.ops.check import verify
+from bitwright.ops.core.check import verify
 from bitwright.rewrite.trace import Trace
 
 Pass = Callable[[Graph, Trace], Graph]

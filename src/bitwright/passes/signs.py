@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bitwright.ir.graph import Node, Value, constant_value
-from bitwright.ops.opdef import Kind
-from bitwright.ops.registry import get
+from bitwright.ops.core.opdef import Kind
+from bitwright.ops.core.registry import get
 
 _RESULTS = frozenset(("relu", "sigmoid", "softmax", "hard_sigmoid", "exp", "abs", "sqrt"))
 _KEEP = frozenset(

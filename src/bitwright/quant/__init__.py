@@ -13,20 +13,20 @@ from bitwright.lazy import lazy_names
 if TYPE_CHECKING:  # type checkers and editors read these, and nothing is imported
     from bitwright.ir.calibration import CalibrationEntry, CalibrationRecord
     from bitwright.passes.insert_q_dq import insert_q_dq
-    from bitwright.quant.calibrate import Calibrator
-    from bitwright.quant.data import Batches
-    from bitwright.quant.facade import QuantizationSystem
-    from bitwright.quant.measure import Quality, quality
-    from bitwright.quant.methods import Percentile, choose
-    from bitwright.quant.observer import Observer, quantize_tensor
-    from bitwright.quant.parameters import QuantizationParameters
-    from bitwright.quant.quantize import Quantized, quantize
-    from bitwright.quant.ranges import Ranges
-    from bitwright.quant.recipe import Recipe
-    from bitwright.quant.statistics import Statistics
-    from bitwright.quant.taps import Taps
-    from bitwright.quant.tensor import QuantizedTensor
-    from bitwright.quant.types import Granularity, Scheme
+    from bitwright.quant.calibration.calibrate import Calibrator
+    from bitwright.quant.calibration.intermediate_outputs import IntermediateOutputs
+    from bitwright.quant.calibration.methods import Percentile, choose
+    from bitwright.quant.calibration.ranges import Ranges
+    from bitwright.quant.calibration.statistics import Statistics
+    from bitwright.quant.core.measure import Quality, quality
+    from bitwright.quant.core.parameters import QuantizationParameters
+    from bitwright.quant.core.types import Granularity, Scheme
+    from bitwright.quant.data.batches import Batches
+    from bitwright.quant.model.quantize import Quantized, quantize
+    from bitwright.quant.model.recipe import Recipe
+    from bitwright.quant.tensor.observer import Observer, quantize_tensor
+    from bitwright.quant.tensor.system import QuantizationSystem
+    from bitwright.quant.tensor.tensor import QuantizedTensor
 
 __all__ = [
     "Batches",
@@ -45,7 +45,7 @@ __all__ = [
     "Recipe",
     "Scheme",
     "Statistics",
-    "Taps",
+    "IntermediateOutputs",
     "choose",
     "insert_q_dq",
     "quality",
@@ -54,28 +54,28 @@ __all__ = [
 ]
 
 _HOME = {
-    "Batches": "bitwright.quant.data",
+    "Batches": "bitwright.quant.data.batches",
     "CalibrationEntry": "bitwright.ir.calibration",
     "CalibrationRecord": "bitwright.ir.calibration",
-    "Calibrator": "bitwright.quant.calibrate",
-    "Granularity": "bitwright.quant.types",
-    "Observer": "bitwright.quant.observer",
-    "Percentile": "bitwright.quant.methods",
-    "Quality": "bitwright.quant.measure",
-    "QuantizationParameters": "bitwright.quant.parameters",
-    "QuantizationSystem": "bitwright.quant.facade",
-    "QuantizedTensor": "bitwright.quant.tensor",
-    "Quantized": "bitwright.quant.quantize",
-    "Ranges": "bitwright.quant.ranges",
-    "Recipe": "bitwright.quant.recipe",
-    "Scheme": "bitwright.quant.types",
-    "Statistics": "bitwright.quant.statistics",
-    "Taps": "bitwright.quant.taps",
-    "choose": "bitwright.quant.methods",
+    "Calibrator": "bitwright.quant.calibration.calibrate",
+    "Granularity": "bitwright.quant.core.types",
+    "Observer": "bitwright.quant.tensor.observer",
+    "Percentile": "bitwright.quant.calibration.methods",
+    "Quality": "bitwright.quant.core.measure",
+    "QuantizationParameters": "bitwright.quant.core.parameters",
+    "QuantizationSystem": "bitwright.quant.tensor.system",
+    "QuantizedTensor": "bitwright.quant.tensor.tensor",
+    "Quantized": "bitwright.quant.model.quantize",
+    "Ranges": "bitwright.quant.calibration.ranges",
+    "Recipe": "bitwright.quant.model.recipe",
+    "Scheme": "bitwright.quant.core.types",
+    "Statistics": "bitwright.quant.calibration.statistics",
+    "IntermediateOutputs": "bitwright.quant.calibration.intermediate_outputs",
+    "choose": "bitwright.quant.calibration.methods",
     "insert_q_dq": "bitwright.passes.insert_q_dq",
-    "quality": "bitwright.quant.measure",
-    "quantize": "bitwright.quant.quantize",
-    "quantize_tensor": "bitwright.quant.observer",
+    "quality": "bitwright.quant.core.measure",
+    "quantize": "bitwright.quant.model.quantize",
+    "quantize_tensor": "bitwright.quant.tensor.observer",
 }
 
 if not TYPE_CHECKING:  # else every name would do

@@ -51,8 +51,8 @@ def _onnxruntime(model: str, threads: int, precision: str) -> tuple[str, Run]:
 def _openvino(model: str, threads: int, precision: str) -> tuple[str, Run]:
     import openvino
 
-    from bitwright.ops.opdef import Kind
-    from bitwright.passes.precision_policy import policy
+    from bitwright.ops.core.opdef import Kind
+    from bitwright.passes.precision.policy import policy
 
     core = openvino.Core()
     compiled = core.compile_model(

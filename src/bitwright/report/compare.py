@@ -25,11 +25,11 @@ from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import INFERENCE
-from bitwright.quant.data import Batches
-from bitwright.quant.observed import observed_values
-from bitwright.quant.progress import progress_bar
-from bitwright.quant.taps import Taps
-from bitwright.quant.traced import with_graph
+from bitwright.quant.calibration.intermediate_outputs import IntermediateOutputs
+from bitwright.quant.calibration.observed import observed_values
+from bitwright.quant.calibration.progress import progress_bar
+from bitwright.quant.data.batches import Batches
+from bitwright.quant.data.traced import with_graph
 
 Array = np.ndarray[Any, Any]
 
@@ -191,7 +191,7 @@ class _Side:
         self._keys: dict[str, list[str]] = {}
         for key, name in keys.items():
             self._keys.setdefault(name, []).append(key)
-        self._taps = Taps(graph, self._keys, threads=threads, simplify=False)
+        self._taps = IntermediateOutputs(graph, self._keys, threads=threads, simplify=False)
 
     def run(self, batch: Mapping[str, Any]) -> Iterator[dict[str, Array]]:
         for part in self._taps.run_parts(batch):

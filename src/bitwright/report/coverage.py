@@ -7,8 +7,8 @@ from typing import Any
 
 from bitwright.frontend.onnx.conformance import PASS, RANDOM, REFUSED, WRONG, run_all
 from bitwright.ir.graph import Graph
-from bitwright.ops.opdef import REQUIRED, NonDifferentiable, NotYet, OpDef
-from bitwright.ops.registry import all_ops
+from bitwright.ops.core.opdef import REQUIRED, NonDifferentiable, NotYet, OpDef
+from bitwright.ops.core.registry import all_ops
 from bitwright.pipeline import compile as compile_model
 
 
@@ -50,9 +50,9 @@ class Compiled:
         return list(self.executable.run(dict(zip(names, inputs, strict=True))).values())
 
     @property
-    def host_ops(self) -> tuple[str, ...]:
+    def fallback_ops(self) -> tuple[str, ...]:
         """The ops of its host steps; a node of ONNX that has no mapping goes by its own name."""
-        nodes = (step.op for step in self.executable.engine.host_steps)  # type: ignore[attr-defined]
+        nodes = (step.op for step in self.executable.engine.fallbacks)  # type: ignore[attr-defined]
         return tuple(dict.fromkeys(node.attrs.get("op_type", node.op) for node in nodes))
 
 
@@ -71,7 +71,7 @@ def conformance() -> dict[str, Any]:
         status = PASS if result.status == RANDOM else result.status
         row[status] += 1
         total[status] += 1
-        if status == PASS and result.host_ops:
+        if status == PASS and result.fallback_ops:
             row["host"] += 1
             total["host"] += 1
         row["reason"] = row["reason"] or result.reason

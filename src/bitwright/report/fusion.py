@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bitwright.ir.graph import Graph, Node
-from bitwright.passes.fuse_regions import is_elementwise
+from bitwright.passes.fuse.fuse_regions import is_elementwise
 from bitwright.passes.manager import History
 
 STAGES = ("recognize_composites", "merge_projections", "fuse_regions")

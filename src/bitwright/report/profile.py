@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bitwright.backends.cpu.peaks import Peaks, measure
-from bitwright.backends.cpu.program import Program
+from bitwright.backends.cpu.profile.peaks import Peaks, measure
+from bitwright.backends.cpu.runtime.program import Program
 from bitwright.errors import RunError
 from bitwright.executable import Executable
-from bitwright.passes.lower_integer import INTEGER_PRODUCTS
+from bitwright.passes.lower_integer.lower_integer import INTEGER_PRODUCTS
 from bitwright.passes.manager import History
 from bitwright.report.step_rows import SMALL_MEETINGS, StepRow, is_product, step_rows
 
-_CODED = frozenset(
-    {"quantize", "dequantize", "dynamic_quantize", "integer_matmul", "integer_conv", "to_codes"}
+_QUANTIZED = frozenset(
+    {"quantize", "dequantize", "dynamic_quantize", "integer_matmul", "integer_conv", "requantize"}
 )
 
 
@@ -164,7 +164,7 @@ def profile(exe: Executable, feeds: Mapping[str, Any], rounds: int = 20) -> Prof
 def stayed_real(history: History) -> tuple[tuple[str, str], ...]:
     """Products that no rule brought to integers, and why; none for a model without codes."""
     graph = history.stages[0].graph
-    if not any(node.op in _CODED for node in graph.nodes):
+    if not any(node.op in _QUANTIZED for node in graph.nodes):
         return ()
     reasons: dict[str, str] = {}
     for event in history.trace.events:

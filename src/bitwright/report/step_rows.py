@@ -1,7 +1,7 @@
 """The steps of a profiled run, each with its operations, bytes, rates and roof.
 
-A step's time comes from `Program.profile`, the operations from its node (`ops.flops`), the bytes
-from its views (`report.traffic`), the peaks from this machine (`backends.cpu.peaks`). Its roof is
+A step's time comes from `Program.profile`, the operations from its node (`ops.core.flops`), the bytes
+from its views (`report.traffic`), the peaks from this machine (`profile.peaks`). Its roof is
 the longer of two times: its operations at the peak of arithmetic, and its bytes at the rate of the
 level of memory that holds them. What it reaches is its roof over its time.
 
@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bitwright.backends.cpu.peaks import Peaks
-from bitwright.backends.cpu.profile import Profile
+from bitwright.backends.cpu.profile.peaks import Peaks
+from bitwright.backends.cpu.profile.steps import Profile
 from bitwright.ir.graph import Graph, Node
 from bitwright.ir.types import TensorType
 from bitwright.lir.schedule import KernelStep, NodeStep, SizeStep, Step
-from bitwright.ops.flops import flops
-from bitwright.ops.opdef import Kind
-from bitwright.ops.registry import get
+from bitwright.ops.core.flops import flops
+from bitwright.ops.core.opdef import Kind
+from bitwright.ops.core.registry import get
 from bitwright.report.traffic import Traffic, traffic
 
 LOOKUPS = ("gather", "gather_elements", "gather_nd")
@@ -140,7 +140,7 @@ def _is_integer(node: Node) -> bool:
     if node.op == "fused":
         body = node.attrs["body"].nodes
         node = next(n for n in body if not n.is_boundary and is_product(n.op))
-    if node.attrs.get("in_codes"):
+    if node.attrs.get("int8"):
         return True
     types = [value.type for value in list(node.operands)[:2]]
     return all(isinstance(t, TensorType) and t.dtype.is_integer for t in types)

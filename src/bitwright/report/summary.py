@@ -11,7 +11,7 @@ from bitwright.ir.dim import evaluate
 from bitwright.ir.feeds import check_sizes
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
-from bitwright.ops.flops import flops
+from bitwright.ops.core.flops import flops
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Summary:
     """Ops whose operations are not in `flops`: their number is unknown before they run."""
     activation_bytes: int
     """Most bytes alive at once, inputs and outputs included, when values are freed as they die."""
-    host_steps: int
+    fallbacks: int
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,7 +60,7 @@ def summarize(graph: Graph, sizes: Mapping[str, int] | None = None) -> Summary:
         flops=total,
         uncounted=tuple(sorted(uncounted)),
         activation_bytes=peak_bytes(graph, at),
-        host_steps=sum(n.op == "host" for _, n in graph.walk()),
+        fallbacks=sum(n.op == "host" for _, n in graph.walk()),
     )
 
 

@@ -13,12 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from bitwright.errors import GraphError, RewriteError
+from bitwright.ir.edit import map_bodies, prune, rebuilt, renewed
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.naming import take_name
 from bitwright.ir.types import TensorType, compatible
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 from bitwright.rewrite.match import Match, match_node
-from bitwright.rewrite.rebuild import map_bodies, prune, rebuilt, renewed
 from bitwright.rewrite.rule import Rule
 from bitwright.rewrite.trace import Trace
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from bitwright.errors import RewriteError
 from bitwright.ir.graph import Node, Value, constant_value
-from bitwright.ops.registry import get
+from bitwright.ops.core.registry import get
 from bitwright.rewrite.pattern import Literal, OpPattern, Pattern, Variable
 
 Array = np.ndarray[Any, Any]

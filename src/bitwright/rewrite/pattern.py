@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from bitwright.errors import RewriteError
-from bitwright.ops.registry import get
+from bitwright.ops.core.registry import get
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class OpPattern:
     def orders(self) -> tuple[tuple[str, ...], ...]:
         """The ops that must have made the operands, in each order; "" where any may have."""
         wanted = tuple(map(_maker, self.operands or ()))
-        is_turned = len(wanted) == 2 and get(self.op).commutative and wanted[0] != wanted[1]
-        return (wanted, wanted[::-1]) if is_turned else (wanted,)
+        is_transposed = len(wanted) == 2 and get(self.op).commutative and wanted[0] != wanted[1]
+        return (wanted, wanted[::-1]) if is_transposed else (wanted,)
 
 
 Pattern = Variable | Literal | OpPattern

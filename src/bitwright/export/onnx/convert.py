@@ -23,10 +23,10 @@ from bitwright.export.onnx.scope import SMALL, NeedsOpset, NoSuchType, Ref, Scop
 from bitwright.export.onnx.sizes import bind, bind_all
 from bitwright.ir.dtype import DType, f32, i32, i64
 from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ir.types import HostType, TensorType
-from bitwright.ops.opdef import Kind
-from bitwright.ops.registry import get
-from bitwright.passes.codes import makes_codes
+from bitwright.ir.types import OpaqueType, TensorType
+from bitwright.ops.core.opdef import Kind
+from bitwright.ops.core.registry import get
+from bitwright.passes.lower_integer.operands import has_quantize
 
 NEXT = ".next"
 DEFAULT = Options()
@@ -44,7 +44,7 @@ def convert(graph: Graph, opset: int | None, options: Options = DEFAULT) -> Body
     target = opset or _floor(graph)
     while True:
         session = Session(target, options)
-        session.notes_regions = makes_codes(graph)
+        session.notes_regions = has_quantize(graph)
         scope = Scope(session, graph)
         try:
             return _write_model(scope)
@@ -61,7 +61,7 @@ def convert(graph: Graph, opset: int | None, options: Options = DEFAULT) -> Body
 def _floor(graph: Graph) -> int:
     """The opset to begin with."""
     has_norms = any(node.op == "layer_norm" for node in graph.nodes)
-    return NORM_OPSET if has_norms and makes_codes(graph) else LEAST_OPSET
+    return NORM_OPSET if has_norms and has_quantize(graph) else LEAST_OPSET
 
 
 def _write_model(scope: Scope) -> Body:
@@ -75,7 +75,7 @@ def _write_model(scope: Scope) -> Body:
     write_nodes(scope, finals)
     outputs = [_leave(scope, name, value) for name, value in wanted]
     for ref in (*inputs, *outputs):
-        if isinstance(ref.type, HostType) and ref.type.kind.startswith("tensor("):
+        if isinstance(ref.type, OpaqueType) and ref.type.kind.startswith("tensor("):
             raise ExportError(
                 f"the rank of {ref.name!r} is not known",
                 where=f"graph {graph.name!r}",

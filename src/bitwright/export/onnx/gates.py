@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node
-from bitwright.passes.codes import makes_codes
+from bitwright.passes.lower_integer.operands import has_quantize
 
 _GATES = ("sigmoid", "silu", "swish", "quick_gelu")
 
 
-def gates_among_codes(graph: Graph) -> list[Node]:
+def gates_among_qvalues(graph: Graph) -> list[Node]:
     """The gates of a graph that makes codes; not those of codes, which runtimes make tables of."""
-    if not makes_codes(graph):
+    if not has_quantize(graph):
         return []
-    return [node for node in graph.nodes if _is_gate(node) and not _is_of_codes(node)]
+    return [node for node in graph.nodes if _is_gate(node) and not _is_of_qvalues(node)]
 
 
 def _is_gate(node: Node) -> bool:
@@ -30,5 +30,5 @@ def _is_gate(node: Node) -> bool:
     return (node.op in _GATES or is_tanh) and node.outputs[0].dtype == f32
 
 
-def _is_of_codes(node: Node) -> bool:
+def _is_of_qvalues(node: Node) -> bool:
     return next(node.operands).node.op == "dequantize"

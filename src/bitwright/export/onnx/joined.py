@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from bitwright.export.onnx.arithmetic import can_be_arithmetic, write_arithmetic
-from bitwright.export.onnx.coded import (
-    coded_operands,
+from bitwright.export.onnx.dynamic_matmul import (
     float_rows,
-    write_coded_product,
+    quantized_operands,
     write_float_product,
+    write_quantized_product,
 )
-from bitwright.export.onnx.gates import gates_among_codes
+from bitwright.export.onnx.gates import gates_among_qvalues
 from bitwright.export.onnx.nbits import Parts, weight_only, write_weight_only
 from bitwright.export.onnx.operands import Operands
 from bitwright.export.onnx.options import Options
@@ -50,7 +50,7 @@ def joined_nodes(scope: Scope) -> Joined:
     found = Joined()
     taken: list[Value] = []
     for node in graph.nodes:
-        if (operands := coded_operands(node)) is not None:
+        if (operands := quantized_operands(node)) is not None:
             found.writers[node] = _product(options, *operands)
             taken += _taken_by_product(options, *operands)
         elif options.weights == "nbits" and (parts := weight_only(node)):
@@ -69,7 +69,7 @@ def joined_nodes(scope: Scope) -> Joined:
                 found.writers.setdefault(node, _arithmetic(node))
     if options.rounding == "onnxruntime":
         found.writers.update({node: _sum(node) for node in _sums_before_norms(graph)})
-        found.writers.update({node: _spelled_out(node) for node in gates_among_codes(graph)})
+        found.writers.update({node: _spelled_out(node) for node in gates_among_qvalues(graph)})
     return found
 
 
@@ -125,7 +125,7 @@ def _product(options: Options, x: Node, w: Node) -> Callable[[Scope], Ref]:
     quantizer = float_rows(x) if options.activations != "integer" else None
     if quantizer is not None:
         return lambda e: write_float_product(e, quantizer, w)
-    return lambda e: write_coded_product(e, x, w)
+    return lambda e: write_quantized_product(e, x, w)
 
 
 def _taken_by_product(options: Options, x: Node, w: Node) -> list[Value]:

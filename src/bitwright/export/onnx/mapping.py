@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from bitwright.export.onnx.scalars import scalar_form
 from bitwright.export.onnx.scope import Scope
-from bitwright.ops.registry import get
+from bitwright.ops.core.registry import get
 
 Write = Callable[..., Any]
 F = TypeVar("F", bound=Write)

@@ -62,18 +62,18 @@ def _has_fitting_scales(node: Node) -> bool:
 
 def write_weight_only(e: Scope, node: Node, parts: Parts) -> Ref:
     x, q, scale, zero = parts
-    codes, scales = _array(q), _array(scale)
+    qvalues, scales = _array(q), _array(scale)
     zeros = None if zero is None else _array(zero)
     if node.op == "matmul":
-        codes = codes.T
-        block = list(node.operands)[1].node.attrs.get("block") or _block_of(codes.shape[1])
-        shape = codes.shape[0], -(-codes.shape[1] // block)
+        qvalues = qvalues.T
+        block = list(node.operands)[1].node.attrs.get("block") or _block_of(qvalues.shape[1])
+        shape = qvalues.shape[0], -(-qvalues.shape[1] // block)
         scales = _by_blocks(scales, shape)
         zeros = None if zeros is None else _by_blocks(zeros, shape)
     else:
         block = node.attrs["block"]
     bits = q.dtype.bits
-    packed = _packed(_unsigned(codes, q.dtype), bits, block)
+    packed = _packed(_unsigned(qvalues, q.dtype), bits, block)
     inputs: list[Ref | None] = [
         e.values[x],
         _named(e, packed, q),
@@ -87,8 +87,8 @@ def write_weight_only(e: Scope, node: Node, parts: Parts) -> Ref:
     if bias is not None:
         inputs += [None] * (5 - len(inputs)) + [e.values[bias]]
     attrs = {
-        "K": codes.shape[1],
-        "N": codes.shape[0],
+        "K": qvalues.shape[1],
+        "N": qvalues.shape[0],
         "bits": bits,
         "block_size": block,
         "accuracy_level": EXACT,
@@ -115,19 +115,19 @@ def _by_blocks(parameter: Array, shape: tuple[int, int]) -> Array:
     return np.broadcast_to(parameter.reshape(-1, 1), shape)
 
 
-def _unsigned(codes: Array, element: DType) -> Array:
+def _unsigned(qvalues: Array, element: DType) -> Array:
     if not element.is_signed:
-        return codes.astype(np.uint8)
+        return qvalues.astype(np.uint8)
     half = 1 << (element.bits - 1)
-    return (codes.astype(np.int8).astype(np.int16) + half).astype(np.uint8)
+    return (qvalues.astype(np.int8).astype(np.int16) + half).astype(np.uint8)
 
 
-def _packed(codes: Array, bits: int, block: int) -> Array:
+def _packed(qvalues: Array, bits: int, block: int) -> Array:
     """Rows of codes in bytes [rows, blocks, bytes], the last block filled up."""
-    blocks = -(-codes.shape[1] // block)
-    rows = np.zeros((codes.shape[0], blocks * block), np.uint8)
-    rows[:, : codes.shape[1]] = codes
-    parts = rows.reshape(codes.shape[0], blocks, -1, 8 // bits)
+    blocks = -(-qvalues.shape[1] // block)
+    rows = np.zeros((qvalues.shape[0], blocks * block), np.uint8)
+    rows[:, : qvalues.shape[1]] = qvalues
+    parts = rows.reshape(qvalues.shape[0], blocks, -1, 8 // bits)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     return np.bitwise_or.reduce(parts << shifts, axis=-1)
 

@@ -12,7 +12,7 @@ from bitwright.export.onnx.functions import DOMAIN
 from bitwright.export.onnx.schemas import schema_at
 from bitwright.export.onnx.scope import Array, Function, Ref, Scope, Session, Step
 from bitwright.export.onnx.tensors import complete
-from bitwright.frontend.onnx.tensor import CODES
+from bitwright.frontend.onnx.tensor import QVALUES
 from bitwright.frontend.onnx.valuetypes import type_proto
 from bitwright.ir.dtype import DType
 from bitwright.ir.types import TensorType
@@ -102,7 +102,7 @@ def attribute_proto(name: str, value: Any, declared: int | None) -> AttributePro
     if isinstance(value, Body):
         return AttributeProto(name=name, type=AttributeProto.GRAPH, g=graph_proto(value))
     if isinstance(value, DType):
-        value = CODES[value.name] if declared == AttributeProto.INT else value.name
+        value = QVALUES[value.name] if declared == AttributeProto.INT else value.name
     elif isinstance(value, bool):
         value = int(value)
     elif isinstance(value, tuple):

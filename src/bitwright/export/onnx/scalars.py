@@ -1,6 +1,6 @@
 """Scalar forms of elementwise ops, rendered to ONNX nodes: the decomposition that needs no mapping.
 
-An op's `scalar` is written against `ops.scalar.Scalars`; here each of its steps is one ONNX node on
+An op's `scalar` is written against `ops.core.scalar.Scalars`; here each of its steps is one ONNX node on
 whole tensors. Plain numbers become constants of the element type of what they meet.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import bool_
-from bitwright.ops.registry import get
+from bitwright.ops.core.registry import get
 
 Term = Ref | float
 

@@ -16,7 +16,7 @@ from typing import Any
 from onnx import defs
 
 from bitwright.ir.dtype import DTYPES, DType
-from bitwright.ir.types import HostType, TensorType, ValueType
+from bitwright.ir.types import OpaqueType, TensorType, ValueType
 
 LEAST_OPSET = 13
 NEWEST_OPSET = defs.onnx_opset_version()
@@ -55,7 +55,7 @@ def spelled(type_: ValueType | DType | None) -> str:
         return SPELLED[type_]
     if isinstance(type_, TensorType):
         return SPELLED[type_.dtype]
-    if not isinstance(type_, HostType):
+    if not isinstance(type_, OpaqueType):
         return ""
     text = re.sub(r"(\w+)\[[^]]*\]", r"tensor(\1)", type_.kind)
     return re.sub(r"tensor\((\w+)\)", lambda match: SPELLED[DTYPES[match[1]]], text)

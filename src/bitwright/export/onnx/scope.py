@@ -31,7 +31,7 @@ from bitwright.frontend.onnx.regions import SMALL as REGION_SMALL
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType, dtype, i64
 from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ir.types import HostType, Shape, TensorType, ValueType
+from bitwright.ir.types import OpaqueType, Shape, TensorType, ValueType
 from bitwright.ir.verify import place
 
 Array = np.ndarray[Any, Any]
@@ -190,20 +190,20 @@ class Scope:
         inputs: Sequence[Ref | None],
         attrs: dict[str, Any] | None = None,
         results: int = 1,
-        dtypes: Sequence[DType | HostType] = (),
+        dtypes: Sequence[DType | OpaqueType] = (),
     ) -> tuple[Ref, ...]:
         """Append a standard node; `dtypes` where the operands do not decide the results' types."""
         operands = list(inputs)
         while operands and operands[-1] is None:
             operands.pop()
         attrs = {name: value for name, value in (attrs or {}).items() if value is not None}
-        given: Sequence[DType | HostType] = attrs.pop("dtypes", dtypes)
+        given: Sequence[DType | OpaqueType] = attrs.pop("dtypes", dtypes)
         elements = [None if ref is None else ref.dtype for ref in operands]
         schema = self._schema(op_type, operands, list(attrs), list(map(spelled, given)))
         refs = []
         for i in range(results):
             told = given[i] if i < len(given) else schema.result(elements, i)
-            refs.append(Ref(None, type=told) if isinstance(told, HostType) else Ref(told))
+            refs.append(Ref(None, type=told) if isinstance(told, OpaqueType) else Ref(told))
         self.steps.append(Step(op_type, operands, refs, attrs))
         return tuple(refs)
 

@@ -23,7 +23,7 @@ from bitwright.export.onnx.operands import Operands, dequantizes_constant
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import f32, i32
 from bitwright.ir.graph import Node, Value, constant_value
-from bitwright.ops.registry import get
+from bitwright.ops.core.registry import get
 
 Array = np.ndarray[Any, Any]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from bitwright.frontend.onnx.tensor import CODES
+from bitwright.frontend.onnx.tensor import QVALUES
 from bitwright.ir.dtype import dtype, string
 
 Array = np.ndarray[Any, Any]
@@ -22,7 +22,7 @@ PIECE = 1 << 22
 
 def describe(name: str, array: Array) -> TensorProto:
     """The tensor without its bytes; strings, which have no raw form, are complete."""
-    tensor = TensorProto(name=name, data_type=CODES[dtype(array.dtype).name])
+    tensor = TensorProto(name=name, data_type=QVALUES[dtype(array.dtype).name])
     tensor.dims.extend(array.shape)
     if dtype(array.dtype) == string:
         tensor.string_data.extend(
@@ -73,12 +73,12 @@ def _flat_pieces(array: Array) -> Iterator[Array]:
             yield array.flat[start : start + PIECE]
 
 
-def _packed(codes: Array, bits: int) -> Array:
+def _packed(qvalues: Array, bits: int) -> Array:
     """Several values per byte, the first in the lowest bits."""
     per_byte = 8 // bits
-    codes = codes & np.uint8((1 << bits) - 1)
-    codes = np.pad(codes, (0, -codes.size % per_byte)).reshape(-1, per_byte)
-    packed = codes[:, 0].copy()
+    qvalues = qvalues & np.uint8((1 << bits) - 1)
+    qvalues = np.pad(qvalues, (0, -qvalues.size % per_byte)).reshape(-1, per_byte)
+    packed = qvalues[:, 0].copy()
     for position in range(1, per_byte):
-        packed |= codes[:, position] << np.uint8(position * bits)
+        packed |= qvalues[:, position] << np.uint8(position * bits)
     return packed

@@ -21,19 +21,19 @@ import numpy as np
 from bitwright.errors import ExportError
 from bitwright.export.onnx.operands import Operands, dequantizes_activation
 from bitwright.ir.dtype import DType, i8, u8
+from bitwright.ir.edit import map_bodies
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.naming import take_name
 from bitwright.ir.types import TensorType
 from bitwright.ir.verify import place
-from bitwright.passes.edit import Replacement, replace_nodes
-from bitwright.rewrite.rebuild import map_bodies
+from bitwright.rewrite.replace import Replacement, replace_nodes
 
 MIDDLE = 128
 
 
 def without_zero_points(graph: Graph) -> Graph:
     """The same graph with every zero point 0, or an error that names one that is not."""
-    centred = _centred_codes(graph)
+    centred = _centred_qvalues(graph)
 
     def change(node: Node) -> Node:
         if node.op == "quantize" and node.name in centred:
@@ -41,8 +41,8 @@ def without_zero_points(graph: Graph) -> Graph:
             types = (node.outputs[0].tensor.with_dtype(i8),)
             return _with_zero(node).with_(attrs=signed, types=types)
         if node.op == "constant" and node.name in centred:
-            codes = (node.attrs["value"].astype(np.int16) - MIDDLE).astype(np.int8)
-            return node.with_(attrs={"value": codes}, types=(TensorType(i8, codes.shape),))
+            qvalues = (node.attrs["value"].astype(np.int16) - MIDDLE).astype(np.int8)
+            return node.with_(attrs={"value": qvalues}, types=(TensorType(i8, qvalues.shape),))
         if node.op == "dequantize" and node.inputs[0].name in centred:  # type: ignore[union-attr]
             return _with_zero(node)
         return node
@@ -149,7 +149,7 @@ def _graphs(graph: Graph) -> list[Graph]:
     return list({id(owner): owner for owner, _ in graph.walk()}.values())
 
 
-def _centred_codes(graph: Graph) -> set[str]:
+def _centred_qvalues(graph: Graph) -> set[str]:
     """Names of u8 values that are read only as values around 128."""
     found: set[str] = set()
     for operands in map(Operands, _graphs(graph)):

@@ -14,7 +14,7 @@ from bitwright.errors import BitwrightError, ImportModelError, UnsupportedError
 from bitwright.frontend.onnx.importer import Importer
 from bitwright.frontend.onnx.read import read_model
 from bitwright.ir import Graph
-from bitwright.ops.check import verify
+from bitwright.ops.core.check import verify
 
 __all__ = ["load", "load_with_files"]
 

@@ -51,13 +51,13 @@ def with_axes(
     powers = [(count + 1) ** axis for axis in range(rank)]
     chosen = ctx.b.gather(ctx.const(np.array(powers, np.int64)), ctx.reshape(axes, [count]), axis=0)
     code = ctx.b.reduce_sum(chosen, axes=[0], keepdims=True)
-    codes = {sum(powers[axis] for axis in choice): choice for choice in choices}
-    checked = ctx.b.require(_is_among(ctx, code, codes), x, message="the axes do not fit")
-    return _choose(ctx, checked, code, list(codes.items()), make)
+    qvalues = {sum(powers[axis] for axis in choice): choice for choice in choices}
+    checked = ctx.b.require(_is_among(ctx, code, qvalues), x, message="the axes do not fit")
+    return _choose(ctx, checked, code, list(qvalues.items()), make)
 
 
-def _is_among(ctx: Context, code: Value, codes: Sequence[int] | dict[int, list[int]]) -> Value:
-    same = ctx.b.eq(code, ctx.const(np.array(list(codes), np.int64)))
+def _is_among(ctx: Context, code: Value, qvalues: Sequence[int] | dict[int, list[int]]) -> Value:
+    same = ctx.b.eq(code, ctx.const(np.array(list(qvalues), np.int64)))
     return ctx.b.reduce_max(same, axes=[0], keepdims=False)
 
 

@@ -21,7 +21,7 @@ from onnx import ModelProto, OptionalProto, SequenceProto, TensorProto, numpy_he
 from bitwright.errors import BitwrightError, ImportModelError, RunError
 from bitwright.frontend.onnx import load
 from bitwright.ir import Graph
-from bitwright.ops.interpret import run
+from bitwright.ops.core.interpret import run
 
 RTOL, ATOL = 1e-3, 1e-7
 FOLDERS = ("simple", "pytorch-converted", "pytorch-operator")
@@ -49,7 +49,7 @@ class Result:
     ops: tuple[str, ...]
     status: str
     reason: str = ""
-    host_ops: tuple[str, ...] = ()
+    fallback_ops: tuple[str, ...] = ()
     """Ops that ran as host steps."""
 
 
@@ -142,7 +142,7 @@ def run_case(case: Case, prepare: Prepare = interpreted) -> Result:
             graph = load(case.model)
             is_random = any(node.op in RANDOM_OPS for _, node in graph.walk())
             execute = prepare(graph)
-            host = getattr(execute, "host_ops", host_ops(graph))
+            host = getattr(execute, "host_ops", fallback_ops(graph))
             for inputs, expected in case.data:
                 found = execute([plain(x) for x in inputs])
                 fault = compare(expected, found, case, values=not is_random)
@@ -157,7 +157,7 @@ def run_case(case: Case, prepare: Prepare = interpreted) -> Result:
     return result(RANDOM if is_random else PASS, host=host)
 
 
-def host_ops(graph: Graph) -> tuple[str, ...]:
+def fallback_ops(graph: Graph) -> tuple[str, ...]:
     found = (node.attrs["op_type"] for _, node in graph.walk() if node.op == "host")
     return tuple(dict.fromkeys(found))
 

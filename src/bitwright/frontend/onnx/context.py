@@ -15,7 +15,7 @@ from bitwright.ir import Dim, DType, Size, Value, ValueType
 from bitwright.ir.dim import symbols_of
 from bitwright.ir.dtype import dtype, i64
 from bitwright.ir.types import normalize_axis
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 
 if TYPE_CHECKING:
     from bitwright.frontend.onnx.importer import Importer

@@ -8,9 +8,9 @@ import numpy as np
 
 from bitwright.errors import BitwrightError
 from bitwright.ir import TensorType, Value
-from bitwright.ops.numeric import narrow
-from bitwright.ops.opdef import Kind
-from bitwright.ops.registry import get
+from bitwright.ops.core.numeric import narrow
+from bitwright.ops.core.opdef import Kind
+from bitwright.ops.core.registry import get
 
 Array = np.ndarray[Any, Any]
 MAX_ELEMENTS = 4096

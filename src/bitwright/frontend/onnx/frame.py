@@ -15,7 +15,7 @@ from onnx import AttributeProto, TypeProto
 
 from bitwright.ir import Graph, Node, Size, Value, ValueType
 from bitwright.ir.dim import Symbol
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 
 OnCapture = Callable[["Frame", Value], "Value | None"]
 

@@ -15,7 +15,8 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
 from bitwright.errors import BitwrightError, GraphError, ImportModelError, UnsupportedError
-from bitwright.frontend.onnx import functions, hoststep, own
+from bitwright.frontend.onnx import fallback as fallback
+from bitwright.frontend.onnx import functions, own
 from bitwright.frontend.onnx.context import Body, Context, Inputs
 from bitwright.frontend.onnx.fold import ConstantFolder
 from bitwright.frontend.onnx.fork import Fork, Tail, join
@@ -26,9 +27,9 @@ from bitwright.frontend.onnx.read import ModelFile
 from bitwright.frontend.onnx.regions import Regions
 from bitwright.frontend.onnx.registry import UnmappedError, all_mappings
 from bitwright.frontend.onnx.valuetypes import SymbolNames, value_type
-from bitwright.ir import Dim, Graph, HostType, Value, ValueType
-from bitwright.ops.builder import Builder
-from bitwright.ops.symbolic import SizeEvaluator
+from bitwright.ir import Dim, Graph, OpaqueType, Value, ValueType
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.symbolic import SizeEvaluator
 
 MAX_DEPTH = 24
 MIN_NODE_LIMIT = 20_000
@@ -178,7 +179,7 @@ class Importer:
         functions.check_arity(node)
         reason = ""
         mapping = all_mappings().get((node.domain, node.op_type))
-        host_operand = any(v is not None and isinstance(v.type, HostType) for v in inputs)
+        host_operand = any(v is not None and isinstance(v.type, OpaqueType) for v in inputs)
         if mapping and (not host_operand or node.op_type in TAKE_HOST_VALUES):
             try:
                 results = mapping(ctx, node, inputs)
@@ -197,7 +198,7 @@ class Importer:
         self, scope: Scope, node: OnnxNode, inputs: Inputs, reason: str = ""
     ) -> list[Value | None]:
         """Run the node by ONNX's reference implementation, as an opaque step."""
-        return hoststep.make(Context(self, scope), node, inputs, reason)
+        return fallback.make(Context(self, scope), node, inputs, reason)
 
     # functions and nested graphs
 

@@ -18,8 +18,8 @@ from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.regions import DOMAIN
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Value
-from bitwright.ops.opdef import Kind
-from bitwright.ops.registry import all_ops
+from bitwright.ops.core.opdef import Kind
+from bitwright.ops.core.registry import all_ops
 
 _KINDS = (Kind.COMPUTE, Kind.REDUCTION, Kind.ELEMENTWISE)
 _NOT_OURS = ("host", "custom")
@@ -49,7 +49,7 @@ def call(ctx: Context, node: OnnxNode, inputs: Inputs) -> Sequence[Value] | None
     return [results] if isinstance(results, Value) else list(results)
 
 
-def _coded_matmul(
+def _quantized_matmul(
     ctx: Context,
     x: Value,
     w: Value,
@@ -123,7 +123,7 @@ def _weight(ctx: Context, w: Value, steps: Value, offset: Value | None) -> Value
 
 
 _PRODUCTS = {
-    "coded_matmul": _coded_matmul,
+    "coded_matmul": _quantized_matmul,
     "dynamic_matmul": _dynamic_matmul,
     "static_conv": _static_conv,
 }

@@ -4,7 +4,7 @@
     def relu(ctx, node, inputs): return ctx.b.relu(inputs[0])
 
 A mapping answers a value, or a list of values in the order of the node's outputs (None for one that
-nothing asks for). Every module `ops_*` and `microsoft_*` of this folder is searched. An op that has
+nothing asks for). Every module of `standard` and `microsoft` is searched. An op that has
 the same operands as one of ours and no attributes needs no function: `OpDef.onnx` names it.
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitwright.errors import UnsupportedError
 from bitwright.ir import Value
-from bitwright.ops.registry import all_ops
+from bitwright.ops.core.registry import all_ops
 
 if TYPE_CHECKING:
     from bitwright.frontend.onnx.context import Context
@@ -50,9 +50,10 @@ def imports(*op_types: str, domain: str = "") -> Callable[[Mapping], Mapping]:
 @cache
 def all_mappings() -> dict[tuple[str, str], Mapping]:
     """Every mapping by domain and op type."""
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if module.name.startswith(("ops_", "microsoft_")):
-            importlib.import_module(f"{__package__}.{module.name}")
+    for family in ("standard", "microsoft"):
+        folder = Path(__file__).parent / family
+        for module in pkgutil.iter_modules([str(folder)]):
+            importlib.import_module(f"{__package__}.{family}.{module.name}")
     found = dict(_MAPPINGS)
     for opdef in all_ops().values():
         if opdef.onnx:

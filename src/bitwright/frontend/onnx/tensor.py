@@ -53,7 +53,7 @@ _NAMES = {
 ELEMENTS: dict[int, DType] = {
     TensorProto.DataType.Value(code): DTYPES[name] for code, name in _NAMES.items()
 }
-CODES = {element.name: code for code, element in ELEMENTS.items()}
+QVALUES = {element.name: code for code, element in ELEMENTS.items()}
 _TYPED_FIELDS = {
     "f32": "float_data",
     "c64": "float_data",
@@ -129,13 +129,13 @@ def unpack(packed: Array, element: DType, count: int) -> Array:
     """Two or four values from each byte, the lowest bits first."""
     per_byte, bits = element.values_per_byte, element.bits
     shifts = np.arange(per_byte, dtype=np.uint8) * bits
-    codes = ((packed[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count]
+    qvalues = ((packed[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count]
     if element.is_float:
-        return codes.view(element.numpy)
+        return qvalues.view(element.numpy)
     if element.is_signed:
         half = 1 << (bits - 1)
-        return ((codes.astype(np.int8) ^ half) - half).astype(element.numpy)
-    return codes.astype(element.numpy)
+        return ((qvalues.astype(np.int8) ^ half) - half).astype(element.numpy)
+    return qvalues.astype(element.numpy)
 
 
 def _typed(tensor: TensorProto, element: DType, count: int, where: str) -> Array:
@@ -149,14 +149,14 @@ def _typed(tensor: TensorProto, element: DType, count: int, where: str) -> Array
         return np.array(numbers, half).view(element.numpy)
     if name != "int32_data":
         return np.array(numbers, element.numpy)
-    codes = np.array(numbers, np.int32)
+    qvalues = np.array(numbers, np.int32)
     if packed:
-        return unpack(codes.astype(np.uint8), element, count)
+        return unpack(qvalues.astype(np.uint8), element, count)
     if element == bool_:
-        return codes != 0
+        return qvalues != 0
     if element.is_float:  # the bits of the value, not the value
-        return codes.astype(np.uint16 if element.bits == 16 else np.uint8).view(element.numpy)
-    return codes.astype(element.numpy)
+        return qvalues.astype(np.uint16 if element.bits == 16 else np.uint8).view(element.numpy)
+    return qvalues.astype(element.numpy)
 
 
 def _strings(data: Sequence[bytes], shape: tuple[int, ...], where: str) -> Array:

@@ -11,8 +11,8 @@ import re
 from onnx import TypeProto
 
 from bitwright.errors import BitwrightError, ImportModelError
-from bitwright.frontend.onnx.tensor import CODES, MAX_RANK, element_type
-from bitwright.ir import Dim, HostType, Size, TensorType, ValueType, parse_size, symbol
+from bitwright.frontend.onnx.tensor import MAX_RANK, QVALUES, element_type
+from bitwright.ir import Dim, OpaqueType, Size, TensorType, ValueType, parse_size, symbol
 from bitwright.ir.dim import FUNCTIONS, RESERVED, UNKNOWN
 from bitwright.ir.dtype import DTYPES
 
@@ -67,11 +67,11 @@ class SymbolNames:
 def value_type(proto: TypeProto, names: SymbolNames | None, what: str, where: str) -> ValueType:
     """The type a file declares. Sizes without a name get one from `what`, or stay unknown."""
     if proto.WhichOneof("value") != "tensor_type":
-        return HostType(_kind(proto, where, 0))
+        return OpaqueType(_kind(proto, where, 0))
     tensor = proto.tensor_type
     element = element_type(tensor.elem_type, where)
     if not tensor.HasField("shape"):
-        return HostType(f"tensor({element})")
+        return OpaqueType(f"tensor({element})")
     if len(tensor.shape.dim) > MAX_RANK:
         raise ImportModelError(f"has rank {len(tensor.shape.dim)}", where=where)
     sizes: list[Size] = []
@@ -110,10 +110,10 @@ def _kind(proto: TypeProto, where: str, depth: int) -> str:
 
 def type_proto(type_: ValueType) -> TypeProto:
     """The same type for `onnx`'s own shape inference."""
-    if isinstance(type_, HostType):
+    if isinstance(type_, OpaqueType):
         return _kind_proto(type_.kind)
     proto = TypeProto()
-    proto.tensor_type.elem_type = CODES[type_.dtype.name]
+    proto.tensor_type.elem_type = QVALUES[type_.dtype.name]
     proto.tensor_type.shape.SetInParent()
     for size in type_.shape:
         dim = proto.tensor_type.shape.dim.add()
@@ -131,12 +131,12 @@ def _kind_proto(kind: str) -> TypeProto:
     elif match := re.fullmatch(r"optional\((.*)\)", kind):
         proto.optional_type.elem_type.CopyFrom(_kind_proto(match[1]))
     elif match := re.fullmatch(r"map\((\w+),(.*)\)", kind):
-        proto.map_type.key_type = CODES[DTYPES[match[1]].name]
+        proto.map_type.key_type = QVALUES[DTYPES[match[1]].name]
         proto.map_type.value_type.CopyFrom(_kind_proto(match[2]))
     elif match := re.fullmatch(r"tensor\((\w+)\)", kind):
-        proto.tensor_type.elem_type = CODES[match[1]]
+        proto.tensor_type.elem_type = QVALUES[match[1]]
     elif match := re.fullmatch(r"(\w+)\[(.*)\]", kind):
-        proto.tensor_type.elem_type = CODES[match[1]]
+        proto.tensor_type.elem_type = QVALUES[match[1]]
         proto.tensor_type.shape.SetInParent()
         for text in filter(None, match[2].split(",")):
             dim = proto.tensor_type.shape.dim.add()
@@ -148,7 +148,7 @@ def _kind_proto(kind: str) -> TypeProto:
 def inferred_type(proto: TypeProto | None, where: str) -> ValueType:
     """What `onnx`'s inference answered, with sizes it wrote as our symbols read back."""
     if proto is None or proto.WhichOneof("value") is None:
-        return HostType("unknown")
+        return OpaqueType("unknown")
     type_ = value_type(proto, None, "", where)
     if not isinstance(type_, TensorType):
         return type_

@@ -17,9 +17,9 @@ from bitwright.ir.dim import Dim, Size, Symbol, symbols_of
 from bitwright.ir.dtype import DType, bool_, dtype, f64, i64
 from bitwright.ir.graph import Value
 from bitwright.ir.types import broadcast_shapes, normalize_axis
-from bitwright.ops.builder import Builder
-from bitwright.ops.movement import resolve_reshape
-from bitwright.ops.slicing import normalize_slice
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.shape.movement import resolve_reshape
+from bitwright.ops.shape.slicing import normalize_slice
 
 if TYPE_CHECKING:
     from bitwright.frontend.torch.walk import Walk

@@ -17,7 +17,7 @@ from typing import Any
 from bitwright.errors import BitwrightError, ImportModelError
 from bitwright.ir.dim import Size, max_size, min_size
 from bitwright.ir.graph import Value
-from bitwright.ops.decide import below, equal, negated
+from bitwright.ops.core.decide import below, equal, negated
 
 _SOURCE = re.compile(r"L((?:\['[^']*'\]|\[\d+\])+)\.size\(\)\[(\d+)\]")
 _NUMBER = re.compile(r"L\['([^']*)'\]")

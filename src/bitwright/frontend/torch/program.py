@@ -21,11 +21,11 @@ from bitwright.frontend.torch.trace import Traced
 from bitwright.frontend.torch.walk import Walk, unsupported_nodes
 from bitwright.ir.dim import Dim, Symbol
 from bitwright.ir.dtype import i64
+from bitwright.ir.edit import prune
 from bitwright.ir.graph import Graph, Value
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
-from bitwright.ops.check import verify
-from bitwright.rewrite.rebuild import prune
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.check import verify
 from bitwright.warn import warn_once
 
 CONDITIONS = "conditions"

@@ -6,7 +6,7 @@
 A mapping takes the arguments of the op's schema in order (those that only the keyword names, by
 keyword): tensors as values, symbolic integers as sizes, dtypes as element types. It answers one
 value, or a sequence in the order of the op's results (None for one that nothing asks for). Every
-module `ops_*` of this folder is searched. An op that has a mapping is kept by the tracer; all
+module of `aten` is searched. An op that has a mapping is kept by the tracer; all
 others are decomposed until only mapped ones are left.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import bitwright.frontend.torch as package
+import bitwright.frontend.torch.aten as package
 from bitwright.errors import UnsupportedError
 
 Mapping = Callable[..., Any]
@@ -45,6 +45,5 @@ def maps(*names: str, namespace: str = "aten") -> Callable[[Mapping], Mapping]:
 def all_mappings() -> dict[str, Mapping]:
     """Every mapping by the op's qualified name."""
     for module in pkgutil.iter_modules(package.__path__):
-        if module.name.startswith("ops_"):
-            importlib.import_module(f"{package.__name__}.{module.name}")
+        importlib.import_module(f"{package.__name__}.{module.name}")
     return dict(_MAPPINGS)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bitwright.ir.dim import Dim, Size, divide_exactly, max_size, min_size
 from bitwright.ir.dtype import DType, bool_, f64, i64
 from bitwright.ir.graph import Value
-from bitwright.ops.decide import below, equal, negated
+from bitwright.ops.core.decide import below, equal, negated
 
 if TYPE_CHECKING:
     from bitwright.frontend.torch.context import Context

@@ -20,7 +20,7 @@ from bitwright.ir.dtype import DType, bool_, f64, i64
 from bitwright.ir.graph import Graph, Value
 from bitwright.ir.naming import in_module
 from bitwright.ir.types import TensorType
-from bitwright.ops.builder import Builder
+from bitwright.ops.core.builder import Builder
 
 # Arguments that say where and how torch keeps a tensor, not what is in it.
 _STORAGE = {"device", "layout", "pin_memory", "memory_format", "generator", "non_blocking"}

@@ -8,10 +8,10 @@ from typing import Any
 from bitwright.export.onnx.forms import counting, reduce, reshape, slice_axis, transpose, unsqueeze
 from bitwright.export.onnx.functions import region
 from bitwright.export.onnx.mapping import exports
-from bitwright.export.onnx.mappings.attention_codes import (
+from bitwright.export.onnx.mappings.int8_attention import (
     call_attention,
-    coded_scores,
-    weighted_codes,
+    quantized_scores,
+    weighted_qvalues,
 )
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import size_scalar, size_vector, sizes_tensor
@@ -32,12 +32,12 @@ def attention(
     lengths: Ref | None,
     **attrs: Any,
 ) -> Ref:
-    in_codes = attrs["in_codes"]
-    if in_codes and e.session.options.activations != "integer":
+    int8 = attrs["int8"]
+    if int8 and e.session.options.activations != "integer":
         return _float_region(e, (q, k, v, mask, past_k, past_v, lengths), attrs)
-    if in_codes and _is_function(q, k, mask, past_k, lengths):
+    if int8 and _is_function(q, k, mask, past_k, lengths):
         return call_attention(e, q, k, v, mask, attrs)
-    if not in_codes and attrs["causal_offset"] == "start" and _has_node(e, q, mask, lengths, attrs):
+    if not int8 and attrs["causal_offset"] == "start" and _has_node(e, q, mask, lengths, attrs):
         return _node(e, (q, k, v, mask, past_k, past_v, lengths), attrs)
     before: Size = 0
     total: Size = k.shape[2]
@@ -48,16 +48,16 @@ def attention(
     values = v if past_v is None else e.Concat(past_v, v, axis=2)
     keys = _repeat_heads(e, keys, (*k.shape[:2], total, k.shape[3]), q.shape[1])
     values = _repeat_heads(e, values, (*v.shape[:2], total, v.shape[3]), q.shape[1])
-    if in_codes:
-        scores = coded_scores(e, q, keys, attrs["scale"] or (q.shape[3] or 1) ** -0.5)
+    if int8:
+        scores = quantized_scores(e, q, keys, attrs["scale"] or (q.shape[3] or 1) ** -0.5)
     else:
         scores = e.MatMul(scaled(e, q, attrs["scale"]), transpose(e, keys, 0, 1, 3, 2))
     if attrs["softcap"] > 0:
         cap = e.scalar(attrs["softcap"], q)
         scores = e.Mul(cap, e.Tanh(e.Div(scores, cap)))
     bias = _bias(e, q, total, before, mask, lengths, attrs)
-    if in_codes:
-        return weighted_codes(e, scores, bias[0], values, attrs["causal"])
+    if int8:
+        return weighted_qvalues(e, scores, bias[0], values, attrs["causal"])
     weights = _softmax(e, scores, bias, attrs["softmax_dtype"])
     return e.MatMul(weights, values)
 
@@ -70,7 +70,7 @@ def _float_region(e: Scope, operands: tuple[Ref | None, ...], attrs: dict[str, A
 
     def body(e: Scope, *operands: Ref | None) -> tuple[Ref, ...]:
         absent = (None,) * (7 - len(operands))
-        return (attention(e, *operands, *absent, **{**attrs, "in_codes": False}),)  # type: ignore[arg-type]
+        return (attention(e, *operands, *absent, **{**attrs, "int8": False}),)  # type: ignore[arg-type]
 
     return region(e, "attention", given, attrs, body)[0]
 
@@ -222,10 +222,10 @@ def rotary(
     width = rotary_dim or x.shape[3]
     if width == x.shape[3]:
         return _rotate(e, x, x.shape, cos, sin, interleaved)
-    turned = slice_axis(e, x, 3, 0, width)
+    transposed = slice_axis(e, x, 3, 0, width)
     rest = slice_axis(e, x, 3, width)
     shape = (*x.shape[:3], width)
-    return e.Concat(_rotate(e, turned, shape, cos, sin, interleaved), rest, axis=3)
+    return e.Concat(_rotate(e, transposed, shape, cos, sin, interleaved), rest, axis=3)
 
 
 def _rotate(
@@ -260,9 +260,9 @@ def axial_rotary(
     parts = e.emit("Split", [image, sizes_tensor(e, [half, half])], {"axis": -1}, results=2)
     shape = (*grid[:-1], half)
     cos_h, sin_h = unsqueeze(e, cos_h, 1), unsqueeze(e, sin_h, 1)
-    turned = e.Concat(
+    transposed = e.Concat(
         _rotate(e, parts[0], shape, cos_h, sin_h, interleaved),
         _rotate(e, parts[1], shape, cos_w, sin_w, interleaved),
         axis=-1,
     )
-    return reshape(e, turned, grid, x.shape)
+    return reshape(e, transposed, grid, x.shape)

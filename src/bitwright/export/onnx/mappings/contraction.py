@@ -12,7 +12,7 @@ from bitwright.export.onnx.mappings.integer_conv import eight_bits
 from bitwright.export.onnx.mappings.quantization import dequantize
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import DType, f32, i32, i64
-from bitwright.ops.einsum import parse_equation
+from bitwright.ops.math.einsum import parse_equation
 
 
 def multiply(e: Scope, x: Ref, w: Ref) -> Ref:

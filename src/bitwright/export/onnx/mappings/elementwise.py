@@ -122,8 +122,8 @@ def cast(e: Scope, x: Ref, to: DType, saturate: bool, round_mode: str) -> Ref:
 @exports("bitcast", widens=False)
 def bitcast(e: Scope, x: Ref, to: DType) -> Ref:
     """Between integers, and from booleans, the conversion keeps the bits in every opset."""
-    keeps_bits = to.is_integer and (x.element.is_integer or x.element == bool_)
-    op_type = "Cast" if keeps_bits and to.bits >= 8 else "BitCast"
+    matches_onnxruntime = to.is_integer and (x.element.is_integer or x.element == bool_)
+    op_type = "Cast" if matches_onnxruntime and to.bits >= 8 else "BitCast"
     return e.emit(op_type, [x], {"to": to}, dtypes=[to])[0]
 
 

@@ -73,8 +73,8 @@ def reverse_sequence(e: Scope, x: Ref, lengths: Ref, batch_axis: int, time_axis:
         return e.ReverseSequence(x, counts, batch_axis=batch, time_axis=time)
     order = [time, batch, *(axis for axis in range(x.rank) if axis not in (batch, time))]
     back = [order.index(axis) for axis in range(x.rank)]
-    turned = e.ReverseSequence(e.Transpose(x, perm=order), counts, batch_axis=1, time_axis=0)
-    return e.Transpose(turned, perm=back)
+    transposed = e.ReverseSequence(e.Transpose(x, perm=order), counts, batch_axis=1, time_axis=0)
+    return e.Transpose(transposed, perm=back)
 
 
 @exports("compress", widens=False)

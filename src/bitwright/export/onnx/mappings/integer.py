@@ -39,8 +39,8 @@ def integer_matmul(
     return y if bias is None else e.Add(y, bias)
 
 
-def _centred(e: Scope, codes: Ref, zero: Ref | None) -> Ref:
-    wide = e.cast(codes, i32)
+def _centred(e: Scope, qvalues: Ref, zero: Ref | None) -> Ref:
+    wide = e.cast(qvalues, i32)
     return wide if zero is None else e.Sub(wide, e.cast(zero, i32))
 
 
@@ -76,8 +76,8 @@ def integer_conv(
     return y if bias is None else e.Add(y, per_channel(e, bias, x.rank))
 
 
-@exports("to_codes", widens=False)
-def to_codes(
+@exports("requantize", widens=False)
+def requantize(
     e: Scope,
     x: Ref,
     zero_point: Ref | None,
@@ -88,14 +88,14 @@ def to_codes(
     """Written out, since what QuantizeLinear makes of NaN differs from runtime to runtime."""
     if highest is not None:
         x = e.Min(x, highest)
-    codes = e.Round(e.Where(e.IsNaN(x), e.scalar(-np.inf, x), x))
+    qvalues = e.Round(e.Where(e.IsNaN(x), e.scalar(-np.inf, x), x))
     if zero_point is not None:
-        codes = e.Add(codes, e.cast(zero_point, f32))
-    return e.cast(e.Clip(codes, e.scalar(to.min, codes), e.scalar(to.max, codes)), to)
+        qvalues = e.Add(qvalues, e.cast(zero_point, f32))
+    return e.cast(e.Clip(qvalues, e.scalar(to.min, qvalues), e.scalar(to.max, qvalues)), to)
 
 
-@exports("map_codes", widens=False)
-def map_codes(e: Scope, x: Ref, table: Ref) -> Ref:
+@exports("lookup_table", widens=False)
+def lookup_table(e: Scope, x: Ref, table: Ref) -> Ref:
     places = e.cast(x, i32)
     if x.element.is_signed:
         is_upper = e.Less(places, e.scalar(0, places))

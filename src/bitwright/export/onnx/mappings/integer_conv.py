@@ -25,10 +25,10 @@ def integer_conv(
     e: Scope, x: Ref, w: Ref, values: Sequence[Value | None], attrs: Mapping[str, Any]
 ) -> Ref:
     """The convolution of `x` and `w`; `values` are the bitwright values that they are, if any."""
-    found = [_codes(e, ref, value) for ref, value in zip((x, w), values, strict=True)]
-    codes = [pair for pair in found if pair is not None]
-    if len(codes) == 2:
-        (x_code, x_zero), (w_code, w_zero) = codes
+    found = [_qvalues(e, ref, value) for ref, value in zip((x, w), values, strict=True)]
+    qvalues = [pair for pair in found if pair is not None]
+    if len(qvalues) == 2:
+        (x_code, x_zero), (w_code, w_zero) = qvalues
         return e.ConvInteger(x_code, w_code, x_zero, w_zero, **attrs)
     if max(x.element.bits, w.element.bits) > 32:
         raise e.reject("ConvInteger adds in 32 bits")
@@ -42,7 +42,7 @@ def integer_conv(
     return total
 
 
-def _codes(e: Scope, ref: Ref, value: Value | None) -> Codes | None:
+def _qvalues(e: Scope, ref: Ref, value: Value | None) -> Codes | None:
     """8-bit codes and their zero point that give the value, if it has such a form."""
     if value is None:
         return None

@@ -14,7 +14,7 @@ from bitwright.export.onnx.sizes import size_vector, sizes_tensor
 from bitwright.ir.dim import Dim, Size, max_size
 from bitwright.ir.dtype import i64
 from bitwright.ir.types import Shape, normalize_axis
-from bitwright.ops.registry import get
+from bitwright.ops.core.registry import get
 
 FIRST = -(1 << 63)
 """A stop that means "before the first element" in Slice, where -1 is the last one."""

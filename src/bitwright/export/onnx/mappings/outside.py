@@ -12,8 +12,8 @@ from bitwright.export.onnx.schemas import schema_at
 from bitwright.export.onnx.scope import Ref, Scope, Session, Step
 from bitwright.ir.parser import parse_type
 from bitwright.ir.types import TensorType
-from bitwright.ops.custom import custom_attributes
-from bitwright.ops.host import decode_node
+from bitwright.ops.control.custom import custom_attributes
+from bitwright.ops.control.fallback import decode_node
 
 CUSTOM_DOMAIN = "bitwright.custom"
 

@@ -21,7 +21,7 @@ from bitwright.export.onnx.sizes import sizes_tensor
 from bitwright.ir.dim import Dim, Size, product
 from bitwright.ir.dtype import f64, i8, u8
 from bitwright.ir.types import Shape
-from bitwright.ops.windows import make_windows
+from bitwright.ops.nn.windows import make_windows
 
 
 @dataclass(frozen=True)

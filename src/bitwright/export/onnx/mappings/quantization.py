@@ -116,7 +116,7 @@ def quantize(
     if precision == f64:
         if not to.is_integer:
             raise e.reject(f"QuantizeLinear to {to} does not divide in f64")
-        return e.cast(_codes(e, x, scale, zero_point, axis, block, to.min, to.max, f64), to)
+        return e.cast(_qvalues(e, x, scale, zero_point, axis, block, to.min, to.max, f64), to)
     x, scale = e.cast(x, precision), e.cast(scale, precision)
     if axis is None:
         scale = as_scalar(e, scale)
@@ -172,7 +172,7 @@ def _distance(
     return e.Sub(y, e.cast(_spread(e, zero_point, x, axis, block), precision))
 
 
-def _codes(
+def _qvalues(
     e: Scope,
     x: Ref,
     scale: Ref,
@@ -185,10 +185,10 @@ def _codes(
 ) -> Ref:
     """clip(round(x / scale) + zero_point, low, high), still as floats."""
     factor = e.cast(_spread(e, scale, x, axis, block), precision)
-    codes = e.Round(e.Div(e.cast(x, precision), factor))
+    qvalues = e.Round(e.Div(e.cast(x, precision), factor))
     if zero_point is not None:
-        codes = e.Add(codes, e.cast(_spread(e, zero_point, x, axis, block), precision))
-    return e.Clip(codes, e.scalar(low, codes), e.scalar(high, codes))
+        qvalues = e.Add(qvalues, e.cast(_spread(e, zero_point, x, axis, block), precision))
+    return e.Clip(qvalues, e.scalar(low, qvalues), e.scalar(high, qvalues))
 
 
 @exports("fake_quantize", widens=False)
@@ -206,11 +206,11 @@ def fake_quantize(
     element = next((t for t in (i8, u8) if (t.min, t.max) == (low, high)), None)
     offsets_fit = zero_point is None or zero_point.element == element
     if element and offsets_fit and x.element == scale.element == f32 and not block:
-        codes = quantize(e, x, scale, zero_point, axis, block, element, True, None)
-        return dequantize(e, codes, scale, zero_point, axis, block, f32)
+        qvalues = quantize(e, x, scale, zero_point, axis, block, element, True, None)
+        return dequantize(e, qvalues, scale, zero_point, axis, block, f32)
     precision = f64 if f64 in (x.element, scale.element) else f32
-    codes = _codes(e, x, scale, zero_point, axis, block, low, high, scale.element)
-    real = e.cast(codes, precision)
+    qvalues = _qvalues(e, x, scale, zero_point, axis, block, low, high, scale.element)
+    real = e.cast(qvalues, precision)
     if zero_point is not None:
         real = e.Sub(real, e.cast(_spread(e, zero_point, x, axis, block), precision))
     factor = e.cast(_spread(e, scale, x, axis, block), precision)
@@ -234,7 +234,7 @@ def dynamic_quantize(e: Scope, x: Ref, to: DType, per_token: bool) -> tuple[Ref,
         spread = e.Div(e.Sub(top, bottom), levels)
         scale = e.Where(e.Equal(top, bottom), e.scalar(1, x), spread)
         offset = e.Round(e.Clip(e.Sub(low, e.Div(bottom, scale)), low, high))
-        codes = e.Clip(e.Add(e.Round(e.Div(x, scale)), offset), low, high)
-        return e.cast(codes, to), scale, e.cast(offset, to)
+        qvalues = e.Clip(e.Add(e.Round(e.Div(x, scale)), offset), low, high)
+        return e.cast(qvalues, to), scale, e.cast(offset, to)
 
     return call(e, "dynamic_quantize", [x], attrs, body)

@@ -13,9 +13,9 @@ from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import sizes_tensor
 from bitwright.ir.dtype import i32
 from bitwright.ir.types import Shape
-from bitwright.ops.integer_recurrent import PREFIX
-from bitwright.ops.recurrence import activation_defaults
-from bitwright.ops.recurrent import GATES
+from bitwright.ops.nn.recurrence import activation_defaults
+from bitwright.ops.nn.recurrent import GATES
+from bitwright.ops.quant.integer_recurrent import PREFIX
 
 _RESULTS = {"RNN": 2, "GRU": 2, "LSTM": 3}
 _SPELLINGS = (
@@ -65,13 +65,13 @@ def lstm(e: Scope, *operands: Ref | None, **attrs: Any) -> Any:
     return _layer(e, "LSTM", list(operands), attrs)
 
 
-def _of_codes(e: Scope, *_: Ref | None, **__: Any) -> Any:
+def _of_qvalues(e: Scope, *_: Ref | None, **__: Any) -> Any:
     hint = "Export the model before it is lowered: its layer reads dequantized weights."
     raise e.reject("no ONNX op codes the states of a layer in every step", hint)
 
 
 for _name in GATES:
-    exports(PREFIX + _name, widens=False)(_of_codes)
+    exports(PREFIX + _name, widens=False)(_of_qvalues)
 
 
 # recurrences

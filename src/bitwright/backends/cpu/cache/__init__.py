@@ -1,0 +1,1 @@
+"""Kernels and compiled models on disk."""

@@ -1,0 +1,1 @@
+"""Code generation: the emitter, vector math, instructions, LLVM."""

@@ -1,0 +1,267 @@
+"""Values and the line-by-line core of a function being emitted.
+
+A `Value` is the text of an operand and its type. Python's operators emit instructions:
+
+    + - *  on integers and floats     /  on floats       & | ^ <<  on integers and masks
+    < <= > >=  signed or ordered      ptr + n  moves a pointer by n bytes
+
+A Python number beside a value takes its type; a scalar beside a vector stands in every lane.
+Arithmetic is IEEE: nothing is contracted or reordered unless the kernel says so with `fma`.
+
+What was computed before, in a place that every way to here passes, is not computed again: kernels
+ask for the same addresses and masks over and over, and LLVM would take longer to find that out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bitwright.backends.cpu.codegen.emit.types import Type, constant, i64, ptr
+from bitwright.errors import CompileError
+from bitwright.target import Target
+
+if TYPE_CHECKING:
+    from bitwright.backends.cpu.codegen.emit.function import Function
+    from bitwright.backends.cpu.codegen.emit.module import Module
+
+
+class Value:
+    """An operand: an SSA name, a parameter or a constant."""
+
+    __slots__ = ("f", "text", "type")
+
+    def __init__(self, f: Function, type_: Type, text: str) -> None:
+        self.f, self.type, self.text = f, type_, text
+
+    def __add__(self, other: Operand) -> Value:
+        if self.type is ptr:
+            return self.f.offset(self, other)
+        return self.f.add(self, other)
+
+    def __radd__(self, other: Operand) -> Value:
+        return self.f.add(other, self)
+
+    def __sub__(self, other: Operand) -> Value:
+        return self.f.sub(self, other)
+
+    def __rsub__(self, other: Operand) -> Value:
+        return self.f.sub(other, self)
+
+    def __mul__(self, other: Operand) -> Value:
+        return self.f.mul(self, other)
+
+    def __rmul__(self, other: Operand) -> Value:
+        return self.f.mul(other, self)
+
+    def __truediv__(self, other: Operand) -> Value:
+        return self.f.div(self, other)
+
+    def __rtruediv__(self, other: Operand) -> Value:
+        return self.f.div(other, self)
+
+    def __neg__(self) -> Value:
+        return self.f.neg(self)
+
+    def __and__(self, other: Operand) -> Value:
+        return self.f.and_(self, other)
+
+    def __or__(self, other: Operand) -> Value:
+        return self.f.or_(self, other)
+
+    def __xor__(self, other: Operand) -> Value:
+        return self.f.xor(self, other)
+
+    def __invert__(self) -> Value:
+        return self.f.not_(self)
+
+    def __lshift__(self, other: Operand) -> Value:
+        return self.f.shl(self, other)
+
+    def __lt__(self, other: Operand) -> Value:
+        return self.f.lt(self, other)
+
+    def __le__(self, other: Operand) -> Value:
+        return self.f.le(self, other)
+
+    def __gt__(self, other: Operand) -> Value:
+        return self.f.gt(self, other)
+
+    def __ge__(self, other: Operand) -> Value:
+        return self.f.ge(self, other)
+
+    def __bool__(self) -> bool:
+        raise CompileError(
+            "an emitted value has no truth in Python", hint="Use f.if_, f.select or f.and_."
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.type} {self.text}"
+
+
+Operand = Value | float
+_REPEATABLE = frozenset({
+    "add", "and", "ashr", "bitcast", "getelementptr", "icmp", "insertelement", "lshr", "mul", "or",
+    "ptrtoint", "select", "sext", "shl", "shufflevector", "sub", "trunc", "udiv", "urem", "xor",
+    "zext",
+})  # fmt: skip
+"""Instructions on whole numbers, addresses and lanes, which give the same whenever they run."""
+_REPEATABLE_CALLS = tuple(
+    f"call {type_} @llvm.{name}"
+    for type_ in ("i32", "i64")
+    for name in ("smax", "smin", "umax", "umin", "x86.bmi.bzhi")
+)
+
+
+class Core:
+    """Lines of one function, the block they go to, and how operands become text."""
+
+    def __init__(self, module: Module, name: str) -> None:
+        self.module, self.name = module, name
+        self.target: Target = module.target
+        self._lines: list[str] = []
+        self._prologue: list[str] = []
+        """Lines of the entry block that come first, so that they dominate every use."""
+        self._known: dict[str, Value] = {}
+        """Values by the text that gives them, those that exist whichever way led to the block."""
+        self._bits: dict[str, Value] = {}
+        """What the bits of a value were read from, by its text."""
+        self.partial_masks: set[str] = set()
+        """Masks, by their text, that are never true in every lane."""
+        self._count = 0
+        self.block = "entry"
+        """The label of the block being written."""
+        self.flushes = False
+        """Whether subnormal numbers count as zeros here."""
+
+    def comment(self, text: str) -> None:
+        """A remark in the text, for who reads a dump."""
+        self._lines.append(f"  ; {text}")
+
+    def emit(self, type_: Type, text: str) -> Value:
+        """Append one instruction that gives a value, unless it is there already."""
+        found = self._known.get(text)
+        if found is not None:
+            return found
+        self._count += 1
+        name = f"%v{self._count}"
+        self._lines.append(f"  {name} = {text}")
+        value = Value(self, type_, name)  # type: ignore[arg-type]
+        if text[: text.find(" ")] in _REPEATABLE or text.startswith(_REPEATABLE_CALLS):
+            self._known[text] = value
+        return value
+
+    def known(self) -> int:
+        """How much is known before a part of the function that is not always run, for `forget`."""
+        return len(self._known)
+
+    def forget(self, known: int) -> None:
+        """Behind such a part: what it computed may not exist."""
+        while len(self._known) > known:
+            self._known.popitem()
+
+    def emit_prologue(self, type_: Type, text: str) -> Value:
+        """An instruction of the entry block, ahead of everything emitted so far."""
+        self._count += 1
+        name = f"%v{self._count}"
+        self._prologue.append(f"  {name} = {text}")
+        return Value(self, type_, name)  # type: ignore[arg-type]
+
+    def emit_void(self, text: str) -> None:
+        self._lines.append(f"  {text}")
+
+    def label(self, name: str) -> str:
+        """A fresh block name."""
+        self._count += 1
+        return f"{name}{self._count}"
+
+    def start_block(self, label: str) -> None:
+        self._lines.append(f"{label}:")
+        self.block = label
+
+    # operands
+
+    def const(self, type_: Type, number: float) -> Value:
+        """A constant, the same in every lane."""
+        return Value(self, type_, constant(type_, number))  # type: ignore[arg-type]
+
+    def const_vector(self, scalar: Type, numbers: Any) -> Value:
+        """A vector constant with one number per lane."""
+        texts = [constant(scalar, number) for number in numbers]
+        if len(texts) == 1:
+            return Value(self, scalar, texts[0])  # type: ignore[arg-type]
+        body = ", ".join(f"{scalar.text} {text}" for text in texts)
+        return Value(self, scalar.vector(len(texts)), f"<{body}>")  # type: ignore[arg-type]
+
+    def undefined(self, type_: Type) -> Value:
+        return Value(self, type_, "poison")  # type: ignore[arg-type]
+
+    def as_value(self, operand: Operand, type_: Type) -> Value:
+        """The operand as a value of exactly this type: numbers and scalars fill every lane."""
+        if not isinstance(operand, Value):
+            return self.const(type_, operand)
+        if operand.type is type_:
+            return operand
+        if operand.type is type_.scalar:
+            return self.splat(operand, type_.lanes)
+        raise CompileError(
+            "an operand has the wrong type",
+            where=f"function {self.name!r}",
+            expected=type_,
+            found=operand.type,
+        )
+
+    def index(self, operand: Operand) -> Value:
+        """The operand as an i64."""
+        return self.as_value(operand, i64)
+
+    def pair(self, a: Operand, b: Operand) -> tuple[Value, Value]:
+        """Both operands at the wider of their types."""
+        if isinstance(a, Value):
+            if isinstance(b, Value) and b.type.lanes > a.type.lanes:
+                return self.as_value(a, b.type), b
+            return a, self.as_value(b, a.type)
+        if isinstance(b, Value):
+            return self.as_value(a, b.type), b
+        raise CompileError("at least one operand must be an emitted value")
+
+    def splat(self, scalar: Value, lanes: int) -> Value:
+        """The scalar in every lane of a vector."""
+        if lanes == 1:
+            return scalar
+        if scalar.text[0] not in "%@":
+            return Value(
+                scalar.f, scalar.type.vector(lanes), f"splat ({scalar.type.text} {scalar.text})"
+            )
+        vector = scalar.type.vector(lanes).text
+        seed = self.emit(
+            scalar.type.vector(lanes),
+            f"insertelement {vector} poison, {scalar.type.text} {scalar.text}, i64 0",
+        )
+        return self.emit(
+            scalar.type.vector(lanes),
+            f"shufflevector {vector} {seed.text}, {vector} poison, <{lanes} x i32> zeroinitializer",
+        )
+
+    def opaque(self, value: Value) -> Value:
+        """The same integer or pointer, of which LLVM no longer knows how it came about.
+
+        It then stays in a register of its own: LLVM would rather derive many addresses from each
+        other, in a chain that every load waits for.
+        """
+        type_ = value.type
+        return self.emit(type_, f'call {type_.text} asm "", "=r,0"({type_.text} {value.text})')
+
+    def intrinsic(self, name: str, result: Type, *operands: Value) -> Value:
+        """Call an LLVM intrinsic by its full name."""
+        types = ", ".join(operand.type.text for operand in operands)
+        self.module.declare(name, f"declare {result.text} @{name}({types})")
+        return self.emit(result, f"call {result.text} @{name}({self.listed(operands)})")
+
+    def intrinsic_void(self, name: str, *operands: Value) -> None:
+        types = ", ".join(operand.type.text for operand in operands)
+        self.module.declare(name, f"declare void @{name}({types})")
+        self.emit_void(f"call void @{name}({self.listed(operands)})")
+
+    @staticmethod
+    def listed(operands: Any) -> str:
+        return ", ".join([f"{operand.type.text} {operand.text}" for operand in operands])

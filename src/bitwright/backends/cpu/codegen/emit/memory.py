@@ -1,0 +1,286 @@
+"""Loads and stores: plain, masked, gathered, atomic; addresses and scratch memory.
+
+    x = f.load(f32x16, p, i)                     # element i of p, as 16 floats
+    f.store(y, p, i, mask=f.mask(left, 16))      # only the lanes below `left` are written
+
+An index counts elements of the type's scalar. Without `align`, only the scalar's own alignment is
+assumed, which costs nothing on current machines when the address is aligned in fact.
+"""
+
+from __future__ import annotations
+
+from bitwright.backends.cpu.codegen.emit.core import Core, Operand, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, bf16, f16, i1, i8, i16, i32, i64, ptr
+from bitwright.errors import CompileError
+
+
+class Memory(Core):
+    # addresses
+
+    def offset(self, pointer: Value, count: Operand) -> Value:
+        """The pointer moved by `count` bytes."""
+        return self.gep(i8, pointer, count)
+
+    def distance(self, start: Value, end: Value) -> Value:
+        """Bytes from one pointer to another."""
+        places = [self.emit(i64, f"ptrtoint ptr {p.text} to i64") for p in (start, end)]
+        return self.emit(i64, f"sub i64 {places[1].text}, {places[0].text}")
+
+    def gep(self, type_: Type, pointer: Value, index: Operand) -> Value:
+        """The address of element `index` of an array of the type's scalar."""
+        if not isinstance(index, Value) and index == 0:
+            return pointer
+        index = self.index(index)
+        return self.emit(
+            ptr,
+            f"getelementptr inbounds {type_.scalar.text}, ptr {pointer.text}, i64 {index.text}",
+        )
+
+    def scratch(self, type_: Type, count: int, align: int = 64) -> Value:
+        """Memory of the calling thread's stack that lasts as long as the kernel (keep it small)."""
+        return self.emit_prologue(ptr, f"alloca [{count} x {type_.text}], align {align}")
+
+    # plain and masked
+
+    def load(
+        self,
+        type_: Type,
+        pointer: Value,
+        index: Operand = 0,
+        *,
+        mask: Value | None = None,
+        default: Operand = 0,
+        align: int = 0,
+        invariant: bool = False,
+    ) -> Value:
+        """Read a scalar or vector.
+
+        Lanes outside `mask` are not touched in memory and read as `default`. `invariant` promises
+        that nothing writes this memory while the kernel runs, so the load may move freely.
+        """
+        address = self.gep(type_, pointer, index)
+        if mask is not None:
+            return self._masked_load(type_, address, mask, default, align)
+        if type_.scalar is bf16:  # LLVM would call a library for what passes through this type
+            bits = self.load(type_.of(i16), address, align=align, invariant=invariant)
+            return self.bitcast(bits, type_)
+        tag = f", !invariant.load {self.module.empty_metadata}" if invariant else ""
+        return self.emit(
+            type_,
+            f"load {type_.text}, ptr {address.text}, align {align or type_.bytes}{tag}",
+        )
+
+    def store(
+        self,
+        value: Value,
+        pointer: Value,
+        index: Operand = 0,
+        *,
+        mask: Value | None = None,
+        align: int = 0,
+        stream: bool = False,
+    ) -> None:
+        """Write a scalar or vector; lanes outside `mask` are left as they are.
+
+        `stream` writes past the caches: for large results that nobody reads soon, `align` then
+        being the vector's size.
+        """
+        address = self.gep(value.type, pointer, index)
+        if mask is not None:
+            self._masked_store(value, address, mask, align)
+            return
+        if value.type.scalar is bf16:
+            value = self.bitcast(value, value.type.of(i16))
+        tag = f", !nontemporal {self.module.one_metadata}" if stream else ""
+        self.emit_void(
+            f"store {value.type.text} {value.text}, ptr {address.text}, "
+            f"align {align or value.type.bytes}{tag}"
+        )
+
+    def _masked_load(
+        self, type_: Type, address: Value, mask: Value, default: Operand, align: int
+    ) -> Value:
+        if type_.lanes == 1:
+            with self.if_(mask, carry=(self.as_value(default, type_),)) as branch:
+                branch.next(self.load(type_, address, align=align))
+            return branch.results[0]
+        if type_.scalar in (f16, bf16):
+            whole = self.as_value(default, type_)
+            bits = self._masked_load(
+                type_.of(i16), address, mask, self.bitcast(whole, type_.of(i16)), align
+            )
+            return self.bitcast(bits, type_)
+        whole = self.as_value(default, type_)
+        if not self._masks_well(type_, reads=True) and mask.text not in self.partial_masks:
+            with self.if_(self.all(mask), carry=(whole,)) as branch:  # type: ignore[attr-defined]
+                branch.next(self.load(type_, address, align=align))
+            with branch.else_():
+                branch.next(self._masked(type_, address, mask, whole, align))
+            return branch.results[0]
+        return self._masked(type_, address, mask, whole, align)
+
+    def _masked(
+        self, type_: Type, address: Value, mask: Value, default: Value, align: int
+    ) -> Value:
+        return self.emit(
+            type_,
+            self._call_masked(
+                "load",
+                type_,
+                type_.text,
+                f"ptr align {align or type_.bytes} {address.text}",
+                f"{mask.type.text} {mask.text}",
+                f"{type_.text} {default.text}",
+            ),
+        )
+
+    def _masks_well(self, type_: Type, reads: bool) -> bool:
+        """Whether a masked load or store is about as quick as a plain one.
+
+        AVX2 masks lanes of 32 bits and more: its loads are quick, its stores take tens of micro-ops
+        on AMD's processors. Anything else becomes a branch for every lane.
+        """
+        target = self.target
+        if not target.is_x86:
+            return False
+        if type_.scalar.bytes < 4:
+            return target.has("avx512bw")
+        return target.has("avx512f") or (reads and target.has("avx"))
+
+    def _masked_store(self, value: Value, address: Value, mask: Value, align: int) -> None:
+        type_ = value.type
+        if type_.lanes == 1:
+            with self.if_(mask):
+                self.store(value, address, align=align)
+            return
+        if type_.scalar in (f16, bf16):
+            self._masked_store(self.bitcast(value, type_.of(i16)), address, mask, align)
+            return
+        if not self._masks_well(type_, reads=False) and mask.text not in self.partial_masks:
+            with self.if_(self.all(mask)) as branch:  # type: ignore[attr-defined]
+                self.store(value, address, align=align)
+            with branch.else_():
+                self._write_masked(value, address, mask, align)
+            return
+        self._write_masked(value, address, mask, align)
+
+    def _write_masked(self, value: Value, address: Value, mask: Value, align: int) -> None:
+        type_ = value.type
+        self.emit_void(
+            self._call_masked(
+                "store",
+                type_,
+                "void",
+                f"{type_.text} {value.text}",
+                f"ptr align {align or type_.bytes} {address.text}",
+                f"{mask.type.text} {mask.text}",
+            )
+        )
+
+    def _call_masked(self, kind: str, type_: Type, result: str, *operands: str) -> str:
+        name = f"llvm.masked.{kind}.{type_.mangled}.p0"
+        types = ", ".join(_type_of(operand) for operand in operands)
+        self.module.declare(name, f"declare {result} @{name}({types})")
+        return f"call {result} @{name}({', '.join(operands)})"
+
+    def gather(
+        self,
+        type_: Type,
+        pointer: Value,
+        indices: Value,
+        *,
+        mask: Value | None = None,
+        default: Operand = 0,
+    ) -> Value:
+        """One scalar from each of the indices (a vector of i32 or i64, counted in elements)."""
+        if type_.lanes == 1:
+            single = self.convert(indices, i64)
+            return self.load(type_, pointer, single, mask=mask, default=default)
+        if type_.scalar in (f16, bf16):  # LLVM would read halves without regard for the mask
+            whole = self.bitcast(self.as_value(default, type_), type_.of(i16))
+            bits = self.gather(type_.of(i16), pointer, indices, mask=mask, default=whole)
+            return self.bitcast(bits, type_)
+        addresses, mask = self._addresses(type_, pointer, indices, mask)
+        name = f"llvm.masked.gather.{type_.mangled}.v{type_.lanes}p0"
+        types = f"{addresses.type.text}, {mask.type.text}, {type_.text}"
+        self.module.declare(name, f"declare {type_.text} @{name}({types})")
+        return self.emit(
+            type_,
+            f"call {type_.text} @{name}({addresses.type.text} align {type_.bytes} "
+            f"{addresses.text}, {mask.type.text} {mask.text}, "
+            f"{type_.text} {self.as_value(default, type_).text})",
+        )
+
+    def scatter(
+        self, value: Value, pointer: Value, indices: Value, *, mask: Value | None = None
+    ) -> None:
+        """Each lane to the index beside it, in order of the lanes where two are the same."""
+        type_ = value.type
+        if type_.lanes == 1:
+            self.store(value, pointer, self.convert(indices, i64), mask=mask)
+            return
+        addresses, mask = self._addresses(type_, pointer, indices, mask)
+        name = f"llvm.masked.scatter.{type_.mangled}.v{type_.lanes}p0"
+        types = f"{type_.text}, {addresses.type.text}, {mask.type.text}"
+        self.module.declare(name, f"declare void @{name}({types})")
+        self.emit_void(
+            f"call void @{name}({type_.text} {value.text}, {addresses.type.text} "
+            f"align {type_.bytes} {addresses.text}, {mask.type.text} {mask.text})"
+        )
+
+    def _addresses(
+        self, type_: Type, pointer: Value, indices: Value, mask: Value | None
+    ) -> tuple[Value, Value]:
+        """An address and a bit of mask for each lane."""
+        lanes = type_.lanes
+        addresses = self.emit(
+            ptr.vector(lanes),
+            f"getelementptr inbounds {type_.scalar.text}, ptr {pointer.text}, "
+            f"{indices.type.text} {indices.text}",
+        )
+        return addresses, mask if mask is not None else self.const(i1.vector(lanes), 1)
+
+    def prefetch(self, pointer: Value, write: bool = False, locality: int = 3) -> None:
+        """Ask for a cache line soon, at any address; locality 3 is L1, 2 is L2, 0 streams."""
+        if not 0 <= locality <= 3:
+            raise CompileError("no such locality", expected="0 to 3", found=locality)
+        operands = (self.const(i32, number) for number in (int(write), locality, 1))
+        self.intrinsic_void("llvm.prefetch.p0", pointer, *operands)
+
+    # atomic, for the runtime
+
+    def atomic_load(self, type_: Type, pointer: Value, order: str = "acquire") -> Value:
+        return self.emit(
+            type_, f"load atomic {type_.text}, ptr {pointer.text} {order}, align {type_.bytes}"
+        )
+
+    def atomic_store(self, value: Value, pointer: Value, order: str = "release") -> None:
+        type_ = value.type
+        self.emit_void(
+            f"store atomic {type_.text} {value.text}, ptr {pointer.text} {order}, "
+            f"align {type_.bytes}"
+        )
+
+    def atomic_add(self, pointer: Value, value: Value, order: str = "seq_cst") -> Value:
+        """Add in memory; what was there before."""
+        return self.emit(
+            value.type,
+            f"atomicrmw add ptr {pointer.text}, {value.type.text} {value.text} {order}",
+        )
+
+    def compare_exchange(
+        self, pointer: Value, expected: Value, new: Value, order: str = "seq_cst"
+    ) -> Value:
+        """Replace the expected value in memory by a new one; whether it was there."""
+        type_ = new.type.text
+        pair = self.emit(
+            new.type,
+            f"cmpxchg ptr {pointer.text}, {type_} {expected.text}, {type_} {new.text} "
+            f"{order} monotonic",
+        )
+        return self.emit(i1, f"extractvalue {{ {type_}, i1 }} {pair.text}, 1")
+
+
+def _type_of(operand: str) -> str:
+    """The type at the start of an operand's text, which is a vector or a single word."""
+    return operand[: operand.index(">") + 1] if operand[0] == "<" else operand.split(" ", 1)[0]

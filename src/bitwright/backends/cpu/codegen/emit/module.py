@@ -1,0 +1,90 @@
+"""A module: functions, the intrinsics they use, constant tables; as text for LLVM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.codegen.emit.core import Value
+from bitwright.backends.cpu.codegen.emit.function import Function, Kernel
+from bitwright.backends.cpu.codegen.emit.types import Type, constant, ptr, void
+from bitwright.backends.cpu.codegen.signature import Signature
+from bitwright.errors import CompileError
+from bitwright.target import Target
+
+# nounwind: no exceptions. no-builtins: a loop that copies stays a loop instead of a call to memcpy,
+# so that the code needs no C library.
+_ATTRIBUTES = 'nounwind "no-builtins" "no-trapping-math"="true"'
+
+
+class Module:
+    empty_metadata, one_metadata = "!0", "!1"
+
+    def __init__(self, target: Target, name: str = "module") -> None:
+        self.target, self.name = target, name
+        self.functions: dict[str, str] = {}
+        self.signatures: dict[str, Signature] = {}
+        """The slots of each kernel by name."""
+        self._declared: dict[str, str] = {}
+        self._tables: dict[bytes, str] = {}
+        self._globals: list[str] = []
+
+    def kernel(self, name: str, signature: Signature) -> Kernel:
+        """Begin a kernel; see `codegen.emit.function` for how it is written."""
+        self.signatures[name] = signature
+        return Kernel(self, name, signature)
+
+    def function(
+        self,
+        name: str,
+        result: Type = void,
+        params: Sequence[tuple[str, Type]] = (),
+        *,
+        attributes: Sequence[str] = (),
+        internal: bool = True,
+        inline: bool = False,
+    ) -> Function:
+        """Begin a function; an internal one can only be called from this module, an `inline` one
+        becomes part of its callers."""
+        return Function(
+            self, name, result, params, attributes=attributes, internal=internal, inline=inline
+        )
+
+    def add(self, function: Function) -> None:
+        if function.name in self.functions:
+            raise CompileError(f"two functions are named {function.name!r}", where=self.name)
+        self.functions[function.name] = function.text()
+
+    def declare(self, name: str, text: str) -> None:
+        """Make an intrinsic known."""
+        self._declared.setdefault(name, text)
+
+    def table(self, f: Function, scalar: Type, numbers: Any, align: int = 64) -> Value:
+        """The address of constant numbers that travel with the code."""
+        array = np.asarray(numbers)
+        key = scalar.mangled.encode() + array.tobytes()
+        if key not in self._tables:
+            self._tables[key] = name = f"@table{len(self._tables)}"
+            body = ", ".join(f"{scalar.text} {constant(scalar, n)}" for n in array.tolist())
+            self._globals.append(
+                f"{name} = private unnamed_addr constant [{array.size} x {scalar.text}] "
+                f"[{body}], align {align}"
+            )
+        return Value(f, ptr, self._tables[key])
+
+    def text(self) -> str:
+        """The module in LLVM's assembly language; the same calls give the same text."""
+        return "\n".join(
+            [
+                f'target triple = "{self.target.triple}"',
+                *self._globals,
+                *self.functions.values(),
+                *self._declared.values(),
+                f"attributes #0 = {{ {_ATTRIBUTES} }}",
+                "!0 = !{}",
+                "!1 = !{i32 1}",
+                "",
+            ]
+        )

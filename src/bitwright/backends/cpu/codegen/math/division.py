@@ -1,0 +1,29 @@
+"""Many numbers divided by the same one, correctly rounded, with one division.
+
+    y = 1 / d;  q := v y;  twice:  q := q + y (v - q d)
+
+The first turn leaves an error below one unit in the last place, from where the second gives the
+correctly rounded quotient (Markstein), as long as nothing of size underflows or overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bitwright.backends.cpu.codegen.emit import Function, Value
+
+
+def divider(f: Function, divisor: Value, lanes: int) -> Callable[[Value], Value]:
+    """The function v / divisor, for vectors v."""
+    wide = f.splat(divisor, lanes)
+    if not f.target.has_fma:
+        return lambda v: f.div(v, wide)
+    inverse = f.splat(f.div(1.0, divisor), lanes)
+
+    def divided(v: Value) -> Value:
+        quotient = f.mul(v, inverse)
+        for _ in range(2):
+            quotient = f.fma(f.fma(f.neg(quotient), wide, v), inverse, quotient)
+        return quotient
+
+    return divided

@@ -1,0 +1,383 @@
+"""Attention of bf16 by instructions that sum products of bf16 in f32: dots, and tiles (AMX).
+
+Both instructions take the numbers of k in pairs, which lie where lanes along queries want them:
+
+    q[d / 2][query][2]      transposed once for a block of queries
+    p[key / 2][query][2]    e^(score - maximum), rounded to bf16 as it is made
+
+Scores, softmax and sums stay f32 as in `kernels.attention.many`. A dot takes pairs of a key's
+features where they lie, and pairs of values, v[key / 2][feature][2]. Tiles make blocks of 32 × 32:
+
+    scores[key][query]    =  k[key][d] · q[d / 2][query][2]
+    results[d][query]    +=  v[d][key] · p[key / 2][query][2]
+
+so keys are loaded where they lie, values are transposed ahead of all blocks
+(`kernels.attention.transposed_values`), and results are at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from bitwright.backends.cpu.codegen.emit import Kernel, Operand, Value, bf16, f32, i16, i32, i64
+from bitwright.backends.cpu.codegen.math.decay import decay
+from bitwright.backends.cpu.kernels.attention.many import Block, Scratch, whole
+from bitwright.backends.cpu.kernels.attention.spec import Attention, Segment, tiles
+from bitwright.backends.cpu.kernels.attention.transposed_values import LANES, ValuePairs
+from bitwright.backends.cpu.kernels.matmul.dot.amx import TileDots, tile_dots
+from bitwright.backends.cpu.kernels.matmul.dot.amx_block import BYTES, ROWS, SIZE
+from bitwright.backends.cpu.kernels.matmul.dot.amx_block import Tiles as TileForms
+from bitwright.backends.cpu.kernels.matmul.dot.half_dot import HalfDots, best_halves
+from bitwright.backends.cpu.kernels.movement.transpose import transposed
+from bitwright.backends.cpu.lowering.region import address_of
+from bitwright.ir.dtype import DType
+from bitwright.ir.dtype import bf16 as brain
+from bitwright.target import Target
+
+STEP = 32
+"""Features, or keys, of one step of tiles."""
+
+
+def pair_products(target: Target, element: DType) -> TileDots | HalfDots | None:
+    """How the products of attention are done in pairs, where they are."""
+    if element != brain or target.lanes(32) != LANES:
+        return None
+    found = tile_dots(target) or best_halves(target, element, 2)
+    return found if isinstance(found, TileDots | HalfDots) else None
+
+
+def block_kind(kernel: Attention) -> type[Block]:
+    if kernel.pairs is None:
+        return Block
+    return _TileBlock if isinstance(kernel.pairs, TileDots) else _DotBlock
+
+
+class _PairScratch(Scratch):
+    def operands(self, f: Kernel, kernel: Attention) -> None:
+        size = tiles(f.target, kernel)
+        features = whole(kernel.features, STEP)
+        self.q = f.scratch(i32, features // 2 * size.queries)
+        self.powers = f.scratch(i32, size.block // 2 * size.queries)
+
+
+class _PairBlock(Block):
+    """What dots and tiles have in common."""
+
+    room = _PairScratch
+    step = 2
+    """Keys that one product takes."""
+
+    def _pack_queries(self) -> None:
+        """Queries behind the last one repeat it; features behind the last are 0."""
+        f, place, features = self.f, self.place, self.kernel.features
+        index = (place.batch, place.head, place.first)
+        base, step = address_of(f, "q", bf16, index), f.args.size("q.2")
+        full = features // STEP * STEP
+        with f.loop(0, place.count, LANES, nonempty=True) as vectors:
+            start = vectors.index
+            rows = [
+                f.gep(bf16, base, f.min(place.count - 1, start + r) * step) for r in range(LANES)
+            ]
+
+            def put(first: Operand, mask: Value | None) -> None:
+                halves = [f.load(bf16.vector(STEP), row, first, mask=mask) for row in rows]
+                words = [f.bitcast(half, i32.vector(LANES)) for half in halves]
+                line = f.lshr(f.index(first), 1)
+                for number, column in enumerate(transposed(f, words)):
+                    at = (line + number) * self.pitch + start
+                    f.store(column, self.scratch.q, at, align=BYTES)
+
+            with f.loop(0, full, STEP) as loop:
+                put(loop.index, None)
+            if features > full:
+                put(full, f.mask(f.const(i64, features - full), STEP, 16))
+
+    def _powers(
+        self, count: Value, shifts: Sequence[Value], sums: Sequence[Value]
+    ) -> Sequence[Value]:
+        """Pairs of e^(score - maximum), 0 for keys that do not exist; sums of what is not rounded
+        yet."""
+        f, scratch = self.f, self.scratch
+        end = self._whole_steps(count)
+        with f.loop(count, end) as loop:
+            for v in range(len(shifts)):
+                at = loop.index * self.pitch + v * LANES
+                f.store(f.const(self.vector, -math.inf), scratch.scores, at, align=self.align)
+
+        def pair(number: Value, _: None, *totals: Value) -> list[Value]:
+            found = []
+            for v, shift in enumerate(shifts):
+                total, halves = totals[v], []
+                for place in (0, 1):
+                    at = (number * 2 + place) * self.pitch + v * LANES
+                    score = f.load(self.vector, scratch.scores, at, align=self.align)
+                    power = decay(f, score - shift)
+                    halves.append(f.bitcast(f.convert(power, bf16), i16.vector(LANES)))
+                    total = total + power
+                at = (number * self.pitch + v * LANES) * 2
+                f.store(f.interleave(*halves), scratch.powers, at, align=BYTES)
+                found.append(total)
+            return found
+
+        return f.vectors(0, f.lshr(end, 1), 1, pair, sums)
+
+    def _whole_steps(self, count: Value) -> Value:
+        """Keys of the block, with those that fill the last product up."""
+        return self.f.and_(count + (self.step - 1), -self.step)
+
+
+class _DotScratch(_PairScratch):
+    def operands(self, f: Kernel, kernel: Attention) -> None:
+        super().operands(f, kernel)
+        self.values = f.scratch(bf16, tiles(f.target, kernel).block * self.width)
+        self.pairs = ValuePairs(f, kernel.value_features)
+
+
+class _DotBlock(_PairBlock):
+    """Two products and their sum are one instruction."""
+
+    room = _DotScratch
+
+    def _key(self, part: Segment, first: Value, key: Value) -> Value:
+        return self.f.gep(bf16, part.k, (first + key) * part.k_step)
+
+    def _products(self, keys: Sequence[Value], vectors: int) -> list[list[Value]]:
+        f, features = self.f, self.kernel.features
+        totals: Sequence[Value] = [f.const(self.vector, 0.0)] * (len(keys) * vectors)
+        with f.loop(0, features // 2, carry=totals) as loop:
+            words = [f.load(i32, key, loop.index, align=2) for key in keys]
+            loop.next(*self._add(words, loop.index, loop.carried))
+        totals = loop.results
+        if features % 2:
+            words = [f.convert(f.load(i16, key, features - 1), i32, False) for key in keys]
+            totals = self._add(words, f.index(features // 2), totals)
+        scaled = [total * self.kernel.scale for total in totals]
+        return [scaled[i : i + vectors] for i in range(0, len(scaled), vectors)]
+
+    def _add(self, words: Sequence[Value], line: Value, totals: Sequence[Value]) -> list[Value]:
+        """The sums with one pair of features of every key."""
+        vectors = len(totals) // len(words)
+        queries = [
+            self._pairs(self.scratch.q, line * self.pitch + v * LANES) for v in range(vectors)
+        ]
+        spread = [self._spread(word) for word in words]
+        return [
+            self._dot(totals[t * vectors + v], word, query)
+            for t, word in enumerate(spread)
+            for v, query in enumerate(queries)
+        ]
+
+    def _pairs(self, base: Value, at: Value) -> Value:
+        """Sixteen pairs from a scratch of words."""
+        return self.f.load(bf16.vector(2 * LANES), base, at * 2, align=BYTES)
+
+    def _spread(self, word: Value) -> Value:
+        return self.f.bitcast(self.f.splat(word, LANES), bf16.vector(2 * LANES))
+
+    def _dot(self, total: Value, a: Value, b: Value) -> Value:
+        assert isinstance(self.kernel.pairs, HalfDots)
+        return self.kernel.pairs.dot(self.f, total, a, b)
+
+    def _pack_keys(self, part: Segment, first: Value, count: Value) -> None:
+        f, width = self.f, self.scratch.width
+        with f.loop(0, count, 2, nonempty=True) as loop:
+            for column in range(0, width, LANES):
+                rows, key = (part.v, part.v_step), first + loop.index
+                pairs = self.scratch.pairs.load(rows, key, first + count, column)
+                f.store(pairs, self.scratch.values, loop.index * width + 2 * column, align=BYTES)
+
+    def _result_tile(self, query: Value, column: int, columns: int, count: Value) -> None:
+        f, scratch, align = self.f, self.scratch, self.align
+        rows = range(self.size.rows)
+        places = [
+            (query + r) * scratch.width + (column + c * LANES) for r in rows for c in range(columns)
+        ]
+        factors = [f.splat(f.load(self.type, scratch.factors, query + r), LANES) for r in rows]
+        totals = [
+            f.load(self.vector, scratch.results, place, align=align) * factors[n // columns]
+            for n, place in enumerate(places)
+        ]
+        with f.loop(0, f.lshr(self._whole_steps(count), 1), carry=totals, nonempty=True) as loop:
+            line = loop.index * scratch.width + column
+            values = [self._pairs(scratch.values, line + c * LANES) for c in range(columns)]
+            powers = f.gep(i32, scratch.powers, loop.index * self.pitch + query)
+            after: list[Value] = []
+            for r in rows:
+                power = self._spread(f.load(i32, powers, r))
+                after += [
+                    self._dot(loop.carried[r * columns + c], power, value)
+                    for c, value in enumerate(values)
+                ]
+            loop.next(*after)
+        for place, total in zip(places, loop.results, strict=True):
+            f.store(total, scratch.results, place, align=align)
+
+
+class _TileScratch(_PairScratch):
+    def operands(self, f: Kernel, kernel: Attention) -> None:
+        super().operands(f, kernel)
+        size = tiles(f.target, kernel)
+        self.keys = f.scratch(bf16, SIZE * whole(kernel.features, STEP))
+        self.rest = f.scratch(bf16, SIZE * STEP)
+        self.transposed = f.scratch(f32, size.queries * self.width)
+        """Results, features by queries."""
+
+
+class _TileBlock(_PairBlock):
+    """Blocks of 32 keys, or features, by 32 queries."""
+
+    room = _TileScratch
+    step = STEP
+
+    @property
+    def line(self) -> Value:
+        """Bytes of a row of scores, powers or results: all are of 32 bits a query."""
+        return self.f.index(self.pitch * 4)
+
+    def _pack_keys(self, part: Segment, first: Value, count: Value) -> None:
+        """The scores, before they are scaled."""
+        f = self.f
+        self.values, self.apart = (
+            f.gep(bf16, part.transposed, first),
+            part.transposed_step * bf16.bytes,
+        )
+        with f.loop(0, count, SIZE, nonempty=True) as loop:
+            self._score_tiles(part, first + loop.index, loop.index, count - loop.index)
+
+    def _score_tiles(self, part: Segment, key: Value, at: Value, left: Value) -> None:
+        f, kernel, scratch = self.f, self.kernel, self.scratch
+        width = whole(kernel.features, STEP)
+        rows, apart = f.gep(bf16, part.k, key * part.k_step), part.k_step * bf16.bytes
+        copies = f.lt(left, SIZE) if width == kernel.features else f.lt(0, left)
+        with f.if_(copies):
+            self._copy_keys(part, key, f.min(left, SIZE), width)
+        start = f.select(copies, scratch.keys, rows)
+        stride = f.select(copies, width * bf16.bytes, apart)
+        numbers = self._tiles
+        sums = [numbers.zeros(f) for _ in range(4)]
+        for d in range(0, width, STEP):
+            here = f.offset(start, d * bf16.bytes)
+            a = [numbers.read(f, f.offset(here, half), stride) for half in (0, stride * ROWS)]
+            line = f.gep(i32, scratch.q, d // 2 * self.pitch)
+            b = [numbers.read(f, f.offset(line, half), self.line) for half in (0, BYTES)]
+            sums = [numbers.dot(f, sums[2 * i + j], a[i], b[j]) for i in (0, 1) for j in (0, 1)]
+        for number, total in enumerate(sums):
+            place = (at + number // 2 * ROWS) * self.pitch + number % 2 * LANES
+            numbers.write(f, total, f.gep(f32, scratch.scores, place), self.line)
+
+    @property
+    def _tiles(self) -> TileForms:
+        assert isinstance(self.kernel.pairs, TileDots)
+        return self.kernel.pairs.tiles
+
+    def _copy_keys(self, part: Segment, key: Value, count: Value, width: int) -> None:
+        """Keys side by side, features behind the last being 0; what stands for a key that does not
+        exist is not used."""
+        f, features = self.f, self.kernel.features
+        with f.loop(0, count, nonempty=True) as loop:
+            row = f.gep(bf16, part.k, (key + loop.index) * part.k_step)
+            for d in range(0, width, STEP):
+                left = features - d
+                mask = f.mask(f.const(i64, left), STEP, 16) if left < STEP else None
+                numbers = f.load(bf16.vector(STEP), row, d, mask=mask)
+                f.store(numbers, self.scratch.keys, loop.index * width + d, align=BYTES)
+
+    def _key(self, part: Segment, first: Value, key: Value) -> Value:
+        return self.f.gep(f32, self.scratch.scores, key * self.pitch)
+
+    def _products(self, keys: Sequence[Value], vectors: int) -> list[list[Value]]:
+        f, scale = self.f, self.kernel.scale
+        return [
+            [f.load(self.vector, key, v * LANES, align=self.align) * scale for v in range(vectors)]
+            for key in keys
+        ]
+
+    def _clear_results(self) -> None:
+        f = self.f
+        with f.loop(0, self.pitch * self.scratch.width, LANES, nonempty=True) as loop:
+            f.store(
+                f.const(self.vector, 0.0), self.scratch.transposed, loop.index, align=self.align
+            )
+
+    def _results(self, count: Value) -> None:
+        f, scratch = self.f, self.scratch
+        self._shrink()
+        for top in range(0, scratch.width, SIZE):
+            down = range(min(2, (scratch.width - top) // ROWS))
+            corners = [(top + i * ROWS) * self.pitch + j * LANES for i in down for j in (0, 1)]
+            places = [f.gep(f32, scratch.transposed, at) for at in corners]
+            self._add_results(places, top, count)
+
+    def _add_results(self, places: Sequence[Value], top: int, count: Value) -> None:
+        """Products of tiles of values with two tiles of powers, added to the tiles of results.
+
+        Values of keys that a block does not see may be anything: the last step's are copied.
+        """
+        f, numbers, scratch = self.f, self._tiles, self.scratch
+        parts = [numbers.sums(f, place, self.line) for place in places]
+        size = len(parts[0])
+        values, steps = f.offset(self.values, self.apart * top), f.udiv(count, STEP)
+
+        def step(number: Value, v: Value, apart: Value, flat: Sequence[Value]) -> list[Value]:
+            a = [
+                numbers.read(f, f.offset(v, apart * (i * ROWS)), apart)
+                for i in range(len(places) // 2)
+            ]
+            pairs = f.gep(i32, scratch.powers, number * (STEP // 2 * self.pitch))
+            b = [numbers.read(f, f.offset(pairs, half), self.line) for half in (0, BYTES)]
+            sums = [list(flat[n : n + size]) for n in range(0, len(flat), size)]
+            dots = [
+                numbers.dot(f, sums[2 * i + j], part, b[j])
+                for i, part in enumerate(a)
+                for j in (0, 1)
+            ]
+            return [value for dot in dots for value in dot]
+
+        flat = [value for part in parts for value in part]
+        with f.loop(0, steps, carry=flat) as loop:
+            v = f.gep(bf16, values, loop.index * STEP)
+            loop.next(*step(loop.index, v, self.apart, loop.carried))
+        with f.if_(f.lt(steps * STEP, count), loop.results) as branch:
+            mask = f.mask(count - steps * STEP, STEP, 16)
+            with f.loop(0, len(places) // 2 * ROWS, nonempty=True) as rows:
+                line = f.gep(bf16, f.offset(values, self.apart * rows.index), steps * STEP)
+                held = f.load(bf16.vector(STEP), line, mask=mask)
+                f.store(held, scratch.rest, rows.index * STEP, align=BYTES)
+            branch.next(*step(steps, scratch.rest, f.index(BYTES), loop.results))
+        for number, place in enumerate(places):
+            part = list(branch.results[number * size : (number + 1) * size])
+            numbers.write(f, part, place, self.line)
+
+    def _shrink(self) -> None:
+        """Results so far, where some query's maximum has grown."""
+        f, scratch = self.f, self.scratch
+        factors = [
+            f.load(self.vector, scratch.factors, v * LANES, align=self.align)
+            for v in range(self.size.vectors)
+        ]
+        grown = [f.any(f.ne(factor, 1.0)) for factor in factors]
+        with f.if_(f.combine(grown, f.or_)), f.loop(0, scratch.width, nonempty=True) as loop:
+            for v, factor in enumerate(factors):
+                at = loop.index * self.pitch + v * LANES
+                value = f.load(self.vector, scratch.transposed, at, align=self.align)
+                f.store(value * factor, scratch.transposed, at, align=self.align)
+
+    def _finish_results(self) -> None:
+        f, scratch = self.f, self.scratch
+        with (
+            f.loop(0, self.place.count, LANES, nonempty=True) as queries,
+            f.loop(0, scratch.width, LANES, nonempty=True) as loop,
+        ):
+            rows = [
+                f.load(
+                    self.vector,
+                    scratch.transposed,
+                    (loop.index + n) * self.pitch + queries.index,
+                    align=self.align,
+                )
+                for n in range(LANES)
+            ]
+            for n, row in enumerate(transposed(f, rows)):
+                at = (queries.index + n) * scratch.width + loop.index
+                f.store(row, scratch.results, at, align=self.align)

@@ -1,0 +1,189 @@
+"""Attention: q, k and v are read where they lie, whatever reshapes and transposes made them."""
+
+from __future__ import annotations
+
+from bitwright.backends.cpu.kernels.attention.attention import emit_attention
+from bitwright.backends.cpu.kernels.attention.bf16 import pair_products
+from bitwright.backends.cpu.kernels.attention.lower_int8 import call_quantized
+from bitwright.backends.cpu.kernels.attention.spec import (
+    BOTH,
+    FEW,
+    FULL_MASK,
+    KEY_MASK,
+    MANY,
+    NO_MASK,
+    Attention,
+    few_queries,
+)
+from bitwright.backends.cpu.kernels.attention.transposed_values import KEYS, LANES, emit_transposed
+from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.lowering.region import (
+    ONE,
+    Part,
+    Reads,
+    broadcast,
+    close,
+    column_form,
+    operand_views,
+    require_elements,
+    split,
+)
+from bitwright.ir.dim import Size, min_size, product
+from bitwright.ir.graph import Node, Value
+from bitwright.lir.buffer import View, contiguous
+
+NAMES = ("q", "k", "v", "mask", "past_k", "past_v", "lengths")
+MOST_FEATURES = 512
+"""Blocks of queries and values lie on the stack."""
+HEADS_INSIDE = (0, 2, 1, 3)
+
+
+@lowers("attention")
+def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
+    anchor = region.anchor
+    assert anchor is not None
+    given = dict(zip(NAMES, anchor.inputs, strict=False))
+    values = {name: region.outer(v) for name, v in given.items() if v is not None}
+    features = _features(values)
+    views = {name: close(ctx, v) for name, v in values.items() if name not in ("mask", "lengths")}
+    q, k = views["q"], views["k"]
+    keys: Size = k.shape[2]
+    before: Size = views["past_k"].shape[2] if "past_k" in views else 0
+    sizes: dict[str, Size] = {
+        "batches": q.shape[0],
+        "heads": q.shape[1],
+        "group": q.shape[1] // k.shape[1],
+        "queries": q.shape[2],
+        "keys": keys,
+        "offset": before,
+    }
+    if anchor.attrs["causal_offset"] == "end":
+        sizes["offset"] = before + keys - q.shape[2]
+    mask = None
+    if "mask" in values:
+        mask, sizes["limit"] = _mask_view(ctx, values["mask"], (*q.shape[:3], before + keys))
+        views["mask"] = mask
+        sizes |= {f"mask.{axis}": stride for axis, stride in enumerate(mask.strides)}
+    if "lengths" in values:
+        views["lengths"] = ctx.contiguous(values["lengths"])
+    if "past_k" in views:
+        sizes["past"] = before
+    after = split(region).after
+    require_elements(after.dtype)
+    shape = anchor.outputs[0].shape
+    extras = Reads("e", operand_views(ctx, region, after.inputs, shape))
+    kernel = _describe(ctx, anchor, features, views, mask, after, extras)
+    if kernel.turns:
+        for name in ("v", "past_v"):
+            if name in views:
+                views[f"turned_{name}"] = _transposed(ctx, node, views[name])
+    y = ctx.output(node.outputs[0], order_of(ctx, node.outputs[0]))
+    views |= {"y": y, **extras.pointers}
+    if anchor.attrs["int8"]:
+        call_quantized(ctx, node, kernel, views, sizes | extras.sizes)
+        return
+    for name in ("q", "k", "v", "y", "past_k", "past_v", "turned_v", "turned_past_v"):
+        if name in views:
+            sizes |= {f"{name}.{axis}": views[name].strides[axis] for axis in range(3)}
+    code = ctx.kernel("attention", kernel.key, lambda m, name: emit_attention(m, name, kernel))
+    ctx.call(code, node, views, sizes | extras.sizes, why=_why(kernel))
+
+
+def _transposed(ctx: Lowering, node: Node, v: View) -> View:
+    """Values feature by feature."""
+    batches, heads, keys, features = v.shape
+    assert isinstance(features, int)
+    pitch = (keys + (KEYS - 1)) // KEYS * KEYS
+    shape = (batches, heads, -(-features // LANES) * LANES, pitch)
+    y = contiguous(ctx.buffer(f"{node.name}.turned", v.dtype, product(shape)), shape)
+    kernel = ctx.kernel(
+        "turned_values", features, lambda m, name: emit_transposed(m, name, features)
+    )
+    sizes: dict[str, Size] = {"batches": batches, "heads": heads, "keys": keys, "pitch": pitch}
+    for name, view in (("v", v), ("y", y)):
+        sizes |= {f"{name}.{axis}": view.strides[axis] for axis in range(3)}
+    ctx.call(kernel, node, {"v": v, "y": y}, sizes, why="values feature by feature, for tiles")
+    return y
+
+
+def _features(values: dict[str, Value]) -> tuple[int, int]:
+    """Features of q and of v; what the kernel does not take is refused."""
+    require_elements(*(v.dtype for v in values.values()))
+    elements = {name: v.dtype for name, v in values.items() if name not in ("mask", "lengths")}
+    for name, element in elements.items():
+        if not element.is_float or element != elements["q"]:
+            raise NoKernelError(f"attention has no kernel for {name} of {element}")
+    counts = []
+    for name in ("q", "v"):
+        features = values[name].shape[3]
+        if not isinstance(features, int) or not 0 < features <= MOST_FEATURES:
+            raise NoKernelError(f"attention has no kernel for {features} features of {name}")
+        counts.append(features)
+    return counts[0], counts[1]
+
+
+def _mask_view(ctx: Lowering, value: Value, scores: tuple[Size, ...]) -> tuple[View, Size]:
+    """The mask in the shape of the scores, and how many keys it speaks of.
+
+    A mask may end before the keys do, which hides the keys behind it; a mask of one key is for all.
+    """
+    view, total = ctx.view(value), scores[-1]
+    found = broadcast(view, scores)
+    length = view.shape[-1]
+    if length == total:
+        return found, total
+    repeats = min_size(length - 1, 1)  # 0 for a mask of one key
+    return found, length + (total - 1) * (1 - repeats)
+
+
+def order_of(ctx: Lowering, value: Value) -> tuple[int, ...] | None:
+    """Heads inside positions, if a transpose to that order is all that reads the value."""
+    readers = [node for node in ctx.graph.nodes if value in node.operands]
+    alone = len(readers) == 1 and ctx.graph.uses[value] == 1
+    if alone and readers[0].op == "transpose" and readers[0].attrs["perm"] == HEADS_INSIDE:
+        return HEADS_INSIDE
+    return None
+
+
+def _describe(
+    ctx: Lowering,
+    anchor: Node,
+    features: tuple[int, int],
+    views: dict[str, View],
+    mask: View | None,
+    after: Part,
+    extras: Reads,
+) -> Attention:
+    attrs = anchor.attrs
+    queries, element = views["q"].shape[2], views["q"].dtype
+    scale = attrs.get("scale")
+    paths = BOTH
+    if isinstance(queries, int):
+        paths = FEW if queries <= few_queries(ctx.target, element) else MANY
+    form = NO_MASK
+    if mask is not None:
+        form = KEY_MASK if mask.strides[2] == 0 or queries == 1 else FULL_MASK
+    return Attention(
+        element,
+        *features,
+        features[0] ** -0.5 if scale is None else scale,
+        attrs["causal"],
+        attrs.get("window"),
+        attrs.get("window_right"),
+        attrs["softcap"],
+        form,
+        None if mask is None else mask.dtype,
+        ONE if mask is None else column_form(mask),
+        "past_k" in views,
+        "lengths" in views,
+        paths,
+        None if paths == FEW else pair_products(ctx.target, element),
+        after,
+        extras,
+    )
+
+
+def _why(kernel: Attention) -> str:
+    words = {FEW: "a query at a time", MANY: "queries in lanes", BOTH: "by the number of queries"}
+    found = words[kernel.paths]
+    return found if kernel.pairs is None else f"{found}, bf16 dots"

@@ -1,0 +1,277 @@
+"""What attention kernels share: what is compiled in, which keys a query sees, where keys lie.
+
+The kernel itself is described in `kernels.attention.attention`. Its slots:
+
+    q k v y        strides `q.0` (batch), `q.1` (head), `q.2` (position); features lie close
+    mask           strides `mask.0` … `mask.3`;  `limit`: keys that the mask speaks of
+    past_k past_v  keys in front of k and v;     `past`: their number
+    lengths        valid keys of each batch
+    heads group queries keys offset              `offset`: position of the first query among keys
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bitwright.backends.cpu.codegen.emit import (
+    Kernel,
+    Operand,
+    Signature,
+    Type,
+    Value,
+    computed,
+    i64,
+    stored,
+)
+from bitwright.backends.cpu.codegen.expression import load_computed
+from bitwright.backends.cpu.kernels.matmul.dot.amx import TileDots
+from bitwright.backends.cpu.kernels.matmul.dot.half_dot import HalfDots
+from bitwright.backends.cpu.lowering.region import ONE, RUN, Part, Reads, address_of, gather
+from bitwright.ir.dtype import DType, bool_
+from bitwright.target import Target
+
+NO_MASK, KEY_MASK, FULL_MASK = "none", "keys", "full"
+"""A mask that differs by key only is read as scalars; a full one is transposed block by block."""
+FEW, MANY, BOTH = "few", "many", "both"
+
+
+@dataclass(frozen=True)
+class Attention:
+    element: DType
+    features: int
+    value_features: int
+    scale: float
+    causal: bool
+    window: int | None
+    window_right: int | None
+    softcap: float
+    mask: str
+    mask_element: DType | None
+    mask_column: str
+    """How lanes along keys read the mask (`region.ONE`, `RUN` or `STEP`)."""
+    has_past: bool
+    has_lengths: bool
+    paths: str
+    """FEW, MANY or BOTH, if only a run knows how many queries there are."""
+    pairs: TileDots | HalfDots | None
+    """How halves are multiplied without widening them, in blocks of queries."""
+    after: Part
+    extras: Reads
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        own = tuple(getattr(self, name) for name in self.__dataclass_fields__)[:-2]
+        return (*own, self.after.expression, self.extras.key)
+
+    @property
+    def type(self) -> Type:
+        return computed(self.element)
+
+    @property
+    def has_edges(self) -> bool:
+        """Whether some queries see fewer keys than their neighbours."""
+        return self.causal or self.window is not None or self.window_right is not None
+
+    @property
+    def turns(self) -> bool:
+        """Whether values are read feature by feature (`kernels.attention.transposed_values`)."""
+        return isinstance(self.pairs, TileDots)
+
+    @property
+    def signature(self) -> Signature:
+        tensors = ["q", "k", "v", "y", *("turned_v",) * self.turns]
+        sizes = ["batches", "heads", "group", "queries", "keys", "offset"]
+        pointers = list(tensors)
+        if self.mask != NO_MASK:
+            pointers.append("mask")
+            sizes += ["limit", *(f"mask.{axis}" for axis in range(4))]
+        if self.has_past:
+            past = ["past_k", "past_v", *("turned_past_v",) * self.turns]
+            tensors += past
+            pointers += past
+            sizes.append("past")
+        if self.has_lengths:
+            pointers.append("lengths")
+        sizes += [f"{name}.{axis}" for name in tensors for axis in range(3)]
+        pointers += self.extras.names
+        return Signature(pointers, (*sizes, *self.extras.sizes))
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of the blocks and register tiles on a target."""
+
+    lanes: int
+    vectors: int
+    """Vectors of queries in a block."""
+    keys: int
+    """Keys in a tile of scores."""
+    block: int
+    """Keys in a block, a multiple of `keys`."""
+    rows: int
+    """Queries in a tile of results."""
+    columns: int
+    """Vectors of value features in a tile of results, at most."""
+
+    @property
+    def queries(self) -> int:
+        return self.lanes * self.vectors
+
+
+BLOCK_ELEMENTS = 8192
+"""A block of values takes at most so many, to leave the first-level cache room for the rest."""
+TILE_ELEMENTS, MOST_STEPS = 8192, 4
+"""The same where tiles multiply, which leave little time to move numbers about."""
+
+
+def tiles(target: Target, kernel: Attention) -> Tiles:
+    lanes = target.lanes(kernel.type.bits)
+    wide = target.vector_registers >= 32
+    if isinstance(kernel.pairs, TileDots):
+        step, features = kernel.pairs.group, max(kernel.features, kernel.value_features)
+        block = step * max(1, min(MOST_STEPS, TILE_ELEMENTS // (step * features)))
+        return Tiles(lanes, 2, 8, block, 0, 0)
+    keys, most = (8, 8) if wide else (6, 12)
+    fitting = BLOCK_ELEMENTS // (keys * max(kernel.features, kernel.value_features))
+    block = keys * min(most, max(2, fitting))
+    columns = min(-(-kernel.value_features // lanes), 4 if wide else 2)
+    rows = 8 if wide and columns <= 2 else 4
+    return Tiles(lanes, 2, keys, block, rows, columns)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One item of work while it is emitted: where its first query is and which keys it may see."""
+
+    batch: Value
+    head: Value
+    key_head: Value
+    first: Value
+    """The first query."""
+    count: Value
+    """Queries of the block that exist."""
+    position: Value
+    """Where the first query stands among the keys."""
+    low: Value
+    high: Value
+    """The keys that some query of the block may see."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of keys: the past's, or the present ones."""
+
+    k: Value
+    v: Value
+    k_step: Value
+    v_step: Value
+    start: Value
+    """The number of its first key."""
+    count: Value
+    transposed: Value
+    transposed_step: Value
+    """Values feature by feature, where the kernel `turns` them."""
+
+
+def locate(f: Kernel, kernel: Attention, group: Value, first: Value, count: Value) -> Place:
+    """The place of a block of queries of one (batch, head), numbered `group`."""
+    heads, queries = f.args.size("heads"), f.args.size("queries")
+    batch, head = f.udiv(group, heads), f.urem(group, heads)
+    high = f.args.size("keys")
+    if kernel.has_past:
+        high = high + f.args.size("past")
+    position = f.args.size("offset")
+    if kernel.has_lengths:
+        length = f.load(i64, f.args.pointer("lengths"), batch)
+        high, position = f.min(high, length), f.sub(length, queries)
+    position = position + first
+    low = f.const(i64, 0)
+    last = position + count - 1
+    if kernel.causal:
+        high = f.min(high, last + 1)
+    if kernel.window_right is not None:
+        high = f.min(high, last + (kernel.window_right + 1))
+    if kernel.window is not None:
+        low = f.max(low, position - (kernel.window - 1))
+    if kernel.mask != NO_MASK:
+        high = f.min(high, f.args.size("limit"))
+    key_head = f.udiv(head, f.args.size("group"))
+    return Place(batch, head, key_head, first, count, position, low, high)
+
+
+def segment(f: Kernel, kernel: Attention, place: Place, number: Value | None) -> Segment:
+    """The present keys, or by number the past (0) and the present (1)."""
+    index = (place.batch, place.key_head)
+    type_ = stored(kernel.element)
+
+    def run(prefix: str, start: Value, count: Value) -> Segment:
+        k, v = f"{prefix}k", f"{prefix}v"
+        transposed = f"turned_{v}" if kernel.turns else v
+        places = [address_of(f, name, type_, index) for name in (k, v, transposed)]
+        steps = [f.args.size(f"{name}.2") for name in (k, v, transposed)]
+        return Segment(*places[:2], *steps[:2], start, count, places[2], steps[2])
+
+    zero, keys = f.const(i64, 0), f.args.size("keys")
+    if number is None:
+        return run("", zero, keys)
+    length = f.args.size("past")
+    old, new = run("past_", zero, length), run("", length, keys)
+    is_past = f.eq(number, 0)
+    fields = (field.name for field in dataclasses.fields(Segment))
+    return Segment(*(f.select(is_past, getattr(old, n), getattr(new, n)) for n in fields))
+
+
+def segments(
+    f: Kernel, kernel: Attention, place: Place, carry: Sequence[Value], body: Any
+) -> tuple[Value, ...]:
+    """`body(segment, *carried) -> carried` for each run of keys."""
+    if not kernel.has_past:
+        return tuple(body(segment(f, kernel, place, None), *carry))
+    with f.loop(0, 2, carry=carry, nonempty=True) as loop:
+        loop.next(*body(segment(f, kernel, place, loop.index), *loop.carried))
+    return loop.results
+
+
+def visible(f: Kernel, kernel: Attention, positions: Value, key: Operand, type_: Type) -> Value:
+    """Lane by lane, whether a query at a position sees a key, for a kernel that has edges."""
+    seen: list[Value] = []
+    key = f.as_value(key, type_)
+    if kernel.causal:
+        seen.append(f.le(key, positions))
+    if kernel.window is not None:
+        seen.append(f.gt(key, f.sub(positions, kernel.window)))
+    if kernel.window_right is not None:
+        seen.append(f.le(key, f.add(positions, kernel.window_right)))
+    return f.combine(seen, f.and_)
+
+
+def mask_bias(
+    f: Kernel,
+    kernel: Attention,
+    index: Sequence[Operand],
+    key: Value,
+    lanes: int,
+    inside: Value | None,
+) -> Value:
+    """What the mask adds to the scores of keys key, key + 1, … with a query."""
+    element = kernel.mask_element
+    assert element is not None
+    row = address_of(f, "mask", stored(element), index)
+    if kernel.mask_column == ONE:
+        found = f.splat(load_computed(f, element, 1, row), lanes)
+    elif kernel.mask_column == RUN:
+        found = load_computed(f, element, lanes, row, key, mask=inside)
+    else:
+        found = gather(f, element, lanes, row, key, f.args.size("mask.3"), inside)
+    if element == bool_:
+        return f.select(found, 0.0, f.const(kernel.type.vector(lanes), -math.inf))
+    return f.convert(found, kernel.type, element.is_signed)
+
+
+def few_queries(target: Target, element: DType) -> int:
+    """Up to so many queries, lanes along queries would stay too empty."""
+    return max(1, target.lanes(computed(element).bits) // 4)

@@ -1,0 +1,1 @@
+"""Convolutions: selection and emission of kernels."""

@@ -1,0 +1,344 @@
+"""Depthwise convolution of 8-bit codes by a dot instruction, channels innermost.
+
+    y[n, i, j, c] = epilogue(offset[c] + Σ_(u, v) x'[n, i·sy + u·dy − top, j·sx + v·dx − left, c] w)
+
+A dot sums four bytes of one lane: here four lines of the image at one pixel of a channel. A tile is
+a few lines times a few pixels of the result. For every column of the image that it needs it loads
+the needed lines, puts them beside each other by fours (`a[c], b[c], c[c], d[c]` for every channel),
+and adds their products to all the results that the column belongs to; a filter of three lines
+serves two lines of the result that way, with weights of 0 for the line that each does not need.
+
+    w         [channels / lanes][dots][lanes][4]     dots: every result line, column, group of four
+    pad       a code for every channel that stands for what lies outside the image
+    offset    what sums begin with: bias and zero points (`kernels.matmul.lower_int8.Offsets`)
+
+Threads share out tiles, or vectors of channels where tiles are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, i8, stored
+from bitwright.backends.cpu.codegen.expression import to_stored
+from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Dots
+from bitwright.backends.cpu.kernels.matmul.matmul import FEW_TILES, Epilogue
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+_SIZES = (
+    "images", "ih", "iw", "oh", "ow", "channels", "top", "left",
+    "x_image", "x_line", "x_pixel", "y_image", "y_line", "y_pixel",
+)  # fmt: skip
+GROUP = 4
+_LINE = 64
+"""Bytes of a cache line."""
+_MOST_STEPS = 400
+"""Dots and shuffles of a tile, which are written out."""
+_ABOUT = 1.03
+"""How much more than the least still counts as that: the count of instructions is no better."""
+_EPILOGUE = 8
+"""Instructions of a common epilogue, beside those of a tile."""
+
+
+@dataclass(frozen=True)
+class DotForm:
+    """What shapes the sums."""
+
+    height: int
+    width: int
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    lines: int
+    """Lines of the result in a tile."""
+    pixels: int
+    """Pixels of each."""
+    is_even: bool
+    """Whether every line is a number of whole tiles."""
+    is_ragged: bool
+    """Whether the last vector of channels is not full."""
+
+    @property
+    def rows(self) -> list[int]:
+        """Lines of the image that a tile needs, counted from its first."""
+        return _needed(self.lines, self.strides[0], self.height, self.dilations[0])
+
+    @property
+    def columns(self) -> list[int]:
+        return _needed(self.pixels, self.strides[1], self.width, self.dilations[1])
+
+    @property
+    def groups(self) -> int:
+        return -(-len(self.rows) // GROUP)
+
+    @property
+    def dots(self) -> dict[tuple[int, int, int], int]:
+        """The place among the weights of (line of the result, filter column, group of lines)."""
+        at = {row: place for place, row in enumerate(self.rows)}
+        found: dict[tuple[int, int, int], int] = {}
+        for line in range(self.lines):
+            for column in range(self.width):
+                for tap in range(self.height):
+                    row = line * self.strides[0] + tap * self.dilations[0]
+                    found.setdefault((line, column, at[row] // GROUP), len(found))
+        return found
+
+    def pack(self, taps: Array, lanes: int) -> Array:
+        """taps[channels, height, width] as the kernel reads them."""
+        channels = len(taps)
+        at = {row: place for place, row in enumerate(self.rows)}
+        vectors = -(-channels // lanes)
+        packed = np.zeros((vectors * lanes, len(self.dots), GROUP), np.int8)
+        for (line, column, group), dot in self.dots.items():
+            for tap in range(self.height):
+                place = at[line * self.strides[0] + tap * self.dilations[0]]
+                if place // GROUP == group:
+                    packed[:channels, dot, place % GROUP] = taps[:, tap, column]
+        cut = packed.reshape(vectors, lanes, len(self.dots), GROUP)
+        return np.ascontiguousarray(cut.transpose(0, 2, 1, 3))
+
+
+def _needed(results: int, stride: int, taps: int, dilation: int) -> list[int]:
+    return sorted({r * stride + t * dilation for r in range(results) for t in range(taps)})
+
+
+@cache
+def _steps(*shape: Any) -> int:
+    """Instructions of a tile of this shape for a vector of channels."""
+    form = DotForm(*shape, is_even=True, is_ragged=False)  # neither changes them
+    per_column = len(form.rows) + form.groups
+    return len(form.columns) * per_column + len(form.dots) * form.pixels
+
+
+def best_form(
+    target: Target,
+    taps: tuple[int, int],
+    strides: tuple[int, int],
+    dilations: tuple[int, int],
+    result: tuple[Any, Any],
+    is_ragged: bool,
+) -> DotForm | None:
+    """Of the tiles that take about the fewest instructions for each result the one that is written
+    out the shortest, which sizes of a network then often have in common; None where none is
+    small."""
+    if taps[1] * -(-taps[0] // GROUP) > _MOST_STEPS:  # more dots than any tile may have
+        return None
+    most = 18 if target.vector_registers >= 32 else 8
+    found: list[tuple[float, int, DotForm]] = []
+    for lines in range(1, 9):
+        for pixels in range(1, most // lines + 1):
+            is_even = isinstance(result[1], int) and result[1] % pixels == 0
+            form = DotForm(*taps, strides, dilations, lines, pixels, is_even, is_ragged)
+            steps = _steps(*taps, strides, dilations, lines, pixels)
+            cost = steps / (lines * pixels) + _EPILOGUE
+            for size, part in zip(result, (lines, pixels), strict=True):
+                if isinstance(size, int) and size > 0:
+                    cost *= -(-size // part) * part / size
+            if steps <= _MOST_STEPS:
+                found.append((cost, steps, form))
+    least = min((cost for cost, _, _ in found), default=0.0)
+    good = [(steps, form) for cost, steps, form in found if cost <= _ABOUT * least]
+    return min(good, key=itemgetter(0))[1] if good else None
+
+
+@dataclass(frozen=True)
+class DotDepthwise:
+    form: DotForm
+    qvalues: Dots
+    epilogue: Epilogue
+
+    @property
+    def signature(self) -> Signature:
+        return Signature(
+            ("x", "w", "y", "pad", *self.qvalues.pointers, *self.epilogue.pointers),
+            (*_SIZES, *self.epilogue.sizes),
+        )
+
+
+def emit_dot_depthwise(module: Module, name: str, conv: DotDepthwise) -> Signature:
+    with module.kernel(name, conv.signature) as f, f.subnormals_as_zeros():
+        _Emitter(f, conv).emit()
+    return conv.signature
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Where a tile stands."""
+
+    line: Value
+    """The first line of the result, and its first pixel."""
+    pixel: Value
+    y: Value
+    """Where its results begin."""
+    number: Value
+    """The first result's number among all."""
+
+
+class _Emitter:
+    def __init__(self, f: Kernel, conv: DotDepthwise) -> None:
+        self.f, self.form, self.qvalues, self.epilogue = f, conv.form, conv.qvalues, conv.epilogue
+        self.lanes = f.target.lanes(32)
+        self.vector = conv.qvalues.sum.vector(self.lanes)
+        self.result = stored(conv.epilogue.result)
+        self.size = {name: f.args.size(name) for name in _SIZES}
+        self.rows, self.columns, self.dots = self.form.rows, self.form.columns, self.form.dots
+        self.sums = f.scratch(self.vector, self.form.lines * self.form.pixels)
+        # bytes of the lines a, b, c, d beside each other: a0 b0 c0 d0 a1 …
+        self.order = [self.lanes * (i % GROUP) + i // GROUP for i in range(GROUP * self.lanes)]
+
+    def emit(self) -> None:
+        f, size, form = self.f, self.size, self.form
+        tiles = f.udiv(size["ow"] + (form.pixels - 1), form.pixels)
+        bands = f.udiv(size["oh"] + (form.lines - 1), form.lines)
+        count = size["images"] * bands * tiles
+        is_wide = f.ge(count, f.threads * FEW_TILES)
+        blocks = f.udiv(size["channels"] + (self.lanes - 1), self.lanes)
+        begin, end = self._share(count, is_wide)
+        # whole cache lines of the result, so that no two threads write the same one
+        unit = max(1, _LINE // (self.lanes * self.result.bytes))
+        first, last = self._share(f.udiv(blocks + (unit - 1), unit), f.not_(is_wide))
+        part = f.min(first * unit, blocks), f.min(last * unit, blocks)
+        with f.loop(begin, end) as loop:
+            band = f.udiv(loop.index, tiles)
+            image = f.udiv(band, bands)
+            line = (band - image * bands) * form.lines
+            pixel = (loop.index - band * tiles) * form.pixels
+            self._tile(image, line, pixel, part, blocks)
+
+    def _share(self, count: Value, is_shared: Value) -> tuple[Value, Value]:
+        """The thread's part, or all of it."""
+        begin, end = self.f.share(count)
+        return self.f.select(is_shared, begin, 0), self.f.select(is_shared, end, count)
+
+    def _tile(
+        self, image: Value, line: Value, pixel: Value, part: tuple[Value, Value], blocks: Value
+    ) -> None:
+        f, size, form = self.f, self.size, self.form
+        top = line * form.strides[0] - size["top"]
+        left = pixel * form.strides[1] - size["left"]
+        x = f.gep(i8, f.args.pointer("x"), image * size["x_image"])
+        offset = image * size["y_image"] + line * size["y_line"] + pixel * size["y_pixel"]
+        y = f.gep(self.result, f.args.pointer("y"), offset)
+        number = (image * size["oh"] + line) * size["ow"] + pixel
+        tile = _Tile(line, pixel, y, number)
+        low, high = part
+        whole = f.udiv(size["channels"], self.lanes) if form.is_ragged else blocks
+        inside = f.and_(f.ge(top, 0), f.le(top + (self.rows[-1] + 1), size["ih"]))
+        across = f.and_(f.ge(left, 0), f.le(left + (self.columns[-1] + 1), size["iw"]))
+        with f.if_(f.and_(inside, across)) as branch:
+            corner = f.gep(i8, x, top * size["x_line"] + left * size["x_pixel"])
+            starts = [f.gep(i8, corner, size["x_line"] * row) for row in self.rows]
+            places = [[f.gep(i8, s, size["x_pixel"] * c) for c in self.columns] for s in starts]
+            with f.loop(low, f.min(high, whole)) as loop:
+                self._vector(tile, places, loop.index, None, True)
+        with branch.else_():
+            places = self._clamped(x, top, left)
+            with f.loop(low, f.min(high, whole)) as loop:
+                self._vector(tile, places, loop.index, None, False)
+        if form.is_ragged:
+            with f.if_(f.and_(f.eq(high, blocks), f.lt(low, high))):
+                mask = f.mask(size["channels"] - whole * self.lanes, self.lanes)
+                self._vector(tile, self._clamped(x, top, left), whole, mask, False)
+
+    def _clamped(self, x: Value, top: Value, left: Value) -> list[list[Value]]:
+        """Where needed pixels lie; outside of the image, the pad."""
+        f, size = self.f, self.size
+        pad = f.args.pointer("pad")
+        lines = [(f.ult(top + r, size["ih"]), (top + r) * size["x_line"]) for r in self.rows]
+        pixels = [(f.ult(left + c, size["iw"]), (left + c) * size["x_pixel"]) for c in self.columns]
+        return [
+            [f.select(f.and_(a, b), f.gep(i8, x, down + right), pad) for b, right in pixels]
+            for a, down in lines
+        ]
+
+    def _vector(
+        self,
+        tile: _Tile,
+        places: Sequence[Sequence[Value]],
+        block: Value,
+        mask: Value | None,
+        is_inner: bool,
+    ) -> None:
+        """A tile's results for one vector of channels."""
+        f, form, qvalues = self.f, self.form, self.qvalues
+        channel = block * self.lanes
+        unit = i8.vector(GROUP * self.lanes)
+        w = f.gep(i8, f.args.pointer("w"), block * (len(self.dots) * unit.lanes))
+        weights = [f.load(unit, w, dot * unit.lanes, align=1) for dot in range(len(self.dots))]
+        (start,) = qvalues.start(f, channel, [mask], self.lanes)
+        sums = {(r, p): start for r in range(form.lines) for p in range(form.pixels)}
+        for number, column in enumerate(self.columns):
+            taps = [
+                (pixel, tap)
+                for pixel in range(form.pixels)
+                for tap in range(form.width)
+                if pixel * form.strides[1] + tap * form.dilations[1] == column
+            ]
+            for group in range(form.groups):
+                quads = self._together(
+                    [line[number] for line in places[group * GROUP : (group + 1) * GROUP]],
+                    channel,
+                    mask,
+                )
+                for pixel, tap in taps:
+                    for line in range(form.lines):
+                        dot = self.dots.get((line, tap, group))
+                        if dot is not None:
+                            total = sums[line, pixel]
+                            sums[line, pixel] = qvalues.multiply(f, quads, weights[dot], total)
+        self._finish(tile, sums, channel, mask, is_inner)
+
+    def _together(self, places: Sequence[Value], channel: Value, mask: Value | None) -> Value:
+        """The codes of up to four lines at one pixel, beside each other for every channel."""
+        f, byte = self.f, i8.vector(self.lanes)
+        loaded = [f.load(byte, place, channel, mask=mask, align=1) for place in places]
+        loaded += [f.const(byte, 0)] * (GROUP - len(loaded))
+        beside = f.shuffle(f.join(*loaded), self.order)
+        return f.xor(beside, 0x80) if self.qvalues.shift else beside
+
+    def _finish(
+        self,
+        tile: _Tile,
+        sums: dict[tuple[int, int], Value],
+        channel: Value,
+        mask: Value | None,
+        is_inner: bool,
+    ) -> None:
+        """The epilogue and the stores of what exists."""
+        f, form, size = self.f, self.form, self.size
+        lines = f.min(size["oh"] - tile.line, form.lines)
+        pixels = f.min(size["ow"] - tile.pixel, form.pixels)
+
+        def store(total: Value, line: Any, pixel: Any) -> None:
+            row = tile.number + f.mul(size["ow"], line) + pixel
+            value = self.epilogue.emit(f, total, row, channel, mask)
+            at = f.mul(size["y_line"], line) + f.mul(size["y_pixel"], pixel) + channel
+            f.store(to_stored(f, value, self.epilogue.result), tile.y, at, mask=mask)
+
+        if self.epilogue.is_light and mask is None and (is_inner or form.is_even):
+            for line in range(form.lines):
+                row = [(sums[line, p], p) for p in range(form.pixels)]
+                if line == 0 or is_inner:
+                    for total, pixel in row:
+                        store(total, line, pixel)
+                    continue
+                with f.if_(f.gt(lines, line)):
+                    for total, pixel in row:
+                        store(total, line, pixel)
+            return
+        align = self.vector.total_bytes
+        for (line, pixel), total in sums.items():
+            f.store(total, self.sums, (line * form.pixels + pixel) * self.lanes, align=align)
+        with (
+            f.loop(0, lines, nonempty=True) as down,
+            f.loop(0, pixels, nonempty=True) as across,
+        ):
+            at = (down.index * form.pixels + across.index) * self.lanes
+            total = f.load(self.vector, self.sums, at, align=align)
+            store(total, down.index, across.index)

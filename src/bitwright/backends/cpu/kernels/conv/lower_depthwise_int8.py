@@ -1,0 +1,137 @@
+"""Depthwise convolutions of 8-bit codes, by a dot instruction or with sums that f32 holds exactly.
+
+Both read channels innermost (`kernels.conv.depthwise_int8`, `kernels.conv.depthwise`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.codegen import emit
+from bitwright.backends.cpu.kernels.conv.depthwise import EXACT_TAPS
+from bitwright.backends.cpu.kernels.conv.depthwise_int8 import (
+    GROUP,
+    DotDepthwise,
+    best_form,
+    emit_dot_depthwise,
+)
+from bitwright.backends.cpu.kernels.conv.lower_conv import Finish, Window, depthwise, image_of
+from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Dots
+from bitwright.backends.cpu.kernels.matmul.lower_int8 import CodeFilter, Offsets, Weight
+from bitwright.backends.cpu.kernels.matmul.lower_widen import Zero
+from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError
+from bitwright.backends.cpu.lowering.region import Part
+from bitwright.ir.dim import Size
+from bitwright.ir.graph import Node, Value
+from bitwright.lir.buffer import View
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class CodeConv:
+    """A convolution's parts; arrays have one entry for each filter."""
+
+    x: Value
+    filters: Array
+    filter_zeros: Array | None
+    bias: Array
+    zero: Zero
+    fill: View
+    """The zero point of x, in memory."""
+    window: Window
+    groups: int
+    after: Part
+    extra: list[View]
+    y: View
+    lanes: int
+
+    @property
+    def is_depthwise(self) -> bool:
+        return self.groups > 1 and self.groups == len(self.filters) and self.filters.shape[1] == 1
+
+
+def lower_code_depthwise(ctx: Lowering, node: Node, conv: CodeConv) -> None:
+    if _lower_dots(ctx, node, conv):
+        return
+    if conv.filters[0].size > EXACT_TAPS:
+        raise NoKernelError("its filter has more taps than f32 sums exactly")
+    taps = conv.filters.astype(np.float32)
+    if conv.filter_zeros is not None:
+        taps -= conv.filter_zeros.astype(np.float32).reshape(-1, 1, 1, 1)
+    adds = Bias(ctx, node.name, conv.bias)
+    finish = Finish(conv.after, conv.extra, conv.y, conv.lanes, adds)
+    is_zero = conv.zero.view is None and conv.zero.number == 0
+    image, more = image_of(ctx, conv.x), {} if is_zero else {"x_zero": conv.fill}
+    depthwise(ctx, node, image, taps, conv.window, conv.y, finish, conv.x.dtype, more)
+
+
+def _lower_dots(ctx: Lowering, node: Node, conv: CodeConv) -> bool:
+    """Four taps at a time, where the target has an instruction for it and x_zero is known."""
+    channels, _, height, width = conv.filters.shape
+    numbers = CodeFilter(conv.x.dtype.is_signed).numbers(ctx.target, 1)
+    weight = Weight.of(conv.filters.transpose(1, 2, 3, 0), conv.filter_zeros)
+    is_ragged = channels % conv.lanes != 0
+    if not isinstance(numbers, Dots) or weight.zero is not None or conv.zero.view is not None:
+        return False
+    if is_ragged and not ctx.target.has("avx512bw"):
+        return False  # part of a vector of bytes would be read one by one
+    image, y, window, extra = image_of(ctx, conv.x), conv.y, conv.window, conv.extra
+    taps = weight.qvalues[0].transpose(2, 0, 1)
+    if height < width:  # the longer side of the filter lies across the lines
+        transposed = (0, 1, 3, 2)
+        image, y = image.transpose(transposed), y.transpose(transposed)
+        extra = [view.transpose(transposed) for view in extra]
+        window, taps = window.transposed, taps.transpose(0, 2, 1)
+    (_, _, ih, iw), (n, _, oh, ow) = image.shape, y.shape
+    form = best_form(
+        ctx.target, taps.shape[1:], window.strides, window.dilations, (oh, ow), is_ragged
+    )
+    if form is None:
+        return False
+    offsets = Offsets(ctx, node.name, weight, numbers.shift, conv.zero, conv.bias)
+    qvalues = CodeFilter(conv.x.dtype.is_signed, None, offsets.constant).numbers(ctx.target, GROUP)
+    finish = Finish(conv.after, extra, y, conv.lanes)
+    kernel_form = DotDepthwise(form, qvalues, finish.epilogue)
+    kernel = ctx.kernel(
+        "depthwise_codes",
+        (form, qvalues, finish.key),
+        lambda m, name: emit_dot_depthwise(m, name, kernel_form),
+    )
+    pad = np.full(-(-channels // conv.lanes) * conv.lanes, conv.zero.number, conv.x.dtype.numpy)
+    sizes: dict[str, Size] = {
+        **{"images": n, "ih": ih, "iw": iw, "oh": oh, "ow": ow, "channels": channels},
+        **{"top": window.begins[0], "left": window.begins[1]},
+        **{f"x_{k}": image.strides[a] for k, a in (("image", 0), ("line", 2), ("pixel", 3))},
+        **{f"y_{k}": y.strides[a] for k, a in (("image", 0), ("line", 2), ("pixel", 3))},
+        **finish.sizes,
+    }
+    pointers = {
+        "x": image,
+        "w": ctx.constant(form.pack(taps, conv.lanes), f"{node.name}.weight"),
+        "y": y,
+        "pad": ctx.constant(pad, f"{node.name}.pad"),
+        **({} if offsets.constant is None else {"offset": offsets.constant}),
+        **finish.pointers,
+    }
+    ctx.call(kernel, node, pointers, sizes, why="depthwise, channels in lanes, four taps at a time")
+    return True
+
+
+class Bias:
+    """A bias for every channel, added to exact sums."""
+
+    sizes: dict[str, Size] = {}  # noqa: RUF012
+
+    def __init__(self, ctx: Lowering, name: str, bias: Array) -> None:
+        held = bias.astype(np.int32)
+        self.pointers = {"offset": ctx.constant(held, f"{name}.bias")} if held.any() else {}
+        self.key = bool(self.pointers)
+
+    def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+        if not self.pointers:
+            return value
+        return value + f.load(value.type, f.args.pointer("offset"), column, mask=mask)

@@ -1,0 +1,279 @@
+"""Convolutions of 8-bit codes with constant filters.
+
+They are laid out as those of `kernels.conv.lower_conv`: dense ones as products of rows that lie in the image,
+depthwise ones by their own kernels (`kernels.conv.lower_depthwise_int8`). Padding holds the image's
+zero point. A pixel of few channels (a first layer's three) gets some more, which change nothing, so
+that it is a whole number of steps of a sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.kernels.conv.lower_conv import (
+    CHANNELS_LAST,
+    Finish,
+    Window,
+    dense,
+    four_axes,
+    image_of,
+    padded,
+    present,
+    result_of,
+    run_of,
+    window_of,
+)
+from bitwright.backends.cpu.kernels.conv.lower_depthwise_int8 import CodeConv, lower_code_depthwise
+from bitwright.backends.cpu.kernels.conv.lower_winograd_int8 import lower_code_winograd
+from bitwright.backends.cpu.kernels.conv.pixels import WIDTH, Pixels, emit_pixels
+from bitwright.backends.cpu.kernels.matmul.dot.int16_dot import words
+from bitwright.backends.cpu.kernels.matmul.lower_int8 import (
+    CodeFilter,
+    Offsets,
+    Weight,
+    constant_of,
+    operands_of,
+    zero_of,
+)
+from bitwright.backends.cpu.kernels.matmul.lower_reorder import (
+    SplitPlan,
+    ordered_image,
+    permutation,
+    plan_split,
+)
+from bitwright.backends.cpu.kernels.matmul.lower_widen import Zero, widened_image
+from bitwright.backends.cpu.kernels.movement.lower_movement import pad_view
+from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.lowering.region import operand_views, require_elements, split
+from bitwright.ir.dim import Size, product
+from bitwright.ir.graph import Node
+from bitwright.lir.buffer import View, contiguous
+from bitwright.lir.buffer import dense as dense_view
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+FEW_CHANNELS = 16
+
+
+@lowers("integer_conv")
+def lower_integer_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
+    conv = _conv_of(ctx, node, region)
+    if conv.is_depthwise:
+        lower_code_depthwise(ctx, node, conv)
+    elif words(ctx.target, 1) is None or not lower_code_winograd(ctx, node, conv):
+        _lower_dense(ctx, node, conv)
+
+
+def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> CodeConv:
+    anchor = region.anchor
+    assert anchor is not None
+    x, w, x_zero, w_zero, bias = operands_of(anchor)
+    array = constant_of(region, w, "weight")
+    assert x is not None and array is not None
+    if x.rank not in (3, 4):
+        raise NoKernelError("it has more than two spatial axes")
+    after = split(region).after
+    require_elements(after.dtype)
+    zeros = constant_of(region, w_zero, "weight's zero point")
+    known_bias = constant_of(region, bias, "bias")
+    window, array = window_of(anchor, array)
+    zero = zero_of(ctx, region, x_zero)
+    if zero.view is not None:
+        zero = Zero(0, replace(zero.view, shape=(1,), strides=(0,)))  # the same for every row
+    fill = zero.view or ctx.constant(np.array([zero.number], x.dtype.numpy), f"{node.name}.zero")
+    count = len(array)
+    extra = operand_views(ctx, region, after.inputs, node.outputs[0].shape)
+    return CodeConv(
+        region.outer(present(anchor, 0)),
+        array,
+        None if zeros is None else np.broadcast_to(zeros.reshape(-1), (count,)),
+        np.zeros(count, np.int64) if known_bias is None else known_bias.astype(np.int64),
+        zero,
+        fill,
+        window,
+        anchor.attrs["groups"],
+        after,
+        [four_axes(view) for view in extra],
+        result_of(ctx, node),
+        ctx.target.lanes(32),
+    )
+
+
+def _lower_dense(ctx: Lowering, node: Node, conv: CodeConv) -> None:
+    """A product for every group, or for as many as fill a vector of columns."""
+    conv = _merged(conv)
+    signed, zeros, groups = conv.x.dtype.is_signed, conv.filter_zeros, conv.groups
+    filters = conv.filters
+    if groups == 1 and filters.shape[1] < FEW_CHANNELS:
+        filters = _whole_groups(filters, zeros, CodeFilter(signed), ctx.target)
+    plan = _split_plan(ctx, conv, filters) if groups == 1 else None
+    wide = plan is None and words(ctx.target, 1) is not None
+    if plan is not None and plan.order is not None:
+        filters = filters[:, permutation(plan.order, filters.shape[1])]
+    source = _source_of(ctx, node, conv, filters, plan, wide)
+    inner, outer = filters.shape[1], len(filters) // groups
+    for first in range(0, len(filters), outer):
+        these = slice(first, first + outer)
+        columns = filters[these].transpose(1, 2, 3, 0)
+        weight = (Weight.widened if wide else Weight.of)(
+            columns, None if zeros is None else zeros[these]
+        )
+        zero = Zero(0, None) if wide else conv.zero
+        filter = CodeFilter(signed, weight.zero, plan=plan)
+        run = run_of(conv.window, source, inner, filters.shape[3])
+        lines = filters[0].size // run
+        if plan is None:
+            filter = replace(filter, in_tiles=filter.tiles_pay(ctx.target, run, lines, outer))
+        shift = filter.numbers(ctx.target, run).shift
+        offsets = Offsets(ctx, node.name, weight, shift, zero, conv.bias[these])
+        filter = replace(filter, offset=offsets.constant)
+        views = [view.slice(1, first, outer, 1) for view in conv.extra]
+        part = conv.y.slice(1, first, outer, 1)
+        finish = Finish(conv.after, views, part, conv.lanes, offsets)
+        rows = source.slice(1, first // outer * inner, inner, 1)
+        ready = weight.qvalues.transpose(3, 0, 1, 2)
+        dense(ctx, node, rows, ready, conv.window, part, finish, filter)
+
+
+def _merged(conv: CodeConv) -> CodeConv:
+    """Groups of few columns side by side: a column has weights of 0 for the others' channels, which
+    takes no more products than a vector that is not full for each."""
+    outer, inner = len(conv.filters) // conv.groups, conv.filters.shape[1]
+    divisors = (m for m in range(2, conv.groups + 1) if conv.groups % m == 0)
+    together = max((m for m in divisors if m * outer <= conv.lanes), default=1)
+    if together == 1:
+        return conv
+    neutral = np.zeros(len(conv.filters), conv.filters.dtype)
+    if conv.filter_zeros is not None:
+        neutral = conv.filter_zeros.astype(conv.filters.dtype)
+    filters = np.empty((len(neutral), together * inner, *conv.filters.shape[2:]), neutral.dtype)
+    filters[:] = neutral.reshape(-1, 1, 1, 1)
+    for number, array in enumerate(conv.filters):
+        first = number // outer % together * inner
+        filters[number, first : first + inner] = array
+    return replace(conv, filters=filters, groups=conv.groups // together)
+
+
+def _split_plan(ctx: Lowering, conv: CodeConv, filters: Array) -> SplitPlan | None:
+    """How filters of one group are multiplied by 8-bit products, if they are."""
+    weight = Weight.of(filters.transpose(2, 3, 1, 0), conv.filter_zeros)
+    if weight.zero is not None:
+        return None
+    height, width, channels, columns = weight.qvalues.shape
+    taps = weight.qvalues.reshape(-1, channels, columns)
+    is_line = conv.window.dilations[1] == 1
+    counts = (height, width)[: 1 if is_line else 2]
+    run = channels * (width if is_line else 1)
+    levels = tuple(n for n in counts if n > 1)
+    return plan_split(ctx.target, taps, run, levels, conv.window.is_padded)
+
+
+def _source_of(
+    ctx: Lowering,
+    node: Node,
+    conv: CodeConv,
+    filters: Array,
+    plan: SplitPlan | None,
+    wide: bool,
+) -> View:
+    """The image as its kind of product reads it."""
+    if wide:
+        return _wide_source(ctx, node, conv, filters)
+    if plan is None:
+        return _source(ctx, node, conv, filters)
+    begins, ends, image = conv.window.begins, conv.window.ends, image_of(ctx, conv.x)
+    channels, _, width = filters.shape[1:]
+    is_new = conv.window.is_padded or channels != image.shape[1]
+    has_runs = is_new or width == 1 or image.strides[3] == channels
+    if plan.order is None and not conv.x.dtype.is_signed and has_runs:
+        return _source(ctx, node, conv, filters)
+    if channels != image.shape[1]:
+        image, begins, ends = _source(ctx, node, conv, filters), (0, 0), (0, 0)
+    return ordered_image(ctx, node, image, begins, ends, conv.fill, plan.order)
+
+
+def _wide_source(ctx: Lowering, node: Node, conv: CodeConv, filters: Array) -> View:
+    """The image as 16-bit numbers with zeros around it."""
+    window, image = conv.window, image_of(ctx, conv.x)
+    begins, ends = window.begins, window.ends
+    if conv.groups * filters.shape[1] != image.shape[1]:
+        image = _source(ctx, node, conv, filters)
+        begins = ends = (0, 0)
+    return widened_image(ctx, node, image, begins, ends, conv.zero)
+
+
+def _source(ctx: Lowering, node: Node, conv: CodeConv, filters: Array) -> View:
+    """The image as products read it: padding around it, channels innermost, as many as the filters
+    have."""
+    channels = filters.shape[1]
+    planes = four_axes(ctx.view(conv.x))
+    if conv.groups == 1 and channels == WIDTH and (planes.shape[1] != WIDTH or _is_planar(planes)):
+        found = _few_channels(ctx, node, planes, conv.window, conv.fill)
+        if found is not None:
+            return found
+    if conv.groups == 1 and channels != planes.shape[1] and planes.strides[3] == 1:
+        return _interleaved(ctx, node, planes, channels, conv.window, conv.fill)
+    image = image_of(ctx, conv.x)
+    return padded(ctx, node, image, conv.window, conv.fill, conv.groups * channels)
+
+
+def _is_planar(planes: View) -> bool:
+    """Whether the lines of a channel are runs."""
+    return planes.strides[3] == 1 and planes.shape[3] != 1
+
+
+def _few_channels(
+    ctx: Lowering, node: Node, planes: View, window: Window, fill: View
+) -> View | None:
+    """Pixels of four channels, the last of them like the padding; None for unusual strides."""
+    n, channels, h, w = planes.shape
+    is_planar = _is_planar(planes)
+    if not is_planar and planes.strides[1:] != (1, w * channels, channels):
+        return None
+    (top, left), (bottom, right) = window.begins, window.ends
+    shape = (n, WIDTH, h + top + bottom, w + left + right)
+    room = ctx.buffer(f"{node.name}.pixels", planes.dtype, product(shape))
+    pixels = Pixels(channels, is_planar)
+    kernel = ctx.kernel("pad_pixels", pixels, lambda m, name: emit_pixels(m, name, pixels))
+    sizes: dict[str, Size] = {
+        **{"images": n, "ih": h, "iw": w, "oh": shape[2], "ow": shape[3]},
+        **{"top": top, "left": left},
+        **{f"x_{k}": planes.strides[a] for k, a in (("image", 0), ("line", 2), ("channel", 1))},
+    }
+    found = dense_view(room, shape, CHANNELS_LAST)
+    pointers = {"x": planes, "y": found, "fill": fill}
+    ctx.call(kernel, node, pointers, sizes, why="pixels of four channels, with padding around")
+    return found
+
+
+def _whole_groups(array: Array, zero: Array | None, filter: CodeFilter, target: Target) -> Array:
+    """Filters with channels added that change no sum, so that a pixel is a number of whole steps.
+
+    An image is laid out with as many, which hold its zero point.
+    """
+    filters, channels, *taps = array.shape
+    more = -channels % filter.numbers(target, 1).group
+    neutral = np.zeros(filters, array.dtype) if zero is None else zero.astype(array.dtype)
+    shape = (filters, more, *taps)
+    added = np.broadcast_to(neutral.reshape(-1, *(1,) * (array.ndim - 1)), shape)
+    return np.concatenate([array, added], axis=1)
+
+
+def _interleaved(
+    ctx: Lowering, node: Node, planes: View, channels: int, window: Window, fill: View
+) -> View:
+    """Planes of pixels with `channels` of them and padding around, then channels innermost."""
+    n, _, h, w = planes.shape
+    top, left = window.begins
+    shape = (n, channels, h + top + window.ends[0], w + left + window.ends[1])
+    count = product(shape)
+    apart = contiguous(ctx.buffer(f"{node.name}.padded", planes.dtype, count), shape)
+    pad_view(ctx, node, planes, apart, (0, 0, top, left), fills=fill)
+    together = dense_view(
+        ctx.buffer(f"{node.name}.pixels", planes.dtype, count), shape, CHANNELS_LAST
+    )
+    ctx.copy(apart, together, node.name)
+    return together

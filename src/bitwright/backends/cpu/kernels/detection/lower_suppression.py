@@ -1,0 +1,75 @@
+"""Non-maximum suppression: how many boxes stay is read before their rows are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.kernels.detection.suppression import (
+    PARTS,
+    Limits,
+    emit_corners,
+    emit_rows,
+    emit_select,
+)
+from bitwright.backends.cpu.lowering.context import Lowering, RegionView, lowers
+from bitwright.backends.cpu.lowering.region import require_elements
+from bitwright.ir.dim import Size
+from bitwright.ir.graph import Node
+from bitwright.lir.buffer import View
+
+Array = np.ndarray[Any, Any]
+
+
+@lowers("non_max_suppression")
+def lower_suppression(ctx: Lowering, node: Node, region: RegionView) -> None:
+    boxes, scores, *limits = (*node.inputs, None, None, None)[:5]
+    assert boxes is not None and scores is not None
+    require_elements(boxes.dtype)
+    name, element = node.name, boxes.dtype
+    batch, classes, count = scores.shape
+    rows = batch * classes
+    centred = bool(node.attrs.get("center_point_box"))
+    corners = ctx.scratch(f"{name}.corners", "f64", batch * count * PARTS)
+    first = ctx.kernel(
+        "box_corners", (element, centred), lambda m, n: emit_corners(m, n, element, centred)
+    )
+    sizes: dict[str, Size] = {"batch": batch, "count": count}
+    ctx.call(
+        first,
+        node,
+        {"boxes": ctx.contiguous(boxes), "corners": corners},
+        sizes,
+        writes=("corners",),
+    )
+    kinds = Limits(*(None if limit is None else limit.dtype for limit in limits))
+    second = ctx.kernel(
+        "suppression", (element, kinds), lambda m, n: emit_select(m, n, element, kinds)
+    )
+    made = {
+        "left": ctx.scratch(f"{name}.left", "f64", rows * count),
+        "picked": ctx.scratch(f"{name}.picked", "i64", rows * count),
+        "counts": ctx.scratch(f"{name}.counts", "i64", rows),
+    }
+    pointers = {"scores": ctx.contiguous(scores), "corners": corners, **made}
+    names = ("max_count", "max_overlap", "max_score")
+    pointers |= {
+        slot: ctx.contiguous(limit)
+        for slot, limit in zip(names, limits, strict=True)
+        if limit is not None
+    }
+    sizes = {"rows": rows, "classes": classes, "boxes": count}
+    ctx.call(second, node, pointers, sizes, writes=tuple(made))
+    _read_count(ctx, node, made["counts"])
+    last = ctx.kernel("suppression_rows", (), emit_rows)
+    del made["left"]
+    ctx.call(last, node, {**made, "y": ctx.output(node.outputs[0])}, sizes)
+
+
+def _read_count(ctx: Lowering, node: Node, counts: View) -> None:
+    def read(arrays: Sequence[Array], _: Mapping[str, int]) -> list[int]:
+        return [int(arrays[0].sum())]
+
+    ctx.read_sizes(node, [counts], node.outputs[0].shape[:1], read)

@@ -1,0 +1,1 @@
+"""Elementwise regions and lookup tables: selection and emission of kernels."""

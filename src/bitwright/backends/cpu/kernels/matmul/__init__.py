@@ -1,0 +1,1 @@
+"""Matrix products: selection and emission of kernels."""

@@ -1,0 +1,189 @@
+"""y[…, m, n] = epilogue(Σ_k a[…, m, k] w[…, k, n]) for operands that are both made by the run.
+
+    outer axes   any number, each with its own stride in every operand (0 where it is broadcast)
+    a            any strides
+    w            columns side by side; rows any stride apart
+
+Nothing is packed: per k a tile loads a few vectors of one row of w and one number of a per row.
+Half floats are summed in f32, integers in the type of the result. Threads share out tiles; each sum
+is formed in the order of k by one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bitwright.backends.cpu.codegen.emit import (
+    Kernel,
+    Module,
+    Signature,
+    Type,
+    Value,
+    computed,
+    stored,
+)
+from bitwright.backends.cpu.codegen.expression import from_stored, to_stored
+from bitwright.backends.cpu.lowering.region import address_of
+from bitwright.ir.dtype import DType
+from bitwright.target import Target
+
+ROWS = 4
+
+
+@dataclass(frozen=True)
+class Form:
+    """What shapes the code."""
+
+    outer: int
+    """Axes in front of rows and columns."""
+    a: DType
+    w: DType
+    sum: DType
+    y: DType
+    vectors: int
+    lanes: int
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+    @property
+    def type(self) -> Type:
+        """The type of one sum."""
+        return computed(self.sum)
+
+
+def tile_of(target: Target, total: DType, columns: object) -> tuple[int, int]:
+    """Vectors and lanes of a tile: fewer vectors for a known narrow result."""
+    lanes = target.lanes(computed(total).bits)
+    most = 3 if target.vector_registers >= 32 else 2
+    wanted = -(-columns // lanes) if isinstance(columns, int) else most
+    return max(1, min(most, wanted)), lanes
+
+
+@dataclass(frozen=True)
+class Finish:
+    """`emit(f, value, place, column, mask)` gives the computed value to store; `place` names the
+    outer axes and the row."""
+
+    emit: Callable[[Kernel, Value, Sequence[Value], Value, Value], Value]
+    pointers: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+
+
+def emit_product(module: Module, name: str, form: Form, finish: Finish) -> Signature:
+    axes = range(form.outer)
+    signature = Signature(
+        ("a", "w", "y", *finish.pointers),
+        (
+            *(f"size{axis}" for axis in axes),
+            *("rows", "columns", "depth"),
+            *(f"{operand}.{axis}" for operand in "ay" for axis in range(form.outer + 1)),
+            *(f"w.{axis}" for axis in axes),
+            *("a_k", "w_k"),
+            *finish.sizes,
+        ),
+    )
+    with module.kernel(name, signature) as f, f.subnormals_as_zeros():
+        _Product(f, form, finish).emit()
+    return signature
+
+
+class _Product:
+    def __init__(self, f: Kernel, form: Form, finish: Finish) -> None:
+        self.f, self.form, self.finish = f, form, finish
+        self.rows, self.columns, self.depth = map(f.args.size, ("rows", "columns", "depth"))
+
+    def emit(self) -> None:
+        """Tiles of all matrices in one count, dealt out to the threads."""
+        f, form = self.f, self.form
+        panels = f.udiv(self.columns + (form.columns - 1), form.columns)
+        bands = f.udiv(self.rows + (ROWS - 1), ROWS)
+        count = panels * bands
+        for axis in range(form.outer):
+            count = count * f.args.size(f"size{axis}")
+        begin, end = f.share(count)
+        with f.loop(begin, end) as tiles:
+            rest = f.udiv(tiles.index, panels)
+            panel = tiles.index - rest * panels
+            matrix = f.udiv(rest, bands)
+            band = rest - matrix * bands
+            self._tile(self._outer(matrix), band * ROWS, panel * form.columns)
+
+    def _outer(self, matrix: Value) -> list[Value]:
+        """The place of a matrix on every outer axis."""
+        f, found = self.f, []
+        for axis in reversed(range(self.form.outer)):
+            size = f.args.size(f"size{axis}")
+            rest = f.udiv(matrix, size)
+            found.append(matrix - rest * size)
+            matrix = rest
+        return list(reversed(found))
+
+    def _tile(self, outer: list[Value], row: Value, column: Value) -> None:
+        f, form = self.f, self.form
+        w = f.gep(stored(form.w), address_of(f, "w", stored(form.w), outer), column)
+        masks = [
+            f.mask(self.columns - column - v * form.lanes, form.lanes, form.type.bits)
+            for v in range(form.vectors)
+        ]
+        with f.if_(f.le(row + ROWS, self.rows)) as branch:
+            self._some_rows(ROWS, outer, row, column, w, masks)
+        with branch.else_(), f.loop(row, self.rows) as loop:
+            self._some_rows(1, outer, loop.index, column, w, masks)
+
+    def _some_rows(
+        self,
+        count: int,
+        outer: list[Value],
+        row: Value,
+        column: Value,
+        w: Value,
+        masks: list[Value],
+    ) -> None:
+        """The sums of a few rows: whole panels read w without masks."""
+        f, form = self.f, self.form
+        zeros = [f.const(form.type.vector(form.lanes), 0)] * (count * form.vectors)
+        starts = [address_of(f, "a", stored(form.a), (*outer, row + i)) for i in range(count)]
+        whole = f.le(column + form.columns, self.columns)
+        with f.if_(whole, carry=zeros) as branch:
+            branch.next(*self._sums(starts, w, zeros, [None] * form.vectors))
+        with branch.else_():
+            branch.next(*self._sums(starts, w, zeros, masks))
+        for number, total in enumerate(branch.results):
+            i, v = divmod(number, form.vectors)
+            place = (*outer, row + i)
+            at = column + v * form.lanes
+            value = self.finish.emit(f, total, place, at, masks[v])
+            y = address_of(f, "y", stored(form.y), place)
+            f.store(to_stored(f, value, form.y), y, at, mask=masks[v])
+
+    def _sums(
+        self, starts: list[Value], w: Value, zeros: list[Value], masks: Sequence[Value | None]
+    ) -> tuple[Value, ...]:
+        f, form = self.f, self.form
+        a_step, w_step = f.args.size("a_k"), f.args.size("w_k")
+        with f.loop(0, self.depth, carry=zeros) as loop:
+            line = f.gep(stored(form.w), w, loop.index * w_step)
+            parts = [
+                self._entered(
+                    f.load(stored(form.w).vector(form.lanes), line, v * form.lanes, mask=mask),
+                    form.w,
+                )
+                for v, mask in enumerate(masks)
+            ]
+            sums = list(loop.carried)
+            for i, start in enumerate(starts):
+                number = self._entered(f.load(stored(form.a), start, loop.index * a_step), form.a)
+                spread = f.splat(number, form.lanes)
+                for v, part in enumerate(parts):
+                    at = i * form.vectors + v
+                    sums[at] = f.fma(spread, part, sums[at])
+            loop.next(*sums)
+        return loop.results
+
+    def _entered(self, value: Value, element: DType) -> Value:
+        """A loaded element in the type of the sums."""
+        f = self.f
+        return f.convert(from_stored(f, value, element), self.form.type, element.is_signed)

@@ -1,0 +1,84 @@
+"""Products with constant weights that stay codes: packed when the program is made.
+
+What the kernel does not read (odd blocks, codes that are not finite) becomes f32 then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitwright.backends.cpu.kernels.matmul.dequant import emit_dequant_matmul, segment_of
+from bitwright.backends.cpu.kernels.matmul.lower_matmul import lower_rows, row_epilogue, unit_rows
+from bitwright.backends.cpu.kernels.matmul.matmul import (
+    best_tile,
+    row_tiles_in_cache,
+)
+from bitwright.backends.cpu.kernels.matmul.quantized_weights import pack_weights
+from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.lowering.region import require_elements, split
+from bitwright.ir.dim import Size, product
+from bitwright.ir.dtype import f32
+from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.ops.quant.dequant_matmul import dequantize_blocks
+
+FEWEST_TILES = 8
+"""Tiles that a panel's weights serve where there are as many: turning them to f32 costs as much as
+three rows do."""
+
+
+@lowers("dequant_matmul")
+def lower_dequant_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
+    anchor = region.anchor
+    assert anchor is not None
+    x, q, scale, zero, bias = (*anchor.inputs, *(None,) * (5 - len(anchor.inputs)))
+    qvalues, scales, zeros = (_constant(region, value) for value in (q, scale, zero))
+    parts = split(region)
+    assert x is not None
+    if qvalues is None or scales is None or (zero is not None and zeros is None):
+        raise NoKernelError("its weight is not a constant")
+    if x.dtype != f32 or bias is not None:
+        raise NoKernelError("its rows are not f32, or its bias is not an addition of its own")
+    require_elements(parts.after.dtype)
+    columns, depth = qvalues.shape
+    block = anchor.attrs["block"]
+    tile = best_tile(ctx.target, columns)
+    packed = pack_weights(qvalues, scales, zeros, block, tile, ctx.target)
+    source = region.outer(x)
+    if isinstance(packed, str):
+        weight = dequantize_blocks(qvalues, scales, zeros, block).astype("float32").T
+        lower_rows(ctx, node, region, parts, source, weight)
+        return
+    shape = node.outputs[0].shape
+    a = unit_rows(ctx, source)
+    y = ctx.output(node.outputs[0])
+    reads, epilogue = row_epilogue(ctx, node, region, parts.after, tile.lanes)
+    form = packed.form
+    is_short = depth <= segment_of(tile, form)
+    kernel = ctx.kernel(
+        "matmul_weight_codes",
+        (tile, form, is_short, parts.after.expression, reads.key),
+        lambda m, name: emit_dequant_matmul(m, name, tile, epilogue, form, is_short),
+    )
+    pointers = {
+        "a": a,
+        "w": ctx.constant(packed.qvalues, f"{node.name}.weight"),
+        "y": y,
+        "scale": ctx.constant(packed.scale, f"{node.name}.scale"),
+        **reads.pointers,
+    }
+    if packed.zero is not None:
+        pointers["zero"] = ctx.constant(packed.zero, f"{node.name}.zero")
+    sizes: dict[str, Size] = {
+        "rows": product(shape[:-1]),
+        "columns": columns,
+        "depth": depth,
+        "a_stride": a.strides[0],
+        "y_stride": columns,
+        "block": max(FEWEST_TILES, row_tiles_in_cache(ctx.target, tile, 4 * depth)),
+        **reads.sizes,
+    }
+    ctx.call(kernel, node, pointers, sizes, why=f"weights in {form.kind}, read as codes")
+
+
+def _constant(region: RegionView, value: Value | None) -> Any:
+    return None if value is None else constant_value(region.outer(value))

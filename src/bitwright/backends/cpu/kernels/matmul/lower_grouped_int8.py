@@ -1,0 +1,92 @@
+"""Products of quantized rows with the constant weight of their expert."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bitwright.backends.cpu.codegen import emit
+from bitwright.backends.cpu.kernels.matmul.constant_panels import pack_constants
+from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import best_qvalues, qvalues_tile
+from bitwright.backends.cpu.kernels.matmul.grouped_int8 import GROUPED_SIZES, GroupedProduct
+from bitwright.backends.cpu.kernels.matmul.lower_matmul import constant_matrix, unit_rows
+from bitwright.backends.cpu.kernels.matmul.matmul import Epilogue, row_tiles_in_cache
+from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.lowering.region import broadcast
+from bitwright.ir.dim import Size
+from bitwright.ir.graph import Node, constant_value
+from bitwright.lir.buffer import View
+
+
+@lowers("integer_grouped_matmul")
+def lower_integer_grouped(ctx: Lowering, node: Node, region: RegionView) -> None:
+    x, w, counts, scale, x_zero = (*node.inputs, None)[:5]
+    assert x is not None and w is not None and counts is not None and scale is not None
+    weight, scales = constant_matrix(w), constant_value(scale)
+    if weight is None or scales is None:
+        raise NoKernelError("its weight is not a constant")
+    experts, depth, columns = weight.shape
+    known = None if x_zero is None else constant_value(x_zero)
+    is_late = x_zero is not None and (known is None or known.size != 1)
+    numbers = best_qvalues(ctx.target, x.dtype.is_signed, depth)
+    point = 0 if known is None or is_late else int(known.reshape(-1)[0])
+    numbers = replace(numbers, offset=numbers.shift != point)
+    tile = qvalues_tile(ctx.target, columns, numbers)
+    given = {"x_zero": None if is_late else x_zero, "w_zero": None, "bias": None}
+    makes = ("sums",) * is_late + ("offset",) * numbers.offset
+    panels, facts, _ = pack_constants(ctx, node, weight, tile, numbers, given, makes)
+    more: dict[str, View] = {"scale": ctx.constant(scales, f"{node.name}.scale")}
+    sizes: dict[str, Size] = {}
+    if is_late:
+        assert x_zero is not None
+        points = broadcast(ctx.view(x_zero), (x.shape[0], 1))
+        more |= {"sums": facts["sums"], "x_zero": points}
+        sizes["x_zero.0"] = points.strides[0]
+    emitted: list[GroupedProduct] = []
+    element = x.dtype
+
+    def finish(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+        product = emitted[-1]
+        at = product.constants_at(column)
+        if is_late:
+            place = f.mul(product.first + row, f.args.size("x_zero.0"))
+            code = f.load(emit.stored(element), f.args.pointer("x_zero"), place)
+            zero = f.convert(code, emit.i32, element.is_signed)
+            value = value - zero * f.load(value.type, f.args.pointer("sums"), at, mask=mask)
+        real = emit.f32.vector(tile.lanes)
+        return f.convert(value, emit.f32) * f.load(real, f.args.pointer("scale"), at, mask=mask)
+
+    epilogue = Epilogue(finish, tuple(more), tuple(sizes))
+
+    def emit_grouped(module: emit.Module, name: str) -> emit.Signature:
+        signature = emit.Signature(
+            ("a", "w", "y", "counts", "fault", *numbers.pointers, *epilogue.pointers),
+            (*GROUPED_SIZES, *epilogue.sizes),
+        )
+        with module.kernel(name, signature) as f, f.subnormals_as_zeros():
+            emitted.append(GroupedProduct(f, tile, epilogue, numbers))
+            emitted[-1].emit()
+        return signature
+
+    kernel = ctx.kernel("grouped_codes", (tile, numbers, element, is_late), emit_grouped)
+    a = unit_rows(ctx, x)
+    pointers = {
+        "a": a,
+        "w": panels,
+        "y": ctx.output(node.outputs[0]),
+        "counts": ctx.contiguous(counts),
+        "fault": ctx.fault(),
+        **{name: facts[name] for name in numbers.pointers},
+        **more,
+    }
+    sizes |= {
+        "experts": experts,
+        "rows": x.shape[0],
+        "columns": columns,
+        "depth": depth,
+        "a_stride": a.strides[0],
+        "y_stride": columns,
+        "block": row_tiles_in_cache(ctx.target, tile, depth),
+        "node": ctx.number(node),
+    }
+    ctx.call(kernel, node, pointers, sizes, why="8-bit codes by expert, summed in i32")

@@ -1,0 +1,128 @@
+"""Matrix products: rows of x against a weight packed for the register tile.
+
+A constant weight is packed when the program is made, and all axes in front of x are rows. What is
+not f32, bf16 or f16 times a constant matrix of the same goes to `kernels.matmul.lower_batched`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.codegen import emit
+from bitwright.backends.cpu.kernels.elementwise.streaming import streamed_from
+from bitwright.backends.cpu.kernels.matmul.dot.amx import SplitDots
+from bitwright.backends.cpu.kernels.matmul.dot.split_half_dot import blocks_in_plane
+from bitwright.backends.cpu.kernels.matmul.filters import filter_of, has_filter
+from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_product
+from bitwright.backends.cpu.kernels.matmul.matmul import (
+    Epilogue,
+    emit_matmul,
+    is_light,
+    row_tiles_in_cache,
+)
+from bitwright.backends.cpu.kernels.matmul.upcast_product import emit_half, tiles_in_room, whole_way
+from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.lowering.region import Part, Parts, Reads, operand_views, split
+from bitwright.ir.dim import Size, product
+from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.lir.buffer import View
+
+Array = np.ndarray[Any, Any]
+
+
+@lowers("matmul")
+def lower_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
+    anchor = region.anchor
+    assert anchor is not None
+    x, w = anchor.inputs
+    assert x is not None and w is not None
+    weight = constant_matrix(region.outer(w))
+    parts = split(region)
+    fits = has_filter(x.dtype, w.dtype, parts.after.dtype)
+    if not fits or weight is None or weight.ndim != 2 or x.rank < 2:
+        lower_product(ctx, node, region)
+        return
+    lower_rows(ctx, node, region, parts, region.outer(x), weight)
+
+
+def lower_rows(
+    ctx: Lowering, node: Node, region: RegionView, parts: Parts, x: Value, weight: Array
+) -> None:
+    """[..., K] @ [K, N] with all axes in front of K as rows."""
+    depth, columns = weight.shape
+    shape = node.outputs[0].shape
+    rows = product(shape[:-1])
+    filter = filter_of(ctx.target, x.dtype, weight, rows)
+    numbers = filter.numbers(ctx.target, depth)
+    tile = filter.tile(ctx.target, columns, numbers)
+    block = row_tiles_in_cache(ctx.target, tile, filter.item_bytes * depth)
+    if way := whole_way(ctx.target, numbers, depth, columns, rows):
+        numbers, tile = way
+        block = tiles_in_room(tile, depth)
+    elif isinstance(numbers, SplitDots):
+        block = blocks_in_plane(depth)
+    a = unit_rows(ctx, x)
+    y = ctx.output(node.outputs[0])
+    reads, epilogue = row_epilogue(ctx, node, region, parts.after, tile.lanes)
+    streams = streamed_from(ctx.target, y, columns)
+    epilogue = replace(epilogue, streams=streams)
+    kernel = ctx.kernel(
+        f"matmul_{x.dtype}",
+        (tile, parts.after.expression, reads.key, numbers, streams),
+        lambda m, name: emit_matmul(m, name, tile, epilogue, numbers, emit_half),
+    )
+    packed = ctx.constant(filter.pack(weight[None], tile, numbers), f"{node.name}.weight")
+    sizes: dict[str, Size] = {
+        "rows": rows,
+        "columns": columns,
+        "depth": depth,
+        "a_stride": a.strides[0],
+        "y_stride": columns,
+        "block": block,
+        **reads.sizes,
+    }
+    ctx.call(kernel, node, {"a": a, "w": packed, "y": y, **reads.pointers}, sizes)
+
+
+def unit_rows(ctx: Lowering, value: Value) -> View:
+    """A value as rows whose numbers lie side by side; copied where they do not."""
+    found = as_rows(ctx, ctx.view(value), value.name)
+    return found if found.strides[1] == 1 else as_rows(ctx, ctx.contiguous(value), value.name)
+
+
+def row_epilogue(
+    ctx: Lowering, node: Node, region: RegionView, after: Part, lanes: int
+) -> tuple[Reads, Epilogue]:
+    """What stands behind a product of rows, and the operands that it reads."""
+    others = operand_views(ctx, region, after.inputs, node.outputs[0].shape)
+    reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
+
+    def finish(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+        operands = reads.at(f, (row,), lanes).load(column, mask)
+        return after.evaluate(f, [value, *operands], lanes)
+
+    slots = tuple(reads.pointers), tuple(reads.sizes)
+    narrowest = min(d.bits for d in (after.dtype, *(view.dtype for view in others)))
+    light = is_light(after.expression)
+    return reads, Epilogue(finish, *slots, light, after.dtype, narrowest)
+
+
+def constant_matrix(value: Value) -> Array | None:
+    """The array of a constant, or of a constant that is only transposed."""
+    if value.node.op == "transpose":
+        (source,) = value.node.operands
+        array = constant_value(source)
+        return None if array is None else array.transpose(value.node.attrs["perm"])
+    return constant_value(value)
+
+
+def as_rows(ctx: Lowering, view: View, name: str) -> View:
+    """All axes but the last as one; copied where the strides forbid it."""
+    shape = (product(view.shape[:-1]), view.shape[-1])
+    found = view.reshape(shape) or ctx.packed(view, name).reshape(shape)
+    if found is None:
+        raise NoKernelError(f"{view} cannot be seen as rows")
+    return found

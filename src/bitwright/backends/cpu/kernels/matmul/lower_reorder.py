@@ -1,0 +1,140 @@
+"""Rows and images of 8-bit integers in the order of k that their weights are multiplied in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.codegen.instr import shuffle_bytes
+from bitwright.backends.cpu.kernels.matmul.dot.int8_pairs import (
+    GROUP,
+    LARGEST,
+    MOST_REST,
+    SplitWeights,
+    split_pairs,
+)
+from bitwright.backends.cpu.kernels.matmul.reorder import BLOCK, best_order, emit_reorder, masks_of
+from bitwright.backends.cpu.lowering.context import Lowering
+from bitwright.ir.dim import Size
+from bitwright.ir.graph import Node
+from bitwright.lir.buffer import View, contiguous, dense
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+_CHANNELS_LAST = (0, 2, 3, 1)
+_WHY = "8-bit integers in the order of their weights"
+_PASS = 5.0
+"""What bringing a number into order costs beside a column of products, in parts of one."""
+
+
+@dataclass(frozen=True, eq=False)
+class SplitPlan:
+    """Weights in two parts, and the order of neighbouring channels that leaves few in the second.
+
+    `order` is None where the channels stay as they are.
+    """
+
+    weights: SplitWeights
+    order: Array | None
+
+
+def plan_split(
+    target: Target,
+    taps: Array,
+    run: int,
+    counts: tuple[int, ...] = (),
+    is_padded: bool = False,
+) -> SplitPlan | None:
+    """How weights taps[taps, channels, n], read in runs of this length, are multiplied by 8-bit
+    products; None where 16-bit products take less time. Pixels with padding around them are brought
+    into order line by line, which needs whole blocks in each."""
+    if split_pairs(target, False) is None or run % GROUP or not taps.size:
+        return None
+    channels, columns = taps.shape[1:]
+    lanes = target.lanes(32)
+    plain = SplitWeights(taps.reshape(-1, run, columns), lanes, counts)
+    found = SplitPlan(plain, None)
+    is_whole = channels % (BLOCK if is_padded else GROUP) == 0
+    if shuffle_bytes(target) is not None and is_whole and channels >= BLOCK:
+        order = best_order(taps, LARGEST)
+        moved = taps[:, permutation(order, channels)].reshape(-1, run, columns)
+        ordered = SplitWeights(moved, lanes, counts)
+        if ordered.part + _PASS / columns < plain.part:
+            found = SplitPlan(ordered, order)
+    return found if found.weights.part <= MOST_REST else None
+
+
+def permutation(order: Array, channels: int) -> Array:
+    """The channel that each place holds."""
+    whole = (order + BLOCK * np.arange(len(order))[:, None]).reshape(-1)
+    return np.concatenate([whole, np.arange(whole.size, channels)])
+
+
+def ordered_rows(ctx: Lowering, node: Node, a: View, order: Array | None) -> View:
+    """Rows of neighbouring numbers, behind each other."""
+    if order is None and not a.dtype.is_signed:
+        return a
+    rows, depth = a.shape
+    y = contiguous(ctx.buffer(f"{node.name}.ordered", a.dtype, rows * depth), (rows, depth))
+    sizes: dict[str, Size] = {
+        **{"lines": rows, "oh": rows, "ih": rows, "top": 0, "left": 0},
+        **{"run": depth, "width": depth, "x_image": 0, "x_line": a.strides[0]},
+    }
+    fill = ctx.constant(np.zeros(1, a.dtype.numpy), f"{node.name}.fill")
+    _call(ctx, node, a, y, fill, order, sizes)
+    return y
+
+
+def ordered_image(
+    ctx: Lowering,
+    node: Node,
+    image: View,
+    begins: tuple[Size, ...],
+    ends: tuple[Size, ...],
+    fill: View,
+    order: Array | None,
+) -> View:
+    """An image with channels innermost, and what `fill` holds around it.
+
+    Without padding every pixel is a row of its own; else a line is one, in which the pattern of a
+    pixel repeats.
+    """
+    n, c, h, w = image.shape
+    if not image.transpose(_CHANNELS_LAST).is_contiguous:
+        packed = ctx.packed(image.transpose(_CHANNELS_LAST), node.name)
+        image = packed.transpose((0, 3, 1, 2))
+    if (*begins, *ends) == (0, 0, 0, 0):
+        pixels = View(image.buffer, image.offset, (n * h * w, c), (c, 1))
+        found = ordered_rows(ctx, node, pixels, order)
+        return image if found is pixels else dense(found.buffer, image.shape, _CHANNELS_LAST)
+    (top, left), (bottom, right) = begins, ends
+    shape = (n, c, h + top + bottom, w + left + right)
+    room = ctx.buffer(f"{node.name}.ordered", image.dtype, n * shape[2] * shape[3] * c)
+    y = dense(room, shape, _CHANNELS_LAST)
+    sizes: dict[str, Size] = {
+        **{"lines": n * shape[2], "oh": shape[2], "ih": h, "top": top, "left": left * c},
+        **{"run": w * c, "width": shape[3] * c},
+        **{"x_image": image.strides[0], "x_line": image.strides[2]},
+    }
+    _call(ctx, node, image, y, fill, order, sizes)
+    return y
+
+
+def _call(
+    ctx: Lowering,
+    node: Node,
+    x: View,
+    y: View,
+    fill: View,
+    order: Array | None,
+    sizes: dict[str, Size],
+) -> None:
+    signed = x.dtype.is_signed
+    kernel = ctx.kernel("reorder_codes", signed, lambda m, name: emit_reorder(m, name, signed))
+    masks = np.zeros((1, 2, BLOCK), np.uint8) if order is None else masks_of(order)
+    table = ctx.constant(masks, f"{node.name}.order")
+    period = 0 if order is None else len(order)
+    pointers = {"x": x, "y": y, "fill": fill, "masks": table}
+    ctx.call(kernel, node, pointers, {**sizes, "period": period}, why=_WHY)

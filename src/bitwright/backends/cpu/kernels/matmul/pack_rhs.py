@@ -1,0 +1,275 @@
+"""Panels of 8-bit codes that the run makes, and what a product needs to know of their columns.
+
+    w[…, k, n]  ->  panels [n / columns][k / group][columns][group] of signed codes w', zeros behind
+                    the last k; codes without a sign lose 128: w' = w ^ 128, wz' = wz - 128
+
+and for each column, as far as `kernels.matmul.dot.int8_dot` asks for them,
+
+    sums    Σ w' - K wz'                        where x_zero differs from row to row
+    offset  (shift - x_zero) sums + bias        where it is one number
+    w_zero  wz'
+
+`RunProduct` is the product of `kernels.matmul.matmul` for as many matrices as lie on the outer axes; w may
+be shared along some of them. Threads share out panels here and tiles there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, i8, i32, stored
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import position, product
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import Numbers
+from bitwright.backends.cpu.kernels.matmul.matmul import Epilogue, Product, Tile
+from bitwright.backends.cpu.lowering.region import Reads, address_of
+from bitwright.ir.dtype import DType
+
+_TOP_BITS = 0x80808080
+
+
+@dataclass(frozen=True)
+class Panels:
+    """What shapes the code that packs."""
+
+    tile: Tile
+    group: int
+    signed: bool
+    outer: int
+    """Axes in front of k and n."""
+    by_rows: bool
+    """Whether neighbours on n lie side by side, else those on k do."""
+    shift: int
+    """See `Codes.shift`."""
+    makes: tuple[str, ...]
+    """Which of `sums`, `offset` and `w_zero` are written."""
+    given: tuple[str, ...]
+    """Which of `x_zero`, `w_zero` and `bias` are read, in this order."""
+
+
+def emit_panels(module: Module, name: str, form: Panels, reads: Reads) -> Signature:
+    """The kernel; `reads` are the operands that `form.given` names, [*outer, n]."""
+    sizes = [f"size{axis}" for axis in range(form.outer)] + ["columns", "depth"]
+    strides = [f"w.{axis}" for axis in range(form.outer)] + ["step"]
+    signature = Signature(
+        ("w", "panels", *(f"{made}.made" for made in form.makes), *reads.names),
+        (*sizes, *strides, *reads.sizes),
+    )
+    with module.kernel(name, signature) as f:
+        _Packing(f, form, reads).emit()
+    return signature
+
+
+class _Packing:
+    def __init__(self, f: Kernel, form: Panels, reads: Reads) -> None:
+        self.f, self.form, self.reads = f, form, reads
+        self.columns, self.depth = f.args.size("columns"), f.args.size("depth")
+        self.steps = f.udiv(self.depth + (form.group - 1), form.group)
+        self.words = (i32 if form.group == 4 else i8).vector(form.tile.lanes)
+
+    def emit(self) -> None:
+        f, form = self.f, self.form
+        panels = f.udiv(self.columns + (form.tile.columns - 1), form.tile.columns)
+        sizes = [f.args.size(f"size{axis}") for axis in range(form.outer)]
+        begin, end = f.share(product(f, [*sizes, panels]))
+        with f.loop(begin, end) as loop:
+            matrix = f.udiv(loop.index, panels)
+            column = (loop.index - matrix * panels) * form.tile.columns
+            outer = position(f, sizes, matrix)
+            w = address_of(f, "w", i8, outer)
+            panel_bytes = self.steps * (form.tile.columns * form.group)
+            packed = f.offset(f.args.pointer("panels"), loop.index * panel_bytes)
+            if form.by_rows:
+                self._pack_rows(w, column, packed)
+            else:
+                self._pack_columns(w, column, packed)
+            if form.makes:
+                self._facts(outer, matrix, column, packed)
+
+    def _pack_rows(self, w: Value, column: Value, packed: Value) -> None:
+        """Neighbouring columns of a few k at a time."""
+        f, form = self.f, self.form
+        step, lanes = f.args.size("step"), form.tile.lanes
+        whole = f.udiv(self.depth, form.group)
+
+        def group(at: Value, count: Value | None, masked: bool) -> None:
+            for v in range(form.tile.vectors):
+                start = column + v * lanes
+                mask = f.mask(self.columns - start, lanes, 8) if masked else None
+                word = f.const(self.words, 0)
+                for i in range(form.group):
+                    k = at * form.group + i
+                    if count is not None:  # what is behind the last k is read again, and dropped
+                        k = f.min(k, self.depth - 1)
+                    row = f.gep(i8, w, k * step)
+                    qvalues = f.load(i8.vector(lanes), row, start, mask=mask)
+                    if form.group == 1:
+                        word = qvalues
+                        continue
+                    wide = f.shl(f.convert(qvalues, i32, False), 8 * i)
+                    word = f.or_(word, wide)
+                place = (at * form.tile.columns + v * lanes) * form.group
+                f.store(self._centred(word, count), f.offset(packed, place), align=1)
+
+        for masked in (False, True):
+            is_whole = f.le(column + form.tile.columns, self.columns)
+            with f.if_(f.not_(is_whole) if masked else is_whole):
+                with f.loop(0, whole) as loop:
+                    group(loop.index, None, masked)
+                if form.group > 1:
+                    left = self.depth - whole * form.group
+                    with f.if_(f.gt(left, 0)):
+                        group(whole, left, masked)
+
+    def _pack_columns(self, w: Value, column: Value, packed: Value) -> None:
+        """One column at a time, whose neighbours on k lie side by side."""
+        f, form = self.f, self.form
+        whole = f.udiv(self.depth, form.group)
+        unit = self.words.scalar
+        with f.loop(0, form.tile.columns, nonempty=True) as loop:
+            # columns behind the last one repeat it: their sums are never stored
+            number = f.min(column + loop.index, self.columns - 1)
+            source = f.gep(i8, w, number * f.args.size("step"))
+
+            def put(word: Value, at: Value, count: Value | None, number: Value) -> None:
+                place = (at * form.tile.columns + number) * form.group
+                f.store(self._centred(word, count), f.offset(packed, place), align=1)
+
+            with f.loop(0, whole) as steps:
+                word = f.load(unit, f.offset(source, steps.index * form.group), align=1)
+                put(word, steps.index, None, loop.index)
+            if form.group > 1:
+                left = self.depth - whole * form.group
+                with f.if_(f.gt(left, 0)):
+                    word = f.const(i32, 0)
+                    for i in range(form.group - 1):  # no byte behind the column is read
+                        k = f.min(whole * form.group + i, self.depth - 1)
+                        code = f.convert(f.load(i8, source, k), i32, False)
+                        word = f.or_(word, f.shl(code, 8 * i))
+                    put(word, whole, left, loop.index)
+
+    def _centred(self, word: Value, count: Value | None) -> Value:
+        """Codes with a sign; zeros behind the first `count` of a group."""
+        f, form = self.f, self.form
+        if not form.signed:
+            word = f.xor(word, 0x80 if form.group == 1 else _TOP_BITS)
+        if count is None:
+            return word
+        kept = f.sub(f.shl(1, f.convert(count, i32) * 8), 1)
+        return f.and_(word, f.splat(kept, word.type.lanes) if word.type.is_vector else kept)
+
+    def _facts(self, outer: Sequence[Value], matrix: Value, column: Value, packed: Value) -> None:
+        """What is known of the columns of a panel once it is packed."""
+        f, form, lanes = self.f, self.form, self.form.tile.lanes
+        row = self.reads.at(f, outer, lanes)
+        for v in range(form.tile.vectors):
+            start = column + v * lanes
+            mask = f.mask(self.columns - start, lanes)
+            loaded = zip(form.given, row.load(start, mask), strict=True)
+            given = {
+                name: f.convert(value, i32, view.dtype.is_signed)
+                for (name, value), view in zip(loaded, self.reads.views, strict=True)
+            }
+            w_zero = given.get("w_zero", f.const(i32.vector(lanes), 0))
+            if not form.signed:
+                w_zero = w_zero - 128
+            sums = self._sums(packed, v) - w_zero * f.splat(f.convert(self.depth, i32), lanes)
+            made = {"sums": sums, "w_zero": w_zero}
+            if "offset" in form.makes:
+                factor = f.const(sums.type, form.shift)
+                if "x_zero" in given:
+                    factor = factor - given["x_zero"]
+                offset = factor * sums
+                made["offset"] = offset + given["bias"] if "bias" in given else offset
+            for name in form.makes:
+                at = matrix * self.columns + start
+                f.store(made[name], f.args.pointer(f"{name}.made"), at, mask=mask)
+
+    def _sums(self, packed: Value, v: int) -> Value:
+        """Σ w' of a vector of columns."""
+        f, form, lanes = self.f, self.form, self.form.tile.lanes
+        with f.loop(0, self.steps, carry=(f.const(i32.vector(lanes), 0),)) as loop:
+            place = (loop.index * form.tile.columns + v * lanes) * form.group
+            word = f.load(self.words, f.offset(packed, place), align=1)
+            total = loop.carried[0]
+            if form.group == 1:
+                total = total + f.convert(word, i32)
+            else:
+                for i in range(form.group):
+                    total = total + f.ashr(f.shl(word, 24 - 8 * i), 24)
+            loop.next(total)
+        return loop.results[0]
+
+
+class RunProduct(Product):
+    """Products of many matrices; the place of the one at hand is kept while tiles are emitted."""
+
+    def __init__(
+        self, f: Kernel, tile: Tile, epilogue: Epilogue, numbers: Numbers, outer: int
+    ) -> None:
+        self.sizes = [f.args.size(f"size{axis}") for axis in range(outer)]
+        self.outer: tuple[Value, ...] = ()
+        super().__init__(f, tile, epilogue, numbers)
+
+    def emit(self) -> None:
+        f, tile = self.f, self.tile
+        panels = f.udiv(self.columns + (tile.columns - 1), tile.columns)
+        tiles = f.udiv(self.rows + (tile.rows - 1), tile.rows)
+        height = f.max(f.min(f.args.size("block"), tiles), 1)
+        each = tiles * panels
+        begin, end = f.share(product(f, [*self.sizes, each]))
+        with f.if_(f.lt(begin, end)), f.do_while(carry=(begin,)) as runs:
+            (at,) = runs.carried
+            matrix = f.udiv(at, each)
+            self.outer = position(f, self.sizes, matrix)
+            inside = at - matrix * each
+            first, tall, _, panel, top = self.in_order(inside, height, panels, tiles)
+            count = f.min(tall - top, end - at)
+            self._run(panel, (first + top) * tile.rows, count)
+            after = at + count
+            runs.next(after, again=f.lt(after, end))
+
+    def shared(self) -> Value:
+        """The number of the matrix of w, which may serve several of a."""
+        f = self.f
+        total = f.index(0)
+        for axis, place in enumerate(self.outer):
+            total = total + place * f.args.size(f"w.{axis}")
+        return total
+
+    def panels(self) -> Value:
+        f, tile = self.f, self.tile
+        count = f.udiv(self.columns + (tile.columns - 1), tile.columns)
+        matrix_bytes = count * self.depth * (tile.columns * self.numbers.unit.total_bytes)
+        return f.offset(f.args.pointer("w"), self.shared() * matrix_bytes)
+
+    def constants_at(self, column: Value) -> Value:
+        return self.shared() * self.columns + column
+
+    def address(self, row: Value) -> Value:
+        return address_of(self.f, "a", self.numbers.element, (*self.outer, row))
+
+    def result_at(self, row: Value) -> Value:
+        f = self.f
+        total = row * self.y_stride
+        for axis, place in enumerate(self.outer):
+            total = total + place * f.args.size(f"y.{axis}")
+        return total
+
+
+def product_sizes(outer: int) -> tuple[str, ...]:
+    """Slots of a product of many matrices besides those of `Product`."""
+    axes = range(outer)
+    return (
+        *(f"size{axis}" for axis in axes),
+        *(f"a.{axis}" for axis in range(outer + 1)),
+        *(f"{operand}.{axis}" for operand in "wy" for axis in axes),
+    )
+
+
+def zero_of_row(f: Kernel, reads: Reads, place: Sequence[Value], lanes: int) -> Value:
+    """A row's zero point, which is all that `reads` has, in i32."""
+    (code,) = reads.at(f, place, lanes).load(0)
+    element: DType = reads.views[0].dtype
+    assert stored(element).bits == 8
+    return f.convert(code, i32, element.is_signed)

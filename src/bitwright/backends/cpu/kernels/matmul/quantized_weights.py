@@ -1,0 +1,262 @@
+"""Constant weights kept as codes of 2 to 8 bits: how they lie in memory, and how they are read.
+
+    w[k, n] = (codes[k, n] - zero[k // block, n]) * scale[k // block, n]
+
+Panels of `columns` columns follow each other, as for the f32 product. Within one, 8-bit codes lie
+[k][columns]; narrower ones [k / group][columns] in 32-bit words, the first of a column's `group`
+codes in the lowest bits. A lane then holds a column, and one shift brings its next code down:
+where a vector can be looked up in (vpermps), the four lowest bits of the lane choose among 16
+numbers, whatever numbers a code stands for. Codes are signed: unsigned ones are moved by half
+their range, and their zero points with them. Scales lie [k / block][columns], as narrow as they
+are exact: powers of two in 8 bits, then f16, then f32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.codegen.emit import Kernel, Type, Value, f16, f32, i8, i16, i32
+from bitwright.backends.cpu.codegen.instr import lookup_f32
+from bitwright.backends.cpu.kernels.matmul.matmul import Tile
+from bitwright.ir.dtype import DType, dtype, f4e2m1, f8e4m3fn, f8e5m2
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+LONGEST = 512
+"""Codes that share a scale in memory at most: longer blocks repeat theirs."""
+GROUP = {8: 8, 4: 8, 2: 16}
+"""Codes of a column that are read together."""
+_E4M3_FACTOR = 256.0
+_DOUBLED_F4 = 0xC8643210
+"""2 |x| of the eight magnitudes of f4e2m1, four bits each."""
+_EXPONENT_BITS = 23
+
+
+@dataclass(frozen=True)
+class QuantizedWeights:
+    """All of it shapes the code that reads them."""
+
+    kind: DType
+    """A signed integer or a float of 2, 4 or 8 bits."""
+    block: int
+    """Codes that share a scale: whole groups."""
+    scale: Type
+    """i8 stands for the exponent of a power of two."""
+    zero: Type | None
+    has_rest: bool
+    """Whether a column ends within a group."""
+
+    @property
+    def bits(self) -> int:
+        return self.kind.bits
+
+    @property
+    def group(self) -> int:
+        return GROUP[self.bits]
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one column's group."""
+        return self.group * self.bits // 8
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        return ("scale", "zero") if self.zero is not None else ("scale",)
+
+
+@dataclass(frozen=True)
+class Packed:
+    form: QuantizedWeights
+    qvalues: Array
+    scale: Array
+    zero: Array | None
+
+
+def pack_weights(
+    qvalues: Array, scale: Array, zero: Array | None, block: int, tile: Tile, target: Target
+) -> Packed | str:
+    """Codes [n, k] with scales and zero points [n, k / block] as they are read, or why not."""
+    kind = dtype(qvalues.dtype)
+    is_float = kind.is_float
+    if is_float and kind not in (f4e2m1, f8e4m3fn, f8e5m2):
+        return f"there is no kernel for {kind} weights"
+    if kind.bits == 8 and is_float and not target.converts_f16:
+        return "the target does not convert half floats, through which f8 goes"
+    if is_float and not np.isfinite(qvalues.astype(np.float32)).all():
+        return "a weight is not finite"
+    depth = qvalues.shape[1]
+    group = GROUP[kind.bits]
+    shared = _shared(block, depth, group)
+    if not shared:
+        return f"blocks of {block} are no whole groups of {group}"
+    wide = scale.astype(np.float32)
+    factor = _E4M3_FACTOR if kind == f8e4m3fn else 1.0
+    if not np.isfinite(wide * np.float32(factor)).all():
+        return "a scale is not finite"
+    if zero is not None:
+        zero = zero.astype(np.float32)
+    if not is_float and not kind.is_signed:
+        middle = 1 << (kind.bits - 1)
+        qvalues = (qvalues.astype(np.int16) - middle).astype(np.int8)
+        zero = (np.zeros_like(wide) if zero is None else zero) - np.float32(middle)
+    points = None if zero is None or not zero.any() else zero
+    stored = _narrowest(_repeated(wide, block, shared, depth), target)
+    held = None
+    if points is not None:
+        whole = points.astype(np.int8)
+        held = _repeated(whole if (whole == points).all() else points, block, shared, depth)
+    signed = kind if is_float or kind.is_signed else dtype(f"i{kind.bits}")
+    form = QuantizedWeights(
+        signed,
+        shared,
+        {1: i8, 2: f16, 4: f32}[stored.dtype.itemsize],
+        None if held is None else i8 if held.dtype == np.int8 else f32,
+        depth % group != 0,
+    )
+    return Packed(
+        form,
+        _panels_of_qvalues(qvalues.T, kind.bits, tile),
+        _panels(stored.T, tile),
+        None if held is None else _panels(held.T, tile),
+    )
+
+
+def _shared(block: int, depth: int, group: int) -> int:
+    """The longest block of whole groups that divides this one; 0 if there is none."""
+    if block >= depth:
+        return min(LONGEST, -(-max(depth, 1) // group) * group)
+    if block <= LONGEST:
+        return 0 if block % group else block
+    sizes = range(LONGEST - LONGEST % group, 0, -group)
+    return next((size for size in sizes if block % size == 0), 0)
+
+
+def _repeated(parameter: Array, block: int, shared: int, depth: int) -> Array:
+    """Numbers [n, k / block] as [n, k / shared]."""
+    starts = np.arange(0, depth, shared)
+    return parameter if shared == block else parameter[:, starts // min(block, max(depth, 1))]
+
+
+def _narrowest(scale: Array, target: Target) -> Array:
+    """f32 scales in the fewest bytes that hold them exactly."""
+    bits = scale.view(np.uint32)
+    exponent = bits >> _EXPONENT_BITS
+    if (bits == exponent << _EXPONENT_BITS).all() and ((exponent > 0) & (exponent < 255)).all():
+        return exponent.astype(np.uint8)
+    if target.converts_f16:
+        with np.errstate(over="ignore"):
+            half = scale.astype(np.float16)
+        if (half.astype(np.float32) == scale).all():
+            return half
+    return scale
+
+
+def _panels(rows: Array, tile: Tile) -> Array:
+    """[k, n] as [n / columns][k][columns], filled up with zeros."""
+    depth, columns = rows.shape
+    panels = -(-columns // tile.columns)
+    padded = np.zeros((depth, panels * tile.columns), rows.dtype)
+    padded[:, :columns] = rows
+    return np.ascontiguousarray(padded.reshape(depth, panels, tile.columns).transpose(1, 0, 2))
+
+
+def _panels_of_qvalues(qvalues: Array, bits: int, tile: Tile) -> Array:
+    """Codes [k, n] in panels, a column's group side by side."""
+    depth, columns = qvalues.shape
+    group = GROUP[bits]
+    padded = np.zeros((-(-depth // group) * group, columns), np.uint8)
+    padded[:depth] = np.ascontiguousarray(qvalues).view(np.uint8)
+    if bits == 8:
+        return _panels(padded, tile)
+    each = 8 // bits
+    lanes = padded.reshape(len(padded) // each, each, columns) & ((1 << bits) - 1)
+    packed = lanes[:, 0].copy()
+    for lane in range(1, each):
+        packed |= lanes[:, lane] << (lane * bits)
+    words = packed.reshape(len(packed) // 4, 4, columns).transpose(0, 2, 1)
+    return _panels(np.ascontiguousarray(words).view(np.uint32)[..., 0], tile)
+
+
+class Reader:
+    """Emits the numbers that codes, scales and zero points stand for."""
+
+    def __init__(self, f: Kernel, form: QuantizedWeights, tile: Tile) -> None:
+        self.f, self.form, self.tile = f, form, tile
+        self.lanes = tile.lanes
+        lookup = lookup_f32(f.target)
+        self.lookup = lookup if lookup and lookup.result.lanes == tile.lanes else None
+
+    @property
+    def factor(self) -> float:
+        """What `values` are too small by."""
+        if self.form.kind == f8e4m3fn:
+            return _E4M3_FACTOR
+        return 0.5 if self.form.kind == f4e2m1 and self.lookup is None else 1.0
+
+    def group(self, qvalues: Value) -> Iterator[list[Value]]:
+        """The group of codes at an address: for each k, the values of the tile's columns."""
+        f, form, tile = self.f, self.form, self.tile
+        if form.bits == 8:
+            for k in range(form.group):
+                places = [k * tile.columns + v * tile.lanes for v in range(tile.vectors)]
+                yield [self._byte(f.load(i8.vector(self.lanes), qvalues, at)) for at in places]
+            return
+        words = [
+            f.load(i32.vector(self.lanes), qvalues, v * self.lanes) for v in range(tile.vectors)
+        ]
+        for k in range(form.group):
+            yield [self._narrow(word, k) for word in words]
+
+    def _byte(self, qvalues: Value) -> Value:
+        f, kind = self.f, self.form.kind
+        if kind.is_integer:
+            return f.convert(f.convert(qvalues, i32), f32)
+        if kind == f8e5m2:  # the upper half of an f16
+            wide = f.shl(f.convert(qvalues, i16), 8)
+        else:  # sign, and the other bits at the place of an f16's, whose exponents are 8 lower
+            wide = f.and_(f.shl(f.convert(qvalues, i16), 7), 0xBF80)
+        return f.convert(f.bitcast(wide, f16.vector(self.lanes)), f32)
+
+    def _narrow(self, word: Value, k: int) -> Value:
+        """The k-th code of each lane's word."""
+        f, bits, kind = self.f, self.form.bits, self.form.kind
+        low = word if k == 0 else f.lshr(word, k * bits)
+        if self.lookup is not None:
+            return self.lookup(f, f.const_vector(f32, numbers_of(kind)), low)
+        high = f.shl(word, 32 - bits * (k + 1))
+        if kind.is_integer:
+            return f.convert(f.ashr(high, 32 - bits), f32)
+        table = f.const(word.type, _DOUBLED_F4)
+        size = f.and_(f.lshr(table, f.shl(f.and_(low, 7), 2)), 15)
+        sign = f.and_(high, 1 << 31)
+        bits_ = f.or_(f.bitcast(f.convert(size, f32), word.type), sign)
+        return f.bitcast(bits_, f32.vector(self.lanes))
+
+    def scale(self, pointer: Value, v: int) -> Value:
+        """Scales of the v-th vector of columns, with the factor in them."""
+        f, type_ = self.f, self.form.scale
+        held = f.load(type_.vector(self.lanes), pointer, v * self.lanes)
+        if type_ is i8:
+            wide = f.shl(f.convert(held, i32, False), _EXPONENT_BITS)
+            held = f.bitcast(wide, f32.vector(self.lanes))
+        found = f.convert(held, f32)
+        return found if self.factor == 1 else found * self.factor
+
+    def zero(self, pointer: Value, v: int) -> Value:
+        f, type_ = self.f, self.form.zero
+        assert type_ is not None
+        held = f.load(type_.vector(self.lanes), pointer, v * self.lanes)
+        return held if type_ is f32 else f.convert(f.convert(held, i32), f32)
+
+
+def numbers_of(kind: DType) -> list[float]:
+    """What the 16 values of four bits stand for; the upper ones do not matter to two."""
+    qvalues = np.arange(16, dtype=np.uint8) & ((1 << kind.bits) - 1)
+    if kind.is_integer:
+        half = 1 << (kind.bits - 1)
+        return [float((int(code) ^ half) - half) for code in qvalues]
+    return [float(number) for number in qvalues.view(kind.numpy).astype(np.float32)]

@@ -1,0 +1,1 @@
+"""Ops that move elements: selection and emission of kernels."""

@@ -1,0 +1,42 @@
+"""nonzero: the chunks' counts are summed by a step of sizes, then the coordinates are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.kernels.movement.nonzero import CHUNK, emit_count, emit_write
+from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.lowering.region import require_elements
+from bitwright.ir.dim import Size
+from bitwright.ir.graph import Node
+
+Array = np.ndarray[Any, Any]
+
+
+@lowers("nonzero")
+def lower_nonzero(ctx: Lowering, node: Node, region: RegionView) -> None:
+    (x,) = node.operands
+    require_elements(x.dtype)
+    if not x.rank:
+        raise NoKernelError("a scalar has no coordinates")
+    element, rank, view = x.dtype, x.rank, ctx.contiguous(x)
+    count = x.tensor.count
+    chunks = (count + (CHUNK - 1)) // CHUNK
+    counts = ctx.scratch(f"{node.name}.counts", "i64", chunks)
+    sizes: dict[str, Size] = {"count": count, "chunks": chunks}
+    first = ctx.kernel("nonzero_count", element, lambda m, n: emit_count(m, n, element))
+    ctx.call(first, node, {"x": view, "counts": counts}, sizes, writes=("counts",))
+
+    def read(arrays: Sequence[Array], _: Mapping[str, int]) -> list[int]:
+        return [int(arrays[0].sum())]
+
+    found = node.outputs[0].shape[1]
+    ctx.read_sizes(node, [counts], [found], read)
+    key = element, rank
+    second = ctx.kernel("nonzero", key, lambda m, n: emit_write(m, n, *key))
+    sizes |= {"found": found, **{f"n{axis}": size for axis, size in enumerate(x.shape)}}
+    pointers = {"x": view, "counts": counts, "y": ctx.output(node.outputs[0])}
+    ctx.call(second, node, pointers, sizes)

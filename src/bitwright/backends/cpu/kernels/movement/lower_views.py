@@ -1,0 +1,72 @@
+"""Movement ops that move nothing: their results are views of their operands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bitwright.backends.cpu.lowering.context import VIEWS, Lowering
+from bitwright.backends.cpu.lowering.region import broadcast
+from bitwright.ir.graph import Node
+from bitwright.lir.buffer import View, row_major
+
+
+def _identity(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
+    (x,) = node.operands
+    return (ctx.view(x),)
+
+
+def _reshape(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
+    """A copy is made first where the strides do not allow the new shape."""
+    x = node.inputs[0]
+    if len(node.inputs) != 1 or x is None:
+        return None
+    shape = node.outputs[0].shape
+    view = ctx.view(x).reshape(shape)
+    if view is None:  # both shapes hold as many elements: that is checked when sizes are known
+        view = replace(ctx.contiguous(x), shape=shape, strides=row_major(shape))
+    return (view,)
+
+
+def _transpose(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
+    (x,) = node.operands
+    return (ctx.view(x).transpose(node.attrs["perm"]),)
+
+
+def _expand(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
+    x = node.inputs[0]
+    if len(node.inputs) != 1 or x is None:
+        return None
+    return (broadcast(ctx.view(x), node.outputs[0].shape),)
+
+
+def _slice(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
+    x = node.inputs[0]
+    if len(node.inputs) != 1 or x is None:
+        return None
+    attrs = node.attrs
+    view = ctx.view(x)
+    for axis, start, step in zip(attrs["axes"], attrs["starts"], attrs["steps"], strict=True):
+        axis %= len(view.shape)
+        view = view.slice(axis, start, node.outputs[0].shape[axis], step)
+    return (view,)
+
+
+def _split(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
+    (x,) = node.operands
+    view = ctx.view(x)
+    axis = node.attrs["axis"] % len(view.shape)
+    start, views = 0, []
+    for size in node.attrs["sizes"]:
+        views.append(view.slice(axis, start, size, 1))
+        start = start + size
+    return tuple(views)
+
+
+VIEWS.update(
+    identity=_identity,
+    reshape=_reshape,
+    transpose=_transpose,
+    expand=_expand,
+    slice=_slice,
+    split=_split,
+)

@@ -1,0 +1,1 @@
+"""Pools and resampling: selection and emission of kernels."""

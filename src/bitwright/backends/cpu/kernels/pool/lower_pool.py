@@ -1,0 +1,71 @@
+"""Lowerings of the pools, in the layout that their operand has: channels first or last."""
+
+from __future__ import annotations
+
+from bitwright.backends.cpu.codegen.emit import computed
+from bitwright.backends.cpu.kernels.pool.pool import Pool, emit_pool
+from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.lowering.layout import channels_last, image_order
+from bitwright.backends.cpu.lowering.region import require_elements
+from bitwright.ir.dim import Size
+from bitwright.ir.graph import Node
+from bitwright.ops.nn.windows import make_windows
+
+MOST = 1 << 30
+"""What lanes of 32 bits count places with: sums of two of them fit."""
+
+
+@lowers("max_pool", "avg_pool", "lp_pool")
+def lower_pool(ctx: Lowering, node: Node, region: RegionView) -> None:
+    attrs = node.attrs
+    (x,) = node.operands
+    y = node.outputs[0]
+    require_elements(x.dtype)
+    rank = x.rank - 2
+    windows = make_windows(
+        rank, attrs["kernel"], attrs.get("strides"), attrs.get("pads"), attrs.get("dilations")
+    )
+    if not all(isinstance(size, int) for size in windows.kernel):
+        raise NoKernelError("the window has no fixed size")
+    numbers = (*windows.extents, *windows.strides, *windows.begins, *windows.ends)
+    if any(isinstance(number, int) and number > MOST for number in numbers):
+        raise NoKernelError("places in its windows do not fit 32 bits")
+    order = image_order(ctx.view(x))
+    is_last = order == channels_last(x.rank)
+    pool = Pool(
+        _kind(node),
+        x.dtype,
+        windows.kernel,
+        windows.strides,
+        windows.dilations,
+        is_last,
+        _lanes(ctx, node, is_last),
+        attrs.get("p", 2),
+    )
+    pointers = {"x": ctx.ordered(x, order), "y": ctx.output(y, order)}
+    kernel = ctx.kernel(node.op, pool, lambda module, name: emit_pool(module, name, pool))
+    sizes: dict[str, Size] = {"images": x.shape[0] * (1 if is_last else x.shape[1])}
+    if is_last:
+        sizes["channels"] = x.shape[1]
+    named = {"in": x.shape[2:], "out": y.shape[2:], "begin": windows.begins, "end": windows.ends}
+    sizes |= {
+        f"{name}{axis}": size for name, all_ in named.items() for axis, size in enumerate(all_)
+    }
+    wanted = {slot.name for slot in kernel.signature.slots}
+    ctx.call(kernel, node, pointers, {name: s for name, s in sizes.items() if name in wanted})
+
+
+def _kind(node: Node) -> str:
+    if node.op == "avg_pool" and node.attrs["count_include_pad"]:
+        return "avg_padded"
+    return node.op.removesuffix("_pool")
+
+
+def _lanes(ctx: Lowering, node: Node, is_last: bool) -> int:
+    """Lanes of a vector, fewer where the axis they run along is known to be short."""
+    y = node.outputs[0]
+    lanes = ctx.target.lanes(max(computed(y.dtype).bits, 32))
+    along = y.shape[1] if is_last else y.shape[-1]
+    while isinstance(along, int) and 1 < along < lanes:
+        lanes //= 2
+    return lanes

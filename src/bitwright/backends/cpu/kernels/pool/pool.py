@@ -1,0 +1,322 @@
+"""Pooling over windows of 1, 2 or 3 spatial axes: max, mean and p-norm.
+
+    tap k of window o reads place o * stride - begin + k * dilation, if that is inside the axis
+
+Images lie channels first, [N * C, spatial], and lanes run along the last spatial axis; or channels
+last, [N, spatial, C], and lanes run along the channels. The window, its strides and dilations are
+compiled in; sizes and padding are slots: in{a}, out{a}, begin{a}, end{a} for each spatial axis a,
+`images` and `channels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bitwright.backends.cpu.codegen import math
+from bitwright.backends.cpu.codegen.emit import (
+    Kernel,
+    Module,
+    Operand,
+    Signature,
+    Value,
+    computed,
+    i32,
+    i64,
+    stored,
+)
+from bitwright.backends.cpu.codegen.expression import from_stored, load_computed, to_stored
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import product, walk
+from bitwright.ir.dtype import DType
+
+GROUP = 4
+"""Vectors of channels that one pass over a window gathers."""
+MOST_TAPS = 32
+"""Taps of a line that are written out; longer lines are a loop."""
+MOST_FACTORS = 8
+"""Powers up to this are written out as products."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What is compiled in."""
+
+    kind: str
+    """max, avg, avg_padded (padding counts) or lp"""
+    element: DType
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    channels_last: bool
+    lanes: int
+    p: int = 2
+
+    @property
+    def rank(self) -> int:
+        return len(self.kernel)
+
+    @property
+    def empty(self) -> float:
+        """What adds nothing to a window."""
+        if self.kind != "max":
+            return 0.0
+        return float("-inf") if self.element.is_float else self.element.min
+
+    def start(self, f: Kernel, lanes: int) -> Value:
+        return f.const(computed(self.element).vector(lanes), self.empty)
+
+    def add(self, f: Kernel, total: Value, value: Value) -> Value:
+        if self.kind == "max":
+            return f.max(total, value, self.element.is_signed)
+        if self.kind == "lp":
+            value = self._power(f, f.abs(value))
+        return total + value
+
+    def _power(self, f: Kernel, value: Value) -> Value:
+        if self.p > MOST_FACTORS:
+            return math.pow_(f, value, f.const(value.type, float(self.p)))
+        power = value
+        for _ in range(self.p - 1):
+            power = power * value
+        return power
+
+    def finish(self, f: Kernel, total: Value, cells: Value) -> Value:
+        """The result; a mean divides by the number of cells, one for all or one for each lane."""
+        if self.kind in ("avg", "avg_padded"):
+            return f.div(total, f.convert(f.max(cells, 1), total.type.scalar))
+        if self.kind == "lp" and self.p > 1:
+            return f.sqrt(total) if self.p == 2 else _root(f, total, self.p)
+        return total
+
+
+def _root(f: Kernel, total: Value, p: int) -> Value:
+    return math.pow_(f, total, f.const(total.type, 1.0 / p))
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """The taps of one window along one axis that are inside."""
+
+    start: Value
+    first: Value
+    stop: Value
+    cells: Value
+    """How many of them a mean counts."""
+
+
+class _Emitter:
+    def __init__(self, f: Kernel, pool: Pool) -> None:
+        self.f, self.pool, self.type = f, pool, stored(pool.element)
+        self.sizes = [f.args.size(f"in{a}") for a in range(pool.rank)]
+        self.counts = [f.args.size(f"out{a}") for a in range(pool.rank)]
+        self.x, self.y = f.args.pointer("x"), f.args.pointer("y")
+
+    def taps(self, axis: int, window: Value) -> _Observed:
+        """The taps of a window, or of one in each lane; counted in the type of its number."""
+        f, pool = self.f, self.pool
+        taps, step = pool.kernel[axis], pool.dilations[axis]
+
+        def slot(name: str) -> Value:
+            return f.convert(f.args.size(f"{name}{axis}"), window.type.scalar)
+
+        start = window * pool.strides[axis] - slot("begin")
+
+        def before(limit: Operand) -> Value:
+            """The number of taps that lie before a place."""
+            distance = f.add(f.sub(limit, start), step - 1)
+            return f.max(f.min(f.sdiv(distance, step) if step > 1 else distance, taps), 0)
+
+        first, stop = before(0), before(slot("in"))
+        cells = f.sub(stop, first)
+        if pool.kind == "avg_padded":
+            cells = before(slot("in") + slot("end"))
+        return _Observed(start, first, stop, cells)
+
+    def over(
+        self,
+        taps: Sequence[_Observed],
+        strides: Sequence[Operand],
+        offset: Value,
+        carry: Sequence[Value],
+        leaf: Callable[[Value, Sequence[Value]], Sequence[Value]],
+    ) -> tuple[Value, ...]:
+        """Loops over the taps of a window, with running totals; `leaf` gets an offset in x."""
+        f = self.f
+        if not taps:
+            return tuple(leaf(offset, carry))
+        step = self.pool.dilations[self.pool.rank - len(strides)]
+        with f.loop(taps[0].first, taps[0].stop, carry=carry) as loop:
+            place = (taps[0].start + loop.index * step) * strides[0] + offset
+            loop.next(*self.over(taps[1:], strides[1:], place, loop.carried, leaf))
+        return loop.results
+
+    def load(self, lanes: int, place: Value, mask: Value | None = None) -> Value:
+        return load_computed(self.f, self.pool.element, lanes, self.x, place, mask=mask)
+
+    def store(self, value: Value, place: Value, mask: Value | None = None) -> None:
+        self.f.store(to_stored(self.f, value, self.pool.element), self.y, place, mask=mask)
+
+    # channels last
+
+    def channels_last(self) -> None:
+        f = self.f
+        channels = f.args.size("channels")
+        strides = [product(f, [*self.sizes[a + 1 :], channels]) for a in range(self.pool.rank)]
+        image = product(f, [*self.sizes, channels])
+        counts = [f.args.size("images"), *self.counts]
+        begin, end = f.share(product(f, counts))
+        steps: dict[str, list[Operand]] = {
+            "x": [image, *[0] * self.pool.rank],
+            "y": [product(f, [*self.counts[a:], channels]) for a in range(self.pool.rank + 1)],
+        }
+
+        def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:
+            taps = [self.taps(a, coordinates[1 + a]) for a in range(self.pool.rank)]
+            self._over_channels(taps, strides, offsets["x"], offsets["y"], channels)
+
+        walk(f, counts, steps, begin, end, body)
+
+    def _over_channels(
+        self,
+        taps: Sequence[_Observed],
+        strides: Sequence[Operand],
+        x: Value,
+        y: Value,
+        channels: Value,
+    ) -> None:
+        f, pool, lanes = self.f, self.pool, self.pool.lanes
+        cells = product(f, [t.cells for t in taps])
+        wide = lanes * GROUP
+        whole = channels - f.urem(channels, wide)
+
+        def group(channel: Value, count: int, mask: Value | None) -> None:
+            def leaf(offset: Value, totals: Sequence[Value]) -> list[Value]:
+                return [
+                    pool.add(f, total, self.load(lanes, offset + turn * lanes, mask))
+                    for turn, total in enumerate(totals)
+                ]
+
+            empty = [pool.start(f, lanes)] * count
+            totals = self.over(taps, strides, x + channel, empty, leaf)
+            for turn, total in enumerate(totals):
+                value = pool.finish(f, total, cells)
+                self.store(value, y + channel + turn * lanes, mask)
+
+        with f.loop(0, whole, wide) as loop:
+            group(loop.index, GROUP, None)
+        f.vectors(whole, channels, lanes, lambda index, mask: group(index, 1, mask))
+
+    # channels first
+
+    def channels_first(self) -> None:
+        f, rank = self.f, self.pool.rank
+        strides = [product(f, self.sizes[a + 1 :]) for a in range(rank)]
+        counts = [f.args.size("images"), *self.counts[:-1]]
+        begin, end = f.share(product(f, counts))
+        steps: dict[str, list[Operand]] = {
+            "x": [product(f, self.sizes), *[0] * (rank - 1)],
+            "y": [product(f, self.counts[a:]) for a in range(rank)],
+        }
+
+        def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:
+            taps = [self.taps(a, coordinates[1 + a]) for a in range(rank - 1)]
+            self._row(taps, strides, offsets["x"], offsets["y"])
+
+        walk(f, counts, steps, begin, end, body)
+
+    def _row(
+        self, taps: Sequence[_Observed], strides: Sequence[Operand], x: Value, y: Value
+    ) -> None:
+        """Windows along the last axis, in lanes; vectors that reach over an edge are masked."""
+        f, pool, lanes = self.f, self.pool, self.pool.lanes
+        count, stride = self.counts[-1], pool.strides[-1]
+        extent = (pool.kernel[-1] - 1) * pool.dilations[-1] + 1
+        margin = f.args.size(f"begin{pool.rank - 1}")
+
+        def windows(first: Value, is_masked: bool, stored_lanes: Value | None = None) -> None:
+            start = first * stride - margin
+
+            def add(offset: Value, total: Value, tap: Operand) -> Value:
+                place = start + tap * pool.dilations[-1]
+                return pool.add(f, total, self._strided(offset, place, is_masked))
+
+            def leaf(offset: Value, totals: Sequence[Value]) -> list[Value]:
+                total = totals[0]
+                if pool.kernel[-1] > MOST_TAPS:
+                    with f.loop(*self._reached(start), carry=(total,)) as taps_of_row:
+                        (before,) = taps_of_row.carried
+                        taps_of_row.next(add(offset, before, taps_of_row.index))
+                    return list(taps_of_row.results)
+                for tap in range(pool.kernel[-1]):
+                    total = add(offset, total, tap)
+                return [total]
+
+            (total,) = self.over(taps, strides, x, [pool.start(f, lanes)], leaf)
+            cells = product(f, [t.cells for t in taps])
+            if is_masked and pool.kind in ("avg", "avg_padded"):
+                own = self.taps(pool.rank - 1, f.iota(i32, lanes) + f.convert(first, i32))
+                total = pool.finish(f, total, own.cells * f.convert(cells, i32))
+            else:
+                total = pool.finish(f, total, cells * pool.kernel[-1])
+            self.store(total, y + first, stored_lanes)
+
+        with f.if_(f.lt(count, lanes)) as short:
+            windows(f.index(0), True, f.mask(count, lanes))
+        with short.else_(), f.loop(0, count, lanes) as loop:
+            first = f.min(loop.index, count - lanes)
+            start = first * stride - margin
+            end = start + ((lanes - 1) * stride + extent)
+            inside = f.and_(f.ge(start, 0), f.le(end, self.sizes[-1]))
+            with f.if_(inside) as branch:
+                windows(first, False)
+            with branch.else_():
+                windows(first, True)
+
+    def _reached(self, start: Value) -> tuple[Value, Value]:
+        """The taps that fall inside the row for any of the windows of a vector, the first of which
+        begins at `start`."""
+        f, pool = self.f, self.pool
+        step = pool.dilations[-1]
+        last = start + (pool.lanes - 1) * pool.strides[-1]
+        first = f.udiv(f.max(f.sub(step - 1, last), 0), step)
+        behind = f.udiv(f.max(self.sizes[-1] - start + (step - 1), 0), step)
+        return first, f.min(behind, pool.kernel[-1])
+
+    def _strided(self, row: Value, place: Value, is_masked: bool) -> Value:
+        """Every stride-th element of a row from a place on; nothing outside the row is read."""
+        f, pool, lanes = self.f, self.pool, self.pool.lanes
+        size, stride = self.sizes[-1], pool.strides[-1]
+        empty = pool.empty
+
+        def load(first: Value) -> Value:
+            mask = None
+            if is_masked:
+                mask = f.ult(f.iota(i32, lanes) + f.convert(first, i32), f.convert(size, i32))
+            where = f.gep(self.type, self.x, row + first)
+            return load_computed(f, pool.element, lanes, where, mask=mask, default=empty)
+
+        if stride == 1 or lanes == 1:
+            return load(place)
+        if stride == 2:
+            first, second = load(place), load(place + (lanes - 1))
+            order = [2 * i if 2 * i < lanes else lanes + 2 * i - (lanes - 1) for i in range(lanes)]
+            return f.shuffle(first, order, second)
+        places = f.add(f.mul(f.iota(i64, lanes), stride), place)
+        mask = f.ult(places, size) if is_masked else None
+        origin = f.gep(self.type, self.x, row)
+        found = f.gather(self.type.vector(lanes), origin, places, mask=mask, default=empty)
+        return from_stored(f, found, pool.element)
+
+
+def emit_pool(module: Module, name: str, pool: Pool) -> Signature:
+    names = ["in", "out", "begin", *(["end"] if pool.kind == "avg_padded" else [])]
+    slots = [f"{name}{axis}" for name in names for axis in range(pool.rank)]
+    channels = ("channels",) if pool.channels_last else ()
+    signature = Signature(("x", "y"), ("images", *channels, *slots))
+    with module.kernel(name, signature) as f:
+        emitter = _Emitter(f, pool)
+        if pool.channels_last:
+            emitter.channels_last()
+        else:
+            emitter.channels_first()
+    return signature

@@ -1,0 +1,229 @@
+"""rnn, gru and lstm: x·W of all steps and directions as one product, then the steps.
+
+    p[S·B, directions · gates · H] = x[S·B, I] · W'       (the packed kernel for constant weights)
+    steps                                                 (`kernels.recurrent.recurrent`)
+
+Constant R is packed when the program is made, else by copies in front of the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.codegen.emit import stored
+from bitwright.backends.cpu.kernels.matmul.lower_batched import Operands, call_product
+from bitwright.backends.cpu.kernels.matmul.lower_matmul import row_tiles_in_cache
+from bitwright.backends.cpu.kernels.matmul.matmul import best_tile, emit_matmul, pack
+from bitwright.backends.cpu.kernels.recurrent.recurrent import (
+    Recurrence,
+    emit_recurrence,
+    vectors_of,
+)
+from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
+from bitwright.backends.cpu.lowering.region import split
+from bitwright.ir.dim import Size
+from bitwright.ir.dtype import f32, f64
+from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.lir.buffer import View, contiguous
+from bitwright.ops.core.registry import get
+from bitwright.ops.nn.recurrent import GATES, gate_activations
+from bitwright.ops.quant.integer_recurrent import PREFIX
+
+_OPERANDS = ("x", "w", "r", "bias", "lengths", "h0", "c0", "peephole")
+
+
+@lowers("rnn", "gru", "lstm")
+def lower_recurrent(ctx: Lowering, node: Node, region: RegionView) -> None:
+    x = node.inputs[0]
+    assert x is not None
+    if x.dtype not in (f32, f64):
+        raise NoKernelError(f"elements of type {x.dtype} are computed in another type")
+    layer = RecurrentLayer.of(ctx, node, _OPERANDS)
+    kernel, vectors = layer.kernel, layer.vectors
+    code = ctx.kernel(
+        node.op, (kernel, vectors), lambda m, name: emit_recurrence(m, name, kernel, vectors)
+    )
+    panels = [_packed(ctx, node, gates, width) for gates, width in layer.panels]
+    layer.call(ctx, code, _projected(ctx, node, region), panels)
+
+
+@dataclass(frozen=True)
+class RecurrentLayer:
+    """A layer and the shape of its kernel; steps of codes are `kernels.recurrent.lower_int8`."""
+
+    node: Node
+    given: dict[str, Value | None]
+    kernel: Recurrence
+    vectors: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, ctx: Lowering, node: Node, operands: Sequence[str], more: Sequence[str] = ()
+    ) -> RecurrentLayer:
+        """`operands` are the names of the node's, `more` those of pointers besides."""
+        op = node.op.removeprefix(PREFIX)
+        given = dict(zip(operands, node.inputs, strict=False))
+        element = node.outputs[0].dtype
+        directions, hidden = node.outputs[1].shape[0], node.outputs[1].shape[2]
+        if not isinstance(directions, int) or not isinstance(hidden, int):
+            raise NoKernelError("the number of hidden units is not known")
+        attrs = get(node.op).call_attrs(node.attrs)
+        names = ("direction", "activations", "alpha", "beta", "clip")
+        chosen = gate_activations(op, **{name: attrs[name] for name in names})
+        lengths = given.get("lengths")
+        lanes = ctx.target.lanes(stored(element).bits)
+        kernel = Recurrence(
+            op,
+            element,
+            tuple(map(tuple, chosen)),
+            tuple(name for name in _OPERANDS[3:] if given.get(name) is not None),
+            None if lengths is None else lengths.dtype,
+            bool(attrs.get("linear_before_reset")),
+            bool(attrs.get("input_forget")),
+            lanes,
+            tuple(more),
+        )
+        vectors = tuple(vectors_of(ctx.target, lanes, gates, hidden) for gates in kernel.passes)
+        return cls(node, given, kernel, vectors)
+
+    @property
+    def panels(self) -> Iterator[tuple[slice, int]]:
+        """The gates of each pass and the width of its panels."""
+        first = 0
+        for gates, count in zip(self.kernel.passes, self.vectors, strict=True):
+            yield slice(first, first + gates), count * self.kernel.lanes
+            first += gates
+
+    def call(
+        self,
+        ctx: Lowering,
+        code: Any,
+        p: View,
+        panels: Sequence[View],
+        more: Mapping[str, View] | None = None,
+        scratch: Sequence[str] = (),
+        why: str = "",
+    ) -> None:
+        """The steps, over p = x·W and packed R; those of `more` in `scratch` are written."""
+        node, kernel, given = self.node, self.kernel, self.given
+        element = node.outputs[0].dtype
+        steps, _, batch, hidden = node.outputs[0].shape
+        directions = node.outputs[1].shape[0]
+        state = directions * batch * hidden
+        pointers = {
+            "p": p,
+            "h": ctx.scratch(f"{node.name}.h", element.name, 2 * state),
+            "y": ctx.output(node.outputs[0]),
+            "last": ctx.output(node.outputs[1]),
+            **dict(zip(("r", "r_new"), panels, strict=False)),
+            **(more or {}),
+        }
+        for name in kernel.operands:
+            value = given[name]
+            assert value is not None
+            pointers[name] = ctx.contiguous(value)
+        writes = ["h", "y", "last", *scratch]
+        if len(kernel.passes) > 1:
+            pointers["keep"] = ctx.scratch(f"{node.name}.keep", element.name, 2 * state)
+            writes.append("keep")
+        if kernel.op == "lstm":
+            pointers["c"] = ctx.output(node.outputs[2])
+            writes.append("c")
+        sizes: dict[str, Size] = {
+            "steps": steps,
+            "batch": batch,
+            "directions": directions,
+            "hidden": hidden,
+            "reverse_from": 0 if node.attrs.get("direction") == "reverse" else 1,
+        }
+        if kernel.lengths:
+            pointers["fault"], sizes["node"] = ctx.fault(), ctx.number(node)
+        ctx.call(code, node, pointers, sizes, writes=writes, why=why)
+
+
+def _projected(ctx: Lowering, node: Node, region: RegionView) -> View:
+    """x·W for every step, row, direction and gate."""
+    x, w, *_ = node.inputs
+    assert x is not None and w is not None
+    features = x.shape[2]
+    rows, columns = x.shape[0] * x.shape[1], w.shape[0] * w.shape[1]
+    shape = (rows, columns)
+    p = contiguous(ctx.buffer(f"{node.name}.p", x.dtype, rows * columns), shape)
+    a = ctx.contiguous(x).relabel((rows, features))
+    weight = constant_value(w)
+    if weight is None or x.dtype != f32:
+        flat = ctx.contiguous(w).relabel((columns, features))
+        transposed = ctx.packed(flat.transpose((1, 0)), f"{node.name}.w")
+        transposed = replace(
+            transposed, shape=(rows, *transposed.shape), strides=(0, *transposed.strides)
+        )
+        after = split(region).after
+        call_product(ctx, node, Operands(a, transposed, p, ()), after, x.dtype, "the input's share")
+        return p
+    weight = weight.reshape(weight.shape[0] * weight.shape[1], weight.shape[2]).T
+    tile = best_tile(ctx.target, weight.shape[1])
+    code = ctx.kernel("matmul_f32", (tile,), lambda m, name: emit_matmul(m, name, tile))
+    sizes: dict[str, Size] = {
+        "rows": rows,
+        "columns": columns,
+        "depth": features,
+        "a_stride": a.strides[0],
+        "y_stride": columns,
+        "block": row_tiles_in_cache(ctx.target, tile, weight.shape[0]),
+    }
+    held = ctx.constant(pack(weight, tile), f"{node.name}.w")
+    ctx.call(code, node, {"a": a, "w": held, "y": p}, sizes, why="the input's share of all steps")
+    return p
+
+
+def _packed(ctx: Lowering, node: Node, gates: slice, width: int) -> View:
+    """R of some gates as panels [direction, unit / width, k, gate, width], padded with zeros."""
+    r = node.inputs[2]
+    assert r is not None
+    directions, hidden = node.outputs[1].shape[0], node.outputs[1].shape[2]
+    assert isinstance(directions, int) and isinstance(hidden, int)
+    count, panels = gates.stop - gates.start, -(-hidden // width)
+    array = constant_value(r)
+    name = f"{node.name}.r{gates.start}"
+    if array is not None:
+        return ctx.constant(pack_recurrent(array, GATES[node.op], gates, width), name)
+    shape = (directions, panels, hidden, count, width)
+    held = contiguous(ctx.buffer(name, r.dtype, int(np.prod(shape))), shape)
+    split_gates = (directions, GATES[node.op], hidden, hidden)
+    source = ctx.contiguous(r).relabel(split_gates).slice(1, gates.start, count, 1)
+    whole = hidden // width
+    if hidden % width:
+        zero = ctx.constant(np.zeros((), r.dtype.numpy), f"{name}.zero")
+        ctx.copy(zero.expand(shape), held, name)
+    for start, number, units in ((0, whole, width), (whole, 1, hidden - whole * width)):
+        if number * units == 0:
+            continue
+        part = _in_panels(source.slice(2, start * width, number * units, 1), number)
+        ctx.copy(part, held.slice(1, start, number, 1).slice(4, 0, units, 1), name)
+    return held
+
+
+def _in_panels(view: View, panels: int) -> View:
+    """[direction, gate, unit, k] as [direction, panel, k, gate, unit]."""
+    units = view.shape[2] // panels
+    direction, gate, unit, k = view.strides
+    return replace(
+        view,
+        shape=(view.shape[0], panels, view.shape[3], view.shape[1], units),
+        strides=(direction, unit * units, k, gate, unit),
+    )
+
+
+def pack_recurrent(r: Any, total: int, gates: slice, width: int) -> np.ndarray[Any, Any]:
+    """A constant R[directions, total · H, H] of some gates in panels."""
+    directions, hidden = r.shape[0], r.shape[2]
+    panels = -(-hidden // width)
+    chosen = r.reshape(directions, total, hidden, hidden)[:, gates]
+    padded = np.zeros((directions, chosen.shape[1], panels * width, hidden), r.dtype)
+    padded[:, :, :hidden] = chosen
+    split_units = padded.reshape(directions, chosen.shape[1], panels, width, hidden)
+    return np.ascontiguousarray(split_units.transpose(0, 2, 4, 1, 3))

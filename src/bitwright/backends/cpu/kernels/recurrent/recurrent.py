@@ -1,0 +1,317 @@
+"""The steps of a recurrent layer, with x·W of all steps computed before (`kernels.recurrent.lower_recurrent`).
+
+    for t in steps:      s = h[t-1] · R                      a vector of units for every gate
+                         h[t] = cell(x·W[t] + s, …)          (`kernels.recurrent.recurrent_cell`)
+
+R lies in panels [units / width][k][gate][width], so that one pass over k gives every gate of
+`width` units, and the cell runs on sums that have not left the core. A GRU that resets before its
+product takes two passes a step: update and reset gates, then the candidate from r*h.
+
+Threads share out directions and rows of the batch, each with all of its steps: nobody waits for
+anybody, and each sum is formed in the order of k, so results do not depend on their number. The
+rows of one thread read a panel while it is in the cache.
+
+    slots   p        x·W as [S, B, directions, gates, H]      r, r_new   packed weights
+            h        2 scratch states, taken in turn          keep       scratch: z and r*h
+            y, last  results                                  c, c0, h0, bias, peephole, lengths
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Type, Value, i64, stored
+from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, note_fault
+from bitwright.backends.cpu.kernels.recurrent.recurrent_cell import CELLS, Cell, Where
+from bitwright.ir.dtype import DType
+from bitwright.ops.nn.recurrence import Activation
+from bitwright.target import Target
+
+_UNROLL = 4
+"""Steps of k per turn of the inner loop."""
+
+Source = tuple[str, Value]
+"""An array of states and which of its halves."""
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What shapes the code of a layer."""
+
+    op: str
+    element: DType
+    activations: tuple[tuple[Activation, ...], ...]
+    """f, g, h of each direction."""
+    operands: tuple[str, ...]
+    """Those of bias, lengths, h0, c0, peephole that are there."""
+    lengths: DType | None
+    resets_late: bool
+    """GRU: the reset gate multiplies h·R instead of h."""
+    couples: bool
+    """LSTM: the forget gate is what the input gate leaves."""
+    lanes: int
+    more: tuple[str, ...] = ()
+    """Other pointers."""
+
+    @property
+    def passes(self) -> tuple[int, ...]:
+        """How many gates each product of a step gives."""
+        return CELLS[self.op].passes(self.resets_late)
+
+    @property
+    def signature(self) -> Signature:
+        pointers = ["p", "r", "h", "y", "last", *self.operands, *self.more]
+        pointers += ["r_new", "keep"] if len(self.passes) > 1 else []
+        pointers += ["c"] if self.op == "lstm" else []
+        pointers += ["fault"] if self.lengths else []
+        sizes = ("steps", "batch", "directions", "hidden", "reverse_from")
+        return Signature(pointers, (*sizes, *(FAULT_SLOTS if self.lengths else ())))
+
+
+def vectors_of(target: Target, lanes: int, gates: int, hidden: int) -> int:
+    """Vectors of units in a panel: enough sums to hide the latency of one, little padding."""
+    most = 8 if target.vector_registers >= 32 else 4
+    choices = [v for v in (8, 4, 2, 1) if v * gates <= max(most, gates)]
+    return min(choices, key=lambda v: (-(-hidden // (v * lanes)) * v, -v))
+
+
+def rows_of(target: Target, sums: int) -> int:
+    """Rows of the batch that share a load of the weights."""
+    free = 24 if target.vector_registers >= 32 else 8
+    return max(1, free // sums)
+
+
+def emit_recurrence(
+    module: Module, name: str, kernel: Recurrence, vectors: tuple[int, ...]
+) -> Signature:
+    """The kernel; `vectors` gives the width of the panels of each pass."""
+    signature = kernel.signature
+    with module.kernel(name, signature) as f, f.subnormals_as_zeros():
+        Layer(f, kernel, vectors).emit()
+    return signature
+
+
+class Layer:
+    def __init__(self, f: Kernel, kernel: Recurrence, vectors: tuple[int, ...]) -> None:
+        self.f, self.kernel, self.vectors = f, kernel, vectors
+        self.type = stored(kernel.element)
+        self.vector = self.type.vector(kernel.lanes)
+        names = ("steps", "batch", "directions", "hidden")
+        self.steps, self.batch, self.directions, self.hidden = (f.args.size(n) for n in names)
+        self.rows = [rows_of(f.target, g * v) for g, v in zip(kernel.passes, vectors, strict=True)]
+        most = max(r * g * v for r, g, v in zip(self.rows, kernel.passes, vectors, strict=True))
+        self.scratch = f.scratch(self.sum, most)
+        self.gates = sum(kernel.passes)
+        self.depth = self.hidden
+        """Terms of a sum as panels hold them."""
+
+    @property
+    def sum(self) -> Type:
+        """Vectors of sums as products leave them."""
+        return self.vector
+
+    @property
+    def weight(self) -> Type:
+        """An element of a panel."""
+        return self.type
+
+    def emit(self) -> None:
+        """Directions and runs of rows; a thread has one of them, or several whole ones."""
+        f = self.f
+        self.count = self.directions * self.batch
+        fair = f.max(f.udiv(self.count + (f.threads - 1), f.threads), 1)
+        height = f.min(fair, f.max(self.batch, 1))
+        blocks = f.udiv(self.batch + (height - 1), height)
+        begin, end = f.share(self.directions * blocks)
+        with f.loop(begin, end) as loop:
+            self.direction = f.udiv(loop.index, blocks)
+            top = (loop.index - self.direction * blocks) * height
+            self.top, self.bottom = top, f.min(top + height, self.batch)
+            self.reverse = f.ge(self.direction, f.args.size("reverse_from"))
+            self._start()
+            with f.loop(0, self.steps) as time:
+                self._step(time.index)
+            self._finish()
+
+    def _state(self, name: str, row: Value) -> Value:
+        """A row of an array [directions, B, H]."""
+        f = self.f
+        place = (self.direction * self.batch + row) * self.hidden
+        return f.gep(self.type, f.args.pointer(name), place)
+
+    def _half(self, name: str, half: Value, row: Value) -> Value:
+        """A row of the first or second of two such arrays."""
+        return self.f.gep(self.type, self._state(name, row), self.count * self.hidden * half)
+
+    def _start(self) -> None:
+        """The states before the first step."""
+        given = self.kernel.operands
+        self._copy_rows("h0" if "h0" in given else None, "h")
+        if self.kernel.op == "lstm":
+            self._copy_rows("c0" if "c0" in given else None, "c")
+
+    def _copy_rows(self, source: str | None, target: str) -> None:
+        f = self.f
+        with f.loop(self.top, self.bottom) as loop:
+            to = self._state(target, loop.index)
+            read = None if source is None else self._state(source, loop.index)
+
+            def body(column: Value, mask: Value | None) -> None:
+                v = f.const(self.vector, 0.0)
+                if read is not None:
+                    v = f.load(self.vector, read, column, mask=mask)
+                f.store(v, to, column, mask=mask)
+
+            f.vectors(0, self.hidden, self.kernel.lanes, body)
+
+    def _finish(self) -> None:
+        """The states after the last step; those of an empty sequence are zeros."""
+        f = self.f
+        half = f.and_(self.steps, 1)
+        with f.loop(self.top, self.bottom) as loop:
+            row = loop.index
+            ran = f.gt(self._length(row), 0)
+            moves = [(self._half("h", half, row), self._state("last", row))]
+            if self.kernel.op == "lstm":
+                moves.append((self._state("c", row),) * 2)
+
+            def body(column: Value, mask: Value | None) -> None:
+                for read, to in moves:
+                    v = f.load(self.vector, read, column, mask=mask)
+                    f.store(f.select(ran, v, f.const(self.vector, 0.0)), to, column, mask=mask)
+
+            f.vectors(0, self.hidden, self.kernel.lanes, body)
+
+    def _length(self, row: Value) -> Value:
+        """How many steps a row takes; a length outside 0 … S is a fault."""
+        f = self.f
+        if self.kernel.lengths is None:
+            return self.steps
+        read = f.load(stored(self.kernel.lengths), f.args.pointer("lengths"), row)
+        length = f.convert(read, i64)
+        outside = f.ugt(length, self.steps)
+        with f.if_(outside):
+            note_fault(f, length)
+        return f.select(outside, 0, length)
+
+    def _step(self, time: Value) -> None:
+        f = self.f
+        half = f.and_(time, 1)
+        cell = CELLS[self.kernel.op](self.f, self.kernel, self.reverse)
+
+        def where(row: Value, unit: Value, mask: Value) -> Where:
+            length = self._length(row)
+            goes_on = f.lt(time, length) if self.kernel.lengths else None
+            back = length - 1 - time
+            if goes_on is not None:
+                back = f.select(goes_on, back, time)
+            place = f.select(self.reverse, back, time)
+            given = ((place * self.batch + row) * self.directions + self.direction) * self.gates
+            kept = None
+            if len(self.kernel.passes) > 1:
+                kept = self._half("keep", f.index(0), row), self._half("keep", f.index(1), row)
+            result = ((place * self.directions + self.direction) * self.batch + row) * self.hidden
+            return Where(
+                self.direction,
+                self.hidden,
+                unit,
+                mask,
+                goes_on,
+                p=f.gep(self.type, f.args.pointer("p"), given * self.hidden),
+                y=f.gep(self.type, f.args.pointer("y"), result),
+                before=self._half("h", half, row),
+                after=self._half("h", 1 - half, row),
+                c=self._state("c", row) if self.kernel.op == "lstm" else None,
+                kept=kept,
+            )
+
+        for number in range(len(self.kernel.passes)):
+            source = ("h", half) if number == 0 else ("keep", f.index(1))
+            self._pass(number, source, cell, where)
+
+    def _pass(
+        self,
+        number: int,
+        source: Source,
+        cell: Cell,
+        where: Callable[[Value, Value, Value], Where],
+    ) -> None:
+        """One product with the weights, panel by panel, and what the cell makes of it."""
+        f, lanes = self.f, self.kernel.lanes
+        gates, vectors, rows = self.kernel.passes[number], self.vectors[number], self.rows[number]
+        width = vectors * lanes
+        panels = f.udiv(self.hidden + (width - 1), width)
+        base = f.args.pointer("r" if number == 0 else "r_new")
+        size = self.depth * (gates * width)
+        self._enter(source)
+        with f.loop(0, panels) as loop:
+            panel = f.gep(self.weight, base, (self.direction * panels + loop.index) * size)
+            first = loop.index * width
+            filled = f.udiv(self.hidden - first + (lanes - 1), lanes)
+            filled = f.min(filled, vectors)
+            with f.loop(self.top, self.bottom, rows) as tiles:
+                left = f.min(self.bottom - tiles.index, rows)
+                self._choose(number, source, tiles.index, left, panel)
+                with f.loop(0, left, nonempty=True) as each:
+                    row = tiles.index + each.index
+                    with f.loop(0, filled, nonempty=True) as vector:
+                        unit = first + vector.index * lanes
+                        mask = f.mask(self.hidden - unit, lanes, self.type.bits)
+                        at = each.index * (gates * width) + vector.index * lanes
+                        totals = [
+                            f.load(self.sum, self.scratch, at + gate * width)
+                            for gate in range(gates)
+                        ]
+                        place = where(row, unit, mask)
+                        first_gate = sum(self.kernel.passes[:number])
+                        cell.emit(number, place, self._real(totals, row, place, first_gate))
+
+    def _enter(self, source: Source) -> None:
+        """What a product needs to know of the states that it reads."""
+
+    def _real(self, totals: list[Value], row: Value, at: Where, first_gate: int) -> list[Value]:
+        """Sums of some gates as real numbers."""
+        return totals
+
+    def _choose(self, number: int, source: Source, row: Value, left: Value, panel: Value) -> None:
+        """The sums of a tile: of all its rows, or of a single one."""
+        rows = self.rows[number]
+        if rows == 1:
+            self._sums(number, source, row, left, panel, 1)
+            return
+        with self.f.if_(self.f.gt(left, 1)) as branch:
+            self._sums(number, source, row, left, panel, rows)
+        with branch.else_():
+            self._sums(number, source, row, left, panel, 1)
+
+    def _sums(
+        self,
+        number: int,
+        source: Source,
+        row: Value,
+        left: Value,
+        panel: Value,
+        height: int,
+    ) -> None:
+        f, lanes = self.f, self.kernel.lanes
+        each = self.kernel.passes[number] * self.vectors[number]
+        # rows beyond the last repeat it: computed, never used
+        rows = [self._half(*source, row + f.min(f.index(i), left - 1)) for i in range(height)]
+        whole = self.hidden - f.urem(self.hidden, _UNROLL)
+        carry = (panel, *[f.const(self.vector, 0.0)] * (height * each))
+        for start, stop, turns in ((f.index(0), whole, _UNROLL), (whole, self.hidden, 1)):
+            with f.loop(start, stop, turns, carry) as loop:
+                w, *sums = loop.carried
+                for turn in range(turns):
+                    weights = [f.load(self.vector, w, v * lanes) for v in range(each)]
+                    for i, pointer in enumerate(rows):
+                        state = f.splat(f.load(self.type, pointer, loop.index + turn), lanes)
+                        for v, weight in enumerate(weights):
+                            at = i * each + v
+                            sums[at] = f.fma(state, weight, sums[at])
+                    w = f.gep(self.type, w, each * lanes)
+                loop.next(w, *sums)
+            carry = loop.results
+        for position, total in enumerate(carry[1:]):
+            f.store(total, self.scratch, position * lanes)

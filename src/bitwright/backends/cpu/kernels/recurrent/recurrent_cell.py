@@ -1,0 +1,169 @@
+"""What one step of a recurrent layer makes of a vector of units (`kernels.recurrent.recurrent`).
+
+`ops.nn.recurrent` has the formulas. A cell reads its gates' sums, adds x·W and the biases, and stores
+the new states; a row whose sequence has ended keeps its states and gives zeros.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bitwright.backends.cpu.codegen.emit import Kernel, Value, stored
+from bitwright.backends.cpu.codegen.scalars import LlvmScalars
+
+if TYPE_CHECKING:
+    from bitwright.backends.cpu.kernels.recurrent.recurrent import Recurrence
+
+Sums = list[Value]
+
+
+@dataclass(frozen=True)
+class Where:
+    """The place of a vector of units in one row's step."""
+
+    direction: Value
+    hidden: Value
+    unit: Value
+    mask: Value
+    goes_on: Value | None
+    """Whether the row's sequence has not ended; None where all take every step."""
+    p: Value
+    """The row of x·W."""
+    y: Value
+    before: Value
+    """The row's hidden state, and where the next one goes."""
+    after: Value
+    c: Value | None
+    kept: tuple[Value, Value] | None
+
+
+class Cell(ABC):
+    """One kind of cell; `reverse` says whether the direction at hand is the second."""
+
+    def __init__(self, f: Kernel, kernel: Recurrence, reverse: Value) -> None:
+        self.f, self.kernel, self.reverse = f, kernel, reverse
+        self.type = stored(kernel.element)
+        self.vector = self.type.vector(kernel.lanes)
+        self.scalars = LlvmScalars(f, kernel.element, kernel.lanes)
+
+    @staticmethod
+    @abstractmethod
+    def passes(resets_late: bool) -> tuple[int, ...]:
+        """How many gates each product of a step gives."""
+
+    @abstractmethod
+    def emit(self, number: int, at: Where, sums: Sums) -> None:
+        """Code behind the product with this number."""
+
+    def _load(self, pointer: Value, at: Where, gate: int = 0) -> Value:
+        """The units' numbers of one gate of a row."""
+        return self.f.load(self.vector, pointer, at.hidden * gate + at.unit, mask=at.mask)
+
+    def _store(self, value: Value, pointer: Value, at: Where) -> None:
+        self.f.store(value, pointer, at.unit, mask=at.mask)
+
+    def _of_direction(self, name: str, at: Where, gates: int, gate: int) -> Value:
+        """Numbers of an operand [directions, gates · H]."""
+        row = self.f.gep(self.type, self.f.args.pointer(name), at.direction * gates * at.hidden)
+        return self._load(row, at, gate)
+
+    def _given(self, at: Where, gate: int, gates: int) -> Value:
+        """x·W + Wb of a gate."""
+        p = self._load(at.p, at, gate)
+        if "bias" not in self.kernel.operands:
+            return p
+        return self.f.add(p, self._of_direction("bias", at, 2 * gates, gate))
+
+    def _recalled(self, total: Value, at: Where, gate: int, gates: int) -> Value:
+        """h·R + Rb of a gate."""
+        if "bias" not in self.kernel.operands:
+            return total
+        return self.f.add(total, self._of_direction("bias", at, 2 * gates, gates + gate))
+
+    def _entering(self, total: Value, at: Where, gate: int, gates: int) -> Value:
+        return self.f.add(self._given(at, gate, gates), self._recalled(total, at, gate, gates))
+
+    def _apply(self, position: int, x: Value) -> Value:
+        """f, g or h of the direction at hand."""
+        e = self.scalars
+        forms = [chosen[position] for chosen in self.kernel.activations]
+        term = e.term(x, self.kernel.element)
+        forward, *backward = [form.scalar(e, term).value for form in dict.fromkeys(forms)]
+        return self.f.select(self.reverse, backward[0], forward) if backward else forward
+
+    def _finish(self, new: Value, at: Where) -> None:
+        """Store the next hidden state and the result."""
+        shown = new
+        if at.goes_on is not None:
+            shown = self.f.select(at.goes_on, new, self.f.const(self.vector, 0.0))
+            new = self.f.select(at.goes_on, new, self._load(at.before, at))
+        self._store(new, at.after, at)
+        self._store(shown, at.y, at)
+
+
+class RnnCell(Cell):
+    @staticmethod
+    def passes(resets_late: bool) -> tuple[int, ...]:
+        return (1,)
+
+    def emit(self, number: int, at: Where, sums: Sums) -> None:
+        self._finish(self._apply(0, self._entering(sums[0], at, 0, 1)), at)
+
+
+class GruCell(Cell):
+    @staticmethod
+    def passes(resets_late: bool) -> tuple[int, ...]:
+        return (3,) if resets_late else (2, 1)
+
+    def emit(self, number: int, at: Where, sums: Sums) -> None:
+        f = self.f
+        if number == 1:
+            assert at.kept is not None
+            update = self._load(at.kept[0], at)
+            self._blend(update, self._entering(sums[0], at, 2, 3), at)
+            return
+        update, reset = (self._apply(0, self._entering(sums[g], at, g, 3)) for g in (0, 1))
+        if len(sums) == 3:
+            recalled = f.mul(reset, self._recalled(sums[2], at, 2, 3))
+            self._blend(update, f.add(self._given(at, 2, 3), recalled), at)
+            return
+        assert at.kept is not None
+        self._store(update, at.kept[0], at)
+        self._store(f.mul(reset, self._load(at.before, at)), at.kept[1], at)
+
+    def _blend(self, update: Value, entering: Value, at: Where) -> None:
+        f = self.f
+        new = f.mul(f.sub(1.0, update), self._apply(1, entering))
+        self._finish(f.fma(update, self._load(at.before, at), new), at)
+
+
+class LstmCell(Cell):
+    @staticmethod
+    def passes(resets_late: bool) -> tuple[int, ...]:
+        return (4,)
+
+    def emit(self, number: int, at: Where, sums: Sums) -> None:
+        f = self.f
+        assert at.c is not None
+        c = self._load(at.c, at)
+        entering = [self._entering(total, at, gate, 4) for gate, total in enumerate(sums)]
+        admit = self._apply(0, self._peep(entering[0], c, at, 0))
+        if self.kernel.couples:
+            keep = f.sub(1.0, admit)
+        else:
+            keep = self._apply(0, self._peep(entering[2], c, at, 2))
+        new = f.fma(keep, c, f.mul(admit, self._apply(1, entering[3])))
+        show = self._apply(0, self._peep(entering[1], new, at, 1))
+        held = new if at.goes_on is None else f.select(at.goes_on, new, c)
+        self._store(held, at.c, at)
+        self._finish(f.mul(show, self._apply(2, new)), at)
+
+    def _peep(self, entering: Value, c: Value, at: Where, gate: int) -> Value:
+        if "peephole" not in self.kernel.operands:
+            return entering
+        return self.f.fma(self._of_direction("peephole", at, 3, gate), c, entering)
+
+
+CELLS: dict[str, type[Cell]] = {"rnn": RnnCell, "gru": GruCell, "lstm": LstmCell}

@@ -1,0 +1,1 @@
+"""Reductions, orderings and scans: selection and emission of kernels."""

@@ -1,0 +1,132 @@
+"""Norms and softmax: along contiguous rows, or along an inner axis for many columns at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bitwright.backends.cpu.kernels.rows.columns import emit_columns
+from bitwright.backends.cpu.kernels.rows.quantize_rows import QuantizedRows, emit_quantize_rows
+from bitwright.backends.cpu.kernels.rows.row_groups import emit_rows
+from bitwright.backends.cpu.kernels.rows.rows import RowKernel
+from bitwright.backends.cpu.lowering.context import Lowering, RegionView, lowers
+from bitwright.backends.cpu.lowering.region import (
+    Reads,
+    collapse,
+    collapse_rows,
+    operand_views,
+    part_before,
+    part_between,
+    require_elements,
+    reshaped,
+    split,
+)
+from bitwright.ir.dim import Size, product
+from bitwright.ir.graph import Node
+from bitwright.ir.types import normalize_axis
+from bitwright.lir.buffer import View
+
+ROWS = "along contiguous rows"
+
+
+@lowers("layer_norm", "rms_norm", "softmax", "log_softmax", "lp_norm")
+def lower_normalization(ctx: Lowering, node: Node, region: RegionView) -> None:
+    anchor = region.anchor
+    assert anchor is not None
+    if quantized_by(region) is not None:
+        lower_quantize_rows(ctx, node, region)
+        return
+    parts = split(region)
+    before, after = parts.before, parts.after
+    require_elements(before.dtype, after.dtype)
+    shape = anchor.outputs[0].shape
+    axis = normalize_axis(anchor.attrs["axis"], len(shape))
+    trailing = anchor.op in ("layer_norm", "rms_norm")
+    along_rows = trailing or all(size == 1 for size in shape[axis + 1 :])
+    weights = [value for value in anchor.inputs[1:] if value is not None]
+    views = operand_views(ctx, region, (*before.inputs, *weights, *after.inputs), shape)
+    if along_rows:
+        views = collapse_rows(merged(ctx, node, views, axis))
+    else:
+        views = collapse(merged(ctx, node, views, axis + 1), keep=2)
+    first, second = len(before.inputs), len(before.inputs) + len(weights)
+    kernel = RowKernel(
+        anchor.op,
+        anchor.attrs.get("eps", anchor.attrs.get("p", 0)),
+        before,
+        Reads("x", views[:first]),
+        len(anchor.inputs) > 1 and anchor.inputs[1] is not None,
+        len(anchor.inputs) > 2 and anchor.inputs[2] is not None,
+        Reads("w", views[first:second]),
+        after,
+        Reads("e", views[second:]),
+        after.dtype,
+    )
+    y = ctx.output(node.outputs[0])
+    pointers, writes = {**kernel.pointers, "y": y}, ["y"]
+    if kernel.keeps == "t":
+        kept = "f64" if before.dtype.name == "f64" else "f32"
+        pointers["t"] = ctx.scratch(f"{node.name}.rows", kept, y.count)
+        writes.append("t")
+    emit = emit_rows if along_rows else emit_columns
+    code = ctx.kernel(anchor.op, (along_rows, kernel.key), lambda m, name: emit(m, name, kernel))
+    why = ROWS if along_rows else "along an inner axis, columns in lanes"
+    ctx.call(code, node, pointers, kernel.sizes(views[0].shape), writes=writes, why=why)
+
+
+@lowers("dynamic_quantize")
+def lower_quantize_rows(ctx: Lowering, node: Node, region: RegionView) -> None:
+    """Codes of rows, which may come out of a norm; what others read of it is the last result."""
+    anchor, coder = region.anchor, quantized_by(region)
+    assert anchor is not None and coder is not None and coder.inputs[0] is not None
+    is_norm, shows = anchor is not coder, len(node.outputs) > 3
+    operand = coder.inputs[0]
+    shown = region.body.outputs[3][1] if region.body is not None and shows else operand
+    before = part_before(region)
+    source = anchor.outputs[0] if is_norm else operand
+    after, match_dequantize = (
+        part_between(region, source, shown),
+        part_between(region, shown, operand),
+    )
+    weights = [value for value in anchor.inputs[1:] if value is not None]
+    shape = operand.shape
+    axis = normalize_axis(anchor.attrs["axis"], len(shape)) if is_norm else len(shape) - 1
+    groups = (before.inputs, weights, after.inputs, match_dequantize.inputs)
+    values = [value for group in groups for value in group]
+    views = iter(collapse_rows(merged(ctx, node, operand_views(ctx, region, values, shape), axis)))
+    x, w, e, c = (Reads(k, [next(views) for _ in g]) for k, g in zip("xwec", groups, strict=True))
+    kernel = QuantizedRows(
+        anchor.op,
+        anchor.attrs.get("eps", 0),
+        before,
+        x,
+        len(anchor.inputs) > 1 and anchor.inputs[1] is not None,
+        len(anchor.inputs) > 2 and anchor.inputs[2] is not None,
+        w,
+        after,
+        e,
+        after.dtype,
+        match_dequantize,
+        c,
+        shows,
+        coder.outputs[0].dtype,
+    )
+    writes = ["codes", "scale", "zero", *(["y"] if shows else [])]
+    results = {slot: ctx.output(v) for slot, v in zip(writes, node.outputs, strict=True)}
+    if kernel.keeps == "t":
+        results["t"] = ctx.scratch(f"{node.name}.rows", "f32", operand.tensor.count)
+    code = ctx.kernel("row_codes", kernel.key, lambda m, name: emit_quantize_rows(m, name, kernel))
+    pointers, sizes = {**kernel.pointers, **results}, kernel.sizes(x.views[0].shape)
+    ctx.call(code, node, pointers, sizes, writes=list(results), why=ROWS)
+
+
+def quantized_by(region: RegionView) -> Node | None:
+    """The node of a region that makes codes of rows."""
+    nodes = [region.anchor] if region.body is None else region.body.nodes
+    return next((n for n in nodes if n is not None and n.op == "dynamic_quantize"), None)
+
+
+def merged(ctx: Lowering, node: Node, views: Sequence[View], axis: int) -> list[View]:
+    """The views with all axes from `axis` on as one; copied where their strides forbid it."""
+    shape = views[0].shape
+    target: tuple[Size, ...] = (*shape[:axis], product(shape[axis:]))
+    return [reshaped(ctx, view, target, node.name) for view in views]

@@ -1,0 +1,170 @@
+"""Rows become 8-bit codes with a scale and a zero point of their own, where they are computed.
+
+    v        what stands before, a norm of it, and an expression behind (`kernels.rows.rows`)
+    scale    (max(v, 0) - min(v, 0)) / levels, or 1 for a row of zeros
+    zero     rne(clip(lowest - min(v, 0) / scale))
+    code     saturate(rne(v / scale) + zero)
+
+The range is taken while v is computed, the codes in one more pass over the row, which finds it in
+the first-level cache. A NaN anywhere in a row makes its scale NaN.
+
+Rows are divided by their scale with multiplications (`codegen.math.division`). Quotients below 1/2, where
+those might underflow, become code 0 either way; rows whose scale is too small or too large are
+divided one by one.
+
+    slots   those of `kernels.rows.rows`, and c0 … operands of the expression that makes v of y;
+            codes, scale, zero; y only where somebody else reads it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, computed, stored
+from bitwright.backends.cpu.codegen.math.division import divider
+from bitwright.backends.cpu.codegen.scalars import whole_between
+from bitwright.backends.cpu.kernels.matmul.matmul import is_light
+from bitwright.backends.cpu.kernels.rows.row_groups import emit_each_row
+from bitwright.backends.cpu.kernels.rows.rows import ACCUMULATORS, RowEmission, RowKernel
+from bitwright.backends.cpu.lowering.region import Part, Reads, store
+from bitwright.ir.dim import Size
+from bitwright.ir.dtype import DType, f32
+from bitwright.lir.buffer import View
+
+_SMALLEST, _LARGEST = 2.0**-60, 2.0**100
+"""Scales between which multiplying divides."""
+
+
+@dataclass(frozen=True)
+class QuantizedRows(RowKernel):
+    """A row kernel whose rows end as codes."""
+
+    match_dequantize: Part
+    """What is coded, from the row kernel's result."""
+    quantized_extras: Reads
+    shows: bool
+    """Whether the row kernel's result is stored too."""
+    to: DType
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        match_dequantize = (self.match_dequantize.expression, self.quantized_extras.key)
+        return (*super().key, *match_dequantize, self.shows, self.to)
+
+    @property
+    def keeps(self) -> str:
+        if self.formula.passes:
+            return "t" if super().keeps and not self.shows else super().keeps
+        return "" if self.is_direct or is_light(self.before.expression) else "t"
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        base = [name for name in super().slots if name != "y" or self.shows]
+        return (*base, *self.quantized_extras.names, "codes", "scale", "zero")
+
+    @property
+    def strides(self) -> dict[str, Size]:
+        return super().strides | self.quantized_extras.sizes
+
+    @property
+    def pointers(self) -> dict[str, View]:
+        return super().pointers | self.quantized_extras.pointers
+
+
+def emit_quantize_rows(module: Module, name: str, kernel: QuantizedRows) -> Signature:
+    return emit_each_row(module, name, kernel, _Emission)
+
+
+class _Emission(RowEmission):
+    kernel: QuantizedRows
+
+    def __init__(
+        self, f: Kernel, kernel: QuantizedRows, row: Value, index: Sequence[Value]
+    ) -> None:
+        super().__init__(f, kernel, row, index)
+        self.row = row
+        self.qvalues = f.gep(stored(kernel.to), f.args.pointer("codes"), f.mul(row, self.columns))
+        self.quantized_extras = kernel.quantized_extras.at(f, index, self.lanes)
+        self.keeps_codable = not self.formula.passes and kernel.keeps == "t"
+
+    def write(self) -> None:
+        f = self.f
+        top, bottom, is_spoilt = self._range()
+        low, high = float(self.kernel.to.min), float(self.kernel.to.max)
+        spread = f.div(f.sub(top, bottom), high - low)
+        scale = f.select(f.eq(top, bottom), 1.0, spread)
+        scale = f.select(is_spoilt, math.nan, scale)
+        point = f.sub(low, f.div(bottom, scale))
+        zero = f.round_to_int(f.quick_min(f.quick_max(point, low), high))
+        f.store(scale, f.args.pointer("scale"), self.row)
+        narrow_zero = f.convert(zero, computed(self.kernel.to))
+        store(f, narrow_zero, self.kernel.to, f.args.pointer("zero"), self.row)
+        moved = f.convert(zero, self.type)
+        self.bounds = [f.splat(f.sub(bound, moved), self.lanes) for bound in (low, high)]
+        self.zero = f.splat(zero, self.lanes)
+        by_scale = divider(f, scale, self.lanes)
+        if not f.target.has_fma:
+            self._write_qvalues(by_scale)
+            return
+        safe = f.and_(f.ge(scale, _SMALLEST), f.le(scale, _LARGEST))
+        with f.if_(safe) as branch:
+            self._write_qvalues(by_scale)
+        with branch.else_():
+            self._write_qvalues(lambda v: f.div(v, f.splat(scale, self.lanes)))
+
+    def _range(self) -> tuple[Value, Value, Value]:
+        """The largest and the smallest of the row and 0, and whether a NaN is there."""
+        f = self.f
+
+        def body(column: Value, mask: Value | None, *totals: Value) -> tuple[Value, ...]:
+            v = self._codable(column, mask, first=True)
+            if mask is not None:
+                v = f.select(mask, v, 0.0)
+            top, bottom, spoilt = totals[:3]
+            found = (
+                f.quick_max(v, top),
+                f.quick_min(v, bottom),
+                f.select(f.is_nan(v), v, spoilt),
+            )
+            return (*totals[3:], *found)
+
+        zeros = (f.const(self.type.vector(self.lanes), 0.0),) * (3 * ACCUMULATORS)
+        totals = f.vectors(0, self.columns, self.lanes, body, zeros, unroll=ACCUMULATORS)
+        top, bottom = (
+            f.reduce(f.combine(totals[number::3], join), join)
+            for number, join in enumerate((f.quick_max, f.quick_min))
+        )
+        spoilt = f.combine([f.is_nan(total) for total in totals[2::3]], f.or_)
+        return top, bottom, f.any(spoilt)
+
+    def _codable(self, column: Value, mask: Value | None, first: bool) -> Value:
+        """What is coded; the first time its range is taken, the second time it is stored."""
+        f, kernel = self.f, self.kernel
+        vector = self.type.vector(self.lanes)
+        if self.keeps_codable and not first:
+            return f.load(vector, self.kept, column, mask=mask)
+        if kernel.shows and not first:
+            y = f.load(vector, self.y, column, mask=mask)
+        else:
+            y = self.result(column, mask)
+        if kernel.shows and first:
+            store(f, y, f32, self.y, column, mask)
+        v = kernel.match_dequantize.evaluate(
+            f, [y, *self.quantized_extras.load(column, mask)], self.lanes
+        )
+        if self.keeps_codable:
+            f.store(v, self.kept, column, mask=mask)
+        return v
+
+    def _write_qvalues(self, divide: Callable[[Value], Value]) -> None:
+        f, to = self.f, self.kernel.to
+
+        def body(column: Value, mask: Value | None) -> None:
+            quotient = divide(self._codable(column, mask, first=False))
+            code = f.add(whole_between(f, quotient, *self.bounds), self.zero)
+            store(f, f.convert(code, computed(to)), to, self.qvalues, column, mask)
+
+        f.vectors(0, self.columns, self.lanes, body, unroll=2)

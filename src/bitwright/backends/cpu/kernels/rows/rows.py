@@ -1,0 +1,203 @@
+"""Normalizations along contiguous rows (`kernels.rows.formulas`), with what stands before and after.
+
+The first pass computes the row's values (residual sums and the like) and keeps them in `t`, which
+is the result's own row where types allow; later passes read them back from the first-level cache.
+Four accumulators take turns, so that no pass waits for the latency of an addition; passes with an
+order of their own are in `kernels.rows.row_groups`, as is the walk from row to row.
+
+    slots   x0 …  operands of the expression before     w0 …  scale and bias, if present
+            e0 …  operands of the expression after      y     the result
+            t     where rows are kept (`keeps` only)    n0 …  sizes of the axes of rows, columns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from bitwright.backends.cpu.codegen.emit import Kernel, Signature, Type, Value, computed, stored
+from bitwright.backends.cpu.kernels.rows.formulas import Formula, formula
+from bitwright.backends.cpu.lowering.region import STEP, Part, Reads, Row, store
+from bitwright.ir.dim import Size
+from bitwright.ir.dtype import DType
+from bitwright.lir.buffer import View
+
+ACCUMULATORS = 4
+
+
+@dataclass(frozen=True)
+class RowKernel:
+    op: str
+    attr: float
+    """eps or p"""
+    before: Part
+    x: Reads
+    has_scale: bool
+    has_bias: bool
+    weights: Reads
+    after: Part
+    extras: Reads
+    result: DType
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (
+            self.op,
+            self.attr,
+            self.before.expression,
+            self.x.key,
+            self.has_scale,
+            self.has_bias,
+            self.weights.key,
+            self.after.expression,
+            self.extras.key,
+            self.result,
+        )
+
+    @cached_property
+    def formula(self) -> Formula:
+        return formula(self.op, self.attr)
+
+    @property
+    def type(self) -> Type:
+        """What rows are computed and kept in."""
+        return computed(self.before.dtype)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the operand can be read again as it lies in memory."""
+        return (
+            self.before.is_empty
+            and stored(self.before.dtype) is self.type
+            and STEP not in self.x.columns
+        )
+
+    @property
+    def keeps(self) -> str:
+        """Where computed rows are kept: "" (nowhere), "y" or "t"."""
+        if self.is_direct and not self.formula.replaces:
+            return ""
+        return "y" if stored(self.result) is self.type else "t"
+
+    def stores(self, number: int) -> bool:
+        """Whether a pass keeps the values that it computes."""
+        changed = self.formula.passes[number].replace is not None
+        return changed or (number == 0 and not self.is_direct)
+
+    def rereads(self, number: int) -> bool:
+        """Whether a pass finds its values kept; the output is the pass behind the last."""
+        return any(self.stores(earlier) for earlier in range(number))
+
+    @property
+    def row_axes(self) -> int:
+        """Axes that count rows."""
+        return self.x.rank - 1
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Slots of pointers."""
+        kept = ("t",) if self.keeps == "t" else ()
+        return (*self.x.names, *self.weights.names, *self.extras.names, "y", *kept)
+
+    @property
+    def strides(self) -> dict[str, Size]:
+        return self.x.sizes | self.weights.sizes | self.extras.sizes
+
+    @property
+    def signature(self) -> Signature:
+        counts = tuple(f"n{axis}" for axis in range(self.row_axes))
+        return Signature(self.slots, (*counts, "columns", *self.strides))
+
+    def sizes(self, shape: Sequence[Size]) -> dict[str, Size]:
+        counts = {f"n{axis}": size for axis, size in enumerate(shape[:-1])}
+        return counts | {"columns": shape[-1]} | self.strides
+
+    @property
+    def pointers(self) -> dict[str, View]:
+        return self.x.pointers | self.weights.pointers | self.extras.pointers
+
+    def affine(self, f: Kernel, v: Value, weights: Sequence[Value]) -> Value:
+        """v * scale + bias, as far as they are there."""
+        if self.has_scale and self.has_bias:
+            return f.fma(v, weights[0], weights[1])
+        if self.has_scale:
+            return f.mul(v, weights[0])
+        return f.add(v, weights[0]) if self.has_bias else v
+
+
+class RowEmission:
+    """One row."""
+
+    def __init__(self, f: Kernel, kernel: RowKernel, row: Value, index: Sequence[Value]) -> None:
+        self.f, self.kernel, self.index = f, kernel, index
+        self.formula, self.type = kernel.formula, kernel.type
+        self.lanes = f.target.lanes(self.type.bits)
+        self.columns = f.args.size("columns")
+        start = f.mul(row, self.columns)
+        rows = {
+            slot: f.gep(type_, f.args.pointer(slot), start)
+            for slot, type_ in (("y", stored(kernel.result)), ("t", self.type))
+            if slot in kernel.slots
+        }
+        self.y = rows.get("y", start)
+        self.kept = rows.get("t", self.y)
+        self.x, self.weights, self.extras = (
+            reads.at(f, index, self.lanes) for reads in (kernel.x, kernel.weights, kernel.extras)
+        )
+        self.stats: list[Value] = []
+
+    def reads(self, lanes: int) -> Row:
+        """The operands before, in vectors of some lanes."""
+        return self.x if lanes == self.lanes else self.kernel.x.at(self.f, self.index, lanes)
+
+    def value(self, number: int, column: Value, mask: Value | None, x: Row) -> Value:
+        """What a pass folds."""
+        step = self.formula.passes[number]
+        v = self._value(number, column, mask, x)
+        return v if step.replace is None else step.replace(self.f, v, self.stats)
+
+    def keep(self, number: int, v: Value, column: Value, mask: Value | None) -> None:
+        """Store what a pass folds, if it is one that does."""
+        if self.kernel.stores(number):
+            self.f.store(v, self.kept, column, mask=mask)
+
+    def fold(self, number: int) -> Value:
+        """The result of a pass that has no order."""
+        f, step = self.f, self.formula.passes[number]
+
+        def body(column: Value, mask: Value | None, *totals: Value) -> tuple[Value, ...]:
+            v = self.value(number, column, mask, self.x)
+            self.keep(number, v, column, mask)
+            total = step.fold(f, totals[0], v, self.stats)
+            if mask is not None:
+                total = f.select(mask, total, totals[0])
+            return (*totals[1:], total)
+
+        start = (f.const(self.type.vector(self.lanes), step.start),) * ACCUMULATORS
+        totals = f.vectors(0, self.columns, self.lanes, body, start, unroll=ACCUMULATORS)
+        together = f.combine(totals, partial(step.join, f))
+        total = f.reduce(together, partial(step.join, f))
+        return step.finish(f, total, f.convert(self.columns, self.type))
+
+    def _value(self, number: int, column: Value, mask: Value | None, x: Row) -> Value:
+        if self.kernel.rereads(number):
+            return self.f.load(self.type.vector(x.lanes), self.kept, column, mask=mask)
+        return self.kernel.before.evaluate(self.f, x.load(column, mask), x.lanes)
+
+    def write(self) -> None:
+        """Everything behind the passes."""
+        self.f.vectors(0, self.columns, self.lanes, self._write, unroll=2)
+
+    def result(self, column: Value, mask: Value | None) -> Value:
+        """The output at some columns, computed."""
+        f = self.f
+        v = self._value(len(self.formula.passes), column, mask, self.x)
+        v = self.formula.output(f, v, self.stats)
+        v = self.kernel.affine(f, v, self.weights.load(column, mask))
+        operands = [v, *self.extras.load(column, mask)]
+        return self.kernel.after.evaluate(f, operands, self.lanes)
+
+    def _write(self, column: Value, mask: Value | None) -> None:
+        store(self.f, self.result(column, mask), self.kernel.result, self.y, column, mask)

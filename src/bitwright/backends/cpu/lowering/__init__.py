@@ -1,0 +1,1 @@
+"""The context that all lowerings share, and the build of a program."""

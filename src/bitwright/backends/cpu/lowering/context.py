@@ -1,0 +1,427 @@
+"""From fused graph to schedule: each node is lowered to kernel calls, or to a host step.
+
+A lowering is a function registered for an op (for the anchor of a fused region, or "elementwise"
+for a region without one):
+
+    @lowers("softmax")
+    def lower_softmax(ctx: Lowering, node: Node, region: RegionView) -> None:
+        x = ctx.contiguous(node.inputs[0])                    # or ctx.view(...) if strides are fine
+        y = ctx.output(node.outputs[0])
+        kernel = ctx.kernel("softmax", (lanes,), lambda m, name: emit_softmax(m, name, lanes))
+        ctx.call(kernel, node, {"x": x, "y": y}, {"rows": rows, "columns": columns}, writes=("y",))
+
+It raises `NoKernelError(reason)` for what it cannot do; the node then runs in the reference
+interpreter, and the schedule says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitwright.backends.cpu.cache.kernel_store import KernelStore
+from bitwright.backends.cpu.codegen.emit import Module, Signature
+from bitwright.backends.cpu.lowering.artifact import KernelCode, new_fault_buffer
+from bitwright.errors import CompileError
+from bitwright.ir.dim import Dim, Size
+from bitwright.ir.dtype import DType, dtype, string
+from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ir.types import TensorType
+from bitwright.ir.verify import place
+from bitwright.lir.buffer import Buffer, Place, View, contiguous, dense
+from bitwright.lir.schedule import (
+    ControlStep,
+    InterpreterFallback,
+    KernelStep,
+    Schedule,
+    SizeStep,
+    verify_schedule,
+)
+from bitwright.passes.fuse.fuse_regions import is_elementwise
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+LARGE = 1 << 16
+"""Bytes of a constant from which on it is worth a look whether another one is the same."""
+Lower = Callable[["Lowering", Node, "RegionView"], None]
+LOWERINGS: dict[str, Lower] = {}
+# Ops whose result is a view of their operand: no step at all.
+AsView = Callable[["Lowering", Node], tuple[View, ...] | None]
+VIEWS: dict[str, AsView] = {}
+Emit = Callable[[Module, str], Signature]
+
+
+class NoKernelError(Exception):
+    """Why a kernel does not take a node."""
+
+
+def lowers(*ops: str) -> Callable[[Lower], Lower]:
+    """Register the lowering of ops."""
+
+    def decorate(function: Lower) -> Lower:
+        for op in ops:
+            if op in LOWERINGS:
+                raise CompileError(f"two lowerings are registered for {op!r}")
+            LOWERINGS[op] = function
+        return function
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class RegionView:
+    """A fused node, or a plain one, seen the same way.
+
+    `body` holds the anchor and the elementwise nodes around it; `operands` maps its inputs to the
+    values of the outer graph. For a plain node the body is None and `anchor` is the node itself.
+    """
+
+    anchor: Node | None
+    body: Graph | None
+    operands: Mapping[Value, Value]
+
+    def outer(self, value: Value) -> Value:
+        """The outer value of a body's input (any other value of a plain node is itself)."""
+        return self.operands.get(value, value)
+
+
+def region_of(node: Node) -> RegionView:
+    if node.op != "fused":
+        return RegionView(node, None, {})
+    body: Graph = node.attrs["body"]
+    inner = (n for n in body.nodes if not n.is_boundary)
+    anchor = next((n for n in inner if not is_elementwise(n)), None)
+    inputs = zip(body.inputs, node.operands, strict=True)
+    return RegionView(anchor, body, dict(inputs))
+
+
+class Lowering:
+    """Builds the schedule of one graph for one target.
+
+    Kernels come from `store`, which has the missing ones compiled; without it they have no object
+    code, only text.
+    """
+
+    def __init__(self, graph: Graph, target: Target, store: KernelStore | None = None) -> None:
+        self.graph, self.target, self.store = graph, target, store
+        self.schedule = Schedule(graph)
+        self.kernels: dict[str, KernelCode] = {}
+        self._emitters: dict[str, Emit] = {}
+        self._texts: dict[str, str] = {}
+        self.numbered: dict[int, Node] = {}
+        """The nodes whose kernels may note a fault, by the number that they note."""
+        self._views: dict[Value, View] = {}
+        self._copies: dict[tuple[View, tuple[int, ...]], View] = {}
+        self._constants: dict[int, View] = {}
+        self._kept: list[Array] = []
+        self._alike: dict[Hashable, list[tuple[Array, View]]] = {}
+        self.fault_buffer = new_fault_buffer()
+        self._results = {_origin(value): name for name, value in reversed(graph.outputs)}
+
+    # where values lie
+
+    def view(self, value: Value) -> View:
+        """Where a value lies, with any strides."""
+        if value not in self._views and value.is_constant:
+            self._views[value] = self.constant(value.node.attrs["value"], value.name)
+        return self._views[value]
+
+    def contiguous(self, value: Value) -> View:
+        """Where a value lies in row-major order; copied there if it does not yet."""
+        return self.packed(self.view(value), value.name)
+
+    def packed(self, view: View, name: str) -> View:
+        """A view in row-major order, copied once if it is not."""
+        return self._in_order(view, tuple(range(len(view.shape))), name)
+
+    def ordered(self, value: Value, order: Sequence[int]) -> View:
+        """Where a value lies densely with its axes in this order, outermost first; else a copy.
+
+        Channels-last images are values of shape [N, C, H, W] ordered (0, 2, 3, 1).
+        """
+        return self._in_order(self.view(value), tuple(order), value.name)
+
+    def _in_order(self, view: View, order: tuple[int, ...], name: str) -> View:
+        if view.transpose(order).is_contiguous:
+            return view
+        key = view, order
+        if key not in self._copies:
+            buffer = self.buffer(f"{name}.packed", view.dtype, view.count)
+            self._copies[key] = dense(buffer, view.shape, order)
+            self.copy(view, self._copies[key], name)
+        return self._copies[key]
+
+    def copy(self, source: View, target: View, name: str) -> None:
+        """A step that copies elements between views of one shape."""
+        COPY[0](self, source, target, name)
+
+    def output(self, value: Value, order: Sequence[int] | None = None) -> View:
+        """A new dense place for a node's result: row-major, or with its axes in this order."""
+        type_ = value.tensor
+        order = tuple(order or range(type_.rank))
+        plain = order == tuple(range(type_.rank))
+        place = Place.OUTPUT if plain and value in self._results else Place.ARENA
+        view = dense(self.buffer(value.name, type_.dtype, type_.count, place), type_.shape, order)
+        self._views[value] = view
+        return view
+
+    def alias(self, value: Value, view: View) -> None:
+        """The value lies in memory that exists already."""
+        self._views[value] = view
+
+    def buffer(
+        self, name: str, element: DType, count: Size, place: Place = Place.ARENA, array: Any = None
+    ) -> Buffer:
+        made = Buffer(name, element, count, place, array=array)
+        self.schedule.buffers.append(made)
+        return made
+
+    def scratch(self, name: str, element: str, count: Size) -> View:
+        """Memory for one step."""
+        return contiguous(self.buffer(name, dtype(element), count), (count,))
+
+    def constant(self, array: Array, name: str) -> View:
+        """An array that the code reads; held 64-byte aligned, once.
+
+        Large ones are known by content too: a weight that many nodes read is packed for each.
+        """
+        if id(array) in self._constants:
+            return self._constants[id(array)]
+        alike = self._alike.setdefault(_fingerprint(array), []) if array.nbytes >= LARGE else []
+        for other, view in alike:
+            if other.shape == array.shape and np.array_equal(_as_bytes(other), _as_bytes(array)):
+                return view
+        self._kept.append(array)  # so that its id stays its own
+        held = aligned(array)
+        made = self.buffer(name, dtype(held.dtype), held.size, Place.CONSTANT, held)
+        view = self._constants[id(array)] = contiguous(made, held.shape)
+        alike.append((held, view))
+        return view
+
+    def fault(self) -> View:
+        """Where kernels note an index they cannot use: two cells, which start as zeros.
+
+        Cell 1 receives the index, then cell 0 the `number` of the node; a program that finds cell 0
+        set raises. Threads write it without care for each other, so it is no result of a step.
+        """
+        if self.fault_buffer not in self.schedule.buffers:
+            self.schedule.buffers.append(self.fault_buffer)
+        return contiguous(self.fault_buffer, (2,))
+
+    def number(self, node: Node) -> int:
+        """The node's place in the graph, counted from 1, as a fault names it."""
+        number = 1 + self.graph.nodes.index(node)
+        self.numbered[number] = node
+        return number
+
+    # kernels and steps
+
+    def kernel(self, family: str, key: object, emit: Emit) -> KernelCode:
+        """The kernel of this family for this key; emitted if nobody has done so before.
+
+        `key` (anything with an exact repr) must hold all that shapes the code, but for the target:
+        by it a kernel is found in the cache, and its text is not made at all.
+        """
+        digest = hashlib.blake2b(repr((family, key)).encode(), digest_size=8).hexdigest()
+        name = f"{family}_{digest}"
+        if name not in self.kernels:
+            self._emitters[name] = emit
+            made = self.store.find(name) if self.store is not None else None
+            self.kernels[name] = made or self._emit(name)
+        return self.kernels[name]
+
+    def _emit(self, name: str) -> KernelCode:
+        module = Module(self.target, name)
+        signature = self._emitters[name](module, name)
+        if self.store is not None:
+            return self.store.make(name, signature, module.text())
+        self._texts[name] = module.text()
+        return KernelCode(name, signature)
+
+    def text(self, kernel: KernelCode) -> str:
+        """The text of one of this lowering's kernels, for people; made again if it is not kept."""
+        if kernel.name not in self._texts:
+            module = Module(self.target, kernel.name)
+            self._emitters[kernel.name](module, kernel.name)
+            self._texts[kernel.name] = module.text()
+        return self._texts[kernel.name]
+
+    def call(
+        self,
+        kernel: KernelCode,
+        node: Node | str,
+        pointers: Mapping[str, View],
+        sizes: Mapping[str, Size],
+        *,
+        writes: Iterable[str] = ("y",),
+        why: str = "",
+    ) -> None:
+        """Append a kernel call for a node (or its name); every slot of the kernel is given."""
+        slots = {slot.name for slot in kernel.signature.slots}
+        if slots != {*pointers, *sizes}:
+            raise CompileError(
+                f"kernel {kernel.name} is called with other slots than it has",
+                expected=sorted(slots),
+                found=sorted({*pointers, *sizes}),
+            )
+        written = tuple(pointers[name].buffer for name in writes)
+        read = tuple(view.buffer for name, view in pointers.items() if name not in writes)
+        name = node if isinstance(node, str) else node.name
+        self.schedule.steps.append(
+            KernelStep(kernel.name, name, dict(pointers), dict(sizes), read, written, why)
+        )
+
+    def read_sizes(
+        self,
+        node: Node,
+        operands: Iterable[Value | View],
+        sizes: Sequence[Size],
+        read: Callable[[Sequence[Array], Mapping[str, int]], Sequence[int]],
+    ) -> None:
+        """Append a step that learns sizes from small operands: `read(arrays, bindings)`."""
+        views = tuple(o if isinstance(o, View) else self.view(o) for o in operands)
+        where = place(self.graph, node)
+        self.schedule.steps.append(SizeStep(node.name, where, views, tuple(sizes), read))
+
+    # the walk
+
+    def run(self) -> Schedule:
+        for value in (*self.graph.inputs, *self.graph.states):
+            self._enter(value)
+        for node in self.graph.nodes:
+            if not node.is_boundary:
+                self._lower(node)
+        for name, value in self.graph.outputs:
+            if isinstance(value.type, TensorType) and value.dtype != string:
+                self.schedule.outputs[name] = self._result(name, value)
+        given = {view.buffer for view in self.schedule.outputs.values()}
+        for buffer in self.schedule.buffers:
+            if buffer.place is Place.OUTPUT and buffer not in given:
+                buffer.place = Place.ARENA  # the result had to be copied after all
+        self._update_states()
+        return verify_schedule(self.schedule)
+
+    def _update_states(self) -> None:
+        """New contents of states, all of which are read before the first one is written."""
+        pairs = [(self.view(value), self.view(state)) for state, value in self.graph.updates]
+        changed = [(source, target) for source, target in pairs if source != target]
+        for number, (source, target) in enumerate(changed):
+            if source.buffer.place is Place.STATE:
+                kept = self.buffer(f"{target.buffer.name}.next", source.dtype, source.count)
+                changed[number] = contiguous(kept, source.shape), target
+                self.copy(source, changed[number][0], kept.name)
+        for source, target in changed:
+            self.copy(source, target, target.buffer.name)
+        self.schedule.updates |= {state.name: self.view(state) for state, _ in self.graph.updates}
+
+    def _enter(self, value: Value) -> None:
+        if not isinstance(value.type, TensorType) or value.dtype == string:
+            return  # only host steps read it
+        place = Place.INPUT if value.node.op == "input" else Place.STATE
+        buffer = self.buffer(value.name, value.dtype, value.tensor.count, place)
+        self._views[value] = contiguous(buffer, value.shape)
+
+    def _lower(self, node: Node) -> None:
+        if node.op in VIEWS and (views := VIEWS[node.op](self, node)) is not None:
+            for value, view in zip(node.outputs, views, strict=True):
+                self.alias(value, view)
+            return
+        region = region_of(node)
+        op = region.anchor.op if region.anchor is not None else "elementwise"
+        lower = LOWERINGS.get(op)
+        before = len(self.schedule.steps), len(self.schedule.buffers)
+        try:
+            if lower is None:
+                raise NoKernelError(f"there is no kernel for {op}")
+            lower(self, node, region)
+        except NoKernelError as reason:
+            del self.schedule.steps[before[0] :]
+            self._forget(set(self.schedule.buffers[before[1] :]))
+            self._host(node, str(reason))
+
+    def _forget(self, buffers: set[Buffer]) -> None:
+        """Drop buffers that a lowering made before it gave up, and what lies in them."""
+        self.schedule.buffers = [b for b in self.schedule.buffers if b not in buffers]
+        self._views = {k: v for k, v in self._views.items() if v.buffer not in buffers}
+        self._copies = {k: v for k, v in self._copies.items() if v.buffer not in buffers}
+        self._constants = {k: v for k, v in self._constants.items() if v.buffer not in buffers}
+        for alike in self._alike.values():
+            alike[:] = [(array, view) for array, view in alike if view.buffer not in buffers]
+
+    def control(self, node: Node) -> None:
+        """Append a step that runs the node's compiled bodies."""
+        self.schedule.steps.append(ControlStep(node, *self._as_arrays(node)))
+
+    def _host(self, node: Node, reason: str) -> None:
+        self.schedule.steps.append(InterpreterFallback(node, *self._as_arrays(node), reason))
+
+    def _as_arrays(self, node: Node) -> tuple[tuple[View | None, ...], tuple[View | None, ...]]:
+        """Where the tensors among a node's operands and results lie."""
+        inputs = tuple(self._views.get(v) or self._host_view(v) for v in node.inputs)
+        outputs = tuple(
+            self.output(v) if isinstance(v.type, TensorType) and v.dtype != string else None
+            for v in node.outputs
+        )
+        return inputs, outputs
+
+    def _host_view(self, value: Value | None) -> View | None:
+        if value is None or not isinstance(value.type, TensorType) or value.dtype == string:
+            return None
+        return self.view(value)
+
+    def _result(self, name: str, value: Value) -> View:
+        """An output must be a buffer of its own, in row-major order."""
+        view = self.view(value)
+        taken = any(view.buffer is other.buffer for other in self.schedule.outputs.values())
+        whole = view.is_contiguous and view.offset == 0 and view.count == view.buffer.count
+        if view.buffer.place is Place.OUTPUT and whole and not taken:
+            return view
+        target = contiguous(self.buffer(name, view.dtype, view.count, Place.OUTPUT), view.shape)
+        self.copy(view, target, name)
+        return target
+
+
+# The copy kernel registers itself here, so that it can use this module.
+COPY: list[Callable[[Lowering, View, View, str], None]] = []
+
+
+def _origin(value: Value) -> Value:
+    """The value whose memory an output shares: what a chain of reshapes starts from."""
+    while value.node.op in ("reshape", "identity") and len(value.node.inputs) == 1:
+        source = value.node.inputs[0]
+        if source is None or source.node.is_boundary:
+            break
+        value = source
+    return value
+
+
+def _as_bytes(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _fingerprint(array: Array) -> Hashable:
+    """Equal for equal arrays, and seldom for others."""
+    words = _as_bytes(array)
+    words = words[: words.size // 8 * 8].view(np.uint64)
+    return array.dtype, array.shape, int(words.sum(dtype=np.uint64))
+
+
+def aligned(array: Array) -> Array:
+    """The array in row-major order at a 64-byte boundary."""
+    array = np.asarray(array, order="C")
+    if array.ctypes.data % 64 == 0:
+        return array
+    room = np.empty(array.nbytes + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    held = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    held[...] = array
+    return held
+
+
+def has_known(sizes: Iterable[Size]) -> bool:
+    """Whether all sizes are plain numbers."""
+    return not any(isinstance(size, Dim) for size in sizes)

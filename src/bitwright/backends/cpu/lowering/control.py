@@ -1,0 +1,11 @@
+"""if, loop and scan: their bodies are compiled like the graph around them (`build`)."""
+
+from __future__ import annotations
+
+from bitwright.backends.cpu.lowering.context import Lowering, RegionView, lowers
+from bitwright.ir.graph import Node
+
+
+@lowers("if", "loop", "scan")
+def lower_control(ctx: Lowering, node: Node, region: RegionView) -> None:
+    ctx.control(node)

@@ -1,0 +1,1 @@
+"""Measured peaks and times of steps."""

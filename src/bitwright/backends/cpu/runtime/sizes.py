@@ -1,0 +1,207 @@
+"""What symbolic inference had to take on trust, held against the sizes of a run.
+
+Inference lets a symbol stand beside a constant (n beside 4: n must be 4, or 1 to broadcast) and
+only a run can tell. Kernels read by strides and would leave their operands, so before the first run
+with new sizes every node that rests on such trust is inferred again, with the sizes as numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from bitwright.errors import BitwrightError, RunError
+from bitwright.ir.dim import Dim, evaluate
+from bitwright.ir.graph import Graph, Node, Value, symbols_in
+from bitwright.ir.naming import take_name
+from bitwright.ir.parser import parse
+from bitwright.ir.printer import to_text
+from bitwright.ir.types import TensorType, ValueType
+from bitwright.ir.verify import place
+from bitwright.ops.core.opdef import Kind, OpDef
+from bitwright.ops.core.registry import get
+
+# One operand of any size gives a result: there is nothing to trust.
+_SURE = frozenset(
+    {"identity", "transpose", "cast", "softmax", "log_softmax", "shape_of", "sizes"}
+    | {f"reduce_{kind}" for kind in ("max", "min", "mean", "sum", "prod", "l1", "l2")}
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A node to look at again, and its place for errors."""
+
+    node: Node
+    where: str
+
+    @cached_property
+    def opdef(self) -> OpDef:
+        return get(self.node.op)
+
+    @cached_property
+    def types(self) -> list[ValueType | None]:
+        """What the inference rule gets, with operands that are left out."""
+        given = [None if value is None else value.type for value in self.node.inputs]
+        fixed = sum(not operand.variadic for operand in self.opdef.operands)
+        return given + [None] * (fixed - len(given))
+
+    @cached_property
+    def attrs(self) -> dict[str, Any]:
+        return self.opdef.call_attrs(self.node.attrs)
+
+    @cached_property
+    def sized_attrs(self) -> list[str]:
+        """The attributes that hold symbolic sizes."""
+        return [name for name, value in self.attrs.items() if symbols_in(value)]
+
+
+class SizeChecks:
+    """The nodes of a graph whose sizes must be looked at again, and the look."""
+
+    def __init__(self, checks: Iterable[Check]) -> None:
+        """Of several that ask for the same, the first stays."""
+        found: dict[Any, Check] = {}
+        for check in checks:
+            found.setdefault(_question(check.node), check)
+        self.checks = tuple(found.values())
+
+    @classmethod
+    def of(cls, graph: Graph, without: Iterable[Node] = ()) -> SizeChecks:
+        skipped = set(without)
+        return cls(
+            Check(inner, place(graph, node))
+            for node in graph.nodes
+            if not node.is_boundary and node not in skipped
+            for inner in _members(node)
+            if _rests_on_trust(inner)
+        )
+
+    def verify(self, bindings: Mapping[str, int]) -> None:
+        """Raise a `RunError` if these sizes do not fit together."""
+        look = _Look(bindings)
+        for check in self.checks:
+            look.at(check)
+
+    def ready(self, bindings: Mapping[str, int], seen: set[Node]) -> None:
+        """`verify` for nodes whose sizes are all known by now and that were not seen yet."""
+        known, look = bindings.keys(), _Look(bindings)
+        for check in self.checks:
+            if check.node not in seen and all(s.name in known for s in _symbols(check.node)):
+                seen.add(check.node)
+                look.at(check)
+
+
+def checks_text(checks: SizeChecks) -> tuple[str, list[str]]:
+    """The checks as the text of a graph that has just their nodes, and the places of those."""
+    nodes: list[Node] = []
+    names: set[str] = set()
+
+    def leaf(value: Value) -> Value:
+        nodes.append(Node("input", (), {}, (value.type,), (take_name("x", names),)))
+        return nodes[-1].outputs[0]
+
+    for check in checks.checks:
+        inputs = tuple(None if value is None else leaf(value) for value in check.node.inputs)
+        outputs = tuple(take_name(name, names) for name in check.node.names)
+        nodes.append(check.node.with_(inputs=inputs, names=outputs))
+    return to_text(Graph("sizes", tuple(nodes), ())), [check.where for check in checks.checks]
+
+
+def checks_from_text(text: str, places: Sequence[str]) -> SizeChecks:
+    nodes = (node for node in parse(text).nodes if not node.is_boundary)
+    return SizeChecks(Check(node, where) for node, where in zip(nodes, places, strict=True))
+
+
+class _Look:
+    """The types and attributes of nodes for one set of sizes, each type made once."""
+
+    def __init__(self, bindings: Mapping[str, int]) -> None:
+        self.bindings = bindings
+        self._types: dict[ValueType, ValueType] = {}
+
+    def at(self, check: Check) -> None:
+        """Raise a `RunError` if the node's sizes do not fit together."""
+        types = [None if type_ is None else self._type(type_) for type_ in check.types]
+        attrs = check.attrs | {k: self._attr(check.attrs[k]) for k in check.sized_attrs}
+        try:
+            result = check.opdef.infer(*types, **attrs)
+        except BitwrightError as error:
+            raise RunError(str(error), where=check.where) from None
+        found = result if isinstance(result, tuple) else (result,)
+        for value, type_ in zip(check.node.outputs, found, strict=True):
+            expected = self._type(value.type)
+            if isinstance(type_, TensorType) and not _agree(expected, type_):
+                raise RunError(
+                    f"result {value} has another shape than inferred",
+                    where=check.where,
+                    expected=f"{value.type} with {dict(self.bindings)}",
+                    found=type_,
+                )
+
+    def _type(self, type_: ValueType) -> ValueType:
+        """The type with numbers for sizes."""
+        if not type_.symbols or not isinstance(type_, TensorType):
+            return type_
+        if type_ not in self._types:
+            self._types[type_] = type_.with_shape(type_.concrete(self.bindings))
+        return self._types[type_]
+
+    def _attr(self, item: Any) -> Any:
+        if isinstance(item, Dim):
+            return evaluate(item, self.bindings)
+        if isinstance(item, (tuple, list)):
+            return tuple(self._attr(part) for part in item)
+        return item
+
+
+def _question(node: Node) -> Any:
+    """Equal for nodes whose look gives the same answer at any sizes."""
+    types = tuple(None if v is None else v.type for v in node.inputs)
+    question = node.op, types, tuple(sorted(node.attrs.items())), node.types
+    try:
+        hash(question)
+    except TypeError:  # an attribute such as an array
+        return node
+    return question
+
+
+def _members(node: Node) -> Iterable[Node]:
+    if node.op != "fused":
+        return (node,)
+    return (inner for inner in node.attrs["body"].nodes if not inner.is_boundary)
+
+
+def _symbols(node: Node) -> set[Any]:
+    values = (*node.operands, *node.outputs)
+    return {s for v in values if isinstance(v.type, TensorType) for s in v.type.symbols}
+
+
+def _rests_on_trust(node: Node) -> bool:
+    types = [value.type for value in (*node.operands, *node.outputs)]
+    if node.op in _SURE or not _symbols(node):
+        return False
+    if any(not isinstance(type_, TensorType) for type_ in types):
+        return False  # only host steps take it
+    opdef = get(node.op)
+    if any(attr.kind == "graph" for attr in opdef.attrs.values()):
+        return False
+    if opdef.kind is not Kind.ELEMENTWISE:
+        return True
+    shape = node.outputs[0].shape
+    return any(
+        size not in (1, whole)
+        for value in node.operands
+        for size, whole in zip(reversed(value.shape), reversed(shape), strict=False)
+    )
+
+
+def _agree(expected: ValueType, found: TensorType) -> bool:
+    """Whether shapes are equal; a size that only the data decides fits any."""
+    if not isinstance(expected, TensorType) or len(expected.shape) != len(found.shape):
+        return False
+    return expected.shape == found.shape or all(
+        isinstance(b, Dim) or a == b for a, b in zip(expected.shape, found.shape, strict=True)
+    )

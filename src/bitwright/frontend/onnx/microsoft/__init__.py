@@ -1,0 +1,1 @@
+"""Imports of the com.microsoft operators, one file per family."""

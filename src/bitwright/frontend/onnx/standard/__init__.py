@@ -1,0 +1,1 @@
+"""Imports of the standard ONNX operators, one file per family."""

@@ -1,0 +1,34 @@
+"""Optional values. One that is there is the value itself; one that is not exists in host steps."""
+
+from __future__ import annotations
+
+from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.node import OnnxNode
+from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
+from bitwright.ir import OpaqueType, Value
+
+
+def _may_be_absent(value: Value) -> bool:
+    return isinstance(value.type, OpaqueType) and value.type.kind.startswith("optional")
+
+
+@imports("Optional")
+def optional(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    if inputs[0] is None:
+        raise UnmappedError("an optional without a value")
+    return inputs[0]
+
+
+@imports("OptionalGetElement")
+def optional_get_element(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    if _may_be_absent(inputs[0]):
+        raise UnmappedError("whether the optional has a value is not known")
+    return inputs[0]
+
+
+@imports("OptionalHasElement")
+def optional_has_element(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+    x = inputs[0]
+    if x is not None and _may_be_absent(x):
+        raise UnmappedError("whether the optional has a value is not known")
+    return ctx.const(x is not None, "bool")

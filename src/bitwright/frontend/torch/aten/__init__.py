@@ -1,0 +1,1 @@
+"""Imports of ATen operators, one file per family."""

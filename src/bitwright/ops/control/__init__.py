@@ -1,0 +1,1 @@
+"""Boundaries of graphs, control flow, custom and fused ops."""

@@ -1,0 +1,42 @@
+"""Where values enter a graph: inputs, parameters, constants and state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitwright.errors import GraphError
+from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef
+
+
+def _no_inference(**_: Any) -> Any:
+    raise GraphError("a boundary value has a declared type")
+
+
+def _given(**attrs: Any) -> Any:
+    return attrs["value"]
+
+
+def _boundary(name: str, doc: str, grad: NonDifferentiable, **attrs: Attr) -> OpDef:
+    return OpDef(
+        name,
+        Kind.BOUNDARY,
+        "",
+        _no_inference,
+        _given,
+        grad,
+        samples=lambda: [],
+        attrs=attrs,
+        doc=doc,
+    )
+
+
+_LEAF = NonDifferentiable("a leaf of the graph; gradients end here")
+_VALUE = Attr("array", None)
+OPDEFS = [
+    _boundary("input", "A value given at run time.", _LEAF),
+    _boundary(
+        "parameter", "A named, trainable array.", _LEAF, value=_VALUE, trainable=Attr("bool", True)
+    ),
+    _boundary("constant", "An array known at compile time.", _LEAF, value=Attr("array")),
+    _boundary("state", "A named array that lives across runs.", _LEAF, value=_VALUE),
+]

@@ -1,0 +1,46 @@
+"""A region of nodes that one kernel computes: `fused(xs*) {body}`.
+
+The body is a graph of ordinary ops whose inputs are the operands. Fusing changes where values live,
+never what they are: the reference runs the body.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bitwright.errors import InferenceError
+from bitwright.ir.graph import Graph
+from bitwright.ir.types import ValueType
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef, Sample, sample
+
+
+def _infer(*types: ValueType, body: Graph) -> tuple[ValueType, ...]:
+    inputs = [value.type for value in body.inputs]
+    if list(types) != inputs:
+        raise InferenceError(
+            "the operands are not what the body takes", expected=inputs, found=list(types)
+        )
+    return tuple(value.type for _, value in body.outputs)
+
+
+def _samples() -> list[Sample]:
+    b = Builder("body")
+    x, y = b.input("x", "f32[2, 3]"), b.input("y", "f32[3]")
+    body = b.build(b.mul(b.sub(x, y), 2.0))
+    return [sample(np.ones((2, 3), np.float32), np.arange(3, dtype=np.float32), body=body)]
+
+
+OPDEFS = [
+    OpDef(
+        "fused",
+        Kind.COMPUTE,
+        "xs*",
+        infer=_infer,
+        reference=lambda *xs, body: body(*xs),
+        grad=NonDifferentiable("gradients are taken before regions are fused"),
+        samples=_samples,
+        attrs={"body": Attr("graph")},
+        doc="The nodes of `body`, computed by one kernel.",
+    )
+]

@@ -1,0 +1,1 @@
+"""Declaration of ops, their registry, the builder and the interpreter."""

@@ -1,0 +1,238 @@
+"""What an op is: one frozen declaration from which checks, execution and tests derive.
+
+    OpDef("relu", Kind.ELEMENTWISE, "x", infer=same, reference=lambda x: np.maximum(x, 0), ...)
+
+`infer(*types, **attrs)` gives the result type(s); `reference(*arrays, **attrs)` gives the result
+array(s), computed wide enough to serve as truth (the interpreter rounds to the result dtype once).
+An absent optional operand is None in both. Sizes in attributes may be symbolic in `infer`; they are
+plain integers in `reference`. A body (an attribute of kind "graph") is a Graph in `infer` and a
+callable from arrays to a tuple of arrays (`interpret.Body`) in `reference`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import GraphError
+from bitwright.ir.dim import Dim
+from bitwright.ir.dtype import DType, dtype
+from bitwright.ir.graph import Graph
+
+Array = np.ndarray[Any, Any]
+
+
+class Kind(Enum):
+    """What a precision policy looks at."""
+
+    COMPUTE = "compute"
+    REDUCTION = "reduction"
+    ELEMENTWISE = "elementwise"
+    MOVEMENT = "movement"
+    BOUNDARY = "boundary"
+
+
+@dataclass(frozen=True)
+class NonDifferentiable:
+    """The op has no gradient, for this reason."""
+
+    reason: str
+
+
+class NotYet:
+    """The gradient has its place here and will come with the training issue."""
+
+
+Gradient = Callable[..., Any] | NonDifferentiable | type[NotYet]
+REQUIRED: Any = object()
+
+
+@dataclass(frozen=True)
+class Attr:
+    """An attribute: int(s), float(s), bool, str(s), dtype, size(s), array or graph."""
+
+    kind: str
+    default: Any = REQUIRED
+    choices: tuple[str, ...] = ()
+
+    def accept(self, value: Any) -> Any:
+        """The value in its normal form; a `GraphError` if it is of another kind."""
+        if value is None and self.default is None:
+            return None
+        try:
+            normal = _NORMALIZE[self.kind](value)
+        except (TypeError, ValueError, GraphError):
+            raise GraphError(
+                "has the wrong kind of value", expected=self.kind, found=repr(value)
+            ) from None
+        if self.choices and normal not in self.choices:
+            raise GraphError(
+                "has an unknown value", expected=" or ".join(self.choices), found=repr(value)
+            )
+        return normal
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, (float, str, Dim)) or int(value) != value:
+        raise TypeError
+    return int(value)
+
+
+def _size(value: Any) -> int | Dim:
+    return value if isinstance(value, Dim) else _int(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, str):
+        raise TypeError
+    return float(value)
+
+
+def _str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _bool(value: Any) -> bool:
+    if value not in (0, 1):
+        raise TypeError
+    return bool(value)
+
+
+def _graph(value: Any) -> Graph:
+    if not isinstance(value, Graph):
+        raise TypeError
+    return value
+
+
+_NORMALIZE: Mapping[str, Callable[[Any], Any]] = {
+    "int": _int,
+    "ints": lambda v: tuple(map(_int, v)),
+    "size": _size,
+    "sizes": lambda v: tuple(map(_size, v)),
+    "float": _float,
+    "floats": lambda v: tuple(map(_float, v)),
+    "bool": _bool,
+    "str": _str,
+    "strs": lambda v: tuple(map(_str, v)),
+    "dtype": dtype,
+    "array": np.asarray,
+    "graph": _graph,
+}
+
+
+@dataclass(frozen=True)
+class Operand:
+    name: str
+    optional: bool = False
+    variadic: bool = False
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Inputs for the derived tests; `tolerance` is relative to the largest result."""
+
+    inputs: tuple[Array | None, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    tolerance: float = 1e-5
+
+
+def sample(*inputs: Any, tolerance: float = 1e-5, **attrs: Any) -> Sample:
+    arrays = tuple(None if x is None else np.asarray(x) for x in inputs)
+    return Sample(arrays, attrs, tolerance)
+
+
+def draw(
+    *shape: int, dtype: str | DType = "f32", seed: int = 0, low: float = -2, high: float = 2
+) -> Array:
+    """Repeatable random numbers of any element type, between `low` and `high`."""
+    element = globals()["dtype"](dtype)
+    numbers: Array = np.asarray(np.random.default_rng(seed).uniform(low, high, shape))
+    if element.is_complex:
+        numbers = numbers + 1j * np.random.default_rng(seed + 1).uniform(low, high, shape)
+    if element.is_integer:
+        numbers = np.clip(np.round(numbers), max(low, element.min), min(high, element.max))
+    if element.name == "bool":
+        numbers = numbers > (low + high) / 2
+    return numbers.astype(element.numpy)
+
+
+@dataclass(frozen=True)
+class OpDef:
+    name: str
+    kind: Kind
+    inputs: str
+    """Operands, as `"x, w, bias?"` (optional) or `"xs*"` (any number)."""
+    infer: Callable[..., Any]
+    reference: Callable[..., Any]
+    grad: Gradient
+    samples: Callable[[], Iterable[Sample]]
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+    scalar: Callable[..., Any] | None = None
+    """The op on one element, against the interface of `ops.core.scalar` (elementwise ops)."""
+    sizes: Callable[..., Any] | None = None
+    """The op on object arrays of sizes, so that shape arithmetic is evaluated symbolically."""
+    onnx: str = ""
+    """The ONNX op with the same operands and no attributes, where there is one."""
+    flops: Callable[..., Any] | None = None
+    """Operations of a compute op, `flops(input types, output types, attrs)`; others are counted by
+    their kind."""
+    keeps: tuple[str, ...] = ()
+    """Operands that a precision policy leaves as they are: scales of codes, places in an image."""
+    commutative: bool = False
+    deterministic: bool = True
+    """False where two equal nodes may answer differently (random draws, users' own ops)."""
+    doc: str = ""
+
+    @cached_property
+    def operands(self) -> tuple[Operand, ...]:
+        words = [word.strip() for word in self.inputs.split(",") if word.strip()]
+        return tuple(
+            Operand(re.sub(r"[?*]$", "", word), word.endswith("?"), word.endswith("*"))
+            for word in words
+        )
+
+    def check_operands(self, count_present: list[bool]) -> None:
+        """Raise when the number of operands, or one left out, does not fit the signature."""
+        operands = self.operands
+        variadic = bool(operands) and operands[-1].variadic
+        fixed = len(operands) - variadic
+        if len(count_present) > fixed and not variadic:
+            raise GraphError(
+                "has too many operands", expected=self.inputs, found=len(count_present)
+            )
+        for position, operand in enumerate(operands[:fixed]):
+            present = position < len(count_present) and count_present[position]
+            if not present and not operand.optional:
+                raise GraphError(f"operand {operand.name!r} is missing", expected=self.inputs)
+
+    def normal_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """Attributes with defaults filled in and values in normal form; None means absent."""
+        unknown = set(attrs) - set(self.attrs)
+        if unknown:
+            raise GraphError(
+                f"has no attribute {min(unknown)!r}", expected=", ".join(self.attrs) or "none"
+            )
+        normal: dict[str, Any] = {}
+        for name, spec in self.attrs.items():
+            value = attrs.get(name, spec.default)
+            if value is REQUIRED:
+                raise GraphError(f"attribute {name!r} is missing", expected=spec.kind)
+            try:
+                value = spec.accept(value)
+            except GraphError as error:
+                raise GraphError(f"attribute {name!r} {error}") from None
+            if value is not None:
+                normal[name] = value
+        return normal
+
+    def call_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """Every attribute as `infer` and `reference` take them, absent ones as None."""
+        return {name: attrs.get(name) for name in self.attrs}

@@ -1,0 +1,1 @@
+"""Arithmetic, comparison, reduction, matrix products, casts."""

@@ -1,0 +1,97 @@
+"""Complex numbers: taken apart and put together.
+
+They have no scalar forms: the scalar interface knows real numbers, and a backend that meets complex
+ones holds real and imaginary parts side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import InferenceError
+from bitwright.ir.dtype import DType, c64, c128, f32, f64
+from bitwright.ir.types import TensorType
+from bitwright.ops.core.inference import broadcast, require_dtype
+from bitwright.ops.core.numeric import wide
+from bitwright.ops.core.opdef import Array, Kind, NotYet, OpDef, Sample, draw, sample
+
+_PART: dict[DType, DType] = {c64: f32, c128: f64}
+_WHOLE: dict[DType, DType] = {part: whole for whole, part in _PART.items()}
+
+
+def _same_complex(x: TensorType) -> TensorType:
+    require_dtype("the operand", x, lambda d: d.is_complex, "a complex type")
+    return x
+
+
+def _part(x: TensorType) -> TensorType:
+    return x.with_dtype(_PART[_same_complex(x).dtype])
+
+
+def _infer_complex(real: TensorType, imag: TensorType) -> TensorType:
+    parts = broadcast(real, imag)
+    if parts.dtype not in _WHOLE:
+        raise InferenceError(
+            "no complex type has parts of this type", expected="f32 or f64", found=parts
+        )
+    return parts.with_dtype(_WHOLE[parts.dtype])
+
+
+def _join(real: Array, imag: Array) -> Array:
+    real, imag = np.broadcast_arrays(wide(real), wide(imag))
+    joined = np.empty(real.shape, np.complex128)
+    # real + 1j * imag would make NaN of an infinite part
+    joined.real, joined.imag = real, imag
+    return joined
+
+
+def _squared_norm(x: Array) -> Array:
+    norm: Array = x.real**2 + x.imag**2
+    return norm
+
+
+def _samples() -> list[Sample]:
+    return [
+        sample(draw(3, 5, dtype="c64")),
+        sample(draw(2, 7, dtype="c128")),
+        sample(draw(dtype="c64")),
+        sample(draw(0, 3, dtype="c128")),
+    ]
+
+
+def _op(name: str, infer: Callable[..., Any], reference: Callable[..., Any], doc: str) -> OpDef:
+    return OpDef(
+        name,
+        Kind.ELEMENTWISE,
+        "x",
+        infer=infer,
+        reference=lambda x: reference(wide(x)),
+        grad=NotYet,
+        samples=_samples,
+        doc=doc,
+    )
+
+
+OPDEFS = [
+    _op("conj", _same_complex, np.conj, "re - i im"),
+    _op("real", _part, lambda x: x.real, "the real part"),
+    _op("imag", _part, lambda x: x.imag, "the imaginary part"),
+    _op("squared_norm", _part, _squared_norm, "re² + im²"),
+    OpDef(
+        "complex",
+        Kind.ELEMENTWISE,
+        "real, imag",
+        infer=_infer_complex,
+        reference=_join,
+        grad=NotYet,
+        samples=lambda: [
+            sample(draw(3, 5), draw(3, 5, seed=1)),
+            sample(draw(4, 1, dtype="f64"), draw(3, dtype="f64", seed=1)),
+            sample(draw(), draw(0, 3)),
+        ],
+        doc="real + i imag",
+    ),
+]

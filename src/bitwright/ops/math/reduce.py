@@ -1,0 +1,198 @@
+"""Reductions over axes.
+
+Nothing reduces to the identity: sum 0, product 1, max the lowest value (-inf for floats), min the
+highest, log-sum-exp -inf. The mean of nothing is an error for integers and NaN for floats. NaN wins
+in max and min.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import RunError
+from bitwright.ir.dim import max_size, min_size
+from bitwright.ir.dtype import DType, bool_, dtype
+from bitwright.ir.types import TensorType, normalize_axis
+from bitwright.ops.core.inference import is_number, reduced_shape, require_dtype
+from bitwright.ops.core.numeric import wide
+from bitwright.ops.core.opdef import (
+    Array,
+    Attr,
+    Kind,
+    NotYet,
+    OpDef,
+    Sample,
+    draw,
+    sample,
+)
+from bitwright.ops.core.symbolic import on_elements
+from bitwright.ops.math.arithmetic import divide
+
+Axes = tuple[int, ...]
+
+
+def is_ordered(element: DType) -> bool:
+    return element.is_float or element.is_integer or element == bool_
+
+
+def _infer(x: TensorType, axes: Sequence[int], keepdims: bool) -> TensorType:
+    require_dtype("x", x, is_number, "a number type")
+    return x.with_shape(reduced_shape(x.shape, axes, keepdims))
+
+
+def _infer_real(x: TensorType, axes: Sequence[int], keepdims: bool) -> TensorType:
+    require_dtype("x", x, lambda d: d.is_float or d.is_integer, "a real number type")
+    return x.with_shape(reduced_shape(x.shape, axes, keepdims))
+
+
+def _infer_extreme(x: TensorType, axes: Sequence[int], keepdims: bool) -> TensorType:
+    require_dtype("x", x, is_ordered, "a real number type or bool")
+    return x.with_shape(reduced_shape(x.shape, axes, keepdims))
+
+
+def _max(x: Array, axes: Axes, keepdims: bool) -> Any:
+    element = dtype(x.dtype)
+    lowest = -np.inf if element.is_float else element.min
+    return np.max(wide(x), axis=axes, keepdims=keepdims, initial=lowest)
+
+
+def _min(x: Array, axes: Axes, keepdims: bool) -> Any:
+    element = dtype(x.dtype)
+    highest = np.inf if element.is_float else element.max
+    return np.min(wide(x), axis=axes, keepdims=keepdims, initial=highest)
+
+
+def _mean(x: Array, axes: Axes, keepdims: bool) -> Any:
+    total = np.sum(wide(x), axis=axes, keepdims=keepdims)
+    count = np.prod([x.shape[axis] for axis in axes], dtype=np.int64)
+    if dtype(x.dtype).is_integer:
+        if not count:
+            raise RunError("the mean of no integers is not defined")
+        return divide(total, count.astype(total.dtype))
+    return np.divide(total, count)
+
+
+def _l2(x: Array, axes: Axes, keepdims: bool) -> Any:
+    magnitude = np.abs(wide(x)).astype(np.float64)
+    return np.sqrt(np.sum(magnitude**2, axis=axes, keepdims=keepdims))
+
+
+def log_sum_exp(x: Array, axes: Axes, keepdims: bool) -> Array:
+    """log(sum(exp(x))) without overflow; infinities give what the formula would."""
+    values = wide(x).astype(np.float64)
+    top = np.max(values, axis=axes, keepdims=True, initial=-np.inf)
+    shift = np.where(np.isfinite(top), top, 0)
+    total = np.log(np.sum(np.exp(values - shift), axis=axes, keepdims=True)) + shift
+    return np.asarray(total if keepdims else np.squeeze(total, axis=tuple(axes)))
+
+
+def _extreme_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The reduction of sizes by `function`, one axis after the other."""
+    ufunc = np.frompyfunc(function, 2, 1)
+
+    def reduce_sizes(x: Array, axes: Axes, keepdims: bool) -> Any:
+        for axis in sorted((normalize_axis(axis, x.ndim) for axis in axes), reverse=True):
+            x = np.asarray(ufunc.reduce(x, axis=axis, keepdims=keepdims), dtype=object)
+        return x
+
+    return reduce_sizes
+
+
+def _samples() -> list[Sample]:
+    x = draw(3, 4, 5)
+    return [
+        sample(x, axes=(1,)),
+        sample(x, axes=(0, -1), keepdims=False),
+        sample(x, axes=(0, 1, 2), keepdims=False),
+        sample(x, axes=()),
+        sample(draw(), axes=()),
+        sample(draw(4, 3, dtype="f64"), axes=(0,)),
+        sample(draw(4, 3, dtype="bf16"), axes=(0,), tolerance=2e-2),
+        sample(draw(2, 3, dtype="i64", low=-9, high=9), axes=(1,)),
+        sample(draw(2, 3, dtype="u8", low=1, high=9), axes=(0,), keepdims=False),
+    ]
+
+
+def _op(name: str, reference: Callable[..., Any], **rest: Any) -> OpDef:
+    sizes = rest.pop("sizes", None)
+    rest.setdefault("infer", _infer)
+    rest.setdefault("samples", lambda: [*_samples(), sample(draw(2, 0, 3), axes=(1,))])
+    return OpDef(
+        name,
+        Kind.REDUCTION,
+        "x",
+        reference=reference,
+        grad=NotYet,
+        attrs={"axes": Attr("ints"), "keepdims": Attr("bool", True)},
+        sizes=on_elements(sizes) if sizes else None,
+        **rest,
+    )
+
+
+def _wide_op(name: str, function: Callable[..., Any], **rest: Any) -> OpDef:
+    def compute(x: Array, axes: Axes, keepdims: bool) -> Any:
+        return function(wide(x), axis=axes, keepdims=keepdims)
+
+    def of_sizes(x: Array, axes: Axes, keepdims: bool) -> Any:
+        return np.asarray(function(x, axis=axes, keepdims=keepdims), dtype=object)
+
+    return _op(name, compute, sizes=of_sizes, **rest)
+
+
+OPDEFS = [
+    _wide_op("reduce_sum", np.sum, doc="The sum over axes."),
+    _wide_op("reduce_prod", np.prod, doc="The product over axes."),
+    _op(
+        "reduce_mean",
+        _mean,
+        samples=_samples,
+        doc="The mean over axes; of integers, truncated towards zero.",
+    ),
+    _op(
+        "reduce_max",
+        _max,
+        infer=_infer_extreme,
+        sizes=_extreme_sizes(max_size),
+        samples=lambda: [
+            *_samples(),
+            sample(draw(2, 0), axes=(1,)),
+            sample(draw(2, 0, dtype="i32"), axes=(1,)),
+            sample(draw(2, 3, dtype="bool"), axes=(1,)),
+        ],
+        doc="The largest value over axes; NaN wins.",
+    ),
+    _op(
+        "reduce_min",
+        _min,
+        infer=_infer_extreme,
+        sizes=_extreme_sizes(min_size),
+        samples=lambda: [
+            *_samples(),
+            sample(draw(2, 0), axes=(1,)),
+            sample(draw(2, 0, dtype="u64"), axes=(1,)),
+            sample(draw(2, 3, dtype="bool"), axes=(1,)),
+        ],
+        doc="The smallest value over axes; NaN wins.",
+    ),
+    _op(
+        "reduce_l1",
+        lambda x, axes, keepdims: np.sum(np.abs(wide(x)), axis=axes, keepdims=keepdims),
+        infer=_infer_real,
+        doc="The sum of magnitudes over axes.",
+    ),
+    _op(
+        "reduce_l2",
+        _l2,
+        infer=_infer_real,
+        doc="The square root of the sum of squares over axes.",
+    ),
+    _op(
+        "reduce_log_sum_exp",
+        log_sum_exp,
+        infer=_infer_real,
+        doc="log(sum(exp(x))) over axes, without overflow.",
+    ),
+]

@@ -1,0 +1,1 @@
+"""Layers of neural networks: activations, norms, convolutions, pools, attention, recurrence, losses."""

@@ -1,0 +1,301 @@
+"""Convolution, its transpose, and the folding of columns back into an image.
+
+    conv             y[n, m] = sum over c, taps of w[m, c, tap] * x[n, c, window + tap] + bias[m]
+    conv_transpose   each x[n, c] spreads w[c, m] over its window; overlaps add up
+    col2im           columns of windows added back to where they came from
+
+Channels are split into `groups`, which do not see each other. The references gather windows into a
+matrix (im2col) and multiply, a bounded number of rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import InferenceError
+from bitwright.ir.dim import Size, product
+from bitwright.ir.types import TensorType
+from bitwright.ops.core.inference import (
+    is_float,
+    require_dtype,
+    require_rank,
+    require_same_dtype,
+    require_size,
+)
+from bitwright.ops.core.numeric import wide
+from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.math.matmul import (
+    product_dtype,
+    product_operands,
+    product_result,
+    require_bias,
+)
+from bitwright.ops.nn.channels import add_channel_bias, require_groups
+from bitwright.ops.nn.windows import WINDOW_ATTRS, Windows, make_windows
+
+COLUMN_ELEMENTS = 4_000_000
+"""How many elements one matrix of gathered windows may have."""
+
+
+def require_images(x: TensorType, w: TensorType) -> int:
+    """The number of spatial axes of images x[N, C, ...] and a kernel w of the same rank."""
+    if x.rank < 3:
+        raise InferenceError(
+            "x has the wrong rank", expected="batch, channels and spatial axes", found=x
+        )
+    require_rank("w", w, x.rank)
+    return x.rank - 2
+
+
+def infer_conv(
+    x: TensorType,
+    w: TensorType,
+    bias: TensorType | None,
+    strides: Sequence[int] | None,
+    pads: Sequence[Size] | None,
+    dilations: Sequence[int] | None,
+    groups: int,
+) -> TensorType:
+    rank = require_images(x, w)
+    require_dtype("x", x, lambda d: d.is_float or d.is_integer, "a real number type")
+    element = product_dtype(x, w)
+    require_groups("x", x.shape[1], groups)
+    require_groups("w", w.shape[0], groups)
+    require_size("axis 1 of w, times groups,", w.shape[1] * groups, x.shape[1])
+    require_bias(bias, element, w.shape[0])
+    windows = make_windows(rank, w.shape[2:], strides, pads, dilations)
+    return TensorType(element, (x.shape[0], w.shape[0], *windows.counts(x.shape[2:])))
+
+
+def convolve(
+    x: Array,
+    w: Array,
+    bias: Array | None,
+    strides: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+    groups: int,
+) -> Array:
+    windows = make_windows(x.ndim - 2, w.shape[2:], strides, pads, dilations)
+    counts: tuple[Any, ...] = windows.counts(x.shape[2:])
+    images, kernels = product_operands(x, w, int(np.prod(w.shape[1:])))
+    images = windows.pad(images, counts, 0)
+    columns = windows.columns(images, counts)
+    result = np.zeros((len(x), len(w), *counts), np.result_type(images, kernels))
+    for image, rows in row_chunks(columns, windows.rank):
+        part = columns[image][(slice(None),) * (1 + windows.rank) + (rows,)]
+        result[image][:, rows] = multiply_columns(kernels, part, groups)
+    return add_channel_bias(product_result(result, x), bias)
+
+
+def row_chunks(columns: Array, rank: int) -> Iterator[tuple[int, slice]]:
+    """Each image, and rows of its windows, so that gathering them stays within bounds."""
+    rows = columns.shape[-rank]
+    row_elements = max(columns[:1].size // max(rows, 1), 1)
+    step = max(COLUMN_ELEMENTS // row_elements, 1)
+    for image in range(len(columns)):
+        for start in range(0, rows, step):
+            yield image, slice(start, start + step)
+
+
+def multiply_columns(w: Array, columns: Array, groups: int) -> Array:
+    """w[M, C/groups, *kernel] times columns[C, *kernel, *counts], as [M, *counts]."""
+    counts = columns.shape[w.ndim - 1 :]
+    depth = int(np.prod(w.shape[1:]))
+    matrix = columns.reshape(groups, depth, int(np.prod(counts)))
+    return (w.reshape(groups, len(w) // groups, depth) @ matrix).reshape(len(w), *counts)
+
+
+def _transposed_sizes(
+    windows: Windows, sizes: Sequence[Size], output_padding: Sequence[int] | None
+) -> tuple[Any, ...]:
+    """(size - 1) * stride + extent + output_padding - begin - end, per axis."""
+    extra = (0,) * windows.rank if output_padding is None else tuple(output_padding)
+    if len(extra) != windows.rank or any(n < 0 for n in extra):
+        raise InferenceError(
+            "output_padding does not fit",
+            expected=f"{windows.rank} entries of at least 0",
+            found=list(extra),
+        )
+    found = tuple(
+        (size - 1) * stride + extent + more - begin - end
+        for size, stride, extent, more, begin, end in zip(
+            sizes,
+            windows.strides,
+            windows.extents,
+            extra,
+            windows.begins,
+            windows.ends,
+            strict=True,
+        )
+    )
+    if any(isinstance(size, int) and size < 0 for size in found):
+        raise InferenceError("pads are larger than the result", found=list(found))
+    return found
+
+
+def _infer_conv_transpose(
+    x: TensorType,
+    w: TensorType,
+    bias: TensorType | None,
+    strides: Sequence[int] | None,
+    pads: Sequence[Size] | None,
+    dilations: Sequence[int] | None,
+    output_padding: Sequence[int] | None,
+    groups: int,
+) -> TensorType:
+    rank = require_images(x, w)
+    require_dtype("x", x, is_float, "a floating type")
+    element = require_same_dtype(x, w)
+    require_groups("x", x.shape[1], groups)
+    require_size("axis 0 of w", w.shape[0], x.shape[1])
+    channels = w.shape[1] * groups
+    require_bias(bias, element, channels)
+    windows = make_windows(rank, w.shape[2:], strides, pads, dilations)
+    sizes = _transposed_sizes(windows, x.shape[2:], output_padding)
+    return TensorType(element, (x.shape[0], channels, *sizes))
+
+
+def _conv_transpose(
+    x: Array,
+    w: Array,
+    bias: Array | None,
+    strides: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+    output_padding: Sequence[int] | None,
+    groups: int,
+) -> Array:
+    windows = make_windows(x.ndim - 2, w.shape[2:], strides, pads, dilations)
+    sizes = _transposed_sizes(windows, x.shape[2:], output_padding)
+    channels, per_group = len(w), w.shape[1]
+    taps, pixels_of_image = (int(np.prod(shape)) for shape in (w.shape[1:], x.shape[2:]))
+    kernels = wide(w).reshape(groups, channels // groups, taps).swapaxes(1, 2)
+    columns_shape = (groups * per_group, *w.shape[2:], *x.shape[2:])
+    result = np.zeros((len(x), groups * per_group, *sizes))
+    for image, pixels in enumerate(x):
+        spread = kernels @ wide(pixels).reshape(groups, channels // groups, pixels_of_image)
+        result[image] = windows.fold(spread.reshape(columns_shape), sizes)
+    return add_channel_bias(result, bias)
+
+
+def _infer_col2im(
+    x: TensorType,
+    image_shape: Sequence[Size],
+    block_shape: Sequence[int],
+    strides: Sequence[int] | None,
+    pads: Sequence[Size] | None,
+    dilations: Sequence[int] | None,
+) -> TensorType:
+    require_rank("x", x, 3)
+    windows = make_windows(len(image_shape), block_shape, strides, pads, dilations)
+    cells = product(list(block_shape))
+    if isinstance(x.shape[1], int) and x.shape[1] % cells:
+        raise InferenceError(
+            "axis 1 of x does not hold whole blocks", expected=f"a multiple of {cells}", found=x
+        )
+    require_size("axis 2 of x", x.shape[2], product(list(windows.counts(image_shape))))
+    return x.with_shape((x.shape[0], x.shape[1] // cells, *image_shape))
+
+
+def _col2im(
+    x: Array,
+    image_shape: Sequence[int],
+    block_shape: Sequence[int],
+    strides: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+) -> Array:
+    windows = make_windows(len(image_shape), block_shape, strides, pads, dilations)
+    counts: tuple[Any, ...] = windows.counts(image_shape)
+    channels = x.shape[1] // int(np.prod(block_shape))
+    return windows.fold(wide(x).reshape(len(x), channels, *block_shape, *counts), image_shape)
+
+
+def _conv_samples() -> list[Sample]:
+    x, w = draw(2, 3, 7, 8), draw(4, 3, 3, 2, seed=1)
+    return [
+        sample(x, w),
+        sample(x, w, draw(4, seed=2), strides=(2, 1), pads=(1, 0, 2, 1), dilations=(2, 3)),
+        sample(draw(2, 4, 9), draw(6, 2, 3, seed=1), groups=2, pads=(1, 1)),
+        sample(draw(1, 4, 5, 6), draw(4, 1, 3, 3, seed=1), groups=4),
+        sample(draw(1, 2, 4, 5, 6), draw(3, 2, 2, 1, 3, seed=1), strides=(1, 2, 2)),
+        sample(draw(0, 2, 5), draw(3, 2, 3, seed=1)),
+        sample(draw(2, 0, 5), draw(3, 0, 3), draw(3, seed=1)),
+        sample(draw(1, 2, 5, dtype="bf16"), draw(3, 2, 3, dtype="bf16", seed=1), tolerance=2e-2),
+        sample(
+            draw(1, 2, 5, 5, dtype="u8", low=0, high=255),
+            draw(3, 2, 3, 3, dtype="i8", seed=1, low=-128, high=127),
+            draw(3, dtype="i32", seed=2, low=-9, high=9),
+        ),
+        sample(draw(1, 2, 5, dtype="i32", low=-9, high=9), draw(3, 2, 3, dtype="i32", seed=1)),
+    ]
+
+
+def _conv_transpose_samples() -> list[Sample]:
+    x, w = draw(2, 4, 3, 5), draw(4, 2, 3, 2, seed=1)
+    return [
+        sample(x, w),
+        sample(x, w, draw(4, seed=2), strides=(2, 3), pads=(1, 0, 0, 1), groups=2),
+        sample(x, w, dilations=(2, 1), strides=(2, 2), output_padding=(1, 1)),
+        sample(draw(1, 2, 6), draw(2, 3, 4, seed=1), draw(3, seed=2), strides=(4,)),
+        sample(draw(1, 2, 2, 3, 2), draw(2, 1, 2, 2, 2, seed=1), strides=(2, 1, 2)),
+        sample(draw(0, 2, 3), draw(2, 3, 2, seed=1)),
+    ]
+
+
+def _col2im_samples() -> list[Sample]:
+    return [
+        sample(draw(1, 5, 5), image_shape=(5, 5), block_shape=(1, 5)),
+        sample(draw(2, 8, 4), image_shape=(5, 5), block_shape=(2, 2), strides=(3, 3)),
+        sample(draw(1, 9, 16), image_shape=(6, 6), block_shape=(3, 3)),
+        sample(
+            draw(1, 4, 20),
+            image_shape=(4, 4),
+            block_shape=(2, 2),
+            pads=(1, 0, 1, 1),
+        ),
+        sample(draw(1, 6, 4), image_shape=(6,), block_shape=(3,), dilations=(1,)),
+    ]
+
+
+OPDEFS = [
+    OpDef(
+        "conv",
+        Kind.COMPUTE,
+        "x, w, bias?",
+        infer=infer_conv,
+        reference=convolve,
+        grad=NotYet,
+        flops=lambda xs, ys, attrs: 2 * ys[0].count * (xs[1].count // xs[1].shape[0]),
+        samples=_conv_samples,
+        attrs={**WINDOW_ATTRS, "groups": Attr("int", 1)},
+        doc="Convolution of x[N, C, ...] with w[M, C/groups, ...]; integers as in matmul.",
+    ),
+    OpDef(
+        "conv_transpose",
+        Kind.COMPUTE,
+        "x, w, bias?",
+        infer=_infer_conv_transpose,
+        reference=_conv_transpose,
+        grad=NotYet,
+        flops=lambda xs, ys, attrs: 2 * xs[0].count * (xs[1].count // xs[1].shape[0]),
+        samples=_conv_transpose_samples,
+        attrs={**WINDOW_ATTRS, "output_padding": Attr("ints", None), "groups": Attr("int", 1)},
+        doc="Transposed convolution of x[N, C, ...] with w[C, M/groups, ...].",
+    ),
+    OpDef(
+        "col2im",
+        Kind.REDUCTION,
+        "x",
+        infer=_infer_col2im,
+        reference=_col2im,
+        grad=NotYet,
+        samples=_col2im_samples,
+        attrs={"image_shape": Attr("sizes"), "block_shape": Attr("ints"), **WINDOW_ATTRS},
+        doc="Columns x[N, C * block, windows] added back into an image [N, C, *image_shape].",
+    ),
+]

@@ -1,0 +1,169 @@
+"""Deformable convolution: every tap of every window reads x at a place moved by a learned offset.
+
+    y[n, m, o] = sum over c, tap of w[m, c, tap] * mask[n, tap, o] * x[n, c, place] + bias[m]
+    place      = o * stride - begin + tap * dilation + offset[n, tap, :, o]
+
+x is interpolated linearly between cells, and is 0 outside. Channels share offsets and masks within
+each of `offset_groups` groups. The offsets of a tap stand side by side, one for each spatial axis.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bitwright.ir.dim import Size, product
+from bitwright.ir.types import TensorType
+from bitwright.ops.core.inference import (
+    is_float,
+    require_dtype,
+    require_rank,
+    require_same_dtype,
+    require_size,
+)
+from bitwright.ops.core.numeric import wide
+from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.math.matmul import require_bias
+from bitwright.ops.nn.channels import add_channel_bias, require_groups
+from bitwright.ops.nn.conv import multiply_columns, require_images
+from bitwright.ops.nn.windows import WINDOW_ATTRS, Windows, make_windows
+
+
+def _infer(
+    x: TensorType,
+    w: TensorType,
+    offset: TensorType,
+    bias: TensorType | None,
+    mask: TensorType | None,
+    strides: Sequence[int] | None,
+    pads: Sequence[Size] | None,
+    dilations: Sequence[int] | None,
+    groups: int,
+    offset_groups: int,
+) -> TensorType:
+    rank = require_images(x, w)
+    require_dtype("x", x, is_float, "a floating type")
+    element = require_same_dtype(x, w, offset, bias, mask)
+    require_groups("x", x.shape[1], groups)
+    require_groups("x", x.shape[1], offset_groups)
+    require_groups("w", w.shape[0], groups)
+    require_size("axis 1 of w, times groups,", w.shape[1] * groups, x.shape[1])
+    require_bias(bias, element, w.shape[0])
+    windows = make_windows(rank, w.shape[2:], strides, pads, dilations)
+    counts = windows.counts(x.shape[2:])
+    taps = offset_groups * product(list(w.shape[2:]))
+    for what, type_, channels in (("offset", offset, taps * rank), ("mask", mask, taps)):
+        if type_ is not None:
+            require_rank(what, type_, x.rank)
+            for axis, size in enumerate((x.shape[0], channels, *counts)):
+                require_size(f"axis {axis} of {what}", type_.shape[axis], size)
+    return TensorType(element, (x.shape[0], w.shape[0], *counts))
+
+
+def _places(windows: Windows, counts: Sequence[Any]) -> Array:
+    """Where each tap of each window reads without offsets: [rank, *kernel, *counts]."""
+    grids = np.indices((*windows.kernel, *counts))
+    taps, starts = grids[: windows.rank], grids[windows.rank :]
+    column = (slice(None), *(None,) * (2 * windows.rank))
+    strides, dilations, begins = (
+        np.array(values)[column] for values in (windows.strides, windows.dilations, windows.begins)
+    )
+    return np.asarray(starts * strides - begins + taps * dilations)
+
+
+def interpolate(x: Array, places: Array) -> Array:
+    """x[C, *sizes] at fractional places[rank, ...], linearly, with 0 outside: [C, ...]."""
+    sizes = x.shape[1:]
+    base = np.floor(places)
+    fraction = places - base
+    result = np.zeros((len(x), *places.shape[1:]))
+    for corner in itertools.product((0, 1), repeat=len(sizes)):
+        weight = np.ones(places.shape[1:])
+        inside = np.ones(places.shape[1:], bool)
+        index = []
+        for axis, (step, size) in enumerate(zip(corner, sizes, strict=True)):
+            cell = base[axis] + step
+            weight = weight * (fraction[axis] if step else 1 - fraction[axis])
+            inside &= (cell >= 0) & (cell < size)
+            index.append(np.clip(np.nan_to_num(cell), 0, max(size - 1, 0)).astype(np.int64))
+        if 0 not in sizes:
+            result += np.where(inside, weight * x[(slice(None), *index)], 0)
+    return result
+
+
+def _reference(
+    x: Array,
+    w: Array,
+    offset: Array,
+    bias: Array | None,
+    mask: Array | None,
+    strides: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+    groups: int,
+    offset_groups: int,
+) -> Array:
+    windows = make_windows(x.ndim - 2, w.shape[2:], strides, pads, dilations)
+    counts: tuple[Any, ...] = windows.counts(x.shape[2:])
+    places = _places(windows, counts)
+    grid = (*windows.kernel, *counts)
+    offsets = wide(offset).reshape(len(x), offset_groups, *windows.kernel, windows.rank, *counts)
+    offsets = np.moveaxis(offsets, 2 + windows.rank, 2)
+    masks = None if mask is None else wide(mask).reshape(len(x), offset_groups, *grid)
+    images = wide(x).reshape(len(x), offset_groups, x.shape[1] // offset_groups, *x.shape[2:])
+    kernels = wide(w)
+    result = np.zeros((len(x), len(w), *counts))
+    for n in range(len(x)):
+        parts = []
+        for group in range(offset_groups):
+            cells = interpolate(images[n, group], places + offsets[n, group])
+            parts.append(cells if masks is None else cells * masks[n, group])
+        result[n] = multiply_columns(kernels, np.concatenate(parts), groups)
+    return add_channel_bias(result, bias)
+
+
+def _samples() -> list[Sample]:
+    x, w = draw(2, 4, 5, 6), draw(2, 2, 3, 2, seed=1)
+    offset = draw(2, 2 * 2 * 6, 3, 5, seed=2)
+    return [
+        sample(draw(1, 2, 5, 6), draw(3, 2, 3, 2, seed=1), draw(1, 12, 3, 5, seed=2)),
+        sample(x, w, offset, groups=2, offset_groups=2),
+        sample(
+            x,
+            w,
+            offset,
+            draw(2, seed=3),
+            draw(2, 12, 3, 5, seed=4, low=0, high=1),
+            groups=2,
+            offset_groups=2,
+        ),
+        sample(
+            draw(1, 1, 5, 5),
+            draw(1, 1, 2, 2, seed=1),
+            draw(1, 8, 3, 3, seed=2),
+            strides=(2, 2),
+            pads=(1, 1, 1, 1),
+            dilations=(2, 2),
+        ),
+        sample(draw(1, 2, 7), draw(3, 2, 3, seed=1), draw(1, 3, 5, seed=2)),
+    ]
+
+
+OPDEFS = [
+    OpDef(
+        "deform_conv",
+        Kind.COMPUTE,
+        "x, w, offset, bias?, mask?",
+        infer=_infer,
+        reference=_reference,
+        grad=NotYet,
+        flops=lambda xs, ys, attrs: 2 * ys[0].count * (xs[1].count // xs[1].shape[0]),
+        samples=_samples,
+        attrs={**WINDOW_ATTRS, "groups": Attr("int", 1), "offset_groups": Attr("int", 1)},
+        doc="Convolution whose taps read x at places moved by offset and weighted by mask.",
+        keeps=("offset",),
+    ),
+]

@@ -1,0 +1,145 @@
+"""Normalizations over given axes.
+
+    layer_norm  (x - mean) / sqrt(var + eps) * scale + bias, over the axes from `axis` on
+    rms_norm    x / sqrt(mean(x ** 2) + eps) * scale + bias, over the axes from `axis` on
+    lp_norm     x / (sum |x| ** p) ** (1 / p) along an axis; 0 where that norm is 0
+
+var is the mean squared deviation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import InferenceError
+from bitwright.ir.types import TensorType, normalize_axis
+from bitwright.ops.core.inference import (
+    is_float,
+    require_dtype,
+    require_same_dtype,
+)
+from bitwright.ops.core.numeric import wide
+from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+
+EPS = Attr("float", 1e-5)
+
+
+def _require_fits(what: str, type_: TensorType | None, x: TensorType) -> None:
+    """An operand that broadcasts to x without enlarging it."""
+    if type_ is None:
+        return
+    fits = type_.rank <= x.rank and all(
+        size == 1 or not isinstance(size, int) or not isinstance(whole, int) or size == whole
+        for size, whole in zip(reversed(type_.shape), reversed(x.shape), strict=False)
+    )
+    if not fits:
+        raise InferenceError(
+            f"{what} does not broadcast to x", expected=f"sizes of {x}, or 1", found=type_
+        )
+
+
+def _infer_trailing(
+    x: TensorType, scale: TensorType | None, bias: TensorType | None, axis: int, eps: float
+) -> TensorType:
+    require_dtype("x", x, is_float, "a floating type")
+    require_same_dtype(x, scale, bias)
+    normalize_axis(axis, x.rank)
+    _require_fits("scale", scale, x)
+    _require_fits("bias", bias, x)
+    return x
+
+
+def _affine(x: Array, scale: Array | None, bias: Array | None) -> Array:
+    if scale is not None:
+        x = x * wide(scale)
+    return x if bias is None else x + wide(bias)
+
+
+def standardize(x: Array, axes: tuple[int, ...], eps: float) -> Array:
+    """(x - mean) / sqrt(var + eps) over axes."""
+    centred = x - np.mean(x, axis=axes, keepdims=True)
+    return np.asarray(centred / np.sqrt(np.mean(centred**2, axis=axes, keepdims=True) + eps))
+
+
+def _layer_norm(x: Array, scale: Array | None, bias: Array | None, axis: int, eps: float) -> Array:
+    return _affine(standardize(wide(x), _trailing(x, axis), eps), scale, bias)
+
+
+def _rms_norm(x: Array, scale: Array | None, bias: Array | None, axis: int, eps: float) -> Array:
+    values = wide(x)
+    square = np.mean(values**2, axis=_trailing(x, axis), keepdims=True)
+    return _affine(values / np.sqrt(square + eps), scale, bias)
+
+
+def _trailing(x: Array, axis: int) -> tuple[int, ...]:
+    return tuple(range(normalize_axis(axis, x.ndim), x.ndim))
+
+
+def _infer_lp_norm(x: TensorType, axis: int, p: int) -> TensorType:
+    require_dtype("x", x, is_float, "a floating type")
+    normalize_axis(axis, x.rank)
+    if p < 1:
+        raise InferenceError("p is too small", expected="at least 1", found=p)
+    return x
+
+
+def _lp_norm(x: Array, axis: int, p: int) -> Array:
+    values = wide(x)
+    norm = np.sum(np.abs(values) ** p, axis=axis, keepdims=True) ** (1 / p)
+    return np.asarray(np.where(norm == 0, 0, values / norm))
+
+
+def _trailing_samples() -> list[Sample]:
+    x = draw(2, 3, 4)
+    scale, bias = draw(4, seed=1), draw(4, seed=2)
+    return [
+        sample(x),
+        sample(x, scale, bias),
+        sample(x, draw(3, 4, seed=1), None, axis=1, eps=0.1),
+        sample(x, None, draw(3, 1, seed=1), axis=-2),
+        sample(x, draw(2, 3, 4, seed=1), axis=0),
+        sample(draw(0, 4), scale, bias),
+        sample(draw(2, 4, dtype="bf16"), draw(4, dtype="bf16", seed=1), tolerance=2e-2),
+    ]
+
+
+def _op(name: str, inputs: str, **rest: Any) -> OpDef:
+    return OpDef(name, Kind.REDUCTION, inputs, grad=NotYet, **rest)
+
+
+OPDEFS = [
+    _op(
+        "layer_norm",
+        "x, scale?, bias?",
+        infer=_infer_trailing,
+        reference=_layer_norm,
+        samples=_trailing_samples,
+        attrs={"axis": Attr("int", -1), "eps": EPS},
+        doc="(x - mean) / sqrt(var + eps) * scale + bias over the axes from axis on.",
+    ),
+    _op(
+        "rms_norm",
+        "x, scale?, bias?",
+        infer=_infer_trailing,
+        reference=_rms_norm,
+        samples=_trailing_samples,
+        attrs={"axis": Attr("int", -1), "eps": EPS},
+        doc="x / sqrt(mean(x ** 2) + eps) * scale + bias over the axes from axis on.",
+    ),
+    _op(
+        "lp_norm",
+        "x",
+        infer=_infer_lp_norm,
+        reference=_lp_norm,
+        samples=lambda: [
+            sample(draw(3, 4)),
+            sample(draw(3, 4), axis=0, p=1),
+            sample(np.zeros((2, 3), np.float32)),
+            sample(draw(2, 0)),
+        ],
+        attrs={"axis": Attr("int", -1), "p": Attr("int", 2)},
+        doc="x divided by its p-norm along an axis; 0 where the norm is 0.",
+    ),
+]

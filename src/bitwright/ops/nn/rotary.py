@@ -1,0 +1,195 @@
+"""Rotary position embeddings: pairs of features turned by angles that grow with the position.
+
+    (a, b) -> (a*cos - b*sin, b*cos + a*sin)
+
+Pairs are (i, i + n/2) of the rotated n features, or neighbours (2i, 2i + 1) when interleaved; the
+features beyond `rotary_dim` are copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import InferenceError, RunError
+from bitwright.ir.dim import Size
+from bitwright.ir.types import TensorType
+from bitwright.ops.core.inference import (
+    is_float,
+    is_integer,
+    require_dtype,
+    require_rank,
+    require_same_dtype,
+    require_size,
+)
+from bitwright.ops.core.numeric import wide
+from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+
+_INTERLEAVED = Attr("bool", False)
+
+
+def rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+    """Turn all features of the last axis; cos and sin hold one angle for each pair."""
+    half = x.shape[-1] // 2
+    first, second = (x[..., ::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
+    transposed = first * cos - second * sin, second * cos + first * sin
+    if interleaved:
+        return np.stack(transposed, axis=-1).reshape(x.shape)
+    return np.concatenate(transposed, axis=-1)
+
+
+def _infer_rotary(
+    x: TensorType,
+    cos: TensorType,
+    sin: TensorType,
+    position_ids: TensorType | None,
+    rotary_dim: int,
+    **_: Any,
+) -> TensorType:
+    require_dtype("x", x, is_float, "a floating type")
+    require_rank("x", x, 4)
+    require_same_dtype(x, cos, sin)
+    size = x.shape[3]
+    rotated: Size = rotary_dim or size
+    if rotary_dim < 0 or rotary_dim % 2 or (isinstance(size, int) and rotary_dim > size):
+        raise InferenceError(
+            "'rotary_dim' does not fit the features",
+            expected=f"an even number up to {size}",
+            found=rotary_dim,
+        )
+    if isinstance(rotated, int) and rotated % 2:
+        raise InferenceError("an odd number of features has no pairs", found=x)
+    for name, table in (("cos", cos), ("sin", sin)):
+        require_rank(name, table, *((2,) if position_ids is not None else (2, 3)))
+        require_size(f"the last axis of {name}", table.shape[-1], rotated // 2)
+        if position_ids is None:
+            require_size(f"axis {table.rank - 2} of {name}", table.shape[-2], x.shape[2])
+        if table.rank == 3 and table.shape[0] != 1:
+            require_size(f"axis 0 of {name}", table.shape[0], x.shape[0])
+    if position_ids is not None:
+        require_dtype("position_ids", position_ids, is_integer, "an integer type")
+        require_rank("position_ids", position_ids, 2)
+        require_size("axis 0 of position_ids", position_ids.shape[0], x.shape[0])
+        require_size("axis 1 of position_ids", position_ids.shape[1], x.shape[2])
+    return x
+
+
+def _rotary(
+    x: Array,
+    cos: Array,
+    sin: Array,
+    position_ids: Array | None,
+    interleaved: bool,
+    rotary_dim: int,
+) -> Array:
+    if position_ids is not None:
+        wrong = position_ids[(position_ids < 0) | (position_ids >= len(cos))]
+        if wrong.size:
+            raise RunError(
+                "a position lies outside the table of angles",
+                expected=f"0 to {len(cos) - 1}",
+                found=int(wrong[0]),
+            )
+        cos, sin = cos[position_ids], sin[position_ids]
+    cos, sin = (wide(t)[..., None, :, :] for t in (cos, sin))
+    rotated = rotary_dim or x.shape[3]
+    transposed = rotate(wide(x[..., :rotated]), cos, sin, interleaved)
+    return np.concatenate([transposed, wide(x[..., rotated:])], axis=-1)
+
+
+def _infer_axial(
+    x: TensorType,
+    cos_h: TensorType,
+    sin_h: TensorType,
+    cos_w: TensorType,
+    sin_w: TensorType,
+    **_: Any,
+) -> TensorType:
+    require_dtype("x", x, is_float, "a floating type")
+    require_rank("x", x, 4)
+    require_same_dtype(x, cos_h, sin_h, cos_w, sin_w)
+    if isinstance(x.shape[3], int) and x.shape[3] % 4:
+        raise InferenceError(
+            "the features do not split into two halves of pairs",
+            expected="a multiple of 4",
+            found=x.shape[3],
+        )
+    for name, table, like in (
+        ("cos_h", cos_h, cos_h),
+        ("sin_h", sin_h, cos_h),
+        ("cos_w", cos_w, cos_w),
+        ("sin_w", sin_w, cos_w),
+    ):
+        require_rank(name, table, 2)
+        require_size(f"axis 0 of {name}", table.shape[0], like.shape[0])
+        require_size(f"axis 1 of {name}", table.shape[1], x.shape[3] // 4)
+    require_size("axis 2 of x (rows * columns)", x.shape[2], cos_h.shape[0] * cos_w.shape[0])
+    return x
+
+
+def _axial(
+    x: Array, cos_h: Array, sin_h: Array, cos_w: Array, sin_w: Array, interleaved: bool
+) -> Array:
+    half, rows, columns = x.shape[3] // 2, len(cos_h), len(cos_w)
+    cos_h, sin_h = (np.repeat(wide(t), columns, axis=0) for t in (cos_h, sin_h))
+    cos_w, sin_w = (np.tile(wide(t), (rows, 1)) for t in (cos_w, sin_w))
+    parts = (
+        rotate(wide(x[..., :half]), cos_h, sin_h, interleaved),
+        rotate(wide(x[..., half:]), cos_w, sin_w, interleaved),
+    )
+    return np.concatenate(parts, axis=-1)
+
+
+def _rotary_samples() -> list[Sample]:
+    x = draw(2, 4, 3, 8)
+    tables = draw(9, 4, seed=1), draw(9, 4, seed=2)
+    short = draw(9, 2, seed=1), draw(9, 2, seed=2)
+    ids = np.array([[0, 1, 2], [8, 3, 3]])
+    return [
+        sample(x, *tables, ids),
+        sample(x, *tables, ids, interleaved=True),
+        sample(x, *short, ids, rotary_dim=4),
+        sample(x, *short, ids.astype(np.int32), rotary_dim=4, interleaved=True),
+        sample(x, draw(2, 3, 4, seed=1), draw(2, 3, 4, seed=2)),
+        sample(x, draw(1, 3, 4, seed=1), draw(1, 3, 4, seed=2), interleaved=True),
+        sample(x, draw(3, 4, seed=1), draw(3, 4, seed=2)),
+        sample(draw(2, 4, 0, 8), draw(0, 4), draw(0, 4)),
+        sample(draw(1, 1, 1, 2, dtype="f64"), draw(1, 1, dtype="f64"), draw(1, 1, dtype="f64")),
+    ]
+
+
+def _axial_samples() -> list[Sample]:
+    tables = draw(3, 2, seed=1), draw(3, 2, seed=2), draw(5, 2, seed=3), draw(5, 2, seed=4)
+    return [
+        sample(draw(2, 4, 15, 8), *tables),
+        sample(draw(2, 4, 15, 8), *tables, interleaved=True),
+    ]
+
+
+OPDEFS = [
+    OpDef(
+        "rotary",
+        Kind.MOVEMENT,
+        "x, cos, sin, position_ids?",
+        infer=_infer_rotary,
+        reference=_rotary,
+        grad=NotYet,
+        samples=_rotary_samples,
+        attrs={"interleaved": _INTERLEAVED, "rotary_dim": Attr("int", 0)},
+        doc="Turns the first rotary_dim features (0: all) of x[B, H, S, D]. cos and sin are "
+        "[positions, pairs] read at position_ids[B, S], or [B or 1, S, pairs] or [S, pairs].",
+    ),
+    OpDef(
+        "axial_rotary",
+        Kind.MOVEMENT,
+        "x, cos_h, sin_h, cos_w, sin_w",
+        infer=_infer_axial,
+        reference=_axial,
+        grad=NotYet,
+        samples=_axial_samples,
+        attrs={"interleaved": _INTERLEAVED},
+        doc="Turns x[B, H, rows * columns, D] on a grid: its first D/2 features by the row's "
+        "angles [rows, D/4], the others by the column's [columns, D/4].",
+    ),
+]

@@ -1,0 +1,1 @@
+"""Quantize, dequantize and integer arithmetic."""

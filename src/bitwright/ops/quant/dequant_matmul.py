@@ -1,0 +1,167 @@
+"""Matrix products whose weights are quantized codes, dequantized block by block on the way.
+
+    dequant_matmul           x @ ((q - zero_point) * scale).T + bias
+    dequant_grouped_matmul   the same per expert, rows of x sorted by expert
+
+q[..., N, K] holds integer or float codes; scale and zero_point [..., N, ceil(K / block)] serve
+`block` consecutive codes of K each, and the last block may be short.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bitwright.errors import InferenceError
+from bitwright.ir.types import TensorType
+from bitwright.ops.core.inference import is_float, require_dtype, require_rank, require_size
+from bitwright.ops.core.numeric import wide
+from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.math.matmul import (
+    add_bias,
+    multiply,
+    multiply_grouped,
+    require_bias,
+    require_counts,
+)
+from bitwright.ops.quant.quantize import is_code
+from bitwright.ops.shape.gather import check_shape
+
+
+def _require_qvalues(
+    x: TensorType,
+    q: TensorType,
+    scale: TensorType,
+    zero_point: TensorType | None,
+    block: int,
+) -> None:
+    """Codes [..., K] with one scale, and perhaps one zero point, for each block of K."""
+    require_dtype("x", x, is_float, "a floating type")
+    require_dtype("q", q, lambda d: is_code(d) and d.bits <= 8, "codes of at most 8 bits")
+    require_dtype("scale", scale, is_float, "a floating type")
+    if block < 1:
+        raise InferenceError("the block is too small", expected="at least 1", found=block)
+    if not x.rank:
+        raise InferenceError("x has the wrong rank", expected="rank 1 or more", found=x)
+    require_size("the last axis of q", q.shape[-1], x.shape[-1])
+    blocks = (q.shape[-1] + block - 1) // block
+    for what, type_ in (("scale", scale), ("zero_point", zero_point)):
+        if type_ is None:
+            continue
+        require_rank(what, type_, q.rank)
+        for axis, size in enumerate((*q.shape[:-1], blocks)):
+            require_size(f"axis {axis} of {what}", type_.shape[axis], size)
+    if zero_point is not None:
+        require_dtype(
+            "zero_point", zero_point, lambda d: d == q.dtype or d.is_float, f"{q.dtype} or a float"
+        )
+
+
+def dequantize_blocks(q: Array, scale: Array, zero_point: Array | None, block: int) -> Array:
+    """(q - zero_point) * scale, where each scale serves `block` codes of the last axis."""
+
+    def spread(what: str, parameter: Array) -> Array:
+        check_shape(what, parameter.shape, (*q.shape[:-1], -(-q.shape[-1] // block)))
+        return np.repeat(wide(parameter).astype(np.float64), block, axis=-1)[..., : q.shape[-1]]
+
+    qvalues = wide(q).astype(np.float64)
+    if zero_point is not None:
+        qvalues = qvalues - spread("zero_point", zero_point)
+    return np.asarray(qvalues * spread("scale", scale))
+
+
+def _infer_dequant(
+    x: TensorType,
+    q: TensorType,
+    scale: TensorType,
+    zero_point: TensorType | None,
+    bias: TensorType | None,
+    block: int,
+) -> TensorType:
+    require_rank("q", q, 2)
+    _require_qvalues(x, q, scale, zero_point, block)
+    require_bias(bias, x.dtype, q.shape[0])
+    return x.with_shape((*x.shape[:-1], q.shape[0]))
+
+
+def _dequant(
+    x: Array, q: Array, scale: Array, zero_point: Array | None, bias: Array | None, block: int
+) -> Array:
+    return add_bias(multiply(x, dequantize_blocks(q, scale, zero_point, block).T), bias)
+
+
+def _infer_dequant_grouped(
+    x: TensorType,
+    q: TensorType,
+    scale: TensorType,
+    counts: TensorType,
+    zero_point: TensorType | None,
+    block: int,
+) -> TensorType:
+    require_rank("x", x, 2)
+    require_rank("q", q, 3)
+    _require_qvalues(x, q, scale, zero_point, block)
+    require_counts(counts, q.shape[0])
+    return x.with_shape((x.shape[0], q.shape[1]))
+
+
+def _dequant_grouped(
+    x: Array, q: Array, scale: Array, counts: Array, zero_point: Array | None, block: int
+) -> Array:
+    return multiply_grouped(
+        x, dequantize_blocks(q, scale, zero_point, block).swapaxes(1, 2), counts
+    )
+
+
+def _dequant_samples() -> list[Sample]:
+    i4 = draw(6, 8, dtype="i4", low=-8, high=7)
+    u4 = draw(6, 7, dtype="u4", low=0, high=15)
+    scale = draw(6, 2, seed=1, low=0.1)
+    zero = draw(6, 2, dtype="u4", seed=2, low=0, high=15)
+    return [
+        sample(draw(3, 8, seed=3), i4, scale, block=4),
+        sample(draw(2, 3, 7, seed=3), u4, scale, zero, draw(6, seed=4), block=4),
+        sample(
+            draw(7, seed=3), draw(6, 7, dtype="i2", low=-2, high=1), scale[:, :1], None, block=7
+        ),
+        sample(draw(2, 7, seed=3), u4, scale, draw(6, 2, seed=2, low=0, high=15), block=4),
+    ]
+
+
+def _dequant_grouped_samples() -> list[Sample]:
+    qvalues = draw(2, 6, 8, dtype="u4", low=0, high=15)
+    scale, counts = draw(2, 6, 2, seed=1, low=0.1), np.array([3, 1])
+    zero = draw(2, 6, 2, dtype="u4", seed=2, low=0, high=15)
+    return [
+        sample(draw(4, 8, seed=3), qvalues, scale, counts, block=4),
+        sample(draw(4, 8, seed=3), qvalues, scale, counts, zero, block=4),
+    ]
+
+
+OPDEFS = [
+    OpDef(
+        "dequant_matmul",
+        Kind.COMPUTE,
+        "x, q, scale, zero_point?, bias?",
+        grad=NotYet,
+        infer=_infer_dequant,
+        reference=_dequant,
+        flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
+        samples=_dequant_samples,
+        attrs={"block": Attr("int")},
+        doc="x @ dequant(q).T + bias with codes q[N, K] and a scale for each block of K.",
+        keeps=("scale", "zero_point"),
+    ),
+    OpDef(
+        "dequant_grouped_matmul",
+        Kind.COMPUTE,
+        "x, q, scale, counts, zero_point?",
+        grad=NotYet,
+        infer=_infer_dequant_grouped,
+        reference=_dequant_grouped,
+        flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
+        samples=_dequant_grouped_samples,
+        attrs={"block": Attr("int")},
+        doc="grouped_matmul with codes q[E, N, K] and a scale for each block of K.",
+        keeps=("scale", "zero_point"),
+    ),
+]

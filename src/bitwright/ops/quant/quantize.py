@@ -1,0 +1,376 @@
+"""Between real numbers and codes, with the meaning and rounding of ONNX QuantizeLinear and kin.
+
+    quantize     q = saturate(rne(x / scale) + zero_point)
+    dequantize   y = (q - zero_point) * scale
+
+A scale serves the whole tensor (axis None), one index of an axis (scale[C]), or `block` indices of
+an axis (scale of x's rank; the last block may be short). These are exact rules, so the references
+do not compute wide: the quotient is rounded to the scale's type, or `precision`; products to f32.
+Out of range saturates, infinities too. NaN, of which ONNX says nothing, becomes the lowest code as
+in ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import InferenceError
+from bitwright.ir.dtype import (
+    DType,
+    dtype,
+    f4e2m1,
+    f8e4m3fn,
+    f8e4m3fnuz,
+    f8e5m2,
+    f8e5m2fnuz,
+    f32,
+    f64,
+    i32,
+)
+from bitwright.ir.types import TensorType, normalize_axis
+from bitwright.ops.core.inference import is_float, require_dtype, require_rank, require_size
+from bitwright.ops.core.numeric import narrow, wide
+from bitwright.ops.core.opdef import (
+    Array,
+    Attr,
+    Kind,
+    NonDifferentiable,
+    NotYet,
+    OpDef,
+    Sample,
+    draw,
+    sample,
+)
+from bitwright.ops.math.cast import cast
+
+FLOAT_QVALUES = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f4e2m1)
+_GRANULARITY = {"axis": Attr("int", None), "block": Attr("int", 0)}
+
+
+def is_code(element: DType) -> bool:
+    """Whether values can be quantized to this type."""
+    return element in FLOAT_QVALUES or (element.is_integer and element.bits <= 16)
+
+
+def check_granularity(
+    x: TensorType,
+    scale: TensorType,
+    zero_point: TensorType | None,
+    axis: int | None,
+    block: int,
+) -> None:
+    """Raise unless scale and zero point have the shape that axis and block ask for."""
+    if axis is None or block < 0:
+        if block:
+            raise InferenceError(
+                "'block' does not fit", expected="0, or a positive size with an axis", found=block
+            )
+        expected: tuple[Any, ...] = (1,)
+    elif block == 0:
+        expected = (x.shape[normalize_axis(axis, x.rank)],)
+    else:
+        at = normalize_axis(axis, x.rank)
+        blocks = (x.shape[at] + block - 1) // block
+        expected = (*x.shape[:at], blocks, *x.shape[at + 1 :])
+    for name, type_ in (("scale", scale), ("zero_point", zero_point)):
+        if type_ is not None:
+            require_rank(name, type_, *({0, 1} if axis is None else {len(expected)}))
+            for i, size in enumerate(type_.shape):
+                require_size(f"axis {i} of {name}", size, expected[i])
+
+
+def spread(
+    parameter: Array | None, shape: tuple[int, ...], axis: int | None, block: int
+) -> Array | None:
+    """A scale or zero point so that it broadcasts over a tensor of this shape."""
+    if parameter is None or axis is None:
+        return None if parameter is None else parameter.reshape(())
+    at = normalize_axis(axis, len(shape))
+    if block:
+        return np.repeat(parameter, block, axis=at)[(slice(None),) * at + (slice(shape[at]),)]
+    return parameter.reshape([-1 if i == at else 1 for i in range(len(shape))])
+
+
+def quotient(x: Array, scale: Array, precision: DType | None) -> Array:
+    """x / scale, rounded to `precision` (the scale's type unless given), as f64."""
+    if precision is None:
+        element = dtype(scale.dtype)
+        precision = f64 if element.is_integer else f32 if element.bits < 16 else element
+    return wide(narrow(x, precision) / narrow(scale, precision))
+
+
+def integer_qvalues(
+    x: Array, scale: Array, zero_point: Array | None, low: float, high: float, precision: Any = None
+) -> Array:
+    """Whole numbers low..high in f64."""
+    offset = 0.0 if zero_point is None else zero_point.astype(np.float64)
+    qvalues = np.clip(np.rint(quotient(x, scale, precision)) + offset, low, high)
+    return np.asarray(np.where(np.isnan(qvalues), low, qvalues))
+
+
+def real_values(qvalues: Array, scale: Array, zero_point: Array | None, element: DType) -> Array:
+    """(codes - zero_point) * scale, the product in f32, or in f64 where that is asked for."""
+    precision = f64 if f64 in (element, dtype(scale.dtype)) else f32
+    offset = 0.0 if zero_point is None else zero_point.astype(np.float64)
+    distance = narrow(qvalues.astype(np.float64) - offset, precision)
+    return narrow(distance * narrow(scale, precision), element)
+
+
+def _require_scale(scale: TensorType) -> None:
+    require_dtype("scale", scale, lambda d: d.is_float or d == i32, "a floating type or i32")
+
+
+def _infer_quantize(
+    x: TensorType,
+    scale: TensorType,
+    zero_point: TensorType | None,
+    axis: int | None,
+    block: int,
+    to: DType,
+    precision: DType | None,
+    **_: Any,
+) -> TensorType:
+    require_dtype("x", x, lambda d: d.is_float or d == i32, "a floating type or i32")
+    _require_scale(scale)
+    if not is_code(to):
+        raise InferenceError(
+            "no value is quantized to this type",
+            expected="an integer of at most 16 bits, float8 or float4",
+            found=to,
+        )
+    if zero_point is not None:
+        require_dtype("zero_point", zero_point, lambda d: d == to, str(to))
+    if precision is not None and not (precision.is_float and precision.bits >= 16):
+        raise InferenceError("'precision' is not a type to divide in", found=precision)
+    check_granularity(x, scale, zero_point, axis, block)
+    return x.with_dtype(to)
+
+
+def _quantize(
+    x: Array,
+    scale: Array,
+    zero_point: Array | None,
+    axis: int | None,
+    block: int,
+    to: DType,
+    saturate: bool,
+    precision: DType | None,
+) -> Array:
+    factor = spread(scale, x.shape, axis, block)
+    offset = spread(zero_point, x.shape, axis, block)
+    assert factor is not None
+    if to.is_integer:
+        return narrow(integer_qvalues(x, factor, offset, to.min, to.max, precision), to)
+    exact = quotient(x, factor, precision)
+    return cast(exact if offset is None else exact + offset.astype(np.float64), to, saturate)
+
+
+def _infer_dequantize(
+    x: TensorType,
+    scale: TensorType,
+    zero_point: TensorType | None,
+    axis: int | None,
+    block: int,
+    to: DType | None,
+) -> TensorType:
+    require_dtype("x", x, lambda d: is_code(d) or d == i32, "codes: up to 16 bits, or i32")
+    require_dtype("scale", scale, is_float, "a floating type")
+    if zero_point is not None:
+        require_dtype("zero_point", zero_point, lambda d: d == x.dtype, str(x.dtype))
+    if to is not None and not to.is_float:
+        raise InferenceError("'to' is not a floating type", found=to)
+    check_granularity(x, scale, zero_point, axis, block)
+    return x.with_dtype(to or _natural_result(scale.dtype))
+
+
+def _natural_result(scale: DType) -> DType:
+    return scale if scale.bits >= 16 else f32
+
+
+def _dequantize(
+    x: Array,
+    scale: Array,
+    zero_point: Array | None,
+    axis: int | None,
+    block: int,
+    to: DType | None,
+) -> Array:
+    factor = spread(scale, x.shape, axis, block)
+    assert factor is not None
+    element = to or _natural_result(dtype(scale.dtype))
+    return real_values(x, factor, spread(zero_point, x.shape, axis, block), element)
+
+
+def _infer_fake(
+    x: TensorType,
+    scale: TensorType,
+    zero_point: TensorType | None,
+    axis: int | None,
+    block: int,
+    low: int,
+    high: int,
+) -> TensorType:
+    require_dtype("x", x, is_float, "a floating type")
+    require_dtype("scale", scale, is_float, "a floating type")
+    if zero_point is not None:
+        accepts = lambda d: d.is_integer or d.is_float
+        require_dtype("zero_point", zero_point, accepts, "a real number type")
+    if low >= high:
+        raise InferenceError("the range is empty", expected="low < high", found=f"{low}..{high}")
+    check_granularity(x, scale, zero_point, axis, block)
+    return x
+
+
+def _fake_quantize(
+    x: Array,
+    scale: Array,
+    zero_point: Array | None,
+    axis: int | None,
+    block: int,
+    low: int,
+    high: int,
+) -> Array:
+    factor = spread(scale, x.shape, axis, block)
+    offset = spread(zero_point, x.shape, axis, block)
+    assert factor is not None
+    qvalues = integer_qvalues(x, factor, offset, low, high)
+    return real_values(qvalues, factor, offset, dtype(x.dtype))
+
+
+def _infer_dynamic(x: TensorType, to: DType, per_token: bool) -> tuple[TensorType, ...]:
+    require_dtype("x", x, is_float, "a floating type")
+    if not (to.is_integer and to.bits <= 16):
+        raise InferenceError("'to' is not an integer of at most 16 bits", found=to)
+    if per_token and not x.rank:
+        raise InferenceError("a scalar has no tokens", expected="rank 1 or more", found=x)
+    parameters = (*x.shape[:-1], 1) if per_token else ()
+    return x.with_dtype(to), TensorType(f32, parameters), TensorType(to, parameters)
+
+
+def _dynamic_quantize(x: Array, to: DType, per_token: bool) -> tuple[Array, ...]:
+    """Scale and zero point so that the range of x, widened to hold 0, fills the codes."""
+    x = x.astype(np.float32)
+    axis = -1 if per_token else None
+    top = x.max(axis=axis, keepdims=per_token, initial=0)
+    bottom = x.min(axis=axis, keepdims=per_token, initial=0)
+    levels = np.float32(to.max - to.min)
+    scale = np.where(top == bottom, np.float32(1), (top - bottom) / levels)
+    zero_point = np.rint(np.clip(np.float32(to.min) - bottom / scale, to.min, to.max))
+    qvalues = integer_qvalues(x, scale, zero_point, to.min, to.max)
+    return narrow(qvalues, to), scale, narrow(zero_point, to)
+
+
+def _quantize_samples() -> list[Sample]:
+    x, scale = draw(3, 4, 5, low=-300, high=300), draw(low=1, high=2)
+    per_axis = draw(4, seed=1, low=0.5, high=3)
+    blocked = draw(3, 4, 2, seed=1, low=0.5, high=3)
+    zero = np.array([0, 3, 128, 255], np.uint8)
+    found = [
+        sample(x, scale, to="i8"),
+        sample(x, scale.reshape(1), np.array([7], np.int16), to="i16"),
+        sample(x, per_axis, zero, to="u8", axis=1),
+        sample(x, per_axis, to="i4", axis=-2),
+        sample(x, blocked, np.ones((3, 4, 2), np.int8), to="i8", axis=2, block=3),
+        sample(x.astype(np.float16), scale.astype(np.float16), to="u16"),
+        sample(x, scale.astype(np.float16), to="i8", precision="f32"),
+        sample(draw(0, 3), scale, to="u8"),
+    ]
+    qvalues = ["u4", "u2", "i2", *(element.name for element in FLOAT_QVALUES)]
+    return found + [sample(x, per_axis, to=to, axis=1, saturate=to != "f8e5m2") for to in qvalues]
+
+
+def _dequantize_samples() -> list[Sample]:
+    qvalues, scale = draw(3, 4, 5, dtype="u8", low=0, high=255), draw(low=0.5, high=2)
+    per_axis = draw(4, seed=1, low=0.5, high=3)
+    blocked = draw(3, 4, 2, seed=1, low=0.5, high=3)
+    zero = np.array([0, 3, 128, 255], np.uint8)
+    wide_qvalues = draw(3, 4, 5, dtype="i32", low=-1e9, high=1e9)
+    found = [
+        sample(qvalues, scale, np.array(128, np.uint8)),
+        sample(qvalues, per_axis, zero, axis=1),
+        sample(qvalues, blocked, axis=-1, block=3, to="bf16"),
+        sample(qvalues, per_axis.astype(np.float16), zero, axis=1),
+        sample(wide_qvalues, scale, to="f64"),
+        sample(qvalues[:0], scale),
+    ]
+    narrow_qvalues = ["i16", "i4", "u4", "i2", "u2", *(element.name for element in FLOAT_QVALUES)]
+    return found + [sample(draw(6, dtype=d, low=0, high=1), scale) for d in narrow_qvalues]
+
+
+def _fake_samples() -> list[Sample]:
+    x = draw(3, 4, 5, low=-9, high=9)
+    return [
+        sample(x, draw(low=0.05, high=0.1), low=-128, high=127),
+        sample(x, draw(4, low=0.05), draw(4, dtype="i32", high=9), axis=1, low=0, high=255),
+        sample(x, draw(3, 4, 2, low=0.5), axis=2, block=3, low=-8, high=7),
+        sample(x.astype(np.float16), draw(low=0.5, dtype="f16"), low=-8, high=7, tolerance=1e-2),
+    ]
+
+
+def _dynamic_samples() -> list[Sample]:
+    return [
+        sample(draw(3, 4)),
+        sample(draw(3, 4, low=0.5)),
+        sample(draw(2, 3, 4), to="i8", per_token=True),
+        sample(np.zeros((2, 3), np.float32), to="i4"),
+        sample(draw(0, 3)),
+    ]
+
+
+OPDEFS = [
+    OpDef(
+        "quantize",
+        Kind.ELEMENTWISE,
+        "x, scale, zero_point?",
+        infer=_infer_quantize,
+        reference=_quantize,
+        grad=NonDifferentiable("codes are steps; train through fake_quantize"),
+        keeps=("scale",),
+        samples=_quantize_samples,
+        attrs={
+            **_GRANULARITY,
+            "to": Attr("dtype"),
+            "saturate": Attr("bool", True),
+            "precision": Attr("dtype", None),
+        },
+        doc="Codes saturate(rne(x / scale) + zero_point); saturate=False concerns float8 only.",
+    ),
+    OpDef(
+        "dequantize",
+        Kind.ELEMENTWISE,
+        "x, scale, zero_point?",
+        infer=_infer_dequantize,
+        reference=_dequantize,
+        grad=NotYet,
+        keeps=("scale",),
+        samples=_dequantize_samples,
+        attrs={**_GRANULARITY, "to": Attr("dtype", None)},
+        doc="Real values (x - zero_point) * scale, in the scale's type unless `to` says another.",
+    ),
+    OpDef(
+        "dynamic_quantize",
+        Kind.ELEMENTWISE,
+        "x",
+        infer=_infer_dynamic,
+        reference=_dynamic_quantize,
+        grad=NonDifferentiable("codes are steps; train through fake_quantize"),
+        samples=_dynamic_samples,
+        attrs={"to": Attr("dtype", "u8"), "per_token": Attr("bool", False)},
+        doc="Codes of x with a scale and zero point chosen from its range, for the whole tensor or "
+        "for each row of the last axis (then [..., 1], as a block of that whole axis).",
+    ),
+    OpDef(
+        "fake_quantize",
+        Kind.ELEMENTWISE,
+        "x, scale, zero_point?",
+        infer=_infer_fake,
+        reference=_fake_quantize,
+        grad=NotYet,
+        keeps=("scale",),
+        samples=_fake_samples,
+        attrs={**_GRANULARITY, "low": Attr("int"), "high": Attr("int")},
+        doc="dequantize(quantize(x)) in x's own type, for codes from low to high.",
+    ),
+]

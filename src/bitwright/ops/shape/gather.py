@@ -1,0 +1,313 @@
+"""Reading elements at places that other tensors name.
+
+Indices count from the front, negative ones from the end; one outside its axis is an error at run
+time that names the index and the size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import InferenceError, RunError
+from bitwright.ir.dim import UNKNOWN, bounds
+from bitwright.ir.dtype import bool_
+from bitwright.ir.types import TensorType, normalize_axis
+from bitwright.ops.core.inference import (
+    is_index,
+    is_integer,
+    require_dtype,
+    require_rank,
+    require_size,
+)
+from bitwright.ops.core.opdef import (
+    Array,
+    Attr,
+    Kind,
+    NotYet,
+    OpDef,
+    Sample,
+    draw,
+    sample,
+)
+from bitwright.ops.core.symbolic import on_elements
+
+
+def checked_indices(indices: Array, size: int, axis: int) -> Array:
+    """The indices counted from the front; a `RunError` names one that is outside."""
+    places = indices.astype(np.int64)
+    outside = (places < -size) | (places >= size)
+    if outside.any():
+        raise RunError(
+            f"index {places[outside][0]} is outside axis {axis} of size {size}",
+            expected=f"{-size} to {size - 1}" if size else "no index",
+        )
+    return np.where(places < 0, places + size, places)
+
+
+def check_shape(what: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Numpy would broadcast where inference could only hope that symbolic sizes agree."""
+    if found != expected:
+        raise RunError(f"{what} has the wrong shape", expected=list(expected), found=list(found))
+
+
+def element_places(indices: Array, shape: tuple[int, ...], axis: int) -> tuple[Array, ...]:
+    """Where `gather_elements` reads: each index replaces the coordinate on one axis."""
+    places: list[Array] = list(np.indices(indices.shape, sparse=True))
+    places[axis] = checked_indices(indices, shape[axis], axis)
+    return tuple(places)
+
+
+def vector_places(indices: Array, shape: tuple[int, ...], batch_dims: int = 0) -> tuple[Array, ...]:
+    """Where `gather_nd` reads: the last axis of the indices holds one coordinate per axis of x."""
+    outer = indices.shape[:-1]
+    places: list[Array] = list(np.indices(outer, sparse=True))[:batch_dims]
+    for position in range(indices.shape[-1]):
+        axis = batch_dims + position
+        places.append(checked_indices(indices[..., position], shape[axis], axis))
+    return tuple(places)
+
+
+def require_indices(indices: TensorType) -> None:
+    require_dtype("the index operand", indices, is_index, "i64 or i32")
+
+
+# gather
+
+
+def _infer_gather(x: TensorType, indices: TensorType, axis: int) -> TensorType:
+    require_dtype("the index operand", indices, is_integer, "an integer type")
+    axis = normalize_axis(axis, x.rank)
+    return x.with_shape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
+
+
+def _gather(x: Array, indices: Array, axis: int) -> Array:
+    return np.take(x, checked_indices(indices, x.shape[axis], axis), axis)
+
+
+def _gather_samples() -> list[Sample]:
+    return [
+        sample(draw(5, 3), np.array([[0, 4], [-1, 2]])),
+        sample(draw(2, 5, 3), np.array([1, -5], np.int32), axis=1),
+        sample(draw(2, 5, dtype="i64"), np.array(3), axis=-1),
+        sample(draw(5, 0), np.array([1, 1, 1])),
+        sample(draw(4, 2, dtype="bf16"), np.zeros((0, 3), np.int64)),
+        sample(np.array(["a", "b"], object), np.array([1, 0, 1])),
+    ]
+
+
+# gather_elements
+
+
+def require_element_indices(x: TensorType, indices: TensorType, axis: int) -> None:
+    require_indices(indices)
+    require_rank("the index operand", indices, x.rank)
+    axis = normalize_axis(axis, x.rank)
+    for at, (size, count) in enumerate(zip(x.shape, indices.shape, strict=True)):
+        if at != axis and bounds(size - count)[1] < 0:
+            raise InferenceError(
+                f"there are more indices than elements on axis {at}", expected=size, found=count
+            )
+
+
+def _infer_gather_elements(x: TensorType, indices: TensorType, axis: int) -> TensorType:
+    require_element_indices(x, indices, axis)
+    return x.with_shape(indices.shape)
+
+
+def _gather_elements(x: Array, indices: Array, axis: int) -> Array:
+    return x[element_places(indices, x.shape, axis)]
+
+
+def _gather_elements_samples() -> list[Sample]:
+    return [
+        sample(draw(3, 4), np.array([[0, -1, 2, 1], [1, 1, 0, 0]]), axis=0),
+        sample(draw(3, 4), np.array([[0], [3], [-4]], np.int32), axis=1),
+        sample(draw(3, 4, dtype="i8"), np.array([[2, 0]]), axis=-2),
+        sample(draw(2, 3), np.zeros((2, 0), np.int64), axis=1),
+    ]
+
+
+# gather_nd
+
+
+def require_vector_indices(x: TensorType, indices: TensorType, batch_dims: int = 0) -> int:
+    """How many axes of x one vector of the indices names."""
+    require_indices(indices)
+    count = indices.shape[-1] if indices.rank else 0
+    if not isinstance(count, int) or not 1 <= count <= x.rank - batch_dims:
+        raise InferenceError(
+            "the last axis of the indices has the wrong size",
+            expected=f"1 to {x.rank - batch_dims}",
+            found=count,
+        )
+    return count
+
+
+def _infer_gather_nd(x: TensorType, indices: TensorType, batch_dims: int) -> TensorType:
+    if not 0 <= batch_dims < min(x.rank, indices.rank):
+        raise InferenceError(
+            "batch_dims is out of range",
+            expected=f"0 to {min(x.rank, indices.rank) - 1}",
+            found=batch_dims,
+        )
+    count = require_vector_indices(x, indices, batch_dims)
+    for axis in range(batch_dims):
+        require_size(f"batch axis {axis} of the indices", indices.shape[axis], x.shape[axis])
+    return x.with_shape((*indices.shape[:-1], *x.shape[batch_dims + count :]))
+
+
+def _gather_nd(x: Array, indices: Array, batch_dims: int) -> Array:
+    check_shape("the batch of the indices", indices.shape[:batch_dims], x.shape[:batch_dims])
+    return x[vector_places(indices, x.shape, batch_dims)]
+
+
+def _gather_nd_samples() -> list[Sample]:
+    return [
+        sample(draw(3, 4), np.array([[0, 1], [-1, 3]])),
+        sample(draw(3, 4, 2), np.array([[[1]], [[2]]])),
+        sample(draw(2, 3, 4), np.array([[1], [0]]), batch_dims=1),
+        sample(draw(2, 3, 4), np.array([[[1], [0]], [[2], [2]]]), batch_dims=1),
+        sample(draw(2, 2, dtype="i64"), np.zeros((0, 2), np.int64)),
+    ]
+
+
+# reverse_sequence
+
+
+def _infer_reverse(
+    x: TensorType, lengths: TensorType, batch_axis: int, time_axis: int
+) -> TensorType:
+    require_indices(lengths)
+    require_rank("lengths", lengths, 1)
+    batch, time = normalize_axis(batch_axis, x.rank), normalize_axis(time_axis, x.rank)
+    if batch == time:
+        raise InferenceError("batch and time are one axis", expected="two axes", found=batch)
+    require_size("lengths", lengths.shape[0], x.shape[batch])
+    return x
+
+
+def _reverse(x: Array, lengths: Array, batch_axis: int, time_axis: int) -> Array:
+    rows = np.moveaxis(x, (batch_axis, time_axis), (0, 1))
+    count = rows.shape[1]
+    check_shape("lengths", lengths.shape, rows.shape[:1])
+    ends = lengths.astype(np.int64)[:, None]
+    if ((ends < 0) | (ends > count)).any():
+        wrong = ends[(ends < 0) | (ends > count)][0]
+        raise RunError(f"length {wrong} is outside axis {time_axis} of size {count}")
+    steps = np.arange(count)[None, :]
+    places = np.where(steps < ends, ends - 1 - steps, steps)
+    transposed = rows[np.arange(rows.shape[0])[:, None], places]
+    return np.moveaxis(transposed, (0, 1), (batch_axis, time_axis))
+
+
+def _reverse_samples() -> list[Sample]:
+    return [
+        sample(draw(4, 3), np.array([4, 2, 0])),
+        sample(draw(2, 5, 3, dtype="i32"), np.array([1, 5]), batch_axis=0, time_axis=1),
+        sample(draw(2, 0), np.array([], np.int64)),
+    ]
+
+
+# compress
+
+
+def _infer_compress(x: TensorType, condition: TensorType, axis: int | None) -> TensorType:
+    require_dtype("the condition", condition, lambda d: d == bool_, "bool")
+    require_rank("the condition", condition, 1)
+    if axis is None:
+        return x.with_shape((UNKNOWN,))
+    axis = normalize_axis(axis, x.rank)
+    return x.with_shape((*x.shape[:axis], UNKNOWN, *x.shape[axis + 1 :]))
+
+
+def _compress(x: Array, condition: Array, axis: int | None) -> Array:
+    whole, along = (x.reshape(-1), 0) if axis is None else (x, axis)
+    (kept,) = np.nonzero(condition)
+    return np.take(whole, checked_indices(kept, whole.shape[along], along), along)
+
+
+def _compress_samples() -> list[Sample]:
+    return [
+        sample(draw(3, 2), np.array([True, False, True]), axis=0),
+        sample(draw(3, 2), np.array([False, True]), axis=-1),
+        sample(draw(3, 2, dtype="u8", low=0), np.array([False, True, False, True])),
+        sample(draw(3, 2), np.array([], bool)),
+    ]
+
+
+def _op(
+    name: str,
+    inputs: str,
+    infer: Callable[..., Any],
+    reference: Callable[..., Any],
+    samples: Callable[[], list[Sample]],
+    symbolic: bool = True,
+    **rest: Any,
+) -> OpDef:
+    sizes = on_elements(reference) if symbolic else None
+    return OpDef(
+        name,
+        Kind.MOVEMENT,
+        inputs,
+        infer=infer,
+        reference=reference,
+        grad=NotYet,
+        samples=samples,
+        sizes=sizes,
+        **rest,
+    )
+
+
+OPDEFS = [
+    _op(
+        "gather",
+        "x, indices",
+        _infer_gather,
+        _gather,
+        _gather_samples,
+        attrs={"axis": Attr("int", 0)},
+        doc="Slices of x along an axis, one for each index.",
+    ),
+    _op(
+        "gather_elements",
+        "x, indices",
+        _infer_gather_elements,
+        _gather_elements,
+        _gather_elements_samples,
+        attrs={"axis": Attr("int", 0)},
+        doc="y[i, j] = x[indices[i, j], j] for axis 0, and so on.",
+    ),
+    _op(
+        "gather_nd",
+        "x, indices",
+        _infer_gather_nd,
+        _gather_nd,
+        _gather_nd_samples,
+        attrs={"batch_dims": Attr("int", 0)},
+        doc="y[i] = x[indices[i]], where the last axis of the indices holds coordinates; the "
+        "first `batch_dims` axes run in step.",
+    ),
+    _op(
+        "reverse_sequence",
+        "x, lengths",
+        _infer_reverse,
+        _reverse,
+        _reverse_samples,
+        symbolic=False,
+        attrs={"batch_axis": Attr("int", 1), "time_axis": Attr("int", 0)},
+        doc="The first lengths[b] steps of each sequence in reverse order, the rest as it is.",
+    ),
+    _op(
+        "compress",
+        "x, condition",
+        _infer_compress,
+        _compress,
+        _compress_samples,
+        symbolic=False,
+        attrs={"axis": Attr("int", None)},
+        doc="The slices along an axis (or the elements of x, flat) whose condition holds.",
+    ),
+]

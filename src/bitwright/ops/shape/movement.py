@@ -1,0 +1,417 @@
+"""Ops that rearrange elements and compute nothing: reshape, transpose, expand, tile, concat, split.
+
+Target shapes are attributes that may hold symbolic sizes, already final: what an exporter writes as
+-1 or 0 goes through `resolve_reshape` first. A shape that only the data decides is an operand, and
+the result then has unknown sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import InferenceError
+from bitwright.ir.allocation import require_room
+from bitwright.ir.dim import UNKNOWN, Dim, Size, bounds, divide_exactly, product
+from bitwright.ir.types import Shape, TensorType, normalize_axis
+from bitwright.ops.core.inference import (
+    is_index,
+    require_dtype,
+    require_one_form,
+    require_rank,
+    require_same_dtype,
+    require_size,
+    same,
+    static_length,
+)
+from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.symbolic import on_elements
+
+
+def as_ints(vector: Array) -> tuple[int, ...]:
+    """The elements of an index tensor; a `TypeError` if one is symbolic."""
+    return tuple(int(element) for element in vector.reshape(-1))
+
+
+# reshape
+
+
+def resolve_reshape(shape: Shape, target: Sequence[Size], allowzero: bool = False) -> Shape:
+    """The final shape for a target in which 0 copies an axis and one -1 takes what is left."""
+    found: list[Size] = []
+    for axis, size in enumerate(target):
+        if size == 0 and not allowzero:
+            if axis >= len(shape):
+                raise InferenceError(
+                    f"a 0 in the target {list(target)} copies axis {axis}",
+                    expected=f"an axis of the shape {list(shape)}",
+                )
+            size = shape[axis]
+        found.append(size if isinstance(size, Dim) else int(size))
+    wild = [axis for axis, size in enumerate(found) if size == -1]
+    if len(wild) > 1 or any(isinstance(size, int) and size < -1 for size in found):
+        raise InferenceError(
+            f"cannot reshape {list(shape)}",
+            expected="sizes, among them at most one -1",
+            found=list(target),
+        )
+    if wild:
+        rest = [size for size in found if size != -1]
+        found[wild[0]] = _missing_size(shape, rest)
+    else:
+        _require_same_count(shape, found)
+    return tuple(found)
+
+
+def _cancel(shape: Sequence[Size], other: Sequence[Size]) -> tuple[Size, Size]:
+    """The two numbers of elements, without the factors that stand in both shapes."""
+    left, right = list(shape), list[Size]()
+    for size in other:
+        if size in left:
+            left.remove(size)
+        else:
+            right.append(size)
+    return product(left), product(right)
+
+
+def _missing_size(shape: Shape, rest: Sequence[Size]) -> Size:
+    count, divisor = _cancel(shape, rest)
+    if divisor == 0:
+        raise InferenceError(f"-1 could be any size in a reshape of {list(shape)} beside a 0")
+    exact = divide_exactly(count, divisor)
+    if exact is not None:
+        return exact
+    if isinstance(count, int) and isinstance(divisor, int):
+        raise InferenceError(
+            f"-1 has no whole size in a reshape of {list(shape)}",
+            expected=f"a multiple of {product(list(rest))} elements",
+            found=product(list(shape)),
+        )
+    return count // divisor
+
+
+def _require_same_count(shape: Sequence[Size], target: Sequence[Size]) -> None:
+    before, after = _cancel(shape, target)
+    if before == after or product(list(shape)) == product(list(target)):
+        return
+    low, high = bounds(before - after)
+    if low > 0 or high < 0:
+        raise InferenceError(
+            f"cannot reshape {list(shape)} to {list(target)}",
+            expected=f"{product(list(shape))} elements",
+            found=product(list(target)),
+        )
+
+
+def _infer_reshape(
+    x: TensorType, target: TensorType | None, shape: Shape | None, allowzero: bool | None
+) -> TensorType:
+    require_one_form("shape", shape, target)
+    if target is not None:
+        return x.with_shape((UNKNOWN,) * static_length("the target shape", target))
+    assert shape is not None
+    if any(isinstance(size, int) and size < 0 for size in shape):
+        raise InferenceError(
+            "a target shape is final", expected="no -1", hint="Use resolve_reshape.", found=shape
+        )
+    _require_same_count(x.shape, shape)
+    return x.with_shape(shape)
+
+
+def _reshape(
+    x: Array, target: Array | None, shape: tuple[int, ...] | None, allowzero: bool | None
+) -> Array:
+    if target is not None:
+        shape = resolve_reshape(x.shape, as_ints(target), bool(allowzero))  # type: ignore[assignment]
+    _require_same_count(x.shape, shape or ())
+    return x.reshape(shape or ())
+
+
+def _reshape_samples() -> list[Sample]:
+    return [
+        sample(draw(2, 3, 4), shape=(6, 4)),
+        sample(draw(6, dtype="i64"), shape=(1, 6, 1)),
+        sample(draw(1), shape=()),
+        sample(draw(0, 3), shape=(3, 0, 2)),
+        sample(draw(2, 5), np.array([0, -1])),
+        sample(draw(0, 5), np.array([5, 0], np.int32), allowzero=True),
+        sample(draw(2, 3, dtype="bf16"), shape=(3, 2)),
+        sample(np.array([["a", "b"]], object), shape=(2,)),
+    ]
+
+
+# transpose
+
+
+def _infer_transpose(x: TensorType, perm: tuple[int, ...]) -> TensorType:
+    if sorted(perm) != list(range(x.rank)):
+        raise InferenceError(
+            "perm is no permutation of the axes", expected=list(range(x.rank)), found=list(perm)
+        )
+    return x.with_shape(x.shape[axis] for axis in perm)
+
+
+# expand
+
+
+def _infer_expand(x: TensorType, target: TensorType | None, shape: Shape | None) -> TensorType:
+    require_one_form("shape", shape, target)
+    if target is not None:
+        rank = max(x.rank, static_length("the target shape", target))
+        own = (1,) * (rank - x.rank) + x.shape
+        return x.with_shape(s if isinstance(s, int) and s != 1 else UNKNOWN for s in own)
+    assert shape is not None
+    front = len(shape) - x.rank
+    fits = front >= 0 and all(
+        size == 1 or isinstance(size, Dim) or isinstance(goal, Dim) or size == goal
+        for size, goal in zip(x.shape, shape[max(front, 0) :], strict=False)
+    )
+    if not fits:
+        raise InferenceError("cannot be broadcast", expected=f"to {list(shape)}", found=x)
+    return x.with_shape(shape)
+
+
+def _expand(x: Array, target: Array | None, shape: tuple[int, ...] | None) -> Array:
+    if target is not None:
+        shape = np.broadcast_shapes(x.shape, as_ints(target))
+        require_room(shape, x.itemsize, "its result")
+    return np.array(np.broadcast_to(x, shape or ()))
+
+
+def _expand_samples() -> list[Sample]:
+    return [
+        sample(draw(3, 1), shape=(2, 3, 4)),
+        sample(draw(), shape=(5,)),
+        sample(draw(1, 0), shape=(4, 0)),
+        sample(draw(3, 1, dtype="i8"), np.array([2, 1, 6])),
+        sample(draw(2, 4), np.array([1], np.int64)),
+        sample(draw(3), shape=(3,)),
+    ]
+
+
+# tile
+
+
+def _infer_tile(x: TensorType, counts: TensorType | None, repeats: Shape | None) -> TensorType:
+    require_one_form("repeats", repeats, counts)
+    given = len(repeats or ()) if counts is None else static_length("repeats", counts)
+    if given != x.rank:
+        raise InferenceError("has one repeat for each axis", expected=x.rank, found=given)
+    if repeats is None:
+        return x.with_shape(0 if size == 0 else UNKNOWN for size in x.shape)
+    return x.with_shape(size * count for size, count in zip(x.shape, repeats, strict=True))
+
+
+def _tile(x: Array, counts: Array | None, repeats: tuple[int, ...] | None) -> Array:
+    if counts is not None:
+        repeats = tuple(as_ints(counts))
+        sizes = [size * count for size, count in zip(x.shape, repeats, strict=True)]
+        require_room(sizes, x.itemsize, "its result")
+    return np.tile(x, repeats or ())
+
+
+def _tile_samples() -> list[Sample]:
+    return [
+        sample(draw(2, 3), repeats=(2, 1)),
+        sample(draw(2, 3), repeats=(0, 4)),
+        sample(draw(), repeats=()),
+        sample(draw(3, dtype="u8", low=0), np.array([3])),
+        sample(draw(1, 0, 2), np.array([2, 2, 2], np.int32)),
+    ]
+
+
+# concat, split
+
+
+def _infer_concat(*xs: TensorType, axis: int) -> TensorType:
+    if not xs:
+        raise InferenceError("has nothing to join", expected="at least one operand")
+    element = require_same_dtype(*xs)
+    axis = normalize_axis(axis, xs[0].rank)
+    shape = list(xs[0].shape)
+    for x in xs[1:]:
+        require_rank("an operand of concat", x, len(shape))
+        for at, size in enumerate(x.shape):
+            if at == axis:
+                shape[at] = shape[at] + size
+                continue
+            require_size(f"axis {at} of an operand", size, shape[at])
+            shape[at] = size if isinstance(size, int) else shape[at]
+    return TensorType(element, tuple(shape))
+
+
+def _concat_samples() -> list[Sample]:
+    return [
+        sample(draw(2, 3), draw(2, 5, seed=1), axis=1),
+        sample(draw(2, 3, dtype="i32"), axis=-2),
+        sample(draw(0, 3), draw(4, 3, seed=1), draw(1, 3, seed=2), axis=0),
+        sample(draw(2, 1, 2, dtype="f16"), draw(2, 1, 2, dtype="f16", seed=1), axis=-1),
+        sample(np.array(["a"], object), np.array(["b", "c"], object), axis=0),
+    ]
+
+
+def _infer_split(x: TensorType, axis: int, sizes: Shape) -> tuple[TensorType, ...]:
+    axis = normalize_axis(axis, x.rank)
+    if not sizes:
+        raise InferenceError("splits into no parts", expected="at least one size")
+    low, high = bounds(sum(sizes) - x.shape[axis])
+    if low > 0 or high < 0:
+        raise InferenceError(
+            f"the parts do not add up to axis {axis}", expected=x.shape[axis], found=sum(sizes)
+        )
+    return tuple(x.with_shape((*x.shape[:axis], size, *x.shape[axis + 1 :])) for size in sizes)
+
+
+def _split(x: Array, axis: int, sizes: tuple[int, ...]) -> tuple[Array, ...]:
+    ends = [0, *np.cumsum(sizes).tolist()]
+    if ends[-1] != x.shape[axis]:
+        raise InferenceError(
+            f"the parts do not add up to axis {axis}", expected=x.shape[axis], found=ends[-1]
+        )
+    whole = np.moveaxis(x, axis, 0)
+    return tuple(np.moveaxis(whole[start:end], 0, axis) for start, end in pairwise(ends))
+
+
+def _split_samples() -> list[Sample]:
+    return [
+        sample(draw(6, 2), axis=0, sizes=(1, 2, 3)),
+        sample(draw(2, 4), axis=-1, sizes=(4,)),
+        sample(draw(2, 4, dtype="i64"), axis=1, sizes=(0, 4, 0)),
+    ]
+
+
+# trilu, identity
+
+
+def _infer_trilu(x: TensorType, diagonal: TensorType | None, upper: bool, k: int) -> TensorType:
+    if x.rank < 2:
+        raise InferenceError("has the wrong rank", expected="rank 2 or more", found=x)
+    if diagonal is not None:
+        require_dtype("the diagonal", diagonal, is_index, "i64 or i32")
+        require_size("the diagonal", diagonal.count, 1)
+        if k:
+            raise InferenceError("k is given twice", expected="the attribute or the operand")
+    return x
+
+
+def _trilu(x: Array, diagonal: Array | None, upper: bool, k: int) -> Array:
+    keep = np.triu if upper else np.tril
+    return keep(x, k if diagonal is None else as_ints(diagonal)[0])
+
+
+def _trilu_samples() -> list[Sample]:
+    return [
+        sample(draw(4, 5), upper=True),
+        sample(draw(2, 3, 3, dtype="i64"), upper=False, k=-1),
+        sample(draw(5, 3), np.array(1), upper=True),
+        sample(draw(3, 3), np.array([-7]), upper=False),
+        sample(draw(0, 3), upper=False, k=1),
+        sample(draw(3, 4, dtype="bf16"), upper=False, k=2),
+    ]
+
+
+def _op(
+    name: str,
+    inputs: str,
+    infer: Callable[..., Any],
+    reference: Callable[..., Any],
+    samples: Callable[[], list[Sample]],
+    symbolic: bool = True,
+    **rest: Any,
+) -> OpDef:
+    return OpDef(
+        name,
+        Kind.MOVEMENT,
+        inputs,
+        infer,
+        reference,
+        NotYet,
+        samples,
+        sizes=on_elements(reference) if symbolic else None,
+        **rest,
+    )
+
+
+OPDEFS = [
+    _op(
+        "reshape",
+        "x, shape?",
+        _infer_reshape,
+        _reshape,
+        _reshape_samples,
+        attrs={"shape": Attr("sizes", None), "allowzero": Attr("bool", None)},
+        doc="The same elements in another shape. In the operand, -1 takes what is left and 0 "
+        "copies an axis (with `allowzero` it is a zero).",
+    ),
+    _op(
+        "transpose",
+        "x",
+        _infer_transpose,
+        lambda x, perm: x.transpose(perm),
+        lambda: [
+            sample(draw(2, 3, 4), perm=(2, 0, 1)),
+            sample(draw(3, 0, dtype="i8"), perm=(1, 0)),
+            sample(draw(), perm=()),
+        ],
+        attrs={"perm": Attr("ints")},
+        doc="Axis i of the result is axis perm[i] of x.",
+    ),
+    _op(
+        "expand",
+        "x, shape?",
+        _infer_expand,
+        _expand,
+        _expand_samples,
+        attrs={"shape": Attr("sizes", None)},
+        doc="x broadcast to a shape; the operand form broadcasts both ways.",
+    ),
+    _op(
+        "tile",
+        "x, repeats?",
+        _infer_tile,
+        _tile,
+        _tile_samples,
+        attrs={"repeats": Attr("sizes", None)},
+        doc="x repeated along every axis.",
+    ),
+    _op(
+        "concat",
+        "xs*",
+        _infer_concat,
+        lambda *xs, axis: np.concatenate(xs, axis),
+        _concat_samples,
+        attrs={"axis": Attr("int")},
+        doc="The operands one after the other along an axis.",
+    ),
+    _op(
+        "split",
+        "x",
+        _infer_split,
+        _split,
+        _split_samples,
+        attrs={"axis": Attr("int"), "sizes": Attr("sizes")},
+        doc="Parts of these sizes along an axis.",
+    ),
+    _op(
+        "trilu",
+        "x, k?",
+        _infer_trilu,
+        _trilu,
+        _trilu_samples,
+        symbolic=False,
+        attrs={"upper": Attr("bool"), "k": Attr("int", 0)},
+        doc="The part of each matrix on and above (or below) its k-th diagonal, else 0.",
+    ),
+    _op(
+        "identity",
+        "x",
+        same,
+        lambda x: x,
+        lambda: [sample(draw(2, 3)), sample(draw(0, dtype="i64")), sample(draw(dtype="bool"))],
+        onnx="Identity",
+        doc="x",
+    ),
+]

@@ -1,0 +1,40 @@
+"""Elements shifted along axes, those that fall off one end entering at the other.
+
+y[..., i, ...] = x[..., (i - shift) mod size, ...]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bitwright.errors import InferenceError
+from bitwright.ir.types import TensorType, normalize_axis
+from bitwright.ops.core.opdef import Attr, Kind, NotYet, OpDef, draw, sample
+
+
+def _infer(x: TensorType, shifts: tuple[int, ...], axes: tuple[int, ...]) -> TensorType:
+    if len(shifts) != len(axes):
+        raise InferenceError("every axis needs one shift", expected=len(axes), found=len(shifts))
+    for axis in axes:
+        normalize_axis(axis, x.rank)
+    return x
+
+
+OPDEFS = [
+    OpDef(
+        "roll",
+        Kind.MOVEMENT,
+        "x",
+        infer=_infer,
+        reference=lambda x, shifts, axes: np.roll(x, shifts, axes),
+        grad=NotYet,
+        samples=lambda: [
+            sample(draw(4, 5), shifts=[2], axes=[1]),
+            sample(draw(4, 5, dtype="i64"), shifts=[-1, 7], axes=[0, -1]),
+            sample(draw(0, 3), shifts=[1], axes=[0]),
+            sample(draw(3, dtype="bool"), shifts=[], axes=[]),
+        ],
+        attrs={"shifts": Attr("ints"), "axes": Attr("ints")},
+        doc="x shifted cyclically by `shifts` along `axes`.",
+    )
+]

@@ -1,0 +1,1 @@
+"""Resizing, sampling, regions of interest, detection."""

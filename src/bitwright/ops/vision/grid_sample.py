@@ -1,0 +1,154 @@
+"""Sampling at free positions, ONNX GridSample, for any number of spatial axes.
+
+    y[n, c, o...] = sum over taps of weight(tap) * x[n, c, tap],   taps around grid[n, o..., :]
+
+Grid values -1 and 1 are the borders of the image (the centres of its border pixels with
+`align_corners`). A grid vector lists its coordinates from the innermost axis outwards.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import InferenceError
+from bitwright.ir.types import TensorType
+from bitwright.ops.core.inference import (
+    is_float,
+    is_number,
+    require_dtype,
+    require_rank,
+    require_size,
+)
+from bitwright.ops.core.numeric import wide
+from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.shape.gather import check_shape
+from bitwright.ops.vision.resize import cubic_kernel, linear_kernel
+
+_OFFSETS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}
+
+
+def _infer(
+    x: TensorType, grid: TensorType, mode: str, padding_mode: str, align_corners: bool
+) -> TensorType:
+    require_dtype("x", x, is_number, "a number type")
+    require_dtype("the grid", grid, is_float, "a floating type")
+    if x.rank < 3:
+        raise InferenceError("x has no spatial axis", expected="rank 3 or more", found=x)
+    require_rank("the grid", grid, x.rank)
+    require_size("the last axis of the grid", grid.shape[-1], x.rank - 2)
+    require_size("the batch of the grid", grid.shape[0], x.shape[0])
+    return x.with_shape((*x.shape[:2], *grid.shape[1:-1]))
+
+
+def _reflect(places: Array, low: float, high: float) -> Array:
+    """Mirror at both borders until inside."""
+    span = high - low
+    if span <= 0:
+        return np.full_like(places, low)
+    beyond = np.mod(places - low, 2 * span)
+    return low + np.where(beyond > span, 2 * span - beyond, beyond)
+
+
+def _bring_inside(places: Array, size: int, padding_mode: str, align_corners: bool) -> Array:
+    """Positions off the image moved onto it, as the padding mode says."""
+    low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+    outside = (places < low) | (places > high)
+    if padding_mode == "border":
+        return np.where(outside, np.clip(places, 0, size - 1), places)
+    if padding_mode == "reflection":
+        return np.where(outside, _reflect(places, low, high), places)
+    return places
+
+
+def _axis_taps(
+    normalized: Array, size: int, mode: str, padding_mode: str, align_corners: bool
+) -> list[tuple[Array, Array]]:
+    """For each tap on one axis its pixel index and its weight, both of the grid's shape."""
+    inside = partial(
+        _bring_inside, size=size, padding_mode=padding_mode, align_corners=align_corners
+    )
+    place = (normalized + 1) / 2 * (size - 1 if align_corners else size)
+    place = place if align_corners else place - 0.5
+    place = inside(np.rint(place) if mode == "nearest" else place)
+    base = np.floor(place)
+    taps = []
+    for offset in _OFFSETS[mode]:
+        pixel = base + offset
+        distance = pixel - place
+        weight = np.ones_like(place)
+        if mode != "nearest":
+            weight = linear_kernel(distance) if mode == "linear" else cubic_kernel(distance, -0.75)
+        pixel = inside(pixel)
+        valid = (pixel >= 0) & (pixel <= size - 1)
+        index = np.clip(np.nan_to_num(pixel), 0, size - 1).astype(np.int64)
+        if padding_mode == "zeros":
+            weight = np.where(valid, weight, 0)
+        taps.append((index, weight))
+    return taps
+
+
+def _grid_sample(x: Array, grid: Array, mode: str, padding_mode: str, align_corners: bool) -> Array:
+    check_shape("the batch of the grid", grid.shape[:1], x.shape[:1])
+    shape = (*x.shape[:2], *grid.shape[1:-1])
+    total = np.zeros(shape, np.float64)
+    if not total.size:
+        return total
+    where = wide(grid)[..., ::-1]
+    per_axis = [
+        _axis_taps(where[..., axis], size, mode, padding_mode, bool(align_corners))
+        for axis, size in enumerate(x.shape[2:])
+    ]
+    image = np.moveaxis(wide(x).astype(np.float64), 1, -1)
+    batch = np.arange(x.shape[0]).reshape(-1, *(1,) * (grid.ndim - 2))
+    for taps in product(*per_axis):
+        weight = np.prod([w for _, w in taps], axis=0)
+        pixels = image[(batch, *(index for index, _ in taps))]
+        total += np.moveaxis(np.where(weight[..., None] == 0, 0, pixels * weight[..., None]), -1, 1)
+    return total
+
+
+def _samples() -> list[Sample]:
+    def case(mode: str, padding_mode: str, align: bool, dtype: str = "f32") -> Sample:
+        grid = draw(2, 3, 4, 2, seed=1, low=-1.4, high=1.4)
+        attrs: dict[str, Any] = {"padding_mode": padding_mode, "align_corners": align}
+        tolerance = 1e-5 if dtype == "f32" else 2e-2
+        image = draw(2, 3, 5, 6, dtype=dtype)
+        return sample(image, grid, mode=mode, tolerance=tolerance, **attrs)
+
+    cases = [
+        case(mode, padding, align)
+        for mode in _OFFSETS
+        for padding in ("zeros", "border", "reflection")
+        for align in (False, True)
+    ]
+    return [
+        *cases,
+        case("linear", "zeros", False, dtype="bf16"),
+        sample(draw(1, 2, 3, 4, 2), draw(1, 2, 2, 2, 3, seed=1, low=-1, high=1)),
+        sample(draw(1, 2, 4), draw(1, 3, 1, seed=1, low=-1, high=1), mode="cubic"),
+        sample(draw(1, 2, 3, 3), draw(1, 0, 2, 2)),
+    ]
+
+
+OPDEFS = [
+    OpDef(
+        "grid_sample",
+        Kind.REDUCTION,
+        "x, grid",
+        _infer,
+        _grid_sample,
+        NotYet,
+        _samples,
+        attrs={
+            "mode": Attr("str", "linear", tuple(_OFFSETS)),
+            "padding_mode": Attr("str", "zeros", ("zeros", "border", "reflection")),
+            "align_corners": Attr("bool", False),
+        },
+        doc="x[N, C, ...] interpolated at the positions in grid[N, ..., spatial axes].",
+        keeps=("grid",),
+    ),
+]

@@ -1,0 +1,1 @@
+"""Passes that fuse nodes into regions and products."""

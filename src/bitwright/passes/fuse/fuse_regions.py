@@ -1,0 +1,333 @@
+"""Neighbouring nodes become regions that one kernel computes without going through memory.
+
+A region has at most one *anchor*, an op with a loop of its own (matmul, convolution, norm, softmax,
+reduction, attention), and elementwise nodes around it:
+
+    epilogue   elementwise nodes that read the anchor's result, of the same shape
+    prologue   elementwise nodes that make what a row anchor (norm, softmax) reads
+    codes      `dynamic_quantize` of the rows that a norm makes
+
+A value inside a region is read nowhere else, so every path out of a region starts at its last node:
+regions can be computed in the order of their last nodes, and fusing never makes a cycle. Only the
+rows that a norm makes may be read elsewhere besides their codes: the region *shows* them, and what
+makes the codes stands right behind the norm (`_codes_first`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from bitwright.ir.dtype import (
+    bf16,
+    bool_,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+    u16,
+    u32,
+    u64,
+)
+from bitwright.ir.edit import map_bodies, prune, rebuilt, renewed
+from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.ir.types import TensorType
+from bitwright.ops.core.opdef import Kind
+from bitwright.ops.core.registry import get
+from bitwright.rewrite.trace import Trace
+
+# Anchors whose kernels apply a scalar expression where they store.
+EPILOGUE = frozenset(
+    {
+        "matmul",
+        "dequant_matmul",
+        "conv",
+        "integer_matmul",
+        "integer_conv",
+        "attention",
+        "layer_norm",
+        "rms_norm",
+        "softmax",
+        "log_softmax",
+        "group_norm",
+        "instance_norm",
+    }
+)
+# Anchors that work row by row and can compute what they read.
+PROLOGUE = frozenset({"layer_norm", "rms_norm", "softmax", "log_softmax", "dynamic_quantize"})
+# Reductions that read what a cast makes of something narrower.
+SUMS = frozenset({"reduce_sum", "reduce_mean", "reduce_max", "reduce_min"})
+# Anchors whose rows can become codes where they are made.
+INT8_SCHEMES = frozenset({"layer_norm", "rms_norm"})
+
+
+# Element types that kernels compute with; what has others stands alone, for a host step.
+COMPUTED = frozenset({f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, bool_})
+
+
+MOST_NODES = 128
+"""Nodes of a region: its kernel holds all of them, and compilers take more than twice as long for
+code that is twice as long."""
+
+
+def is_elementwise(node: Node) -> bool:
+    """Whether a node has a scalar form that a kernel can inline; a cast is one by itself."""
+    if node.is_boundary or len(node.outputs) != 1:
+        return False
+    if get(node.op).scalar is None and node.op != "cast":
+        return False
+    return all(
+        isinstance(value.type, TensorType) and value.dtype in COMPUTED
+        for value in (*node.operands, node.outputs[0])
+    )
+
+
+@dataclass
+class Region:
+    nodes: list[Node] = field(default_factory=list)
+    anchor: Node | None = None
+    shown: Value | None = None
+    """A value inside that is read elsewhere too."""
+
+    @property
+    def last(self) -> Node:
+        return self.nodes[-1]
+
+    @property
+    def takes_epilogue(self) -> bool:
+        return self.anchor is None or self.anchor.op in EPILOGUE
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        return self.last.outputs if self.shown is None else (*self.last.outputs, self.shown)
+
+
+class Fusion:
+    """Assigns every node of a graph to a region, in topological order."""
+
+    def __init__(self, graph: Graph, trace: Trace) -> None:
+        self.graph, self.trace = graph, trace
+        self.home: dict[Node, Region] = {}
+        for node in graph.nodes:
+            if not node.is_boundary:
+                self._place(node)
+
+    def _place(self, node: Node) -> None:
+        if is_elementwise(node):
+            region = self._join(node)
+        elif node.op in PROLOGUE or (node.op in SUMS and _is_cast(node.inputs[0])):
+            region = self._behind_norm(node) or self._with_prologue(node)
+        else:
+            region = Region([node], None if get(node.op).kind is Kind.MOVEMENT else node)
+        self.home[node] = region
+
+    def _join(self, node: Node) -> Region:
+        """Regions that end in an operand of this node, all in one with it."""
+        found: list[Region] = []
+        count = 1
+        for operand in dict.fromkeys(node.operands):
+            region = self.home.get(operand.node)
+            if region is None or region in found:
+                continue
+            if reason := self._refusal(node, operand, region, count):
+                self.trace.refused("fuse-epilogue", node.name, f"into {operand}: {reason}")
+            else:
+                found.append(region)
+                count += len(region.nodes)
+        anchored = [region for region in found if region.anchor is not None]
+        for region in anchored[:-1]:  # the later anchor keeps the node; the others store
+            found.remove(region)
+            reason = f"{anchored[-1].last} has an anchor too"
+            self.trace.refused("fuse-epilogue", node.name, f"into %{region.last.name}: {reason}")
+        merged = Region([n for region in found for n in region.nodes] + [node])
+        merged.anchor = anchored[-1].anchor if anchored else None
+        merged.nodes.sort(key=self._position)
+        for member in merged.nodes:
+            self.home[member] = merged
+        if found:
+            self.trace.fired("fuse-epilogue", node.name, [merged.last.name])
+        return merged
+
+    def _with_prologue(self, node: Node) -> Region:
+        operand = node.inputs[0]
+        region = self.home.get(operand.node) if operand is not None else None
+        if operand is None or region is None or not is_elementwise(operand.node):
+            return Region([node], node)
+        reason = self._refusal(node, operand, region)
+        if region.anchor is not None:
+            reason = f"it is computed where {region.anchor.op} stores"
+        if reason:
+            self.trace.refused("fuse-prologue", node.name, f"{operand}: {reason}")
+            return Region([node], node)
+        merged = Region([*region.nodes, node], node)
+        for member in merged.nodes:
+            self.home[member] = merged
+        self.trace.fired("fuse-prologue", node.name, [node.name])
+        return merged
+
+    def _behind_norm(self, node: Node) -> Region | None:
+        """Codes of the rows of a norm, or of elementwise nodes that read nothing else of a run."""
+        if node.op != "dynamic_quantize":
+            return None
+        (operand,) = node.operands
+        between: list[Node] = []
+        source = operand
+        region = self.home.get(operand.node)
+        if region is not None and region.anchor is None and region.last is operand.node:
+            found = _source_of(region)
+            if found is None or self.graph.uses[operand] != 1:
+                return None
+            between, source = region.nodes, found
+            region = self.home.get(source.node)
+        if region is None or region.anchor is None or region.anchor.op not in INT8_SCHEMES:
+            return None
+        is_row = region.anchor.attrs["axis"] in (-1, source.rank - 1)
+        if region.last is not source.node or source.shape != operand.shape or not is_row:
+            return None
+        if source.dtype != f32 or source.node.outputs != (source,):
+            return None
+        reads = sum(v is source for n in (*between, node) for v in n.operands)
+        merged = Region([*region.nodes, *between, node], region.anchor)
+        merged.shown = source if self.graph.uses[source] != reads else None
+        for member in merged.nodes:
+            self.home[member] = merged
+        self.trace.fired("fuse-codes", node.name, [node.name])
+        return merged
+
+    def _refusal(self, node: Node, operand: Value, region: Region, count: int = 1) -> str:
+        """Why a region does not take a node along, which brings `count` nodes with it."""
+        if len(region.nodes) + count > MOST_NODES:
+            return f"it would hold more than {MOST_NODES} nodes"
+        if operand.node is not region.last:
+            return "it is inside another region"
+        if not region.takes_epilogue or not (region.anchor or is_elementwise(operand.node)):
+            return f"{operand.node.op} takes no epilogue"
+        if self.graph.uses[operand] != sum(v is operand for v in node.operands):
+            return "it is read elsewhere too"
+        if operand.shape != node.outputs[0].shape and node.op not in SUMS:
+            return f"shape {list(operand.shape)} is broadcast to {list(node.outputs[0].shape)}"
+        return ""
+
+    def _position(self, node: Node) -> int:
+        if not hasattr(self, "_order"):
+            self._order = {n: i for i, n in enumerate(self.graph.nodes)}
+        return self._order[node]
+
+    def regions(self) -> list[Region]:
+        """Every region once, in the order of their last nodes."""
+        return sorted(
+            {id(r): r for r in self.home.values()}.values(), key=lambda r: self._position(r.last)
+        )
+
+
+def _is_cast(value: Value | None) -> bool:
+    return value is not None and value.node.op == "cast"
+
+
+def _source_of(region: Region) -> Value | None:
+    """The one value that elementwise nodes read besides constants."""
+    made = {value for node in region.nodes for value in node.outputs}
+    read = {v for node in region.nodes for v in node.operands if v not in made}
+    sources = [value for value in read if not value.is_constant]
+    return sources[0] if len(sources) == 1 else None
+
+
+def _qvalues_first(graph: Graph) -> Graph:
+    """Codes, and elementwise nodes between them and a norm, right behind it: others read the
+    norm's rows only after the region that makes both."""
+    chains: dict[Node, list[Node]] = {}
+    moved: set[Node] = set()
+    for node in graph.nodes:
+        if node.op != "dynamic_quantize":
+            continue
+        chain = [node]
+        source = next(node.operands)
+        while is_elementwise(source.node) and graph.uses[source] == 1:
+            inputs = [value for value in source.node.operands if not value.is_constant]
+            if len(inputs) != 1:
+                break
+            chain.append(source.node)
+            (source,) = inputs
+        if not source.node.is_boundary:
+            chains.setdefault(source.node, []).extend(reversed(chain))
+            moved.update(chain)
+    if not moved:
+        return graph
+    order = [node for node in graph.nodes if node.is_boundary]
+    for node in graph.nodes:
+        if not node.is_boundary and node not in moved:
+            order += [node, *chains.get(node, ())]
+    return graph.with_(nodes=tuple(order))
+
+
+def fuse_regions(graph: Graph, trace: Trace) -> Graph:
+    graph = map_bodies(graph, lambda body: fuse_regions(body, trace))
+    graph = _qvalues_first(graph)
+    regions = {region.last: region for region in Fusion(graph, trace).regions()}
+    inside = {n for region in regions.values() for n in region.nodes if n is not region.last}
+    replaced: dict[Value, Value] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node in inside:
+            continue
+        region = regions.get(node)
+        if region is not None and len(region.nodes) > 1:
+            new = _fused_node(region, replaced)
+        else:
+            new = renewed(node, replaced)
+        nodes.append(new)
+        if new is not node:
+            made = node.outputs if region is None else region.results
+            replaced.update(zip(made, new.outputs, strict=True))
+    return prune(rebuilt(graph, nodes, replaced))
+
+
+MAX_WHOLE = 16
+"""Larger whole numbers are zero points and the like, which differ from layer to layer."""
+
+
+def _is_plain_number(value: Value) -> bool:
+    """Whether a constant is part of a formula (0, 6, 0.5) rather than a weight of one layer.
+
+    Weights stay operands, so that layers of the same form share one kernel.
+    """
+    array = constant_value(value)
+    if array is None or array.size != 1 or array.dtype == object or array.dtype.kind == "c":
+        return False
+    number = float(array.reshape(-1)[0])
+    if array.dtype.kind in "iu":
+        return abs(number) <= MAX_WHOLE
+    return math.isinf(number) or (abs(number) <= 1024 and (number * 16).is_integer())
+
+
+def _fused_node(region: Region, replaced: dict[Value, Value]) -> Node:
+    """One node whose body is the region; plain numbers move inside."""
+    members = set(region.nodes)
+    inner: dict[Value, Value] = {}
+    boundary: list[Node] = []
+    operands: list[Value] = []
+    for node in region.nodes:
+        for value in node.operands:
+            if value.node in members or value in inner:
+                continue
+            if _is_plain_number(value):
+                entry = value.node.with_()
+            else:
+                entry = Node("input", (), {}, (value.type,), (value.name,))
+                operands.append(replaced.get(value, value))
+            boundary.append(entry)
+            inner[value] = entry.outputs[0]
+    body_nodes = list(boundary)
+    for node in region.nodes:
+        copy = node.with_(inputs=tuple(None if v is None else inner[v] for v in node.inputs))
+        inner.update(zip(node.outputs, copy.outputs, strict=True))
+        body_nodes.append(copy)
+    last = region.last
+    outputs = tuple((v.name, inner[v]) for v in region.results)
+    body = Graph(last.name, tuple(body_nodes), outputs)
+    types, names = (tuple(getattr(v, k) for v in region.results) for k in ("type", "name"))
+    return Node("fused", tuple(operands), {"body": body}, types, names, last.loc)

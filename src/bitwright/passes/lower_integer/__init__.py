@@ -1,0 +1,1 @@
+"""Passes that lower Q/DQ graphs to integer operators."""

@@ -1,0 +1,1 @@
+"""Passes that choose and apply floating-point precision."""

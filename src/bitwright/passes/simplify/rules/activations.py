@@ -1,0 +1,149 @@
+"""Activation functions that exporters write out in primitive ops.
+
+Each family is a set of ways to write the same formula; the rules are their combinations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bitwright.ir.dtype import i32
+from bitwright.ops.nn.activation import TANH_GELU_CUBIC, TANH_GELU_LINEAR
+from bitwright.rewrite import Match, Rule
+from bitwright.rewrite.replace import stands_behind
+
+Form = Callable[[Any, Any], Any]
+
+# 1 + erf(x / sqrt 2)
+_ERF_FORMS: dict[str, Form] = {
+    "div": lambda op, x: op.add(op.erf(op.div(x, 2**0.5)), 1),
+    "mul": lambda op, x: op.add(op.erf(op.mul(x, 0.5**0.5)), 1),
+}
+# x + 0.044715 x^3
+_CUBIC_FORMS: dict[str, Form] = {
+    "pow": lambda op, x: op.add(x, op.mul(op.pow(x, 3), 0.044715)),
+    "cube": lambda op, x: op.add(x, op.mul(op.mul(op.mul(x, x), x), 0.044715)),
+    "scaled-cube": lambda op, x: op.add(x, op.mul(op.mul(op.mul(x, x), 0.044715), x)),
+    "scaled-factor": lambda op, x: op.add(x, op.mul(op.mul(op.mul(x, 0.044715), x), x)),
+    "factored": lambda op, x: op.mul(x, op.add(op.mul(op.mul(x, x), 0.044715), 1)),
+    "factored-left": lambda op, x: op.mul(x, op.add(op.mul(op.mul(x, 0.044715), x), 1)),
+}
+# 1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))
+_TANH_FORMS: dict[str, Form] = {
+    name: lambda op, x, cubic=cubic: op.add(op.tanh(op.mul(cubic(op, x), 0.7978845608028654)), 1)
+    for name, cubic in _CUBIC_FORMS.items()
+}
+_TANH_FORMS["spread"] = lambda op, x: op.add(
+    op.tanh(op.mul(op.mul(x, 0.7978845608028654), op.add(op.mul(op.mul(x, x), 0.044715), 1))),
+    1,
+)
+# 0.5 x g
+_HALVES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "half-gate": lambda op, x, g: op.mul(x, op.mul(g, 0.5)),
+    "half-x": lambda op, x, g: op.mul(op.mul(x, 0.5), g),
+    "half-product": lambda op, x, g: op.mul(op.mul(x, g), 0.5),
+}
+
+
+def _gelu_rules(forms: dict[str, Form], approximate: str) -> list[Rule]:
+    return [
+        Rule(
+            f"gelu-{approximate}-from-{form}-{half}",
+            lambda op, x, gate=gate, product=product: product(op, x, gate(op, x)),
+            lambda op, x: op.gelu(x, approximate=approximate),
+        )
+        for form, gate in forms.items()
+        for half, product in _HALVES.items()
+    ]
+
+
+def _not_a_number(m: Match) -> str | bool:
+    return m.scalar("a") is None and "its slope is not one constant"
+
+
+def _of_qvalues(m: Match) -> str | bool:
+    """Behind an integer product codes follow whose range the run finds, and a last bit makes other
+    codes of all the layers to come: there, what a file spells out is computed as it says."""
+    is_integer = stands_behind(m.x, ("conv", "matmul"), i32)
+    return is_integer and "the next codes depend on how each step is rounded"
+
+
+RULES = [
+    *_gelu_rules(_ERF_FORMS, "none"),
+    *_gelu_rules(_TANH_FORMS, "tanh"),
+    Rule("silu", lambda op, x: op.mul(x, op.sigmoid(x)), lambda op, x: op.silu(x)),
+    Rule(
+        "quick-gelu",
+        lambda op, x, a: op.mul(x, op.sigmoid(op.mul(x, a))),
+        lambda op, x, m: op.quick_gelu(x, alpha=m.scalar("a")),
+        _not_a_number,
+    ),
+    Rule(
+        "quick-gelu-from-exp",
+        lambda op, x, a: op.div(x, op.add(op.exp(op.mul(x, a)), 1)),
+        lambda op, x, m: op.quick_gelu(x, alpha=-m.scalar("a")),
+        _not_a_number,
+    ),
+    Rule(
+        "sigmoid-from-exp",
+        lambda op, x: op.div(1, op.add(op.exp(op.neg(x)), 1)),
+        lambda op, x: op.sigmoid(x),
+    ),
+    Rule(
+        "sigmoid-from-exp-reciprocal",
+        lambda op, x: op.reciprocal(op.add(op.exp(op.neg(x)), 1)),
+        lambda op, x: op.sigmoid(x),
+    ),
+    Rule(
+        "silu-from-exp",
+        lambda op, x: op.div(x, op.add(op.exp(op.neg(x)), 1)),
+        lambda op, x: op.silu(x),
+    ),
+    Rule(
+        "gelu-tanh-from-exp",
+        lambda op, x: op.div(
+            x,
+            op.add(
+                op.exp(op.mul(x, op.add(op.mul(op.mul(x, x), TANH_GELU_CUBIC), TANH_GELU_LINEAR))),
+                1,
+            ),
+        ),
+        lambda op, x: op.gelu(x, approximate="tanh"),
+    ),
+    Rule(
+        "hard-swish-divided-last",
+        lambda op, x: op.div(op.mul(x, op.clip(op.add(x, 3), 0, 6)), 6),
+        lambda op, x: op.hard_swish(x),
+        _of_qvalues,
+    ),
+    Rule(
+        "hard-swish-divided-first",
+        lambda op, x: op.mul(x, op.div(op.clip(op.add(x, 3), 0, 6), 6)),
+        lambda op, x: op.hard_swish(x),
+    ),
+    Rule(
+        "hard-swish-by-factor",
+        lambda op, x: op.mul(x, op.mul(op.clip(op.add(x, 3), 0, 6), 1 / 6)),
+        lambda op, x: op.hard_swish(x),
+    ),
+    Rule(
+        "hard-swish-from-hard-sigmoid",
+        lambda op, x, a, b: op.mul(x, op.hard_sigmoid(x, alpha=a, beta=b)),
+        lambda op, x: op.hard_swish(x),
+        lambda m: (
+            (abs(m.a - 1 / 6) > 1e-6 or abs(m.b - 0.5) > 1e-6) and f"slope {m.a}, shift {m.b}"
+        ),
+    ),
+    Rule(
+        "hard-sigmoid-from-clip",
+        lambda op, x: op.div(op.clip(op.add(x, 3), 0, 6), 6),
+        lambda op, x: op.hard_sigmoid(x, alpha=1 / 6, beta=0.5),
+    ),
+    Rule(
+        "softplus-from-exp",
+        lambda op, x: op.log(op.add(op.exp(x), 1)),
+        lambda op, x: op.softplus(x),
+    ),
+    Rule("mish", lambda op, x: op.mul(x, op.tanh(op.softplus(x))), lambda op, x: op.mish(x)),
+]

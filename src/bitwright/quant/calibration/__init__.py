@@ -1,0 +1,1 @@
+"""Statistics of the values of a model over data."""

@@ -1,0 +1,59 @@
+"""The parts of `Statistics` that touch every value, as machine code, for f32 arrays.
+
+A call releases the interpreter lock, so statistics of different values can be kept in parallel.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import numpy as np
+
+from bitwright.quant.calibration.machine_code import ADDRESS, NUMBER, REAL, MachineCode
+from bitwright.target import Target
+
+Array = np.ndarray[Any, Any]
+TURNS = 2  # histograms that take turns, as in `kernels.calibration.statistics`
+_scratch = threading.local()
+
+
+def _text(target: Target) -> str:
+    # the emitter is slow to import, and a warm start does not need it
+    from bitwright.backends.cpu.kernels.calibration.statistics import statistics_text
+
+    return statistics_text(target)
+
+
+_FUNCTIONS = MachineCode(
+    "statistics",
+    _text,
+    {
+        "range_f32": (ADDRESS, NUMBER, ADDRESS),
+        "histogram_f32": (ADDRESS, NUMBER, REAL, REAL, NUMBER, ADDRESS, ADDRESS),
+    },
+)
+
+
+def summary(flat: Array) -> tuple[float, float, float, float, int] | None:
+    """Minimum, maximum, sum, sum of squares, zeros; None if a value is not finite."""
+    result = np.empty(5)
+    _FUNCTIONS["range_f32"](flat.ctypes.data, flat.size, result.ctypes.data)
+    low, high, total, squares, zeros = result.tolist()
+    return (low, high, total, squares, int(zeros)) if math.isfinite(squares) else None
+
+
+def count(flat: Array, exponent: int, first: int, counts: Array) -> None:
+    """counts[floor(x / 2**exponent) - first] += 1 for every x, all of which have a bin.
+
+    At most 2**31 values, which are counted in 32 bits before they are added.
+    """
+    bins = counts.size
+    held = getattr(_scratch, "array", None)
+    if held is None or held.size < TURNS * bins:
+        held = _scratch.array = np.zeros(TURNS * bins, np.int32)
+    factor = math.ldexp(1.0, -exponent)
+    _FUNCTIONS["histogram_f32"](
+        flat.ctypes.data, flat.size, factor, first, bins, counts.ctypes.data, held.ctypes.data
+    )

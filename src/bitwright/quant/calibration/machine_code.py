@@ -1,0 +1,60 @@
+"""Functions that bitwright emits for itself, called from numpy's side.
+
+A call releases the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bitwright.backends.cpu.codegen import jit
+from bitwright.target import Target, host
+
+ADDRESS, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+
+
+_all: weakref.WeakSet[MachineCode] = weakref.WeakSet()
+
+
+def _renew_after_fork() -> None:
+    """In a child, a thread that is gone may have held a lock."""
+    for code in list(_all):
+        code._loading = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_after_fork)
+
+
+class MachineCode:
+    """Functions of one module, by name; compiled, or taken from the cache, when one is called."""
+
+    def __init__(
+        self,
+        name: str,
+        text: Callable[[Target], str],
+        functions: Mapping[str, Sequence[Any]],
+    ) -> None:
+        self._name, self._text, self._kinds = name, text, functions
+        self._functions: dict[str, Any] = {}
+        self._loading = threading.Lock()
+        _all.add(self)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._functions:
+            with self._loading:  # a second library, made at the same time, would go with its code
+                if name not in self._functions:
+                    self._load()
+        return self._functions[name]
+
+    def _load(self) -> None:
+        target = host()
+        self._library = jit.load_named(self._name, lambda: self._text(target), target)
+        for name, kinds in self._kinds.items():
+            address = self._library.address(name)
+            self._functions[name] = ctypes.CFUNCTYPE(None, *kinds)(address)

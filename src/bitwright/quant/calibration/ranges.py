@@ -1,0 +1,185 @@
+"""Statistics by name of value: what a calibration run found, as a table with a file form.
+
+8 bytes  magic "BWRANGE1"
+8 bytes  length of the index, little endian
+index    JSON: {"batches": ..., "values": {name: [offset, length]}, "same": {name: name}}
+then the byte forms of the statistics, at offsets counted from the index's end
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from bitwright.errors import CalibrationError, ParseError
+from bitwright.ir.calibration import CalibrationRecord
+from bitwright.ir.container import write_atomically
+from bitwright.ir.graph import nearest
+from bitwright.quant.calibration.methods import Method
+from bitwright.quant.calibration.record import make_record
+from bitwright.quant.calibration.statistics import Statistics
+from bitwright.quant.core.types import QuantType, Scheme
+
+MAGIC = b"BWRANGE1"
+
+
+class Ranges(Mapping[str, Statistics]):
+    """The statistics of each value, in order; `same` names values that only move another's data."""
+
+    def __init__(
+        self,
+        statistics: Mapping[str, Statistics] | None = None,
+        batches: int = 0,
+        same: Mapping[str, str] | None = None,
+    ) -> None:
+        self.statistics, self.batches = dict(statistics or {}), batches
+        self.same = dict(same or {})
+        self.remarks: list[str] = []
+        """What the run says about its data; a file does not hold it."""
+
+    def __getitem__(self, name: str) -> Statistics:
+        source = self.same.get(name, name)
+        if source not in self.statistics:
+            raise KeyError(f"no statistics of {name!r}. {nearest(name, self)}".rstrip())
+        return self.statistics[source]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.statistics or name in self.same
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.statistics
+        yield from self.same
+
+    def __len__(self) -> int:
+        return len(self.statistics) + len(self.same)
+
+    def __repr__(self) -> str:
+        return f"<ranges of {len(self)} values from {self.batches} batches>"
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the statistics, which the number of batches does not change."""
+        return sum(found.nbytes for found in self.statistics.values())
+
+    def merge(self, other: Ranges) -> Ranges:
+        """Add what another run found at the same values; returns itself."""
+        if not isinstance(other, Ranges):
+            raise CalibrationError(
+                "this is no table of statistics",
+                expected="Ranges, as bw.calibrate gives them",
+                found=type(other).__name__,
+            )
+        if set(self.statistics) != set(other.statistics):
+            apart = sorted(set(self.statistics) ^ set(other.statistics))
+            raise CalibrationError(
+                "the statistics are of different values", found=", ".join(map(repr, apart[:5]))
+            )
+        for name, found in self.statistics.items():
+            found.merge(other.statistics[name])
+        self.batches += other.batches
+        return self
+
+    def clear(self) -> None:
+        for found in self.statistics.values():
+            found.clear()
+        self.batches = 0
+
+    def notes(self) -> list[str]:
+        """What a reader should know before using the numbers."""
+        found = list(self.remarks)
+        for name, one in self.statistics.items():
+            if one.nan or one.infinite:
+                found.append(f"{name}: {one.nan} NaN and {one.infinite} infinities left out")
+            if one.is_empty and self.batches:
+                found.append(f"{name}: the data never reached it")
+            elif not one.max_abs.any() and self.batches:
+                found.append(f"{name}: all values are zero")
+            elif one.count.sum() > 1 and one.minimum.min() == one.maximum.max():
+                found.append(f"{name}: all values are {one.minimum.min():g}")
+        if self.batches == 1:
+            found.append("only one batch was seen: ranges may be too narrow for other data")
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a value: number of values, range, mean."""
+        return [
+            {
+                "value": name,
+                "count": int(one.count.sum()),
+                "min": None if one.is_empty else float(one.minimum.min()),
+                "max": None if one.is_empty else float(one.maximum.max()),
+                "mean": None if one.is_empty else float(one.total.sum() / one.count.sum()),
+                "nonfinite": one.nan + one.infinite,
+            }
+            for name, one in self.statistics.items()
+        ]
+
+    def record(
+        self,
+        dtype: str | QuantType = "int8",
+        method: Method = "minmax",
+        *,
+        scheme: str | Scheme | None = None,
+        values: Iterable[str] | None = None,
+    ) -> CalibrationRecord:
+        """How to quantize each value (or those named) with a range that the method chooses.
+
+        The record is what `quant.insert_q_dq` takes. A value with statistics along an axis gets a
+        scale for each channel; channels that were always zero get scale 1. Values that only move
+        another's data are left out unless they are named, and so are those never reached.
+        `bw.quantize` does not use it: it measures errors at the products, which ranges do not tell.
+        """
+        return make_record(self, dtype, method, scheme, values)
+
+    # the file
+
+    def to_bytes(self) -> bytes:
+        blobs, places, offset = [], {}, 0
+        for name, one in self.statistics.items():
+            blobs.append(one.to_bytes())
+            places[name] = [offset, len(blobs[-1])]
+            offset += len(blobs[-1])
+        header = {"batches": self.batches, "values": places, "same": self.same}
+        index = json.dumps(header).encode()
+        return b"".join([MAGIC, len(index).to_bytes(8, "little"), index, *blobs])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Ranges:
+        if data[:8] != MAGIC:
+            raise ParseError("this is no table of statistics", hint="Its first bytes differ.")
+        start = 16 + int.from_bytes(data[8:16], "little")
+        try:
+            index = json.loads(data[16:start])
+            found = {
+                str(name): Statistics.from_bytes(_part(data, start + offset, length))
+                for name, (offset, length) in index["values"].items()
+            }
+            same = {str(name): str(source) for name, source in index["same"].items()}
+            return cls(found, int(index["batches"]), same)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ParseError(f"the table of statistics is damaged: {error}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the table; never half of it."""
+        data = self.to_bytes()
+
+        def write(file: IO[bytes]) -> None:
+            file.write(data)
+
+        write_atomically(path, write)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Ranges:
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise CalibrationError(f"cannot read {path}: {error.strerror or error}") from None
+        return cls.from_bytes(data)
+
+
+def _part(data: bytes, start: int, length: int) -> bytes:
+    if start < 0 or length < 0 or start + length > len(data):
+        raise ValueError("a part lies outside the file")
+    return data[start : start + length]

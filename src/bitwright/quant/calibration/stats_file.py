@@ -1,0 +1,258 @@
+"""The file of what `bw.quantize` saw of its data, so that nobody has to run the data again.
+
+An .npz of plain arrays: `header` is JSON (model, data and counts, the draws' state), then for site
+i and its window j
+
+    i.ends          [4, channels]: low and high of all batches, low and high of the even ones
+    i.j.first, i.j.rows, i.j.gram, i.j.total, i.j.waiting
+    held.k.name     the batches that choices are checked on
+    out.k.name      batches that were held out
+
+A file belongs to one model and one order of batches, both known by digests: going on with other
+data would count some of it twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from bitwright.errors import CalibrationError, ParseError
+from bitwright.ir.calibration import CalibrationRecord
+from bitwright.ir.container import require_writable, write_atomically
+from bitwright.ir.dtype import dtype
+from bitwright.ir.graph import Graph
+from bitwright.ir.payload import blob_key
+from bitwright.ir.printer import Printer
+from bitwright.quant.calibration.model_outputs import Channels
+from bitwright.quant.calibration.ranges import MAGIC as RANGES_MAGIC
+from bitwright.quant.calibration.ranges import Ranges
+from bitwright.quant.calibration.stats import CalibrationStats, Sample, StatsBuilder
+from bitwright.quant.data.batches import Batch
+from bitwright.quant.model.recipe import NO_DATA_HINT
+
+Array = np.ndarray[Any, Any]
+FORMAT = 3
+_PARTS = ("first", "rows", "gram", "total", "waiting")
+MAGIC = b"PK"
+
+
+@dataclass
+class Passed:
+    """The batches that went by: which, a few of them, and how far each input reached."""
+
+    digest: str = ""
+    batches: int = 0
+    """How many."""
+    held: list[Batch] = field(default_factory=list)
+    last: Batch = field(default_factory=dict)
+    """Stands in for the held ones as long as there are none."""
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+    covered: dict[str, int] = field(default_factory=dict)
+    """How many of `held` reach each branch, by its path."""
+    held_out: list[Batch] = field(default_factory=list)
+    """Some of those that nothing was learned from: every `held_out_step`-th of all."""
+    held_out_count: int = 0
+    held_out_step: int = 1
+
+
+@dataclass(frozen=True)
+class StatsFile:
+    """Where the evidence of a run is kept."""
+
+    path: Path
+    is_temporary: bool = False
+    """Only for the time that a run is interrupted: removed when one ends."""
+
+    @classmethod
+    def at(cls, place: Any) -> StatsFile | None:
+        """The file of a path; statistics that cannot serve are an error that says why."""
+        if place is None or isinstance(place, StatsFile):
+            return place
+        if isinstance(place, (Ranges, CalibrationRecord)):
+            raise _only_ranges(type(place).__name__)
+        if not isinstance(place, (str, Path)):
+            raise CalibrationError(
+                "statistics is no path", expected="a str or Path", found=type(place).__name__
+            )
+        return cls(Path(place))
+
+    def require_usable(self, has_data: bool) -> None:
+        """Say what is wrong with the path before anything long runs."""
+        if has_data:
+            require_writable(self.path)
+        if not self.path.exists():
+            if has_data:
+                return
+            raise CalibrationError(
+                "there is nothing to learn the sizes of the model's values from",
+                expected="data, or a file of statistics",
+                found=f"no file {self.path}",
+                hint=NO_DATA_HINT,
+            )
+        try:
+            with self.path.open("rb") as file:
+                first = file.read(len(RANGES_MAGIC))
+        except OSError as error:
+            raise CalibrationError(f"cannot read {self.path}: {error.strerror or error}") from None
+        if first == RANGES_MAGIC:
+            raise _only_ranges(str(self.path))
+        if not first.startswith(MAGIC):
+            raise ParseError(f"{self.path} holds no statistics", hint="Its first bytes differ.")
+
+    def save(self, model: str, builder: StatsBuilder, passed: Passed) -> None:
+        """Write what was gathered; never half of it."""
+        arrays: dict[str, Array] = {}
+        points: dict[str, list[dict[str, Any]]] = {}
+        for i, (name, stats) in enumerate(builder.stats.items()):
+            every, some = stats.every, stats.some
+            arrays[f"{i}.ends"] = np.stack([every.low, every.high, some.low, some.high])
+            points[name] = []
+            for j, key in enumerate(stats.point.windows):
+                sample = stats.samples.get(key)
+                if sample is None:  # its value was always empty
+                    points[name].append({"counted": -1})
+                    continue
+                for part in ("first", "gram", "total"):
+                    arrays[f"{i}.{j}.{part}"] = getattr(sample, part)
+                for part in ("rows", "waiting"):
+                    found = [sample.first[:0], *getattr(sample, part)]
+                    arrays[f"{i}.{j}.{part}"] = np.concatenate(found)
+                parts = [len(rows) for rows in sample.rows]
+                points[name].append({"counted": sample.counted, "parts": parts})
+        held = passed.held or [passed.last]
+        for stem, kept in (("held", held), ("out", passed.held_out)):
+            for k, batch in enumerate(kept):
+                arrays.update((f"{stem}.{k}.{n}", _plain(array)) for n, array in batch.items())
+        header = {
+            "format": FORMAT,
+            "model": model,
+            "data": passed.digest,
+            "spans": passed.spans,
+            "passed": passed.batches,
+            "batches": builder.batches,
+            "stride": builder.stride,
+            "turns": builder.turns,
+            "draw": builder.draw.bit_generator.state,
+            "sites": points,
+            "chosen": len(passed.held),
+            "held": [_elements(batch) for batch in held],
+            "out": [_elements(batch) for batch in passed.held_out],
+            "covered": passed.covered,
+            "out_count": passed.held_out_count,
+            "out_step": passed.held_out_step,
+        }
+        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+
+        def write(file: IO[bytes]) -> None:
+            np.savez(file, allow_pickle=False, **arrays)
+
+        write_atomically(self.path, write)
+
+    def load(self, model: str, builder: StatsBuilder) -> Passed | None:
+        """Let the collector go on from the file; None where there is no file yet."""
+        if not self.path.exists():
+            return None
+        try:
+            with np.load(self.path, allow_pickle=False) as arrays:
+                header = json.loads(bytes(arrays["header"]))
+                self._require_same_model(header, model)
+                return _restore(arrays, header, builder)
+        except (
+            *(OSError, ValueError, KeyError, TypeError, EOFError, AttributeError),
+            *(zipfile.BadZipFile, zlib.error),
+        ) as error:
+            raise ParseError(
+                f"the statistics in {self.path} are damaged: {error}", hint="Remove the file."
+            ) from None
+
+    def _require_same_model(self, header: Mapping[str, Any], model: str) -> None:
+        if header["format"] != FORMAT:
+            raise ParseError(
+                f"the statistics in {self.path} are of another version",
+                expected=FORMAT,
+                found=header["format"],
+                hint="Give another file, or remove this one.",
+            )
+        if header["model"] != model:
+            raise CalibrationError(
+                f"the statistics in {self.path} are of another model",
+                hint="Its structure, its weights or the version of bitwright differ: "
+                "give another file, or remove this one.",
+            )
+
+
+def _restore(arrays: Mapping[str, Array], header: Mapping[str, Any], to: StatsBuilder) -> Passed:
+    for i, (name, found) in enumerate(header["sites"].items()):
+        point = to.points[name]
+        low, high, some_low, some_high = arrays[f"{i}.ends"]
+        stats = CalibrationStats(point, Channels(low, high), Channels(some_low, some_high))
+        for j, (key, facts) in enumerate(zip(point.windows, found, strict=True)):
+            if facts["counted"] < 0:
+                continue
+            first, rows, gram, total, waiting = (arrays[f"{i}.{j}.{part}"] for part in _PARTS)
+            ends = np.cumsum([0, *facts["parts"]])
+            parts = [rows[a:b] for a, b in pairwise(ends)]
+            counted = int(facts["counted"])
+            behind = [waiting] if len(waiting) else []
+            stats.samples[key] = Sample(first, parts, gram, total, counted, behind)
+        to.stats[name] = stats
+    to.batches, to.stride, to.turns = (int(header[k]) for k in ("batches", "stride", "turns"))
+    to.draw.bit_generator.state = header["draw"]
+    held, held_out = (
+        [
+            {n: _restored(arrays[f"{stem}.{k}.{n}"], element) for n, element in batch.items()}
+            for k, batch in enumerate(header[stem])
+        ]
+        for stem in ("held", "out")
+    )
+    spans = {name: (float(low), float(high)) for name, (low, high) in header["spans"].items()}
+    counts = (int(header[key]) for key in ("out_count", "out_step"))
+    covered = {str(path): int(count) for path, count in header["covered"].items()}
+    chosen, passed = held[: int(header["chosen"])], int(header["passed"])
+    return Passed(str(header["data"]), passed, chosen, held[-1], spans, covered, held_out, *counts)
+
+
+def _elements(batch: Batch) -> dict[str, str]:
+    return {name: dtype(array.dtype).name for name, array in batch.items()}
+
+
+def _plain(array: Array) -> Array:
+    """An array of a type that numpy has itself, which is all that a file of it can hold."""
+    if array.dtype.kind == "V":  # bf16 and narrower, by ml_dtypes
+        return array.view(np.dtype(f"u{array.dtype.itemsize}"))
+    return array.astype(str) if array.dtype.kind == "O" else array
+
+
+def _restored(array: Array, element: str) -> Array:
+    wanted = dtype(element).numpy
+    return array.view(wanted) if wanted.kind == "V" else array.astype(wanted, copy=False)
+
+
+def model_digest(graph: Graph) -> str:
+    """Of the graph's text, in which arrays stand by their contents."""
+    return hashlib.sha256(Printer().graph(graph).encode()).hexdigest()
+
+
+def batch_digest(before: str, batch: Batch) -> str:
+    """Of a sequence of batches, from that of those before and the next one."""
+    parts = [before, *(f"{n} {blob_key(_plain(array))}" for n, array in sorted(batch.items()))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _only_ranges(what: str) -> CalibrationError:
+    return CalibrationError(
+        f"{what} holds ranges of values, and quantizing measures errors on rows of them",
+        expected="a file that bw.quantize wrote (it is made where it does not exist)",
+        hint="Ranges go into a graph as they are: "
+        "quant.insert_q_dq(graph, ranges.record('int8', 'minmax')).",
+    )

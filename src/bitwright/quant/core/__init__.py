@@ -1,0 +1,1 @@
+"""Quantized types, parameters and values."""

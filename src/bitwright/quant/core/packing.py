@@ -1,0 +1,44 @@
+"""Codes in bytes: the first code in the lowest bits, as ONNX packs its narrow types.
+
+    4 bits   two a byte, the even index in the low nibble
+    2 bits   four a byte           1 bit   eight a byte, least significant first
+
+The last byte is filled with zeros; the true length is the tensor's matter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def pack(qvalues: Array, bits: int) -> Array:
+    """Unsigned bytes of the low `bits` bits of each code, in order."""
+    flat = np.ascontiguousarray(qvalues).reshape(-1).view(np.uint8)
+    if bits == 1:
+        return np.packbits(flat & 1, bitorder="little")
+    each = 8 // bits
+    padded = np.zeros(-(-flat.size // each) * each, np.uint8)
+    np.bitwise_and(flat, (1 << bits) - 1, out=padded[: flat.size])
+    lanes = padded.reshape(-1, each)
+    packed = lanes[:, 0].copy()
+    for lane in range(1, each):
+        packed |= lanes[:, lane] << (lane * bits)
+    return packed
+
+
+def unpack(packed: Array, bits: int, count: int, signed: bool) -> Array:
+    """`count` codes as bytes, i8 with their sign or u8."""
+    if bits == 1:
+        return np.unpackbits(packed, count=count, bitorder="little")
+    each = 8 // bits
+    lanes = np.empty((packed.size, each), np.uint8)
+    for lane in range(each):
+        np.left_shift(packed, 8 - bits * (lane + 1), out=lanes[:, lane])  # to the top of the byte
+    flat = lanes.reshape(-1)[:count]
+    if signed:
+        return flat.view(np.int8) >> (8 - bits)
+    return flat >> (8 - bits)

@@ -1,0 +1,1 @@
+"""Calibration data from arrays, files and folders."""

@@ -1,0 +1,190 @@
+"""bw.convert: a model at another precision, checked on data, ready to be saved.
+
+    c = bw.convert("model.onnx", "f16", data=batches)
+    print(c.report)
+    c.save("model-f16.onnx")
+
+Data shows how large and how small every value gets (a dry run in full precision): ops whose values
+would overflow or vanish in a half stay wide, and the report says which and why. The converted model
+then runs on the same data, and what its outputs lost is measured.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bitwright.frontend.load import load
+from bitwright.ir.dtype import bf16, f32
+from bitwright.ir.graph import Graph, Value
+from bitwright.ir.paths import value_paths
+from bitwright.ops.core.check import verify
+from bitwright.passes.manager import run_passes
+from bitwright.passes.precision.apply_precision import RULE, apply_precision, in_full_precision
+from bitwright.passes.precision.plan import Extent, is_changeable
+from bitwright.passes.precision.policy import Policy, policy, require_layers
+from bitwright.passes.precision.settle_casts import settle_casts
+from bitwright.pipeline import PRECISION, SIMPLIFY, compile
+from bitwright.quant.calibration.calibrate import Calibrator
+from bitwright.quant.calibration.statistics import Statistics
+from bitwright.quant.data.batches import Batches, Transform
+from bitwright.quant.data.traced import with_graph
+from bitwright.quant.model.sensitivity import Losses
+from bitwright.rewrite.trace import Trace
+
+CHECKED_BATCHES = 8
+"""Batches that the outputs are compared on, at most."""
+
+
+@dataclass(repr=False)
+class PrecisionReport:
+    """What a conversion changed, what it left wide and why, and what that cost."""
+
+    policy: str
+    changed: dict[str, str] = field(default_factory=dict)
+    """The precision of each node that changed."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """Why a node stayed in full precision."""
+    float_bytes: int = 0
+    converted_bytes: int = 0
+    """Of all parameters and constants."""
+    output_sqnr_db: dict[str, float] = field(default_factory=dict)
+    """Against the model as it was, on data; empty without."""
+
+    def __repr__(self) -> str:
+        return f"<report: {str(self).splitlines()[0]}>"
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.policy}: {len(self.changed)} ops changed, {len(self.kept)} kept; weights "
+            f"{self.float_bytes / 1e6:.2f} MB -> {self.converted_bytes / 1e6:.2f} MB"
+        ]
+        lines += [f"output {name}: {db:.1f} dB" for name, db in self.output_sqnr_db.items()]
+        lines += [f"kept {name}: {reason}" for name, reason in self.kept.items()]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, repr=False)
+class Converted:
+    """A converted model and the report of what changed."""
+
+    graph: Graph
+    report: PrecisionReport
+    policy: Policy
+
+    def save(self, path: str | Path, *, bf16_ops: bool = False, **options: Any) -> None:
+        """Write the model (.onnx, .bw or .txt).
+
+        Few runtimes have ops of bf16: an .onnx file of a bf16 model holds its weights as bf16 and
+        casts them to f32, which any runtime reads, and bitwright computes in bf16 again because
+        the file's metadata says so. `bf16_ops=True` writes the ops in bf16.
+        """
+        graph = self.graph
+        if Path(path).suffix == ".onnx" and not bf16_ops and _computes_in_bf16(graph):
+            kept = {glob.escape(name): f32 for name in self.report.kept}
+            again = replace(self.policy, layers={**self.policy.layers, **kept})
+            graph = verify(in_full_precision(graph))
+            graph = graph.with_(meta={**graph.meta, PRECISION: again.to_json()})
+        graph.save(path, **options)
+
+    def __repr__(self) -> str:
+        first, *_ = str(self.report).splitlines()
+        return f"<converted {self.graph.name!r}: {first}>"
+
+
+def convert(
+    model: Any,
+    precision: str | Policy | Mapping[str, Any],
+    data: Any = None,
+    *,
+    statistics: Mapping[str, Statistics] | None = None,
+    io: bool = False,
+    transform: Transform | None = None,
+    subset: int | None = None,
+    threads: int | None = None,
+) -> Converted:
+    """The model (graph, path, bytes or ModelProto) at a precision.
+
+    `data` is whatever `bw.calibrate` takes, `statistics` what it gave: either shows what a half
+    cannot hold. `io=True` changes the types of inputs and outputs as well.
+    """
+    chosen = policy(precision)
+    model, data = with_graph(model, data, transform)
+    loaded = load(model)
+    before = run_passes(loaded, SIMPLIFY)
+    require_layers(chosen, [loaded, before])
+    batches = None if data is None else Batches(data, before, transform=transform, subset=subset)
+    if batches is not None and statistics is None:
+        statistics = _observe(before, batches, threads)
+    trace = Trace()
+    graph = apply_precision(before, chosen, extents_of(statistics or {}), trace)
+    graph = verify(settle_casts(graph, io))
+    report = PrecisionReport(str(chosen))
+    for event in trace.events:
+        if event.rule == RULE:
+            (report.changed if event.fired else report.kept)[event.node] = event.reason
+    report.float_bytes, report.converted_bytes = _weight_bytes(before), _weight_bytes(graph)
+    if batches is not None and batches.is_repeatable:
+        report.output_sqnr_db = _losses(before, graph, batches, threads)
+    if batches is not None:
+        batches.warn()
+    return Converted(graph, report, chosen)
+
+
+def extents_of(statistics: Mapping[str, Statistics]) -> dict[str, Extent]:
+    """The largest magnitude of every observed value, by path."""
+    return {
+        name: Extent(float(found.max_abs.max(initial=0.0)))
+        for name, found in statistics.items()
+        if not found.is_empty
+    }
+
+
+def _observe(graph: Graph, batches: Batches, threads: int | None) -> Mapping[str, Statistics]:
+    """Statistics of every floating value that the graph computes."""
+    names = [
+        path
+        for path, value in value_paths(graph).items()
+        if is_changeable(value) and value.node.op not in ("constant", "parameter", "state")
+    ]
+    calibrator = Calibrator(graph, names, nonfinite="ignore", threads=threads, keep_values=False)
+    for batch in batches:
+        calibrator.step(batch)
+    return calibrator.ranges
+
+
+def _losses(before: Graph, after: Graph, batches: Batches, threads: int | None) -> dict[str, float]:
+    """Signal-to-noise ratios of the outputs on the first batches."""
+    exact, converted = compile(before, threads=threads), compile(after, threads=threads)
+    found = Losses()
+    types = {value.name: value.dtype.numpy for value in after.inputs if is_changeable(value)}
+    for number, batch in enumerate(batches):
+        if number == CHECKED_BATCHES:
+            break
+        feeds = {name: array.astype(types.get(name, array.dtype)) for name, array in batch.items()}
+        expected = exact.run(batch)
+        given = converted.run(feeds)
+        found.add(expected, {n: a.astype(expected[n].dtype) for n, a in given.items()})
+    return found.decibels
+
+
+def _weight_bytes(graph: Graph) -> int:
+    return sum(value.dtype.nbytes(value.node.attrs["value"].size) for value in _held(graph))
+
+
+def _held(graph: Graph) -> Iterator[Value]:
+    for _, node in graph.walk():
+        if node.op in ("parameter", "constant") and node.attrs.get("value") is not None:
+            yield node.outputs[0]
+
+
+def _computes_in_bf16(graph: Graph) -> bool:
+    return any(
+        is_changeable(value) and value.dtype == bf16
+        for _, node in graph.walk()
+        if not node.is_boundary
+        for value in node.outputs
+    )

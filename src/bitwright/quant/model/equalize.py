@@ -1,0 +1,211 @@
+"""Cross-layer equalization: the channels between two products get sizes that suit the codes.
+
+    y = C(h(P(x)))  =  (C f)(h((P / f)(x)))      for f > 0 and h(f x) = f h(x)
+
+P is a product, h a chain of channelwise functions that are positively homogeneous (relu, leaky
+relu, pooling, turning axes around), C the products of one site. f is what smoothing found by
+measured error for that site (`quant.model.weights.choose`); here it goes from a multiplication at
+run time into the scales and bias of P, where it costs nothing. Channels whose sizes differ because
+the weights before them do (`relate_channels`) may be evened out further than merely quiet ones.
+
+A clip at a constant is not homogeneous: only one number for all channels goes through it, with its
+bounds, clip(f x, f a, f b) = f clip(x, a, b).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bitwright.ir.graph import Graph, Node, Value
+from bitwright.quant.model.assign import Choice
+from bitwright.quant.model.points import QuantizationPoint
+from bitwright.quant.model.products import Product
+from bitwright.quant.model.weights.weights import Weights
+
+Array = np.ndarray[Any, Any]
+CHANNELWISE = frozenset({"relu", "leaky_relu", "prelu", "max_pool", "avg_pool", "identity"})
+SMALLEST_SIZE = 1e-6
+REDUCTIONS = frozenset({"reduce_mean", "reduce_max"})
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The way from a product to a value; `nodes` lie behind the product, the last one first."""
+
+    product: Node
+    nodes: tuple[Node, ...]
+
+
+def find_chain(value: Value, axis: int, with_clips: bool = False) -> Chain | None:
+    """The chain that ends in a value whose channels lie on `axis`; possibly with clips in it."""
+    nodes: list[Node] = []
+    while True:
+        node = value.node
+        if node.op == "conv":
+            return Chain(node, tuple(nodes)) if axis == 1 else None
+        if node.op == "matmul":
+            return Chain(node, tuple(nodes)) if axis == value.rank - 1 else None
+        step = _before(node, axis, with_clips)
+        if step is None:
+            return None
+        nodes.append(node)
+        value, axis = step
+
+
+def _is_clip(node: Node) -> bool:
+    """Whether it is a clip at constants."""
+    return node.op == "clip" and all(v is None or v.is_constant for v in node.inputs[1:])
+
+
+def _before(node: Node, axis: int, with_clips: bool) -> tuple[Value, int] | None:
+    """The operand that a homogeneous function scales with, and the axis of its channels."""
+    value = node.inputs[0] if node.inputs else None
+    if value is None or len(node.outputs) != 1:
+        return None
+    if node.op in CHANNELWISE or (with_clips and _is_clip(node)):
+        return value, axis
+    if node.op == "transpose":
+        return value, node.attrs["perm"][axis]
+    if node.op in REDUCTIONS:
+        reduced = {a % value.rank for a in node.attrs.get("axes") or range(value.rank)}
+        if not node.attrs.get("keepdims", True):
+            axis = [i for i in range(value.rank) if i not in reduced][axis]
+        return None if axis in reduced else (value, axis)
+    if node.op == "add" and axis == node.outputs[0].rank - 1:  # the bias of a matrix product
+        found = next((v for v in node.operands if v.node.op == "matmul"), None)
+        return None if found is None else (found, axis)
+    return None
+
+
+def relate_channels(points: list[QuantizationPoint]) -> None:
+    """Tell each site how large its channels are by the weights alone; sites in graph order."""
+    home = {product.node: point for point in points for product in point.products}
+    products = {product.node: product for point in points for product in point.products}
+    for point in points:
+        if (value := point.only_value) is None:
+            continue
+        chain = find_chain(value, point.products[0].channel_axis)
+        product = None if chain is None else _complete(chain, products)
+        if product is not None:
+            weights, before = product.matrix, home[product.node].sizes
+            if before is not None:
+                weights = weights * product.spread(before)[:, None, :]
+            sizes = np.sqrt(np.square(weights).mean(axis=2)).reshape(-1)
+            largest = sizes.max(initial=0)
+            point.sizes = np.maximum(sizes, largest * SMALLEST_SIZE) if largest > 0 else None
+
+
+def _complete(chain: Chain, products: Mapping[Node, Product]) -> Product | None:
+    """The product of a chain whose additions, if any, hold the product's bias."""
+    product = products.get(chain.product)
+    if product is None or not product.is_plain:
+        return None
+    adds = [node for node in chain.nodes if node.op == "add"]
+    return product if all(node is product.add for node in adds) else None
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Choices and weights with factors in the products before them, and new names of what changed.
+
+    A value that is f times what it was must not be taken for the one of the float model.
+    """
+
+    choices: list[Choice]
+    weights: dict[str, Weights]
+    names: dict[Node, str]
+    bounds: dict[Node, float]
+    """Clips whose bounds are so many times what they were."""
+
+
+def fold_factors(
+    graph: Graph,
+    choices: list[Choice],
+    weights: Mapping[str, Weights],
+    tied: Collection[str] = (),
+) -> Folded:
+    """Move factors from the values of sites into the products that make them, where that is exact.
+
+    The product must be in codes, with a weight that no other product and no lookup reads (`tied`),
+    and everything between read by nothing else.
+    """
+    shares: dict[Node, Array] = {}
+    names: dict[Node, str] = {}
+    bounds: dict[Node, float] = {}
+    done: set[Value] = set()
+    for choice, chain in _foldable(graph, choices, weights, tied):
+        assert choice.activation is not None
+        share = choice.activation.inverse
+        shares[chain.product] = share
+        bounds.update({node: float(share[0]) for node in chain.nodes if node.op == "clip"})
+        names.update({node: f"{node.name}.equalized" for node in (chain.product, *chain.nodes)})
+        done.update(choice.point.values)
+    scaled = {node.name: _scaled(weights[node.name], share) for node, share in shares.items()}
+    return Folded(
+        [_with_shares(choice, shares, choice.point.values[0] in done) for choice in choices],
+        {**weights, **scaled},
+        names,
+        bounds,
+    )
+
+
+def _foldable(
+    graph: Graph, choices: list[Choice], weights: Mapping[str, Weights], tied: Collection[str]
+) -> Iterator[tuple[Choice, Chain]]:
+    counts = Counter(id(made) for made in weights.values())
+    products = {
+        product.node: product
+        for choice in choices
+        for product in choice.point.products
+        if product.name in weights and counts[id(weights[product.name])] == 1
+        if product.name not in tied
+    }
+    readers = Counter(value for node in graph.nodes for value in node.operands)
+    readers.update(graph.results)
+    for choice in choices:
+        point = choice.point
+        if (
+            choice.activation is None
+            or choice.activation.factors is None
+            or choice.scheme == "float"
+        ):
+            continue
+        if (value := point.only_value) is None:
+            continue
+        is_uniform = bool(np.ptp(choice.activation.factors) == 0)
+        axis = point.products[0].channel_axis
+        chain = find_chain(value, axis, with_clips=is_uniform)
+        if chain is None or _complete(chain, products) is None:
+            continue
+        inner = [node.outputs[0] for node in (chain.product, *chain.nodes)]
+        inner.remove(value)
+        if readers[value] == len(point.products) and all(readers[v] == 1 for v in inner):
+            yield choice, chain
+
+
+def _scaled(made: Weights, share: Array) -> Weights:
+    """Weights whose results are `share` times what they were, one number for each channel."""
+    return replace(
+        made,
+        scales=(made.scales * share).astype(np.float32),
+        correction=(made.correction * share).astype(np.float32),
+    )
+
+
+def _with_shares(choice: Choice, shares: Mapping[Node, Array], is_done: bool) -> Choice:
+    """The choice with scaled biases, and without factors where they are in the product before."""
+    products = [
+        replace(p, bias=(p.bias.reshape(-1) * shares[p.node]).astype(np.float32))
+        if p.node in shares and p.bias is not None
+        else p
+        for p in choice.point.products
+    ]
+    activation = choice.activation
+    if is_done and activation is not None:
+        activation = replace(activation, factors=None)
+    return replace(choice, point=replace(choice.point, products=products), activation=activation)

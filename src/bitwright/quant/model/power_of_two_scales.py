@@ -1,0 +1,93 @@
+"""Static codes of convolutions whose sums other runtimes add up in f32.
+
+ONNX Runtime makes one integer operator of a convolution whose result becomes codes at once:
+
+    dequantize -> conv -> (relu, clip) -> quantize          only a factor is to be the same
+
+Any other it runs in f32 on dequantized numbers, which is exact where the scale of the input is a
+power of two (`quant.model.weights.round_scales`). Codings with factors have such a scale already; here the
+others get it, with one factor for all channels. It goes into the product before where that is in
+codes (`quant.model.equalize`), and costs nothing then.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+
+from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.quant.model.assign import Choice
+from bitwright.quant.model.products import Product
+from bitwright.quant.model.weights.choose import ActivationQuant
+from bitwright.quant.model.weights.nearest import LEVELS
+
+
+def use_power_of_two_scales(graph: Graph, choices: list[Choice]) -> list[Choice]:
+    """The choices, with a power of two for a scale where a convolution's result stays real."""
+    readers = _Readers(graph, choices)
+    found = list(choices)
+    for place in reversed(range(len(found))):  # a factor before may follow from one behind
+        choice = found[place]
+        activation, point = choice.activation, choice.point
+        if choice.scheme != "static" or activation is None or activation.factors is not None:
+            continue
+        if not point.products[0].is_conv or point.is_inside:
+            continue
+        if not all(readers.are_qvalues(product) for product in point.products):
+            activation = activation.with_power_of_two(point.channels)
+            found[place] = replace(choice, activation=activation)
+            readers.static.update({value: [found[place]] for value in point.values})
+    return found
+
+
+class _Readers:
+    """What reads each value, and the static codes of it."""
+
+    def __init__(self, graph: Graph, choices: list[Choice]) -> None:
+        self.results = set(graph.results)
+        self.nodes: dict[Value, list[Node]] = defaultdict(list)
+        for node in graph.nodes:
+            for value in node.operands:
+                self.nodes[value].append(node)
+        self.static: dict[Value, list[Choice]] = defaultdict(list)
+        for choice in choices:
+            if choice.scheme == "static":
+                for value in choice.point.values:
+                    self.static[value].append(choice)
+
+    def are_qvalues(self, product: Product) -> bool:
+        """Whether a product's result is read as codes only, behind nothing that they do not do."""
+        value = product.node.outputs[0]
+        clips: list[Node] = []
+        while value not in self.results:
+            readers = self.nodes[value]
+            if known := self.static.get(value):
+                is_alone = len(known) == 1 and len(readers) == len(known[0].point.readers(value))
+                activation = known[0].activation
+                return is_alone and activation is not None and _is_left_out(clips, activation)
+            if len(readers) != 1 or readers[0].op not in ("relu", "clip"):
+                return False
+            if readers[0].op == "clip":
+                clips.append(readers[0])
+            value = readers[0].outputs[0]
+        return False
+
+
+def _is_left_out(clips: list[Node], activation: ActivationQuant) -> bool:
+    """Whether codes end before the bounds, and factors, if any, go into the product."""
+    factors = activation.factors
+    if activation.range is None or (clips and factors is not None and np.ptp(factors) > 0):
+        return False
+    scale, zero = activation.range
+    unit = np.float64(scale) * (1.0 if factors is None else factors[0])
+    lowest, highest = -zero * unit, (LEVELS - zero) * unit
+    for clip in clips:
+        _, low, high = (*clip.inputs, None, None)[:3]
+        lows, highs = (None if v is None else constant_value(v) for v in (low, high))
+        if (low is not None and (lows is None or lows.max() > lowest)) or (
+            high is not None and (highs is None or highs.min() < highest)
+        ):
+            return False
+    return True

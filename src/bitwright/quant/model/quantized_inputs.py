@@ -1,0 +1,108 @@
+"""The input of a product, quantized and dequantized, as nodes of the graph.
+
+    static    one range, known beforehand
+    dynamic   ranges that the run finds: one for each row, or one for the tensor
+
+Channels are divided by factors first where smoothing asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bitwright.ir.dtype import f32
+from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.ops.core.builder import Builder
+from bitwright.quant.model.weights.choose import ActivationQuant
+
+Array = np.ndarray[Any, Any]
+
+
+def static_qvalues(
+    b: Builder, x: Value, activation: ActivationQuant, axis: int, alone: bool = False
+) -> Value:
+    """x / f in codes of one range, dequantized; f has one factor for each channel on `axis`."""
+    range_ = activation.range
+    assert range_ is not None
+    scale, zero = np.float32(range_.scale), np.uint8(range_.zero_point)
+    stem = f"{x.name}.codes"
+    qvalues = b.quantize(_smoothed(b, x, activation, axis, alone), scale, zero, to="u8", name=stem)
+    return b.dequantize(qvalues, scale, zero)  # type: ignore[no-any-return]
+
+
+def dynamic_qvalues(
+    b: Builder,
+    x: Value,
+    activation: ActivationQuant,
+    axis: int,
+    alone: bool,
+    lay_out: Callable[[Value], Value] | None = None,
+) -> Value:
+    """x / f in codes of a range that the run finds, for each row or for the tensor; dequantized.
+
+    `lay_out` makes rows of it, where its last axis holds none.
+    """
+    per_token = activation.scheme == "dynamic"
+    x = _smoothed(b, x, activation, axis, alone)
+    if lay_out is not None:
+        x = lay_out(x)
+    qvalues, scale, zero = b.dynamic_quantize(x, to="u8", per_token=per_token)
+    rows = {"axis": -1, "block": int(x.shape[-1])} if per_token else {}
+    return b.dequantize(qvalues, scale, zero, **rows)  # type: ignore[no-any-return]
+
+
+def _smoothed(b: Builder, x: Value, activation: ActivationQuant, axis: int, alone: bool) -> Value:
+    """x / f, with one factor for each channel on `axis`.
+
+    What is read for this `alone` takes the division in: a relu comes after it, relu(v / f), so that
+    it joins the scales of the product before (OpenVINO 2026.4 is wrong on the other order); of
+    v a + c, and of a norm with a scale, it goes into the constants.
+    """
+    if activation.factors is None:
+        return x
+    shape = [-1 if i == axis else 1 for i in range(x.rank)]
+    inverse = activation.inverse.astype(np.float32)
+    is_uniform = inverse.size > 0 and (inverse == inverse[0]).all()
+    inverse = inverse[0] if is_uniform else inverse.reshape(shape)
+    if alone and x.node.op == "relu":
+        return b.relu(b.mul(*x.node.operands, inverse))  # type: ignore[no-any-return]
+    if alone and axis == x.rank - 1 and (known := _constants_of_norm(x.node)):
+        scaled = [(a * activation.inverse).astype(np.float32) for a in known]
+        return getattr(b, x.node.op)(x.node.inputs[0], *scaled, **x.node.attrs)  # type: ignore[no-any-return]
+    if alone and (parts := _multiple_and_constant(x)):
+        v, a, c = parts
+        scaled = [(known * inverse.astype(np.float64)).astype(np.float32) for known in (a, c)]
+        return b.add(b.mul(v, scaled[0]), scaled[1])  # type: ignore[no-any-return]
+    return b.mul(x, inverse)  # type: ignore[no-any-return]
+
+
+def _constants_of_norm(node: Node) -> list[Array]:
+    """Scale, and bias if there is one, of a norm of f32 rows that has a number for each column."""
+    if node.op not in ("layer_norm", "rms_norm") or node.outputs[0].dtype != f32:
+        return []
+    scale, *more = (*node.inputs[1:], None)
+    given = [scale, *(value for value in more if value is not None)]
+    known = [a for value in given if (a := constant_value(value)) is not None]
+    fits = len(known) == len(given) and all(a.shape == node.outputs[0].shape[-1:] for a in known)
+    return known if fits else []
+
+
+def _multiple_and_constant(x: Value) -> tuple[Value, Array, Array] | None:
+    """v, a and c of x = v a + c with constants that spread over v."""
+    outer = with_constant(x, "add")
+    inner = None if outer is None else with_constant(outer[0], "mul")
+    return None if outer is None or inner is None else (*inner, outer[1])
+
+
+def with_constant(x: Value, op: str) -> tuple[Value, Array] | None:
+    """The two operands of an f32 node, one as large as its result and one a constant."""
+    if x.node.op != op or x.dtype != f32:
+        return None
+    for value, other in (x.node.inputs, x.node.inputs[::-1]):
+        known = constant_value(other)
+        if known is not None and value is not None and value.shape == x.shape:
+            return value, known
+    return None

@@ -1,0 +1,286 @@
+"""What each layer of a quantized model got, why, and what it cost."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import IO, Any
+
+from bitwright.ir.container import write_atomically
+from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ops.core.opdef import Kind
+from bitwright.ops.core.registry import get
+from bitwright.ops.nn.recurrent import GATES
+from bitwright.quant.model.assign import UNREACHED, Choice
+from bitwright.quant.model.attention import SCHEME, Attentions
+from bitwright.quant.model.embeddings import Lookup
+from bitwright.quant.model.layer_names import LayerNames
+from bitwright.quant.model.products import weight_key
+from bitwright.quant.model.recipe import INT8_SCHEMES
+from bitwright.quant.model.sensitivity import Losses
+from bitwright.quant.model.weights.nearest import decibels
+from bitwright.quant.model.weights.weights import Weights
+from bitwright.quant.model.work import Work
+
+HEADER = ("layer", "op", "scheme", "SQNR dB", "multiply-adds", "why")
+GIVEN = "given"
+"""The scheme of what the model had in codes before."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One row of the report."""
+
+    name: str
+    """A readable one (`quant.model.layer_names`)."""
+    op: str
+    scheme: str
+    reason: str
+    sqnr_db: float | None
+    """Measured at the layer's result on calibration rows; None where nothing was coded."""
+    multiply_adds: int
+    smoothing: float = 0.0
+    clip_ratio: float = 1.0
+    value: str = ""
+    """The path of its result in the graph, which is what models are compared by."""
+    weight: str | None = None
+    """The name that the model has for its weight."""
+
+
+@dataclass(repr=False)
+class QuantizationReport:
+    recipe: str
+    layers: list[Layer]
+    output_sqnr_db: dict[str, float]
+    """Against the float model, on batches that were held out, or where there were too few batches
+    for that, on those that it was calibrated with."""
+    float_bytes: int
+    quantized_bytes: int
+    held_out_batches: int = 0
+    """Batches that the outputs were measured on and nothing was learned from."""
+    weights_rounded: int = 0
+    """Weights and tables in 8 bits or fewer; one that several layers read counts once."""
+    seconds: float = field(default=0.0)
+    notes: list[str] = field(default_factory=list)
+    """What to know before trusting the numbers."""
+    is_measured: bool = True
+    """Whether there was data; without, the SQNR of a layer is that of its weights."""
+
+    @property
+    def int8_mac_fraction(self) -> float:
+        """Part of all multiply-adds whose operands are both codes."""
+        total = sum(layer.multiply_adds for layer in self.layers)
+        match_dequantize = sum(
+            x.multiply_adds for x in self.layers if x.scheme in (*INT8_SCHEMES, GIVEN)
+        )
+        return match_dequantize / total if total else 0.0
+
+    def already_quantized(self) -> list[str]:
+        """A note where the model came in codes, in whole or in part."""
+        given = sum(layer.scheme == GIVEN for layer in self.layers)
+        if not given:
+            return []
+        return [
+            f"{given} of {len(self.layers)} layers came in codes and stay as they are: "
+            "quantize the float model to have them chosen and measured"
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "int8_mac_fraction": self.int8_mac_fraction}
+
+    def save(self, path: Any) -> None:
+        """Write the report as JSON."""
+        text = json.dumps(self.to_json(), indent=2).encode()
+
+        def write(file: IO[bytes]) -> None:
+            file.write(text)
+
+        write_atomically(path, write)
+
+    def summary(self) -> str:
+        outputs = ", ".join(f"{n} {v:.1f} dB" for n, v in self.output_sqnr_db.items())
+        ratio = self.quantized_bytes / max(1, self.float_bytes)
+        count = self.held_out_batches
+        data = f"{count} held-out batch{'es' * (count != 1)}" if count else "calibration data"
+        measured = f"outputs on {data}: {outputs or 'none are real numbers'}"
+        return (
+            f"{self.int8_mac_fraction:.1%} of the multiply-adds in 8 bits; weights "
+            f"{self.float_bytes / 1e6:.2f} MB -> {self.quantized_bytes / 1e6:.2f} MB "
+            f"({ratio:.2f}); {measured if self.is_measured else 'outputs not measured'}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<report of {len(self.layers)} layers, recipe {self.recipe}: {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        from bitwright.ir.html import table
+
+        rows = (self._cells(layer) for layer in self.layers)
+        notes = [self.summary(), *(f"note: {note}" for note in self.notes)]
+        return table(f"quantized with recipe {self.recipe}", HEADER, rows, notes)
+
+    @staticmethod
+    def _cells(layer: Layer) -> tuple[str, ...]:
+        sqnr = "" if layer.sqnr_db is None else f"{layer.sqnr_db:.1f}"
+        why = layer.reason + (f"; smoothed {layer.smoothing:g}" if layer.smoothing else "")
+        return layer.name, layer.op, layer.scheme, sqnr, f"{layer.multiply_adds:,}", why
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*HEADER)
+        for layer in self.layers:
+            table.add_row(*self._cells(layer))
+        text = io.StringIO()
+        console = Console(file=text, width=160)
+        notes = [f"note: {note}" for note in self.notes]
+        console.print(table, self.summary(), *notes, sep="\n", highlight=False, markup=False)
+        return text.getvalue()
+
+
+def make_report(
+    graph: Graph,
+    quantized: Graph,
+    choices: list[Choice],
+    weights: Mapping[str, Weights],
+    lookups: list[Lookup],
+    outputs: tuple[Losses, int],
+    work: Work,
+    recipe: str,
+    attentions: Attentions,
+    names: LayerNames,
+) -> QuantizationReport:
+    chosen = {p.node: (p.name, c) for c in choices for p in c.point.products}
+    tables = {one.node: one for one in lookups}
+    layers = []
+    for path, owner, node, is_in_loop in _with_paths(graph, ""):
+        count = work.of(node)
+        layer = None
+        if node in chosen:
+            _, choice = chosen[node]
+            if choice.reason == UNREACHED:
+                count = 0  # the batch that work is counted on does not come by
+            layer = _product_layer(path, node, choice, weights.get(path), count)
+        elif node in tables:
+            layer = _lookup_layer(tables[node], chosen, weights, names)
+        elif node.name in attentions.reasons and owner is graph:
+            scheme = SCHEME if node.name in attentions.chosen else "float"
+            layer = Layer(path, node.op, scheme, attentions.reasons[node.name], None, count)
+        elif _came_in_qvalues(node):
+            layer = Layer(path, node.op, GIVEN, "it came in codes", None, count)
+        elif get(node.op).kind is Kind.COMPUTE and not node.is_boundary:
+            why = "a small product in the body of a loop" if is_in_loop else _why_float(node)
+            layer = Layer(path, node.op, "float", why, None, count)
+        if layer is not None:
+            name, weight = names.readable(path), names.weights.get(path)
+            layers.append(replace(layer, name=name, value=path, weight=weight))
+    return QuantizationReport(
+        recipe,
+        layers,
+        outputs[0].decibels,
+        weight_bytes(graph),
+        weight_bytes(quantized),
+        outputs[1],
+        _count_rounded(choices, weights, lookups),
+    )
+
+
+def _count_rounded(
+    choices: list[Choice], weights: Mapping[str, Weights], lookups: list[Lookup]
+) -> int:
+    found: set[Any] = {id(made) for made in weights.values()}
+    found.update(weight_key(one.table) for one in lookups if one.product is None)
+    for product in (p for choice in choices for p in choice.point.products):
+        if product.is_recurrent and product.name in weights:  # of the states, beside that of x
+            found.add(weight_key(product.node.inputs[2].node.attrs["value"]))  # type: ignore[union-attr]
+    return len(found)
+
+
+def _product_layer(
+    name: str, node: Node, choice: Choice, made: Weights | None, count: int
+) -> Layer:
+    activation = choice.activation
+    return Layer(
+        name,
+        node.op,
+        choice.scheme,
+        choice.reason,
+        None if made is None else made.sqnr,
+        count,
+        0.0 if activation is None or made is None else activation.smoothquant_alpha,
+        1.0 if activation is None or made is None else activation.clip_ratio,
+    )
+
+
+def _with_paths(
+    graph: Graph, path: str, is_in_loop: bool = False
+) -> Iterator[tuple[str, Graph, Node, bool]]:
+    """Every node with its path, its graph and whether that runs many times; those of bodies behind
+    those of their graph."""
+    for node in graph.nodes:
+        yield path + node.name, graph, node, is_in_loop
+    for node in graph.nodes:
+        for name, body in node.bodies.items():
+            inner = is_in_loop or node.op != "if"
+            yield from _with_paths(body, f"{path}{node.name}/{name}/", inner)
+
+
+def _lookup_layer(
+    lookup: Lookup,
+    chosen: Mapping[Node, tuple[str, Choice]],
+    weights: Mapping[str, Weights],
+    names: LayerNames,
+) -> Layer:
+    name, product = lookup.node.name, lookup.product
+    if product is None:
+        sqnr = decibels(lookup.error())
+        return Layer(name, "embedding", "weights", "rows of i8", sqnr, 0)
+    made = weights.get(product.name)
+    if made is None:
+        why = f"its table is the weight of {names.readable(product.name)}, which stays float"
+        return Layer(name, "embedding", "float", why, None, 0)
+    activation = chosen[product.node][1].activation
+    sqnr = decibels(lookup.error(made, None if activation is None else activation.factors))
+    why = f"rows of i8, the weight of {names.readable(product.name)}"
+    return Layer(name, "embedding", "weights", why, sqnr, 0)
+
+
+def _why_float(node: Node) -> str:
+    if node.op in ("matmul", "grouped_matmul", "conv", *GATES):
+        if _is_dequantized(node.inputs[1]):
+            return "its weight came in codes, which stay"
+        return "its weight is no constant of f32"
+    return f"{node.op} runs in float"
+
+
+def _came_in_qvalues(node: Node) -> bool:
+    """Whether the model multiplies codes here already, which is left as it is."""
+    if node.op in ("integer_matmul", "integer_conv", "integer_grouped_matmul"):
+        return True
+    operands = node.inputs[:2]
+    products = "matmul", "conv", "grouped_matmul"
+    return node.op in products and all(map(_is_dequantized, operands))
+
+
+def _is_dequantized(value: Value | None) -> bool:
+    while value is not None and value.node.op in ("transpose", "reshape"):
+        value = value.node.inputs[0]
+    if value is None or value.node.op != "dequantize":
+        return False
+    qvalues = value.node.inputs[0]
+    return qvalues is not None and qvalues.dtype.bits <= 8
+
+
+def weight_bytes(graph: Graph) -> int:
+    """Bytes of all constants and parameters, packed as a file holds them; those of one array are
+    counted once."""
+    found: dict[Any, int] = {}
+    for _, node in graph.walk():
+        array = node.attrs.get("value") if node.op in ("constant", "parameter") else None
+        if array is not None:
+            key = weight_key(array) if array.size else id(node)
+            found[key] = node.outputs[0].dtype.nbytes(int(array.size))
+    return sum(found.values())

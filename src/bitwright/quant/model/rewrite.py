@@ -1,0 +1,244 @@
+"""A graph with chosen products and lookups in codes.
+
+    static    y = (x / f coded in u8) . (w f coded in i8) + bias in i32
+    dynamic   y = (x / f coded row by row) . (w f coded) + bias
+              of a conv too: as a matrix product over the channels, moved last, or over the
+              windows, laid out as rows
+    dynamic-tensor   the same with one range for all of x
+    weights   y = x . (w coded) + bias
+    recurrent W like any weight; R in i8 with a scale for each unit, and states coded when they run
+    lookup    y = cast(codes[i]) * scale[i], one scale for each row of the table; a table that is
+              the weight of a product too has the codes and scales of that product
+
+Results keep their names, so that a quantized model can be compared value by value; those that
+equalization made larger or smaller get others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bitwright.ir.edit import prune
+from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.check import verify
+from bitwright.quant.calibration.window_rows import window_rows
+from bitwright.quant.model.assign import Choice
+from bitwright.quant.model.embeddings import Lookup
+from bitwright.quant.model.equalize import Folded, fold_factors
+from bitwright.quant.model.products import Product
+from bitwright.quant.model.quantized_inputs import dynamic_qvalues, static_qvalues, with_constant
+from bitwright.quant.model.stored_weights import StoredWeights
+from bitwright.quant.model.weights.weights import Weights
+
+Array = np.ndarray[Any, Any]
+
+
+def apply_choices(
+    graph: Graph,
+    choices: list[Choice],
+    weights: Mapping[str, Weights],
+    lookups: list[Lookup],
+    *,
+    equalize: bool = True,
+) -> Graph:
+    """The graph in Q/DQ form; `weights` by name of the product.
+
+    With `equalize`, factors go into the product before where they can (`quant.model.equalize`).
+    """
+    folded = Folded(choices, dict(weights), {}, {})
+    if equalize:
+        tied = {one.product.name for one in lookups if one.product is not None}
+        folded = fold_factors(graph, choices, weights, tied)
+    return verify(_Rewrite(graph, folded, {one.node: one for one in lookups}).run())
+
+
+class _Rewrite:
+    def __init__(self, graph: Graph, folded: Folded, lookups: Mapping[Node, Lookup]) -> None:
+        self.graph, self.folded, self.lookups = graph, folded, lookups
+        self.weights, self.names = folded.weights, folded.names
+        self.products: dict[Node, tuple[Product, Choice]] = {}
+        self.adds: dict[Node, tuple[Product, Choice]] = {}
+        for choice in folded.choices:
+            for product in choice.point.products:
+                if product.name in self.weights:
+                    self.products[product.node] = product, choice
+                    if product.add is not None:
+                        self.adds[product.add] = product, choice
+        self.shifts = {
+            node: shifted for node in graph.nodes if (shifted := self._shifted(node)) is not None
+        }
+        self.b = Builder()
+        for node in graph.nodes:
+            for name in node.names:
+                self.b.fresh_name(name)
+        self.b.reserve_symbols(s.name for s in graph.input_symbols)
+        self.new: dict[Value, Value] = {}
+        self.match_dequantize: dict[tuple[str, Value, Any], Value] = {}
+        tables = [one.product.name for one in lookups.values() if one.product is not None]
+        self.stored = StoredWeights(self.b, tables)
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            self.b.loc = node.loc
+            if node in self.products and self.products[node][0].is_recurrent:
+                self._recurrent(node)
+            elif node in self.products:
+                self._product(node)
+            elif node in self.adds:
+                self._bias_add(node)
+            elif node in self.shifts:
+                self._shift(node)
+            elif node in self.lookups:
+                self._lookup(node)
+            else:
+                inputs = tuple(None if v is None else self.new[v] for v in node.inputs)
+                if node in self.folded.bounds:
+                    inputs = inputs[0], *self._bounds(node)
+                names = (self.names[node],) if node in self.names else node.names
+                bodies = self._bodies(node)
+                same = inputs == node.inputs and names == node.names and not bodies
+                attrs = {**node.attrs, **bodies}
+                changed = node if same else node.with_(inputs=inputs, names=names, attrs=attrs)
+                kept = self.b.append(changed)
+                self.new.update(zip(node.outputs, kept.outputs, strict=True))
+        return prune(
+            self.graph.with_(
+                nodes=tuple(self.b.nodes),
+                outputs=tuple((name, self.new[v]) for name, v in self.graph.outputs),
+                updates=tuple((self.new[s], self.new[v]) for s, v in self.graph.updates),
+            )
+        )
+
+    def _bodies(self, node: Node) -> dict[str, Graph]:
+        """Branches and bodies of loops in codes."""
+        inner = replace(self.folded, names={}, bounds={})
+        return {
+            name: _Rewrite(body, inner, self.lookups).run() for name, body in node.bodies.items()
+        }
+
+    def _bounds(self, clip: Node) -> list[Value | None]:
+        """The bounds of a clip whose input is a multiple of what it was."""
+        known = [None if v is None else constant_value(v) for v in clip.inputs[1:]]
+        share = self.folded.bounds[clip]
+        return [None if a is None else self.b.constant((a * share).astype(a.dtype)) for a in known]
+
+    def _named(self, node: Node, value: Value) -> None:
+        """Let `value`, made last, carry the name of the result it stands for."""
+        last = self.b.nodes[-1]
+        assert last.outputs[0] is value
+        renamed = last.with_(names=(self.names.get(node, node.name), *last.names[1:]))
+        self.b.nodes[-1] = renamed
+        self.new[node.outputs[0]] = renamed.outputs[0]
+
+    # products
+
+    def _product(self, node: Node) -> None:
+        product, choice = self.products[node]
+        made, stored = self.weights[product.name], self.stored
+        as_rows = choice.scheme == "dynamic" and product.is_conv
+        x = self._input(product, choice, as_rows)
+        w = stored.weight(product, made, as_rows)
+        if product.is_conv and not as_rows:
+            bias = stored.bias(product, choice.activation, made)
+            self._named(node, self.b.conv(x, w, bias, **node.attrs))
+            return
+        others = [self.new[v] for v in node.inputs[2:] if v is not None]
+        y = self.b.matmul(x, w) if as_rows else self.b.op(node.op, x, w, *others)
+        if as_rows:
+            y = self.b.add(y, stored.bias(product, choice.activation, made))
+            last = y.rank - 1
+            y = self.b.transpose(y, perm=(0, last, *range(1, last)))
+        elif product.add is None and made.correction.any() and product not in self.shifts.values():
+            y = self.b.add(y, stored.bias(product, choice.activation, made))
+        self._named(node, y)
+
+    def _recurrent(self, node: Node) -> None:
+        """A layer in codes; the mean error of the input's share goes into its half of the bias."""
+        product, choice = self.products[node]
+        made, b = self.weights[product.name], self.b
+        inputs = [None if v is None else self.new[v] for v in node.inputs]
+        _, w, r, bias, *_ = (*node.inputs, None)
+        assert w is not None and r is not None
+        array = constant_value(r)
+        assert array is not None
+        inputs[0] = self._input(product, choice, False)
+        inputs[1] = b.reshape(self.stored.input_weight(product, made), shape=w.shape)
+        inputs[2] = self.stored.state_weight(product, array)
+        if made.correction.any():
+            half = made.correction.reshape(array.shape[:2])
+            both = np.concatenate([half, np.zeros_like(half)], axis=1)
+            known = np.zeros_like(both) if bias is None else constant_value(bias)
+            added = both if known is None else both + known
+            inputs[3:4] = [b.constant(added) if known is not None else b.add(inputs[3], added)]
+        kept = b.append(node.with_(inputs=tuple(inputs)))
+        self.new.update(zip(node.outputs, kept.outputs, strict=True))
+
+    def _input(self, product: Product, choice: Choice, as_rows: bool) -> Value:
+        x = self.new[product.x]
+        if choice.activation is None:
+            return x
+        key = choice.point.name, product.x, product.window_key if as_rows else None
+        if key not in self.match_dequantize:
+            source, axis = x, product.channel_axis
+            if as_rows and product.is_rowwise:
+                source = self.b.transpose(x, perm=(0, *range(2, x.rank), 1))
+                axis = x.rank - 1
+            alone = self.graph.uses[product.x] == len(choice.point.readers(product.x))
+            given = self.b, source, choice.activation, axis, alone
+            if choice.scheme == "static":
+                self.match_dequantize[key] = static_qvalues(*given)
+            elif as_rows and not product.is_rowwise:
+                self.match_dequantize[key] = dynamic_qvalues(
+                    *given, lambda v: window_rows(self.b, v, product)
+                )
+            else:
+                self.match_dequantize[key] = dynamic_qvalues(*given)
+        return self.match_dequantize[key]
+
+    def _bias_add(self, node: Node) -> None:
+        product, choice = self.adds[node]
+        y = self.new[product.node.outputs[0]]
+        bias = self.stored.bias(product, choice.activation, self.weights[product.name])
+        self._named(node, self.b.add(y, bias))
+
+    def _shifted(self, add: Node) -> Product | None:
+        """The product that alone this adds a constant to, one that is no vector (positions, say).
+
+        Its mean error goes into that constant: two sums of constants would be made one by whoever
+        runs the model, or not, and rounded otherwise.
+        """
+        split = None if add in self.adds else with_constant(add.outputs[0], "add")
+        if split is None or split[0].node not in self.products or self.graph.uses[split[0]] != 1:
+            return None
+        product, choice = self.products[split[0].node]
+        fits = product.node.op == "matmul" and (choice.scheme != "static" or not product.is_plain)
+        return product if fits and self.weights[product.name].correction.any() else None
+
+    def _shift(self, add: Node) -> None:
+        split = with_constant(add.outputs[0], "add")
+        assert split is not None
+        y, known = split
+        product = self.shifts[add]
+        moved = self.weights[product.name].correction
+        if not product.is_plain:
+            moved = product.as_weight(moved.reshape(*product.matrix.shape[:2], 1))
+        total = known.astype(np.float64) + moved
+        self._named(add, self.b.add(self.new[y], self.b.constant(total.astype(np.float32))))
+
+    # lookups
+
+    def _lookup(self, node: Node) -> None:
+        indices = node.inputs[1]
+        assert indices is not None
+        product = self.lookups[node].product
+        if product is None:
+            self._named(node, self.stored.lookup(node, self.new[indices]))
+        else:
+            made, activation = self.weights[product.name], self.products[product.node][1].activation
+            found = self.stored.tied_lookup(product, activation, made, self.new[indices])
+            self._named(node, found)

@@ -1,0 +1,243 @@
+"""How a site's value becomes codes: candidates, each scored by the error it makes at the products.
+
+    static    one range for the tensor; the channels may be divided by factors first (smoothing)
+    dynamic   a range for each row, found when the model runs
+    dynamic-tensor   one range for the tensor, found when the model runs
+
+Smoothing moves size from activations to weights, x / f and w * f, with f = |x|^a / |w|^(1 - a) for
+each channel; the strength a, and how far a range reaches, are searched. Errors are measured on
+rows that the ranges were not taken from, with the mean error left out: it goes into the bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bitwright.quant.calibration.model_outputs import Channels
+from bitwright.quant.calibration.stats import CalibrationStats
+from bitwright.quant.model.points import QuantizationPoint
+from bitwright.quant.model.products import Product
+from bitwright.quant.model.weights.nearest import (
+    Range,
+    decibels,
+    rows_round_trip,
+    weight_qvalues,
+    weight_scales,
+)
+from bitwright.quant.model.weights.round_scales import nearest_power, rounded, rounded_down
+
+Array = np.ndarray[Any, Any]
+MakeRange = Callable[[float, float], Range]
+STRENGTHS = (0.0, 0.5, 1.0)
+DYNAMIC_STRENGTHS = (0.0, 0.5)
+REACHES = (0.75, 1.25)
+SMALLEST_FACTOR = 0.03
+"""A channel that was nearly silent in the data may speak up later."""
+WORTH = 0.9
+"""A candidate replaces a simpler one if its error is below this part of the simpler one's."""
+
+
+@dataclass(frozen=True)
+class ActivationQuant:
+    """How the codes of a site's value are made, and the error that this made when measured."""
+
+    scheme: str
+    factors: Array | None
+    """Per channel, or None where nothing is divided."""
+    range: Range | None
+    error: float
+    """Mean squared error at the products relative to their results."""
+    smoothquant_alpha: float = 0.0
+    clip_ratio: float = 1.0
+
+    @property
+    def sqnr(self) -> float:
+        return decibels(self.error)
+
+    @property
+    def inverse(self) -> Array:
+        """What channels are multiplied by before they are coded, in f64."""
+        assert self.factors is not None
+        inverse = 1 / self.factors.astype(np.float64)
+        return inverse if self.range is None else rounded(inverse)
+
+    def with_power_of_two(self, channels: int) -> ActivationQuant:
+        """The same codes with a scale that is a power of two; the factors take up the rest."""
+        if self.range is None:
+            return self
+        scale, zero_point = self.range
+        power = nearest_power(scale)
+        factors = np.ones(channels) if self.factors is None else self.factors
+        inverse = rounded(power / (factors * np.float64(scale)))
+        return replace(
+            self, factors=(1 / inverse).astype(np.float32), range=Range(power, zero_point)
+        )
+
+    def round_trip(self, rows: Array, factors: Array | None) -> Array:
+        """Rows [rows, groups, terms] with `factors` [groups, terms] as the products see them."""
+        x = rows if factors is None else rows / factors
+        return rows_round_trip(x) if self.range is None else self.range.round_trip(x)
+
+
+def static_activation(
+    stats: CalibrationStats, smooth: bool = True, symmetric: bool = False
+) -> ActivationQuant:
+    """The best static range; a symmetric one reaches as far below 0 as above."""
+    make = Range.around_zero if symmetric else Range.over
+    scores = Scores(stats)
+    best = _whole_range(scores, smooth, make)
+    for clip_ratio in REACHES:
+        best = _better(best, scores, best.smoothquant_alpha, clip_ratio, make)
+    return best
+
+
+def dynamic_tensor_activation(stats: CalibrationStats, smooth: bool = True) -> ActivationQuant:
+    """The best way to code with one range, which is that of the tensor at hand.
+
+    It is scored with the range of all batches together, which no tensor of them exceeds.
+    """
+    best = _whole_range(Scores(stats), smooth, Range.over)
+    return replace(best, scheme="dynamic-tensor")
+
+
+def _whole_range(scores: Scores, smooth: bool, make: MakeRange) -> ActivationQuant:
+    """The best static range that cuts nothing off."""
+    best: ActivationQuant | None = None
+    for smoothquant_alpha in STRENGTHS if smooth else STRENGTHS[:1]:
+        best = _better(best, scores, smoothquant_alpha, 1.0, make)
+    assert best is not None
+    return best
+
+
+def _better(
+    best: ActivationQuant | None,
+    scores: Scores,
+    smoothquant_alpha: float,
+    clip_ratio: float,
+    make: MakeRange,
+) -> ActivationQuant:
+    """The best so far, or the static coding of this strength and reach if that is better."""
+    stats = scores.stats
+    sample = _activation("static", stats, stats.some, smoothquant_alpha, clip_ratio, make)
+    error = scores.error(sample)
+    if best is not None and error >= WORTH * best.error:
+        return best
+    final = _activation("static", stats, stats.every, smoothquant_alpha, clip_ratio, make)
+    if final.factors is not None:
+        final = final.with_power_of_two(len(final.factors))
+    return replace(final, error=error)
+
+
+def dynamic_activation(stats: CalibrationStats, smooth: bool = True) -> ActivationQuant:
+    """The best way to code row by row."""
+    best: ActivationQuant | None = None
+    scores = Scores(stats)
+    for smoothquant_alpha in DYNAMIC_STRENGTHS if smooth else DYNAMIC_STRENGTHS[:1]:
+        activation = _activation("dynamic", stats, stats.every, smoothquant_alpha, 1.0)
+        error = scores.error(activation)
+        if best is None or error < WORTH * best.error:
+            best = replace(activation, error=error)
+    assert best is not None
+    return best
+
+
+def _activation(
+    scheme: str,
+    stats: CalibrationStats,
+    seen: Channels,
+    smoothquant_alpha: float,
+    clip_ratio: float,
+    make: MakeRange = Range.over,
+) -> ActivationQuant:
+    factors = smoothing_factors(seen.peaks, stats.point, smoothquant_alpha)
+    range_ = None
+    if scheme == "static":
+        low, high = seen.low, seen.high
+        if factors is not None:
+            low, high = low / factors, high / factors
+        scale, zero_point = make(float(low.min()) * clip_ratio, float(high.max()) * clip_ratio)
+        range_ = Range(np.float32(rounded_down(scale)), zero_point)
+    return ActivationQuant(scheme, factors, range_, 0.0, smoothquant_alpha, clip_ratio)
+
+
+def smoothing_factors(
+    peaks: Array, point: QuantizationPoint, smoothquant_alpha: float
+) -> Array | None:
+    """One factor for each channel, the largest of them 1; None for strength 0.
+
+    How far channels are evened out is bounded, beyond what the sizes of the weights explain.
+    """
+    if smoothquant_alpha == 0 or not peaks.max(initial=0) > 0:
+        return None
+    sizes = 1 if point.sizes is None else point.sizes
+    weights = np.max([product.channel_peaks for product in point.distinct], axis=0) * sizes
+    inputs = peaks / sizes
+    largest = inputs.max()
+    inputs = np.where(inputs > 0, inputs, largest)  # a silent channel told nothing of its size
+    inputs = np.maximum(inputs, largest * SMALLEST_FACTOR) * sizes
+    floor = max(float(weights.max()) * SMALLEST_FACTOR, float(np.finfo(np.float32).tiny))
+    factors = inputs**smoothquant_alpha / (np.maximum(weights, floor) / sizes) ** (
+        1 - smoothquant_alpha
+    )
+    return np.asarray((factors / factors.max()).astype(np.float32))
+
+
+class Scores:
+    """What codings of one site cost at its products.
+
+    Codings of the same strength divide by the same factors, and meet the same weights in codes.
+    """
+
+    def __init__(self, stats: CalibrationStats) -> None:
+        self.stats = stats
+        self._exact: dict[str, tuple[Array, float]] = {}
+        self._weights: dict[tuple[str, float], Array] = {}
+
+    def error(self, activation: ActivationQuant) -> float:
+        """Mean squared error of the products' results over their mean square."""
+        match_dequantize: dict[int, Array] = {}
+        errors = []
+        for product in self.stats.point.distinct:
+            sample = self.stats.sample(product)
+            factors = None if activation.factors is None else product.spread(activation.factors)
+            if id(sample) not in match_dequantize:
+                match_dequantize[id(sample)] = activation.round_trip(sample.scored, factors)
+            exact, power = self._exact_of(product)
+            error = times(
+                match_dequantize[id(sample)],
+                self._weights_of(product, activation.smoothquant_alpha, factors),
+            )
+            error -= exact
+            error -= error.mean(axis=1, keepdims=True)
+            errors.append(float(np.vdot(error, error)) / max(power, 1e-30))
+        return float(np.mean(errors))
+
+    def _exact_of(self, product: Product) -> tuple[Array, float]:
+        """Results in float, and the sum of their squares."""
+        if product.name not in self._exact:
+            exact = times(self.stats.sample(product).scored, product.some_columns)
+            self._exact[product.name] = exact, float(np.vdot(exact, exact))
+        return self._exact[product.name]
+
+    def _weights_of(
+        self, product: Product, smoothquant_alpha: float, factors: Array | None
+    ) -> Array:
+        """The weights as their codes stand for them."""
+        key = product.name, smoothquant_alpha
+        if key not in self._weights:
+            matrix = product.some_columns
+            scaled = matrix if factors is None else matrix * factors[:, None, :]
+            scales = weight_scales(scaled)
+            self._weights[key] = weight_qvalues(scaled, scales) * scales
+        return self._weights[key]
+
+
+def times(rows: Array, matrix: Array) -> Array:
+    """Rows [rows, groups, terms] times [groups, columns, terms], as [groups, rows, columns]."""
+    if matrix.shape[1] == 1:  # one column a group: a product of matrices would be all overhead
+        return np.asarray(np.einsum("rgk,gk->gr", rows, matrix[:, 0])[:, :, None])
+    return np.asarray(rows.transpose(1, 0, 2) @ matrix.transpose(0, 2, 1))

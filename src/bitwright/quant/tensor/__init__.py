@@ -1,0 +1,1 @@
+"""Quantization of arrays without a graph."""

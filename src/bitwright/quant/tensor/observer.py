@@ -1,0 +1,295 @@
+"""Quantization of arrays at hand: `quantize_tensor`, and `Observer` for arrays that come in parts.
+
+A tensor is cut into rows, one for each scale: all of it, an index of an axis, or a block. A row of
+few values is scored value by value, a longer one through its histogram.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+
+from bitwright.errors import QuantizationError
+from bitwright.ir.dtype import DType
+from bitwright.ir.types import normalize_axis
+from bitwright.quant.calibration.methods import Method, choose, method_of, select
+from bitwright.quant.calibration.scoring import Distribution
+from bitwright.quant.calibration.search import Problem
+from bitwright.quant.calibration.statistics import Statistics, real_array, whole_axis
+from bitwright.quant.core import types
+from bitwright.quant.core.mixed import assign_widths
+from bitwright.quant.core.parameters import (
+    QuantizationParameters,
+    require_qvalues_for,
+    require_widths,
+    scale_and_zero_point,
+    scale_shape,
+)
+from bitwright.quant.core.quantize_values import as_f32, decode, encode
+from bitwright.quant.core.scales import ScaleFormat, scale_type
+from bitwright.quant.core.types import FORMATS, MIXED, Granularity, QuantType, Scheme
+from bitwright.quant.tensor.tensor import QuantizedTensor
+
+Array = np.ndarray[Any, Any]
+
+_FEW = 4096  # values in a row that are scored one by one
+_TOGETHER = 1 << 15  # values scored at a time
+
+
+class Observer:
+    """Collects statistics of arrays, and gives parameters for a type."""
+
+    def __init__(self, axis: int | None = None, nonfinite: str = "error") -> None:
+        if nonfinite not in ("error", "ignore"):
+            raise QuantizationError(
+                "'nonfinite' is not known", expected="'error' or 'ignore'", found=nonfinite
+            )
+        self.statistics = Statistics(axis)
+        self.nonfinite = nonfinite
+        self.arrays = 0
+
+    def add(self, array: Any) -> Self:
+        """Observe one array; NaN and infinities are left out and counted, or they are an error,
+        which leaves the statistics as they were.
+        """
+        before, statistics = self.statistics.copy(), self.statistics
+        try:
+            statistics.add(array)
+            found = statistics.nan + statistics.infinite - before.nan - before.infinite
+            if found and self.nonfinite == "error":
+                raise QuantizationError(
+                    f"array {self.arrays + 1} holds values that are not finite",
+                    found=f"{found} of {np.size(array)}",
+                    hint="nonfinite='ignore' leaves them out",
+                )
+        except BaseException:
+            statistics.restore(before)
+            raise
+        self.arrays += 1
+        return self
+
+    def merge(self, other: Observer) -> Self:
+        if not isinstance(other, Observer):
+            raise QuantizationError(
+                "this is no observer", expected="Observer", found=type(other).__name__
+            )
+        self.statistics.merge(other.statistics)
+        self.arrays += other.arrays
+        return self
+
+    def clear(self) -> None:
+        self.statistics.clear()
+        self.arrays = 0
+
+    def calibrate(
+        self,
+        dtype: str | QuantType,
+        method: Method = "minmax",
+        scheme: str | Scheme | None = None,
+        **options: Any,
+    ) -> QuantizationParameters:
+        """Parameters for values like those observed."""
+        found = choose(self.statistics, dtype, scheme, method, **options)
+        left_out = self.statistics.nan + self.statistics.infinite
+        return found.with_notes(f"{left_out} values were not finite") if left_out else found
+
+
+def quantize_tensor(
+    x: Any,
+    dtype: str | QuantType = "int8",
+    method: Method = "adaptive",
+    *,
+    scheme: str | Scheme | None = None,
+    axis: int | None = None,
+    block: int | None = None,
+    base: float = 2.0,
+    widths: Sequence[int] = (),
+    bits: float = 4.0,
+    scale_type: str | DType | None = None,
+    strict: bool = True,
+) -> QuantizedTensor:
+    """An array as codes, with parameters chosen for it.
+
+    `dtype` is a type or a block format ("mxfp4", "nvfp4"...); `mixed` takes the `widths` of the
+    channels, or the average `bits` to spend on them.
+    """
+    array = real_array(x)
+    if not isinstance(dtype, QuantType) and dtype in FORMATS:
+        form = FORMATS[dtype]
+        dtype, scale_type = form.element, scale_type or form.scale
+        axis, block = -1 if axis is None else axis, block or form.block
+    parameters = parameters_for(
+        array,
+        dtype,
+        method,
+        scheme=scheme,
+        axis=axis,
+        block=block or 0,
+        base=base,
+        widths=widths,
+        bits=bits,
+        scale_element=scale_type,
+        strict=strict,
+    )
+    return QuantizedTensor.quantize(array, parameters, strict)
+
+
+def parameters_for(
+    x: Array,
+    dtype: str | QuantType,
+    method: Method = "adaptive",
+    *,
+    scheme: str | Scheme | None = None,
+    axis: int | None = None,
+    block: int = 0,
+    base: float = 2.0,
+    widths: Sequence[int] = (),
+    bits: float = 4.0,
+    scale_element: str | DType | None = None,
+    strict: bool = True,
+) -> QuantizationParameters:
+    """Parameters chosen for this very array."""
+    kind = types.get(dtype)
+    by = types.scheme(scheme, kind)
+    axis = None if axis is None else whole_axis(axis)
+    if block and axis is None:
+        raise QuantizationError("a block has no axis", expected="an axis", found=f"block {block}")
+    if block < 0:
+        raise QuantizationError("the block does not fit", expected="a size from 1 on", found=block)
+    types.check(kind, by, Granularity.of(axis, block))
+    if axis is not None:
+        if not -x.ndim <= axis < x.ndim:
+            raise QuantizationError(
+                f"axis {axis} is outside the tensor",
+                expected=f"an axis of {list(x.shape)}" if x.ndim else "no axis: it is a scalar",
+            )
+        axis = normalize_axis(axis, x.ndim)
+    single = as_f32(x, strict)
+    if x.dtype == np.float64 and not strict:
+        x = np.where(np.isinf(single), single, x)
+    rows = rows_of(x, axis, block)
+    if kind == MIXED and not widths:
+        widths = assign_widths(rows, bits)
+    require_widths(kind, widths, len(rows))
+    return _Chooser(rows, x.shape, kind, by, axis, block, base, tuple(widths)).choose(
+        method, scale_type(scale_element)
+    )
+
+
+def rows_of(x: Array, axis: int | None, block: int) -> Array:
+    """The values of each scale, [scales, n] in f32 or f64; NaN where there is nothing to count."""
+    if x.dtype != np.float64:
+        x = x.astype(np.float32, copy=False)
+    if not np.isfinite(x).all():
+        x = np.where(np.isfinite(x), x, np.nan).astype(x.dtype)
+    if axis is None:
+        return x.reshape(1, -1)
+    if not block:
+        rest = math.prod(x.shape[:axis]) * math.prod(x.shape[axis + 1 :])
+        return np.moveaxis(x, axis, 0).reshape(x.shape[axis], rest)
+    last = np.moveaxis(x, axis, -1)
+    short = -last.shape[-1] % block
+    if short:
+        last = np.concatenate([last, np.full((*last.shape[:-1], short), np.nan, x.dtype)], -1)
+    return last.reshape(-1, block)
+
+
+class _Chooser:
+    """Chooses ranges for rows in groups that fit a cache, and puts them together again."""
+
+    def __init__(
+        self,
+        rows: Array,
+        shape: tuple[int, ...],
+        kind: QuantType,
+        by: Scheme,
+        axis: int | None,
+        block: int,
+        base: float,
+        widths: tuple[int, ...],
+    ) -> None:
+        self.rows, self.shape, self.kind, self.by = rows, shape, kind, by
+        self.axis, self.block, self.base, self.widths = axis, block, base, widths
+
+    def choose(self, method: Method, element: DType) -> QuantizationParameters:
+        method = method_of(method)
+        low, high = self._observed()
+        require_qvalues_for(self.kind, self.by, low)
+        largest = scale_and_zero_point(self.kind, self.by, low, high, self.widths)[0]
+        scales = ScaleFormat.fitting(element, float(largest.max(initial=0)))
+        number, size = self.rows.shape
+        group = max(1, _TOGETHER // max(size, 1))
+        found = [
+            self._group(slice(start, start + group), method, scales)
+            for start in range(0, number, group)
+        ]
+        bottom = np.concatenate([one.minimum for one in found]) if found else low
+        top = np.concatenate([one.maximum for one in found]) if found else high
+        parameters = QuantizationParameters.from_range(
+            self.kind,
+            self._placed(bottom),
+            self._placed(top),
+            self.by,
+            self.axis,
+            self.block,
+            self.base,
+            self.widths,
+            scales,
+        )
+        names = sorted({one.method for one in found}) or [str(method)]
+        notes = found[0].notes if len(found) == 1 else ()
+        return replace(
+            parameters,
+            minimum=self._placed(low),
+            maximum=self._placed(high),
+            method=", ".join(names),
+            notes=(*parameters.notes, *notes),
+        )
+
+    def _observed(self) -> tuple[Array, Array]:
+        valid = ~np.isnan(self.rows)
+        low = np.min(self.rows, 1, initial=np.inf, where=valid)
+        high = np.max(self.rows, 1, initial=-np.inf, where=valid)
+        empty = low > high
+        return np.where(empty, 0.0, low), np.where(empty, 0.0, high)
+
+    def _group(self, own: slice, method: Method, scales: ScaleFormat) -> QuantizationParameters:
+        """Ranges as minimum and maximum of per-row parameters, with the method's name and notes."""
+        rows, widths = self.rows[own], self.widths[own]
+
+        def statistics() -> Statistics:
+            found = Statistics(axis=0, bins=2048 if len(rows) == 1 else None)
+            found.add(rows)
+            return found
+
+        few = rows.shape[1] <= _FEW
+        data = Distribution.of_rows(rows) if few else Distribution.of_statistics(statistics())
+        problem = Problem(data, self.kind, self.by, self.base, widths, scales)
+
+        def finish(bounds: Any, name: str) -> QuantizationParameters:
+            low, high = (np.asarray(side, np.float64) for side in bounds)
+            made = QuantizationParameters.from_range(
+                self.kind, low, high, self.by, 0, 0, self.base, widths, scales
+            )
+            return replace(made, method=name, notes=())
+
+        def measured(parameters: QuantizationParameters) -> float:
+            valid = np.nan_to_num(rows)
+            back = decode(encode(valid, parameters), parameters)
+            return float(((back.astype(np.float64) - valid) ** 2).sum())
+
+        return select(problem, statistics, method, finish, None if few else measured)
+
+    def _placed(self, values: Array) -> Array:
+        """One value a row in the shape of the scales."""
+        if self.axis is None:
+            return values.reshape(())
+        shape = scale_shape(self.shape, self.axis, self.block)
+        if not self.block:
+            return values.reshape(shape)
+        moved = (*shape[: self.axis], *shape[self.axis + 1 :], shape[self.axis])
+        return np.moveaxis(values.reshape(moved), -1, self.axis)

@@ -1,0 +1,456 @@
+"""Operations on quantized tensors, in exact integer arithmetic (see `arithmetic` for the rules).
+
+    qmatmul qconv2d qadd qmul   an f32 array, or codes where `output` gives their parameters
+    qrelu qmax_pool2d           the same parameters, no rounding
+    qaverage_pool2d             codes of x's parameters, or of `output`
+    qconcat requantize          codes of `output`
+
+Scales may differ along any axis that is not summed over. Where they differ along the contracted
+axis of a product, each piece with constant scales is summed exactly, and the pieces' f32 terms are
+added in order. Float and logarithmic codes have no integer arithmetic: they are dequantized into a
+float kernel, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import QuantizationError
+from bitwright.ir.dtype import dtype
+from bitwright.ir.types import TensorType, normalize_axis
+from bitwright.ops.math.matmul import multiply
+from bitwright.ops.nn.conv import convolve, infer_conv
+from bitwright.ops.nn.windows import make_windows
+from bitwright.quant.core.parameters import QuantizationParameters
+from bitwright.quant.core.quantize_values import spread_scale, spread_zero_point
+from bitwright.quant.core.types import BINARY, Granularity, Scheme
+from bitwright.quant.tensor.arithmetic import (
+    Result,
+    accumulator,
+    centred,
+    exact,
+    finish,
+    is_integer_quantized,
+    rounded,
+    scale_of,
+    terms,
+)
+from bitwright.quant.tensor.compiled_elementwise import elementwise
+from bitwright.quant.tensor.compiled_products import Product, compiled
+from bitwright.quant.tensor.tensor import QuantizedTensor
+from bitwright.warn import warn_once
+
+Array = np.ndarray[Any, Any]
+_INT32 = np.iinfo(np.int32)
+
+
+def requantize(
+    x: QuantizedTensor, output: QuantizationParameters, fixed_point: bool = False
+) -> QuantizedTensor:
+    """The same numbers in other codes."""
+    if not is_integer_quantized(x.parameters):
+        return QuantizedTensor.quantize(x.dequantize(), output)
+    direct = None if fixed_point else elementwise("requantize", (x,), output)
+    if isinstance(direct, QuantizedTensor):
+        return direct
+    acc = centred(x).astype(np.int32)
+    found = finish(acc, scale_of(x), output, fixed_point)
+    assert isinstance(found, QuantizedTensor)
+    return found
+
+
+def qmatmul(
+    x: QuantizedTensor,
+    w: QuantizedTensor,
+    bias: Array | None = None,
+    output: QuantizationParameters | None = None,
+    fixed_point: bool = False,
+) -> Result:
+    """x[..., M, K] @ w[..., K, N] + bias[N].
+
+    A whole bias is in units of both scales. A float one is added in f32 where the result is f32;
+    for quantized values it is rounded to those units first, as kernels add it.
+    """
+    if x.ndim < 2 or w.ndim < 2 or x.shape[-1] != w.shape[-2]:
+        raise QuantizationError(
+            "the matrices do not fit",
+            where="qmatmul",
+            expected="[..., M, K] and [..., K, N]",
+            found=f"{list(x.shape)} and {list(w.shape)}",
+        )
+    if not _all_integer("qmatmul", x, w):
+        return _in_f32(_matmul_f32, output, x, w, bias)
+    block = _common_block(x, w)
+    element = accumulator(x, w)
+    if block == 0:
+        _require_free("qmatmul", x, x.ndim - 1)
+        _require_free("qmatmul", w, w.ndim - 2)
+        scale = scale_of(x) * scale_of(w)
+        shape = (*x.shape[:-1], w.shape[-1])
+        found = _compiled("integer_matmul", x, w, {}, shape, scale, bias, output, fixed_point)
+        if found is not None:
+            return found
+        acc = exact(multiply(centred(x), centred(w)), element, "qmatmul")
+        return _with_bias(acc, scale, bias, output, fixed_point, -1)
+    factors = centred(x), centred(w)
+    total: Any = np.float32(0)
+    for start in range(0, x.shape[-1], block):
+        own = slice(start, start + block)
+        acc = exact(multiply(factors[0][..., own], factors[1][..., own, :]), element, "qmatmul")
+        scale = _piece_scale(x, x.ndim - 1, start) * _piece_scale(w, w.ndim - 2, start)
+        total = total + terms(acc, scale, output if _steps(output) else None)
+    return _finish_terms(np.asarray(total), bias, output)
+
+
+def qconv2d(
+    x: QuantizedTensor,
+    w: QuantizedTensor,
+    bias: Array | None = None,
+    output: QuantizationParameters | None = None,
+    *,
+    strides: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    dilations: Sequence[int] | None = None,
+    groups: int = 1,
+    fixed_point: bool = False,
+) -> Result:
+    """x[N, C, H, W] with w[M, C/groups, kh, kw] and bias[M] as in `qmatmul`; padding is 0."""
+    if x.ndim != 4 or w.ndim != 4:
+        raise QuantizationError(
+            "an operand has the wrong rank",
+            where="qconv2d",
+            expected="x[N, C, H, W] and w[M, C/groups, kh, kw]",
+            found=f"{list(x.shape)} and {list(w.shape)}",
+        )
+    images, kernels = (TensorType(dtype(np.int8), one.shape) for one in (x, w))
+    shape = infer_conv(images, kernels, None, strides, pads, dilations, groups).shape
+
+    def convolved(images: Array, kernels: Array) -> Array:
+        return convolve(images, kernels, None, strides, pads, dilations, groups)
+
+    if not _all_integer("qconv2d", x, w):
+        add = 0 if bias is None else np.asarray(bias)[:, None, None]
+        return _in_f32(lambda a, b: convolved(a, b) + add, output, x, w)
+    for axis in (1, 2, 3):
+        _require_free("qconv2d", x, axis)
+        _require_free("qconv2d", w, axis)
+    windows = {"strides": strides, "pads": pads, "dilations": dilations}
+    given = {name: tuple(value) for name, value in windows.items() if value is not None}
+    attrs: dict[str, Any] = {**given, "groups": groups}
+    scale = scale_of(x) * _channels(w)
+    found = _compiled("integer_conv", x, w, attrs, shape, scale, bias, output, fixed_point)
+    if found is not None:
+        return found
+    acc = exact(convolved(centred(x), centred(w)), accumulator(x, w), "qconv2d")
+    return _with_bias(acc, scale, bias, output, fixed_point, 1)
+
+
+def _compiled(
+    op: str,
+    x: QuantizedTensor,
+    w: QuantizedTensor,
+    attrs: dict[str, Any],
+    shape: tuple[Any, ...],
+    scale: Array,
+    bias: Array | None,
+    output: QuantizationParameters | None,
+    fixed_point: bool,
+) -> Result | None:
+    """The product by a compiled kernel, where one takes it."""
+    if fixed_point:
+        return None
+    whole, axis = None, -1 if op == "integer_matmul" else 1
+    if bias is not None:
+        bias = np.asarray(bias).reshape(-1)
+        if bias.size != shape[axis]:
+            return None
+        if output is not None or bias.dtype.kind in "iu":
+            whole = _whole_bias(bias, scale)
+            if whole is None:
+                return None
+    found = compiled(Product(op, x, w, attrs, shape, scale, whole, output))
+    if bias is None or whole is not None or found is None:
+        return found
+    assert isinstance(found, np.ndarray)
+    return _finish_terms(found, _along(bias, found.ndim, axis), None)
+
+
+def _channels(w: QuantizedTensor) -> Array:
+    """The scales of a convolution's output channels."""
+    scale = scale_of(w)
+    return scale.reshape(1, -1, 1, 1) if scale.ndim else scale
+
+
+def qadd(
+    x: QuantizedTensor, y: QuantizedTensor, output: QuantizationParameters | None = None
+) -> Result:
+    """x + y with broadcasting: each in steps of the result, added in f32, rounded once."""
+    if not _all_integer("qadd", x, y):
+        return _in_f32(np.add, output, x, y)
+    direct = elementwise("add", (x, y), output)
+    if direct is not None:
+        return direct
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    into = output if _steps(output) else None
+    parts = []
+    for one in (x, y):
+        values = np.broadcast_to(centred(one), shape)
+        parts.append(terms(values, _broadcast_scale(one, shape), into))
+    return _finish_terms(parts[0] + parts[1], None, output)
+
+
+def qmul(
+    x: QuantizedTensor, y: QuantizedTensor, output: QuantizationParameters | None = None
+) -> Result:
+    """x * y with broadcasting, the product exact."""
+    if not _all_integer("qmul", x, y):
+        return _in_f32(np.multiply, output, x, y)
+    direct = elementwise("mul", (x, y), output)
+    if direct is not None:
+        return direct
+    product = centred(x).astype(np.int64) * centred(y)
+    acc = exact(product, accumulator(x, y), "qmul")
+    return finish(acc, scale_of(x) * scale_of(y), output)
+
+
+def qrelu(x: QuantizedTensor) -> QuantizedTensor:
+    """max(x, 0): a comparison of codes with the code of 0."""
+    parameters = x.parameters
+    if parameters.scheme is Scheme.binary:
+        raise QuantizationError("binary has no code for 0", where="qrelu", hint="Dequantize first")
+    qvalues = x.qvalues()
+    if not parameters.dtype.is_integer:
+        zero = np.zeros((), qvalues.dtype)
+        return QuantizedTensor.from_qvalues(np.where(qvalues > zero, qvalues, zero), parameters)
+    zero = spread_zero_point(parameters, x.shape).astype(np.int32)
+    return QuantizedTensor.from_qvalues(np.maximum(qvalues.astype(np.int32), zero), parameters)
+
+
+def qmax_pool2d(
+    x: QuantizedTensor,
+    kernel: Sequence[int],
+    strides: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    dilations: Sequence[int] | None = None,
+    ceil: bool = False,
+) -> QuantizedTensor:
+    """The largest value of each window; padding never wins."""
+    _require_images("qmax_pool2d", x)
+    windows = make_windows(2, kernel, strides, pads, dilations)
+    counts: Any = windows.counts(x.shape[2:], ceil)
+    if not _all_integer("qmax_pool2d", x):
+        values = windows.pad(x.dequantize(), counts, -np.inf)
+        best = windows.reduce(values, counts, np.maximum)
+        return QuantizedTensor.quantize(best, x.parameters)
+    qvalues = x.qvalues().astype(np.int32)
+    best = windows.reduce(windows.pad(qvalues, counts, _INT32.min), counts, np.maximum)
+    return QuantizedTensor.from_qvalues(best, x.parameters)
+
+
+def qaverage_pool2d(
+    x: QuantizedTensor,
+    kernel: Sequence[int],
+    strides: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    output: QuantizationParameters | None = None,
+    ceil: bool = False,
+) -> QuantizedTensor:
+    """The mean of each window's cells that are not padding: an exact sum, divided once."""
+    _require_images("qaverage_pool2d", x)
+    windows = make_windows(2, kernel, strides, pads, None)
+    counts: Any = windows.counts(x.shape[2:], ceil)
+
+    def summed(values: Array) -> Array:
+        return np.asarray(windows.reduce(windows.pad(values, counts, 0), counts, np.add))
+
+    cells = np.maximum(summed(np.ones((1, 1, *x.shape[2:]), np.int64)), 1)
+    output = output or x.parameters
+    if not _all_integer("qaverage_pool2d", x):
+        return QuantizedTensor.quantize(summed(x.dequantize()) / cells, output)
+    acc = exact(summed(centred(x).astype(np.int64)), accumulator(x), "qaverage_pool2d")
+    found = finish(acc, scale_of(x) / cells, output)
+    assert isinstance(found, QuantizedTensor)
+    return found
+
+
+def qconcat(
+    parts: Sequence[QuantizedTensor], axis: int, output: QuantizationParameters | None = None
+) -> QuantizedTensor:
+    """The parts behind one another; codes stay as they are where their parameters agree."""
+    if not parts:
+        raise QuantizationError("there is nothing to join", where="qconcat")
+    at = normalize_axis(axis, parts[0].ndim)
+    if output is None:
+        output = _joined_parameters(parts, at)
+    else:
+        parts = [one if one.parameters == output else requantize(one, output) for one in parts]
+    return QuantizedTensor.from_qvalues(
+        np.concatenate([one.qvalues() for one in parts], at), output
+    )
+
+
+def _joined_parameters(parts: Sequence[QuantizedTensor], at: int) -> QuantizationParameters:
+    first = parts[0].parameters
+    own_axis = None if first.axis is None else normalize_axis(first.axis, parts[0].ndim)
+    if first.granularity is Granularity.per_axis and own_axis == at:
+        joined = replace(
+            first,
+            scale=np.concatenate([one.parameters.scale for one in parts]),
+            zero_point=np.concatenate([one.parameters.zero_point for one in parts]),
+            widths=tuple(width for one in parts for width in one.parameters.widths),
+            minimum=None,
+            maximum=None,
+        )
+        alike = [
+            (one.parameters.dtype, one.parameters.scheme, one.parameters.axis) for one in parts
+        ]
+        if len(set(alike)) == 1:
+            return joined
+    if all(one.parameters == first for one in parts):
+        return first
+    raise QuantizationError(
+        "the parts have different parameters",
+        where="qconcat",
+        hint="Give `output`, and they are requantized to it",
+    )
+
+
+# What the operations share
+
+
+def _steps(output: QuantizationParameters | None) -> bool:
+    """Whether a result is rounded from steps of its own codes."""
+    if output is None or output.widths:
+        return False
+    return is_integer_quantized(output) and output.dtype != BINARY
+
+
+def _finish_terms(
+    total: Array, bias: Array | None, output: QuantizationParameters | None
+) -> Result:
+    """A sum of f32 terms, with a bias in real units, as the result."""
+    if bias is not None:
+        unit = spread_scale(output, total.shape) if output and _steps(output) else np.float64(1)
+        total = total + (np.asarray(bias, np.float64) / unit).astype(np.float32)
+    if output is None:
+        return total
+    output.validate(total.shape)
+    return rounded(total, output) if _steps(output) else QuantizedTensor.quantize(total, output)
+
+
+def _with_bias(
+    acc: Array,
+    scale: Array,
+    bias: Array | None,
+    output: QuantizationParameters | None,
+    fixed_point: bool,
+    axis: int,
+) -> Result:
+    """Add a bias along an axis: whole numbers to the sum, where one scale serves a channel."""
+    if bias is None:
+        return finish(acc, scale, output, fixed_point)
+    bias = _along(np.asarray(bias), acc.ndim, axis)
+    whole = None
+    if output is not None or bias.dtype.kind in "iu":
+        whole = _whole_bias(bias, scale)
+    if whole is None:
+        into = output if _steps(output) else None
+        return _finish_terms(terms(acc, scale, into), bias, output)
+    total = exact(acc.astype(np.int64) + whole, acc.dtype, "the bias")
+    return finish(total, scale, output, fixed_point)
+
+
+def _along(bias: Array, rank: int, axis: int) -> Array:
+    """A bias as an array that broadcasts along one axis of this rank."""
+    place = [1] * rank
+    place[axis] = -1
+    return bias.reshape(place)
+
+
+def _whole_bias(bias: Array, scale: Array) -> Array | None:
+    """A bias in units of the scale, where one scale serves a channel."""
+    if bias.dtype.kind in "iu":
+        return bias.astype(np.int64)
+    if scale.size not in (1, bias.size):
+        return None
+    unit = scale.astype(np.float64).reshape(bias.shape if scale.size > 1 else ())
+    return np.clip(np.rint(bias / unit), _INT32.min, _INT32.max).astype(np.int64)
+
+
+def _all_integer(name: str, *tensors: QuantizedTensor) -> bool:
+    for one in tensors:
+        if not is_integer_quantized(one.parameters):
+            what = f"{name} of {one.parameters.scheme} {one.parameters.dtype}"
+            warn_once(what, "these codes have no integer arithmetic; dequantized, computed in f32")
+            return False
+    return True
+
+
+def _in_f32(
+    function: Callable[..., Array],
+    output: QuantizationParameters | None,
+    x: QuantizedTensor,
+    y: QuantizedTensor,
+    *more: Any,
+) -> Result:
+    found = np.asarray(function(x.dequantize(), y.dequantize(), *more), np.float32)
+    return found if output is None else QuantizedTensor.quantize(found, output)
+
+
+def _matmul_f32(x: Array, w: Array, bias: Array | None) -> Array:
+    y = np.asarray(np.matmul(x, w))
+    return y if bias is None else y + np.asarray(bias)
+
+
+def _require_free(name: str, x: QuantizedTensor, axis: int) -> None:
+    """Raise if scales differ along an axis that is summed over."""
+    scale = spread_scale(x.parameters, x.shape)
+    if scale.ndim and scale.shape[axis] != 1:
+        raise QuantizationError(
+            f"the scales differ along axis {axis}, which is summed over",
+            where=name,
+            expected="scales per tensor, or along another axis",
+            found=f"{list(x.parameters.scale.shape)} for {list(x.shape)}",
+        )
+
+
+def _common_block(x: QuantizedTensor, w: QuantizedTensor) -> int:
+    """The length of contracted pieces over which both have constant scales; 0: all of it."""
+    found = 0
+    for one, contracted in ((x, x.ndim - 1), (w, w.ndim - 2)):
+        parameters = one.parameters
+        if parameters.axis is None or normalize_axis(parameters.axis, one.ndim) != contracted:
+            if parameters.block:
+                _require_free("qmatmul", one, contracted)
+            continue
+        own = parameters.block or 1
+        found = math.gcd(found, own) if found else own
+    return found
+
+
+def _piece_scale(x: QuantizedTensor, axis: int, start: int) -> Array:
+    """The scales of the piece of the contracted axis that begins there, the axis of size 1."""
+    scale = scale_of(x)
+    if scale.ndim == 0 or scale.shape[axis] == 1:
+        return scale
+    return np.asarray(scale.take([start], axis))
+
+
+def _broadcast_scale(x: QuantizedTensor, shape: tuple[int, ...]) -> Array:
+    """Scales that broadcast over a shape that x broadcasts to."""
+    scale = scale_of(x)
+    return scale.reshape((1,) * (len(shape) - scale.ndim) + scale.shape)
+
+
+def _require_images(name: str, x: QuantizedTensor) -> None:
+    if x.ndim != 4:
+        raise QuantizationError(
+            "x has the wrong rank", where=name, expected="x[N, C, H, W]", found=list(x.shape)
+        )
+    for axis in (2, 3):
+        _require_free(name, x, axis)
