@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "bitwright"
 ORDER = (
-    ("errors", "lazy", "knobs", "cpuid", "system", "warn", "__version__"),
+    ("errors", "lazy", "knobs", "cpuid", "system", "warn", "aliases", "__version__"),
     ("ir",),
     ("target",),
     ("ops",),

@@ -1,0 +1,53 @@
+"""Names of the last release and what they are called now; the old ones work and warn once.
+
+The one place that knows them: recipe options and schemes, saved ops and their attributes, public
+names. Entries go with the next release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bitwright.warn import warn_once
+
+OPS = {"to_codes": "requantize", "map_codes": "lookup_table", "coded_matmul": "quantized_matmul"}
+ATTRIBUTES = {"in_codes": "int8"}
+RECIPE_OPTIONS = {
+    "guard_sqnr": "min_output_sqnr_db",
+    "lowest_sqnr": "min_layer_sqnr_db",
+    "static_sqnr": "static_sqnr_db",
+    "attention_sqnr": "attention_sqnr_db",
+    "least_share": "min_int8_fraction",
+}
+SCHEMES = {
+    "weights": "weight_only",
+    "given": "already_quantized",
+    "dynamic": "dynamic_per_token",
+    "dynamic-tensor": "dynamic_per_tensor",
+}
+REPORT = {"share_in_8_bit": "int8_mac_fraction"}
+QUANT = {"Taps": "IntermediateOutputs", "QuantizationParameters": "QuantParams"}
+"""Names of `bitwright.quant`."""
+MOVED = dict.fromkeys(
+    (
+        "qadd",
+        "qaverage_pool2d",
+        "qconcat",
+        "qconv2d",
+        "qmatmul",
+        "qmax_pool2d",
+        "qmul",
+        "qrelu",
+        "requantize",
+    ),
+    "bitwright.quant",
+)
+"""Names of `bitwright` that another module has now."""
+
+
+def current(table: Mapping[str, str], name: str, what: str) -> str:
+    """The present name; `what` says in the warning what it names ("recipe option")."""
+    if name not in table:
+        return name
+    warn_once(f"{what} {name!r}", f"it is called {table[name]!r} now, and the old name is going")
+    return table[name]
