@@ -24,6 +24,7 @@ QEMU = shutil.which("qemu-x86_64")
 PROCESSORS = [
     pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("Haswell", "Nehalem")
 ]
+on_each_processor = pytest.mark.parametrize("processor", PROCESSORS, scope="module")
 FOLDER = Path(__file__).parent
 pytestmark = [
     pytest.mark.slow,
@@ -74,11 +75,6 @@ def cases(tmp_path_factory):
     return {(k, r): Case(folder, k, r) for k in KINDS for r in RECIPES}
 
 
-@pytest.fixture(scope="module", params=PROCESSORS)
-def processor(request):
-    return request.param
-
-
 @pytest.fixture(scope="module")
 def answers(cases, processor, tmp_path_factory):
     """What both engines answered on the processor; None for one that does not start there."""
@@ -100,6 +96,7 @@ def _answer(folder, engine, case):
     return case.there(folder, engine)
 
 
+@on_each_processor
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_our_kernels(kind, recipe, cases, processor, answers):
@@ -111,6 +108,7 @@ def test_our_kernels(kind, recipe, cases, processor, answers):
     assert sqnr(case.exact, there) > sqnr(case.exact, case.ours) - 1
 
 
+@on_each_processor
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_in_onnx_runtime(kind, recipe, cases, processor, answers):
@@ -121,6 +119,7 @@ def test_files_in_onnx_runtime(kind, recipe, cases, processor, answers):
     assert sqnr(case.exact, there) > sqnr(case.exact, case.ours) - 1
 
 
+@on_each_processor
 @pytest.mark.parametrize(
     "tests", ["backends/test_instr.py", "backends/test_integer_kernels.py -k signs_and_zero"]
 )
@@ -133,6 +132,7 @@ def test_kernels_against_integer_arithmetic(tests, processor, tmp_path):
     assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-500:]
 
 
+@on_each_processor
 def test_the_host_is_the_emulated_processor(processor, tmp_path):
     """Also where the cache remembers the machine underneath."""
     code = "from bitwright.target import host; print(host().cpu)"
