@@ -48,7 +48,7 @@ demo: setup
 	$(BIN)/python examples/demo.py demo-output
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto
 
 $(FLOORS_STAMP): pyproject.toml .ci/floors.py
 	echo "setting up $(FLOORS_VENV) with the lowest declared versions"

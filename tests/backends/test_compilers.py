@@ -29,6 +29,7 @@ start_python = system.start_python
 @pytest.fixture(autouse=True)
 def two_workers(monkeypatch):
     monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
+    monkeypatch.setattr(compilers._pool, "_has_failed", False)
 
 
 def workers():

@@ -43,7 +43,7 @@ def check(graph, feeds, half, target=None, threads=1):
         found = done.outputs[name]
         assert found.dtype == expected.dtype
         wide = expected.astype(np.float64)
-        room = LAST_PLACE[half] * np.abs(wide).max(initial=1e-30)
+        room = LAST_PLACE[half] * np.abs(wide).max(initial=0.1)  # terms may cancel out
         assert np.abs(found.astype(np.float64) - wide).max(initial=0) <= 3 * room
 
 

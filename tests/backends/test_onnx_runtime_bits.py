@@ -14,7 +14,7 @@ from bitwright.export.onnx import export_onnx
 from bitwright.ops.core.builder import Builder
 from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.rewrite.trace import Trace
-from bitwright.target import named
+from bitwright.target import host, named
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -143,6 +143,7 @@ GELU = [
 ]
 
 
+@pytest.mark.skipif(not host().has_fma, reason="bits are those of fused multiply-add")
 def test_gelu_of_a_file_in_steps(tmp_path):
     """With a bias before it, whose sum ONNX Runtime fuses as well."""
     bias = draw(333, seed=1)

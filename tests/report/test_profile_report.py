@@ -63,8 +63,10 @@ def test_integer_products_are_held_against_their_own_peak():
     found = Profile(steps, 1e-3, 0.0, 1e-7, 1, {})
     own = dataclasses.replace(PEAKS, integers=200e9)
     for peaks, peak in ((own, 200e9), (PEAKS, 100e9)):
-        (row,) = step_rows(exe.history.stages[-1].graph, found, peaks)
-        assert row.integer and row.operations == 2 * 64 * 256 * 256
+        rows = list(step_rows(exe.history.stages[-1].graph, found, peaks))
+        row = rows[-1]  # some targets widen the operand in a step before
+        assert row.integer
+        assert sum(r.operations for r in rows) == pytest.approx(2 * 64 * 256 * 256)
         assert row.reached == pytest.approx(row.operations / peak / 1e-3)
 
 
@@ -76,7 +78,8 @@ def test_what_stays_in_floats_is_said():
     w = b.dequantize(b.constant(np.ones((64, 64), np.int8)), b.constant(np.float32(0.01)))
     y = b.matmul(b.tanh(b.matmul(match_dequantize, w)), b.constant(ones(64, 64)), name="head")
     found = profile(bw.compile(b.build(y=y), threads=1), {"x": ones(4, 64)}, rounds=1)
-    assert [row.arithmetic for row in found.steps if row.arithmetic] == ["integer", "float"]
+    kinds = [row.arithmetic for row in found.steps if row.arithmetic]
+    assert list(dict.fromkeys(kinds)) == ["integer", "float"]
     ((node, why),) = found.stayed_real
     assert node == "head" and "is not a dequantized value" in why
     assert 0.4 < found.in_integers[0] < 0.6
