@@ -14,10 +14,10 @@ from onnx.backend.base import BackendRep, namedtupledict
 from bitwright.executable import Executable
 from bitwright.frontend.onnx import load
 from bitwright.ops.core.interpret import run
-from bitwright.pipeline import compile as compile_model
+from bitwright.pipeline import compile_graph
 
 
-class Prepared(BackendRep):  # type: ignore[misc]
+class Prepared(BackendRep):
     """A model that is ready to run."""
 
     def __init__(self, executable: Executable) -> None:
@@ -31,10 +31,10 @@ class Prepared(BackendRep):  # type: ignore[misc]
         return tuple(namedtupledict("Outputs", list(results))(*results.values()))
 
 
-class Backend(OnnxBackend):  # type: ignore[misc]
+class Backend(OnnxBackend):
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **_: Any) -> Prepared:
-        return Prepared(compile_model(load(model)))
+        return Prepared(compile_graph(load(model)))
 
     @classmethod
     def run_model(cls, model: ModelProto, inputs: Any, device: str = "CPU", **_: Any) -> Any:

@@ -187,12 +187,12 @@ def write_private(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         raise
 
 
-def keep(path: Path, data: bytes) -> None:
+def write_entry(path: Path, data: bytes) -> None:
     """Write an entry of the cache."""
     write_private(path, lambda file: file.write(_MAGIC + _digest(path, data) + data))
 
 
-def kept(path: Path) -> bytes | None:
+def read_entry(path: Path) -> bytes | None:
     """An entry as it was kept; None if it is not there, or truncated, corrupt, another's or not
     ours."""
     try:
@@ -264,14 +264,14 @@ def processor() -> str:
     return ""
 
 
-def give_memory_back() -> None:
+def trim_memory() -> None:
     """Return what is no longer used to the system, as far as it takes it."""
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def forget_pages(file: mmap.mmap) -> None:
+def drop_pages(file: mmap.mmap) -> None:
     """Let a mapped file's pages go; whoever reads them again finds them in the file."""
     with suppress(OSError, ValueError, AttributeError):
         file.madvise(mmap.MADV_DONTNEED)
@@ -303,7 +303,7 @@ def processor_function() -> int:
     return 0
 
 
-def keep_off(threads: Sequence[int], processor: int) -> None:
+def exclude_processor(threads: Sequence[int], processor: int) -> None:
     """Keep threads (by their system number) off a processor, if there are others for all of them.
 
     A thread that is woken is often put beside the one that wakes it, even while other processors
@@ -321,10 +321,12 @@ def keep_off(threads: Sequence[int], processor: int) -> None:
 _CLOCK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int64 * 2))
 
 
-@_CLOCK
-def _python_clock(number: int, moment: Any) -> int:
+def _write_time(number: int, moment: Any) -> int:
     moment.contents[:] = divmod(time.perf_counter_ns(), 1_000_000_000)
     return 0
+
+
+_python_clock = _CLOCK(_write_time)
 
 
 def clock() -> tuple[int, int]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import llvmlite
+import llvmlite  # type: ignore[import-untyped]
 
 from bitwright import knobs, system
 from bitwright.errors import CompileError
@@ -218,7 +218,7 @@ def _host_file() -> Path | None:
 def _known_host() -> tuple[str, str, str] | None:
     """Triple, name and features from an earlier process: loading LLVM takes 0.1 s and 50 MB."""
     path = _host_file()
-    data = system.kept(path) if path is not None else None
+    data = system.read_entry(path) if path is not None else None
     if data is None:
         return None
     triple, cpu, features = data.decode().splitlines()
@@ -230,13 +230,13 @@ def _ask_llvm() -> tuple[str, str, str]:
     facts = (_told_apart() if path is not None else None) or llvm_facts()
     if path is not None:
         with suppress(OSError):
-            system.keep(path, "\n".join(facts).encode())
+            system.write_entry(path, "\n".join(facts).encode())
     return facts
 
 
 def llvm_facts() -> tuple[str, str, str]:
     """Triple, name and features of this processor, as LLVM tells them."""
-    import llvmlite.binding as llvm
+    import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
     features = llvm.get_host_cpu_features().flatten()
     return llvm.get_process_triple(), llvm.get_host_cpu_name(), features

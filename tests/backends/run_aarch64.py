@@ -14,7 +14,7 @@ from run_kernel import lower
 
 from bitwright.backends.cpu.codegen import jit
 from bitwright.ir.dim import evaluate
-from bitwright.lir.buffer import Place
+from bitwright.lir.buffer import Storage
 from bitwright.lir.plan import byte_size
 from bitwright.ops.core.interpret import bind_input
 
@@ -116,9 +116,9 @@ def run(graph, feeds, target, threads):
         return DATA + len(data) - len(content)
 
     for buffer in ctx.schedule.buffers:
-        if buffer.place is Place.CONSTANT:
+        if buffer.storage is Storage.CONSTANT:
             content = buffer.array.tobytes()
-        elif buffer.place is Place.INPUT:
+        elif buffer.storage is Storage.INPUT:
             content = np.ascontiguousarray(feeds[buffer.name]).tobytes()
         else:
             content = bytes(byte_size(buffer, bindings))

@@ -84,9 +84,9 @@ def test_a_folder_that_others_may_write_is_not_used(cache, model, bits):
     with pytest.warns(
         BitwrightWarning, match=r"cache '.*objects': others may write it.*chmod go-w"
     ):
-        assert system.kept(next((cache / "objects").iterdir())) is None
+        assert system.read_entry(next((cache / "objects").iterdir())) is None
     with pytest.raises(PermissionError):
-        system.keep(cache / "objects" / "entry", b"data")
+        system.write_entry(cache / "objects" / "entry", b"data")
     assert ran(model)
     assert sorted(path.name for path in tree(cache)) == held
     (cache / "objects").chmod(0o700)

@@ -12,7 +12,7 @@ from bitwright.ir.graph import Graph
 from bitwright.lir.schedule import SizeStep
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 X = np.random.default_rng(0).standard_normal((4, 6, 5)).astype(np.float32)
 

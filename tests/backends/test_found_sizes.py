@@ -9,7 +9,7 @@ import pytest
 
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 Array = np.ndarray[Any, Any]
 
@@ -122,7 +122,7 @@ def test_sizes_that_come_again_are_prepared_for_and_others_still_right(
     for array in (one, same, one, other, one, other, other, other, np.zeros(40, "f4"), other):
         want = run(graph, {"x": array})
         found = executable.run({"x": array})
-        guessed.append(bool(program._ready))
+        guessed.append(bool(program._plans.by_shapes))
         for name, expected in want.items():
             np.testing.assert_array_equal(found[name], expected)
     # two runs of the same sizes prepare for a third; one of other sizes forgets them

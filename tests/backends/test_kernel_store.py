@@ -8,13 +8,13 @@ import pytest
 from run_kernel import graph_of
 
 from bitwright import system
+from bitwright.backends.cpu.backend import CpuBackend
 from bitwright.backends.cpu.cache import kernel_store
 from bitwright.backends.cpu.cache.kernel_store import KernelStore
 from bitwright.backends.cpu.codegen import jit
 from bitwright.backends.cpu.codegen.emit import Module
 from bitwright.backends.cpu.lowering.build import build
 from bitwright.backends.cpu.lowering.context import Lowering
-from bitwright.backends.cpu.runtime.program import Program
 from bitwright.target import host, named
 
 X = np.linspace(-2, 2, 77, dtype=np.float32).reshape(7, 11)
@@ -39,7 +39,7 @@ def emitted(monkeypatch):
 def softmax():
     """The result of a program that is gone at once, so that only the cache remembers it."""
     graph = graph_of("softmax", X, axis=-1)
-    return Program(graph, host(), 1).run({"in0": X})["out0"]
+    return CpuBackend(host()).compile(graph, 1).run({"in0": X})["out0"]
 
 
 def test_what_the_cache_holds_is_neither_written_nor_compiled(emitted):
@@ -87,7 +87,7 @@ def test_damaged_entries_are_made_again(folder, emitted, damage, kind):
 def test_an_entry_that_says_nothing_is_none(folder, emitted, noted):
     expected = softmax()
     (name,) = (path for path in folder.iterdir() if b'"slots"' in path.read_bytes())
-    system.keep(name, noted)
+    system.write_entry(name, noted)
     np.testing.assert_array_equal(softmax(), expected)
     assert len(emitted) == 2
 

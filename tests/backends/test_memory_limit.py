@@ -5,7 +5,7 @@ import pytest
 
 from bitwright.errors import RunError
 from bitwright.ops.core.builder import Builder
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 
 @pytest.fixture(autouse=True)

@@ -166,7 +166,7 @@ def test_many_writers_and_readers_agree(folder):
 
 def test_processes_share_entries(folder):
     program = (
-        "import sys; from pathlib import Path; from bitwright.backends.cpu import jit\n"
+        "import sys; from pathlib import Path; from bitwright.backends.cpu.codegen import jit\n"
         "from bitwright.backends.cpu.cache.objects import ObjectCache\n"
         "from bitwright.target import host\n"
         "library = jit.load(sys.stdin.read(), host(), ObjectCache(Path(sys.argv[1])))\n"

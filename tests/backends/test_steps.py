@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
+from bitwright.backends.cpu.backend import CpuBackend
 from bitwright.backends.cpu.runtime.memory import Planned, address_of, allocate
 from bitwright.backends.cpu.runtime.pool import Pool
 from bitwright.backends.cpu.runtime.program import Program
 from bitwright.backends.cpu.runtime.shared_block import ALONE, BARRIER_AFTER
 from bitwright.backends.cpu.runtime.steps import StepTable
 from bitwright.ir.dim import evaluate
-from bitwright.lir.buffer import Place, View
+from bitwright.lir.buffer import Storage, View
 from bitwright.lir.plan import plan
 from bitwright.ops.core.builder import Builder
 from bitwright.target import host
@@ -22,7 +23,7 @@ def chain() -> Program:
     b = Builder("chain")
     x = b.input("x", "f32[n, 64]")
     few = b.softmax(b.softmax(b.reduce_sum(x, axes=[1], keepdims=True), axis=0), axis=0)
-    return Program(b.build(y=b.softmax(b.add(x, few))), host(), threads=3)
+    return CpuBackend(host()).compile(b.build(y=b.softmax(b.add(x, few))), threads=3)
 
 
 def flags(program: Program, rows: int, small: int) -> list[int]:
@@ -33,7 +34,7 @@ def flags(program: Program, rows: int, small: int) -> list[int]:
     for _ in range(3):
         assert program.run({"x": x})["y"].tobytes() == first.tobytes()
     program._pool.close()
-    ((_, (table,)),) = program._prepared.values()
+    ((_, (table,)),) = program._plans.tables.values()
     return table.rows[2::3].tolist()
 
 
@@ -50,7 +51,7 @@ def test_small_steps_that_follow_each_other_need_no_meeting():
 def test_a_table_of_small_steps_has_no_meeting_at_all(rows):
     program = chain()
     assert flags(program, rows, 1 << 20) == [ALONE] * 5
-    ((_, (table,)),) = program._prepared.values()
+    ((_, (table,)),) = program._plans.tables.values()
     assert table.is_alone
 
 
@@ -63,7 +64,9 @@ def many_slots() -> Program:
     rows = b.slice(table, starts=[n], stops=[2 * n], axes=[0], steps=[1])
     half = b.slice(x, starts=[n // 2], stops=[2 * (n // 2)], axes=[0], steps=[1])
     y = b.matmul(b.softmax(x), b.constant(np.ones((7, 5), np.float32)))
-    return Program(b.build(y=y, rows=b.relu(rows), half=b.softmax(half)), host(), threads=2)
+    return CpuBackend(host()).compile(
+        b.build(y=y, rows=b.relu(rows), half=b.softmax(half)), threads=2
+    )
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7, 33])
@@ -73,11 +76,11 @@ def test_slots_hold_what_each_step_names(n):
     for rows in (5, n):  # the stretch is made for one set of sizes and used for another
         found = program.run({"x": x[:rows] if rows <= n else np.resize(x, (rows, 7))})
     assert found["rows"].tolist() == np.arange(700.0).reshape(100, 7)[n : 2 * n].tolist()
-    (segment,), bindings = program._segments, {"n": n, "m": 7}
+    (segment,), bindings = program._code.segments, {"n": n, "m": 7}
     layout = plan(program.schedule, bindings)
     memory = Planned(bindings, layout, allocate(layout.total))
     for buffer in program.schedule.buffers:
-        if buffer.place in (Place.INPUT, Place.OUTPUT, Place.STATE):
+        if buffer.storage in (Storage.INPUT, Storage.OUTPUT, Storage.STATE):
             memory.give(buffer, np.zeros(max(1, evaluate(buffer.count, bindings)), np.int64))
 
     def address(view: View) -> int:
@@ -88,8 +91,8 @@ def test_slots_hold_what_each_step_names(n):
     table.set_addresses()
     base, at = address_of(table.slots), 0
     for step, row in zip(segment.steps, table.rows.reshape(-1, 3).tolist(), strict=True):
-        assert row[:2] == [program._addresses[step.kernel], base + 8 * at]
-        for slot in program._signatures[step.kernel].slots:
+        assert row[:2] == [program._code.addresses[step.kernel], base + 8 * at]
+        for slot in program._code.signatures[step.kernel].slots:
             view = step.pointers.get(slot.name)
             size = evaluate(step.sizes[slot.name], bindings) if view is None else address(view)
             assert int(table.slots[at]) == size % (1 << 64), (step.kernel, slot.name)
@@ -101,8 +104,8 @@ def test_slots_hold_what_each_step_names(n):
 def test_steps_between_two_meetings_touch_different_memory(n):
     program = many_slots()
     program.run({"x": np.ones((n, 7), np.float32)})
-    ((memory, (table,)),) = program._prepared.values()
-    (segment,) = program._segments
+    ((memory, (table,)),) = program._plans.tables.values()
+    (segment,) = program._code.segments
     table = StepTable(segment, memory, 0)
     phase: list[tuple[set[int], set[int]]] = []
     for step, flag in zip(segment.steps, table.rows[2::3].tolist(), strict=True):
@@ -114,5 +117,5 @@ def test_steps_between_two_meetings_touch_different_memory(n):
 
 def _cells(buffers, memory: Planned) -> set[int]:
     """Addresses of the bytes of buffers in the arena."""
-    held = [memory.range(b) for b in buffers if b.place is Place.ARENA]
+    held = [memory.range(b) for b in buffers if b.storage is Storage.ARENA]
     return {at for start, end in held for at in range(start, end)}

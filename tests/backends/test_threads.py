@@ -117,7 +117,9 @@ def test_small_phases_are_done_by_one_thread(relay):
 def test_a_worker_is_kept_off_its_callers_processor(relay, monkeypatch):
     """Threads that share a processor would wait for each other at every step."""
     kept = []
-    monkeypatch.setattr(system, "keep_off", lambda threads, processor: kept.append(processor))
+    monkeypatch.setattr(
+        system, "exclude_processor", lambda threads, processor: kept.append(processor)
+    )
     monkeypatch.setattr(system, "processor_function", lambda: 0)
     pool, work = Pool(2), Relay(relay, 2)
     work.run(pool)
@@ -137,9 +139,9 @@ def test_threads_keep_off_a_processor_only_if_others_are_left():
     one = next(iter(allowed))
     here = threading.get_native_id()
     try:
-        system.keep_off([here] * (len(allowed) + 1), one)
+        system.exclude_processor([here] * (len(allowed) + 1), one)
         assert os.sched_getaffinity(0) == allowed
-        system.keep_off([here], one)
+        system.exclude_processor([here], one)
         assert os.sched_getaffinity(0) == (allowed - {one} or allowed)
     finally:
         os.sched_setaffinity(0, allowed)

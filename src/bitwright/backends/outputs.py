@@ -37,7 +37,7 @@ def check_distinct(out: Mapping[str, Any]) -> None:
             )
 
 
-def apart_from(out: Mapping[str, Array], inputs: Iterable[Any]) -> dict[str, Array]:
+def disjoint_from(out: Mapping[str, Array], inputs: Iterable[Any]) -> dict[str, Array]:
     """The arrays for outputs that lie in no input: those can be written while inputs are read."""
     read = [array for array in inputs if isinstance(array, np.ndarray)]
     return {

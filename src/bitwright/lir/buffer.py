@@ -21,7 +21,7 @@ from bitwright.ir.dtype import DType
 Array = np.ndarray[Any, Any]
 
 
-class Place(Enum):
+class Storage(Enum):
     """Who owns a buffer's memory."""
 
     ARENA = "arena"
@@ -36,13 +36,13 @@ class Buffer:
     name: str
     dtype: DType
     count: Size
-    place: Place = Place.ARENA
+    storage: Storage = Storage.ARENA
     space: str = "host"
     array: Array | None = None
     """The contents of a constant."""
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{self.count}] in {self.place.value}"
+        return f"{self.name}: {self.dtype}[{self.count}] in {self.storage.value}"
 
 
 @dataclass(frozen=True)

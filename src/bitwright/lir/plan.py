@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from bitwright.errors import GraphError, RunError
 from bitwright.ir.dim import evaluate
 from bitwright.ir.size_list import SizeList
-from bitwright.lir.buffer import Buffer, Place
+from bitwright.lir.buffer import Buffer, Storage
 from bitwright.lir.schedule import Schedule
 
 ALIGN = 64
@@ -69,7 +69,7 @@ def lives(schedule: Schedule) -> list[Life]:
     for view in (*schedule.outputs.values(), *schedule.updates.values()):
         first.setdefault(view.buffer, 0)
         last[view.buffer] = end
-    return [Life(b, first[b], last[b]) for b in first if b.place is Place.ARENA]
+    return [Life(b, first[b], last[b]) for b in first if b.storage is Storage.ARENA]
 
 
 def plan(schedule: Schedule, bindings: Mapping[str, int]) -> Plan:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bitwright.errors import GraphError
 from bitwright.ir.dim import Dim, Size
 from bitwright.ir.graph import Graph, Node
-from bitwright.lir.buffer import Array, Buffer, Place, View
+from bitwright.lir.buffer import Array, Buffer, Storage, View
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ class SizeStep:
         return f"sizes {', '.join(map(str, self.sizes))} from ({inputs}) for %{self.node}"
 
 
-Step = KernelStep | InterpreterFallback | ControlStep | SizeStep
+PythonStep = InterpreterFallback | ControlStep | SizeStep
+Step = KernelStep | PythonStep
 
 
 @dataclass
@@ -125,7 +126,7 @@ class Schedule:
     @property
     def owned(self) -> Iterator[Buffer]:
         """Every buffer but the constants."""
-        return (buffer for buffer in self.buffers if buffer.place is not Place.CONSTANT)
+        return (buffer for buffer in self.buffers if buffer.storage is not Storage.CONSTANT)
 
     def step_lines(self) -> Iterator[str]:
         """The steps and results as text, a line each."""
@@ -140,7 +141,7 @@ class Schedule:
 
 def verify_schedule(schedule: Schedule) -> Schedule:
     """Every step's inputs are ready, every buffer is written before it is read, once."""
-    ready = {b for b in schedule.buffers if b.place not in (Place.ARENA, Place.OUTPUT)}
+    ready = {b for b in schedule.buffers if b.storage not in (Storage.ARENA, Storage.OUTPUT)}
     known = set(schedule.buffers)
     for number, step in enumerate(schedule.steps):
         where = f"schedule {schedule.graph.name!r}, step {number} for %{step.node}"
@@ -152,7 +153,7 @@ def verify_schedule(schedule: Schedule) -> Schedule:
                 raise GraphError(
                     f"writes {buffer.name}, which the schedule does not own", where=where
                 )
-            if buffer.place in (Place.INPUT, Place.CONSTANT):
+            if buffer.storage in (Storage.INPUT, Storage.CONSTANT):
                 raise GraphError(f"writes {buffer.name}, which is read only", where=where)
             ready.add(buffer)
     for name, view in (*schedule.outputs.items(), *schedule.updates.items()):

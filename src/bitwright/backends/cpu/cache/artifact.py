@@ -28,8 +28,8 @@ import numpy as np
 from bitwright import system
 from bitwright.backends.cpu.cache.digests import Digests
 from bitwright.backends.cpu.cache.serialize import Decoder, Encoder
-from bitwright.backends.cpu.cache.size_check_cache import ProvedSizes
-from bitwright.backends.cpu.lowering.artifact import Code
+from bitwright.backends.cpu.cache.size_check_cache import CachedSizeChecks
+from bitwright.backends.cpu.lowering.artifact import CompiledArtifact
 from bitwright.ir.dtype import DTYPES, dtype
 from bitwright.ir.graph import Graph
 
@@ -41,31 +41,31 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Stored:
+class CachedArtifact:
     """A compiled model as it was read: what it takes, its code, and what it was made from."""
 
     interface: Graph
-    code: Code
-    beside: Mapping[str, str]
+    artifact: CompiledArtifact
+    weights: Mapping[str, str]
     """Digests of the files beside the model that hold its weights, by name."""
 
 
-def write(path: Path, graph: Graph, code: Code, beside: Mapping[str, str]) -> str:
+def write(path: Path, graph: Graph, artifact: CompiledArtifact, weights: Mapping[str, str]) -> str:
     """Store a graph's code; the digest of the file. A `Refusal` says why it cannot be stored."""
     from bitwright.backends.cpu.runtime.sizes import SizeChecks, checks_text
 
     encoder = Encoder()
-    index = encoder.code(graph, code)
-    assert isinstance(code.checks, SizeChecks)
-    index["checks"] = checks_text(code.checks)
-    index["beside"] = dict(beside)
-    parts: list[Any] = [memoryview(item) for item in code.objects]
+    index = encoder.encode(graph, artifact)
+    assert isinstance(artifact.checks, SizeChecks)
+    index["checks"] = checks_text(artifact.checks)
+    index["weights"] = dict(weights)
+    parts: list[Any] = [memoryview(item) for item in artifact.objects]
     parts += [np.ascontiguousarray(a).reshape(-1).view(np.uint8).data for a in encoder.arrays]
     places, offset = [], 0
     for part in parts:
         places.append([offset, len(part)])
         offset += -(-len(part) // ALIGN) * ALIGN
-    split = len(code.objects)
+    split = len(artifact.objects)
     index["objects"] = places[:split]
     index["arrays"] = [
         [dtype(array.dtype).name, list(array.shape), *place]
@@ -79,7 +79,7 @@ def write(path: Path, graph: Graph, code: Code, beside: Mapping[str, str]) -> st
 
     def fill(file: IO[bytes]) -> None:
         file.write(MAGIC + bytes(32) + head)
-        hashing = threading.Thread(target=lambda: [digest.update(piece) for piece in pieces])
+        hashing = threading.Thread(target=lambda: list(map(digest.update, pieces)))
         hashing.start()  # as long as writing takes, and beside it
         for piece in pieces:
             file.write(piece)
@@ -91,7 +91,7 @@ def write(path: Path, graph: Graph, code: Code, beside: Mapping[str, str]) -> st
     return digest.hexdigest()
 
 
-def read(path: Path, digests: Digests) -> Stored | None:
+def read(path: Path, digests: Digests) -> CachedArtifact | None:
     """A stored model; None if there is none, or one that is truncated, corrupt or not ours."""
     try:
         with system.open_private(path) as file:
@@ -110,7 +110,7 @@ def read(path: Path, digests: Digests) -> Stored | None:
         return None
 
 
-def _decoded(path: Path, digest: str, index: dict[str, Any], body: memoryview) -> Stored:
+def _decoded(path: Path, digest: str, index: dict[str, Any], body: memoryview) -> CachedArtifact:
     def array(number: int) -> Array:
         name, shape, offset, nbytes = index["arrays"][number]
         if not nbytes:
@@ -121,8 +121,8 @@ def _decoded(path: Path, digest: str, index: dict[str, Any], body: memoryview) -
     decoder = Decoder(index, array)
     interface = decoder.interface()
     objects = [bytes(body[offset : offset + nbytes]) for offset, nbytes in index["objects"]]
-    checks = ProvedSizes(path.with_name(f"{path.name}.sizes"), digest, *index["checks"])
-    return Stored(interface, decoder.code(interface, objects, checks), index["beside"])
+    checks = CachedSizeChecks(path.with_name(f"{path.name}.sizes"), digest, *index["checks"])
+    return CachedArtifact(interface, decoder.decode(interface, objects, checks), index["weights"])
 
 
 def key(model_digest: str, facts: Sequence[str]) -> str:

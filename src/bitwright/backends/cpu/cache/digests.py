@@ -46,7 +46,7 @@ class Digests:
         path = path.resolve()
         known = {"path": str(path), "start": start, "state": _state(path), "digest": digest}
         with suppress(OSError):
-            system.keep(self._file(path), json.dumps(known).encode())
+            system.write_entry(self._file(path), json.dumps(known).encode())
 
     def keeping(self, path: Path, start: int, change: Callable[[], None]) -> None:
         """Do what changes a file's times and not its content."""
@@ -57,7 +57,7 @@ class Digests:
             self.remember(path, start, digest)
 
     def _known(self, path: Path, start: int, state: list[int]) -> str | None:
-        data = system.kept(self._file(path))
+        data = system.read_entry(self._file(path))
         with suppress(ValueError, KeyError, TypeError):
             known = json.loads(data or b"{}")
             if [known["path"], known["start"], known["state"]] == [str(path), start, state]:

@@ -19,7 +19,7 @@ from bitwright.lir.schedule import InterpreterFallback
 Array = np.ndarray[Any, Any]
 
 
-def hosts_text(steps: Iterable[InterpreterFallback]) -> tuple[str, Mapping[str, Array]]:
+def fallbacks_to_text(steps: Iterable[InterpreterFallback]) -> tuple[str, Mapping[str, Array]]:
     """The text, and the arrays that it names."""
     made: dict[Value, Value] = {}
     nodes: list[Node] = []
@@ -39,6 +39,6 @@ def hosts_text(steps: Iterable[InterpreterFallback]) -> tuple[str, Mapping[str, 
     return printer.graph(Graph("hosts", tuple(nodes), ())), printer.blobs
 
 
-def hosts_from_text(text: str, arrays: Mapping[str, Array]) -> list[Node]:
+def fallbacks_from_text(text: str, arrays: Mapping[str, Array]) -> list[Node]:
     """The nodes of the host steps, in order."""
     return [node for node in parse(text, arrays).nodes if not node.is_boundary]

@@ -96,7 +96,7 @@ class KernelStore:
         return kernel
 
 
-def workers_at_hand() -> AbstractContextManager[None]:
+def compiler_workers() -> AbstractContextManager[None]:
     """`kept_workers`; where no kernel is in the cache yet, some are started before any is asked
     for, since that takes as long as loading a model."""
     return kept_workers(0 if KernelStore(host()).is_used else EARLY)

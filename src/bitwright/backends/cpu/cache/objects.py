@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import llvmlite
+import llvmlite  # type: ignore[import-untyped]
 
 from bitwright import knobs, system
 from bitwright.target import Target
@@ -92,14 +92,14 @@ class ObjectCache:
         What other processes add meanwhile is not counted; the next to look finds it.
         """
         with suppress(OSError):
-            system.keep(path, code)
+            system.write_entry(path, code)
             if path.parent in _held:
                 _held[path.parent] += len(code)
             if _held.get(path.parent, self.limit + 1) > self.limit:
                 self.prune()
 
     def _read(self, path: Path) -> bytes | None:
-        code = system.kept(path)
+        code = system.read_entry(path)
         if code is not None:
             with suppress(OSError):
                 self.touch(path, lambda: os.utime(path))

@@ -1,4 +1,4 @@
-"""Code as plain data and back: lists, numbers and strings for JSON, arrays beside them.
+"""CompiledArtifact as plain data and back: lists, numbers and strings for JSON, arrays beside them.
 
     {"graph": [name, inputs, states, outputs], "dims": [...], "buffers": [...], "views": [...],
      "steps": [...], ...}
@@ -20,7 +20,7 @@ import numpy as np
 from bitwright.backends.cpu.codegen.signature import Signature, Slot
 from bitwright.backends.cpu.lowering.artifact import (
     Checks,
-    Code,
+    CompiledArtifact,
     Fault,
     KernelCode,
     new_fault_buffer,
@@ -29,7 +29,7 @@ from bitwright.ir.dim import UNKNOWN, Atom, Dim, Function, Size, Symbol
 from bitwright.ir.dtype import DTYPES, string
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType, ValueType
-from bitwright.lir.buffer import Buffer, Place, View
+from bitwright.lir.buffer import Buffer, Storage, View
 from bitwright.lir.schedule import (
     ControlStep,
     InterpreterFallback,
@@ -42,7 +42,7 @@ from bitwright.lir.schedule import (
 Array = np.ndarray[Any, Any]
 
 
-class Refusal(Exception):  # noqa: N818 (not a fault: the code is used, and not stored)
+class NotSerializable(Exception):  # noqa: N818 (not an error: the artifact is used uncached)
     """Why code has no byte form."""
 
 
@@ -58,10 +58,10 @@ class Encoder:
         self._view_places: dict[View, int] = {}
         self._dim_places: dict[Dim, int] = {}
 
-    def code(self, graph: Graph, code: Code) -> dict[str, Any]:
+    def encode(self, graph: Graph, artifact: CompiledArtifact) -> dict[str, Any]:
         if any(node.op == "custom" for _, node in graph.walk()):
-            raise Refusal("a custom op's meaning is not in the file")
-        schedule = code.schedule
+            raise NotSerializable("a custom op's meaning is not in the file")
+        schedule = artifact.schedule
         self._host_numbers = {step: n for n, step in enumerate(schedule.fallbacks)}
         self._buffers = {buffer: number for number, buffer in enumerate(schedule.buffers)}
         return {
@@ -73,14 +73,14 @@ class Encoder:
             "updates": self._named(schedule.updates),
             "kernels": {
                 name: [[slot.name, slot.kind] for slot in kernel.signature.slots]
-                for name, kernel in code.kernels.items()
+                for name, kernel in artifact.kernels.items()
             },
-            "fault_buffer": self._buffers.get(code.fault_buffer),
+            "fault_buffer": self._buffers.get(artifact.fault_buffer),
             "faults": [
                 [number, fault.where, fault.indexed and self._type(fault.indexed)]
-                for number, fault in code.faults.items()
+                for number, fault in artifact.faults.items()
             ],
-            "is_planned": code.is_planned,
+            "is_planned": artifact.is_planned,
             "views": self.views,
             "dims": self.dims,
         }
@@ -96,7 +96,7 @@ class Encoder:
 
     def _type(self, type_: ValueType) -> list[Any]:
         if not isinstance(type_, TensorType) or type_.dtype == string:
-            raise Refusal(f"a value is a {type_}")
+            raise NotSerializable(f"a value is a {type_}")
         return [type_.dtype.name, self._sizes(type_.shape)]
 
     def _array(self, array: Array | None) -> int | None:
@@ -107,21 +107,21 @@ class Encoder:
 
     def _buffer(self, buffer: Buffer) -> list[Any]:
         count, array = self._size(buffer.count), self._array(buffer.array)
-        return [buffer.name, buffer.dtype.name, count, buffer.place.value, buffer.space, array]
+        return [buffer.name, buffer.dtype.name, count, buffer.storage.value, buffer.space, array]
 
     def _hosts(self) -> list[Any] | None:
         if not self._host_numbers:
             return None
-        from bitwright.backends.cpu.cache.fallback_text import hosts_text
+        from bitwright.backends.cpu.cache.fallback_text import fallbacks_to_text
 
-        text, blobs = hosts_text(self._host_numbers)
+        text, blobs = fallbacks_to_text(self._host_numbers)
         return [text, {key: self._array(array) for key, array in blobs.items()}]
 
     def _step(self, step: Step) -> list[Any]:
         if isinstance(step, SizeStep):
-            raise Refusal(f"the data decides the sizes of %{step.node}")
+            raise NotSerializable(f"the data decides the sizes of %{step.node}")
         if isinstance(step, ControlStep):
-            raise Refusal(f"%{step.node} has bodies")
+            raise NotSerializable(f"%{step.node} has bodies")
         if isinstance(step, InterpreterFallback):
             inputs, outputs = (
                 [None if view is None else self._view(view) for view in views]
@@ -152,7 +152,7 @@ class Encoder:
         if not isinstance(size, Dim):
             return int(size)
         if size is UNKNOWN:
-            raise Refusal("a size has no name")
+            raise NotSerializable("a size has no name")
         if size not in self._dim_places:
             terms = [[c, [self._atom(atom) for atom in atoms]] for atoms, c in size.terms]
             self.dims.append(terms)
@@ -187,7 +187,7 @@ class Decoder:
         whole = Node("compiled", operands, {}, types, names)
         return Graph(name, (*nodes, whole), tuple(zip(names, whole.outputs, strict=True)))
 
-    def code(self, graph: Graph, objects: list[Any], checks: Checks) -> Code:
+    def decode(self, graph: Graph, objects: list[Any], checks: Checks) -> CompiledArtifact:
         data = self.data
         buffers = [self._buffer(*row) for row in data["buffers"]]
         views = [
@@ -211,17 +211,21 @@ class Decoder:
             key: Fault(where, indexed and self._type(indexed))
             for key, where, indexed in data["faults"]
         }
-        return Code(schedule, kernels, objects, fault_buffer, faults, checks, data["is_planned"])
+        return CompiledArtifact(
+            schedule, kernels, objects, fault_buffer, faults, checks, data["is_planned"]
+        )
 
     def _hosts(self) -> list[Node]:
         if self.data["hosts"] is None:
             return []
         from bitwright.backends.cpu.cache.fallback_text import (
-            hosts_from_text,  # it needs the parser
+            fallbacks_from_text,  # it needs the parser
         )
 
         text, blobs = self.data["hosts"]
-        return hosts_from_text(text, {key: self._array(number) for key, number in blobs.items()})
+        return fallbacks_from_text(
+            text, {key: self._array(number) for key, number in blobs.items()}
+        )
 
     def _kernel(
         self, row: list[Any], buffers: list[Buffer], views: list[View], _: list[Node]
@@ -249,10 +253,10 @@ class Decoder:
         return TensorType(DTYPES[row[0]], self._sizes(row[1]))
 
     def _buffer(
-        self, name: str, element: str, count: Any, place: str, space: str, array: int | None
+        self, name: str, element: str, count: Any, storage: str, space: str, array: int | None
     ) -> Buffer:
         held = None if array is None else self._array(array)
-        return Buffer(name, DTYPES[element], self._size(count), Place(place), space, held)
+        return Buffer(name, DTYPES[element], self._size(count), Storage(storage), space, held)
 
     def _size(self, size: Any) -> Size:
         return size if isinstance(size, int) else self.dims[size[0]]

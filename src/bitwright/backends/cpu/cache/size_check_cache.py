@@ -20,11 +20,12 @@ from bitwright.ir.graph import Node
 if TYPE_CHECKING:  # slow to import, and a warm start with known sizes does not need it
     from bitwright.backends.cpu.runtime.sizes import SizeChecks
 
+Sizes = list[list[str | int]]
 KEPT = 64
 """Sets of sizes that are remembered of one model, the latest ones."""
 
 
-class ProvedSizes:
+class CachedSizeChecks:
     """Size checks as text, made only when sizes come that were not seen before."""
 
     def __init__(self, path: Path, digest: str, text: str, places: list[str]) -> None:
@@ -37,19 +38,19 @@ class ProvedSizes:
         return checks_from_text(self._text, self._places)
 
     @cached_property
-    def _proved(self) -> list[list[list[str | int]]]:
-        data = system.kept(self._path)
+    def _proved(self) -> list[Sizes]:
+        data = system.read_entry(self._path)
         with suppress(ValueError, KeyError, TypeError):
             known = json.loads(data or b"{}")
             if known["digest"] == self._digest and isinstance(known["sizes"], list):
-                return known["sizes"]  # type: ignore[no-any-return]
+                return known["sizes"]
         return []
 
     def verify(self, bindings: Mapping[str, int]) -> None:
         """Raise a `RunError` if these sizes do not fit together."""
         if not self._places:
             return
-        sizes = [[name, int(size)] for name, size in sorted(bindings.items())]
+        sizes: Sizes = [[name, int(size)] for name, size in sorted(bindings.items())]
         if sizes in self._proved:
             return
         self._checks.verify(bindings)
@@ -57,7 +58,7 @@ class ProvedSizes:
         self._proved.append(sizes)
         with suppress(OSError):
             known = {"digest": self._digest, "sizes": self._proved}
-            system.keep(self._path, json.dumps(known).encode())
+            system.write_entry(self._path, json.dumps(known).encode())
 
     def ready(self, bindings: Mapping[str, int], seen: set[Node]) -> None:
         self._checks.ready(bindings, seen)

@@ -13,7 +13,7 @@ from bitwright.backends.cpu.codegen.signature import Signature
 from bitwright.ir.dtype import i64
 from bitwright.ir.graph import Node
 from bitwright.ir.types import TensorType
-from bitwright.lir.buffer import Buffer, Place
+from bitwright.lir.buffer import Buffer, Storage
 from bitwright.lir.schedule import InterpreterFallback, Schedule
 from bitwright.warn import warn_once
 
@@ -49,7 +49,7 @@ class Fault:
 
 def new_fault_buffer() -> Buffer:
     """Two cells in which kernels note the node and the index that they cannot use."""
-    return Buffer("fault", i64, 2, Place.STATE)
+    return Buffer("fault", i64, 2, Storage.STATE)
 
 
 class Checks(Protocol):
@@ -61,7 +61,7 @@ class Checks(Protocol):
 
 
 @dataclass(frozen=True)
-class Code:
+class CompiledArtifact:
     schedule: Schedule
     kernels: Mapping[str, KernelCode]
     objects: Sequence[Any]
@@ -72,7 +72,7 @@ class Code:
     checks: Checks
     is_planned: bool
     """Whether the inputs fix every size."""
-    bodies: Mapping[str, Mapping[str, Code]] = field(default_factory=dict)
+    bodies: Mapping[str, Mapping[str, CompiledArtifact]] = field(default_factory=dict)
     """The code of the bodies of each control step, by the names of node and attribute."""
 
     @property

@@ -15,7 +15,7 @@ import bitwright.backends.cpu.lowering.registered as _lowerings
 from bitwright import system
 from bitwright.backends.cpu.cache.kernel_store import KernelStore
 from bitwright.backends.cpu.codegen.compilers import kept_workers
-from bitwright.backends.cpu.lowering.artifact import Code, Fault
+from bitwright.backends.cpu.lowering.artifact import CompiledArtifact, Fault
 from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.backends.cpu.runtime.sizes import SizeChecks
 from bitwright.ir.dim import Dim
@@ -28,7 +28,7 @@ from bitwright.target import Target
 assert _lowerings.__name__  # importing it registers the lowerings
 
 
-def build(graph: Graph, target: Target) -> Code:
+def build(graph: Graph, target: Target) -> CompiledArtifact:
     """The graph's code for a target."""
     with kept_workers():
         return _code(_lower(graph, KernelStore(target)))
@@ -55,11 +55,11 @@ def _lower(graph: Graph, store: KernelStore) -> _Lowered:
     return _Lowered(graph, lowering, bodies)
 
 
-def _code(lowered: _Lowered) -> Code:
+def _code(lowered: _Lowered) -> CompiledArtifact:
     graph, lowering, schedule = lowered.graph, lowered.lowering, lowered.lowering.schedule
     used = {step.kernel for step in schedule.steps if isinstance(step, KernelStep)}
     kernels = {name: lowering.kernels[name] for name in sorted(used)}
-    return Code(
+    return CompiledArtifact(
         schedule,
         kernels,
         tuple(kernel.code for kernel in kernels.values()),
@@ -78,7 +78,7 @@ def _forget_weights(graph: Graph) -> None:
     """Leave the weights that lie in mapped files to the system: packed, they are read no more."""
     files = {id(file): file for node in graph.nodes if (file := _file_of(node)) is not None}
     for file in files.values():
-        system.forget_pages(file)
+        system.drop_pages(file)
 
 
 def _file_of(node: Node) -> mmap.mmap | None:

@@ -32,7 +32,7 @@ from bitwright.ir.dtype import DType, dtype, string
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ir.verify import place
-from bitwright.lir.buffer import Buffer, Place, View, contiguous, dense
+from bitwright.lir.buffer import Buffer, Storage, View, contiguous, dense
 from bitwright.lir.schedule import (
     ControlStep,
     InterpreterFallback,
@@ -164,8 +164,8 @@ class Lowering:
         type_ = value.tensor
         order = tuple(order or range(type_.rank))
         plain = order == tuple(range(type_.rank))
-        place = Place.OUTPUT if plain and value in self._results else Place.ARENA
-        view = dense(self.buffer(value.name, type_.dtype, type_.count, place), type_.shape, order)
+        storage = Storage.OUTPUT if plain and value in self._results else Storage.ARENA
+        view = dense(self.buffer(value.name, type_.dtype, type_.count, storage), type_.shape, order)
         self._views[value] = view
         return view
 
@@ -174,9 +174,14 @@ class Lowering:
         self._views[value] = view
 
     def buffer(
-        self, name: str, element: DType, count: Size, place: Place = Place.ARENA, array: Any = None
+        self,
+        name: str,
+        element: DType,
+        count: Size,
+        storage: Storage = Storage.ARENA,
+        array: Any = None,
     ) -> Buffer:
-        made = Buffer(name, element, count, place, array=array)
+        made = Buffer(name, element, count, storage, array=array)
         self.schedule.buffers.append(made)
         return made
 
@@ -197,7 +202,7 @@ class Lowering:
                 return view
         self._kept.append(array)  # so that its id stays its own
         held = aligned(array)
-        made = self.buffer(name, dtype(held.dtype), held.size, Place.CONSTANT, held)
+        made = self.buffer(name, dtype(held.dtype), held.size, Storage.CONSTANT, held)
         view = self._constants[id(array)] = contiguous(made, held.shape)
         alike.append((held, view))
         return view
@@ -300,8 +305,8 @@ class Lowering:
                 self.schedule.outputs[name] = self._result(name, value)
         given = {view.buffer for view in self.schedule.outputs.values()}
         for buffer in self.schedule.buffers:
-            if buffer.place is Place.OUTPUT and buffer not in given:
-                buffer.place = Place.ARENA  # the result had to be copied after all
+            if buffer.storage is Storage.OUTPUT and buffer not in given:
+                buffer.storage = Storage.ARENA  # the result had to be copied after all
         self._update_states()
         return verify_schedule(self.schedule)
 
@@ -310,7 +315,7 @@ class Lowering:
         pairs = [(self.view(value), self.view(state)) for state, value in self.graph.updates]
         changed = [(source, target) for source, target in pairs if source != target]
         for number, (source, target) in enumerate(changed):
-            if source.buffer.place is Place.STATE:
+            if source.buffer.storage is Storage.STATE:
                 kept = self.buffer(f"{target.buffer.name}.next", source.dtype, source.count)
                 changed[number] = contiguous(kept, source.shape), target
                 self.copy(source, changed[number][0], kept.name)
@@ -321,8 +326,8 @@ class Lowering:
     def _enter(self, value: Value) -> None:
         if not isinstance(value.type, TensorType) or value.dtype == string:
             return  # only host steps read it
-        place = Place.INPUT if value.node.op == "input" else Place.STATE
-        buffer = self.buffer(value.name, value.dtype, value.tensor.count, place)
+        storage = Storage.INPUT if value.node.op == "input" else Storage.STATE
+        buffer = self.buffer(value.name, value.dtype, value.tensor.count, storage)
         self._views[value] = contiguous(buffer, value.shape)
 
     def _lower(self, node: Node) -> None:
@@ -361,26 +366,27 @@ class Lowering:
 
     def _as_arrays(self, node: Node) -> tuple[tuple[View | None, ...], tuple[View | None, ...]]:
         """Where the tensors among a node's operands and results lie."""
-        inputs = tuple(self._views.get(v) or self._host_view(v) for v in node.inputs)
+        inputs = tuple(self._array_view(value) for value in node.inputs)
         outputs = tuple(
             self.output(v) if isinstance(v.type, TensorType) and v.dtype != string else None
             for v in node.outputs
         )
         return inputs, outputs
 
-    def _host_view(self, value: Value | None) -> View | None:
-        if value is None or not isinstance(value.type, TensorType) or value.dtype == string:
+    def _array_view(self, value: Value | None) -> View | None:
+        if value is None:
             return None
-        return self.view(value)
+        is_array = isinstance(value.type, TensorType) and value.dtype != string
+        return self.view(value) if is_array else None
 
     def _result(self, name: str, value: Value) -> View:
         """An output must be a buffer of its own, in row-major order."""
         view = self.view(value)
         taken = any(view.buffer is other.buffer for other in self.schedule.outputs.values())
         whole = view.is_contiguous and view.offset == 0 and view.count == view.buffer.count
-        if view.buffer.place is Place.OUTPUT and whole and not taken:
+        if view.buffer.storage is Storage.OUTPUT and whole and not taken:
             return view
-        target = contiguous(self.buffer(name, view.dtype, view.count, Place.OUTPUT), view.shape)
+        target = contiguous(self.buffer(name, view.dtype, view.count, Storage.OUTPUT), view.shape)
         self.copy(view, target, name)
         return target
 

@@ -13,46 +13,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from bitwright import system
+from bitwright.backends.base import TimedStep
 from bitwright.backends.cpu.codegen import jit
 from bitwright.backends.cpu.codegen.emit import Module, Signature, i32
 from bitwright.backends.cpu.runtime.pool import Pool
 from bitwright.backends.cpu.runtime.shared_block import ALONE, BARRIER_AFTER, step_table
 from bitwright.backends.cpu.runtime.steps import ROW, StepTable
-from bitwright.lir.schedule import NodeStep, SizeStep, Step
+from bitwright.lir.schedule import PythonStep, Step
 from bitwright.target import Target, host
 
 Array = np.ndarray[Any, Any]
 _EMPTY_ROWS = 50
-
-
-@dataclass(frozen=True)
-class TimedStep:
-    step: Step
-    seconds: float
-    """The quickest of the rounds."""
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A run taken apart."""
-
-    steps: tuple[TimedStep, ...]
-    run_seconds: float
-    """A whole run as its caller sees it, the quickest of all."""
-    overhead_seconds: float
-    """What a run takes beside its steps: binding inputs, waking threads, making outputs."""
-    meeting_seconds: float
-    """What it takes to call a kernel that does nothing and to meet behind it."""
-    threads: int
-    bindings: Mapping[str, int]
-    """The sizes of the run, those that its data decided included."""
 
 
 def _text(target: Target) -> str:
@@ -105,7 +82,7 @@ class NotedTable:
         return np.diff(seconds) + np.diff(nanoseconds) * 1e-9
 
 
-def meeting_seconds(pool: Pool, rounds: int, flags: int = BARRIER_AFTER) -> float:
+def barrier_seconds(pool: Pool, rounds: int, flags: int = BARRIER_AFTER) -> float:
     """What a row takes whose kernel does nothing, by the same rule as that of a step."""
     nothing, slots = _library().address("do_nothing"), np.zeros(1, np.uint64)
     table = NotedTable(step_table([(nothing, slots.ctypes.data, flags)] * _EMPTY_ROWS))
@@ -120,10 +97,10 @@ class Stopwatch:
     """Runs a program's steps and notes how long each takes."""
 
     def __init__(self, pool: Pool, rounds: int) -> None:
-        self.meeting = meeting_seconds(pool, rounds)
+        self.barrier = barrier_seconds(pool, rounds)
         self.overhead = float("inf")
         self.bindings: Mapping[str, int] = {}
-        self._alone = meeting_seconds(pool, rounds, ALONE)
+        self._alone = barrier_seconds(pool, rounds, ALONE)
         self._pool = pool
         self._best: dict[int, TimedStep] = {}
         self._tables: dict[int, tuple[StepTable, NotedTable]] = {}
@@ -136,7 +113,7 @@ class Stopwatch:
         if id(table) not in self._tables:  # which is kept beside it, so that its id stays its own
             self._tables[id(table)] = table, NotedTable(rows)
         noted = self._tables[id(table)][1]
-        empty = np.where(rows[:, -1] & ALONE, self._alone, self.meeting)
+        empty = np.where(rows[:, -1] & ALONE, self._alone, self.barrier)
         self._accounted += time.perf_counter() - begin
         noted.run(self._pool)
         begin, seconds = time.perf_counter(), noted.seconds
@@ -145,7 +122,7 @@ class Stopwatch:
             self._note(step, float(taken))
         self._accounted += time.perf_counter() - begin
 
-    def took(self, step: NodeStep | SizeStep, seconds: float) -> None:
+    def took(self, step: PythonStep, seconds: float) -> None:
         """A step that Python computed."""
         self._accounted += seconds
         self._note(step, seconds)

@@ -7,14 +7,13 @@ buffer memory of its own when it is first touched, for schedules whose sizes the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from bitwright.ir.allocation import no_memory, require_bytes
 from bitwright.ir.dim import evaluate
-from bitwright.lir.buffer import Buffer, Place, View
+from bitwright.lir.buffer import Buffer, Storage, View
 from bitwright.lir.plan import Plan, byte_size
 
 Array = np.ndarray[Any, Any]
@@ -29,7 +28,8 @@ def new_array(shape: tuple[int, ...], element: Any) -> Array:
     nbytes = math.prod(shape) * np.dtype(element).itemsize
     if nbytes < LARGE:
         return np.empty(shape, element)
-    return _aligned(nbytes, "a result").view(element).reshape(shape)
+    made: Array = _aligned(nbytes, "a result").view(element).reshape(shape)
+    return made
 
 
 def allocate(nbytes: int) -> Array:
@@ -56,7 +56,7 @@ def address_of(array: Array) -> int:
 class Memory:
     """Buffers as byte arrays; inputs, outputs and states are set for each run."""
 
-    def __init__(self, bindings: Mapping[str, int]) -> None:
+    def __init__(self, bindings: dict[str, int]) -> None:
         self.bindings = bindings
         self._given: dict[Buffer, Array] = {}
 
@@ -66,7 +66,7 @@ class Memory:
 
     def raw(self, buffer: Buffer) -> Array:
         """The array that holds a buffer, of any shape."""
-        if buffer.place is Place.CONSTANT and buffer.array is not None:
+        if buffer.storage is Storage.CONSTANT and buffer.array is not None:
             return buffer.array
         return self._given[buffer]
 
@@ -91,19 +91,19 @@ class Memory:
 class Planned(Memory):
     """Arena buffers at the offsets of a plan, in one array."""
 
-    def __init__(self, bindings: Mapping[str, int], plan: Plan, arena: Array) -> None:
+    def __init__(self, bindings: dict[str, int], plan: Plan, arena: Array) -> None:
         super().__init__(bindings)
         self.plan, self.arena = plan, arena
         self._start = address_of(arena)
 
     def raw(self, buffer: Buffer) -> Array:
-        if buffer.place is not Place.ARENA:
+        if buffer.storage is not Storage.ARENA:
             return super().raw(buffer)
         start = self.plan.offsets[buffer]
         return self.arena[start : start + self.plan.nbytes[buffer]]
 
     def range(self, buffer: Buffer) -> tuple[int, int]:
-        if buffer.place is not Place.ARENA:
+        if buffer.storage is not Storage.ARENA:
             return super().range(buffer)
         start = self._start + self.plan.offsets[buffer]
         return start, start + self.plan.nbytes[buffer]
@@ -113,6 +113,6 @@ class Grown(Memory):
     """Every arena buffer in memory of its own, made when it is first asked for."""
 
     def raw(self, buffer: Buffer) -> Array:
-        if buffer.place is Place.ARENA and buffer not in self._given:
+        if buffer.storage is Storage.ARENA and buffer not in self._given:
             self._given[buffer] = allocate(byte_size(buffer, self.bindings))
         return super().raw(buffer)

@@ -122,7 +122,7 @@ class _Crew:
         shared_with_worker = self._start(self.address, steps, count)
         if shared_with_worker >= 0:
             numbers = [member.native_id for member in self.members]
-            system.keep_off([n for n in numbers if n is not None], shared_with_worker)
+            system.exclude_processor([n for n in numbers if n is not None], shared_with_worker)
 
     def dismiss(self) -> None:
         """Let every worker return, and wait for it."""

@@ -26,13 +26,13 @@ from bitwright.backends.cpu.runtime.memory import Memory, address_of
 from bitwright.backends.cpu.runtime.shared_block import ALONE, BARRIER_AFTER, step_table
 from bitwright.ir.dim import Dim, Size
 from bitwright.ir.size_list import SizeList
-from bitwright.lir.buffer import Buffer, Place, View
-from bitwright.lir.schedule import KernelStep, NodeStep, Schedule, SizeStep
+from bitwright.lir.buffer import Buffer, Storage, View
+from bitwright.lir.schedule import KernelStep, PythonStep, Schedule
 
 Array = np.ndarray[Any, Any]
 ROW = 3
 _BITS = (1 << 64) - 1
-_HELD = (Place.ARENA, Place.CONSTANT)
+_HELD = (Storage.ARENA, Storage.CONSTANT)
 """Memory that stays where it is from run to run."""
 Range = tuple[int, int]
 
@@ -68,7 +68,7 @@ class KernelSegment:
                         value = int(size) & _BITS
                 elif view.buffer.array is not None and not isinstance(view.offset, Dim):
                     value = address_of(view.buffer.array) + view.offset * view.dtype.numpy.itemsize
-                elif view.buffer.place in _HELD:
+                elif view.buffer.storage in _HELD:
                     placed.append((at, self.buffer(view.buffer), *self._offset(view)))
                 else:
                     self.moving.append((at, view.buffer, *self._offset(view)))
@@ -79,7 +79,8 @@ class KernelSegment:
         self.placed = np.array(placed, np.intp).reshape(-1, 4).T
         """Slots that hold an address: position, numbers of buffer and offset, bytes an element."""
         self.reads = [
-            [self.buffer(b) for b in step.reads if b.place is not Place.CONSTANT] for step in steps
+            [self.buffer(b) for b in step.reads if b.storage is not Storage.CONSTANT]
+            for step in steps
         ]
         self.writes = [[self.buffer(buffer) for buffer in step.writes] for step in steps]
         self.touched = [
@@ -102,12 +103,12 @@ class KernelSegment:
     def ranges(self, memory: Memory) -> list[Range]:
         """The bytes of every buffer; those that each run sets get a place of their own."""
         return [
-            memory.range(buffer) if buffer.place in _HELD else (-number - 1, -number)
+            memory.range(buffer) if buffer.storage in _HELD else (-number - 1, -number)
             for buffer, number in self._numbers.items()
         ]
 
 
-def segments_of(schedule: Schedule) -> Iterator[NodeStep | SizeStep | list[KernelStep]]:
+def segments_of(schedule: Schedule) -> Iterator[PythonStep | list[KernelStep]]:
     """Runs of kernel calls, and the other steps between them."""
     steps: list[KernelStep] = []
     for step in schedule.steps:

@@ -7,11 +7,11 @@ import threading
 import numpy as np
 import pytest
 
-from bitwright.backends.cpu.runtime.turns import Turns
+from bitwright.backends.cpu.runtime.run_lock import RunLock
 from bitwright.errors import RunError
 from bitwright.ops.control.custom import custom, register_custom
 from bitwright.ops.core.builder import Builder
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 SECONDS = 60
 """After which a process or thread that should have ended counts as hanging."""
@@ -29,7 +29,7 @@ def calling(name, x):
 
 
 register_custom(
-    "turns.call", lambda x, called: x, lambda x, called: calling(called, x), replace=True
+    "nested.call", lambda x, called: x, lambda x, called: calling(called, x), replace=True
 )
 
 
@@ -38,7 +38,7 @@ def calls(name, function, size="6"):
     functions[name] = function
     b = Builder(name)
     x = b.mul(b.input("x", f"f32[{size}]"), 2.0)
-    return compile_graph(b.build(y=b.mul(custom(b, "turns.call", x, called=name), 2.0)), threads=2)
+    return compile_graph(b.build(y=b.mul(custom(b, "nested.call", x, called=name), 2.0)), threads=2)
 
 
 def in_child(action):
@@ -170,7 +170,7 @@ def test_state_belongs_to_the_run_that_is_under_way():
     x = b.input("x", "f32[6]")
     count = b.state("count", type_="f32[6]")
     functions["again"] = lambda x: executable.run({"x": x})["y"]
-    y = custom(b, "turns.call", b.add(x, count), called="again")
+    y = custom(b, "nested.call", b.add(x, count), called="again")
     b.update(count, b.add(count, 1.0))
     executable = compile_graph(b.build(y=y), threads=1)
     with pytest.raises(RunError, match=r"under way.*state.*Compile the model again"):
@@ -180,12 +180,12 @@ def test_state_belongs_to_the_run_that_is_under_way():
 
 
 def test_a_turn_is_one_thread_s():
-    turns = Turns()
-    assert turns.begin()
-    assert not turns.begin()
+    lock = RunLock()
+    assert lock.acquire()
+    assert not lock.acquire()
     found = []
-    assert in_threads(lambda: found.append(turns.begin(waits=False)))
+    assert in_threads(lambda: found.append(lock.acquire(waits=False)))
     assert found == [False]
-    turns.end()
-    assert in_threads(lambda: found.append(turns.begin()))
+    lock.release()
+    assert in_threads(lambda: found.append(lock.acquire()))
     assert found == [False, True]

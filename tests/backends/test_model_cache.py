@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 import bitwright as bw
 from bitwright import compiler, knobs, warn
-from bitwright.backends.cpu.cache import artifact as stored
-from bitwright.backends.cpu.cache import digests
-from bitwright.backends.cpu.cache import size_check_cache as proved
+from bitwright.backends.cpu.cache import artifact, digests, models, size_check_cache
 from bitwright.backends.cpu.codegen import jit
 from bitwright.compiler import CachedExecutable
 from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.graph import Graph
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 from bitwright.warn import BitwrightWarning
 
 Array = np.ndarray[Any, Any]
@@ -222,7 +221,9 @@ def test_sizes_are_checked_once(model: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(RunError, match="wrong size"):
         fresh.run({"x": draw(4, 6), "rows": np.array([0])})
     fresh.run(feeds(9))
-    monkeypatch.setattr(proved.ProvedSizes, "_checks", property(lambda _: pytest.fail("again")))
+    monkeypatch.setattr(
+        size_check_cache.CachedSizeChecks, "_checks", property(lambda _: pytest.fail("again"))
+    )
     another = bw.compile(model)
     for rows in (4, 9):
         another.run(feeds(rows))
@@ -364,10 +365,13 @@ def test_a_folder_that_cannot_be_written_still_serves(
 
 
 def test_the_key_holds_all_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = compiler._facts()
-    keys = {stored.key("a", facts), stored.key("b", facts)}
+    facts = models.key_facts()
+    keys = {artifact.key("a", facts), artifact.key("b", facts)}
     monkeypatch.setenv(knobs.FOLD_LIMIT.name, "7")
-    keys.add(stored.key("a", compiler._facts()))
-    monkeypatch.setattr(compiler.system, "sources", lambda: "others")
-    keys.add(stored.key("a", compiler._facts()))
-    assert len(keys) == 4
+    keys.add(artifact.key("a", models.key_facts()))
+    monkeypatch.setattr(models.system, "sources", lambda: "others")
+    keys.add(artifact.key("a", models.key_facts()))
+    other = replace(models.host(), llvm_features="+other")
+    monkeypatch.setattr(models, "host", lambda: other)
+    keys.add(artifact.key("a", models.key_facts()))
+    assert len(keys) == 5
