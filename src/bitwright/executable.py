@@ -1,4 +1,4 @@
-"""A compiled model: `exe.run({"x": array})` gives a dict of arrays in output order."""
+"""A compiled model: `exe.run({"x": array})` returns a dict of arrays in output order."""
 
 from __future__ import annotations
 

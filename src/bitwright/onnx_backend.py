@@ -1,4 +1,4 @@
-"""bitwright behind ONNX's own backend interface, so that its official runner can test it.
+"""bitwright as an ONNX backend, for ONNX's official test runner.
 
 onnx.backend.test.BackendTest(bitwright.onnx_backend.Backend, __name__)
 """
@@ -18,13 +18,13 @@ from bitwright.pipeline import compile_graph
 
 
 class Prepared(BackendRep):
-    """A model that is ready to run."""
+    """A compiled model."""
 
     def __init__(self, executable: Executable) -> None:
         self.executable = executable
 
     def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
-        """Outputs in the model's order, from inputs in its order or by name."""
+        """Outputs in the model's order, from inputs in order or by name."""
         names = self.executable.input_names
         feeds = dict(inputs) if isinstance(inputs, dict) else dict(zip(names, inputs, strict=True))
         results = self.executable.run(feeds)
@@ -49,7 +49,7 @@ class Backend(OnnxBackend):
         outputs_info: Any = None,
         **options: Any,
     ) -> tuple[Any, ...]:
-        """One node on its own; its types come from the arrays it is given."""
+        """Run a single node; its types come from the input arrays."""
         names = [name for name in node.input if name]
         feeds = dict(inputs) if isinstance(inputs, dict) else dict(zip(names, inputs, strict=True))
         infos = [

@@ -83,11 +83,11 @@ def test_damaged_entries_are_made_again(folder, emitted, damage, kind):
     assert len(emitted) == 2
 
 
-@pytest.mark.parametrize("noted", [b"[]", b"null", b"{", b"\xff"])
-def test_an_entry_that_says_nothing_is_none(folder, emitted, noted):
+@pytest.mark.parametrize("facts", [b"[]", b"null", b"{", b"\xff"])
+def test_an_entry_that_says_nothing_is_none(folder, emitted, facts):
     expected = softmax()
     (name,) = (path for path in folder.iterdir() if b'"slots"' in path.read_bytes())
-    system.write_entry(name, noted)
+    system.write_entry(name, facts)
     np.testing.assert_array_equal(softmax(), expected)
     assert len(emitted) == 2
 
@@ -140,9 +140,9 @@ def test_slots_come_with_the_entry():
     ctx = Lowering(graph_of("softmax", X, axis=-1), host())
     ctx.run()
     (kernel,) = ctx.kernels.values()
-    noted = KernelStore(host()).noted(kernel.name)
-    assert noted["slots"] == [[slot.name, slot.kind] for slot in kernel.signature.slots]
-    assert json.loads(json.dumps(noted)) == noted
+    facts = KernelStore(host()).facts(kernel.name)
+    assert facts["slots"] == [[slot.name, slot.kind] for slot in kernel.signature.slots]
+    assert json.loads(json.dumps(facts)) == facts
     assert KernelStore(host()).find(kernel.name).signature == kernel.signature
 
 

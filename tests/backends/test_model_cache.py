@@ -201,7 +201,7 @@ def test_a_digest_is_remembered_while_the_file_stays(
     memory.of(path)
     with monkeypatch.context() as patched:
         patched.setattr(digests.hashlib, "file_digest", lambda *_: pytest.fail("read again"))
-        memory.keeping(path, 0, lambda: os.utime(path))
+        memory.update_state(path, 0, lambda: os.utime(path))
         memory.of(path)
 
 

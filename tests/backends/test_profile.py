@@ -9,7 +9,7 @@ import bitwright as bw
 from bitwright import system
 from bitwright.backends.cpu.codegen import instr
 from bitwright.backends.cpu.profile import peaks
-from bitwright.backends.cpu.profile.steps import NotedTable, barrier_seconds
+from bitwright.backends.cpu.profile.steps import TimedTable, barrier_seconds
 from bitwright.backends.cpu.runtime.memory import Grown
 from bitwright.backends.cpu.runtime.pool import shared_pool
 from bitwright.backends.cpu.runtime.shared_block import step_table
@@ -69,7 +69,7 @@ def test_steps_that_python_computes_and_sizes_that_the_data_decides():
 
 
 def test_an_empty_table_takes_no_time():
-    table = NotedTable(step_table([]))
+    table = TimedTable(step_table([]))
     table.run(shared_pool(1))
     assert table.seconds.size == 0
     assert barrier_seconds(shared_pool(1), rounds=2) > 0

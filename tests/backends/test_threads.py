@@ -125,8 +125,8 @@ def test_a_worker_is_kept_off_its_callers_processor(relay, monkeypatch):
     work.run(pool)
     assert not kept  # the system does not say where threads run
     five = Compiled(processor_module())
-    pool._crew.words[shared.COLLIDED // 8] = 1  # as a worker does that finds itself there
-    pool._crew.words[shared.PROCESSOR // 8] = five.library.address("five")
+    pool._workers.words[shared.COLLIDED // 8] = 1  # as a worker does that finds itself there
+    pool._workers.words[shared.PROCESSOR // 8] = five.library.address("five")
     work.run(pool)
     assert kept == [5]
     work.check(2)

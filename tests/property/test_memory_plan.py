@@ -11,7 +11,7 @@ from bitwright.ir.dim import symbol
 from bitwright.ir.dtype import DTYPES
 from bitwright.ir.graph import Graph
 from bitwright.lir.buffer import Buffer, Storage, contiguous
-from bitwright.lir.plan import ALIGN, byte_size, lives, plan
+from bitwright.lir.plan import ALIGN, byte_size, live_ranges, plan
 from bitwright.lir.schedule import KernelStep, Schedule, verify_schedule
 
 BATCH = symbol("n")
@@ -51,7 +51,7 @@ def test_live_buffers_never_overlap(seed: int) -> None:
     for batch in (0, 1, 7):
         made = plan(schedule, {"n": batch})
         owner = np.full(made.total, -1)
-        ranges = lives(schedule)
+        ranges = live_ranges(schedule)
         assert {life.buffer for life in ranges} == set(made.offsets)
         for step in range(len(schedule.steps) + 1):
             owner[:] = -1

@@ -1,14 +1,12 @@
-"""Compiled models on disk: a warm start maps a file and runs no pass, no lowering and no LLVM.
+"""The file format of compiled models. A warm start maps a file and runs no pass and no LLVM.
 
     64 bytes   magic, SHA-256 of all that follows, length of the index
-    index      JSON: the code (`code_text`), where objects and arrays lie, the size checks as text,
-               and the files beside the model that it was made from, with their digests
+    index      JSON: the artifact (`serialize`), offsets of objects and arrays, the size checks as
+               text, digests of external weight files
     body       object code and packed arrays, each at a 64-byte boundary
 
-A file is named by a hash of everything that decides its content: the model's bytes, bitwright's
-own sources, the packages it uses, the target, the knobs. It is written under another name and
-renamed. A reader takes it only if its digest is right; `Digests` remembers the digests of large
-files as long as their state (size, times, inode) stays, so that they are not read again.
+A file is written under a temporary name and renamed. A reader accepts it only if its digest is
+right; `Digests` caches the digests of large files.
 """
 
 from __future__ import annotations
@@ -36,22 +34,22 @@ from bitwright.ir.graph import Graph
 MAGIC = b"BWCODE\0\1"
 ALIGN = 64
 START = len(MAGIC) + 32
-"""Where the digest ends and what it covers begins."""
+"""The offset of the first byte that the digest covers."""
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class CachedArtifact:
-    """A compiled model as it was read: what it takes, its code, and what it was made from."""
+    """A compiled model read from a file."""
 
     interface: Graph
     artifact: CompiledArtifact
     weights: Mapping[str, str]
-    """Digests of the files beside the model that hold its weights, by name."""
+    """Digests of external weight files, by name."""
 
 
 def write(path: Path, graph: Graph, artifact: CompiledArtifact, weights: Mapping[str, str]) -> str:
-    """Store a graph's code; the digest of the file. A `Refusal` says why it cannot be stored."""
+    """Write a file and return its digest; raises `NotSerializable` with the reason."""
     from bitwright.backends.cpu.runtime.sizes import SizeChecks, checks_text
 
     encoder = Encoder()
@@ -61,15 +59,15 @@ def write(path: Path, graph: Graph, artifact: CompiledArtifact, weights: Mapping
     index["weights"] = dict(weights)
     parts: list[Any] = [memoryview(item) for item in artifact.objects]
     parts += [np.ascontiguousarray(a).reshape(-1).view(np.uint8).data for a in encoder.arrays]
-    places, offset = [], 0
+    ranges, offset = [], 0
     for part in parts:
-        places.append([offset, len(part)])
+        ranges.append([offset, len(part)])
         offset += -(-len(part) // ALIGN) * ALIGN
     split = len(artifact.objects)
-    index["objects"] = places[:split]
+    index["objects"] = ranges[:split]
     index["arrays"] = [
-        [dtype(array.dtype).name, list(array.shape), *place]
-        for array, place in zip(encoder.arrays, places[split:], strict=True)
+        [dtype(array.dtype).name, list(array.shape), *range_]
+        for array, range_ in zip(encoder.arrays, ranges[split:], strict=True)
     ]
     text = json.dumps(index).encode()
     head = len(text).to_bytes(8, "little") + bytes(ALIGN - START - 8) + text
@@ -80,7 +78,7 @@ def write(path: Path, graph: Graph, artifact: CompiledArtifact, weights: Mapping
     def fill(file: IO[bytes]) -> None:
         file.write(MAGIC + bytes(32) + head)
         hashing = threading.Thread(target=lambda: list(map(digest.update, pieces)))
-        hashing.start()  # as long as writing takes, and beside it
+        hashing.start()  # in parallel with the writing, which takes as long
         for piece in pieces:
             file.write(piece)
         hashing.join()
@@ -92,7 +90,7 @@ def write(path: Path, graph: Graph, artifact: CompiledArtifact, weights: Mapping
 
 
 def read(path: Path, digests: Digests) -> CachedArtifact | None:
-    """A stored model; None if there is none, or one that is truncated, corrupt or not ours."""
+    """A compiled model; None if the file is missing, truncated, corrupt or not trusted."""
     try:
         with system.open_private(path) as file:
             start = file.read(ALIGN)
@@ -126,7 +124,7 @@ def _decoded(path: Path, digest: str, index: dict[str, Any], body: memoryview) -
 
 
 def key(model_digest: str, facts: Sequence[str]) -> str:
-    """The name under which a model's code is stored: a hash of all that decides its content."""
+    """The name of a model's file: a hash of everything that determines its content."""
     digest = hashlib.sha256()
     for part in (model_digest, *facts):
         data = part.encode()
@@ -135,5 +133,5 @@ def key(model_digest: str, facts: Sequence[str]) -> str:
 
 
 def touch(path: Path, digests: Digests) -> None:
-    """Note the use of a file, for what is dropped first, without forgetting its digest."""
-    digests.keeping(path, START, lambda: os.utime(path))
+    """Update a file's time of use, and the state for which its digest is cached."""
+    digests.update_state(path, START, lambda: os.utime(path))

@@ -140,7 +140,7 @@ class Program:
                 whole.append(time.perf_counter() - begin)
             begin = time.perf_counter()
             self.run(feeds, watch=watch)
-            watch.ended(time.perf_counter() - begin)
+            watch.end_run(time.perf_counter() - begin)
         self.states.clear()
         self.states.update(before)
         outside = min(whole) - sum(timed.seconds for timed in watch.steps)
@@ -247,7 +247,7 @@ class Program:
                 begin = time.perf_counter()
                 self._run_in_python(segment, run, objects)
                 if watch is not None:
-                    watch.took(segment, time.perf_counter() - begin)
+                    watch.add(segment, time.perf_counter() - begin)
         if watch is not None:
             watch.bindings = dict(memory.bindings)
         if not self._is_planned and not run.is_speculative:
