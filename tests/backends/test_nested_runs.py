@@ -1,4 +1,4 @@
-"""Runs that meet: inside each other, beside each other, and in a child forked from one of them."""
+"""Nested runs, concurrent runs, and runs in a forked child."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from bitwright.ops.core.builder import Builder
 from bitwright.pipeline import compile_graph
 
 SECONDS = 60
-"""After which a process or thread that should have ended counts as hanging."""
+"""The time limit of processes and threads, in seconds."""
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
@@ -42,7 +42,7 @@ def calls(name, function, size="6"):
 
 
 def in_child(action):
-    """Whether the action ends well in a forked child, in time."""
+    """Whether the action succeeds in a forked child within the time limit."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -91,7 +91,7 @@ def test_a_child_forked_while_another_thread_runs(threads):
 
 
 @needs_fork
-def test_a_run_goes_on_in_a_child_that_it_forked():
+def test_a_run_continues_in_a_child_that_it_forked():
     outcome = []
 
     def fork(x):
@@ -165,7 +165,7 @@ def test_executables_that_run_each_other_in_two_threads():
     assert len(found) == 2
 
 
-def test_state_belongs_to_the_run_that_is_under_way():
+def test_a_nested_run_with_state_is_an_error():
     b = Builder("counts")
     x = b.input("x", "f32[6]")
     count = b.state("count", type_="f32[6]")
@@ -179,7 +179,7 @@ def test_state_belongs_to_the_run_that_is_under_way():
     np.testing.assert_array_equal(executable.run({"x": X})["y"], X)
 
 
-def test_a_turn_is_one_thread_s():
+def test_the_lock_belongs_to_one_thread():
     lock = RunLock()
     assert lock.acquire()
     assert not lock.acquire()

@@ -1,4 +1,4 @@
-"""Profiles of programs: every step once and in order, states kept, results unharmed; peaks."""
+"""Profiles of programs: every step once and in order, states and results unchanged; peaks."""
 
 import ctypes
 
@@ -50,7 +50,7 @@ def test_every_step_is_timed_once_in_order(threads):
         assert again.tobytes() == expected[name].tobytes()
 
 
-def test_states_are_what_they_were():
+def test_states_do_not_change():
     exe = bw.compile(counter(), threads=1)
     exe.run({"x": np.ones(3, np.float32)})
     exe.engine.profile({"x": np.ones(3, np.float32)}, rounds=4)
@@ -58,7 +58,7 @@ def test_states_are_what_they_were():
 
 
 @pytest.mark.filterwarnings("ignore::bitwright.warn.BitwrightWarning")
-def test_steps_that_python_computes_and_sizes_that_the_data_decides():
+def test_python_steps_and_data_dependent_sizes():
     b = bw.Builder("found")
     x = b.input("x", "f32[n]")
     graph = b.build(y=b.relu(b.cast(b.nonzero(b.relu(x)), to="f32")))
@@ -86,7 +86,7 @@ def test_peaks_are_measured_once():
     assert found.level(1) is found.levels[0] and found.level(1 << 50) is found.levels[-1]
 
 
-def test_a_clock_of_python_serves_where_the_system_has_none(monkeypatch):
+def test_the_python_clock_is_the_fallback(monkeypatch):
     address = ctypes.cast(system._python_clock, ctypes.c_void_p).value
     monkeypatch.setattr(system, "clock", lambda: (address, 0))
     for threads in (1, 2):

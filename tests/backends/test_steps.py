@@ -1,4 +1,4 @@
-"""Step tables: where threads meet, and which steps one thread does alone."""
+"""Step tables: where the barriers are, and which steps one thread runs."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ BOTH = ALONE | BARRIER_AFTER
 
 
 def chain() -> Program:
-    """Sums of x along rows, a few steps with those, and one step with x again."""
+    """Sums of the rows of x, a few steps on them, and one more step on x."""
     b = Builder("chain")
     x = b.input("x", "f32[n, 64]")
     few = b.softmax(b.softmax(b.reduce_sum(x, axes=[1], keepdims=True), axis=0), axis=0)
@@ -38,17 +38,17 @@ def flags(program: Program, rows: int, small: int) -> list[int]:
     return table.rows[2::3].tolist()
 
 
-def test_every_step_is_shared_where_meeting_is_free():
+def test_all_threads_run_every_step_if_barriers_are_free():
     assert flags(chain(), 9, 0) == [BARRIER_AFTER] * 3 + [BARRIER_AFTER, 0]
 
 
-def test_small_steps_that_follow_each_other_need_no_meeting():
+def test_consecutive_small_steps_need_no_barrier():
     # sums of large x, two small steps by one thread, then x again
     assert flags(chain(), 9, 200) == [BARRIER_AFTER, ALONE, BOTH, BARRIER_AFTER, 0]
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9])
-def test_a_table_of_small_steps_has_no_meeting_at_all(rows):
+def test_a_table_of_small_steps_has_no_barrier(rows):
     program = chain()
     assert flags(program, rows, 1 << 20) == [ALONE] * 5
     ((_, (table,)),) = program._plans.tables.values()
@@ -56,7 +56,7 @@ def test_a_table_of_small_steps_has_no_meeting_at_all(rows):
 
 
 def many_slots() -> Program:
-    """Slices by symbolic offsets, of inputs and constants, and steps that depend on each other."""
+    """Slices with symbolic offsets of inputs and constants, and dependent steps."""
     b = Builder("slots")
     x = b.input("x", "f32[n, m]")
     table = b.constant(np.arange(700, dtype=np.float32).reshape(100, 7))
@@ -70,10 +70,10 @@ def many_slots() -> Program:
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7, 33])
-def test_slots_hold_what_each_step_names(n):
+def test_slots_hold_the_operands_of_each_step(n):
     program = many_slots()
     x = np.random.default_rng(n).standard_normal((n, 7)).astype(np.float32)
-    for rows in (5, n):  # the stretch is made for one set of sizes and used for another
+    for rows in (5, n):  # the segment is used for two sets of sizes
         found = program.run({"x": x[:rows] if rows <= n else np.resize(x, (rows, 7))})
     assert found["rows"].tolist() == np.arange(700.0).reshape(100, 7)[n : 2 * n].tolist()
     (segment,), bindings = program._code.segments, {"n": n, "m": 7}
@@ -101,7 +101,7 @@ def test_slots_hold_what_each_step_names(n):
 
 
 @pytest.mark.parametrize("n", [1, 7, 33])
-def test_steps_between_two_meetings_touch_different_memory(n):
+def test_steps_between_two_barriers_touch_different_memory(n):
     program = many_slots()
     program.run({"x": np.ones((n, 7), np.float32)})
     ((memory, (table,)),) = program._plans.tables.values()
@@ -116,6 +116,6 @@ def test_steps_between_two_meetings_touch_different_memory(n):
 
 
 def _cells(buffers, memory: Planned) -> set[int]:
-    """Addresses of the bytes of buffers in the arena."""
+    """The address ranges of arena buffers."""
     held = [memory.range(b) for b in buffers if b.storage is Storage.ARENA]
     return {at for start, end in held for at in range(start, end)}

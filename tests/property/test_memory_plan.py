@@ -1,4 +1,4 @@
-"""Memory plans of random schedules: buffers that live together never share a byte."""
+"""Memory plans of random schedules: live buffers never overlap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ELEMENTS = [DTYPES[name] for name in ("f32", "f64", "u8", "f16", "i4")]
 
 
 def random_schedule(seed: int) -> Schedule:
-    """Steps that each read what some before them wrote, and write one to three buffers."""
+    """Steps that read buffers of earlier steps and write one to three buffers."""
     random = np.random.default_rng(seed)
     schedule = Schedule(Graph(f"random{seed}", (), ()))
     source = Buffer("x", ELEMENTS[0], 64, Storage.INPUT)
@@ -32,8 +32,8 @@ def random_schedule(seed: int) -> Schedule:
             count = int(random.choice([0, 1, 3, 16, 100, 1000, 4096]))
             size = count * BATCH if random.random() < 0.5 else count
             element = ELEMENTS[random.integers(len(ELEMENTS))]
-            place = Storage.OUTPUT if random.random() < 0.1 else Storage.ARENA
-            writes.append(Buffer(f"b{number}.{part}", element, size, place))
+            storage = Storage.OUTPUT if random.random() < 0.1 else Storage.ARENA
+            writes.append(Buffer(f"b{number}.{part}", element, size, storage))
         schedule.buffers += writes
         slots = {b.name: contiguous(b, (b.count,)) for b in (*reads, *writes)}
         schedule.steps.append(

@@ -117,10 +117,10 @@ class Planner:
         for live, size in zip(self.ranges, nbytes, strict=True):
             changes[live.first] = changes.get(live.first, 0) + size
             changes[live.last + 1] = changes.get(live.last + 1, 0) - size
-        live = most = 0
+        current = most = 0
         for step in sorted(changes):
-            live += changes[step]
-            most = max(most, live)
+            current += changes[step]
+            most = max(most, current)
         return most
 
     def _verify(self, begins: Sequence[int], nbytes: Sequence[int]) -> None:
