@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 import bitwright.backends.cpu.lowering.registered as _lower
 from bitwright.backends.cpu.codegen.jit import load_all
 from bitwright.backends.cpu.lowering.context import Lowering
-from bitwright.backends.cpu.runtime.memory import Grown
+from bitwright.backends.cpu.runtime.memory import DynamicMemory
 from bitwright.backends.cpu.runtime.native import runtime
 from bitwright.backends.cpu.runtime.steps import KernelSegment, StepTable
 from bitwright.ir.dtype import dtype
@@ -61,7 +61,7 @@ def native(graph: Graph, feeds: dict[str, Array], target: Target) -> Call:
         steps.pop()
     kernels = {step.kernel: lowering.kernels[step.kernel] for step in steps}
     library = load_all([lowering.text(kernel) for kernel in kernels.values()], target)
-    memory = Grown({})
+    memory = DynamicMemory({})
     memory.give(lowering.fault_buffer, np.zeros(2, np.int64))
     for buffer in schedule.buffers:
         if buffer.storage is Storage.INPUT:

@@ -136,7 +136,7 @@ def test_a_cache_of_root_is_read(cache, model, monkeypatch):
 
 
 def test_an_untrusted_host_file_is_not_read(cache):
-    from bitwright.target import _query_llvm, _host_file, _cached_host
+    from bitwright.target import _cached_host, _host_file, _query_llvm
 
     facts = _query_llvm()
     path = _host_file()

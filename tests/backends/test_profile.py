@@ -10,7 +10,7 @@ from bitwright import system
 from bitwright.backends.cpu.codegen import instr
 from bitwright.backends.cpu.profile import peaks
 from bitwright.backends.cpu.profile.steps import TimedTable, barrier_seconds
-from bitwright.backends.cpu.runtime.memory import Grown
+from bitwright.backends.cpu.runtime.memory import DynamicMemory
 from bitwright.backends.cpu.runtime.pool import shared_pool
 from bitwright.backends.cpu.runtime.shared_block import step_table
 from bitwright.backends.cpu.runtime.steps import KernelSegment, StepTable
@@ -73,7 +73,7 @@ def test_an_empty_table_takes_no_time():
     table.run(shared_pool(1))
     assert table.seconds.size == 0
     assert barrier_seconds(shared_pool(1), rounds=2) > 0
-    assert StepTable(KernelSegment([], {}, {}), Grown({})).count == 0
+    assert StepTable(KernelSegment([], {}, {}), DynamicMemory({})).count == 0
 
 
 def test_peaks_are_measured_once():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bitwright.backends.cpu.backend import CpuBackend
-from bitwright.backends.cpu.runtime.memory import Planned, address_of, allocate
+from bitwright.backends.cpu.runtime.memory import PlannedMemory, address_of, allocate
 from bitwright.backends.cpu.runtime.pool import Pool
 from bitwright.backends.cpu.runtime.program import Program
 from bitwright.backends.cpu.runtime.shared_block import ALONE, BARRIER_AFTER
@@ -78,7 +78,7 @@ def test_slots_hold_the_operands_of_each_step(n):
     assert found["rows"].tolist() == np.arange(700.0).reshape(100, 7)[n : 2 * n].tolist()
     (segment,), bindings = program._code.segments, {"n": n, "m": 7}
     layout = plan(program.schedule, bindings)
-    memory = Planned(bindings, layout, allocate(layout.total))
+    memory = PlannedMemory(bindings, layout, allocate(layout.total))
     for buffer in program.schedule.buffers:
         if buffer.storage in (Storage.INPUT, Storage.OUTPUT, Storage.STATE):
             memory.give(buffer, np.zeros(max(1, evaluate(buffer.count, bindings)), np.int64))
@@ -115,7 +115,7 @@ def test_steps_between_two_barriers_touch_different_memory(n):
         phase = [] if flag & BARRIER_AFTER else [*phase, (reads, writes)]
 
 
-def _cells(buffers, memory: Planned) -> set[int]:
+def _cells(buffers, memory: PlannedMemory) -> set[int]:
     """The address ranges of arena buffers."""
     held = [memory.range(b) for b in buffers if b.storage is Storage.ARENA]
     return {at for start, end in held for at in range(start, end)}

@@ -94,7 +94,7 @@ def test_a_caller_without_workers_runs_all_parts(relay, threads):
     block = pool_module._shared_block(threads)
     words = block.view(np.uint64)
     words[shared.THREADS // 8] = threads
-    words[[shared.SPINS // 8, shared.PATIENCE // 8]] = 1
+    words[[shared.SPINS // 8, shared.STEAL_SPINS // 8]] = 1
     work = Relay(relay, threads, count=20)
     for runs in range(1, 4):
         runtime().start(block.ctypes.data, work.steps.ctypes.data, work.count)

@@ -116,15 +116,15 @@ def _emit_perform(module: Module, state: Function, wake: Function) -> Function:
     return f
 
 
-def _emit_linger(
+def _emit_steal_or_wait(
     module: Module, spin: Function, await_: Function, claim: Function, perform: Function
 ) -> Function:
-    """`linger`: wait for the next phase, or run parts that are still free."""
+    """`steal_or_wait`: wait for the next phase, or run parts that are still free."""
     params = (("shared", ptr), ("parts", i64), ("generation", i64))
-    with module.function("linger", void, params) as f:
+    with module.function("steal_or_wait", void, params) as f:
         shared, parts, generation = f.params
         word = f.offset(shared, block.GENERATION)
-        f.call(spin, word, generation, field(f, shared, block.PATIENCE, i64))
+        f.call(spin, word, generation, field(f, shared, block.STEAL_SPINS, i64))
         with f.if_(f.eq(f.atomic_load(i64, word), generation)):
             with f.loop(0, parts) as loop, f.if_(f.call(claim, shared, loop.index, generation)):
                 f.call(perform, shared, loop.index, parts, generation)
@@ -133,7 +133,7 @@ def _emit_linger(
 
 
 def _emit_take_part(
-    module: Module, claim: Function, perform: Function, linger: Function
+    module: Module, claim: Function, perform: Function, steal_or_wait: Function
 ) -> Function:
     """`take_part`: the work of one thread in a run, until the run ends."""
     params = (("shared", ptr), ("thread", i64))
@@ -152,7 +152,7 @@ def _emit_take_part(
                 with f.if_(branch.results[0]) as claimed:
                     f.call(perform, shared, thread, parts, generation)
                 with claimed.else_():
-                    f.call(linger, shared, parts, generation)
+                    f.call(steal_or_wait, shared, parts, generation)
             loop.next(again=runs)
     return f
 
@@ -236,8 +236,8 @@ def runtime_text(target: Target) -> str:
     processor = waiting.emit_processor(module)
     state, claim = _emit_state(module), _emit_claim(module)
     perform = _emit_perform(module, state, wake)
-    linger = _emit_linger(module, spin, await_, claim, perform)
-    take_part = _emit_take_part(module, claim, perform, linger)
+    steal_or_wait = _emit_steal_or_wait(module, spin, await_, claim, perform)
+    take_part = _emit_take_part(module, claim, perform, steal_or_wait)
     _emit_work(module, await_, processor, take_part)
     _emit_start(module, state, wake, processor, take_part)
     _emit_stop(module, wake)

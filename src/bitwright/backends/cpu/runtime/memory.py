@@ -1,7 +1,7 @@
 """The memory of a schedule's buffers during a run.
 
-`Planned` puts arena buffers at the offsets of a memory plan. `Grown` allocates each buffer on first
-use, for schedules with data-dependent sizes.
+`PlannedMemory` puts arena buffers at the offsets of a memory plan. `DynamicMemory` allocates each
+buffer on first use, for schedules with data-dependent sizes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Memory:
         return start, start + raw.nbytes
 
 
-class Planned(Memory):
+class PlannedMemory(Memory):
     """Arena buffers in one array, at the offsets of a plan."""
 
     def __init__(self, bindings: dict[str, int], plan: Plan, arena: Array) -> None:
@@ -108,7 +108,7 @@ class Planned(Memory):
         return start, start + self.plan.nbytes[buffer]
 
 
-class Grown(Memory):
+class DynamicMemory(Memory):
     """A separate array for each arena buffer, allocated on first use."""
 
     def raw(self, buffer: Buffer) -> Array:

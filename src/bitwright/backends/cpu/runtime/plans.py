@@ -18,7 +18,7 @@ import numpy as np
 
 from bitwright.backends.cpu.codegen.signature import Signature
 from bitwright.backends.cpu.lowering.artifact import CompiledArtifact
-from bitwright.backends.cpu.runtime.memory import Grown, Memory, Planned, allocate
+from bitwright.backends.cpu.runtime.memory import DynamicMemory, Memory, PlannedMemory, allocate
 from bitwright.backends.cpu.runtime.pool import Pool
 from bitwright.backends.cpu.runtime.steps import KernelSegment, StepTable, segments_of
 from bitwright.errors import RunError
@@ -79,7 +79,7 @@ class RunPlans:
     def __init__(self, code: LoadedCode, has_states: bool) -> None:
         self._code, self._has_states = code, has_states
         self.arena = allocate(0)
-        self.tables: OrderedDict[Any, tuple[Planned, list[Segment]]] = OrderedDict()
+        self.tables: OrderedDict[Any, tuple[PlannedMemory, list[Segment]]] = OrderedDict()
         """Memory and step tables by sizes, the least recently used first."""
         self.by_shapes: dict[Any, PreparedRun] = {}
         self._last_sizes: dict[Any, dict[str, int]] = {}
@@ -95,7 +95,7 @@ class RunPlans:
     def add(self, shapes: Any, bindings: dict[str, int], pool: Pool) -> PreparedRun:
         """Prepare a run. `bindings` holds the sizes that the inputs fix."""
         if not self._code.is_planned:
-            return PreparedRun(Grown(bindings), self._code.segments, (), shapes)
+            return PreparedRun(DynamicMemory(bindings), self._code.segments, (), shapes)
         prepared = self.by_shapes[shapes] = self._prepare(bindings, pool)
         self.tables.move_to_end(prepared.key)
         return prepared
@@ -125,7 +125,7 @@ class RunPlans:
                 self.arena = allocate(layout.total)
                 self.tables.clear()  # they hold addresses of the old arena
                 self.by_shapes.clear()
-            memory = Planned(bindings, layout, self.arena)
+            memory = PlannedMemory(bindings, layout, self.arena)
             self.tables[key] = (
                 memory,
                 [

@@ -32,7 +32,7 @@ SPIN_SECONDS = 50e-6
 """The spin time at a barrier before a thread sleeps: about the cost of a wake-up."""
 IDLE_SECONDS = 500e-6
 """The spin time of a worker between runs: covers consecutive runs of a loop."""
-PATIENCE_SECONDS = 0.5e-6
+STEAL_SECONDS = 0.5e-6
 """The wait before a thread claims the parts of others: longer than a phase change of a running
 thread, short compared to the work of a phase."""
 _JOIN_SECONDS = 5.0
@@ -85,7 +85,7 @@ class _Workers:
         for at, seconds in (
             (shared.SPINS, SPIN_SECONDS),
             (shared.IDLE_SPINS, IDLE_SECONDS),
-            (shared.PATIENCE, PATIENCE_SECONDS),
+            (shared.STEAL_SPINS, STEAL_SECONDS),
         ):
             words[at // 8] = max(1, int(seconds / _turn_seconds())) if spins else 1
         words[shared.SYSCALL // 8] = futex.function if futex else 0

@@ -21,7 +21,7 @@ COLLIDED = DONE + 8  # whether a worker ran on the caller's processor
 STEPS, COUNT, CURSOR, CALLER = (3 * LINE + 8 * n for n in range(4))  # the run
 # constants: number of threads, stop flag, spin iterations at a barrier, between runs and before
 # claiming parts of others, functions to sleep and to yield
-THREADS, STOP, SPINS, IDLE_SPINS, PATIENCE, SYSCALL, FUTEX, YIELD = (
+THREADS, STOP, SPINS, IDLE_SPINS, STEAL_SPINS, SYSCALL, FUTEX, YIELD = (
     4 * LINE + 8 * n for n in range(8)
 )
 PROCESSOR = 5 * LINE  # a function that returns the current processor
