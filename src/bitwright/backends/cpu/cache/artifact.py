@@ -25,6 +25,7 @@ import numpy as np
 
 from bitwright import system
 from bitwright.backends.cpu.cache.digests import Digests
+from bitwright.backends.cpu.cache.objects import hash_parts
 from bitwright.backends.cpu.cache.serialize import Decoder, Encoder
 from bitwright.backends.cpu.cache.size_check_cache import CachedSizeChecks
 from bitwright.backends.cpu.lowering.artifact import CompiledArtifact
@@ -125,11 +126,7 @@ def _decoded(path: Path, digest: str, index: dict[str, Any], body: memoryview) -
 
 def key(model_digest: str, facts: Sequence[str]) -> str:
     """The name of a model's file: a hash of everything that determines its content."""
-    digest = hashlib.sha256()
-    for part in (model_digest, *facts):
-        data = part.encode()
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return f"model-{digest.hexdigest()}"
+    return f"model-{hash_parts((model_digest, *facts))}"
 
 
 def touch(path: Path, digests: Digests) -> None:

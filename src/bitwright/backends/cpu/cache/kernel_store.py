@@ -105,9 +105,7 @@ def compiler_workers() -> AbstractContextManager[None]:
 @cache
 def _origin(target: Target) -> str:
     """Everything that determines the IR of a kernel name: sources, versions, target."""
-    facts = (
-        replace(target, features=frozenset()),
-        sorted(target.features),
-    )  # the repr of a set is not stable
+    # the repr of a set is not stable, so the features are sorted
+    facts = replace(target, features=frozenset()), sorted(target.features)
     versions = f"python {sys.version_info[:2]}, numpy {np.__version__}"
     return f"bitwright {system.sources()}, {versions}, {facts}"

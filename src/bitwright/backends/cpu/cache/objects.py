@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -136,7 +136,12 @@ class ObjectCache:
 
 def key(text: str, target: Target) -> str:
     """The name of an entry: a hash of everything that determines its content."""
-    parts = (_VERSIONS, target.triple, target.cpu, target.llvm_features, target.abi, text)
+    facts = (target.triple, target.cpu, target.llvm_features, target.abi)
+    return hash_parts((_VERSIONS, *facts, text))
+
+
+def hash_parts(parts: Iterable[str]) -> str:
+    """The SHA-256 of texts and their lengths."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()
