@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 
+from bitwright.backends.cpu.backend import CpuBackend
 from bitwright.backends.cpu.runtime.emitted import STEP_BYTES
 from bitwright.backends.cpu.runtime.program import Program
 from bitwright.ops.core.builder import Builder
@@ -65,9 +66,9 @@ def measure(layer: tuple[int, int, int, int, int, int, bool]) -> None:
         groups=groups,
     )
     graph = run_passes(b.build(y=b.clip(b.add(y, b.constant(shift)), 0, 6)), [fuse_regions])
-    program = Program(graph, host(), 1)
+    program = CpuBackend(host()).compile(graph, 1)
     program.run({"x": rng.normal(size=(1, inner, height, width)).astype(np.float32)})
-    _, (table,) = next(iter(program._prepared.values()))
+    _, (table,) = next(iter(program._plans.tables.values()))
     times = {step.kernel: 1e9 for step in table.steps}
     idle = min(_seconds(program, table.address, 0) for _ in range(100))
     for _ in range(90):

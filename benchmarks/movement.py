@@ -21,13 +21,13 @@ from onnx import TensorProto, helper
 import bitwright.backends.cpu.lowering.registered as _lower
 from bitwright.backends.cpu.codegen.jit import load_all
 from bitwright.backends.cpu.lowering.context import Lowering
-from bitwright.backends.cpu.runtime.memory import Grown
+from bitwright.backends.cpu.runtime.memory import DynamicMemory
 from bitwright.backends.cpu.runtime.native import runtime
 from bitwright.backends.cpu.runtime.steps import KernelSegment, StepTable
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
-from bitwright.lir.buffer import Place
+from bitwright.lir.buffer import Storage
 from bitwright.lir.schedule import KernelStep
 from bitwright.ops.core.builder import Builder
 from bitwright.target import Target, named
@@ -61,12 +61,12 @@ def native(graph: Graph, feeds: dict[str, Array], target: Target) -> Call:
         steps.pop()
     kernels = {step.kernel: lowering.kernels[step.kernel] for step in steps}
     library = load_all([lowering.text(kernel) for kernel in kernels.values()], target)
-    memory = Grown({})
+    memory = DynamicMemory({})
     memory.give(lowering.fault_buffer, np.zeros(2, np.int64))
     for buffer in schedule.buffers:
-        if buffer.place is Place.INPUT:
+        if buffer.storage is Storage.INPUT:
             memory.give(buffer, feeds[buffer.name])
-        elif buffer.place is Place.OUTPUT:
+        elif buffer.storage is Storage.OUTPUT:
             memory.give(buffer, np.zeros(int(buffer.count), buffer.dtype.numpy))
     addresses = {name: library.address(name) for name in kernels}
     signatures = {name: kernel.signature for name, kernel in kernels.items()}

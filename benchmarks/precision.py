@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 import bitwright as bw
-from bitwright.lir.buffer import Place
+from bitwright.lir.buffer import Storage
 from bitwright.lir.plan import plan
 from bitwright.ops.core.interpret import bind_input
 from bitwright.report.feeds import random_inputs
@@ -29,7 +29,7 @@ def sizes_of(exe: Any, feeds: dict[str, Any]) -> tuple[int, int]:
     for value in exe.interface.inputs:
         bind_input(value, feeds[value.name], bindings)
     schedule = exe.engine.schedule
-    held = [b.array.nbytes for b in schedule.buffers if b.place is Place.CONSTANT]
+    held = [b.array.nbytes for b in schedule.buffers if b.storage is Storage.CONSTANT]
     return sum(held), plan(schedule, bindings).total
 
 

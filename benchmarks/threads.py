@@ -18,7 +18,7 @@ from bitwright.backends.cpu.runtime.native import runtime
 from bitwright.backends.cpu.runtime.pool import Pool
 from bitwright.backends.cpu.runtime.shared_block import BARRIER_AFTER, step_table
 from bitwright.ops.core.builder import Builder
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 PHASES = 100
 PAUSES = (0.0, 100e-6, 400e-6, 5e-3)

@@ -21,7 +21,7 @@ import bitwright as bw
 from bitwright.backends.cpu.profile.peaks import memory_reader
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph
-from bitwright.lir.buffer import Place
+from bitwright.lir.buffer import Storage
 from bitwright.ops.core.builder import Builder
 from bitwright.target import host
 
@@ -54,7 +54,7 @@ def chain(kind: str, size: int, block: int, rows: int, count: int) -> Graph:
 
 def held_bytes(exe: Any) -> int:
     buffers = exe.engine.schedule.buffers
-    return sum(buffer.array.nbytes for buffer in buffers if buffer.place is Place.CONSTANT)
+    return sum(buffer.array.nbytes for buffer in buffers if buffer.storage is Storage.CONSTANT)
 
 
 def onnxruntime_chain(

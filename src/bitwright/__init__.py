@@ -4,14 +4,14 @@
     exe = bw.compile(graph)
     outputs = exe.run({"x": array})
 
-Names are imported when they are first used, so `import bitwright` is quick.
+Names are imported on first use, so `import bitwright` is fast.
 """
 
 from typing import TYPE_CHECKING
 
 from bitwright.lazy import lazy_names
 
-if TYPE_CHECKING:  # type checkers and editors read these, and nothing is imported
+if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.compiler import compile
     from bitwright.errors import BitwrightError
     from bitwright.executable import Executable
@@ -122,5 +122,5 @@ _HOME = {
     "verify": "bitwright.ops.core.check",
 }
 
-if not TYPE_CHECKING:  # else every name would do
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
     __getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -8,7 +8,7 @@ from run_kernel import TARGETS, Run, assert_near, assert_same, lower
 
 from bitwright.backends.cpu.codegen import jit
 from bitwright.ir.dtype import dtype
-from bitwright.lir.buffer import Place
+from bitwright.lir.buffer import Storage
 from bitwright.ops.core.builder import Builder
 from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.rewrite import Trace
@@ -132,7 +132,7 @@ def test_what_the_kernel_does_not_read_becomes_f32(kind, block, value):
 
 
 def held(ctx):
-    constants = (b for b in ctx.schedule.buffers if b.place is Place.CONSTANT)
+    constants = (b for b in ctx.schedule.buffers if b.storage is Storage.CONSTANT)
     return sum(buffer.array.nbytes for buffer in constants)
 
 

@@ -1,4 +1,4 @@
-"""Workers compile what this process would, and their failures are no errors."""
+"""Compiler processes: the same code as in this process, and recovery from their failures."""
 
 import os
 import subprocess
@@ -42,11 +42,11 @@ def made(texts=TEXTS):
     return [job.result() for job in jobs]
 
 
-def test_workers_make_the_same_code():
+def test_workers_compile_the_same_code():
     assert jit.compile_objects(TEXTS, host()) == [jit.compile_object(one, host()) for one in TEXTS]
 
 
-def test_results_are_told_before_they_are_given():
+def test_the_callback_runs_before_the_result_is_returned():
     told, before = [], jit.compilations()
     with compilers.kept_workers():
         jobs = [compilers.submit(one, host(), told.append) for one in TEXTS]
@@ -54,7 +54,7 @@ def test_results_are_told_before_they_are_given():
     assert jit.compilations() == before + len(TEXTS) and not any(job.text for job in jobs)
 
 
-def test_what_nobody_waits_for_is_compiled_meanwhile(monkeypatch):
+def test_requests_compile_in_the_background(monkeypatch):
     monkeypatch.setattr(jit, "compile_object", None)
     told = [threading.Event() for _ in TEXTS]
     jobs = [
@@ -65,7 +65,7 @@ def test_what_nobody_waits_for_is_compiled_meanwhile(monkeypatch):
     assert all(job.result() for job in jobs)
 
 
-def test_what_nobody_wants_is_dropped():
+def test_unused_requests_are_dropped():
     compilers.submit(TEXTS[0], host())
     assert made(TEXTS[1:]) == [jit.compile_object(one, host()) for one in TEXTS[1:]]
     assert not compilers._pool._waiting
@@ -87,7 +87,7 @@ def test_workers_stay_while_they_are_kept():
 
 
 @pytest.mark.parametrize("count, started", [(0, 0), (1, 1), (2, 2), (5, 2)])
-def test_workers_start_early_where_texts_are_sure_to_come(monkeypatch, count, started):
+def test_workers_start_early_on_an_empty_cache(monkeypatch, count, started):
     monkeypatch.delitem(sys.modules, "llvmlite.binding", raising=False)  # as if it were not loaded
     monkeypatch.setattr(compilers._pool, "_starts", 0)
     with compilers.kept_workers(count):
@@ -98,13 +98,13 @@ def test_workers_start_early_where_texts_are_sure_to_come(monkeypatch, count, st
     assert not workers()
 
 
-def test_a_process_with_llvm_starts_none_early(monkeypatch):
+def test_a_process_with_llvm_starts_no_worker_early(monkeypatch):
     monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
     with compilers.kept_workers(2):
         assert not workers()
 
 
-def test_a_kept_worker_that_has_died_is_replaced_by_this_process(tmp_path):
+def test_this_process_replaces_a_dead_worker(tmp_path):
     with compilers.kept_workers():
         made()
         for worker in workers():
@@ -114,7 +114,7 @@ def test_a_kept_worker_that_has_died_is_replaced_by_this_process(tmp_path):
     assert found[0] == jit.compile_object(TEXTS[0], host())
 
 
-def test_a_worker_that_does_not_answer_is_ended(monkeypatch):
+def test_an_unresponsive_worker_is_ended(monkeypatch):
     monkeypatch.setattr(compilers, "_SECONDS", 0)
     monkeypatch.setattr(
         system, "start_python", lambda _: start_python("import time; time.sleep(1000)")
@@ -135,7 +135,7 @@ def test_a_forked_process_compiles_by_itself(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_workers_end_while_a_forked_process_goes_on():
+def test_workers_end_while_a_forked_process_continues():
     with compilers.kept_workers():
         made()
         found = workers()
@@ -154,7 +154,7 @@ def test_workers_end_while_a_forked_process_goes_on():
     assert found and not is_left
 
 
-def test_without_threads_it_is_done_here(monkeypatch):
+def test_without_threads_this_process_compiles(monkeypatch):
     def refuse(_):
         raise RuntimeError("can't start new thread")
 
@@ -167,7 +167,7 @@ def test_without_threads_it_is_done_here(monkeypatch):
     assert not workers()
 
 
-def test_a_worker_ends_behind_what_is_no_request():
+def test_a_worker_ends_after_an_invalid_request():
     process = start_python("from bitwright.backends.cpu.codegen.compilers import work; work()")
     process.stdin.write(b"nothing\n")
     process.stdin.flush()
@@ -186,7 +186,7 @@ def test_a_cold_start_counts_and_a_warm_one_does_not(tmp_path):
 
 
 @pytest.mark.parametrize("count, compilers_", [(3, "8"), (9, "1"), (0, "2")])
-def test_few_modules_are_compiled_here(monkeypatch, count, compilers_):
+def test_this_process_compiles_few_modules(monkeypatch, count, compilers_):
     expected = [jit.compile_object(one, host()) for one in TEXTS[:count]]  # LLVM is loaded now
     monkeypatch.setenv("BITWRIGHT_COMPILERS", compilers_)
     monkeypatch.setattr(subprocess, "Popen", None)
@@ -194,13 +194,13 @@ def test_few_modules_are_compiled_here(monkeypatch, count, compilers_):
 
 
 @pytest.mark.parametrize("program", ["", "/nowhere/python3", "/bin/false", "python-that-is-not"])
-def test_without_workers_it_is_done_here(monkeypatch, tmp_path, program):
+def test_without_workers_this_process_compiles(monkeypatch, tmp_path, program):
     monkeypatch.setattr(sys, "executable", program)
     found = jit.compiled(TEXTS, host(), ObjectCache(tmp_path))
     assert found[0] == jit.compile_object(TEXTS[0], host())
 
 
-def test_a_module_that_llvm_refuses_is_named_here(tmp_path):
+def test_an_llvm_error_names_the_module(tmp_path):
     with pytest.raises(CompileError, match="LLVM refuses"):
         jit.compiled([*TEXTS, "define nothing"], host(), ObjectCache(tmp_path))
 
@@ -212,7 +212,7 @@ def test_a_process_that_compiles_little_does_not_load_llvm(tmp_path):
         "exe.run({'x': np.ones(3, np.float32)}); print('llvmlite.binding' in sys.modules)"
     )
     environment = {**os.environ, "BITWRIGHT_CACHE": str(tmp_path), "BITWRIGHT_COMPILERS": "2"}
-    for _ in range(2):  # the first also asks LLVM what the processor is, and keeps the answer
+    for _ in range(2):  # the first also queries LLVM for the processor and caches the result
         for file in (tmp_path / "objects").glob("*"):
             file.unlink()
         run = subprocess.run(

@@ -17,7 +17,9 @@ def test_a_weight_that_many_nodes_read_is_packed_once(is_shared):
     for i in range(steps):
         h = b.tanh(b.matmul(h, b.transpose(given[i % len(given)], perm=(1, 0))))
     exe = bw.compile(b.build(y=h))
-    held = [one.array.nbytes for one in exe.engine.code.schedule.buffers if one.array is not None]
+    held = [
+        one.array.nbytes for one in exe.engine.artifact.schedule.buffers if one.array is not None
+    ]
     copies = sum(held) / weights[0].nbytes
     assert copies < 1.5 if is_shared else copies >= steps
     x = expected = np.ones((2, 160), np.float32)

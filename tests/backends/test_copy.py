@@ -12,8 +12,8 @@ from run_kernel import (
     reference,
 )
 
+from bitwright.backends.cpu.backend import CpuBackend
 from bitwright.backends.cpu.codegen import jit
-from bitwright.backends.cpu.runtime.program import Program
 from bitwright.errors import RunError
 from bitwright.ir.dtype import dtype
 from bitwright.ir.types import TensorType
@@ -200,7 +200,7 @@ def test_a_size_that_may_be_1_repeats_just_then():
     b = Builder("grow")
     x, y = b.input("x", "f32[n]"), b.input("y", "f32[m]")
     graph = b.build(z=b.expand(x, shape=(2, y.shape[0])))
-    program = Program(graph, host(), threads=1)
+    program = CpuBackend(host()).compile(graph, threads=1)
     for count in (1, 5):
         feeds = {"x": draw(count), "y": draw(5)}
         assert_same(program.run(feeds)["z"], reference(graph, feeds)["z"])
@@ -213,7 +213,7 @@ def test_reshape_on_trust():
     b = Builder("trust")
     x, y = b.input("x", "f32[n, 6]"), b.input("y", "f32[m]")
     graph = b.build(z=b.neg(b.reshape(x, shape=(y.shape[0], 2))))
-    program = Program(graph, host(), threads=1)
+    program = CpuBackend(host()).compile(graph, threads=1)
     assert not list(program.schedule.fallbacks)
     feeds = {"x": draw(4, 6), "y": draw(12)}
     assert_same(program.run(feeds)["z"], reference(graph, feeds)["z"])

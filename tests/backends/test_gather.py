@@ -13,7 +13,7 @@ from run_kernel import (
     reference,
 )
 
-from bitwright.backends.cpu.runtime.program import Program
+from bitwright.backends.cpu.backend import CpuBackend
 from bitwright.errors import RunError
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.opdef import draw
@@ -206,7 +206,7 @@ def test_a_bad_index_is_noted(op, arrays, attrs, index):
     done = Run(graph, feeds, threads=2)
     assert done.fault == (list(graph.nodes).index(graph.outputs[0][1].node), index)
     with pytest.raises(RunError, match=f"index {index}"):
-        Program(graph, host(), threads=1).run(feeds)
+        CpuBackend(host()).compile(graph, threads=1).run(feeds)
 
 
 def test_an_empty_axis_has_no_index():
@@ -218,7 +218,7 @@ def test_an_empty_axis_has_no_index():
 
 def test_a_program_goes_on_after_a_fault():
     graph = graph_of("gather", draw(5, 3), np.array([1, 5]))
-    program = Program(graph, host(), threads=1)
+    program = CpuBackend(host()).compile(graph, threads=1)
     with pytest.raises(RunError):
         program.run({"in0": draw(5, 3), "in1": np.array([1, 5])})
     found = program.run({"in0": draw(5, 3), "in1": np.array([1, 4])})

@@ -10,7 +10,7 @@ import pytest
 from bitwright.ir.dtype import DTYPES, DType
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 NARROW = [
     d for d in DTYPES.values() if d.numpy.itemsize == 1 and d.name not in ("i8", "u8", "bool")

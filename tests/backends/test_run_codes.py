@@ -13,7 +13,7 @@ from bitwright.errors import RunError
 from bitwright.ops.core.builder import Builder
 from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.passes.lower_integer.lower_integer import lower_integer
-from bitwright.pipeline import compile
+from bitwright.pipeline import compile_graph
 from bitwright.rewrite import Trace
 from bitwright.target import named
 
@@ -130,7 +130,7 @@ def test_sums_that_could_leave_32_bits_are_refused():
     assert "integer_matmul" not in {node.op for node in lowered.nodes}
     assert any("131071 products" in event.reason for event in trace.events)
     graph = quantized_pair("k")
-    program = compile(graph)
+    program = compile_graph(graph)
     deep = {"x": np.zeros((2, 7, 140000), np.uint8), "w": np.zeros((2, 140000, 9), np.int8)}
     with pytest.raises(RunError, match="may leave 32 bits"):
         program.run(deep)

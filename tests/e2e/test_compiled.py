@@ -13,7 +13,7 @@ from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.graph import Graph
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 Array = np.ndarray[Any, Any]
 

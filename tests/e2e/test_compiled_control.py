@@ -15,7 +15,7 @@ from bitwright.lir.schedule import ControlStep
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
 from bitwright.ops.core.registry import get
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 
 def check(graph: Graph, *feeds: dict[str, Any], threads: int = 2) -> Any:

@@ -13,7 +13,7 @@ from bitwright.frontend.onnx.registry import all_mappings
 from bitwright.ir import OpaqueType, symbol
 from bitwright.ops.core.interpret import run
 from bitwright.ops.core.opdef import draw
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "local" : 1]>\n'
 

@@ -7,13 +7,13 @@ from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
 from bitwright.passes.lower_integer.lower_integer import lower_integer
 from bitwright.passes.manager import run_passes
-from bitwright.pipeline import INFERENCE, compile
+from bitwright.pipeline import INFERENCE, compile_graph
 
 
 def agrees(graph, feeds, rtol=1e-5):
     """Compiled as the interpreter has it; gives the graph in integers."""
     (expected,) = run(graph, feeds).values()
-    (found,) = compile(graph, threads=2).run(feeds).values()
+    (found,) = compile_graph(graph, threads=2).run(feeds).values()
     np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-6)
     return run_passes(graph, (*INFERENCE, lower_integer))
 
@@ -71,5 +71,5 @@ def test_a_part_of_a_step_is_dropped_only_where_steps_are_fine(weight, bias, joi
 
 def test_a_bias_of_nan_stays_nan():
     graph = product(4, 127, 0.01, np.nan)
-    (found,) = compile(graph).run({"x": np.ones((2, 4), np.uint8)}).values()
+    (found,) = compile_graph(graph).run({"x": np.ones((2, 4), np.uint8)}).values()
     assert np.isnan(found).all()

@@ -11,7 +11,7 @@ from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
 from bitwright.passes.lower_integer.lower_integer import lower_integer
 from bitwright.passes.simplify.canonicalize import canonicalize
-from bitwright.pipeline import compile
+from bitwright.pipeline import compile_graph
 from bitwright.rewrite.trace import Trace
 
 RNG = np.random.default_rng(0)
@@ -61,4 +61,4 @@ def test_a_bias_near_the_end_of_its_type_stays(groups: int, channels: int) -> No
     feeds = {"x": RNG.integers(0, 256, (1, 8, 9, 9)).astype(np.uint8)}
     exact = run(graph, feeds)["y"]
     np.testing.assert_array_equal(run(found, feeds)["y"], exact)
-    np.testing.assert_array_equal(compile(graph).run(feeds)["y"], exact)
+    np.testing.assert_array_equal(compile_graph(graph).run(feeds)["y"], exact)

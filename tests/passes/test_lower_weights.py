@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import bitwright as bw
-from bitwright.lir.buffer import Place
+from bitwright.lir.buffer import Storage
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
 from bitwright.passes.fuse.merge_projections import merge_projections
@@ -142,7 +142,7 @@ def test_a_running_model_holds_the_quantized_values():
     w = b.dequantize(b.constant(i4(1024, 768)), positive(32, 768), axis=0, block=32)
     exe = bw.compile(b.build(y=b.matmul(b.input("x", "f32[n, 1024]"), w)))
     buffers = exe.engine.schedule.buffers
-    held = sum(buffer.array.nbytes for buffer in buffers if buffer.place is Place.CONSTANT)
+    held = sum(buffer.array.nbytes for buffer in buffers if buffer.storage is Storage.CONSTANT)
     assert held <= 1024 * 768 // 2 + 32 * 768 * 4
 
 

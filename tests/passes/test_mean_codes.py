@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_lower_integer import check, lowered, through, x_of
 
-from bitwright.backends.cpu.runtime.program import Program
+from bitwright.backends.cpu.backend import CpuBackend
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
 from bitwright.passes.fuse.fuse_regions import fuse_regions
@@ -24,7 +24,7 @@ def same_when_compiled(graph: Any, **feeds: Any) -> None:
     for target in ("host", "avx2", "sse2"):
         if named(target).runs_here():
             for threads in (1, 3):
-                (got,) = Program(fused, named(target), threads).run(feeds).values()
+                (got,) = CpuBackend(named(target)).compile(fused, threads).run(feeds).values()
                 np.testing.assert_array_equal(got, want)
 
 

@@ -7,7 +7,7 @@ import pytest
 import bitwright as bw
 from bitwright.errors import BitwrightError, QuantizationError
 from bitwright.ir.dtype import dtype
-from bitwright.lir.buffer import Place
+from bitwright.lir.buffer import Storage
 from bitwright.ops.core.builder import Builder
 from bitwright.quant.model.weights.grids import Grid
 from bitwright.quant.tensor.cast_configuration import CastConfiguration
@@ -141,7 +141,7 @@ def test_recipes_run_from_their_files(recipe, least, tmp_path):
     reference = bw.compile(found.graph, target="reference").run(data[0])["y"]
     np.testing.assert_allclose(y, reference, atol=1e-5 * np.abs(reference).max())
     buffers = exe.engine.schedule.buffers
-    held = sum(buffer.array.nbytes for buffer in buffers if buffer.place is Place.CONSTANT)
+    held = sum(buffer.array.nbytes for buffer in buffers if buffer.storage is Storage.CONSTANT)
     weights = 96 * 64 + 64 * 50
     if host().has("avx2"):  # elsewhere no kernel reads f8, and weights become f32 when compiled
         assert held < weights * (1.2 if "8" in recipe else 0.9)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import bitwright as bw
+from bitwright.backends.base import Profile, TimedStep
 from bitwright.backends.cpu.profile.peaks import Level, Peaks
-from bitwright.backends.cpu.profile.steps import Profile, TimedStep
 from bitwright.errors import RunError
-from bitwright.lir.buffer import Buffer, Place, View
+from bitwright.lir.buffer import Buffer, Storage, View
 from bitwright.lir.schedule import KernelStep
 from bitwright.report.profile import ProfileReport, profile
 from bitwright.report.step_rows import step_rows
@@ -140,7 +140,7 @@ def test_what_cannot_be_profiled_says_so():
 
 def test_bytes_of_views():
     f32 = bw.dtype("f32")
-    table, rows = Buffer("table", f32, 1000), Buffer("rows", f32, 20, Place.OUTPUT)
+    table, rows = Buffer("table", f32, 1000), Buffer("rows", f32, 20, Storage.OUTPUT)
     bias = Buffer("bias", f32, 5)
     pointers = {
         "x": View(table, 0, (200, 5), (5, 1)),

@@ -201,7 +201,7 @@ def profile_lines(found: Any) -> list[str]:
         f"outside of matmul, convolution and attention: {found.outside_products:.1%}",
         *(integers if operations or found.stayed_real else ()),
         f"between steps: {found.overhead_seconds * 1e6:.1f} us a run; "
-        f"a meeting of the threads: {found.meeting_seconds * 1e6:.2f} us",
+        f"a meeting of the threads: {found.barrier_seconds * 1e6:.2f} us",
         f"peaks measured here: {', '.join(rates)}",
         f"limited by {found.verdict()}",
     ]

@@ -9,7 +9,7 @@ from bitwright.frontend.onnx.conformance import PASS, RANDOM, REFUSED, WRONG, ru
 from bitwright.ir.graph import Graph
 from bitwright.ops.core.opdef import REQUIRED, NonDifferentiable, NotYet, OpDef
 from bitwright.ops.core.registry import all_ops
-from bitwright.pipeline import compile as compile_model
+from bitwright.pipeline import compile_graph
 
 
 def _gradient(op: OpDef) -> str:
@@ -43,7 +43,7 @@ class Compiled:
     """A graph as its users run it, with inputs in its order."""
 
     def __init__(self, graph: Graph) -> None:
-        self.executable = compile_model(graph)
+        self.executable = compile_graph(graph)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         names = self.executable.input_names

@@ -35,7 +35,7 @@ class ProfileReport:
     run_seconds: float
     overhead_seconds: float
     """What a run takes beside its steps."""
-    meeting_seconds: float
+    barrier_seconds: float
     stayed_real: tuple[tuple[str, str], ...] = ()
     """Products of a quantized model that were not lowered to integers, and why."""
 
@@ -100,7 +100,7 @@ class ProfileReport:
         if name == "small":
             return (
                 f"many small steps: {share} of the time is in {len(rows)} steps of fewer than "
-                f"{SMALL_MEETINGS} meetings of the threads ({self.meeting_seconds * 1e6:.2f} us)"
+                f"{SMALL_MEETINGS} meetings of the threads ({self.barrier_seconds * 1e6:.2f} us)"
             )
         reached = sum((row.reached or 0) * row.seconds for row in rows) / seconds
         if name == "memory":
@@ -132,7 +132,7 @@ class ProfileReport:
             "run_seconds": self.run_seconds,
             "step_seconds": self.step_seconds,
             "overhead_seconds": self.overhead_seconds,
-            "meeting_seconds": self.meeting_seconds,
+            "barrier_seconds": self.barrier_seconds,
             "operations": self.operations,
             "bytes": self.nbytes,
             "outside_products": self.outside_products,
@@ -155,7 +155,7 @@ def profile(exe: Executable, feeds: Mapping[str, Any], rounds: int = 20) -> Prof
     found = exe.engine.profile(feeds, rounds)
     peaks = measure(found.threads)
     rows = list(step_rows(graph, found, peaks))
-    times = found.run_seconds, found.overhead_seconds, found.meeting_seconds
+    times = found.run_seconds, found.overhead_seconds, found.barrier_seconds
     return ProfileReport(
         graph.name, dict(found.bindings), peaks, rows, *times, stayed_real(exe.history)
     )

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bitwright.backends.base import Profile
 from bitwright.backends.cpu.profile.peaks import Peaks
-from bitwright.backends.cpu.profile.steps import Profile
 from bitwright.ir.graph import Graph, Node
 from bitwright.ir.types import TensorType
 from bitwright.lir.schedule import KernelStep, NodeStep, SizeStep, Step
@@ -162,6 +162,6 @@ def _limit(
     arithmetic = (count or 0) / peak
     movement = moved.nbytes / peaks.level(moved.nbytes).rate
     reached = max(arithmetic, movement) / seconds if seconds else None
-    if seconds < SMALL_MEETINGS * found.meeting_seconds:
+    if seconds < SMALL_MEETINGS * found.barrier_seconds:
         return "small", reached
     return ("compute" if arithmetic >= movement else "memory"), reached

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Value, i64
 from bitwright.ir.dim import Size
-from bitwright.lir.buffer import Place, View
+from bitwright.lir.buffer import Storage, View
 from bitwright.target import Target
 
 _CACHES = 4
@@ -20,7 +20,7 @@ def streamed_from(target: Target, y: View, columns: Size) -> int:
     """Bytes from which on a result of these columns is written past the caches; 0 for never."""
     width = y.dtype.bits // 8
     is_whole = isinstance(columns, int) and columns * width % (target.lanes(32) * 4) == 0
-    if y.buffer.place is not Place.OUTPUT or width != 4 or not is_whole:
+    if y.buffer.storage is not Storage.OUTPUT or width != 4 or not is_whole:
         return 0
     return _CACHES * target.l2_bytes
 

@@ -1,10 +1,11 @@
-"""Compiled models on disk: a later process finds what was compiled, or compiles again."""
+"""The model cache: a later process reads the compiled model, or compiles it again."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 import bitwright as bw
 from bitwright import compiler, knobs, warn
-from bitwright.backends.cpu.cache import artifact as stored
-from bitwright.backends.cpu.cache import digests
-from bitwright.backends.cpu.cache import size_check_cache as proved
+from bitwright.backends.cpu.cache import artifact, digests, models, size_check_cache
 from bitwright.backends.cpu.codegen import jit
 from bitwright.compiler import CachedExecutable
 from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.graph import Graph
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 from bitwright.warn import BitwrightWarning
 
 Array = np.ndarray[Any, Any]
@@ -111,7 +110,7 @@ def test_a_warm_start_needs_no_compiler(model: Path) -> None:
     assert runs[1][1] == "[]"
 
 
-def test_graph_history_and_observation_are_still_there(model: Path) -> None:
+def test_graph_history_and_observation_of_a_cached_model(model: Path) -> None:
     bw.compile(model)
     executable = bw.compile(model)
     assert isinstance(executable, CachedExecutable)
@@ -125,7 +124,7 @@ def test_graph_history_and_observation_are_still_there(model: Path) -> None:
     assert len(seen) > 2
 
 
-def test_a_changed_model_is_another_one(model: Path) -> None:
+def test_a_changed_model_is_compiled_again(model: Path) -> None:
     executable = bw.compile(model)
     first = executable.run(feeds())["y"]
     small(scale=2.0).save(model)
@@ -135,7 +134,7 @@ def test_a_changed_model_is_another_one(model: Path) -> None:
     assert np.array_equal(executable.run(feeds())["y"], first)
 
 
-def test_weights_beside_the_model_count(folder: Path) -> None:
+def test_changed_external_weights_are_compiled_again(folder: Path) -> None:
     path, weights = folder / "model.onnx", folder / "w.bin"
     w = numpy_helper.from_array(draw(3, 2), "w")
     x, y = (
@@ -169,7 +168,7 @@ def test_weights_beside_the_model_count(folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("always_read", [True, False])
-def test_damaged_entries_are_made_again(
+def test_damaged_model_entries_are_replaced(
     folder: Path, model: Path, damage: Any, always_read: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not always_read:
@@ -178,13 +177,13 @@ def test_damaged_entries_are_made_again(
     (path,) = entries(folder)
     good = path.read_bytes()
     damaged = damage(good)
-    path.unlink()  # the first executable still has it mapped
+    path.unlink()  # the first executable still maps it
     path.write_bytes(damaged)
     same(bw.compile(model).run(feeds()), expected)
     assert path.read_bytes() == good
 
 
-def test_a_digest_is_remembered_while_the_file_stays(
+def test_a_digest_is_cached_while_the_file_is_unchanged(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "SMALL", 0)
@@ -202,11 +201,11 @@ def test_a_digest_is_remembered_while_the_file_stays(
     memory.of(path)
     with monkeypatch.context() as patched:
         patched.setattr(digests.hashlib, "file_digest", lambda *_: pytest.fail("read again"))
-        memory.keeping(path, 0, lambda: os.utime(path))
+        memory.update_state(path, 0, lambda: os.utime(path))
         memory.of(path)
 
 
-def test_a_file_that_was_just_written_is_not_trusted(
+def test_the_digest_of_a_new_file_is_not_cached(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "SMALL", 0)
@@ -222,13 +221,15 @@ def test_sizes_are_checked_once(model: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(RunError, match="wrong size"):
         fresh.run({"x": draw(4, 6), "rows": np.array([0])})
     fresh.run(feeds(9))
-    monkeypatch.setattr(proved.ProvedSizes, "_checks", property(lambda _: pytest.fail("again")))
+    monkeypatch.setattr(
+        size_check_cache.CachedSizeChecks, "_checks", property(lambda _: pytest.fail("again"))
+    )
     another = bw.compile(model)
     for rows in (4, 9):
         another.run(feeds(rows))
 
 
-def test_a_bad_index_is_named_as_ever(model: Path) -> None:
+def test_a_bad_index_has_the_same_error(model: Path) -> None:
     bad = {"x": draw(4, 5), "rows": np.array([0, 4])}
     messages = set()
     for executable in (compile_graph(bw.load(model)), bw.compile(model), bw.compile(model)):
@@ -238,7 +239,7 @@ def test_a_bad_index_is_named_as_ever(model: Path) -> None:
     assert len(messages) == 1
 
 
-def test_state_lives_in_the_executable(folder: Path) -> None:
+def test_state_persists_in_a_cached_executable(folder: Path) -> None:
     b = Builder("counter")
     x = b.input("x", "f32[2]")
     total = b.state("total", np.array([1, 2], np.float32))
@@ -262,7 +263,7 @@ def nonzero() -> Graph:
 
 
 def sequence() -> onnx.ModelProto:
-    """A sequence, which only the interpreter holds, between two host steps."""
+    """A sequence, which has no buffer, between two interpreter fallbacks."""
     nodes = [
         helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0),
         helper.make_node("Relu", ["x"], ["positive"]),
@@ -273,7 +274,7 @@ def sequence() -> onnx.ModelProto:
 
 
 def branches() -> onnx.ModelProto:
-    """Bodies with weights of their own."""
+    """Bodies with their own weights."""
     bodies = {
         f"{name}_branch": helper.make_graph(
             [helper.make_node("Add", ["x", "w"], ["out"])],
@@ -306,14 +307,14 @@ def saved(model: Graph | onnx.ModelProto, folder: Path) -> Path:
 
 
 def agree(executable: bw.Executable, path: Path) -> None:
-    """With the interpreter, for inputs of which it depends how many count."""
+    """Compare with the interpreter, for inputs with various numbers of nonzeros."""
     for seed in range(4):
         x = np.maximum(draw(40, seed=seed), -0.5) * (draw(40, seed=seed + 9) > 0)
         expected = run(bw.load(path), {"x": x})["y"]
         assert np.array_equal(executable.run({"x": x})["y"], expected)
 
 
-def test_fallbacks_are_stored_and_named(folder: Path) -> None:
+def test_fallbacks_are_cached_and_named(folder: Path) -> None:
     path = saved(sequence(), folder)
     for _ in range(3):
         warn.forget()
@@ -324,14 +325,16 @@ def test_fallbacks_are_stored_and_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [nonzero, branches])
-def test_what_python_decides_is_not_stored(folder: Path, make: Any) -> None:
+def test_data_dependent_sizes_and_bodies_are_not_cached(folder: Path, make: Any) -> None:
     path = saved(make(), folder)
     for _ in range(2):
         agree(bw.compile(path), path)
     assert entries(folder) == []
 
 
-def test_knobs_leave_it_out(folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_knobs_disable_the_model_cache(
+    folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(knobs.CACHE_BYTES.name, "2000")
     bw.compile(model).run(feeds())
     monkeypatch.setenv(knobs.CACHE.name, "off")
@@ -344,7 +347,7 @@ def test_knobs_leave_it_out(folder: Path, model: Path, monkeypatch: pytest.Monke
     assert entries(folder) == [] and list((folder / "dump").iterdir())
 
 
-def test_a_folder_that_cannot_be_written_still_serves(
+def test_a_read_only_folder_serves_models(
     folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = bw.compile(model).run(feeds())
@@ -363,11 +366,14 @@ def test_a_folder_that_cannot_be_written_still_serves(
     assert entries(folder) == []
 
 
-def test_the_key_holds_all_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = compiler._facts()
-    keys = {stored.key("a", facts), stored.key("b", facts)}
+def test_the_key_depends_on_model_knobs_sources_and_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = models.key_facts()
+    keys = {artifact.key("a", facts), artifact.key("b", facts)}
     monkeypatch.setenv(knobs.FOLD_LIMIT.name, "7")
-    keys.add(stored.key("a", compiler._facts()))
-    monkeypatch.setattr(compiler.system, "sources", lambda: "others")
-    keys.add(stored.key("a", compiler._facts()))
-    assert len(keys) == 4
+    keys.add(artifact.key("a", models.key_facts()))
+    monkeypatch.setattr(models.system, "sources", lambda: "others")
+    keys.add(artifact.key("a", models.key_facts()))
+    other = replace(models.host(), llvm_features="+other")
+    monkeypatch.setattr(models, "host", lambda: other)
+    keys.add(artifact.key("a", models.key_facts()))
+    assert len(keys) == 5

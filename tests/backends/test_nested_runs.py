@@ -1,4 +1,4 @@
-"""Runs that meet: inside each other, beside each other, and in a child forked from one of them."""
+"""Nested runs, concurrent runs, and runs in a forked child."""
 
 import os
 import signal
@@ -7,14 +7,14 @@ import threading
 import numpy as np
 import pytest
 
-from bitwright.backends.cpu.runtime.turns import Turns
+from bitwright.backends.cpu.runtime.run_lock import RunLock
 from bitwright.errors import RunError
 from bitwright.ops.control.custom import custom, register_custom
 from bitwright.ops.core.builder import Builder
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 SECONDS = 60
-"""After which a process or thread that should have ended counts as hanging."""
+"""The time limit of processes and threads, in seconds."""
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
@@ -29,7 +29,7 @@ def calling(name, x):
 
 
 register_custom(
-    "turns.call", lambda x, called: x, lambda x, called: calling(called, x), replace=True
+    "nested.call", lambda x, called: x, lambda x, called: calling(called, x), replace=True
 )
 
 
@@ -38,11 +38,11 @@ def calls(name, function, size="6"):
     functions[name] = function
     b = Builder(name)
     x = b.mul(b.input("x", f"f32[{size}]"), 2.0)
-    return compile_graph(b.build(y=b.mul(custom(b, "turns.call", x, called=name), 2.0)), threads=2)
+    return compile_graph(b.build(y=b.mul(custom(b, "nested.call", x, called=name), 2.0)), threads=2)
 
 
 def in_child(action):
-    """Whether the action ends well in a forked child, in time."""
+    """Whether the action succeeds in a forked child within the time limit."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -91,7 +91,7 @@ def test_a_child_forked_while_another_thread_runs(threads):
 
 
 @needs_fork
-def test_a_run_goes_on_in_a_child_that_it_forked():
+def test_a_run_continues_in_a_child_that_it_forked():
     outcome = []
 
     def fork(x):
@@ -165,12 +165,12 @@ def test_executables_that_run_each_other_in_two_threads():
     assert len(found) == 2
 
 
-def test_state_belongs_to_the_run_that_is_under_way():
+def test_a_nested_run_with_state_is_an_error():
     b = Builder("counts")
     x = b.input("x", "f32[6]")
     count = b.state("count", type_="f32[6]")
     functions["again"] = lambda x: executable.run({"x": x})["y"]
-    y = custom(b, "turns.call", b.add(x, count), called="again")
+    y = custom(b, "nested.call", b.add(x, count), called="again")
     b.update(count, b.add(count, 1.0))
     executable = compile_graph(b.build(y=y), threads=1)
     with pytest.raises(RunError, match=r"under way.*state.*Compile the model again"):
@@ -179,13 +179,13 @@ def test_state_belongs_to_the_run_that_is_under_way():
     np.testing.assert_array_equal(executable.run({"x": X})["y"], X)
 
 
-def test_a_turn_is_one_thread_s():
-    turns = Turns()
-    assert turns.begin()
-    assert not turns.begin()
+def test_the_lock_belongs_to_one_thread():
+    lock = RunLock()
+    assert lock.acquire()
+    assert not lock.acquire()
     found = []
-    assert in_threads(lambda: found.append(turns.begin(waits=False)))
+    assert in_threads(lambda: found.append(lock.acquire(waits=False)))
     assert found == [False]
-    turns.end()
-    assert in_threads(lambda: found.append(turns.begin()))
+    lock.release()
+    assert in_threads(lambda: found.append(lock.acquire()))
     assert found == [False, True]
