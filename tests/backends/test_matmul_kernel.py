@@ -5,9 +5,9 @@ import pytest
 from emitted import WIDTHS, Compiled, instructions
 
 from bitwright.backends.cpu.codegen.emit import Module, f32
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
 from bitwright.backends.cpu.kernels.matmul.matmul import (
     UNROLL,
-    Epilogue,
     Tile,
     best_tile,
     emit_matmul,

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, i1, i32, i64
 from bitwright.backends.cpu.kernels.matmul.dot.amx_block import ROWS, BlockRows
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import F32_DOT, DotProduct
-from bitwright.backends.cpu.kernels.matmul.matmul import NO_EPILOGUE, Epilogue, Product
+from bitwright.backends.cpu.kernels.matmul.epilogue import NO_EPILOGUE, Epilogue
+from bitwright.backends.cpu.kernels.matmul.matmul import Product
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, step_cycles
 from bitwright.backends.cpu.kernels.matmul.upcast_product import emit_half_product
 from bitwright.target import Target

@@ -29,7 +29,8 @@ from bitwright.backends.cpu.codegen.emit import (
     stored,
 )
 from bitwright.backends.cpu.codegen.expression import to_stored
-from bitwright.backends.cpu.kernels.matmul.matmul import FEW_TILES, NO_EPILOGUE, Epilogue
+from bitwright.backends.cpu.kernels.matmul.epilogue import NO_EPILOGUE, Epilogue
+from bitwright.backends.cpu.kernels.matmul.matmul import FEW_TILES
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType
 from bitwright.ir.dtype import f32 as real

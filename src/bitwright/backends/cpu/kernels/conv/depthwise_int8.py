@@ -36,7 +36,8 @@ from bitwright.backends.cpu.codegen.emit import (
 )
 from bitwright.backends.cpu.codegen.expression import to_stored
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot4
-from bitwright.backends.cpu.kernels.matmul.matmul import FEW_TILES, Epilogue
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
+from bitwright.backends.cpu.kernels.matmul.matmul import FEW_TILES
 from bitwright.ir.dim import Size
 from bitwright.target import Target
 

@@ -25,9 +25,10 @@ from bitwright.backends.cpu.kernels.conv.depthwise import (
 )
 from bitwright.backends.cpu.kernels.conv.lower_winograd import Choice, call_winograd, choose
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, is_light
 from bitwright.backends.cpu.kernels.matmul.filters import Filter, filter_of, has_filter
 from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_im2col
-from bitwright.backends.cpu.kernels.matmul.matmul import Epilogue, is_light, row_tiles_in_cache
+from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
 from bitwright.backends.cpu.kernels.matmul.register_tile import best_tile
 from bitwright.backends.cpu.kernels.matmul.upcast_product import choose_upcast, tiles_in_buffer
 from bitwright.backends.cpu.kernels.movement.lower_movement import pad_view

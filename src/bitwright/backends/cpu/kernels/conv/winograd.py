@@ -27,7 +27,8 @@ import numpy as np
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, f32, stored
 from bitwright.backends.cpu.codegen.expression import load_computed, to_stored
 from bitwright.backends.cpu.kernels.conv.toom_cook import linear_map, matrices, transform_filter
-from bitwright.backends.cpu.kernels.matmul.matmul import NO_EPILOGUE, Epilogue, pack
+from bitwright.backends.cpu.kernels.matmul.epilogue import NO_EPILOGUE, Epilogue
+from bitwright.backends.cpu.kernels.matmul.matmul import pack
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
 from bitwright.ir.dtype import DType
 from bitwright.ir.dtype import f32 as real

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, f32, i64
-from bitwright.backends.cpu.kernels.matmul.matmul import LINE, UNROLL, Epilogue, Product
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
+from bitwright.backends.cpu.kernels.matmul.matmul import LINE, UNROLL, Product
 from bitwright.backends.cpu.kernels.matmul.quantized_weights import QuantizedWeights, Reader
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Value, i64
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import DotProduct
-from bitwright.backends.cpu.kernels.matmul.matmul import Epilogue, Product
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
+from bitwright.backends.cpu.kernels.matmul.matmul import Product
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
 from bitwright.backends.cpu.kernels.movement.fault import note_fault
 
@@ -56,10 +57,7 @@ class GroupedProduct(Product):
             runs.next(after, again=f.lt(after, end))
 
     def panels(self) -> Value:
-        f, tile = self.f, self.tile
-        count = f.udiv(self.columns + (tile.columns - 1), tile.columns)
-        matrix_bytes = count * self.depth * (tile.columns * self.dot.unit.total_bytes)
-        return f.offset(f.args.pointer("w"), self.expert * matrix_bytes)
+        return self.f.offset(self.f.args.pointer("w"), self.expert * self.matrix_bytes())
 
     def constant_offset(self, column: Value) -> Value:
         return self.expert * self.columns + column

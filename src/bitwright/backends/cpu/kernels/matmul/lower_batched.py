@@ -157,7 +157,7 @@ def _convolve(
     require_elements(after.dtype)
     rank, groups = len(x.shape) - 2, anchor.attrs["groups"]
     if len(anchor.inputs) > 2 and anchor.inputs[2] is not None:
-        raise NoKernelError("its bias is not an addition of its own")
+        raise NoKernelError("its bias is not a separate addition")
     result = node.outputs[0]
     order = (0, *range(2, rank + 2), 1)
     y = ctx.output(result, order)

@@ -20,7 +20,8 @@ from bitwright.backends.cpu.kernels.attention.lower_attention import order_of
 from bitwright.backends.cpu.kernels.matmul.constant_panels import pack_constants
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot, choose_int8_dot, int8_tile
-from bitwright.backends.cpu.kernels.matmul.matmul import Epilogue, is_light, row_tiles_in_cache
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, is_light
+from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
 from bitwright.backends.cpu.kernels.matmul.pack_rhs import (
     BatchedProduct,
     PackForm,

@@ -8,9 +8,10 @@ from typing import Any
 from bitwright.backends.cpu.codegen import emit
 from bitwright.backends.cpu.kernels.matmul.constant_panels import pack_constants
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import choose_int8_dot, int8_tile
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
 from bitwright.backends.cpu.kernels.matmul.grouped_int8 import GROUPED_SIZES, GroupedProduct
 from bitwright.backends.cpu.kernels.matmul.lower_matmul import constant_matrix, unit_rows
-from bitwright.backends.cpu.kernels.matmul.matmul import Epilogue, row_tiles_in_cache
+from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import broadcast
 from bitwright.ir.dim import Size

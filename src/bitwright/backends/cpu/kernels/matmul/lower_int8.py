@@ -39,6 +39,7 @@ from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import (
 )
 from bitwright.backends.cpu.kernels.matmul.dot.int8_pairs import int8_pair_dot
 from bitwright.backends.cpu.kernels.matmul.dot.int16_dot import Int16Dot, int16_dot
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, is_light
 from bitwright.backends.cpu.kernels.matmul.filters import has_many_rows
 from bitwright.backends.cpu.kernels.matmul.lower_dynamic_rhs import lower_matmul_dynamic_rhs
 from bitwright.backends.cpu.kernels.matmul.lower_matmul import (
@@ -48,12 +49,7 @@ from bitwright.backends.cpu.kernels.matmul.lower_matmul import (
 )
 from bitwright.backends.cpu.kernels.matmul.lower_reorder import SplitPlan, plan_split, reorder_rows
 from bitwright.backends.cpu.kernels.matmul.lower_widen import ZeroPoint, widen_rows
-from bitwright.backends.cpu.kernels.matmul.matmul import (
-    Epilogue,
-    emit_matmul,
-    is_light,
-    row_tiles_in_cache,
-)
+from bitwright.backends.cpu.kernels.matmul.matmul import emit_matmul, row_tiles_in_cache
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, step_cycles
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import (

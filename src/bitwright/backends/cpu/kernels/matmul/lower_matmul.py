@@ -15,14 +15,10 @@ from bitwright.backends.cpu.codegen import emit
 from bitwright.backends.cpu.kernels.elementwise.streaming import streamed_from
 from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxSplitF16Dot
 from bitwright.backends.cpu.kernels.matmul.dot.split_half_dot import blocks_in_plane
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, is_light
 from bitwright.backends.cpu.kernels.matmul.filters import filter_of, has_filter
 from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_batched_matmul
-from bitwright.backends.cpu.kernels.matmul.matmul import (
-    Epilogue,
-    emit_matmul,
-    is_light,
-    row_tiles_in_cache,
-)
+from bitwright.backends.cpu.kernels.matmul.matmul import emit_matmul, row_tiles_in_cache
 from bitwright.backends.cpu.kernels.matmul.upcast_product import (
     choose_upcast,
     emit_half_product,

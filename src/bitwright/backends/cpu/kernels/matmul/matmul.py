@@ -16,7 +16,6 @@ number of threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,15 +31,14 @@ from bitwright.backends.cpu.codegen.emit import (
     i64,
     stored,
 )
-from bitwright.backends.cpu.codegen.expression import Expression, to_stored
+from bitwright.backends.cpu.codegen.expression import to_stored
 from bitwright.backends.cpu.kernels.elementwise.narrow import MOST, narrowed
 from bitwright.backends.cpu.kernels.elementwise.streaming import is_streamed, settle
 from bitwright.backends.cpu.kernels.matmul.dot.amx_block import ROWS, AmxBlock, BlockRows
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import F32_DOT, DotProduct
+from bitwright.backends.cpu.kernels.matmul.epilogue import NO_EPILOGUE, Epilogue
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
 from bitwright.backends.cpu.kernels.matmul.upcast_rows import STEP_BYTES, UpcastRows
-from bitwright.ir.dtype import DType
-from bitwright.ir.dtype import f32 as real
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
@@ -56,60 +54,13 @@ _TALL = 2
 threads then read the same weights and different rows of a."""
 
 
-def pack(w: Array, tile: Tile) -> Array:
-    """Packs w[k, n] as panels [n / columns][k][columns]."""
+def pack(w: Array, tile: Tile, dtype: Any = np.float32) -> Array:
+    """Packs w[k, n] as panels [n / columns][k][columns], padded with zeros."""
     depth, columns = w.shape
     panels = -(-columns // tile.columns)
-    padded = np.zeros((depth, panels * tile.columns), np.float32)
+    padded = np.zeros((depth, panels * tile.columns), dtype)
     padded[:, :columns] = w
     return np.ascontiguousarray(padded.reshape(depth, panels, tile.columns).transpose(1, 0, 2))
-
-
-EmitEpilogue = Callable[[Kernel, Value, Value, Value, Value | None], Value]
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """The computation between a sum and its store.
-
-    `emit(f, value, row, column, mask)` returns the value to store for a vector of columns that
-    starts at `column`; mask is None where all columns exist. It reads its slots from f.args.
-    """
-
-    emit: EmitEpilogue
-    pointers: tuple[str, ...] = ()
-    sizes: tuple[str, ...] = ()
-    is_light: bool = True
-    """Whether it is short enough to be unrolled for every vector of a full tile."""
-    result: DType = real
-    """The type of the stored result."""
-    narrowest: int = 32
-    """Bits of the narrowest element that is read or stored."""
-    wide: EmitEpilogue | None = None
-    """As `emit` for 8-bit results, but in i32 before saturation (`kernels.elementwise.narrow`)."""
-    streams: int = 0
-    """Results of at least as many bytes use non-temporal stores; 0 for never
-    (`kernels.elementwise.streaming`)."""
-
-
-LIGHT_STEPS = 6
-_SIMPLE = frozenset(
-    {"add", "sub", "mul", "relu", "clip", "maximum", "minimum", "neg", "abs", "hard_swish"}
-)
-
-
-def is_light(expression: Expression) -> bool:
-    """Whether an epilogue is a few additions, products and comparisons, without transcendental
-    functions."""
-    steps = [step for step in expression.steps if step.op not in ("cast", "requantize")]
-    return len(steps) <= LIGHT_STEPS and all(step.op in _SIMPLE for step in steps)
-
-
-def identity(_f: Kernel, value: Value, _row: Value, _column: Value, _mask: Value | None) -> Value:
-    return value
-
-
-NO_EPILOGUE = Epilogue(identity)
 
 
 def row_tiles_in_cache(target: Target, tile: Tile, row_bytes: int) -> int:
@@ -243,6 +194,12 @@ class Product:
         """The number of steps of a run of contiguous elements."""
         group = self.dot.group
         return run if group == 1 else self.f.udiv(run + (group - 1), group)
+
+    def matrix_bytes(self) -> Value:
+        """The bytes of one packed matrix."""
+        f, tile = self.f, self.tile
+        count = f.udiv(self.columns + (tile.columns - 1), tile.columns)
+        return count * self.depth * (tile.columns * self.dot.unit.total_bytes)
 
     def panels(self) -> Value:
         """The address of the packed weights."""

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, i8, i32, stored
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import position, product
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import DotProduct
-from bitwright.backends.cpu.kernels.matmul.matmul import Epilogue, Product
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
+from bitwright.backends.cpu.kernels.matmul.matmul import Product
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
 from bitwright.backends.cpu.lowering.region import Reads, address_of
 from bitwright.ir.dtype import DType
@@ -244,10 +245,8 @@ class BatchedProduct(Product):
         return total
 
     def panels(self) -> Value:
-        f, tile = self.f, self.tile
-        count = f.udiv(self.columns + (tile.columns - 1), tile.columns)
-        matrix_bytes = count * self.depth * (tile.columns * self.dot.unit.total_bytes)
-        return f.offset(f.args.pointer("w"), self.rhs_index() * matrix_bytes)
+        matrix_bytes = self.matrix_bytes()
+        return self.f.offset(self.f.args.pointer("w"), self.rhs_index() * matrix_bytes)
 
     def constant_offset(self, column: Value) -> Value:
         return self.rhs_index() * self.columns + column

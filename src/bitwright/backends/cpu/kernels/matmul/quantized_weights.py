@@ -21,6 +21,7 @@ import numpy as np
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Type, Value, f16, f32, i8, i16, i32
 from bitwright.backends.cpu.codegen.instr import lookup_f32
+from bitwright.backends.cpu.kernels.matmul.matmul import pack
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
 from bitwright.ir.dtype import DType, dtype, f4e2m1, f8e4m3fn, f8e5m2
 from bitwright.target import Target
@@ -38,7 +39,7 @@ _EXPONENT_BITS = 23
 
 @dataclass(frozen=True)
 class QuantizedWeights:
-    """The format of packed weights, which determines the emitted code."""
+    """The format of packed weights, a parameter of the kernel."""
 
     kind: DType
     """A signed integer or a float of 2, 4 or 8 bits."""
@@ -121,8 +122,8 @@ def pack_weights(
     return Packed(
         form,
         _quantized_panels(qvalues.T, kind.bits, tile),
-        _panels(stored.T, tile),
-        None if held is None else _panels(held.T, tile),
+        pack(stored.T, tile, stored.dtype),
+        None if held is None else pack(held.T, tile, held.dtype),
     )
 
 
@@ -156,15 +157,6 @@ def _narrowest(scale: Array, target: Target) -> Array:
     return scale
 
 
-def _panels(rows: Array, tile: Tile) -> Array:
-    """Packs [k, n] as [n / columns][k][columns], padded with zeros."""
-    depth, columns = rows.shape
-    panels = -(-columns // tile.columns)
-    padded = np.zeros((depth, panels * tile.columns), rows.dtype)
-    padded[:, :columns] = rows
-    return np.ascontiguousarray(padded.reshape(depth, panels, tile.columns).transpose(1, 0, 2))
-
-
 def _quantized_panels(qvalues: Array, bits: int, tile: Tile) -> Array:
     """Packs values [k, n] in panels, with the groups of a column contiguous."""
     depth, columns = qvalues.shape
@@ -172,14 +164,14 @@ def _quantized_panels(qvalues: Array, bits: int, tile: Tile) -> Array:
     padded = np.zeros((-(-depth // group) * group, columns), np.uint8)
     padded[:depth] = np.ascontiguousarray(qvalues).view(np.uint8)
     if bits == 8:
-        return _panels(padded, tile)
+        return pack(padded, tile, np.uint8)
     each = 8 // bits
     lanes = padded.reshape(len(padded) // each, each, columns) & ((1 << bits) - 1)
     packed = lanes[:, 0].copy()
     for lane in range(1, each):
         packed |= lanes[:, lane] << (lane * bits)
     by_word = packed.reshape(len(packed) // 4, 4, columns).transpose(0, 2, 1)
-    return _panels(np.ascontiguousarray(by_word).view(np.uint32)[..., 0], tile)
+    return pack(np.ascontiguousarray(by_word).view(np.uint32)[..., 0], tile, np.uint32)
 
 
 class Reader:
