@@ -25,7 +25,7 @@ from bitwright.backends.cpu.kernels.conv.depthwise import (
 )
 from bitwright.backends.cpu.kernels.conv.lower_winograd import Choice, call_winograd, choose
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
-from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, is_light
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, fused_epilogue
 from bitwright.backends.cpu.kernels.matmul.filters import Filter, filter_of, has_filter
 from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_im2col
 from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
@@ -193,7 +193,14 @@ class SumTransform(Protocol):
     @property
     def sizes(self) -> dict[str, Size]: ...
 
-    def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any: ...
+    def emit(
+        self,
+        f: emit.Kernel,
+        value: emit.Value,
+        row: emit.Value,
+        column: emit.Value,
+        mask: emit.Value | None,
+    ) -> emit.Value: ...
 
 
 class ConvEpilogue:
@@ -224,23 +231,18 @@ class ConvEpilogue:
 
     @property
     def epilogue(self) -> Epilogue:
-        return Epilogue(
-            self._emit,
-            tuple(self.pointers),
-            tuple(self.sizes),
-            is_light(self.after.expression),
-            self.after.dtype,
-            min(d.bits for d in (self.after.dtype, *(v.dtype for v in self.reads.views))),
-            self._emit_wide if self.after.expression.narrows else None,
-        )
+        types = [view.dtype for view in self.reads.views]
+        slots = self.pointers, self.sizes, types
+        return fused_epilogue(self.after, self._operands, self.lanes, *slots)
 
-    def _emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
-        return self.after.evaluate(f, self._values(f, value, row, column, mask), self.lanes)
-
-    def _emit_wide(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
-        return self.after.evaluate_wide(f, self._values(f, value, row, column, mask), self.lanes)
-
-    def _values(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> list[Any]:
+    def _operands(
+        self,
+        f: emit.Kernel,
+        value: emit.Value,
+        row: emit.Value,
+        column: emit.Value,
+        mask: emit.Value | None,
+    ) -> list[emit.Value]:
         """The sum and the operands of the epilogue."""
         if self.transform:
             value = self.transform.emit(f, value, row, column, mask)

@@ -136,7 +136,14 @@ class Bias:
         self.pointers = {"offset": ctx.constant(held, f"{name}.bias")} if held.any() else {}
         self.key = bool(self.pointers)
 
-    def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+    def emit(
+        self,
+        f: emit.Kernel,
+        value: emit.Value,
+        row: emit.Value,
+        column: emit.Value,
+        mask: emit.Value | None,
+    ) -> emit.Value:
         if not self.pointers:
             return value
         return value + f.load(value.type, f.args.pointer("offset"), column, mask=mask)

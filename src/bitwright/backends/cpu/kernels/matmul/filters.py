@@ -39,13 +39,13 @@ class Filter(Protocol):
     def dot(self, target: Target, run: int) -> DotProduct:
         """The dot product for rows that are read in runs of this length."""
 
-    def tile(self, target: Target, columns: int, dot: Any) -> Tile: ...
+    def tile(self, target: Target, columns: int, dot: DotProduct) -> Tile: ...
 
     def line_tile(
         self,
         target: Target,
         columns: int,
-        dot: Any,
+        dot: DotProduct,
         line: int,
         steps: int,
         tile: Tile,
@@ -53,7 +53,7 @@ class Filter(Protocol):
     ) -> Tile | None:
         """A tile within one line of pixels, where it is faster than `tile`."""
 
-    def pack(self, runs: Array, tile: Tile, dot: Any) -> Array:
+    def pack(self, runs: Array, tile: Tile, dot: DotProduct) -> Array:
         """Packs w[runs, run, columns] in panels."""
 
     def pointers(self, ctx: Lowering, name: str, tile: Tile) -> dict[str, View]:
@@ -96,10 +96,10 @@ class HalfFilter(F32Filter):
         tiles = dots(target) if self.use_amx else None
         return tiles or choose_half_dot(target, self.half, run)
 
-    def tile(self, target: Target, columns: int, dot: Any) -> Tile:
+    def tile(self, target: Target, columns: int, dot: DotProduct) -> Tile:
         return BLOCK if dot.tiles else half_tile(target, columns, dot)
 
-    def pack(self, runs: Array, tile: Tile, dot: Any) -> Array:
+    def pack(self, runs: Array, tile: Tile, dot: DotProduct) -> Array:
         if isinstance(dot, AmxSplitF16Dot):
             return pack_split(runs)
         return pack_tiles(runs) if dot.tiles else pack_half(runs, tile, dot)

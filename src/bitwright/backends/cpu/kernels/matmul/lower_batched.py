@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -274,7 +273,11 @@ def call_product(
     form = Form(len(x_.shape) - 2, a.dtype, w.dtype, total, y.dtype, vectors, lanes)
 
     def finish(
-        f: emit.Kernel, value: Any, place: Sequence[Any], column: Any, mask: Any
+        f: emit.Kernel,
+        value: emit.Value,
+        place: Sequence[emit.Value],
+        column: emit.Value,
+        mask: emit.Value,
     ) -> emit.Value:
         values = reads.at(f, place, lanes).load(column, mask)
         return after.evaluate(f, [value, *values], lanes)

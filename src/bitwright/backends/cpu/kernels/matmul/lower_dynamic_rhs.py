@@ -20,7 +20,7 @@ from bitwright.backends.cpu.kernels.attention.lower_attention import order_of
 from bitwright.backends.cpu.kernels.matmul.constant_panels import pack_constants
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot, choose_int8_dot, int8_tile
-from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, is_light
+from bitwright.backends.cpu.kernels.matmul.epilogue import fused_epilogue
 from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
 from bitwright.backends.cpu.kernels.matmul.pack_rhs import (
     BatchedProduct,
@@ -32,6 +32,7 @@ from bitwright.backends.cpu.kernels.matmul.pack_rhs import (
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView
 from bitwright.backends.cpu.lowering.region import (
+    Part,
     Reads,
     broadcast,
     close,
@@ -41,7 +42,6 @@ from bitwright.backends.cpu.lowering.region import (
     split,
 )
 from bitwright.ir.dim import Size, product
-from bitwright.ir.dtype import DType
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View, contiguous
 
@@ -63,7 +63,7 @@ def lower_matmul_dynamic_rhs(
     ctx: Lowering,
     node: Node,
     region: RegionView,
-    values: Sequence[Any],
+    values: Sequence[Value | None],
     known: Array | None = None,
 ) -> None:
     """Lowers a product of x, w, x_zero, w_zero and bias (`values`, in the outer graph); `known` is
@@ -71,6 +71,7 @@ def lower_matmul_dynamic_rhs(
     anchor = region.anchor
     assert anchor is not None
     x, w, x_zero, w_zero, bias = values
+    assert x is not None and w is not None
     if x.rank < 2 or w.rank < 2:
         raise NoKernelError("its operands are not matrices")
     if bias is not None and bias.rank > 1:
@@ -99,7 +100,9 @@ def lower_matmul_dynamic_rhs(
     a = close(ctx, x)
     y = ctx.output(node.outputs[0], order_of(ctx, node.outputs[0]))
     others = operand_views(ctx, region, after.inputs, shape)
-    zeros = [broadcast(ctx.view(x_zero), shape)] if has_sums else []
+    zeros = []
+    if has_sums and x_zero is not None:
+        zeros = [broadcast(ctx.view(x_zero), shape)]
     outer = shape[:-2]
     a = broadcast(a, (*outer, *a.shape[-2:]))
     index = broadcast(packed.outer, outer)
@@ -205,7 +208,7 @@ def _call(
     tile: Tile,
     dot: Int8Dot,
     depth: Size,
-    after: Any,
+    after: Part,
     zeros: int,
 ) -> None:
     """Calls the kernel that multiplies, over the fewest outer axes."""
@@ -219,7 +222,13 @@ def _call(
     points, reads = Reads("z", more[:zeros]), Reads("e", more[zeros:])
     emitted: list[BatchedProduct] = []
 
-    def values(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> list[Any]:
+    def operands(
+        f: emit.Kernel,
+        value: emit.Value,
+        row: emit.Value,
+        column: emit.Value,
+        mask: emit.Value | None,
+    ) -> list[emit.Value]:
         place = (*emitted[-1].outer, row)
         if zeros:
             at = emitted[-1].constant_offset(column)
@@ -227,22 +236,12 @@ def _call(
             value = value - load_row_zero_point(f, points, place, tile.lanes) * sums
         return [value, *reads.at(f, place, tile.lanes).load(column, mask)]
 
-    def finish(f: emit.Kernel, *place: Any) -> Any:
-        return after.evaluate(f, values(f, *place), tile.lanes)
-
-    def finish_wide(f: emit.Kernel, *place: Any) -> Any:
-        return after.evaluate_wide(f, values(f, *place), tile.lanes)
-
-    result: DType = after.dtype
-    narrowest = min(d.bits for d in (result, *(view.dtype for view in reads.views)))
     pointers = {**points.pointers, **reads.pointers}
     if zeros:
         pointers["sums"] = packed.terms["sums"]
     strides: dict[str, Size] = {**points.sizes, **reads.sizes}
-    slots = tuple(pointers), (*product_sizes(outer), *strides)
-    wide = finish_wide if after.expression.narrows else None
-    light = is_light(after.expression)
-    epilogue = Epilogue(finish, *slots, light, result, narrowest, wide)
+    slots = pointers, (*product_sizes(outer), *strides), [view.dtype for view in reads.views]
+    epilogue = fused_epilogue(after, operands, tile.lanes, *slots)
 
     def emit_product(module: emit.Module, name: str) -> emit.Signature:
         signature = emit.Signature(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from bitwright.backends.cpu.codegen import emit
 from bitwright.backends.cpu.kernels.matmul.constant_panels import pack_constants
@@ -46,7 +45,13 @@ def lower_integer_grouped(ctx: Lowering, node: Node, region: RegionView) -> None
     emitted: list[GroupedProduct] = []
     element = x.dtype
 
-    def finish(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+    def finish(
+        f: emit.Kernel,
+        value: emit.Value,
+        row: emit.Value,
+        column: emit.Value,
+        mask: emit.Value | None,
+    ) -> emit.Value:
         product = emitted[-1]
         at = product.constant_offset(column)
         if is_late:

@@ -29,6 +29,7 @@ from bitwright.backends.cpu.kernels.matmul.dot.amx import (
     block_cycles,
     pack_tiles,
 )
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import DotProduct
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import (
     Int8Dot,
     Int8Dot4,
@@ -39,7 +40,7 @@ from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import (
 )
 from bitwright.backends.cpu.kernels.matmul.dot.int8_pairs import int8_pair_dot
 from bitwright.backends.cpu.kernels.matmul.dot.int16_dot import Int16Dot, int16_dot
-from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, is_light
+from bitwright.backends.cpu.kernels.matmul.epilogue import fused_epilogue
 from bitwright.backends.cpu.kernels.matmul.filters import has_many_rows
 from bitwright.backends.cpu.kernels.matmul.lower_dynamic_rhs import lower_matmul_dynamic_rhs
 from bitwright.backends.cpu.kernels.matmul.lower_matmul import (
@@ -133,7 +134,14 @@ class Offsets:
         element = self.zero.dtype if self.zero is not None else None
         self.key = tuple(self.pointers), element, self.pair_dot is None
 
-    def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+    def emit(
+        self,
+        f: emit.Kernel,
+        value: emit.Value,
+        row: emit.Value,
+        column: emit.Value,
+        mask: emit.Value | None,
+    ) -> emit.Value:
         if self.zero is not None:
             at = f.mul(row, f.args.size("x_zero.0"))
             zero = f.load(stored(self.zero.dtype), f.args.pointer("x_zero"), at)
@@ -233,23 +241,21 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
     others = operand_views(ctx, region, after.inputs, shape)
     reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
 
-    def values(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> list[Any]:
+    def operands(
+        f: emit.Kernel,
+        value: emit.Value,
+        row: emit.Value,
+        column: emit.Value,
+        mask: emit.Value | None,
+    ) -> list[emit.Value]:
         value = offsets.emit(f, value, row, column, mask)
         return [value, *reads.at(f, (row,), tile.lanes).load(column, mask)]
 
-    def finish(f: emit.Kernel, *place: Any) -> Any:
-        return after.evaluate(f, values(f, *place), tile.lanes)
-
-    def finish_wide(f: emit.Kernel, *place: Any) -> Any:
-        return after.evaluate_wide(f, values(f, *place), tile.lanes)
-
     more = {**offsets.pointers, **reads.pointers}
     sizes: dict[str, Size] = {**offsets.sizes, **reads.sizes}
-    narrowest = min(d.bits for d in (after.dtype, *(view.dtype for view in others)))
-    wide = finish_wide if after.expression.narrows else None
     streams = streamed_from(ctx.target, y, columns)
-    slots = tuple(more), tuple(sizes), is_light(after.expression)
-    epilogue = Epilogue(finish, *slots, after.dtype, narrowest, wide, streams)
+    types = [view.dtype for view in others]
+    epilogue = fused_epilogue(after, operands, tile.lanes, more, sizes, types, streams)
     kernel = ctx.kernel(
         f"matmul_{dot.name}",
         (tile, dot, after.expression, reads.key, offsets.key, streams),
@@ -310,7 +316,7 @@ class Int8Filter:
         blocks = -(-columns // BLOCK.columns) * block_cycles(run, lines, AmxInt8Dot.group)
         return blocks < steps * panels * per_row * BLOCK.rows
 
-    def tile(self, target: Target, columns: int, dot: Int8Dot) -> Tile:
+    def tile(self, target: Target, columns: int, dot: DotProduct) -> Tile:
         return BLOCK if dot.tiles else int8_tile(target, columns, dot)
 
     def choose(self, target: Target, run: int, columns: int) -> tuple[Int8Dot, Tile]:
@@ -322,7 +328,7 @@ class Int8Filter:
         self,
         target: Target,
         columns: int,
-        dot: Int8Dot,
+        dot: DotProduct,
         line: int,
         steps: int,
         tile: Tile,
@@ -332,7 +338,7 @@ class Int8Filter:
             return None
         return line_tile(target, columns, line, dot.extra, steps, tile, is_flat)
 
-    def pack(self, runs: Array, tile: Tile, dot: Int8Dot) -> Array:
+    def pack(self, runs: Array, tile: Tile, dot: DotProduct) -> Array:
         if self.plan is not None:
             return pack_int8(self.plan.weights.main, tile, dot.group)
         if dot.tiles:

@@ -100,7 +100,13 @@ def row_epilogue(
     others = operand_views(ctx, region, after.inputs, node.outputs[0].shape)
     reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
 
-    def finish(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+    def finish(
+        f: emit.Kernel,
+        value: emit.Value,
+        row: emit.Value,
+        column: emit.Value,
+        mask: emit.Value | None,
+    ) -> emit.Value:
         operands = reads.at(f, (row,), lanes).load(column, mask)
         return after.evaluate(f, [value, *operands], lanes)
 

@@ -120,17 +120,17 @@ def choose_half_dot(target: Target, half: DType, run: int) -> HalfDot:
     return UpcastDot(half) if instr is None else Bf16Dot2(instr, run % 2 != 0)
 
 
-def half_tile(target: Target, columns: int, dot: HalfDot) -> Tile:
+def half_tile(target: Target, columns: int, dot: DotProduct) -> Tile:
     """The register tile for a known number of columns."""
     return best_tile(target, columns, unpacking=int(dot.upcasts_rows))
 
 
-def pack_half(w: Array, tile: Tile, dot: HalfDot) -> Array:
+def pack_half(w: Array, tile: Tile, dot: DotProduct) -> Array:
     """Packs half floats w[runs, run, n] in panels."""
     if isinstance(dot, Bf16Dot2):
         return pack_groups(w, tile, 2)
     panels = pack_groups(w, tile, 1)[..., 0]
-    if dot.half != brain:
+    if not isinstance(dot, UpcastDot) or dot.half != brain:
         return panels
     order = np.arange(tile.columns)
     paired = tile.columns - tile.vectors % 2 * tile.lanes

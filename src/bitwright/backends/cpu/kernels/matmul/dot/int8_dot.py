@@ -241,7 +241,7 @@ def choose_int8_dot(
     return Int8Dot1(signed, False, extra, offset)
 
 
-def int8_tile(target: Target, columns: int, dot: Int8Dot) -> Tile:
+def int8_tile(target: Target, columns: int, dot: DotProduct) -> Tile:
     """The register tile for a known number of columns."""
     return best_tile(target, columns, isinstance(dot, Int8Dot4), dot.extra)
 
