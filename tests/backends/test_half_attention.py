@@ -8,12 +8,12 @@ from stand_ins import SlowTiles, StandIn
 
 from bitwright.backends.cpu.codegen import jit
 from bitwright.backends.cpu.kernels.attention import bf16 as attention_pairs
-from bitwright.backends.cpu.kernels.matmul.dot.amx import TileDots
-from bitwright.backends.cpu.kernels.matmul.dot.half_dot import HalfDots
+from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxBf16Dot
+from bitwright.backends.cpu.kernels.matmul.dot.half_dot import Bf16Dot2
 from bitwright.ops.core.builder import Builder
 from bitwright.target import host, named
 
-WAYS = {"dots": HalfDots(StandIn(), False), "tiles": TileDots(SlowTiles(StandIn()))}
+WAYS = {"dots": Bf16Dot2(StandIn(), False), "tiles": AmxBf16Dot(SlowTiles(StandIn()))}
 LAST_PLACE = 2.0**-8
 
 
@@ -24,7 +24,7 @@ def way(request, monkeypatch):
         if host().lanes(32) != 16:
             pytest.skip("pairs are vectors of 16")
         found = WAYS[request.param]
-        monkeypatch.setattr(attention_pairs, "tile_dots", lambda target: found)
+        monkeypatch.setattr(attention_pairs, "amx_bf16_dot", lambda target: found)
     return request.param
 
 

@@ -25,10 +25,10 @@ from bitwright.backends.cpu.codegen.math.decay import decay
 from bitwright.backends.cpu.kernels.attention.many import Block, Scratch, whole
 from bitwright.backends.cpu.kernels.attention.spec import Attention, Segment, tiles
 from bitwright.backends.cpu.kernels.attention.transposed_values import LANES, ValuePairs
-from bitwright.backends.cpu.kernels.matmul.dot.amx import TileDots, tile_dots
+from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxBf16Dot, amx_bf16_dot
 from bitwright.backends.cpu.kernels.matmul.dot.amx_block import BYTES, ROWS, SIZE
 from bitwright.backends.cpu.kernels.matmul.dot.amx_block import Tiles as TileForms
-from bitwright.backends.cpu.kernels.matmul.dot.half_dot import HalfDots, best_halves
+from bitwright.backends.cpu.kernels.matmul.dot.half_dot import Bf16Dot2, choose_half_dot
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 from bitwright.backends.cpu.lowering.region import address_of
 from bitwright.ir.dtype import DType
@@ -39,18 +39,18 @@ STEP = 32
 """Features, or keys, of one step of tiles."""
 
 
-def pair_products(target: Target, element: DType) -> TileDots | HalfDots | None:
+def pair_products(target: Target, element: DType) -> AmxBf16Dot | Bf16Dot2 | None:
     """How the products of attention are done in pairs, where they are."""
     if element != brain or target.lanes(32) != LANES:
         return None
-    found = tile_dots(target) or best_halves(target, element, 2)
-    return found if isinstance(found, TileDots | HalfDots) else None
+    found = amx_bf16_dot(target) or choose_half_dot(target, element, 2)
+    return found if isinstance(found, AmxBf16Dot | Bf16Dot2) else None
 
 
 def block_kind(kernel: Attention) -> type[Block]:
     if kernel.pairs is None:
         return Block
-    return _TileBlock if isinstance(kernel.pairs, TileDots) else _DotBlock
+    return _TileBlock if isinstance(kernel.pairs, AmxBf16Dot) else _DotBlock
 
 
 class _PairScratch(Scratch):
@@ -176,8 +176,8 @@ class _DotBlock(_PairBlock):
         return self.f.bitcast(self.f.splat(word, LANES), bf16.vector(2 * LANES))
 
     def _dot(self, total: Value, a: Value, b: Value) -> Value:
-        assert isinstance(self.kernel.pairs, HalfDots)
-        return self.kernel.pairs.dot(self.f, total, a, b)
+        assert isinstance(self.kernel.pairs, Bf16Dot2)
+        return self.kernel.pairs.instr(self.f, total, a, b)
 
     def _pack_keys(self, part: Segment, first: Value, count: Value) -> None:
         f, width = self.f, self.scratch.width
@@ -268,7 +268,7 @@ class _TileBlock(_PairBlock):
 
     @property
     def _tiles(self) -> TileForms:
-        assert isinstance(self.kernel.pairs, TileDots)
+        assert isinstance(self.kernel.pairs, AmxBf16Dot)
         return self.kernel.pairs.tiles
 
     def _copy_keys(self, part: Segment, key: Value, count: Value, width: int) -> None:

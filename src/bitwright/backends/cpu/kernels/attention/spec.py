@@ -28,8 +28,8 @@ from bitwright.backends.cpu.codegen.emit import (
     stored,
 )
 from bitwright.backends.cpu.codegen.expression import load_computed
-from bitwright.backends.cpu.kernels.matmul.dot.amx import TileDots
-from bitwright.backends.cpu.kernels.matmul.dot.half_dot import HalfDots
+from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxBf16Dot
+from bitwright.backends.cpu.kernels.matmul.dot.half_dot import Bf16Dot2
 from bitwright.backends.cpu.lowering.region import ONE, RUN, Part, Reads, address_of, gather
 from bitwright.ir.dtype import DType, bool_
 from bitwright.target import Target
@@ -57,7 +57,7 @@ class Attention:
     has_lengths: bool
     paths: str
     """FEW, MANY or BOTH, if only a run knows how many queries there are."""
-    pairs: TileDots | HalfDots | None
+    pairs: AmxBf16Dot | Bf16Dot2 | None
     """How halves are multiplied without widening them, in blocks of queries."""
     after: Part
     extras: Reads
@@ -79,7 +79,7 @@ class Attention:
     @property
     def turns(self) -> bool:
         """Whether values are read feature by feature (`kernels.attention.transposed_values`)."""
-        return isinstance(self.pairs, TileDots)
+        return isinstance(self.pairs, AmxBf16Dot)
 
     @property
     def signature(self) -> Signature:
@@ -131,7 +131,7 @@ TILE_ELEMENTS, MOST_STEPS = 8192, 4
 def tiles(target: Target, kernel: Attention) -> Tiles:
     lanes = target.lanes(kernel.type.bits)
     wide = target.vector_registers >= 32
-    if isinstance(kernel.pairs, TileDots):
+    if isinstance(kernel.pairs, AmxBf16Dot):
         step, features = kernel.pairs.group, max(kernel.features, kernel.value_features)
         block = step * max(1, min(MOST_STEPS, TILE_ELEMENTS // (step * features)))
         return Tiles(lanes, 2, 8, block, 0, 0)

@@ -94,12 +94,12 @@ class _QuantizedLayer(Layer):
         carry = (panel, *[f.const(self.sum, 0)] * (height * each))
         with f.loop(0, self.groups, 1, carry) as loop:
             w, *sums = loop.carried
-            weights = self.qvalues.panel(f, w, each, lanes)
+            weights = self.qvalues.load_rhs(f, w, each, lanes)
             for i, pointer in enumerate(rows):
-                states = self.qvalues.number(f, pointer, loop.index, lanes)
+                states = self.qvalues.load_lhs(f, pointer, loop.index, lanes)
                 for v, weight in enumerate(weights):
                     at = i * each + v
-                    sums[at] = self.qvalues.multiply(f, states, weight, sums[at])
+                    sums[at] = self.qvalues.multiply_add(f, states, weight, sums[at])
             loop.next(f.offset(w, each * lanes * self.qvalues.group), *sums)
         for position, total in enumerate(loop.results[1:]):
             f.store(total, self.scratch, position * lanes)

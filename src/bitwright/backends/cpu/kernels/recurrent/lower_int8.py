@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import best_qvalues
+from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import choose_int8_dot
 from bitwright.backends.cpu.kernels.recurrent.int8 import MIDDLE, SLOTS, emit_int8_recurrence
 from bitwright.backends.cpu.kernels.recurrent.lower_recurrent import RecurrentLayer, pack_recurrent
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
@@ -27,7 +27,7 @@ def lower_integer_recurrent(ctx: Lowering, node: Node, region: RegionView) -> No
     layer = RecurrentLayer.of(ctx, node, _OPERANDS, SLOTS)
     kernel, vectors = layer.kernel, layer.vectors
     # rows of codes are as long as whole groups, so that none is left over
-    qvalues = best_qvalues(ctx.target, False, 0)
+    qvalues = choose_int8_dot(ctx.target, False, 0)
     code = ctx.kernel(
         node.op,
         (kernel, vectors, qvalues),

@@ -26,7 +26,7 @@ from typing import Any
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, computed, stored
 from bitwright.backends.cpu.codegen.math.division import divider
 from bitwright.backends.cpu.codegen.scalars import whole_between
-from bitwright.backends.cpu.kernels.matmul.matmul import is_light
+from bitwright.backends.cpu.kernels.matmul.epilogue import is_light
 from bitwright.backends.cpu.kernels.rows.row_groups import emit_each_row
 from bitwright.backends.cpu.kernels.rows.rows import ACCUMULATORS, RowEmission, RowKernel
 from bitwright.backends.cpu.lowering.region import Part, Reads, store

@@ -1,6 +1,6 @@
-"""Products of 8-bit codes that are both made by the run: to the bit against numpy in int64.
+"""int8 matmuls of two operands known at run time: bit-exact against numpy in int64.
 
-Nothing of the kernels or of the ops' references is used for the expected numbers.
+The expected values use no helper of the kernels or of the ops' references.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ KINDS = [("u8", "i8"), ("i8", "u8"), ("u8", "u8"), ("i8", "i8")]
 
 
 def transposed(b, name, kind, shape):
-    """An operand that lies with its two last axes exchanged."""
+    """An operand stored with its last two axes exchanged."""
     *outer, rows, columns = shape
     place = b.input(name, f"{kind}{[*outer, columns, rows]}")
     return b.transpose(place, perm=(*range(len(outer)), len(outer) + 1, len(outer)))
@@ -56,10 +56,10 @@ def test_signs_and_zero_points(target, x_kind, w_kind, x_zero, w_zero):
     feeds = {"x": x, "w": w}
     b = Builder("product")
 
-    def point(name, kind, form, spread):
+    def point(name, kind, form, shape):
         if form == "none":
             return None, 0
-        found = qvalues(rng, kind, *(spread if form in ("rows", "columns") else (1,)))
+        found = qvalues(rng, kind, *(shape if form in ("rows", "columns") else (1,)))
         if form == "one":
             return b.constant(found), found
         feeds[name] = found
@@ -75,8 +75,8 @@ def test_signs_and_zero_points(target, x_kind, w_kind, x_zero, w_zero):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_outer_axes_broadcast_and_lie_anywhere(target):
-    """Heads inside positions, keys shared by two heads, an open number of positions."""
+def test_batch_axes_broadcast_with_any_strides(target):
+    """Heads inside positions, keys shared by two heads, a dynamic number of positions."""
     rng = np.random.default_rng(8)
     q, k = qvalues(rng, "u8", 2, 19, 4, 10), qvalues(rng, "i8", 2, 19, 2, 10)
     b = Builder("scores")
@@ -95,7 +95,7 @@ def test_outer_axes_broadcast_and_lie_anywhere(target):
     check(graph, {"q": q, "k": k}, expected, target)
 
 
-def test_the_dot_instruction_multiplies_quantized_values_of_the_run():
+def test_the_dot_product_instruction_is_emitted():
     b = Builder("product")
     y = b.integer_matmul(b.input("x", "u8[n, 64]"), b.input("w", "i8[64, 96]"))
     target = named("avx512vnni")
@@ -113,7 +113,7 @@ def quantized_pair(depth):
     return b.build(b.matmul(x, w))
 
 
-def test_dequantized_values_of_the_run_are_multiplied_as_quantized_values():
+def test_matmuls_of_dequantized_inputs_become_integer_matmuls():
     rng = np.random.default_rng(9)
     graph = quantized_pair("k")
     lowered = lower_integer(graph, Trace())
@@ -124,7 +124,7 @@ def test_dequantized_values_of_the_run_are_multiplied_as_quantized_values():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_sums_that_could_leave_32_bits_are_refused():
+def test_sums_that_could_overflow_32_bits_are_refused():
     trace = Trace()
     lowered = lower_integer(quantized_pair(140000), trace)
     assert "integer_matmul" not in {node.op for node in lowered.nodes}

@@ -1,5 +1,5 @@
-"""Products with weights in codes against dequantized weights in f64, on every target and thread
-count: 2 to 8 bits, integers and floats, scales of every stored form, blocks whole and short."""
+"""Matmuls with quantized weights against dequantized weights in f64, on every target and number of
+threads: 2 to 8 bits, integers and floats, every type of scale, complete and incomplete blocks."""
 
 import ml_dtypes
 import numpy as np
@@ -28,15 +28,15 @@ def qvalues_of(rng, kind, *shape):
     return rng.integers(low, high, shape, np.int16, True).astype(element.numpy)
 
 
-def spread(parameter, block, depth):
+def repeat(parameter, block, depth):
     return np.repeat(parameter.astype(np.float64), block, axis=1)[:, :depth]
 
 
-def real(q, scale, zero, block):
-    """w[k, n] in f64, without a helper of the compiler's."""
+def dequantized(q, scale, zero, block):
+    """w[k, n] in f64, without helpers of the compiler."""
     depth = q.shape[1]
-    distance = q.astype(np.float64) - (0 if zero is None else spread(zero, block, depth))
-    return (distance * spread(scale, block, depth)).T
+    distance = q.astype(np.float64) - (0 if zero is None else repeat(zero, block, depth))
+    return (distance * repeat(scale, block, depth)).T
 
 
 def lowered(q, scale, zero, block, target, epilogue=False):
@@ -53,7 +53,7 @@ def lowered(q, scale, zero, block, target, epilogue=False):
 def check(q, scale, zero, block, target, rows=ROWS, epilogue=False):
     graph, ctx = lowered(q, scale, zero, block, target, epilogue)
     rng = np.random.default_rng(5)
-    w = real(q, scale, zero, block)
+    w = dequantized(q, scale, zero, block)
     for count in rows:
         x = rng.normal(size=(count, q.shape[1])).astype(np.float32)
         expected = x.astype(np.float64) @ w
@@ -71,7 +71,7 @@ def check(q, scale, zero, block, target, rows=ROWS, epilogue=False):
 
 SCALES = {"f32": np.float32, "f16": np.float16, "e8m0": None}
 FORMS = {
-    # codes, scales, zero points, terms, columns, block
+    # weights, scales, zero points, terms, columns, block
     "i4": ("i4", "f32", None, 70, 83, 32),
     "u4 with zero points": ("u4", "f16", "u4", 64, 33, 16),
     "u4 with real zero points": ("u4", "f32", "f32", 40, 17, 16),
@@ -102,7 +102,7 @@ def test_products(target, form):
 
 
 @pytest.mark.parametrize("kind", ["i4", "i8"])
-def test_long_columns_take_several_stretches(kind):
+def test_long_columns_take_several_segments(kind):
     rng = np.random.default_rng(2)
     q = qvalues_of(rng, kind, 50, 3000)
     scale = rng.uniform(0.1, 1, (50, -(-3000 // 1000))).astype(np.float32)
@@ -119,7 +119,7 @@ def test_no_rows_no_terms_no_columns():
     "kind, block, value",
     [("i4", 5, 1), ("i8", 7, 1), ("f8e4m3fn", 8, np.nan), ("f8e5m2", 8, np.inf)],
 )
-def test_what_the_kernel_does_not_read_becomes_f32(kind, block, value):
+def test_unsupported_weights_become_f32(kind, block, value):
     rng = np.random.default_rng(3)
     q = qvalues_of(rng, kind, 6, 24)
     q[2, 3] = value
@@ -128,7 +128,9 @@ def test_what_the_kernel_does_not_read_becomes_f32(kind, block, value):
     assert all(name.startswith("matmul_f32") for name in ctx.kernels)
     x = rng.normal(size=(2, 24)).astype(np.float32)
     found = Run(graph, {"x": x}, ctx=ctx).outputs["y"]
-    assert_near(found, (x.astype(np.float64) @ real(q, scale, None, block)).astype(np.float32))
+    assert_near(
+        found, (x.astype(np.float64) @ dequantized(q, scale, None, block)).astype(np.float32)
+    )
 
 
 def held(ctx):
@@ -136,15 +138,15 @@ def held(ctx):
     return sum(buffer.array.nbytes for buffer in constants)
 
 
-def test_weights_are_held_in_their_bits():
+def test_weights_are_stored_in_their_bits():
     q, scale = np.zeros((96, 256), ml_dtypes.int4), np.full((96, 8), 0.3, np.float32)
     assert held(lowered(q, scale, None, 32, "host")[1]) == 96 * 256 // 2 + 96 * 8 * 4
-    halves, powers = scale.astype(np.float16), np.full((96, 8), 0.25, np.float32)
-    assert held(lowered(q, halves, None, 32, "avx2")[1]) == 96 * 256 // 2 + 96 * 8 * 2
+    half, powers = scale.astype(np.float16), np.full((96, 8), 0.25, np.float32)
+    assert held(lowered(q, half, None, 32, "avx2")[1]) == 96 * 256 // 2 + 96 * 8 * 2
     assert held(lowered(q, powers, None, 32, "avx2")[1]) == 96 * 256 // 2 + 96 * 8
 
 
-def test_four_bits_are_looked_up_where_the_target_can():
+def test_4_bit_weights_use_lookups_where_the_target_has_them():
     q, scale = np.ones((96, 256), ml_dtypes.float4_e2m1fn), np.full((96, 8), 0.3, np.float32)
     ctx = lowered(q, scale, None, 32, "avx512")[1]
     (kernel,) = ctx.kernels.values()

@@ -1,6 +1,6 @@
-"""Quantized products with several constant matrices, and with one for each expert: to the bit.
+"""int8 matmuls with batches of constant matrices, and with one matrix per expert: bit-exact.
 
-The expected numbers come from plain numpy in int64, as in `test_integer_kernels`.
+The expected values are computed by plain numpy in int64, as in `test_integer_kernels`.
 """
 
 import numpy as np
@@ -60,8 +60,8 @@ def test_signs_and_zero_points(target, x_kind, w_kind, x_zero, w_zero):
     check(b.build(y), feeds, wrapped(expected), target, [1, 3])
 
 
-def test_matrices_are_packed_when_the_program_is_made():
-    """The run brings only x: one step, and no copy of the weight."""
+def test_matrices_are_packed_at_compile_time():
+    """The schedule has one step, and no copy of the weight."""
     rng = np.random.default_rng(0)
     b = Builder("batched")
     y = b.integer_matmul(b.input("x", "u8[3, n, 16]"), b.constant(qvalues(rng, "i8", 3, 16, 8)))
@@ -82,7 +82,7 @@ def by_expert(x, w, counts, scale, zero=0):
 @pytest.mark.parametrize(
     "counts, depth, columns", [((4, 0, 9), 17, 33), ((1, 30, 0, 2, 7), 64, 70), ((5,), 3, 1)]
 )
-def test_rows_meet_the_weight_of_their_expert(target, zero, counts, depth, columns):
+def test_rows_are_multiplied_by_the_weight_of_their_expert(target, zero, counts, depth, columns):
     rng = np.random.default_rng(depth)
     rows, experts = sum(counts), len(counts)
     x, w = qvalues(rng, "u8", rows, depth), qvalues(rng, "i8", experts, depth, columns)
