@@ -47,7 +47,7 @@ def test_workers_make_the_same_code():
 
 def test_results_are_told_before_they_are_given():
     told, before = [], jit.compilations()
-    with compilers.kept_workers():
+    with compilers.hold_workers():
         jobs = [compilers.submit(one, host(), told.append) for one in TEXTS]
         assert all(job.result() in told for job in jobs)
     assert jit.compilations() == before + len(TEXTS) and not any(job.text for job in jobs)
@@ -72,11 +72,11 @@ def test_what_nobody_wants_is_dropped():
 
 def test_workers_stay_while_they_are_kept():
     expected = [jit.compile_object(one, host()) for one in TEXTS]
-    with compilers.kept_workers():
+    with compilers.hold_workers():
         assert made() == expected
         found = workers()
         assert len(found) == 2
-        with compilers.kept_workers():
+        with compilers.hold_workers():
             assert made(TEXTS[::-1]) == expected[::-1]
         assert workers() == found
     for worker in found:
@@ -89,7 +89,7 @@ def test_workers_stay_while_they_are_kept():
 def test_workers_start_early_where_texts_are_sure_to_come(monkeypatch, count, started):
     monkeypatch.delitem(sys.modules, "llvmlite.binding", raising=False)  # as if it were not loaded
     monkeypatch.setattr(compilers._pool, "_starts", 0)
-    with compilers.kept_workers(count):
+    with compilers.hold_workers(count):
         found = workers()
         assert len(found) == started
     for worker in found:
@@ -99,12 +99,12 @@ def test_workers_start_early_where_texts_are_sure_to_come(monkeypatch, count, st
 
 def test_a_process_with_llvm_starts_none_early(monkeypatch):
     monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
-    with compilers.kept_workers(2):
+    with compilers.hold_workers(2):
         assert not workers()
 
 
 def test_a_kept_worker_that_has_died_is_replaced_by_this_process(tmp_path):
-    with compilers.kept_workers():
+    with compilers.hold_workers():
         made()
         for worker in workers():
             worker.process.kill()
@@ -118,14 +118,14 @@ def test_a_worker_that_does_not_answer_is_ended(monkeypatch):
     monkeypatch.setattr(
         system, "start_python", lambda _: start_python("import time; time.sleep(1000)")
     )
-    with compilers.kept_workers():
+    with compilers.hold_workers():
         assert made() == [jit.compile_object(one, host()) for one in TEXTS]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_process_compiles_by_itself(monkeypatch):
     monkeypatch.setattr(system, "start_python", lambda _: start_python("input()"))
-    with compilers.kept_workers():
+    with compilers.hold_workers():
         jobs = [compilers.submit(one, host()) for one in TEXTS]
         child = os.fork()
         if not child:
@@ -135,7 +135,7 @@ def test_a_forked_process_compiles_by_itself(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_workers_end_while_a_forked_process_goes_on():
-    with compilers.kept_workers():
+    with compilers.hold_workers():
         made()
         found = workers()
         source, sink = os.pipe()
@@ -161,7 +161,7 @@ def test_without_threads_it_is_done_here(monkeypatch):
     monkeypatch.setattr(compilers._Worker, "start", refuse)
     monkeypatch.setattr(compilers, "_pool", compilers._Pool())
     monkeypatch.delitem(sys.modules, "llvmlite.binding", raising=False)  # as if it were not loaded
-    with compilers.kept_workers(2):
+    with compilers.hold_workers(2):
         assert made() == expected
     assert not workers()
 

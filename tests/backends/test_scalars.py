@@ -6,8 +6,8 @@ from emitted import WIDTHS, lanewise
 
 from bitwright.backends.cpu.codegen.expression import (
     Expression,
-    Place,
     Step,
+    ValueRef,
     from_stored,
     to_stored,
 )
@@ -36,7 +36,7 @@ def compiled(op, arrays, attrs, result, target, lanes=4):
     """The op on arrays of one shape, through its scalar form."""
     present = [x for x in arrays if x is not None]
     numbers = iter(range(len(present)))
-    operands = tuple(None if x is None else Place(next(numbers)) for x in arrays)
+    operands = tuple(None if x is None else ValueRef(next(numbers)) for x in arrays)
     step = Step(op.name, operands, tuple(attrs.items()), result)
     expression = Expression(tuple(dtype(x.dtype) for x in present), (step,), (len(present),))
 

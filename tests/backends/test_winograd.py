@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from run_kernel import TARGETS, THREADS, Run
 
-import bitwright.backends.cpu.kernels.conv.lower_conv as lower_conv
+from bitwright.backends.cpu.kernels.conv import lower_conv
 from bitwright.backends.cpu.kernels.conv.lower_winograd import Choice, choose
 from bitwright.backends.cpu.kernels.conv.toom_cook import linear_map, matrices
 from bitwright.ir.dim import symbol

@@ -23,7 +23,7 @@ import numpy as np
 
 from bitwright import system
 from bitwright.backends.cpu.cache.objects import default_cache, key
-from bitwright.backends.cpu.codegen.compilers import kept_workers, submit
+from bitwright.backends.cpu.codegen.compilers import hold_workers, submit
 from bitwright.backends.cpu.codegen.signature import Signature, Slot
 from bitwright.backends.cpu.lowering.artifact import KernelCode
 from bitwright.target import Target, host
@@ -97,9 +97,9 @@ class KernelStore:
 
 
 def workers_at_hand() -> AbstractContextManager[None]:
-    """`kept_workers`; where no kernel is in the cache yet, some are started before any is asked
+    """`hold_workers`; where no kernel is in the cache yet, some are started before any is asked
     for, since that takes as long as loading a model."""
-    return kept_workers(0 if KernelStore(host()).is_used else EARLY)
+    return hold_workers(0 if KernelStore(host()).is_used else EARLY)
 
 
 @cache

@@ -9,7 +9,7 @@ A block of queries is held transposed, features by queries, so that lanes run al
 Keys go by in blocks. When a block raises the maximum, sums and results so far shrink by
 e^(old - new). Causal attention, windows and lengths limit the range of keys; only tiles on the edge
 of that range compare positions. Few queries (decoding) go another way, with lanes along features
-and keys: `kernels.attention.few`. Where instructions multiply bf16, both products take them
+and keys: `kernels.attention.single_query`. Where instructions multiply bf16, both products take them
 (`kernels.attention.bf16`).
 
 Work is cut into (batch, head, block of queries); every result is computed by one thread in a fixed
@@ -20,21 +20,26 @@ from __future__ import annotations
 
 from bitwright.backends.cpu.codegen.emit import Module, Signature
 from bitwright.backends.cpu.kernels.attention.bf16 import block_kind
-from bitwright.backends.cpu.kernels.attention.few import emit_few
-from bitwright.backends.cpu.kernels.attention.many import emit_many
-from bitwright.backends.cpu.kernels.attention.spec import FEW, MANY, Attention, few_queries
+from bitwright.backends.cpu.kernels.attention.query_block import emit_query_blocks
+from bitwright.backends.cpu.kernels.attention.single_query import emit_single_query
+from bitwright.backends.cpu.kernels.attention.spec import (
+    QUERY_BLOCK,
+    SINGLE_QUERY,
+    Attention,
+    max_single_queries,
+)
 
 
 def emit_attention(module: Module, name: str, kernel: Attention) -> Signature:
     with module.kernel(name, kernel.signature) as f, f.subnormals_as_zeros():
-        if kernel.paths == FEW:
-            emit_few(f, kernel)
-        elif kernel.paths == MANY:
-            emit_many(f, kernel, block_kind(kernel))
+        if kernel.paths == SINGLE_QUERY:
+            emit_single_query(f, kernel)
+        elif kernel.paths == QUERY_BLOCK:
+            emit_query_blocks(f, kernel, block_kind(kernel))
         else:
-            few = f.le(f.args.size("queries"), few_queries(f.target, kernel.element))
+            few = f.le(f.args.size("queries"), max_single_queries(f.target, kernel.element))
             with f.if_(few) as branch:
-                emit_few(f, kernel)
+                emit_single_query(f, kernel)
             with branch.else_():
-                emit_many(f, kernel, block_kind(kernel))
+                emit_query_blocks(f, kernel, block_kind(kernel))
     return kernel.signature

@@ -5,7 +5,7 @@ Both instructions take the numbers of k in pairs, which lie where lanes along qu
     q[d / 2][query][2]      transposed once for a block of queries
     p[key / 2][query][2]    e^(score - maximum), rounded to bf16 as it is made
 
-Scores, softmax and sums stay f32 as in `kernels.attention.many`. A dot takes pairs of a key's
+Scores, softmax and sums stay f32 as in `kernels.attention.query_block`. A dot takes pairs of a key's
 features where they lie, and pairs of values, v[key / 2][feature][2]. Tiles make blocks of 32 × 32:
 
     scores[key][query]    =  k[key][d] · q[d / 2][query][2]
@@ -21,8 +21,8 @@ import math
 from collections.abc import Sequence
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Operand, Value, bf16, f32, i16, i32, i64
-from bitwright.backends.cpu.codegen.math.decay import decay
-from bitwright.backends.cpu.kernels.attention.many import Block, Scratch, whole
+from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive
+from bitwright.backends.cpu.kernels.attention.query_block import Block, Scratch, whole
 from bitwright.backends.cpu.kernels.attention.spec import Attention, Segment, tiles
 from bitwright.backends.cpu.kernels.attention.transposed_values import LANES, ValuePairs
 from bitwright.backends.cpu.kernels.matmul.dot.amx import TileDots, tile_dots
@@ -64,7 +64,7 @@ class _PairScratch(Scratch):
 class _PairBlock(Block):
     """What dots and tiles have in common."""
 
-    room = _PairScratch
+    scratch_type = _PairScratch
     step = 2
     """Keys that one product takes."""
 
@@ -112,7 +112,7 @@ class _PairBlock(Block):
                 for place in (0, 1):
                     at = (number * 2 + place) * self.pitch + v * LANES
                     score = f.load(self.vector, scratch.scores, at, align=self.align)
-                    power = decay(f, score - shift)
+                    power = exp_nonpositive(f, score - shift)
                     halves.append(f.bitcast(f.convert(power, bf16), i16.vector(LANES)))
                     total = total + power
                 at = (number * self.pitch + v * LANES) * 2
@@ -137,7 +137,7 @@ class _DotScratch(_PairScratch):
 class _DotBlock(_PairBlock):
     """Two products and their sum are one instruction."""
 
-    room = _DotScratch
+    scratch_type = _DotScratch
 
     def _key(self, part: Segment, first: Value, key: Value) -> Value:
         return self.f.gep(bf16, part.k, (first + key) * part.k_step)
@@ -161,7 +161,7 @@ class _DotBlock(_PairBlock):
         queries = [
             self._pairs(self.scratch.q, line * self.pitch + v * LANES) for v in range(vectors)
         ]
-        spread = [self._spread(word) for word in words]
+        spread = [self._broadcast(word) for word in words]
         return [
             self._dot(totals[t * vectors + v], word, query)
             for t, word in enumerate(spread)
@@ -172,7 +172,7 @@ class _DotBlock(_PairBlock):
         """Sixteen pairs from a scratch of words."""
         return self.f.load(bf16.vector(2 * LANES), base, at * 2, align=BYTES)
 
-    def _spread(self, word: Value) -> Value:
+    def _broadcast(self, word: Value) -> Value:
         return self.f.bitcast(self.f.splat(word, LANES), bf16.vector(2 * LANES))
 
     def _dot(self, total: Value, a: Value, b: Value) -> Value:
@@ -204,7 +204,7 @@ class _DotBlock(_PairBlock):
             powers = f.gep(i32, scratch.powers, loop.index * self.pitch + query)
             after: list[Value] = []
             for r in rows:
-                power = self._spread(f.load(i32, powers, r))
+                power = self._broadcast(f.load(i32, powers, r))
                 after += [
                     self._dot(loop.carried[r * columns + c], power, value)
                     for c, value in enumerate(values)
@@ -227,7 +227,7 @@ class _TileScratch(_PairScratch):
 class _TileBlock(_PairBlock):
     """Blocks of 32 keys, or features, by 32 queries."""
 
-    room = _TileScratch
+    scratch_type = _TileScratch
     step = STEP
 
     @property
@@ -302,7 +302,7 @@ class _TileBlock(_PairBlock):
 
     def _results(self, count: Value) -> None:
         f, scratch = self.f, self.scratch
-        self._shrink()
+        self._rescale_results()
         for top in range(0, scratch.width, SIZE):
             down = range(min(2, (scratch.width - top) // ROWS))
             corners = [(top + i * ROWS) * self.pitch + j * LANES for i in down for j in (0, 1)]
@@ -349,7 +349,7 @@ class _TileBlock(_PairBlock):
             part = list(branch.results[number * size : (number + 1) * size])
             numbers.write(f, part, place, self.line)
 
-    def _shrink(self) -> None:
+    def _rescale_results(self) -> None:
         """Results so far, where some query's maximum has grown."""
         f, scratch = self.f, self.scratch
         factors = [

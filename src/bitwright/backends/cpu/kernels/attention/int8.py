@@ -31,21 +31,21 @@ from bitwright.backends.cpu.codegen.emit import (
     stored,
 )
 from bitwright.backends.cpu.codegen.instr import dot_u8s8
-from bitwright.backends.cpu.codegen.math.decay import exact_decay
 from bitwright.backends.cpu.codegen.math.division import divider
+from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive_exact
 from bitwright.backends.cpu.kernels.attention.int8_keys import (
     INT8,
     QuantizedKeys,
     factors,
     row_peaks,
 )
-from bitwright.backends.cpu.kernels.attention.many import Block, emit_many
+from bitwright.backends.cpu.kernels.attention.query_block import Block, emit_query_blocks
 from bitwright.backends.cpu.kernels.attention.spec import (
     FULL_MASK,
     Attention,
-    Place,
     Segment,
     Tiles,
+    WorkItem,
     tiles,
 )
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces
@@ -63,7 +63,7 @@ _MAGIC = 1.5 * 2.0**23
 _MAGIC_BITS = 0x4B400000
 _WHOLE = 2.0**23
 """Adding it, and taking it away again, rounds numbers from 0 to as much."""
-_MOVED_WORD = 0x80808080
+_OFFSET_WORD = 0x80808080
 
 
 def quantized_tiles(target: Target, kernel: Attention) -> Tiles:
@@ -86,7 +86,7 @@ def quantized_signature(kernel: Attention) -> Signature:
 def emit_int8_attention(module: Module, name: str, kernel: Attention) -> Signature:
     signature = quantized_signature(kernel)
     with module.kernel(name, signature) as f, f.subnormals_as_zeros():
-        emit_many(f, kernel, _QuantizedBlock)
+        emit_query_blocks(f, kernel, _QuantizedBlock)
     return signature
 
 
@@ -105,7 +105,7 @@ class _Scratch:
         self.q = f.scratch(f32, self.units * size.queries)
         self.row = -(-self.units // keys.lanes) * keys.lanes
         self.q_rows = f.scratch(f32, keys.lanes * self.row)
-        self.q_steps = f.scratch(f32, size.queries)
+        self.q_scales = f.scratch(f32, size.queries)
         self.q_sums = f.scratch(i32, size.queries)
         self.scores = f.scratch(f32, size.block * size.queries)
         self.weights = f.scratch(i32, size.block // 4 * size.queries) if keys.dots else self.scores
@@ -119,24 +119,25 @@ class _Scratch:
 class _QuantizedBlock(Block):
     """One block of queries."""
 
-    room = _Scratch
+    scratch_type = _Scratch
 
-    def __init__(self, f: Kernel, kernel: Attention, scratch: _Scratch, place: Place) -> None:
+    def __init__(self, f: Kernel, kernel: Attention, scratch: _Scratch, place: WorkItem) -> None:
         super().__init__(f, kernel, scratch, place)
         self.size = quantized_tiles(f.target, kernel)
-        self.match_dequantize = keys = _quantized_keys(f, kernel)
+        self.quantized_keys = keys = _quantized_keys(f, kernel)
         self.dot = dot_u8s8(f.target) if keys.dots else None
         heads = f.udiv(f.args.size("heads"), f.args.size("group"))
         self.group = place.batch * heads + place.key_head
         self.total = f.args.size("keys")
         start = self.group * self.total
-        self.k_qvalues = f.gep(keys.element, f.args.pointer("k_codes"), start * keys.row)
-        self.k_steps, self.v_finer, self.v_logs = (
-            f.gep(f32, f.args.pointer(name), start) for name in ("k_steps", "v_finer", "v_logs")
+        self.k_q = f.gep(keys.element, f.args.pointer("k_q"), start * keys.row)
+        self.k_scales, self.v_multipliers, self.v_log_multipliers = (
+            f.gep(f32, f.args.pointer(name), start)
+            for name in ("k_scales", "v_multipliers", "v_log_multipliers")
         )
         rows = pieces(f, self.total, 4) * 4 if keys.dots else self.total
         place = self.group * rows * keys.width
-        self.v_qvalues = f.gep(keys.element, f.args.pointer("v_codes"), place)
+        self.v_q = f.gep(keys.element, f.args.pointer("v_q"), place)
 
     def emit(self) -> None:
         f, place, vectors = self.f, self.place, self.size.vectors
@@ -147,7 +148,7 @@ class _QuantizedBlock(Block):
         block = self.size.block
         with f.loop(low, place.high, block, carry=lowest) as loop:
             count = f.min(place.high - loop.index, block)
-            loop.next(*self._tops(loop.index, count, loop.carried))
+            loop.next(*self._store_scores(loop.index, count, loop.carried))
         tops = loop.results
         shifts = [f.select(f.eq(top, -math.inf), 0.0, top) for top in tops]
         is_long = f.gt(place.high - low, block)
@@ -155,7 +156,7 @@ class _QuantizedBlock(Block):
         with f.loop(low, place.high, block, carry=zeros) as loop:
             count = f.min(place.high - loop.index, block)
             with f.if_(is_long):
-                self._tops(loop.index, count, lowest)
+                self._store_scores(loop.index, count, lowest)
             with f.if_(self.is_full, carry=loop.carried) as branch:
                 branch.next(*self._weights(loop.index, count, shifts, loop.carried))
             with branch.else_():
@@ -174,13 +175,13 @@ class _QuantizedBlock(Block):
 
     # scores
 
-    def _tops(self, first: Value, count: Value, tops: Sequence[Value]) -> Sequence[Value]:
+    def _store_scores(self, first: Value, count: Value, tops: Sequence[Value]) -> Sequence[Value]:
         """Scores of a block of keys, stored, and the largest of each query so far."""
         f = self.f
         if self.scratch.bias is not None:
             self._pack_bias(first, count)
-        row, width = f.index(self.match_dequantize.row), f.index(self.match_dequantize.width)
-        qvalues = self.k_qvalues, self.v_qvalues
+        row, width = f.index(self.quantized_keys.row), f.index(self.quantized_keys.width)
+        qvalues = self.k_q, self.v_q
         part = Segment(*qvalues, row, width, f.index(0), self.total, qvalues[1], width)
         with f.if_(self.is_full, carry=tops) as branch:
             branch.next(*self._scores(part, first, count, tops))
@@ -190,7 +191,7 @@ class _QuantizedBlock(Block):
 
     def _key(self, part: Segment, first: Value, key: Value) -> Value:
         return self.f.gep(
-            self.match_dequantize.element, part.k, (first + key) * self.match_dequantize.row
+            self.quantized_keys.element, part.k, (first + key) * self.quantized_keys.row
         )
 
     def scaled_products(
@@ -220,23 +221,23 @@ class _QuantizedBlock(Block):
             flat = [f.convert(total, f32) for total in loop.results]
             found = [flat[i : i + vectors] for i in range(0, len(flat), vectors)]
         for row, number in zip(found, numbers, strict=True):
-            step = f.splat(f.load(f32, self.k_steps, number), self.lanes)
+            step = f.splat(f.load(f32, self.k_scales, number), self.lanes)
             row[:] = [total * step for total in row]
         return found
 
-    def _biased(
+    def _add_bias(
         self, found: list[list[Value]], numbers: Sequence[Value], keys: Sequence[Value]
     ) -> list[list[Value]]:
         """Scores by the steps of the queries, capped, and with what each key adds and takes."""
         f = self.f
         steps = [
-            f.load(self.vector, self.scratch.q_steps, v * self.lanes, align=self.align)
+            f.load(self.vector, self.scratch.q_scales, v * self.lanes, align=self.align)
             for v in range(len(found[0]))
         ]
-        logs = [f.load(f32, self.v_logs, number) for number in numbers]
+        log_multipliers = [f.load(f32, self.v_log_multipliers, number) for number in numbers]
         scores = [[total * steps[v] for v, total in enumerate(row)] for row in found]
-        scores = super()._biased(scores, numbers, keys)
-        taken = [f.splat(log, self.lanes) for log in logs]
+        scores = super()._add_bias(scores, numbers, keys)
+        taken = [f.splat(log, self.lanes) for log in log_multipliers]
         return [[x - log for x in row] for row, log in zip(scores, taken, strict=True)]
 
     def _words(self, at: Value) -> Value:
@@ -261,18 +262,21 @@ class _QuantizedBlock(Block):
                     key = number * 4 + i
                     at = key * self.pitch + v * self.lanes
                     score = f.load(self.vector, self.scratch.scores, at, align=self.align)
-                    power = exact_decay(f, score - shift)
+                    power = exp_nonpositive_exact(f, score - shift)
                     place = first + key
                     if last:
                         inside = f.lt(key, count)
                         power = f.select(inside, power, f.const(self.vector, 0.0))
                         place = f.select(inside, place, first)
-                    most, finer = float(WEIGHT_STEPS * PARTS), f.load(f32, self.v_finer, place)
+                    most, multipliers = (
+                        float(WEIGHT_STEPS * PARTS),
+                        f.load(f32, self.v_multipliers, place),
+                    )
                     if self.kernel.causal:
                         parts = (power * most + _WHOLE) - _WHOLE
-                        found[v] = f.fma(parts, f.splat(finer, self.lanes), found[v])
+                        found[v] = f.fma(parts, f.splat(multipliers, self.lanes), found[v])
                     else:
-                        parts = (power * f.splat(finer * most, self.lanes) + _WHOLE) - _WHOLE
+                        parts = (power * f.splat(multipliers * most, self.lanes) + _WHOLE) - _WHOLE
                         found[v] = found[v] + parts
                     rounded = power * float(WEIGHT_STEPS) + _MAGIC
                     if self.dot is None:
@@ -296,7 +300,7 @@ class _QuantizedBlock(Block):
     def _results_of(self, first: Value, count: Value) -> None:
         """Results so far plus what the block's keys bring."""
         f, size = self.f, self.size
-        width = self.match_dequantize.width // self.lanes
+        width = self.quantized_keys.width // self.lanes
         parts = -(-width // size.columns)
         bounds = [width * n // parts for n in range(parts + 1)]
         with f.loop(0, self.place.count, size.rows, nonempty=True) as loop:
@@ -307,12 +311,12 @@ class _QuantizedBlock(Block):
         self, query: Value, column: int, columns: int, first: Value, count: Value
     ) -> None:
         f, scratch, align, dot = self.f, self.scratch, self.align, self.dot
-        rows, width = range(self.size.rows), self.match_dequantize.width
+        rows, width = range(self.size.rows), self.quantized_keys.width
         places = [
             (query + r) * width + (column + c * self.lanes) for r in rows for c in range(columns)
         ]
         before = [f.load(self.vector, scratch.results, place, align=align) for place in places]
-        source = f.gep(self.match_dequantize.element, self.v_qvalues, first * width)
+        source = f.gep(self.quantized_keys.element, self.v_q, first * width)
         steps = count if dot is None else pieces(f, count, 4)
         begin: Sequence[Value] = before
         if dot is not None:
@@ -353,16 +357,16 @@ class _QuantizedBlock(Block):
                 f.gep(f32, base, (start + f.min(count - 1, r)) * step) for r in range(self.lanes)
             ]
             inverse, unit = factors(f, row_peaks(f, rows, features))
-            f.store(unit * self.kernel.scale, scratch.q_steps, start, align=self.align)
+            f.store(unit * self.kernel.scale, scratch.q_scales, start, align=self.align)
             f.store(inverse, scratch.factors, align=self.align)
             with f.loop(0, count, nonempty=True) as loop:
                 row = f.gep(f32, base, (start + loop.index) * step)
                 held = f.gep(i32, scratch.q_rows, loop.index * scratch.row)
-                self._code_query(row, f.load(f32, scratch.factors, loop.index), held)
-            self._turn_queries(start)
+                self._quantize_query(row, f.load(f32, scratch.factors, loop.index), held)
+            self._transpose_queries(start)
         if dot is None:
             return
-        moved = f.bitcast(f.const(i32.vector(self.lanes), _MOVED_WORD), dot.operands[1])
+        moved = f.bitcast(f.const(i32.vector(self.lanes), _OFFSET_WORD), dot.operands[1])
         for v in range(self.size.vectors):
             with f.loop(0, scratch.units, carry=(f.const(i32.vector(self.lanes), 0),)) as loop:
                 at = loop.index * self.pitch + v * self.lanes
@@ -370,7 +374,7 @@ class _QuantizedBlock(Block):
                 loop.next(dot(f, loop.carried[0], moved, word))
             f.store(0 - loop.results[0], scratch.q_sums, v * self.lanes, align=self.align)
 
-    def _code_query(self, row: Value, inverse: Value, held: Value) -> None:
+    def _quantize_query(self, row: Value, inverse: Value, held: Value) -> None:
         """Codes of one query side by side; zeros behind the last of a word."""
         f, features = self.f, self.kernel.features
         factor = f.splat(inverse, self.lanes)
@@ -383,7 +387,7 @@ class _QuantizedBlock(Block):
 
         f.vectors(0, features, self.lanes, put)
 
-    def _turn_queries(self, start: Value) -> None:
+    def _transpose_queries(self, start: Value) -> None:
         """As many queries as there are lanes, word by word instead of row by row."""
         f, scratch, lanes = self.f, self.scratch, self.lanes
 
@@ -403,14 +407,14 @@ class _QuantizedBlock(Block):
             turn(whole, rest)
 
     def _write(self, query: Value) -> None:
-        f, kernel, place, width = self.f, self.kernel, self.place, self.match_dequantize.width
+        f, kernel, place, width = self.f, self.kernel, self.place, self.quantized_keys.width
         index = (place.batch, place.head, place.first + query)
         result = kernel.after.dtype
         y = address_of(f, "y", stored(result), index)
         extras = kernel.extras.at(f, index, self.lanes)
         total = f.load(f32, self.scratch.factors, query)
         divided, is_hidden = divider(f, total, self.lanes), f.eq(total, 0.0)
-        unit = f.load(f32, f.args.pointer("v_units"), self.group)
+        unit = f.load(f32, f.args.pointer("v_inverse_scales"), self.group)
         step = f.splat(f.div(float(PARTS), unit), self.lanes)
         means = f.gep(f32, f.args.pointer("v_means"), self.group * width)
         for column in range(0, width, self.lanes):

@@ -24,12 +24,20 @@ from bitwright.backends.cpu.lowering.region import address_of
 from bitwright.ops.quant import int8_attention as meaning
 from bitwright.target import Target
 
-INT8 = ("k_codes", "k_steps", "v_codes", "v_finer", "v_logs", "v_units", "v_means")
+INT8 = (
+    "k_q",
+    "k_scales",
+    "v_q",
+    "v_multipliers",
+    "v_log_multipliers",
+    "v_inverse_scales",
+    "v_means",
+)
 """What is made of keys and values."""
-STEPS, TINY = float(meaning.STEPS), float(meaning.TINY)
-MOST_SUMS = 4
+Q_MAX, TINY = float(meaning.STEPS), float(meaning.TINY)
+MAX_SUMS = 4
 """Vectors of features whose means are found at a time."""
-MOVED = 128
+Q_OFFSET = 128
 _NOT_FINITE = 0x7F800000
 
 
@@ -76,7 +84,7 @@ class QuantizedKeys:
 
 def emit_int8_keys(module: Module, name: str, form: QuantizedKeys) -> Signature:
     with module.kernel(name, form.signature) as f, f.subnormals_as_zeros():
-        _Activation(f, form).emit()
+        _KeyQuantizer(f, form).emit()
     return form.signature
 
 
@@ -89,8 +97,8 @@ def peak_of(f: Kernel, x: Value, peak: Value) -> Value:
 def factors(f: Kernel, peak: Value) -> tuple[Value, Value]:
     """From the bits of a peak: codes to a unit, and units to a code."""
     value = f.bitcast(peak, peak.type.of(f32))
-    inverse = f.select(f.lt(value, TINY), 0.0, f.div(STEPS, value))
-    step = f.select(f.ge(peak, _NOT_FINITE), float("nan"), f.div(value, STEPS))
+    inverse = f.select(f.lt(value, TINY), 0.0, f.div(Q_MAX, value))
+    step = f.select(f.ge(peak, _NOT_FINITE), float("nan"), f.div(value, Q_MAX))
     return inverse, step
 
 
@@ -111,7 +119,7 @@ def row_peaks(f: Kernel, rows: Sequence[Value], features: int, means: Value | No
     return f.combine(transposed(f, peaks), f.max)
 
 
-class _Activation:
+class _KeyQuantizer:
     def __init__(self, f: Kernel, form: QuantizedKeys) -> None:
         self.f, self.form, self.lanes = f, form, form.lanes
         self.vector = f32.vector(form.lanes)
@@ -159,17 +167,17 @@ class _Activation:
         rows = [self._row("k", index, first + f.min(count - 1, r)) for r in range(lanes)]
         inverse, step = factors(f, row_peaks(f, rows, form.features))
         number = group * self.total + first
-        f.store(step, f.args.pointer("k_steps"), number, mask=f.mask(count, lanes))
+        f.store(step, f.args.pointer("k_scales"), number, mask=f.mask(count, lanes))
         f.store(inverse, self.inverse, align=inverse.type.total_bytes)
         with f.loop(0, count, nonempty=True) as loop:
             row = self._row("k", index, first + loop.index)
             factor = f.splat(f.load(f32, self.inverse, loop.index), lanes)
             place = (number + loop.index) * form.row
-            qvalues = f.gep(form.element, f.args.pointer("k_codes"), place)
+            qvalues = f.gep(form.element, f.args.pointer("k_q"), place)
 
             def put(d: Value, mask: Value | None) -> None:
                 found = f.round_to_int(f.load(self.vector, row, d, mask=mask) * factor)
-                moved = found + MOVED if form.dots else found
+                moved = found + Q_OFFSET if form.dots else found
                 f.store(f.convert(moved, form.element), qvalues, d, mask=mask)
 
             f.vectors(0, form.features, lanes, put)
@@ -184,18 +192,21 @@ class _Activation:
         else:
             self._rounded_means(index, means)
         start = group * self.total
-        finer, logs = (f.gep(f32, f.args.pointer(name), start) for name in ("v_finer", "v_logs"))
-        unit = self._levels(index, means, finer, logs)
-        f.store(unit, f.args.pointer("v_units"), group)
+        multipliers, log_multipliers = (
+            f.gep(f32, f.args.pointer(name), start)
+            for name in ("v_multipliers", "v_log_multipliers")
+        )
+        unit = self._row_multipliers(index, means, multipliers, log_multipliers)
+        f.store(unit, f.args.pointer("v_inverse_scales"), group)
         rows = pieces(f, self.total, 4) * 4 if form.dots else self.total
-        qvalues = f.gep(form.element, f.args.pointer("v_codes"), group * rows * form.width)
+        qvalues = f.gep(form.element, f.args.pointer("v_q"), group * rows * form.width)
         for column in range(0, form.width, self.lanes):
             mean = f.load(self.vector, means, column)
             if form.dots:
-                self._code_groups(index, column, mean, finer, unit, qvalues)
+                self._quantize_groups(index, column, mean, multipliers, unit, qvalues)
             else:
                 with f.loop(0, self.total) as loop:
-                    found = self._code(index, loop.index, column, mean, finer, unit)
+                    found = self._quantize(index, loop.index, column, mean, multipliers, unit)
                     f.store(f.convert(found, f32), qvalues, loop.index * form.width + column)
 
     def _mask(self, column: int) -> Value | None:
@@ -204,8 +215,8 @@ class _Activation:
 
     def _rounded_means(self, index: Sequence[Value], means: Value) -> None:
         parts = self.form.width // self.lanes
-        for begin in range(0, parts, MOST_SUMS):
-            some = range(begin, min(begin + MOST_SUMS, parts))
+        for begin in range(0, parts, MAX_SUMS):
+            some = range(begin, min(begin + MAX_SUMS, parts))
             self._means(index, means, [part * self.lanes for part in some])
         self._round(means)
 
@@ -238,15 +249,19 @@ class _Activation:
         for column, mean in zip(columns, loaded, strict=True):
             f.store((mean + wide) - wide, means, column)
 
-    def _levels(self, index: Sequence[Value], means: Value, finer: Value, logs: Value) -> Value:
-        """How much finer each row is than the largest peak asks for, and u of the head."""
+    def _row_multipliers(
+        self, index: Sequence[Value], means: Value, multipliers: Value, log_multipliers: Value
+    ) -> Value:
+        """How much multipliers each row is than the largest peak asks for, and u of the head."""
         f, lanes = self.f, self.lanes
         none = f.const(i32.vector(lanes), 0)
         with f.loop(0, self.total, lanes, carry=(none, none)) as loop:
             count = f.min(self.total - loop.index, lanes)
             rows = [self._row("v", index, loop.index + f.min(count - 1, r)) for r in range(lanes)]
             peaks = row_peaks(f, rows, self.form.value_features, means)
-            f.store(f.bitcast(peaks, self.vector), finer, loop.index, mask=f.mask(count, lanes))
+            f.store(
+                f.bitcast(peaks, self.vector), multipliers, loop.index, mask=f.mask(count, lanes)
+            )
             first = f.select(f.eq(loop.index, 0), peaks, loop.carried[1])
             loop.next(f.max(loop.carried[0], peaks), first)
         highest, first = loop.results
@@ -257,43 +272,43 @@ class _Activation:
         bounds = [f.splat(f.div(largest, number), lanes) for number, _ in more]
 
         def put(key: Value, mask: Value | None) -> None:
-            peak = f.load(self.vector, finer, key, mask=mask)
+            peak = f.load(self.vector, multipliers, key, mask=mask)
             found = [f.const(self.vector, number) for number in least]
             for bound, numbers in zip(bounds, more, strict=True):
                 fits = f.le(peak, bound)
                 found = [f.select(fits, n, old) for n, old in zip(numbers, found, strict=True)]
             # peak - peak is NaN for what is not finite, which those who see the key will notice
             found[1] = found[1] + (peak - peak)
-            for number, place in zip(found, (finer, logs), strict=True):
+            for number, place in zip(found, (multipliers, log_multipliers), strict=True):
                 f.store(number, place, key, mask=mask)
 
         f.vectors(0, self.total, lanes, put)
-        return f.select(f.ge(bits, _NOT_FINITE), float("nan"), f.div(STEPS, largest))
+        return f.select(f.ge(bits, _NOT_FINITE), float("nan"), f.div(Q_MAX, largest))
 
-    def _code(
+    def _quantize(
         self,
         index: Sequence[Value],
         key: Value,
         column: int,
         mean: Value,
-        finer: Value,
+        multipliers: Value,
         unit: Value,
     ) -> Value:
         """A vector of a row's codes, in i32."""
         f = self.f
         row = self._row("v", index, key)
         distance = f.load(self.vector, row, column, mask=self._mask(column)) - mean
-        units = distance * f.splat(f.load(f32, finer, key) * unit, self.lanes)
+        units = distance * f.splat(f.load(f32, multipliers, key) * unit, self.lanes)
         if self.form.causal:
-            units = f.quick_min(f.quick_max(units, -STEPS), STEPS)
+            units = f.quick_min(f.quick_max(units, -Q_MAX), Q_MAX)
         return f.round_to_int(units)
 
-    def _code_groups(
+    def _quantize_groups(
         self,
         index: Sequence[Value],
         column: int,
         mean: Value,
-        finer: Value,
+        multipliers: Value,
         unit: Value,
         qvalues: Value,
     ) -> None:
@@ -306,7 +321,9 @@ class _Activation:
             for i in range(4):
                 key = number * 4 + i
                 at = f.min(key, total - 1) if last else key
-                part = f.shl(f.and_(self._code(index, at, column, mean, finer, unit), 0xFF), 8 * i)
+                part = f.shl(
+                    f.and_(self._quantize(index, at, column, mean, multipliers, unit), 0xFF), 8 * i
+                )
                 if last:
                     part = f.select(f.lt(key, total), part, f.const(part.type, 0))
                 word = f.or_(word, part)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from bitwright.backends.cpu.kernels.attention.int8 import emit_int8_attention, quantized_signature
 from bitwright.backends.cpu.kernels.attention.int8_keys import QuantizedKeys, emit_int8_keys
-from bitwright.backends.cpu.kernels.attention.spec import MANY, Attention
+from bitwright.backends.cpu.kernels.attention.spec import QUERY_BLOCK, Attention
 from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node
@@ -30,12 +30,12 @@ def call_quantized(
     groups = (total + 3) // 4 * 4 if form.dots else total
     code = "i8" if form.dots else "f32"
     made = {
-        "k_codes": ctx.scratch(f"{node.name}.k_codes", code, count * total * form.row),
-        "k_steps": ctx.scratch(f"{node.name}.k_steps", "f32", count * total),
-        "v_codes": ctx.scratch(f"{node.name}.v_codes", code, count * groups * form.width),
-        "v_finer": ctx.scratch(f"{node.name}.v_finer", "f32", count * total),
-        "v_logs": ctx.scratch(f"{node.name}.v_logs", "f32", count * total),
-        "v_units": ctx.scratch(f"{node.name}.v_units", "f32", count),
+        "k_q": ctx.scratch(f"{node.name}.k_q", code, count * total * form.row),
+        "k_scales": ctx.scratch(f"{node.name}.k_scales", "f32", count * total),
+        "v_q": ctx.scratch(f"{node.name}.v_q", code, count * groups * form.width),
+        "v_multipliers": ctx.scratch(f"{node.name}.v_multipliers", "f32", count * total),
+        "v_log_multipliers": ctx.scratch(f"{node.name}.v_log_multipliers", "f32", count * total),
+        "v_inverse_scales": ctx.scratch(f"{node.name}.v_inverse_scales", "f32", count),
         "v_means": ctx.scratch(f"{node.name}.v_means", "f32", count * form.width),
     }
     given = {name: views[name] for name in GIVEN if name in views}
@@ -45,7 +45,7 @@ def call_quantized(
         own["past"] = sizes["past"]
     activation = ctx.kernel("attention_keys", form, lambda m, name: emit_int8_keys(m, name, form))
     ctx.call(activation, f"{node.name}.keys", {**given, **made}, own, writes=tuple(made))
-    kernel = replace(kernel, has_past=False, paths=MANY)
+    kernel = replace(kernel, has_past=False, paths=QUERY_BLOCK)
     multiplying = ctx.kernel(
         "attention_codes",
         kernel.key,

@@ -11,7 +11,7 @@ from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node, Value
 from bitwright.lir.buffer import View
 
-MOST_FEATURES = 1024
+MAX_FEATURES = 1024
 """Rows are written out vector by vector."""
 
 
@@ -52,7 +52,7 @@ def lower_axial_rotary(ctx: Lowering, node: Node, region: RegionView) -> None:
 def _features(x: Value) -> int:
     require_elements(x.dtype)
     features = x.shape[3]
-    if not isinstance(features, int) or features > MOST_FEATURES:
+    if not isinstance(features, int) or features > MAX_FEATURES:
         raise NoKernelError(f"rotary has no kernel for {features} features")
     return features
 

@@ -7,7 +7,7 @@ x is read with any strides and y written with any, as long as features lie close
 
     "rows"   cos and sin [batch or 1, position, pair], strides `cos.0`, `cos.1`, …
     "table"  cos and sin [positions, pair], read at ids[batch, position]; an id outside is a fault
-    "grid"   two pairs of tables: the first half of the features turns by the position's row in a
+    "grid"   two pairs of tables: the first half of the features transposes_values by the position's row in a
              grid of `columns` columns, the second half by its column
 """
 
@@ -25,7 +25,7 @@ from bitwright.backends.cpu.codegen.emit import (
     stored,
 )
 from bitwright.backends.cpu.codegen.expression import load_computed
-from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, note_fault
+from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
 from bitwright.backends.cpu.lowering.region import address_of, store
 from bitwright.ir.dtype import DType
 
@@ -89,11 +89,11 @@ class _Row:
             half = kernel.features // 2
             columns = f.args.size("columns")
             row, column = f.udiv(self.position, columns), f.urem(self.position, columns)
-            self._turn(0, half, *self._angles(("cos", "sin"), (row,)))
-            self._turn(half, half, *self._angles(("cos_w", "sin_w"), (column,)))
+            self._rotate(0, half, *self._angles(("cos", "sin"), (row,)))
+            self._rotate(half, half, *self._angles(("cos_w", "sin_w"), (column,)))
             return
         index = (self.batch, self.position) if kernel.angles == ROWS else (self._id(),)
-        self._turn(0, kernel.rotated, *self._angles(("cos", "sin"), index))
+        self._rotate(0, kernel.rotated, *self._angles(("cos", "sin"), index))
         for at in range(kernel.rotated, kernel.features, self.lanes):
             mask = self._mask(kernel.features - at)
             rest = load_computed(f, kernel.element, self.lanes, self.x, at, mask=mask)
@@ -110,13 +110,13 @@ class _Row:
         number = f.convert(f.load(stored(element), address), i64, element.is_signed)
         outside = f.uge(number, f.args.size("limit"))
         with f.if_(outside):
-            note_fault(f, number)
+            record_fault(f, number)
         return f.select(outside, 0, number)
 
     def _mask(self, left: int) -> Value | None:
         return self.f.mask(self.f.const(i64, left), self.lanes) if left < self.lanes else None
 
-    def _turn(self, start: int, size: int, cos: Value, sin: Value) -> None:
+    def _rotate(self, start: int, size: int, cos: Value, sin: Value) -> None:
         """Turn the pairs of features start … start + size - 1."""
         f, element, lanes = self.f, self.kernel.element, self.lanes
         for pair in range(0, size // 2, lanes):
@@ -133,7 +133,7 @@ class _Row:
                 for at, m in zip(places, masks, strict=True)
             )
             if self.kernel.interleaved:
-                a, b = _apart(f, a, b)
+                a, b = _deinterleave(f, a, b)
             # rounded step by step, as where the embedding is written out in a file
             a, b = f.sub(a * c, b * s), f.add(b * c, a * s)
             if self.kernel.interleaved:
@@ -152,7 +152,7 @@ class _Row:
         return (at, at + self.lanes), (self._mask(left), self.f.mask(second, self.lanes))
 
 
-def _apart(f: Kernel, a: Value, b: Value) -> tuple[Value, Value]:
+def _deinterleave(f: Kernel, a: Value, b: Value) -> tuple[Value, Value]:
     """Elements at even and at odd places of two vectors that follow each other."""
     lanes = a.type.lanes
     if lanes == 1:

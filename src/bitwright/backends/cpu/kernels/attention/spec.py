@@ -36,7 +36,7 @@ from bitwright.target import Target
 
 NO_MASK, KEY_MASK, FULL_MASK = "none", "keys", "full"
 """A mask that differs by key only is read as scalars; a full one is transposed block by block."""
-FEW, MANY, BOTH = "few", "many", "both"
+SINGLE_QUERY, QUERY_BLOCK, BOTH = "single_query", "query_block", "both"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Attention:
     has_past: bool
     has_lengths: bool
     paths: str
-    """FEW, MANY or BOTH, if only a run knows how many queries there are."""
+    """SINGLE_QUERY, QUERY_BLOCK or BOTH, if only a run knows how many queries there are."""
     pairs: TileDots | HalfDots | None
     """How halves are multiplied without widening them, in blocks of queries."""
     after: Part
@@ -77,20 +77,20 @@ class Attention:
         return self.causal or self.window is not None or self.window_right is not None
 
     @property
-    def turns(self) -> bool:
+    def transposes_values(self) -> bool:
         """Whether values are read feature by feature (`kernels.attention.transposed_values`)."""
         return isinstance(self.pairs, TileDots)
 
     @property
     def signature(self) -> Signature:
-        tensors = ["q", "k", "v", "y", *("turned_v",) * self.turns]
+        tensors = ["q", "k", "v", "y", *("transposed_v",) * self.transposes_values]
         sizes = ["batches", "heads", "group", "queries", "keys", "offset"]
         pointers = list(tensors)
         if self.mask != NO_MASK:
             pointers.append("mask")
             sizes += ["limit", *(f"mask.{axis}" for axis in range(4))]
         if self.has_past:
-            past = ["past_k", "past_v", *("turned_past_v",) * self.turns]
+            past = ["past_k", "past_v", *("transposed_past_v",) * self.transposes_values]
             tensors += past
             pointers += past
             sizes.append("past")
@@ -123,8 +123,8 @@ class Tiles:
 
 
 BLOCK_ELEMENTS = 8192
-"""A block of values takes at most so many, to leave the first-level cache room for the rest."""
-TILE_ELEMENTS, MOST_STEPS = 8192, 4
+"""A block of values takes at most so many, to leave the first-level cache scratch_type for the rest."""
+TILE_ELEMENTS, MAX_STEPS = 8192, 4
 """The same where tiles multiply, which leave little time to move numbers about."""
 
 
@@ -133,7 +133,7 @@ def tiles(target: Target, kernel: Attention) -> Tiles:
     wide = target.vector_registers >= 32
     if isinstance(kernel.pairs, TileDots):
         step, features = kernel.pairs.group, max(kernel.features, kernel.value_features)
-        block = step * max(1, min(MOST_STEPS, TILE_ELEMENTS // (step * features)))
+        block = step * max(1, min(MAX_STEPS, TILE_ELEMENTS // (step * features)))
         return Tiles(lanes, 2, 8, block, 0, 0)
     keys, most = (8, 8) if wide else (6, 12)
     fitting = BLOCK_ELEMENTS // (keys * max(kernel.features, kernel.value_features))
@@ -144,7 +144,7 @@ def tiles(target: Target, kernel: Attention) -> Tiles:
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkItem:
     """One item of work while it is emitted: where its first query is and which keys it may see."""
 
     batch: Value
@@ -174,10 +174,10 @@ class Segment:
     count: Value
     transposed: Value
     transposed_step: Value
-    """Values feature by feature, where the kernel `turns` them."""
+    """Values feature by feature, where the kernel `transposes_values` them."""
 
 
-def locate(f: Kernel, kernel: Attention, group: Value, first: Value, count: Value) -> Place:
+def work_item(f: Kernel, kernel: Attention, group: Value, first: Value, count: Value) -> WorkItem:
     """The place of a block of queries of one (batch, head), numbered `group`."""
     heads, queries = f.args.size("heads"), f.args.size("queries")
     batch, head = f.udiv(group, heads), f.urem(group, heads)
@@ -200,17 +200,17 @@ def locate(f: Kernel, kernel: Attention, group: Value, first: Value, count: Valu
     if kernel.mask != NO_MASK:
         high = f.min(high, f.args.size("limit"))
     key_head = f.udiv(head, f.args.size("group"))
-    return Place(batch, head, key_head, first, count, position, low, high)
+    return WorkItem(batch, head, key_head, first, count, position, low, high)
 
 
-def segment(f: Kernel, kernel: Attention, place: Place, number: Value | None) -> Segment:
+def segment(f: Kernel, kernel: Attention, place: WorkItem, number: Value | None) -> Segment:
     """The present keys, or by number the past (0) and the present (1)."""
     index = (place.batch, place.key_head)
     type_ = stored(kernel.element)
 
     def run(prefix: str, start: Value, count: Value) -> Segment:
         k, v = f"{prefix}k", f"{prefix}v"
-        transposed = f"turned_{v}" if kernel.turns else v
+        transposed = f"transposed_{v}" if kernel.transposes_values else v
         places = [address_of(f, name, type_, index) for name in (k, v, transposed)]
         steps = [f.args.size(f"{name}.2") for name in (k, v, transposed)]
         return Segment(*places[:2], *steps[:2], start, count, places[2], steps[2])
@@ -226,7 +226,7 @@ def segment(f: Kernel, kernel: Attention, place: Place, number: Value | None) ->
 
 
 def segments(
-    f: Kernel, kernel: Attention, place: Place, carry: Sequence[Value], body: Any
+    f: Kernel, kernel: Attention, place: WorkItem, carry: Sequence[Value], body: Any
 ) -> tuple[Value, ...]:
     """`body(segment, *carried) -> carried` for each run of keys."""
     if not kernel.has_past:
@@ -272,6 +272,6 @@ def mask_bias(
     return f.convert(found, kernel.type, element.is_signed)
 
 
-def few_queries(target: Target, element: DType) -> int:
+def max_single_queries(target: Target, element: DType) -> int:
     """Up to so many queries, lanes along queries would stay too empty."""
     return max(1, target.lanes(computed(element).bits) // 4)

@@ -1,6 +1,6 @@
 """Counting through an index space row by row, with an offset per operand that follows along.
 
-    walk(f, (n0, n1), {"x": (s0, s1)}, begin, end, body)
+    emit_loop_nest(f, (n0, n1), {"x": (s0, s1)}, begin, end, body)
 
 calls `body(coordinates, offsets)` for the flat positions begin … end - 1 of a space of n0 x n1,
 with offsets["x"] = c0 * s0 + c1 * s1. The first position is divided out; from there on the last
@@ -16,7 +16,7 @@ from bitwright.backends.cpu.codegen.emit import Function, Operand, Value
 Body = Callable[[tuple[Value, ...], Mapping[str, Value]], None]
 
 
-def walk(
+def emit_loop_nest(
     f: Function,
     sizes: Sequence[Value],
     strides: Mapping[str, Sequence[Operand]],

@@ -27,7 +27,7 @@ from bitwright.backends.cpu.codegen.emit import (
     i32,
     i64,
 )
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 
 WORD = {1: i8, 2: i16, 4: i32, 8: i64}
@@ -98,7 +98,7 @@ def _emit_rows(
             x, y = (f.gep(word, f.args.pointer(o), offsets[o]) for o in "xy")
             row(x, y, f.min(sizes[-1] - coordinates[-1] * piece, piece))
 
-        walk(f, counts, steps, begin, end, body)
+        emit_loop_nest(f, counts, steps, begin, end, body)
     return signature
 
 
@@ -202,7 +202,7 @@ def emit_transpose(module: Module, name: str, rank: int, width: int, lanes: int)
                 block,
             )
 
-        walk(f, counts, strides, begin, end, body)
+        emit_loop_nest(f, counts, strides, begin, end, body)
     return signature
 
 

@@ -15,11 +15,11 @@ FAULT_SLOTS = ("node",)
 """The number of the node, as `Lowering.number` gives it."""
 
 
-def note_fault(f: Kernel, index: Value) -> None:
+def record_fault(f: Kernel, index: Value) -> None:
     """Write down an index that is outside; of several, any one stays."""
-    cells = f.args.pointer("fault")
-    f.store(index, cells, 1)
-    f.store(f.args.size("node"), cells, 0)
+    fault = f.args.pointer("fault")
+    f.store(index, fault, 1)
+    f.store(f.args.size("node"), fault, 0)
 
 
 def checked_index(f: Kernel, index: Value, size: Value, signed: bool = True) -> Value:
@@ -28,7 +28,7 @@ def checked_index(f: Kernel, index: Value, size: Value, signed: bool = True) -> 
     place = f.select(f.lt(index, 0), index + size, index)
     outside = f.uge(place, size)
     with f.if_(outside):
-        note_fault(f, index)
+        record_fault(f, index)
     return f.select(outside, 0, place)
 
 
@@ -39,4 +39,4 @@ def unless_empty(
     with f.if_(f.gt(count, 0)) as branch:
         emit()
     with branch.else_(), f.if_(f.lt(begin, end)):
-        note_fault(f, f.index(0))
+        record_fault(f, f.index(0))

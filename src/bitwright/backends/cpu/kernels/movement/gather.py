@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value, stored
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, checked_index, unless_empty
 from bitwright.ir.dtype import DType
@@ -72,7 +72,11 @@ def emit_gather(module: Module, name: str, count: int, index: DType, width: int)
                 _slice(f, tuples, tuple_address, coordinates[2], offsets)
 
         unless_empty(
-            f, tuples.reached(f), begin, end, lambda: walk(f, counts, steps, begin, end, body)
+            f,
+            tuples.reached(f),
+            begin,
+            end,
+            lambda: emit_loop_nest(f, counts, steps, begin, end, body),
         )
     return signature
 
@@ -130,5 +134,7 @@ def emit_gather_elements(
                 value = f.load(word, x, loop.index * strides["x"][-1] + place * stride)
                 f.store(value, y, loop.index * strides["y"][-1])
 
-        unless_empty(f, size, begin, end, lambda: walk(f, counts, steps, begin, end, body))
+        unless_empty(
+            f, size, begin, end, lambda: emit_loop_nest(f, counts, steps, begin, end, body)
+        )
     return signature

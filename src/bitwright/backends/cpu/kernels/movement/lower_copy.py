@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bitwright.backends.cpu.kernels.movement import copy as kernels
-from bitwright.backends.cpu.kernels.movement.interleave import MOST_ROWS, emit_deal
+from bitwright.backends.cpu.kernels.movement.interleave import MAX_ROWS, emit_interleave
 from bitwright.backends.cpu.kernels.movement.transpose import tile_lanes
 from bitwright.backends.cpu.lowering.context import COPY, KernelCode, Lowering
 from bitwright.backends.cpu.lowering.region import collapse
@@ -112,9 +112,9 @@ def _arranged(ctx: Lowering, axes: list[Axis], width: int) -> tuple[str, list[Ax
 
 def _transposed(ctx: Lowering, close: Axis, last: Axis, width: int) -> str:
     """The form for a matrix that lies close on one axis in x and on the other in y, if any."""
-    if last.n in range(2, MOST_ROWS + 1) and close.y == last.n:
+    if last.n in range(2, MAX_ROWS + 1) and close.y == last.n:
         return "zip"
-    if close.n in range(2, MOST_ROWS + 1) and last.x == close.n:
+    if close.n in range(2, MAX_ROWS + 1) and last.x == close.n:
         return "unzip"
     return "transpose" if _lanes(ctx, close, last, width) else ""
 
@@ -134,7 +134,7 @@ def _kernel(ctx: Lowering, form: str, axes: list[Axis], width: int) -> KernelCod
     if form in ("zip", "unzip"):
         rows = (axes[-1] if form == "zip" else axes[-2]).least
         spec = rank - 2, width, rows, form == "zip"
-        return ctx.kernel(f"copy_{form}", spec, lambda m, name: emit_deal(m, name, *spec))
+        return ctx.kernel(f"copy_{form}", spec, lambda m, name: emit_interleave(m, name, *spec))
     emit = {"fill": kernels.emit_fill, "general": kernels.emit_general}[form]
     return ctx.kernel(f"copy_{form}", (rank, width), lambda m, name: emit(m, name, rank, width))
 

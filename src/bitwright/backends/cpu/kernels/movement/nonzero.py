@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, i64, stored
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest
 from bitwright.ir.dtype import DType
 
 CHUNK = 4096
@@ -58,5 +58,5 @@ def emit_write(module: Module, name: str, element: DType, rank: int) -> Signatur
         steps = [f.index(1)]
         for size in reversed(shape[1:]):
             steps.append(steps[-1] * size)
-        walk(f, shape, {"x": steps[::-1]}, begin * CHUNK, last, body)
+        emit_loop_nest(f, shape, {"x": steps[::-1]}, begin * CHUNK, last, body)
     return signature

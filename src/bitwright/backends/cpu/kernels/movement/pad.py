@@ -14,7 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bitwright.backends.cpu.codegen.emit import Function, Kernel, Module, Signature, Value, i1
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import dot, pieces, product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import (
+    dot,
+    emit_loop_nest,
+    pieces,
+    product,
+)
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes, fill
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, unless_empty
 
@@ -45,7 +50,7 @@ def emit_pad(module: Module, name: str, mode: str, rank: int, width: int) -> Sig
                 row.mapped(mode)
 
         def pad() -> None:
-            walk(f, counts, {"y": [*y_strides, 0]}, begin, end, body)
+            emit_loop_nest(f, counts, {"y": [*y_strides, 0]}, begin, end, body)
 
         if mode == "constant":
             pad()

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from bitwright.backends.cpu.codegen.emit import Module, Signature, Value, computed, f64, i64, stored
 from bitwright.backends.cpu.codegen.expression import load_computed, to_stored
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes, fill
-from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, note_fault
+from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
 from bitwright.ir.dtype import DType
 
 
@@ -81,7 +81,7 @@ def emit_one_hot(module: Module, name: str, index: DType, width: int) -> Signatu
                 f.store(on, y, code * inner)
 
         counts = [f.args.size("p"), inner]
-        walk(f, counts, {"i": [inner, 1], "y": [depth * inner, 1]}, begin, end, body)
+        emit_loop_nest(f, counts, {"i": [inner, 1], "y": [depth * inner, 1]}, begin, end, body)
     return signature
 
 
@@ -117,7 +117,7 @@ def emit_trilu(
             copy_bytes(f, source, target, (stop - start) * width)
             fill(f, f.const(word, 0), f.gep(word, y, stop), columns - stop)
 
-        walk(f, counts, steps, begin, end, body)
+        emit_loop_nest(f, counts, steps, begin, end, body)
     return signature
 
 
@@ -136,12 +136,12 @@ def emit_reverse_sequence(module: Module, name: str, time_axis: int, index: DTyp
             length = f.convert(f.load(stored(index), f.args.pointer("lengths"), batch), i64)
             wrong = f.ugt(length, axes[time_axis])
             with f.if_(wrong):
-                note_fault(f, length)
+                record_fault(f, length)
             transposed = f.and_(f.lt(step, length), f.not_(wrong))
             place = f.select(transposed, length - 1 - step, step)
             x = f.offset(f.args.pointer("x"), offsets["y"] + (place - step) * strides[time_axis])
             y = f.offset(f.args.pointer("y"), offsets["y"])
             copy_bytes(f, x, y, f.min(size - coordinates[2] * PIECE_BYTES, PIECE_BYTES))
 
-        walk(f, counts, {"y": [*strides, PIECE_BYTES]}, begin, end, body)
+        emit_loop_nest(f, counts, {"y": [*strides, PIECE_BYTES]}, begin, end, body)
     return signature

@@ -22,12 +22,12 @@ from bitwright.backends.cpu.codegen.emit import (
     stored,
 )
 from bitwright.backends.cpu.codegen.expression import from_stored, to_stored
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, copy_bytes
 from bitwright.backends.cpu.kernels.movement.fault import (
     FAULT_SLOTS,
     checked_index,
-    note_fault,
+    record_fault,
     unless_empty,
 )
 from bitwright.backends.cpu.kernels.movement.gather import PIECE, Tuples
@@ -123,7 +123,9 @@ def emit_scatter_elements(
                 )
                 write(offsets["y"] + loop.index * strides["y"][-2], i, u)
 
-        unless_empty(f, size, begin, end, lambda: walk(f, counts, steps, begin, end, body))
+        unless_empty(
+            f, size, begin, end, lambda: emit_loop_nest(f, counts, steps, begin, end, body)
+        )
     return signature
 
 
@@ -153,7 +155,7 @@ def emit_tensor_scatter(module: Module, name: str, index: DType | None, mode: st
             if mode == "linear":
                 wrong = f.or_(wrong, f.gt(start, room - rows))
             with f.if_(wrong) as branch:
-                note_fault(f, start)
+                record_fault(f, start)
             with branch.else_():
                 place = start + coordinates[2]
                 place = f.urem(place, room) if mode == "circular" else place
@@ -162,5 +164,5 @@ def emit_tensor_scatter(module: Module, name: str, index: DType | None, mode: st
                 copy_bytes(f, u, y, f.min(size - coordinates[3] * PIECE_BYTES, PIECE_BYTES))
 
         begin, end = f.share(product(f, counts))
-        walk(f, counts, steps, begin, end, body)
+        emit_loop_nest(f, counts, steps, begin, end, body)
     return signature

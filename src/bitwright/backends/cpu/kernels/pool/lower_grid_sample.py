@@ -9,7 +9,7 @@ from bitwright.ir.dim import Size, product
 from bitwright.ir.graph import Node
 from bitwright.ops.core.registry import get
 
-MOST_AXES = 3
+MAX_AXES = 3
 
 
 @lowers("grid_sample")
@@ -19,7 +19,7 @@ def lower_grid_sample(ctx: Lowering, node: Node, region: RegionView) -> None:
     if not x.dtype.is_float:
         raise NoKernelError(f"{x.dtype} is not sampled")
     axes, attrs = x.rank - 2, get(node.op).call_attrs(node.attrs)
-    if axes > MOST_AXES:
+    if axes > MAX_AXES:
         raise NoKernelError(f"{axes} spatial axes have too many taps")
     how = attrs["mode"], attrs["padding_mode"], bool(attrs["align_corners"])
     kernel = Sampling(x.dtype, grid.dtype, axes, *how)

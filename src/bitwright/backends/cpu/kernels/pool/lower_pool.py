@@ -11,7 +11,7 @@ from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node
 from bitwright.ops.nn.windows import make_windows
 
-MOST = 1 << 30
+MAX_PLACE = 1 << 30
 """What lanes of 32 bits count places with: sums of two of them fit."""
 
 
@@ -28,7 +28,7 @@ def lower_pool(ctx: Lowering, node: Node, region: RegionView) -> None:
     if not all(isinstance(size, int) for size in windows.kernel):
         raise NoKernelError("the window has no fixed size")
     numbers = (*windows.extents, *windows.strides, *windows.begins, *windows.ends)
-    if any(isinstance(number, int) and number > MOST for number in numbers):
+    if any(isinstance(number, int) and number > MAX_PLACE for number in numbers):
         raise NoKernelError("places in its windows do not fit 32 bits")
     order = image_order(ctx.view(x))
     is_last = order == channels_last(x.rank)

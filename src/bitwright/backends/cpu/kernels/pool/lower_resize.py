@@ -29,7 +29,7 @@ from bitwright.lir.buffer import View, contiguous, row_major
 from bitwright.ops.vision.resize import CROP, scaled_size
 
 Array = np.ndarray[Any, Any]
-MOST_TAPS = 64
+MAX_TAPS = 64
 """Taps of all axes together that are written out: 4 for each of three axes."""
 
 
@@ -54,7 +54,7 @@ def lower_resize(ctx: Lowering, node: Node, region: RegionView) -> None:
         ctx.copy(view, ctx.output(y), node.name)
         return
     first, last = changed[0], changed[-1] + 1
-    if _grid(node, None).taps ** (last - first) > MOST_TAPS:
+    if _grid(node, None).taps ** (last - first) > MAX_TAPS:
         _each_axis(ctx, node, x, scales, order, changed)
         return
     _resample(

@@ -26,14 +26,14 @@ from bitwright.backends.cpu.codegen.emit import (
     stored,
 )
 from bitwright.backends.cpu.codegen.expression import from_stored, load_computed, to_stored
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, product
 from bitwright.ir.dtype import DType
 
 GROUP = 4
 """Vectors of channels that one pass over a window gathers."""
-MOST_TAPS = 32
+MAX_TAPS = 32
 """Taps of a line that are written out; longer lines are a loop."""
-MOST_FACTORS = 8
+MAX_FACTORS = 8
 """Powers up to this are written out as products."""
 
 
@@ -73,17 +73,17 @@ class Pool:
         return total + value
 
     def _power(self, f: Kernel, value: Value) -> Value:
-        if self.p > MOST_FACTORS:
+        if self.p > MAX_FACTORS:
             return math.pow_(f, value, f.const(value.type, float(self.p)))
         power = value
         for _ in range(self.p - 1):
             power = power * value
         return power
 
-    def finish(self, f: Kernel, total: Value, cells: Value) -> Value:
-        """The result; a mean divides by the number of cells, one for all or one for each lane."""
+    def finish(self, f: Kernel, total: Value, counted: Value) -> Value:
+        """The result; a mean divides by the number of counted, one for all or one for each lane."""
         if self.kind in ("avg", "avg_padded"):
-            return f.div(total, f.convert(f.max(cells, 1), total.type.scalar))
+            return f.div(total, f.convert(f.max(counted, 1), total.type.scalar))
         if self.kind == "lp" and self.p > 1:
             return f.sqrt(total) if self.p == 2 else _root(f, total, self.p)
         return total
@@ -94,13 +94,13 @@ def _root(f: Kernel, total: Value, p: int) -> Value:
 
 
 @dataclass(frozen=True)
-class _Observed:
+class _WindowTaps:
     """The taps of one window along one axis that are inside."""
 
     start: Value
     first: Value
     stop: Value
-    cells: Value
+    counted: Value
     """How many of them a mean counts."""
 
 
@@ -111,7 +111,7 @@ class _Emitter:
         self.counts = [f.args.size(f"out{a}") for a in range(pool.rank)]
         self.x, self.y = f.args.pointer("x"), f.args.pointer("y")
 
-    def taps(self, axis: int, window: Value) -> _Observed:
+    def taps(self, axis: int, window: Value) -> _WindowTaps:
         """The taps of a window, or of one in each lane; counted in the type of its number."""
         f, pool = self.f, self.pool
         taps, step = pool.kernel[axis], pool.dilations[axis]
@@ -127,14 +127,14 @@ class _Emitter:
             return f.max(f.min(f.sdiv(distance, step) if step > 1 else distance, taps), 0)
 
         first, stop = before(0), before(slot("in"))
-        cells = f.sub(stop, first)
+        counted = f.sub(stop, first)
         if pool.kind == "avg_padded":
-            cells = before(slot("in") + slot("end"))
-        return _Observed(start, first, stop, cells)
+            counted = before(slot("in") + slot("end"))
+        return _WindowTaps(start, first, stop, counted)
 
     def over(
         self,
-        taps: Sequence[_Observed],
+        taps: Sequence[_WindowTaps],
         strides: Sequence[Operand],
         offset: Value,
         carry: Sequence[Value],
@@ -174,18 +174,18 @@ class _Emitter:
             taps = [self.taps(a, coordinates[1 + a]) for a in range(self.pool.rank)]
             self._over_channels(taps, strides, offsets["x"], offsets["y"], channels)
 
-        walk(f, counts, steps, begin, end, body)
+        emit_loop_nest(f, counts, steps, begin, end, body)
 
     def _over_channels(
         self,
-        taps: Sequence[_Observed],
+        taps: Sequence[_WindowTaps],
         strides: Sequence[Operand],
         x: Value,
         y: Value,
         channels: Value,
     ) -> None:
         f, pool, lanes = self.f, self.pool, self.pool.lanes
-        cells = product(f, [t.cells for t in taps])
+        counted = product(f, [t.counted for t in taps])
         wide = lanes * GROUP
         whole = channels - f.urem(channels, wide)
 
@@ -199,7 +199,7 @@ class _Emitter:
             empty = [pool.start(f, lanes)] * count
             totals = self.over(taps, strides, x + channel, empty, leaf)
             for turn, total in enumerate(totals):
-                value = pool.finish(f, total, cells)
+                value = pool.finish(f, total, counted)
                 self.store(value, y + channel + turn * lanes, mask)
 
         with f.loop(0, whole, wide) as loop:
@@ -222,10 +222,10 @@ class _Emitter:
             taps = [self.taps(a, coordinates[1 + a]) for a in range(rank - 1)]
             self._row(taps, strides, offsets["x"], offsets["y"])
 
-        walk(f, counts, steps, begin, end, body)
+        emit_loop_nest(f, counts, steps, begin, end, body)
 
     def _row(
-        self, taps: Sequence[_Observed], strides: Sequence[Operand], x: Value, y: Value
+        self, taps: Sequence[_WindowTaps], strides: Sequence[Operand], x: Value, y: Value
     ) -> None:
         """Windows along the last axis, in lanes; vectors that reach over an edge are masked."""
         f, pool, lanes = self.f, self.pool, self.pool.lanes
@@ -242,7 +242,7 @@ class _Emitter:
 
             def leaf(offset: Value, totals: Sequence[Value]) -> list[Value]:
                 total = totals[0]
-                if pool.kernel[-1] > MOST_TAPS:
+                if pool.kernel[-1] > MAX_TAPS:
                     with f.loop(*self._reached(start), carry=(total,)) as taps_of_row:
                         (before,) = taps_of_row.carried
                         taps_of_row.next(add(offset, before, taps_of_row.index))
@@ -252,12 +252,12 @@ class _Emitter:
                 return [total]
 
             (total,) = self.over(taps, strides, x, [pool.start(f, lanes)], leaf)
-            cells = product(f, [t.cells for t in taps])
+            counted = product(f, [t.counted for t in taps])
             if is_masked and pool.kind in ("avg", "avg_padded"):
                 own = self.taps(pool.rank - 1, f.iota(i32, lanes) + f.convert(first, i32))
-                total = pool.finish(f, total, own.cells * f.convert(cells, i32))
+                total = pool.finish(f, total, own.counted * f.convert(counted, i32))
             else:
-                total = pool.finish(f, total, cells * pool.kernel[-1])
+                total = pool.finish(f, total, counted * pool.kernel[-1])
             self.store(total, y + first, stored_lanes)
 
         with f.if_(f.lt(count, lanes)) as short:

@@ -28,7 +28,7 @@ from bitwright.backends.cpu.codegen.emit import (
     stored,
 )
 from bitwright.backends.cpu.codegen.expression import from_stored
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, unless_empty
 from bitwright.backends.cpu.kernels.movement.gather import PIECE
@@ -212,7 +212,7 @@ def emit_nearest(module: Module, name: str, rank: int, width: int) -> Signature:
                 place = f.convert(f.load(i32, table, loop.index), i64)
                 f.store(f.load(word, x, place), y, loop.index)
 
-        walk(f, counts, {"y": steps}, begin, end, body)
+        emit_loop_nest(f, counts, {"y": steps}, begin, end, body)
     return signature
 
 
@@ -290,7 +290,7 @@ def emit_sums(
             else:
                 _along_axis(sums, rows, row, y, coordinates[-1] * PIECE)
 
-        walk(f, counts, {"y": steps}, begin, end, body)
+        emit_loop_nest(f, counts, {"y": steps}, begin, end, body)
     return signature
 
 

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Type, Value, i64, stored
-from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, note_fault
-from bitwright.backends.cpu.kernels.recurrent.recurrent_cell import CELLS, Cell, Where
+from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
+from bitwright.backends.cpu.kernels.recurrent.recurrent_cell import CELL_CLASSES, Cell, Where
 from bitwright.ir.dtype import DType
 from bitwright.ops.nn.recurrence import Activation
 from bitwright.target import Target
@@ -57,7 +57,7 @@ class Recurrence:
     @property
     def passes(self) -> tuple[int, ...]:
         """How many gates each product of a step gives."""
-        return CELLS[self.op].passes(self.resets_late)
+        return CELL_CLASSES[self.op].passes(self.resets_late)
 
     @property
     def signature(self) -> Signature:
@@ -192,13 +192,13 @@ class Layer:
         length = f.convert(read, i64)
         outside = f.ugt(length, self.steps)
         with f.if_(outside):
-            note_fault(f, length)
+            record_fault(f, length)
         return f.select(outside, 0, length)
 
     def _step(self, time: Value) -> None:
         f = self.f
         half = f.and_(time, 1)
-        cell = CELLS[self.kernel.op](self.f, self.kernel, self.reverse)
+        cell = CELL_CLASSES[self.kernel.op](self.f, self.kernel, self.reverse)
 
         def where(row: Value, unit: Value, mask: Value) -> Where:
             length = self._length(row)

@@ -166,4 +166,4 @@ class LstmCell(Cell):
         return self.f.fma(self._of_direction("peephole", at, 3, gate), c, entering)
 
 
-CELLS: dict[str, type[Cell]] = {"rnn": RnnCell, "gru": GruCell, "lstm": LstmCell}
+CELL_CLASSES: dict[str, type[Cell]] = {"rnn": RnnCell, "gru": GruCell, "lstm": LstmCell}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bitwright.backends.cpu.kernels.reduce.reduce import Reduction, emit_reduction
-from bitwright.backends.cpu.kernels.reduce.reduction import OPS, Fold
+from bitwright.backends.cpu.kernels.reduce.reduction import OPS, ReductionOp
 from bitwright.backends.cpu.lowering.context import Lowering, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import (
     Reads,
@@ -33,7 +33,7 @@ def lower_reduction(ctx: Lowering, node: Node, region: RegionView) -> None:
     require_elements(before.dtype)
     axes = [normalize_axis(axis, len(shape)) for axis in anchor.attrs["axes"]]
     found = arrange(operand_views(ctx, region, before.inputs, shape), axes)
-    fold = Fold(anchor.op, before.dtype)
+    fold = ReductionOp(anchor.op, before.dtype)
     x = Reads("x", found.views)
     kernel = Reduction(fold, before, x, found.kept, found.reduced, found.along_rows)
     code = ctx.kernel(anchor.op, kernel.key, lambda m, name: emit_reduction(m, name, kernel))
@@ -64,7 +64,7 @@ class Arrangement:
 
 
 def arrange(views: Sequence[View], axes: Sequence[int]) -> Arrangement:
-    """How to walk over operands that are reduced over `axes`."""
+    """How to emit_loop_nest over operands that are reduced over `axes`."""
     first = views[0]
     rank = len(first.shape)
     kept = [axis for axis in range(rank) if axis not in axes and first.shape[axis] != 1]

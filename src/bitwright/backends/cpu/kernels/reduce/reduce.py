@@ -18,7 +18,7 @@ from typing import Any
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, position, product
-from bitwright.backends.cpu.kernels.reduce.reduction import Fold
+from bitwright.backends.cpu.kernels.reduce.reduction import ReductionOp
 from bitwright.backends.cpu.kernels.rows.formulas import Pass
 from bitwright.backends.cpu.lowering.region import STEP, Part, Reads
 
@@ -31,7 +31,7 @@ PIECE = 512
 
 @dataclass(frozen=True)
 class Reduction:
-    fold: Fold
+    fold: ReductionOp
     before: Part
     x: Reads
     kept: int
@@ -59,8 +59,8 @@ def emit_reduction(module: Module, name: str, kernel: Reduction) -> Signature:
     return kernel.signature
 
 
-class _Walk:
-    """What both ways share: the walk through the reduced axes but the last."""
+class _Emission:
+    """What both ways share: the emit_loop_nest through the reduced axes but the last."""
 
     def __init__(
         self, f: Kernel, kernel: Reduction, kept: Sequence[Value], reduced: Sequence[Value]
@@ -100,7 +100,7 @@ class _Walk:
         f = self.f
 
         def body(at: Value, mask: Value | None, *totals: Value) -> tuple[Value, ...]:
-            folded = step.fold(f, totals[0], value(at, mask), stats)
+            folded = step.accumulate(f, totals[0], value(at, mask), stats)
             if mask is not None:
                 folded = f.select(mask, folded, totals[0])
             return (*totals[1:], folded)
@@ -109,12 +109,12 @@ class _Walk:
         with f.loop(0, end, PIECE * unit, carry=(total,)) as loop:
             stop = f.min(loop.index + PIECE * unit, end)
             found = f.vectors(loop.index, stop, unit, body, start, unroll=ACCUMULATORS)
-            together = f.combine(found, partial(step.join, f))
-            loop.next(step.join(f, loop.carried[0], together))
+            together = f.combine(found, partial(step.combine, f))
+            loop.next(step.combine(f, loop.carried[0], together))
         return loop.results[0]
 
 
-class _Rows(_Walk):
+class _Rows(_Emission):
     def emit(self) -> None:
         f = self.f
         begin, end = f.share(product(f, self.kept))
@@ -140,12 +140,12 @@ class _Rows(_Walk):
 
             start = (f.const(self.vector, step.start),)
             (total,) = self._nest(self.reduced, start, inner)
-            total = f.reduce(total, partial(step.join, f))
+            total = f.reduce(total, partial(step.combine, f))
             stats.append(step.finish(f, total, count))
         return self.fold.result(f, stats)
 
 
-class _Columns(_Walk):
+class _Columns(_Emission):
     def emit(self) -> None:
         f = self.f
         width = self.lanes * VECTORS
@@ -208,12 +208,15 @@ class _Columns(_Walk):
                 with f.loop(piece.index, stop, carry=start) as loop:
                     loop.next(
                         *(
-                            step.fold(f, total, value((*place, loop.index), v), stats[v])
+                            step.accumulate(f, total, value((*place, loop.index), v), stats[v])
                             for v, total in enumerate(loop.carried)
                         )
                     )
                 piece.next(
-                    *(step.join(f, a, b) for a, b in zip(piece.carried, loop.results, strict=True))
+                    *(
+                        step.combine(f, a, b)
+                        for a, b in zip(piece.carried, loop.results, strict=True)
+                    )
                 )
             return piece.results
 

@@ -41,7 +41,7 @@ OPS = (
 
 
 @dataclass(frozen=True)
-class Fold:
+class ReductionOp:
     op: str
     element: DType
 

@@ -27,7 +27,7 @@ from bitwright.backends.cpu.codegen.emit import (
 )
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import position, product
-from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, note_fault
+from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
 from bitwright.backends.cpu.kernels.reduce.ordering import Order
 from bitwright.backends.cpu.lowering.region import Part, Reads, store
 
@@ -57,7 +57,7 @@ def emit_top_k(module: Module, name: str, kernel: TopK) -> Signature:
         count, columns = f.args.size("count"), f.args.size("columns")
         outside = f.ult(columns, count)  # more than there are, or less than none
         with f.if_(outside) as branch, f.if_(f.lt(begin, end)):
-            note_fault(f, count)
+            record_fault(f, count)
         with branch.else_(), f.if_(f.gt(count, 0)), f.loop(begin, end) as loop:
             _Row(f, kernel, sift, loop.index, position(f, kept, loop.index)).emit()
     return kernel.signature

@@ -95,7 +95,7 @@ class _Group:
                     row: Row = row,
                 ) -> tuple[Value, ...]:
                     (v,) = row.load(column, mask)
-                    total = step.fold(f, totals[0], v, self.stats)
+                    total = step.accumulate(f, totals[0], v, self.stats)
                     if mask is not None:
                         total = f.select(mask, total, totals[0])
                     return (*totals[1:], total)

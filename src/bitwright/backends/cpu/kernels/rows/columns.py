@@ -52,7 +52,7 @@ class _Emission:
         f = self.f
         count = f.convert(size, self.type)
         for number in range(len(self.formula.passes)):
-            self._fold(number, size, count)
+            self._run_pass(number, size, count)
         with f.loop(0, size) as loop:
             self._write(loop.index, size)
 
@@ -61,7 +61,7 @@ class _Emission:
         f = self.f
         return f.add(f.mul(f.add(f.mul(self.row, size), at), self.columns), self.column)
 
-    def _fold(self, number: int, size: Value, count: Value) -> None:
+    def _run_pass(self, number: int, size: Value, count: Value) -> None:
         f, step = self.f, self.formula.passes[number]
         start = f.const(self.type.vector(self.lanes), step.start)
         with f.loop(0, size, carry=(start,)) as loop:
@@ -69,15 +69,15 @@ class _Emission:
             if step.replace is not None:
                 v = step.replace(f, v, self.stats)
             if self.kernel.stores(number):
-                kept = f.args.pointer(self.kernel.keeps)
+                kept = f.args.pointer(self.kernel.row_storage)
                 f.store(v, kept, self._place(loop.index, size), mask=self.mask)
-            loop.next(step.fold(f, loop.carried[0], v, self.stats))
+            loop.next(step.accumulate(f, loop.carried[0], v, self.stats))
         self.stats.append(step.finish(f, loop.results[0], f.splat(count, self.lanes)))
 
     def _value(self, number: int, at: Value, size: Value) -> Value:
         f = self.f
         if self.kernel.rereads(number):
-            vector, kept = self.type.vector(self.lanes), f.args.pointer(self.kernel.keeps)
+            vector, kept = self.type.vector(self.lanes), f.args.pointer(self.kernel.row_storage)
             return f.load(vector, kept, self._place(at, size), mask=self.mask)
         loaded = self.kernel.x.at(f, (*self.outer, at), self.lanes).load(self.column, self.mask)
         return self.kernel.before.evaluate(f, loaded, self.lanes)

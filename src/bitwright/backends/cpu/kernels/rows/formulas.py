@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from bitwright.backends.cpu.codegen import math as vector_math
 from bitwright.backends.cpu.codegen.emit import Function, Operand, Value
-from bitwright.backends.cpu.codegen.math.decay import decay
+from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive
 
 Stats = Sequence[Value]
 
@@ -43,23 +43,23 @@ class Order:
     """Whether totals are f64 whatever rows are computed in."""
     rest_last: bool = False
     """Whether columns behind the last whole group of `totals` are folded one by one into what the
-    totals have been joined to: first four by `Pass.fold_apart`, if there are as many."""
+    totals have been joined to: first four by `Pass.accumulate_unfused`, if there are as many."""
 
 
 @dataclass(frozen=True)
 class Pass:
     start: float
-    fold: Callable[[Function, Value, Value, Stats], Value]
+    accumulate: Callable[[Function, Value, Value, Stats], Value]
     """(f, total so far, v, results of earlier passes) -> total with v."""
-    join: Callable[[Function, Value, Value], Value]
+    combine: Callable[[Function, Value, Value], Value]
     """Two totals as one."""
     finish: Callable[[Function, Value, Value], Value]
     """(f, total, n) -> the pass's result."""
     replace: Callable[[Function, Value, Stats], Value] | None = None
     """What v becomes, for this fold and everything behind it."""
     order: Order | None = None
-    """The order along contiguous rows; None leaves it to the walk."""
-    fold_apart: Callable[[Function, Value, Value, Stats], Value] | None = None
+    """The order along contiguous rows; None leaves it to the emit_loop_nest."""
+    accumulate_unfused: Callable[[Function, Value, Value, Stats], Value] | None = None
     """As `fold`, with its product rounded before the sum is."""
 
 
@@ -107,11 +107,13 @@ def _squares(of: Callable[[Function, Value, Stats], Value], eps: float) -> Pass:
         x = of(f, v, stats)
         return f.fma(x, x, total)
 
-    def fold_apart(f: Function, total: Value, v: Value, stats: Stats) -> Value:
+    def accumulate_unfused(f: Function, total: Value, v: Value, stats: Stats) -> Value:
         x = of(f, v, stats)
         return f.add(total, f.mul(x, x))
 
-    return Pass(0.0, fold, _add, _inverse_root(eps), order=_SQUARES, fold_apart=fold_apart)
+    return Pass(
+        0.0, fold, _add, _inverse_root(eps), order=_SQUARES, accumulate_unfused=accumulate_unfused
+    )
 
 
 def layer_norm(eps: float) -> Formula:
@@ -132,7 +134,7 @@ _TOP = Pass(-math.inf, lambda f, total, v, stats: f.quick_max(v, total), Functio
 
 
 def _power(f: Function, v: Value, stats: Stats) -> Value:
-    return decay(f, f.sub(v, stats[0]))
+    return exp_nonpositive(f, f.sub(v, stats[0]))
 
 
 def softmax() -> Formula:

@@ -47,7 +47,7 @@ def emit_each_row(
             with f.loop(begin, end) as loop:
                 row = at(loop.index)
                 for number in range(len(kernel.formula.passes)):
-                    row.stats.append(row.fold(number))
+                    row.stats.append(row.run_pass(number))
                 row.write()
     return kernel.signature
 
@@ -72,12 +72,12 @@ class _Group:
         f = self.f
         for number, step in enumerate(self.passes):
             if step.order is None or self._keeps_busy(step.order):
-                self._fold_each(number)
+                self._run_each(number)
                 continue
             with f.if_(f.eq(f.sub(self.end, self.begin), GROUP)) as branch:
-                self._fold([self.begin + row for row in range(GROUP)], number)
+                self._run_pass([self.begin + row for row in range(GROUP)], number)
             with branch.else_():
-                self._fold_each(number)
+                self._run_each(number)
         with f.loop(self.begin, self.end) as loop:
             self._resumed(loop.index, len(self.passes)).write()
 
@@ -86,16 +86,16 @@ class _Group:
         bits = f64.bits if order.wide else self.type.bits
         return order.totals >= ACCUMULATORS * self.f.target.lanes(bits)
 
-    def _fold_each(self, number: int) -> None:
+    def _run_each(self, number: int) -> None:
         with self.f.loop(self.begin, self.end) as loop:
-            self._fold([loop.index], number)
+            self._run_pass([loop.index], number)
 
-    def _fold(self, rows: Sequence[Value], number: int) -> None:
+    def _run_pass(self, rows: Sequence[Value], number: int) -> None:
         emissions = [self._resumed(row, number) for row in rows]
         if self.passes[number].order is None:
-            results = [row.fold(number) for row in emissions]
+            results = [row.run_pass(number) for row in emissions]
         else:
-            results = _OrderedFold(emissions, number).emit()
+            results = _OrderedPass(emissions, number).emit()
         for row, result in zip(rows, results, strict=True):
             self.f.store(result, self.found, self._place(row, number))
 
@@ -109,7 +109,7 @@ class _Group:
         return emission
 
 
-class _OrderedFold:
+class _OrderedPass:
     """A pass that has an order, over several rows side by side."""
 
     def __init__(self, rows: Sequence[RowEmission], number: int) -> None:
@@ -143,7 +143,7 @@ class _OrderedFold:
 
     def _joined(self, totals: Sequence[Value]) -> list[Value]:
         """The totals of each row as one."""
-        f, join = self.f, partial(self.step.join, self.f)
+        f, join = self.f, partial(self.step.combine, self.f)
         firsts = range(0, len(totals), self.turns)
         return [
             f.reduce(f.halve(totals[first : first + self.turns], join), join) for first in firsts
@@ -164,25 +164,25 @@ class _OrderedFold:
             for row, source in zip(self.rows, sources, strict=True)
             for place, mask in zip(places, masks, strict=True)
         ]
-        return self._folded(visits, totals, self.step.fold)
+        return self._accumulated(visits, totals, self.step.accumulate)
 
     def _rest(self, stop: Value, totals: Sequence[Value]) -> list[Value]:
         """Each row's total with the columns from `stop` on, one by one."""
         f, step = self.f, self.step
         sources = [row.reads(1) for row in self.rows]
-        runs = [(stop, self.columns, step.fold)]
-        if step.fold_apart is not None:
+        runs = [(stop, self.columns, step.accumulate)]
+        if step.accumulate_unfused is not None:
             four = stop + f.and_(self.columns - stop, _FOUR)
-            runs = [(stop, four, step.fold_apart), (four, self.columns, step.fold)]
+            runs = [(stop, four, step.accumulate_unfused), (four, self.columns, step.accumulate)]
         for begin, end, fold in runs:
             with f.loop(begin, end, carry=totals) as loop:
                 pairs = zip(self.rows, sources, strict=True)
                 visits = [(row, source, loop.index, None) for row, source in pairs]
-                loop.next(*self._folded(visits, loop.carried, fold))
+                loop.next(*self._accumulated(visits, loop.carried, fold))
             totals = loop.results
         return list(totals)
 
-    def _folded(
+    def _accumulated(
         self,
         visits: Sequence[tuple[RowEmission, Row, Value, Value | None]],
         totals: Sequence[Value],
@@ -194,7 +194,7 @@ class _OrderedFold:
         values = [row.value(number, at, mask, x) for row, x, at, mask in visits]
         found = []
         for (row, _, at, mask), v, total in zip(visits, values, totals, strict=True):
-            row.keep(number, v, at, mask)
+            row.save(number, v, at, mask)
             fresh = fold(f, total, f.convert(v, self.type), row.stats)
             found.append(fresh if mask is None else f.select(mask, fresh, total))
         return found

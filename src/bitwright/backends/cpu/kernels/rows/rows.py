@@ -1,13 +1,13 @@
 """Normalizations along contiguous rows (`kernels.rows.formulas`), with what stands before and after.
 
-The first pass computes the row's values (residual sums and the like) and keeps them in `t`, which
+The first pass computes the row's values (residual sums and the like) and row_storage them in `t`, which
 is the result's own row where types allow; later passes read them back from the first-level cache.
 Four accumulators take turns, so that no pass waits for the latency of an addition; passes with an
-order of their own are in `kernels.rows.row_groups`, as is the walk from row to row.
+order of their own are in `kernels.rows.row_groups`, as is the emit_loop_nest from row to row.
 
     slots   x0 …  operands of the expression before     w0 …  scale and bias, if present
             e0 …  operands of the expression after      y     the result
-            t     where rows are kept (`keeps` only)    n0 …  sizes of the axes of rows, columns
+            t     where rows are kept (`row_storage` only)    n0 …  sizes of the axes of rows, columns
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class RowKernel:
         )
 
     @property
-    def keeps(self) -> str:
+    def row_storage(self) -> str:
         """Where computed rows are kept: "" (nowhere), "y" or "t"."""
         if self.is_direct and not self.formula.replaces:
             return ""
         return "y" if stored(self.result) is self.type else "t"
 
     def stores(self, number: int) -> bool:
-        """Whether a pass keeps the values that it computes."""
+        """Whether a pass row_storage the values that it computes."""
         changed = self.formula.passes[number].replace is not None
         return changed or (number == 0 and not self.is_direct)
 
@@ -98,7 +98,7 @@ class RowKernel:
     @property
     def slots(self) -> tuple[str, ...]:
         """Slots of pointers."""
-        kept = ("t",) if self.keeps == "t" else ()
+        kept = ("t",) if self.row_storage == "t" else ()
         return (*self.x.names, *self.weights.names, *self.extras.names, "y", *kept)
 
     @property
@@ -158,27 +158,27 @@ class RowEmission:
         v = self._value(number, column, mask, x)
         return v if step.replace is None else step.replace(self.f, v, self.stats)
 
-    def keep(self, number: int, v: Value, column: Value, mask: Value | None) -> None:
+    def save(self, number: int, v: Value, column: Value, mask: Value | None) -> None:
         """Store what a pass folds, if it is one that does."""
         if self.kernel.stores(number):
             self.f.store(v, self.kept, column, mask=mask)
 
-    def fold(self, number: int) -> Value:
+    def run_pass(self, number: int) -> Value:
         """The result of a pass that has no order."""
         f, step = self.f, self.formula.passes[number]
 
         def body(column: Value, mask: Value | None, *totals: Value) -> tuple[Value, ...]:
             v = self.value(number, column, mask, self.x)
-            self.keep(number, v, column, mask)
-            total = step.fold(f, totals[0], v, self.stats)
+            self.save(number, v, column, mask)
+            total = step.accumulate(f, totals[0], v, self.stats)
             if mask is not None:
                 total = f.select(mask, total, totals[0])
             return (*totals[1:], total)
 
         start = (f.const(self.type.vector(self.lanes), step.start),) * ACCUMULATORS
         totals = f.vectors(0, self.columns, self.lanes, body, start, unroll=ACCUMULATORS)
-        together = f.combine(totals, partial(step.join, f))
-        total = f.reduce(together, partial(step.join, f))
+        together = f.combine(totals, partial(step.combine, f))
+        total = f.reduce(together, partial(step.combine, f))
         return step.finish(f, total, f.convert(self.columns, self.type))
 
     def _value(self, number: int, column: Value, mask: Value | None, x: Row) -> Value:

@@ -4,7 +4,7 @@
     softmax  lanes along keys
     values   lanes along the features of v
 
-The running maximum and sum are scalars; otherwise as in `kernels.attention.many`.
+The running maximum and sum are scalars; otherwise as in `kernels.attention.query_block`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from collections.abc import Sequence
 from bitwright.backends.cpu.codegen import math as vector_math
 from bitwright.backends.cpu.codegen.emit import Kernel, Value, i32, i64, stored
 from bitwright.backends.cpu.codegen.expression import load_computed
-from bitwright.backends.cpu.codegen.math.decay import decay
+from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive
 from bitwright.backends.cpu.kernels.attention.spec import (
     NO_MASK,
     Attention,
-    Place,
     Segment,
-    locate,
+    WorkItem,
     mask_bias,
     segments,
     visible,
+    work_item,
 )
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 from bitwright.backends.cpu.lowering.region import address_of, store
 
 BLOCK = 256
 """Keys whose scores are held at a time."""
-MOST_TOTALS = 8
+MAX_TOTALS = 8
 """Vectors of value features that are summed in registers at a time."""
 
 
-def emit_few(f: Kernel, kernel: Attention) -> None:
+def emit_single_query(f: Kernel, kernel: Attention) -> None:
     """Every query that falls to this thread."""
     queries = f.args.size("queries")
     lanes = f.target.lanes(kernel.type.bits)
@@ -46,7 +46,7 @@ def emit_few(f: Kernel, kernel: Attention) -> None:
     begin, end = f.share(f.args.size("batches") * f.args.size("heads") * queries)
     with f.loop(begin, end) as loop:
         group, first = f.udiv(loop.index, queries), f.urem(loop.index, queries)
-        place = locate(f, kernel, group, first, f.const(i64, 1))
+        place = work_item(f, kernel, group, first, f.const(i64, 1))
         _Query(f, kernel, place, scores, q, results).emit()
 
 
@@ -57,7 +57,7 @@ class _Query:
         self,
         f: Kernel,
         kernel: Attention,
-        place: Place,
+        place: WorkItem,
         scores: Value,
         q: Value,
         results: Value,
@@ -119,12 +119,12 @@ class _Query:
             loop.next(f.quick_max(score, loop.carried[0]))
         new = f.quick_max(f.reduce(loop.results[0], f.quick_max), old)
         shift = f.select(f.eq(new, -math.inf), 0.0, new)
-        factor = decay(f, old - shift)
+        factor = exp_nonpositive(f, old - shift)
         with f.loop(
             0, count, self.lanes, carry=(f.const(self.vector, 0.0),), nonempty=True
         ) as loop:
             score = f.load(self.vector, self.scores, loop.index, align=self.align)
-            power = decay(f, score - f.splat(shift, self.lanes))
+            power = exp_nonpositive(f, score - f.splat(shift, self.lanes))
             f.store(power, self.scores, loop.index, align=self.align)
             loop.next(loop.carried[0] + power)
         self._results(part, first, count, factor)
@@ -164,8 +164,8 @@ class _Query:
     def _results(self, part: Segment, first: Value, count: Value, factor: Value) -> None:
         """Results so far, shrunk, plus what the block's keys bring."""
         columns = self._columns(self.kernel.value_features)
-        for begin in range(0, len(columns), MOST_TOTALS):
-            self._result_part(part, first, count, factor, columns[begin : begin + MOST_TOTALS])
+        for begin in range(0, len(columns), MAX_TOTALS):
+            self._result_part(part, first, count, factor, columns[begin : begin + MAX_TOTALS])
 
     def _result_part(
         self,
@@ -182,7 +182,7 @@ class _Query:
         zeros = [f.const(self.vector, 0.0)] * len(columns)
 
         def key(number: Value, _: None, *totals: Value) -> list[Value]:
-            """Two sets of totals take turns, so that none waits for its last sum."""
+            """Two sets of totals take transposes_values, so that none waits for its last sum."""
             row = f.gep(stored(kernel.element), part.v, (first + number) * part.v_step)
             power = f.splat(f.load(kernel.type, self.scores, number), self.lanes)
             mine, others = totals[: len(columns)], totals[len(columns) :]

@@ -10,38 +10,38 @@ from typing import Any
 from bitwright.backends.cpu.codegen import math as vector_math
 from bitwright.backends.cpu.codegen.emit import Kernel, Operand, Value, i32, i64, stored
 from bitwright.backends.cpu.codegen.expression import load_computed
-from bitwright.backends.cpu.codegen.math.decay import decay
+from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive
 from bitwright.backends.cpu.kernels.attention.spec import (
     FULL_MASK,
     KEY_MASK,
     Attention,
-    Place,
     Segment,
-    locate,
+    WorkItem,
     mask_bias,
     segments,
     tiles,
     visible,
+    work_item,
 )
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 from bitwright.backends.cpu.lowering.region import address_of, store
 
 
-def emit_many(f: Kernel, kernel: Attention, kind: type[Block]) -> None:
+def emit_query_blocks(f: Kernel, kernel: Attention, kind: type[Block]) -> None:
     """Every item of work that falls to this thread, in blocks of a kind."""
     size = tiles(f.target, kernel)
-    scratch = kind.room(f, kernel)
+    scratch = kind.scratch_type(f, kernel)
     queries = f.args.size("queries")
     blocks = pieces(f, queries, size.queries)
     items = f.args.size("batches") * f.args.size("heads") * blocks
-    # later blocks of causal queries see more keys: threads take turns instead of halves
+    # later blocks of causal queries see more keys: threads take transposes_values instead of halves
     begin, end = (f.thread, items) if kernel.causal else f.share(items)
     with f.loop(begin, end, f.threads if kernel.causal else 1) as loop:
         group, block = f.udiv(loop.index, blocks), f.urem(loop.index, blocks)
         first = block * size.queries
         count = f.min(queries - first, size.queries)
-        place = locate(f, kernel, group, first, count)
+        place = work_item(f, kernel, group, first, count)
         kind(f, kernel, scratch, place).emit()
 
 
@@ -79,9 +79,9 @@ class Scratch:
 class Block:
     """One block of queries. Where one vector holds them all, its second half is left alone."""
 
-    room: Callable[..., Any] = Scratch
+    scratch_type: Callable[..., Any] = Scratch
 
-    def __init__(self, f: Kernel, kernel: Attention, scratch: Any, place: Place) -> None:
+    def __init__(self, f: Kernel, kernel: Attention, scratch: Any, place: WorkItem) -> None:
         self.f, self.kernel, self.scratch, self.place = f, kernel, scratch, place
         self.size = tiles(f.target, kernel)
         self.type, self.lanes = kernel.type, self.size.lanes
@@ -136,7 +136,7 @@ class Block:
         # a query that sees no key yet has maximum -inf, which must not meet itself
         shifts = [f.select(f.eq(top, -math.inf), 0.0, top) for top in new]
         for number, (before, shift) in enumerate(zip(old, shifts, strict=True)):
-            factor = decay(f, before - shift)
+            factor = exp_nonpositive(f, before - shift)
             f.store(factor, self.scratch.factors, number * self.lanes, align=self.align)
             sums = [s * factor if i == number else s for i, s in enumerate(sums)]
         with f.if_(self.is_full, carry=sums) as branch:
@@ -158,8 +158,8 @@ class Block:
             rows = [self._key(part, first, key) for key in keys]
             numbers = [part.start + first + key for key in keys]
             found = self.scaled_products(rows, len(tops), numbers)
-            found = self._biased(found, numbers, keys)
-            found = self._hidden(found, numbers)
+            found = self._add_bias(found, numbers, keys)
+            found = self._mask_edges(found, numbers)
             tops = list(loop.carried)
             for t, row in enumerate(found):
                 for v, score in enumerate(row):
@@ -215,7 +215,7 @@ class Block:
             found += [f.fma(key, q, totals[t * vectors + v]) for v, q in enumerate(queries)]
         return found
 
-    def _biased(
+    def _add_bias(
         self, found: list[list[Value]], numbers: Sequence[Value], keys: Sequence[Value]
     ) -> list[list[Value]]:
         """Scores capped, and with the mask added."""
@@ -245,7 +245,7 @@ class Block:
                 ]
         return found
 
-    def _hidden(self, found: list[list[Value]], numbers: Sequence[Value]) -> list[list[Value]]:
+    def _mask_edges(self, found: list[list[Value]], numbers: Sequence[Value]) -> list[list[Value]]:
         """-inf where a query does not see a key; looked at only on the edges."""
         f, kernel, place = self.f, self.kernel, self.place
         if not kernel.has_edges:
@@ -284,7 +284,7 @@ class Block:
             for v in range(len(shifts)):
                 at = key * self.pitch + v * self.lanes
                 score = f.load(self.vector, self.scratch.scores, at, align=self.align)
-                power = decay(f, score - shifts[v])
+                power = exp_nonpositive(f, score - shifts[v])
                 f.store(power, self.scratch.scores, at, align=self.align)
                 found.append(totals[v] + power)
             return found
