@@ -1,19 +1,18 @@
-"""Attention as one kernel: softmax(cap(scale · q kᵀ) + bias) v, scores never leave the cache.
+"""Fused attention: softmax(cap(scale · q kᵀ) + bias) v with online softmax; scores stay in cache.
 
-A block of queries is held transposed, features by queries, so that lanes run along queries:
+A block of queries is stored transposed, features by queries, so lanes run along queries:
 
-    scores   s[key][query] += k[key][d] · q[d][query]      k is broadcast from where it lies
-    softmax  running maximum and sum per query, lane by lane; no horizontal step
+    scores   s[key][query] += k[key][d] · q[d][query]      k is broadcast from memory
+    softmax  running maximum and sum per query, lane by lane, without horizontal operations
     values   o[query][:]   += p[key][query] · v[key][:]    lanes along the features of v
 
-Keys go by in blocks. When a block raises the maximum, sums and results so far shrink by
-e^(old - new). Causal attention, windows and lengths limit the range of keys; only tiles on the edge
-of that range compare positions. Few queries (decoding) go another way, with lanes along features
-and keys: `kernels.attention.single_query`. Where instructions multiply bf16, both products take them
-(`kernels.attention.bf16`).
+Keys are processed in blocks. When a block raises the maximum, the running sums and results are
+multiplied by e^(old - new). Causal attention, windows and lengths limit the range of keys; only
+tiles at the edge of that range compare positions. A few queries (decoding) are processed one by
+one, with lanes along features and keys (`kernels.attention.single_query`). Targets with bf16
+products use them for both matrix products (`kernels.attention.bf16`).
 
-Work is cut into (batch, head, block of queries); every result is computed by one thread in a fixed
-order.
+A work item is (batch, head, block of queries); one thread computes each result in a fixed order.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Attention of bf16 by instructions that sum products of bf16 in f32: dots, and tiles (AMX).
+"""bf16 attention with bf16 dot products summed in f32: vector dots, and AMX tiles.
 
-Both instructions take the numbers of k in pairs, which lie where lanes along queries want them:
+Both instructions take the reduction dimension in pairs:
 
-    q[d / 2][query][2]      transposed once for a block of queries
-    p[key / 2][query][2]    e^(score - maximum), rounded to bf16 as it is made
+    q[d / 2][query][2]      transposed once per block of queries
+    p[key / 2][query][2]    e^(score - maximum), rounded to bf16 when computed
 
-Scores, softmax and sums stay f32 as in `kernels.attention.query_block`. A dot takes pairs of a key's
-features where they lie, and pairs of values, v[key / 2][feature][2]. Tiles make blocks of 32 × 32:
+Scores, softmax and sums are f32 as in `kernels.attention.query_block`. A dot reads pairs of a key's
+features from memory, and pairs of values v[key / 2][feature][2]. Tiles compute blocks of 32 × 32:
 
     scores[key][query]    =  k[key][d] · q[d / 2][query][2]
     results[d][query]    +=  v[d][key] · p[key / 2][query][2]
 
-so keys are loaded where they lie, values are transposed ahead of all blocks
-(`kernels.attention.transposed_values`), and results are at the end.
+so keys are loaded from memory directly, values are transposed by a separate kernel
+(`kernels.attention.transposed_values`), and results are transposed at the end.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from bitwright.ir.dtype import bf16 as brain
 from bitwright.target import Target
 
 STEP = 32
-"""Features, or keys, of one step of tiles."""
+"""Features, or keys, per tile product."""
 
 
 def pair_products(target: Target, element: DType) -> TileDots | HalfDots | None:
-    """How the products of attention are done in pairs, where they are."""
+    """The bf16 product that attention uses on this target, if any."""
     if element != brain or target.lanes(32) != LANES:
         return None
     found = tile_dots(target) or best_halves(target, element, 2)
@@ -62,14 +62,14 @@ class _PairScratch(Scratch):
 
 
 class _PairBlock(Block):
-    """What dots and tiles have in common."""
+    """Shared by dots and tiles."""
 
     scratch_type = _PairScratch
     step = 2
-    """Keys that one product takes."""
+    """Keys per product."""
 
     def _pack_queries(self) -> None:
-        """Queries behind the last one repeat it; features behind the last are 0."""
+        """Rows past the last query repeat it; features are padded with 0."""
         f, place, features = self.f, self.place, self.kernel.features
         index = (place.batch, place.head, place.first)
         base, step = address_of(f, "q", bf16, index), f.args.size("q.2")
@@ -96,8 +96,7 @@ class _PairBlock(Block):
     def _powers(
         self, count: Value, shifts: Sequence[Value], sums: Sequence[Value]
     ) -> Sequence[Value]:
-        """Pairs of e^(score - maximum), 0 for keys that do not exist; sums of what is not rounded
-        yet."""
+        """Store pairs of e^(score - maximum), 0 for padding keys; return the unrounded sums."""
         f, scratch = self.f, self.scratch
         end = self._whole_steps(count)
         with f.loop(count, end) as loop:
@@ -123,7 +122,7 @@ class _PairBlock(Block):
         return f.vectors(0, f.lshr(end, 1), 1, pair, sums)
 
     def _whole_steps(self, count: Value) -> Value:
-        """Keys of the block, with those that fill the last product up."""
+        """Keys of the block, rounded up to whole products."""
         return self.f.and_(count + (self.step - 1), -self.step)
 
 
@@ -135,7 +134,7 @@ class _DotScratch(_PairScratch):
 
 
 class _DotBlock(_PairBlock):
-    """Two products and their sum are one instruction."""
+    """Two products and their sum per instruction."""
 
     scratch_type = _DotScratch
 
@@ -156,7 +155,7 @@ class _DotBlock(_PairBlock):
         return [scaled[i : i + vectors] for i in range(0, len(scaled), vectors)]
 
     def _add(self, words: Sequence[Value], line: Value, totals: Sequence[Value]) -> list[Value]:
-        """The sums with one pair of features of every key."""
+        """The sums plus the products of one pair of features of every key."""
         vectors = len(totals) // len(words)
         queries = [
             self._pairs(self.scratch.q, line * self.pitch + v * LANES) for v in range(vectors)
@@ -169,7 +168,7 @@ class _DotBlock(_PairBlock):
         ]
 
     def _pairs(self, base: Value, at: Value) -> Value:
-        """Sixteen pairs from a scratch of words."""
+        """Sixteen pairs from scratch memory."""
         return self.f.load(bf16.vector(2 * LANES), base, at * 2, align=BYTES)
 
     def _broadcast(self, word: Value) -> Value:
@@ -221,7 +220,7 @@ class _TileScratch(_PairScratch):
         self.keys = f.scratch(bf16, SIZE * whole(kernel.features, STEP))
         self.rest = f.scratch(bf16, SIZE * STEP)
         self.transposed = f.scratch(f32, size.queries * self.width)
-        """Results, features by queries."""
+        """Results as features by queries."""
 
 
 class _TileBlock(_PairBlock):
@@ -232,11 +231,11 @@ class _TileBlock(_PairBlock):
 
     @property
     def line(self) -> Value:
-        """Bytes of a row of scores, powers or results: all are of 32 bits a query."""
+        """Bytes of a row of scores, powers or results: each has 32 bits per query."""
         return self.f.index(self.pitch * 4)
 
     def _pack_keys(self, part: Segment, first: Value, count: Value) -> None:
-        """The scores, before they are scaled."""
+        """Compute the unscaled scores."""
         f = self.f
         self.values, self.apart = (
             f.gep(bf16, part.transposed, first),
@@ -272,8 +271,7 @@ class _TileBlock(_PairBlock):
         return self.kernel.pairs.tiles
 
     def _copy_keys(self, part: Segment, key: Value, count: Value, width: int) -> None:
-        """Keys side by side, features behind the last being 0; what stands for a key that does not
-        exist is not used."""
+        """Copy keys contiguously, features padded with 0; rows of padding keys are not used."""
         f, features = self.f, self.kernel.features
         with f.loop(0, count, nonempty=True) as loop:
             row = f.gep(bf16, part.k, (key + loop.index) * part.k_step)
@@ -310,9 +308,9 @@ class _TileBlock(_PairBlock):
             self._add_results(places, top, count)
 
     def _add_results(self, places: Sequence[Value], top: int, count: Value) -> None:
-        """Products of tiles of values with two tiles of powers, added to the tiles of results.
+        """Add the products of tiles of values and two tiles of powers to the tiles of results.
 
-        Values of keys that a block does not see may be anything: the last step's are copied.
+        Values past the block may be any bits, so the last partial step is copied and masked.
         """
         f, numbers, scratch = self.f, self._tiles, self.scratch
         parts = [numbers.sums(f, place, self.line) for place in places]
@@ -350,7 +348,7 @@ class _TileBlock(_PairBlock):
             numbers.write(f, part, place, self.line)
 
     def _rescale_results(self) -> None:
-        """Results so far, where some query's maximum has grown."""
+        """Rescale the results where some query's maximum grew."""
         f, scratch = self.f, self.scratch
         factors = [
             f.load(self.vector, scratch.factors, v * LANES, align=self.align)

@@ -1,15 +1,16 @@
-"""Attention in 8-bit codes, for blocks of queries (`ops.quant.int8_attention` says what it computes).
+"""int8 attention for blocks of queries (`ops.quant.int8_attention` defines the computation).
 
-As `kernels.attention.attention`, lanes along queries, with keys and values coded before
-(`kernels.attention.int8_keys`). The largest score of each query is found first, since weights are codes
-of e^(score - largest): with many keys their scores are computed twice, which in codes costs little.
+As `kernels.attention.attention`, lanes along queries, with keys and values quantized beforehand
+(`kernels.attention.int8_keys`). The maximum score of each query is computed first, because weights
+are quantized values of e^(score - maximum): with many keys, scores are computed twice, which is
+cheap in int8.
 
     scores   s[key][query] = f32(Σ k q) · step_k · step_q - ln m     four features a time and lane
     weights  w[key / 4][query][4] = rint(255 e^(s - top))           four keys a word
     values   o[query][:]  += f32(Σ w v)                             four keys a time and lane
 
-Without dots of 8-bit codes both products are f32 ones of the codes' numbers, which are as exact
-as far as sums stay below 2^24.
+Without an int8 dot product both products are f32 products of the quantized values, which are exact
+while sums stay below 2^24.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ from bitwright.ops.quant.int8_attention import PARTS, WEIGHT_STEPS
 from bitwright.target import Target
 
 BLOCK = 256
-"""Keys whose scores are held at a time."""
+"""Keys per block of scores."""
 LONG_BLOCK = 1024
-"""The same where products are f32 ones, of which a second look costs more than the cache."""
+"""The same for f32 products, where recomputing scores costs more than cache misses."""
 _MAGIC = 1.5 * 2.0**23
-"""Adding it leaves a rounded number of up to 22 bits in the last bits, behind these:"""
+"""Adding it leaves a rounded integer of up to 22 bits in the last bits, below these bits:"""
 _MAGIC_BITS = 0x4B400000
 _WHOLE = 2.0**23
-"""Adding it, and taking it away again, rounds numbers from 0 to as much."""
+"""Adding and subtracting it rounds numbers from 0 to 2^23 to integers."""
 _OFFSET_WORD = 0x80808080
 
 
@@ -74,7 +75,7 @@ def quantized_tiles(target: Target, kernel: Attention) -> Tiles:
 
 
 def quantized_signature(kernel: Attention) -> Signature:
-    """The slots of `Attention` with codes and steps instead of k and v; `keys` has them all."""
+    """The slots of `Attention` with quantized values and scales instead of k and v."""
     plain = kernel.signature
     names = [slot.name for slot in plain.slots]
     pointers = [s.name for s in plain.slots if s.kind == "pointer" and s.name not in ("k", "v")]
@@ -90,18 +91,14 @@ def emit_int8_attention(module: Module, name: str, kernel: Attention) -> Signatu
     return signature
 
 
-def _quantized_keys(f: Kernel, kernel: Attention) -> QuantizedKeys:
-    return QuantizedKeys.of(f.target, kernel)
-
-
 class _Scratch:
-    """Memory of the thread."""
+    """Scratch memory of a thread."""
 
     def __init__(self, f: Kernel, kernel: Attention) -> None:
-        size, keys = quantized_tiles(f.target, kernel), _quantized_keys(f, kernel)
+        size, keys = quantized_tiles(f.target, kernel), QuantizedKeys.of(f.target, kernel)
         self.width = keys.width
         self.units = keys.row // 4 if keys.dots else keys.features
-        """Words, or numbers, of a row of q or k."""
+        """32-bit words, or numbers, per row of q or k."""
         self.q = f.scratch(f32, self.units * size.queries)
         self.row = -(-self.units // keys.lanes) * keys.lanes
         self.q_rows = f.scratch(f32, keys.lanes * self.row)
@@ -124,7 +121,7 @@ class _QuantizedBlock(Block):
     def __init__(self, f: Kernel, kernel: Attention, scratch: _Scratch, place: WorkItem) -> None:
         super().__init__(f, kernel, scratch, place)
         self.size = quantized_tiles(f.target, kernel)
-        self.quantized_keys = keys = _quantized_keys(f, kernel)
+        self.quantized_keys = keys = QuantizedKeys.of(f.target, kernel)
         self.dot = dot_u8s8(f.target) if keys.dots else None
         heads = f.udiv(f.args.size("heads"), f.args.size("group"))
         self.group = place.batch * heads + place.key_head
@@ -136,15 +133,14 @@ class _QuantizedBlock(Block):
             for name in ("k_scales", "v_multipliers", "v_log_multipliers")
         )
         rows = pieces(f, self.total, 4) * 4 if keys.dots else self.total
-        place = self.group * rows * keys.width
-        self.v_q = f.gep(keys.element, f.args.pointer("v_q"), place)
+        self.v_q = f.gep(keys.element, f.args.pointer("v_q"), self.group * rows * keys.width)
 
     def emit(self) -> None:
         f, place, vectors = self.f, self.place, self.size.vectors
         self._pack_queries()
         self._clear_results()
         lowest = (f.const(self.vector, -math.inf),) * vectors
-        low = f.mul(f.udiv(place.low, 4), 4)  # groups of four keys begin where they were packed
+        low = f.mul(f.udiv(place.low, 4), 4)  # start at a packed group of four keys
         block = self.size.block
         with f.loop(low, place.high, block, carry=lowest) as loop:
             count = f.min(place.high - loop.index, block)
@@ -166,7 +162,7 @@ class _QuantizedBlock(Block):
             self._results_of(loop.index, count)
             loop.next(*branch.results)
         for number, (top, total) in enumerate(zip(tops, loop.results, strict=True)):
-            # a largest score knows nothing of NaN, the sum does
+            # the maximum does not propagate NaN, the sum does
             is_hidden = f.and_(f.eq(top, -math.inf), f.not_(f.is_nan(total)))
             divisor = f.select(is_hidden, 0.0, total)
             f.store(divisor, self.scratch.factors, number * self.lanes, align=self.align)
@@ -176,7 +172,7 @@ class _QuantizedBlock(Block):
     # scores
 
     def _store_scores(self, first: Value, count: Value, tops: Sequence[Value]) -> Sequence[Value]:
-        """Scores of a block of keys, stored, and the largest of each query so far."""
+        """Store the scores of a block of keys; return the running maximum of each query."""
         f = self.f
         if self.scratch.bias is not None:
             self._pack_bias(first, count)
@@ -228,7 +224,7 @@ class _QuantizedBlock(Block):
     def _add_bias(
         self, found: list[list[Value]], numbers: Sequence[Value], keys: Sequence[Value]
     ) -> list[list[Value]]:
-        """Scores by the steps of the queries, capped, and with what each key adds and takes."""
+        """Scores times the scales of the queries, capped, with bias, minus ln m of each key."""
         f = self.f
         steps = [
             f.load(self.vector, self.scratch.q_scales, v * self.lanes, align=self.align)
@@ -241,7 +237,7 @@ class _QuantizedBlock(Block):
         return [[x - log for x in row] for row, log in zip(scores, taken, strict=True)]
 
     def _words(self, at: Value) -> Value:
-        """Words of queries side by side."""
+        """Words of neighbouring queries."""
         return self.f.load(self.vector, self.scratch.q, at, align=self.align)
 
     # weights
@@ -249,13 +245,13 @@ class _QuantizedBlock(Block):
     def _weights(
         self, first: Value, count: Value, shifts: Sequence[Value], sums: Sequence[Value]
     ) -> Sequence[Value]:
-        """Scores become codes of weights; the sums of their parts."""
+        """Store the quantized softmax weights; return their running sums."""
         f = self.f
 
         def group(number: Value, totals: Sequence[Value], last: bool) -> list[Value]:
             found = list(totals)
             for v, shift in enumerate(shifts):
-                # a word is the sum of four rounded numbers, moved, less their upper bits
+                # a word is the sum of four shifted rounded numbers minus their upper bits
                 upper = sum(_MAGIC_BITS << (8 * i) for i in range(4))
                 word = f.const(i32.vector(self.lanes), -upper & 0xFFFFFFFF)
                 for i in range(4):
@@ -298,7 +294,7 @@ class _QuantizedBlock(Block):
     # values
 
     def _results_of(self, first: Value, count: Value) -> None:
-        """Results so far plus what the block's keys bring."""
+        """Add the block's values to the results."""
         f, size = self.f, self.size
         width = self.quantized_keys.width // self.lanes
         parts = -(-width // size.columns)
@@ -335,8 +331,8 @@ class _QuantizedBlock(Block):
                     if dot is None:
                         after.append(f.fma(weight, value, total))
                     else:
-                        code = f.bitcast(value, dot.operands[2])
-                        after.append(dot(f, total, f.bitcast(weight, dot.operands[1]), code))
+                        q = f.bitcast(value, dot.operands[2])
+                        after.append(dot(f, total, f.bitcast(weight, dot.operands[1]), q))
             loop.next(*after)
         for place, old, total in zip(places, before, loop.results, strict=True):
             new = total if dot is None else old + f.convert(total, f32)
@@ -345,7 +341,7 @@ class _QuantizedBlock(Block):
     # queries and results
 
     def _pack_queries(self) -> None:
-        """Codes of each query, features (or words of four) by queries, and its step."""
+        """Quantize each query into features (or words of four) by queries, with its scale."""
         f, place, scratch, dot = self.f, self.place, self.scratch, self.dot
         features = self.kernel.features
         index = (place.batch, place.head, place.first)
@@ -375,7 +371,7 @@ class _QuantizedBlock(Block):
             f.store(0 - loop.results[0], scratch.q_sums, v * self.lanes, align=self.align)
 
     def _quantize_query(self, row: Value, inverse: Value, held: Value) -> None:
-        """Codes of one query side by side; zeros behind the last of a word."""
+        """Quantize one query contiguously, with its last word padded with zeros."""
         f, features = self.f, self.kernel.features
         factor = f.splat(inverse, self.lanes)
         if self.dot is not None and features % 4:
@@ -388,7 +384,7 @@ class _QuantizedBlock(Block):
         f.vectors(0, features, self.lanes, put)
 
     def _transpose_queries(self, start: Value) -> None:
-        """As many queries as there are lanes, word by word instead of row by row."""
+        """Transpose one query per lane, from rows to words."""
         f, scratch, lanes = self.f, self.scratch, self.lanes
 
         def turn(first: Operand, count: int) -> None:
@@ -422,6 +418,6 @@ class _QuantizedBlock(Block):
             mask = f.mask(f.index(left), self.lanes) if left < self.lanes else None
             value = f.load(self.vector, self.scratch.results, query * width + column)
             value = divided(value) * step + f.load(self.vector, means, column)
-            value = f.select(is_hidden, f.const(self.vector, 0.0), value)  # no key was seen
+            value = f.select(is_hidden, f.const(self.vector, 0.0), value)  # all keys are masked
             value = kernel.after.evaluate(f, [value, *extras.load(column, mask)], self.lanes)
             store(f, value, result, y, column, mask)

@@ -1,13 +1,12 @@
-"""Keys and values of attention in codes, made once for all queries (`ops.quant.int8_attention`).
+"""Quantizes keys and values of int8 attention once for all queries (`ops.quant.int8_attention`).
 
-    k codes   [batch, head, key, features]         and the step of each row
-    v codes   [batch, head, key / 4, width, 4]     m and ln m of each row, u of each head and the
-                                                   means of all features
+    k_q   [batch, head, key, features]         and the scale of each row
+    v_q   [batch, head, key / 4, width, 4]     m and ln m of each row, u of each head and the
+                                               means of all features
 
-For targets with a dot product of unsigned by signed codes, codes of k are moved by 128 and rows are
-filled up to groups of four; v holds four keys side by side, zeros behind the last. For others codes
-of both are f32 numbers, and v is [batch, head, key, width]. Past keys stand in front of present
-ones. Threads share out rows of k, and heads of v.
+For targets with a u8 × s8 dot product, k has an offset of 128 and rows are padded to groups of
+four; v interleaves four keys, padded with zeros. Otherwise both are f32 numbers, and v is [batch,
+head, key, width]. Past keys precede present keys. Work is divided by rows of k and heads of v.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ INT8 = (
     "v_inverse_scales",
     "v_means",
 )
-"""What is made of keys and values."""
+"""The slots of quantized keys and values."""
 Q_MAX, TINY = float(meaning.STEPS), float(meaning.TINY)
 MAX_SUMS = 4
-"""Vectors of features whose means are found at a time."""
+"""Vectors of features whose means are computed at a time."""
 Q_OFFSET = 128
 _NOT_FINITE = 0x7F800000
 
@@ -48,7 +47,7 @@ class QuantizedKeys:
     has_past: bool
     causal: bool
     dots: bool
-    """Whether products are dots of unsigned by signed codes."""
+    """Whether products are u8 × s8 dot products."""
     lanes: int
 
     @classmethod
@@ -61,17 +60,17 @@ class QuantizedKeys:
 
     @property
     def row(self) -> int:
-        """Codes of a row of k."""
+        """Elements per row of k."""
         return -(-self.features // 4) * 4 if self.dots else self.features
 
     @property
     def element(self) -> Type:
-        """What a code is stored as."""
+        """The storage type of a quantized value."""
         return i8 if self.dots else f32
 
     @property
     def width(self) -> int:
-        """Columns of v, filled up to whole vectors."""
+        """Columns of v, padded to whole vectors."""
         return -(-self.value_features // self.lanes) * self.lanes
 
     @property
@@ -89,13 +88,13 @@ def emit_int8_keys(module: Module, name: str, form: QuantizedKeys) -> Signature:
 
 
 def peak_of(f: Kernel, x: Value, peak: Value) -> Value:
-    """The largest |x| so far as bits, in which NaN is largest of all."""
+    """The bits of the running maximum of |x|; as bits, NaN is the largest."""
     bits = f.and_(f.bitcast(x, x.type.of(i32)), 0x7FFFFFFF)
     return f.max(bits, peak)
 
 
 def factors(f: Kernel, peak: Value) -> tuple[Value, Value]:
-    """From the bits of a peak: codes to a unit, and units to a code."""
+    """(1 / scale, scale) from the bits of a peak."""
     value = f.bitcast(peak, peak.type.of(f32))
     inverse = f.select(f.lt(value, TINY), 0.0, f.div(Q_MAX, value))
     step = f.select(f.ge(peak, _NOT_FINITE), float("nan"), f.div(value, Q_MAX))
@@ -103,7 +102,7 @@ def factors(f: Kernel, peak: Value) -> tuple[Value, Value]:
 
 
 def row_peaks(f: Kernel, rows: Sequence[Value], features: int, means: Value | None = None) -> Value:
-    """The bits of the peaks of as many rows as there are lanes, of their distance from means."""
+    """The bits of max |x - mean| of one row per lane."""
     lanes = len(rows)
     vector = f32.vector(lanes)
 
@@ -143,7 +142,7 @@ class _KeyQuantizer:
                 self._keys(group, index, (place - 1) * self.lanes)
 
     def _row(self, name: str, index: Sequence[Value], key: Value) -> Value:
-        """Where a row of k or v lies, among the past ones or the present."""
+        """The address of a row of k or v, past or present."""
         f = self.f
         row = f.gep(f32, address_of(f, name, f32, index), key * f.args.size(f"{name}.2"))
         if self.past is None:
@@ -161,7 +160,7 @@ class _KeyQuantizer:
         return f.select(f.lt(key, self.past), before, behind)
 
     def _keys(self, group: Value, index: Sequence[Value], first: Value) -> None:
-        """As many rows of k as there are lanes, or those that are left."""
+        """Quantize up to one row of k per lane."""
         f, form, lanes = self.f, self.form, self.lanes
         count = f.min(self.total - first, lanes)
         rows = [self._row("k", index, first + f.min(count - 1, r)) for r in range(lanes)]
@@ -183,7 +182,7 @@ class _KeyQuantizer:
             f.vectors(0, form.features, lanes, put)
 
     def _values(self, group: Value, index: Sequence[Value]) -> None:
-        """All of a head's values."""
+        """Quantize the values of a head."""
         f, form = self.f, self.form
         means = f.gep(f32, f.args.pointer("v_means"), group * form.width)
         if form.causal:
@@ -236,7 +235,7 @@ class _KeyQuantizer:
             f.store(total / count, means, column)
 
     def _round(self, means: Value) -> None:
-        """Means of few bits."""
+        """Round the means to few bits."""
         f = self.f
         columns = range(0, self.form.width, self.lanes)
         loaded = [f.load(self.vector, means, column) for column in columns]
@@ -252,7 +251,7 @@ class _KeyQuantizer:
     def _row_multipliers(
         self, index: Sequence[Value], means: Value, multipliers: Value, log_multipliers: Value
     ) -> Value:
-        """How much multipliers each row is than the largest peak asks for, and u of the head."""
+        """Store m and ln m of each row; return u of the head."""
         f, lanes = self.f, self.lanes
         none = f.const(i32.vector(lanes), 0)
         with f.loop(0, self.total, lanes, carry=(none, none)) as loop:
@@ -277,7 +276,7 @@ class _KeyQuantizer:
             for bound, numbers in zip(bounds, more, strict=True):
                 fits = f.le(peak, bound)
                 found = [f.select(fits, n, old) for n, old in zip(numbers, found, strict=True)]
-            # peak - peak is NaN for what is not finite, which those who see the key will notice
+            # peak - peak is NaN for non-finite values and propagates to queries that see the key
             found[1] = found[1] + (peak - peak)
             for number, place in zip(found, (multipliers, log_multipliers), strict=True):
                 f.store(number, place, key, mask=mask)
@@ -294,7 +293,7 @@ class _KeyQuantizer:
         multipliers: Value,
         unit: Value,
     ) -> Value:
-        """A vector of a row's codes, in i32."""
+        """A vector of a row's quantized values, in i32."""
         f = self.f
         row = self._row("v", index, key)
         distance = f.load(self.vector, row, column, mask=self._mask(column)) - mean
@@ -312,7 +311,7 @@ class _KeyQuantizer:
         unit: Value,
         qvalues: Value,
     ) -> None:
-        """Four keys side by side; zeros behind the last."""
+        """Quantize and interleave groups of four keys, padded with zeros."""
         f, total = self.f, self.total
         whole = f.udiv(total, 4)
 

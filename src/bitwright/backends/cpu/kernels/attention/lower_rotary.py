@@ -1,4 +1,4 @@
-"""Rotary embeddings: x is read where it lies, features side by side."""
+"""Lowering of rotary embeddings: x is read through a view with contiguous features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bitwright.ir.graph import Node, Value
 from bitwright.lir.buffer import View
 
 MAX_FEATURES = 1024
-"""Rows are written out vector by vector."""
+"""Rows are unrolled vector by vector."""
 
 
 @lowers("rotary")
@@ -68,5 +68,5 @@ def _call(
     views = {"x": close(ctx, x), "y": ctx.output(node.outputs[0]), **tables}
     counts = {"batches": x.shape[0], "heads": x.shape[1], "positions": x.shape[2]}
     steps = {f"{n}.{axis}": views[n].strides[axis] for n in ("x", "y") for axis in range(3)}
-    code = ctx.kernel("rotary", kernel, lambda m, name: emit_rotary(m, name, kernel))
+    code = ctx.kernel(f"rotary_{x.dtype}", kernel, lambda m, name: emit_rotary(m, name, kernel))
     ctx.call(code, node, views, {**counts, **steps, **sizes})

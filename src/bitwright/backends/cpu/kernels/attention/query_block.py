@@ -1,4 +1,4 @@
-"""Attention for blocks of queries: the three products of `kernels.attention.attention`, tile by tile."""
+"""Attention for blocks of queries: scores, softmax and values of `attention.py`, tile by tile."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from bitwright.backends.cpu.lowering.region import address_of, store
 
 
 def emit_query_blocks(f: Kernel, kernel: Attention, kind: type[Block]) -> None:
-    """Every item of work that falls to this thread, in blocks of a kind."""
+    """All work items of this thread; `kind` is the class that emits a block."""
     size = tiles(f.target, kernel)
     scratch = kind.scratch_type(f, kernel)
     queries = f.args.size("queries")
     blocks = pieces(f, queries, size.queries)
     items = f.args.size("batches") * f.args.size("heads") * blocks
-    # later blocks of causal queries see more keys: threads take transposes_values instead of halves
+    # later blocks of causal queries see more keys: distribute blocks cyclically for balance
     begin, end = (f.thread, items) if kernel.causal else f.share(items)
     with f.loop(begin, end, f.threads if kernel.causal else 1) as loop:
         group, block = f.udiv(loop.index, blocks), f.urem(loop.index, blocks)
@@ -46,17 +46,17 @@ def emit_query_blocks(f: Kernel, kernel: Attention, kind: type[Block]) -> None:
 
 
 def whole(features: int, lanes: int) -> int:
-    """Features filled up to whole vectors."""
+    """Features rounded up to whole vectors."""
     return -(-features // lanes) * lanes
 
 
 class Scratch:
-    """Memory of the thread: blocks that stay in the first-level cache."""
+    """Scratch memory of a thread: blocks that fit the first-level cache."""
 
     def __init__(self, f: Kernel, kernel: Attention) -> None:
         size, type_ = tiles(f.target, kernel), kernel.type
         self.width = whole(kernel.value_features, size.lanes)
-        """Value features, filled up to whole vectors."""
+        """Value features, padded to whole vectors."""
         self.scores = f.scratch(type_, size.block * size.queries)
         self.results = f.scratch(type_, size.queries * self.width)
         self.factors = f.scratch(type_, size.queries)
@@ -66,7 +66,7 @@ class Scratch:
         self.operands(f, kernel)
 
     def operands(self, f: Kernel, kernel: Attention) -> None:
-        """Queries, keys and values as the products take them."""
+        """Packed queries, keys and values."""
         size, type_ = tiles(f.target, kernel), kernel.type
         self.q = f.scratch(type_, kernel.features * size.queries)
         self.values = f.scratch(type_, size.block * self.width)
@@ -77,7 +77,7 @@ class Scratch:
 
 
 class Block:
-    """One block of queries. Where one vector holds them all, its second half is left alone."""
+    """One block of queries. If they fit one vector, the second vector is skipped."""
 
     scratch_type: Callable[..., Any] = Scratch
 
@@ -89,9 +89,9 @@ class Block:
         self.vector = self.type.vector(self.lanes)
         self.align = self.vector.total_bytes
         self.pitch = self.size.queries
-        """Queries in a row of the transposed blocks."""
+        """Row length of the transposed blocks, in queries."""
         self.is_full = f.gt(place.count, self.lanes)
-        """Whether the queries need all vectors of the block, or one."""
+        """Whether the queries need all vectors of the block, not only one."""
 
     def emit(self) -> None:
         f, place = self.f, self.place
@@ -121,7 +121,7 @@ class Block:
     def _keys(
         self, part: Segment, first: Value, count: Value, state: Sequence[Value]
     ) -> list[Value]:
-        """(maximum, sum) per query, with these keys."""
+        """(maximum, sum) per query, including these keys."""
         f = self.f
         vectors = self.size.vectors
         old, sums = state[:vectors], state[vectors:]
@@ -133,7 +133,7 @@ class Block:
         with branch.else_():
             branch.next(*self._scores(part, first, count, old[:1]), *old[1:])
         new = branch.results
-        # a query that sees no key yet has maximum -inf, which must not meet itself
+        # a query without visible keys has maximum -inf; -inf - -inf would be NaN
         shifts = [f.select(f.eq(top, -math.inf), 0.0, top) for top in new]
         for number, (before, shift) in enumerate(zip(old, shifts, strict=True)):
             factor = exp_nonpositive(f, before - shift)
@@ -150,10 +150,10 @@ class Block:
     def _scores(
         self, part: Segment, first: Value, count: Value, tops: Sequence[Value]
     ) -> Sequence[Value]:
-        """Scores of the block, stored; the maximum of each query."""
+        """Store the scores of the block; return the maximum of each query."""
         f, size = self.f, self.size
         with f.loop(0, count, size.keys, carry=tops, nonempty=True) as loop:
-            # keys behind the last one repeat it: they change no maximum, and nobody reads them
+            # rows past the last key repeat it: they change no maximum and are never read
             keys = [f.min(loop.index + t, count - 1) for t in range(size.keys)]
             rows = [self._key(part, first, key) for key in keys]
             numbers = [part.start + first + key for key in keys]
@@ -170,7 +170,7 @@ class Block:
         return loop.results
 
     def _key(self, part: Segment, first: Value, key: Value) -> Value:
-        """Where the features of a key of the block lie."""
+        """The address of a key's features."""
         f, packed = self.f, self.scratch.keys
         if packed is not None:
             return f.gep(self.type, packed, key * whole(self.kernel.features, self.lanes))
@@ -179,11 +179,11 @@ class Block:
     def scaled_products(
         self, keys: Sequence[Value], vectors: int, numbers: Sequence[Value]
     ) -> list[list[Value]]:
-        """Scores of a tile of keys, of these numbers, before anything is added to them."""
+        """Scores of a tile of keys without bias; `numbers` are their indices."""
         return self._products(keys, vectors)
 
     def _products(self, keys: Sequence[Value], vectors: int) -> list[list[Value]]:
-        """Products of a tile of keys with so many vectors of queries."""
+        """Products of a tile of keys and `vectors` vectors of queries."""
         f, features = self.f, self.kernel.features
         step = 4 if features >= 8 else 1
         whole = features // step * step
@@ -218,7 +218,7 @@ class Block:
     def _add_bias(
         self, found: list[list[Value]], numbers: Sequence[Value], keys: Sequence[Value]
     ) -> list[list[Value]]:
-        """Scores capped, and with the mask added."""
+        """Scores with softcap and mask applied."""
         f, kernel = self.f, self.kernel
         if kernel.softcap > 0:
             cap = kernel.softcap
@@ -246,7 +246,7 @@ class Block:
         return found
 
     def _mask_edges(self, found: list[list[Value]], numbers: Sequence[Value]) -> list[list[Value]]:
-        """-inf where a query does not see a key; looked at only on the edges."""
+        """Scores with -inf where a query must not see a key; compares only in edge tiles."""
         f, kernel, place = self.f, self.kernel, self.place
         if not kernel.has_edges:
             return found
@@ -276,7 +276,7 @@ class Block:
     def _powers(
         self, count: Value, shifts: Sequence[Value], sums: Sequence[Value]
     ) -> Sequence[Value]:
-        """Scores become e^(score - maximum); their sums."""
+        """Replace scores by e^(score - maximum); return their sums."""
         f = self.f
 
         def row(key: Value, _: None, *totals: Value) -> list[Value]:
@@ -292,7 +292,7 @@ class Block:
         return f.vectors(0, count, 1, row, sums, unroll=2)
 
     def _results(self, count: Value) -> None:
-        """Results so far, shrunk, plus what the block's keys bring."""
+        """Rescale the results and add the block's values."""
         f, size = self.f, self.size
         width = self.scratch.width // self.lanes
         parts = -(-width // size.columns)
@@ -339,7 +339,7 @@ class Block:
     # packing
 
     def _pack_queries(self) -> None:
-        """q[query][d] becomes scale · q[d][query]; queries behind the last one repeat it."""
+        """Transpose q[query][d] to scale · q[d][query]; rows past the last query repeat it."""
         f, place, lanes = self.f, self.place, self.lanes
         index = (place.batch, place.head, place.first)
         element = self.kernel.element
@@ -366,7 +366,7 @@ class Block:
                 put(transposed(f, block)[:rest], whole)
 
     def _pack_keys(self, part: Segment, first: Value, count: Value) -> None:
-        """Keys and values of a block as the products take them."""
+        """Pack keys and values of a block."""
         scratch, features = self.scratch, self.kernel.value_features
         self._pack(part.v, part.v_step, features, first, count, scratch.values, scratch.width)
         if scratch.keys is not None:
@@ -384,7 +384,7 @@ class Block:
         target: Value,
         width: int,
     ) -> None:
-        """Rows first, first + 1, … as computed elements, `width` apart."""
+        """Copy rows from `first` on in the computed type, with row stride `width`."""
         f = self.f
         with f.loop(0, count, nonempty=True) as loop:
             row = f.gep(self.stored, rows, (first + loop.index) * step)
@@ -396,7 +396,7 @@ class Block:
                 f.store(value, target, loop.index * width + column)
 
     def _pack_bias(self, first: Value, count: Value) -> None:
-        """The mask of the block as numbers to add, keys by queries."""
+        """Pack the mask of the block as additive bias, keys by queries."""
         f, place, lanes = self.f, self.place, self.lanes
         assert self.scratch.bias is not None
         with f.loop(0, place.count, lanes, nonempty=True) as vectors:
@@ -420,7 +420,7 @@ class Block:
             f.store(zero, self.scratch.results, loop.index, align=self.align)
 
     def _finish_results(self) -> None:
-        """Results as rows of queries, where they are held otherwise."""
+        """Hook: bring the results into rows of queries."""
 
     def _write(self, query: Value) -> None:
         f, kernel, place = self.f, self.kernel, self.place

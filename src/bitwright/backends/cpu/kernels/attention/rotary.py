@@ -1,14 +1,14 @@
-"""Rotary position embeddings: pairs of features turned by the angles of their position.
+"""Rotary position embeddings: pairs of features rotated by the angles of their position.
 
     (a, b) -> (a·cos - b·sin, b·cos + a·sin)
 
-x is read with any strides and y written with any, as long as features lie close; a row is one
-(batch, head, position). Which angles a row takes:
+x and y may have any strides with contiguous features; a row is one (batch, head, position). Sources
+of the angles:
 
     "rows"   cos and sin [batch or 1, position, pair], strides `cos.0`, `cos.1`, …
-    "table"  cos and sin [positions, pair], read at ids[batch, position]; an id outside is a fault
-    "grid"   two pairs of tables: the first half of the features transposes_values by the position's row in a
-             grid of `columns` columns, the second half by its column
+    "table"  cos and sin [positions, pair] indexed by ids[batch, position]; other ids are faults
+    "grid"   two pairs of tables: the first half of the features is rotated by the position's row in
+             a grid of `columns` columns, the second half by its column
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Row:
         return [address_of(self.f, name, self.stored, index) for name in names]
 
     def _id(self) -> Value:
-        """The row of the table for this position; row 0 in place of one that does not exist."""
+        """The table row of this position; 0 for an id out of range."""
         f, element = self.f, self.kernel.ids
         assert element is not None
         address = address_of(f, "ids", stored(element), (self.batch, self.position))
@@ -117,7 +117,7 @@ class _Row:
         return self.f.mask(self.f.const(i64, left), self.lanes) if left < self.lanes else None
 
     def _rotate(self, start: int, size: int, cos: Value, sin: Value) -> None:
-        """Turn the pairs of features start … start + size - 1."""
+        """Rotate the pairs of features start … start + size - 1."""
         f, element, lanes = self.f, self.kernel.element, self.lanes
         for pair in range(0, size // 2, lanes):
             left = size // 2 - pair
@@ -134,7 +134,7 @@ class _Row:
             )
             if self.kernel.interleaved:
                 a, b = _deinterleave(f, a, b)
-            # rounded step by step, as where the embedding is written out in a file
+            # no fma: rounds like the unfused ops of an exported model
             a, b = f.sub(a * c, b * s), f.add(b * c, a * s)
             if self.kernel.interleaved:
                 whole = f.interleave(a, b)
@@ -145,7 +145,7 @@ class _Row:
     def _neighbours(
         self, at: int, left: int
     ) -> tuple[tuple[int, int], tuple[Value | None, Value | None]]:
-        """Two vectors that follow each other; of the second there may be nothing."""
+        """Offsets and masks of two consecutive vectors; the second may be empty."""
         second = self.f.const(i64, max(0, left - self.lanes))
         if left >= 2 * self.lanes:
             return (at, at + self.lanes), (None, None)
@@ -153,7 +153,7 @@ class _Row:
 
 
 def _deinterleave(f: Kernel, a: Value, b: Value) -> tuple[Value, Value]:
-    """Elements at even and at odd places of two vectors that follow each other."""
+    """The even and the odd elements of two consecutive vectors."""
     lanes = a.type.lanes
     if lanes == 1:
         return a, b

@@ -1,6 +1,6 @@
-"""Attention for a few queries, as in decoding: one query at a time, every key read once.
+"""Attention for a few queries, as in decoding: one query at a time, each key read once.
 
-    scores   lanes along features; a tile of keys is summed across lanes by transposing it
+    scores   lanes along features; a tile of keys is transposed to sum across lanes
     softmax  lanes along keys
     values   lanes along the features of v
 
@@ -30,13 +30,13 @@ from bitwright.backends.cpu.kernels.movement.transpose import transposed
 from bitwright.backends.cpu.lowering.region import address_of, store
 
 BLOCK = 256
-"""Keys whose scores are held at a time."""
+"""Keys per block of scores."""
 MAX_TOTALS = 8
-"""Vectors of value features that are summed in registers at a time."""
+"""Vectors of value features accumulated in registers at a time."""
 
 
 def emit_single_query(f: Kernel, kernel: Attention) -> None:
-    """Every query that falls to this thread."""
+    """All queries of this thread."""
     queries = f.args.size("queries")
     lanes = f.target.lanes(kernel.type.bits)
     width = -(-kernel.value_features // lanes) * lanes
@@ -95,7 +95,7 @@ class _Query:
         return load_computed(self.f, self.kernel.element, self.lanes, row, column, mask=mask)
 
     def _columns(self, features: int) -> list[tuple[int, Value | None]]:
-        """Where the vectors of a row begin, and the mask of the last one."""
+        """The start of each vector of a row, and the mask of the last one."""
         f = self.f
         return [
             (
@@ -110,7 +110,7 @@ class _Query:
     def _keys(
         self, part: Segment, first: Value, count: Value, old: Value, total: Value
     ) -> tuple[Value, Value]:
-        """(maximum, sum) with these keys."""
+        """(maximum, sum) including these keys."""
         f = self.f
         highest = f.const(self.vector, -math.inf)
         with f.loop(0, count, self.lanes, carry=(highest,), nonempty=True) as loop:
@@ -131,7 +131,7 @@ class _Query:
         return new, f.fma(total, factor, f.reduce_add(loop.results[0]))
 
     def _tile(self, part: Segment, first: Value, start: Value, count: Value) -> Value:
-        """Scores of as many keys as there are lanes; -inf behind the last one."""
+        """Scores of one key per lane; -inf past the last key."""
         f, kernel, lanes = self.f, self.kernel, self.lanes
         rows = [
             f.gep(
@@ -162,7 +162,7 @@ class _Query:
         return f.select(inside, score, -math.inf)
 
     def _results(self, part: Segment, first: Value, count: Value, factor: Value) -> None:
-        """Results so far, shrunk, plus what the block's keys bring."""
+        """Rescale the results and add the block's values."""
         columns = self._columns(self.kernel.value_features)
         for begin in range(0, len(columns), MAX_TOTALS):
             self._result_part(part, first, count, factor, columns[begin : begin + MAX_TOTALS])
@@ -182,7 +182,7 @@ class _Query:
         zeros = [f.const(self.vector, 0.0)] * len(columns)
 
         def key(number: Value, _: None, *totals: Value) -> list[Value]:
-            """Two sets of totals take transposes_values, so that none waits for its last sum."""
+            """Two sets of totals alternate to hide the latency of the sums."""
             row = f.gep(stored(kernel.element), part.v, (first + number) * part.v_step)
             power = f.splat(f.load(kernel.type, self.scores, number), self.lanes)
             mine, others = totals[: len(columns)], totals[len(columns) :]

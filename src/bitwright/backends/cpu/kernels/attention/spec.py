@@ -1,10 +1,10 @@
-"""What attention kernels share: what is compiled in, which keys a query sees, where keys lie.
+"""Shared by the attention kernels: compile-time parameters, visible keys, key addresses.
 
-The kernel itself is described in `kernels.attention.attention`. Its slots:
+`kernels.attention.attention` describes the kernel. Its slots:
 
-    q k v y        strides `q.0` (batch), `q.1` (head), `q.2` (position); features lie close
-    mask           strides `mask.0` … `mask.3`;  `limit`: keys that the mask speaks of
-    past_k past_v  keys in front of k and v;     `past`: their number
+    q k v y        strides `q.0` (batch), `q.1` (head), `q.2` (position); features are contiguous
+    mask           strides `mask.0` … `mask.3`;  `limit`: the number of keys it covers
+    past_k past_v  keys that precede k and v;    `past`: their number
     lengths        valid keys of each batch
     heads group queries keys offset              `offset`: position of the first query among keys
 """
@@ -35,7 +35,7 @@ from bitwright.ir.dtype import DType, bool_
 from bitwright.target import Target
 
 NO_MASK, KEY_MASK, FULL_MASK = "none", "keys", "full"
-"""A mask that differs by key only is read as scalars; a full one is transposed block by block."""
+"""A mask that depends on the key only is read as scalars; a full mask is transposed by blocks."""
 SINGLE_QUERY, QUERY_BLOCK, BOTH = "single_query", "query_block", "both"
 
 
@@ -56,9 +56,9 @@ class Attention:
     has_past: bool
     has_lengths: bool
     paths: str
-    """SINGLE_QUERY, QUERY_BLOCK or BOTH, if only a run knows how many queries there are."""
+    """SINGLE_QUERY, QUERY_BLOCK, or BOTH if the number of queries is symbolic."""
     pairs: TileDots | HalfDots | None
-    """How halves are multiplied without widening them, in blocks of queries."""
+    """The bf16 product used in blocks of queries, if any."""
     after: Part
     extras: Reads
 
@@ -73,12 +73,12 @@ class Attention:
 
     @property
     def has_edges(self) -> bool:
-        """Whether some queries see fewer keys than their neighbours."""
+        """Whether the visible keys depend on the query's position."""
         return self.causal or self.window is not None or self.window_right is not None
 
     @property
     def transposes_values(self) -> bool:
-        """Whether values are read feature by feature (`kernels.attention.transposed_values`)."""
+        """Whether the kernel reads transposed values (`kernels.attention.transposed_values`)."""
         return isinstance(self.pairs, TileDots)
 
     @property
@@ -123,9 +123,9 @@ class Tiles:
 
 
 BLOCK_ELEMENTS = 8192
-"""A block of values takes at most so many, to leave the first-level cache scratch_type for the rest."""
+"""The largest block of values, which leaves cache space for the other blocks."""
 TILE_ELEMENTS, MAX_STEPS = 8192, 4
-"""The same where tiles multiply, which leave little time to move numbers about."""
+"""The same for AMX tiles."""
 
 
 def tiles(target: Target, kernel: Attention) -> Tiles:
@@ -145,7 +145,7 @@ def tiles(target: Target, kernel: Attention) -> Tiles:
 
 @dataclass(frozen=True)
 class WorkItem:
-    """One item of work while it is emitted: where its first query is and which keys it may see."""
+    """One work item: its first query and the range of visible keys."""
 
     batch: Value
     head: Value
@@ -153,32 +153,32 @@ class WorkItem:
     first: Value
     """The first query."""
     count: Value
-    """Queries of the block that exist."""
+    """The number of queries in the block."""
     position: Value
-    """Where the first query stands among the keys."""
+    """The position of the first query among the keys."""
     low: Value
     high: Value
-    """The keys that some query of the block may see."""
+    """The range of keys that any query of the block may see."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of keys: the past's, or the present ones."""
+    """A contiguous run of keys: past or present."""
 
     k: Value
     v: Value
     k_step: Value
     v_step: Value
     start: Value
-    """The number of its first key."""
+    """The index of its first key."""
     count: Value
     transposed: Value
     transposed_step: Value
-    """Values feature by feature, where the kernel `transposes_values` them."""
+    """Transposed values, if the kernel `transposes_values`."""
 
 
 def work_item(f: Kernel, kernel: Attention, group: Value, first: Value, count: Value) -> WorkItem:
-    """The place of a block of queries of one (batch, head), numbered `group`."""
+    """The work item for a block of queries of (batch, head) number `group`."""
     heads, queries = f.args.size("heads"), f.args.size("queries")
     batch, head = f.udiv(group, heads), f.urem(group, heads)
     high = f.args.size("keys")
@@ -204,7 +204,7 @@ def work_item(f: Kernel, kernel: Attention, group: Value, first: Value, count: V
 
 
 def segment(f: Kernel, kernel: Attention, place: WorkItem, number: Value | None) -> Segment:
-    """The present keys, or by number the past (0) and the present (1)."""
+    """The present keys; with a number, the past (0) or present (1) keys."""
     index = (place.batch, place.key_head)
     type_ = stored(kernel.element)
 
@@ -212,8 +212,10 @@ def segment(f: Kernel, kernel: Attention, place: WorkItem, number: Value | None)
         k, v = f"{prefix}k", f"{prefix}v"
         transposed = f"transposed_{v}" if kernel.transposes_values else v
         places = [address_of(f, name, type_, index) for name in (k, v, transposed)]
-        steps = [f.args.size(f"{name}.2") for name in (k, v, transposed)]
-        return Segment(*places[:2], *steps[:2], start, count, places[2], steps[2])
+        strides = [f.args.size(f"{name}.2") for name in (k, v, transposed)]
+        return Segment(
+            places[0], places[1], strides[0], strides[1], start, count, places[2], strides[2]
+        )
 
     zero, keys = f.const(i64, 0), f.args.size("keys")
     if number is None:
@@ -222,13 +224,14 @@ def segment(f: Kernel, kernel: Attention, place: WorkItem, number: Value | None)
     old, new = run("past_", zero, length), run("", length, keys)
     is_past = f.eq(number, 0)
     fields = (field.name for field in dataclasses.fields(Segment))
-    return Segment(*(f.select(is_past, getattr(old, n), getattr(new, n)) for n in fields))
+    merged = {n: f.select(is_past, getattr(old, n), getattr(new, n)) for n in fields}
+    return Segment(**merged)
 
 
 def segments(
     f: Kernel, kernel: Attention, place: WorkItem, carry: Sequence[Value], body: Any
 ) -> tuple[Value, ...]:
-    """`body(segment, *carried) -> carried` for each run of keys."""
+    """Emit `body(segment, *carried) -> carried` for each segment."""
     if not kernel.has_past:
         return tuple(body(segment(f, kernel, place, None), *carry))
     with f.loop(0, 2, carry=carry, nonempty=True) as loop:
@@ -237,7 +240,7 @@ def segments(
 
 
 def visible(f: Kernel, kernel: Attention, positions: Value, key: Operand, type_: Type) -> Value:
-    """Lane by lane, whether a query at a position sees a key, for a kernel that has edges."""
+    """Lane by lane, whether a query at a position sees a key; the kernel has edges."""
     seen: list[Value] = []
     key = f.as_value(key, type_)
     if kernel.causal:
@@ -257,7 +260,7 @@ def mask_bias(
     lanes: int,
     inside: Value | None,
 ) -> Value:
-    """What the mask adds to the scores of keys key, key + 1, … with a query."""
+    """The additive bias of the mask for keys key, key + 1, … of a query."""
     element = kernel.mask_element
     assert element is not None
     row = address_of(f, "mask", stored(element), index)
@@ -273,5 +276,5 @@ def mask_bias(
 
 
 def max_single_queries(target: Target, element: DType) -> int:
-    """Up to so many queries, lanes along queries would stay too empty."""
+    """The most queries that are processed one by one: lanes along queries would be mostly empty."""
     return max(1, target.lanes(computed(element).bits) // 4)

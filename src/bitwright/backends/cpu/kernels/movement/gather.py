@@ -1,9 +1,9 @@
-"""Reading slices or elements at places that an index tensor names.
+"""Gathers slices or elements by an index tensor.
 
-    gather           y[b, m, :] = x[b, places[b, m], :], a place being one index or a tuple of them
+    gather           y[b, m, :] = x[b, indices[b, m], :], with one index or a tuple of indices
     gather_elements  y[…, j] = x[…, j] with the coordinate on one axis replaced by indices[…, j]
 
-Slices are copied as runs of bytes; slices of one element are moved as such.
+Slices are copied as bytes; slices of one element are copied as elements.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, checked_i
 from bitwright.ir.dtype import DType
 
 PIECE = 1024
-"""How many elements are gathered in one piece of work."""
+"""Elements per piece of work."""
 
 
 class Tuples:
-    """Places on `count` axes, from tuples of indices; axis j has size n{j} and stride s{j}."""
+    """Tuples of indices on `count` axes; axis j has size n{j} and stride s{j}."""
 
     def __init__(self, count: int, index: DType) -> None:
         self.count, self.index = count, index
         self.slots = tuple(f"{letter}{j}" for letter in "ns" for j in range(count))
 
     def offset(self, f: Kernel, address: Value) -> Value:
-        """Where the tuple at this address points to, counted as the strides are."""
+        """The offset that the tuple at this address selects, in units of the strides."""
         total: Operand = 0
         for j in range(self.count):
             index = f.load(stored(self.index), address, j)
@@ -37,15 +37,15 @@ class Tuples:
         return f.index(total)
 
     def reached(self, f: Kernel) -> Value:
-        """How many places there are."""
+        """The number of addressable positions."""
         return product(f, [f.args.size(f"n{j}") for j in range(self.count)])
 
 
 def emit_gather(module: Module, name: str, count: int, index: DType, width: int) -> Signature:
-    """Slots: b batches of m tuples; strides x_b and i_b of a batch; the bytes of a slice.
+    """Slots: b batches of m tuples; batch strides x_b and i_b; the bytes of a slice.
 
-    The tuples of a batch, and the slices of the result, lie one after the other. `width` is that of
-    a slice which is one element, else 0; strides of x are in bytes or in such elements.
+    The tuples of a batch and the slices of the result are contiguous. `width` is the element size
+    if a slice is one element, else 0; strides of x are then in elements, else in bytes.
     """
     tuples = Tuples(count, index)
     sizes = ("b", "m", "x_b", "i_b", *tuples.slots, *(() if width else ("bytes",)), *FAULT_SLOTS)
@@ -112,7 +112,7 @@ def emit_gather_elements(
 ) -> Signature:
     """Slots: sizes n of the indices; strides x, i, y; size and stride of the axis in x.
 
-    The strides of x hold 0 on the axis that the indices replace.
+    The stride of x is 0 on the axis that the indices replace.
     """
     slots = [f"{letter}{axis}" for letter in "nxiy" for axis in range(rank)]
     signature = Signature(("x", "i", "y", "fault"), (*slots, "size", "stride", *FAULT_SLOTS))

@@ -1,9 +1,9 @@
-"""Few rows dealt out into one, or one into few: the transpose of a matrix with 2 to 4 rows.
+"""Interleaving 2 to 4 rows into one, and deinterleaving: transposes of a matrix with few rows.
 
-    zipped     y[i, k] = x[k, i]        planes of colours to pixels
-    unzipped   y[k, i] = x[i, k]        and back; real and imaginary parts
+    interleave     y[i, k] = x[k, i]        colour planes to pixels
+    deinterleave   y[k, i] = x[i, k]        the reverse; real and imaginary parts
 
-One vector of each row makes as many vectors of the other side, by shuffles.
+Shuffles turn one vector of each row into the same number of vectors of the other side.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MAX_ROWS = 4
 def emit_interleave(
     module: Module, name: str, rank: int, width: int, rows: int, zips: bool
 ) -> Signature:
-    """Slots: sizes n and strides x, y of the outer axes; so many rows of `count` elements, which
-    lie `stride` apart on the side where they are rows."""
+    """Slots: sizes n and strides x, y of the outer axes; `count` elements per row, and the
+    `stride` between rows on the side that has rows."""
     outer = [f"{letter}{axis}" for letter in "nxy" for axis in range(rank)]
     signature = Signature("xy", (*outer, "count", "stride"))
     word = WORD[width]
@@ -51,7 +51,7 @@ class _Interleaver:
         self.stride = f.args.size("stride")
 
     def emit(self, count: Value, vector: Type) -> None:
-        """Vectors, the last one ending at the end; a row shorter than one goes by elements."""
+        """Vectors, the last one ending at the row's end; shorter rows are copied by elements."""
         f, lanes = self.f, vector.lanes
         with f.if_(f.ge(count, lanes)) as long, f.loop(0, count, lanes) as loop:
             self._move(f.min(loop.index, count - lanes), vector)
@@ -68,7 +68,7 @@ class _Interleaver:
             f.store(self._shuffled(loaded, number), self.y, target)
 
     def _shuffled(self, loaded: Sequence[Value], number: int) -> Value:
-        """Vector `number` of the other side: lane by lane, which vector and lane it comes from."""
+        """Vector `number` of the other side; `picks` are the source vector and lane per lane."""
         lanes, rows = loaded[0].type.lanes, self.rows
         if self.zips:
             flat = range(number * lanes, (number + 1) * lanes)
@@ -79,7 +79,7 @@ class _Interleaver:
             return loaded[picks[0][0]]
         found = loaded[0]
         for source in range(1, rows):
-            # lanes of earlier vectors are in place once the first shuffle has brought them there
+            # after the first shuffle, lanes of earlier vectors are in place
             order = [
                 lanes + lane if vector == source else (lane if source == 1 else at)
                 for at, (vector, lane) in enumerate(picks)

@@ -1,6 +1,6 @@
-"""Where elements are not zero: counted chunk by chunk, then written once their number is known.
+"""Coordinates of nonzero elements: counted per chunk, then written once the total is known.
 
-count   counts[chunk] = how many elements of the chunk are not 0
+count   counts[chunk] = number of nonzero elements of the chunk
 write   y[axis, k] = coordinate of the k-th such element, in row-major order
 """
 
@@ -13,7 +13,7 @@ from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest
 from bitwright.ir.dtype import DType
 
 CHUNK = 4096
-"""Elements that one thread counts at a time."""
+"""Elements per chunk."""
 
 
 def _is_set(f: Kernel, element: DType, place: Value, lanes: int = 1) -> Value:

@@ -1,9 +1,9 @@
 """Pooling over windows of 1, 2 or 3 spatial axes: max, mean and p-norm.
 
-    tap k of window o reads place o * stride - begin + k * dilation, if that is inside the axis
+    tap k of window o reads position o * stride - begin + k * dilation, if it is in range
 
-Images lie channels first, [N * C, spatial], and lanes run along the last spatial axis; or channels
-last, [N, spatial, C], and lanes run along the channels. The window, its strides and dilations are
+Images are channels first, [N * C, spatial], with lanes along the last spatial axis; or channels
+last, [N, spatial, C], with lanes along the channels. The window, its strides and dilations are
 compiled in; sizes and padding are slots: in{a}, out{a}, begin{a}, end{a} for each spatial axis a,
 `images` and `channels`.
 """
@@ -30,19 +30,19 @@ from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest,
 from bitwright.ir.dtype import DType
 
 GROUP = 4
-"""Vectors of channels that one pass over a window gathers."""
+"""Vectors of channels per pass over a window."""
 MAX_TAPS = 32
-"""Taps of a line that are written out; longer lines are a loop."""
+"""The most taps of a line that are unrolled."""
 MAX_FACTORS = 8
-"""Powers up to this are written out as products."""
+"""The largest power that is computed by products."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """What is compiled in."""
+    """The compile-time parameters."""
 
     kind: str
-    """max, avg, avg_padded (padding counts) or lp"""
+    """max, avg, avg_padded (count_include_pad) or lp"""
     element: DType
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -57,7 +57,7 @@ class Pool:
 
     @property
     def empty(self) -> float:
-        """What adds nothing to a window."""
+        """The identity element of the reduction."""
         if self.kind != "max":
             return 0.0
         return float("-inf") if self.element.is_float else self.element.min
@@ -81,7 +81,7 @@ class Pool:
         return power
 
     def finish(self, f: Kernel, total: Value, counted: Value) -> Value:
-        """The result; a mean divides by the number of counted, one for all or one for each lane."""
+        """The result; a mean divides by `counted`, one number or one per lane."""
         if self.kind in ("avg", "avg_padded"):
             return f.div(total, f.convert(f.max(counted, 1), total.type.scalar))
         if self.kind == "lp" and self.p > 1:
@@ -95,13 +95,13 @@ def _root(f: Kernel, total: Value, p: int) -> Value:
 
 @dataclass(frozen=True)
 class _WindowTaps:
-    """The taps of one window along one axis that are inside."""
+    """The in-range taps of a window along one axis."""
 
     start: Value
     first: Value
     stop: Value
     counted: Value
-    """How many of them a mean counts."""
+    """The number of taps that a mean divides by."""
 
 
 class _Emitter:
@@ -112,7 +112,7 @@ class _Emitter:
         self.x, self.y = f.args.pointer("x"), f.args.pointer("y")
 
     def taps(self, axis: int, window: Value) -> _WindowTaps:
-        """The taps of a window, or of one in each lane; counted in the type of its number."""
+        """The taps of a window, or of one window per lane, in the type of `window`."""
         f, pool = self.f, self.pool
         taps, step = pool.kernel[axis], pool.dilations[axis]
 
@@ -122,7 +122,7 @@ class _Emitter:
         start = window * pool.strides[axis] - slot("begin")
 
         def before(limit: Operand) -> Value:
-            """The number of taps that lie before a place."""
+            """The number of taps before a position."""
             distance = f.add(f.sub(limit, start), step - 1)
             return f.max(f.min(f.sdiv(distance, step) if step > 1 else distance, taps), 0)
 
@@ -140,7 +140,7 @@ class _Emitter:
         carry: Sequence[Value],
         leaf: Callable[[Value, Sequence[Value]], Sequence[Value]],
     ) -> tuple[Value, ...]:
-        """Loops over the taps of a window, with running totals; `leaf` gets an offset in x."""
+        """Loops over the taps of a window with carried totals; `leaf` takes an offset in x."""
         f = self.f
         if not taps:
             return tuple(leaf(offset, carry))
@@ -227,7 +227,7 @@ class _Emitter:
     def _row(
         self, taps: Sequence[_WindowTaps], strides: Sequence[Operand], x: Value, y: Value
     ) -> None:
-        """Windows along the last axis, in lanes; vectors that reach over an edge are masked."""
+        """Windows along the last axis, one per lane; vectors that cross an edge are masked."""
         f, pool, lanes = self.f, self.pool, self.pool.lanes
         count, stride = self.counts[-1], pool.strides[-1]
         extent = (pool.kernel[-1] - 1) * pool.dilations[-1] + 1
@@ -273,8 +273,7 @@ class _Emitter:
                 windows(first, True)
 
     def _reached(self, start: Value) -> tuple[Value, Value]:
-        """The taps that fall inside the row for any of the windows of a vector, the first of which
-        begins at `start`."""
+        """The range of taps in range for any window of a vector; the first starts at `start`."""
         f, pool = self.f, self.pool
         step = pool.dilations[-1]
         last = start + (pool.lanes - 1) * pool.strides[-1]
@@ -283,7 +282,7 @@ class _Emitter:
         return first, f.min(behind, pool.kernel[-1])
 
     def _strided(self, row: Value, place: Value, is_masked: bool) -> Value:
-        """Every stride-th element of a row from a place on; nothing outside the row is read."""
+        """Every stride-th element of a row from `place` on; reads nothing outside the row."""
         f, pool, lanes = self.f, self.pool, self.pool.lanes
         size, stride = self.sizes[-1], pool.strides[-1]
         empty = pool.empty

@@ -1,7 +1,7 @@
-"""What one step of a recurrent layer makes of a vector of units (`kernels.recurrent.recurrent`).
+"""Recurrent cells: one time step of a vector of units (`kernels.recurrent.recurrent`).
 
-`ops.nn.recurrent` has the formulas. A cell reads its gates' sums, adds x·W and the biases, and stores
-the new states; a row whose sequence has ended keeps its states and gives zeros.
+`ops.nn.recurrent` has the formulas. A cell takes the sums of its gates, adds x·W and the biases,
+and stores the new states; a row whose sequence has ended keeps its states and outputs zeros.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Sums = list[Value]
 
 @dataclass(frozen=True)
 class Where:
-    """The place of a vector of units in one row's step."""
+    """The addresses and indices of a vector of units in one row's step."""
 
     direction: Value
     hidden: Value
     unit: Value
     mask: Value
     goes_on: Value | None
-    """Whether the row's sequence has not ended; None where all take every step."""
+    """Whether the row's sequence has not ended; None without lengths."""
     p: Value
     """The row of x·W."""
     y: Value
     before: Value
-    """The row's hidden state, and where the next one goes."""
+    """The row's hidden state; `after` is the address of the next one."""
     after: Value
     c: Value | None
     kept: tuple[Value, Value] | None
 
 
 class Cell(ABC):
-    """One kind of cell; `reverse` says whether the direction at hand is the second."""
+    """One kind of cell; `reverse` is whether the current direction is the reverse one."""
 
     def __init__(self, f: Kernel, kernel: Recurrence, reverse: Value) -> None:
         self.f, self.kernel, self.reverse = f, kernel, reverse
@@ -51,21 +51,21 @@ class Cell(ABC):
     @staticmethod
     @abstractmethod
     def passes(resets_late: bool) -> tuple[int, ...]:
-        """How many gates each product of a step gives."""
+        """The number of gates of each product of a step."""
 
     @abstractmethod
     def emit(self, number: int, at: Where, sums: Sums) -> None:
-        """Code behind the product with this number."""
+        """Emit the code after product `number`."""
 
     def _load(self, pointer: Value, at: Where, gate: int = 0) -> Value:
-        """The units' numbers of one gate of a row."""
+        """The units of one gate of a row."""
         return self.f.load(self.vector, pointer, at.hidden * gate + at.unit, mask=at.mask)
 
     def _store(self, value: Value, pointer: Value, at: Where) -> None:
         self.f.store(value, pointer, at.unit, mask=at.mask)
 
     def _of_direction(self, name: str, at: Where, gates: int, gate: int) -> Value:
-        """Numbers of an operand [directions, gates · H]."""
+        """The units of one gate of an operand [directions, gates · H]."""
         row = self.f.gep(self.type, self.f.args.pointer(name), at.direction * gates * at.hidden)
         return self._load(row, at, gate)
 
@@ -86,7 +86,7 @@ class Cell(ABC):
         return self.f.add(self._given(at, gate, gates), self._recalled(total, at, gate, gates))
 
     def _apply(self, position: int, x: Value) -> Value:
-        """f, g or h of the direction at hand."""
+        """The activation f, g or h of the current direction."""
         e = self.scalars
         forms = [chosen[position] for chosen in self.kernel.activations]
         term = e.term(x, self.kernel.element)

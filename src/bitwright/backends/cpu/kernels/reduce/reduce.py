@@ -1,12 +1,12 @@
 """Reductions of strided operands (`kernels.reduce.reduction`): along rows, or down columns.
 
-    rows      the last axis is reduced: lanes run along it, accumulators take turns, and a fixed
-              tree joins the lanes at the end
+    rows      the last axis is reduced: lanes run along it, accumulators alternate, and a fixed
+              tree combines the lanes at the end
     columns   the last axis is kept: lanes run along it, four vectors of columns at a time
 
 Views have their axes in the order kept …, reduced … (rows) or kept …, reduced …, columns. Sizes of
 kept axes are slots `k0` …, of reduced ones `r0` …, and `columns` is the last axis. A long axis is
-folded piece by piece, so that rounding errors grow with the logarithm of its length, nearly.
+reduced in pieces, so that rounding errors grow slowly with its length.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from bitwright.backends.cpu.lowering.region import STEP, Part, Reads
 
 ACCUMULATORS = 4
 VECTORS = 4
-"""Vectors of columns folded side by side."""
+"""Vectors of columns reduced together."""
 PIECE = 512
-"""Vectors, or rows of columns, that one set of accumulators takes."""
+"""Vectors, or rows of columns, per set of accumulators."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Reduction:
     x: Reads
     kept: int
     reduced: int
-    """Axes of each kind, the columns left out."""
+    """The number of axes of each kind, without the columns."""
     along_rows: bool
 
     @property
@@ -60,14 +60,14 @@ def emit_reduction(module: Module, name: str, kernel: Reduction) -> Signature:
 
 
 class _Emission:
-    """What both ways share: the emit_loop_nest through the reduced axes but the last."""
+    """Shared by both loop orders: the loops over the reduced axes except the last."""
 
     def __init__(
         self, f: Kernel, kernel: Reduction, kept: Sequence[Value], reduced: Sequence[Value]
     ) -> None:
         self.f, self.kernel, self.kept, self.reduced = f, kernel, kept, reduced
         self.fold = kernel.fold
-        # what is gathered is read element by element: more lanes only make more code
+        # gathers read element by element: more lanes would only add code
         skips = STEP in kernel.x.columns
         self.lanes = f.target.lanes(max(self.fold.type.bits, 32 if skips else 8))
         self.vector = self.fold.type.vector(self.lanes)
@@ -80,7 +80,7 @@ class _Emission:
         body: Callable[..., Sequence[Value]],
         index: tuple[Value, ...] = (),
     ) -> Sequence[Value]:
-        """Loops over axes, outermost first; `body(index, *carried)` inside."""
+        """Loops over axes, outermost first, around `body(index, *carried)`."""
         if not axes:
             return body(index, *carry)
         with self.f.loop(0, axes[0], carry=carry) as loop:
@@ -96,7 +96,7 @@ class _Emission:
         value: Callable[[Value, Value | None], Value],
         stats: Sequence[Value],
     ) -> Value:
-        """The total with elements 0 … end - 1, `unit` at a time; accumulators take turns."""
+        """The total plus elements 0 … end - 1, `unit` at a time, with alternating accumulators."""
         f = self.f
 
         def body(at: Value, mask: Value | None, *totals: Value) -> tuple[Value, ...]:

@@ -1,9 +1,9 @@
-"""The k first elements of each row (`kernels.reduce.ordering`), in order, by a heap of the best so far.
+"""The first k elements of each row in order (`kernels.reduce.ordering`), by a heap of k elements.
 
-The heap lies where the results go, its root being the worst of the k. A vector of elements is
-compared with the root at once; only a vector with a better one is looked at element by element.
-At the end the heap is taken apart from the back. Elements come by rising index, so one that equals
-the root never enters.
+The heap is built in the result buffers; its root is the worst of the k. A vector of elements is
+compared with the root at once; only a vector with a better element is processed element by element.
+At the end the heap is sorted in place. Elements are visited by increasing index, so an element
+equal to the root is never inserted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def emit_top_k(module: Module, name: str, kernel: TopK) -> Signature:
         kept = [f.args.size(f"k{axis}") for axis in range(kernel.x.rank - 1)]
         begin, end = f.share(product(f, kept))
         count, columns = f.args.size("count"), f.args.size("columns")
-        outside = f.ult(columns, count)  # more than there are, or less than none
+        outside = f.ult(columns, count)  # k is too large or negative
         with f.if_(outside) as branch, f.if_(f.lt(begin, end)):
             record_fault(f, count)
         with branch.else_(), f.if_(f.gt(count, 0)), f.loop(begin, end) as loop:
@@ -65,7 +65,7 @@ def emit_top_k(module: Module, name: str, kernel: TopK) -> Signature:
 
 @dataclass(frozen=True)
 class _Heap:
-    """Pairs (value, place) in two arrays; no pair comes before its parent's turn to be worse."""
+    """A heap of pairs (value, index) in two arrays; a parent is never better than its children."""
 
     order: Order
 
@@ -73,12 +73,12 @@ class _Heap:
         return self.order.enter(f, load_computed(f, self.order.element, 1, values, at))
 
     def worse(self, f: Function, a: tuple[Value, Value], b: tuple[Value, Value]) -> Value:
-        """Whether a stands behind b in the result."""
+        """Whether a comes after b in the result."""
         tied = f.and_(self.order.ties(f, a[0], b[0]), f.gt(a[1], b[1]))
         return f.or_(self.order.before(f, b[0], a[0]), tied)
 
     def emit_sift(self, module: Module, name: str) -> Function:
-        """Move the pair at `start` down a heap of `size` pairs to where it belongs."""
+        """A function that sifts down the pair at `start` in a heap of `size` pairs."""
         params = (("values", ptr), ("places", ptr), ("start", i64), ("size", i64))
         element = self.order.element
         with module.function(name, void, params) as f:
@@ -146,7 +146,7 @@ class _Row:
         return self.order.enter(self.f, v)
 
     def _compare(self, column: Value, mask: Value | None) -> None:
-        """Look at a vector of elements; take in those that come before the root."""
+        """Compare a vector of elements with the root; insert those that come before it."""
         f = self.f
         v = self.kernel.before.evaluate(f, self.many.load(column, mask), self.lanes)
         root = self.heap.value(f, self.values, 0)

@@ -1,8 +1,7 @@
-"""Normalizations along an inner axis (`kernels.rows.formulas`), for a vector of columns at once.
+"""Normalization along an inner axis (`kernels.rows.formulas`), one vector of columns at a time.
 
-The axis is walked with its stride; lanes run along the contiguous axis behind it, so that folds
-need no horizontal step. The kernel is described as for `kernels.rows.rows`; its views have the axis as
-last but one, and `count` is its size.
+The loop strides along the axis; lanes run along the contiguous axis after it, so reductions need no
+horizontal step. `kernels.rows.rows` defines the parameters; views have the axis as last but one.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def emit_columns(module: Module, name: str, kernel: RowKernel) -> Signature:
 
 
 class _Emission:
-    """A vector of columns."""
+    """Emits one vector of columns."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class _Emission:
             self._write(loop.index, size)
 
     def _place(self, at: Value, size: Value) -> Value:
-        """The first of the columns' elements in the result."""
+        """The offset of the columns in the result."""
         f = self.f
         return f.add(f.mul(f.add(f.mul(self.row, size), at), self.columns), self.column)
 

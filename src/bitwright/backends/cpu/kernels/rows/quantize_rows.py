@@ -1,19 +1,19 @@
-"""Rows become 8-bit codes with a scale and a zero point of their own, where they are computed.
+"""Dynamic 8-bit quantization of rows with a scale and zero point per row, fused with a norm.
 
-    v        what stands before, a norm of it, and an expression behind (`kernels.rows.rows`)
+    v        the prologue, an optional norm, and the epilogue (`kernels.rows.rows`)
     scale    (max(v, 0) - min(v, 0)) / levels, or 1 for a row of zeros
     zero     rne(clip(lowest - min(v, 0) / scale))
-    code     saturate(rne(v / scale) + zero)
+    q        saturate(rne(v / scale) + zero)
 
-The range is taken while v is computed, the codes in one more pass over the row, which finds it in
-the first-level cache. A NaN anywhere in a row makes its scale NaN.
+The range is accumulated while v is computed; a second pass over the row, then in the first-level
+cache, quantizes. A NaN in a row makes its scale NaN.
 
-Rows are divided by their scale with multiplications (`codegen.math.division`). Quotients below 1/2, where
-those might underflow, become code 0 either way; rows whose scale is too small or too large are
-divided one by one.
+Division by the scale uses multiplications (`codegen.math.division`). Quotients below 1/2, where
+these might underflow, quantize to 0 either way; rows with a very small or large scale use real
+divisions.
 
-    slots   those of `kernels.rows.rows`, and c0 … operands of the expression that makes v of y;
-            codes, scale, zero; y only where somebody else reads it
+    slots   those of `kernels.rows.rows`, and c0 … operands of the expression from y to v;
+            q, scale, zero; y only if it has other readers
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from bitwright.ir.dtype import DType, f32
 from bitwright.lir.buffer import View
 
 _SMALLEST, _LARGEST = 2.0**-60, 2.0**100
-"""Scales between which multiplying divides."""
+"""The range of scales for which multiplication gives exact quotients."""
 
 
 @dataclass(frozen=True)
 class QuantizedRows(RowKernel):
-    """A row kernel whose rows end as codes."""
+    """A row kernel with quantized results."""
 
     quantize_operand: Part
-    """What is coded, from the row kernel's result."""
+    """The expression from the row kernel's result to the quantized operand."""
     quantized_extras: Reads
     stores_result: bool
-    """Whether the row kernel's result is stored too."""
+    """Whether the row kernel's result is also stored."""
     to: DType
 
     @property
@@ -86,7 +86,7 @@ class _Emission(RowEmission):
     ) -> None:
         super().__init__(f, kernel, row, index)
         self.row = row
-        self.qvalues = f.gep(stored(kernel.to), f.args.pointer("q"), f.mul(row, self.columns))
+        self.q = f.gep(stored(kernel.to), f.args.pointer("q"), f.mul(row, self.columns))
         self.quantized_extras = kernel.quantized_extras.at(f, index, self.lanes)
         self.saves_operand = not self.formula.passes and kernel.row_storage == "t"
 
@@ -116,7 +116,7 @@ class _Emission(RowEmission):
             self._write_qvalues(lambda v: f.div(v, f.splat(scale, self.lanes)))
 
     def _range(self) -> tuple[Value, Value, Value]:
-        """The largest and the smallest of the row and 0, and whether a NaN is there."""
+        """The maximum and minimum of the row and 0, and whether it contains NaN."""
         f = self.f
 
         def body(column: Value, mask: Value | None, *totals: Value) -> tuple[Value, ...]:
@@ -141,7 +141,7 @@ class _Emission(RowEmission):
         return top, bottom, f.any(has_nan)
 
     def _quantize_operand(self, column: Value, mask: Value | None, first: bool) -> Value:
-        """What is coded; the first time its range is taken, the second time it is stored."""
+        """The operand of the quantization; `first` is the pass that computes the range."""
         f, kernel = self.f, self.kernel
         vector = self.type.vector(self.lanes)
         if self.saves_operand and not first:
@@ -164,7 +164,7 @@ class _Emission(RowEmission):
 
         def body(column: Value, mask: Value | None) -> None:
             quotient = divide(self._quantize_operand(column, mask, first=False))
-            code = f.add(round_clamped(f, quotient, *self.bounds), self.zero)
-            store(f, f.convert(code, computed(to)), to, self.qvalues, column, mask)
+            q = f.add(round_clamped(f, quotient, *self.bounds), self.zero)
+            store(f, f.convert(q, computed(to)), to, self.q, column, mask)
 
         f.vectors(0, self.columns, self.lanes, body, unroll=2)
