@@ -1,4 +1,4 @@
-"""Sizes that only the data decides: read by a step, without the host computing any element."""
+"""Data-dependent sizes: a step reads them, without an interpreter fallback."""
 
 from __future__ import annotations
 

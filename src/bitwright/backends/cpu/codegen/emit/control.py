@@ -112,7 +112,7 @@ class Loop(_Carrier):
     ) -> None:
         if error is not None:
             return
-        f, handed = self.f, self._next_values()
+        f, values = self.f, self._next_values()
         after = f.emit(i64, f"add nuw nsw i64 {self.index.text}, {self._step.text}")
         again = f.lt(after, self._stop)
         f.emit_void(f"br i1 {again.text}, label %{self._body}, label %{self._exit}")
@@ -121,16 +121,16 @@ class Loop(_Carrier):
             self._at,
             (self.index, *self.carried),
             ((self._start, *self._initial), self._before),
-            ((after, *handed), last),
+            ((after, *values), last),
         )
         f.forget(self._known)
         f.start_block(self._exit)
         if self._nonempty:
-            self.results = handed
+            self.results = values
             return
         self.results = self._fresh(self._initial)
         at = self._phis(len(self.results))
-        self._fill(at, self.results, (self._initial, self._before), (handed, last))
+        self._fill(at, self.results, (self._initial, self._before), (values, last))
 
 
 class DoWhile(_Carrier):
@@ -158,12 +158,12 @@ class DoWhile(_Carrier):
             return
         if self._again is None:
             raise CompileError("a do_while body must call next(…, again=condition)")
-        f, handed = self.f, self._next_values()
+        f, values = self.f, self._next_values()
         done = f.label("done")
         f.emit_void(f"br i1 {self._again.text}, label %{self._body}, label %{done}")
-        self._fill(self._at, self.carried, (self._initial, self._before), (handed, f.block))
+        self._fill(self._at, self.carried, (self._initial, self._before), (values, f.block))
         f.start_block(done)
-        self.results = handed
+        self.results = values
 
 
 class Branch(_Carrier):

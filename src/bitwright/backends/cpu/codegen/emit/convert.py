@@ -119,7 +119,7 @@ class Conversions(Vectors):
         return self.bitcast(self.select(exact, bits, odd), near.type)
 
     def _to_bf16(self, value: Value) -> Value:
-        """Round to nearest even by adding 0x7FFF plus the last kept bit; NaN is handled apart."""
+        """Round to nearest even by adding 0x7FFF plus the last kept bit; NaN is separate."""
         lanes = value.type.lanes
         if self.flushes and lanes == 16 and self.target.has("avx512bf16"):
             return self.intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", bf16.vector(16), value)

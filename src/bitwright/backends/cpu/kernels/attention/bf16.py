@@ -237,7 +237,7 @@ class _TileBlock(_PairBlock):
     def _pack_keys(self, part: Segment, first: Value, count: Value) -> None:
         """Compute the unscaled scores."""
         f = self.f
-        self.values, self.apart = (
+        self.values, self.value_stride = (
             f.gep(bf16, part.transposed, first),
             part.transposed_step * bf16.bytes,
         )
@@ -247,12 +247,12 @@ class _TileBlock(_PairBlock):
     def _score_tiles(self, part: Segment, key: Value, at: Value, left: Value) -> None:
         f, kernel, scratch = self.f, self.kernel, self.scratch
         width = whole(kernel.features, STEP)
-        rows, apart = f.gep(bf16, part.k, key * part.k_step), part.k_step * bf16.bytes
+        rows, stride = f.gep(bf16, part.k, key * part.k_step), part.k_step * bf16.bytes
         copies = f.lt(left, SIZE) if width == kernel.features else f.lt(0, left)
         with f.if_(copies):
             self._copy_keys(part, key, f.min(left, SIZE), width)
         start = f.select(copies, scratch.keys, rows)
-        stride = f.select(copies, width * bf16.bytes, apart)
+        stride = f.select(copies, width * bf16.bytes, stride)
         numbers = self._tiles
         sums = [numbers.zeros(f) for _ in range(4)]
         for d in range(0, width, STEP):
@@ -315,11 +315,11 @@ class _TileBlock(_PairBlock):
         f, numbers, scratch = self.f, self._tiles, self.scratch
         parts = [numbers.sums(f, place, self.line) for place in places]
         size = len(parts[0])
-        values, steps = f.offset(self.values, self.apart * top), f.udiv(count, STEP)
+        values, steps = f.offset(self.values, self.value_stride * top), f.udiv(count, STEP)
 
-        def step(number: Value, v: Value, apart: Value, flat: Sequence[Value]) -> list[Value]:
+        def step(number: Value, v: Value, stride: Value, flat: Sequence[Value]) -> list[Value]:
             a = [
-                numbers.read(f, f.offset(v, apart * (i * ROWS)), apart)
+                numbers.read(f, f.offset(v, stride * (i * ROWS)), stride)
                 for i in range(len(places) // 2)
             ]
             pairs = f.gep(i32, scratch.powers, number * (STEP // 2 * self.pitch))
@@ -335,11 +335,11 @@ class _TileBlock(_PairBlock):
         flat = [value for part in parts for value in part]
         with f.loop(0, steps, carry=flat) as loop:
             v = f.gep(bf16, values, loop.index * STEP)
-            loop.next(*step(loop.index, v, self.apart, loop.carried))
+            loop.next(*step(loop.index, v, self.value_stride, loop.carried))
         with f.if_(f.lt(steps * STEP, count), loop.results) as branch:
             mask = f.mask(count - steps * STEP, STEP, 16)
             with f.loop(0, len(places) // 2 * ROWS, nonempty=True) as rows:
-                line = f.gep(bf16, f.offset(values, self.apart * rows.index), steps * STEP)
+                line = f.gep(bf16, f.offset(values, self.value_stride * rows.index), steps * STEP)
                 held = f.load(bf16.vector(STEP), line, mask=mask)
                 f.store(held, scratch.rest, rows.index * STEP, align=BYTES)
             branch.next(*step(steps, scratch.rest, f.index(BYTES), loop.results))

@@ -23,6 +23,7 @@ from bitwright.backends.cpu.kernels.recurrent.recurrent import (
     emit_recurrence,
     vectors_of,
 )
+from bitwright.backends.cpu.lowering.artifact import KernelCode
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import split
 from bitwright.ir.dim import Size
@@ -103,7 +104,7 @@ class RecurrentLayer:
     def call(
         self,
         ctx: Lowering,
-        code: Any,
+        code: KernelCode,
         p: View,
         panels: Sequence[View],
         more: Mapping[str, View] | None = None,
