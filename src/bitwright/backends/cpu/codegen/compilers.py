@@ -59,7 +59,7 @@ class Job:
         with _pool.changed:
             while self.code is None and _pool.serves(self):
                 _pool.changed.wait(1)
-                _pool.end_stuck()
+                _pool.kill_stuck()
             if self.code is None:
                 _pool.withdraw(self)
         if self.code is None:
@@ -80,7 +80,7 @@ class _Worker(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="bitwright-compiler", daemon=True)
-        self.taken: deque[Job] = deque()
+        self.jobs: deque[Job] = deque()
         self.process: subprocess.Popen[bytes] | None = None
         self.since = time.monotonic()
 
@@ -105,11 +105,11 @@ class _Worker(threading.Thread):
             if (job := _pool.take(self)) is not None:
                 sink.write(_request(job))
                 sink.flush()
-            elif self.taken:
+            elif self.jobs:
                 code = _read(source, int.from_bytes(_read(source, 8), "little"))
                 jit.count_compilation()
-                self.taken[0].done(code)
-                self.taken.popleft()
+                self.jobs[0].done(code)
+                self.jobs.popleft()
                 self.since = time.monotonic()
 
 
@@ -156,7 +156,7 @@ class _Pool:
 
     def _wants_another(self) -> bool:
         running = len(self.workers)
-        unfinished = len(self._waiting) + sum(len(worker.taken) for worker in self.workers)
+        unfinished = len(self._waiting) + sum(len(worker.jobs) for worker in self.workers)
         is_worth = unfinished > MODULES_PER_WORKER * running
         if not running and unfinished < 2 * MODULES_PER_WORKER:
             is_worth = self._compiles_little
@@ -177,17 +177,17 @@ class _Pool:
         self._waiting = [entry for entry in self._waiting if entry[2]() not in (job, None)]
         heapify(self._waiting)
 
-    def end_stuck(self) -> None:
+    def kill_stuck(self) -> None:
         """Kill workers that exceed the timeout."""
         for worker in self.workers:
-            is_late = worker.taken and time.monotonic() - worker.since > _TIMEOUT_SECONDS
+            is_late = worker.jobs and time.monotonic() - worker.since > _TIMEOUT_SECONDS
             if is_late and worker.process is not None:
                 worker.process.kill()
 
     def has_work(self, worker: _Worker) -> bool:
         """Wait for work; False if no more can arrive."""
         with self.changed:
-            while not (worker.taken or self._waiting):
+            while not (worker.jobs or self._waiting):
                 if not self.holders:
                     self.workers.discard(worker)  # it takes no further jobs
                     return False
@@ -202,12 +202,12 @@ class _Pool:
         """
         with self.changed:
             most = 2 if len(self._waiting) >= len(self.workers) else 1
-            while self._waiting and len(worker.taken) < most:
+            while self._waiting and len(worker.jobs) < most:
                 job = heappop(self._waiting)[2]()
                 if job is not None:
-                    if not worker.taken:
+                    if not worker.jobs:
                         worker.since = time.monotonic()
-                    worker.taken.append(job)
+                    worker.jobs.append(job)
                     job.worker = worker
                     return job
             return None

@@ -70,14 +70,14 @@ class _PairBlock(Block):
 
     def _pack_queries(self) -> None:
         """Rows past the last query repeat it; features are padded with 0."""
-        f, place, features = self.f, self.place, self.kernel.features
-        index = (place.batch, place.head, place.first)
+        f, item, features = self.f, self.item, self.kernel.features
+        index = (item.batch, item.head, item.first)
         base, step = address_of(f, "q", bf16, index), f.args.size("q.2")
         full = features // STEP * STEP
-        with f.loop(0, place.count, LANES, nonempty=True) as vectors:
+        with f.loop(0, item.count, LANES, nonempty=True) as vectors:
             start = vectors.index
             rows = [
-                f.gep(bf16, base, f.min(place.count - 1, start + r) * step) for r in range(LANES)
+                f.gep(bf16, base, f.min(item.count - 1, start + r) * step) for r in range(LANES)
             ]
 
             def put(first: Operand, mask: Value | None) -> None:
@@ -364,7 +364,7 @@ class _TileBlock(_PairBlock):
     def _finish_results(self) -> None:
         f, scratch = self.f, self.scratch
         with (
-            f.loop(0, self.place.count, LANES, nonempty=True) as queries,
+            f.loop(0, self.item.count, LANES, nonempty=True) as queries,
             f.loop(0, scratch.width, LANES, nonempty=True) as loop,
         ):
             rows = [

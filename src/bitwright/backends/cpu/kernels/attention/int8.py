@@ -118,13 +118,13 @@ class _QuantizedBlock(Block):
 
     scratch_type = _Scratch
 
-    def __init__(self, f: Kernel, kernel: Attention, scratch: _Scratch, place: WorkItem) -> None:
-        super().__init__(f, kernel, scratch, place)
+    def __init__(self, f: Kernel, kernel: Attention, scratch: _Scratch, item: WorkItem) -> None:
+        super().__init__(f, kernel, scratch, item)
         self.size = quantized_tiles(f.target, kernel)
         self.quantized_keys = keys = QuantizedKeys.of(f.target, kernel)
         self.dot = dot_u8s8(f.target) if keys.dots else None
         heads = f.udiv(f.args.size("heads"), f.args.size("group"))
-        self.group = place.batch * heads + place.key_head
+        self.group = item.batch * heads + item.key_head
         self.total = f.args.size("keys")
         start = self.group * self.total
         self.k_q = f.gep(keys.element, f.args.pointer("k_q"), start * keys.row)
@@ -136,21 +136,21 @@ class _QuantizedBlock(Block):
         self.v_q = f.gep(keys.element, f.args.pointer("v_q"), self.group * rows * keys.width)
 
     def emit(self) -> None:
-        f, place, vectors = self.f, self.place, self.size.vectors
+        f, item, vectors = self.f, self.item, self.size.vectors
         self._pack_queries()
         self._clear_results()
         lowest = (f.const(self.vector, -math.inf),) * vectors
-        low = f.mul(f.udiv(place.low, 4), 4)  # start at a packed group of four keys
+        low = f.mul(f.udiv(item.low, 4), 4)  # start at a packed group of four keys
         block = self.size.block
-        with f.loop(low, place.high, block, carry=lowest) as loop:
-            count = f.min(place.high - loop.index, block)
+        with f.loop(low, item.high, block, carry=lowest) as loop:
+            count = f.min(item.high - loop.index, block)
             loop.next(*self._store_scores(loop.index, count, loop.carried))
         tops = loop.results
         shifts = [f.select(f.eq(top, -math.inf), 0.0, top) for top in tops]
-        is_long = f.gt(place.high - low, block)
+        is_long = f.gt(item.high - low, block)
         zeros = (f.const(self.vector, 0.0),) * vectors
-        with f.loop(low, place.high, block, carry=zeros) as loop:
-            count = f.min(place.high - loop.index, block)
+        with f.loop(low, item.high, block, carry=zeros) as loop:
+            count = f.min(item.high - loop.index, block)
             with f.if_(is_long):
                 self._store_scores(loop.index, count, lowest)
             with f.if_(self.is_full, carry=loop.carried) as branch:
@@ -166,7 +166,7 @@ class _QuantizedBlock(Block):
             is_hidden = f.and_(f.eq(top, -math.inf), f.not_(f.is_nan(total)))
             divisor = f.select(is_hidden, 0.0, total)
             f.store(divisor, self.scratch.factors, number * self.lanes, align=self.align)
-        with f.loop(0, place.count, nonempty=True) as loop:
+        with f.loop(0, item.count, nonempty=True) as loop:
             self._write(loop.index)
 
     # scores
@@ -177,8 +177,7 @@ class _QuantizedBlock(Block):
         if self.scratch.bias is not None:
             self._pack_bias(first, count)
         row, width = f.index(self.quantized_keys.row), f.index(self.quantized_keys.width)
-        qvalues = self.k_q, self.v_q
-        part = Segment(*qvalues, row, width, f.index(0), self.total, qvalues[1], width)
+        part = Segment(self.k_q, self.v_q, row, width, f.index(0), self.total, self.v_q, width)
         with f.if_(self.is_full, carry=tops) as branch:
             branch.next(*self._scores(part, first, count, tops))
         with branch.else_():
@@ -299,7 +298,7 @@ class _QuantizedBlock(Block):
         width = self.quantized_keys.width // self.lanes
         parts = -(-width // size.columns)
         bounds = [width * n // parts for n in range(parts + 1)]
-        with f.loop(0, self.place.count, size.rows, nonempty=True) as loop:
+        with f.loop(0, self.item.count, size.rows, nonempty=True) as loop:
             for begin, end in pairwise(bounds):
                 self._results_tile(loop.index, begin * self.lanes, end - begin, first, count)
 
@@ -342,13 +341,13 @@ class _QuantizedBlock(Block):
 
     def _pack_queries(self) -> None:
         """Quantize each query into features (or words of four) by queries, with its scale."""
-        f, place, scratch, dot = self.f, self.place, self.scratch, self.dot
+        f, item, scratch, dot = self.f, self.item, self.scratch, self.dot
         features = self.kernel.features
-        index = (place.batch, place.head, place.first)
+        index = (item.batch, item.head, item.first)
         base, step = address_of(f, "q", f32, index), f.args.size("q.2")
-        with f.loop(0, place.count, self.lanes, nonempty=True) as vectors:
+        with f.loop(0, item.count, self.lanes, nonempty=True) as vectors:
             start = vectors.index
-            count = f.min(place.count - start, self.lanes)
+            count = f.min(item.count - start, self.lanes)
             rows = [
                 f.gep(f32, base, (start + f.min(count - 1, r)) * step) for r in range(self.lanes)
             ]
@@ -403,8 +402,8 @@ class _QuantizedBlock(Block):
             turn(whole, rest)
 
     def _write(self, query: Value) -> None:
-        f, kernel, place, width = self.f, self.kernel, self.place, self.quantized_keys.width
-        index = (place.batch, place.head, place.first + query)
+        f, kernel, item, width = self.f, self.kernel, self.item, self.quantized_keys.width
+        index = (item.batch, item.head, item.first + query)
         result = kernel.after.dtype
         y = address_of(f, "y", stored(result), index)
         extras = kernel.extras.at(f, index, self.lanes)

@@ -172,12 +172,12 @@ class _KeyQuantizer:
             row = self._row("k", index, first + loop.index)
             factor = f.splat(f.load(f32, self.inverse, loop.index), lanes)
             place = (number + loop.index) * form.row
-            qvalues = f.gep(form.element, f.args.pointer("k_q"), place)
+            q = f.gep(form.element, f.args.pointer("k_q"), place)
 
             def put(d: Value, mask: Value | None) -> None:
                 found = f.round_to_int(f.load(self.vector, row, d, mask=mask) * factor)
                 moved = found + Q_OFFSET if form.dots else found
-                f.store(f.convert(moved, form.element), qvalues, d, mask=mask)
+                f.store(f.convert(moved, form.element), q, d, mask=mask)
 
             f.vectors(0, form.features, lanes, put)
 
@@ -198,15 +198,15 @@ class _KeyQuantizer:
         unit = self._row_multipliers(index, means, multipliers, log_multipliers)
         f.store(unit, f.args.pointer("v_inverse_scales"), group)
         rows = pieces(f, self.total, 4) * 4 if form.dots else self.total
-        qvalues = f.gep(form.element, f.args.pointer("v_q"), group * rows * form.width)
+        q = f.gep(form.element, f.args.pointer("v_q"), group * rows * form.width)
         for column in range(0, form.width, self.lanes):
             mean = f.load(self.vector, means, column)
             if form.dots:
-                self._quantize_groups(index, column, mean, multipliers, unit, qvalues)
+                self._quantize_groups(index, column, mean, multipliers, unit, q)
             else:
                 with f.loop(0, self.total) as loop:
                     found = self._quantize(index, loop.index, column, mean, multipliers, unit)
-                    f.store(f.convert(found, f32), qvalues, loop.index * form.width + column)
+                    f.store(f.convert(found, f32), q, loop.index * form.width + column)
 
     def _mask(self, column: int) -> Value | None:
         left = self.form.value_features - column
@@ -309,7 +309,7 @@ class _KeyQuantizer:
         mean: Value,
         multipliers: Value,
         unit: Value,
-        qvalues: Value,
+        q: Value,
     ) -> None:
         """Quantize and interleave groups of four keys, padded with zeros."""
         f, total = self.f, self.total
@@ -326,7 +326,7 @@ class _KeyQuantizer:
                 if last:
                     part = f.select(f.lt(key, total), part, f.const(part.type, 0))
                 word = f.or_(word, part)
-            f.store(word, qvalues, number * self.form.width + column)
+            f.store(word, q, number * self.form.width + column)
 
         with f.loop(0, whole) as loop:
             put(loop.index, False)

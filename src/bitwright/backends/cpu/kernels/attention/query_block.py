@@ -41,8 +41,8 @@ def emit_query_blocks(f: Kernel, kernel: Attention, kind: type[Block]) -> None:
         group, block = f.udiv(loop.index, blocks), f.urem(loop.index, blocks)
         first = block * size.queries
         count = f.min(queries - first, size.queries)
-        place = work_item(f, kernel, group, first, count)
-        kind(f, kernel, scratch, place).emit()
+        item = work_item(f, kernel, group, first, count)
+        kind(f, kernel, scratch, item).emit()
 
 
 def whole(features: int, lanes: int) -> int:
@@ -81,8 +81,8 @@ class Block:
 
     scratch_type: Callable[..., Any] = Scratch
 
-    def __init__(self, f: Kernel, kernel: Attention, scratch: Any, place: WorkItem) -> None:
-        self.f, self.kernel, self.scratch, self.place = f, kernel, scratch, place
+    def __init__(self, f: Kernel, kernel: Attention, scratch: Any, item: WorkItem) -> None:
+        self.f, self.kernel, self.scratch, self.item = f, kernel, scratch, item
         self.size = tiles(f.target, kernel)
         self.type, self.lanes = kernel.type, self.size.lanes
         self.stored = stored(kernel.element)
@@ -90,30 +90,30 @@ class Block:
         self.align = self.vector.total_bytes
         self.pitch = self.size.queries
         """Row length of the transposed blocks, in queries."""
-        self.is_full = f.gt(place.count, self.lanes)
+        self.is_full = f.gt(item.count, self.lanes)
         """Whether the queries need all vectors of the block, not only one."""
 
     def emit(self) -> None:
-        f, place = self.f, self.place
+        f, item = self.f, self.item
         self._pack_queries()
         self._clear_results()
         lowest = (f.const(self.vector, -math.inf),) * self.size.vectors
         zeros = (f.const(self.vector, 0.0),) * self.size.vectors
 
         def run(part: Segment, *state: Value) -> Sequence[Value]:
-            begin = f.max(place.low - part.start, 0)
-            end = f.min(place.high - part.start, part.count)
+            begin = f.max(item.low - part.start, 0)
+            end = f.min(item.high - part.start, part.count)
             with f.loop(begin, end, self.size.block, carry=state) as loop:
                 count = f.min(end - loop.index, self.size.block)
                 loop.next(*self._keys(part, loop.index, count, loop.carried))
             return loop.results
 
-        state = segments(f, self.kernel, place, (*lowest, *zeros), run)
+        state = segments(f, self.kernel, item, (*lowest, *zeros), run)
         for number, total in enumerate(state[self.size.vectors :]):
             factor = f.select(f.eq(total, 0.0), 0.0, f.div(1.0, total))
             f.store(factor, self.scratch.factors, number * self.lanes, align=self.align)
         self._finish_results()
-        with f.loop(0, place.count, nonempty=True) as loop:
+        with f.loop(0, item.count, nonempty=True) as loop:
             self._write(loop.index)
 
     # a block of keys
@@ -226,7 +226,7 @@ class Block:
                 [vector_math.tanh(f, score * (1.0 / cap)) * cap for score in row] for row in found
             ]
         if kernel.mask == KEY_MASK:
-            index = (self.place.batch, self.place.head, 0)
+            index = (self.item.batch, self.item.head, 0)
             for row, number in zip(found, numbers, strict=True):
                 added = mask_bias(f, kernel, index, number, 1, None)
                 row[:] = [score + f.splat(added, self.lanes) for score in row]
@@ -247,20 +247,20 @@ class Block:
 
     def _mask_edges(self, found: list[list[Value]], numbers: Sequence[Value]) -> list[list[Value]]:
         """Scores with -inf where a query must not see a key; compares only in edge tiles."""
-        f, kernel, place = self.f, self.kernel, self.place
+        f, kernel, item = self.f, self.kernel, self.item
         if not kernel.has_edges:
             return found
         inside: list[Value] = []
-        last = place.position + place.count - 1
+        last = item.position + item.count - 1
         if kernel.causal:
-            inside.append(f.le(numbers[-1], place.position))
+            inside.append(f.le(numbers[-1], item.position))
         if kernel.window is not None:
             inside.append(f.gt(numbers[0], last - kernel.window))
         if kernel.window_right is not None:
-            inside.append(f.le(numbers[-1], place.position + kernel.window_right))
+            inside.append(f.le(numbers[-1], item.position + kernel.window_right))
         flat = [score for row in found for score in row]
         with f.if_(f.not_(f.combine(inside, f.and_)), carry=flat) as branch:
-            start = f.splat(f.convert(place.position, i32), self.lanes)
+            start = f.splat(f.convert(item.position, i32), self.lanes)
             changed = []
             for t, row in enumerate(found):
                 key = f.convert(numbers[t], i32)
@@ -297,7 +297,7 @@ class Block:
         width = self.scratch.width // self.lanes
         parts = -(-width // size.columns)
         bounds = [width * n // parts for n in range(parts + 1)]
-        with f.loop(0, self.place.count, self.size.rows, nonempty=True) as loop:
+        with f.loop(0, self.item.count, self.size.rows, nonempty=True) as loop:
             for begin, end in pairwise(bounds):
                 self._result_tile(loop.index, begin * self.lanes, end - begin, count)
 
@@ -340,15 +340,15 @@ class Block:
 
     def _pack_queries(self) -> None:
         """Transpose q[query][d] to scale · q[d][query]; rows past the last query repeat it."""
-        f, place, lanes = self.f, self.place, self.lanes
-        index = (place.batch, place.head, place.first)
+        f, item, lanes = self.f, self.item, self.lanes
+        index = (item.batch, item.head, item.first)
         element = self.kernel.element
         base, step = address_of(f, "q", self.stored, index), f.args.size("q.2")
         whole = self.kernel.features // lanes * lanes
-        with f.loop(0, place.count, lanes, nonempty=True) as vectors:
+        with f.loop(0, item.count, lanes, nonempty=True) as vectors:
             start = vectors.index
             rows = [
-                f.gep(self.stored, base, f.min(place.count - 1, start + r) * step)
+                f.gep(self.stored, base, f.min(item.count - 1, start + r) * step)
                 for r in range(lanes)
             ]
 
@@ -397,16 +397,16 @@ class Block:
 
     def _pack_bias(self, first: Value, count: Value) -> None:
         """Pack the mask of the block as additive bias, keys by queries."""
-        f, place, lanes = self.f, self.place, self.lanes
+        f, item, lanes = self.f, self.item, self.lanes
         assert self.scratch.bias is not None
-        with f.loop(0, place.count, lanes, nonempty=True) as vectors:
+        with f.loop(0, item.count, lanes, nonempty=True) as vectors:
             start = vectors.index
-            queries = [place.first + f.min(place.count - 1, start + r) for r in range(lanes)]
+            queries = [item.first + f.min(item.count - 1, start + r) for r in range(lanes)]
             with f.loop(0, count, lanes, nonempty=True) as loop:
                 inside = f.mask(count - loop.index, lanes)
                 key = first + loop.index
                 block = [
-                    mask_bias(f, self.kernel, (place.batch, place.head, query), key, lanes, inside)
+                    mask_bias(f, self.kernel, (item.batch, item.head, query), key, lanes, inside)
                     for query in queries
                 ]
                 for number, column in enumerate(transposed(f, block)):
@@ -423,8 +423,8 @@ class Block:
         """Hook: bring the results into rows of queries."""
 
     def _write(self, query: Value) -> None:
-        f, kernel, place = self.f, self.kernel, self.place
-        index = (place.batch, place.head, place.first + query)
+        f, kernel, item = self.f, self.kernel, self.item
+        index = (item.batch, item.head, item.first + query)
         result = kernel.after.dtype
         y = address_of(f, "y", stored(result), index)
         extras = kernel.extras.at(f, index, self.lanes)

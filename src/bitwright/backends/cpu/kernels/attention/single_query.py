@@ -46,8 +46,8 @@ def emit_single_query(f: Kernel, kernel: Attention) -> None:
     begin, end = f.share(f.args.size("batches") * f.args.size("heads") * queries)
     with f.loop(begin, end) as loop:
         group, first = f.udiv(loop.index, queries), f.urem(loop.index, queries)
-        place = work_item(f, kernel, group, first, f.const(i64, 1))
-        _Query(f, kernel, place, scores, q, results).emit()
+        item = work_item(f, kernel, group, first, f.const(i64, 1))
+        _Query(f, kernel, item, scores, q, results).emit()
 
 
 class _Query:
@@ -57,20 +57,20 @@ class _Query:
         self,
         f: Kernel,
         kernel: Attention,
-        place: WorkItem,
+        item: WorkItem,
         scores: Value,
         q: Value,
         results: Value,
     ) -> None:
-        self.f, self.kernel, self.place = f, kernel, place
+        self.f, self.kernel, self.item = f, kernel, item
         self.scores, self.q, self.results = scores, q, results
         self.lanes = f.target.lanes(kernel.type.bits)
         self.vector = kernel.type.vector(self.lanes)
         self.align = self.vector.total_bytes
 
     def emit(self) -> None:
-        f, place = self.f, self.place
-        index = (place.batch, place.head, place.first)
+        f, item = self.f, self.item
+        index = (item.batch, item.head, item.first)
         row = address_of(f, "q", stored(self.kernel.element), index)
         for d, mask in self._columns(self.kernel.features):
             x = self._load(row, d, mask)
@@ -80,15 +80,15 @@ class _Query:
         lowest = f.const(self.kernel.type, -math.inf)
 
         def run(part: Segment, top: Value, total: Value) -> Sequence[Value]:
-            begin = f.max(place.low - part.start, 0)
-            end = f.min(place.high - part.start, part.count)
+            begin = f.max(item.low - part.start, 0)
+            end = f.min(item.high - part.start, part.count)
             with f.loop(begin, end, BLOCK, carry=(top, total)) as loop:
                 count = f.min(end - loop.index, BLOCK)
                 loop.next(*self._keys(part, loop.index, count, *loop.carried))
             return loop.results
 
         start = (lowest, f.const(self.kernel.type, 0.0))
-        _, total = segments(f, self.kernel, place, start, run)
+        _, total = segments(f, self.kernel, item, start, run)
         self._write(index, f.select(f.eq(total, 0.0), 0.0, f.div(1.0, total)))
 
     def _load(self, row: Value, column: int, mask: Value | None) -> Value:
@@ -151,13 +151,13 @@ class _Query:
             score = vector_math.tanh(f, score * (1.0 / kernel.softcap)) * kernel.softcap
         inside = f.mask(count - start, lanes)
         key = part.start + first + start
-        place = self.place
+        item = self.item
         if kernel.mask != NO_MASK:
-            index = (place.batch, place.head, place.first)
+            index = (item.batch, item.head, item.first)
             score = score + mask_bias(f, kernel, index, key, lanes, inside)
         if kernel.has_edges:
             keys = f.splat(f.convert(key, i32), lanes) + f.iota(i32, lanes)
-            at = f.splat(f.convert(place.position, i32), lanes)
+            at = f.splat(f.convert(item.position, i32), lanes)
             inside = f.and_(inside, visible(f, kernel, at, keys, i32.vector(lanes)))
         return f.select(inside, score, -math.inf)
 

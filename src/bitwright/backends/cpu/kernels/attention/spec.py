@@ -203,9 +203,9 @@ def work_item(f: Kernel, kernel: Attention, group: Value, first: Value, count: V
     return WorkItem(batch, head, key_head, first, count, position, low, high)
 
 
-def segment(f: Kernel, kernel: Attention, place: WorkItem, number: Value | None) -> Segment:
+def segment(f: Kernel, kernel: Attention, item: WorkItem, number: Value | None) -> Segment:
     """The present keys; with a number, the past (0) or present (1) keys."""
-    index = (place.batch, place.key_head)
+    index = (item.batch, item.key_head)
     type_ = stored(kernel.element)
 
     def run(prefix: str, start: Value, count: Value) -> Segment:
@@ -229,13 +229,13 @@ def segment(f: Kernel, kernel: Attention, place: WorkItem, number: Value | None)
 
 
 def segments(
-    f: Kernel, kernel: Attention, place: WorkItem, carry: Sequence[Value], body: Any
+    f: Kernel, kernel: Attention, item: WorkItem, carry: Sequence[Value], body: Any
 ) -> tuple[Value, ...]:
     """Emit `body(segment, *carried) -> carried` for each segment."""
     if not kernel.has_past:
-        return tuple(body(segment(f, kernel, place, None), *carry))
+        return tuple(body(segment(f, kernel, item, None), *carry))
     with f.loop(0, 2, carry=carry, nonempty=True) as loop:
-        loop.next(*body(segment(f, kernel, place, loop.index), *loop.carried))
+        loop.next(*body(segment(f, kernel, item, loop.index), *loop.carried))
     return loop.results
 
 

@@ -34,7 +34,7 @@ WORD = {1: i8, 2: i16, 4: i32, 8: i64}
 """The integer type of an element with this many bytes."""
 PIECE_BYTES = 16384
 BLOCK = 128
-"""Side of a transpose's blocks, in elements: limits TLB misses; a block of source and target fits the
+"""Side of the blocks of a transpose, in elements: few TLB misses, and both sides of a block fit the
 second-level cache."""
 ALIGN_FROM = 16
 """Rows of at least this many vectors have their stores aligned."""

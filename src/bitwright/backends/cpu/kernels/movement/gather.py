@@ -20,8 +20,8 @@ PIECE = 1024
 """Elements per piece of work."""
 
 
-class Tuples:
-    """Tuples of indices on `count` axes; axis j has size n{j} and stride s{j}."""
+class IndexTuples:
+    """IndexTuples of indices on `count` axes; axis j has size n{j} and stride s{j}."""
 
     def __init__(self, count: int, index: DType) -> None:
         self.count, self.index = count, index
@@ -36,7 +36,7 @@ class Tuples:
             total = place * f.args.size(f"s{j}") + total
         return f.index(total)
 
-    def reached(self, f: Kernel) -> Value:
+    def position_count(self, f: Kernel) -> Value:
         """The number of addressable positions."""
         return product(f, [f.args.size(f"n{j}") for j in range(self.count)])
 
@@ -47,7 +47,7 @@ def emit_gather(module: Module, name: str, count: int, index: DType, width: int)
     The tuples of a batch and the slices of the result are contiguous. `width` is the element size
     if a slice is one element, else 0; strides of x are then in elements, else in bytes.
     """
-    tuples = Tuples(count, index)
+    tuples = IndexTuples(count, index)
     sizes = ("b", "m", "x_b", "i_b", *tuples.slots, *(() if width else ("bytes",)), *FAULT_SLOTS)
     signature = Signature(("x", "i", "y", "fault"), sizes)
     with module.kernel(name, signature) as f:
@@ -73,7 +73,7 @@ def emit_gather(module: Module, name: str, count: int, index: DType, width: int)
 
         unless_empty(
             f,
-            tuples.reached(f),
+            tuples.position_count(f),
             begin,
             end,
             lambda: emit_loop_nest(f, counts, steps, begin, end, body),
@@ -83,7 +83,7 @@ def emit_gather(module: Module, name: str, count: int, index: DType, width: int)
 
 def _elements(
     f: Kernel,
-    tuples: Tuples,
+    tuples: IndexTuples,
     address: Value,
     piece: Value,
     offsets: Mapping[str, Value],
@@ -98,7 +98,7 @@ def _elements(
 
 
 def _slice(
-    f: Kernel, tuples: Tuples, address: Value, piece: Value, offsets: Mapping[str, Value]
+    f: Kernel, tuples: IndexTuples, address: Value, piece: Value, offsets: Mapping[str, Value]
 ) -> None:
     size = f.args.size("bytes")
     start = piece * PIECE_BYTES

@@ -30,7 +30,7 @@ from bitwright.backends.cpu.kernels.movement.fault import (
     record_fault,
     unless_empty,
 )
-from bitwright.backends.cpu.kernels.movement.gather import PIECE, Tuples
+from bitwright.backends.cpu.kernels.movement.gather import PIECE, IndexTuples
 from bitwright.ir.dtype import DType
 
 CHUNK = 64
@@ -51,7 +51,7 @@ def emit_scatter(
     module: Module, name: str, count: int, index: DType, element: DType, reduction: str
 ) -> Signature:
     """Slots: m tuples, the columns of a slice; sizes and strides of the indexed axes."""
-    tuples = Tuples(count, index)
+    tuples = IndexTuples(count, index)
     signature = Signature(("y", "i", "u", "fault"), ("m", "columns", *tuples.slots, *FAULT_SLOTS))
     type_ = stored(element)
     with module.kernel(name, signature) as f:
@@ -67,7 +67,7 @@ def emit_scatter(
                 u = f.gep(type_, f.args.pointer("u"), loop.index * columns + begin)
                 _write_row(f, y, u, end - begin, element, reduction)
 
-        unless_empty(f, tuples.reached(f), begin, end, update)
+        unless_empty(f, tuples.position_count(f), begin, end, update)
     return signature
 
 

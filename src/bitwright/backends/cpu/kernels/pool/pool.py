@@ -132,22 +132,22 @@ class _Emitter:
             counted = before(slot("in") + slot("end"))
         return _WindowTaps(start, first, stop, counted)
 
-    def over(
+    def loop_over_taps(
         self,
         taps: Sequence[_WindowTaps],
         strides: Sequence[Operand],
         offset: Value,
         carry: Sequence[Value],
-        leaf: Callable[[Value, Sequence[Value]], Sequence[Value]],
+        accumulate: Callable[[Value, Sequence[Value]], Sequence[Value]],
     ) -> tuple[Value, ...]:
-        """Loops over the taps of a window with carried totals; `leaf` takes an offset in x."""
+        """Loops over a window's taps with carried totals; `accumulate` takes an offset in x."""
         f = self.f
         if not taps:
-            return tuple(leaf(offset, carry))
+            return tuple(accumulate(offset, carry))
         step = self.pool.dilations[self.pool.rank - len(strides)]
         with f.loop(taps[0].first, taps[0].stop, carry=carry) as loop:
             place = (taps[0].start + loop.index * step) * strides[0] + offset
-            loop.next(*self.over(taps[1:], strides[1:], place, loop.carried, leaf))
+            loop.next(*self.loop_over_taps(taps[1:], strides[1:], place, loop.carried, accumulate))
         return loop.results
 
     def load(self, lanes: int, place: Value, mask: Value | None = None) -> Value:
@@ -190,14 +190,14 @@ class _Emitter:
         whole = channels - f.urem(channels, wide)
 
         def group(channel: Value, count: int, mask: Value | None) -> None:
-            def leaf(offset: Value, totals: Sequence[Value]) -> list[Value]:
+            def accumulate(offset: Value, totals: Sequence[Value]) -> list[Value]:
                 return [
                     pool.add(f, total, self.load(lanes, offset + turn * lanes, mask))
                     for turn, total in enumerate(totals)
                 ]
 
             empty = [pool.start(f, lanes)] * count
-            totals = self.over(taps, strides, x + channel, empty, leaf)
+            totals = self.loop_over_taps(taps, strides, x + channel, empty, accumulate)
             for turn, total in enumerate(totals):
                 value = pool.finish(f, total, counted)
                 self.store(value, y + channel + turn * lanes, mask)
@@ -240,10 +240,10 @@ class _Emitter:
                 place = start + tap * pool.dilations[-1]
                 return pool.add(f, total, self._strided(offset, place, is_masked))
 
-            def leaf(offset: Value, totals: Sequence[Value]) -> list[Value]:
+            def accumulate(offset: Value, totals: Sequence[Value]) -> list[Value]:
                 total = totals[0]
                 if pool.kernel[-1] > MAX_TAPS:
-                    with f.loop(*self._reached(start), carry=(total,)) as taps_of_row:
+                    with f.loop(*self._taps_in_range(start), carry=(total,)) as taps_of_row:
                         (before,) = taps_of_row.carried
                         taps_of_row.next(add(offset, before, taps_of_row.index))
                     return list(taps_of_row.results)
@@ -251,7 +251,7 @@ class _Emitter:
                     total = add(offset, total, tap)
                 return [total]
 
-            (total,) = self.over(taps, strides, x, [pool.start(f, lanes)], leaf)
+            (total,) = self.loop_over_taps(taps, strides, x, [pool.start(f, lanes)], accumulate)
             counted = product(f, [t.counted for t in taps])
             if is_masked and pool.kind in ("avg", "avg_padded"):
                 own = self.taps(pool.rank - 1, f.iota(i32, lanes) + f.convert(first, i32))
@@ -272,7 +272,7 @@ class _Emitter:
             with branch.else_():
                 windows(first, True)
 
-    def _reached(self, start: Value) -> tuple[Value, Value]:
+    def _taps_in_range(self, start: Value) -> tuple[Value, Value]:
         """The range of taps in range for any window of a vector; the first starts at `start`."""
         f, pool = self.f, self.pool
         step = pool.dilations[-1]

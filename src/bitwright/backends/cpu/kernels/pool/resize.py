@@ -232,7 +232,7 @@ class _Sums:
         weight = f.load(self.type, f.args.pointer(f"weight{axis}"), where)
         return f.convert(place, i64) * f.args.size(f"s{axis}"), weight
 
-    def weigh(self, parts: Sequence[tuple[Value, Value]]) -> Value:
+    def weighted_sum(self, parts: Sequence[tuple[Value, Value]]) -> Value:
         """The weighted sum of values; a weight of 0 excludes infinite values."""
         f = self.f
         total = f.const(self.vector, 0.0)
@@ -241,12 +241,14 @@ class _Sums:
             total = total + share
         return total
 
-    def blend(self, rows: _Rows, offset: Value, load: Callable[[Value], Value]) -> Value:
+    def interpolate(self, rows: _Rows, offset: Value, load: Callable[[Value], Value]) -> Value:
         """The sum over all taps of `rows` (one list per axis, the first axis innermost)."""
         if not rows:
             return load(offset)
         *inner, outer = rows
-        return self.weigh([(self.blend(inner, offset + at, load), w) for at, w in outer])
+        return self.weighted_sum(
+            [(self.interpolate(inner, offset + at, load), w) for at, w in outer]
+        )
 
     def read(self, value: Value) -> Value:
         return self.f.convert(
@@ -295,10 +297,10 @@ def emit_sums(
 
 
 def _along_inner(sums: _Sums, rows: _Rows, row: Value, y: Value, count: Value) -> None:
-    _blend_row(sums, rows, row, count, lambda value, i, mask: sums.write(value, y, i, mask))
+    _interpolate_row(sums, rows, row, count, lambda value, i, mask: sums.write(value, y, i, mask))
 
 
-def _blend_row(
+def _interpolate_row(
     sums: _Sums,
     rows: _Rows,
     row: Value,
@@ -312,7 +314,7 @@ def _blend_row(
         def load(offset: Value) -> Value:
             return sums.read(f.load(vector, f.args.pointer("x"), offset + index, mask=mask))
 
-        put(sums.blend(rows, row, load), index, mask)
+        put(sums.interpolate(rows, row, load), index, mask)
 
     f.vectors(0, count, sums.lanes, body)
 
@@ -330,7 +332,7 @@ def _along_axis(sums: _Sums, rows: _Rows, row: Value, y: Value, first: Value) ->
             x = f.gep(vector, f.args.pointer("x"), offset)
             return sums.read(f.gather(vector, x, places, mask=mask))
 
-        return sums.blend(rows, row, load)
+        return sums.interpolate(rows, row, load)
 
     if not rows:
         _gathered(sums, from_x, y, first)
@@ -338,7 +340,7 @@ def _along_axis(sums: _Sums, rows: _Rows, row: Value, y: Value, first: Value) ->
     width = f.args.size(f"s{sums.rank - 1}")
     line = f.scratch(sums.type, ROW_LIMIT)
     with f.if_(f.le(width, ROW_LIMIT)) as short:
-        _blend_row(
+        _interpolate_row(
             sums, rows, row, width, lambda value, i, mask: f.store(value, line, i, mask=mask)
         )
         _gathered(sums, lambda at, mask: f.gather(sums.vector, line, at, mask=mask), y, first)
@@ -359,6 +361,6 @@ def _gathered(
             where = size * tap + first + index
             at = f.load(i32.vector(lanes), places, where, mask=mask)
             parts.append((take(at, mask), f.load(sums.vector, weights, where, mask=mask)))
-        sums.write(sums.weigh(parts), y, index, mask)
+        sums.write(sums.weighted_sum(parts), y, index, mask)
 
     f.vectors(0, f.min(size - first, PIECE), lanes, body)

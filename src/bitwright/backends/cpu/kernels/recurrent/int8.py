@@ -17,7 +17,7 @@ from __future__ import annotations
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Type, Value, f32, i8, i32
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot
 from bitwright.backends.cpu.kernels.recurrent.recurrent import Layer, Recurrence, Source
-from bitwright.backends.cpu.kernels.recurrent.recurrent_cell import Where
+from bitwright.backends.cpu.kernels.recurrent.recurrent_cell import CellContext
 
 SLOTS = ("h_q", "h_scale", "offset", "scale")
 MIDDLE = 128
@@ -58,7 +58,7 @@ class _QuantizedLayer(Layer):
     def _quantized(self, row: Value) -> Value:
         return self.f.offset(self.f.args.pointer("h_q"), self._row(row) * self.depth)
 
-    def _enter(self, source: Source) -> None:
+    def _prepare_states(self, source: Source) -> None:
         """Quantize the states of every row."""
         f = self.f
         with f.loop(self.top, self.bottom) as loop:
@@ -105,7 +105,9 @@ class _QuantizedLayer(Layer):
         for position, total in enumerate(loop.results[1:]):
             f.store(total, self.scratch, position * lanes)
 
-    def _real(self, totals: list[Value], row: Value, at: Where, first_gate: int) -> list[Value]:
+    def _dequantize(
+        self, totals: list[Value], row: Value, at: CellContext, first_gate: int
+    ) -> list[Value]:
         f = self.f
         step = f.load(f32, f.args.pointer("h_scale"), self._row(row))
         found = []

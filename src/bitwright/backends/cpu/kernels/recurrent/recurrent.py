@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Type, Value, i64, stored
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
-from bitwright.backends.cpu.kernels.recurrent.recurrent_cell import CELL_CLASSES, Cell, Where
+from bitwright.backends.cpu.kernels.recurrent.recurrent_cell import CELL_CLASSES, Cell, CellContext
 from bitwright.ir.dtype import DType
 from bitwright.ops.nn.recurrence import Activation
 from bitwright.target import Target
@@ -46,9 +46,9 @@ class Recurrence:
     operands: tuple[str, ...]
     """Those of bias, lengths, h0, c0, peephole that are present."""
     lengths: DType | None
-    resets_late: bool
+    linear_before_reset: bool
     """GRU: the reset gate multiplies h·R instead of h."""
-    couples: bool
+    input_forget: bool
     """LSTM: the forget gate is 1 minus the input gate."""
     lanes: int
     more: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Recurrence:
     @property
     def passes(self) -> tuple[int, ...]:
         """The number of gates of each product of a step."""
-        return CELL_CLASSES[self.op].passes(self.resets_late)
+        return CELL_CLASSES[self.op].passes(self.linear_before_reset)
 
     @property
     def signature(self) -> Signature:
@@ -200,24 +200,24 @@ class Layer:
         half = f.and_(time, 1)
         cell = CELL_CLASSES[self.kernel.op](self.f, self.kernel, self.reverse)
 
-        def where(row: Value, unit: Value, mask: Value) -> Where:
+        def where(row: Value, unit: Value, mask: Value) -> CellContext:
             length = self._length(row)
-            goes_on = f.lt(time, length) if self.kernel.lengths else None
+            is_active = f.lt(time, length) if self.kernel.lengths else None
             back = length - 1 - time
-            if goes_on is not None:
-                back = f.select(goes_on, back, time)
+            if is_active is not None:
+                back = f.select(is_active, back, time)
             place = f.select(self.reverse, back, time)
             given = ((place * self.batch + row) * self.directions + self.direction) * self.gates
             kept = None
             if len(self.kernel.passes) > 1:
                 kept = self._half("keep", f.index(0), row), self._half("keep", f.index(1), row)
             result = ((place * self.directions + self.direction) * self.batch + row) * self.hidden
-            return Where(
+            return CellContext(
                 self.direction,
                 self.hidden,
                 unit,
                 mask,
-                goes_on,
+                is_active,
                 p=f.gep(self.type, f.args.pointer("p"), given * self.hidden),
                 y=f.gep(self.type, f.args.pointer("y"), result),
                 before=self._half("h", half, row),
@@ -235,7 +235,7 @@ class Layer:
         number: int,
         source: Source,
         cell: Cell,
-        where: Callable[[Value, Value, Value], Where],
+        where: Callable[[Value, Value, Value], CellContext],
     ) -> None:
         """One product with the weights, panel by panel, followed by the cell."""
         f, lanes = self.f, self.kernel.lanes
@@ -244,7 +244,7 @@ class Layer:
         panels = f.udiv(self.hidden + (width - 1), width)
         base = f.args.pointer("r" if number == 0 else "r_new")
         size = self.depth * (gates * width)
-        self._enter(source)
+        self._prepare_states(source)
         with f.loop(0, panels) as loop:
             panel = f.gep(self.weight, base, (self.direction * panels + loop.index) * size)
             first = loop.index * width
@@ -252,7 +252,7 @@ class Layer:
             filled = f.min(filled, vectors)
             with f.loop(self.top, self.bottom, rows) as tiles:
                 left = f.min(self.bottom - tiles.index, rows)
-                self._choose(number, source, tiles.index, left, panel)
+                self._tile_sums(number, source, tiles.index, left, panel)
                 with f.loop(0, left, nonempty=True) as each:
                     row = tiles.index + each.index
                     with f.loop(0, filled, nonempty=True) as vector:
@@ -265,16 +265,20 @@ class Layer:
                         ]
                         place = where(row, unit, mask)
                         first_gate = sum(self.kernel.passes[:number])
-                        cell.emit(number, place, self._real(totals, row, place, first_gate))
+                        cell.emit(number, place, self._dequantize(totals, row, place, first_gate))
 
-    def _enter(self, source: Source) -> None:
+    def _prepare_states(self, source: Source) -> None:
         """Hook: prepare the states that a product reads."""
 
-    def _real(self, totals: list[Value], row: Value, at: Where, first_gate: int) -> list[Value]:
+    def _dequantize(
+        self, totals: list[Value], row: Value, at: CellContext, first_gate: int
+    ) -> list[Value]:
         """Hook: convert the sums of some gates to floats."""
         return totals
 
-    def _choose(self, number: int, source: Source, row: Value, left: Value, panel: Value) -> None:
+    def _tile_sums(
+        self, number: int, source: Source, row: Value, left: Value, panel: Value
+    ) -> None:
         """Compute the sums of a tile: of all its rows, or of a single one."""
         rows = self.rows[number]
         if rows == 1:

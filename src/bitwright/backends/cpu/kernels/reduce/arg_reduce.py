@@ -118,7 +118,7 @@ class _Emission:
 
     def _value(self, row: Row, column: Operand, mask: Value | None, lanes: int) -> Value:
         v = self.kernel.before.evaluate(self.f, row.load(column, mask), lanes)
-        return self.order.enter(self.f, v)
+        return self.order.to_compared(self.f, v)
 
     def _wins(self, v: Value, held: Value) -> Value:
         """Whether a later element replaces the candidate."""

@@ -33,9 +33,9 @@ def lower_reduction(ctx: Lowering, node: Node, region: RegionView) -> None:
     require_elements(before.dtype)
     axes = [normalize_axis(axis, len(shape)) for axis in anchor.attrs["axes"]]
     found = arrange(operand_views(ctx, region, before.inputs, shape), axes)
-    fold = ReductionOp(anchor.op, before.dtype)
+    op = ReductionOp(anchor.op, before.dtype)
     x = Reads("x", found.views)
-    kernel = Reduction(fold, before, x, found.kept, found.reduced, found.along_rows)
+    kernel = Reduction(op, before, x, found.kept, found.reduced, found.along_rows)
     family = f"{anchor.op}_{before.dtype}"
     code = ctx.kernel(family, kernel.key, lambda m, name: emit_reduction(m, name, kernel))
     y = ctx.output(node.outputs[0])

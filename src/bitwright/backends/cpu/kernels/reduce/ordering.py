@@ -23,7 +23,7 @@ class Order:
         """The type in which elements are compared; a boolean is a byte."""
         return i8 if self.element == bool_ else computed(self.element)
 
-    def enter(self, f: Function, v: Value) -> Value:
+    def to_compared(self, f: Function, v: Value) -> Value:
         return f.convert(v, self.type, self.element.is_signed)
 
     def before(self, f: Function, a: Value, b: Value) -> Value:

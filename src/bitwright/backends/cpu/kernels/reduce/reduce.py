@@ -31,7 +31,7 @@ PIECE = 512
 
 @dataclass(frozen=True)
 class Reduction:
-    fold: ReductionOp
+    op: ReductionOp
     before: Part
     x: Reads
     kept: int
@@ -42,7 +42,7 @@ class Reduction:
     @property
     def key(self) -> tuple[Any, ...]:
         shape = self.kept, self.reduced, self.along_rows
-        return self.fold, self.before.expression, self.x.key, shape
+        return self.op, self.before.expression, self.x.key, shape
 
     @property
     def signature(self) -> Signature:
@@ -66,11 +66,11 @@ class _Emission:
         self, f: Kernel, kernel: Reduction, kept: Sequence[Value], reduced: Sequence[Value]
     ) -> None:
         self.f, self.kernel, self.kept, self.reduced = f, kernel, kept, reduced
-        self.fold = kernel.fold
+        self.op = kernel.op
         # gathers read element by element: more lanes would only add code
         skips = STEP in kernel.x.columns
-        self.lanes = f.target.lanes(max(self.fold.type.bits, 32 if skips else 8))
-        self.vector = self.fold.type.vector(self.lanes)
+        self.lanes = f.target.lanes(max(self.op.type.bits, 32 if skips else 8))
+        self.vector = self.op.type.vector(self.lanes)
         self.columns = f.args.size("columns")
 
     def _nest(
@@ -87,7 +87,7 @@ class _Emission:
             loop.next(*self._nest(axes[1:], loop.carried, body, (*index, loop.index)))
         return loop.results
 
-    def _turns(
+    def _accumulate(
         self,
         step: Pass,
         end: Value,
@@ -120,29 +120,29 @@ class _Rows(_Emission):
         begin, end = f.share(product(f, self.kept))
         with f.loop(begin, end) as loop:
             result = self._row(position(f, self.kept, loop.index))
-            result = self.fold.leave(f, result)
+            result = self.op.to_stored(f, result)
             f.store(result, f.args.pointer("y"), loop.index)
 
     def _row(self, index: Sequence[Value]) -> Value:
         f, kernel = self.f, self.kernel
         count = product(f, (*self.reduced, self.columns))
         stats: list[Value] = []
-        for step in self.fold.passes:
+        for step in self.op.passes:
 
             def inner(place: Sequence[Value], total: Value, step: Pass = step) -> list[Value]:
                 row = kernel.x.at(f, (*index, *place), self.lanes)
 
                 def value(column: Value, mask: Value | None) -> Value:
                     v = kernel.before.evaluate(f, row.load(column, mask), self.lanes)
-                    return self.fold.enter(f, v)
+                    return self.op.to_accumulator(f, v)
 
-                return [self._turns(step, self.columns, self.lanes, total, value, stats)]
+                return [self._accumulate(step, self.columns, self.lanes, total, value, stats)]
 
             start = (f.const(self.vector, step.start),)
             (total,) = self._nest(self.reduced, start, inner)
             total = f.reduce(total, partial(step.combine, f))
             stats.append(step.finish(f, total, count))
-        return self.fold.result(f, stats)
+        return self.op.result(f, stats)
 
 
 class _Columns(_Emission):
@@ -170,15 +170,15 @@ class _Columns(_Emission):
         columns = [column + v * self.lanes for v in range(vectors)]
         count = product(f, self.reduced)
         stats: list[list[Value]] = [[] for _ in columns]
-        for step in self.fold.passes:
-            totals = self._down(step, index, columns, mask, stats)
+        for step in self.op.passes:
+            totals = self._reduce_columns(step, index, columns, mask, stats)
             for v, total in enumerate(totals):
                 stats[v].append(step.finish(f, total, f.index(count)))
         for v, at in enumerate(columns):
-            result = self.fold.leave(f, self.fold.result(f, stats[v]))
+            result = self.op.to_stored(f, self.op.result(f, stats[v]))
             f.store(result, f.args.pointer("y"), row + at, mask=mask)
 
-    def _down(
+    def _reduce_columns(
         self,
         step: Pass,
         index: Sequence[Value],
@@ -193,13 +193,13 @@ class _Columns(_Emission):
         def value(place: Sequence[Value], v: int) -> Value:
             row = self.kernel.x.at(f, (*index, *place), self.lanes)
             loaded = row.load(columns[v], mask)
-            return self.fold.enter(f, self.kernel.before.evaluate(f, loaded, self.lanes))
+            return self.op.to_accumulator(f, self.kernel.before.evaluate(f, loaded, self.lanes))
 
         def inner(place: Sequence[Value], *totals: Value) -> Sequence[Value]:
             last = self.reduced[-1]
             if len(columns) == 1:
                 return [
-                    self._turns(
+                    self._accumulate(
                         step, last, 1, totals[0], lambda at, _: value((*place, at), 0), stats[0]
                     )
                 ]

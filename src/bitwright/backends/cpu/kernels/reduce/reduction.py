@@ -56,11 +56,11 @@ class ReductionOp:
             return i64
         return computed(self.element)
 
-    def enter(self, f: Function, v: Value) -> Value:
+    def to_accumulator(self, f: Function, v: Value) -> Value:
         """A computed element in the accumulator's type."""
         return f.convert(v, self.type, self.element.is_signed)
 
-    def leave(self, f: Function, total: Value) -> Value:
+    def to_stored(self, f: Function, total: Value) -> Value:
         """A result in its storage type; an integer that is too large wraps, as in numpy."""
         if total.type.is_float and self.element.is_integer and self.element.bits < 64:
             total = f.convert(total, i64)

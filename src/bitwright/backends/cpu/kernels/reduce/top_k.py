@@ -70,7 +70,7 @@ class _Heap:
     order: Order
 
     def value(self, f: Function, values: Value, at: Operand) -> Value:
-        return self.order.enter(f, load_computed(f, self.order.element, 1, values, at))
+        return self.order.to_compared(f, load_computed(f, self.order.element, 1, values, at))
 
     def worse(self, f: Function, a: tuple[Value, Value], b: tuple[Value, Value]) -> Value:
         """Whether a comes after b in the result."""
@@ -143,14 +143,14 @@ class _Row:
 
     def _value(self, column: Value) -> Value:
         v = self.kernel.before.evaluate(self.f, self.one.load(column), 1)
-        return self.order.enter(self.f, v)
+        return self.order.to_compared(self.f, v)
 
     def _compare(self, column: Value, mask: Value | None) -> None:
         """Compare a vector of elements with the root; insert those that come before it."""
         f = self.f
         v = self.kernel.before.evaluate(f, self.many.load(column, mask), self.lanes)
         root = self.heap.value(f, self.values, 0)
-        wins = self.order.before(f, self.order.enter(f, v), f.splat(root, self.lanes))
+        wins = self.order.before(f, self.order.to_compared(f, v), f.splat(root, self.lanes))
         wins = wins if mask is None else f.and_(wins, mask)
         with f.if_(f.any(wins)):
             stop = f.min(column + self.lanes, self.columns)
