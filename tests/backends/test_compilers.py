@@ -114,7 +114,7 @@ def test_this_process_compiles_when_a_held_worker_dies(tmp_path):
 
 
 def test_a_worker_that_times_out_is_killed(monkeypatch):
-    monkeypatch.setattr(compilers, "_SECONDS", 0)
+    monkeypatch.setattr(compilers, "_TIMEOUT_SECONDS", 0)
     monkeypatch.setattr(
         system, "start_python", lambda _: start_python("import time; time.sleep(1000)")
     )
