@@ -1,4 +1,4 @@
-"""Kernels with a data-dependent number of results: nonzero and non-maximum suppression."""
+"""Kernels with data-dependent result sizes: nonzero and non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_suppression_without_limits_and_with_odd_scores() -> None:
     boxes, scores = b.input("boxes", "f32[1, 6, 4]"), b.input("scores", "f32[1, 1, 6]")
     graph = b.build(y=b.non_max_suppression(boxes, scores, np.array(9)))
     corners = np.array([[i, i, i + 0.5, i + 0.5] for i in range(6)], np.float32)[None]
-    corners[0, 4] = [2, 2, 2, 2]  # no area: it overlaps nothing
+    corners[0, 4] = [2, 2, 2, 2]  # no area, hence no overlap
     values = np.array([[[1, np.inf, 0, -np.inf, 1, -3]]], np.float32)
     check(graph, {"boxes": corners, "scores": values}, threads=1)
 
@@ -103,7 +103,7 @@ def test_suppression_like_onnx_runtime() -> None:
 
 
 @pytest.mark.parametrize("with_fallback", [False, True])
-def test_repeated_sizes_are_prepared_speculatively(
+def test_repeated_sizes_are_prepared_and_other_sizes_stay_correct(
     with_fallback: bool,
 ) -> None:
     b = Builder("found")

@@ -25,6 +25,7 @@ from bitwright.ops.core.registry import get
 from bitwright.report.traffic import Traffic, traffic
 
 LOOKUPS = ("gather", "gather_elements", "gather_nd")
+COPIES = ("copy_", "transpose", "pad", "interleave", "deinterleave")
 SMALL_MEETINGS = 10
 """A step shorter than this many meetings of the threads is small: sharing it out gains little."""
 
@@ -109,7 +110,7 @@ def step_rows(graph: Graph, found: Profile, peaks: Peaks) -> Iterator[StepRow]:
 
 def _is_copy(step: Step) -> bool:
     """Whether a step only brings elements to where, or into the form in which, they are read."""
-    return isinstance(step, KernelStep) and step.family.startswith(("copy_", "transpose", "pad"))
+    return isinstance(step, KernelStep) and step.family.startswith(COPIES)
 
 
 def _node(graph: Graph, step: Step) -> Node | None:

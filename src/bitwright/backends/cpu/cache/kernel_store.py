@@ -23,7 +23,7 @@ import numpy as np
 
 from bitwright import system
 from bitwright.backends.cpu.cache.objects import default_cache, key
-from bitwright.backends.cpu.codegen.compilers import kept_workers, submit
+from bitwright.backends.cpu.codegen.compilers import hold_workers, submit
 from bitwright.backends.cpu.codegen.signature import Signature, Slot
 from bitwright.backends.cpu.lowering.artifact import KernelCode
 from bitwright.target import Target, host
@@ -98,8 +98,8 @@ class KernelStore:
 
 
 def compiler_workers() -> AbstractContextManager[None]:
-    """`kept_workers`; starts some workers early if the cache is empty, while the model loads."""
-    return kept_workers(0 if KernelStore(host()).is_used else EARLY)
+    """`hold_workers`; starts some workers early if the cache is empty, while the model loads."""
+    return hold_workers(0 if KernelStore(host()).is_used else EARLY)
 
 
 @cache

@@ -14,7 +14,7 @@ import numpy as np
 import bitwright.backends.cpu.lowering.registered as _lowerings
 from bitwright import system
 from bitwright.backends.cpu.cache.kernel_store import KernelStore
-from bitwright.backends.cpu.codegen.compilers import kept_workers
+from bitwright.backends.cpu.codegen.compilers import hold_workers
 from bitwright.backends.cpu.lowering.artifact import CompiledArtifact, Fault
 from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.backends.cpu.runtime.sizes import SizeChecks
@@ -30,7 +30,7 @@ assert _lowerings.__name__  # importing it registers the lowerings
 
 def build(graph: Graph, target: Target) -> CompiledArtifact:
     """The artifact of a graph for a target."""
-    with kept_workers():
+    with hold_workers():
         return _artifact(_lower(graph, KernelStore(target)))
 
 

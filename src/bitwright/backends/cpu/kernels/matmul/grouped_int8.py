@@ -14,7 +14,7 @@ from bitwright.backends.cpu.kernels.matmul.dot.dot_product import DotProduct
 from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
 from bitwright.backends.cpu.kernels.matmul.matmul import Product
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
-from bitwright.backends.cpu.kernels.movement.fault import note_fault
+from bitwright.backends.cpu.kernels.movement.fault import record_fault
 
 GROUPED_SIZES = ("experts", "rows", "columns", "depth", "a_stride", "y_stride", "block", "node")
 
@@ -34,13 +34,13 @@ class GroupedProduct(Product):
             given = f.load(i64, f.args.pointer("counts"), loop.index)
             count = f.min(f.max(given, 0), self.all_rows - start)
             with f.if_(f.not_(f.eq(given, count))):
-                note_fault(f, given)
+                record_fault(f, given)
             self.expert, self.first, self.rows = loop.index, start, count
             self._one_expert()
             loop.next(start + count)
         (end,) = loop.results
         with f.if_(f.not_(f.eq(end, self.all_rows))):
-            note_fault(f, end)
+            record_fault(f, end)
 
     def _one_expert(self) -> None:
         f, tile = self.f, self.tile

@@ -1,4 +1,4 @@
-"""Attention for blocks of queries: the three products of `kernels.attention.attention`, tile by tile."""
+"""Attention for blocks of queries: scores, softmax and values of `attention.py`, tile by tile."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ from typing import Any
 from bitwright.backends.cpu.codegen import math as vector_math
 from bitwright.backends.cpu.codegen.emit import Kernel, Operand, Value, i32, i64, stored
 from bitwright.backends.cpu.codegen.expression import load_computed
-from bitwright.backends.cpu.codegen.math.decay import decay
+from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive
 from bitwright.backends.cpu.kernels.attention.spec import (
     FULL_MASK,
     KEY_MASK,
     Attention,
-    Place,
     Segment,
-    locate,
+    WorkItem,
     mask_bias,
     segments,
     tiles,
     visible,
+    work_item,
 )
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 from bitwright.backends.cpu.lowering.region import address_of, store
 
 
-def emit_many(f: Kernel, kernel: Attention, kind: type[Block]) -> None:
-    """Every item of work that falls to this thread, in blocks of a kind."""
+def emit_query_blocks(f: Kernel, kernel: Attention, kind: type[Block]) -> None:
+    """All work items of this thread; `kind` is the class that emits a block."""
     size = tiles(f.target, kernel)
-    scratch = kind.room(f, kernel)
+    scratch = kind.scratch_type(f, kernel)
     queries = f.args.size("queries")
     blocks = pieces(f, queries, size.queries)
     items = f.args.size("batches") * f.args.size("heads") * blocks
-    # later blocks of causal queries see more keys: threads take turns instead of halves
+    # later blocks of causal queries see more keys: distribute blocks cyclically for balance
     begin, end = (f.thread, items) if kernel.causal else f.share(items)
     with f.loop(begin, end, f.threads if kernel.causal else 1) as loop:
         group, block = f.udiv(loop.index, blocks), f.urem(loop.index, blocks)
         first = block * size.queries
         count = f.min(queries - first, size.queries)
-        place = locate(f, kernel, group, first, count)
-        kind(f, kernel, scratch, place).emit()
+        item = work_item(f, kernel, group, first, count)
+        kind(f, kernel, scratch, item).emit()
 
 
 def whole(features: int, lanes: int) -> int:
-    """Features filled up to whole vectors."""
+    """Features rounded up to whole vectors."""
     return -(-features // lanes) * lanes
 
 
 class Scratch:
-    """Memory of the thread: blocks that stay in the first-level cache."""
+    """Scratch memory of a thread: blocks that fit the first-level cache."""
 
     def __init__(self, f: Kernel, kernel: Attention) -> None:
         size, type_ = tiles(f.target, kernel), kernel.type
         self.width = whole(kernel.value_features, size.lanes)
-        """Value features, filled up to whole vectors."""
+        """Value features, padded to whole vectors."""
         self.scores = f.scratch(type_, size.block * size.queries)
         self.results = f.scratch(type_, size.queries * self.width)
         self.factors = f.scratch(type_, size.queries)
@@ -66,7 +66,7 @@ class Scratch:
         self.operands(f, kernel)
 
     def operands(self, f: Kernel, kernel: Attention) -> None:
-        """Queries, keys and values as the products take them."""
+        """Packed queries, keys and values."""
         size, type_ = tiles(f.target, kernel), kernel.type
         self.q = f.scratch(type_, kernel.features * size.queries)
         self.values = f.scratch(type_, size.block * self.width)
@@ -77,43 +77,43 @@ class Scratch:
 
 
 class Block:
-    """One block of queries. Where one vector holds them all, its second half is left alone."""
+    """One block of queries. If they fit one vector, the second vector is skipped."""
 
-    room: Callable[..., Any] = Scratch
+    scratch_type: Callable[..., Any] = Scratch
 
-    def __init__(self, f: Kernel, kernel: Attention, scratch: Any, place: Place) -> None:
-        self.f, self.kernel, self.scratch, self.place = f, kernel, scratch, place
+    def __init__(self, f: Kernel, kernel: Attention, scratch: Any, item: WorkItem) -> None:
+        self.f, self.kernel, self.scratch, self.item = f, kernel, scratch, item
         self.size = tiles(f.target, kernel)
         self.type, self.lanes = kernel.type, self.size.lanes
         self.stored = stored(kernel.element)
         self.vector = self.type.vector(self.lanes)
         self.align = self.vector.total_bytes
         self.pitch = self.size.queries
-        """Queries in a row of the transposed blocks."""
-        self.is_full = f.gt(place.count, self.lanes)
-        """Whether the queries need all vectors of the block, or one."""
+        """Row length of the transposed blocks, in queries."""
+        self.is_full = f.gt(item.count, self.lanes)
+        """Whether the queries need all vectors of the block, not only one."""
 
     def emit(self) -> None:
-        f, place = self.f, self.place
+        f, item = self.f, self.item
         self._pack_queries()
         self._clear_results()
         lowest = (f.const(self.vector, -math.inf),) * self.size.vectors
         zeros = (f.const(self.vector, 0.0),) * self.size.vectors
 
         def run(part: Segment, *state: Value) -> Sequence[Value]:
-            begin = f.max(place.low - part.start, 0)
-            end = f.min(place.high - part.start, part.count)
+            begin = f.max(item.low - part.start, 0)
+            end = f.min(item.high - part.start, part.count)
             with f.loop(begin, end, self.size.block, carry=state) as loop:
                 count = f.min(end - loop.index, self.size.block)
                 loop.next(*self._keys(part, loop.index, count, loop.carried))
             return loop.results
 
-        state = segments(f, self.kernel, place, (*lowest, *zeros), run)
+        state = segments(f, self.kernel, item, (*lowest, *zeros), run)
         for number, total in enumerate(state[self.size.vectors :]):
             factor = f.select(f.eq(total, 0.0), 0.0, f.div(1.0, total))
             f.store(factor, self.scratch.factors, number * self.lanes, align=self.align)
         self._finish_results()
-        with f.loop(0, place.count, nonempty=True) as loop:
+        with f.loop(0, item.count, nonempty=True) as loop:
             self._write(loop.index)
 
     # a block of keys
@@ -121,7 +121,7 @@ class Block:
     def _keys(
         self, part: Segment, first: Value, count: Value, state: Sequence[Value]
     ) -> list[Value]:
-        """(maximum, sum) per query, with these keys."""
+        """(maximum, sum) per query, including these keys."""
         f = self.f
         vectors = self.size.vectors
         old, sums = state[:vectors], state[vectors:]
@@ -133,10 +133,10 @@ class Block:
         with branch.else_():
             branch.next(*self._scores(part, first, count, old[:1]), *old[1:])
         new = branch.results
-        # a query that sees no key yet has maximum -inf, which must not meet itself
+        # a query without visible keys has maximum -inf; -inf - -inf would be NaN
         shifts = [f.select(f.eq(top, -math.inf), 0.0, top) for top in new]
         for number, (before, shift) in enumerate(zip(old, shifts, strict=True)):
-            factor = decay(f, before - shift)
+            factor = exp_nonpositive(f, before - shift)
             f.store(factor, self.scratch.factors, number * self.lanes, align=self.align)
             sums = [s * factor if i == number else s for i, s in enumerate(sums)]
         with f.if_(self.is_full, carry=sums) as branch:
@@ -150,16 +150,16 @@ class Block:
     def _scores(
         self, part: Segment, first: Value, count: Value, tops: Sequence[Value]
     ) -> Sequence[Value]:
-        """Scores of the block, stored; the maximum of each query."""
+        """Store the scores of the block; return the maximum of each query."""
         f, size = self.f, self.size
         with f.loop(0, count, size.keys, carry=tops, nonempty=True) as loop:
-            # keys behind the last one repeat it: they change no maximum, and nobody reads them
+            # rows past the last key repeat it: they change no maximum and are never read
             keys = [f.min(loop.index + t, count - 1) for t in range(size.keys)]
             rows = [self._key(part, first, key) for key in keys]
             numbers = [part.start + first + key for key in keys]
             found = self.scaled_products(rows, len(tops), numbers)
-            found = self._biased(found, numbers, keys)
-            found = self._hidden(found, numbers)
+            found = self._add_bias(found, numbers, keys)
+            found = self._mask_edges(found, numbers)
             tops = list(loop.carried)
             for t, row in enumerate(found):
                 for v, score in enumerate(row):
@@ -170,7 +170,7 @@ class Block:
         return loop.results
 
     def _key(self, part: Segment, first: Value, key: Value) -> Value:
-        """Where the features of a key of the block lie."""
+        """The address of a key's features."""
         f, packed = self.f, self.scratch.keys
         if packed is not None:
             return f.gep(self.type, packed, key * whole(self.kernel.features, self.lanes))
@@ -179,11 +179,11 @@ class Block:
     def scaled_products(
         self, keys: Sequence[Value], vectors: int, numbers: Sequence[Value]
     ) -> list[list[Value]]:
-        """Scores of a tile of keys, of these numbers, before anything is added to them."""
+        """Scores of a tile of keys without bias; `numbers` are their indices."""
         return self._products(keys, vectors)
 
     def _products(self, keys: Sequence[Value], vectors: int) -> list[list[Value]]:
-        """Products of a tile of keys with so many vectors of queries."""
+        """Products of a tile of keys and `vectors` vectors of queries."""
         f, features = self.f, self.kernel.features
         step = 4 if features >= 8 else 1
         whole = features // step * step
@@ -215,10 +215,10 @@ class Block:
             found += [f.fma(key, q, totals[t * vectors + v]) for v, q in enumerate(queries)]
         return found
 
-    def _biased(
+    def _add_bias(
         self, found: list[list[Value]], numbers: Sequence[Value], keys: Sequence[Value]
     ) -> list[list[Value]]:
-        """Scores capped, and with the mask added."""
+        """Scores with softcap and mask applied."""
         f, kernel = self.f, self.kernel
         if kernel.softcap > 0:
             cap = kernel.softcap
@@ -226,7 +226,7 @@ class Block:
                 [vector_math.tanh(f, score * (1.0 / cap)) * cap for score in row] for row in found
             ]
         if kernel.mask == KEY_MASK:
-            index = (self.place.batch, self.place.head, 0)
+            index = (self.item.batch, self.item.head, 0)
             for row, number in zip(found, numbers, strict=True):
                 added = mask_bias(f, kernel, index, number, 1, None)
                 row[:] = [score + f.splat(added, self.lanes) for score in row]
@@ -245,22 +245,22 @@ class Block:
                 ]
         return found
 
-    def _hidden(self, found: list[list[Value]], numbers: Sequence[Value]) -> list[list[Value]]:
-        """-inf where a query does not see a key; looked at only on the edges."""
-        f, kernel, place = self.f, self.kernel, self.place
+    def _mask_edges(self, found: list[list[Value]], numbers: Sequence[Value]) -> list[list[Value]]:
+        """Scores with -inf where a query must not see a key; compares only in edge tiles."""
+        f, kernel, item = self.f, self.kernel, self.item
         if not kernel.has_edges:
             return found
         inside: list[Value] = []
-        last = place.position + place.count - 1
+        last = item.position + item.count - 1
         if kernel.causal:
-            inside.append(f.le(numbers[-1], place.position))
+            inside.append(f.le(numbers[-1], item.position))
         if kernel.window is not None:
             inside.append(f.gt(numbers[0], last - kernel.window))
         if kernel.window_right is not None:
-            inside.append(f.le(numbers[-1], place.position + kernel.window_right))
+            inside.append(f.le(numbers[-1], item.position + kernel.window_right))
         flat = [score for row in found for score in row]
         with f.if_(f.not_(f.combine(inside, f.and_)), carry=flat) as branch:
-            start = f.splat(f.convert(place.position, i32), self.lanes)
+            start = f.splat(f.convert(item.position, i32), self.lanes)
             changed = []
             for t, row in enumerate(found):
                 key = f.convert(numbers[t], i32)
@@ -276,7 +276,7 @@ class Block:
     def _powers(
         self, count: Value, shifts: Sequence[Value], sums: Sequence[Value]
     ) -> Sequence[Value]:
-        """Scores become e^(score - maximum); their sums."""
+        """Replace scores by e^(score - maximum); return their sums."""
         f = self.f
 
         def row(key: Value, _: None, *totals: Value) -> list[Value]:
@@ -284,7 +284,7 @@ class Block:
             for v in range(len(shifts)):
                 at = key * self.pitch + v * self.lanes
                 score = f.load(self.vector, self.scratch.scores, at, align=self.align)
-                power = decay(f, score - shifts[v])
+                power = exp_nonpositive(f, score - shifts[v])
                 f.store(power, self.scratch.scores, at, align=self.align)
                 found.append(totals[v] + power)
             return found
@@ -292,12 +292,12 @@ class Block:
         return f.vectors(0, count, 1, row, sums, unroll=2)
 
     def _results(self, count: Value) -> None:
-        """Results so far, shrunk, plus what the block's keys bring."""
+        """Rescale the results and add the block's values."""
         f, size = self.f, self.size
         width = self.scratch.width // self.lanes
         parts = -(-width // size.columns)
         bounds = [width * n // parts for n in range(parts + 1)]
-        with f.loop(0, self.place.count, self.size.rows, nonempty=True) as loop:
+        with f.loop(0, self.item.count, self.size.rows, nonempty=True) as loop:
             for begin, end in pairwise(bounds):
                 self._result_tile(loop.index, begin * self.lanes, end - begin, count)
 
@@ -339,16 +339,16 @@ class Block:
     # packing
 
     def _pack_queries(self) -> None:
-        """q[query][d] becomes scale · q[d][query]; queries behind the last one repeat it."""
-        f, place, lanes = self.f, self.place, self.lanes
-        index = (place.batch, place.head, place.first)
+        """Transpose q[query][d] to scale · q[d][query]; rows past the last query repeat it."""
+        f, item, lanes = self.f, self.item, self.lanes
+        index = (item.batch, item.head, item.first)
         element = self.kernel.element
         base, step = address_of(f, "q", self.stored, index), f.args.size("q.2")
         whole = self.kernel.features // lanes * lanes
-        with f.loop(0, place.count, lanes, nonempty=True) as vectors:
+        with f.loop(0, item.count, lanes, nonempty=True) as vectors:
             start = vectors.index
             rows = [
-                f.gep(self.stored, base, f.min(place.count - 1, start + r) * step)
+                f.gep(self.stored, base, f.min(item.count - 1, start + r) * step)
                 for r in range(lanes)
             ]
 
@@ -366,7 +366,7 @@ class Block:
                 put(transposed(f, block)[:rest], whole)
 
     def _pack_keys(self, part: Segment, first: Value, count: Value) -> None:
-        """Keys and values of a block as the products take them."""
+        """Pack keys and values of a block."""
         scratch, features = self.scratch, self.kernel.value_features
         self._pack(part.v, part.v_step, features, first, count, scratch.values, scratch.width)
         if scratch.keys is not None:
@@ -384,7 +384,7 @@ class Block:
         target: Value,
         width: int,
     ) -> None:
-        """Rows first, first + 1, … as computed elements, `width` apart."""
+        """Copy rows from `first` on in the computed type, with row stride `width`."""
         f = self.f
         with f.loop(0, count, nonempty=True) as loop:
             row = f.gep(self.stored, rows, (first + loop.index) * step)
@@ -396,17 +396,17 @@ class Block:
                 f.store(value, target, loop.index * width + column)
 
     def _pack_bias(self, first: Value, count: Value) -> None:
-        """The mask of the block as numbers to add, keys by queries."""
-        f, place, lanes = self.f, self.place, self.lanes
+        """Pack the mask of the block as additive bias, keys by queries."""
+        f, item, lanes = self.f, self.item, self.lanes
         assert self.scratch.bias is not None
-        with f.loop(0, place.count, lanes, nonempty=True) as vectors:
+        with f.loop(0, item.count, lanes, nonempty=True) as vectors:
             start = vectors.index
-            queries = [place.first + f.min(place.count - 1, start + r) for r in range(lanes)]
+            queries = [item.first + f.min(item.count - 1, start + r) for r in range(lanes)]
             with f.loop(0, count, lanes, nonempty=True) as loop:
                 inside = f.mask(count - loop.index, lanes)
                 key = first + loop.index
                 block = [
-                    mask_bias(f, self.kernel, (place.batch, place.head, query), key, lanes, inside)
+                    mask_bias(f, self.kernel, (item.batch, item.head, query), key, lanes, inside)
                     for query in queries
                 ]
                 for number, column in enumerate(transposed(f, block)):
@@ -420,11 +420,11 @@ class Block:
             f.store(zero, self.scratch.results, loop.index, align=self.align)
 
     def _finish_results(self) -> None:
-        """Results as rows of queries, where they are held otherwise."""
+        """Hook: bring the results into rows of queries."""
 
     def _write(self, query: Value) -> None:
-        f, kernel, place = self.f, self.kernel, self.place
-        index = (place.batch, place.head, place.first + query)
+        f, kernel, item = self.f, self.kernel, self.item
+        index = (item.batch, item.head, item.first + query)
         result = kernel.after.dtype
         y = address_of(f, "y", stored(result), index)
         extras = kernel.extras.at(f, index, self.lanes)

@@ -1,10 +1,10 @@
-"""Attention for a few queries, as in decoding: one query at a time, every key read once.
+"""Attention for a few queries, as in decoding: one query at a time, each key read once.
 
-    scores   lanes along features; a tile of keys is summed across lanes by transposing it
+    scores   lanes along features; a tile of keys is transposed to sum across lanes
     softmax  lanes along keys
     values   lanes along the features of v
 
-The running maximum and sum are scalars; otherwise as in `kernels.attention.many`.
+The running maximum and sum are scalars; otherwise as in `kernels.attention.query_block`.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from collections.abc import Sequence
 from bitwright.backends.cpu.codegen import math as vector_math
 from bitwright.backends.cpu.codegen.emit import Kernel, Value, i32, i64, stored
 from bitwright.backends.cpu.codegen.expression import load_computed
-from bitwright.backends.cpu.codegen.math.decay import decay
+from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive
 from bitwright.backends.cpu.kernels.attention.spec import (
     NO_MASK,
     Attention,
-    Place,
     Segment,
-    locate,
+    WorkItem,
     mask_bias,
     segments,
     visible,
+    work_item,
 )
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 from bitwright.backends.cpu.lowering.region import address_of, store
 
 BLOCK = 256
-"""Keys whose scores are held at a time."""
-MOST_TOTALS = 8
-"""Vectors of value features that are summed in registers at a time."""
+"""Keys per block of scores."""
+MAX_TOTALS = 8
+"""Vectors of value features accumulated in registers at a time."""
 
 
-def emit_few(f: Kernel, kernel: Attention) -> None:
-    """Every query that falls to this thread."""
+def emit_single_query(f: Kernel, kernel: Attention) -> None:
+    """All queries of this thread."""
     queries = f.args.size("queries")
     lanes = f.target.lanes(kernel.type.bits)
     width = -(-kernel.value_features // lanes) * lanes
@@ -46,8 +46,8 @@ def emit_few(f: Kernel, kernel: Attention) -> None:
     begin, end = f.share(f.args.size("batches") * f.args.size("heads") * queries)
     with f.loop(begin, end) as loop:
         group, first = f.udiv(loop.index, queries), f.urem(loop.index, queries)
-        place = locate(f, kernel, group, first, f.const(i64, 1))
-        _Query(f, kernel, place, scores, q, results).emit()
+        item = work_item(f, kernel, group, first, f.const(i64, 1))
+        _Query(f, kernel, item, scores, q, results).emit()
 
 
 class _Query:
@@ -57,20 +57,20 @@ class _Query:
         self,
         f: Kernel,
         kernel: Attention,
-        place: Place,
+        item: WorkItem,
         scores: Value,
         q: Value,
         results: Value,
     ) -> None:
-        self.f, self.kernel, self.place = f, kernel, place
+        self.f, self.kernel, self.item = f, kernel, item
         self.scores, self.q, self.results = scores, q, results
         self.lanes = f.target.lanes(kernel.type.bits)
         self.vector = kernel.type.vector(self.lanes)
         self.align = self.vector.total_bytes
 
     def emit(self) -> None:
-        f, place = self.f, self.place
-        index = (place.batch, place.head, place.first)
+        f, item = self.f, self.item
+        index = (item.batch, item.head, item.first)
         row = address_of(f, "q", stored(self.kernel.element), index)
         for d, mask in self._columns(self.kernel.features):
             x = self._load(row, d, mask)
@@ -80,22 +80,22 @@ class _Query:
         lowest = f.const(self.kernel.type, -math.inf)
 
         def run(part: Segment, top: Value, total: Value) -> Sequence[Value]:
-            begin = f.max(place.low - part.start, 0)
-            end = f.min(place.high - part.start, part.count)
+            begin = f.max(item.low - part.start, 0)
+            end = f.min(item.high - part.start, part.count)
             with f.loop(begin, end, BLOCK, carry=(top, total)) as loop:
                 count = f.min(end - loop.index, BLOCK)
                 loop.next(*self._keys(part, loop.index, count, *loop.carried))
             return loop.results
 
         start = (lowest, f.const(self.kernel.type, 0.0))
-        _, total = segments(f, self.kernel, place, start, run)
+        _, total = segments(f, self.kernel, item, start, run)
         self._write(index, f.select(f.eq(total, 0.0), 0.0, f.div(1.0, total)))
 
     def _load(self, row: Value, column: int, mask: Value | None) -> Value:
         return load_computed(self.f, self.kernel.element, self.lanes, row, column, mask=mask)
 
     def _columns(self, features: int) -> list[tuple[int, Value | None]]:
-        """Where the vectors of a row begin, and the mask of the last one."""
+        """The start of each vector of a row, and the mask of the last one."""
         f = self.f
         return [
             (
@@ -110,7 +110,7 @@ class _Query:
     def _keys(
         self, part: Segment, first: Value, count: Value, old: Value, total: Value
     ) -> tuple[Value, Value]:
-        """(maximum, sum) with these keys."""
+        """(maximum, sum) including these keys."""
         f = self.f
         highest = f.const(self.vector, -math.inf)
         with f.loop(0, count, self.lanes, carry=(highest,), nonempty=True) as loop:
@@ -119,19 +119,19 @@ class _Query:
             loop.next(f.quick_max(score, loop.carried[0]))
         new = f.quick_max(f.reduce(loop.results[0], f.quick_max), old)
         shift = f.select(f.eq(new, -math.inf), 0.0, new)
-        factor = decay(f, old - shift)
+        factor = exp_nonpositive(f, old - shift)
         with f.loop(
             0, count, self.lanes, carry=(f.const(self.vector, 0.0),), nonempty=True
         ) as loop:
             score = f.load(self.vector, self.scores, loop.index, align=self.align)
-            power = decay(f, score - f.splat(shift, self.lanes))
+            power = exp_nonpositive(f, score - f.splat(shift, self.lanes))
             f.store(power, self.scores, loop.index, align=self.align)
             loop.next(loop.carried[0] + power)
         self._results(part, first, count, factor)
         return new, f.fma(total, factor, f.reduce_add(loop.results[0]))
 
     def _tile(self, part: Segment, first: Value, start: Value, count: Value) -> Value:
-        """Scores of as many keys as there are lanes; -inf behind the last one."""
+        """Scores of one key per lane; -inf past the last key."""
         f, kernel, lanes = self.f, self.kernel, self.lanes
         rows = [
             f.gep(
@@ -151,21 +151,21 @@ class _Query:
             score = vector_math.tanh(f, score * (1.0 / kernel.softcap)) * kernel.softcap
         inside = f.mask(count - start, lanes)
         key = part.start + first + start
-        place = self.place
+        item = self.item
         if kernel.mask != NO_MASK:
-            index = (place.batch, place.head, place.first)
+            index = (item.batch, item.head, item.first)
             score = score + mask_bias(f, kernel, index, key, lanes, inside)
         if kernel.has_edges:
             keys = f.splat(f.convert(key, i32), lanes) + f.iota(i32, lanes)
-            at = f.splat(f.convert(place.position, i32), lanes)
+            at = f.splat(f.convert(item.position, i32), lanes)
             inside = f.and_(inside, visible(f, kernel, at, keys, i32.vector(lanes)))
         return f.select(inside, score, -math.inf)
 
     def _results(self, part: Segment, first: Value, count: Value, factor: Value) -> None:
-        """Results so far, shrunk, plus what the block's keys bring."""
+        """Rescale the results and add the block's values."""
         columns = self._columns(self.kernel.value_features)
-        for begin in range(0, len(columns), MOST_TOTALS):
-            self._result_part(part, first, count, factor, columns[begin : begin + MOST_TOTALS])
+        for begin in range(0, len(columns), MAX_TOTALS):
+            self._result_part(part, first, count, factor, columns[begin : begin + MAX_TOTALS])
 
     def _result_part(
         self,
@@ -182,7 +182,7 @@ class _Query:
         zeros = [f.const(self.vector, 0.0)] * len(columns)
 
         def key(number: Value, _: None, *totals: Value) -> list[Value]:
-            """Two sets of totals take turns, so that none waits for its last sum."""
+            """Two sets of totals alternate to hide the latency of the sums."""
             row = f.gep(stored(kernel.element), part.v, (first + number) * part.v_step)
             power = f.splat(f.load(kernel.type, self.scores, number), self.lanes)
             mine, others = totals[: len(columns)], totals[len(columns) :]

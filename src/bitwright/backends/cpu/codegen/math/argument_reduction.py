@@ -1,8 +1,8 @@
-"""Angles brought into [-π/4, π/4]: x = n π/2 + r, in f64.
+"""Argument reduction to [-π/4, π/4]: x = n π/2 + r, in f64.
 
-Up to 2^20 the product n π/2 is subtracted in parts of 33 bits, each exact. Beyond, x · 2/π is
-formed modulo 4 from the bits of 2/π that matter for x's exponent (Payne and Hanek): those to the
-left give whole turns, those far to the right vanish.
+Up to 2^20 the product n π/2 is subtracted in parts of 33 bits, each exact (Cody and Waite). Beyond,
+x · 2/π is computed modulo 4 from the bits of 2/π that matter for x's exponent (Payne and Hanek):
+higher bits give full rotations, much lower bits are negligible.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _TWO_OVER_PI = (
 )
 
 
-def quarter_turns(f: Function, x: Value) -> tuple[Value, Value, Value]:
-    """(n, r, r'): the quarter turns (i64, modulo 4 at least) and the rest as a sum r + r'."""
+def reduce_angle(f: Function, x: Value) -> tuple[Value, Value, Value]:
+    """(n, r, r'): the quadrant (i64, exact modulo 4) and the remainder as a sum r + r'."""
     n, r, tail = _cody_waite(f, x)
     far = f.any(f.ge(f.abs(x), _LIMIT))
     with f.if_(far, carry=(n, r, tail)) as branch:
@@ -85,7 +85,7 @@ def _modulo_4(f: Function, x: Value) -> Value:
 
 
 def _exact_sum(f: Function, terms: list[Value]) -> tuple[Value, Value]:
-    """The sum and what rounding took from it."""
+    """The sum and its rounding error."""
     total, lost = terms[0], f.const(terms[0].type, 0.0)
     for term in terms[1:]:
         after = f.add(total, term)

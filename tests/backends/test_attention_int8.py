@@ -1,4 +1,4 @@
-"""Attention in 8-bit codes: codes to the bit, the rest against the interpreter, on every target."""
+"""int8 attention: quantized values bit for bit, the rest against the interpreter."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ THREADS = [1, 2, 3, 7]
 
 
 def assert_few_steps(found, expected):
-    """Equal to rounding, but for weights that are one of 255 steps off."""
+    """Equal up to rounding, except for weights that differ by one of 255 steps."""
     assert (np.isfinite(found) == np.isfinite(expected)).all()
     scale = max(float(np.abs(expected[np.isfinite(expected)]).max(initial=0)), 1e-30)
     error = np.abs(found.astype(np.float64) - expected)[np.isfinite(expected)] / scale
@@ -54,7 +54,7 @@ def test_any_size(target):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("attrs", FORMS, ids=str)
-def test_what_a_query_sees(target, attrs):
+def test_visible_keys(target, attrs):
     check(operands(50, 77, shared=2), target, threads=3, **attrs)
     check(operands(30, 290, shared=2, past=41), target, **attrs)
     check([*operands(20, 77), None, None, None, np.array([60, 77])], target, **attrs)
@@ -68,7 +68,7 @@ def test_masks(target, shape):
     check([*operands(50, 77), draw(*shape)], target, causal=True)
 
 
-def test_rows_that_see_nothing_are_zero():
+def test_fully_masked_rows_are_zero():
     mask = np.ones((40, 30), np.bool_)
     mask[1] = False
     found = run_op("attention", *operands(40, 30), mask, int8=True)
@@ -77,8 +77,8 @@ def test_rows_that_see_nothing_are_zero():
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_unusual_numbers(target):
-    """Rows of zeros, equal values, small and large numbers; what is not finite stays so."""
+def test_special_values(target):
+    """Rows of zeros, equal values, small and large numbers; non-finite values propagate."""
     q, k, v = operands(9, 33, 20, 12)
     for change in (q, k, v):
         kept = change.copy()
@@ -99,15 +99,15 @@ def test_unusual_numbers(target):
         change[...] = kept
 
 
-def test_threads_change_nothing():
+def test_results_do_not_depend_on_threads():
     arrays = operands(70, 300)
     one, *more = (run_op("attention", *arrays, int8=True, threads=n) for n in THREADS)
     for other in more:
         assert_same(other, one)
 
 
-def test_machines_change_nothing():
-    """Whatever their vectors and dots of codes are, as long as they multiply and add at once."""
+def test_results_do_not_depend_on_the_target():
+    """For any vector width and int8 dot product, on targets with fma."""
     arrays = [*operands(70, 300), draw(70, 300)]
     targets = [named(name) for name in TARGETS if named(name).has_fma]
     assert len(targets) > 1
@@ -117,8 +117,8 @@ def test_machines_change_nothing():
 
 
 @pytest.mark.parametrize("added", [-1e5, -1e9, np.finfo(np.float32).min, 1e9])
-def test_no_code_overflows_where_large_numbers_are_added_to_scores(added):
-    """Nothing that is small beside them may be what keeps weights in their range."""
+def test_weights_do_not_overflow_with_a_large_bias(added):
+    """The range of the weights must not depend on terms that a large bias absorbs."""
     q, k, v = operands(20, 33)
     mask = np.full((20, 33), added, np.float32)
     check([q, k, v, mask])
@@ -129,8 +129,8 @@ def test_no_code_overflows_where_large_numbers_are_added_to_scores(added):
 
 
 @pytest.mark.parametrize("heavier", [1, 100, 1000, 3000, 10_000])
-def test_many_light_keys_are_not_lost(heavier):
-    """One key weighs as much as some thousands of the others, which are alike."""
+def test_many_keys_with_small_weights_count(heavier):
+    """One key has the weight of some thousands of equal others."""
     keys = 2000
     q, k, v = operands(8, keys)
     mask = np.zeros((8, keys), np.float32)
@@ -140,17 +140,15 @@ def test_many_light_keys_are_not_lost(heavier):
     assert np.abs(found - exact).max() < 0.02 * np.abs(v[:, :, 5]).max()
 
 
-def row_qvalues(x, peak):
+def quantize_rows(x, peak):
     return np.rint(x * (np.float32(127) / peak)).astype(np.int64)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("keys, past, features, values", [(33, 0, 17, 18), (7, 6, 32, 48)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_quantized_values_of_keys_and_values_to_the_bit(
-    target, keys, past, features, values, causal
-):
-    """Written out in numpy, in f32 where the kernel is."""
+def test_quantized_keys_and_values_equal_numpy(target, keys, past, features, values, causal):
+    """The formulas in numpy, in f32 where the kernel uses f32."""
     arrays = operands(5, keys, features, values, past=past)
     arrays[2][1, 2] *= np.float32(2) ** np.linspace(-12, 32, keys, dtype=np.float32)[:, None]
     graph = graph_of("attention", *arrays, int8=True, causal=causal)
@@ -164,10 +162,10 @@ def test_quantized_values_of_keys_and_values_to_the_bit(
         run = Run(graph, feeds_of(graph, arrays), named(target), threads, ctx=ctx)
         made = {name: run.memory.array(view).reshape(-1) for name, view in step.pointers.items()}
         peak = np.abs(k).max(-1, keepdims=True)
-        np.testing.assert_array_equal(made["k_steps"], (peak / np.float32(127)).reshape(-1))
-        rows = made["k_codes"].reshape(2, 4, total, -1)[..., :features].astype(np.int64)
+        np.testing.assert_array_equal(made["k_scales"], (peak / np.float32(127)).reshape(-1))
+        rows = made["k_q"].reshape(2, 4, total, -1)[..., :features].astype(np.int64)
         rows = (rows & 255) - 128 if _has_dots(ctx) else rows
-        np.testing.assert_array_equal(rows, row_qvalues(k, peak))
+        np.testing.assert_array_equal(rows, quantize_rows(k, peak))
         mean = np.zeros_like(v[:, :, :1])
         for key in range(total):
             mean = mean + v[:, :, key : key + 1]
@@ -179,14 +177,16 @@ def test_quantized_values_of_keys_and_values_to_the_bit(
         largest = peaks[:, :, :1] if causal else peaks.max(2, keepdims=True)
         halves = [m for power in range(-8, 8) for m in (1.5 * 2.0**power, 2.0 * 2.0**power)]
         steps = [*(2.0**power for power in range(-39, -7)), *halves] if causal else halves[16:]
-        finer = np.full_like(peaks, 2.0**-40 if causal else 1)
+        multipliers = np.full_like(peaks, 2.0**-40 if causal else 1)
         for m in steps:
-            finer[peaks <= largest / np.float32(m)] = m
-        np.testing.assert_array_equal(made["v_finer"], finer.reshape(-1))
-        logs = np.log(finer.astype(np.float64)).astype(np.float32)
-        np.testing.assert_array_equal(made["v_logs"], logs.reshape(-1))
-        np.testing.assert_array_equal(made["v_units"], (np.float32(127) / largest).reshape(-1))
-        found = made["v_codes"].astype(np.int64)
+            multipliers[peaks <= largest / np.float32(m)] = m
+        np.testing.assert_array_equal(made["v_multipliers"], multipliers.reshape(-1))
+        log_multipliers = np.log(multipliers.astype(np.float64)).astype(np.float32)
+        np.testing.assert_array_equal(made["v_log_multipliers"], log_multipliers.reshape(-1))
+        np.testing.assert_array_equal(
+            made["v_inverse_scales"], (np.float32(127) / largest).reshape(-1)
+        )
+        found = made["v_q"].astype(np.int64)
         if _has_dots(ctx):
             groups = -(-total // 4)
             found = found.reshape(2, 4, groups, -1, 4).transpose(0, 1, 2, 4, 3)
@@ -194,7 +194,7 @@ def test_quantized_values_of_keys_and_values_to_the_bit(
             assert not found[:, :, total:].any()
         else:
             found = found.reshape(2, 4, total, -1)
-        expected = np.rint(far * (finer * (np.float32(127) / largest))).astype(np.int64)
+        expected = np.rint(far * (multipliers * (np.float32(127) / largest))).astype(np.int64)
         expected = np.clip(expected, -127, 127)
         np.testing.assert_array_equal(found[:, :, :total, :values], expected)
 
@@ -203,7 +203,7 @@ def _has_dots(ctx):
     return any("vpdpbusd" in ctx.text(kernel) for kernel in ctx.kernels.values())
 
 
-def test_the_dot_instruction_multiplies_quantized_values():
+def test_uses_the_int8_dot_instruction():
     ctx = lower(graph_of("attention", *operands(64, 64), int8=True), named("avx512vnni"))
     texts = [jit.assembly(ctx.text(kernel), ctx.target) for kernel in ctx.kernels.values()]
     assert sum(text.count("vpdpbusd") for text in texts) >= 32

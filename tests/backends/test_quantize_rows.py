@@ -1,4 +1,4 @@
-"""Codes of rows, as the run finds their ranges: to the bit, on every instruction set."""
+"""Dynamic quantization of rows: bit for bit, on every instruction set."""
 
 import numpy as np
 import pytest
@@ -15,16 +15,16 @@ SIZES = [(1, 1), (3, 7), (2, 16), (5, 17), (9, 33), (4, 127), (2, 384), (0, 5), 
 LIMITS = {"u8": (0, 255), "i8": (-128, 127)}
 
 
-def match_dequantize(x, kind):
-    """Codes, scale and zero point of every row, in plain numpy."""
+def quantize_rows(x, kind):
+    """Quantized values, scale and zero point of every row, in numpy."""
     low, high = LIMITS[kind]
     top = np.maximum(x.max(axis=-1, keepdims=True, initial=0), np.float32(0))
     bottom = np.minimum(x.min(axis=-1, keepdims=True, initial=0), np.float32(0))
     scale = np.where(top == bottom, np.float32(1), (top - bottom) / np.float32(high - low))
     zero = np.rint(np.clip(np.float32(low) - bottom / scale, low, high))
-    qvalues = np.clip(np.rint(x / scale).astype(np.float64) + zero, low, high)
+    q = np.clip(np.rint(x / scale).astype(np.float64) + zero, low, high)
     kind = np.uint8 if kind == "u8" else np.int8
-    return qvalues.astype(kind), scale, zero.astype(kind)
+    return q.astype(kind), scale, zero.astype(kind)
 
 
 def check(graph, feeds, expected, target):
@@ -41,48 +41,48 @@ def check(graph, feeds, expected, target):
 def test_rows_of_any_size(target, kind, rows, columns):
     rng = np.random.default_rng(rows + columns)
     x = rng.normal(size=(rows, columns)).astype(np.float32) * 10.0 ** rng.integers(-3, 4, (rows, 1))
-    b = Builder("codes")
-    qvalues = b.dynamic_quantize(b.input("x", "f32[rows, columns]"), to=kind, per_token=True)
+    b = Builder("quantize")
+    q = b.dynamic_quantize(b.input("x", "f32[rows, columns]"), to=kind, per_token=True)
     x = x.astype(np.float32)
-    check(b.build(*qvalues), {"x": x}, match_dequantize(x, kind), target)
+    check(b.build(*q), {"x": x}, quantize_rows(x, kind), target)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_rows_of_any_magnitude(target):
-    """Quotients near a half, and scales that leave the range where multiplying divides."""
+    """Quotients near a half, and scales outside the range of the fast division."""
     rng = np.random.default_rng(1)
     halves = (rng.integers(-200, 200, (64, 97)) + 0.5).astype(np.float32)
     halves[:, 0] = 255 - halves[:, 1:].min(axis=1)
     x = halves * 2.0 ** rng.integers(-146, 118, (64, 1))
     x = np.concatenate([x.astype(np.float32), np.nextafter(x.astype(np.float32), np.float32(9e9))])
     x = np.concatenate([x, x * np.float32(1.7), np.zeros((1, 97), np.float32), -np.abs(x)])
-    b = Builder("codes")
+    b = Builder("quantize")
     found = b.dynamic_quantize(b.input("x", "f32[rows, 97]"), to="u8", per_token=True)
     with np.errstate(all="ignore"):
-        expected = match_dequantize(x, "u8")
+        expected = quantize_rows(x, "u8")
     check(b.build(*found), {"x": x}, expected, target)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_row_that_is_not_finite_spoils_no_other(target):
+def test_a_non_finite_row_does_not_affect_others(target):
     rng = np.random.default_rng(2)
     x = rng.normal(size=(4, 37)).astype(np.float32)
     x[1, 36], x[2, 5] = np.nan, np.inf
-    b = Builder("codes")
+    b = Builder("quantize")
     graph = b.build(*b.dynamic_quantize(b.input("x", "f32[4, 37]"), to="u8", per_token=True))
-    qvalues, scale, zero = Run(graph, {"x": x}, named(target)).outputs.values()
-    for have, want in zip((qvalues, scale, zero), match_dequantize(x[[0, 3]], "u8"), strict=True):
+    q, scale, zero = Run(graph, {"x": x}, named(target)).outputs.values()
+    for have, want in zip((q, scale, zero), quantize_rows(x[[0, 3]], "u8"), strict=True):
         np.testing.assert_array_equal(have[[0, 3]], want)
     assert np.isnan(scale[1]) and np.isposinf(scale[2])
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("heavy", [False, True])
-def test_what_is_computed_before(target, heavy):
+def test_prologues(target, heavy):
     rng = np.random.default_rng(3)
     x, other = (rng.normal(size=(2, 5, 50)).astype(np.float32) for _ in range(2))
     factor = rng.uniform(0.5, 2, 50).astype(np.float32)
-    b = Builder("codes")
+    b = Builder("quantize")
     value = b.input("x", "f32[2, n, 50]")
     value = b.silu(value) if heavy else b.mul(value, b.constant(factor))
     value = b.mul(value, b.input("other", "f32[2, n, 50]"))
@@ -99,7 +99,7 @@ def test_what_is_computed_before(target, heavy):
                 else:
                     assert np.abs(have.astype(int) - want.astype(int)).max() <= 1, name
     else:
-        check(graph, feeds, match_dequantize(x * factor * other, "u8"), target)
+        check(graph, feeds, quantize_rows(x * factor * other, "u8"), target)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -131,12 +131,12 @@ def test_rows_of_a_norm(target, op, columns, shows, smooths, adds):
     for found in results[1:]:
         for have, want in zip(found.values(), results[0].values(), strict=True):
             np.testing.assert_array_equal(have, want)
-    qvalues, steps, zeros, *rest = results[0].values()
+    q, steps, zeros, *rest = results[0].values()
     assert_near(steps, expected[1])
-    assert np.abs(qvalues.astype(int) - expected[0].astype(int)).max() <= 1
+    assert np.abs(q.astype(int) - expected[0].astype(int)).max() <= 1
     if shows:
         assert_near(rest[0], expected[3])
         assert_near(rest[1], expected[4])
-        wanted = match_dequantize(rest[1] * factor if smooths else rest[1], "u8")
-        for have, want in zip((qvalues, steps, zeros), wanted, strict=True):
+        wanted = quantize_rows(rest[1] * factor if smooths else rest[1], "u8")
+        for have, want in zip((q, steps, zeros), wanted, strict=True):
             np.testing.assert_array_equal(have, want)
