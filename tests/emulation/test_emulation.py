@@ -1,4 +1,4 @@
-"""Quantized files on other processors, emulated by qemu: in ONNX Runtime, and our own kernels.
+"""Quantized files and kernels on other processors, emulated by qemu.
 
 Haswell has AVX2 and FMA, Nehalem neither. Debian's `qemu-user` brings the emulator; without it the
 group is skipped. Children of an emulated process are not emulated, so each engine runs in the
@@ -50,7 +50,7 @@ def sqnr(exact, found):
 
 
 class Case:
-    """A float model, what a recipe made of it, and our answer here."""
+    """A float model, its quantized file, and the results on this machine."""
 
     def __init__(self, folder, kind, recipe):
         graph, feeds = KINDS[kind](Draw())
@@ -80,7 +80,7 @@ def processor(request):
 
 @pytest.fixture(scope="module")
 def answers(cases, processor, tmp_path_factory):
-    """What both engines answered on the processor; a text for one that does not start there.
+    """The results of both engines on the processor; the error text of one that does not start.
 
     Workers of pytest-xdist share one emulation: the first makes the folder, the others wait for it.
     """
@@ -130,7 +130,7 @@ def test_our_kernels(kind, recipe, cases, processor, answers):
     there = answers["bitwright"](case)
     if processor == "Haswell" and machine().has_fma:
         np.testing.assert_allclose(there, case.ours, atol=1e-5 * np.abs(case.ours).max())
-    # without fma floats round otherwise, and a quantized value may fall to the other side
+    # without fma floats round differently, and quantized values may differ
     assert sqnr(case.exact, there) > sqnr(case.exact, case.ours) - 1
 
 
@@ -157,7 +157,7 @@ def test_kernels_against_integer_arithmetic(tests, processor, tmp_path):
 
 
 def test_the_host_is_the_emulated_processor(processor, tmp_path):
-    """Also where the cache remembers the machine underneath."""
+    """Also if the cache has an entry of the real machine."""
     code = "from bitwright.target import host; print(host().cpu)"
     cache = str(tmp_path / "cache")
     for _ in range(2):

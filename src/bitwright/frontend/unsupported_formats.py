@@ -1,7 +1,6 @@
-"""Files that people take for models, and what to do with them instead.
+"""File formats that hold no graph, and what to do with such a file instead.
 
-Files of PyTorch hold weights, or Python objects that only running their code would give back; no
-file is unpickled here.
+PyTorch files hold weights or pickled Python objects. This module never unpickles a file.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ _WEIGHTS = f"Build the module in Python, load its weights, and trace it: {_TRACE
 _ZIP, _PICKLE, _HDF5, _GGUF = b"PK\x03\x04", b"\x80", b"\x89HDF", b"GGUF"
 
 
-def refuse_other_formats(path: Path, start: bytes) -> None:
-    """Raise for a file that its first bytes show to be something else than a model's graph."""
+def refuse_unsupported_formats(path: Path, start: bytes) -> None:
+    """Raise if the first bytes show that the file is in an unsupported format."""
     if start.startswith(_ZIP):
-        what, hint = _in_archive(path)
+        what, hint = _describe_archive(path)
     elif start.startswith(_PICKLE) and path.suffix != ".onnx":
         what, hint = "a pickle, as older versions of PyTorch write", _WEIGHTS
     elif path.suffix == ".safetensors":
@@ -38,8 +37,8 @@ def refuse_other_formats(path: Path, start: bytes) -> None:
     )
 
 
-def _in_archive(path: Path) -> tuple[str, str]:
-    """What a zip file holds, and what to do about it."""
+def _describe_archive(path: Path) -> tuple[str, str]:
+    """The content of a zip file, and a hint."""
     names: list[str] = []
     with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
         names = archive.namelist()

@@ -1,4 +1,4 @@
-"""Walks the nodes of a traced program, in order, and appends what they mean to a builder."""
+"""Imports the nodes of a traced program, in order, with a builder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from torch import fx
 
 from bitwright.errors import BitwrightError, ImportModelError
+from bitwright.frontend.builder import TypedBuilder
 from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.places import Problems, path_of, place_of, target_name
+from bitwright.frontend.torch.locations import Problems, location_of, module_path, target_name
 from bitwright.frontend.torch.registry import UnmappedError, all_mappings
 from bitwright.frontend.torch.scalars import compute, function_name
 from bitwright.frontend.torch.tensors import array_of, element_type
@@ -20,20 +21,19 @@ from bitwright.ir.dtype import DType, bool_, f64, i64
 from bitwright.ir.graph import Graph, Value
 from bitwright.ir.naming import in_module
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.builder import Builder
 
-# Arguments that say where and how torch keeps a tensor, not what is in it.
+# Arguments about the storage of a tensor, not its elements.
 _STORAGE = {"device", "layout", "pin_memory", "memory_format", "generator", "non_blocking"}
-# Checks that torch adds for symbols which the data decides; ops check their operands themselves.
+# Checks of data-dependent symbols that torch adds; the imported ops check their operands.
 _CHECKS = ("_assert", "sym_constrain_range", "_check")
 
 
-class Walk:
-    """One graph of a program: the whole, or a branch of a condition with a builder of its own."""
+class GraphImporter:
+    """Imports one graph of a program: the whole, or a body with its own builder."""
 
     def __init__(
         self,
-        b: Builder,
+        b: TypedBuilder,
         module: fx.GraphModule,
         known_symbols: frozenset[Symbol],
         problems: Problems,
@@ -44,7 +44,7 @@ class Walk:
         self.values: dict[fx.Node, Any] = {}
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of the graph, flat, given a value or number for each placeholder."""
+        """The flat outputs of the graph for these placeholders."""
         nodes = list(self.module.graph.nodes)
         given = iter(inputs)
         needed = _needed(nodes)
@@ -61,7 +61,7 @@ class Walk:
         return []
 
     def resolve(self, argument: Any) -> Any:
-        """An argument of a node as mappings take it."""
+        """An argument of a node, converted for mappings."""
         if isinstance(argument, fx.Node):
             return self.values[argument]
         if isinstance(argument, (list, tuple)):
@@ -82,31 +82,32 @@ class Walk:
         ctx = self.context
         ctx.results = _element_types(node.meta.get("val"))
         ctx.wanted = frozenset(
-            user.args[1]
+            index
             for user in node.users
             if user.target is operator.getitem and user in needed
+            if isinstance(index := user.args[1], int)
         )
         ctx.common = _common_type(node)
         try:
-            with self.b.at(in_module(target_name(node.target), path_of(node))):
+            with self.b.at(in_module(target_name(node.target), module_path(node))):
                 return self._apply(ctx, node)
         except UnmappedError as error:
             self.problems.add(node, error.what)
-            return self._stand_in(node.meta.get("val"))
+            return self._placeholder(node.meta.get("val"))
         except BitwrightError as error:
-            raise ImportModelError(str(error), where=place_of(node)) from error
+            raise ImportModelError(str(error), where=location_of(node)) from error
         except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
             raise ImportModelError(
-                f"this use of {target_name(node.target)} is not understood: {error}",
-                where=place_of(node),
+                f"this use of {target_name(node.target)} is not supported: {error}",
+                where=location_of(node),
             ) from error
 
     def _result(self, node: fx.Node) -> Any:
-        """One of several results; a mapping may know only some."""
+        """One of several results; a mapping may compute only some."""
         source, index = (self.resolve(argument) for argument in node.args)
         if source[index] is None and isinstance(node.meta.get("val"), torch.Tensor):
-            self.problems.add(node.all_input_nodes[0], f"result {index} is not known")
-            return self._stand_in(node.meta["val"])
+            self.problems.add(node.all_input_nodes[0], f"result {index} is not computed")
+            return self._placeholder(node.meta["val"])
         return source[index]
 
     def _apply(self, ctx: Context, node: fx.Node) -> Any:
@@ -122,10 +123,10 @@ class Walk:
             **{key: self.resolve(argument) for key, argument in keywords.items()},
         )
 
-    def _stand_in(self, meta: Any) -> Any:
-        """Something of the right type, so that the walk can go on and find other problems."""
+    def _placeholder(self, meta: Any) -> Any:
+        """A placeholder of the right type, so that the import finds further problems."""
         if isinstance(meta, (list, tuple)):
-            return [self._stand_in(item) for item in meta]
+            return [self._placeholder(item) for item in meta]
         if not isinstance(meta, torch.Tensor):
             return 1
         shape = [size if isinstance(size, int) else UNKNOWN for size in meta.shape]
@@ -135,17 +136,17 @@ class Walk:
     # nested graphs
 
     def inline(self, module: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of a nested graph whose nodes are put right here."""
-        return Walk(self.b, module, self.known_symbols, self.problems).run(inputs)
+        """The outputs of a nested graph, whose nodes are inlined."""
+        return GraphImporter(self.b, module, self.known_symbols, self.problems).run(inputs)
 
     def body(
         self, module: fx.GraphModule, operands: Sequence[Any], header: Sequence[TensorType] = ()
     ) -> Body:
-        """A nested graph on its own; those of its operands that are tensors are its inputs.
+        """A nested graph as a body; its tensor operands are its inputs.
 
-        Inputs that the op itself supplies, which the nested graph does not read, come first.
+        The inputs in `header`, which the nested graph does not read, come first.
         """
-        b = Builder("body", parent=self.b)
+        b = TypedBuilder("body", parent=self.b)
         for i, type_ in enumerate(header):
             b.input(f"step{i}", type_)
         types = [operand.type if isinstance(operand, Value) else operand for operand in operands]
@@ -156,24 +157,24 @@ class Walk:
         symbols = self.known_symbols.union(
             *(type_.symbols for type_ in types if isinstance(type_, TensorType))
         )
-        walk = Walk(b, module, symbols, self.problems)
-        return Body(walk, inputs, walk.run(inputs))
+        importer = GraphImporter(b, module, symbols, self.problems)
+        return Body(importer, inputs, importer.run(inputs))
 
 
 class Body:
-    """A nested graph that has been walked and waits for its results to be named."""
+    """An imported nested graph, without named results yet."""
 
-    def __init__(self, walk: Walk, inputs: list[Any], outputs: list[Any]) -> None:
-        self.walk, self.inputs, self.outputs = walk, inputs, outputs
+    def __init__(self, importer: GraphImporter, inputs: list[Any], outputs: list[Any]) -> None:
+        self.importer, self.inputs, self.outputs = importer, inputs, outputs
 
     def build(self, results: Sequence[Value]) -> Graph:
         for i, value in enumerate(results):
-            self.walk.b.output(f"out{i}", value)
-        return self.walk.b.build()
+            self.importer.b.output(f"out{i}", value)
+        return self.importer.b.build()
 
 
 def _needed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes that some output depends on; checks depend on nothing of ours."""
+    """The nodes that the outputs depend on; the operands of checks are not needed."""
     needed: set[fx.Node] = set()
     for node in reversed(list(nodes)):
         is_check = node.op == "call_function" and _is_check(node)
@@ -187,7 +188,7 @@ def _is_check(node: fx.Node) -> bool:
 
 
 def unsupported_nodes(module: fx.GraphModule) -> list[fx.Node]:
-    """The nodes, in nested graphs too, that no mapping knows."""
+    """The nodes without a mapping, in nested graphs too."""
     mapped = all_mappings()
     found: list[fx.Node] = []
     for part in module.modules():
@@ -210,7 +211,8 @@ def _bind(node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of an ATen op in the order of its schema, defaults filled in."""
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
-    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    target: Any = node.target  # an OpOverload
+    for index, argument in enumerate(target._schema.arguments):
         if argument.name in _STORAGE:
             continue
         if index < len(node.args):
@@ -240,14 +242,14 @@ def _element_type(meta: Any) -> DType | None:
 
 
 def _common_type(node: fx.Node) -> DType | None:
-    """What torch promotes the first two arguments to, if they are tensors or numbers."""
+    """The promoted type of the first two arguments, if they are tensors or numbers."""
     operands = [a.meta.get("val") if isinstance(a, fx.Node) else a for a in node.args[:2]]
     numbers = (torch.Tensor, int, float, bool, complex, torch.SymInt, torch.SymFloat)
     if len(operands) < 2 or not all(isinstance(o, numbers) for o in operands):
         return None
     if not any(isinstance(o, torch.Tensor) for o in operands):
         return None
-    plain = [
+    plain: list[Any] = [
         1 if isinstance(o, torch.SymInt) else 1.0 if isinstance(o, torch.SymFloat) else o
         for o in operands
     ]

@@ -1,4 +1,4 @@
-"""What bitwright does not compute itself: host steps and custom ops, written back as they are."""
+"""Interpreter fallbacks and custom ops, written back as the original nodes."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def host(
 
 
 def _check_version(e: Scope, node: NodeProto, version: int) -> None:
-    """The opset must have the node's own version of the op, and of all ops in its bodies."""
+    """Raise if the opset has other versions of the op, or of an op in its bodies."""
     if node.domain in ("", "ai.onnx"):
         written, chosen = schema_at(node.op_type, version), schema_at(node.op_type, e.opset)
         if written is not None and (chosen is None or chosen.since < written.since):
             e.needs(written.since, f"ONNX {node.op_type} is of a later version before")
         if written is not None and chosen is not None and chosen.since > written.since:
             raise e.reject(
-                f"the step is {node.op_type} of opset {version}, which opset {chosen.since} changed"
+                f"the node is {node.op_type} of opset {version}, which opset {chosen.since} changed"
             )
     for attribute in node.attribute:
         for graph in _graphs(attribute):
@@ -67,7 +67,7 @@ def _graphs(attribute: AttributeProto) -> list[GraphProto]:
 
 
 def rename_bodies(node: NodeProto, names: Mapping[str, str], session: Session) -> None:
-    """Give the values inside a node's bodies names of this model; `names` are those around them."""
+    """Rename the values in a node's bodies to be unique; `names` are the outer names."""
     for attribute in node.attribute:
         for graph in _graphs(attribute):
             _rename(graph, dict(names), session)

@@ -1,4 +1,4 @@
-"""Convolutions in static codes: ONNX Runtime, with its defaults, finds our codes to the bit."""
+"""Statically quantized convolutions are bit-identical in ONNX Runtime with its defaults."""
 
 from dataclasses import replace
 from importlib import import_module
@@ -17,7 +17,7 @@ SHAPE = (2, 3, 24, 24)
 
 
 def network(between, spread=1.5):
-    """Inverted residuals whose channels differ by decades, with `between` behind convolutions."""
+    """Inverted residuals whose channels differ by decades, with `between` after convolutions."""
     rng = np.random.default_rng(0)
     b = bw.Builder("residuals")
 
@@ -58,7 +58,7 @@ BETWEEN = {
 
 @exact_onnxruntime
 @pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
-def test_onnx_runtime_finds_our_quantized_values(between):
+def test_quantized_values_are_the_same_in_onnx_runtime(between):
     graph, _ = quantized(between)
     model = checked(graph, consumer="onnxruntime")
     named = {info.name: info for info in model.graph.value_info}
@@ -75,23 +75,23 @@ def test_onnx_runtime_finds_our_quantized_values(between):
     np.testing.assert_array_equal(bw.compile(graph).run(given)["y"], ours["y"])
 
 
-def test_what_is_cut_off_is_what_was():
+def test_clipping_keeps_the_accuracy():
     graph, (batch, *_) = quantized(BETWEEN["relu6"])
     exact = bw.compile(network(BETWEEN["relu6"])).run(batch)["y"]
     lost = bw.compile(graph).run(batch)["y"] - exact
     assert 10 * np.log10((exact**2).sum() / (lost**2).sum()) > 18
 
 
-def test_factors_go_into_constants_before_them():
+def test_factors_are_folded_into_constants():
     graph, _ = quantized(BETWEEN["affine"])
     count = lambda graph: sum(node.op == "mul" for node in graph.nodes)
-    inputs_of_sums = 4  # what is read by an addition, or is the input, has factors of its own
+    inputs_of_sums = 4  # operands of an addition and the input have separate factors
     assert count(network(BETWEEN["affine"])) <= count(graph)
     assert count(graph) <= count(network(BETWEEN["affine"])) + inputs_of_sums
 
 
-def test_a_reader_that_goes_back_to_float_leaves_exact_sums(monkeypatch):
-    """The guard takes the codes away that a convolution's result became at once."""
+def test_a_reader_that_falls_back_to_float_needs_a_power_of_two_scale(monkeypatch):
+    """The fallback removes the quantization that follows the convolution directly."""
     rng = np.random.default_rng(1)
     b = bw.Builder("two")
     filters = [rng.normal(size=(8, terms, 3, 3)).astype(np.float32) for terms in (3, 8)]
