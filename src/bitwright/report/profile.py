@@ -17,7 +17,7 @@ from bitwright.backends.cpu.profile.peaks import Peaks, measure
 from bitwright.backends.cpu.runtime.program import Program
 from bitwright.errors import RunError
 from bitwright.executable import Executable
-from bitwright.passes.lower_integer.lower_integer import INTEGER_PRODUCTS
+from bitwright.passes.lower_integer.products import INTEGER_PRODUCTS
 from bitwright.passes.manager import History
 from bitwright.report.step_rows import SMALL_MEETINGS, StepRow, is_product, step_rows
 
