@@ -4,7 +4,7 @@
     exe = bw.compile(graph)
     outputs = exe.run({"x": array})
 
-Names are imported when they are first used, so `import bitwright` is quick.
+Names are imported on first use, so that `import bitwright` is fast.
 """
 
 from typing import TYPE_CHECKING

@@ -9,7 +9,7 @@ import bitwright as bw
 from bitwright import system
 from bitwright.backends.cpu.codegen import instr
 from bitwright.backends.cpu.profile import peaks
-from bitwright.backends.cpu.profile.steps import NotedTable, meeting_seconds
+from bitwright.backends.cpu.profile.steps import NotedTable, barrier_seconds
 from bitwright.backends.cpu.runtime.memory import Grown
 from bitwright.backends.cpu.runtime.pool import shared_pool
 from bitwright.backends.cpu.runtime.shared_block import step_table
@@ -45,7 +45,7 @@ def test_every_step_is_timed_once_in_order(threads):
     assert [timed.step for timed in found.steps] == exe.engine.schedule.steps
     assert all(timed.seconds >= 0 for timed in found.steps)
     assert found.threads == threads and found.bindings == {"batch": 5}
-    assert min(found.run_seconds, found.meeting_seconds) > 0 and found.overhead_seconds >= 0
+    assert min(found.run_seconds, found.barrier_seconds) > 0 and found.overhead_seconds >= 0
     for name, again in exe.run({"x": x}).items():
         assert again.tobytes() == expected[name].tobytes()
 
@@ -72,7 +72,7 @@ def test_an_empty_table_takes_no_time():
     table = NotedTable(step_table([]))
     table.run(shared_pool(1))
     assert table.seconds.size == 0
-    assert meeting_seconds(shared_pool(1), rounds=2) > 0
+    assert barrier_seconds(shared_pool(1), rounds=2) > 0
     assert StepTable(KernelSegment([], {}, {}), Grown({})).count == 0
 
 
@@ -92,4 +92,4 @@ def test_a_clock_of_python_serves_where_the_system_has_none(monkeypatch):
     for threads in (1, 2):
         exe = bw.compile(network(), threads=threads)
         found = exe.engine.profile({"x": draw(5, 24)}, rounds=2)
-        assert len(found.steps) == len(exe.engine.schedule.steps) and found.meeting_seconds > 0
+        assert len(found.steps) == len(exe.engine.schedule.steps) and found.barrier_seconds > 0

@@ -48,7 +48,7 @@ class Profile:
     """A whole run as its caller sees it, the quickest of all."""
     overhead_seconds: float
     """What a run takes beside its steps: binding inputs, waking threads, making outputs."""
-    meeting_seconds: float
+    barrier_seconds: float
     """What it takes to call a kernel that does nothing and to meet behind it."""
     threads: int
     bindings: Mapping[str, int]
@@ -105,7 +105,7 @@ class NotedTable:
         return np.diff(seconds) + np.diff(nanoseconds) * 1e-9
 
 
-def meeting_seconds(pool: Pool, rounds: int, flags: int = BARRIER_AFTER) -> float:
+def barrier_seconds(pool: Pool, rounds: int, flags: int = BARRIER_AFTER) -> float:
     """What a row takes whose kernel does nothing, by the same rule as that of a step."""
     nothing, slots = _library().address("do_nothing"), np.zeros(1, np.uint64)
     table = NotedTable(step_table([(nothing, slots.ctypes.data, flags)] * _EMPTY_ROWS))
@@ -120,10 +120,10 @@ class Stopwatch:
     """Runs a program's steps and notes how long each takes."""
 
     def __init__(self, pool: Pool, rounds: int) -> None:
-        self.meeting = meeting_seconds(pool, rounds)
+        self.meeting = barrier_seconds(pool, rounds)
         self.overhead = float("inf")
         self.bindings: Mapping[str, int] = {}
-        self._alone = meeting_seconds(pool, rounds, ALONE)
+        self._alone = barrier_seconds(pool, rounds, ALONE)
         self._pool = pool
         self._best: dict[int, TimedStep] = {}
         self._tables: dict[int, tuple[StepTable, NotedTable]] = {}
