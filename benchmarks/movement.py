@@ -1,9 +1,9 @@
-"""Microseconds of the movement and window kernels on one thread, beside numpy or ONNX Runtime.
+"""Microseconds of the movement and window kernels on one thread, vs. numpy or ONNX Runtime.
 
     python benchmarks/movement.py [--target avx2] [--seconds 0.5] [WORD ...]
 
-Only the cases whose name contains one of the words are run. The best of many calls is shown, the
-sides taking turns: on a machine that does other work, a median tells about that work.
+Runs the cases whose name contains one of the words. Prints the best of many interleaved calls; a
+median would depend on other load.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Case:
     other: Call
     """The same work by numpy or ONNX Runtime."""
     nbytes: int = 0
-    """Bytes read and written, where that says something."""
+    """Bytes read and written, if a rate is meaningful."""
 
 
 def native(graph: Graph, feeds: dict[str, Array], target: Target) -> Call:
-    """The graph's kernels as one call, on one thread.
+    """The graph's kernels as one call on one thread.
 
-    Where the result lies channels last, the copy into the row-major output is left out.
+    For an NHWC result, the copy into the row-major output is left out.
     """
     lowering = Lowering(graph, target)
     schedule = lowering.run()
@@ -81,7 +81,7 @@ def native(graph: Graph, feeds: dict[str, Array], target: Target) -> Call:
 
 
 def graph_of(op: str, x: Array, last: bool = False, *others: Array, **attrs: Any) -> Graph:
-    """One op on x, which lies channels last if `last`."""
+    """One op on x, which is NHWC if `last`."""
     b = Builder(op)
     value = b.input("x", TensorType(dtype(x.dtype), x.shape))
     if last:
@@ -202,7 +202,7 @@ def windows() -> Iterator[Case]:
 
 
 def measure(calls: list[Call], seconds: float) -> list[float]:
-    """The best time of each call, taking turns."""
+    """The best time of each call; calls are interleaved."""
     best = [float("inf")] * len(calls)
     for call in calls:
         call()

@@ -1,8 +1,8 @@
-"""Microseconds of norms, softmax and reductions on one thread, beside ONNX Runtime or numpy.
+"""Microseconds of norms, softmax and reductions on one thread, vs. ONNX Runtime or numpy.
 
     python benchmarks/rows.py [--target avx2] [--seconds 0.5] [WORD ...]
 
-Only the cases whose name contains one of the words are run; the best of many calls, taking turns.
+Runs the cases whose name contains one of the words; the best of many interleaved calls.
 """
 
 from __future__ import annotations
