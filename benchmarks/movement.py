@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -215,23 +216,23 @@ def measure(calls: list[Call], seconds: float) -> list[float]:
     return best
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def report(cases: Iterable[Case], description: str, width: int) -> None:
+    """Parses the options, then measures and prints the cases they select."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("words", nargs="*")
     parser.add_argument("--target", default="host")
     parser.add_argument("--seconds", type=float, default=0.5)
     options = parser.parse_args()
-    print(f"{'case':55} {'bitwright':>10} {'other':>10}")
-    for case in (*transposes(), *others(), *windows()):
+    print(f"{'case':{width}} {'bitwright':>10} {'other':>10}")
+    for case in cases:
         if options.words and not any(word in case.name for word in options.words):
             continue
         call = native(case.graph, case.feeds, named(options.target))
         ours, theirs = measure([call, case.other], options.seconds)
         rate = f"{case.nbytes / ours / 1e9:6.1f} GB/s" if case.nbytes else ""
-        print(
-            f"{case.name:55} {ours * 1e6:10.1f} {theirs * 1e6:10.1f} {theirs / ours:6.1f}x {rate}"
-        )
+        times = f"{ours * 1e6:10.1f} {theirs * 1e6:10.1f} {theirs / ours:6.1f}x"
+        print(f"{case.name:{width}} {times} {rate}")
 
 
 if __name__ == "__main__":
-    main()
+    report(chain(transposes(), others(), windows()), __doc__, 55)

@@ -8,7 +8,14 @@ from typing import Any
 
 import click
 
-from bitwright.cli.common import main, out, precision_option, show_table, size_option, working
+from bitwright.cli.common import (
+    main,
+    precision_option,
+    print_line,
+    show_table,
+    size_option,
+    working,
+)
 
 NOTABLE_DIFFERENCE = 1e-3
 
@@ -92,11 +99,11 @@ def show_bench(result: Any) -> None:
         map(bench_cells, result.rows),
     )
     versions = dict.fromkeys(f"{row.engine} {row.version}" for row in result.rows if row.version)
-    out.print(", ".join(versions), highlight=False, markup=False, soft_wrap=True)
+    print_line(", ".join(versions))
     for row in result.rows:
         if row.difference is not None and row.difference > NOTABLE_DIFFERENCE:
             line = f"outputs of {row.engine} differ by {row.difference:.1e}"
-            out.print(line, highlight=False, markup=False, soft_wrap=True)
+            print_line(line)
 
 
 def bench_cells(row: Any) -> tuple[Any, ...]:

@@ -147,5 +147,10 @@ def human(count: float, unit: str = "") -> str:
     return f"{count:g} {unit}".rstrip()
 
 
+def print_line(line: str) -> None:
+    """Prints plain text without wrapping or markup."""
+    out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, default=str))

@@ -15,8 +15,8 @@ from bitwright.cli.common import (
     json_option,
     main,
     notes_of_data,
-    out,
     print_json,
+    print_line,
     working,
 )
 from bitwright.cli.data import data_options
@@ -64,4 +64,4 @@ def convert(
         return print_json(facts | asdict(found.report))
     click.echo(str(found.report))
     line = f"{output}: {human(sizes[1], 'B')}, {sizes[1] / sizes[0]:.3f} of {Path(model).name}"
-    out.print(line, highlight=False, markup=False, soft_wrap=True)
+    print_line(line)

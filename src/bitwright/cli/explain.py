@@ -15,6 +15,7 @@ from bitwright.cli.common import (
     out,
     precision_option,
     print_json,
+    print_line,
     show_columns,
     show_table,
     size_option,
@@ -89,22 +90,20 @@ def show_schedule(engine: Any, sizes: dict[str, int], whole: bool) -> None:
 
     fallbacks, schedule = list(engine.fallbacks), engine.schedule
     kernels = len(schedule.steps) - sum(1 for _ in schedule.fallbacks)
-    say(f"{kernels} kernel calls, {len(fallbacks)} interpreter fallbacks")
+    print_line(f"{kernels} kernel calls, {len(fallbacks)} interpreter fallbacks")
     for step in fallbacks:
-        say(f"interpreter fallback: {step.op.op} %{step.node}: {step.why}")
+        print_line(f"interpreter fallback: {step.op.op} %{step.node}: {step.why}")
     at = {symbol.name: sizes.get(symbol.name, 1) for symbol in schedule.graph.input_symbols}
     if not schedule.symbols <= at.keys():
-        say("sizes depend on data: memory is allocated step by step")
+        print_line("sizes depend on data: memory is allocated step by step")
         return click.echo(str(schedule)) if whole else None
     layout = plan(schedule, at)
     where = " at " + ", ".join(f"{k}={v}" for k, v in at.items()) if at else ""
-    say(f"arena: {layout.total:,} bytes{where}; at least {layout.lower_bound:,} live at once")
+    print_line(
+        f"arena: {layout.total:,} bytes{where}; at least {layout.lower_bound:,} live at once"
+    )
     if whole:
         click.echo(planned_text(schedule, at))
-
-
-def say(line: str) -> None:
-    out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -160,7 +159,7 @@ def show_profile(
     )
     click.echo()
     for line in profile_lines(found):
-        say(line)
+        print_line(line)
 
 
 def profile_cells(row: Any) -> tuple[str, ...]:
@@ -214,11 +213,11 @@ def show_node(found: Any, as_json: bool) -> None:
         return print_json(found.as_json())
     for stage, text in found.texts:
         out.print(f"[bold]{stage}[/]", highlight=False)
-        say(f"  {text or '(gone)'}")
+        print_line(f"  {text or '(gone)'}")
         for event in found.events:
             if event.stage == stage:
-                say(f"  - {event}")
+                print_line(f"  - {event}")
     if found.steps:
         out.print("[bold]schedule[/]", highlight=False)
         for line in found.steps:
-            say(f"  {line}")
+            print_line(f"  {line}")

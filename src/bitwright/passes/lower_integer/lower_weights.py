@@ -5,7 +5,7 @@
     … with quantized scales              ->  the same, times the scale of the scales
     dequant_matmul(x, q, …, bias)        ->  dequant_matmul(x, q, …) + bias
     dequant_matmul(half x, q)            ->  cast(dequant_matmul(cast(x), q)), summed in f32
-    … with a q that is no constant       ->  matmul(x, transpose(dequantize(q)))
+    … with a non-constant q              ->  matmul(x, transpose(dequantize(q)))
     matmul(x, dequantize(q[e, k, n]))    ->  matmul(x, w), dequantized at compile time
 
 q'[n, k] has a scale per block of k. `lower_integer` handles products of two quantized operands. A

@@ -5,7 +5,7 @@
 
 One matmul computes the input's part of all time steps, and is lowered like any other. The states
 are quantized dynamically per row and step, so only weights and input must be quantized. A
-weight-only quantized layer stays as it is.
+weight-only quantized layer does not change.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 | `mixed_conservative` | f16     | f32       | f16         | f16      | own      |
 | `mixed`              | f16     | f16       | f16         | f16      | own      |
 | `mixed_bf16`         | bf16    | bf16      | bf16        | bf16     | own      |
-| `custom`             | as the map says; what is missing is f32            | own      |
+| `custom`             | the given map; missing kinds are f32               | own      |
 
 f16 and bf16 reductions always accumulate in f32, so `f16` and `mixed` run the same. f32 stands for
 full precision: f64 ops stay f64.
