@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.ops.control.custom import register_custom
     from bitwright.ops.core.builder import Builder
     from bitwright.ops.core.check import verify
-    from bitwright.passes.precision.apply_precision import apply_precision
+    from bitwright.passes.precision.apply import apply_precision
     from bitwright.quant.calibration.calibrate import calibrate
     from bitwright.quant.core.parameters import QuantizationParameters
     from bitwright.quant.model.convert import convert
@@ -95,7 +95,7 @@ _HOME = {
     "QuantizationParameters": "bitwright.quant.core.parameters",
     "QuantizationSystem": "bitwright.quant.tensor.system",
     "QuantizedTensor": "bitwright.quant.tensor.tensor",
-    "apply_precision": "bitwright.passes.precision.apply_precision",
+    "apply_precision": "bitwright.passes.precision.apply",
     "bench": "bitwright.report.bench",
     "calibrate": "bitwright.quant.calibration.calibrate",
     "compile": "bitwright.compiler",

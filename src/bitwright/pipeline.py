@@ -20,7 +20,7 @@ from bitwright.passes.fuse.merge_projections import merge_projections
 from bitwright.passes.lower_integer.lower_integer import lower_integer
 from bitwright.passes.lower_integer.lower_weights import lower_weights
 from bitwright.passes.manager import History, Pass, run_passes
-from bitwright.passes.precision.apply_precision import apply_precision
+from bitwright.passes.precision.apply import apply_precision
 from bitwright.passes.precision.policy import Policy, policy, require_layers
 from bitwright.passes.simplify.canonicalize import canonicalize
 from bitwright.passes.simplify.eliminate_common import eliminate_common

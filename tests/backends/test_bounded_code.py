@@ -9,7 +9,7 @@ from run_kernel import TARGETS, lower
 
 from bitwright.backends.cpu.kernels.conv.lower_transposed import MOST_CALLS
 from bitwright.ops.core.builder import Builder
-from bitwright.passes.fuse.fuse_regions import MOST_NODES, fuse_regions
+from bitwright.passes.fuse.fuse_regions import MAX_NODES, fuse_regions
 from bitwright.passes.manager import run_passes
 from bitwright.passes.simplify.separate_bias import separate_bias
 from bitwright.target import named
@@ -101,8 +101,8 @@ def test_elementwise_nodes(grow):
     end = reduce(lambda x, i: grow(b, x, i), range(1000), start)
     graph = run_passes(b.build(b.softmax(end, axis=-1)), [fuse_regions])
     held = [len(n.attrs["body"].nodes) for n in graph.nodes if n.op == "fused"]
-    assert len(held) >= 1000 // MOST_NODES
-    assert max(held) <= 2 * MOST_NODES + 1  # including inputs and constants
+    assert len(held) >= 1000 // MAX_NODES
+    assert max(held) <= 2 * MAX_NODES + 1  # including inputs and constants
 
 
 def test_transposed_convolutions_of_many_phases():

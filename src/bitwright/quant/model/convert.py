@@ -23,7 +23,7 @@ from bitwright.ir.graph import Graph, Value
 from bitwright.ir.paths import value_paths
 from bitwright.ops.core.check import verify
 from bitwright.passes.manager import run_passes
-from bitwright.passes.precision.apply_precision import RULE, apply_precision, in_full_precision
+from bitwright.passes.precision.apply import RULE, apply_precision, in_full_precision
 from bitwright.passes.precision.plan import Extent, is_changeable
 from bitwright.passes.precision.policy import Policy, policy, require_layers
 from bitwright.passes.precision.settle_casts import settle_casts

@@ -1,12 +1,11 @@
-"""Rewrites a graph so that its nodes compute at the precision a policy gives them.
+"""Rewrites a graph so that its nodes compute in the precision of a policy.
 
     x: f32 ─ matmul ─ y: f32          x: f32 ─ cast bf16 ─ matmul ─ y: bf16 ─ cast f32 ─ (output)
 
-Only floating tensors change: integers, booleans, packed codes and their scales never do. A value
-is cast once per precision; a cast of the model's own between floating types is taken as one of
-these, so pairs of casts cancel. Inputs, parameters, states, outputs and what a body of if / loop /
-scan takes and gives keep their declared types; casts of parameters fold when the model is compiled.
-Doing it twice changes nothing more.
+Only floating-point tensors change; integers, booleans, quantized values and their scales never do.
+A value is cast once per precision. Casts between floating-point types in the model count as such
+casts, so pairs of them cancel. Inputs, parameters, states, outputs, and the inputs and outputs of
+bodies keep their declared types; casts of parameters fold at compile time. The pass is idempotent.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from bitwright.passes.precision.plan import (
     CHANGEABLE,
     HALVES,
     Extents,
-    PrecisionPlan,
+    Plan,
     changeable_operands,
     is_changeable,
 )
@@ -40,10 +39,10 @@ def apply_precision(
     extents: Extents | None = None,
     trace: Trace | None = None,
 ) -> Graph:
-    """The graph at the precision of a policy (see `precision_policy`).
+    """The graph in the precision of a policy (see `precision_policy`).
 
-    `extents` are what data has shown of values, by path: ops whose values a half cannot hold stay
-    at full precision, and the trace says which and why.
+    `extents` are observed magnitudes by value path. Ops whose values do not fit a half type stay in
+    full precision; the trace has the reasons.
     """
     chosen = policy(given)
     if chosen.is_plain:
@@ -53,19 +52,19 @@ def apply_precision(
 
 
 def in_full_precision(graph: Graph) -> Graph:
-    """The graph with every op of halves computed in f32; what it holds and takes stays as it is."""
+    """The graph with every f16 or bf16 op computed in f32; inputs keep their types."""
     return _Conversion(graph, custom(), None, Trace()).run()
 
 
 class _Conversion:
-    """One graph (the model or a body) while its types change."""
+    """The conversion of one graph (the model or a body)."""
 
     def __init__(self, graph: Graph, chosen: Policy, extents: Extents | None, trace: Trace) -> None:
         self.graph, self.policy, self.extents, self.trace = graph, chosen, extents, trace
-        self.plan = PrecisionPlan(graph, chosen, extents)
+        self.plan = Plan(graph, chosen, extents)
         self.names = {n for node in graph.nodes if not _is_float_cast(node) for n in node.names}
         self.nodes: list[Node] = []
-        self.made: dict[Value, Value] = {}  # what a value has become, whatever its type
+        self.made: dict[Value, Value] = {}  # old value -> new value of any type
         self.casts: dict[tuple[Value, DType], Value] = {}
 
     def run(self) -> Graph:
@@ -88,9 +87,10 @@ class _Conversion:
         if decision.reason and precision is not None:
             self.trace.refused(RULE, node.name, decision.reason)
         if precision is not None and _is_float_cast(node) and node.attrs["to"] in CHANGEABLE:
+            (x,) = node.operands
             if precision in HALVES:
-                return (self._as(node.inputs[0], precision),)
-            return (self.made[node.inputs[0]],)  # a reader casts it to what it wants
+                return (self._as(x, precision),)
+            return (self.made[x],)  # readers cast it
         if precision is None:
             return self._append(self._unchanged(node))
         return self._append(self._at(node, precision))
@@ -100,7 +100,7 @@ class _Conversion:
         return node.outputs
 
     def _unchanged(self, node: Node) -> Node:
-        """The node on operands of the types it was written for, its bodies converted."""
+        """The node with operands of their declared types, and converted bodies."""
         inputs = tuple(None if v is None else self._own(v) for v in node.inputs)
         bodies = {
             key: _Conversion(body, self.policy, self._inside(node, key), self.trace).run()
@@ -110,13 +110,13 @@ class _Conversion:
         return node.with_(inputs=inputs, attrs={**node.attrs, **bodies})
 
     def _inside(self, node: Node, key: str) -> Extents:
-        """What is known of the values of a body, whose paths begin with its own."""
+        """The extents of the values in a body."""
         start = f"{node.name}/{key}/"
         known = self.extents or {}
         return {n.removeprefix(start): e for n, e in known.items() if n.startswith(start)}
 
     def _at(self, node: Node, precision: DType) -> Node:
-        """The node at a precision, or unchanged where its op does not allow that."""
+        """The node in a precision, or unchanged if its op does not support it."""
         inputs = [None if v is None else self._own(v) for v in node.inputs]
         for position, value in changeable_operands(node):
             inputs[position] = self._as(value, precision)
@@ -143,8 +143,7 @@ class _Conversion:
         made = self.made[value]
         return self._cast(made, value.dtype) if is_changeable(value) else made
 
-    def _as(self, value: Value | None, precision: DType) -> Value:
-        assert value is not None
+    def _as(self, value: Value, precision: DType) -> Value:
         return self._cast(self.made[value], _at_least(value.dtype, precision))
 
     def _cast(self, value: Value, element: DType) -> Value:
@@ -161,10 +160,10 @@ class _Conversion:
 
 
 def _is_float_cast(node: Node) -> bool:
-    """Whether a node casts between types that a policy may change."""
+    """Whether a node is a cast between types that a policy may change."""
     return node.op == "cast" and is_changeable(node.inputs[0]) and is_changeable(node.outputs[0])
 
 
 def _at_least(own: DType, precision: DType) -> DType:
-    """f32 is full precision, which for an f64 is its own."""
+    """f32 stands for full precision: f64 stays f64."""
     return own if precision == f32 and own == f64 else precision

@@ -1,4 +1,4 @@
-"""Constants behind products of codes: in the sum where they fit in whole steps, else behind it."""
+"""A constant added to an integer product joins its i32 sum where that loses no precision."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from bitwright.pipeline import INFERENCE, compile_graph
 
 
 def agrees(graph, feeds, rtol=1e-5):
-    """Compiled as the interpreter has it; gives the graph in integers."""
+    """Checks compiled results against the interpreter; returns the lowered graph."""
     (expected,) = run(graph, feeds).values()
     (found,) = compile_graph(graph, threads=2).run(feeds).values()
     np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-6)
@@ -24,7 +24,7 @@ def has_bias(graph):
 
 
 @pytest.mark.parametrize("channels, size", [(9, 3), (16, 4), (5, 4)])
-def test_windows_that_count_other_cells_keep_their_scales_apart_from_channels(channels, size):
+def test_scales_per_window_are_not_taken_for_scales_per_channel(channels, size):
     rng = np.random.default_rng(channels)
     b = Builder()
     x = b.input("x", f"u8[1, {channels}, {size}, {size}]")
@@ -35,17 +35,17 @@ def test_windows_that_count_other_cells_keep_their_scales_apart_from_channels(ch
     agrees(b.build(y=b.add(pooled, by_channel)), feeds)
 
 
-def product(depth, weight, step, bias):
-    """u8 times a matrix, constant or of the run, and a constant for each column."""
+def product(depth, weight, scale, bias):
+    """u8 times a constant or run-time matrix, plus a constant per column."""
     b = Builder()
-    x = b.dequantize(b.input("x", f"u8[2, {depth}]"), np.float32(step))
+    x = b.dequantize(b.input("x", f"u8[2, {depth}]"), np.float32(scale))
     w = b.input("w", f"i8[{depth}, 16]") if weight is None else np.full((depth, 16), weight, "i1")
-    y = b.matmul(x, b.dequantize(w, np.float32(step)))
+    y = b.matmul(x, b.dequantize(w, np.float32(scale)))
     return b.build(y=b.add(y, np.broadcast_to(np.float32(bias), 16).copy()))
 
 
 @pytest.mark.parametrize("weight", [127, None])
-def test_a_bias_that_would_leave_32_bits_stays_outside(weight):
+def test_a_bias_that_could_overflow_stays_outside(weight):
     depth = 60_000
     graph = product(depth, weight, 1e-3, 1000)
     feeds = {"x": np.full((2, depth), 255, np.uint8)}
@@ -58,7 +58,7 @@ def test_a_bias_that_would_leave_32_bits_stays_outside(weight):
     "weight, bias, joins",
     [(100, 0.4, True), (None, 0.4, False), (None, 3.0, True), (1, 0.4, False)],
 )
-def test_a_part_of_a_step_is_dropped_only_where_steps_are_fine(weight, bias, joins):
+def test_a_bias_is_rounded_only_if_the_scale_is_fine(weight, bias, joins):
     graph = product(4, weight, 1, bias)
     feeds = {"x": np.zeros((2, 4), np.uint8)}
     if weight is None:

@@ -1,10 +1,10 @@
-"""Gop/s of products, attention and convolutions at each precision, beside PyTorch where it is.
+"""Gop/s of products, attention and convolutions in each precision, vs. PyTorch if installed.
 
-    python benchmarks/halves.py [--threads 1,4] [--seconds 0.2] [products attention convolutions]
-    BITWRIGHT_TILES=off python benchmarks/halves.py      without AMX, on a machine that has it
+    python benchmarks/half_precision.py [--threads 1,4] [--seconds 0.2] [products attention …]
+    BITWRIGHT_TILES=off python benchmarks/half_precision.py   without AMX, on a machine that has it
 
-The quickest of many runs, operands and results at the precision named; `u8` are convolutions of
-codes from codes to codes.
+The fastest of many runs, with operands and results in that precision; `u8` are quantized
+convolutions with quantized inputs and outputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bitwright.target import host
 
 try:
     import torch
-except ImportError:  # a peer, where it is installed
+except ImportError:  # an optional peer
     torch = None  # type: ignore[assignment]
 
 Case = tuple[str, float, Callable[[str], tuple[Graph, dict[str, Any]]], Callable[[Any], Any]]
@@ -33,7 +33,7 @@ rng = np.random.default_rng(0)
 
 
 def draw(element: str, *shape: int) -> Any:
-    """Numbers that begin at a cache line, as those between the layers of a model do."""
+    """Random values aligned to a cache line, as intermediate values of a model are."""
     numbers = rng.normal(size=shape).astype(dtype(element).numpy)
     room = np.empty(numbers.nbytes + 64, np.uint8)
     start = -room.ctypes.data % 64
@@ -91,7 +91,7 @@ def convolutions() -> Iterator[Case]:
             x = b.transpose(image, perm=(0, 3, 1, 2))
             if element == "u8":
                 feeds: dict[str, Any] = {"x": np.full(shape, 3, np.uint8)}
-                y = qvalues(b, x, filters, pads)
+                y = quantized_conv(b, x, filters, pads)
             else:
                 feeds = {"x": draw(element, *shape)}
                 y = b.relu(b.conv(x, b.parameter("w", draw(element, *filters)), pads=pads))
@@ -106,7 +106,7 @@ def convolutions() -> Iterator[Case]:
         yield f"{c} -> {c}, {size}², {taps} x {taps}", 2.0 * (c * size * taps) ** 2, ours, peer
 
 
-def qvalues(b: Any, x: Any, filters: tuple[int, ...], pads: list[int]) -> Any:
+def quantized_conv(b: Any, x: Any, filters: tuple[int, ...], pads: list[int]) -> Any:
     w = b.constant(rng.integers(-127, 128, filters, dtype=np.int8))
     bias = b.constant(rng.integers(-999, 999, filters[0], dtype=np.int32))
     total = b.integer_conv(x, w, b.constant(np.uint8(3)), None, bias, pads=pads)
@@ -115,7 +115,7 @@ def qvalues(b: Any, x: Any, filters: tuple[int, ...], pads: list[int]) -> Any:
 
 
 def peers() -> dict[str, Any]:
-    """PyTorch's types that this machine has instructions for: it takes minutes with others."""
+    """PyTorch types that the machine has instructions for; others take minutes."""
     if torch is None:
         return {}
     found = {"f32": torch.float32}
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.2)
     options = parser.parse_args()
     known = [name for name in ("amx-bf16", "avx512bf16", "avx512fp16", "f16c") if host().has(name)]
-    print(f"{host().cpu}: {', '.join(known) or 'no instructions for halves'}")
+    print(f"{host().cpu}: {', '.join(known) or 'no half-precision instructions'}")
     for kind in options.kinds:
         elements = (*ELEMENTS, "u8") if kind == "convolutions" else ELEMENTS
         kinds = peers()

@@ -1,4 +1,4 @@
-"""Means of codes: exact sums, one step of the codes apart from the mean of real numbers at most."""
+"""Means of quantized values are exact sums, within one scale of the floating-point mean."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bitwright.target import named
 
 
 def same_when_compiled(graph: Any, **feeds: Any) -> None:
-    """The interpreter's codes, to the bit, on every instruction set and number of threads."""
+    """Results equal the interpreter's to the bit on every instruction set and thread count."""
     found = lowered(graph)[0]
     (want,) = run(found, feeds).values()
     fused = fuse_regions(found, Trace())
@@ -62,7 +62,7 @@ def test_average_pools(kind: str, zero: int | None, attrs: Any) -> None:
     same_when_compiled(graph, **feeds)
 
 
-def test_a_window_that_is_the_image_is_a_mean() -> None:
+def test_a_pool_over_the_whole_image_is_a_mean() -> None:
     b = Builder("pool")
     x = through(b, b.input("x", "f32[2, 17, 20, 17]"), 0.03, 120)
     graph = b.build(through(b, b.avg_pool(x, kernel=(20, 17)), 0.011, 128))
@@ -75,12 +75,12 @@ def test_a_window_that_is_the_image_is_a_mean() -> None:
 @pytest.mark.parametrize(
     "shape, attrs, why",
     [
-        ("[1, 4, 40, 40]", {"kernel": (20, 20)}, "too many"),
-        ("[1, 4, h, w]", {"kernel": (3, 3), "pads": (1, 1, 1, 1)}, "depends on the run"),
+        ("[1, 4, 40, 40]", {"kernel": (20, 20)}, "too large"),
+        ("[1, 4, h, w]", {"kernel": (3, 3), "pads": (1, 1, 1, 1)}, "depends on the image size"),
         ("[1, 4, 5, 5]", {"kernel": (2, 2), "strides": (2, 2), "ceil": True}, "beyond the image"),
     ],
 )
-def test_pools_that_stay_real_say_why(shape: str, attrs: Any, why: str) -> None:
+def test_pools_that_stay_float_have_a_reason(shape: str, attrs: Any, why: str) -> None:
     b = Builder("pool")
     x = through(b, b.input("x", f"f32{shape}"), 0.03, 9)
     _, ops, refused = lowered(b.build(b.avg_pool(x, **attrs)))

@@ -1,4 +1,4 @@
-"""Ops that only move elements move codes: the very same numbers, a quarter of the bytes."""
+"""Ops that only move elements move quantized values: identical results, a quarter of the bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOVES = {
     "slice": lambda b, x: b.slice(x, starts=(1,), stops=(3,), axes=(2,), steps=(1,)),
     "pad": lambda b, x: b.pad(x, pads=(0, 0, 1, 2, 0, 0, 0, 1)),
     "pad edge": lambda b, x: b.pad(x, pads=(0, 0, 1, 2, 0, 0, 0, 1), mode="edge"),
-    "pad by a code": lambda b, x: b.pad(x, b.constant(np.float32(-0.5)), pads=(0, 1) * 4),
+    "pad by a value": lambda b, x: b.pad(x, b.constant(np.float32(-0.5)), pads=(0, 1) * 4),
     "resize": lambda b, x: b.resize(x, sizes=(1, 4, 10, 12)),
     "smaller": lambda b, x: b.resize(x, sizes=(1, 4, 2, 3)),
 }
@@ -35,21 +35,21 @@ def test_quantized_values_are_moved(move: str, kind: str, zero: int | None) -> N
 
 
 @pytest.mark.parametrize("move", [move for move in MOVES if move not in ("slice", "smaller")])
-def test_quantized_values_are_made_before_they_are_moved(move: str) -> None:
+def test_quantize_goes_before_movement(move: str) -> None:
     b = Builder("move")
     x = MOVES[move](b, b.input("x", "f32[1, 4, 5, 6]"))
     ops, _ = check(b.build(through(b, x, 0.0291, 117)), 0, x=x_of(1, 4, 5, 6))
     assert ops == ["quantize", move.partition(" ")[0], "dequantize"]
 
 
-def test_fewer_elements_become_quantized_values_behind_a_resize() -> None:
+def test_quantize_stays_behind_a_downsampling_resize() -> None:
     b = Builder("move")
     x = b.resize(b.input("x", "f32[1, 4, 5, 6]"), sizes=(1, 4, 2, 3))
     ops, _ = check(b.build(through(b, x, 0.0291, 117)), 0, x=x_of(1, 4, 5, 6))
     assert ops == ["resize", "quantize", "dequantize"]
 
 
-def test_all_parts_of_a_split_are_quantized_values() -> None:
+def test_split_splits_quantized_values() -> None:
     b = Builder("split")
     x = through(b, b.input("x", "f32[n, 8]"), 0.03, 9)
     first, second = b.split(x, axis=1, sizes=(3, 5))
@@ -64,12 +64,18 @@ def test_all_parts_of_a_split_are_quantized_values() -> None:
 @pytest.mark.parametrize(
     "make, why",
     [
-        (lambda b, x: b.pad(x, b.constant(np.float32(0.01)), pads=(0, 1, 0, 1)), "no code"),
-        (lambda b, x: b.pad(x, b.constant(np.float32(99)), pads=(0, 1, 0, 1)), "no code"),
-        (lambda b, x: b.resize(x, sizes=(4, 12), mode="linear"), "mixes neighbours"),
+        (
+            lambda b, x: b.pad(x, b.constant(np.float32(0.01)), pads=(0, 1, 0, 1)),
+            "no exact quantized value",
+        ),
+        (
+            lambda b, x: b.pad(x, b.constant(np.float32(99)), pads=(0, 1, 0, 1)),
+            "no exact quantized value",
+        ),
+        (lambda b, x: b.resize(x, sizes=(4, 12), mode="linear"), "interpolates"),
     ],
 )
-def test_what_is_no_move_says_why(make: Any, why: str) -> None:
+def test_what_stays_float_has_a_reason(make: Any, why: str) -> None:
     b = Builder("other")
     x = through(b, b.input("x", "f32[4, 6]"), 0.03, 9)
     ops, refused = check(b.build(make(b, x)), 0, x=x_of(4, 6))
@@ -85,18 +91,18 @@ POOLS = [
 
 
 @pytest.mark.parametrize("attrs, moves", POOLS)
-def test_pools_whose_windows_may_hold_padding_only_stay_float(attrs: Any, moves: bool) -> None:
+def test_pools_with_windows_entirely_in_the_padding_stay_float(attrs: Any, moves: bool) -> None:
     b = Builder("pool")
     x = through(b, b.input("x", "f32[2, 4, 5, 6]"), 0.03, 9)
     ops, refused = check(
         b.build(through(b, b.max_pool(x, **attrs), 0.04, 3)), 0, x=x_of(2, 4, 5, 6)
     )
     assert (ops[:2] == ["quantize", "max_pool"]) == moves
-    assert moves or "in the padding only" in refused
+    assert moves or "entirely in the padding" in refused
 
 
-def test_a_function_with_a_step_in_quantized_values_of_its_own_is_one_table() -> None:
-    """x · sigmoid(x) as other tools write it: the sigmoid is rounded to codes in between."""
+def test_a_function_with_a_quantized_intermediate_is_one_table() -> None:
+    """x · sigmoid(x) as other tools write it, with a quantized sigmoid."""
     b = Builder("silu")
     x = through(b, b.input("x", "f32[n, 33]"), 0.05, 110)
     gate = through(b, b.sigmoid(x), 1 / 256, 0)
@@ -105,7 +111,7 @@ def test_a_function_with_a_step_in_quantized_values_of_its_own_is_one_table() ->
     assert ops == ["quantize", "lookup_table", "dequantize"]
 
 
-def test_functions_of_different_quantized_values_are_no_table() -> None:
+def test_functions_of_two_quantized_values_are_no_table() -> None:
     b = Builder("gate")
     x = through(b, b.input("x", "f32[n, 33]"), 0.05, 110)
     other = through(b, b.input("z", "f32[n, 33]"), 0.05, 110)
