@@ -121,7 +121,7 @@ def test_a_cache_is_written_linearly_or_round_the_end():
         evaluate("tensor_scatter", past, update, axis=0)
 
 
-# counters, shapes, codes
+# counters, shapes, one-hot vectors
 
 
 def test_ranges():

@@ -33,7 +33,7 @@ class CustomOp:
     grad: Callable[..., Any] | None = None
     """As in an `OpDef`: (builder, node, output gradients) to the operands' gradients."""
     lowering: Callable[..., Any] | None = None
-    """What a backend calls to make a kernel; without one, the reference is a host step."""
+    """Called by a backend to make a kernel; without one, the interpreter runs the reference."""
 
 
 _registered: dict[str, CustomOp] = {}

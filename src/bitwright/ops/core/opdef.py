@@ -45,8 +45,11 @@ class NonDifferentiable:
     reason: str
 
 
+ROUNDS = NonDifferentiable("rounding has no useful gradient; train through fake_quantize")
+
+
 class NotYet:
-    """The gradient has its place here and will come with the training issue."""
+    """The gradient comes with the training issue."""
 
 
 Gradient = Callable[..., Any] | NonDifferentiable | type[NotYet]
@@ -185,7 +188,7 @@ class OpDef:
     """Operations of a compute op, `flops(input types, output types, attrs)`; others are counted by
     their kind."""
     keeps: tuple[str, ...] = ()
-    """Operands that a precision policy leaves as they are: scales of codes, places in an image."""
+    """Operands whose dtype a precision policy must not change: scales, sampling positions."""
     commutative: bool = False
     deterministic: bool = True
     """False where two equal nodes may answer differently (random draws, users' own ops)."""

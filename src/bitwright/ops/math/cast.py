@@ -81,13 +81,13 @@ def _truncated(x: Array, to: DType) -> Array:
 
 
 def _power_of_two(x: Array, saturate: bool, round_mode: str) -> Array:
-    """The nearest code of e8m0, which holds 2**-127 to 2**127 and NaN, no sign and no zero."""
+    """x rounded to e8m0, which holds 2**-127 to 2**127 and NaN, no sign and no zero."""
     bounded = np.clip(x.astype(np.float64), 2.0**-_E8M0_BIAS, 2.0**_E8M0_BIAS)
     fraction, exponent = np.frexp(bounded)  # bounded = fraction * 2**exponent, 1/2 <= fraction < 1
     carries = {"up": fraction > 0.5, "down": False, "nearest": fraction >= 0.75}[round_mode]
     valid = ~np.isnan(x) if saturate else bounded == x
-    qvalues = np.where(valid, exponent - 1 + carries + _E8M0_BIAS, _E8M0_NAN)
-    return qvalues.astype(np.uint8).view(f8e8m0.numpy)
+    bits = np.where(valid, exponent - 1 + carries + _E8M0_BIAS, _E8M0_NAN)
+    return bits.astype(np.uint8).view(f8e8m0.numpy)
 
 
 def _to_text(x: Array) -> Array:

@@ -7,7 +7,7 @@ length of the past; `lengths - S` for a cache of which only `lengths` keys are v
 `causal_offset` is "end". Causal attention sees keys j <= p, a window keys p - window < j and
 j <= p + window_right. A row without any visible key gives zeros.
 
-`int8` multiplies 8-bit codes, with the products summed exactly (`ops.quant.int8_attention`).
+`int8` quantizes operands to 8 bits and sums the products exactly (`ops.quant.int8_attention`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bitwright.ops.core.inference import (
 )
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
-from bitwright.ops.quant.int8_attention import quantized_scores, weighted_qvalues
+from bitwright.ops.quant.int8_attention import quantized_scores, weighted_values
 
 Type = TensorType | None
 
@@ -47,7 +47,7 @@ def _infer(
 ) -> TensorType:
     _check_operands(q, k, v, past_k, past_v)
     if attrs["int8"]:
-        require_dtype("q", q, lambda d: d == f32, "f32, of which codes are made")
+        require_dtype("q", q, lambda d: d == f32, "f32, which int8 attention quantizes")
     for name in ("window", "window_right"):
         if attrs[name] is not None and attrs[name] < 0:
             raise InferenceError(f"{name!r} is negative", expected="0 or more", found=attrs[name])
@@ -182,7 +182,7 @@ def _reference(
         visible = visible & (at < lengths.reshape(-1, 1, 1, 1))
     bias = _bias(mask, total) + np.where(visible, 0.0, -np.inf)
     if int8:
-        return weighted_qvalues(scores, bias, values, causal)
+        return weighted_values(scores, bias, values, causal)
     return np.asarray(np.matmul(softmax_rows(scores, bias), values))
 
 

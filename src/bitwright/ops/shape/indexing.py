@@ -1,4 +1,4 @@
-"""Ops that make or find indices: counters, shapes as tensors, one-hot codes, nonzero, unique.
+"""Ops that make or find indices: counters, shapes as tensors, one-hot vectors, nonzero, unique.
 
 `sizes` and `shape_of` are the doors between symbolic sizes and data: the first gives sizes as an
 i64 tensor, the second the shape of a tensor. A `range` over known sizes is written as `iota`.
@@ -134,7 +134,7 @@ def _one_hot(
 ) -> Array:
     count = int(given.reshape(-1)[0]) if given is not None else int(depth or 0)
     if count < 0:
-        raise RunError("a one-hot code has a negative depth", found=count)
+        raise RunError("the depth of one_hot is negative", found=count)
     require_room((indices.size, count), values.itemsize, "its result")
     qvalues = wide(indices)
     if qvalues.dtype != np.uint64:

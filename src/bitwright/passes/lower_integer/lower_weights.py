@@ -24,7 +24,7 @@ from bitwright.ir.dtype import DType, bf16, f16, f32
 from bitwright.ir.graph import Graph, Value, constant_value
 from bitwright.ir.types import normalize_axis
 from bitwright.ops.core.interpret import run_node
-from bitwright.ops.quant.quantize import is_code
+from bitwright.ops.quant.quantize import is_quantized_dtype
 from bitwright.passes.lower_integer.operands import constant_qvalues
 from bitwright.rewrite import Match, Rule, Trace, rewrite
 
@@ -85,7 +85,7 @@ def quantized_matrix(value: Value) -> QuantizedMatrix | str:
 
 
 def _is_narrow(element: DType) -> bool:
-    return is_code(element) and element.bits <= 8
+    return is_quantized_dtype(element) and element.bits <= 8
 
 
 def _spread(parameter: Array | None, columns: int) -> Array | None:
