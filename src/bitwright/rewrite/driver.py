@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from bitwright.errors import GraphError, RewriteError
-from bitwright.ir.edit import map_bodies, prune, rebuilt, renewed
+from bitwright.ir.edit import map_bodies, prune, rebuild, replace_inputs
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.naming import take_name
 from bitwright.ir.types import TensorType, compatible
@@ -25,7 +25,7 @@ from bitwright.rewrite.trace import Trace
 FIRINGS_PER_NODE = 20
 
 
-class Replacement(Builder):
+class RuleBuilder(Builder):
     """The `op` of a `replace` lambda: a builder whose nodes go into the graph being rewritten."""
 
     def __init__(self, sweep: Sweep, root: Node) -> None:
@@ -72,7 +72,7 @@ class Sweep:
 
     def run(self, budget: int) -> Graph:
         for node in self.graph.nodes:
-            current = renewed(node, self.replaced)
+            current = replace_inputs(node, self.replaced)
             results, made = self._settle(current, budget)
             self.nodes.append(current)
             self.nodes += made
@@ -80,7 +80,7 @@ class Sweep:
                 for old, new in zip(node.outputs, results, strict=True):
                     self.replaced[old] = new
                     self.origin.setdefault(new, old)
-        return prune(rebuilt(self.graph, self.nodes, self.replaced))
+        return prune(rebuild(self.graph, self.nodes, self.replaced))
 
     def _settle(self, node: Node, budget: int) -> tuple[tuple[Value, ...], list[Node]]:
         """What stands for the node's results once no rule fires, and the nodes made for that."""
@@ -116,7 +116,7 @@ class Sweep:
         if reason := rule.refusal(m):
             self.trace.refused(rule.name, root.name, reason)
             return None
-        op = Replacement(self, root)
+        op = RuleBuilder(self, root)
         try:
             answer = rule.apply(op, m)
         except GraphError as error:

@@ -151,6 +151,8 @@ OPDEFS = [
         reference=_reference,
         grad=NonDifferentiable("it is computed outside the compiler"),
         samples=_samples,
+        folds=False,
+        fixed_types=True,
         attrs={
             "op_type": Attr("str"),
             "domain": Attr("str", ""),

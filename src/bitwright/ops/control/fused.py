@@ -40,6 +40,7 @@ OPDEFS = [
         reference=lambda *xs, body: body(*xs),
         grad=NonDifferentiable("gradients are taken before regions are fused"),
         samples=_samples,
+        fixed_types=True,
         attrs={"body": Attr("graph")},
         doc="The nodes of `body`, computed by one kernel.",
     )

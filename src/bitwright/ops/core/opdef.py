@@ -11,6 +11,7 @@ callable from arrays to a tuple of arrays (`interpret.Body`) in `reference`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -191,8 +192,39 @@ class OpDef:
     """Operands whose dtype a precision policy must not change: scales, sampling positions."""
     commutative: bool = False
     deterministic: bool = True
-    """False where two equal nodes may answer differently (random draws, users' own ops)."""
+    """False if two equal nodes may give different results (random draws)."""
+    folds: bool = True
+    """Constant folding evaluates the op; False if it must stay in the graph."""
+    fixed_types: bool = False
+    """The element types are part of the op, and no precision policy changes them."""
+
+    # fusion
+    takes_epilogue: bool = False
+    """The kernel applies elementwise ops to the result before it stores."""
+    takes_prologue: bool = False
+    """The kernel computes elementwise ops on the rows it reads."""
+    reads_cast: bool = False
+    """The kernel converts a narrower operand while it reads."""
+    quantizes_rows: bool = False
+    """The kernel can apply dynamic_quantize to the rows it makes."""
+    is_cheap: bool = False
+    """An elementwise op of a few instructions; as an epilogue it is faster than a lookup table."""
+
+    # ranges
+    shrinks: bool = False
+    """|f(x)| <= |x|."""
+    max_abs: float = math.inf
+    """An upper bound of |f(x)|."""
+    never_negative: bool = False
+    keeps_nonnegative: bool = False
+    """The result is not negative if no operand is."""
     doc: str = ""
+
+    @property
+    def can_be_table(self) -> bool:
+        """Whether a 256-entry table can hold the op on 8-bit values."""
+        has_body = any(attr.kind == "graph" for attr in self.attrs.values())
+        return self.kind is Kind.ELEMENTWISE and self.deterministic and not has_body
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:

@@ -66,6 +66,7 @@ OPDEFS = [
         "x",
         infer=_infer,
         reference=_bitcast,
+        fixed_types=True,
         grad=NonDifferentiable("bits are not numbers"),
         samples=_samples,
         attrs={"to": Attr("dtype")},

@@ -215,6 +215,7 @@ OPDEFS = [
         reference=multiply,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_matmul_samples,
+        takes_epilogue=True,
         onnx="MatMul",
         doc="x @ w as numpy.matmul; integers of up to 8 bits give i32, of 16 bits i64.",
     ),

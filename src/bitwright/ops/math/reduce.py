@@ -143,12 +143,14 @@ def _wide_op(name: str, function: Callable[..., Any], **rest: Any) -> OpDef:
 
 
 OPDEFS = [
-    _wide_op("reduce_sum", np.sum, doc="The sum over axes."),
+    _wide_op("reduce_sum", np.sum, reads_cast=True, doc="The sum over axes."),
     _wide_op("reduce_prod", np.prod, doc="The product over axes."),
     _op(
         "reduce_mean",
         _mean,
         samples=_samples,
+        reads_cast=True,
+        keeps_nonnegative=True,
         doc="The mean over axes; of integers, truncated towards zero.",
     ),
     _op(
@@ -156,6 +158,8 @@ OPDEFS = [
         _max,
         infer=_infer_extreme,
         sizes=_extreme_sizes(max_size),
+        reads_cast=True,
+        keeps_nonnegative=True,
         samples=lambda: [
             *_samples(),
             sample(draw(2, 0), axes=(1,)),
@@ -169,6 +173,7 @@ OPDEFS = [
         _min,
         infer=_infer_extreme,
         sizes=_extreme_sizes(min_size),
+        reads_cast=True,
         samples=lambda: [
             *_samples(),
             sample(draw(2, 0), axes=(1,)),

@@ -226,6 +226,7 @@ OPDEFS = [
         infer=_infer,
         reference=_reference,
         grad=NotYet,
+        takes_epilogue=True,
         flops=_flops,
         samples=_samples,
         attrs={

@@ -270,6 +270,7 @@ OPDEFS = [
         infer=infer_conv,
         reference=convolve,
         grad=NotYet,
+        takes_epilogue=True,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_conv_samples,
         attrs={**WINDOW_ATTRS, "groups": Attr("int", 1)},

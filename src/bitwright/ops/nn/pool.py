@@ -211,6 +211,7 @@ OPDEFS = [
         Kind.MOVEMENT,
         infer=_infer_max,
         reference=_max_pool,
+        keeps_nonnegative=True,
         samples=_max_samples,
         attrs=POOL_ATTRS,
         doc="The largest value of each window; padding never wins, NaN does.",

@@ -146,6 +146,7 @@ OPDEFS = [
         grad=NotYet,
         infer=_infer_dequant,
         reference=_dequant,
+        takes_epilogue=True,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_dequant_samples,
         attrs={"block": Attr("int")},

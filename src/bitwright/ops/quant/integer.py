@@ -232,6 +232,7 @@ OPDEFS = [
         "x, w, x_zero?, w_zero?, bias?",
         infer=_infer_integer_matmul,
         reference=_integer_matmul,
+        takes_epilogue=True,
         grad=ROUNDS,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_matmul_samples,
@@ -245,6 +246,7 @@ OPDEFS = [
         "x, w, x_zero?, w_zero?, bias?",
         infer=_infer_integer_conv,
         reference=_integer_conv,
+        takes_epilogue=True,
         grad=ROUNDS,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_conv_samples,
@@ -258,6 +260,7 @@ OPDEFS = [
         "x, zero_point?, highest?",
         infer=_infer_requantize,
         reference=_requantize,
+        fixed_types=True,
         grad=ROUNDS,
         scalar=lambda e, x, zero_point=None, highest=None, *, to, bounded: e.qvalues(
             x, zero_point, highest, to, bool(bounded)

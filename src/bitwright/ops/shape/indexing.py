@@ -249,6 +249,7 @@ OPDEFS = [
         grad=NonDifferentiable("its length depends on the operands"),
         sizes=on_elements(_range_sizes),
         onnx="Range",
+        fixed_types=True,
         doc="start, start + delta, ... up to but not including limit.",
     ),
     _op(
@@ -259,6 +260,7 @@ OPDEFS = [
         lambda: [sample(length=5), sample(length=0), sample(length=4, dtype="bf16")],
         attrs={"length": Attr("size"), "dtype": Attr("dtype", i64)},
         sizes=lambda length, dtype: np.arange(length).astype(object),
+        fixed_types=True,
         doc="0, 1, ... length - 1",
     ),
     _op(

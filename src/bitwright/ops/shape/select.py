@@ -158,6 +158,7 @@ OPDEFS = [
         reference=clip,
         grad=NotYet,
         samples=_clip_samples,
+        is_cheap=True,
         scalar=_clip_scalar,
         sizes=on_elements(_clip_sizes),
         onnx="Clip",

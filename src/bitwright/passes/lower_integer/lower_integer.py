@@ -20,6 +20,7 @@ import numpy as np
 
 from bitwright.ir.dtype import f32, i32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
+from bitwright.ops.core.registry import get
 from bitwright.passes.lower_integer.bias import (
     EXACT,
     has_room,
@@ -52,9 +53,6 @@ from bitwright.rewrite import Match, Rule, Trace, rewrite
 Array = np.ndarray[Any, Any]
 BOUND = 2.0**29
 """What a sum must stay below to be rounded and moved by a zero point without a check."""
-_NOT_LARGER = frozenset({"relu", "hard_swish", "silu", "gelu", "tanh", "neg", "abs"})
-"""Functions with |f(x)| <= |x|."""
-_WITHIN_ONE = frozenset({"sigmoid", "hard_sigmoid", "erf", "sin", "cos"})
 INTEGER_PRODUCTS = ("product-of-codes", "convolution-of-codes")
 """The rules that bring products to integers."""
 MOST_TAPS = 256
@@ -373,9 +371,10 @@ class _Lowering:
             return float(LIMIT * np.abs(found[1] / step).max(initial=0))
         if factor := _positive_factor(value):
             return self._largest(factor[0], step / factor[1])
-        if node.op in _WITHIN_ONE:
-            return float(np.max(1 / step))
-        if node.op in _NOT_LARGER:
+        opdef = get(node.op)
+        if np.isfinite(opdef.max_abs):
+            return float(np.max(opdef.max_abs / step))
+        if opdef.shrinks:
             return self._largest(next(iter(node.operands)), step)
         if node.op in ("add", "sub", "clip"):
             return sum(self._largest(v, step) for v in node.operands)

@@ -17,7 +17,7 @@ import numpy as np
 from bitwright.ir.dtype import f32, i8, i32, u8
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.types import normalize_axis
-from bitwright.rewrite.replace import stands_behind
+from bitwright.rewrite.producers import comes_from
 
 Array = np.ndarray[Any, Any]
 LIMIT = 2**31
@@ -286,4 +286,4 @@ def largest_sum(weight: Weight, channel: int, reach: int) -> int:
 
 def comes_from_product(value: Value) -> bool:
     """Whether a product and what is elementwise behind it made the value, all in one kernel."""
-    return stands_behind(value, _PRODUCTS)
+    return comes_from(value, lambda node: node.op in _PRODUCTS)

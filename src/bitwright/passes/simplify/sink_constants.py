@@ -9,9 +9,9 @@ known to be constants: they fold, are packed, and can be quantized.
 
 from __future__ import annotations
 
+from bitwright.ir.edit import replace_nodes
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.naming import take_name
-from bitwright.rewrite.replace import replace_nodes
 from bitwright.rewrite.trace import Trace
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from bitwright.ir.dtype import i32
 from bitwright.ops.nn.activation import TANH_GELU_CUBIC, TANH_GELU_LINEAR
 from bitwright.rewrite import Match, Rule
-from bitwright.rewrite.replace import stands_behind
+from bitwright.rewrite.producers import comes_from
 
 Form = Callable[[Any, Any], Any]
 
@@ -65,7 +65,8 @@ def _not_a_number(m: Match) -> str | bool:
 def _of_qvalues(m: Match) -> str | bool:
     """Behind an integer product codes follow whose range the run finds, and a last bit makes other
     codes of all the layers to come: there, what a file spells out is computed as it says."""
-    is_integer = stands_behind(m.x, ("conv", "matmul"), i32)
+    is_product = lambda node: node.op in ("conv", "matmul") and node.outputs[0].dtype == i32
+    is_integer = comes_from(m.x, is_product)
     return is_integer and "the next codes depend on how each step is rounded"
 
 
