@@ -47,7 +47,7 @@ def test_onnx_runtime_gives_our_bits(rows, options):
     graph = product(**options)
     given = feeds(rows, options.get("width", 24))
     model = checked(graph, consumer="onnxruntime")
-    assert [f.name for f in model.functions] == ["dynamic_quantize", "coded_matmul"]
+    assert [f.name for f in model.functions] == ["dynamic_quantize", "quantized_matmul"]
     ours = bw.compile(graph).run(given)
     np.testing.assert_array_equal(run_ort(model, given)["y0"], ours["y0"])
 
@@ -79,9 +79,9 @@ def test_rows_that_something_else_reads_are_written_too():
 def test_a_function_of_that_name_that_does_not_fit_is_inlined():
     model = checked(product(per_column=False), functions="local", activations="integer")
     for function in model.functions:
-        if function.name == "coded_matmul":
+        if function.name == "quantized_matmul":
             function.node[-1].op_type = "Div"  # a body is what a call means only in our files
-    call = next(n for n in model.graph.node if n.op_type == "coded_matmul")
+    call = next(n for n in model.graph.node if n.op_type == "quantized_matmul")
     del call.attribute[:]
     given = feeds(3)
     expected = run_ort(model, given)["y0"]

@@ -12,7 +12,7 @@ dequantized by plain arithmetic (`arithmetic`), which leaves the product in floa
 
 In integers, as one function on MatMulInteger:
 
-    matmul(dequantize(x, s, z), dequantize(w, t))  ->  coded_matmul(x, w, s, t, z)
+    matmul(dequantize(x, s, z), dequantize(w, t))  ->  quantized_matmul(x, w, s, t, z)
 
     f32(x @ w - z * Σ w) * (s * t)
 
@@ -107,7 +107,7 @@ def write_quantized_product(e: Scope, x: Node, w: Node) -> Ref:
     qvalues, scale, zero = (e.values[v] for v in x.operands)
     weight, steps, *offset = (e.values[v] for v in w.operands)
     given = [qvalues, weight, scale, steps, zero, *offset]
-    return call(e, "coded_matmul", given, {"block": x.attrs["block"]}, _body)[0]
+    return call(e, "quantized_matmul", given, {"block": x.attrs["block"]}, _body)[0]
 
 
 def _body(

@@ -158,7 +158,7 @@ def run_case(case: Case, prepare: Prepare = interpreted) -> Result:
 
 
 def fallback_ops(graph: Graph) -> tuple[str, ...]:
-    found = (node.attrs["op_type"] for _, node in graph.walk() if node.op == "host")
+    found = (node.attrs["op_type"] for _, node in graph.walk() if node.op == "fallback")
     return tuple(dict.fromkeys(found))
 
 

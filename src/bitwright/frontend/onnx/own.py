@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.aliases import ATTRIBUTES, OPS, current
 from bitwright.errors import BitwrightError
 from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.node import OnnxNode
@@ -22,7 +23,7 @@ from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import all_ops
 
 _KINDS = (Kind.COMPUTE, Kind.REDUCTION, Kind.ELEMENTWISE)
-_NOT_OURS = ("host", "custom")
+_NOT_OURS = ("fallback", "custom")
 """Ops that stand for what a file or a user brings along."""
 
 
@@ -31,8 +32,10 @@ def call(ctx: Context, node: OnnxNode, inputs: Inputs) -> Sequence[Value] | None
     if node.domain != DOMAIN:
         return None
     region = ctx.importer.regions.called.get(node.op_type)
-    op = region.op if region else re.sub(r"_\d+$", "", node.op_type)
-    attrs: Mapping[str, Any] = region.attrs if region else node.attrs
+    name = region.op if region else re.sub(r"_\d+$", "", node.op_type)
+    op = current(OPS, name, "op")
+    saved: Mapping[str, Any] = region.attrs if region else node.attrs
+    attrs = {current(ATTRIBUTES, key, "attribute"): item for key, item in saved.items()}
     operands = inputs[: len(region.operands)] if region else inputs
     try:
         if op in _PRODUCTS:
@@ -123,7 +126,7 @@ def _weight(ctx: Context, w: Value, steps: Value, offset: Value | None) -> Value
 
 
 _PRODUCTS = {
-    "coded_matmul": _quantized_matmul,
+    "quantized_matmul": _quantized_matmul,
     "dynamic_matmul": _dynamic_matmul,
     "static_conv": _static_conv,
 }

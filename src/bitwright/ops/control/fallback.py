@@ -144,7 +144,7 @@ def _samples() -> list[Sample]:
 
 OPDEFS = [
     OpDef(
-        "host",
+        "fallback",
         Kind.COMPUTE,
         "xs*",
         infer=_infer,
