@@ -210,7 +210,7 @@ class OpDef:
     is_cheap: bool = False
     """An elementwise op of a few instructions; as an epilogue it is faster than a lookup table."""
 
-    # ranges
+    # ranges of floating-point results (integers may wrap)
     shrinks: bool = False
     """|f(x)| <= |x|."""
     max_abs: float = math.inf
