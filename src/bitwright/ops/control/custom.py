@@ -174,7 +174,7 @@ OPDEFS = [
         reference=_reference,
         grad=_grad,
         samples=_samples,
-        folds=False,
+        is_foldable=False,
         attrs={"function": Attr("str"), "attributes": Attr("str", "{}")},
         doc="An op registered by register_custom under the name `function`.",
     )

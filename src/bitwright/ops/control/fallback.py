@@ -151,7 +151,7 @@ OPDEFS = [
         reference=_reference,
         grad=NonDifferentiable("it is computed outside the compiler"),
         samples=_samples,
-        folds=False,
+        is_foldable=False,
         fixed_types=True,
         attrs={
             "op_type": Attr("str"),

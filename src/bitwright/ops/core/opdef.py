@@ -193,7 +193,7 @@ class OpDef:
     commutative: bool = False
     deterministic: bool = True
     """False if two equal nodes may give different results (random draws)."""
-    folds: bool = True
+    is_foldable: bool = True
     """Constant folding evaluates the op; False if it must stay in the graph."""
     fixed_types: bool = False
     """The element types are part of the op, and no precision policy changes them."""

@@ -55,7 +55,7 @@ def _is_known(node: Node) -> bool:
 
 def _refusal(node: Node, limit: int) -> str:
     opdef = get(node.op)
-    if not (opdef.folds and opdef.deterministic):
+    if not (opdef.is_foldable and opdef.deterministic):
         return f"{node.op} is kept as it is"
     count = 0
     for type_ in node.types:
