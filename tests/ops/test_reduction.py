@@ -99,7 +99,7 @@ def test_no_axes_reduce_nothing():
 def test_reductions_infer_symbols_and_refuse():
     assert infer("reduce_sum", "f32[b, s, 4]", axes=(1,)) == parse_type("f32[b, 1, 4]")
     assert infer("reduce_max", "i8[b, s]", axes=(-1,), keepdims=False) == parse_type("i8[b]")
-    for axes, message in (((2,), "axis 2 is outside"), ((0, -2), "an axis stands twice")):
+    for axes, message in (((2,), "axis 2 is outside"), ((0, -2), "an axis occurs twice")):
         with pytest.raises(InferenceError, match=message):
             infer("reduce_sum", "f32[3, 4]", axes=axes)
     with pytest.raises(InferenceError, match="expected a number type"):

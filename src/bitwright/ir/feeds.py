@@ -91,7 +91,7 @@ def _bound(size: Any, bindings: Mapping[str, int]) -> str:
 
 
 def solve(size: Size, value: int, bindings: dict[str, int]) -> bool:
-    """Bind the one unbound symbol of a linear size so that it equals `value`; False if impossible."""
+    """Bind the one unbound symbol of a linear size so that it equals `value`, if possible."""
     if not isinstance(size, Dim):
         return size == value
     unbound = {s.name for s in size.symbols if s.name not in bindings}

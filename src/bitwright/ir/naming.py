@@ -28,7 +28,7 @@ def take_name(hint: str, taken: set[str]) -> str:
 
 
 def made_from(loc: str, sources: Iterable[Value]) -> str:
-    """The location of a constant made from `sources`: it names the largest one of rank 2 or more."""
+    """The location of a constant made from `sources`, with the largest one of rank 2 or more."""
     known = [(value, constant_value(value)) for value in sources]
     sizes = [(array.size, value) for value, array in known if array is not None and array.ndim > 1]
     if not sizes:

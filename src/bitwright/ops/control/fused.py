@@ -1,7 +1,7 @@
 """A region of nodes that one kernel computes: `fused(xs*) {body}`.
 
-The body is a graph of ordinary ops whose inputs are the operands. Fusing changes where values live,
-never what they are: the reference runs the body.
+The body is a graph of ordinary ops whose inputs are the operands. The reference runs the body, so
+fusion does not change results.
 """
 
 from __future__ import annotations

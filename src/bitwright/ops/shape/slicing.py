@@ -143,7 +143,7 @@ def _infer_slice_by_data(
 def _axes(axes: Sequence[int], rank: int) -> list[int]:
     normal = [normalize_axis(axis, rank) for axis in axes]
     if len(set(normal)) != len(normal):
-        raise InferenceError(f"an axis stands twice in {list(axes)}")
+        raise InferenceError(f"an axis occurs twice in {list(axes)}")
     return normal
 
 
