@@ -172,7 +172,7 @@ def test_one_hot_places():
         [0, 0, 0],
     ]
     assert evaluate("one_hot", [1, 0], off_on, np.array(2), axis=0).tolist() == [[0, 1], [1, 0]]
-    with pytest.raises(RunError, match="negative depth"):
+    with pytest.raises(RunError, match="depth of one_hot is negative"):
         evaluate("one_hot", [1], off_on, np.array(-1))
 
 

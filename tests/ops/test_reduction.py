@@ -328,7 +328,7 @@ def test_cross_entropy_at_the_edges():
     found = evaluate("cross_entropy", logits, ignored, reduction="none", **options)
     assert found.tolist() == [0, -1]
     assert np.isnan(evaluate("cross_entropy", logits, np.array([1, 1]), **options))
-    with pytest.raises(RunError, match="a label is no class; expected 0 to 1, found 7"):
+    with pytest.raises(RunError, match="a label is not a class; expected 0 to 1, found 7"):
         evaluate("cross_entropy", logits, np.array([0, 7]))
     with pytest.raises(InferenceError, match="labels has the wrong rank; expected rank 1"):
         infer("cross_entropy", "f32[2, 3]", "i64[2, 3]")

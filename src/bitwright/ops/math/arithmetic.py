@@ -169,7 +169,7 @@ OPDEFS = [
         commutative=True,
         is_cheap=True,
         keeps_nonnegative=True,
-        doc="The larger of x and y; NaN wins.",
+        doc="The larger of x and y; NaN propagates.",
     ),
     _op(
         "minimum",
@@ -178,6 +178,6 @@ OPDEFS = [
         np.frompyfunc(min_size, 2, 1),
         commutative=True,
         is_cheap=True,
-        doc="The smaller of x and y; NaN wins.",
+        doc="The smaller of x and y; NaN propagates.",
     ),
 ]

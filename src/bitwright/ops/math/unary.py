@@ -1,8 +1,8 @@
-"""Mathematical functions of one number: y = f(x), the result typed as x.
+"""Mathematical functions of one operand: y = f(x), with the type of x.
 
-Scalar forms that the renderers have no instruction for are written with those that they have:
+Scalar forms without an operation in the scalar interface are composed of others:
     expm1(x) = tanh(x/2) * (exp(x) + 1)      log1p(x) = 2 * atanh(x / (2 + x)) near 0
-which keep their accuracy near 0 and their limits at the infinities.
+These are accurate near 0 and have the right limits at the infinities.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def unary(
 ) -> OpDef:
     """An op on one operand whose reference takes the wide array.
 
-    Its samples lie between `low` and `high`; `variants` are attributes to sample besides defaults.
+    Samples lie between `low` and `high`; `variants` are more attributes to sample.
     """
     integers = infer in (real_number, _number)
 

@@ -1,7 +1,7 @@
 """Activation functions: y = f(x) on real floating numbers (relu on integers too).
 
-At the infinities they give what IEEE arithmetic makes of the formula, as ONNX and PyTorch do; so
-x * sigmoid(x) is NaN at -inf, where its limit would be 0.
+At the infinities the result is IEEE arithmetic applied to the formula, as in ONNX and PyTorch:
+x * sigmoid(x) is NaN at -inf, although its limit is 0.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TANH_GELU_CUBIC = TANH_GELU_LINEAR * 0.044715
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), from whichever side does not overflow."""
+    """1 / (1 + exp(-x)), without overflow."""
     small: Array = np.exp(-np.abs(x))
-    share: Array = np.where(x < 0, small, 1) / (1 + small)
-    return share
+    result: Array = np.where(x < 0, small, 1) / (1 + small)
+    return result
 
 
 def softplus(x: Array) -> Array:
@@ -80,8 +80,8 @@ def _gelu_scalar(e: Any, x: Any, approximate: str) -> Any:
 
 
 def _tanh_gelu_scalar(e: Any, x: Any) -> Any:
-    """x / (1 + exp(-2 u)) with u the argument of the tanh: (1 + tanh u) / 2 is the sigmoid of 2 u,
-    which loses nothing where tanh u is near -1."""
+    """x / (1 + exp(-2 u)) with u the argument of the tanh. It equals x (1 + tanh u) / 2 and has no
+    cancellation where tanh u is near -1."""
     slope = e.add(e.mul(e.mul(x, x), TANH_GELU_CUBIC), TANH_GELU_LINEAR)
     return e.div(x, e.add(e.exp(e.mul(x, slope)), 1.0))
 

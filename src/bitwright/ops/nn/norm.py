@@ -27,7 +27,7 @@ EPS = Attr("float", 1e-5)
 
 
 def _require_fits(what: str, type_: TensorType | None, x: TensorType) -> None:
-    """An operand that broadcasts to x without enlarging it."""
+    """Raise unless the operand broadcasts to the shape of x."""
     if type_ is None:
         return
     fits = type_.rank <= x.rank and all(

@@ -108,6 +108,6 @@ OPDEFS = [
         "hardmax",
         _hardmax,
         "1 at the first largest value along an axis, 0 elsewhere.",
-        NonDifferentiable("it does not change with x, except by jumps"),
+        NonDifferentiable("it is piecewise constant in x"),
     ),
 ]

@@ -38,7 +38,7 @@ from bitwright.ops.nn.recurrence import (
 )
 from bitwright.ops.nn.recurrent import (
     GATES,
-    Recall,
+    StateProduct,
     gate_activations,
     gru_cell,
     lstm_cell,
@@ -93,7 +93,7 @@ def quantize_states(h: Array) -> tuple[Array, Array]:
     return np.rint(h * (127 / safe)), peak / 127
 
 
-def _recall(qvalues: Array, scale: Array) -> Recall:
+def _recall(qvalues: Array, scale: Array) -> StateProduct:
     """The int8 product h R' as a function of h and a slice of gate rows."""
 
     def product(h: Array, part: slice) -> Array:
