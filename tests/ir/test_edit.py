@@ -1,4 +1,4 @@
-"""What did not change is shared: nodes, graphs, and what was worked out about them."""
+"""The graph editor shares unchanged nodes and graphs, with their cached facts."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_a_graph_of_which_nothing_changes_stays_the_same_object():
     assert rewrite(graph, [Rule("never", lambda op, x: op.exp(x), lambda op, x: x)]) is graph
 
 
-def test_only_what_stands_behind_a_change_is_made_anew():
+def test_only_readers_of_a_change_are_rebuilt():
     graph = model()
     changed = replace_nodes(graph, lambda n: n.with_(op="sigmoid") if n.op == "tanh" else n)
     kept = {node.name for node in changed.nodes} - {"right", "sum"}

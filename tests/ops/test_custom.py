@@ -1,4 +1,4 @@
-"""Ops that users register, host steps through onnx, and warnings given once."""
+"""Custom ops, the fallback to onnx, and warnings given once."""
 
 import warnings
 
@@ -178,7 +178,7 @@ def test_what_onnx_cannot_run_is_an_error_of_ours():
         ({"types": ["f33[3]"]}, "no element type is named 'f33'"),
     ],
 )
-def test_host_faults(changes, message):
+def test_fallback_errors(changes, message):
     node = helper.make_node("Celu", ["x"], ["y"])
     with pytest.raises(InferenceError, match=message):
         infer("fallback", "f32[3]", **{**step(node, ["f32[3]"]), **changes})

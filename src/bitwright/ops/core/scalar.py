@@ -74,7 +74,7 @@ class Scalars(Protocol):
         """floor(a / 2**b); a distance outside the width gives 0, or -1 if a is negative."""
 
     def select(self, condition: Term, a: Term, b: Term) -> Term: ...
-    def qvalues(
+    def requantize(
         self, a: Term, zero: Term | None, highest: Term | None, to: DType, bounded: bool
     ) -> Term:
         """saturate(rne(min(a, highest)) + zero) in an integer type of at most 16 bits; NaN gives
@@ -118,7 +118,7 @@ class NumpyScalars:
         return np.divide(a, b)
 
     @staticmethod
-    def qvalues(a: Any, zero: Any, highest: Any, to: DType, bounded: bool) -> Any:
+    def requantize(a: Any, zero: Any, highest: Any, to: DType, bounded: bool) -> Any:
         if highest is not None:
             a = np.where(np.less(highest, a), highest, a)
         offset = 0.0 if zero is None else np.asarray(zero, np.float64)

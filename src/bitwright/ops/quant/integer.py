@@ -262,7 +262,7 @@ OPDEFS = [
         reference=_requantize,
         fixed_types=True,
         grad=ROUNDS,
-        scalar=lambda e, x, zero_point=None, highest=None, *, to, bounded: e.qvalues(
+        scalar=lambda e, x, zero_point=None, highest=None, *, to, bounded: e.requantize(
             x, zero_point, highest, to, bool(bounded)
         ),
         samples=_requantize_samples,
