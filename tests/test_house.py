@@ -1,6 +1,7 @@
-"""House rules that a formatter does not know: files stay short, and nothing is left for later."""
+"""House rules that no formatter checks: short files, small folders, no markers for later work."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,11 @@ def name(file: Path) -> str:
 @pytest.mark.parametrize("file", SOURCES, ids=name)
 def test_file_is_at_most_500_lines(file):
     assert len(file.read_text(encoding="utf-8").splitlines()) <= 500
+
+
+def test_folder_has_at_most_25_files():
+    counts = Counter(name(file.parent) for file in SOURCES)
+    assert {folder: count for folder, count in counts.items() if count > 25} == {}
 
 
 @pytest.mark.parametrize("file", WRITTEN, ids=name)

@@ -10,7 +10,12 @@ from collections.abc import Mapping
 
 from bitwright.warn import warn_once
 
-OPS = {"to_codes": "requantize", "map_codes": "lookup_table", "coded_matmul": "quantized_matmul"}
+OPS = {
+    "to_codes": "requantize",
+    "map_codes": "lookup_table",
+    "coded_matmul": "quantized_matmul",
+    "host": "fallback",
+}
 ATTRIBUTES = {"in_codes": "int8"}
 RECIPE_OPTIONS = {
     "guard_sqnr": "min_output_sqnr_db",

@@ -132,5 +132,5 @@ def test_sums_that_could_overflow_32_bits_are_refused():
     graph = quantized_pair("k")
     program = compile_graph(graph)
     deep = {"x": np.zeros((2, 7, 140000), np.uint8), "w": np.zeros((2, 140000, 9), np.int8)}
-    with pytest.raises(RunError, match="may leave 32 bits"):
+    with pytest.raises(RunError, match="may overflow i32"):
         program.run(deep)

@@ -2,15 +2,15 @@
 
     python tests/differential/differential.py --graphs 20000 --seed 0 --jobs 2
 
-A model follows from its seed alone: `--seed 4711 --graphs 1 --save model.onnx` writes one. Every
-model is compiled for one of the targets that run here, with one to three threads, and run with
-several sizes, twice each: the second time memory holds rubbish before it begins, and the bits must
-be the same. Results that differ from the interpreter's or ONNX Runtime's by more than a tolerance
-are still right where noise of a rounding on inputs and constants moves the interpreter's own by as
-much: a value at the edge between two quantized ones may fall to either side.
+The seed determines the model: `--seed 4711 --graphs 1 --save model.onnx` writes one. Every model is
+compiled for one of the targets that run here, with one to three threads, and run twice for each of
+several sizes. Before the second run, memory is filled with garbage, and the bits must be the same.
+A result that differs from the interpreter's or ONNX Runtime's by more than the tolerance is still
+accepted if rounding noise on inputs and constants changes the interpreter's result as much: a value
+near a rounding boundary may be quantized either way.
 
-ONNX Runtime's u8 · s8 products saturate on processors without VNNI; there it is not asked about
-models that hold such products (`product_is_exact` tries one).
+ONNX Runtime's u8 · s8 products saturate on processors without VNNI. There, models with such
+products are not compared with it (`product_is_exact` tries one).
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ Array = np.ndarray[Any, Any]
 Results = dict[str, Array]
 TARGETS = [name for name in ("host", "avx2", "sse2", "avx512") if named(name).runs_here()]
 TOLERANCE, TOLERANCE_OF_HALVES = 1e-4, 1e-2
-"""Of the largest number of a result."""
+"""Tolerance relative to the largest element of a result."""
 NOISES = 8
 PER_WORKER = 400
-"""Models that one process tries: each leaves its code in memory."""
+"""Models per process; each leaves its machine code in memory."""
 SECONDS = 300
 INTEGER_PRODUCTS = {"MatMulInteger", "ConvInteger", "QLinearConv", "QLinearMatMul"}
 WRONG_WHEN_EMPTY = (
@@ -74,7 +74,7 @@ steps up to 0, and so makes a result of one window or none."""
 
 
 class MismatchError(AssertionError):
-    """Two sides that should agree do not."""
+    """Results that should agree differ."""
 
 
 @cache
@@ -96,7 +96,7 @@ def product_is_exact() -> bool:
 
 
 class Peer:
-    """ONNX Runtime without its own rewrites; it gives nothing where it refuses."""
+    """ONNX Runtime without graph optimizations; returns None if it refuses a model."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         options = onnxruntime.SessionOptions()
@@ -123,7 +123,8 @@ class Peer:
             return None
 
     def _without_lowest(self, array: Array) -> Array:
-        """A maximum of nothing but padding is the lowest number there, -inf by ONNX."""
+        """The array with -inf (as ONNX defines) where ONNX Runtime gives the lowest number, for a
+        maximum of padding only."""
         if not self.has_max or array.dtype.kind != "f":
             return array
         return np.where(array == np.finfo(array.dtype).min, -np.inf, array).astype(array.dtype)
@@ -131,7 +132,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two results of one name lie too far apart."""
+    """The largest difference of two results of one name."""
 
     name: str
     places: Array
@@ -176,7 +177,7 @@ def compare(
 
 
 class Case:
-    """One model and all sides that run it."""
+    """One model and all runtimes that run it."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -193,7 +194,7 @@ class Case:
         self.tolerance = TOLERANCE_OF_HALVES if halves else TOLERANCE
 
     def check(self) -> str:
-        """What came of it; a mismatch is raised."""
+        """The outcome; raises a `MismatchError`."""
         if not self.model.graph.output:
             return "empty"
         runs = [self.growing.feeds(sizes) for sizes in bindings(self.growing)]
@@ -251,7 +252,7 @@ class Case:
             raise MismatchError(f"{side}: {'; '.join(map(str, differences))}")
 
     def _spread(self, feeds: Results, wanted: Results) -> dict[str, Array]:
-        """How far the interpreter's results move with noise on inputs and constants."""
+        """How much noise on inputs and constants changes the interpreter's results."""
         spread = {name: np.zeros(np.shape(array)) for name, array in wanted.items()}
         for seed in range(NOISES):
             graph = bw.load(self.growing.noisy(self.model, seed))
@@ -264,7 +265,7 @@ class Case:
 
 
 def _rerun(program: Program, feeds: Results, found: Results) -> Results:
-    """A second run, with arena and results full of rubbish before it begins."""
+    """A second run, with arena and results filled with garbage first."""
     program._plans.arena.fill(255)
     out = {}
     for name, array in found.items():
@@ -274,7 +275,7 @@ def _rerun(program: Program, feeds: Results, found: Results) -> Results:
 
 
 def check(seed: int) -> str:
-    """Compare one model; raises `MismatchError`, or whatever else went wrong."""
+    """Compare one model; raises `MismatchError` or the error of a runtime."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return Case(seed).check()
@@ -284,7 +285,7 @@ def check(seed: int) -> str:
 
 
 def _worker(seeds: Sequence[int]) -> None:
-    """Try models and say what came of each, a line before and a line behind."""
+    """Check models and print a line before and after each."""
     for seed in seeds:
         print(json.dumps({"begin": seed}), flush=True)
         try:
@@ -297,7 +298,7 @@ def _worker(seeds: Sequence[int]) -> None:
 
 
 def _tried(seeds: Sequence[int]) -> Iterator[tuple[int, str, str]]:
-    """What came of each, from processes that may die on the way."""
+    """The outcome of each model, from worker processes that may die."""
     left = list(seeds)
     while left:
         some = left[:PER_WORKER]

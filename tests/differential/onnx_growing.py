@@ -4,9 +4,9 @@
     x = growing.image(2)                          # a value [batch, channels, height, width]
     y = growing.make("Relu", [x], x.shape)
 
-A size is a number or a name: `n` and `h` are sizes of the run, others follow from them. A value is
-`exact` where every runtime must give the same bits: inputs, constants, and what moves or compares
-them. What is not continuous (rounding, ranking, comparing) reads exact values only.
+A size is a number or a name: `n` and `h` are given at run time, others follow from them. A value is
+`exact` if every runtime must give the same bits: inputs, constants, and movements or comparisons of
+exact values. Discontinuous ops (rounding, ranking, comparing) read exact values only.
 """
 
 from __future__ import annotations

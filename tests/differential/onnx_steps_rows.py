@@ -41,7 +41,7 @@ def matmul(g: Growing) -> None:
 
 
 def product(g: Growing) -> None:
-    """Two values of the run, turned if need be."""
+    """Two computed values, transposed if needed."""
     x, w = g.operand(ranks=(2, 3, 4)), g.operand(ranks=(2, 3, 4))
     if x.shape[-1] != w.shape[-2]:
         perm = [*range(w.rank - 2), w.rank - 1, w.rank - 2]
@@ -132,7 +132,7 @@ def attention_op(g: Growing) -> None:
     if not causal and g.chance(0.5):
         mask = g.enter([length, keys], np.bool_ if g.chance(0.3) else F32)
     if mask is not None and mask.dtype == np.bool_:
-        return  # rows that nothing is left of are each runtime's own
+        return  # runtimes differ on rows without visible keys
     attrs = {"is_causal": int(causal), "scale": g.pick(None, 0.5), "softcap": g.pick(None, 2.0)}
     g.make("Attention", [q, k, v, mask], [batch, heads * group, length, values], **attrs)
 
@@ -238,7 +238,7 @@ def recurrent(g: Growing) -> None:
 
 
 def mean_variance(g: Growing) -> None:
-    x = g.operand(ranks=(4,), exact=True)  # small differences would be blown up
+    x = g.operand(ranks=(4,), exact=True)  # small differences would be amplified
     if 0 in x.shape:
         return
     shifted: Value = g.make("Mul", [x, g.constant(np.float32(3))], x.shape)

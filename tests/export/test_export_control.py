@@ -144,7 +144,7 @@ def test_scans_keep_axes_and_directions():
 
 def host(b, node, *operands, types, version=21, **attrs):
     where = {"op_type": node.op_type, "domain": node.domain, "version": version}
-    return b.op("host", *operands, proto=encode_node(node), types=types, **where, **attrs)
+    return b.op("fallback", *operands, proto=encode_node(node), types=types, **where, **attrs)
 
 
 def test_a_fallback_is_written_back_as_its_node():

@@ -77,7 +77,7 @@ def by_onnxruntime(proto: onnx.ModelProto, given: Mapping[str, Array]) -> list[A
 
 def by_bitwright(proto: onnx.ModelProto, given: Mapping[str, Array]) -> list[Any]:
     graph = load(proto)
-    assert not any(node.op == "host" for _, node in graph.walk())
+    assert not any(node.op == "fallback" for _, node in graph.walk())
     return list(run(graph, given).values())
 
 

@@ -59,7 +59,7 @@ def run_ort(proto, feeds):
 def check(proto, *many_feeds):
     """The graph, after its results and those of its export are compared with ONNX Runtime."""
     graph = bw.load(proto)
-    assert [node.op for _, node in graph.walk() if node.op == "host"] == []
+    assert [node.op for _, node in graph.walk() if node.op == "fallback"] == []
     runs = [bw.compile(graph).run]
     if all(isinstance(value.type, TensorType) for _, value in graph.outputs):
         runs.append(partial(run_ort, bw.export_onnx(graph)))
@@ -168,7 +168,7 @@ def test_many_forks_end_in_fallbacks():
     total = "y = Sum(" + ", ".join(f"m{i}" for i in range(len(names))) + ")"
     proto = without_types(model(f"m ({inputs}) => (float y) {{ {steps} {total} }}"))
     graph = bw.load(proto)
-    assert "host" in {node.op for _, node in graph.walk()}
+    assert "fallback" in {node.op for _, node in graph.walk()}
     feeds = {name: x(1 + i % 2, 4)["x"] for i, name in enumerate(names)}
     (found,) = bw.compile(graph).run(feeds).values()
     np.testing.assert_allclose(found, sum(array.sum() for array in feeds.values()), rtol=1e-5)

@@ -228,7 +228,7 @@ def test_functions_that_expand_without_end_are_refused():
 def test_schema_functions_stand_in_for_missing_mappings():
     assert ("", "SwiGLU") not in all_mappings()
     graph = import_text("g (float[2] a, float[2] b) => (float[2] y) { y = SwiGLU(a, b) }", 28)
-    assert "host" not in ops_of(graph)
+    assert "fallback" not in ops_of(graph)
 
 
 # bodies
@@ -315,7 +315,7 @@ def test_sequences_are_values_of_fallbacks():
 
 def test_sequences_of_known_elements_need_no_fallback():
     graph = import_text(SEQUENCE.replace("PLACE", "one"))
-    assert "host" not in ops_of(graph)
+    assert "fallback" not in ops_of(graph)
     assert graph.outputs[0][1].name == "b"
 
 
@@ -424,7 +424,7 @@ BAD = [[1, 2, 2], [2, 2, 3], [7, -2, 1], [-1, 4, 3], [2**62, 2**62, 6], [2**63 -
 @pytest.mark.parametrize("size", ["6", "n"])
 def test_data_dependent_sizes_of_a_split(size, target):
     graph = import_text(SPLIT.replace("{size}", size))
-    assert "host" not in ops_of(graph)
+    assert "fallback" not in ops_of(graph)
     executable = compile_graph(graph, target=target)
     x = draw(6, 2)
     for sizes in GOOD:
@@ -482,4 +482,4 @@ def test_light_models_of_the_onnx_package_load_without_fallbacks():
     folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
     for path in sorted(folder.glob("*.onnx")):
         graph = load(path)
-        assert "host" not in ops_of(graph), path.name
+        assert "fallback" not in ops_of(graph), path.name

@@ -138,8 +138,8 @@ def test_attention_faults(types, attrs, message):
         infer("attention", *types, **attrs)
 
 
-def transposed(x, angles, pairs):
-    """Pairs of features as complex numbers, turned."""
+def rotated(x, angles, pairs):
+    """x with pairs of features rotated as complex numbers."""
     result = x.astype(np.float64)
     for i, (a, b) in enumerate(pairs):
         value = (x[..., a] + 1j * x[..., b]) * np.exp(1j * angles[..., i])
@@ -149,28 +149,28 @@ def transposed(x, angles, pairs):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("rotary_dim", [0, 6])
-def test_rotary_turns_complex_pairs(interleaved, rotary_dim):
+def test_rotary_rotates_complex_pairs(interleaved, rotary_dim):
     size = rotary_dim or 8
     half = size // 2
     x, ids = normal(2, 3, 5, 8), RNG.integers(0, 9, (2, 5))
     table = RNG.uniform(-3, 3, (9, half))
     pairs = [(2 * i, 2 * i + 1) if interleaved else (i, i + half) for i in range(half)]
-    expected = transposed(x, table[ids][:, None], pairs)
+    expected = rotated(x, table[ids][:, None], pairs)
     cos, sin = np.cos(table).astype(np.float32), np.sin(table).astype(np.float32)
     attrs = {"interleaved": interleaved, "rotary_dim": rotary_dim}
     equal(evaluate("rotary", x, cos, sin, ids, **attrs), expected)
     equal(evaluate("rotary", x, cos[ids], sin[ids], **attrs), expected)
 
 
-def test_axial_rotary_turns_by_row_and_by_column():
+def test_axial_rotary_rotates_by_row_and_by_column():
     rows, columns, quarter = 3, 5, 2
     x = normal(2, 4, rows * columns, 8)
     by_row, by_column = RNG.uniform(-3, 3, (rows, quarter)), RNG.uniform(-3, 3, (columns, quarter))
     tables = [f(t).astype(np.float32) for t in (by_row, by_column) for f in (np.cos, np.sin)]
     found = evaluate("axial_rotary", x, *tables).reshape(2, 4, rows, columns, 8)
     grid = x.reshape(2, 4, rows, columns, 8)
-    expected = transposed(grid, by_row[:, None], [(0, 2), (1, 3)])
-    expected = transposed(expected, by_column[None], [(4, 6), (5, 7)])
+    expected = rotated(grid, by_row[:, None], [(0, 2), (1, 3)])
+    expected = rotated(expected, by_column[None], [(4, 6), (5, 7)])
     equal(found, expected)
 
 

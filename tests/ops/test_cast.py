@@ -56,7 +56,7 @@ def _proto_type(element):
 
 
 def values_of(element):
-    """Many values of a type: every code of a small float, spread-out and extreme ones of others."""
+    """Many values of a type: all of a small float type, extreme and other ones of wide types."""
     if element.name == "bool":
         return np.array([True, False])
     if element.is_integer:

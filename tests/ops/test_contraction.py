@@ -120,7 +120,7 @@ def test_dequant_matmul_refuses():
         infer("dequant_matmul", "f32[2, 10]", "i4[6, 10]", "f32[6, 2]", block=4)
     with pytest.raises(InferenceError, match="block is too small"):
         infer("dequant_matmul", "f32[2, 10]", "i4[6, 10]", "f32[6, 2]", block=0)
-    with pytest.raises(InferenceError, match="codes of at most 8 bits"):
+    with pytest.raises(InferenceError, match="a quantized type of at most 8 bits"):
         infer("dequant_matmul", "f32[2, 10]", "i32[6, 10]", "f32[6, 2]", block=5)
 
 

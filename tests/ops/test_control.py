@@ -198,8 +198,8 @@ def test_nested_loops():
     assert found == sum(i * j + 1 for i in range(4) for j in range(i))
 
 
-def test_host_values_are_carried():
-    """A list grows by its own items: nothing but the interpreter looks at it."""
+def test_opaque_values_are_carried():
+    """A list that appends its own items; only the interpreter reads it."""
     b = Builder("body")
     b.input("step", "i64[]")
     going, items = b.input("going", "bool[]"), b.input("items", OpaqueType("seq(f32)"))

@@ -1,4 +1,4 @@
-"""Ops that users register, host steps through onnx, and warnings given once."""
+"""Custom ops, the fallback to onnx, and warnings given once."""
 
 import warnings
 
@@ -93,7 +93,7 @@ def test_a_gradient_that_is_missing_is_an_error():
         get("custom").grad(b, y.node, [y])
 
 
-def host(node, types, version=21, **attrs):
+def step(node, types, version=21, **attrs):
     return {
         "op_type": node.op_type,
         "domain": node.domain,
@@ -107,12 +107,12 @@ def host(node, types, version=21, **attrs):
 def test_a_fallback_runs_and_warns_once():
     node = helper.make_node("Celu", ["x"], ["y"], alpha=0.5)
     with pytest.warns(warn.BitwrightWarning, match="ONNX op Celu: there is no kernel"):
-        found = evaluate("host", X, **host(node, ["f32[1, 3]"]))
+        found = evaluate("fallback", X, **step(node, ["f32[1, 3]"]))
     expected = np.maximum(X, 0) + np.minimum(0, 0.5 * np.expm1(X / 0.5))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        evaluate("host", X, **host(node, ["f32[1, 3]"]))
+        evaluate("fallback", X, **step(node, ["f32[1, 3]"]))
 
 
 @pytest.mark.filterwarnings("ignore::bitwright.warn.BitwrightWarning")
@@ -121,9 +121,9 @@ def test_sequences_pass_between_fallbacks():
     x = b.input("x", "f32[n, 3]")
     pair = helper.make_node("SequenceConstruct", ["a", "b"], ["s"])
     joined = helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)
-    sequence = b.host(x, x, **host(pair, ["host<seq(tensor(f32))>"]))
+    sequence = b.fallback(x, x, **step(pair, ["host<seq(tensor(f32))>"]))
     assert sequence.type == OpaqueType("seq(tensor(f32))")
-    graph = verify(b.build(y=b.host(sequence, **host(joined, ["f32[2*n, 3]"]))))
+    graph = verify(b.build(y=b.fallback(sequence, **step(joined, ["f32[2*n, 3]"]))))
     assert run(parse(to_text(graph)), {"x": X})["y"].tolist() == np.concatenate([X, X]).tolist()
 
 
@@ -135,18 +135,18 @@ def test_bodies_of_fallbacks_read_captures():
         f"{name}_branch": helper.make_graph([inner], name, [], info) for name in ("then", "else")
     }
     node = helper.make_node("If", ["c"], ["y"], **branches)
-    attrs = host(node, ["f32[1, 3]"], captures=["x", "outer"])
-    found = evaluate("host", np.array(True), X, X, **attrs)
+    attrs = step(node, ["f32[1, 3]"], captures=["x", "outer"])
+    found = evaluate("fallback", np.array(True), X, X, **attrs)
     assert found.tolist() == (2 * X).tolist()
 
 
 @pytest.mark.filterwarnings("ignore::bitwright.warn.BitwrightWarning")
 def test_an_absent_operand_stays_absent():
     node = helper.make_node("Clip", ["x", "", "high"], ["y"])
-    found = evaluate("host", X, None, np.float32(2), **host(node, ["f32[1, 3]"]))
+    found = evaluate("fallback", X, None, np.float32(2), **step(node, ["f32[1, 3]"]))
     assert found.tolist() == [[1, -2, 2]]
     node = helper.make_node("Clip", ["x", "low"], ["y"])
-    found = evaluate("host", X, None, **host(node, ["f32[1, 3]"]))
+    found = evaluate("fallback", X, None, **step(node, ["f32[1, 3]"]))
     assert found.tolist() == X.tolist()
 
 
@@ -154,7 +154,7 @@ def test_an_absent_operand_stays_absent():
 def test_the_opset_version_counts():
     """Before opset 11 the limits of Clip are attributes."""
     node = helper.make_node("Clip", ["x"], ["y"], max=2.0)
-    found = evaluate("host", X, **host(node, ["f32[1, 3]"], version=6))
+    found = evaluate("fallback", X, **step(node, ["f32[1, 3]"], version=6))
     assert found.tolist() == [[1, -2, 2]]
 
 
@@ -162,10 +162,10 @@ def test_the_opset_version_counts():
 def test_what_onnx_cannot_run_is_an_error_of_ours():
     node = helper.make_node("Mystery", ["x"], ["y"], domain="acme")
     with pytest.raises(RunError, match=r"implementation of acme\.Mystery fails"):
-        evaluate("host", X, **host(node, ["f32[1, 3]"]))
+        evaluate("fallback", X, **step(node, ["f32[1, 3]"]))
     node = helper.make_node("Add", ["x", "y"], ["z"])
     with pytest.raises(RunError, match="implementation of Add fails"):
-        evaluate("host", X, np.zeros((2, 2), np.float32), **host(node, ["f32[1, 3]"]))
+        evaluate("fallback", X, np.zeros((2, 2), np.float32), **step(node, ["f32[1, 3]"]))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_what_onnx_cannot_run_is_an_error_of_ours():
         ({"types": ["f33[3]"]}, "no element type is named 'f33'"),
     ],
 )
-def test_host_faults(changes, message):
+def test_fallback_errors(changes, message):
     node = helper.make_node("Celu", ["x"], ["y"])
     with pytest.raises(InferenceError, match=message):
-        infer("host", "f32[3]", **{**host(node, ["f32[3]"]), **changes})
+        infer("fallback", "f32[3]", **{**step(node, ["f32[3]"]), **changes})

@@ -62,10 +62,17 @@ def test_inference_agrees_with_reference(op, case):
                 assert value.shape == array.shape
 
 
+NEEDS_EVERY_SIZE = {"fused": "its operands have the very types that its body declares"}
+
+
 @pytest.mark.parametrize("op, case", CASES)
 def test_symbolic_inference_agrees_with_concrete(op, case):
-    """Each distinct size in turn becomes a symbol wherever it stands among the operands."""
+    """Each distinct size in turn becomes a symbol wherever it stands among the operands.
+
+    An op may refuse a symbol where it needs the size, but not every symbol of a sample.
+    """
     graph, _, feeds = build(op, case)
+    refusals = []
     results = list(run(graph, feeds).values())
     sizes = {size for x in case.inputs if x is not None for size in x.shape}
     for size in sizes:
@@ -76,8 +83,9 @@ def test_symbolic_inference_agrees_with_concrete(op, case):
             values.append(None if x is None else b.input(f"in{i}", TensorType(_dtype(x), shape)))
         try:
             _, types = infer_types(op, tuple(values), case.attrs)
-        except GraphError:
-            continue  # this op wants that size known
+        except GraphError as error:
+            refusals.append(f"{size}: {error}")
+            continue
         for type_, array in zip(types, results, strict=True):
             if isinstance(type_, TensorType):
                 shape = [
@@ -85,6 +93,26 @@ def test_symbolic_inference_agrees_with_concrete(op, case):
                     for s, a in zip(type_.shape, array.shape, strict=True)
                 ]
                 assert shape == list(array.shape)
+    is_refused = bool(sizes) and len(refusals) == len(sizes)
+    assert is_refused == (op.name in NEEDS_EVERY_SIZE), refusals
+
+
+def _has_range(op, case):
+    has_range = op.shrinks or op.never_negative or np.isfinite(op.max_abs)
+    return has_range and _dtype(case.inputs[0]).is_float
+
+
+@pytest.mark.parametrize("op, case", [c for c in CASES if _has_range(*c.values)])
+def test_declared_range_holds(op, case):
+    """`shrinks`, `max_abs` and `never_negative` hold, within rounding."""
+    graph, _, feeds = build(op, case)
+    y = np.asarray(next(iter(run(graph, feeds).values()))).astype(np.float64)
+    y, (x, *_) = y[~np.isnan(y)], [np.asarray(a).astype(np.float64) for a in case.inputs]
+    near = 1 + case.tolerance
+    assert np.abs(y).max(initial=0) <= op.max_abs * near
+    if op.shrinks:
+        assert np.abs(y).max(initial=0) <= np.abs(x).max(initial=0) * near
+    assert not op.never_negative or (y >= 0).all()
 
 
 @pytest.mark.parametrize("op, case", CASES)

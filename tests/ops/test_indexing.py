@@ -121,7 +121,7 @@ def test_a_cache_is_written_linearly_or_round_the_end():
         evaluate("tensor_scatter", past, update, axis=0)
 
 
-# counters, shapes, codes
+# counters, shapes, one-hot vectors
 
 
 def test_ranges():
@@ -172,7 +172,7 @@ def test_one_hot_places():
         [0, 0, 0],
     ]
     assert evaluate("one_hot", [1, 0], off_on, np.array(2), axis=0).tolist() == [[0, 1], [1, 0]]
-    with pytest.raises(RunError, match="negative depth"):
+    with pytest.raises(RunError, match="depth of one_hot is negative"):
         evaluate("one_hot", [1], off_on, np.array(-1))
 
 

@@ -187,7 +187,7 @@ def test_slice_forms_do_not_mix():
         evaluate("slice", x, [0], [2], steps=[1])
     with pytest.raises(InferenceError, match="twice"):
         evaluate("slice", x, [0], [2], starts=[1])
-    with pytest.raises(GraphError, match="stands twice"):
+    with pytest.raises(GraphError, match="occurs twice"):
         evaluate("slice", x, starts=[0, 0], stops=[1, 1], steps=[1, 1], axes=[0, -1])
 
 

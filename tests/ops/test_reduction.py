@@ -99,7 +99,7 @@ def test_no_axes_reduce_nothing():
 def test_reductions_infer_symbols_and_refuse():
     assert infer("reduce_sum", "f32[b, s, 4]", axes=(1,)) == parse_type("f32[b, 1, 4]")
     assert infer("reduce_max", "i8[b, s]", axes=(-1,), keepdims=False) == parse_type("i8[b]")
-    for axes, message in (((2,), "axis 2 is outside"), ((0, -2), "an axis stands twice")):
+    for axes, message in (((2,), "axis 2 is outside"), ((0, -2), "an axis occurs twice")):
         with pytest.raises(InferenceError, match=message):
             infer("reduce_sum", "f32[3, 4]", axes=axes)
     with pytest.raises(InferenceError, match="expected a number type"):
@@ -328,7 +328,7 @@ def test_cross_entropy_at_the_edges():
     found = evaluate("cross_entropy", logits, ignored, reduction="none", **options)
     assert found.tolist() == [0, -1]
     assert np.isnan(evaluate("cross_entropy", logits, np.array([1, 1]), **options))
-    with pytest.raises(RunError, match="a label is no class; expected 0 to 1, found 7"):
+    with pytest.raises(RunError, match="a label is not a class; expected 0 to 1, found 7"):
         evaluate("cross_entropy", logits, np.array([0, 7]))
     with pytest.raises(InferenceError, match="labels has the wrong rank; expected rank 1"):
         infer("cross_entropy", "f32[2, 3]", "i64[2, 3]")

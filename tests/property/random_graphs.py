@@ -2,9 +2,9 @@
 
     graph, feeds = random_graph(seed)          # feeds: one dict of arrays per size of the batch
 
-Values stay near 1, so that a graph's results can be compared with a tolerance. What is not
-continuous (comparisons, rounding, ranking, whole numbers) reads only values that hold exact
-numbers: inputs, constants, and what moves or compares them.
+Values stay near 1, so results can be compared with a tolerance. Discontinuous ops (comparisons,
+rounding, ranking, integers) read exact values only: inputs, constants, and movements or comparisons
+of exact values.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Generator:
                 self.values.append(made)
 
     def steps(self) -> list[Callable[[], Value | None]]:
-        """What a graph grows by, as often as it stands here."""
+        """The steps to choose from, repeated by their frequency."""
         return [
             *[self.unary, self.binary, self.binary_constant] * 3,
             *[self.matmul, self.product, self.reduce, self.normalize, self.move, self.move] * 2,
@@ -93,7 +93,7 @@ class Generator:
         self.exact.add(value)
 
     def kept(self, made: Value, *sources: Value) -> Value:
-        """A result that holds exact numbers where all its sources do."""
+        """The result, marked exact if all its sources are."""
         if all(source in self.exact for source in sources):
             self.exact.add(made)
         return made
@@ -132,7 +132,7 @@ class Generator:
         return self.b.add(y, self.b.constant(self.array((columns,)))) if self.chance(0.5) else y
 
     def product(self) -> Value | None:
-        """Two values of the run, one of them turned if need be."""
+        """Two computed values, one of them transposed if needed."""
         x, w = self.floats(2), self.floats(2)
         if x is None or w is None:
             return None
@@ -321,7 +321,7 @@ class Generator:
     # results
 
     def graph(self) -> Graph:
-        """Everything that nothing reads, and one value from the middle."""
+        """A graph whose results are all unread values and one from the middle."""
         read = {v for node in self.b.nodes for v in node.operands}
         wanted = [v for v in self.values if v not in read]
         wanted.append(self.values[self.random.integers(len(self.values))])

@@ -1,6 +1,6 @@
 """The intermediate representation: element types, sizes, graphs, their text and byte forms.
 
-What reads and writes text is imported when it is first used: running a model needs no parser.
+Modules that read and write text are imported on first use, because running a model needs no parser.
 """
 
 from typing import TYPE_CHECKING
@@ -22,8 +22,8 @@ __all__ = [
     "DType",
     "Dim",
     "Graph",
-    "OpaqueType",
     "Node",
+    "OpaqueType",
     "Shape",
     "Size",
     "TensorType",
@@ -50,5 +50,5 @@ _HOME = {
     "verify_structure": "bitwright.ir.verify",
 }
 
-if not TYPE_CHECKING:  # else every name would do
+if not TYPE_CHECKING:  # a type checker would accept every name
     __getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -1,9 +1,9 @@
-"""The limit on the size of a single tensor, for everything that makes one.
+"""Allocation of single tensors under a size limit.
 
     require_room((n, 4), 4, "its result")        # RunError if that is more than the limit
     y = new_array((n, 4), np.float32, "its result")
 
-`BITWRIGHT_MAX_TENSOR_BYTES` sets the limit; without it, the machine's memory does.
+`BITWRIGHT_MAX_TENSOR_BYTES` sets the limit; the default is the machine's memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 def require_bytes(nbytes: int, what: str, where: str = "") -> None:
-    """Raise a `RunError` if a tensor of so many bytes is larger than one may be."""
+    """Raise a `RunError` if a tensor of this many bytes exceeds the limit."""
     limit = knobs.max_tensor_bytes()
     if nbytes > limit:
         raise RunError(
@@ -33,7 +33,7 @@ def require_bytes(nbytes: int, what: str, where: str = "") -> None:
 
 
 def require_room(shape: Sequence[int], itemsize: int, what: str, where: str = "") -> int:
-    """The bytes of a tensor; a `RunError` if a size is negative or they are too many."""
+    """The bytes of a tensor; a `RunError` if a size is negative or the limit is exceeded."""
     if any(size < 0 for size in shape):
         raise RunError(f"{what} would have a negative size", where=where, found=list(shape))
     nbytes = math.prod(shape) * itemsize
@@ -42,7 +42,7 @@ def require_room(shape: Sequence[int], itemsize: int, what: str, where: str = ""
 
 
 def new_array(shape: Sequence[int], element: Any, what: str, where: str = "") -> Array:
-    """An array whose contents are not set; a `RunError` where there is no memory for it."""
+    """An uninitialized array; a `RunError` if there is no memory for it."""
     shape = tuple(int(size) for size in shape)
     nbytes = require_room(shape, np.dtype(element).itemsize, what, where)
     try:
@@ -56,5 +56,5 @@ def no_memory(nbytes: int, what: str, where: str = "") -> RunError:
     return RunError(
         f"there is no memory for the {nbytes:,} bytes of {what}",
         where=where,
-        hint=f"{knobs.MAX_TENSOR_BYTES.name} sets a limit that is looked at before.",
+        hint=f"{knobs.MAX_TENSOR_BYTES.name} sets a limit that is checked before allocation.",
     )

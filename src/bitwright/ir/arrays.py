@@ -1,6 +1,6 @@
-"""Anything array-like as a numpy array; PyTorch tensors share their memory where it is the CPU's.
+"""Conversion of array-like objects to numpy arrays; CPU tensors of PyTorch share their memory.
 
-PyTorch is not imported here: whoever hands a tensor over has it.
+PyTorch is not imported here: a caller with a tensor has imported it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TORCH_ELEMENTS = {
 
 
 def as_array(item: Any) -> Array:
-    """The array of anything array-like, tensors of PyTorch of every type and device included."""
+    """A numpy array of an array-like object or a PyTorch tensor of any type and device."""
     if type(item) is np.ndarray:
         return item
     return array_of_tensor(item) if hasattr(item, "detach") else np.asarray(item)
@@ -50,12 +50,11 @@ def as_array(item: Any) -> Array:
 def read_arrays(
     path: str | Path, fault: type[BitwrightError], *, what: str = "", mapped: bool = False
 ) -> Any:
-    """The array of an .npy file, or those of an .npz by name; pickled contents are refused.
+    """The array of an .npy file, or the arrays of an .npz by name; pickled contents are refused.
 
-    With `mapped` the array of an .npy file stays in it until it is read. What cannot be read is a
-    `fault` that names it.
+    `mapped` memory-maps an .npy file. An unreadable file raises `fault` with its name.
     """
-    import zipfile  # a run needs neither
+    import zipfile  # slow to import, and not needed to run a model
     import zlib
 
     try:
@@ -94,7 +93,7 @@ def array_of_tensor(tensor: Any) -> Array:
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     try:
         return np.asarray(tensor.numpy())
-    except TypeError:  # numpy itself does not know bfloat16 and float8
+    except TypeError:  # numpy has no bfloat16 and float8
         torch = sys.modules["torch"]
         bits = tensor.view({8: torch.uint8, 16: torch.int16}[element.bits])
         return np.asarray(bits.numpy().view(element.numpy))

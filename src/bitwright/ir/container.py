@@ -5,7 +5,7 @@
     index    JSON: {"text": ..., "arrays": {key: [dtype, shape, offset, nbytes]}}
     padding, then raw little-endian arrays at their offsets, counted from the padding's end
 
-Reading maps the file and copies no array; nothing in it is executed (no pickle).
+Reading memory-maps the file and copies no array. Nothing in it is executed (no pickle).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALIGN = 64
 
 
 def write_atomically(path: str | Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Write to a temporary name in the same folder, then rename: no half-written file ever."""
+    """Write to a temporary file in the same folder and rename it, so no partial file appears."""
     path = Path(path)
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -52,7 +52,7 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], None]) -> No
 
 
 def require_writable(path: str | Path) -> None:
-    """Raise what `write_atomically` would, before there is anything to write."""
+    """Raise the error of `write_atomically` before the work of making the contents."""
     path = Path(path)
     try:
         if path.is_dir():
@@ -80,7 +80,7 @@ def save(graph: Graph, path: str | Path) -> None:
 
 
 def to_bytes(graph: Graph) -> bytes:
-    """What `save` writes to a file."""
+    """The contents of the file that `save` writes."""
     return b"".join(_parts(graph))
 
 
@@ -101,7 +101,7 @@ def _parts(graph: Graph) -> Iterator[Any]:
 
 
 def save_text(graph: Graph, path: str | Path) -> None:
-    """Write the graph as text, large arrays in its data section."""
+    """Write the graph as text, with large arrays in its data section."""
 
     def write(file: IO[bytes]) -> None:
         file.write(to_text(graph).encode())
@@ -110,7 +110,7 @@ def save_text(graph: Graph, path: str | Path) -> None:
 
 
 def load(path: str | Path) -> Graph:
-    """Read a graph written by `save`; arrays stay in the mapped file until touched."""
+    """The graph of a file that `save` wrote; arrays stay in the mapped file until they are read."""
     try:
         with open(path, "rb") as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -120,7 +120,7 @@ def load(path: str | Path) -> Graph:
 
 
 def from_bytes(data: bytes) -> Graph:
-    """The graph of what `to_bytes` gave."""
+    """The graph of bytes that `to_bytes` made."""
     return _graph(memoryview(data), "the data")
 
 

@@ -1,9 +1,9 @@
 """Sizes of tensor dimensions: plain integers, or integer polynomials over named symbols.
 
-A `Dim` is kept in normal form (a sum of integer multiples of products of atoms), so equal sizes
-compare equal: `2*seq + batch*3 == batch*3 + seq*2`. An atom is a named symbol or an opaque
-`floordiv`, `mod`, `max`, `min` or `broadcast` of sizes that does not simplify. Operations return an
-`int` as soon as the result is constant, so `Size = int | Dim` is the type of every dimension.
+A `Dim` has a normal form (a sum of integer multiples of products of atoms), so equal sizes compare
+equal: `2*seq + batch*3 == batch*3 + seq*2`. An atom is a named symbol or an opaque `floordiv`,
+`mod`, `max`, `min` or `broadcast` of sizes that does not simplify. Operations return an `int` if
+the result is constant, so `Size = int | Dim` is the type of every dimension.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ RESERVED = frozenset({"true", "false", "none", "inf", "nan", "graph", "tensor", 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
 _MAX_DEPTH = 60
 _MAX_TERMS = 200
-_MAX_WEIGHT = 400  # atoms in a size, nested ones included; arithmetic on more is not worth its time
+_MAX_WEIGHT = 400  # atoms in a size, nested ones included; larger sizes become UNKNOWN
 _MAX_COEFFICIENT = 1 << 64
 
 
 @dataclass(frozen=True, order=True)
 class Symbol:
-    """A named free size, at least 0 and, when a bound is given, at most that."""
+    """A named free size from 0 to `bound` (None: unbounded)."""
 
     name: str
     bound: int | None = None
@@ -125,7 +125,7 @@ _SYMMETRIC = ("max", "min", "broadcast")
 
 
 class Dim:
-    """A symbolic size, made by `symbol`, arithmetic and the functions of this module."""
+    """A symbolic size; `symbol`, arithmetic and the functions of this module make it."""
 
     __slots__ = ("_hash", "_symbols", "_text", "depth", "terms", "weight")
     terms: tuple[tuple[Monomial, int], ...]
@@ -209,12 +209,12 @@ class Dim:
 
     @property
     def is_term(self) -> bool:
-        """Whether its text is one product, which binds as tightly as a name."""
+        """Whether the text is one product, which needs no parentheses as an operand."""
         return len(self.terms) == 1 and self.terms[0][1] > 0
 
     @property
     def symbols(self) -> frozenset[Symbol]:
-        """Every symbol this size depends on."""
+        """Every symbol that this size depends on."""
         if self._symbols is None:
             found: set[Symbol] = set()
             for monomial, _ in self.terms:
@@ -235,7 +235,7 @@ _NO_NAME = Symbol("?")
 
 
 class _Unknown(Dim):
-    """What inference answers for a size that only the data decides; the builder names it."""
+    """The inferred size where only the data decides; the builder replaces it by a named symbol."""
 
     __slots__ = ()
 
@@ -289,7 +289,7 @@ def _key(monomial: Monomial) -> str:
 
 
 def _scaled(size: Dim, factor: int) -> Size:
-    """The terms keep their order, so there is nothing to sort; `_combine` adds a number alike."""
+    """size * factor; the terms keep their order, so nothing is sorted."""
     if factor == 0 or factor == 1:
         return size if factor else 0
     if size is UNKNOWN or any(abs(c * factor) > _MAX_COEFFICIENT for _, c in size.terms):
@@ -324,7 +324,7 @@ def _function(kind: str, a: Size, b: Size) -> Size:
 
 
 def divide_exactly(a: Size, b: Size) -> Size | None:
-    """a / b when b divides a as a polynomial (or equals a), else None."""
+    """a / b if b divides a as a polynomial (or equals a), else None."""
     if a == b:
         return 1
     divisor = _terms(b)
@@ -349,7 +349,7 @@ def divide_exactly(a: Size, b: Size) -> Size | None:
 
 
 def _degree_order(term: tuple[Monomial, int]) -> tuple[int, list[str]]:
-    """Sorts the leading term first, in an order that multiplication keeps."""
+    """A sort key with the leading term first, in an order that multiplication preserves."""
     return -len(term[0]), [str(atom) for atom in term[0]]
 
 
@@ -403,7 +403,7 @@ def _extreme(kind: str, a: Size, b: Size) -> Size:
 
 
 def bounds(size: Size) -> tuple[float, float]:
-    """The least and the greatest value a size can take, as far as its form shows."""
+    """Lower and upper bounds of a size, from the bounds of its atoms."""
     low: float = 0
     high: float = 0
     for monomial, coefficient in _terms(size):
@@ -416,7 +416,7 @@ def bounds(size: Size) -> tuple[float, float]:
 
 
 def broadcast_size(a: Size, b: Size) -> Size:
-    """The size two broadcast dimensions have together; unequal constants are an error."""
+    """The size of two broadcast dimensions; a `GraphError` for unequal constants."""
     if a == b or b == 1:
         return a
     if a == 1:
@@ -424,7 +424,7 @@ def broadcast_size(a: Size, b: Size) -> Size:
     if isinstance(a, int) and isinstance(b, int):
         raise GraphError(f"sizes {a} and {b} do not broadcast")
     if isinstance(a, int):
-        return a  # a symbol beside a constant above 1 must be that constant, or 1
+        return a  # a symbol that broadcasts with a constant above 1 equals it, or is 1
     if isinstance(b, int):
         return b
     for one, other in ((a, b), (b, a)):
@@ -434,7 +434,7 @@ def broadcast_size(a: Size, b: Size) -> Size:
 
 
 def _cuts(size: Dim, other: Dim) -> bool:
-    """Whether size is min(limit, other) with a limit above 1: it broadcasts only where equal."""
+    """Whether size is min(limit, other) with a limit above 1; it broadcasts only if it is equal."""
     ((monomial, coefficient), *more) = size.terms
     if more or coefficient != 1 or len(monomial) != 1:
         return False
@@ -445,7 +445,7 @@ def _cuts(size: Dim, other: Dim) -> bool:
 
 
 class Sizes(dict[str, int]):
-    """Values of symbols that stay as they are, so that each size is evaluated once."""
+    """Fixed values of symbols, with a cache of evaluated sizes."""
 
     def __init__(self, bindings: Mapping[str, int]) -> None:
         super().__init__(bindings)

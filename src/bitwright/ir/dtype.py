@@ -1,7 +1,7 @@
 """Element types: their names, widths, ranges and numpy forms.
 
-Types narrower than a byte are held one value per byte in numpy arrays (ml_dtypes); packing is a
-matter of storage, not of the type.
+Numpy arrays hold types narrower than a byte with one value per byte (ml_dtypes). Packing belongs to
+storage, not to the type.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Family(Enum):
 
 @dataclass(frozen=True, eq=False)
 class DType:
-    """There is one object of each type, so that types are compared by identity."""
+    """An element type. There is one object per type, so types compare by identity."""
 
     name: str
     bits: int
@@ -124,7 +124,7 @@ INTEGERS = tuple(dtype for dtype in DTYPES.values() if dtype.is_integer)
 
 
 def dtype(name: str | DType | np.dtype[Any] | type) -> DType:
-    """The element type with this name, or the one of this numpy dtype."""
+    """The element type of this name or numpy dtype."""
     if isinstance(name, DType):
         return name
     if isinstance(name, str):

@@ -1,4 +1,4 @@
-"""What a caller feeds into a graph, held against the inputs that the graph declares."""
+"""Checks of the caller's arrays against the inputs that a graph declares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitwright.ir.types import TensorType
 
 
 def check_inputs(graph: Graph, inputs: Mapping[str, Any]) -> None:
-    """Name what is missing or unknown."""
+    """Raise a `RunError` that names a missing or unknown input."""
     names = [v.name for v in graph.inputs]
     for name in names:
         if name not in inputs:
@@ -35,7 +35,7 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Any]) -> None:
 
 
 def check_sizes(sizes: Mapping[str, int], known: Iterable[str], where: str) -> None:
-    """Name a size that is none of the model's free ones."""
+    """Raise a `RunError` that names a size which is not a free size of the model."""
     names = sorted(known)
     for name in sizes:
         if name not in names:
@@ -68,7 +68,7 @@ def input_sizes(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, int]:
 
 
 def bind_input(value: Value, array: Any, bindings: dict[str, int]) -> Any:
-    """Check an array against a declared type and learn the sizes it fixes."""
+    """The array, checked against the declared type; adds the sizes that it fixes to `bindings`."""
     type_ = value.type
     if not isinstance(type_, TensorType):
         return array
@@ -111,14 +111,14 @@ def _bound(size: Any, bindings: Mapping[str, int]) -> str:
 
 
 def solve(size: Size, value: int, bindings: dict[str, int]) -> bool:
-    """Bind the one unbound symbol of a linear size so that it equals `value`, if it can."""
+    """Bind the one unbound symbol of a linear size so that it equals `value`, if possible."""
     if not isinstance(size, Dim):
         return size == value
     unbound = {s.name for s in size.symbols if s.name not in bindings}
     if not unbound:
         return evaluate(size, bindings) == value
     if len(unbound) > 1:
-        return True  # another dimension will bind them
+        return True  # another dimension binds them
     (name,) = unbound
     at0, at1, at2 = (evaluate(size, {**bindings, name: k}) for k in (0, 1, 2))
     slope = at1 - at0

@@ -1,9 +1,9 @@
 """The graph: immutable nodes in topological order, and the values they produce.
 
 Boundary values are nodes too: `input`, `parameter`, `constant` and `state`. A parameter is named
-and trainable; it is never folded away unless a pipeline says so. A state is named and lives across
-runs: `Graph.updates` says which value replaces it when a run ends. Bodies of if / loop / scan are
-graphs in attributes; what they read from outside is passed to them as operands.
+and trainable, and only inference pipelines fold it. A state is named and lives across runs:
+`Graph.updates` names the value that replaces it when a run ends. Bodies of if / loop / scan are
+graphs in attributes; outer values that they read are operands of the node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bitwright.ir.dtype import DType, string
 from bitwright.ir.payload import blob_key
 from bitwright.ir.types import TensorType, ValueType
 
-# Formats a graph can be saved in; the module that writes one is imported when it is asked for.
+# Formats of `Graph.save`; the module of a format is imported on first use.
 WRITERS = {
     ".onnx": "bitwright.export.onnx:export_onnx",
     ".bw": "bitwright.ir.container:save",
@@ -49,7 +49,7 @@ class Value:
 
     @property
     def tensor(self) -> TensorType:
-        """The type, which must be a tensor's."""
+        """The type as a `TensorType`; a `GraphError` for an opaque value."""
         type_ = self.type
         if not isinstance(type_, TensorType):
             raise GraphError(f"{self} is a {type_}, not a tensor")
@@ -118,16 +118,16 @@ class Node:
 
     @cached_property
     def attr_symbols(self) -> frozenset[Symbol]:
-        """The sizes that its attributes name; those of bodies are their own."""
+        """The symbols of sizes in the attributes, without those of bodies."""
         return symbols_in(tuple(self.attrs.values()))
 
     @cached_property
     def attrs_text(self) -> str:
-        """Equal for attributes that are equal; arrays by content, and large ones by memory."""
+        """A key that is equal for equal attributes; large arrays compare by memory address."""
         return repr(sorted([(name, _comparable(value)) for name, value in self.attrs.items()]))
 
     def with_(self, **changes: Any) -> Node:
-        """Beside the changes, what was worked out from attributes that stay is taken over."""
+        """A copy with these changes; values cached for unchanged attributes are kept."""
         if not changes.keys() <= _GIVEN:
             raise TypeError(f"a node has no {min(changes.keys() - _GIVEN)!r}")
         made = object.__new__(Node)
@@ -186,7 +186,7 @@ class Graph:
 
     @cached_property
     def results(self) -> tuple[Value, ...]:
-        """Every value that must survive: outputs, then state updates."""
+        """The values that a run must keep: outputs, then state updates."""
         return (*(value for _, value in self.outputs), *(value for _, value in self.updates))
 
     @cached_property
@@ -195,14 +195,14 @@ class Graph:
 
     @cached_property
     def uses(self) -> Counter[Value]:
-        """How often each value is read, results included."""
+        """How many times each value is read, results included."""
         counts = Counter([v for node in self.nodes for v in node.inputs if v is not None])
         counts.update(self.results)
         return counts
 
     @cached_property
     def input_symbols(self) -> frozenset[Symbol]:
-        """The sizes that are known as soon as the inputs (and states) are."""
+        """The symbols of sizes that inputs and states bind."""
         return frozenset().union(*(v.type.symbols for v in (*self.inputs, *self.states)))
 
     def value(self, name: str) -> Value:
@@ -213,7 +213,7 @@ class Graph:
         return self.values[name]
 
     def walk(self) -> Iterator[tuple[Graph, Node]]:
-        """Every node with its graph, those of bodies included."""
+        """Every node with its graph, nodes of bodies included."""
         stack = [self]
         while stack:
             graph = stack.pop()
@@ -225,7 +225,7 @@ class Graph:
         return replace(self, **changes)
 
     def save(self, path: str | Path, **options: Any) -> None:
-        """Write the graph in the format its suffix names: .onnx, .bw (bytes) or .txt."""
+        """Write the graph in the format of the suffix: .onnx, .bw (bytes) or .txt."""
         writer = WRITERS.get(Path(path).suffix)
         if writer is None:
             raise ExportError(
@@ -235,7 +235,7 @@ class Graph:
         getattr(importlib.import_module(module), function)(self, path, **options)
 
     def __str__(self) -> str:
-        from bitwright.ir.printer import to_text  # the printer needs this module
+        from bitwright.ir.printer import to_text  # it imports this module
 
         return to_text(self, data=False).rstrip("\n")
 
@@ -267,7 +267,7 @@ class Graph:
         )
 
     def __reduce__(self) -> Any:
-        from bitwright.ir import container  # it reads and writes graphs
+        from bitwright.ir import container  # it imports this module
 
         return container.from_bytes, (container.to_bytes(self),)
 
@@ -279,7 +279,7 @@ def _in_one_line(values: Iterable[tuple[str, Value]], most: int = 4) -> str:
 
 
 def symbols_in(item: Any) -> frozenset[Symbol]:
-    """The symbols of sizes in an attribute: a size, or tuples and lists with sizes in them."""
+    """The symbols of an attribute that is a size or a (nested) sequence of sizes."""
     if isinstance(item, Dim):
         return item.symbols
     if isinstance(item, (tuple, list)):

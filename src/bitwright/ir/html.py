@@ -1,4 +1,4 @@
-"""Small tables in HTML: what notebooks show of a graph, an executable or a report."""
+"""Small HTML tables, which notebooks show for a graph, an executable or a report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CELL = 'style="text-align:left;padding:2px 8px"'
 def table(
     caption: str, header: Sequence[str], rows: Iterable[Sequence[Any]], notes: Iterable[str] = ()
 ) -> str:
-    """A table with a line above and lines below; a long one is cut, and says so."""
+    """A table with a caption above and notes below; rows beyond `MOST_ROWS` are counted only."""
     lines = [f"<div><b>{escape(caption)}</b>", "<table>"]
     if header:
         lines.append(_row("th", header))

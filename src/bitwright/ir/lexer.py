@@ -1,4 +1,4 @@
-"""Tokens of the textual form, with the line and column each stands at."""
+"""Tokens of the textual form, with line and column."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Names that nobody has yet, and where constants and layers have their names from.
+"""Unique names, and the names that the model's source has for weights and layers.
 
-The source location of a constant that folding made says which constant of the model it was made
-from, `made from fc.weight`; that of a node ends in ` in path.of.module` where the file tells it.
+The source location of a folded constant names the constant of the model that it was made from,
+`made from fc.weight`. The location of a node ends in ` in path.of.module` if the file has modules.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from bitwright.ir.graph import Node, Value, constant_value
 _MADE_FROM = "made from "
 _IN = " in "
 _CARRIES = frozenset({"transpose", "reshape", "dequantize", "cast", "expand", "identity"})
-"""Ops whose result is still the weight that their first operand is."""
+"""Ops whose result still counts as the weight that is their first operand."""
 
 
 def take_name(hint: str, taken: set[str]) -> str:
-    """`hint`, or `hint_1`, `hint_2`, … if it is taken; it is from now on."""
+    """`hint`, or `hint_1`, `hint_2`, … if it is taken; adds the name to `taken`."""
     name, count = hint, 0
     while name in taken:
         count += 1
@@ -28,7 +28,7 @@ def take_name(hint: str, taken: set[str]) -> str:
 
 
 def made_from(loc: str, sources: Iterable[Value]) -> str:
-    """The location of a constant made of these: the largest that is no vector, else `loc`."""
+    """The location of a constant made from `sources`, with the largest one of rank 2 or more."""
     known = [(value, constant_value(value)) for value in sources]
     sizes = [(array.size, value) for value, array in known if array is not None and array.ndim > 1]
     if not sizes:
@@ -37,7 +37,7 @@ def made_from(loc: str, sources: Iterable[Value]) -> str:
 
 
 def origin(value: Value) -> str:
-    """The name of the constant of the model that a constant was made from, or its own."""
+    """The name of the model's constant that this one was made from, or its own name."""
     loc = value.node.loc
     return loc.removeprefix(_MADE_FROM) if loc.startswith(_MADE_FROM) else value.name
 
@@ -48,9 +48,9 @@ def in_module(loc: str, module: str) -> str:
 
 
 def module_of(loc: str) -> str:
-    """The module that a location names, "" where it names none.
+    """The module of a location, or "".
 
-    Exporters that know of no modules write their path as the name of a node, `/layers.0/fc/MatMul`.
+    Exporters without modules write the path into the node's name, `/layers.0/fc/MatMul`.
     """
     if _IN in loc:
         return loc.rpartition(_IN)[2]
@@ -59,7 +59,7 @@ def module_of(loc: str) -> str:
 
 
 def weight_names(node: Node) -> tuple[str, ...]:
-    """The names that the model has for the constants and parameters that a node reads."""
+    """The model's names of the constants and parameters that a node reads."""
     found: dict[str, None] = {}
     for value in node.operands:
         while value.node.op in _CARRIES and value.node.inputs[0] is not None:
@@ -72,14 +72,14 @@ def weight_names(node: Node) -> tuple[str, ...]:
 
 
 def names_of(node: Node) -> tuple[str, ...]:
-    """All names that a pattern may mean a node by: of its results, its weights and its module."""
+    """The names by which a pattern can match a node: its results, its weights and its module."""
     module = module_of(node.loc)
     modules = (module, f"{module}.weight") if module else ()
     return (*node.names, *weight_names(node), *modules)
 
 
 def near_misses(pattern: str, names: Iterable[str]) -> str:
-    """A hint with names, or last parts of names, that look like a pattern that matches none."""
+    """A hint with names, or endings of names, that are close to a pattern without a match."""
     core = pattern.removeprefix("re:").strip("*.^$")
     endings: dict[str, None] = {}
     for name in names:

@@ -1,10 +1,11 @@
-"""Text to graph. Faults are `ParseError`s that name line and column."""
+"""Text to graph; a `ParseError` names line and column. Names of the last release are accepted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from bitwright.aliases import ATTRIBUTES, OPS, current
 from bitwright.errors import GraphError, ParseError
 from bitwright.ir.dim import Dim
 from bitwright.ir.dtype import DTYPES, DType
@@ -127,7 +128,7 @@ class Parser:
         while lexer.accept(","):
             names.append(lexer.value_name())
         lexer.expect("=")
-        op = lexer.take("name")
+        op = current(OPS, lexer.take("name"), "op")
         lexer.expect("(")
         inputs = lexer.listed(lambda: None if lexer.accept("none") else self._value(values), ")")
         attrs = {}
@@ -149,7 +150,7 @@ class Parser:
     def _named_attr(self) -> tuple[str, Any]:
         key = self.lexer.take("name")
         self.lexer.expect("=")
-        return key, self.attr()
+        return current(ATTRIBUTES, key, "attribute"), self.attr()
 
     def type(self) -> ValueType:
         lexer = self.lexer

@@ -1,8 +1,7 @@
 """Names of values across nested graphs.
 
-A value of the graph itself goes by its name. A value of a body goes by its path
-`node/attribute/value` (nested bodies: `node/attribute/node/attribute/value`), or by its bare name
-where no other value has that name.
+A value of the top-level graph has its name. A value of a body has the path `node/attribute/value`
+(nested bodies: `node/attribute/node/attribute/value`), or its bare name if that is unique.
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ from bitwright.ir.graph import Graph, Value, nearest
 
 
 def value_paths(graph: Graph) -> dict[str, Value]:
-    """Every value by its path, those of bodies included; a value of the graph itself wins."""
+    """Every value by its path, values of bodies included; the top-level graph takes precedence."""
     found: dict[str, Value] = {}
-    for path, value in _walk(graph, ""):
+    for path, value in _values(graph, ""):
         found.setdefault(path, value)
     return found
 
 
-def _walk(graph: Graph, prefix: str) -> Iterator[tuple[str, Value]]:
+def _values(graph: Graph, prefix: str) -> Iterator[tuple[str, Value]]:
     for node in graph.nodes:
         for value in node.outputs:
             yield prefix + value.name, value
     for node in graph.nodes:
         for attribute, body in node.bodies.items():
-            yield from _walk(body, f"{prefix}{node.name}/{attribute}/")
+            yield from _values(body, f"{prefix}{node.name}/{attribute}/")
 
 
 def find_values(graph: Graph, names: Iterable[str]) -> dict[str, Value]:
-    """The value of each name or path; an unknown or ambiguous one is an error that names it."""
+    """The value of each name or path; a `GraphError` for an unknown or ambiguous name."""
     paths = value_paths(graph)
     bare: dict[str, list[str]] = {}
     for path, value in paths.items():

@@ -1,4 +1,4 @@
-"""Arrays in text: small ones inline and exact, large ones as `#hash` into a data section."""
+"""Arrays in text: small arrays inline and exact, large arrays as `#hash` into a data section."""
 
 from __future__ import annotations
 

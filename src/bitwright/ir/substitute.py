@@ -1,4 +1,4 @@
-"""Sizes with symbols replaced by other sizes: those of a body in terms of its surroundings."""
+"""Substitution of symbols in sizes, to express the sizes of a body by those of the outer graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bitwright.ir.dim import (
 
 
 def substitute(size: Size, values: Mapping[str, Size]) -> Size:
-    """The same size with symbols replaced by other sizes."""
+    """The size with its symbols replaced by other sizes."""
     if not isinstance(size, Dim) or size is UNKNOWN:
         return size
     total: Size = 0

@@ -1,4 +1,4 @@
-"""Types of values: tensors with possibly symbolic shapes, and opaque values of host steps."""
+"""Types of values: tensors with possibly symbolic shapes, and opaque values."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class TensorType:
 
 @dataclass(frozen=True)
 class OpaqueType:
-    """A value only host steps can hold: a sequence, an optional, a tensor of unknown rank."""
+    """A value that only the interpreter fallback holds: a sequence, an optional, a tensor of
+    unknown rank."""
 
     kind: str
 
@@ -94,7 +95,7 @@ ValueType = TensorType | OpaqueType
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """The shape numpy broadcasting gives, symbolically."""
+    """The shape after numpy broadcasting; sizes may be symbolic."""
     rank = max(map(len, shapes), default=0)
     result: list[Size] = [1] * rank
     for shape in shapes:
@@ -114,7 +115,7 @@ def _show(shape: Shape) -> str:
 
 
 def compatible(inferred: ValueType, declared: ValueType) -> bool:
-    """Whether a declared type can stand where inference gave `inferred` (unknown sizes fit any)."""
+    """Whether a declared type agrees with the inferred one; an unknown size agrees with any."""
     if isinstance(inferred, OpaqueType) or isinstance(declared, OpaqueType):
         return isinstance(inferred, OpaqueType) and isinstance(declared, OpaqueType)
     return (
@@ -125,7 +126,7 @@ def compatible(inferred: ValueType, declared: ValueType) -> bool:
 
 
 def normalize_axis(axis: int, rank: int) -> int:
-    """An axis counted from the front; out of range is an error."""
+    """The axis counted from the front; a `GraphError` if it is out of range."""
     if not -rank <= axis < rank:
         raise GraphError(f"axis {axis} is outside a tensor of rank {rank}")
     return axis % rank

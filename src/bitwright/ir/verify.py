@@ -1,7 +1,8 @@
-"""Structural rules every graph obeys at every stage; what an op demands is checked in `ops.core.check`.
+"""Structural rules of graphs at every stage; `ops.core.check` adds the rules of each op.
 
-Values are defined before they are read, names are unique, constants fit their types, updates belong
-to states, and every symbolic size is bound by an input, a state, an operand or the node itself.
+Values are defined before they are read, names are unique, constants have their declared types,
+updates belong to states, and every symbolic size is bound by an input, a state, an operand or the
+node itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from bitwright.ir.types import TensorType, compatible
 
 
 def place(graph: Graph, node: Node) -> str:
-    """How an error names a node: graph, op, value and source location."""
+    """The text that names a node in errors: graph, op, value and source location."""
     source = f" (from {node.loc})" if node.loc else ""
     return f"graph {graph.name!r}, {node.op} %{node.name}{source}"
 
@@ -28,7 +29,7 @@ def verify_structure(
 ) -> None:
     """Raise a `GraphError` that names node, operand, expected and found.
 
-    Of nodes that are `settled` only their places in the graph are looked at.
+    Nodes in `settled` passed before; only their position in the graph is checked.
     """
     known = outer | graph.input_symbols
     defined: set[Value] = set()
@@ -57,7 +58,7 @@ def verify_structure(
 
 
 def depends_on_graph(node: Node) -> bool:
-    """Whether a node that is right in one graph may be wrong in another: it names sizes."""
+    """Whether the validity of a node depends on its graph, because it refers to sizes."""
     return bool(node.bodies or node.attr_symbols)
 
 

@@ -6,11 +6,6 @@ from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import get
 
-_RESULTS = frozenset(("relu", "sigmoid", "softmax", "hard_sigmoid", "exp", "abs", "sqrt"))
-_KEEP = frozenset(
-    ("add", "mul", "div", "maximum", "max_pool", "average_pool", "reduce_mean", "reduce_max")
-)
-"""Ops whose result is not negative if no operand is."""
 _DEPTH = 8
 """The maximum number of ops to look back."""
 
@@ -22,13 +17,14 @@ def is_never_negative(value: Value, depth: int = _DEPTH) -> bool:
     node = value.node
     if node.op == "clip":
         return _clips_below(node)
-    if node.op in _RESULTS:
+    opdef = get(node.op)
+    if opdef.never_negative:
         return True
     if depth == 0 or node.is_boundary:
         return False
-    if node.op in _KEEP:
+    if opdef.keeps_nonnegative:
         return all(is_never_negative(v, depth - 1) for v in node.operands)
-    if get(node.op).kind is Kind.MOVEMENT and not node.bodies:
+    if opdef.kind is Kind.MOVEMENT and not node.bodies:
         return is_never_negative(next(node.operands), depth - 1) and _moves_only(node)
     return False
 

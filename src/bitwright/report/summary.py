@@ -60,7 +60,7 @@ def summarize(graph: Graph, sizes: Mapping[str, int] | None = None) -> Summary:
         flops=total,
         uncounted=tuple(sorted(uncounted)),
         activation_bytes=peak_bytes(graph, at),
-        fallbacks=sum(n.op == "host" for _, n in graph.walk()),
+        fallbacks=sum(n.op == "fallback" for _, n in graph.walk()),
     )
 
 

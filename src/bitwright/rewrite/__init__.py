@@ -1,4 +1,4 @@
-"""Rewriting: rules as data, a matcher, a driver that terminates, and a trace of what happened."""
+"""Graph rewriting: rules as data, a matcher, a driver that terminates, and a trace of events."""
 
 from bitwright.rewrite.driver import rewrite
 from bitwright.rewrite.match import Match

@@ -1,8 +1,8 @@
 """Applies rules until none fires.
 
-The driver sweeps the graph in topological order: operands are rewritten before the node that reads
-them, so most chains collapse in one sweep, and depth costs no recursion. A replacement must have
-the type of what it replaces; it takes over name and source location. Bodies are rewritten first.
+The driver sweeps the graph in topological order. Operands are rewritten before the nodes that read
+them, so most chains collapse in one sweep and no recursion is needed. A replacement must have the
+type of the value it replaces, and takes its name and source location. Bodies are rewritten first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from bitwright.errors import GraphError, RewriteError
-from bitwright.ir.edit import map_bodies, prune, rebuilt, renewed
+from bitwright.ir.edit import map_bodies, prune, rebuild, replace_inputs
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.naming import take_name
 from bitwright.ir.types import TensorType, compatible
@@ -25,7 +25,7 @@ from bitwright.rewrite.trace import Trace
 FIRINGS_PER_NODE = 20
 
 
-class Replacement(Builder):
+class RuleBuilder(Builder):
     """The `op` of a `replace` lambda: a builder whose nodes go into the graph being rewritten."""
 
     def __init__(self, sweep: Sweep, root: Node) -> None:
@@ -37,7 +37,7 @@ class Replacement(Builder):
         return self._sweep.unique(f"{self._root.name}.{hint}")
 
     def like(self, node: Node, *operands: Any, **attrs: Any) -> Any:
-        """The same op with the same attributes (but for those given) on other operands."""
+        """The same op on other operands, with `attrs` in place of the node's."""
         return self.op(node.op, *operands, **{**node.attrs, **attrs})
 
 
@@ -53,12 +53,12 @@ class Sweep:
 
     @cached_property
     def names(self) -> set[str]:
-        """Those that are taken."""
+        """Names that are taken."""
         return {name for node in self.graph.nodes for name in node.names}
 
     @cached_property
     def symbols(self) -> dict[str, int]:
-        """The numbers of sizes that builders named."""
+        """Counters of the symbols that builders named."""
         taken = Builder()
         taken.reserve_symbols(s.name for n in self.graph.nodes for t in n.types for s in t.symbols)
         return taken._symbols
@@ -67,12 +67,12 @@ class Sweep:
         return take_name(hint, self.names)
 
     def uses(self, value: Value) -> int:
-        """How often a value was read when the sweep began (a new value: once)."""
+        """How many times a value was read when the sweep began (a new value: once)."""
         return self.graph.uses[self.origin.get(value, value)] or 1
 
     def run(self, budget: int) -> Graph:
         for node in self.graph.nodes:
-            current = renewed(node, self.replaced)
+            current = replace_inputs(node, self.replaced)
             results, made = self._settle(current, budget)
             self.nodes.append(current)
             self.nodes += made
@@ -80,10 +80,10 @@ class Sweep:
                 for old, new in zip(node.outputs, results, strict=True):
                     self.replaced[old] = new
                     self.origin.setdefault(new, old)
-        return prune(rebuilt(self.graph, self.nodes, self.replaced))
+        return prune(rebuild(self.graph, self.nodes, self.replaced))
 
     def _settle(self, node: Node, budget: int) -> tuple[tuple[Value, ...], list[Node]]:
-        """What stands for the node's results once no rule fires, and the nodes made for that."""
+        """The values that replace the node's results once no rule fires, and their new nodes."""
         results, pending = node.outputs, list[Node]()
         while applied := self._fire(results):
             results, made = applied
@@ -102,7 +102,7 @@ class Sweep:
             return None
         root = results[0].node
         if root.outputs != results:
-            return None  # the last rule answered with values that exist already
+            return None  # the last rule returned existing values
         for rule in rules:
             for bindings in match_node(rule.pattern, root):
                 found = self._apply(rule, Match(root, bindings, self.uses))
@@ -116,7 +116,7 @@ class Sweep:
         if reason := rule.refusal(m):
             self.trace.refused(rule.name, root.name, reason)
             return None
-        op = Replacement(self, root)
+        op = RuleBuilder(self, root)
         try:
             answer = rule.apply(op, m)
         except GraphError as error:
@@ -130,7 +130,7 @@ class Sweep:
                 f"rule {rule.name!r} gives {len(results)} values for {len(root.outputs)}"
             )
         for old, new in zip(root.outputs, results, strict=True):
-            if not _may_stand_for(new, old, op.nodes):
+            if not _has_type_of(new, old, op.nodes):
                 self.trace.refused(
                     rule.name, root.name, f"types differ: {old.type} would become {new.type}"
                 )
@@ -140,7 +140,7 @@ class Sweep:
         return results, made
 
 
-def _may_stand_for(new: Value, old: Value, made: list[Node]) -> bool:
+def _has_type_of(new: Value, old: Value, made: list[Node]) -> bool:
     if new.type == old.type:
         return True
     fresh = new.node in made
@@ -148,7 +148,7 @@ def _may_stand_for(new: Value, old: Value, made: list[Node]) -> bool:
 
 
 def _unnamed(new: Value, old: Value) -> TensorType:
-    """The new type, with sizes it had to name afresh taken from the old one."""
+    """The new type, with the old sizes in place of newly named ones."""
     known = {s.name for v in new.node.operands for s in v.type.symbols}
     old_shape = old.tensor.shape
     if len(old_shape) != new.rank:
@@ -162,7 +162,7 @@ def _unnamed(new: Value, old: Value) -> TensorType:
 def _take_names(
     root: Node, results: tuple[Value, ...], made: list[Node]
 ) -> tuple[tuple[Value, ...], list[Node]]:
-    """Give the nodes that stand for the root its names (and its names for sizes)."""
+    """The results and new nodes, with the root's names and types for its replacements."""
     renamed: dict[Node, Node] = {}
     nodes: list[Node] = []
     names = dict(zip(results, root.outputs, strict=True))

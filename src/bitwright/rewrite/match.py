@@ -21,7 +21,7 @@ SMALL = 64  # constants up to this many elements are compared by content
 
 
 class Match:
-    """What a rule's `replace` and `unless` see: bound values, nodes and attributes by name."""
+    """The bound values, nodes and attributes by name, for `replace` and `unless` of a rule."""
 
     def __init__(
         self, root: Node, bindings: Mapping[str, Any], uses: Callable[[Value], int]
@@ -43,7 +43,7 @@ class Match:
         return self.bindings[name]
 
     def array(self, name: str) -> Array:
-        """The array of a variable that must be a constant (check with `is_constant` first)."""
+        """The array of a constant variable; a `RewriteError` if it is not constant."""
         found = constant_value(self.bindings[name])
         if found is None:
             raise RewriteError(f"{name!r} is not a constant")
@@ -53,12 +53,12 @@ class Match:
         return all(constant_value(self.bindings[name]) is not None for name in names)
 
     def scalar(self, name: str) -> float | None:
-        """The number a constant holds everywhere, or None."""
+        """The number that all elements of a constant equal, or None."""
         return uniform(self.bindings[name])
 
 
 def uniform(value: Value | None) -> float | None:
-    """The one number that every element of a small constant equals, or None."""
+    """The number that all elements of a small constant equal, or None."""
     array = constant_value(value)
     if array is None or array.size == 0 or array.size > SMALL or array.dtype == object:
         return None
@@ -69,7 +69,7 @@ def uniform(value: Value | None) -> float | None:
 
 
 def is_number(value: Value | None, number: float) -> bool:
-    """Whether a constant is this number everywhere, as nearly as its element type can say it."""
+    """Whether all elements of a constant equal this number, within rounding of their type."""
     found = uniform(value)
     if found is None or value is None:
         return False
@@ -79,7 +79,7 @@ def is_number(value: Value | None, number: float) -> bool:
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Whether two bindings are one: the same value, equal small constants, or equal attributes."""
+    """Whether two bindings are equal: one value, equal small constants, or equal attributes."""
     if isinstance(a, Value) and isinstance(b, Value):
         if a is b:
             return True
@@ -96,12 +96,12 @@ def same_value(a: Any, b: Any) -> bool:
 
 
 def match_node(pattern: OpPattern, node: Node) -> Iterable[Bindings]:
-    """Every way in which the pattern fits this node."""
+    """The bindings of every match of the pattern at this node."""
     return _match_op(pattern, node, {}) if may_match(pattern, node) else ()
 
 
 def may_match(pattern: OpPattern, node: Node) -> bool:
-    """Whether the ops that made the operands allow it, which few nodes pass."""
+    """A quick check of the ops that made the operands, which rejects most nodes."""
     if node.op != pattern.op:
         return False
     if pattern.operands is None:

@@ -1,4 +1,4 @@
-"""Patterns: what a rule's `match` lambda builds when it is called with `op` and its variables.
+"""Patterns, which a rule's `match` lambda builds from `op` and its variables.
 
     lambda op, x, p: op.add(op.mul(x, p), 0)     variables bind values
     lambda op, x, a: op.softmax(x, axis=a)       or attributes; attributes left out match anything
@@ -6,9 +6,8 @@
     lambda op, x, b: op.conv(x, w, op.maybe(b))  an operand that may be absent (binds None)
     lambda op, x, k: op.split(x)[1]              one result of an op with several
 
-A number in an operand's place matches a constant whose elements all equal it, as nearly as their
-type can say it. An op that is
-declared commutative matches in either order of operands.
+A number as an operand matches a constant whose elements all equal it, within rounding of their
+type. A commutative op matches in either order of operands.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class OpPattern:
 
     @cached_property
     def orders(self) -> tuple[tuple[str, ...], ...]:
-        """The ops that must have made the operands, in each order; "" where any may have."""
+        """The ops that must have made the operands, in each order; "" for any op."""
         wanted = tuple(map(_maker, self.operands or ()))
         is_transposed = len(wanted) == 2 and get(self.op).commutative and wanted[0] != wanted[1]
         return (wanted, wanted[::-1]) if is_transposed else (wanted,)
@@ -89,7 +88,7 @@ def _as_pattern(operand: Any) -> Pattern:
 
 
 def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The variables a lambda asks for: its parameters after `op`, but for those with defaults."""
+    """The variables of a lambda: its parameters after `op` that have no default."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     return tuple(p.name for p in parameters if p.default is inspect.Parameter.empty)
 

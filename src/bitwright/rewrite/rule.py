@@ -1,9 +1,9 @@
-"""A rewrite is data: a name, a pattern, its replacement in the same syntax, and refusals.
+"""A rewrite rule as data: a name, a pattern, a replacement in the same syntax, and refusals.
 
     Rule("relu-of-relu", lambda op, x: op.relu(op.relu(x)), lambda op, x: op.relu(x))
 
-`replace` receives the variables it names among its parameters, and the `Match` as `m`. `unless`
-gets the match and answers the reason why the rule must not fire, or anything false.
+`replace` receives the variables that its parameters name, and the `Match` as `m`. `unless` returns
+the reason why the rule must not fire on a match, or anything false.
 
 A rule keeps no state between `unless` and `replace`. What both need is a function of the match:
 `Rule.from_plan` calls it once per match (`Match.memo`).

@@ -1,4 +1,4 @@
-"""What rewriting did and did not do, so that `explain` can tell."""
+"""Events of rewriting (rules fired and refused), which `explain` shows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Event:
-    """A rule met a node: it fired, or was refused for a reason."""
+    """A rule that fired on a node, or was refused for a reason."""
 
     stage: str
     rule: str
@@ -16,7 +16,7 @@ class Event:
     fired: bool
     reason: str = ""
     made: tuple[str, ...] = ()
-    """Names of the values that took the node's place, when it fired."""
+    """Names of the values that replaced the node's results, if it fired."""
 
     def __str__(self) -> str:
         outcome = (
@@ -26,7 +26,7 @@ class Event:
 
 
 class Trace:
-    """Events in order; the same refusal is kept once per stage."""
+    """Events in order; equal refusals are recorded once per stage."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -43,7 +43,7 @@ class Trace:
             self.events.append(Event(self.stage, rule, node, False, reason))
 
     def about(self, name: str) -> Iterator[Event]:
-        """Events that touch this node or what took its place."""
+        """Events of this node and of the values that replaced it."""
         names = {name}
         for event in self.events:
             if event.node in names:

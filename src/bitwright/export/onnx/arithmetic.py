@@ -17,11 +17,10 @@ from bitwright.export.onnx.functions import region
 from bitwright.export.onnx.operands import Operands
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import f32, i2, i4, i32, i64, u2, u4
-from bitwright.ir.edit import map_bodies
+from bitwright.ir.edit import map_bodies, replace_nodes
 from bitwright.ir.graph import Graph, Node
 from bitwright.ir.types import normalize_axis
 from bitwright.ops.core.registry import get
-from bitwright.rewrite.replace import replace_nodes
 
 
 def dequantize_matrix(e: Scope, q: Ref, scale: Ref, zero: Ref | None) -> Ref:

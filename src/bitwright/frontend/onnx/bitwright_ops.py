@@ -24,7 +24,7 @@ from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import all_ops
 
 _KINDS = (Kind.COMPUTE, Kind.REDUCTION, Kind.ELEMENTWISE)
-_FOREIGN = ("host", "custom")
+_FOREIGN = ("fallback", "custom")
 """Ops that call functions from outside bitwright."""
 
 

@@ -163,7 +163,7 @@ def run_case(case: Case, prepare: Prepare = interpreted) -> Result:
 
 def fallback_ops(graph: Graph) -> tuple[str, ...]:
     """The ONNX ops of the graph that have no mapping."""
-    found = (node.attrs["op_type"] for _, node in graph.walk() if node.op == "host")
+    found = (node.attrs["op_type"] for _, node in graph.walk() if node.op == "fallback")
     return tuple(dict.fromkeys(found))
 
 

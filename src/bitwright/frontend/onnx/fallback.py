@@ -49,7 +49,7 @@ def fallback_call(ctx: Context, node: OnnxNode, inputs: Inputs, reason: str) -> 
         "types": [str(_with_names(ctx, types[name])) for name in named],
         "captures": [name for name, _ in captures],
     }
-    made = ctx.b.node("host", [*operands, *(v for _, v in captures)], attrs, []).outputs
+    made = ctx.b.node("fallback", [*operands, *(v for _, v in captures)], attrs, []).outputs
     values = dict(zip(named, made, strict=True))
     return [values.get(name) for name in proto.output]
 

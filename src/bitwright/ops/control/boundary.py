@@ -1,4 +1,4 @@
-"""Where values enter a graph: inputs, parameters, constants and state."""
+"""Ops that bring values into a graph: inputs, parameters, constants and state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bitwright.errors import GraphError
 from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef
 
 
-def _no_inference(**_: Any) -> Any:
+def _refuse_inference(**_: Any) -> Any:
     raise GraphError("a boundary value has a declared type")
 
 
@@ -21,7 +21,7 @@ def _boundary(name: str, doc: str, grad: NonDifferentiable, **attrs: Attr) -> Op
         name,
         Kind.BOUNDARY,
         "",
-        _no_inference,
+        _refuse_inference,
         _given,
         grad,
         samples=lambda: [],

@@ -1,11 +1,11 @@
-"""Control flow: ops that run graphs. A body sees only its inputs, so captures are operands too.
+"""Control flow: ops that run graphs. A body reads only its inputs, so captures are operands.
 
     if     both bodies take the captures
     loop   body(iteration, condition, carried..., captures...) -> condition, carried..., rows...
     scan   body(carried..., elements..., captures...) -> carried..., rows...
 
-Results are the final carried values, then the rows of all iterations stacked. A size that may
-change from one iteration to the next is unknown outside.
+Results are the final carried values, then the stacked rows of all iterations. A size that may
+change between iterations is unknown outside.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _infer_loop(
 def _iterated(
     body: Graph, given: Sequence[ValueType], carried: Sequence[tuple[int, int]], first_row: int
 ) -> tuple[list[ValueType], list[TensorType]]:
-    """The final types of what is carried, and the type of one row of each stacked result."""
+    """The final types of carried values, and the type of one row of each stacked result."""
     hidden = hidden_symbols(body)
     sizes = lasting_sizes(body, given, carried, hidden)
     finals = [carried_type(body, given, i, made, sizes, hidden) for i, made in carried]
@@ -121,10 +121,11 @@ def _check_counts(
 def _loop(
     trip_count: Array | None, condition: Array | None, *operands: Any, body: Any, carried: int
 ) -> tuple[Any, ...]:
-    """Without an initial condition the body's is ignored, unless nothing else ends the loop."""
+    """The loop by reference; the body's condition counts if an initial one or no trip count is
+    given."""
     limit = None if trip_count is None else _item("the trip count", trip_count)
     going = condition is None or bool(_item("the condition", condition))
-    heeded = condition is not None or trip_count is None
+    is_checked = condition is not None or trip_count is None
     values, captures = operands[:carried], operands[carried:]
     rows: list[tuple[Any, ...]] = []
     while going and (limit is None or len(rows) < limit):
@@ -132,15 +133,15 @@ def _loop(
         keep, *results = body(step, np.asarray(going), *values, *captures)
         values, row = tuple(results[:carried]), tuple(results[carried:])
         rows.append(row)
-        going = not heeded or bool(_item("the condition", keep))
+        going = not is_checked or bool(_item("the condition", keep))
     if rows:
         return (*values, *_stack(rows))
     types = body.result_types(np.asarray(0), np.asarray(True), *values, *captures)
-    return (*values, *(_nothing(type_, 0) for type_ in types[1 + carried :]))
+    return (*values, *(_empty_stack(type_, 0) for type_ in types[1 + carried :]))
 
 
 def _stack(rows: Sequence[Sequence[Any]], axes: Sequence[int] | None = None) -> list[Array]:
-    """One array for each column of rows, the rows along its given axis."""
+    """One array for each column of rows, stacked along its axis."""
     stacked = []
     for i, column in enumerate(zip(*rows, strict=True)):
         shapes = {np.shape(part) for part in column}
@@ -151,15 +152,15 @@ def _stack(rows: Sequence[Sequence[Any]], axes: Sequence[int] | None = None) -> 
     return stacked
 
 
-def _nothing(row: TensorType, axis: int) -> Array:
-    """The stack of no rows."""
+def _empty_stack(row: TensorType, axis: int) -> Array:
+    """The result of stacking no rows."""
     shape: list[Any] = list(row.shape)
     shape.insert(normalize_axis(axis, row.rank + 1), 0)
     return np.zeros(shape, row.dtype.numpy)
 
 
 def _per_item(name: str, given: Sequence[int] | None, count: int) -> tuple[int, ...]:
-    """An optional list with one number for each of `count` things."""
+    """A list with one number for each of `count` items; zeros if it is absent."""
     if given is not None and len(given) != count:
         raise InferenceError(f"{name!r} has the wrong length", expected=count, found=len(given))
     return (0,) * count if given is None else tuple(given)
@@ -235,7 +236,7 @@ def _scan(
         elements = tuple(np.empty(sequence.shape[1:], sequence.dtype) for sequence in sequences)
         types = body.result_types(*values, *elements, *captures)[carried:]
         targets = _per_item("output_axes", output_axes, len(types))
-        stacked = [_nothing(type_, axis) for type_, axis in zip(types, targets, strict=True)]
+        stacked = [_empty_stack(type_, axis) for type_, axis in zip(types, targets, strict=True)]
     for i, reverse in enumerate(output_directions or ()):
         if reverse:
             stacked[i] = np.flip(stacked[i], axis=output_axes[i] if output_axes else 0)
@@ -249,7 +250,7 @@ def _branch(name: str, op: str) -> Graph:
 
 
 def _counting_body() -> Graph:
-    """Doubles x and counts; stops when the count reaches a captured limit."""
+    """A body that doubles x and stops when the step reaches a captured limit."""
     b = Builder("body")
     step, _ = b.input("step", "i64[]"), b.input("going", "bool[]")
     x, limit = b.input("x", "f32[3]"), b.input("limit", "i64[]")
@@ -258,7 +259,7 @@ def _counting_body() -> Graph:
 
 
 def _growing_body() -> Graph:
-    """Appends one row to a list in each iteration."""
+    """A body that appends one row in each iteration."""
     b = Builder("body")
     _, going = b.input("step", "i64[]"), b.input("going", "bool[]")
     rows, row = b.input("rows", "f32[count, 2]"), b.input("row", "f32[1, 2]")
@@ -266,7 +267,7 @@ def _growing_body() -> Graph:
 
 
 def _nested_body() -> Graph:
-    """Runs a loop of three rounds inside."""
+    """A body that runs an inner loop of three iterations."""
     b = Builder("body")
     _, going = b.input("step", "i64[]"), b.input("going", "bool[]")
     x, limit = b.input("x", "f32[3]"), b.input("limit", "i64[]")

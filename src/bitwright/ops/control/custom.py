@@ -1,12 +1,12 @@
-"""Ops that users bring: registered by name, run by the function they give.
+"""Custom ops: registered by name, run by the user's function.
 
     register_custom("acme.scale", infer=lambda x, factor: x, reference=lambda x, factor: x * factor)
     y = custom(b, "acme.scale", x, factor=2.0)
 
-`infer(*types, **attributes)` and `reference(*arrays, **attributes)` have the meaning they have in
-an `OpDef`, except that results must have the very element types that `infer` declared. Attributes
-are what JSON can hold; a graph keeps them, and the name, but not the functions: whoever loads it
-registers them again.
+`infer(*types, **attributes)` and `reference(*arrays, **attributes)` are as in an `OpDef`, except
+that results must have exactly the element types that `infer` returned. Attributes are JSON values.
+A graph stores the name and the attributes, not the functions: register the op again before you load
+the graph.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CustomOp:
     grad: Callable[..., Any] | None = None
     """As in an `OpDef`: (builder, node, output gradients) to the operands' gradients."""
     lowering: Callable[..., Any] | None = None
-    """What a backend calls to make a kernel; without one, the reference is a host step."""
+    """Called by a backend to make a kernel; without one, the interpreter runs the reference."""
 
 
 _registered: dict[str, CustomOp] = {}
@@ -48,7 +48,7 @@ def register_custom(
     *,
     replace: bool = False,
 ) -> CustomOp:
-    """Make `name` known to the op `custom`."""
+    """Register the functions of a custom op."""
     if name in _registered and not replace:
         raise GraphError(
             f"a custom op is named {name!r} already", hint="Say replace=True to put another there."
@@ -100,10 +100,10 @@ def _reference(*arrays: Any, function: str, attributes: str) -> Any:
 
 
 def check_custom(node: Node, results: tuple[Any, ...], where: str) -> None:
-    """Raise a `RunError` unless the user's function gave what its `infer` declared.
+    """Raise a `RunError` unless the results have the types that the op's `infer` declared.
 
-    The references of built-in ops compute in wider types, and the interpreter rounds what they
-    give. A function of the user's is taken at its word.
+    The interpreter rounds results of built-in references, which compute in wider types. It does not
+    convert results of custom ops.
     """
     name = node.attrs["function"]
     if len(results) != len(node.outputs):
@@ -174,6 +174,7 @@ OPDEFS = [
         reference=_reference,
         grad=_grad,
         samples=_samples,
+        is_foldable=False,
         attrs={"function": Attr("str"), "attributes": Attr("str", "{}")},
         doc="An op registered by register_custom under the name `function`.",
     )

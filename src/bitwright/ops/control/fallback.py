@@ -1,8 +1,8 @@
-"""A step that ONNX's own reference implementation computes, for nodes that have no op here.
+"""Fallback for ONNX nodes without an op here: onnx's reference implementation runs the node.
 
-The node travels as base64 of its serialized NodeProto; operands stand in the order of its inputs,
-followed by the outer values that its bodies read, named in `captures`. Operands and results may be
-values that are not tensors (sequences, optionals), which only host steps and control flow hold.
+The attribute `proto` is the base64 text of the serialized NodeProto. Operands are the inputs of the
+node, then the outer values that its bodies read, named in `captures`. Operands and results may be
+opaque (sequences, optionals), which only this op and control flow accept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def encode_node(node: NodeProto) -> str:
-    """A node as the attribute `proto` holds it."""
+    """The attribute `proto` of a node."""
     return base64.b64encode(node.SerializeToString()).decode("ascii")
 
 
@@ -44,11 +44,11 @@ def decode_node(proto: str) -> NodeProto:
 
 @lru_cache(maxsize=256)
 def evaluator(proto: str, domain: str, version: int) -> ReferenceEvaluator:
-    """What runs the node; raises what onnx raises when it has no implementation of it."""
+    """The evaluator of the node; raises onnx's error if onnx has no implementation of it."""
     from onnx.reference import ReferenceEvaluator  # slow to import, and few models need it
 
     node = decode_node(proto)
-    # naming the outputs lets onnx postpone what depends on the types of the operands to the run
+    # with named outputs, onnx decides at run time what depends on operand types
     outputs = [ValueInfoProto(name=name) for name in node.output if name]
     graph = GraphProto(name=node.op_type, node=[node], output=outputs)
     opsets = {"": defs.onnx_opset_version(), domain: version}
@@ -103,7 +103,7 @@ def _reference(
     feeds |= {given: None for given in names[len(operands) :] if given}
     try:
         results = evaluator(proto, domain, version).run(None, feeds)
-    except Exception as error:  # whatever another package raises is a fault of this step
+    except Exception as error:  # onnx raises many kinds
         raise RunError(f"onnx's reference implementation of {name} fails: {error}") from error
     return tuple(
         np.asarray(result) if isinstance(parse_type(text), TensorType) else result
@@ -144,13 +144,15 @@ def _samples() -> list[Sample]:
 
 OPDEFS = [
     OpDef(
-        "host",
+        "fallback",
         Kind.COMPUTE,
         "xs*",
         infer=_infer,
         reference=_reference,
         grad=NonDifferentiable("it is computed outside the compiler"),
         samples=_samples,
+        is_foldable=False,
+        fixed_types=True,
         attrs={
             "op_type": Attr("str"),
             "domain": Attr("str", ""),
@@ -159,6 +161,6 @@ OPDEFS = [
             "types": Attr("strs"),
             "captures": Attr("strs", ()),
         },
-        doc="One ONNX node (proto), of an opset version, run by onnx; types are its results'.",
+        doc="An ONNX node (proto) of an opset version, run by onnx; types are its result types.",
     )
 ]

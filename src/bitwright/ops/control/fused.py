@@ -1,7 +1,7 @@
 """A region of nodes that one kernel computes: `fused(xs*) {body}`.
 
-The body is a graph of ordinary ops whose inputs are the operands. Fusing changes where values live,
-never what they are: the reference runs the body.
+The body is a graph of ordinary ops whose inputs are the operands. The reference runs the body, so
+fusion does not change results.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ OPDEFS = [
         reference=lambda *xs, body: body(*xs),
         grad=NonDifferentiable("gradients are taken before regions are fused"),
         samples=_samples,
+        fixed_types=True,
         attrs={"body": Attr("graph")},
         doc="The nodes of `body`, computed by one kernel.",
     )

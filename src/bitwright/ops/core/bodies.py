@@ -1,7 +1,8 @@
-"""Types across the border of a body: whether operands fit it, what its results are outside.
+"""Types of nested graphs: whether operands fit a body, and its result types outside.
 
-A body declares its inputs with symbols of its own. Outside, a result's size is rewritten with the
-sizes of the operands bound to those symbols; what the body's data decides is unknown outside.
+A body declares its inputs with its own symbols. Outside, the sizes of its results are expressed by
+the sizes of the operands that bind these symbols. A size that data inside the body decides is
+unknown outside.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def require_condition(type_: ValueType) -> None:
 
 
 def bind_sizes(declared: Iterable[ValueType], given: Iterable[ValueType | None]) -> dict[str, Size]:
-    """The outer size of each symbol that is a whole dimension of an input; the first one counts."""
+    """The outer size of each symbol that is a whole dimension of an input; the first wins."""
     found: dict[str, Size] = {}
     for inner, outer in zip(declared, given, strict=True):
         if isinstance(inner, TensorType) and isinstance(outer, TensorType):
@@ -85,7 +86,7 @@ def _plain_symbol(size: Size) -> str | None:
 
 
 def hidden_symbols(body: Graph) -> frozenset[str]:
-    """The symbols that mean nothing outside: those of the inputs, and those its data decides."""
+    """The symbols without meaning outside: those of inputs, and those that data inside decides."""
     hidden = {symbol.name for symbol in body.input_symbols}
     for node in body.nodes:
         if not node.is_boundary:
@@ -106,7 +107,7 @@ def _mentioned(attrs: Iterable[Any]) -> frozenset[Symbol]:
 
 
 def outer_size(size: Size, sizes: Sizes, hidden: frozenset[str]) -> Size:
-    """A size of the body in terms of the sizes outside, or UNKNOWN."""
+    """A size of the body in terms of outer sizes, or UNKNOWN."""
     if any(s.name in hidden and s.name not in sizes for s in symbols_of(size)):
         return UNKNOWN
     return substitute(size, sizes)
@@ -119,14 +120,14 @@ def outer_type(type_: ValueType, sizes: Sizes, hidden: frozenset[str]) -> ValueT
 
 
 def result_types(body: Graph, operands: Sequence[ValueType | None]) -> tuple[ValueType, ...]:
-    """The body's results after one run on these operands, as the outside sees them."""
+    """The outer types of the body's results after one run on these operands."""
     sizes = bind_sizes((v.type for v in body.inputs), operands)
     hidden = hidden_symbols(body)
     return tuple(outer_type(value.type, sizes, hidden) for _, value in body.outputs)
 
 
 def either(what: str, one: ValueType, other: ValueType) -> ValueType:
-    """The type of a value that is one or the other."""
+    """The type of a value that has one of two types."""
     if isinstance(one, OpaqueType) or isinstance(other, OpaqueType):
         return one if isinstance(one, OpaqueType) else other
     if one.dtype != other.dtype:
@@ -144,11 +145,11 @@ def lasting_sizes(
     carried: Sequence[tuple[int, int]],
     hidden: frozenset[str],
 ) -> dict[str, Size]:
-    """Outer sizes of the body's input symbols that hold in every iteration.
+    """Outer sizes of the body's input symbols that are the same in every iteration.
 
-    `carried` pairs the position of an input with that of the output which replaces it. A symbol
-    keeps its first size if, supposing that all such symbols do, each output has its input's size
-    again; those for which this fails are dropped until it holds for the rest.
+    `carried` pairs the position of an input with the position of the output that replaces it. This
+    is a fixed point: assume that all symbols keep their first size, drop those whose output then
+    has another size than its input, and repeat until none is dropped.
     """
     declared = [v.type for v in body.inputs]
     changing = {given for given, _ in carried}
@@ -172,7 +173,8 @@ def lasting_sizes(
 def _axes(
     body: Graph, operands: Sequence[ValueType | None], given: int, made: int
 ) -> list[tuple[Size, Size, Size]]:
-    """Per axis: the size inside before an iteration, outside before the first, inside after."""
+    """Per axis: the inner size before an iteration, the outer size before the first, and the
+    inner size after an iteration."""
     before, first, after = body.inputs[given].type, operands[given], body.outputs[made][1].type
     if not (isinstance(before, TensorType) and isinstance(first, TensorType)):
         return []
@@ -194,7 +196,7 @@ def carried_type(
     sizes: Sizes,
     hidden: frozenset[str],
 ) -> ValueType:
-    """The type of a carried value when the iterations, if any, are over."""
+    """The type of a carried value after all iterations (possibly none)."""
     first, (name, value) = operands[given], body.outputs[made]
     assert first is not None
     last = either(f"carried value {name!r}", first, outer_type(value.type, sizes, hidden))

@@ -1,4 +1,4 @@
-"""The fluent way to make a graph.
+"""The graph builder.
 
     b = Builder("mlp")
     x = b.input("x", "f32[batch, 784]")
@@ -62,14 +62,14 @@ class Builder:
                 return name
 
     def reserve_symbols(self, names: Iterable[str]) -> None:
-        """Keep `u0`, `u1`, … of an existing graph from being given again."""
+        """Reserve `u0`, `u1`, … of an existing graph, so that new symbols differ."""
         taken = [int(name[1:]) for name in names if name[0] == "u" and name[1:].isdigit()]
         if taken:
             self._symbols["u"] = max(self._symbols.get("u", -1), *taken)
 
     @contextmanager
     def at(self, loc: str) -> Iterator[None]:
-        """Give nodes made inside this source location."""
+        """Nodes made inside get this source location."""
         before, self.loc = self.loc, loc
         try:
             yield
@@ -143,7 +143,7 @@ class Builder:
         outputs: Iterable[str] | None = None,
         **attrs: Any,
     ) -> Any:
-        """Append a node; its value, or a tuple of them if it gives several."""
+        """Append a node and return its value, or a tuple if it has several results."""
         node = self.node(op, operands, attrs, [name] if name else list(outputs or ()))
         return node.outputs[0] if len(node.outputs) == 1 else node.outputs
 
@@ -205,7 +205,7 @@ class Builder:
         self.outputs[name] = value
 
     def update(self, state: Value, value: Value) -> None:
-        """When a run ends, `state` becomes `value`."""
+        """Replace `state` by `value` when a run ends."""
         self.updates.append((state, value))
 
     def build(self, *outputs: Value, **named: Value) -> Graph:
@@ -237,9 +237,9 @@ def infer_types(
     types += [None] * (len(fixed) - len(types))
     try:
         result = opdef.infer(*types, **opdef.call_attrs(normal))
-    except AttributeError:  # dtype and shape, which a host value does not have
-        host = next((v for v in inputs if v is not None and isinstance(v.type, OpaqueType)), None)
-        if host is None:
+    except AttributeError:  # an opaque value has no dtype and shape
+        opaque = next((v for v in inputs if v is not None and isinstance(v.type, OpaqueType)), None)
+        if opaque is None:
             raise
-        raise InferenceError("takes tensors only", found=repr(host)) from None
+        raise InferenceError("takes tensors only", found=repr(opaque)) from None
     return normal, result if isinstance(result, tuple) else (result,)

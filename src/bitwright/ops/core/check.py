@@ -1,4 +1,4 @@
-"""The verifier: structure, then every node against its op's declaration."""
+"""The verifier: checks the structure, then every node against its op's declaration."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from bitwright.ops.core.registry import get
 
 
 def verify(graph: Graph, known: set[Any] | None = None) -> Graph:
-    """Raise a `GraphError` that names node, operand, expected and found; else give the graph.
+    """The graph, verified; a `GraphError` names node, operand, expected and found.
 
-    `known` is kept from one stage to the next: a graph or node that was found right is not looked
-    at again, and what op, types and attributes demand is looked at once for all nodes that have the
-    same.
+    `known` caches results between stages. A verified graph or node is not checked again, and nodes
+    with equal ops, types and attributes are checked once.
     """
     settled = set() if known is None else known
     if graph in settled:
@@ -28,20 +27,20 @@ def verify(graph: Graph, known: set[Any] | None = None) -> Graph:
     for owner, node in graph.walk():
         if node in settled:
             continue
-        question = None if node.is_boundary else _question(node)
-        if not node.is_boundary and (question is None or question not in settled):
+        key = None if node.is_boundary else _cache_key(node)
+        if not node.is_boundary and (key is None or key not in settled):
             verify_node(owner, node)
-            settled.add(question)
+            settled.add(key)
         if not depends_on_graph(node):
             settled.add(node)
     settled.add(graph)
     return graph
 
 
-def _question(node: Node) -> Any:
-    """Equal for nodes on which the verifier decides alike; None where that cannot be told."""
+def _cache_key(node: Node) -> Any:
+    """Equal for nodes with the same result of verification; None if it must not be cached."""
     if any(isinstance(value, np.ndarray) for value in node.attrs.values()):
-        return None  # its memory may hold something else later
+        return None  # the array may change later
     operands = tuple([None if v is None else v.type for v in node.inputs])
     bodies = tuple(node.bodies.values())
     return node.op, operands, node.attrs_text, node.attr_symbols, bodies, node.types

@@ -1,9 +1,9 @@
-"""What can be said of symbolic sizes before their values are known.
+"""Comparisons of symbolic sizes before their values are known.
 
     below(seq, seq + 1) -> True      equal(seq, -1) -> False      equal(seq, 4) -> None
 
-A rule on single sizes answers None where only the data decides; `decided` makes a `sizes` form of
-it, which answers for a whole tensor or not at all.
+A rule on single sizes returns None if only the data decides. `decided` makes a `sizes` form of it,
+which returns None unless every element is decided.
 """
 
 from __future__ import annotations
@@ -53,6 +53,6 @@ def negated(answer: bool | None) -> bool | None:
 
 
 def magnitude(size: Size) -> Size | None:
-    """|size|, where its sign is known."""
+    """|size|, or None if its sign is not known."""
     low, high = _difference(size, 0)
     return size if low >= 0 else -size if high <= 0 else None

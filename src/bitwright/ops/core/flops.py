@@ -1,11 +1,11 @@
-"""How many operations a node takes, from its definition and its types.
+"""Operation counts of nodes.
 
-    node_flops(node)             symbolic; None where the data decides
+    node_flops(node)             symbolic; None if the data decides
     flops(node, bindings)        at given sizes
 
-A multiply-add is two. Ops with loops of their own declare their number (`OpDef.flops`); elementwise
-ops count one for each element they make, reductions and norms one for each element they read, and
-movement none. A region is the sum of what it holds.
+A multiply-add counts as two operations. Compute ops declare their count (`OpDef.flops`).
+Elementwise ops count one per output element, reductions and norms one per input element, and
+movement none. The count of a fused region is the sum of its nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bitwright.ops.core.registry import get
 
 
 def node_flops(node: Node) -> Size | None:
-    """Operations of one node, symbolic; None if only the data tells."""
+    """Operations of one node, symbolic; None if only the data decides."""
     opdef = get(node.op)
     outputs = [t for t in node.types if isinstance(t, TensorType)]
     inputs = [v.type if v is not None else None for v in node.inputs]
@@ -53,10 +53,10 @@ def flops(node: Node, bindings: Mapping[str, int]) -> int | None:
 
 
 def multiply_adds(node: Node, bindings: Mapping[str, int]) -> int:
-    """Multiply-adds of a product at these sizes; 0 of other ops, or where the data decides."""
+    """Multiply-adds of a compute op at these sizes; 0 for other ops, or if the data decides."""
     if get(node.op).kind is not Kind.COMPUTE:
         return 0
     try:
         return (flops(node, bindings) or 0) // 2
-    except RunError:  # a size that is known only when the model runs
+    except RunError:  # a size is known only at run time
         return 0

@@ -41,7 +41,7 @@ def require_rank(what: str, type_: TensorType, *ranks: int) -> None:
 
 
 def require_same_dtype(*types: TensorType | None) -> DType:
-    """The common element type of the operands that are present."""
+    """The common element type of the present operands; an error if they differ."""
     present = [t for t in types if t is not None]
     for other in present[1:]:
         if other.dtype != present[0].dtype:
@@ -52,13 +52,13 @@ def require_same_dtype(*types: TensorType | None) -> DType:
 
 
 def require_size(what: str, found: Size, expected: Size) -> None:
-    """Sizes that must agree; a symbolic one may still turn out to, so only constants conflict."""
+    """Raise if two constant sizes differ; symbolic sizes may be equal at run time."""
     if isinstance(found, int) and isinstance(expected, int) and found != expected:
         raise InferenceError(f"{what} has the wrong size", expected=expected, found=found)
 
 
 def require_one_form(name: str, attr: Any, operand: TensorType | None) -> None:
-    """What an attribute or an operand may say must be said by exactly one of the two."""
+    """Raise unless exactly one of an attribute and its operand form is given."""
     if (attr is None) == (operand is None):
         raise InferenceError(
             f"{name} is given {'twice' if operand else 'nowhere'}",
@@ -67,11 +67,11 @@ def require_one_form(name: str, attr: Any, operand: TensorType | None) -> None:
 
 
 MAX_LENGTH = 128
-"""Numbers that say something about every axis: numpy has 64 axes, and pads have two ends."""
+"""The longest vector of per-axis numbers: numpy has 64 axes, and pads have two ends each."""
 
 
 def static_length(what: str, type_: TensorType) -> int:
-    """The length of a vector of indices, which must not depend on the data."""
+    """The constant length of a vector of indices; an error if the data decides it."""
     require_dtype(what, type_, is_index, "i64 or i32")
     require_rank(what, type_, 1)
     length = type_.shape[0]
@@ -87,7 +87,7 @@ def static_length(what: str, type_: TensorType) -> int:
 
 
 def same(x: TensorType, *_: Any, **__: Any) -> TensorType:
-    """The result has the type of the first operand."""
+    """The type of the first operand."""
     return x
 
 
@@ -97,7 +97,7 @@ def same_float(x: TensorType, *_: Any, **__: Any) -> TensorType:
 
 
 def broadcast(*types: TensorType, **_: Any) -> TensorType:
-    """Numpy broadcasting of operands of one element type."""
+    """The broadcast type of operands of one element type."""
     element = require_same_dtype(*types)
     return TensorType(element, broadcast_shapes(*(t.shape for t in types)))
 
@@ -107,9 +107,9 @@ def broadcast_to_bool(*types: TensorType, **_: Any) -> TensorType:
 
 
 def reduced_shape(shape: Sequence[Size], axes: Sequence[int], keepdims: bool) -> tuple[Size, ...]:
-    """A shape after reducing over `axes`."""
+    """The shape after a reduction over `axes`."""
     gone = {normalize_axis(axis, len(shape)) for axis in axes}
     if len(gone) != len(axes):
-        raise GraphError(f"an axis stands twice in {list(axes)}")
+        raise GraphError(f"an axis occurs twice in {list(axes)}")
     kept = [(1 if i in gone else size) for i, size in enumerate(shape)]
     return tuple(kept if keepdims else [s for i, s in enumerate(kept) if i not in gone])

@@ -1,8 +1,8 @@
-"""Runs any graph by reference, value by value.
+"""The reference interpreter: runs any graph, node by node.
 
-The interpreter is the truth that everything else is compared with, the runner of host steps, and
-what calibration and error analysis hook into: `observe(value, array)` sees each value as it is
-made. Values are freed when nothing will read them any more.
+Tests compare compiled results with it, the interpreter fallback runs nodes without kernels in it,
+and calibration and error analysis read values through `observe(value, array)`, which is called for
+each value. A value is freed after its last use.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(
 
 
 class Runner(Protocol):
-    """What runs a body in place of the interpreter."""
+    """Runs a body in place of the interpreter."""
 
     def run(self, feeds: Mapping[str, Any], *, outer: Mapping[str, int]) -> dict[str, Any]: ...
 
@@ -55,7 +55,7 @@ def run_node(
 ) -> tuple[Any, ...]:
     """The results of one node on these operands (None where one is absent).
 
-    `observe` sees the values of its bodies; `runners` run bodies, by the names of their attributes.
+    `observe` is called for values of its bodies; `runners` run bodies, by attribute name.
     """
     frame = Frame(Graph("node", (node,), ()), dict(bindings or {}), observe)
     frame.runners = {node.attrs[name]: runner for name, runner in (runners or {}).items()}
@@ -140,7 +140,7 @@ class Frame:
             if all(s.name in self.bindings for s in type_.symbols):
                 shape = type_.concrete(self.bindings)
                 if min(shape, default=0) < 0:
-                    continue  # the op itself says best why that cannot be
+                    continue  # the op's own error is clearer
                 require_room(shape, max(type_.dtype.bits, 8) // 8, str(value), where)
 
     def _finish(self, value: Value, array: Any, where: str) -> Any:
@@ -174,7 +174,7 @@ class Frame:
 
 
 class Body:
-    """A nested graph as `reference` sees it: a callable from arrays to a tuple of arrays."""
+    """A nested graph as an argument of `reference`: a callable from arrays to arrays."""
 
     def __init__(self, graph: Graph, outer: Frame) -> None:
         self.graph, self.outer = graph, outer
@@ -188,7 +188,7 @@ class Body:
         return tuple(frame.run(list(arrays), {}).values())
 
     def result_types(self, *arrays: Any) -> tuple[ValueType, ...]:
-        """What a call would give, without one; sizes that only a run can tell are 0."""
+        """The result types of a call; sizes that only a run decides are 0."""
         bindings = dict(self.outer.bindings)
         bind_inputs(self.graph.inputs, arrays, bindings)
 

@@ -24,7 +24,7 @@ def wide(x: Array) -> Array:
 
 
 def narrow(x: Array, element: DType) -> Array:
-    """Round a wide result to the element type of the result, without saturation games."""
+    """A wide result, rounded to the element type by numpy's conversion."""
     x = np.asarray(x)
     if x.dtype == element.numpy:
         return x

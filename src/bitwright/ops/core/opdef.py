@@ -1,16 +1,17 @@
-"""What an op is: one frozen declaration from which checks, execution and tests derive.
+"""The declaration of an op, from which checks, execution and tests derive.
 
     OpDef("relu", Kind.ELEMENTWISE, "x", infer=same, reference=lambda x: np.maximum(x, 0), ...)
 
-`infer(*types, **attrs)` gives the result type(s); `reference(*arrays, **attrs)` gives the result
-array(s), computed wide enough to serve as truth (the interpreter rounds to the result dtype once).
-An absent optional operand is None in both. Sizes in attributes may be symbolic in `infer`; they are
-plain integers in `reference`. A body (an attribute of kind "graph") is a Graph in `infer` and a
-callable from arrays to a tuple of arrays (`interpret.Body`) in `reference`.
+`infer(*types, **attrs)` returns the result type(s). `reference(*arrays, **attrs)` returns the
+result array(s) in a wide type; the interpreter rounds them once to the result dtype. An absent
+optional operand is None in both. Sizes in attributes may be symbolic in `infer` and are integers in
+`reference`. A body (an attribute of kind "graph") is a Graph in `infer` and a callable from arrays
+to a tuple of arrays (`interpret.Body`) in `reference`.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Kind(Enum):
-    """What a precision policy looks at."""
+    """The kind of an op, which precision policies select by."""
 
     COMPUTE = "compute"
     REDUCTION = "reduction"
@@ -45,8 +46,11 @@ class NonDifferentiable:
     reason: str
 
 
+ROUNDS = NonDifferentiable("rounding has no useful gradient; train through fake_quantize")
+
+
 class NotYet:
-    """The gradient has its place here and will come with the training issue."""
+    """The gradient comes with the training issue."""
 
 
 Gradient = Callable[..., Any] | NonDifferentiable | type[NotYet]
@@ -62,7 +66,7 @@ class Attr:
     choices: tuple[str, ...] = ()
 
     def accept(self, value: Any) -> Any:
-        """The value in its normal form; a `GraphError` if it is of another kind."""
+        """The value in its normal form; a `GraphError` if it has another kind."""
         if value is None and self.default is None:
             return None
         try:
@@ -152,7 +156,7 @@ def sample(*inputs: Any, tolerance: float = 1e-5, **attrs: Any) -> Sample:
 def draw(
     *shape: int, dtype: str | DType = "f32", seed: int = 0, low: float = -2, high: float = 2
 ) -> Array:
-    """Repeatable random numbers of any element type, between `low` and `high`."""
+    """Reproducible random numbers of any element type, between `low` and `high`."""
     element = globals()["dtype"](dtype)
     numbers: Array = np.asarray(np.random.default_rng(seed).uniform(low, high, shape))
     if element.is_complex:
@@ -169,27 +173,58 @@ class OpDef:
     name: str
     kind: Kind
     inputs: str
-    """Operands, as `"x, w, bias?"` (optional) or `"xs*"` (any number)."""
+    """Operands: `"x, w, bias?"` (optional) or `"xs*"` (any number)."""
     infer: Callable[..., Any]
     reference: Callable[..., Any]
     grad: Gradient
     samples: Callable[[], Iterable[Sample]]
     attrs: Mapping[str, Attr] = field(default_factory=dict)
     scalar: Callable[..., Any] | None = None
-    """The op on one element, against the interface of `ops.core.scalar` (elementwise ops)."""
+    """The op on one element, in terms of `ops.core.scalar` (elementwise ops)."""
     sizes: Callable[..., Any] | None = None
-    """The op on object arrays of sizes, so that shape arithmetic is evaluated symbolically."""
+    """The op on object arrays of sizes, for symbolic shape arithmetic."""
     onnx: str = ""
-    """The ONNX op with the same operands and no attributes, where there is one."""
+    """The ONNX op with the same operands and no attributes, if there is one."""
     flops: Callable[..., Any] | None = None
-    """Operations of a compute op, `flops(input types, output types, attrs)`; others are counted by
-    their kind."""
+    """Operations of a compute op, `flops(input types, output types, attrs)`; ops of other kinds
+    are counted by their kind."""
     keeps: tuple[str, ...] = ()
-    """Operands that a precision policy leaves as they are: scales of codes, places in an image."""
+    """Operands whose dtype a precision policy must not change: scales, sampling positions."""
     commutative: bool = False
     deterministic: bool = True
-    """False where two equal nodes may answer differently (random draws, users' own ops)."""
+    """False if two equal nodes may give different results (random draws)."""
+    is_foldable: bool = True
+    """Constant folding evaluates the op; False if it must stay in the graph."""
+    fixed_types: bool = False
+    """The element types are part of the op, and no precision policy changes them."""
+
+    # fusion
+    takes_epilogue: bool = False
+    """The kernel applies elementwise ops to the result before it stores."""
+    takes_prologue: bool = False
+    """The kernel computes elementwise ops on the rows it reads."""
+    reads_cast: bool = False
+    """The kernel converts a narrower operand while it reads."""
+    quantizes_rows: bool = False
+    """The kernel can apply dynamic_quantize to the rows it makes."""
+    is_cheap: bool = False
+    """An elementwise op of a few instructions; as an epilogue it is faster than a lookup table."""
+
+    # ranges of floating-point results (integers may wrap)
+    shrinks: bool = False
+    """|f(x)| <= |x|."""
+    max_abs: float = math.inf
+    """An upper bound of |f(x)|."""
+    never_negative: bool = False
+    keeps_nonnegative: bool = False
+    """The result is not negative if no operand is."""
     doc: str = ""
+
+    @property
+    def can_be_table(self) -> bool:
+        """Whether a 256-entry table can hold the op on 8-bit values."""
+        has_body = any(attr.kind == "graph" for attr in self.attrs.values())
+        return self.kind is Kind.ELEMENTWISE and self.deterministic and not has_body
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
@@ -200,7 +235,7 @@ class OpDef:
         )
 
     def check_operands(self, count_present: list[bool]) -> None:
-        """Raise when the number of operands, or one left out, does not fit the signature."""
+        """Raise a `GraphError` if the present operands do not fit the signature."""
         operands = self.operands
         variadic = bool(operands) and operands[-1].variadic
         fixed = len(operands) - variadic
@@ -234,5 +269,5 @@ class OpDef:
         return normal
 
     def call_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
-        """Every attribute as `infer` and `reference` take them, absent ones as None."""
+        """All attributes as `infer` and `reference` take them, with None for absent ones."""
         return {name: attrs.get(name) for name in self.attrs}

@@ -1,4 +1,4 @@
-"""Finds every op: each module below `ops` with an `OPDEFS` list contributes its ops."""
+"""The table of all ops: the `OPDEFS` of every module below `ops`."""
 
 from __future__ import annotations
 

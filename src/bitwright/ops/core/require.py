@@ -1,8 +1,6 @@
-"""A value that exists only if a condition holds.
+"""An assertion: y = x if the condition holds, else the run fails with the message.
 
-    y = x if condition, else the run fails with the message
-
-Importers put it where a model is valid on one side of a condition only.
+Importers insert it where a model is valid only if a condition holds.
 """
 
 from __future__ import annotations

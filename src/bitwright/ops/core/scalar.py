@@ -1,8 +1,8 @@
-"""The small interface that scalar forms of elementwise ops are written against.
+"""The expression interface of the scalar forms of elementwise ops.
 
-A scalar form such as `lambda e, x: e.max(x, 0)` never sees LLVM, Triton or C types: a backend
-passes its own renderer as `e`. `NumpyScalars` renders to numpy and is what the tests compare with.
-Arguments are values of the renderer or plain Python numbers.
+A scalar form such as `lambda e, x: e.max(x, 0)` is independent of LLVM, Triton and C: each backend
+passes its own renderer as `e`. `NumpyScalars` renders to numpy for tests. Arguments are values of
+the renderer or Python numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Term = Any
 
 
 class Scalars(Protocol):
-    """What a renderer offers. Comparisons give booleans; `select` picks by one."""
+    """The operations of a renderer. Comparisons return booleans; `select` chooses by one."""
 
     def add(self, a: Term, b: Term) -> Term: ...
     def sub(self, a: Term, b: Term) -> Term: ...
@@ -74,11 +74,11 @@ class Scalars(Protocol):
         """floor(a / 2**b); a distance outside the width gives 0, or -1 if a is negative."""
 
     def select(self, condition: Term, a: Term, b: Term) -> Term: ...
-    def qvalues(
+    def requantize(
         self, a: Term, zero: Term | None, highest: Term | None, to: DType, bounded: bool
     ) -> Term:
         """saturate(rne(min(a, highest)) + zero) in an integer type of at most 16 bits; NaN gives
-        its lowest number. `bounded` promises that there is none, and nothing beyond 2**30."""
+        the lowest value. `bounded` promises that |a| < 2**30 and that there is no NaN."""
 
 
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -118,7 +118,7 @@ class NumpyScalars:
         return np.divide(a, b)
 
     @staticmethod
-    def qvalues(a: Any, zero: Any, highest: Any, to: DType, bounded: bool) -> Any:
+    def requantize(a: Any, zero: Any, highest: Any, to: DType, bounded: bool) -> Any:
         if highest is not None:
             a = np.where(np.less(highest, a), highest, a)
         offset = 0.0 if zero is None else np.asarray(zero, np.float64)

@@ -1,7 +1,8 @@
-"""Shape arithmetic, evaluated: the elements of small integer tensors as symbolic sizes.
+"""Symbolic evaluation of shape arithmetic on small integer tensors.
 
-Exporters compute target shapes with tensors (Shape, Gather, Mul, Concat, …). This evaluates such
-chains through each op's `sizes` form, so that a reshape can carry `[batch, seq, 12, 32]` itself.
+Exporters compute target shapes with tensors (Shape, Gather, Mul, Concat, …). The `SizeEvaluator`
+evaluates such chains with each op's `sizes` form, so that the shape of a reshape becomes an
+attribute such as `[batch, seq, 12, 32]`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bitwright.ops.core.registry import get
 
 Array = np.ndarray[Any, Any]
 MAX_ELEMENTS = 256
-MAX_MAGNITUDE = 1 << 64  # Python's integers would grow without end where tensors overflow
+MAX_MAGNITUDE = 1 << 64  # Python integers grow where tensors overflow
 
 
 def on_elements(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,13 +36,13 @@ def on_elements(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class SizeEvaluator:
-    """Answers what sizes an integer tensor holds; remembers what it has worked out."""
+    """Computes the sizes that integer tensors hold, with a cache."""
 
     def __init__(self) -> None:
         self._known: dict[Value, Array | None] = {}
 
     def elements(self, value: Value) -> Array | None:
-        """An object array of sizes, or None where the data decides."""
+        """The elements as an object array of sizes, or None if the data decides."""
         stack = [value]
         while stack:
             top = stack[-1]
@@ -94,7 +95,7 @@ class SizeEvaluator:
 
 
 def may_hold_sizes(value: Value) -> bool:
-    """Small integers and booleans; what passes through floats is left to the data."""
+    """Whether a value is a small tensor of integers or booleans."""
     type_ = value.type
     if not isinstance(type_, TensorType) or not (type_.dtype.is_integer or type_.dtype == bool_):
         return False

@@ -1,4 +1,4 @@
-"""Where the extreme value along an axis stands; NaN counts as the extreme, as in PyTorch."""
+"""The index of the extreme value along an axis; NaN counts as the extreme, as in PyTorch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _op(name: str, find: Callable[..., Any], doc: str) -> OpDef:
         "x",
         infer=_infer,
         reference=_reference(find),
-        grad=NonDifferentiable("an index does not change with x, except by jumps"),
+        grad=NonDifferentiable("an index is piecewise constant in x"),
         samples=_samples,
         attrs={
             "axis": Attr("int"),

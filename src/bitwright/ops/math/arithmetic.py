@@ -113,9 +113,19 @@ OPDEFS = [
         np.add,
         onnx="Add",
         commutative=True,
+        is_cheap=True,
+        keeps_nonnegative=True,
         doc="x + y",
     ),
-    _op("sub", np.subtract, lambda e, x, y: e.sub(x, y), np.subtract, onnx="Sub", doc="x - y"),
+    _op(
+        "sub",
+        np.subtract,
+        lambda e, x, y: e.sub(x, y),
+        np.subtract,
+        onnx="Sub",
+        is_cheap=True,
+        doc="x - y",
+    ),
     _op(
         "mul",
         np.multiply,
@@ -123,6 +133,8 @@ OPDEFS = [
         np.multiply,
         onnx="Mul",
         commutative=True,
+        is_cheap=True,
+        keeps_nonnegative=True,
         doc="x * y",
     ),
     _op(
@@ -131,6 +143,7 @@ OPDEFS = [
         lambda e, x, y: e.div(x, y),
         np.floor_divide,
         onnx="Div",
+        keeps_nonnegative=True,
         doc="x / y; integers truncate towards zero",
     ),
     _op(
@@ -154,7 +167,9 @@ OPDEFS = [
         lambda e, x, y: e.max(x, y),
         np.frompyfunc(max_size, 2, 1),
         commutative=True,
-        doc="The larger of x and y; NaN wins.",
+        is_cheap=True,
+        keeps_nonnegative=True,
+        doc="The larger of x and y; NaN propagates.",
     ),
     _op(
         "minimum",
@@ -162,6 +177,7 @@ OPDEFS = [
         lambda e, x, y: e.min(x, y),
         np.frompyfunc(min_size, 2, 1),
         commutative=True,
-        doc="The smaller of x and y; NaN wins.",
+        is_cheap=True,
+        doc="The smaller of x and y; NaN propagates.",
     ),
 ]

@@ -36,14 +36,14 @@ def _bitcast(x: Array, to: DType) -> Array:
         return (
             raw.view(np.uint8) != 0 if to.family is Family.BOOL else raw.view(to.numpy)
         ).reshape(x.shape)
-    qvalues: Array = (
+    raw_bits: Array = (
         x.view(np.uint8) if dtype(x.dtype).is_float else x.astype(np.int8).view(np.uint8)
     )
-    qvalues = np.asarray(qvalues & ((1 << bits) - 1), np.uint8)
+    raw_bits = np.asarray(raw_bits & ((1 << bits) - 1), np.uint8)
     if to.is_float:
-        return qvalues.view(to.numpy)
+        return raw_bits.view(to.numpy)
     half = 1 << (bits - 1) if to.is_signed else 0
-    return ((qvalues.astype(np.int8) ^ half) - half).astype(to.numpy)
+    return ((raw_bits.astype(np.int8) ^ half) - half).astype(to.numpy)
 
 
 def _samples() -> list[Sample]:
@@ -66,6 +66,7 @@ OPDEFS = [
         "x",
         infer=_infer,
         reference=_bitcast,
+        fixed_types=True,
         grad=NonDifferentiable("bits are not numbers"),
         samples=_samples,
         attrs={"to": Attr("dtype")},

@@ -1,7 +1,7 @@
 """Operations on the bits of integers, with numpy broadcasting.
 
-A shift by the width of the type or more, or by a negative distance, leaves no bit of x: 0, or -1
-for a negative number shifted right.
+A shift by a negative distance, or by the width of the type or more, gives 0, or -1 for a negative
+number shifted right.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Conversion between any two element types, as ONNX Cast defines it.
 
-    to a float       rounds to the nearest, halves to even; out of range becomes infinite
-    to float8        saturates to the largest finite value, infinities too; or not: see ONNX's table
+    to a float       rounds to nearest even; out of range becomes infinite
+    to float8        saturates to the largest finite value, infinities included, if `saturate`
     to e8m0          a power of two, rounded from f32 up, down or to the nearest; saturates, or NaN
     to an integer    floats lose their fraction; integers keep their low bits (two's complement)
     to bool          zero is false, all else true
     strings          numbers as Python writes and reads them; "true" and "false" read as booleans
 
-What ONNX leaves undefined is defined here, as x86 processors compute it: a float outside the range
-of an integer type goes through i32 (types up to that width) or i64, of which all floats that do not
-fit become the lowest value.
+Where ONNX is undefined, the result is that of x86 processors: a float outside the range of an
+integer type is converted to i32 (for types up to 32 bits) or i64, where every float that does not
+fit becomes the lowest value.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def cast(x: Array, to: DType, saturate: bool = True, round_mode: str = "up") -> 
 
 
 def _truncated(x: Array, to: DType) -> Array:
-    """Whole numbers from f64; see above for those that do not fit."""
-    if to == u64:  # the upper half goes through i64 too, moved down and back
+    """Integers from f64; the module docstring defines those out of range."""
+    if to == u64:  # the upper half also goes through i64, shifted by 2**63
         upper = x >= 2.0**63
         low = _truncated(np.where(upper, x - 2.0**63, x), i64).astype(np.uint64)
         return low ^ (upper.astype(np.uint64) << np.uint64(63))
@@ -81,13 +81,13 @@ def _truncated(x: Array, to: DType) -> Array:
 
 
 def _power_of_two(x: Array, saturate: bool, round_mode: str) -> Array:
-    """The nearest code of e8m0, which holds 2**-127 to 2**127 and NaN, no sign and no zero."""
+    """x rounded to e8m0, which holds 2**-127 to 2**127 and NaN, no sign and no zero."""
     bounded = np.clip(x.astype(np.float64), 2.0**-_E8M0_BIAS, 2.0**_E8M0_BIAS)
     fraction, exponent = np.frexp(bounded)  # bounded = fraction * 2**exponent, 1/2 <= fraction < 1
     carries = {"up": fraction > 0.5, "down": False, "nearest": fraction >= 0.75}[round_mode]
     valid = ~np.isnan(x) if saturate else bounded == x
-    qvalues = np.where(valid, exponent - 1 + carries + _E8M0_BIAS, _E8M0_NAN)
-    return qvalues.astype(np.uint8).view(f8e8m0.numpy)
+    bits = np.where(valid, exponent - 1 + carries + _E8M0_BIAS, _E8M0_NAN)
+    return bits.astype(np.uint8).view(f8e8m0.numpy)
 
 
 def _to_text(x: Array) -> Array:
@@ -97,7 +97,7 @@ def _to_text(x: Array) -> Array:
 
 
 def _from_text(x: Array, to: DType) -> Array:
-    """Numbers of a family wide enough for `to`."""
+    """The numbers that strings spell, in a type wide enough for `to`."""
     if to == bool_:
         return _each(x, _truth, np.bool_)
     if to.is_integer:  # the low 64 bits, whatever the sign
@@ -115,7 +115,7 @@ def _each(x: Array, function: Callable[[Any], Any], element: Any) -> Array:
 
 
 def _reader(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """`parse` on text or its bytes, with an error of our own."""
+    """A function that parses text or bytes and raises a `RunError`."""
 
     def read(item: Any) -> Any:
         text = item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item)
@@ -143,7 +143,7 @@ _whole, _truth = _reader(_parse_whole), _reader(_parse_truth)
 
 
 def _cast_size(size: Size, to: DType, **_: Any) -> Size | bool | None:
-    """Sizes keep their value in any integer type wide enough for tensors."""
+    """The size itself, if the integer type can hold every size."""
     if to == bool_:
         return negated(equal(size, 0))
     if not to.is_integer:
@@ -188,6 +188,6 @@ OPDEFS = [
             "round_mode": Attr("str", "up", ("up", "down", "nearest")),
         },
         sizes=decided(_cast_size),
-        doc="x in another element type; saturate concerns float8, round_mode only e8m0",
+        doc="x in another element type; saturate affects float8, round_mode only e8m0",
     )
 ]

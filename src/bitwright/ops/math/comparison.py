@@ -1,6 +1,6 @@
-"""Questions about numbers, and logic on the answers: every result is boolean.
+"""Comparisons and boolean logic; every result is boolean.
 
-Comparisons follow IEEE: NaN is unequal to everything, itself included, and neither below nor above.
+Comparisons follow IEEE: NaN is unequal to everything, itself included, and never less or greater.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Complex numbers: taken apart and put together.
+"""Complex numbers from and to their parts.
 
-They have no scalar forms: the scalar interface knows real numbers, and a backend that meets complex
-ones holds real and imaginary parts side by side.
+These ops have no scalar forms, because the scalar interface has real numbers only.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def _infer_complex(real: TensorType, imag: TensorType) -> TensorType:
 def _join(real: Array, imag: Array) -> Array:
     real, imag = np.broadcast_arrays(wide(real), wide(imag))
     joined = np.empty(real.shape, np.complex128)
-    # real + 1j * imag would make NaN of an infinite part
+    # real + 1j * imag is NaN for an infinite part
     joined.real, joined.imag = real, imag
     return joined
 

@@ -1,7 +1,7 @@
 """Running sums and products along an axis.
 
 inclusive  y[i] = x[0] + ... + x[i]
-exclusive  y[i] = x[0] + ... + x[i - 1], beginning with the identity
+exclusive  y[i] = x[0] + ... + x[i - 1], starting with the identity
 reverse    the same from the end
 """
 

@@ -1,8 +1,8 @@
 """Einstein summation: `ij,jk->ik` names the axes of operands and result by letters.
 
-Letters missing from the result are summed over; a letter twice in one operand takes the diagonal.
-`...` stands for the axes without letters, aligned at the right and broadcast. Without `->` the
-result has the axes of `...`, then the letters that occur once, in alphabetical order.
+Letters that are not in the result are summed over; a repeated letter in one operand takes the
+diagonal. `...` stands for the axes without letters, aligned at the right and broadcast. Without
+`->` the result has the axes of `...`, then the letters that occur once, in alphabetical order.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], L
 
 
 def _distance(label: str) -> int:
-    """How far from the right an axis of `...` stands."""
+    """The distance of an axis of `...` from the right."""
     return int(label[1:])
 
 
@@ -116,14 +116,14 @@ def _reference(*xs: Array, equation: str) -> Array:
 
 
 def _flops(xs: Sequence[TensorType], ys: Sequence[TensorType], attrs: Any) -> Size:
-    """Of one operand after the other, from the left: two for each product that is added up."""
+    """Operations of products in operand order: two for each multiply-add."""
     operands, result = parse_equation(attrs["equation"], [x.rank for x in xs])
     sizes = _sizes(operands, [x.shape for x in xs])
     total: Size = 0
     current = operands[0]
     for number, labels in enumerate(operands[1:], 1):
         needed = {*result, *(label for later in operands[number + 1 :] for label in later)}
-        # an axis of one operand that nobody else needs is summed over before
+        # an axis that occurs in one operand only is summed over first
         left = [label for label in dict.fromkeys(current) if label in needed.union(labels)]
         right = [label for label in dict.fromkeys(labels) if label in needed.union(current)]
         both = list(dict.fromkeys([*left, *right]))
@@ -163,6 +163,6 @@ OPDEFS = [
         flops=_flops,
         samples=_samples,
         attrs={"equation": Attr("str")},
-        doc="Products of the operands, summed over axes the equation leaves out of the result.",
+        doc="Products of the operands, summed over the axes that are not in the result.",
     ),
 ]

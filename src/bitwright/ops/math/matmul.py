@@ -2,7 +2,7 @@
 
     matmul           x @ w, as numpy.matmul
     lora_matmul      x @ w + scale * (x @ a) @ b + bias
-    grouped_matmul   rows of x, sorted by expert, each with its expert's w
+    grouped_matmul   rows of x, sorted by expert, times the w of their expert
 
 Integers are summed exactly: up to 8 bits give i32, 16 bits give i64, wider types stay as they are.
 """
@@ -43,10 +43,9 @@ def product_dtype(x: TensorType, w: TensorType) -> DType:
 
 
 def product_operands(x: Array, w: Array, terms: int) -> tuple[Array, Array]:
-    """Both arrays in the type that sums of `terms` products are formed in.
+    """Both arrays in the type in which sums of `terms` products are computed.
 
-    Integers go through f64, which BLAS multiplies far faster than integers, where no sum can leave
-    the range in which f64 is exact.
+    Integers use f64 if all sums are exact in f64, because BLAS is much faster than integer loops.
     """
     if not (dtype(x.dtype).is_integer and dtype(w.dtype).is_integer):
         return wide(x), wide(w)
@@ -64,7 +63,7 @@ def _magnitude(x: Array) -> int:
 
 
 def product_result(y: Array, x: Array) -> Array:
-    """Whole numbers again, where x holds them."""
+    """The result as i64 if x is an integer array."""
     return y.astype(np.int64) if dtype(x.dtype).is_integer and y.dtype == np.float64 else y
 
 
@@ -215,6 +214,7 @@ OPDEFS = [
         reference=multiply,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_matmul_samples,
+        takes_epilogue=True,
         onnx="MatMul",
         doc="x @ w as numpy.matmul; integers of up to 8 bits give i32, of 16 bits i64.",
     ),

@@ -1,8 +1,8 @@
 """Reductions over axes.
 
-Nothing reduces to the identity: sum 0, product 1, max the lowest value (-inf for floats), min the
-highest, log-sum-exp -inf. The mean of nothing is an error for integers and NaN for floats. NaN wins
-in max and min.
+A reduction of no elements gives the identity: sum 0, product 1, max the lowest value (-inf for
+floats), min the highest, log-sum-exp -inf. The mean of no elements is an error for integers and NaN
+for floats. NaN propagates in max and min.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _l2(x: Array, axes: Axes, keepdims: bool) -> Any:
 
 
 def log_sum_exp(x: Array, axes: Axes, keepdims: bool) -> Array:
-    """log(sum(exp(x))) without overflow; infinities give what the formula would."""
+    """log(sum(exp(x))) without overflow; infinities give the same result as the formula."""
     values = wide(x).astype(np.float64)
     top = np.max(values, axis=axes, keepdims=True, initial=-np.inf)
     shift = np.where(np.isfinite(top), top, 0)
@@ -90,7 +90,7 @@ def log_sum_exp(x: Array, axes: Axes, keepdims: bool) -> Array:
 
 
 def _extreme_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The reduction of sizes by `function`, one axis after the other."""
+    """The reduction of sizes by `function`, axis by axis."""
     ufunc = np.frompyfunc(function, 2, 1)
 
     def reduce_sizes(x: Array, axes: Axes, keepdims: bool) -> Any:
@@ -143,12 +143,14 @@ def _wide_op(name: str, function: Callable[..., Any], **rest: Any) -> OpDef:
 
 
 OPDEFS = [
-    _wide_op("reduce_sum", np.sum, doc="The sum over axes."),
+    _wide_op("reduce_sum", np.sum, reads_cast=True, doc="The sum over axes."),
     _wide_op("reduce_prod", np.prod, doc="The product over axes."),
     _op(
         "reduce_mean",
         _mean,
         samples=_samples,
+        reads_cast=True,
+        keeps_nonnegative=True,
         doc="The mean over axes; of integers, truncated towards zero.",
     ),
     _op(
@@ -156,26 +158,29 @@ OPDEFS = [
         _max,
         infer=_infer_extreme,
         sizes=_extreme_sizes(max_size),
+        reads_cast=True,
+        keeps_nonnegative=True,
         samples=lambda: [
             *_samples(),
             sample(draw(2, 0), axes=(1,)),
             sample(draw(2, 0, dtype="i32"), axes=(1,)),
             sample(draw(2, 3, dtype="bool"), axes=(1,)),
         ],
-        doc="The largest value over axes; NaN wins.",
+        doc="The largest value over axes; NaN propagates.",
     ),
     _op(
         "reduce_min",
         _min,
         infer=_infer_extreme,
         sizes=_extreme_sizes(min_size),
+        reads_cast=True,
         samples=lambda: [
             *_samples(),
             sample(draw(2, 0), axes=(1,)),
             sample(draw(2, 0, dtype="u64"), axes=(1,)),
             sample(draw(2, 3, dtype="bool"), axes=(1,)),
         ],
-        doc="The smallest value over axes; NaN wins.",
+        doc="The smallest value over axes; NaN propagates.",
     ),
     _op(
         "reduce_l1",

@@ -1,8 +1,8 @@
-"""Random numbers, and choices made with them.
+"""Random numbers and sampling.
 
-With a seed the draws are the same at every run; without one they come from numpy's default
-generator, seeded by the system. `sample` draws nothing itself: given the same uniform numbers it
-makes the same choices, so that a backend can be compared with this reference.
+With a seed the draws are the same in every run; without one they come from numpy's default
+generator, seeded by the system. `sample` is deterministic: uniform numbers are an operand, so a
+backend can be compared with this reference.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RANDOM = NonDifferentiable("its results are drawn at random")
 
 
 def generator(seed: float | None) -> np.random.Generator:
-    """The same stream for the same seed, any number at all."""
+    """A generator for a seed, which may be any number; equal seeds give equal streams."""
     if seed is None:
         return np.random.default_rng()
     return np.random.default_rng(int(np.float64(seed).view(np.uint64)))
@@ -112,14 +112,14 @@ def _multinomial(x: Array, sample_size: int, dtype: DType, seed: float | None) -
 
 
 def _chances(logits: Array) -> Array:
-    """Softmax of each row; -inf has no chance."""
+    """Softmax of each row; -inf has probability 0."""
     peak = logits.max(axis=-1, keepdims=True, initial=-np.inf)
     weights = np.exp(logits - np.where(np.isfinite(peak), peak, 0))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 def _choose(chances: Array, draws: Array) -> Array:
-    """For each draw the first position at which the running sum of chances passes it."""
+    """For each draw, the first index at which the cumulative probability exceeds it."""
     if not chances.shape[-1]:
         raise RunError("there is nothing to choose from")
     edges = np.cumsum(chances, axis=-1)
@@ -155,7 +155,7 @@ def _sample(logits: Array, uniform: Array, temperature: float, top_k: int, top_p
         scores = scores[:, :top_k]
     chances = _chances(scores)
     before = np.cumsum(chances, axis=-1) - chances
-    chances = np.where(before < top_p, chances, 0)  # the best one always stays
+    chances = np.where(before < top_p, chances, 0)  # the largest one always stays
     chosen = _choose(chances, wide(uniform)[:, None])
     return np.take_along_axis(order, chosen, axis=-1)[:, 0]
 
@@ -248,9 +248,8 @@ OPDEFS = [
             "top_k": Attr("int", 0),
             "top_p": Attr("float", 1.0),
         },
-        doc="One token for each row. Tokens stand by falling logit (equal ones by index); the "
-        "first top_k of them (0: all) and of those the fewest whose chances reach top_p are "
-        "left; the draw from [0, 1) picks where their running sum passes it. Temperature 0 "
-        "takes the best.",
+        doc="One token for each row. Tokens are sorted by descending logit (ties by index) and "
+        "limited to the first top_k (0: all), then to the fewest whose probabilities reach top_p. "
+        "The uniform number selects by cumulative probability. Temperature 0 takes the largest.",
     ),
 ]

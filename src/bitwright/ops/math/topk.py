@@ -1,7 +1,7 @@
-"""The k largest or smallest values along an axis, in order, and where they stand.
+"""The k largest or smallest values along an axis, in order, and their indices.
 
-The lower index comes first among equal values; NaN is larger than every number, as in PyTorch.
-`k` is an attribute, or an operand where only the data decides it.
+Among equal values the lower index comes first; NaN is larger than every number, as in PyTorch. `k`
+is an attribute, or an operand if only the data decides it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def _reference(
     if not 0 <= k <= x.shape[axis]:
         raise RunError("k does not fit the axis", expected=f"0 to {x.shape[axis]}", found=k)
     values = np.moveaxis(wide(x), axis, -1)
-    if largest:  # descending, and ties by rising index: ascending from the far end, turned around
+    if (
+        largest
+    ):  # descending with ties by ascending index: sort the reversed array and reverse the result
         order = np.argsort(values[..., ::-1], axis=-1, kind="stable")
         order = values.shape[-1] - 1 - order[..., ::-1]
     else:

@@ -1,8 +1,8 @@
-"""Mathematical functions of one number: y = f(x), the result typed as x.
+"""Mathematical functions of one operand: y = f(x), with the type of x.
 
-Scalar forms that the renderers have no instruction for are written with those that they have:
+Scalar forms without an operation in the scalar interface are composed of others:
     expm1(x) = tanh(x/2) * (exp(x) + 1)      log1p(x) = 2 * atanh(x / (2 + x)) near 0
-which keep their accuracy near 0 and their limits at the infinities.
+These are accurate near 0 and have the right limits at the infinities.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def unary(
 ) -> OpDef:
     """An op on one operand whose reference takes the wide array.
 
-    Its samples lie between `low` and `high`; `variants` are attributes to sample besides defaults.
+    Samples lie between `low` and `high`; `variants` are more attributes to sample.
     """
     integers = infer in (real_number, _number)
 
@@ -118,6 +118,8 @@ OPDEFS = [
         infer=_number,
         sizes=on_elements(np.negative),
         onnx="Neg",
+        is_cheap=True,
+        shrinks=True,
     ),
     unary(
         "abs",
@@ -127,15 +129,28 @@ OPDEFS = [
         infer=real_number,
         sizes=decided(magnitude),
         onnx="Abs",
+        is_cheap=True,
+        shrinks=True,
+        never_negative=True,
     ),
     unary(
         "sign", np.sign, _sign_scalar, "-1, 0, 1 or NaN, as x is", infer=real_number, onnx="Sign"
     ),
-    unary("exp", np.exp, lambda e, x: e.exp(x), "e to the power x", onnx="Exp"),
+    unary(
+        "exp", np.exp, lambda e, x: e.exp(x), "e to the power x", onnx="Exp", never_negative=True
+    ),
     unary("expm1", np.expm1, expm1_scalar, "exp(x) - 1, accurate near 0"),
     unary("log", np.log, lambda e, x: e.log(x), "natural logarithm", low=0.1, onnx="Log"),
     unary("log1p", np.log1p, log1p_scalar, "log(1 + x), accurate near 0", low=-0.9),
-    unary("sqrt", np.sqrt, lambda e, x: e.sqrt(x), "square root", low=0, onnx="Sqrt"),
+    unary(
+        "sqrt",
+        np.sqrt,
+        lambda e, x: e.sqrt(x),
+        "square root",
+        low=0,
+        onnx="Sqrt",
+        never_negative=True,
+    ),
     unary(
         "rsqrt",
         lambda x: 1 / np.sqrt(x),
@@ -151,15 +166,15 @@ OPDEFS = [
         low=0.2,
         onnx="Reciprocal",
     ),
-    unary("sin", np.sin, lambda e, x: e.sin(x), "sine of x radians", onnx="Sin"),
-    unary("cos", np.cos, lambda e, x: e.cos(x), "cosine of x radians", onnx="Cos"),
+    unary("sin", np.sin, lambda e, x: e.sin(x), "sine of x radians", onnx="Sin", max_abs=1.0),
+    unary("cos", np.cos, lambda e, x: e.cos(x), "cosine of x radians", onnx="Cos", max_abs=1.0),
     unary("tan", np.tan, lambda e, x: e.tan(x), "tangent of x radians", high=1.4, onnx="Tan"),
     unary("asin", np.arcsin, lambda e, x: e.asin(x), "arc sine", low=-1, high=1, onnx="Asin"),
     unary("acos", np.arccos, lambda e, x: e.acos(x), "arc cosine", low=-1, high=1, onnx="Acos"),
     unary("atan", np.arctan, lambda e, x: e.atan(x), "arc tangent", onnx="Atan"),
     unary("sinh", np.sinh, lambda e, x: e.sinh(x), "hyperbolic sine", onnx="Sinh"),
     unary("cosh", np.cosh, lambda e, x: e.cosh(x), "hyperbolic cosine", onnx="Cosh"),
-    unary("tanh", np.tanh, lambda e, x: e.tanh(x), "hyperbolic tangent", onnx="Tanh"),
+    unary("tanh", np.tanh, lambda e, x: e.tanh(x), "hyperbolic tangent", onnx="Tanh", shrinks=True),
     unary("asinh", np.arcsinh, lambda e, x: e.asinh(x), "inverse of sinh", onnx="Asinh"),
     unary("acosh", np.arccosh, lambda e, x: e.acosh(x), "inverse of cosh", low=1, onnx="Acosh"),
     unary(
@@ -171,7 +186,15 @@ OPDEFS = [
         high=0.9,
         onnx="Atanh",
     ),
-    unary("erf", erf, lambda e, x: e.erf(x), "error function", infer=real_float, onnx="Erf"),
+    unary(
+        "erf",
+        erf,
+        lambda e, x: e.erf(x),
+        "error function",
+        infer=real_float,
+        onnx="Erf",
+        max_abs=1.0,
+    ),
     unary(
         "floor",
         np.floor,

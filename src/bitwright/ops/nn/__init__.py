@@ -1,1 +1,1 @@
-"""Layers of neural networks: activations, norms, convolutions, pools, attention, recurrence, losses."""
+"""Neural network layers: activations, norms, convolutions, pools, attention, recurrence, losses."""

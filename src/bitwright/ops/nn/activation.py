@@ -1,13 +1,14 @@
 """Activation functions: y = f(x) on real floating numbers (relu on integers too).
 
-At the infinities they give what IEEE arithmetic makes of the formula, as ONNX and PyTorch do; so
-x * sigmoid(x) is NaN at -inf, where its limit would be 0.
+At the infinities the result is IEEE arithmetic applied to the formula, as in ONNX and PyTorch:
+x * sigmoid(x) is NaN at -inf, although its limit is 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,10 @@ TANH_GELU_CUBIC = TANH_GELU_LINEAR * 0.044715
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), from whichever side does not overflow."""
+    """1 / (1 + exp(-x)), without overflow."""
     small: Array = np.exp(-np.abs(x))
-    share: Array = np.where(x < 0, small, 1) / (1 + small)
-    return share
+    result: Array = np.where(x < 0, small, 1) / (1 + small)
+    return result
 
 
 def softplus(x: Array) -> Array:
@@ -79,8 +80,8 @@ def _gelu_scalar(e: Any, x: Any, approximate: str) -> Any:
 
 
 def _tanh_gelu_scalar(e: Any, x: Any) -> Any:
-    """x / (1 + exp(-2 u)) with u the argument of the tanh: (1 + tanh u) / 2 is the sigmoid of 2 u,
-    which loses nothing where tanh u is near -1."""
+    """x / (1 + exp(-2 u)) with u the argument of the tanh. It equals x (1 + tanh u) / 2 and has no
+    cancellation where tanh u is near -1."""
     slope = e.add(e.mul(e.mul(x, x), TANH_GELU_CUBIC), TANH_GELU_LINEAR)
     return e.div(x, e.add(e.exp(e.mul(x, slope)), 1.0))
 
@@ -109,9 +110,10 @@ def _activation(
     scalar: Callable[..., Any],
     doc: str,
     onnx: str = "",
+    traits: Mapping[str, Any] = MappingProxyType({}),
     **attrs: float,
 ) -> OpDef:
-    """An activation whose attributes are floats with these defaults."""
+    """An activation whose attributes are floats with these defaults; `traits` are OpDef fields."""
     return unary(
         name,
         reference,
@@ -123,7 +125,13 @@ def _activation(
         onnx=onnx,
         attrs={key: Attr("float", default) for key, default in attrs.items()},
         variants=[{key: default + 0.25} for key, default in attrs.items()],
+        **traits,
     )
+
+
+_SHRINKS = {"shrinks": True}
+_PROBABILITY = {"max_abs": 1.0, "never_negative": True}
+_CHEAP = {"is_cheap": True}
 
 
 OPDEFS = [
@@ -134,8 +142,11 @@ OPDEFS = [
         "max(x, 0)",
         infer=real_number,
         onnx="Relu",
+        is_cheap=True,
+        shrinks=True,
+        never_negative=True,
     ),
-    _activation("sigmoid", sigmoid, _sigmoid_scalar, "1 / (1 + exp(-x))", onnx="Sigmoid"),
+    _activation("sigmoid", sigmoid, _sigmoid_scalar, "1 / (1 + exp(-x))", "Sigmoid", _PROBABILITY),
     _activation("softplus", softplus, _softplus_scalar, "log(1 + exp(x))", onnx="Softplus"),
     _activation(
         "softsign",
@@ -144,7 +155,7 @@ OPDEFS = [
         "x / (1 + |x|)",
         onnx="Softsign",
     ),
-    _activation("silu", lambda x: x * sigmoid(x), _swish_scalar, "x * sigmoid(x)"),
+    _activation("silu", lambda x: x * sigmoid(x), _swish_scalar, "x * sigmoid(x)", traits=_SHRINKS),
     _activation(
         "swish",
         lambda x, alpha: x * sigmoid(alpha * x),
@@ -172,12 +183,14 @@ OPDEFS = [
         lambda e, x: e.mul(x, _hard_sigmoid_scalar(e, x, 1 / 6, 0.5)),
         "x * max(0, min(1, x/6 + 1/2))",
         onnx="HardSwish",
+        traits=_CHEAP | _SHRINKS,
     ),
     _activation(
         "hard_sigmoid",
         hard_sigmoid,
         _hard_sigmoid_scalar,
         "max(0, min(1, alpha * x + beta))",
+        traits=_CHEAP | _PROBABILITY,
         alpha=0.2,
         beta=0.5,
     ),
@@ -208,6 +221,7 @@ OPDEFS = [
         lambda x, alpha: np.where(x < 0, alpha * x, x),
         lambda e, x, alpha: e.select(e.lt(x, 0.0), e.mul(x, alpha), x),
         "alpha * x where x < 0, else x",
+        traits=_CHEAP,
         alpha=0.01,
     ),
     _activation(
@@ -235,5 +249,6 @@ OPDEFS = [
         high=4,
         attrs={"approximate": Attr("str", "none", ("none", "tanh"))},
         variants=[{"approximate": "tanh"}],
+        shrinks=True,
     ),
 ]

@@ -1,13 +1,13 @@
-"""Scaled dot-product attention, with the meaning of ONNX Attention (opset 25).
+"""Scaled dot-product attention, with the semantics of ONNX Attention (opset 25).
 
     y = softmax(cap(scale * q @ k.T) + bias) @ v        cap(s) = softcap * tanh(s / softcap)
 
-Query i stands at position p = i + offset, where offset counts the keys before the queries: the
-length of the past; `lengths - S` for a cache of which only `lengths` keys are valid; `T - S` when
-`causal_offset` is "end". Causal attention sees keys j <= p, a window keys p - window < j and
-j <= p + window_right. A row without any visible key gives zeros.
+Query i has the position p = i + offset. The offset is the number of keys before the queries: the
+length of the past; `lengths - S` for a cache with `lengths` valid keys; `T - S` if `causal_offset`
+is "end". Causal attention uses keys j <= p, a window uses keys p - window < j and
+j <= p + window_right. A row without visible keys gives zeros.
 
-`int8` multiplies 8-bit codes, with the products summed exactly (`ops.quant.int8_attention`).
+`int8` quantizes operands to 8 bits and sums the products exactly (`ops.quant.int8_attention`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bitwright.ops.core.inference import (
 )
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
-from bitwright.ops.quant.int8_attention import quantized_scores, weighted_qvalues
+from bitwright.ops.quant.int8_attention import quantized_scores, weighted_values
 
 Type = TensorType | None
 
@@ -47,7 +47,7 @@ def _infer(
 ) -> TensorType:
     _check_operands(q, k, v, past_k, past_v)
     if attrs["int8"]:
-        require_dtype("q", q, lambda d: d == f32, "f32, of which codes are made")
+        require_dtype("q", q, lambda d: d == f32, "f32, which int8 attention quantizes")
     for name in ("window", "window_right"):
         if attrs[name] is not None and attrs[name] < 0:
             raise InferenceError(f"{name!r} is negative", expected="0 or more", found=attrs[name])
@@ -112,7 +112,7 @@ def _check_mask(mask: TensorType, scores: tuple[Size, ...]) -> None:
 
 
 def _bias(mask: Array | None, total: int) -> Array:
-    """The mask as numbers to add; keys beyond a mask that ends early are hidden."""
+    """The mask as numbers to add to scores; keys beyond the end of the mask are masked."""
     if mask is None:
         return np.zeros((1, 1, 1, total))
     added = np.where(mask, 0.0, -np.inf) if mask.dtype == np.bool_ else mask.astype(np.float64)
@@ -124,13 +124,13 @@ def _bias(mask: Array | None, total: int) -> Array:
 
 
 def softmax_rows(scores: Array, bias: Array) -> Array:
-    """Softmax of scores + bias along the last axis; zeros where the bias hides every key."""
+    """Softmax of scores + bias along the last axis; zeros where the bias masks every key."""
     total = scores + bias
     top = total.max(axis=-1, keepdims=True, initial=-np.inf)
     weights = np.exp(total - np.where(np.isneginf(top), 0.0, top))
     sums = weights.sum(axis=-1, keepdims=True)
-    hidden = np.isneginf(bias.max(axis=-1, keepdims=True, initial=-np.inf))
-    return np.where(hidden, 0.0, weights / np.where(sums == 0, 1.0, sums))
+    masked = np.isneginf(bias.max(axis=-1, keepdims=True, initial=-np.inf))
+    return np.where(masked, 0.0, weights / np.where(sums == 0, 1.0, sums))
 
 
 def _reference(
@@ -182,7 +182,7 @@ def _reference(
         visible = visible & (at < lengths.reshape(-1, 1, 1, 1))
     bias = _bias(mask, total) + np.where(visible, 0.0, -np.inf)
     if int8:
-        return weighted_qvalues(scores, bias, values, causal)
+        return weighted_values(scores, bias, values, causal)
     return np.asarray(np.matmul(softmax_rows(scores, bias), values))
 
 
@@ -212,7 +212,7 @@ def _samples() -> list[Sample]:
 
 
 def _flops(xs: Any, ys: Any, attrs: Any) -> Any:
-    """Scores and weighted values, over all keys: masks and causality save work, not the count."""
+    """Operations of both products over all keys; masks and causality do not reduce the count."""
     q, k, v = xs[:3]
     keys = k.shape[2] + (xs[4].shape[2] if len(xs) > 4 and xs[4] is not None else 0)
     return 2 * q.shape[0] * q.shape[1] * q.shape[2] * keys * (q.shape[3] + v.shape[3])
@@ -226,6 +226,7 @@ OPDEFS = [
         infer=_infer,
         reference=_reference,
         grad=NotYet,
+        takes_epilogue=True,
         flops=_flops,
         samples=_samples,
         attrs={
@@ -238,7 +239,7 @@ OPDEFS = [
             "softmax_dtype": Attr("dtype", None),
             "int8": Attr("bool", False),
         },
-        doc="softmax(q @ k.T * scale + mask) @ v per head; k and v heads may serve several of q. "
+        doc="softmax(q @ k.T * scale + mask) @ v per head; q may have several heads per k and v. "
         "A kernel computes its softmax in softmax_dtype or wider; the reference is f64.",
         keeps=("mask",),
     )

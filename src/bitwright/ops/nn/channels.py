@@ -1,4 +1,4 @@
-"""What convolutions and normalizations share about channels, axis 1 of x[N, C, ...]."""
+"""Helpers of convolutions and normalizations for channels, axis 1 of x[N, C, ...]."""
 
 from __future__ import annotations
 

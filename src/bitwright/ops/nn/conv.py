@@ -1,11 +1,11 @@
-"""Convolution, its transpose, and the folding of columns back into an image.
+"""Convolution, transposed convolution and col2im.
 
     conv             y[n, m] = sum over c, taps of w[m, c, tap] * x[n, c, window + tap] + bias[m]
-    conv_transpose   each x[n, c] spreads w[c, m] over its window; overlaps add up
-    col2im           columns of windows added back to where they came from
+    conv_transpose   each x[n, c] adds its multiple of w[c, m] to its window of y
+    col2im           adds columns of windows back to their positions in the image
 
-Channels are split into `groups`, which do not see each other. The references gather windows into a
-matrix (im2col) and multiply, a bounded number of rows at a time.
+Channels are split into independent `groups`. The references gather windows into a matrix (im2col)
+and multiply a bounded number of rows at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bitwright.ops.nn.channels import add_channel_bias, require_groups
 from bitwright.ops.nn.windows import WINDOW_ATTRS, Windows, make_windows
 
 COLUMN_ELEMENTS = 4_000_000
-"""How many elements one matrix of gathered windows may have."""
+"""The largest number of elements of one matrix of gathered windows."""
 
 
 def require_images(x: TensorType, w: TensorType) -> int:
@@ -92,7 +92,7 @@ def convolve(
 
 
 def row_chunks(columns: Array, rank: int) -> Iterator[tuple[int, slice]]:
-    """Each image, and rows of its windows, so that gathering them stays within bounds."""
+    """Images and slices of their window rows, each with at most `COLUMN_ELEMENTS` elements."""
     rows = columns.shape[-rank]
     row_elements = max(columns[:1].size // max(rows, 1), 1)
     step = max(COLUMN_ELEMENTS // row_elements, 1)
@@ -270,6 +270,7 @@ OPDEFS = [
         infer=infer_conv,
         reference=convolve,
         grad=NotYet,
+        takes_epilogue=True,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_conv_samples,
         attrs={**WINDOW_ATTRS, "groups": Attr("int", 1)},

@@ -1,10 +1,10 @@
-"""Deformable convolution: every tap of every window reads x at a place moved by a learned offset.
+"""Deformable convolution: each tap of each window reads x at a position moved by an offset.
 
     y[n, m, o] = sum over c, tap of w[m, c, tap] * mask[n, tap, o] * x[n, c, place] + bias[m]
     place      = o * stride - begin + tap * dilation + offset[n, tap, :, o]
 
-x is interpolated linearly between cells, and is 0 outside. Channels share offsets and masks within
-each of `offset_groups` groups. The offsets of a tap stand side by side, one for each spatial axis.
+x is interpolated linearly between pixels, and is 0 outside. Channels of each of the `offset_groups`
+share offsets and masks. The offsets of a tap are adjacent, one for each spatial axis.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _infer(
 
 
 def _places(windows: Windows, counts: Sequence[Any]) -> Array:
-    """Where each tap of each window reads without offsets: [rank, *kernel, *counts]."""
+    """The position that each tap of each window reads without offsets: [rank, *kernel, *counts]."""
     grids = np.indices((*windows.kernel, *counts))
     taps, starts = grids[: windows.rank], grids[windows.rank :]
     column = (slice(None), *(None,) * (2 * windows.rank))
@@ -163,7 +163,7 @@ OPDEFS = [
         flops=lambda xs, ys, attrs: 2 * ys[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_samples,
         attrs={**WINDOW_ATTRS, "groups": Attr("int", 1), "offset_groups": Attr("int", 1)},
-        doc="Convolution whose taps read x at places moved by offset and weighted by mask.",
+        doc="Convolution whose taps read x at positions moved by offset, weighted by mask.",
         keeps=("offset",),
     ),
 ]

@@ -3,7 +3,7 @@
     loss[n, ...] = -weights[label] * log_softmax(logits)[n, label, ...],   0 for ignored labels
     mean         = sum(loss) / sum(weights[label] of labels not ignored)
 
-Classes are axis 1. With `from_log_probs` the logits are log probabilities already (NLL loss).
+Classes are axis 1. With `from_log_probs` the logits are log probabilities (NLL loss).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _reference(
     outside = ~ignored & ((labels < 0) | (labels >= classes))
     if outside.any():
         raise RunError(
-            "a label is no class", expected=f"0 to {classes - 1}", found=int(labels[outside][0])
+            "a label is not a class", expected=f"0 to {classes - 1}", found=int(labels[outside][0])
         )
     log_probs = wide(logits) if from_log_probs else log_softmax(logits, 1)
     known = np.where(ignored, 0, labels).astype(np.int64)
@@ -111,6 +111,6 @@ OPDEFS = [
             "reduction": Attr("str", "mean", ("mean", "sum", "none")),
             "from_log_probs": Attr("bool", False),
         },
-        doc="Minus the weighted log probability of each label, reduced over all of them.",
+        doc="The negative weighted log probability of each label, reduced over all labels.",
     ),
 ]

@@ -27,7 +27,7 @@ EPS = Attr("float", 1e-5)
 
 
 def _require_fits(what: str, type_: TensorType | None, x: TensorType) -> None:
-    """An operand that broadcasts to x without enlarging it."""
+    """Raise unless the operand broadcasts to the shape of x."""
     if type_ is None:
         return
     fits = type_.rank <= x.rank and all(
@@ -109,12 +109,14 @@ def _op(name: str, inputs: str, **rest: Any) -> OpDef:
     return OpDef(name, Kind.REDUCTION, inputs, grad=NotYet, **rest)
 
 
+_FUSION = {"takes_epilogue": True, "takes_prologue": True, "quantizes_rows": True}
 OPDEFS = [
     _op(
         "layer_norm",
         "x, scale?, bias?",
         infer=_infer_trailing,
         reference=_layer_norm,
+        **_FUSION,
         samples=_trailing_samples,
         attrs={"axis": Attr("int", -1), "eps": EPS},
         doc="(x - mean) / sqrt(var + eps) * scale + bias over the axes from axis on.",
@@ -124,6 +126,7 @@ OPDEFS = [
         "x, scale?, bias?",
         infer=_infer_trailing,
         reference=_rms_norm,
+        **_FUSION,
         samples=_trailing_samples,
         attrs={"axis": Attr("int", -1), "eps": EPS},
         doc="x / sqrt(mean(x ** 2) + eps) * scale + bias over the axes from axis on.",

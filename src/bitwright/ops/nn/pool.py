@@ -1,12 +1,12 @@
 """Pooling over sliding windows, and the partial inverse of max pooling.
 
-    max_pool   max over the window; padding never wins, NaN does
-    avg_pool   sum / cells; cells count the padding only with count_include_pad, and never what
-               lies beyond it
+    max_pool   max over the window, ignoring padding; NaN propagates
+    avg_pool   sum / count; count includes padding only with count_include_pad, and never pixels
+               beyond the padding
     lp_pool    (sum of |x| ** p) ** (1 / p)
 
-Indices of maxima count through the whole tensor, row by row (or, for storage_order 1, with the
-first spatial axis running fastest); the first of equal values is taken, as in ONNX and PyTorch.
+Indices of maxima are flat indices into the whole tensor (for storage_order 1, with the first
+spatial axis fastest). The first of equal values is taken, as in ONNX and PyTorch.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _arrange(
 
 
 def _lowest(x: Array) -> float | int:
-    """What never wins against a value of x."""
+    """The padding value of a maximum: the lowest value of x's type."""
     element = dtype(x.dtype)
     return -np.inf if element.is_float else element.min
 
@@ -101,7 +101,7 @@ def _max_pool_indices(x: Array, storage_order: int, **attrs: Any) -> tuple[Array
     for offsets in np.ndindex(*windows.kernel):
         value = windows.tap(padded, offsets, counts)
         place = windows.tap(places, offsets, counts)
-        # The last NaN stays, as in PyTorch; the first cell wins even if all are -inf.
+        # the last NaN is taken, as in PyTorch; if all are -inf, the first pixel is taken
         wins = (value > best) | np.isnan(value) | (index < 0)
         wins &= place >= 0
         best = np.where(wins, value, best)
@@ -120,14 +120,14 @@ def _flat_places(shape: tuple[int, ...], storage_order: int) -> Array:
 def _avg_pool(x: Array, count_include_pad: bool, **attrs: Any) -> Array:
     windows, counts = _arrange(x, **attrs)
     total = windows.reduce(windows.pad(wide(x), counts, 0), counts, np.add)
-    cells = _cells(windows, counts, x.shape[2:], count_include_pad)
-    return np.asarray(np.where(cells > 0, total / np.maximum(cells, 1), 0))
+    pixels = _pixel_counts(windows, counts, x.shape[2:], count_include_pad)
+    return np.asarray(np.where(pixels > 0, total / np.maximum(pixels, 1), 0))
 
 
-def _cells(
+def _pixel_counts(
     windows: Windows, counts: Sequence[int], sizes: Sequence[int], include_pad: bool
 ) -> Array:
-    """How many cells each window averages over: a product of counts along each axis."""
+    """The number of pixels that each window averages: a product of counts per axis."""
     per_axis = []
     for axis, size in enumerate(sizes):
         begin, end = windows.begins[axis], windows.ends[axis]
@@ -211,9 +211,10 @@ OPDEFS = [
         Kind.MOVEMENT,
         infer=_infer_max,
         reference=_max_pool,
+        keeps_nonnegative=True,
         samples=_max_samples,
         attrs=POOL_ATTRS,
-        doc="The largest value of each window; padding never wins, NaN does.",
+        doc="The largest value of each window, ignoring padding; NaN propagates.",
     ),
     _op(
         "max_pool_indices",
@@ -222,7 +223,7 @@ OPDEFS = [
         reference=_max_pool_indices,
         samples=lambda: [*_max_samples(), *_samples(storage_order=1)()],
         attrs={**POOL_ATTRS, "storage_order": Attr("int", 0)},
-        doc="max_pool, and where in the flat tensor each maximum stands.",
+        doc="max_pool, and the flat index of each maximum.",
     ),
     _op(
         "avg_pool",
@@ -231,7 +232,7 @@ OPDEFS = [
         reference=_avg_pool,
         samples=lambda: [*_samples()(), *_samples(count_include_pad=True)()],
         attrs={**POOL_ATTRS, "count_include_pad": Attr("bool", False)},
-        doc="The mean of each window, with or without the padding it covers.",
+        doc="The mean of each window, with or without its padding.",
     ),
     _op(
         "lp_pool",

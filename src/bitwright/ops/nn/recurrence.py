@@ -1,9 +1,9 @@
-"""What the recurrent ops share: gate activations, directions, sequences of unequal length.
+"""Shared parts of the recurrent ops: gate activations, directions, sequences of unequal length.
 
-A cell maps one step's input and its states (hidden first) to new states. A sequence that has ended
-keeps its states and gives zeros; the reverse direction starts at each sequence's own end. Where
-ONNX leaves room this follows ONNX Runtime: an empty sequence ends in zero states, and `clip` bounds
-what enters the gates, not the cell state that h reads.
+A cell maps the input and the states of a step (hidden first) to new states. After the end of a
+sequence its states stay and its outputs are zero; the reverse direction starts at the end of each
+sequence. Where ONNX is not specific, this follows ONNX Runtime: an empty sequence has zero states,
+and `clip` bounds the input of the gates, not the cell state that h reads.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def sigmoid(x: Array) -> Array:
 
 
 Formula = Callable[[Array, Any, Any], Any]
-# name: the function of (x, alpha, beta), the same in scalar form, the defaults of those it takes
+# name: the function of (x, alpha, beta), its scalar form, the defaults of alpha and beta it takes
 _ACTIVATIONS: dict[str, tuple[Formula, Callable[..., Any], float | None, float | None]] = {
     "relu": (lambda x, a, b: np.maximum(x, 0), lambda e, x, a, b: e.max(x, 0), None, None),
     "tanh": (lambda x, a, b: np.tanh(x), lambda e, x, a, b: e.tanh(x), None, None),
@@ -107,7 +107,7 @@ def _of(op: str, e: Any, x: Any, **attrs: float) -> Any:
 
 @dataclass(frozen=True)
 class Activation:
-    """A function of a gate; `clip` bounds what it reads."""
+    """The activation function of a gate; `clip` bounds its input."""
 
     name: str
     alpha: float | None = None
@@ -119,13 +119,13 @@ class Activation:
         return np.asarray(_ACTIVATIONS[self.name][0](bounded, self.alpha, self.beta))
 
     def scalar(self, e: Any, x: Any) -> Any:
-        """The same, rendered by `e`."""
+        """The activation, rendered by `e`."""
         bounded = x if self.clip is None else e.min(e.max(x, -self.clip), self.clip)
         return _ACTIVATIONS[self.name][1](e, bounded, self.alpha, self.beta)
 
 
 def activation_defaults(name: str) -> tuple[float | None, float | None]:
-    """alpha and beta of an activation that are not given; None where it takes none."""
+    """The default alpha and beta of an activation; None for one that it does not take."""
     return _ACTIVATIONS[name.lower()][2:]
 
 
@@ -150,7 +150,7 @@ def choose_activations(
     beta: Sequence[float] | None,
     clip: float | None,
 ) -> list[list[Activation]]:
-    """The functions of each direction; those that take alpha or beta use them up in order."""
+    """The functions of each direction; those that take alpha or beta consume them in order."""
     alphas, betas = iter(alpha or ()), iter(beta or ())
     directions = len(DIRECTIONS[direction])
     chosen = [_activation(name, alphas, betas, clip) for name in names or [*defaults] * directions]
@@ -246,7 +246,7 @@ def _run(
 ) -> tuple[Array, States]:
     steps = np.arange(len(x))[:, None]
     going = (steps < lengths)[..., None]
-    # read and write step `order[t]` at time t; the padding behind a sequence stays in its place
+    # time t reads and writes step `order[t]`; padding after a sequence stays in place
     order = np.where(going[..., 0] & reverse, lengths - 1 - steps, steps)[..., None]
     x = np.take_along_axis(x, order, axis=0)
     outputs = np.zeros((*x.shape[:2], states[0].shape[-1]))

@@ -1,4 +1,4 @@
-"""Recurrent layers with the meaning of ONNX LSTM, GRU and RNN (layout 0).
+"""Recurrent layers with the semantics of ONNX LSTM, GRU and RNN (layout 0).
 
 With p_g = x_t W_g' + h R_g' + Wb_g + Rb_g for gate g, and f, g, h the activations:
 
@@ -34,10 +34,10 @@ from bitwright.ops.nn.recurrence import (
 )
 
 Type = TensorType | None
-Share = Callable[[Array], Array]
-"""The input's share of all gates, from one step's input."""
-Recall = Callable[[Array, slice], Array]
-"""The share of states in some gates' units."""
+InputProduct = Callable[[Array], Array]
+"""x W' of all gates, from the input of one step."""
+StateProduct = Callable[[Array, slice], Array]
+"""h R' of a slice of gate rows, from the hidden states."""
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 _DEFAULTS = {"rnn": ["tanh"], "gru": ["sigmoid", "tanh"], "lstm": ["sigmoid", "tanh", "tanh"]}
 
@@ -45,7 +45,7 @@ _DEFAULTS = {"rnn": ["tanh"], "gru": ["sigmoid", "tanh"], "lstm": ["sigmoid", "t
 def gate_activations(
     op: str, direction: str, activations: Any, **limits: Any
 ) -> list[list[Activation]]:
-    """f, g and h of each direction, as far as the op has them; h reads what is not clipped."""
+    """The activations f, g and h that the op has, for each direction; h has no clip."""
     chosen = choose_activations(_DEFAULTS[op], direction, activations, **limits)
     if op != "lstm":
         return chosen
@@ -54,8 +54,8 @@ def gate_activations(
 
 def _weights(
     w: Array, r: Array, bias: Array | None, direction: int
-) -> tuple[Share, Recall, Array, Array]:
-    """x W', h R' and the two halves of the bias of one direction, wide."""
+) -> tuple[InputProduct, StateProduct, Array, Array]:
+    """x W', h R' and the two halves of the bias of one direction, in f64."""
     gates = w.shape[1]
     both = np.zeros(2 * gates) if bias is None else wide(bias[direction])
     given, recalled = wide(w[direction]).T, wide(r[direction]).T
@@ -100,7 +100,9 @@ def _rnn(
     return run_directions(x, lengths, direction, [h0], r.shape[2], cells)
 
 
-def rnn_cell(share: Share, recall: Recall, w_bias: Array, r_bias: Array, f: Activation) -> Cell:
+def rnn_cell(
+    share: InputProduct, recall: StateProduct, w_bias: Array, r_bias: Array, f: Activation
+) -> Cell:
     return lambda x, states: (f(share(x) + recall(states[0], np.s_[:]) + w_bias + r_bias),)
 
 
@@ -142,8 +144,8 @@ def _gru(
 
 
 def gru_cell(
-    share: Share,
-    recall: Recall,
+    share: InputProduct,
+    recall: StateProduct,
     w_bias: Array,
     r_bias: Array,
     size: int,
@@ -214,8 +216,8 @@ def _lstm(
 
 
 def lstm_cell(
-    share: Share,
-    recall: Recall,
+    share: InputProduct,
+    recall: StateProduct,
     w_bias: Array,
     r_bias: Array,
     peeps: Array,
@@ -273,7 +275,7 @@ def _lstm_samples() -> list[Sample]:
 
 
 def _flops(xs: Any, ys: Any, attrs: Any) -> Any:
-    """The two products of every step with the weights of all gates and directions."""
+    """Operations of both products of every step, for all gates and directions."""
     steps, batch = xs[0].shape[:2]
     return 2 * steps * batch * (xs[1].count + xs[2].count)
 

@@ -1,9 +1,9 @@
-"""Rotary position embeddings: pairs of features turned by angles that grow with the position.
+"""Rotary position embeddings: pairs of features are rotated by angles of their position.
 
     (a, b) -> (a*cos - b*sin, b*cos + a*sin)
 
-Pairs are (i, i + n/2) of the rotated n features, or neighbours (2i, 2i + 1) when interleaved; the
-features beyond `rotary_dim` are copied.
+Pairs are (i, i + n/2) of the n rotated features, or (2i, 2i + 1) if interleaved. Features beyond
+`rotary_dim` are copied.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _INTERLEAVED = Attr("bool", False)
 
 
 def rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
-    """Turn all features of the last axis; cos and sin hold one angle for each pair."""
+    """x with all features of the last axis rotated; cos and sin have one angle for each pair."""
     half = x.shape[-1] // 2
     first, second = (x[..., ::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
-    transposed = first * cos - second * sin, second * cos + first * sin
+    rotated_pairs = first * cos - second * sin, second * cos + first * sin
     if interleaved:
-        return np.stack(transposed, axis=-1).reshape(x.shape)
-    return np.concatenate(transposed, axis=-1)
+        return np.stack(rotated_pairs, axis=-1).reshape(x.shape)
+    return np.concatenate(rotated_pairs, axis=-1)
 
 
 def _infer_rotary(
@@ -94,8 +94,8 @@ def _rotary(
         cos, sin = cos[position_ids], sin[position_ids]
     cos, sin = (wide(t)[..., None, :, :] for t in (cos, sin))
     rotated = rotary_dim or x.shape[3]
-    transposed = rotate(wide(x[..., :rotated]), cos, sin, interleaved)
-    return np.concatenate([transposed, wide(x[..., rotated:])], axis=-1)
+    rotated_pairs = rotate(wide(x[..., :rotated]), cos, sin, interleaved)
+    return np.concatenate([rotated_pairs, wide(x[..., rotated:])], axis=-1)
 
 
 def _infer_axial(
@@ -177,7 +177,7 @@ OPDEFS = [
         grad=NotYet,
         samples=_rotary_samples,
         attrs={"interleaved": _INTERLEAVED, "rotary_dim": Attr("int", 0)},
-        doc="Turns the first rotary_dim features (0: all) of x[B, H, S, D]. cos and sin are "
+        doc="Rotates the first rotary_dim features (0: all) of x[B, H, S, D]. cos and sin are "
         "[positions, pairs] read at position_ids[B, S], or [B or 1, S, pairs] or [S, pairs].",
     ),
     OpDef(
@@ -189,7 +189,7 @@ OPDEFS = [
         grad=NotYet,
         samples=_axial_samples,
         attrs={"interleaved": _INTERLEAVED},
-        doc="Turns x[B, H, rows * columns, D] on a grid: its first D/2 features by the row's "
+        doc="Rotates x[B, H, rows * columns, D] on a grid: the first D/2 features by the row's "
         "angles [rows, D/4], the others by the column's [columns, D/4].",
     ),
 ]

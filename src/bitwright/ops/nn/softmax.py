@@ -71,7 +71,9 @@ def _samples() -> list[Sample]:
     ]
 
 
-def _op(name: str, reference: Callable[..., Any], doc: str, grad: Gradient = NotYet) -> OpDef:
+def _op(
+    name: str, reference: Callable[..., Any], doc: str, grad: Gradient = NotYet, **rest: Any
+) -> OpDef:
     return OpDef(
         name,
         Kind.REDUCTION,
@@ -82,16 +84,30 @@ def _op(name: str, reference: Callable[..., Any], doc: str, grad: Gradient = Not
         samples=_samples,
         attrs={"axis": Attr("int", -1)},
         doc=doc,
+        **rest,
     )
 
 
 OPDEFS = [
-    _op("softmax", softmax, "exp(x) / sum(exp(x)) along an axis, without overflow."),
-    _op("log_softmax", log_softmax, "log(softmax(x)) along an axis, without overflow."),
+    _op(
+        "softmax",
+        softmax,
+        "exp(x) / sum(exp(x)) along an axis, without overflow.",
+        takes_epilogue=True,
+        takes_prologue=True,
+        never_negative=True,
+    ),
+    _op(
+        "log_softmax",
+        log_softmax,
+        "log(softmax(x)) along an axis, without overflow.",
+        takes_epilogue=True,
+        takes_prologue=True,
+    ),
     _op(
         "hardmax",
         _hardmax,
         "1 at the first largest value along an axis, 0 elsewhere.",
-        NonDifferentiable("it does not change with x, except by jumps"),
+        NonDifferentiable("it is piecewise constant in x"),
     ),
 ]

@@ -3,7 +3,7 @@
     selective_scan   h = exp(delta_t a) * h + (delta_t x_t) b_t'      y_t = h c_t + d * x_t
     gated_delta      S = exp(g_t) S;  S += k_t (beta_t (v_t - S' k_t))'      y_t = scale * S' q_t
 
-Both give all outputs and the final state, so that a sequence can be computed in parts.
+Both return all outputs and the final state, so a sequence can be computed in parts.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Sliding windows over spatial axes, shared by convolution, pooling and folding.
 
-A window has `kernel` taps, `dilation` apart, so it covers `extent = (kernel - 1) * dilation + 1`
-cells. The number of windows along an axis is
+A window has `kernel` taps at a distance of `dilation` and thus covers `extent = (kernel - 1) *
+dilation + 1` pixels. The number of windows along an axis is
 
     floor:  room // stride + 1                       where room = size + begin + end - extent
     ceil:   min((room + stride - 1) // stride, (size + begin - 1) // stride) + 1
 
-and the second term of `ceil` leaves out windows that would start in the padding after the input.
-Counting windows works on symbolic sizes; the methods on arrays need integers.
+The second term of `ceil` excludes windows that start in the padding after the input. `counts`
+accepts symbolic sizes; the methods on arrays need integers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WINDOW_ATTRS = {
 
 @dataclass(frozen=True)
 class Windows:
-    """The geometry; kernel and padding hold sizes, which are integers once arrays are there."""
+    """The geometry of windows; kernel and padding may be symbolic until arrays are given."""
 
     kernel: tuple[Any, ...]
     strides: tuple[int, ...]
@@ -48,11 +48,11 @@ class Windows:
 
     @property
     def extents(self) -> tuple[Any, ...]:
-        """How many cells a window spans along each axis."""
+        """The number of pixels that a window spans along each axis."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     def counts(self, sizes: Sequence[Size], ceil: bool = False) -> Shape:
-        """How many windows fit along each axis; an input they cannot fit in is an error."""
+        """The number of windows along each axis; an error if the input is too small."""
         found: list[Size] = []
         for axis, (size, extent) in enumerate(zip(sizes, self.extents, strict=True)):
             begin, stride = self.begins[axis], self.strides[axis]
@@ -74,7 +74,7 @@ class Windows:
     # on arrays, where every size is an integer
 
     def pad(self, x: Array, counts: Sequence[Any], fill: float | int) -> Array:
-        """The array with padding, and as many cells more as the last window needs."""
+        """The array with padding, extended to the end of the last window."""
         widths: list[tuple[Any, Any]] = [(0, 0)] * (x.ndim - self.rank)
         for axis, size in enumerate(x.shape[x.ndim - self.rank :]):
             needed = (counts[axis] - 1) * self.strides[axis] + self.extents[axis]
@@ -87,7 +87,7 @@ class Windows:
         return np.pad(x, widths, constant_values=fill)
 
     def tap(self, padded: Array, offsets: Sequence[int], counts: Sequence[Any]) -> Array:
-        """What the tap at `offsets` sees in every window: a view with axes `counts` at the end."""
+        """The pixel under the tap at `offsets` in every window: a view with last axes `counts`."""
         index: list[Any] = [...]
         for offset, count, stride, dilation in zip(
             offsets, counts, self.strides, self.dilations, strict=True
@@ -98,7 +98,7 @@ class Windows:
         return view
 
     def reduce(self, padded: Array, counts: Sequence[Any], ufunc: np.ufunc) -> Array:
-        """Each window reduced, one axis after the other (the reduction must allow that)."""
+        """Each window reduced, axis by axis (the reduction must be separable)."""
         for axis in range(self.rank):
             one = self._along(axis)
             moved = np.moveaxis(padded, padded.ndim - self.rank + axis, -1)
@@ -119,7 +119,7 @@ class Windows:
         )
 
     def columns(self, padded: Array, counts: Sequence[Any]) -> Array:
-        """Every window's cells: a view [..., *kernel, *counts] of an array [..., *spatial]."""
+        """The pixels of every window: a view [..., *kernel, *counts] of [..., *spatial]."""
         if 0 in counts:
             return np.zeros((*padded.shape[: -self.rank], *self.kernel, *counts), padded.dtype)
         axes = tuple(range(padded.ndim - self.rank, padded.ndim))
@@ -132,7 +132,7 @@ class Windows:
         return np.moveaxis(views, ends, axes)
 
     def fold(self, columns: Array, sizes: Sequence[Any]) -> Array:
-        """Sum cells [..., *kernel, *counts] back into an image [..., *sizes]; undoes `columns`."""
+        """An image [..., *sizes], the sum of windows [..., *kernel, *counts] at their positions."""
         lead = columns.shape[: columns.ndim - 2 * self.rank]
         counts = columns.shape[columns.ndim - self.rank :]
         lengths = [
@@ -158,7 +158,7 @@ def make_windows(
     pads: Sequence[Size] | None,
     dilations: Sequence[int] | None,
 ) -> Windows:
-    """Windows over `rank` axes with None filled in (ones, no padding), after checking each part."""
+    """Checked windows over `rank` axes; None stands for ones, or no padding."""
     strides = (1,) * rank if strides is None else strides
     pads = (0,) * (2 * rank) if pads is None else pads
     dilations = (1,) * rank if dilations is None else dilations

@@ -1,10 +1,10 @@
-"""Matrix products whose weights are quantized codes, dequantized block by block on the way.
+"""Matrix products with weight-only quantization: weights are dequantized block by block.
 
     dequant_matmul           x @ ((q - zero_point) * scale).T + bias
     dequant_grouped_matmul   the same per expert, rows of x sorted by expert
 
-q[..., N, K] holds integer or float codes; scale and zero_point [..., N, ceil(K / block)] serve
-`block` consecutive codes of K each, and the last block may be short.
+q[..., N, K] has an integer or small float type; each entry of scale and zero_point
+[..., N, ceil(K / block)] applies to `block` consecutive values of K. The last block may be short.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from bitwright.ops.math.matmul import (
     require_bias,
     require_counts,
 )
-from bitwright.ops.quant.quantize import is_code
+from bitwright.ops.quant.quantize import is_quantized_dtype
 from bitwright.ops.shape.gather import check_shape
 
 
-def _require_qvalues(
+def _require_blocks(
     x: TensorType,
     q: TensorType,
     scale: TensorType,
     zero_point: TensorType | None,
     block: int,
 ) -> None:
-    """Codes [..., K] with one scale, and perhaps one zero point, for each block of K."""
+    """Check q[..., K] and its scale and zero point per block of K."""
+    is_8_bit = lambda d: is_quantized_dtype(d) and d.bits <= 8
     require_dtype("x", x, is_float, "a floating type")
-    require_dtype("q", q, lambda d: is_code(d) and d.bits <= 8, "codes of at most 8 bits")
+    require_dtype("q", q, is_8_bit, "a quantized type of at most 8 bits")
     require_dtype("scale", scale, is_float, "a floating type")
     if block < 1:
         raise InferenceError("the block is too small", expected="at least 1", found=block)
@@ -57,7 +58,7 @@ def _require_qvalues(
 
 
 def dequantize_blocks(q: Array, scale: Array, zero_point: Array | None, block: int) -> Array:
-    """(q - zero_point) * scale, where each scale serves `block` codes of the last axis."""
+    """(q - zero_point) * scale, where each scale applies to `block` values of the last axis."""
 
     def spread(what: str, parameter: Array) -> Array:
         check_shape(what, parameter.shape, (*q.shape[:-1], -(-q.shape[-1] // block)))
@@ -78,7 +79,7 @@ def _infer_dequant(
     block: int,
 ) -> TensorType:
     require_rank("q", q, 2)
-    _require_qvalues(x, q, scale, zero_point, block)
+    _require_blocks(x, q, scale, zero_point, block)
     require_bias(bias, x.dtype, q.shape[0])
     return x.with_shape((*x.shape[:-1], q.shape[0]))
 
@@ -99,7 +100,7 @@ def _infer_dequant_grouped(
 ) -> TensorType:
     require_rank("x", x, 2)
     require_rank("q", q, 3)
-    _require_qvalues(x, q, scale, zero_point, block)
+    _require_blocks(x, q, scale, zero_point, block)
     require_counts(counts, q.shape[0])
     return x.with_shape((x.shape[0], q.shape[1]))
 
@@ -145,10 +146,11 @@ OPDEFS = [
         grad=NotYet,
         infer=_infer_dequant,
         reference=_dequant,
+        takes_epilogue=True,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_dequant_samples,
         attrs={"block": Attr("int")},
-        doc="x @ dequant(q).T + bias with codes q[N, K] and a scale for each block of K.",
+        doc="x @ dequant(q).T + bias with quantized q[N, K] and a scale for each block of K.",
         keeps=("scale", "zero_point"),
     ),
     OpDef(
@@ -161,7 +163,7 @@ OPDEFS = [
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_dequant_grouped_samples,
         attrs={"block": Attr("int")},
-        doc="grouped_matmul with codes q[E, N, K] and a scale for each block of K.",
+        doc="grouped_matmul with quantized q[E, N, K] and a scale for each block of K.",
         keeps=("scale", "zero_point"),
     ),
 ]

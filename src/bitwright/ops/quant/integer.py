@@ -1,16 +1,16 @@
-"""Products of 8-bit codes, exact in i32, and the step from real numbers back to codes.
+"""Products of 8-bit integers, exact in i32, and requantization of real values.
 
     integer_matmul   (x - x_zero) @ (w - w_zero) + bias
-    integer_conv     the same for windows of an image; padding counts as x_zero
-    requantize         saturate(rne(min(x, highest)) + zero_point)
+    integer_conv     the same over windows of an image; padding has the value x_zero
+    requantize       saturate(rne(min(x, highest)) + zero_point)
 
-They are what Q/DQ graphs are lowered to. A layer from codes to codes is
+Q/DQ graphs are lowered to these ops. A layer with quantized input and output is
 
     requantize(activation(cast(integer_matmul(x, w, x_zero, w_zero, bias), f32) * m), y_zero)
 
-with m[c] = f32(s_x s_w[c] / s_y); without s_y and requantize it is one from codes to real numbers.
-Sums wrap at 32 bits, so that they do not depend on the order of the terms. Zero points and bias
-broadcast: x_zero is one number or one for each row, w_zero one number or one for each column.
+with m[c] = f32(s_x s_w[c] / s_y). A layer with float output has no s_y and no requantize.
+Sums wrap at 32 bits, so they do not depend on the order of the terms. Zero points and bias
+broadcast: x_zero is per tensor or per row, w_zero per tensor or per column.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from bitwright.ir.dtype import DType, f32, i32
 from bitwright.ir.types import TensorType, broadcast_shapes
 from bitwright.ops.core.inference import require_dtype, require_rank, require_size
 from bitwright.ops.core.opdef import (
+    ROUNDS,
     Array,
     Attr,
     Kind,
-    NonDifferentiable,
     OpDef,
     Sample,
     draw,
@@ -39,16 +39,14 @@ from bitwright.ops.nn.channels import add_channel_bias
 from bitwright.ops.nn.conv import convolve, infer_conv
 from bitwright.ops.nn.windows import WINDOW_ATTRS
 
-_QVALUES = NonDifferentiable("codes are steps; train through fake_quantize")
 
-
-def _require_qvalues(**types: TensorType) -> None:
+def _require_int8(**types: TensorType) -> None:
     for name, type_ in types.items():
         require_dtype(name, type_, lambda d: d.is_integer and d.bits == 8, "i8 or u8")
 
 
 def _require_zero(name: str, zero: TensorType | None, qvalues: TensorType, axis: int) -> None:
-    """A zero point has the type of its codes, and is the same all along the contracted axis."""
+    """Check that the zero point has the operand's dtype and is constant on the contracted axis."""
     if zero is None:
         return
     require_dtype(name, zero, lambda d: d == qvalues.dtype, str(qvalues.dtype))
@@ -60,7 +58,7 @@ def _require_zero(name: str, zero: TensorType | None, qvalues: TensorType, axis:
 def _require_within(name: str, type_: TensorType, shape: tuple[Size, ...]) -> None:
     if broadcast_shapes(type_.shape, shape) != shape:
         raise InferenceError(
-            f"{name} is larger than what it belongs to", expected=list(shape), found=type_
+            f"{name} does not broadcast to its operand", expected=list(shape), found=type_
         )
 
 
@@ -77,7 +75,7 @@ def _infer_integer_matmul(
     bias: TensorType | None,
     deepest: int | None,
 ) -> TensorType:
-    _require_qvalues(x=x, w=w)
+    _require_int8(x=x, w=w)
     require_rank("w", w, *range(2, max(w.rank, 2) + 1))
     _require_zero("x_zero", x_zero, x, -1)
     _require_zero("w_zero", w_zero, w, -2)
@@ -88,7 +86,7 @@ def _infer_integer_matmul(
     depth = x.shape[-1]
     if deepest is not None and isinstance(depth, int) and depth > deepest:
         raise InferenceError(
-            "sums of so many products may leave 32 bits",
+            "sums of so many products may overflow i32",
             expected=f"a contracted axis of at most {deepest}",
             found=depth,
         )
@@ -96,7 +94,7 @@ def _infer_integer_matmul(
 
 
 def _centred(qvalues: Array, zero: Array | None) -> Array:
-    """Codes minus their zero point, in i64."""
+    """qvalues - zero, in i64."""
     wide = qvalues.astype(np.int64)
     return wide if zero is None else wide - zero.astype(np.int64)
 
@@ -121,7 +119,7 @@ def _infer_integer_conv(
     bias: TensorType | None,
     **attrs: Any,
 ) -> TensorType:
-    _require_qvalues(x=x, w=w)
+    _require_int8(x=x, w=w)
     if x_zero is not None:
         require_dtype("x_zero", x_zero, lambda d: d == x.dtype, str(x.dtype))
         require_size("the number of elements of x_zero", x_zero.count, 1)
@@ -234,12 +232,13 @@ OPDEFS = [
         "x, w, x_zero?, w_zero?, bias?",
         infer=_infer_integer_matmul,
         reference=_integer_matmul,
-        grad=_QVALUES,
+        takes_epilogue=True,
+        grad=ROUNDS,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_matmul_samples,
         attrs={"deepest": Attr("int", None)},
-        doc="(x - x_zero) @ (w - w_zero) + bias of 8-bit codes, in i32. `deepest` is the longest "
-        "contracted axis, for products whose sums must not wrap.",
+        doc="(x - x_zero) @ (w - w_zero) + bias of 8-bit integers, in i32. `deepest` is the "
+        "largest contracted axis whose sums cannot wrap.",
     ),
     OpDef(
         "integer_conv",
@@ -247,12 +246,13 @@ OPDEFS = [
         "x, w, x_zero?, w_zero?, bias?",
         infer=_infer_integer_conv,
         reference=_integer_conv,
-        grad=_QVALUES,
+        takes_epilogue=True,
+        grad=ROUNDS,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_conv_samples,
         attrs={**WINDOW_ATTRS, "groups": Attr("int", 1)},
         doc="Convolution of x[N, C, ...] - x_zero with w[M, C/groups, ...] - w_zero, in i32; "
-        "padding counts as x_zero.",
+        "padding has the value x_zero.",
     ),
     OpDef(
         "requantize",
@@ -260,13 +260,14 @@ OPDEFS = [
         "x, zero_point?, highest?",
         infer=_infer_requantize,
         reference=_requantize,
-        grad=_QVALUES,
-        scalar=lambda e, x, zero_point=None, highest=None, *, to, bounded: e.qvalues(
+        fixed_types=True,
+        grad=ROUNDS,
+        scalar=lambda e, x, zero_point=None, highest=None, *, to, bounded: e.requantize(
             x, zero_point, highest, to, bool(bounded)
         ),
         samples=_requantize_samples,
         attrs={"to": Attr("dtype"), "bounded": Attr("bool", False)},
-        doc="Codes saturate(rne(min(x, highest)) + zero_point); NaN becomes the lowest code. "
+        doc="saturate(rne(min(x, highest)) + zero_point); NaN becomes the lowest value of `to`. "
         "`bounded` promises that x is a number between -2**30 and 2**30.",
     ),
 ]

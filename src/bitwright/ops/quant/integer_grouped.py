@@ -1,9 +1,9 @@
-"""Products of 8-bit rows with the weight of their expert: `grouped_matmul`, quantized.
+"""Int8 `grouped_matmul`: each row is multiplied by the weight of its expert.
 
     y[r, n] = f32(Σ (x[r, k] - x_zero[r]) w[e, k, n]) * scale[e, 0, n]      e the expert of row r
 
-Rows are sorted by expert: the next counts[e] of them belong to expert e. Sums are exact in i32, and
-wrap there. The scale of a row, where rows have one, multiplies the result.
+Rows are sorted by expert: the next counts[e] rows belong to expert e. Sums wrap at 32 bits. A
+per-row scale is not part of this op; it multiplies the result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from bitwright.ir.dtype import f32, i8
 from bitwright.ir.types import TensorType, broadcast_shapes
 from bitwright.ops.core.inference import require_dtype, require_rank, require_size
-from bitwright.ops.core.opdef import Array, Kind, NonDifferentiable, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import ROUNDS, Array, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.math.matmul import multiply_grouped, require_counts
 
 
@@ -70,10 +70,10 @@ OPDEFS = [
         "x, w, counts, scale, x_zero?",
         infer=_infer,
         reference=_reference,
-        grad=NonDifferentiable("quantized values are steps; train through fake_quantize"),
+        grad=ROUNDS,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_samples,
-        doc="`grouped_matmul` of 8-bit rows and weights, exact in i32, times a scale for each "
-        "expert and column, in f32.",
+        doc="`grouped_matmul` of 8-bit rows and weights, exact in i32, times a scale per expert "
+        "and column, in f32.",
     ),
 ]

@@ -1,11 +1,11 @@
-"""Recurrent layers whose steps multiply 8-bit codes, what coded `rnn`, `gru` and `lstm` become.
+"""Recurrent layers with int8 recurrent weights; quantized `rnn`, `gru` and `lstm` lower to them.
 
-    h' = rne(h * (127 / peak)) with peak = max |h| of the row         codes -127 .. 127 of a step
+    h' = rne(h * (127 / peak)) with peak = max |h| of the row         -127 .. 127, in every step
     h R'  ->  (h' r') * (peak / 127 * scale)                          exact sums in i32
 
-and the cell of `ops.nn.recurrent` behind it. The input's share of all steps, p = x W', comes in as an
-operand: it is one product, and lowered like any other. A GRU that resets before its product codes
-r * h in the same way for the candidate.
+The cells are those of `ops.nn.recurrent`. The input product of all steps, p = x W', is an operand,
+so it is lowered like any other matmul. A GRU with linear_before_reset=False quantizes r * h in the
+same way for its candidate.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bitwright.ir.types import TensorType
 from bitwright.ops.core.inference import require_dtype, require_rank
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import (
+    ROUNDS,
     Array,
     Attr,
     Kind,
-    NonDifferentiable,
     OpDef,
     Sample,
     draw,
@@ -38,7 +38,7 @@ from bitwright.ops.nn.recurrence import (
 )
 from bitwright.ops.nn.recurrent import (
     GATES,
-    Recall,
+    StateProduct,
     gate_activations,
     gru_cell,
     lstm_cell,
@@ -74,7 +74,7 @@ def _infer(
     units = size if isinstance(size, int) else None
     require_shape("p", p, (*p.shape[:2], directions * rows))
     require_shape("scale", scale, (directions, rows))
-    # the checks of the float op, with an input of no features
+    # check with the float op's rules, for an input without features
     empty = TensorType(f32, (*p.shape[:2], 0))
     w = TensorType(f32, (directions, rows, 0))
     states = dict(zip(_STATES[op], (h0, c0), strict=False))
@@ -86,20 +86,20 @@ def _infer(
     return (y, last, last) if op == "lstm" else (y, last)
 
 
-def code_states(h: Array) -> tuple[Array, Array]:
-    """Rows of states as codes, and what a code of each row stands for."""
+def quantize_states(h: Array) -> tuple[Array, Array]:
+    """States quantized to -127 .. 127 with one scale for each row, and these scales."""
     peak = np.abs(h).max(axis=-1, keepdims=True, initial=0)
     safe = np.where(peak > 0, peak, 1)
     return np.rint(h * (127 / safe)), peak / 127
 
 
-def _recall(qvalues: Array, scale: Array) -> Recall:
-    """h R' by codes, for the units of some gates."""
+def _recall(qvalues: Array, scale: Array) -> StateProduct:
+    """The int8 product h R' as a function of h and a slice of gate rows."""
 
     def product(h: Array, part: slice) -> Array:
-        states, step = code_states(h)
+        states, state_scale = quantize_states(h)
         sums = states.astype(np.int64) @ qvalues[part].T.astype(np.int64)
-        return np.asarray(sums * (step * scale[part]))
+        return np.asarray(sums * (state_scale * scale[part]))
 
     return product
 
@@ -156,7 +156,7 @@ def _operands(op: str, directions: int, hidden: int) -> list[Array]:
 
 
 def _samples(op: str, **special: Any) -> list[Sample]:
-    """A code on the edge between two may fall to either: a step of 1/127 is within tolerance."""
+    """Samples whose tolerance allows a state near a rounding boundary to differ by one step."""
     one, two = _operands(op, 1, 5), _operands(op, 2, 9)
     lengths = np.array([4, 0, 2], np.int32)
     states = [draw(2, 3, 9, seed=4)] + [draw(2, 3, 9, seed=5)] * (op == "lstm")
@@ -201,11 +201,11 @@ def _define(op: str, operands: str, samples: Any, **attrs: Attr) -> OpDef:
         operands,
         infer=infer,
         reference=reference,
-        grad=NonDifferentiable("codes are steps; train through fake_quantize"),
+        grad=ROUNDS,
         flops=_flops,
         samples=samples,
         attrs={**ATTRS, **attrs},
-        doc=f"`{op}` over p = x W' with 8-bit codes r and states coded in every step.",
+        doc=f"`{op}` over p = x W' with int8 weights r; states are quantized in every step.",
     )
 
 

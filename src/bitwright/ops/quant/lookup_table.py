@@ -1,7 +1,8 @@
-"""Functions of 8-bit codes as tables: every code is an entry, so that any function costs the same.
+"""Elementwise functions of 8-bit integers as 256-entry tables.
 
-lookup_table    y = table[bits of x], with 256 entries in the order of the bits: 0 … 127 and then,
-             for i8, -128 … -1
+    lookup_table    y = table[bits of x]
+
+The entries are in the order of the bits: 0 … 127 and then, for i8, -128 … -1.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import numpy as np
 
 from bitwright.ir.types import TensorType
 from bitwright.ops.core.inference import require_dtype, require_rank, require_size
-from bitwright.ops.core.opdef import Array, Kind, NonDifferentiable, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import ROUNDS, Array, Kind, OpDef, Sample, draw, sample
 
 ENTRIES = 256
 
@@ -46,8 +47,8 @@ OPDEFS = [
         "x, table",
         infer=_infer,
         reference=_lookup_table,
-        grad=NonDifferentiable("codes are steps; train through fake_quantize"),
+        grad=ROUNDS,
         samples=_samples,
-        doc="table[x] for codes of 8 bits; the 256 entries are in the order of their bits.",
+        doc="table[x] for 8-bit integers x; the 256 entries are in the order of the bits of x.",
     )
 ]

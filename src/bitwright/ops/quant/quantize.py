@@ -1,13 +1,13 @@
-"""Between real numbers and codes, with the meaning and rounding of ONNX QuantizeLinear and kin.
+"""Quantize and dequantize, with the semantics and rounding of ONNX QuantizeLinear.
 
     quantize     q = saturate(rne(x / scale) + zero_point)
     dequantize   y = (q - zero_point) * scale
 
-A scale serves the whole tensor (axis None), one index of an axis (scale[C]), or `block` indices of
-an axis (scale of x's rank; the last block may be short). These are exact rules, so the references
-do not compute wide: the quotient is rounded to the scale's type, or `precision`; products to f32.
-Out of range saturates, infinities too. NaN, of which ONNX says nothing, becomes the lowest code as
-in ONNX Runtime.
+A scale applies to the whole tensor (axis None), one index of an axis (scale[C]), or `block`
+indices of an axis (scale of x's rank; the last block may be short). The references follow ONNX's
+rounding to the bit instead of computing in f64: the quotient is rounded to the scale's type or
+`precision`, products to f32. Values out of range saturate, infinities included. NaN, which ONNX
+leaves undefined, becomes the lowest quantized value, as in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core.inference import is_float, require_dtype, require_rank, require_size
 from bitwright.ops.core.numeric import narrow, wide
 from bitwright.ops.core.opdef import (
+    ROUNDS,
     Array,
     Attr,
     Kind,
-    NonDifferentiable,
     NotYet,
     OpDef,
     Sample,
@@ -45,13 +45,13 @@ from bitwright.ops.core.opdef import (
 )
 from bitwright.ops.math.cast import cast
 
-FLOAT_QVALUES = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f4e2m1)
+FLOAT_DTYPES = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f4e2m1)
 _GRANULARITY = {"axis": Attr("int", None), "block": Attr("int", 0)}
 
 
-def is_code(element: DType) -> bool:
+def is_quantized_dtype(element: DType) -> bool:
     """Whether values can be quantized to this type."""
-    return element in FLOAT_QVALUES or (element.is_integer and element.bits <= 16)
+    return element in FLOAT_DTYPES or (element.is_integer and element.bits <= 16)
 
 
 def check_granularity(
@@ -61,7 +61,7 @@ def check_granularity(
     axis: int | None,
     block: int,
 ) -> None:
-    """Raise unless scale and zero point have the shape that axis and block ask for."""
+    """Raise unless scale and zero point have the shape that axis and block require."""
     if axis is None or block < 0:
         if block:
             raise InferenceError(
@@ -84,7 +84,7 @@ def check_granularity(
 def spread(
     parameter: Array | None, shape: tuple[int, ...], axis: int | None, block: int
 ) -> Array | None:
-    """A scale or zero point so that it broadcasts over a tensor of this shape."""
+    """The scale or zero point in a shape that broadcasts over a tensor of this shape."""
     if parameter is None or axis is None:
         return None if parameter is None else parameter.reshape(())
     at = normalize_axis(axis, len(shape))
@@ -94,7 +94,7 @@ def spread(
 
 
 def quotient(x: Array, scale: Array, precision: DType | None) -> Array:
-    """x / scale, rounded to `precision` (the scale's type unless given), as f64."""
+    """x / scale, rounded to `precision` (default: the scale's type), as f64."""
     if precision is None:
         element = dtype(scale.dtype)
         precision = f64 if element.is_integer else f32 if element.bits < 16 else element
@@ -104,14 +104,14 @@ def quotient(x: Array, scale: Array, precision: DType | None) -> Array:
 def integer_qvalues(
     x: Array, scale: Array, zero_point: Array | None, low: float, high: float, precision: Any = None
 ) -> Array:
-    """Whole numbers low..high in f64."""
+    """Quantized values low..high, as f64."""
     offset = 0.0 if zero_point is None else zero_point.astype(np.float64)
     qvalues = np.clip(np.rint(quotient(x, scale, precision)) + offset, low, high)
     return np.asarray(np.where(np.isnan(qvalues), low, qvalues))
 
 
 def real_values(qvalues: Array, scale: Array, zero_point: Array | None, element: DType) -> Array:
-    """(codes - zero_point) * scale, the product in f32, or in f64 where that is asked for."""
+    """(qvalues - zero_point) * scale; the product is in f64 if either type is, else in f32."""
     precision = f64 if f64 in (element, dtype(scale.dtype)) else f32
     offset = 0.0 if zero_point is None else zero_point.astype(np.float64)
     distance = narrow(qvalues.astype(np.float64) - offset, precision)
@@ -134,7 +134,7 @@ def _infer_quantize(
 ) -> TensorType:
     require_dtype("x", x, lambda d: d.is_float or d == i32, "a floating type or i32")
     _require_scale(scale)
-    if not is_code(to):
+    if not is_quantized_dtype(to):
         raise InferenceError(
             "no value is quantized to this type",
             expected="an integer of at most 16 bits, float8 or float4",
@@ -175,7 +175,8 @@ def _infer_dequantize(
     block: int,
     to: DType | None,
 ) -> TensorType:
-    require_dtype("x", x, lambda d: is_code(d) or d == i32, "codes: up to 16 bits, or i32")
+    accepts = lambda d: is_quantized_dtype(d) or d == i32
+    require_dtype("x", x, accepts, "a quantized type of at most 16 bits, or i32")
     require_dtype("scale", scale, is_float, "a floating type")
     if zero_point is not None:
         require_dtype("zero_point", zero_point, lambda d: d == x.dtype, str(x.dtype))
@@ -250,7 +251,7 @@ def _infer_dynamic(x: TensorType, to: DType, per_token: bool) -> tuple[TensorTyp
 
 
 def _dynamic_quantize(x: Array, to: DType, per_token: bool) -> tuple[Array, ...]:
-    """Scale and zero point so that the range of x, widened to hold 0, fills the codes."""
+    """x quantized with a scale that maps its range, extended to include 0, to all of `to`."""
     x = x.astype(np.float32)
     axis = -1 if per_token else None
     top = x.max(axis=axis, keepdims=per_token, initial=0)
@@ -277,7 +278,7 @@ def _quantize_samples() -> list[Sample]:
         sample(x, scale.astype(np.float16), to="i8", precision="f32"),
         sample(draw(0, 3), scale, to="u8"),
     ]
-    qvalues = ["u4", "u2", "i2", *(element.name for element in FLOAT_QVALUES)]
+    qvalues = ["u4", "u2", "i2", *(element.name for element in FLOAT_DTYPES)]
     return found + [sample(x, per_axis, to=to, axis=1, saturate=to != "f8e5m2") for to in qvalues]
 
 
@@ -295,7 +296,7 @@ def _dequantize_samples() -> list[Sample]:
         sample(wide_qvalues, scale, to="f64"),
         sample(qvalues[:0], scale),
     ]
-    narrow_qvalues = ["i16", "i4", "u4", "i2", "u2", *(element.name for element in FLOAT_QVALUES)]
+    narrow_qvalues = ["i16", "i4", "u4", "i2", "u2", *(element.name for element in FLOAT_DTYPES)]
     return found + [sample(draw(6, dtype=d, low=0, high=1), scale) for d in narrow_qvalues]
 
 
@@ -326,7 +327,7 @@ OPDEFS = [
         "x, scale, zero_point?",
         infer=_infer_quantize,
         reference=_quantize,
-        grad=NonDifferentiable("codes are steps; train through fake_quantize"),
+        grad=ROUNDS,
         keeps=("scale",),
         samples=_quantize_samples,
         attrs={
@@ -335,7 +336,7 @@ OPDEFS = [
             "saturate": Attr("bool", True),
             "precision": Attr("dtype", None),
         },
-        doc="Codes saturate(rne(x / scale) + zero_point); saturate=False concerns float8 only.",
+        doc="saturate(rne(x / scale) + zero_point); saturate=False affects float8 only.",
     ),
     OpDef(
         "dequantize",
@@ -343,11 +344,12 @@ OPDEFS = [
         "x, scale, zero_point?",
         infer=_infer_dequantize,
         reference=_dequantize,
+        is_foldable=False,
         grad=NotYet,
         keeps=("scale",),
         samples=_dequantize_samples,
         attrs={**_GRANULARITY, "to": Attr("dtype", None)},
-        doc="Real values (x - zero_point) * scale, in the scale's type unless `to` says another.",
+        doc="(x - zero_point) * scale, in the scale's type unless `to` names another.",
     ),
     OpDef(
         "dynamic_quantize",
@@ -355,11 +357,13 @@ OPDEFS = [
         "x",
         infer=_infer_dynamic,
         reference=_dynamic_quantize,
-        grad=NonDifferentiable("codes are steps; train through fake_quantize"),
+        fixed_types=True,
+        takes_prologue=True,
+        grad=ROUNDS,
         samples=_dynamic_samples,
         attrs={"to": Attr("dtype", "u8"), "per_token": Attr("bool", False)},
-        doc="Codes of x with a scale and zero point chosen from its range, for the whole tensor or "
-        "for each row of the last axis (then [..., 1], as a block of that whole axis).",
+        doc="x quantized with a scale and zero point from its range: one for the tensor, or one "
+        "for each row of the last axis (shape [..., 1], as one block of that axis).",
     ),
     OpDef(
         "fake_quantize",
@@ -367,10 +371,11 @@ OPDEFS = [
         "x, scale, zero_point?",
         infer=_infer_fake,
         reference=_fake_quantize,
+        is_foldable=False,
         grad=NotYet,
         keeps=("scale",),
         samples=_fake_samples,
         attrs={**_GRANULARITY, "low": Attr("int"), "high": Attr("int")},
-        doc="dequantize(quantize(x)) in x's own type, for codes from low to high.",
+        doc="dequantize(quantize(x)) in x's type, with quantized values from low to high.",
     ),
 ]

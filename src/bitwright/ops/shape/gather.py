@@ -1,7 +1,7 @@
-"""Reading elements at places that other tensors name.
+"""Gather ops: read elements at the positions in index tensors.
 
-Indices count from the front, negative ones from the end; one outside its axis is an error at run
-time that names the index and the size.
+Negative indices count from the end. An index outside its axis is an error at run time that names
+the index and the size.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bitwright.ops.core.symbolic import on_elements
 
 
 def checked_indices(indices: Array, size: int, axis: int) -> Array:
-    """The indices counted from the front; a `RunError` names one that is outside."""
+    """The indices counted from the front; a `RunError` names an index that is out of range."""
     places = indices.astype(np.int64)
     outside = (places < -size) | (places >= size)
     if outside.any():
@@ -48,20 +48,20 @@ def checked_indices(indices: Array, size: int, axis: int) -> Array:
 
 
 def check_shape(what: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """Numpy would broadcast where inference could only hope that symbolic sizes agree."""
+    """Raise unless shapes are equal; inference does not check symbolic sizes, numpy broadcasts."""
     if found != expected:
         raise RunError(f"{what} has the wrong shape", expected=list(expected), found=list(found))
 
 
 def element_places(indices: Array, shape: tuple[int, ...], axis: int) -> tuple[Array, ...]:
-    """Where `gather_elements` reads: each index replaces the coordinate on one axis."""
+    """Positions that `gather_elements` reads: each index replaces the coordinate of one axis."""
     places: list[Array] = list(np.indices(indices.shape, sparse=True))
     places[axis] = checked_indices(indices, shape[axis], axis)
     return tuple(places)
 
 
 def vector_places(indices: Array, shape: tuple[int, ...], batch_dims: int = 0) -> tuple[Array, ...]:
-    """Where `gather_nd` reads: the last axis of the indices holds one coordinate per axis of x."""
+    """The positions that `gather_nd` reads: the last axis of the indices is a coordinate vector."""
     outer = indices.shape[:-1]
     places: list[Array] = list(np.indices(outer, sparse=True))[:batch_dims]
     for position in range(indices.shape[-1]):
@@ -134,7 +134,7 @@ def _gather_elements_samples() -> list[Sample]:
 
 
 def require_vector_indices(x: TensorType, indices: TensorType, batch_dims: int = 0) -> int:
-    """How many axes of x one vector of the indices names."""
+    """The length of the coordinate vectors, checked."""
     require_indices(indices)
     count = indices.shape[-1] if indices.rank else 0
     if not isinstance(count, int) or not 1 <= count <= x.rank - batch_dims:

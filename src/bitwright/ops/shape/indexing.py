@@ -1,7 +1,7 @@
-"""Ops that make or find indices: counters, shapes as tensors, one-hot codes, nonzero, unique.
+"""Ops that make or find indices: counters, shapes as tensors, one-hot vectors, nonzero, unique.
 
-`sizes` and `shape_of` are the doors between symbolic sizes and data: the first gives sizes as an
-i64 tensor, the second the shape of a tensor. A `range` over known sizes is written as `iota`.
+`sizes` returns symbolic sizes as an i64 tensor, `shape_of` the shape of a tensor. Passes write a
+`range` over known sizes as `iota`.
 """
 
 from __future__ import annotations
@@ -134,14 +134,14 @@ def _one_hot(
 ) -> Array:
     count = int(given.reshape(-1)[0]) if given is not None else int(depth or 0)
     if count < 0:
-        raise RunError("a one-hot code has a negative depth", found=count)
+        raise RunError("the depth of one_hot is negative", found=count)
     require_room((indices.size, count), values.itemsize, "its result")
-    qvalues = wide(indices)
-    if qvalues.dtype != np.uint64:
-        qvalues = np.where(qvalues < 0, qvalues + count, qvalues)
+    labels = wide(indices)
+    if labels.dtype != np.uint64:
+        labels = np.where(labels < 0, labels + count, labels)
     axis = normalize_axis(axis, indices.ndim + 1)
     classes = np.arange(count).reshape([-1, *(1,) * (indices.ndim - axis)])
-    hot = np.expand_dims(qvalues, axis) == classes
+    hot = np.expand_dims(labels, axis) == classes
     return np.asarray(np.where(hot, values[1], values[0]))
 
 
@@ -163,7 +163,7 @@ def _infer_nonzero(x: TensorType) -> TensorType:
 
 
 def _nonzero(x: Array) -> Array:
-    if x.ndim == 0:  # a scalar has no coordinate to tell
+    if x.ndim == 0:  # a scalar has no coordinates
         return np.zeros((0, int(x != 0)), np.int64)
     return np.stack(np.nonzero(wide(x)))
 
@@ -179,15 +179,15 @@ def _infer_unique(x: TensorType, axis: int | None, sorted: bool) -> tuple[Tensor
 
 def _unique(x: Array, axis: int | None, sorted: bool) -> tuple[Array, ...]:
     whole, along = (x.reshape(-1), 0) if axis is None else (x, axis)
-    qvalues: Array = wide(whole) if x.dtype != string.numpy else _qvalues(whole)
-    if qvalues.size == 0:
+    keys: Array = wide(whole) if x.dtype != string.numpy else _ranks(whole)
+    if keys.size == 0:
         none = np.zeros(0, np.int64)
         if whole.shape[along] == 0:
             return np.take(whole, none, along), none, none, none
-        qvalues = np.zeros(whole.shape[along])  # empty slices, which are all equal
-    axis_of_qvalues = along if qvalues.ndim > 1 else None
+        keys = np.zeros(whole.shape[along])  # empty slices, which are all equal
+    key_axis = along if keys.ndim > 1 else None
     _, first, inverse, counts = np.unique(
-        qvalues, return_index=True, return_inverse=True, return_counts=True, axis=axis_of_qvalues
+        keys, return_index=True, return_inverse=True, return_counts=True, axis=key_axis
     )
     inverse = inverse.reshape(-1)
     if not sorted:
@@ -197,10 +197,10 @@ def _unique(x: Array, axis: int | None, sorted: bool) -> tuple[Array, ...]:
     return np.take(whole, first, along), first, inverse, counts
 
 
-def _qvalues(x: Array) -> Array:
-    """Strings as whole numbers in the same order."""
-    _, qvalues = np.unique(x, return_inverse=True)
-    return np.asarray(qvalues).reshape(x.shape)
+def _ranks(x: Array) -> Array:
+    """The rank of each string in sorted order."""
+    _, keys = np.unique(x, return_inverse=True)
+    return np.asarray(keys).reshape(x.shape)
 
 
 def _unique_samples() -> list[Sample]:
@@ -249,6 +249,7 @@ OPDEFS = [
         grad=NonDifferentiable("its length depends on the operands"),
         sizes=on_elements(_range_sizes),
         onnx="Range",
+        fixed_types=True,
         doc="start, start + delta, ... up to but not including limit.",
     ),
     _op(
@@ -259,6 +260,7 @@ OPDEFS = [
         lambda: [sample(length=5), sample(length=0), sample(length=4, dtype="bf16")],
         attrs={"length": Attr("size"), "dtype": Attr("dtype", i64)},
         sizes=lambda length, dtype: np.arange(length).astype(object),
+        fixed_types=True,
         doc="0, 1, ... length - 1",
     ),
     _op(
@@ -318,7 +320,7 @@ OPDEFS = [
         _unique_samples,
         grad=NonDifferentiable("which elements are equal depends on the data"),
         attrs={"axis": Attr("int", None), "sorted": Attr("bool", True)},
-        doc="The distinct elements (or slices along an axis), sorted or as they come, with the "
+        doc="The distinct elements (or slices along an axis), sorted or in order, with the "
         "index of their first, for each element where it went, and how many there are.",
     ),
 ]

@@ -1,8 +1,8 @@
-"""Ops that rearrange elements and compute nothing: reshape, transpose, expand, tile, concat, split.
+"""Ops that only rearrange elements: reshape, transpose, expand, tile, concat, split.
 
-Target shapes are attributes that may hold symbolic sizes, already final: what an exporter writes as
--1 or 0 goes through `resolve_reshape` first. A shape that only the data decides is an operand, and
-the result then has unknown sizes.
+Target shapes are attributes that may have symbolic sizes, without -1 and 0: importers call
+`resolve_reshape` first. A shape that only the data decides is an operand, and the result then has
+unknown sizes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def as_ints(vector: Array) -> tuple[int, ...]:
 
 
 def resolve_reshape(shape: Shape, target: Sequence[Size], allowzero: bool = False) -> Shape:
-    """The final shape for a target in which 0 copies an axis and one -1 takes what is left."""
+    """The final shape for a target in which 0 copies an axis and one -1 is inferred."""
     found: list[Size] = []
     for axis, size in enumerate(target):
         if size == 0 and not allowzero:
@@ -67,7 +67,7 @@ def resolve_reshape(shape: Shape, target: Sequence[Size], allowzero: bool = Fals
 
 
 def _cancel(shape: Sequence[Size], other: Sequence[Size]) -> tuple[Size, Size]:
-    """The two numbers of elements, without the factors that stand in both shapes."""
+    """The element counts of both shapes, without their common factors."""
     left, right = list(shape), list[Size]()
     for size in other:
         if size in left:
@@ -343,7 +343,7 @@ OPDEFS = [
         _reshape,
         _reshape_samples,
         attrs={"shape": Attr("sizes", None), "allowzero": Attr("bool", None)},
-        doc="The same elements in another shape. In the operand, -1 takes what is left and 0 "
+        doc="The same elements in another shape. In the operand, -1 is inferred and 0 "
         "copies an axis (with `allowzero` it is a zero).",
     ),
     _op(

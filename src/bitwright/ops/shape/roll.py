@@ -1,4 +1,4 @@
-"""Elements shifted along axes, those that fall off one end entering at the other.
+"""Cyclic shift of elements along axes.
 
 y[..., i, ...] = x[..., (i - shift) mod size, ...]
 """

@@ -1,7 +1,7 @@
-"""Writing elements at places that other tensors name: a copy of x, changed where updates go.
+"""Scatter ops: a copy of x with updates written at the positions in index tensors.
 
-Where two updates meet on one place, `reduction` combines them with each other and with x; without
-one the last update wins. `tensor_scatter` writes a run of rows into a key-value cache.
+`reduction` combines updates of one position with each other and with x; without it the last update
+is written. `tensor_scatter` writes consecutive rows into a key-value cache.
 """
 
 from __future__ import annotations
@@ -182,6 +182,6 @@ OPDEFS = [
         _cache_samples,
         attrs={"axis": Attr("int", -2), "mode": Attr("str", "linear", ("linear", "circular"))},
         doc="past with update written along an axis from write_indices[batch] on (from 0 if "
-        "absent), round the end in circular mode.",
+        "absent), wrapping at the end in circular mode.",
     ),
 ]

@@ -68,7 +68,7 @@ def _is_minus(e: Any, x: Any) -> Any:
 
 
 def _atan2_scalar(e: Any, y: Any, x: Any) -> Any:
-    """The angle in the first octant, unfolded by which side is longer and by the signs."""
+    """The angle in the first octant, mapped to its octant by the longer side and the signs."""
     width, height = e.abs(x), e.abs(y)
     longer, shorter = e.max(width, height), e.min(width, height)
     diagonal = e.select(e.eq(longer, 0.0), 0.0, 1.0)  # the quotients 0/0 and inf/inf
@@ -158,10 +158,11 @@ OPDEFS = [
         reference=clip,
         grad=NotYet,
         samples=_clip_samples,
+        is_cheap=True,
         scalar=_clip_scalar,
         sizes=on_elements(_clip_sizes),
         onnx="Clip",
-        doc="min(max(x, low), high): high wins where the bounds cross, and NaN stays",
+        doc="min(max(x, low), high), which is high where low > high; NaN propagates",
     ),
     OpDef(
         "prelu",

@@ -1,11 +1,10 @@
-"""Slices and padding: windows on the axes of a tensor, inside it or around it.
+"""Slices and padding.
 
-In the attribute form a slice is normalized: 0 <= start <= stop <= size for a positive step; for a
-negative one start >= stop >= -1, where -1 stands before the first element. `normalize_slice` brings
-Python's indices into that form, symbolically. Its answers hold for every size, with two exceptions
-that keep them readable: a symbolic size is taken to be at least 1, and a window with a symbolic
-start that nothing decides is taken to lie inside. A run where that fails is an error, never a
-wrong answer.
+In the attribute form a slice is normalized: 0 <= start <= stop <= size for a positive step; start
+>= stop >= -1 for a negative step, where -1 is before the first element. `normalize_slice` converts
+Python's indices to that form, symbolically. The result holds for every size, with two assumptions
+that keep it short: a symbolic size is at least 1, and a window with an undecided symbolic start
+lies inside the axis. A run that violates them raises an error; it never gives a wrong result.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ OPEN_END = 2**31 - 1  # exporters write this, or the 64-bit extreme, for "to the
 def normalize_slice(size: Size, start: Size, stop: Size, step: int = 1) -> tuple[Size, Size]:
     """Start and stop of `x[start:stop:step]` on an axis of this size, in normal form.
 
-    As in Python, but for a start before the first element with a negative step: ONNX begins at the
-    first element then, where Python finds nothing.
+    As in Python, except for a start before the first element with a negative step: ONNX starts at
+    the first element, and Python selects nothing.
     """
     if step == 0:
         raise InferenceError("a slice has the step 0")
@@ -89,7 +88,7 @@ def _clamp(index: Size, size: Size, low: Size, high: Size, inside: bool = False)
 
 
 def slice_size(start: Size, stop: Size, step: int) -> Size:
-    """How many elements a slice in normal form takes."""
+    """The number of elements of a slice in normal form."""
     if step > 0:
         return (stop - start + step - 1) // step
     return (start - stop - step - 1) // -step
@@ -143,7 +142,7 @@ def _infer_slice_by_data(
 def _axes(axes: Sequence[int], rank: int) -> list[int]:
     normal = [normalize_axis(axis, rank) for axis in axes]
     if len(set(normal)) != len(normal):
-        raise InferenceError(f"an axis stands twice in {list(axes)}")
+        raise InferenceError(f"an axis occurs twice in {list(axes)}")
     return normal
 
 
@@ -251,7 +250,7 @@ def _pad(
 
 
 def _extended(size: int, before: int, after: int, mode: str, axis: int) -> Array:
-    """Which element stands at each place of an axis that goes on on both sides."""
+    """The source index of each element of an axis that is extended on both sides."""
     places = np.arange(-before, size + after)
     if size == 0 and places.size:
         raise RunError(f"axis {axis} is empty", expected=f"an element to {mode} from")
@@ -315,6 +314,6 @@ OPDEFS = [
             "mode": Attr("str", "constant", ("constant", "reflect", "edge", "wrap")),
         },
         sizes=on_elements(_pad_sizes),
-        doc="x with elements added around it (begins, then ends); negative counts take away.",
+        doc="x with padding on both sides of each axis (begins, then ends); negative pads crop.",
     ),
 ]

@@ -3,13 +3,13 @@
     forward  y[k] = sum over n of x[n] * exp(-2 pi i k n / N)
     inverse  y[n] = sum over k of x[k] * exp(+2 pi i k n / N) / N
 
-`fft` works on complex tensors. `dft` keeps real and imaginary part in a last axis of size 2 (or 1,
-for real signals), as ONNX does; its signal is cut or filled with zeros to `length`. A one-sided
+`fft` works on complex tensors. `dft` has real and imaginary parts in a last axis of size 2 (or 1
+for real signals), as in ONNX; its signal is truncated or zero-padded to `length`. A one-sided
 forward transform gives the first `length // 2 + 1` terms of a real signal, and the one-sided
-inverse takes those terms back to the real signal.
+inverse maps these terms back to the real signal.
 
-An f32 signal is transformed in f32, unlike elsewhere: where terms cancel to nothing, the rounding
-that is left is then the one of ONNX's own cases, which allow 1e-7 there whatever the scale.
+An f32 signal is transformed in f32, not in f64: where terms cancel, ONNX's test cases expect the
+f32 rounding error to 1e-7, whatever the scale.
 """
 
 from __future__ import annotations

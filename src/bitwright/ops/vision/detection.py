@@ -1,7 +1,7 @@
-"""Choosing boxes: greedy suppression of those that overlap a better one.
+"""Non-maximum suppression of boxes.
 
-For each batch and class the boxes are taken by falling score; a box stays unless its overlap
-(intersection over union) with one that stayed is above the threshold.
+For each batch and class, boxes are visited by descending score. A box is kept unless its overlap
+(intersection over union) with a kept box exceeds the threshold.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _corners(boxes: Array, center_point_box: bool) -> tuple[Array, Array]:
 
 
 def overlap(low: Array, high: Array, one: int) -> Array:
-    """Intersection over union of box `one` with every box; 0 where there is no area."""
+    """Intersection over union of box `one` with every box; 0 for boxes without area."""
     sides = np.minimum(high[one], high) - np.maximum(low[one], low)
     common = np.prod(np.maximum(sides, 0), axis=1)
     area = np.prod(high - low, axis=1)
@@ -78,7 +78,7 @@ def overlap(low: Array, high: Array, one: int) -> Array:
 def _select(
     low: Array, high: Array, scores: Array, limit: int, iou: float, least: float | None
 ) -> list[int]:
-    """Indices of the boxes that stay, best first."""
+    """Indices of the kept boxes, by descending score."""
     alive = np.ones(scores.shape, bool) if least is None else scores > least
     kept: list[int] = []
     for index in np.argsort(-scores, kind="stable"):
@@ -137,7 +137,7 @@ OPDEFS = [
         NonDifferentiable("its results are indices"),
         _samples,
         attrs={"center_point_box": Attr("bool", False)},
-        doc="Rows (batch, class, box) of the boxes that stay: at most max_output for each class "
+        doc="Rows (batch, class, box) of the kept boxes: at most max_output for each class "
         "(none if absent), scores above score_threshold, overlaps at most iou_threshold. Boxes "
         "are two corners, or centre and extent with center_point_box.",
     ),

@@ -1,4 +1,4 @@
-"""Sampling at free positions, ONNX GridSample, for any number of spatial axes.
+"""Sampling at arbitrary positions (ONNX GridSample), for any number of spatial axes.
 
     y[n, c, o...] = sum over taps of weight(tap) * x[n, c, tap],   taps around grid[n, o..., :]
 
@@ -45,7 +45,7 @@ def _infer(
 
 
 def _reflect(places: Array, low: float, high: float) -> Array:
-    """Mirror at both borders until inside."""
+    """The positions reflected at both borders until they are inside."""
     span = high - low
     if span <= 0:
         return np.full_like(places, low)
@@ -54,7 +54,7 @@ def _reflect(places: Array, low: float, high: float) -> Array:
 
 
 def _bring_inside(places: Array, size: int, padding_mode: str, align_corners: bool) -> Array:
-    """Positions off the image moved onto it, as the padding mode says."""
+    """Positions outside the image, mapped into it by the padding mode."""
     low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
     outside = (places < low) | (places > high)
     if padding_mode == "border":
@@ -67,7 +67,7 @@ def _bring_inside(places: Array, size: int, padding_mode: str, align_corners: bo
 def _axis_taps(
     normalized: Array, size: int, mode: str, padding_mode: str, align_corners: bool
 ) -> list[tuple[Array, Array]]:
-    """For each tap on one axis its pixel index and its weight, both of the grid's shape."""
+    """Pixel index and weight of each tap on one axis, both of the grid's shape."""
     inside = partial(
         _bring_inside, size=size, padding_mode=padding_mode, align_corners=align_corners
     )

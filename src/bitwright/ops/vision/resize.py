@@ -1,11 +1,11 @@
-"""Resampling on a regular grid, ONNX Resize: every axis on its own, one after the other.
+"""Resampling on a regular grid (ONNX Resize), axis by axis.
 
     y[i] = sum over taps t of weight[i, t] * x[index[i, t]]
 
 Each output position has a coordinate c on the input axis (`_coordinates`). Its taps are the pixels
-around c, weighted by a kernel of their distance: nearest takes one pixel, linear the hat 1 - |d|,
-cubic Keys' spline with parameter a. Antialiasing stretches the kernel by 1 / scale where the axis
-shrinks. Pixels outside repeat the border, or count nothing with `exclude_outside`.
+around c, weighted by a kernel of their distance: nearest uses one pixel, linear the hat 1 - |d|,
+cubic Keys' spline with parameter a. Antialiasing stretches the kernel by 1 / scale if the axis
+shrinks. Pixels outside repeat the border, or have weight 0 with `exclude_outside`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ COORDINATES = (
     CROP,
 )
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-_CLOSE = 1e-6  # scales are 32-bit numbers: 0.7 times 10 is meant to be 7
+_CLOSE = 1e-6  # scales are f32: 0.7 times 10 must give 7
 
 
 def scaled_size(size: Size, scale: float) -> Size:
-    """floor(size * scale), the size an axis has after scaling; UNKNOWN for an odd symbolic one."""
+    """floor(size * scale), the size of a scaled axis; UNKNOWN if it has no symbolic form."""
     if isinstance(size, Dim):
         ratio = Fraction(scale).limit_denominator(1000)
         close = np.float32(ratio) == np.float32(scale)
@@ -63,7 +63,7 @@ def linear_kernel(distance: Array) -> Array:
 
 
 def cubic_kernel(distance: Array, a: float) -> Array:
-    """Keys' cubic convolution kernel, which reaches two pixels far."""
+    """Keys' cubic convolution kernel, with a support of two pixels."""
     d = np.abs(distance)
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
@@ -73,7 +73,7 @@ def cubic_kernel(distance: Array, a: float) -> Array:
 def _coordinates(
     mode: str, size: int, count: int, scale: float | None, start: float, end: float
 ) -> Array:
-    """Where each of `count` output positions lies on an input axis of this size."""
+    """The coordinates of `count` output positions on an input axis of this size."""
     place = np.arange(count, dtype=np.float64)
     given = count if scale is None else scale * size
     width = count if math.isclose(given, count, rel_tol=_CLOSE) else given
@@ -126,7 +126,7 @@ def _interpolate(x: Array, axis: int, index: Array, weights: Array) -> Array:
     total = np.zeros([*x.shape[:axis], len(index), *x.shape[axis + 1 :]], x.dtype)
     for tap in range(index.shape[1]):
         weight = weights[:, tap].reshape(aligned)
-        # an absent pixel must not turn an infinite one into NaN
+        # weight 0 times an infinite pixel would be NaN
         total += np.where(weight == 0, 0, np.take(x, index[:, tap], axis) * weight)
     return total
 
@@ -165,7 +165,7 @@ def _resize(
 
 
 def _region(rank: int, given: Array | None, attrs: dict[str, Any]) -> tuple[Array, Array]:
-    """Where the part of x that is shown starts and ends on each axis, between 0 and 1."""
+    """Start and end of the cropped region on each axis, between 0 and 1."""
     if attrs["coordinate_mode"] != CROP:
         return np.zeros(rank), np.ones(rank)
     whole = np.asarray(attrs["roi"] if given is None else given, np.float64)
@@ -186,7 +186,7 @@ def _resample(
 
 
 def _saturate(x: Array, element: DType) -> Array:
-    """Integers round, and stay in their range where a cubic overshoots."""
+    """The result rounded and clipped to the range of integers, which cubic weights can exceed."""
     if element.is_integer:
         return np.clip(np.rint(x), element.min, element.max)
     return x

@@ -1,9 +1,9 @@
-"""Pooling of regions of interest: boxes of any place and size become maps of one size.
+"""Pooling of regions of interest: boxes of any size become feature maps of one size.
 
     roi_align     the mean (or maximum) of x interpolated at a grid of points in each bin of a box
-    max_roi_pool  the largest value among the whole cells that a bin touches
+    max_roi_pool  the largest value among the pixels that a bin touches
 
-Boxes are x1, y1, x2, y2 in image coordinates; `spatial_scale` takes them to cells of x.
+Boxes are x1, y1, x2, y2 in image coordinates; `spatial_scale` maps them to pixels of x.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ def _check_images(indices: Array, count: int) -> None:
 
 
 def _grid(start: float, length: float, bins: int, points: int) -> Array:
-    """The points along one axis, `points` in the middle of equal parts of each bin."""
+    """The points along one axis: the centres of `points` equal parts of each bin."""
     steps = (np.arange(points) + 0.5) / max(points, 1)
     return np.asarray(start + (np.arange(bins)[:, None] + steps) * (length / bins)).reshape(-1)
 
 
 def _neighbours(places: Array, size: int) -> tuple[Array, Array]:
-    """Cells [2, n] around each place and their weights, 0 for places more than a cell outside."""
+    """Pixels [2, n] around each position and their weights, 0 beyond one pixel outside."""
     inside = (places >= -1) & (places <= size)
     clamped = np.clip(np.where(inside, places, 0), 0, size - 1)
     low = np.floor(clamped).astype(np.int64)
@@ -108,7 +108,7 @@ def _align(
     result = np.zeros((len(rois), x.shape[1], output_height, output_width))
     for number, (left, top, right, bottom) in enumerate(boxes):
         height, width = bottom - top, right - left
-        if not half_pixel:  # a box without area covers one cell
+        if not half_pixel:  # a box without area covers one pixel
             height, width = max(height, 1.0), max(width, 1.0)
         rows = sampling_ratio or max(math.ceil(height / output_height), 0)
         columns = sampling_ratio or max(math.ceil(width / output_width), 0)
@@ -125,7 +125,7 @@ def _align(
         bins = (x.shape[1], output_height, rows, output_width, columns)
         if mode == "avg":
             result[number] = sum(corners).reshape(bins).mean(axis=(2, 4))
-        else:  # ONNX takes the largest weighted corner, it does not add the corners up first
+        else:  # ONNX takes the largest weighted corner, not the sum of the corners
             result[number] = np.max(corners, axis=0).reshape(bins).max(axis=(2, 4))
     return result
 
@@ -143,7 +143,7 @@ def _infer_max(
 
 
 def _bins(low: int, high: int, count: int, size: int) -> list[slice]:
-    """The cells of each of `count` bins between two cells, both included."""
+    """The pixels of each of `count` bins between two pixels, both included."""
     length = max(high - low + 1, 1)
     edges = []
     for number in range(count):
@@ -159,7 +159,7 @@ def _max_pool(x: Array, rois: Array, pooled_shape: Sequence[int], spatial_scale:
     _check_images(images, len(x))
     height, width = pooled_shape
     scaled = table[:, 1:] * spatial_scale
-    # to whole cells, halves away from zero
+    # to whole pixels, halves away from zero
     boxes = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).astype(np.int64)
     result = np.zeros((len(rois), x.shape[1], height, width))
     for number, (left, top, right, bottom) in enumerate(boxes.tolist()):

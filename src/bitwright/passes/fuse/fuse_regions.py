@@ -33,36 +33,13 @@ from bitwright.ir.dtype import (
     u32,
     u64,
 )
-from bitwright.ir.edit import map_bodies, prune, rebuilt, renewed
+from bitwright.ir.edit import map_bodies, prune, rebuild, replace_inputs
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import get
 from bitwright.rewrite.trace import Trace
 
-# Anchors whose kernels apply an epilogue.
-EPILOGUE = frozenset(
-    {
-        "matmul",
-        "dequant_matmul",
-        "conv",
-        "integer_matmul",
-        "integer_conv",
-        "attention",
-        "layer_norm",
-        "rms_norm",
-        "softmax",
-        "log_softmax",
-        "group_norm",
-        "instance_norm",
-    }
-)
-# Anchors that work row by row and can compute their input.
-PROLOGUE = frozenset({"layer_norm", "rms_norm", "softmax", "log_softmax", "dynamic_quantize"})
-# Reductions that can cast the narrower values they read.
-SUMS = frozenset({"reduce_sum", "reduce_mean", "reduce_max", "reduce_min"})
-# Anchors whose rows can be quantized in the same kernel.
-INT8_SCHEMES = frozenset({"layer_norm", "rms_norm"})
 # Element types that kernels compute with; other nodes are interpreter fallbacks.
 COMPUTED = frozenset({f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, bool_})
 MAX_NODES = 128
@@ -94,7 +71,7 @@ class Region:
 
     @property
     def takes_epilogue(self) -> bool:
-        return self.anchor is None or self.anchor.op in EPILOGUE
+        return self.anchor is None or get(self.anchor.op).takes_epilogue
 
     @property
     def results(self) -> tuple[Value, ...]:
@@ -113,12 +90,13 @@ class Fusion:
                 self._place(node)
 
     def _place(self, node: Node) -> None:
+        opdef = get(node.op)
         if is_elementwise(node):
             region = self._join(node)
-        elif node.op in PROLOGUE or (node.op in SUMS and _is_cast(node.inputs[0])):
+        elif opdef.takes_prologue or (opdef.reads_cast and _is_cast(node.inputs[0])):
             region = self._with_norm(node) or self._with_prologue(node)
         else:
-            region = Region([node], None if get(node.op).kind is Kind.MOVEMENT else node)
+            region = Region([node], None if opdef.kind is Kind.MOVEMENT else node)
         self.home[node] = region
 
     def _join(self, node: Node) -> Region:
@@ -182,7 +160,7 @@ class Fusion:
                 return None
             between, source = region.nodes, found
             region = self.home.get(source.node)
-        if region is None or region.anchor is None or region.anchor.op not in INT8_SCHEMES:
+        if region is None or region.anchor is None or not get(region.anchor.op).quantizes_rows:
             return None
         is_row = region.anchor.attrs["axis"] in (-1, source.rank - 1)
         if region.last is not source.node or source.shape != operand.shape or not is_row:
@@ -207,7 +185,7 @@ class Fusion:
             return f"{operand.node.op} takes no epilogue"
         if self.graph.uses[operand] != sum(v is operand for v in node.operands):
             return "it has another reader"
-        if operand.shape != node.outputs[0].shape and node.op not in SUMS:
+        if operand.shape != node.outputs[0].shape and not get(node.op).reads_cast:
             return f"shape {list(operand.shape)} is broadcast to {list(node.outputs[0].shape)}"
         return ""
 
@@ -277,12 +255,12 @@ def fuse_regions(graph: Graph, trace: Trace) -> Graph:
         if region is not None and len(region.nodes) > 1:
             new = _fused_node(region, replaced)
         else:
-            new = renewed(node, replaced)
+            new = replace_inputs(node, replaced)
         nodes.append(new)
         if new is not node:
             made = node.outputs if region is None else region.results
             replaced.update(zip(made, new.outputs, strict=True))
-    return prune(rebuilt(graph, nodes, replaced))
+    return prune(rebuild(graph, nodes, replaced))
 
 
 MAX_INTEGER = 16

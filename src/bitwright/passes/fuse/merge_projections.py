@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.ir.edit import prune, rebuilt, renewed
+from bitwright.ir.edit import prune, rebuild, replace_inputs
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.types import normalize_axis
 from bitwright.ops.core.builder import Builder
@@ -128,11 +128,11 @@ def _rebuild(graph: Graph, merged: dict[Node, list[Projection]], trace: Trace) -
             trace.fired("merge-projections", node.name, [p.result.name for p in group])
         if any(value in replaced for value in node.outputs):
             continue
-        new = renewed(node, replaced)
+        new = replace_inputs(node, replaced)
         nodes.append(new)
         if new is not node:
             replaced.update(zip(node.outputs, new.outputs, strict=True))
-    return prune(rebuilt(graph, nodes, replaced))
+    return prune(rebuild(graph, nodes, replaced))
 
 
 def _merged(group: list[Projection], replaced: dict[Value, Value], names: set[str]) -> list[Node]:
@@ -143,7 +143,7 @@ def _merged(group: list[Projection], replaced: dict[Value, Value], names: set[st
     stem = f"{first.name}.merged"
     while any(name.startswith(stem) for name in names):
         stem += "_"
-    x = renewed(first, replaced).inputs[0]
+    x = replace_inputs(first, replaced).inputs[0]
     weights: list[Value | None] = []
     for place, value in enumerate(group[0].weights):
         if value is None:

@@ -18,7 +18,6 @@ from bitwright.ir.dtype import f32, i8, u8
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core.interpret import run_node
-from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import get
 from bitwright.ops.quant.lookup_table import ENTRIES
 from bitwright.passes.lower_integer.operands import (
@@ -30,11 +29,6 @@ from bitwright.rewrite import Match, Rule, any_operands
 
 Array = np.ndarray[Any, Any]
 MAX_NODES = 16
-# Ops of a few instructions, which are cheaper in the epilogue of a product than as a table.
-_SHORT = frozenset(
-    {"add", "sub", "mul", "neg", "abs", "relu", "clip", "maximum", "minimum"}
-    | {"leaky_relu", "hard_swish", "hard_sigmoid"}
-)
 
 
 def table_rule() -> Rule:
@@ -74,7 +68,7 @@ def _plan(m: Match) -> Value | str:
             return f"{node.outputs[0]} has another reader"
     (origin,) = qvalues
     is_direct = all(quantize_operands(source.node)[0] is origin for source in sources)
-    if is_direct and comes_from_product(origin) and all(n.op in _SHORT for n in nodes):
+    if is_direct and comes_from_product(origin) and all(get(n.op).is_cheap for n in nodes):
         return "the product computes it in its epilogue"
     return origin
 
@@ -88,7 +82,7 @@ def _origin(qvalues: Value) -> Value:
 
 def _why_not_elementwise(value: Value, result: Value) -> str:
     node = value.node
-    if node.is_boundary or get(node.op).kind is not Kind.ELEMENTWISE or node.bodies:
+    if not get(node.op).can_be_table:
         return f"{value} is not elementwise"
     if value.dtype != f32 or value.shape != result.shape or len(node.outputs) != 1:
         return f"{value} has another type or shape"

@@ -24,7 +24,7 @@ from bitwright.ir.dtype import bf16, f16, f32
 from bitwright.ir.graph import Graph, Value, constant_value
 from bitwright.ir.types import normalize_axis
 from bitwright.ops.core.interpret import run_node
-from bitwright.ops.quant.quantize import is_code
+from bitwright.ops.quant.quantize import is_quantized_dtype
 from bitwright.passes.lower_integer.operands import constant_qvalues
 from bitwright.rewrite import Match, Rule, Trace, any_operands, rewrite
 
@@ -62,7 +62,7 @@ def match_quantized_matrix(value: Value) -> QuantizedMatrix | str:
     zero = None if zero_value is None else constant_value(zero_value)
     if qvalues is None or found is None or (zero is None and zero_value is not None):
         return f"{value} is not made of constants"
-    if not is_code(q.dtype) or q.dtype.bits > 8:
+    if not is_quantized_dtype(q.dtype) or q.dtype.bits > 8:
         return f"{value} is dequantized from {q.dtype}"
     if value.dtype != f32:
         return f"{value} is {value.dtype}"

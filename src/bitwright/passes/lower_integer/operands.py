@@ -16,7 +16,7 @@ import numpy as np
 from bitwright.ir.dtype import f32, i8, i32, u8
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.types import normalize_axis
-from bitwright.rewrite.replace import stands_behind
+from bitwright.rewrite.producers import comes_from
 
 Array = np.ndarray[Any, Any]
 INT32_LIMIT = 2**31
@@ -299,4 +299,4 @@ def max_abs_sum(weight: Weight, channel: int, max_distance: int) -> int:
 
 def comes_from_product(value: Value) -> bool:
     """Whether a product, or elementwise ops fused into one, computes the value."""
-    return stands_behind(value, _PRODUCTS)
+    return comes_from(value, lambda node: node.op in _PRODUCTS)

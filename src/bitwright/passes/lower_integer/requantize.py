@@ -14,6 +14,7 @@ import numpy as np
 
 from bitwright.ir.dtype import DType, f32
 from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.ops.core.registry import get
 from bitwright.passes.lower_integer.operands import (
     INT32_LIMIT,
     QuantizedOperand,
@@ -32,9 +33,6 @@ from bitwright.rewrite import Match, Rule, any_operands
 Array = np.ndarray[Any, Any]
 BOUND = 2.0**29
 """A value below this can be rounded and shifted by a zero point without a range check."""
-_NOT_LARGER = frozenset({"relu", "hard_swish", "silu", "gelu", "tanh", "neg", "abs"})
-"""Functions with |f(x)| <= |x|."""
-_WITHIN_ONE = frozenset({"sigmoid", "hard_sigmoid", "erf", "sin", "cos"})
 
 
 def requantize_rule() -> Rule:
@@ -198,9 +196,10 @@ def _max_abs(value: Value, scale: Array) -> float:
         return float(INT32_LIMIT * np.abs(product[1] / scale).max(initial=0))
     if found := match_positive_scale(value):
         return _max_abs(found[0], scale / found[1])
-    if node.op in _WITHIN_ONE:
-        return float(np.max(1 / scale))
-    if node.op in _NOT_LARGER:
+    opdef = get(node.op)
+    if np.isfinite(opdef.max_abs):
+        return float(np.max(opdef.max_abs / scale))
+    if opdef.shrinks:
         return _max_abs(next(node.operands), scale)
     if node.op in ("add", "sub", "clip"):
         return sum(_max_abs(v, scale) for v in node.operands)

@@ -29,8 +29,6 @@ from bitwright.passes.precision.policy import Policy, kind_of
 
 HALVES = (f16, bf16)
 CHANGEABLE = (f64, f32, f16, bf16)
-OWN = frozenset({"host", "bitcast", "range", "iota", "fused", "requantize", "dynamic_quantize"})
-"""Ops whose types are part of their definition."""
 _ARITHMETIC = frozenset(
     {"add", "sub", "mul", "div", "neg", "abs", "floor", "ceil", "round", "trunc", "mod", "pow"}
     | {"maximum", "minimum", "where", "relu"}
@@ -90,7 +88,7 @@ class Plan:
         }
 
     def _decide(self, node: Node) -> Decision:
-        if node.op in OWN or node.bodies:
+        if get(node.op).fixed_types or node.bodies:
             if node.op == "dynamic_quantize":
                 self._unscaled.add(node.outputs[1])
             return Decision(None, "its types do not change")

@@ -11,7 +11,7 @@ reader in full precision keeps its type and its casts.
 from __future__ import annotations
 
 from bitwright.ir.dtype import DType, f32
-from bitwright.ir.edit import map_bodies, prune, rebuilt, renewed
+from bitwright.ir.edit import map_bodies, prune, rebuild, replace_inputs
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ops.math.cast import cast
 from bitwright.passes.precision.plan import HALVES, is_changeable
@@ -26,7 +26,7 @@ def settle_casts(graph: Graph, io: bool = False) -> Graph:
     replaced: dict[Value, Value] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        new = renewed(node, replaced)
+        new = replace_inputs(node, replaced)
         element = wanted.get(node.outputs[0]) if node.outputs else None
         if element is not None:
             new = _converted(node, element)
@@ -36,7 +36,7 @@ def settle_casts(graph: Graph, io: bool = False) -> Graph:
         nodes.append(new)
         if new is not node:
             replaced.update(zip(node.outputs, new.outputs, strict=True))
-    made = rebuilt(graph, nodes, replaced)
+    made = rebuild(graph, nodes, replaced)
     if io:
         made = made.with_(outputs=tuple((name, _before_cast(v)) for name, v in made.outputs))
     return prune(made)

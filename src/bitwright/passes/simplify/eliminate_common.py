@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from bitwright.ir.edit import map_bodies
+from bitwright.ir.edit import map_bodies, replace_nodes
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ops.core.registry import get
-from bitwright.rewrite.replace import replace_nodes
 from bitwright.rewrite.trace import Trace
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from bitwright.ir.dtype import f32
+from bitwright.ir.edit import replace_nodes
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.naming import made_from
 from bitwright.passes.simplify.expand_einsum import expand, is_weight, why_not_expand
 from bitwright.rewrite import Match, Rule, Trace, rewrite
-from bitwright.rewrite.replace import replace_nodes
 
 Array = np.ndarray[Any, Any]
 _MOVES = ("transpose", "reshape")

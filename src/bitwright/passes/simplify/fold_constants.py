@@ -10,15 +10,14 @@ from __future__ import annotations
 from bitwright import knobs
 from bitwright.errors import BitwrightError
 from bitwright.ir.dim import Dim
+from bitwright.ir.edit import replace_nodes
 from bitwright.ir.graph import Graph, Node, constant_value
 from bitwright.ir.naming import made_from
 from bitwright.ir.types import TensorType
 from bitwright.ops.core.interpret import run_node
 from bitwright.ops.core.registry import get
-from bitwright.rewrite.replace import replace_nodes
 from bitwright.rewrite.trace import Trace
 
-KEPT = frozenset({"dequantize", "fake_quantize", "host", "custom"})
 ALWAYS = 4096
 GROWTH = 2
 
@@ -55,7 +54,8 @@ def _is_known(node: Node) -> bool:
 
 
 def _why_not_fold(node: Node, limit: int) -> str:
-    if node.op in KEPT or not get(node.op).deterministic:
+    opdef = get(node.op)
+    if not (opdef.is_foldable and opdef.deterministic):
         return f"{node.op} is never folded"
     count = 0
     for type_ in node.types:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bitwright.errors import GraphError
+from bitwright.ir.edit import replace_nodes
 from bitwright.ir.graph import Graph, Node
-from bitwright.rewrite.replace import replace_nodes
 from bitwright.rewrite.trace import Trace
 
 

@@ -11,10 +11,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from bitwright.ir.dim import UNKNOWN, Dim, Size, Symbol
-from bitwright.ir.edit import map_bodies
+from bitwright.ir.edit import map_bodies, replace_nodes
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ops.core.symbolic import SizeEvaluator, may_hold_sizes
-from bitwright.rewrite.replace import replace_nodes
 from bitwright.rewrite.trace import Trace
 
 

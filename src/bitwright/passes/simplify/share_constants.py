@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.ir.edit import map_bodies
+from bitwright.ir.edit import map_bodies, replace_nodes
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.naming import made_from
-from bitwright.rewrite.replace import replace_nodes
 from bitwright.rewrite.trace import Trace
 
 Array = np.ndarray[Any, Any]

@@ -9,9 +9,9 @@ that can be folded, packed and quantized.
 
 from __future__ import annotations
 
+from bitwright.ir.edit import replace_nodes
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.naming import take_name
-from bitwright.rewrite.replace import replace_nodes
 from bitwright.rewrite.trace import Trace
 
 

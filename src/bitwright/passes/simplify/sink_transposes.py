@@ -15,10 +15,9 @@ import numpy as np
 
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.core.opdef import Kind
-from bitwright.ops.core.registry import all_ops
-from bitwright.passes.fuse.fuse_regions import EPILOGUE
+from bitwright.ops.core.registry import all_ops, get
 from bitwright.rewrite import Match, Rule, Trace, any_operands, rewrite
-from bitwright.rewrite.replace import stands_behind
+from bitwright.rewrite.producers import comes_from
 
 
 def sink_transposes(graph: Graph, trace: Trace) -> Graph:
@@ -45,7 +44,9 @@ def _why_not_sink(m: Match) -> str:
     if any(operand.rank > value.rank for operand in m.root.operands):
         return "a constant has more axes"
     source = next(iter(value.node.operands))
-    return "" if stands_behind(source, EPILOGUE) else f"{source} does not come from a product"
+    if comes_from(source, lambda node: get(node.op).takes_epilogue):
+        return ""
+    return f"{source} does not come from a product"
 
 
 def _sink(op: Any, m: Match) -> Any:

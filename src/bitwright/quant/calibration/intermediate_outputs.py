@@ -24,7 +24,7 @@ from bitwright.executable import Executable
 from bitwright.ir.arrays import as_array
 from bitwright.ir.dim import Sizes
 from bitwright.ir.dtype import string
-from bitwright.ir.edit import prune
+from bitwright.ir.edit import prune, replace_nodes
 from bitwright.ir.feeds import check_inputs, input_sizes
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.paths import find_values
@@ -32,7 +32,6 @@ from bitwright.ir.types import TensorType
 from bitwright.passes.manager import History, run_passes
 from bitwright.passes.simplify.freeze_parameters import freeze_parameters
 from bitwright.pipeline import CPU, INFERENCE, make_program
-from bitwright.rewrite.replace import replace_nodes
 
 Array = np.ndarray[Any, Any]
 Feeds = Mapping[str, Any]

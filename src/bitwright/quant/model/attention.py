@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 
 from bitwright.ir.dim import Dim, evaluate
 from bitwright.ir.dtype import f32
+from bitwright.ir.edit import replace_nodes
 from bitwright.ir.graph import Graph, Node
 from bitwright.quant.model.recipe import Recipe
 from bitwright.quant.model.sensitivity import SensitivityAnalysis
 from bitwright.quant.model.weights.nearest import decibels
-from bitwright.rewrite.replace import replace_nodes
 
 FEWEST = 32
 """Queries and keys from which on codes are faster, as measured: below, making them costs more."""

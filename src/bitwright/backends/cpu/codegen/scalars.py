@@ -211,7 +211,7 @@ class LlvmScalars:
         mask = self.f.convert(condition.value, computed(bool_))
         return Term(self.f.select(mask, a.value, b.value), a.dtype)
 
-    def qvalues(
+    def requantize(
         self,
         a: Operand,
         zero: Operand | None,

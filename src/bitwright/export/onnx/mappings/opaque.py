@@ -18,7 +18,7 @@ from bitwright.ops.control.fallback import decode_node
 CUSTOM_DOMAIN = "bitwright.custom"
 
 
-@exports("host", widens=False)
+@exports("fallback", widens=False)
 def host(
     e: Scope,
     *operands: Ref | None,

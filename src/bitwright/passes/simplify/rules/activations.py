@@ -11,7 +11,7 @@ from typing import Any
 from bitwright.ir.dtype import i32
 from bitwright.ops.nn.activation import TANH_GELU_CUBIC, TANH_GELU_LINEAR
 from bitwright.rewrite import Match, Rule
-from bitwright.rewrite.replace import stands_behind
+from bitwright.rewrite.producers import comes_from
 
 Form = Callable[[Any, Any], Any]
 
@@ -68,7 +68,8 @@ def _why_not_quick_gelu(m: Match) -> str | bool:
 def _why_not_hard_swish(m: Match) -> str | bool:
     """Behind an integer product the next layer is quantized dynamically, and a different last bit
     could change all its values: keep the rounding of the original formula."""
-    is_integer = stands_behind(m.x, ("conv", "matmul"), i32)
+    is_product = lambda node: node.op in ("conv", "matmul") and node.outputs[0].dtype == i32
+    is_integer = comes_from(m.x, is_product)
     return is_integer and "the next layer's quantized values depend on the rounding of each op"
 
 

@@ -1,16 +1,15 @@
-"""What did not change is shared: nodes, graphs, and what was worked out about them."""
+"""The graph editor shares unchanged nodes and graphs, with their cached facts."""
 
 import numpy as np
 import pytest
 
 from bitwright.errors import GraphError
-from bitwright.ir.edit import map_bodies, prune, rebuilt, renewed
+from bitwright.ir.edit import map_bodies, prune, rebuild, replace_inputs, replace_nodes
 from bitwright.ir.graph import Graph, Node
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.passes.simplify.canonicalize import canonicalize
 from bitwright.rewrite import Rule, Trace, rewrite
-from bitwright.rewrite.replace import replace_nodes
 
 
 def model() -> Graph:
@@ -24,13 +23,13 @@ def model() -> Graph:
 def test_a_graph_of_which_nothing_changes_stays_the_same_object():
     graph = canonicalize(model(), Trace())
     assert canonicalize(graph, Trace()) is graph
-    assert prune(graph) is graph and rebuilt(graph, graph.nodes, {}) is graph
+    assert prune(graph) is graph and rebuild(graph, graph.nodes, {}) is graph
     assert replace_nodes(graph, lambda node: node) is graph
     assert map_bodies(graph, lambda body: body) is graph
     assert rewrite(graph, [Rule("never", lambda op, x: op.exp(x), lambda op, x: x)]) is graph
 
 
-def test_only_what_stands_behind_a_change_is_made_anew():
+def test_only_readers_of_a_change_are_rebuilt():
     graph = model()
     changed = replace_nodes(graph, lambda n: n.with_(op="sigmoid") if n.op == "tanh" else n)
     kept = {node.name for node in changed.nodes} - {"right", "sum"}
@@ -83,5 +82,5 @@ def test_a_node_without_replaced_operands_is_itself():
     graph = model()
     left, right = graph.values["left"], graph.values["right"]
     total = graph.values["sum"].node
-    assert renewed(total, {}) is total
-    assert renewed(total, {right: left}).inputs == (left, left)
+    assert replace_inputs(total, {}) is total
+    assert replace_inputs(total, {right: left}).inputs == (left, left)
