@@ -63,7 +63,7 @@ def test_an_npy_file_is_the_input_of_a_model_with_one(small, two_inputs, tmp_pat
     assert facts["outputs"]["y"]["type"] == "f32[5, 4]"
     result = call("run", two_inputs, "--inputs", tmp_path / "x.npy", code=2)
     text = " ".join(result.output.split())
-    assert "holds one array, and the model has 2 inputs; expected an .npz with 'a', 'b'" in text
+    assert "has one array, but the model has 2 inputs; expected an .npz with 'a', 'b'" in text
     (tmp_path / "bad.npy").write_bytes(b"no array")
     assert "cannot read" in call("run", small, "--inputs", tmp_path / "bad.npy", code=2).output
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -222,7 +222,7 @@ def test_scores_that_are_none(script, tmp_path):
     ):
         with pytest.raises(BitwrightError, match=message):
             Evaluation(f"{script}:{name}")
-    with pytest.raises(BitwrightError, match=r"'text' of .* gave no number"):
+    with pytest.raises(BitwrightError, match=r"'text' of .* returned no number"):
         Evaluation(f"{script}:text").scores(lambda inputs: {})
     with pytest.raises(BitwrightError, match=r"line 19: .* failed in 'fails'"):
         Evaluation(f"{script}:fails").scores(lambda inputs: {})
