@@ -22,6 +22,8 @@ from bitwright.errors import CalibrationError
 from bitwright.frontend.load import load
 from bitwright.ir.calibration import CalibrationRecord
 from bitwright.ir.graph import Graph
+from bitwright.ir.quant_params import whole_axis
+from bitwright.ir.quant_types import QuantType, Scheme
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import INFERENCE
 from bitwright.quant.calibration.intermediate_outputs import IntermediateOutputs
@@ -30,8 +32,7 @@ from bitwright.quant.calibration.methods import Method
 from bitwright.quant.calibration.observed import observed_values
 from bitwright.quant.calibration.progress import progress_bar
 from bitwright.quant.calibration.ranges import Ranges
-from bitwright.quant.calibration.statistics import Statistics, whole_axis
-from bitwright.quant.core.types import QuantType, Scheme
+from bitwright.quant.calibration.statistics import Statistics
 from bitwright.quant.data.batches import Batches, Transform
 from bitwright.quant.data.traced import with_graph
 from bitwright.target import host

@@ -17,10 +17,10 @@ from bitwright.errors import CalibrationError, ParseError
 from bitwright.ir.calibration import CalibrationRecord
 from bitwright.ir.container import write_atomically
 from bitwright.ir.graph import nearest
+from bitwright.ir.quant_types import QuantType, Scheme
 from bitwright.quant.calibration.methods import Method
 from bitwright.quant.calibration.record import make_record
 from bitwright.quant.calibration.statistics import Statistics
-from bitwright.quant.core.types import QuantType, Scheme
 
 MAGIC = b"BWRANGE1"
 
