@@ -179,7 +179,7 @@ def test_values_are_read_once_in_several_runs_and_bodies():
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_rejected_batch_changes_nothing(budget, threads, monkeypatch):
     monkeypatch.setattr(
-        "bitwright.quant.calibration.calibrate.LEAST_SHARE", 1
+        "bitwright.quant.calibration.calibrate.MIN_SHARE", 1
     )  # so that threads are used
     options = {"axes": {"h": 1}, "budget": budget, "threads": threads}
     calibrator = Calibrator(perceptron(), ["y", "x", "m", "h"], **options)
