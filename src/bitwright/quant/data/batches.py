@@ -173,8 +173,8 @@ class Batches:
             found.append(f"the data holds {names}, which are not inputs of the model: ignored")
         if self._splitter.left_over:
             found.append(
-                f"{self._splitter.left_over} samples do not fill a batch of the model's fixed size: "
-                "ignored"
+                f"{self._splitter.left_over} samples do not fill a batch of the model's fixed "
+                "size: ignored"
             )
         return found
 

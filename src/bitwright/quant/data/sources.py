@@ -65,7 +65,7 @@ def source_of(data: Any, graph: Graph, batch_size: int | None = None) -> Iterabl
     if isinstance(data, (Ranges, CalibrationRecord)):
         raise CalibrationError(
             f"{type(data).__name__} holds calibration results, not data",
-            hint="Use it with insert_q_dq: quant.insert_q_dq(graph, ranges.record('int8', 'minmax')).",
+            hint="quant.insert_q_dq(graph, ranges.record('int8', 'minmax')) uses it.",
         )
     if isinstance(data, (str, Path)):
         return _at_path(Path(data), graph, batch_size)
