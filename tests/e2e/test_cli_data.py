@@ -113,7 +113,7 @@ def test_a_table_is_data(small, tmp_path):
     assert "columns 'label' belong to no input" in " ".join(result.stdout.split())
     assert output.exists()
     compared = call("compare", small, output, "--data", tmp_path / "data.csv")
-    assert "note: columns 'label' belong to no input: left out" in compared.stderr
+    assert "note: columns 'label' match no input: ignored" in compared.stderr
 
 
 def test_weights_alone_to_the_nearest_value_need_no_data(small, tmp_path):

@@ -22,7 +22,12 @@ from bitwright.ir.quant_params import QuantParams
 from bitwright.ir.quant_types import BINARY
 from bitwright.ops.core.builder import Builder
 from bitwright.quant.tensor.arithmetic import Result, is_linear
-from bitwright.quant.tensor.compiled_products import INTEGER_TYPES, is_narrow, program_of
+from bitwright.quant.tensor.compiled_products import (
+    INTEGER_TYPES,
+    int8_values,
+    is_narrow,
+    program_of,
+)
 from bitwright.quant.tensor.tensor import QuantizedTensor
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +50,7 @@ def elementwise(
         is_linear(output) and _is_plain(output) and output.dtype.element in INTEGER_TYPES
     ):
         return None
-    kinds = tuple(dtype(_stored(t).dtype) for t in tensors)
+    kinds = tuple(dtype(int8_values(t).dtype) for t in tensors)
     to = None if output is None else output.dtype.element
     key = op, kinds, to
     if key not in _PROGRAMS:
@@ -60,7 +65,7 @@ def elementwise(
     for number, scale in enumerate(scales):
         feeds[f"m{number}"] = np.array([scale / unit], np.float32)
     for number, tensor in enumerate(tensors):
-        feeds[f"x{number}"] = _stored(tensor).reshape(-1)
+        feeds[f"x{number}"] = int8_values(tensor).reshape(-1)
         feeds[f"zero{number}"] = tensor.parameters.zero_point.reshape(1).astype(np.int32)
     if output is not None and to is not None:
         feeds["zero"] = output.zero_point.reshape(1).astype(to.numpy)
@@ -71,11 +76,6 @@ def elementwise(
 def _is_plain(parameters: QuantParams) -> bool:
     """Whether the tensor has one scale."""
     return parameters.scale.size == 1 and not parameters.block and parameters.dtype != BINARY
-
-
-def _stored(tensor: QuantizedTensor) -> Array:
-    qvalues = tensor.qvalues()
-    return qvalues.astype(np.int8 if tensor.parameters.dtype.is_signed else np.uint8, copy=False)
 
 
 def _graph(op: str, kinds: tuple[DType, ...], to: DType | None) -> Graph:

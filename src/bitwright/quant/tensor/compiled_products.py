@@ -113,7 +113,7 @@ def compiled(product: Product) -> Result | None:
     if factor is None or not _fits(product, known, zero):
         return None
     to = None if output is None else output.dtype.element
-    feeds = {"x": _qvalues(x), "m": np.ascontiguousarray(factor)}
+    feeds = {"x": int8_values(x), "m": np.ascontiguousarray(factor)}
     if zero is not None:
         feeds["x_zero"] = zero.reshape(1).astype(feeds["x"].dtype)
     if product.bias is not None:
@@ -139,7 +139,7 @@ def _has_zero(tensor: QuantizedTensor) -> bool:
     return tensor.parameters.scheme is Scheme.asymmetric
 
 
-def _qvalues(tensor: QuantizedTensor) -> Array:
+def int8_values(tensor: QuantizedTensor) -> Array:
     """Quantized values as i8 or u8; `binary` becomes -1 and 1."""
     qvalues = tensor.qvalues()
     if tensor.parameters.dtype == BINARY:
@@ -161,7 +161,7 @@ def _fits(product: Product, known: _Weight, zero: Array | None) -> bool:
 
 
 def _largest(w: QuantizedTensor, is_matmul: bool) -> int:
-    distance = _qvalues(w).astype(np.int32)
+    distance = int8_values(w).astype(np.int32)
     if _has_zero(w):
         distance = distance - spread_zero_point(w.parameters, w.shape).astype(np.int32)
     axes = (0,) if is_matmul else (1, 2, 3)
@@ -178,7 +178,7 @@ def program_of(graph: Graph) -> Executable:
 def _graph(product: Product, feeds: Mapping[str, Array], to: DType | None) -> Graph:
     """The product as a graph with the weight as its only constant."""
     b, w = Builder("product"), product.w
-    qvalues = _qvalues(w)
+    qvalues = int8_values(w)
     element = "u8" if feeds["x"].dtype == np.uint8 else "i8"
     channels = product.channels
     if product.is_matmul:

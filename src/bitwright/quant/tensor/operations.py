@@ -28,7 +28,7 @@ from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.math.matmul import multiply
 from bitwright.ops.nn.conv import convolve, infer_conv
 from bitwright.ops.nn.windows import make_windows
-from bitwright.quant.core.quantize_values import spread_scale, spread_zero_point
+from bitwright.quant.core.quantize_values import along, spread_scale, spread_zero_point
 from bitwright.quant.tensor.arithmetic import (
     Result,
     accumulator,
@@ -178,7 +178,7 @@ def _compiled(
     if bias is None or integer is not None or found is None:
         return found
     assert isinstance(found, np.ndarray)
-    return _finish_terms(found, _along(bias, found.ndim, axis), None)
+    return _finish_terms(found, along(bias, found.ndim, axis), None)
 
 
 def _channels(w: QuantizedTensor) -> Array:
@@ -342,7 +342,7 @@ def _with_bias(
     """Add a bias along an axis: in the accumulator if each channel has one scale, else in f32."""
     if bias is None:
         return finish(acc, scale, output, fixed_point)
-    bias = _along(np.asarray(bias), acc.ndim, axis)
+    bias = along(np.asarray(bias), acc.ndim, axis)
     integer = None
     if output is not None or bias.dtype.kind in "iu":
         integer = _integer_bias(bias, scale)
@@ -351,13 +351,6 @@ def _with_bias(
         return _finish_terms(terms(acc, scale, into), bias, output)
     total = exact(acc.astype(np.int64) + integer, acc.dtype, "the bias")
     return finish(total, scale, output, fixed_point)
-
-
-def _along(bias: Array, rank: int, axis: int) -> Array:
-    """Reshape a bias to broadcast along one axis."""
-    place = [1] * rank
-    place[axis] = -1
-    return bias.reshape(place)
 
 
 def _integer_bias(bias: Array, scale: Array) -> Array | None:
