@@ -163,7 +163,7 @@ def test_another_recipe_takes_its_statistics_from_a_file(tmp_path, folder):
         (["-o", tmp_path / "w8.onnx"], "data, or a file of statistics"),
         (["-o", output, "--statistics", tmp_path / "none"], "no file"),
         (["-o", output, "--statistics", output], "both"),
-        (["-o", tmp_path / "q.bw", "--statistics", output], "holds no statistics"),
+        (["-o", tmp_path / "q.bw", "--statistics", output], "is not a file of statistics"),
     ):
         assert message in call("quantize", demo.model_path(), *options, code=2)
 
@@ -184,7 +184,7 @@ def test_an_interrupted_run_goes_on_with_the_same_command(tmp_path, folder, monk
     command = ["quantize", demo.model_path(), "--data", folder, "-o", output]
     command += ["--statistics", seen] if is_named else []
     try:
-        assert f"3 batches showed is in {seen}; running" in call(*command, code=130)
+        assert f"statistics of 3 batches are in {seen}; the same command" in call(*command, code=130)
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen.exists() and not output.exists()
