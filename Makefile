@@ -3,6 +3,7 @@
 # make test    everything that is tested
 # make check   format, lint, types, fast tests
 # make test-floors   a fast part of the tests with exactly the lowest declared versions
+# make docs    the documentation as a site, in build/site
 # make format  let ruff write the format
 # make clean   remove caches and build outputs; the environment stays
 #
@@ -29,7 +30,7 @@ export PIP_QUIET := 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .SILENT:
-.PHONY: setup demo test test-floors check format clean
+.PHONY: setup demo test test-floors check docs format clean
 .DEFAULT_GOAL := check
 
 setup: $(STAMP)
@@ -48,7 +49,7 @@ demo: setup
 	$(BIN)/python examples/demo.py demo-output
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto
 
 $(FLOORS_STAMP): pyproject.toml .ci/floors.py
 	echo "setting up $(FLOORS_VENV) with the lowest declared versions"
@@ -65,6 +66,15 @@ check: setup
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --no-error-summary
 	$(BIN)/python -m pytest -n auto -m "not slow"
+
+# The site has the layout of the repository, so that links between documents hold in both.
+docs: setup
+	$(BIN)/pip install -e .[docs]
+	rm -rf build/site-source && mkdir -p build/site-source/src/bitwright/demo
+	cp -r README.md CONTRIBUTING.md CHANGELOG.md LICENSE docs build/site-source/
+	cp src/bitwright/demo/README.md build/site-source/src/bitwright/demo/
+	$(BIN)/python -m mkdocs build --strict --quiet
+	echo "build/site/index.html"
 
 format: setup
 	$(BIN)/ruff format --quiet .

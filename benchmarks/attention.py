@@ -1,10 +1,9 @@
-"""GFLOP/s of the attention kernels on one thread, in f32 and in 8-bit codes, beside PyTorch, ONNX
-Runtime and the f32 peak.
+"""GFLOP/s of the attention kernels on one thread, f32 and int8, vs. PyTorch and ONNX Runtime.
 
     python benchmarks/attention.py [--target avx2] [--seconds 1.0] [BxHxSxTxD ...]
 
-Best calls, the sides taking turns. The peak is that of `benchmarks/matmul.py`. Causal attention
-counts the products it does not do too, so its rate may pass the peak.
+The best call of each side; calls are interleaved. The f32 peak is that of `benchmarks/matmul.py`.
+Causal attention counts skipped products too, so its rate may exceed the peak.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def main() -> None:
     target = named(options.target)
     peak, best = Peak(target), 0.0
     print(f"{target.cpu}, target {target}, one thread, GFLOP/s")
-    names = (f"{name:>8}" for name in ("ours", "of peak", "codes", "torch", "ort"))
+    names = (f"{name:>8}" for name in ("ours", "of peak", "int8", "torch", "ort"))
     print(f"{'B x H x S x T x D':>20}", *names)
     rng = np.random.default_rng(0)
     for shape in options.shapes:
@@ -98,9 +97,9 @@ def main() -> None:
         times = best_times(options.seconds, *calls, *others)
         best = max(best, peak.flops / best_times(options.seconds / 4, peak)[0] / 1e9)
         flops = 4 * batches * heads * queries * keys * features
-        ours, qvalues, other, runtime = (flops / seconds / 1e9 for seconds in times)
+        ours, int8, other, runtime = (flops / seconds / 1e9 for seconds in times)
         print(
-            f"{shape:>20} {ours:8.1f} {100 * ours / best:7.0f}% {qvalues:8.1f} {other:8.1f} "
+            f"{shape:>20} {ours:8.1f} {100 * ours / best:7.0f}% {int8:8.1f} {other:8.1f} "
             f"{'-' if options.causal else f'{runtime:.1f}':>8}"
         )
 

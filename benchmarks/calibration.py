@@ -1,12 +1,12 @@
-"""Time and memory of calibration: a transformer of MiniLM's sizes, or a model of yours.
+"""Time and memory of calibration for a transformer of MiniLM's size, or a given model.
 
     python benchmarks/calibration.py --batches 32,320,3200
     python benchmarks/calibration.py --batches 32,320,3200 --quantize
     python benchmarks/calibration.py --model model.onnx --data folder
 
-Memory is what the process holds beyond what it held before the first batch: taps, statistics, the
-compiled model. It must not grow with the number of batches. With --quantize it is the pass that
-`bw.quantize` makes over its data.
+Memory is the growth of the process since before the first batch: observed values, statistics, the
+compiled model. It must not grow with the number of batches. --quantize runs the calibration of
+`bw.quantize`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 
 
 def encoder(layers: int = 6, width: int = 384, inner: int = 1536, heads: int = 12) -> bw.Graph:
-    """Attention and feed-forward blocks behind layer norms, with random weights."""
+    """Attention and feed-forward blocks with layer norms and random weights."""
     rng = np.random.default_rng(0)
     b = bw.Builder("encoder")
     x = b.input("x", f"f32[batch, tokens, {width}]")
@@ -70,14 +70,14 @@ def random_batches(count: int, tokens: int = 128, width: int = 384) -> Iterator[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batches", default="32,320", help="when to look, numbers of batches")
+    parser.add_argument("--batches", default="32,320", help="numbers of batches at which to print")
     parser.add_argument("--model", help="a model file instead of the transformer")
     parser.add_argument("--data", help="folder of .npz or .npy files for the model")
-    parser.add_argument("--quantize", action="store_true", help="the pass of bw.quantize")
+    parser.add_argument("--quantize", action="store_true", help="the calibration of bw.quantize")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     if bool(args.model) != bool(args.data):
-        parser.error("--model and --data go together")
+        parser.error("--model needs --data, and --data needs --model")
     begin = time.perf_counter()
     graph = run_passes(bw.load(args.model) if args.model else encoder(), INFERENCE)
     stops = [int(stop) for stop in args.batches.split(",")]

@@ -2,7 +2,7 @@
 
     python benchmarks/conv.py [dense|depthwise]
 
-Every layer runs again and again on the same memory; the least time counts.
+Every layer runs repeatedly on the same memory; the minimum time counts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 
+from bitwright.backends.cpu.backend import CpuBackend
 from bitwright.backends.cpu.runtime.emitted import STEP_BYTES
 from bitwright.backends.cpu.runtime.program import Program
 from bitwright.ops.core.builder import Builder
@@ -52,7 +53,7 @@ def measure(layer: tuple[int, int, int, int, int, int, bool]) -> None:
     b = Builder("conv")
     groups = inner if is_depthwise else 1
     x = b.input("x", f"f32[1, {inner}, {height}, {width}]")
-    first = b.relu(x)  # so that the image is an inner value, with channels innermost
+    first = b.relu(x)  # makes the image an intermediate value in NHWC layout
     spread = b.conv(first, b.constant(np.ones((inner, 1, 1, 1), np.float32)), None, groups=inner)
     weight = rng.normal(size=(outer, inner // groups, side, side)).astype(np.float32)
     pad, shift = side // 2, rng.normal(size=(outer, 1, 1)).astype(np.float32)
@@ -65,16 +66,16 @@ def measure(layer: tuple[int, int, int, int, int, int, bool]) -> None:
         groups=groups,
     )
     graph = run_passes(b.build(y=b.clip(b.add(y, b.constant(shift)), 0, 6)), [fuse_regions])
-    program = Program(graph, host(), 1)
+    program = CpuBackend(host()).compile(graph, 1)
     program.run({"x": rng.normal(size=(1, inner, height, width)).astype(np.float32)})
-    _, (table,) = next(iter(program._prepared.values()))
+    _, (table,) = next(iter(program._plans.tables.values()))
     times = {step.kernel: 1e9 for step in table.steps}
     idle = min(_seconds(program, table.address, 0) for _ in range(100))
     for _ in range(90):
         for number, step in enumerate(table.steps):
             taken = _seconds(program, table.address + STEP_BYTES * number, 1) - idle
             times[step.kernel] = min(times[step.kernel], taken)
-    seconds = times[table.steps[-2].kernel]  # the last step turns the result around
+    seconds = times[table.steps[-2].kernel]  # the last step transposes the result
     padding = sum(taken for kernel, taken in times.items() if kernel.startswith("pad"))
     count = outer * (height // stride) * (width // stride) * (inner // groups) * side * side
     kind = "depthwise" if is_depthwise else "dense"

@@ -1,8 +1,8 @@
-"""GOPS of products of 8-bit codes on one thread, beside the f32 kernel on the same shape.
+"""GOPS of int8 products on one thread, vs. the f32 kernel on the same shape.
 
     python benchmarks/integer.py [--target avx2] [--seconds 0.5] [MxNxK ...]
 
-The best of many calls; a layer ends in codes: bias, a factor per column and the step back to u8.
+The best of many calls. The epilogue adds a bias, scales per column and requantizes to u8.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ assert lowerings.__name__  # importing it registers the lowerings
 def layer(m: int, n: int, k: int, is_real: bool) -> Graph:
     rng, b = np.random.default_rng(0), Builder("layer")
     w = rng.normal(size=(k, n))
-    w = np.rint(127 * w / np.abs(w).max(0))  # as weights of a trained layer are: few are large
+    w = np.rint(127 * w / np.abs(w).max(0))  # like trained weights: few are large
     if is_real:
         x = b.input("x", f"f32[{m}, {k}]")
         y = b.matmul(x, b.constant(w.astype(np.float32)))
@@ -55,7 +55,7 @@ def layer(m: int, n: int, k: int, is_real: bool) -> Graph:
 
 
 def calls_of(graph: Graph, target: Target) -> list[Callable[[], None]]:
-    """One function for each of the graph's kernel calls, in order."""
+    """One function per kernel call of the graph, in order."""
     ctx = Lowering(graph, target)
     steps = ctx.run().steps
     held: dict[Any, Any] = {}
@@ -80,7 +80,7 @@ def _call(library: object, address: int, table: Any, held: object) -> None:
 
 
 def best_seconds(graph: Graph, target: Target, seconds: float) -> float:
-    """The shortest times of the graph's kernels, together."""
+    """The sum of the shortest times of the graph's kernels."""
     calls = calls_of(graph, target)
     best, end = [float("inf")] * len(calls), time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -100,18 +100,18 @@ def main() -> None:
     target = named(options.target)
     print(f"{target.cpu}, target {target}, one thread")
     print(
-        f"{'M x N x K':>16} {'codes us':>9} {'GOPS':>7} {'f32 us':>9} {'GFLOP/s':>8} {'faster':>7}"
+        f"{'M x N x K':>16} {'int8 us':>9} {'GOPS':>7} {'f32 us':>9} {'GFLOP/s':>8} {'faster':>7}"
     )
     for shape in options.shapes:
         m, n, k = map(int, shape.split("x"))
-        qvalues, real = (
+        int8, real = (
             best_seconds(layer(m, n, k, is_real), target, options.seconds)
             for is_real in (False, True)
         )
-        rates = [2 * m * n * k / seconds / 1e9 for seconds in (qvalues, real)]
+        rates = [2 * m * n * k / seconds / 1e9 for seconds in (int8, real)]
         print(
-            f"{shape:>16} {qvalues * 1e6:9.1f} {rates[0]:7.0f} {real * 1e6:9.1f} {rates[1]:8.0f}"
-            f" {real / qvalues:6.2f}x"
+            f"{shape:>16} {int8 * 1e6:9.1f} {rates[0]:7.0f} {real * 1e6:9.1f} {rates[1]:8.0f}"
+            f" {real / int8:6.2f}x"
         )
 
 

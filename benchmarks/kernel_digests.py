@@ -1,10 +1,10 @@
-"""Digests of the kernels that models are compiled to: whether a change of sources changed any.
+"""Digests of the kernels of compiled models, to find out which kernels a source change affects.
 
     python benchmarks/kernel_digests.py MODEL ... [--target avx2] [--precision mixed_bf16] [-o OUT]
     python benchmarks/kernel_digests.py --compare BEFORE AFTER
 
-A kernel's own name and comments are not part of its digest. One line a kernel: model, digest, how
-often it is called.
+The name and comments of a kernel are not part of its digest. One line per kernel: model, digest,
+number of calls.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""GFLOP/s of the f32 matmul kernel on one thread, beside numpy and the machine's measured peak.
+"""GFLOP/s of the f32 matmul kernel on one thread, vs. numpy and the machine's measured peak.
 
     python benchmarks/matmul.py [--target avx2] [--tile 9x3] [--seconds 1.0] [MxNxK ...]
 
-GFLOP/s of the best calls, the sides taking turns: on a machine that does other work, a median tells
-about that work. The peak is the best so far of independent multiply-adds on the target's registers.
+The best call of each side; calls are interleaved (a median would depend on other load). The peak is
+the best rate so far of independent multiply-adds on the target's registers.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is loaded
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read at the import of numpy
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 import argparse
@@ -35,26 +35,28 @@ from bitwright.target import Target, named
 SHAPES = ("128x384x384", "128x1536x384", "128x384x1536", "16x384x384", "49x320x1280")
 SHAPES += ("784x64x64", "256x256x256", "512x512x512", "1024x1024x1024")
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-_PEAK_TURNS = 4000
+_PEAK_ITERATIONS = 4000
 
 
 class Peak:
-    """Fused multiply-adds that wait for nothing."""
+    """Independent fused multiply-adds."""
 
     def __init__(self, target: Target) -> None:
         module, vector = Module(target), f32.vector(target.lanes(32))
         sums = target.vector_registers - 4
-        with module.kernel("peak", Signature(("y",), ("turns",))) as f:
+        with module.kernel("peak", Signature(("y",), ("iterations",))) as f:
             x = f.load(vector, f.args.pointer("y"))
             start = [f.const(vector, float(number)) for number in range(sums)]
-            with f.loop(0, f.args.size("turns"), carry=start) as loop:
+            with f.loop(0, f.args.size("iterations"), carry=start) as loop:
                 loop.next(*(f.fma(x, x, total) for total in loop.carried))
             f.store(f.combine(loop.results, f.add), f.args.pointer("y"))
         self.library = jit.load(module.text(), target)
         self.call = _KERNEL(self.library.address("peak"))
         self.y = np.zeros(64, np.float32)
-        self.table = module.signatures["peak"].pack(y=self.y.ctypes.data, turns=_PEAK_TURNS)
-        self.flops = 2 * sums * vector.lanes * _PEAK_TURNS
+        self.table = module.signatures["peak"].pack(
+            y=self.y.ctypes.data, iterations=_PEAK_ITERATIONS
+        )
+        self.flops = 2 * sums * vector.lanes * _PEAK_ITERATIONS
 
     def __call__(self) -> None:
         self.call(self.table.ctypes.data, 0, 1)
@@ -82,7 +84,7 @@ class Ours:
             y_stride=columns,
             block=row_tiles_in_cache(self.target, self.tile, 4 * depth),
         )
-        held = packed, table  # alive as long as the closure
+        held = packed, table  # referenced by the closure
 
         def run() -> None:
             self.call(held[1].ctypes.data, 0, 1)
@@ -91,7 +93,7 @@ class Ours:
 
 
 def best_times(seconds: float, *sides: Callable[[], None]) -> list[float]:
-    """The shortest call of each side, the sides taking turns."""
+    """The shortest call of each side; calls are interleaved."""
     best = [float("inf")] * len(sides)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:

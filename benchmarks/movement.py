@@ -1,17 +1,18 @@
-"""Microseconds of the movement and window kernels on one thread, beside numpy or ONNX Runtime.
+"""Microseconds of the movement and window kernels on one thread, vs. numpy or ONNX Runtime.
 
     python benchmarks/movement.py [--target avx2] [--seconds 0.5] [WORD ...]
 
-Only the cases whose name contains one of the words are run. The best of many calls is shown, the
-sides taking turns: on a machine that does other work, a median tells about that work.
+Runs the cases whose name contains one of the words. Prints the best of many interleaved calls; a
+median would depend on other load.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,13 @@ from onnx import TensorProto, helper
 import bitwright.backends.cpu.lowering.registered as _lower
 from bitwright.backends.cpu.codegen.jit import load_all
 from bitwright.backends.cpu.lowering.context import Lowering
-from bitwright.backends.cpu.runtime.memory import Grown
+from bitwright.backends.cpu.runtime.memory import DynamicMemory
 from bitwright.backends.cpu.runtime.native import runtime
 from bitwright.backends.cpu.runtime.steps import KernelSegment, StepTable
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
-from bitwright.lir.buffer import Place
+from bitwright.lir.buffer import Storage
 from bitwright.lir.schedule import KernelStep
 from bitwright.ops.core.builder import Builder
 from bitwright.target import Target, named
@@ -45,13 +46,13 @@ class Case:
     other: Call
     """The same work by numpy or ONNX Runtime."""
     nbytes: int = 0
-    """Bytes read and written, where that says something."""
+    """Bytes read and written, if a rate is meaningful."""
 
 
 def native(graph: Graph, feeds: dict[str, Array], target: Target) -> Call:
-    """The graph's kernels as one call, on one thread.
+    """The graph's kernels as one call on one thread.
 
-    Where the result lies channels last, the copy into the row-major output is left out.
+    For an NHWC result, the copy into the row-major output is left out.
     """
     lowering = Lowering(graph, target)
     schedule = lowering.run()
@@ -61,12 +62,12 @@ def native(graph: Graph, feeds: dict[str, Array], target: Target) -> Call:
         steps.pop()
     kernels = {step.kernel: lowering.kernels[step.kernel] for step in steps}
     library = load_all([lowering.text(kernel) for kernel in kernels.values()], target)
-    memory = Grown({})
+    memory = DynamicMemory({})
     memory.give(lowering.fault_buffer, np.zeros(2, np.int64))
     for buffer in schedule.buffers:
-        if buffer.place is Place.INPUT:
+        if buffer.storage is Storage.INPUT:
             memory.give(buffer, feeds[buffer.name])
-        elif buffer.place is Place.OUTPUT:
+        elif buffer.storage is Storage.OUTPUT:
             memory.give(buffer, np.zeros(int(buffer.count), buffer.dtype.numpy))
     addresses = {name: library.address(name) for name in kernels}
     signatures = {name: kernel.signature for name, kernel in kernels.items()}
@@ -81,7 +82,7 @@ def native(graph: Graph, feeds: dict[str, Array], target: Target) -> Call:
 
 
 def graph_of(op: str, x: Array, last: bool = False, *others: Array, **attrs: Any) -> Graph:
-    """One op on x, which lies channels last if `last`."""
+    """One op on x, which is NHWC if `last`."""
     b = Builder(op)
     value = b.input("x", TensorType(dtype(x.dtype), x.shape))
     if last:
@@ -202,7 +203,7 @@ def windows() -> Iterator[Case]:
 
 
 def measure(calls: list[Call], seconds: float) -> list[float]:
-    """The best time of each call, taking turns."""
+    """The best time of each call; calls are interleaved."""
     best = [float("inf")] * len(calls)
     for call in calls:
         call()
@@ -215,23 +216,23 @@ def measure(calls: list[Call], seconds: float) -> list[float]:
     return best
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def report(cases: Iterable[Case], description: str, width: int) -> None:
+    """Parses the options, then measures and prints the cases they select."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("words", nargs="*")
     parser.add_argument("--target", default="host")
     parser.add_argument("--seconds", type=float, default=0.5)
     options = parser.parse_args()
-    print(f"{'case':55} {'bitwright':>10} {'other':>10}")
-    for case in (*transposes(), *others(), *windows()):
+    print(f"{'case':{width}} {'bitwright':>10} {'other':>10}")
+    for case in cases:
         if options.words and not any(word in case.name for word in options.words):
             continue
         call = native(case.graph, case.feeds, named(options.target))
         ours, theirs = measure([call, case.other], options.seconds)
         rate = f"{case.nbytes / ours / 1e9:6.1f} GB/s" if case.nbytes else ""
-        print(
-            f"{case.name:55} {ours * 1e6:10.1f} {theirs * 1e6:10.1f} {theirs / ours:6.1f}x {rate}"
-        )
+        times = f"{ours * 1e6:10.1f} {theirs * 1e6:10.1f} {theirs / ours:6.1f}x"
+        print(f"{case.name:{width}} {times} {rate}")
 
 
 if __name__ == "__main__":
-    main()
+    report(chain(transposes(), others(), windows()), __doc__, 55)

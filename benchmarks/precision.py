@@ -1,9 +1,8 @@
-"""A model at each precision: bytes of its weights and of what lies between its layers, and ms.
+"""Weight bytes, activation bytes and time of a model in each precision.
 
     python benchmarks/precision.py model.onnx [--size batch=1 seq=128] [--threads 1,2]
 
-Weights count as they are packed in the program. Inputs are random; the median of the runs counts,
-the precisions taking turns.
+Weights are counted as packed. Inputs are random; times are medians of interleaved runs.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 from typing import Any
 
 import bitwright as bw
-from bitwright.lir.buffer import Place
+from bitwright.lir.buffer import Storage
 from bitwright.lir.plan import plan
 from bitwright.ops.core.interpret import bind_input
 from bitwright.report.feeds import random_inputs
@@ -24,12 +23,12 @@ ROUNDS = 30
 
 
 def sizes_of(exe: Any, feeds: dict[str, Any]) -> tuple[int, int]:
-    """Bytes of constants, and of the planned arena."""
+    """Bytes of the constants and of the planned arena."""
     bindings: dict[str, int] = {}
     for value in exe.interface.inputs:
         bind_input(value, feeds[value.name], bindings)
     schedule = exe.engine.schedule
-    held = [b.array.nbytes for b in schedule.buffers if b.place is Place.CONSTANT]
+    held = [b.array.nbytes for b in schedule.buffers if b.storage is Storage.CONSTANT]
     return sum(held), plan(schedule, bindings).total
 
 
@@ -43,7 +42,7 @@ def main() -> None:
     sizes = {name: int(count) for name, count in (word.split("=") for word in options.size)}
     feeds = random_inputs(graph, sizes, seed=0)
     counts = [int(count) for count in options.threads.split(",")]
-    print("precision".ljust(12), "weights MB".rjust(11), "between MB".rjust(11), "of f32".rjust(7))
+    print("precision".ljust(12), "weights MB".rjust(11), "arena MB".rjust(11), "of f32".rjust(7))
     arena = 0
     for policy in POLICIES:
         weights, total = sizes_of(bw.compile(graph, precision=policy), feeds)

@@ -1,14 +1,14 @@
 """Trained models from public packages: bitwright against ONNX Runtime, before and after export.
 
     python benchmarks/real_models.py                    every model of the table
-    python benchmarks/real_models.py silero ddddocr     those whose name contains one of the words
+    python benchmarks/real_models.py silero ddddocr     models whose name contains one of the words
     python benchmarks/real_models.py --yardstick FOLDER FOLDER/<name>/model.onnx, five models
 
-Each model is loaded, run at every size of its recipe, exported, and run again by ONNX Runtime. An
-error is the largest difference of an output divided by that output's largest magnitude. Where it is
-above the model's limit, all are held against the same graph in f64: the logarithm of a small sum,
-say, keeps so few digits in f32 that two right answers differ. A result passes if it is within the
-limit of that truth, or at most twice as far from it as ONNX Runtime is.
+Each model is loaded, run at every size of its table entry, exported, and run by ONNX Runtime. The
+error is the largest difference of an output divided by that output's largest magnitude. If it
+exceeds the model's limit, all results are compared with the same graph in f64, because some
+functions (the logarithm of a small sum) lose most digits in f32. A result passes if it is within
+the limit of the f64 result, or at most twice as far from it as ONNX Runtime is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from models import MODELS, YARDSTICK
 from models.draw import Array, Draw
 from models.packages import default_cache, fetch, read_member
 from models.table import F32_LIMIT, Model
-from models.widen import truth
+from models.widen import run_in_f64
 
 import bitwright as bw
 from bitwright.warn import BitwrightWarning
@@ -39,7 +39,7 @@ from bitwright.warn import BitwrightWarning
 Feeds = dict[str, Array]
 Results = Sequence[dict[str, Any]]
 Run = Callable[[Feeds], dict[str, Array]]
-HEADER = ("model", "sizes", "ops", "host steps", "load s", "error", "export error", "verdict")
+HEADER = ("model", "sizes", "ops", "fallbacks", "load s", "error", "export error", "verdict")
 WIDTHS = (20, 5, 5, 20, 6, 7, 12, 0)
 
 
@@ -54,8 +54,8 @@ class Row:
     load_seconds: float = math.nan
     error: float = math.nan
     export_error: float = math.nan
-    against_truth: tuple[float, float, float] | None = None
-    """Of ONNX Runtime, bitwright and the export; only where an error is above the limit."""
+    f64_errors: tuple[float, float, float] | None = None
+    """Of ONNX Runtime, bitwright and the export; only if an error exceeds the limit."""
     problem: str = ""
 
     @property
@@ -64,16 +64,16 @@ class Row:
 
     @property
     def good(self) -> bool:
-        if self.problem or self.against_truth is None:
+        if self.problem or self.f64_errors is None:
             return not self.problem and self.is_close
-        theirs, *ours = self.against_truth
+        theirs, *ours = self.f64_errors
         return max(ours) <= max(self.limit, 2 * theirs)
 
     @property
     def verdict(self) -> str:
-        if self.problem or self.against_truth is None:
+        if self.problem or self.f64_errors is None:
             return self.problem or (f"good ({self.no_export})" if self.no_export else "good")
-        theirs, ours, exported = self.against_truth
+        theirs, ours, exported = self.f64_errors
         against = f"against f64: ORT {theirs:.1e}, bitwright {ours:.1e}, export {exported:.1e}"
         return f"{'good' if self.good else 'BAD'} ({against})"
 
@@ -91,7 +91,7 @@ class Row:
 
 
 def session(model: bytes | str) -> Run:
-    """ONNX Runtime without rewriting: what it fuses in 8 bits is not what the model says."""
+    """ONNX Runtime without graph optimizations, whose 8-bit fusions change results."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -101,7 +101,7 @@ def session(model: bytes | str) -> Run:
 
 
 def difference(found: Array, expected: Array) -> float:
-    """The largest difference relative to the expected array's scale; inf where types differ."""
+    """The largest difference relative to the largest expected magnitude; inf if types differ."""
     if found.dtype.kind != expected.dtype.kind or found.shape != expected.shape:
         return math.inf
     if not expected.size or np.array_equal(found, expected):
@@ -124,7 +124,7 @@ def worst_difference(found: Results, expected: Results) -> float:
 
 
 def examine(row: Row, model: bytes | str, feeds: Sequence[Feeds], target: str) -> None:
-    """Fill in the row: load, run, compare, export, run, compare."""
+    """Fills in the row: load, run, compare, export, run, compare."""
     expected = [session(model)(feed) for feed in feeds]
     start = time.perf_counter()
     graph = bw.load(model)
@@ -138,9 +138,9 @@ def examine(row: Row, model: bytes | str, feeds: Sequence[Feeds], target: str) -
     exported = own if row.no_export else run_export(graph, feeds)
     row.export_error = worst_difference(exported, expected)
     if not row.is_close:
-        exact = [truth(graph, feed) for feed in feeds]
+        exact = [run_in_f64(graph, feed) for feed in feeds]
         theirs, ours, again = (worst_difference(runs, exact) for runs in (expected, own, exported))
-        row.against_truth = theirs, ours, again
+        row.f64_errors = theirs, ours, again
 
 
 def run_export(graph: bw.Graph, feeds: Sequence[Feeds]) -> Results:
@@ -155,7 +155,7 @@ def attempt(
 ) -> Row:
     try:
         examine(row, model(), feeds, options.target)
-    except Exception as error:  # one model's failure is a line of the table
+    except Exception as error:  # a failure is one row of the table
         row.problem = f"{type(error).__name__}: {error}".splitlines()[0]
         if options.traceback:
             traceback.print_exc()
@@ -187,7 +187,7 @@ def show(cells: Sequence[str]) -> None:
 
 
 def markdown(row: Row) -> str:
-    """The row as docs/models.md shows it."""
+    """The row in the format of docs/models.md."""
     known = {model.name: model for model in MODELS}.get(row.name)
     about = (known.package.partition(":")[2], known.what, known.licence) if known else ()
     export_error = row.cells()[HEADER.index("export error")]

@@ -1,9 +1,9 @@
-"""Milliseconds of recurrent layers compiled here, beside ONNX Runtime.
+"""Milliseconds of compiled recurrent layers, vs. ONNX Runtime.
 
     python benchmarks/recurrent.py [--threads 1] [--seconds 1.0] [OP-SxBxIxH ...]
 
-Best calls, the sides one behind the other in rounds, so that a pool that still spins for work does
-not take the other's cores. A trailing `b` in OP (`lstmb`) asks for both directions.
+The best call of each side. Sides run one after the other in rounds with pauses, so that spinning
+threads of one do not occupy the cores of the other. `lstmb` (a trailing `b`) is bidirectional.
 """
 
 from __future__ import annotations

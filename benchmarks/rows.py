@@ -1,19 +1,17 @@
-"""Microseconds of norms, softmax and reductions on one thread, beside ONNX Runtime or numpy.
+"""Microseconds of norms, softmax and reductions on one thread, vs. ONNX Runtime or numpy.
 
     python benchmarks/rows.py [--target avx2] [--seconds 0.5] [WORD ...]
 
-Only the cases whose name contains one of the words are run; the best of many calls, taking turns.
+Runs the cases whose name contains one of the words; the best of many interleaved calls.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
-from movement import Case, graph_of, measure, native, onnx_call
-
-from bitwright.target import named
+from movement import Case, graph_of, onnx_call, report
 
 
 def draw(*shape: int) -> np.ndarray:
@@ -59,23 +57,5 @@ def reductions() -> Iterator[Case]:
         yield Case(f"{op} (4, 32000) {attrs}", graph_of(op, x, **attrs), {"x": x}, function)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--target", default="host")
-    parser.add_argument("--seconds", type=float, default=0.5)
-    options = parser.parse_args()
-    print(f"{'case':45} {'bitwright':>10} {'other':>10}")
-    for case in (*norms(), *reductions()):
-        if options.words and not any(word in case.name for word in options.words):
-            continue
-        call = native(case.graph, case.feeds, named(options.target))
-        ours, theirs = measure([call, case.other], options.seconds)
-        rate = f"{case.nbytes / ours / 1e9:6.1f} GB/s" if case.nbytes else ""
-        print(
-            f"{case.name:45} {ours * 1e6:10.1f} {theirs * 1e6:10.1f} {theirs / ours:6.1f}x {rate}"
-        )
-
-
 if __name__ == "__main__":
-    main()
+    report(chain(norms(), reductions()), __doc__, 45)

@@ -1,12 +1,11 @@
-"""How a model gains from threads, beside ONNX Runtime and OpenVINO where they are installed.
+"""Speedup of a model with threads, vs. ONNX Runtime and OpenVINO if installed.
 
     python benchmarks/thread_scaling.py MODEL.onnx [--batch 32] [--threads 1,2,4,8,16]
         [--size seq=128] [--rounds 7] [--json OUT]
 
-The batch is the first free size of the first input. At every number of threads all engines run
-interleaved, each in a process of its own (`bitwright bench`); shown are medians, and how many times
-faster than on the fewest threads the same engine is. Numbers of threads beyond the machine's cores
-are left out.
+The batch is the first free size of the first input. All engines run interleaved at every number of
+threads, each in its own process (`bitwright bench`). Prints medians, and the speedup of each engine
+over its smallest number of threads. Thread counts above the number of cores are left out.
 """
 
 from __future__ import annotations

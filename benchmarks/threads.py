@@ -1,9 +1,9 @@
-"""What threads cost: a phase of nothing, a run after a pause, a call from Python.
+"""Cost of threads: an empty phase, a run after a pause, a call from Python.
 
     python benchmarks/threads.py [threads]
 
-Least and median of many, in microseconds. The pauses show workers that still spin and workers that
-have gone to sleep.
+Minimum and median in microseconds. The pauses show the difference between spinning and sleeping
+workers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bitwright.backends.cpu.runtime.native import runtime
 from bitwright.backends.cpu.runtime.pool import Pool
 from bitwright.backends.cpu.runtime.shared_block import BARRIER_AFTER, step_table
 from bitwright.ops.core.builder import Builder
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 PHASES = 100
 PAUSES = (0.0, 100e-6, 400e-6, 5e-3)
@@ -40,7 +40,7 @@ def timed(action: Callable[[], object], pause: float = 0.0, count: int = 300) ->
 def main() -> None:
     threads = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     pool = Pool(threads)
-    print(f"{threads} threads{'least':>32} {'median':>8}")
+    print(f"{threads} threads{'minimum':>32} {'median':>8}")
     for count in (1, PHASES):
         steps = step_table([(runtime().nothing, 0, BARRIER_AFTER)] * count)
         for pause in PAUSES:

@@ -1,11 +1,11 @@
-"""One row through weights of a few bits: GB/s moved, beside the machine's own and ONNX Runtime.
+"""GB/s of weight-only matmuls with few rows, vs. memory bandwidth and ONNX Runtime.
 
     python benchmarks/weight_only.py [--size 4096] [--threads 2] [--block 32] [--rows 1] [kind ...]
 
-A chain of square products whose weights together are four times the last-level cache, so that
-every matrix comes from memory each time. Bytes are codes and scales, as they are held. Sides take
-turns; the best of many runs, since on a machine that does other work a median tells about that
-work. Bandwidth is read by the benchmark itself in between: a sum over as much memory.
+A chain of square products whose weights are four times the last-level cache, so that every matrix
+is read from memory. Bytes are quantized weights and scales as stored. Prints the best of many
+interleaved runs; a median would depend on other load. The benchmark measures the bandwidth itself,
+with a sum over as much memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import bitwright as bw
 from bitwright.backends.cpu.profile.peaks import memory_reader
 from bitwright.ir.dtype import dtype
 from bitwright.ir.graph import Graph
-from bitwright.lir.buffer import Place
+from bitwright.lir.buffer import Storage
 from bitwright.ops.core.builder import Builder
 from bitwright.target import host
 
@@ -29,7 +29,7 @@ KINDS = ("f32", "i8", "i4")
 Array = np.ndarray[Any, Any]
 
 
-def qvalues_of(rng: np.random.Generator, kind: str, size: int) -> Array:
+def random_weight(rng: np.random.Generator, kind: str, size: int) -> Array:
     element = dtype(kind)
     if element.is_integer:
         low, high = int(element.min), int(element.max)
@@ -41,7 +41,7 @@ def chain(kind: str, size: int, block: int, rows: int, count: int) -> Graph:
     rng, b = np.random.default_rng(0), Builder("chain")
     y = b.input("x", f"f32[{rows}, {size}]")
     for _ in range(count):
-        w = qvalues_of(rng, kind, size)
+        w = random_weight(rng, kind, size)
         scale = np.full((size, -(-size // block)), 0.013, np.float32) + rng.random(
             (size, -(-size // block)), np.float32
         ) * np.float32(1e-3)
@@ -54,7 +54,7 @@ def chain(kind: str, size: int, block: int, rows: int, count: int) -> Graph:
 
 def held_bytes(exe: Any) -> int:
     buffers = exe.engine.schedule.buffers
-    return sum(buffer.array.nbytes for buffer in buffers if buffer.place is Place.CONSTANT)
+    return sum(buffer.array.nbytes for buffer in buffers if buffer.storage is Storage.CONSTANT)
 
 
 def onnxruntime_chain(
@@ -118,7 +118,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--threads", type=int, default=host().cores)
     parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--matrices", type=int, default=0, help="0: four times the last cache")
+    parser.add_argument(
+        "--matrices", type=int, default=0, help="0: four times the last-level cache"
+    )
     options = parser.parse_args()
     sides: dict[str, Callable[[], object]] = {}
     moved: dict[str, int] = {}
@@ -150,7 +152,7 @@ def main() -> None:
     memory = moved["memory, read"] / best["memory, read"]
     for name, seconds in best.items():
         rate = moved[name] / seconds
-        each = f"{seconds / counts[name] * 1e3:7.3f} ms a product" if name in counts else " " * 20
+        each = f"{seconds / counts[name] * 1e3:7.3f} ms per product" if name in counts else " " * 20
         print(
             f"{name:16} {moved[name] / 2**20:7.1f} MiB  {each}  {rate / 1e9:6.2f} GB/s  "
             f"{rate / memory:5.0%}"

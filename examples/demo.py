@@ -1,9 +1,9 @@
-"""`make demo`: quantizes the demo model, counts what it still gets right, and writes both down.
+"""`make demo`: quantizes the demo model and compares accuracy and size.
 
     python examples/demo.py [FOLDER]
 
-FOLDER (demo-output) gets digits-int8.onnx and comparison.json: accuracy and size of each model,
-what every layer got, and how far outputs and layers lie from the float model's.
+Writes digits-int8.onnx and comparison.json to FOLDER (default demo-output): accuracy and size of
+each model, the scheme of each layer, and the distance of outputs and layers from the float model.
 """
 
 import importlib.util
@@ -59,11 +59,11 @@ def main(folder: Path) -> None:
 
 def measure(model: Callable[[dict[str, Any]], dict[str, Any]], file: Path) -> dict[str, Any]:
     inputs, labels = demo.held_out()
-    right = int((model(inputs)["logits"].argmax(1) == labels).sum())
+    correct = int((model(inputs)["logits"].argmax(1) == labels).sum())
     return {
-        "right": right,
+        "correct": correct,
         "images": len(labels),
-        "accuracy": right / len(labels),
+        "accuracy": correct / len(labels),
         "file_bytes": file.stat().st_size,
     }
 
@@ -76,12 +76,12 @@ def onnx_runtime(file: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def show(models: dict[str, dict[str, Any]]) -> None:
-    table = Table("model", "right", "accuracy", "file", "of float")
+    table = Table("model", "correct", "accuracy", "file", "of float")
     whole = models["float"]["file_bytes"]
     for name, found in models.items():
         table.add_row(
             name,
-            f"{found['right']} of {found['images']}",
+            f"{found['correct']} of {found['images']}",
             f"{found['accuracy']:.2%}",
             f"{found['file_bytes'] / 1e3:.1f} kB",
             f"{found['file_bytes'] / whole:.2f}",

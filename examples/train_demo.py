@@ -1,7 +1,7 @@
 """Trains the demo model and writes the files of `bitwright/demo`: digits.onnx and digits.npz.
 
 Needs torch, onnx, onnxscript, onnxruntime and scikit-learn (for its copy of the data); takes about
-a minute on one core. The same seed and package versions give the same files again.
+a minute on one core. The same seed and package versions reproduce the same files.
 
     python examples/train_demo.py                 # writes src/bitwright/demo
     python examples/train_demo.py --validate 5    # 5-fold accuracy inside the training part only
@@ -64,7 +64,7 @@ class Digits(nn.Module):
 
 
 def distort(images: Tensor, random: torch.Generator) -> Tensor:
-    """Each image turned, scaled and moved a little, so that 1,200 of them teach like more."""
+    """Augments images with small random rotations, scales, shears and shifts."""
 
     def draw(spread: float) -> Tensor:
         return (torch.rand(len(images), generator=random) * 2 - 1) * spread
@@ -98,7 +98,7 @@ def train(images: Tensor, labels: Tensor) -> Digits:
 
 
 def scaled(images: np.ndarray) -> np.ndarray:
-    """Pixels 0 to 16 as the model takes them: f32[n, 1, 8, 8], 0 to 1."""
+    """Pixels 0 to 16 as model inputs: f32[n, 1, 8, 8], 0 to 1."""
     return (images[:, None] / np.float32(16)).astype(np.float32)
 
 
@@ -117,7 +117,7 @@ def validate(images: np.ndarray, labels: np.ndarray, folds: int) -> None:
 
 
 def export(model: Digits, path: Path) -> None:
-    """One self-contained file; the exporter's notes of this machine's paths are taken out."""
+    """Writes one self-contained file without the exporter's metadata about local paths."""
     batch = torch.export.Dim("batch", min=1)
     program = torch.onnx.export(
         model,
@@ -127,7 +127,7 @@ def export(model: Digits, path: Path) -> None:
         input_names=["image"],
         output_names=["logits"],
         dynamic_shapes=({0: batch},),
-        optimize=False,  # would fold batch norm, and folding it is the compiler's work
+        optimize=False,  # would fold batch norm, which the compiler is to do
         verbose=False,
     )
     onnxscript.optimizer.fold_constants(program.model)
@@ -144,19 +144,19 @@ def main() -> None:
     parser.add_argument("--validate", type=int, metavar="FOLDS", help="cross-validate and stop")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder that receives the files")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # more threads add in another order, and the weights would differ
+    torch.set_num_threads(1)  # more threads change the order of sums, and the weights
     torch.use_deterministic_algorithms(True)
 
     data = load_digits()
     order = np.random.default_rng(SEED).permutation(len(data.images))
     images = data.images[order].astype(np.uint8)
     labels = data.target[order].astype(np.int64)
-    taught = slice(HELD_OUT, None)
+    training = slice(HELD_OUT, None)
     if arguments.validate:
-        validate(images[taught], labels[taught], arguments.validate)
+        validate(images[training], labels[training], arguments.validate)
         return
 
-    model = train(torch.from_numpy(scaled(images[taught])), torch.from_numpy(labels[taught]))
+    model = train(torch.from_numpy(scaled(images[training])), torch.from_numpy(labels[training]))
     export(model, arguments.out / "digits.onnx")
     calibration = slice(HELD_OUT, HELD_OUT + CALIBRATION)
     np.savez_compressed(
@@ -169,7 +169,7 @@ def main() -> None:
     session = onnxruntime.InferenceSession(arguments.out / "digits.onnx")
     (logits,) = session.run(None, {"image": scaled(images[:HELD_OUT])})
     right = int((logits.argmax(1) == labels[:HELD_OUT]).sum())
-    print(f"held out: {right} of {HELD_OUT} right, {right / HELD_OUT:.2%}")
+    print(f"held out: {right} of {HELD_OUT} correct, {right / HELD_OUT:.2%}")
 
 
 if __name__ == "__main__":

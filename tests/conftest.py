@@ -113,8 +113,8 @@ def names_decide_texts():
             text = module.text()
         found = hashlib.sha256(text.encode()).digest(), signature, made.signature
         known = seen.setdefault((self.target, made.name), found)
-        noted = self.store and self.store.noted(made.name)
-        is_other = noted and noted["code"] != key_of_text(text, self.target)
+        facts = self.store and self.store.facts(made.name)
+        is_other = facts and facts["code"] != key_of_text(text, self.target)
         if known != found or signature != made.signature or is_other:
             message = f"kernels named {made.name} differ; this does not tell them apart: {key!r}"
             pytest.fail(message)

@@ -1,8 +1,8 @@
-"""What other runtimes get right on this processor: probed once, with products of known results.
+"""Whether other runtimes compute exact integer products on this processor.
 
 On x86 without VNNI, ONNX Runtime and OpenVINO multiply u8 by s8 with `vpmaddubsw`, which adds pairs
-of products in 16 bits and saturates. Tests that compare bits with such a product are skipped there,
-by name; bitwright's own side is always held against integer arithmetic.
+of products in 16 bits and saturates. Tests that compare bits with such a product are skipped there;
+bitwright's results are always compared with integer arithmetic.
 """
 
 from functools import cache

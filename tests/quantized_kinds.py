@@ -1,4 +1,4 @@
-"""Small float models, one for each kind of layer that is quantized, with inputs for them."""
+"""Small float models for each kind of quantized layer, with inputs."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Environment variables: what is no number says so."""
+"""Environment variables: errors for values that are not numbers."""
 
 import pytest
 
@@ -8,9 +8,9 @@ from bitwright.errors import BitwrightError
 
 @pytest.mark.parametrize("text", ["many", "-1", "1e9", "", "٣"])
 @pytest.mark.parametrize("knob", [knobs.FOLD_LIMIT, knobs.CACHE_BYTES, knobs.TAP_BYTES])
-def test_a_number_that_is_none(monkeypatch, knob, text):
+def test_an_invalid_number_is_an_error(monkeypatch, knob, text):
     monkeypatch.setenv(knob.name, text)
-    with pytest.raises(BitwrightError, match=f"{knob.name}: .*no number; expected digits"):
+    with pytest.raises(BitwrightError, match=f"{knob.name}: .*not a number; expected digits"):
         knob.number()
 
 

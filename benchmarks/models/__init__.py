@@ -1,5 +1,6 @@
-"""Trained models from public packages, for `real_models.py`. Their weights keep their authors'
-licences: they are fetched for measuring, never shipped.
+"""Trained models from public packages, for `real_models.py`.
+
+Their weights have their authors' licences; they are downloaded for measurements and not shipped.
 """
 
 from models.audio import AUDIO

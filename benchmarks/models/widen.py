@@ -1,4 +1,4 @@
-"""A graph with every f32 made f64: the answer that both runtimes are approximations of."""
+"""Runs a graph in f64, as the reference for f32 results."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bitwright.ops.core.interpret import run
 Array = np.ndarray
 
 
-def truth(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """The results of the graph, computed in f64 from the same weights and inputs."""
+def run_in_f64(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """The results of the graph in f64 from the same weights and inputs."""
     return run(verify(widened(graph)), {name: _array(array) for name, array in feeds.items()})
 
 

@@ -1,4 +1,4 @@
-"""The project's own measure: five models that `tasks.py` of the yardstick prepares, by name."""
+"""The five models of the project's yardstick, which its `tasks.py` prepares."""
 
 from __future__ import annotations
 

@@ -4,14 +4,14 @@
     exe = bw.compile(graph)
     outputs = exe.run({"x": array})
 
-Names are imported when they are first used, so `import bitwright` is quick.
+Names are imported on first use, so `import bitwright` is fast.
 """
 
 from typing import TYPE_CHECKING
 
 from bitwright.lazy import lazy_names
 
-if TYPE_CHECKING:  # type checkers and editors read these, and nothing is imported
+if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.compiler import compile
     from bitwright.errors import BitwrightError
     from bitwright.executable import Executable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # type checkers and editors read these, and nothing is import
     from bitwright.ops.control.custom import register_custom
     from bitwright.ops.core.builder import Builder
     from bitwright.ops.core.check import verify
-    from bitwright.passes.precision.apply_precision import apply_precision
+    from bitwright.passes.precision.apply import apply_precision
     from bitwright.quant.calibration.calibrate import calibrate
     from bitwright.quant.model.convert import convert
     from bitwright.quant.model.quantize import quantize
@@ -97,7 +97,7 @@ _HOME = {
     "QuantizationParameters": "bitwright.ir.quant_params",
     "QuantizationSystem": "bitwright.quant.tensor.system",
     "QuantizedTensor": "bitwright.quant.tensor.tensor",
-    "apply_precision": "bitwright.passes.precision.apply_precision",
+    "apply_precision": "bitwright.passes.precision.apply",
     "bench": "bitwright.report.bench",
     "calibrate": "bitwright.quant.calibration.calibrate",
     "compile": "bitwright.compiler",
@@ -124,5 +124,5 @@ _HOME = {
     "verify": "bitwright.ops.core.check",
 }
 
-if not TYPE_CHECKING:  # else every name would do
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
     __getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -1,7 +1,7 @@
-"""Names of the last release and what they are called now; the old ones work and warn once.
+"""Deprecated names of the last release and their replacements; each use warns once.
 
-The one place that knows them: recipe options and schemes, saved ops and their attributes, public
-names. Entries go with the next release.
+This module lists all of them: recipe options and schemes, saved ops and their attributes, public
+names. The next release removes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCHEMES = {
 }
 REPORT = {"share_in_8_bit": "int8_mac_fraction"}
 QUANT = {"Taps": "IntermediateOutputs", "QuantizationParameters": "QuantParams"}
-"""Names of `bitwright.quant`."""
+"""Deprecated names of `bitwright.quant`."""
 MOVED = dict.fromkeys(
     (
         "qadd",
@@ -42,12 +42,12 @@ MOVED = dict.fromkeys(
     ),
     "bitwright.quant",
 )
-"""Names of `bitwright` that another module has now."""
+"""Names that moved from `bitwright` to another module."""
 
 
 def current(table: Mapping[str, str], name: str, what: str) -> str:
-    """The present name; `what` says in the warning what it names ("recipe option")."""
+    """The current name; `what` describes it in the warning ("recipe option")."""
     if name not in table:
         return name
-    warn_once(f"{what} {name!r}", f"it is called {table[name]!r} now, and the old name is going")
+    warn_once(f"{what} {name!r}", f"deprecated; use {table[name]!r}")
     return table[name]

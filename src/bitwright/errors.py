@@ -1,12 +1,12 @@
-"""The exceptions of the package. Every fault a user can cause is one of these.
+"""The exceptions of the package; every user error is one of these.
 
 A message says what is wrong, where, what was expected and found, and what to do next, in that
-order; parts that are unknown are left out.
+order. Unknown parts are omitted.
 """
 
 
 class BitwrightError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base class of all errors of the package."""
 
     def __init__(
         self,
@@ -30,23 +30,23 @@ class BitwrightError(Exception):
 
 
 class GraphError(BitwrightError):
-    """A graph that breaks a rule of the IR: structure, arity, types, cycles."""
+    """An invalid graph: structure, arity, types, cycles."""
 
 
 class ParseError(BitwrightError):
-    """Text or bytes that are not a graph."""
+    """Text or bytes that are not a valid graph."""
 
 
 class InferenceError(GraphError):
-    """Operands whose types or shapes an op does not accept."""
+    """Operand types or shapes that an op does not accept."""
 
 
 class RunError(BitwrightError):
-    """A fault at run time: inputs that do not fit, indices out of range, no memory."""
+    """An error at run time: invalid inputs, indices out of range, no memory."""
 
 
 class RewriteError(BitwrightError):
-    """Rules that do not terminate, or a pass that broke the graph."""
+    """Rules that do not terminate, or a pass that made the graph invalid."""
 
 
 class ImportModelError(BitwrightError):
@@ -54,20 +54,20 @@ class ImportModelError(BitwrightError):
 
 
 class UnsupportedError(ImportModelError):
-    """A valid model that asks for something bitwright does not have."""
+    """A valid model that uses an unsupported feature."""
 
 
 class ExportError(BitwrightError):
-    """A graph that the chosen file format cannot hold, or an output that cannot be written."""
+    """A graph that the file format cannot represent, or a file that cannot be written."""
 
 
 class CompileError(BitwrightError):
-    """Code that cannot be generated: ill-typed, not for this target, refused by LLVM."""
+    """An error of code generation: wrong types, unsupported target, LLVM errors."""
 
 
 class CalibrationError(BitwrightError):
-    """Data, statistics or entries that calibration cannot use."""
+    """Invalid calibration data, statistics or entries."""
 
 
 class QuantizationError(BitwrightError):
-    """Parameters that contradict each other, or data that cannot be quantized as asked."""
+    """Inconsistent quantization parameters, or data that cannot be quantized with them."""

@@ -1,4 +1,4 @@
-"""A compiled model: `exe.run({"x": array})` gives a dict of arrays in output order."""
+"""A compiled model: `exe.run({"x": array})` returns a dict of arrays in output order."""
 
 from __future__ import annotations
 
@@ -7,50 +7,34 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
+from bitwright.backends.base import Engine
 from bitwright.backends.outputs import check_distinct
 from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.feeds import check_inputs
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import ValueType
 
-if TYPE_CHECKING:  # both are slow to import, and a run needs neither
+if TYPE_CHECKING:  # slow to import, and a run needs neither
     from bitwright.ops.core.interpret import Observer
     from bitwright.passes.manager import History
 
 Array = np.ndarray[Any, Any]
 
 
-class Engine(Protocol):
-    """What executes a graph: a backend's program."""
-
-    states: dict[str, Array]
-
-    @property
-    def place(self) -> str:
-        """Where it runs, in words."""
-        ...
-
-    def copy(self) -> Engine:
-        """The same with states of its own; what never changes is shared."""
-        ...
-
-    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None) -> dict[str, Any]: ...
-
-
 class Recipe(Protocol):
-    """How an executable is made again in another process."""
+    """How another process reconstructs an executable."""
 
-    def again(self) -> tuple[Any, tuple[Any, ...]]:
-        """A function and its arguments, which can be pickled."""
+    def reconstruct(self) -> tuple[Any, tuple[Any, ...]]:
+        """A function and its arguments, all picklable."""
         ...
 
 
 class Executable:
-    """Runs a graph. Named state lives in the executable, across runs, until `reset`.
+    """Runs a graph. Named state persists across runs until `reset`.
 
-    `interface` is a graph with the same inputs and outputs; what is between them may be missing.
-    A copy shares the compiled code and has states of its own; a pickled executable holds the model,
-    and is compiled again where it is loaded (`recipe`).
+    `interface` is a graph with the same inputs and outputs; it may lack the nodes between them.
+    A copy shares the compiled code and has its own states. A pickle holds the model, which is
+    compiled again on loading (`recipe`).
     """
 
     recipe: Recipe | None = None
@@ -67,7 +51,7 @@ class Executable:
 
     @property
     def inputs(self) -> dict[str, ValueType]:
-        """The type of each input by name; a tensor's has `dtype` and `shape`."""
+        """The type of each input by name; a tensor type has `dtype` and `shape`."""
         return {value.name: value.type for value in self.interface.inputs}
 
     @property
@@ -83,12 +67,12 @@ class Executable:
         out: Mapping[str, Array] | None = None,
         observe: Observer | None = None,
     ) -> dict[str, Any]:
-        """Outputs by name, from inputs by name or in order; the arrays are the caller's own.
+        """Outputs by name, from inputs by name or in order. The caller owns the arrays.
 
-        Arrays in `out` (by output name) are written in place; no two of them may share memory. Runs
-        of several threads follow each other; a run inside another, such as a custom op may start,
-        takes memory of its own, and is refused where the executable has state. With `observe` the
-        run goes through the reference interpreter, which shows every value as it is made.
+        Arrays in `out` (by output name) are written in place; no two of them may share memory.
+        Concurrent runs are serialized. A nested run, such as one that a custom op starts, uses
+        separate memory; it is an error if the executable has state. With `observe`, the reference
+        interpreter runs the graph and reports every value.
         """
         feeds = self._feeds(inputs, positional)
         if feeds.keys() != self._wanted:
@@ -107,7 +91,7 @@ class Executable:
 
     def _feeds(self, inputs: Any, positional: tuple[Any, ...]) -> Mapping[str, Any]:
         if not positional and (type(inputs) is dict or isinstance(inputs, Mapping)):
-            return inputs  # type: ignore[no-any-return]
+            return inputs
         values = positional if inputs is None else (inputs, *positional)
         if len(values) > len(self.input_names):
             raise RunError(
@@ -118,11 +102,11 @@ class Executable:
         return dict(zip(self.input_names, values, strict=False))
 
     def reset(self) -> None:
-        """Forget all state: the next run starts from the initial values."""
+        """Clear all state; the next run starts from the initial values."""
         self.engine.states.clear()
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """`run`, with inputs by name as well: `exe(image=x)`."""
+        """`run`, with inputs also as keyword arguments: `exe(image=x)`."""
         own = {"out", "observe"} - self._wanted
         options = {name: kwargs.pop(name) for name in own & kwargs.keys()}
         if not kwargs:
@@ -147,7 +131,7 @@ class Executable:
                 "this executable cannot be pickled: it was not made by bw.compile",
                 hint="Pickle or save its graph, and compile that.",
             )
-        make, arguments = self.recipe.again()
+        make, arguments = self.recipe.reconstruct()
         states = {name: array.copy() for name, array in self.engine.states.items()}
         return make, arguments, states or None
 
@@ -156,13 +140,13 @@ class Executable:
 
     def __repr__(self) -> str:
         facts = self.interface.interface_text
-        return f"<executable {self.interface.name!r} {self.engine.place}: {facts}>"
+        return f"<executable {self.interface.name!r} {self.engine.description}: {facts}>"
 
     def _repr_html_(self) -> str:
         from bitwright.ir.html import table
 
         return table(
-            f"executable {self.interface.name} {self.engine.place}",
+            f"executable {self.interface.name} {self.engine.description}",
             ("", "name", "type"),
             [
                 *(("input", name, type_) for name, type_ in self.inputs.items()),

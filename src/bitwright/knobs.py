@@ -1,6 +1,6 @@
 """Every environment variable bitwright reads, in one place.
 
-A knob is read when it is asked for, so a test or a user may change it while the process runs.
+A knob is read at each use, so tests and users may change it while the process runs.
 """
 
 import os
@@ -19,11 +19,11 @@ class Knob:
         return os.environ.get(self.name, self.default)
 
     def number(self) -> int:
-        """What the knob says, as a whole number from 0 on."""
+        """The value as a nonnegative integer."""
         text = self.get().strip()
         if not (text.isascii() and text.isdigit()):
             raise BitwrightError(
-                "environment variable is no number",
+                "environment variable is not a number",
                 where=self.name,
                 expected="digits",
                 found=repr(text),
@@ -47,40 +47,40 @@ CACHE = Knob(
     "folder of compiled models; `default` is the platform's cache folder, empty or `off` is none",
 )
 CACHE_BYTES = Knob(
-    "BITWRIGHT_CACHE_BYTES", str(1 << 30), "the cache drops what was used least beyond this"
+    "BITWRIGHT_CACHE_BYTES",
+    str(1 << 30),
+    "size limit of the cache; above it, the least recently used entries are dropped",
 )
 COMPILERS = Knob(
     "BITWRIGHT_COMPILERS",
     "",
-    "processes that compile at once on a cold start; empty means one a core, 1 none but this one",
+    "processes that compile in parallel on a cold start; empty means one per core, 1 only this one",
 )
 TAP_BYTES = Knob(
     "BITWRIGHT_TAP_BYTES",
     str(128 << 20),
-    "tapped values of one batch held at once; more are read in several runs of that batch",
+    "bytes of observed values held at once; more need several runs of a batch",
 )
 WINOGRAD = Knob(
     "BITWRIGHT_WINOGRAD",
     "on",
-    "`off` computes every convolution as its definition says: rounding is then smallest, and an "
-    "infinity reaches only the results whose window holds it",
+    "`off` disables the Winograd algorithm: rounding errors are then smallest, and an infinity "
+    "affects only the results whose window contains it",
 )
-TILES = Knob(
-    "BITWRIGHT_TILES", "on", "`off` leaves two-dimensional registers (AMX) alone, and asks for none"
-)
+TILES = Knob("BITWRIGHT_TILES", "on", "`off` disables AMX tiles")
 
 TARGET = Knob(
     "BITWRIGHT_TARGET",
     "host",
     "processor to generate code for: `host`, or a smaller one by its name in `bitwright.target` "
-    "(`avx2`, `sse2`, ...), to see how a model behaves there",
+    "(`avx2`, `sse2`, ...), to test a model for it",
 )
 
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Knob))
 
 
 def max_tensor_bytes() -> int:
-    """The allocation bound: the knob, else the machine's physical memory, else 8 GiB."""
+    """The largest allocation: the knob, else the machine's physical memory, else 8 GiB."""
     if MAX_TENSOR_BYTES.get():
         return MAX_TENSOR_BYTES.number()
     try:

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used, so that importing it is quick.
+"""Package names that are imported on first use, so that importing the package is fast.
 
 __getattr__, __dir__ = lazy_names(__name__, {"load": "bitwright.frontend.load"})
 """
@@ -14,7 +14,7 @@ from typing import Any
 def lazy_names(
     package: str, home: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The package's `__getattr__` and `__dir__`; `home` tells which module holds each name."""
+    """The package's `__getattr__` and `__dir__`; `home` maps each name to its module."""
 
     def find(name: str) -> Any:
         if name not in home:

@@ -1,4 +1,4 @@
-"""bitwright behind ONNX's own backend interface, so that its official runner can test it.
+"""bitwright as an ONNX backend, for ONNX's official test runner.
 
 onnx.backend.test.BackendTest(bitwright.onnx_backend.Backend, __name__)
 """
@@ -14,27 +14,27 @@ from onnx.backend.base import BackendRep, namedtupledict
 from bitwright.executable import Executable
 from bitwright.frontend.onnx import load
 from bitwright.ops.core.interpret import run
-from bitwright.pipeline import compile as compile_model
+from bitwright.pipeline import compile_graph
 
 
-class Prepared(BackendRep):  # type: ignore[misc]
-    """A model that is ready to run."""
+class Prepared(BackendRep):
+    """A compiled model."""
 
     def __init__(self, executable: Executable) -> None:
         self.executable = executable
 
     def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
-        """Outputs in the model's order, from inputs in its order or by name."""
+        """Outputs in the model's order, from inputs in order or by name."""
         names = self.executable.input_names
         feeds = dict(inputs) if isinstance(inputs, dict) else dict(zip(names, inputs, strict=True))
         results = self.executable.run(feeds)
         return tuple(namedtupledict("Outputs", list(results))(*results.values()))
 
 
-class Backend(OnnxBackend):  # type: ignore[misc]
+class Backend(OnnxBackend):
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **_: Any) -> Prepared:
-        return Prepared(compile_model(load(model)))
+        return Prepared(compile_graph(load(model)))
 
     @classmethod
     def run_model(cls, model: ModelProto, inputs: Any, device: str = "CPU", **_: Any) -> Any:
@@ -49,7 +49,7 @@ class Backend(OnnxBackend):  # type: ignore[misc]
         outputs_info: Any = None,
         **options: Any,
     ) -> tuple[Any, ...]:
-        """One node on its own; its types come from the arrays it is given."""
+        """Run a single node; its types come from the input arrays."""
         names = [name for name in node.input if name]
         feeds = dict(inputs) if isinstance(inputs, dict) else dict(zip(names, inputs, strict=True))
         infos = [

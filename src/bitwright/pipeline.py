@@ -1,22 +1,26 @@
-"""The compiler's table of contents: which passes run, in order, for which purpose."""
+"""The compiler's table of contents: the passes in order, and the one way to compile a graph.
+
+INFERENCE -> precision policy -> backend.passes -> backend.build -> backend.load -> Executable
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from bitwright.backends.base import Backend, find_backend
+from bitwright.backends.cpu.backend import BACKEND as CPU_BACKEND
 from bitwright.backends.cpu.runtime.program import Program
-from bitwright.backends.reference import Reference
 from bitwright.errors import BitwrightError
 from bitwright.executable import Executable
-from bitwright.frontend.load import load
 from bitwright.ir.graph import Graph
 from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.passes.fuse.merge_projections import merge_projections
 from bitwright.passes.lower_integer.lower_integer import lower_integer
 from bitwright.passes.lower_integer.lower_weights import lower_weights
 from bitwright.passes.manager import History, Pass, run_passes
-from bitwright.passes.precision.apply_precision import apply_precision
+from bitwright.passes.precision.apply import apply_precision
 from bitwright.passes.precision.policy import Policy, policy, require_layers
 from bitwright.passes.simplify.canonicalize import canonicalize
 from bitwright.passes.simplify.eliminate_common import eliminate_common
@@ -34,15 +38,14 @@ from bitwright.passes.simplify.share_constants import share_constants
 from bitwright.passes.simplify.sink_constants import sink_constants
 from bitwright.passes.simplify.sink_transposes import sink_transposes
 from bitwright.rewrite.trace import Trace
-from bitwright.target import host
 
 PRECISION = "onnx.meta.bitwright.precision"
-"""The key in `Graph.meta` of the policy that a model is to be compiled with."""
+"""The key in `Graph.meta` of the default precision policy."""
 
-# Keeps parameters as parameters: what training and calibration start from.
+# Keeps parameters as parameters, for training and calibration.
 SIMPLIFY: tuple[Pass, ...] = (canonicalize, recognize_composites, canonicalize, eliminate_dead)
 
-# For running: parameters become constants, which lets them fold and, later, be packed.
+# Parameters become constants, so that they can be folded and packed.
 INFERENCE: tuple[Pass, ...] = (
     freeze_parameters,
     canonicalize,
@@ -52,18 +55,7 @@ INFERENCE: tuple[Pass, ...] = (
     eliminate_dead,
 )
 
-# What the CPU backend wants on top: large products, and regions for its kernels.
-CPU: tuple[Pass, ...] = (
-    sink_transposes,
-    merge_projections,
-    lower_integer,
-    lower_weights,
-    merge_projections,
-    separate_bias,
-    expand_composites,
-    canonicalize,
-    fuse_regions,
-)
+CPU = CPU_BACKEND.passes
 
 PASSES: dict[str, Pass] = {
     function.__name__: function
@@ -91,59 +83,71 @@ PASSES: dict[str, Pass] = {
 }
 
 
-def compile(
-    model: Any,
+@dataclass(frozen=True)
+class Optimized:
+    """A graph after all passes."""
+
+    graph: Graph
+    """After the precision policy and before the backend's passes."""
+    lowered: Graph
+    """After the backend's passes."""
+    history: History
+
+
+def compile_graph(
+    graph: Graph,
     target: str = "cpu",
     threads: int | None = None,
     precision: str | Policy | Mapping[str, Any] | None = None,
 ) -> Executable:
-    """Make a model (graph, path, bytes or ModelProto) ready to run.
-
-    `target` is "cpu" (machine code for this processor, generated here) or "reference" (the
-    interpreter). `threads` None means as many as the machine has cores. `precision` is a policy,
-    its name or text form (`passes.precision.policy`); None is what the model's metadata says, else
-    f32. A node without a kernel runs in the interpreter as a host step: `explain` shows it, and one
-    warning names it.
-    """
-    if target not in ("cpu", "reference"):
-        raise BitwrightError(f"there is no target {target!r}", expected="'cpu' or 'reference'")
-    loaded = load(model)
-    chosen = policy(loaded.meta.get(PRECISION, "f32") if precision is None else precision)
+    """An executable of a graph; `bw.compile` documents the options."""
+    backend = find_backend(target)
     if threads is not None and threads < 1:
         raise BitwrightError("threads must be at least 1", found=threads)
+    return _executable(optimize(graph, backend, precision), backend, threads)
+
+
+def optimize(
+    graph: Graph,
+    backend: Backend[Any, Any],
+    precision: str | Policy | Mapping[str, Any] | None = None,
+) -> Optimized:
+    """Run all passes that a backend needs."""
+    chosen = policy(graph.meta.get(PRECISION, "f32") if precision is None else precision)
     history = History()
-    graph = run_passes(loaded, INFERENCE, history)
+    simple = run_passes(graph, INFERENCE, history)
     if precision is not None:
-        require_layers(chosen, [loaded, graph])
-    if target == "reference":
-        graph = run_passes(graph, _policy_passes(chosen), history)
-        return Executable(graph, history, Reference(graph))
-    return compile_simple(graph, history, threads, chosen)
+        require_layers(chosen, [graph, simple])
+    return _lower(simple, history, backend, chosen)
 
 
-def compile_simple(
-    graph: Graph, history: History, threads: int | None = None, precision: Policy | None = None
-) -> Executable:
-    """An executable for the CPU from a graph that the inference passes went over already."""
-    chosen = policy(graph.meta.get(PRECISION, "f32")) if precision is None else precision
-    if not chosen.is_plain:  # products of codes first: they are none of its business
-        graph = run_passes(graph, (lower_integer, *_policy_passes(chosen)), history)
-    return Executable(graph, history, make_program(run_passes(graph, CPU, history), threads))
+def compile_simple(graph: Graph, history: History, threads: int | None = None) -> Executable:
+    """A CPU executable of a graph that already went through the inference passes."""
+    chosen = policy(graph.meta.get(PRECISION, "f32"))
+    return _executable(_lower(graph, history, CPU_BACKEND, chosen), CPU_BACKEND, threads)
+
+
+def make_program(fused: Graph, threads: int | None = None) -> Program:
+    """A CPU program of a graph that already went through all passes."""
+    return CPU_BACKEND.compile(fused, threads)
+
+
+def _lower(graph: Graph, history: History, backend: Backend[Any, Any], chosen: Policy) -> Optimized:
+    if not chosen.is_plain:
+        passes = (*backend.passes_before_precision, *_policy_passes(chosen))
+        graph = run_passes(graph, passes, history)
+    return Optimized(graph, run_passes(graph, backend.passes, history), history)
+
+
+def _executable(found: Optimized, backend: Backend[Any, Any], threads: int | None) -> Executable:
+    return Executable(found.graph, found.history, backend.compile(found.lowered, threads))
 
 
 def _policy_passes(chosen: Policy) -> tuple[Pass, ...]:
-    """`apply_precision` as a pass; canonicalizing afterwards folds the casts of constants."""
+    """`apply_precision` as a pass, and a canonicalization that folds casts of constants."""
 
     def apply(graph: Graph, trace: Trace) -> Graph:
         return apply_precision(graph, chosen, trace=trace)
 
     apply.__name__ = apply_precision.__name__
-    return () if chosen.is_plain else (apply, canonicalize)
-
-
-def make_program(fused: Graph, threads: int | None = None) -> Program:
-    """Machine code and schedule of a graph that all passes went over."""
-    machine = host()
-    program = Program(fused, machine, threads or machine.cores)
-    program.code.warn_of_fallbacks()
-    return program
+    return (apply, canonicalize)

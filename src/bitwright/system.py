@@ -1,7 +1,7 @@
-"""What the operating system tells: cores, caches, memory, the cache folder, how threads sleep.
+"""The operating system: cores, caches, memory, the cache folder, how threads sleep.
 
-Every line that is particular to one system is in this file; each fact has a fallback that is right,
-if less precise, everywhere else.
+This file has all platform-specific code; each function has a fallback that is correct, if less
+precise, on every platform.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CPU = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True)
 class Caches:
-    """Bytes of data cache: one core's first and second level, and the shared last level."""
+    """Bytes of data cache: L1 and L2 of one core, and the shared L3."""
 
     l1: int = 32 << 10
     l2: int = 512 << 10
@@ -39,7 +39,7 @@ class Caches:
 
 
 def caches() -> Caches:
-    """Those of this machine; a level that the system does not tell keeps its usual size."""
+    """The caches of this machine; an unknown level keeps its default."""
     sizes: dict[str, int] = {}
     with suppress(OSError, ValueError):
         for index in (_CPU / "cpu0" / "cache").glob("index*"):
@@ -49,7 +49,7 @@ def caches() -> Caches:
 
 
 def cores() -> int:
-    """Physical cores this process may use: its affinity and its control group's quota respected."""
+    """The physical cores this process may use, within its CPU affinity and cgroup quota."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     allowed = os.sched_getaffinity(0)
@@ -63,7 +63,7 @@ def cores() -> int:
 
 
 def _quota() -> int:
-    """Whole cores that the control group grants, rounded up; 0 where it sets no limit."""
+    """The cores of the cgroup's quota, rounded up; 0 without a limit."""
     with suppress(OSError, ValueError):
         limit, period = _read(Path("/sys/fs/cgroup/cpu.max")).split()
         if limit != "max":
@@ -81,7 +81,7 @@ def _bytes(text: str) -> int:
 
 
 def cache_folder() -> Path | None:
-    """Where files that can be made again are kept; None where the knob says not to keep any."""
+    """The cache folder; None if the knob disables the cache."""
     where = knobs.CACHE.get()
     if where in ("", "off"):
         return None
@@ -101,15 +101,15 @@ _LOADED = time.time_ns()
 
 @cache
 def sources() -> str:
-    """What tells this installation of bitwright from any other: a hash of its files' states.
+    """Identifies this installation of bitwright: a hash of the sizes and times of its files.
 
-    A process whose files were changed after it began runs neither the old sources nor the new ones:
-    it is like no other.
+    If files changed after this process started, the result is unique to the process: it may run
+    a mixture of old and new sources.
     """
     here = Path(__file__).parent
     digest = hashlib.sha256(str(here).encode())
     folders = [str(here)] if here.is_dir() else []
-    if not folders:  # all of it lies in one file, an archive
+    if not folders:  # bitwright is in an archive
         state = next(path for path in here.parents if path.exists()).stat()
         digest.update(f"{state.st_size} {state.st_mtime_ns}\n".encode())
     while folders:
@@ -128,21 +128,21 @@ _MAGIC = b"bwkept\0\2"
 _BYTES_OF_DIGEST = 32
 
 
-# Machine code in the cache is executed, so nobody else may have had a hand in it: folders and files
-# must belong to this user or to root, and only their owner may write them.
+# The cache contains machine code, so no other user may be able to write it: folders and files must
+# belong to this user or root, and must not be writable by others.
 
 _OTHERS_MAY_WRITE = 0o022
 
 
 def is_private(found: os.stat_result) -> bool:
-    """Whether a file or folder is this user's or root's, and nobody else may write it."""
-    if not hasattr(os, "geteuid"):  # Windows keeps a user's folders from others by itself
+    """Whether a file or folder belongs to this user or root and nobody else may write it."""
+    if not hasattr(os, "geteuid"):  # Windows protects user folders itself
         return True
     return found.st_uid in (os.geteuid(), 0) and not found.st_mode & _OTHERS_MAY_WRITE
 
 
 def require_private(path: Path | str, found: os.stat_result) -> None:
-    """Raise a `PermissionError`, and warn once, unless what lies there can be trusted."""
+    """Raise a `PermissionError` and warn once if a file or folder is not private."""
     if is_private(found):
         return
     mine = found.st_uid in (os.geteuid(), 0)
@@ -150,14 +150,14 @@ def require_private(path: Path | str, found: os.stat_result) -> None:
     fix = f"`chmod go-w {path}`" if mine else "another folder"
     warn_once(
         f"cache {str(path)!r}",
-        f"{reason}, so it is not used: what it holds would be executed. "
+        f"{reason}, so it is not used: its contents would be executed. "
         f"Use {fix}, or set {knobs.CACHE.name}.",
     )
     raise PermissionError(f"{reason}: {path}")
 
 
 def open_private(path: Path) -> IO[bytes]:
-    """A file of the cache, open for reading; an `OSError` if it cannot be trusted."""
+    """Open a cache file for reading; raises an `OSError` if it is not private."""
     require_private(path.parent, os.stat(path.parent))
     file = open(path, "rb")  # noqa: SIM115
     try:
@@ -169,8 +169,7 @@ def open_private(path: Path) -> IO[bytes]:
 
 
 def write_private(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file of the cache that only this user may read (0600), in a folder that only this
-    user may enter (0700 where it is made here); readers see all of it, or what was there before."""
+    """Write a cache file atomically, with mode 0600; creates missing folders with mode 0700."""
     missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     for folder in reversed(missing):
         with suppress(FileExistsError):
@@ -187,14 +186,13 @@ def write_private(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         raise
 
 
-def keep(path: Path, data: bytes) -> None:
-    """Write an entry of the cache."""
+def write_entry(path: Path, data: bytes) -> None:
+    """Write a cache entry with a checksum."""
     write_private(path, lambda file: file.write(_MAGIC + _digest(path, data) + data))
 
 
-def kept(path: Path) -> bytes | None:
-    """An entry as it was kept; None if it is not there, or truncated, corrupt, another's or not
-    ours."""
+def read_entry(path: Path) -> bytes | None:
+    """The data of a cache entry; None if it is missing, truncated, corrupt or not private."""
     try:
         with open_private(path) as file:
             whole = file.read()
@@ -207,15 +205,15 @@ def kept(path: Path) -> bytes | None:
 
 
 def _digest(path: Path, data: bytes) -> bytes:
-    """The name is part of it: an entry that lies in another's place is none."""
+    """The checksum of an entry; it includes the name, so a renamed entry is invalid."""
     return hashlib.sha256(path.name.encode() + b"\0" + data).digest()
 
 
 def start_python(code: str) -> subprocess.Popen[bytes] | None:
-    """A new Python process that runs the code and can import what this one can; None where there is
-    none to be had: `sys.executable` may be a program that Python is part of.
+    """Start a Python process that runs the code with this process's `sys.path`.
 
-    It is isolated: the folder that the user happens to be in is no place to import from.
+    Returns None if `sys.executable` is not a Python interpreter (embedded or frozen). The process
+    is isolated (-I): it does not import from the current folder.
     """
     name = Path(sys.executable or "").name.lower()
     if not name.startswith(("python", "pypy")) or getattr(sys, "frozen", False):
@@ -234,7 +232,7 @@ def start_python(code: str) -> subprocess.Popen[bytes] | None:
 
 
 def resident_bytes() -> int | None:
-    """Memory that this process holds now, or its peak where only that is told; None if neither."""
+    """The resident memory of this process, or its peak if only that is known; else None."""
     with suppress(OSError, StopIteration, ValueError):
         status = Path("/proc/self/status").read_text().splitlines()
         kilobytes = next(line for line in status if line.startswith("VmRSS:")).split()[1]
@@ -249,44 +247,43 @@ def resident_bytes() -> int | None:
 
 @cache
 def processor() -> str:
-    """What tells this processor from others, or nothing where the system does not say.
+    """Identifies the processor model; empty if unknown.
 
-    The processor's own answer comes first: /proc/cpuinfo describes the real machine also to a
-    process that is emulated on it.
+    `cpuid` comes first, because in an emulated process /proc/cpuinfo describes the real machine.
     """
-    told = cpuid.identity()
-    if told:
-        return hashlib.sha256(told).hexdigest()
+    identity = cpuid.identity()
+    if identity:
+        return hashlib.sha256(identity).hexdigest()
     with suppress(OSError):
         first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
-        kept = [line for line in first.splitlines() if not line.startswith(("cpu MHz", "bogo"))]
-        return hashlib.sha256("\n".join(kept).encode()).hexdigest()
+        lines = [line for line in first.splitlines() if not line.startswith(("cpu MHz", "bogo"))]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return ""
 
 
-def give_memory_back() -> None:
-    """Return what is no longer used to the system, as far as it takes it."""
+def trim_memory() -> None:
+    """Return unused heap memory to the system."""
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def forget_pages(file: mmap.mmap) -> None:
-    """Let a mapped file's pages go; whoever reads them again finds them in the file."""
+def drop_pages(file: mmap.mmap) -> None:
+    """Release the pages of a mapped file; later reads load them again."""
     with suppress(OSError, ValueError, AttributeError):
         file.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)
 class Futex:
-    """The `syscall` function of libc and the number under which it reaches futex(2)."""
+    """The address of libc's `syscall`, and the number of futex(2)."""
 
     function: int
     number: int
 
 
 def futex() -> Futex | None:
-    """How emitted code sleeps on an address, or None where the system has no such call."""
+    """The futex call for emitted code, or None if the system has none."""
     number = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine())
     if not sys.platform.startswith("linux") or number is None:
         return None
@@ -297,17 +294,16 @@ def futex() -> Futex | None:
 
 
 def processor_function() -> int:
-    """The address of a C function that gives the number of the calling thread's processor, or 0."""
+    """The address of a C function that returns the current processor's number, or 0."""
     with suppress(OSError, AttributeError):
         return ctypes.cast(ctypes.CDLL(None).sched_getcpu, ctypes.c_void_p).value or 0
     return 0
 
 
-def keep_off(threads: Sequence[int], processor: int) -> None:
-    """Keep threads (by their system number) off a processor, if there are others for all of them.
+def exclude_processor(threads: Sequence[int], processor: int) -> None:
+    """Exclude a processor from the affinity of threads, if enough other processors exist.
 
-    A thread that is woken is often put beside the one that wakes it, even while other processors
-    rest or are shared with strangers.
+    The scheduler often wakes a thread on the processor of its waker, even if others are idle.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
@@ -321,17 +317,19 @@ def keep_off(threads: Sequence[int], processor: int) -> None:
 _CLOCK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int64 * 2))
 
 
-@_CLOCK
-def _python_clock(number: int, moment: Any) -> int:
+def _write_time(number: int, moment: Any) -> int:
     moment.contents[:] = divmod(time.perf_counter_ns(), 1_000_000_000)
     return 0
 
 
-def clock() -> tuple[int, int]:
-    """The address of a C function `int f(int number, int64 *moment)`, and the number to give it.
+_python_clock = _CLOCK(_write_time)
 
-    It writes seconds and nanoseconds of a clock that only goes on. Where the system has none of
-    this form, Python's own takes its place, which costs the caller a microsecond more.
+
+def clock() -> tuple[int, int]:
+    """The address of a C function `int f(int number, int64 *time)`, and the number to pass.
+
+    It writes seconds and nanoseconds of a monotonic clock: clock_gettime, or a Python callback
+    that takes a microsecond longer.
     """
     with suppress(OSError, AttributeError):
         function = ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value
@@ -341,7 +339,7 @@ def clock() -> tuple[int, int]:
 
 
 def yield_function() -> int:
-    """The address of a C function without arguments that gives the core away, or 0."""
+    """The address of a C function without arguments that yields the core, or 0."""
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL("kernel32" if sys.platform == "win32" else None)
         function = library.SwitchToThread if sys.platform == "win32" else library.sched_yield
@@ -350,14 +348,14 @@ def yield_function() -> int:
 
 
 _ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18
-"""Linux on x86-64: the system call, what is asked of it, and for which registers."""
+"""Linux on x86-64: arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA."""
 
 
 @cache
 def allow_tiles() -> bool:
-    """Ask for this process's use of two-dimensional registers (AMX); whether it was granted.
+    """Request permission to use AMX tiles for this process; whether it was granted.
 
-    Linux keeps their state for processes that have asked only; threads made later may use them too.
+    Linux saves tile state only for processes that requested it; later threads inherit permission.
     """
     is_known = sys.platform == "linux" and platform.machine() == "x86_64"
     if not is_known or knobs.TILES.get() == "off":
@@ -365,6 +363,6 @@ def allow_tiles() -> bool:
     with suppress(OSError, AttributeError):
         call = ctypes.CDLL(None, use_errno=True).syscall
         call.restype = ctypes.c_long
-        words = (_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA)
-        return bool(call(*map(ctypes.c_long, words)) == 0)
+        arguments = (_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA)
+        return bool(call(*map(ctypes.c_long, arguments)) == 0)
     return False

@@ -1,13 +1,13 @@
-"""Facts about a machine that code is made for. No code is generated here.
+"""Targets: facts about machines that code is generated for.
 
-    host()            what this process generates code for: the machine it runs on, or the smaller
-                      one that `BITWRIGHT_TARGET` names
+    host()            the target of this process: its machine, or the smaller one that
+                      `BITWRIGHT_TARGET` names
     machine()         the machine this process runs on
-    named("avx2")     a fixed one: amx, avx512fp16, avx512bf16, avx512vnni, avx512, avx2, sse2,
+    named("avx2")     a fixed target: amx, avx512fp16, avx512bf16, avx512vnni, avx512, avx2, sse2,
                       aarch64, riscv64, wasm32, generic
 
-Feature names are LLVM's. `features` is what a kernel may ask for with `has`; `llvm_features` is the
-string the target machine gets, so that nothing outside the set is ever generated.
+Feature names are LLVM's. Kernels query `features` with `has`; LLVM gets `llvm_features`, so that it
+generates no instruction outside the set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import llvmlite
+import llvmlite  # type: ignore[import-untyped]
 
 from bitwright import knobs, system
 from bitwright.errors import CompileError
@@ -30,7 +30,7 @@ class Target:
     cpu: str
     features: frozenset[str]
     vector_bytes: int
-    """The widest registers that pay on this machine."""
+    """The width of vector registers that kernels use."""
     vector_registers: int
     cores: int
     l1_bytes: int
@@ -38,7 +38,7 @@ class Target:
     l3_bytes: int
     llvm_features: str
     abi: str = ""
-    """The calling convention's name, for architectures that have several."""
+    """The ABI name, for architectures that have several."""
 
     @property
     def architecture(self) -> str:
@@ -55,12 +55,12 @@ class Target:
 
     @property
     def converts_f16(self) -> bool:
-        """Whether f16 <-> f32 is an instruction."""
+        """Whether f16 <-> f32 conversion is native."""
         return bool(self.features & {"f16c", "neon", "zvfhmin", "zvfh"})
 
     @property
     def computes_f16(self) -> bool:
-        """Whether sums and products of f16 are instructions."""
+        """Whether f16 arithmetic is native."""
         return bool(self.features & {"avx512fp16", "fullfp16"})
 
     def has(self, *features: str) -> bool:
@@ -71,7 +71,7 @@ class Target:
         return max(1, self.vector_bytes * 8 // bits)
 
     def runs_here(self) -> bool:
-        """Whether this process can execute code made for the target."""
+        """Whether this process can execute code for the target."""
         here = machine()
         return self.architecture == here.architecture and self.features <= here.features
 
@@ -94,7 +94,7 @@ _X86_LEVELS = (
     ("amx-tile", "amx-bf16", "amx-int8"),
 )
 _TILES = frozenset(("amx-tile", "amx-bf16", "amx-int8", "amx-fp16", "amx-complex", "amx-fp8"))
-"""What a process may use only after it has asked."""
+"""Features that need permission from the system."""
 
 
 def _x86(levels: int) -> frozenset[str]:
@@ -145,7 +145,7 @@ def _make(
 
 
 def _vectors(architecture: str, features: frozenset[str]) -> tuple[int, int]:
-    """Bytes and number of vector registers."""
+    """The width in bytes and the number of vector registers."""
     if architecture == "x86_64":
         if "avx512f" in features:
             return 64, 32
@@ -155,7 +155,7 @@ def _vectors(architecture: str, features: frozenset[str]) -> tuple[int, int]:
 
 @cache
 def named(name: str) -> Target:
-    """A target by name; `host` is this machine, `generic` the least of its architecture."""
+    """A target by name; `host` is this machine, `generic` its architecture's baseline."""
     here = machine()
     if name == "host":
         return here
@@ -165,12 +165,12 @@ def named(name: str) -> Target:
         raise CompileError(f"no target is named {name!r}", expected=", ".join(("host", *NAMES)))
     triple, features = _NAMED[name]
     if _architecture(triple) == here.architecture:
-        triple = here.triple  # the same instructions, under this system's conventions
+        triple = here.triple  # this system's calling convention
     return _make(name, triple, features)
 
 
 def host() -> Target:
-    """What this process generates code for: its machine, or what `BITWRIGHT_TARGET` names."""
+    """The target of this process: its machine, or the one that `BITWRIGHT_TARGET` names."""
     return _restricted(knobs.TARGET.get().strip() or "host")
 
 
@@ -197,7 +197,7 @@ def _restricted(name: str) -> Target:
 @cache
 def machine() -> Target:
     """The machine this process runs on."""
-    triple, cpu, llvm_features = _known_host() or _ask_llvm()
+    triple, cpu, llvm_features = _cached_host() or _query_llvm()
     present = frozenset(name[1:] for name in llvm_features.split(",") if name[:1] == "+")
     features = present | _BASE.get(_architecture(triple), frozenset())
     if features & _TILES and not system.allow_tiles():
@@ -208,44 +208,44 @@ def machine() -> Target:
 
 
 def _host_file() -> Path | None:
-    """Where the facts about this very processor, as this LLVM tells them, are remembered."""
+    """The file that caches LLVM's description of this processor."""
     folder, processor = system.cache_folder(), system.processor()
     if folder is None or not processor:
         return None
     return folder / f"host-{llvmlite.__version__}-{processor[:32]}"
 
 
-def _known_host() -> tuple[str, str, str] | None:
-    """Triple, name and features from an earlier process: loading LLVM takes 0.1 s and 50 MB."""
+def _cached_host() -> tuple[str, str, str] | None:
+    """Cached triple, name and features; loading LLVM takes 0.1 s and 50 MB."""
     path = _host_file()
-    data = system.kept(path) if path is not None else None
+    data = system.read_entry(path) if path is not None else None
     if data is None:
         return None
     triple, cpu, features = data.decode().splitlines()
     return triple, cpu, features
 
 
-def _ask_llvm() -> tuple[str, str, str]:
+def _query_llvm() -> tuple[str, str, str]:
     path = _host_file()
-    facts = (_told_apart() if path is not None else None) or llvm_facts()
+    facts = (_query_in_process() if path is not None else None) or llvm_facts()
     if path is not None:
         with suppress(OSError):
-            system.keep(path, "\n".join(facts).encode())
+            system.write_entry(path, "\n".join(facts).encode())
     return facts
 
 
 def llvm_facts() -> tuple[str, str, str]:
-    """Triple, name and features of this processor, as LLVM tells them."""
-    import llvmlite.binding as llvm
+    """LLVM's triple, name and features of this processor."""
+    import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
     features = llvm.get_host_cpu_features().flatten()
     return llvm.get_process_triple(), llvm.get_host_cpu_name(), features
 
 
-def _told_apart() -> tuple[str, str, str] | None:
-    """The same from a process of its own, which takes LLVM's memory with it.
+def _query_in_process() -> tuple[str, str, str] | None:
+    """`llvm_facts` from a child process, which releases LLVM's memory when it ends.
 
-    A child of an emulated process is not emulated: facts about another processor are dropped.
+    A child of an emulated process is not emulated; facts about another processor are ignored.
     """
     process = system.start_python(
         "from bitwright import system, target; "

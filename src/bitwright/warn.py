@@ -1,25 +1,25 @@
-"""Warnings that a user should see once, however often their cause comes back."""
+"""Warnings that are shown once per process."""
 
 import warnings
 
-_given: set[str] = set()
+_shown: set[str] = set()
 
 
 class BitwrightWarning(UserWarning):
-    """Something works, but not the way one would expect."""
+    """Something works, but not as expected."""
 
 
 class DataWarning(BitwrightWarning):
-    """Calibration data that tells less than it seems to."""
+    """Calibration data that may not be representative."""
 
 
 def warn_once(what: str, reason: str) -> None:
-    """Warn about `what`, unless that has been done in this process."""
-    if what not in _given:
-        _given.add(what)
+    """Warn about `what`, once per process."""
+    if what not in _shown:
+        _shown.add(what)
         warnings.warn(f"{what}: {reason}", BitwrightWarning, stacklevel=2)
 
 
 def forget() -> None:
-    """Give every warning again when its cause comes back."""
-    _given.clear()
+    """Show all warnings again."""
+    _shown.clear()

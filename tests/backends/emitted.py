@@ -1,4 +1,4 @@
-"""Calls emitted kernels on numpy arrays, and looks at their assembly."""
+"""Calls emitted kernels on numpy arrays, and inspects their assembly."""
 
 import ctypes
 import re
@@ -13,7 +13,7 @@ from bitwright.target import NAMES, named
 
 RUNNABLE = [name for name in ("host", *NAMES) if named(name).runs_here()]
 WIDTHS = [name for name in ("host", "avx2", "sse2", "generic") if named(name).runs_here()][:3]
-"""One target for each width of vectors that runs here."""
+"""One target per vector width that this machine runs."""
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
@@ -69,7 +69,7 @@ def instructions(module):
 
 
 def undefined_symbols(text, target):
-    """Names that the object code would need from elsewhere."""
+    """External symbols of the object code."""
     compiled = jit.assembly(text, target)
     branches = r"^\s+(?:callq?|jmp|bl?|tail|j)\s+([A-Za-z_]\w*)"
     called = re.findall(branches, compiled, re.MULTILINE)
@@ -78,7 +78,7 @@ def undefined_symbols(text, target):
 
 
 def scale_kernel(target, name="kernel"):
-    """y = 2 x, as the smallest whole kernel."""
+    """y = 2 x, a minimal complete kernel."""
     module = Module(target)
     with module.kernel(name, Signature(("x", "y"), ("count",))) as f:
         x, y, lanes = f.args.pointer("x"), f.args.pointer("y"), f.target.lanes(32)

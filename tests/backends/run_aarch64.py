@@ -14,7 +14,7 @@ from run_kernel import lower
 
 from bitwright.backends.cpu.codegen import jit
 from bitwright.ir.dim import evaluate
-from bitwright.lir.buffer import Place
+from bitwright.lir.buffer import Storage
 from bitwright.lir.plan import byte_size
 from bitwright.ops.core.interpret import bind_input
 
@@ -23,11 +23,11 @@ CODE, DATA = 0x400000, 0x10000000
 _WRITE, _EXIT = 64, 93
 _PAGE_HI21, _ADD_LO12, _JUMP26, _CALL26 = 275, 277, 282, 283
 _LOADS = {278: 0, 284: 1, 285: 2, 286: 3, 299: 4}
-"""Relocations of loads and stores by the size of what they move, as a power of two."""
+"""Relocations of loads and stores: log2 of the access size."""
 
 
 class Image:
-    """Object files one behind another, and where their functions lie."""
+    """Concatenated object files, and the addresses of their functions."""
 
     def __init__(self):
         self.code = bytearray()
@@ -79,7 +79,7 @@ class Image:
 
 
 def moved(register, value):
-    """Instructions that bring a number into a register: movz, then movk for its upper parts."""
+    """Instructions that load a constant into a register: movz, then movk."""
     words = [0xD2800000 | (value & 0xFFFF) << 5 | register]
     for part in range(1, 4):
         words.append(0xF2800000 | part << 21 | (value >> 16 * part & 0xFFFF) << 5 | register)
@@ -87,7 +87,7 @@ def moved(register, value):
 
 
 def start_code(calls, output, size):
-    """The start: every kernel for every thread, then the output, then the end."""
+    """The entry point: calls every kernel for every thread, writes the output, exits."""
     words = []
     for code, *operands in calls:
         for register, value in enumerate(operands):
@@ -116,9 +116,9 @@ def run(graph, feeds, target, threads):
         return DATA + len(data) - len(content)
 
     for buffer in ctx.schedule.buffers:
-        if buffer.place is Place.CONSTANT:
+        if buffer.storage is Storage.CONSTANT:
             content = buffer.array.tobytes()
-        elif buffer.place is Place.INPUT:
+        elif buffer.storage is Storage.INPUT:
             content = np.ascontiguousarray(feeds[buffer.name]).tobytes()
         else:
             content = bytes(byte_size(buffer, bindings))

@@ -20,7 +20,7 @@ from bitwright.ir.dim import evaluate
 from bitwright.ir.dtype import dtype
 from bitwright.ir.feeds import solve
 from bitwright.ir.types import TensorType
-from bitwright.lir.buffer import Place
+from bitwright.lir.buffer import Storage
 from bitwright.lir.plan import byte_size
 from bitwright.lir.schedule import InterpreterFallback, SizeStep
 from bitwright.ops.core.builder import Builder
@@ -49,7 +49,7 @@ class Guarded(Memory):
     def raw(self, buffer):
         if buffer not in self._given:
             made = self.allocate(byte_size(buffer, self.bindings))
-            if buffer.place is Place.CONSTANT:
+            if buffer.storage is Storage.CONSTANT:
                 made[:] = buffer.array.reshape(-1).view(np.uint8)
             self._given[buffer] = made
         return self._given[buffer]
@@ -97,9 +97,9 @@ class Run:
             bind_input(value, feeds[value.name], bindings)
         self.memory = memory = memory(bindings)
         for buffer in self.schedule.buffers:
-            if buffer.place is Place.INPUT:
+            if buffer.storage is Storage.INPUT:
                 memory.enter(buffer, np.asarray(feeds[buffer.name]))
-            elif buffer.place is Place.STATE:
+            elif buffer.storage is Storage.STATE:
                 memory.enter(buffer, np.zeros(evaluate(buffer.count, bindings), buffer.dtype.numpy))
         for step in self.schedule.steps:
             if isinstance(step, InterpreterFallback):

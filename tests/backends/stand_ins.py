@@ -1,5 +1,4 @@
-"""Instructions for halves and codes by their meaning, so that what is built on them is tested on
-every machine."""
+"""Emulations of half-precision and int8 dot product instructions, for tests on any machine."""
 
 import pytest
 
@@ -11,20 +10,20 @@ wide_vectors = pytest.mark.skipif(host().lanes(32) != 16, reason="a tile's row i
 
 
 class StandIn:
-    """vdpbf16ps by its meaning."""
+    """An emulation of vdpbf16ps."""
 
     llvm_name = "stand-in"
 
     def __call__(self, f, total, a, b):
-        words = [f.bitcast(x, i32.vector(total.type.lanes)) for x in (a, b)]
+        pairs = [f.bitcast(x, i32.vector(total.type.lanes)) for x in (a, b)]
         for half in (lambda x: f.and_(x, -0x10000), lambda x: f.shl(x, 16)):  # the odd one first
-            left, right = (f.bitcast(half(word), f32.vector(total.type.lanes)) for word in words)
+            left, right = (f.bitcast(half(pair), f32.vector(total.type.lanes)) for pair in pairs)
             total = f.fma(left, right, total)
         return total
 
 
 class SlowTiles:
-    """Tiles in memory."""
+    """An emulation of AMX tiles in memory."""
 
     def __repr__(self):
         return "slow"
@@ -33,16 +32,16 @@ class SlowTiles:
         self.multiply, self.type = multiply, sum_type.vector(16)
 
     def zeros(self, f):
-        return self._made(f, lambda row: f.const(self.type, 0))
+        return self._tile(f, lambda row: f.const(self.type, 0))
 
     def sums(self, f, pointer, stride):
-        return self._made(f, lambda row: f.load(self.type, f.offset(pointer, stride * row)))
+        return self._tile(f, lambda row: f.load(self.type, f.offset(pointer, stride * row)))
 
-    def _made(self, f, line):
-        room = f.scratch(self.type, 16)
+    def _tile(self, f, line):
+        buffer = f.scratch(self.type, 16)
         with f.loop(0, 16, nonempty=True) as loop:
-            f.store(line(loop.index), room, loop.index * 16)
-        return [room]
+            f.store(line(loop.index), buffer, loop.index * 16)
+        return [buffer]
 
     def read(self, f, pointer, stride):
         return pointer, stride
@@ -62,6 +61,6 @@ class SlowTiles:
             f.store(line, f.offset(pointer, stride * loop.index))
 
 
-def four_qvalues(f, total, a, b):
+def dot_u8s8_stand_in(f, total, a, b):
     parts = (f.bitcast(x, i8.vector(64)) for x in (a, b))
     return dot_u8s8(f.target)(f, total, *parts)

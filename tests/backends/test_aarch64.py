@@ -1,4 +1,4 @@
-"""Products made for AArch64 run in an emulator, where there is one, with the bits of numpy."""
+"""AArch64 products in an emulator, if there is one, bit-exact with numpy."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ needs_emulator = pytest.mark.skipif(EMULATOR is None, reason="qemu-aarch64 is no
 
 
 def target_of(name):
-    """AArch64 with dot products of 8-bit codes of one sign, of two, or with none."""
+    """AArch64 with 8-bit dot products of equal signs, of mixed signs, or without any."""
     base = named("aarch64")
     features = base.features | {"i8mm"} if name == "i8mm" else base.features
     features = features - {"dotprod"} if name == "neon" else features
@@ -65,7 +65,7 @@ def test_products_of_quantized_values(features, kind, tmp_path):
 
 @needs_emulator
 @pytest.mark.parametrize("rows", [1, 11])
-def test_weights_in_quantized_values(rows, tmp_path):
+def test_quantized_weights(rows, tmp_path):
     rng, b = np.random.default_rng(3), Builder("layer")
     q = rng.integers(-8, 8, (21, 70)).astype(np.int8)
     scale = rng.uniform(0.1, 1, (21, 3)).astype(np.float32)

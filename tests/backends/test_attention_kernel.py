@@ -64,8 +64,8 @@ def test_any_size(target):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("queries", (1, 2, 4, 5, 33))
-def test_few_and_many_queries(target, queries):
-    """The number of queries is known when compiling, or only when running."""
+def test_single_query_and_query_block(target, queries):
+    """The number of queries is a constant or symbolic."""
     for symbolic in (False, True):
         check(operands(queries, 300, 20, 24, heads=2), target, symbolic=symbolic)
         check(operands(queries, 3, 7, 9), target, symbolic=symbolic)
@@ -84,7 +84,7 @@ FORMS = [
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("queries", (1, 50))
 @pytest.mark.parametrize("attrs", FORMS, ids=str)
-def test_what_a_query_sees(target, queries, attrs):
+def test_visible_keys(target, queries, attrs):
     check(operands(queries, 77, shared=2), target, threads=3, **attrs)
     check(operands(queries, 30, shared=2, past=40), target, **attrs)
     lengths = [None, None, None, np.array([min(60, 33 + queries), 77])]
@@ -104,7 +104,7 @@ def test_masks(target, shape):
     check([*operands(1, 77), keep.reshape(-1)[: np.prod(one)].reshape(one)], target)
 
 
-def test_rows_that_see_nothing_are_zero():
+def test_fully_masked_rows_are_zero():
     for queries in (2, 40):
         mask = np.ones((queries, 30), np.bool_)
         mask[1] = False
@@ -133,7 +133,7 @@ def test_samples():
                 assert_near(found, expected, max(2e-5, case.tolerance))
 
 
-def test_threads_change_nothing():
+def test_results_do_not_depend_on_threads():
     for queries in (1, 70):
         arrays = operands(queries, 70)
         one, *more = (run_op("attention", *arrays, causal=True, threads=n) for n in (1, 2, 7))
@@ -160,7 +160,7 @@ def block(heads, features, epilogue=False):
 
 @pytest.mark.parametrize("epilogue", (False, True))
 @pytest.mark.parametrize("target", TARGETS)
-def test_reshapes_and_transposes_around_it_cost_nothing(target, epilogue):
+def test_surrounding_reshapes_and_transposes_are_views(target, epilogue):
     graph = block(3, 20, epilogue)
     ctx = lower(graph, named(target))
     kernels = [step.kernel.split("_")[0] for step in ctx.schedule.steps]
@@ -185,7 +185,7 @@ def test_tiles_stay_in_registers():
 
 
 def loops_with(text, word):
-    """Innermost loops that hold an instruction: from a label to the jump back to it."""
+    """Innermost loops that contain an instruction: from a label to the jump back to it."""
     found, start, label = [], 0, ""
     lines = text.splitlines()
     for number, line in enumerate(lines):
@@ -212,7 +212,7 @@ def test_rotary_at_odd_sizes(target, interleaved):
         assert_near(found, expected)
 
 
-def test_rotary_notes_a_position_outside_the_table():
+def test_rotary_records_a_fault_for_a_position_outside_the_table():
     x, table = draw(1, 1, 2, 8), draw(4, 4)
     for wrong in (4, -1):
         ids = np.array([[0, wrong]])

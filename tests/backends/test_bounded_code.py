@@ -1,6 +1,5 @@
-"""What a model's file says does not decide how long a kernel's code is: attributes and sizes that
-are a hundred times larger leave it as long as it was, and as many nodes as one likes make more
-kernels, not a longer one."""
+"""The length of a kernel is bounded for any model: attributes and sizes that are a hundred times
+larger do not make it longer, and more nodes make more kernels, not longer ones."""
 
 from functools import reduce
 
@@ -10,7 +9,7 @@ from run_kernel import TARGETS, lower
 
 from bitwright.backends.cpu.kernels.conv.lower_transposed import MOST_CALLS
 from bitwright.ops.core.builder import Builder
-from bitwright.passes.fuse.fuse_regions import MOST_NODES, fuse_regions
+from bitwright.passes.fuse.fuse_regions import MAX_NODES, fuse_regions
 from bitwright.passes.manager import run_passes
 from bitwright.passes.simplify.separate_bias import separate_bias
 from bitwright.target import named
@@ -27,7 +26,7 @@ def image(b, *shape, dtype="f32"):
 
 
 def last(b, x):
-    """The same image with its channels innermost."""
+    """The image in channels-last layout."""
     return b.relu(b.conv(x, b.constant(ones(x.shape[1], x.shape[1], *[1] * (x.rank - 2)))))
 
 
@@ -77,7 +76,7 @@ def test_sizes_and_attributes(name, target):
     few, many = (Builder(name) for _ in range(2))
     short = text_length(lowered(few, BY_SIZE[name](few, FEW), target=target))
     long = text_length(lowered(many, BY_SIZE[name](many, MANY), target=target))
-    assert long <= 1.5 * short  # a last turn of a loop may be written out, whole or in part
+    assert long <= 1.5 * short  # a last iteration may be peeled, whole or in part
 
 
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
@@ -96,14 +95,14 @@ def test_resized_axes(mode):
     ],
 )
 def test_elementwise_nodes(grow):
-    """Also behind a product, and in front of a norm."""
+    """Also after a product and before a norm."""
     b = Builder("chain")
     start = b.matmul(image(b, 4, 8), b.constant(ones(8, 8)))
     end = reduce(lambda x, i: grow(b, x, i), range(1000), start)
     graph = run_passes(b.build(b.softmax(end, axis=-1)), [fuse_regions])
     held = [len(n.attrs["body"].nodes) for n in graph.nodes if n.op == "fused"]
-    assert len(held) >= 1000 // MOST_NODES
-    assert max(held) <= 2 * MOST_NODES + 1  # its inputs and numbers are among them
+    assert len(held) >= 1000 // MAX_NODES
+    assert max(held) <= 2 * MAX_NODES + 1  # including inputs and constants
 
 
 def test_transposed_convolutions_of_many_phases():

@@ -1,4 +1,4 @@
-"""The cache holds machine code that is executed: nobody else may have had a hand in it."""
+"""The cache contains machine code: files that other users may write are not trusted."""
 
 import os
 import stat
@@ -41,7 +41,7 @@ def model(tmp_path):
 
 
 def ran(model):
-    """Whether a run needed code that was not in the cache; its result is right in any case."""
+    """Whether a run compiled code; checks its result."""
     before = jit.compilations()
     found = bw.compile(model, threads=1).run({"x": X})["y"]
     np.testing.assert_allclose(found, np.tanh(X), rtol=1e-6)
@@ -53,7 +53,7 @@ def mode(path):
 
 
 def give_away(path, monkeypatch):
-    """Make a file or folder somebody else's, or this process somebody else."""
+    """Change the owner of a file or folder, or the user of this process."""
     if os.geteuid() == 0:
         os.chown(path, SOMEBODY, -1)
     else:
@@ -64,7 +64,7 @@ def tree(folder: Path):
     return [folder, *folder.rglob("*")]
 
 
-def test_what_is_made_is_the_users_own(cache, model):
+def test_cache_files_are_private(cache, model):
     before = os.umask(0)
     try:
         assert ran(model)
@@ -84,9 +84,9 @@ def test_a_folder_that_others_may_write_is_not_used(cache, model, bits):
     with pytest.warns(
         BitwrightWarning, match=r"cache '.*objects': others may write it.*chmod go-w"
     ):
-        assert system.kept(next((cache / "objects").iterdir())) is None
+        assert system.read_entry(next((cache / "objects").iterdir())) is None
     with pytest.raises(PermissionError):
-        system.keep(cache / "objects" / "entry", b"data")
+        system.write_entry(cache / "objects" / "entry", b"data")
     assert ran(model)
     assert sorted(path.name for path in tree(cache)) == held
     (cache / "objects").chmod(0o700)
@@ -101,7 +101,7 @@ def test_a_folder_of_somebody_else_is_not_used(cache, model, monkeypatch):
 
 
 @pytest.mark.parametrize("bits", [0o666, 0o660, 0o622])
-def test_entries_that_others_may_write_are_made_again(cache, model, bits):
+def test_entries_that_others_may_write_are_replaced(cache, model, bits):
     ran(model)
     objects = cache / "objects"
     for path in objects.iterdir():
@@ -114,7 +114,7 @@ def test_entries_that_others_may_write_are_made_again(cache, model, bits):
     assert {mode(path) for path in code} == {0o600}
 
 
-def test_entries_of_somebody_else_are_made_again(cache, model, monkeypatch):
+def test_entries_of_somebody_else_are_replaced(cache, model, monkeypatch):
     ran(model)
     objects = cache / "objects"
     if os.geteuid():
@@ -126,8 +126,8 @@ def test_entries_of_somebody_else_are_made_again(cache, model, monkeypatch):
     assert not ran(model)
 
 
-def test_what_root_keeps_for_all_users_is_read(cache, model, monkeypatch):
-    """A folder that cannot be written serves readers, if nobody but root can write it."""
+def test_a_cache_of_root_is_read(cache, model, monkeypatch):
+    """A read-only folder is used if only root can write it."""
     ran(model)
     if os.geteuid():
         pytest.skip("only root can make folders of root's")
@@ -135,14 +135,14 @@ def test_what_root_keeps_for_all_users_is_read(cache, model, monkeypatch):
     assert not ran(model)
 
 
-def test_the_host_is_asked_again_where_its_file_cannot_be_trusted(cache):
-    from bitwright.target import _ask_llvm, _host_file, _known_host
+def test_an_untrusted_host_file_is_not_read(cache):
+    from bitwright.target import _cached_host, _host_file, _query_llvm
 
-    facts = _ask_llvm()
+    facts = _query_llvm()
     path = _host_file()
     if path is None:
         pytest.skip("the system does not tell processors apart")
-    assert _known_host() == facts
+    assert _cached_host() == facts
     path.chmod(0o666)
     with pytest.warns(BitwrightWarning, match="others may write it"):
-        assert _known_host() is None
+        assert _cached_host() is None

@@ -50,7 +50,7 @@ def test_every_pair(target, source):
 
 
 def test_a_cast_inside_a_region_rounds():
-    """f32 -> f16 -> f32 loses what f16 cannot hold, also where nothing is stored between."""
+    """f32 -> f16 -> f32 rounds to f16, also without a store in between."""
     x = edges("f32")
     b = Builder("region")
     value = b.input("x", f"f32[{x.size}]")
@@ -64,7 +64,7 @@ def test_a_cast_inside_a_region_rounds():
 
 
 @pytest.mark.parametrize("pair", ["f64 f8e4m3fn", "i64 f4e2m1", "c64 f32"])
-def test_other_types_run_on_the_host(pair):
+def test_other_types_fall_back_to_the_interpreter(pair):
     source, to = pair.split()
     x = np.ones(5, dtype(source).numpy)
     steps = lower(graph_of("cast", x, to=to)).schedule.fallbacks

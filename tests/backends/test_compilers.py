@@ -1,4 +1,4 @@
-"""Workers compile what this process would, and their failures are no errors."""
+"""Workers compile the same code as this process, and their failures are not errors."""
 
 import os
 import subprocess
@@ -29,6 +29,7 @@ start_python = system.start_python
 @pytest.fixture(autouse=True)
 def two_workers(monkeypatch):
     monkeypatch.setenv("BITWRIGHT_COMPILERS", "2")
+    monkeypatch.setattr(compilers._pool, "_has_failed", False)
 
 
 def workers():
@@ -41,19 +42,19 @@ def made(texts=TEXTS):
     return [job.result() for job in jobs]
 
 
-def test_workers_make_the_same_code():
+def test_workers_compile_the_same_code():
     assert jit.compile_objects(TEXTS, host()) == [jit.compile_object(one, host()) for one in TEXTS]
 
 
-def test_results_are_told_before_they_are_given():
+def test_then_is_called_before_result_returns():
     told, before = [], jit.compilations()
-    with compilers.kept_workers():
+    with compilers.hold_workers():
         jobs = [compilers.submit(one, host(), told.append) for one in TEXTS]
         assert all(job.result() in told for job in jobs)
     assert jit.compilations() == before + len(TEXTS) and not any(job.text for job in jobs)
 
 
-def test_what_nobody_waits_for_is_compiled_meanwhile(monkeypatch):
+def test_pending_jobs_are_compiled_without_a_waiter(monkeypatch):
     monkeypatch.setattr(jit, "compile_object", None)
     told = [threading.Event() for _ in TEXTS]
     jobs = [
@@ -64,19 +65,19 @@ def test_what_nobody_waits_for_is_compiled_meanwhile(monkeypatch):
     assert all(job.result() for job in jobs)
 
 
-def test_what_nobody_wants_is_dropped():
+def test_unreferenced_jobs_are_dropped():
     compilers.submit(TEXTS[0], host())
     assert made(TEXTS[1:]) == [jit.compile_object(one, host()) for one in TEXTS[1:]]
     assert not compilers._pool._waiting
 
 
-def test_workers_stay_while_they_are_kept():
+def test_held_workers_stay_alive():
     expected = [jit.compile_object(one, host()) for one in TEXTS]
-    with compilers.kept_workers():
+    with compilers.hold_workers():
         assert made() == expected
         found = workers()
         assert len(found) == 2
-        with compilers.kept_workers():
+        with compilers.hold_workers():
             assert made(TEXTS[::-1]) == expected[::-1]
         assert workers() == found
     for worker in found:
@@ -86,10 +87,10 @@ def test_workers_stay_while_they_are_kept():
 
 
 @pytest.mark.parametrize("count, started", [(0, 0), (1, 1), (2, 2), (5, 2)])
-def test_workers_start_early_where_texts_are_sure_to_come(monkeypatch, count, started):
+def test_workers_start_early_when_requested(monkeypatch, count, started):
     monkeypatch.delitem(sys.modules, "llvmlite.binding", raising=False)  # as if it were not loaded
     monkeypatch.setattr(compilers._pool, "_starts", 0)
-    with compilers.kept_workers(count):
+    with compilers.hold_workers(count):
         found = workers()
         assert len(found) == started
     for worker in found:
@@ -97,14 +98,14 @@ def test_workers_start_early_where_texts_are_sure_to_come(monkeypatch, count, st
     assert not workers()
 
 
-def test_a_process_with_llvm_starts_none_early(monkeypatch):
+def test_a_process_with_llvm_starts_no_worker_early(monkeypatch):
     monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
-    with compilers.kept_workers(2):
+    with compilers.hold_workers(2):
         assert not workers()
 
 
-def test_a_kept_worker_that_has_died_is_replaced_by_this_process(tmp_path):
-    with compilers.kept_workers():
+def test_this_process_compiles_when_a_held_worker_dies(tmp_path):
+    with compilers.hold_workers():
         made()
         for worker in workers():
             worker.process.kill()
@@ -113,19 +114,19 @@ def test_a_kept_worker_that_has_died_is_replaced_by_this_process(tmp_path):
     assert found[0] == jit.compile_object(TEXTS[0], host())
 
 
-def test_a_worker_that_does_not_answer_is_ended(monkeypatch):
-    monkeypatch.setattr(compilers, "_SECONDS", 0)
+def test_a_worker_that_times_out_is_killed(monkeypatch):
+    monkeypatch.setattr(compilers, "_TIMEOUT_SECONDS", 0)
     monkeypatch.setattr(
         system, "start_python", lambda _: start_python("import time; time.sleep(1000)")
     )
-    with compilers.kept_workers():
+    with compilers.hold_workers():
         assert made() == [jit.compile_object(one, host()) for one in TEXTS]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_process_compiles_by_itself(monkeypatch):
+def test_a_forked_process_compiles_without_the_workers(monkeypatch):
     monkeypatch.setattr(system, "start_python", lambda _: start_python("input()"))
-    with compilers.kept_workers():
+    with compilers.hold_workers():
         jobs = [compilers.submit(one, host()) for one in TEXTS]
         child = os.fork()
         if not child:
@@ -134,15 +135,15 @@ def test_a_forked_process_compiles_by_itself(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_workers_end_while_a_forked_process_goes_on():
-    with compilers.kept_workers():
+def test_workers_end_while_a_forked_process_runs():
+    with compilers.hold_workers():
         made()
         found = workers()
         source, sink = os.pipe()
         child = os.fork()
         if not child:
             os.close(sink)
-            os.read(source, 1)  # until the other process is done
+            os.read(source, 1)  # until the parent is done
             os._exit(0)
     for worker in found:
         worker.join(20)
@@ -153,7 +154,7 @@ def test_workers_end_while_a_forked_process_goes_on():
     assert found and not is_left
 
 
-def test_without_threads_it_is_done_here(monkeypatch):
+def test_compiles_here_if_threads_cannot_start(monkeypatch):
     def refuse(_):
         raise RuntimeError("can't start new thread")
 
@@ -161,12 +162,12 @@ def test_without_threads_it_is_done_here(monkeypatch):
     monkeypatch.setattr(compilers._Worker, "start", refuse)
     monkeypatch.setattr(compilers, "_pool", compilers._Pool())
     monkeypatch.delitem(sys.modules, "llvmlite.binding", raising=False)  # as if it were not loaded
-    with compilers.kept_workers(2):
+    with compilers.hold_workers(2):
         assert made() == expected
     assert not workers()
 
 
-def test_a_worker_ends_behind_what_is_no_request():
+def test_a_malformed_request_ends_the_worker():
     process = start_python("from bitwright.backends.cpu.codegen.compilers import work; work()")
     process.stdin.write(b"nothing\n")
     process.stdin.flush()
@@ -185,7 +186,7 @@ def test_a_cold_start_counts_and_a_warm_one_does_not(tmp_path):
 
 
 @pytest.mark.parametrize("count, compilers_", [(3, "8"), (9, "1"), (0, "2")])
-def test_few_modules_are_compiled_here(monkeypatch, count, compilers_):
+def test_this_process_compiles_few_modules(monkeypatch, count, compilers_):
     expected = [jit.compile_object(one, host()) for one in TEXTS[:count]]  # LLVM is loaded now
     monkeypatch.setenv("BITWRIGHT_COMPILERS", compilers_)
     monkeypatch.setattr(subprocess, "Popen", None)
@@ -193,13 +194,13 @@ def test_few_modules_are_compiled_here(monkeypatch, count, compilers_):
 
 
 @pytest.mark.parametrize("program", ["", "/nowhere/python3", "/bin/false", "python-that-is-not"])
-def test_without_workers_it_is_done_here(monkeypatch, tmp_path, program):
+def test_compiles_here_without_workers(monkeypatch, tmp_path, program):
     monkeypatch.setattr(sys, "executable", program)
     found = jit.compiled(TEXTS, host(), ObjectCache(tmp_path))
     assert found[0] == jit.compile_object(TEXTS[0], host())
 
 
-def test_a_module_that_llvm_refuses_is_named_here(tmp_path):
+def test_a_module_that_llvm_refuses_raises_here(tmp_path):
     with pytest.raises(CompileError, match="LLVM refuses"):
         jit.compiled([*TEXTS, "define nothing"], host(), ObjectCache(tmp_path))
 
@@ -211,7 +212,7 @@ def test_a_process_that_compiles_little_does_not_load_llvm(tmp_path):
         "exe.run({'x': np.ones(3, np.float32)}); print('llvmlite.binding' in sys.modules)"
     )
     environment = {**os.environ, "BITWRIGHT_CACHE": str(tmp_path), "BITWRIGHT_COMPILERS": "2"}
-    for _ in range(2):  # the first also asks LLVM what the processor is, and keeps the answer
+    for _ in range(2):  # the first run also detects the processor with LLVM and caches the result
         for file in (tmp_path / "objects").glob("*"):
             file.unlink()
         run = subprocess.run(

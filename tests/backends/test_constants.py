@@ -1,4 +1,4 @@
-"""Constants of a program: one that many nodes read is held once."""
+"""Constants that several nodes read are stored once."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ import bitwright as bw
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_a_weight_that_many_nodes_read_is_packed_once(is_shared):
-    """A network unrolled in time, and one whose layers differ."""
+def test_a_shared_weight_is_packed_once(is_shared):
+    """A network unrolled in time, and one with different layers."""
     steps, rng = 6, np.random.default_rng(0)
     weights = [rng.normal(size=(160, 160)).astype(np.float32) / 16 for _ in range(steps)]
     b = bw.Builder("unrolled")
@@ -17,7 +17,9 @@ def test_a_weight_that_many_nodes_read_is_packed_once(is_shared):
     for i in range(steps):
         h = b.tanh(b.matmul(h, b.transpose(given[i % len(given)], perm=(1, 0))))
     exe = bw.compile(b.build(y=h))
-    held = [one.array.nbytes for one in exe.engine.code.schedule.buffers if one.array is not None]
+    held = [
+        one.array.nbytes for one in exe.engine.artifact.schedule.buffers if one.array is not None
+    ]
     copies = sum(held) / weights[0].nbytes
     assert copies < 1.5 if is_shared else copies >= steps
     x = expected = np.ones((2, 160), np.float32)

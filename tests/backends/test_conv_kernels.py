@@ -1,4 +1,4 @@
-"""Convolutions and products against the interpreter: geometry, epilogues, targets, shares."""
+"""Convolutions and matmuls against the interpreter: geometry, epilogues, targets, threads."""
 
 import re
 from dataclasses import replace
@@ -75,7 +75,7 @@ def test_geometry(shape, filter_shape, attrs, target):
 
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("groups", [1, 24])
-def test_epilogues_and_shares(threads, groups):
+def test_epilogues_and_threads(threads, groups):
     x, w = normal(2, 24, 9, 7), normal(24, 24 // groups, 3, 3)
     b, y, feeds = convolution(x, w, normal(24), groups=groups, pads=[1, 1, 1, 1])
     gate = b.input("gate", "f32[n, 24, 1, 1]")
@@ -87,7 +87,7 @@ def test_epilogues_and_shares(threads, groups):
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_depthwise_image_larger_than_the_cache(threads):
-    """Bands of lines, several images and threads that meet within a line."""
+    """Bands of lines, several images, and thread boundaries within a line."""
     x, w = normal(3, 16, 11, 27), normal(16, 1, 3, 3)
     b, y, feeds = convolution(x, w, groups=16, pads=[1, 1, 1, 1])
     graph = run_passes(b.build(y=b.gelu(y)), [fuse_regions])
@@ -97,7 +97,7 @@ def test_a_depthwise_image_larger_than_the_cache(threads):
 
 
 def test_a_chain_stays_channels_last():
-    """Only the way in and the way out are copies."""
+    """Only the input and the output are copied."""
     b, y, feeds = convolution(normal(1, 3, 8, 8), normal(8, 3, 3, 3))
     for _ in range(3):
         y = b.relu(b.conv(y, b.constant(normal(8, 8, 1, 1))))
@@ -129,7 +129,7 @@ def test_products_of_any_depth_and_width(depth, columns, threads):
     )
 
 
-def test_not_a_number_flows_and_padding_does_not_spread_it():
+def test_nan_propagates_but_not_through_padding():
     x = normal(1, 2, 5, 5)
     x[0, 0, 2, 2] = np.nan
     x[0, 1, 0, 0] = np.inf
@@ -143,7 +143,7 @@ def test_not_a_number_flows_and_padding_does_not_spread_it():
 
 @pytest.mark.parametrize("columns", [16, 32, 48, 64, 80])
 def test_sums_of_a_tile_stay_in_registers(columns):
-    """No turn of the inner loop writes a vector to memory."""
+    """The inner loop has no register spills."""
     machine = named("avx512")
     module = Module(machine)
     emit_conv(module, "kernel", Conv(best_tile(machine, columns), is_flat=True))
@@ -172,7 +172,7 @@ NARROW = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("to", ["u8", "i8", "bool", "f16", "i64"])
 @pytest.mark.parametrize("shapes", NARROW.values(), ids=NARROW)
-def test_results_of_other_types_leave_the_same_kernels(shapes, to, target):
+def test_epilogues_store_results_of_other_types(shapes, to, target):
     shape, filter_shape, attrs = shapes
     if len(shape) == 2:
         b, feeds = Builder("rows"), {"x": normal(*shape)}
@@ -186,15 +186,15 @@ def test_results_of_other_types_leave_the_same_kernels(shapes, to, target):
     graph = b.build(y=y)
     fused = run_passes(graph, [separate_bias, fuse_regions])
     done = Run(fused, feeds, named(target), 2, host=False)
-    assert not any(name.startswith("product") for name in done.kernels)
+    assert not any(name.startswith("batched_matmul") for name in done.kernels)
     expected = run(graph, feeds)["y"]
     off = np.abs(done.outputs["y"].astype(np.float64) - expected.astype(np.float64))
-    assert off.max() <= (0.07 if to == "f16" else 1)  # a sum that f32 rounds to the other side
+    assert off.max() <= (0.07 if to == "f16" else 1)  # a sum that rounds to the other neighbour
     assert (off > 0).mean() < 0.01
 
 
-def test_sums_of_images_whose_sizes_the_run_decides_keep_channels_innermost():
-    """Either operand may be the one that is repeated: no layout is lost to that."""
+def test_sums_of_images_with_dynamic_sizes_stay_channels_last():
+    """Either operand may be broadcast; both keep their layout."""
     b = Builder("pyramid")
     w = b.constant(normal(16, 4, 1, 1))
     first = b.conv(b.input("x", "f32[1, 4, h, w]"), w)

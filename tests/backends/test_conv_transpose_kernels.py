@@ -68,19 +68,19 @@ OTHERS = [
 def test_phases(shape, filter_shape, attrs, target):
     x = normal(*shape)
     b, y = transposed(x, normal(*filter_shape), **attrs)
-    assert "product" not in check(b.build(y=y), {"x": x}, target)
+    assert "batched_matmul_f32" not in check(b.build(y=y), {"x": x}, target)
 
 
 @pytest.mark.parametrize("shape, filter_shape, attrs", OTHERS)
-def test_what_is_no_plain_convolution(shape, filter_shape, attrs):
+def test_fallback_to_im2col(shape, filter_shape, attrs):
     x = normal(*shape)
     b, y = transposed(x, normal(*filter_shape), **attrs)
-    assert "product" in check(b.build(y=y), {"x": x})
+    assert "batched_matmul_f32" in check(b.build(y=y), {"x": x})
 
 
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("groups", [1, 24])
-def test_epilogues_and_sizes_of_the_run(threads, groups):
+def test_epilogues_and_dynamic_sizes(threads, groups):
     x, w = normal(2, 24, 5, 7), normal(24, 24 // groups, 4, 4)
     attrs = {"strides": [2, 2], "pads": [1, 1, 1, 1], "groups": groups}
     b, y = transposed(x, w, sizes=(24, "h", "w"), **attrs)

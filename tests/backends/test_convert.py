@@ -34,7 +34,7 @@ def test_floats_round_to_nearest_even(target, source, to):
 
 
 @pytest.mark.parametrize("target", WIDTHS)
-def test_every_f16_survives_the_way_through_f32(target):
+def test_every_f16_round_trips_through_f32(target):
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     wide = lanewise(
         target, lambda f, v: f.convert(v, element(np.empty(0, "f4"))), every, result="f4"
@@ -57,7 +57,7 @@ def test_floats_saturate_to_integers(target):
 
 @pytest.mark.parametrize("target", WIDTHS)
 @pytest.mark.parametrize("lanes", [1, 4, 16])
-def test_rounding_to_integers_takes_halves_to_even(target, lanes):
+def test_rounding_to_integers_is_ties_to_even(target, lanes):
     x = np.array(
         [0.5, 1.5, 2.5, -0.5, -1.5, 0.49999997, 8388607.5, -2e9, 2e9, 0.0, 3.7, -3.7], "f4"
     )

@@ -12,8 +12,8 @@ from run_kernel import (
     reference,
 )
 
+from bitwright.backends.cpu.backend import CpuBackend
 from bitwright.backends.cpu.codegen import jit
-from bitwright.backends.cpu.runtime.program import Program
 from bitwright.errors import RunError
 from bitwright.ir.dtype import dtype
 from bitwright.ir.types import TensorType
@@ -25,7 +25,7 @@ WIDTHS = ["i8", "f16", "f32", "i64", "c128"]
 
 
 def numbers(*shape, element="f32", seed=0):
-    """Bytes of all kinds, so that no two elements are alike by chance."""
+    """Random bytes, so that equal elements are unlikely."""
     width = dtype(element).numpy.itemsize
     count = int(np.prod(shape, dtype=np.int64)) * width
     raw = np.random.default_rng(seed).integers(0, 256, count, np.uint8)
@@ -74,7 +74,7 @@ def test_transposes(target, element):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_any_chain_of_views(target):
-    """Transposed, sliced with any step, broadcast, transposed again: one copy."""
+    """Transpose, slice with any step, broadcast, transpose: one copy."""
     random = np.random.default_rng(7)
     for turn in range(40):
         rank = int(random.integers(1, 5))
@@ -171,7 +171,7 @@ def test_reshape_of_a_transpose_copies_once():
     assert_same(done.outputs["y"], x.transpose(1, 0, 2).reshape(24, 5).copy())
 
 
-def test_wide_tiles_are_made_of_shuffles():
+def test_wide_tiles_use_shuffles():
     """A transpose moves vectors, not elements."""
     graph = graph_of("transpose", draw(64, 64), perm=(1, 0))
     for target, words in {"avx2": ("vunpck", "vperm2"), "sse2": ("unpckl", "unpckh")}.items():
@@ -183,7 +183,7 @@ def test_wide_tiles_are_made_of_shuffles():
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_images_stay_channels_last(batch):
-    """concat and pad keep the order of their operands: only the output is turned."""
+    """concat and pad keep the layout of their operands: only the output is transposed."""
     xs = [draw(batch, 5, 6, channels, seed=channels) for channels in (3, 17)]
     b = Builder("images")
     values = [b.input(f"x{i}", TensorType(dtype(x.dtype), x.shape)) for i, x in enumerate(xs)]
@@ -192,15 +192,20 @@ def test_images_stay_channels_last(batch):
     graph = b.build(y=b.transpose(padded, perm=(0, 2, 3, 1)))
     feeds = {f"x{i}": x for i, x in enumerate(xs)}
     done = Run(graph, feeds, threads=2)
-    assert [step.why for step in done.schedule.steps] == ["run copy", "run copy", "", "run copy"]
+    assert [step.why for step in done.schedule.steps] == [
+        "contiguous copy",
+        "contiguous copy",
+        "",
+        "contiguous copy",
+    ]
     assert_same(done.outputs["y"], np.array(reference(graph, feeds)["y"]))
 
 
-def test_a_size_that_may_be_1_repeats_just_then():
+def test_a_symbolic_size_of_1_broadcasts():
     b = Builder("grow")
     x, y = b.input("x", "f32[n]"), b.input("y", "f32[m]")
     graph = b.build(z=b.expand(x, shape=(2, y.shape[0])))
-    program = Program(graph, host(), threads=1)
+    program = CpuBackend(host()).compile(graph, threads=1)
     for count in (1, 5):
         feeds = {"x": draw(count), "y": draw(5)}
         assert_same(program.run(feeds)["z"], reference(graph, feeds)["z"])
@@ -208,12 +213,12 @@ def test_a_size_that_may_be_1_repeats_just_then():
         program.run({"x": draw(3), "y": draw(5)})
 
 
-def test_reshape_on_trust():
-    """Sizes that only a run can show to be equal make a view all the same."""
+def test_reshape_with_unproved_sizes():
+    """Sizes whose equality is only known at run time still give a view."""
     b = Builder("trust")
     x, y = b.input("x", "f32[n, 6]"), b.input("y", "f32[m]")
     graph = b.build(z=b.neg(b.reshape(x, shape=(y.shape[0], 2))))
-    program = Program(graph, host(), threads=1)
+    program = CpuBackend(host()).compile(graph, threads=1)
     assert not list(program.schedule.fallbacks)
     feeds = {"x": draw(4, 6), "y": draw(12)}
     assert_same(program.run(feeds)["z"], reference(graph, feeds)["z"])

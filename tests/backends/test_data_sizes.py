@@ -1,4 +1,4 @@
-"""Sizes that only the data decides: read by a step, without the host computing any element."""
+"""Data-dependent sizes: a step reads them, without an interpreter fallback."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bitwright.ir.graph import Graph
 from bitwright.lir.schedule import SizeStep
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 X = np.random.default_rng(0).standard_normal((4, 6, 5)).astype(np.float32)
 
 
 def graph_of(op: str, types: dict[str, str], **attrs: Any) -> Graph:
-    """The op between two elementwise ones, so that views have readers and writers."""
+    """The op between two elementwise ops, so that kernels read and write its views."""
     b = Builder(op)
     x, *rest = (b.input(name, type_) for name, type_ in types.items())
     results = b.op(op, b.mul(x, 2), *rest, **attrs)
@@ -138,7 +138,7 @@ def test_resize(mode: str, coordinates: str) -> None:
             np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
 
 
-def test_a_negative_size_is_refused() -> None:
+def test_a_negative_size_is_an_error() -> None:
     b = Builder("resize")
     x, sizes = b.input("x", "f32[a, b]"), b.input("sizes", "i64[2]")
     executable = compile_graph(b.build(y=b.resize(x, sizes, mode="nearest")))

@@ -1,4 +1,4 @@
-"""Many numbers divided by one, with multiplications: the bits of a division."""
+"""Division by a common divisor with multiplications has the bits of a division."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from bitwright.backends.cpu.codegen.math.division import divider
 
 
 def divided(x, divisors, target):
-    """Every vector of x by a divisor of its own."""
+    """Each vector of x divided by its own divisor."""
     module, lanes = Module(target, "divide"), target.lanes(32)
     with module.kernel("divide", Signature(("x", "d", "y"), ("count",))) as f:
         x_, d_, y_ = (f.args.pointer(name) for name in "xdy")
@@ -26,7 +26,7 @@ def divided(x, divisors, target):
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("most", [300, 1 << 14, 1 << 24])
 def test_quotients_are_rounded_once(name, most):
-    """Of whole numbers, and of any others of their size."""
+    """Of integers, and of other numbers of the same magnitude."""
     rng, count = np.random.default_rng(most), 1 << 18
     x = rng.integers(-most, most + 1, count).astype(np.float32)
     divisors = np.repeat(rng.integers(1, most, count // 16).astype(np.float32), 16)

@@ -96,7 +96,7 @@ def test_transposed_and_strided_operands(target):
 
 @pytest.mark.parametrize("target", WIDTHS)
 def test_long_functions_of_any_size(target):
-    """Which take several vectors at once, and what is left over one by one."""
+    """Several vectors per iteration, and the remainder one by one."""
     for size in (1, 7, 16, 33, 63, 64, 65, 127, 200):
         b = Builder("region")
         x, y = b.input("x", f"f32[3, {size}]"), b.input("y", f"f32[{size}]")

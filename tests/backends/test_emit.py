@@ -1,4 +1,4 @@
-"""The builder: values, control flow, memory, and what it refuses."""
+"""The builder: values, control flow, memory, and errors."""
 
 import time
 
@@ -34,7 +34,7 @@ def test_vectors_cover_any_size_and_nothing_else(target, count, threads):
 
 @pytest.mark.parametrize("target", WIDTHS)
 @pytest.mark.parametrize("name", ["floor", "ceil", "trunc", "round"])
-def test_rounding_to_whole_numbers(target, name):
+def test_rounding_to_integers(target, name):
     expected = getattr(np, "rint" if name == "round" else name)(F32)
     found = lanewise(target, lambda f, x: getattr(f, name)(x), F32)
     np.testing.assert_array_equal(found, expected)
@@ -42,7 +42,7 @@ def test_rounding_to_whole_numbers(target, name):
 
 
 @pytest.mark.parametrize("target", WIDTHS)
-def test_min_and_max_keep_nan(target):
+def test_min_and_max_propagate_nan(target):
     other = F32[::-1].copy()
     for name, expected in (("min", np.minimum), ("max", np.maximum)):
         found = lanewise(target, lambda f, x, y, n=name: getattr(f, n)(x, y), F32, other)
@@ -81,7 +81,7 @@ def test_loops_carry_values():
         assert y.tolist() == [sum(turns), 2 ** len(turns)]
 
 
-def test_branches_and_repetition_carry_values():
+def test_branches_and_do_while_carry_values():
     def body(f):
         n = f.args.size("n")
         with f.if_(f.gt(n, 10), carry=(n,)) as branch:
@@ -125,7 +125,7 @@ def test_masked_and_indexed_memory(target):
 
 @pytest.mark.parametrize("target", WIDTHS)
 def test_one_narrow_lane_is_stored_alone(target):
-    """LLVM would store the four bytes that it was cut from."""
+    """LLVM would store the four bytes of the wider lane."""
     lanes = named(target).lanes(32)
 
     def body(f):
@@ -166,7 +166,7 @@ def test_shuffles_and_parts():
     assert y.tolist() == [*rows[0], *rows[1], *rows[2], *range(7, -1, -1), 1, 0]
 
 
-def test_sums_of_products_are_fused_only_when_asked():
+def test_products_and_sums_are_fused_only_by_fma():
     def both(f, asked):
         x = f.load(f32.vector(16), f.args.pointer("y"))
         f.store(f.fma(x, x, x) if asked else x * x + x, f.args.pointer("y"))
@@ -183,7 +183,7 @@ def test_sums_of_products_are_fused_only_when_asked():
 
 @pytest.mark.parametrize("target", ["host", "sse2", "aarch64", "riscv64", "wasm32"])
 def test_emitted_code_calls_no_library(target):
-    """Rounding, half floats, remainders and copies are all written out."""
+    """Rounding, half floats, remainders and copies are expanded inline."""
     from bitwright.backends.cpu.codegen import math
 
     module = Module(named(target))
@@ -211,7 +211,7 @@ def test_functions_call_each_other():
     assert y[0] == 98
 
 
-def test_constant_tables_travel_with_the_code():
+def test_constant_tables_are_part_of_the_module():
     numbers = [3.0, 1.0, 4.0, 1.0, 5.0]
 
     def body(f):
@@ -234,13 +234,13 @@ def test_constants_are_written_exactly():
     assert constant(f32, -0.0) != constant(f32, 0.0)
 
 
-def test_misuse_is_an_error_that_says_what():
+def test_errors_name_the_misuse():
     module = Module(host())
     with module.kernel("kernel", Signature(("y",), ("n",))) as f:
         n = f.args.size("n")
         with pytest.raises(CompileError, match="wrong type; expected i64, found float"):
             n + f.const(f32, 1.0)
-        with pytest.raises(CompileError, match="no truth in Python"):
+        with pytest.raises(CompileError, match="no truth value in Python"):
             bool(f.gt(n, 0))
         with pytest.raises(CompileError, match="no size 'y'"):
             f.args.size("y")
@@ -255,7 +255,7 @@ def test_misuse_is_an_error_that_says_what():
 
 
 def test_emission_is_fast():
-    """Some thousand instructions take milliseconds; the bound leaves room for a busy machine."""
+    """Some thousand instructions take milliseconds; the bound allows for a busy machine."""
 
     def emit_many():
         module = Module(host())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from run_kernel import TARGETS
 
-from bitwright.backends.cpu.runtime.program import Program
+from bitwright.backends.cpu.backend import CpuBackend
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
 from bitwright.passes.manager import run_passes
@@ -25,7 +25,7 @@ def numbers(kind, *shape):
 def check(b, y, feeds, target):
     graph = b.build(y=y)
     expected = run(graph, feeds)["y"]
-    program = Program(run_passes(run_passes(graph, INFERENCE), CPU), named(target), 2)
+    program = CpuBackend(named(target)).compile(run_passes(run_passes(graph, INFERENCE), CPU), 2)
     for _ in range(2):
         found = program.run(feeds)["y"]
         assert found.shape == expected.shape

@@ -1,4 +1,4 @@
-"""Kernels that find how many results there are: nonzero and non-maximum suppression."""
+"""Kernels with data-dependent result sizes: nonzero and non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 Array = np.ndarray[Any, Any]
 
@@ -67,7 +67,7 @@ def test_suppression_without_limits_and_with_odd_scores() -> None:
     boxes, scores = b.input("boxes", "f32[1, 6, 4]"), b.input("scores", "f32[1, 1, 6]")
     graph = b.build(y=b.non_max_suppression(boxes, scores, np.array(9)))
     corners = np.array([[i, i, i + 0.5, i + 0.5] for i in range(6)], np.float32)[None]
-    corners[0, 4] = [2, 2, 2, 2]  # no area: it overlaps nothing
+    corners[0, 4] = [2, 2, 2, 2]  # no area, hence no overlap
     values = np.array([[[1, np.inf, 0, -np.inf, 1, -3]]], np.float32)
     check(graph, {"boxes": corners, "scores": values}, threads=1)
 
@@ -103,7 +103,7 @@ def test_suppression_like_onnx_runtime() -> None:
 
 
 @pytest.mark.parametrize("with_fallback", [False, True])
-def test_sizes_that_come_again_are_prepared_for_and_others_still_right(
+def test_repeated_sizes_are_prepared_and_other_sizes_stay_correct(
     with_fallback: bool,
 ) -> None:
     b = Builder("found")
@@ -122,12 +122,12 @@ def test_sizes_that_come_again_are_prepared_for_and_others_still_right(
     for array in (one, same, one, other, one, other, other, other, np.zeros(40, "f4"), other):
         want = run(graph, {"x": array})
         found = executable.run({"x": array})
-        guessed.append(bool(program._ready))
+        guessed.append(bool(program._plans.by_shapes))
         for name, expected in want.items():
             np.testing.assert_array_equal(found[name], expected)
-    # two runs of the same sizes prepare for a third; one of other sizes forgets them
+    # two runs of the same sizes prepare the third; a run of other sizes drops it
     assert guessed == [False, True, True, False, False, False, True, True, False, False]
-    kept = executable.run({"x": other})["places"]
-    before = kept.copy()
+    result = executable.run({"x": other})["places"]
+    before = result.copy()
     executable.run({"x": np.roll(other, 1)})
-    np.testing.assert_array_equal(kept, before)  # results belong to the caller
+    np.testing.assert_array_equal(result, before)  # the caller owns the results

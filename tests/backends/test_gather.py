@@ -1,4 +1,4 @@
-"""Gathers, scatters and patterns of positions against the interpreter, and the faults they note."""
+"""Gathers, scatters and position patterns against the interpreter, and recorded faults."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from run_kernel import (
     reference,
 )
 
-from bitwright.backends.cpu.runtime.program import Program
+from bitwright.backends.cpu.backend import CpuBackend
 from bitwright.errors import RunError
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.opdef import draw
@@ -52,7 +52,7 @@ def check(op, *arrays, target="host", shapes=None, near=0.0, **attrs):
 
 
 def places(*shape, size, dtype=np.int64, seed=0):
-    """Indices on an axis of this size, negative ones among them."""
+    """Indices on an axis of this size, some of them negative."""
     return np.random.default_rng(seed).integers(-size, size, shape).astype(dtype)
 
 
@@ -83,16 +83,16 @@ def test_gather(target):
 
 
 def test_gather_of_a_transpose():
-    b = Builder("turned")
+    b = Builder("transposed")
     x, at = b.input("x", "f32[7, 9]"), b.input("at", "i64[4]")
     graph = b.build(y=b.gather(b.transpose(x, perm=(1, 0)), at, axis=1))
     feeds = {"x": draw(7, 9), "at": places(4, size=7)}
     assert_same(Run(graph, feeds, threads=2).outputs["y"], reference(graph, feeds)["y"])
 
 
-def test_gather_of_a_number_is_a_view():
+def test_gather_by_a_constant_scalar_is_a_view():
     ctx = lower(graph_of("gather", draw(5, 3), np.array(-2), constants=(1,)))
-    assert [step.why for step in ctx.schedule.steps] == ["run copy"]
+    assert [step.why for step in ctx.schedule.steps] == ["contiguous copy"]
     check("gather", draw(2, 5, 3), np.array(4), axis=1)
 
 
@@ -116,7 +116,7 @@ def test_gather_nd(target):
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_scatters(target, reduction):
-    """Many updates meet on few places; their order is the same for any number of threads."""
+    """Many updates of few positions are applied in the same order for any number of threads."""
     rounds = 1e-5 if reduction in ("add", "mul") else 0.0
     for element in ("f32", "i32", "u8"):
         near = rounds if element == "f32" else 0.0
@@ -146,7 +146,7 @@ def test_tensor_scatter(target):
     check("tensor_scatter", past, draw(3, 2, 9, 2), target=target, axis=-1)
 
 
-def test_a_cache_is_written_in_place():
+def test_a_cache_is_updated_in_place():
     b = Builder("cache")
     past = b.state("past", np.zeros((2, 6, 3), np.float32))
     update, at = b.input("update", "f32[2, 1, 3]"), b.input("at", "i64[2]")
@@ -199,14 +199,14 @@ BAD = [
 
 
 @pytest.mark.parametrize("op, arrays, attrs, index", BAD)
-def test_a_bad_index_is_noted(op, arrays, attrs, index):
-    """Nothing outside is read or written: guards hold, and the fault names the index."""
+def test_an_index_out_of_range_is_recorded(op, arrays, attrs, index):
+    """Nothing out of bounds is read or written, and the fault names the index."""
     graph = graph_of(op, *arrays, **attrs)
     feeds = feeds_of(graph, arrays)
     done = Run(graph, feeds, threads=2)
     assert done.fault == (list(graph.nodes).index(graph.outputs[0][1].node), index)
     with pytest.raises(RunError, match=f"index {index}"):
-        Program(graph, host(), threads=1).run(feeds)
+        CpuBackend(host()).compile(graph, threads=1).run(feeds)
 
 
 def test_an_empty_axis_has_no_index():
@@ -218,7 +218,7 @@ def test_an_empty_axis_has_no_index():
 
 def test_a_program_goes_on_after_a_fault():
     graph = graph_of("gather", draw(5, 3), np.array([1, 5]))
-    program = Program(graph, host(), threads=1)
+    program = CpuBackend(host()).compile(graph, threads=1)
     with pytest.raises(RunError):
         program.run({"in0": draw(5, 3), "in1": np.array([1, 5])})
     found = program.run({"in0": draw(5, 3), "in1": np.array([1, 4])})

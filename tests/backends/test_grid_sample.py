@@ -1,4 +1,4 @@
-"""Sampling at free positions: the kernel against the interpreter and PyTorch."""
+"""grid_sample: the kernel against the interpreter and PyTorch."""
 
 from itertools import product
 
@@ -49,7 +49,7 @@ def test_an_image_without_pixels_is_a_fault():
 
 
 @pytest.mark.parametrize("align", [False, True])
-# ONNX moves a cubic's position onto the image first, PyTorch only its taps
+# cubic: ONNX pads the position first, PyTorch only the taps
 @pytest.mark.parametrize("mode, padding", [c for c in CASES if c[0] != "cubic" or c[1] == "zeros"])
 def test_like_pytorch(mode, padding, align):
     torch = pytest.importorskip("torch")
@@ -60,7 +60,7 @@ def test_like_pytorch(mode, padding, align):
     wanted = torch.nn.functional.grid_sample(
         torch.from_numpy(x), torch.from_numpy(grid), mode=named, **attrs
     )
-    if mode == "nearest":  # a position between two pixels may go to either
+    if mode == "nearest":  # a position halfway between two pixels may round either way
         assert (np.abs(found - wanted.numpy()) < 1e-5).mean() > 0.99
     else:
         np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-3, atol=2e-4)

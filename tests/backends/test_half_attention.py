@@ -8,12 +8,12 @@ from stand_ins import SlowTiles, StandIn
 
 from bitwright.backends.cpu.codegen import jit
 from bitwright.backends.cpu.kernels.attention import bf16 as attention_pairs
-from bitwright.backends.cpu.kernels.matmul.dot.amx import TileDots
-from bitwright.backends.cpu.kernels.matmul.dot.half_dot import HalfDots
+from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxBf16Dot
+from bitwright.backends.cpu.kernels.matmul.dot.half_dot import Bf16Dot2
 from bitwright.ops.core.builder import Builder
 from bitwright.target import host, named
 
-WAYS = {"dots": HalfDots(StandIn(), False), "tiles": TileDots(SlowTiles(StandIn()))}
+WAYS = {"dots": Bf16Dot2(StandIn(), False), "tiles": AmxBf16Dot(SlowTiles(StandIn()))}
 LAST_PLACE = 2.0**-8
 
 
@@ -24,7 +24,7 @@ def way(request, monkeypatch):
         if host().lanes(32) != 16:
             pytest.skip("pairs are vectors of 16")
         found = WAYS[request.param]
-        monkeypatch.setattr(attention_pairs, "tile_dots", lambda target: found)
+        monkeypatch.setattr(attention_pairs, "amx_bf16_dot", lambda target: found)
     return request.param
 
 
@@ -55,7 +55,7 @@ def test_any_size(way):
         check(operands(queries, keys, features, values))
 
 
-def test_what_a_query_sees(way):
+def test_visible_keys(way):
     check(operands(50, 77, 16, 20, heads=4, shared=2), threads=3, causal=True, window=9)
     check(operands(50, 30, 16, 20, past=40), causal=True, causal_offset="end")
     lengths = [None, None, None, np.array([60, 77])]
@@ -69,7 +69,7 @@ def test_masks(way):
     check([*operands(50, 77, 16, 20), draw(77)])
 
 
-def test_values_that_nobody_sees_may_be_anything(way):
+def test_masked_values_may_be_any_bits(way):
     q, k, v = operands(20, 70, 16, 20)
     v[0, :, 41:], v[1, :, 66:] = np.nan, np.inf
     arrays = [q, k, v, None, None, None, np.array([41, 66])]
@@ -87,8 +87,8 @@ def test_infinite_values_stay_where_they_are(way):
     assert np.isfinite(np.delete(found, 3, axis=-1)).all()
 
 
-def test_nothing_beside_keys_and_values_is_used(way):
-    """Features are a part of longer rows, in which NaN stands on both sides."""
+def test_nothing_outside_keys_and_values_is_used(way):
+    """Features are part of longer rows with NaN on both sides."""
     b = Builder("parts")
     around = [np.full((2, 2, 45, 40), np.nan, ml_dtypes.bfloat16) for _ in "qkv"]
     inner = operands(45, 45, 24, 24)
@@ -103,7 +103,7 @@ def test_nothing_beside_keys_and_values_is_used(way):
     assert np.abs(found.astype(np.float64) - wide).max() <= 3 * LAST_PLACE * np.abs(wide).max()
 
 
-def test_threads_change_nothing(way):
+def test_results_do_not_depend_on_threads(way):
     arrays = operands(70, 70, 16, 16)
     graph = graph_of("attention", *arrays, causal=True)
     feeds = feeds_of(graph, arrays)
@@ -116,7 +116,7 @@ def test_threads_change_nothing(way):
 )
 def test_the_instruction_is_emitted(target, name):
     ctx = lower(graph_of("attention", *operands(64, 64, 64, 64)), named(target))
-    (kernel,) = (kernel for kernel in ctx.kernels.values() if kernel.name.startswith("attention"))
+    (kernel,) = (k for k in ctx.kernels.values() if k.name.startswith("attention_bf16"))
     text = jit.assembly(ctx.text(kernel), named(target))
     assert text.count(name) >= 16
     if target == "amx":  # sums stay in tiles: none but scores and results goes to memory

@@ -1,4 +1,4 @@
-"""Each instruction exists in LLVM under its name, and does lane by lane what numpy says."""
+"""Each instruction exists in LLVM under its name, and equals its numpy meaning lane by lane."""
 
 from dataclasses import replace
 
@@ -37,13 +37,13 @@ def with_features(instruction):
 
 
 @pytest.mark.parametrize("instruction", instr.ALL, ids=IDS)
-def test_llvm_makes_the_instruction(instruction):
+def test_llvm_emits_the_instruction(instruction):
     found = instructions(module_of(instruction, with_features(instruction)))
     assert any(instruction.mnemonic in line for line in found)
 
 
 def operands(instruction, seed):
-    """Random lanes with the extremes among them, or nothing but extremes."""
+    """Random lanes that include the extremes, or only extremes."""
     rng = np.random.default_rng(seed)
     for type_ in instruction.operands:
         kind = NUMPY[type_.scalar]

@@ -1,7 +1,7 @@
-"""Products of 8-bit codes: to the bit, on every instruction set, for any number of threads.
+"""int8 matmuls and convolutions: bit-exact on every instruction set and number of threads.
 
-The expected numbers come from plain numpy in int64, written here: no helper of the kernels, nor of
-the ops' references, is used.
+The expected values are computed by plain numpy in int64 here, without helpers of the kernels or of
+the ops' references.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ import pytest
 from run_kernel import TARGETS, Run, lower
 
 from bitwright.backends.cpu.codegen import jit
-from bitwright.backends.cpu.kernels.conv import lower_winograd_int8 as winograd_qvalues
+from bitwright.backends.cpu.kernels.conv import lower_winograd_int8
 from bitwright.ops.core.builder import Builder
 from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.rewrite import Trace
@@ -25,7 +25,7 @@ LIMITS = {"u8": (0, 256), "i8": (-128, 128)}
 
 
 def qvalues(rng, kind, *shape):
-    """Codes of the whole range, its ends among them."""
+    """Random values of the whole range, with many at its ends."""
     low, high = LIMITS[kind]
     found = rng.integers(low, high, shape)
     extremes = rng.integers(0, 8, shape)
@@ -34,7 +34,7 @@ def qvalues(rng, kind, *shape):
 
 
 def wrapped(total):
-    """What 32 bits hold of a sum."""
+    """A sum modulo 2^32."""
     return total.astype(np.int64).astype(np.uint64).astype(np.uint32).view(np.int32)
 
 
@@ -97,7 +97,7 @@ def test_signs_and_zero_points(target, x_kind, w_kind, w_zero):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", ["u8", "i8"])
 @pytest.mark.parametrize("depth", [100, 700, 34000])
-def test_zero_points_of_rows_meet_large_sums(target, kind, depth):
+def test_zero_points_of_rows_with_large_sums(target, kind, depth):
     """Sums of 14, 17 and 23 bits, of both signs."""
     rng = np.random.default_rng(12)
     x, zero = qvalues(rng, kind, 9, depth), qvalues(rng, kind, 9, 1)
@@ -110,7 +110,7 @@ def test_zero_points_of_rows_meet_large_sums(target, kind, depth):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("per_row", [True, False])
-def test_zero_points_of_the_run(target, per_row):
+def test_zero_points_known_at_run_time(target, per_row):
     rng = np.random.default_rng(6)
     x, w = qvalues(rng, "u8", 3, 5, 19), qvalues(rng, "i8", 19, 21)
     zero = qvalues(rng, "u8", 3, 5, 1) if per_row else qvalues(rng, "u8", 1).reshape(())
@@ -122,8 +122,8 @@ def test_zero_points_of_the_run(target, per_row):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rows, columns", [(1, 64), (37, 112), (37, 105)])
-def test_large_results_go_past_the_caches(target, rows, columns):
-    """A cache of a kilobyte makes a small result large; rows of 105 do not begin at vectors."""
+def test_large_results_use_non_temporal_stores(target, rows, columns):
+    """A cache of 1 KiB makes a small result large; rows of 105 columns are not aligned."""
     rng = np.random.default_rng(11)
     small = replace(named(target), l2_bytes=1024)
     x, w = qvalues(rng, "u8", rows, 9), qvalues(rng, "i8", 9, columns)
@@ -152,7 +152,7 @@ def test_sums_wrap_at_32_bits():
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", ["u8", "i8"])
 def test_a_layer_from_quantized_values_to_quantized_values(target, kind):
-    """Bias, multiplier, activation, a residual of another scale, and the consumer's codes."""
+    """Bias, multiplier, activation, a residual of another scale, and requantization."""
     rng = np.random.default_rng(7)
     rows, depth, columns = 35, 64, 83
     x, w = qvalues(rng, "u8", rows, depth), qvalues(rng, "i8", depth, columns)
@@ -185,8 +185,8 @@ def test_a_layer_from_quantized_values_to_quantized_values(target, kind):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", ["u8", "i8"])
 @pytest.mark.parametrize("columns", [1, 16, 33, 48, 64, 83, 80, 128])
-def test_quantized_values_that_end_in_saturation(target, kind, columns):
-    """Numbers far beyond the codes and bounds of single columns, stored by several vectors."""
+def test_saturation_of_quantized_results(target, kind, columns):
+    """Values far outside the 8-bit range, bounds per column, and several vectors per store."""
     rng = np.random.default_rng(columns)
     rows, depth = 26, 20
     x, w = qvalues(rng, "u8", rows, depth), qvalues(rng, "i8", depth, columns)
@@ -205,7 +205,7 @@ def test_quantized_values_that_end_in_saturation(target, kind, columns):
 
 
 def convolved(x, w, x_zero, w_zero, bias, strides, pads, dilations, groups):
-    """Windows in plain loops over the filter."""
+    """A convolution by plain loops over the filter."""
     images, channels, height, width = x.shape
     filters, inner, kh, kw = w.shape
     (sy, sx), (dy, dx) = strides, dilations
@@ -230,19 +230,19 @@ CONVS = {
     "pointwise": ((2, 19, 5, 7), (33, 19, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     "first layer": ((1, 3, 11, 13), (17, 3, 3, 3), (2, 2), (1, 1, 0, 1), (1, 1), 1),
     "lines": ((2, 16, 6, 32), (16, 16, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
-    "lines apart": ((2, 9, 7, 31), (33, 9, 2, 3), (2, 2), (1, 1, 0, 1), (2, 1), 1),
+    "strided lines": ((2, 9, 7, 31), (33, 9, 2, 3), (2, 2), (1, 1, 0, 1), (2, 1), 1),
     "few columns": ((1, 24, 4, 8), (7, 24, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     "square": ((1, 8, 9, 7), (40, 8, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
-    "fewer products": ((2, 16, 9, 11), (16, 16, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
-    "fewer still": ((1, 32, 18, 17), (48, 32, 3, 3), (1, 1), (0, 2, 1, 0), (1, 1), 1),
+    "winograd": ((2, 16, 9, 11), (16, 16, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    "larger winograd": ((1, 32, 18, 17), (48, 32, 3, 3), (1, 1), (0, 2, 1, 0), (1, 1), 1),
     "dilated": ((1, 5, 9, 10), (6, 5, 3, 2), (1, 2), (2, 0, 2, 1), (2, 3), 1),
     "grouped": ((1, 6, 6, 5), (10, 3, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 2),
     "many groups": ((1, 24, 6, 7), (48, 2, 3, 3), (2, 1), (1, 1, 1, 1), (1, 1), 12),
-    "two from each": ((2, 20, 5, 6), (40, 1, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 20),
+    "two per channel": ((2, 20, 5, 6), (40, 1, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 20),
     "depthwise": ((2, 37, 9, 8), (37, 1, 3, 3), (2, 1), (1, 1, 1, 1), (1, 1), 37),
-    "depthwise around zero": ((1, 20, 6, 9), (20, 1, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 20),
+    "depthwise, zero point zero": ((1, 20, 6, 9), (20, 1, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 20),
     "depthwise wide": ((1, 16, 7, 17), (16, 1, 5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 16),
-    "depthwise apart": ((2, 33, 9, 11), (33, 1, 3, 4), (1, 2), (2, 1, 0, 3), (2, 1), 33),
+    "depthwise strided": ((2, 33, 9, 11), (33, 1, 3, 4), (1, 2), (2, 1, 0, 3), (2, 1), 33),
     "depthwise line": ((1, 32, 1, 29), (32, 1, 1, 7), (1, 1), (0, 3, 0, 3), (1, 1), 32),
     "depthwise long": ((1, 18, 2, 90), (18, 1, 1, 70), (1, 1), (0, 9, 0, 4), (1, 1), 18),
     "depthwise large": ((1, 7, 12, 12), (7, 1, 9, 9), (3, 3), (4, 4, 4, 4), (1, 1), 7),
@@ -280,13 +280,13 @@ def test_convolutions(target, form, x_kind, w_kind):
 
 @pytest.mark.parametrize("target", [t for t in PRODUCT_TARGETS if t != "host"])
 @pytest.mark.parametrize(
-    "results, channels, is_less", [(4, 64, True), (4, 256, False), (2, 64, True)]
+    "results, channels, is_winograd", [(4, 64, True), (4, 256, False), (2, 64, True)]
 )
-def test_fewer_products_are_exact_for_the_largest_sums(
-    target, results, channels, is_less, monkeypatch
+def test_winograd_is_exact_for_the_largest_sums(
+    target, results, channels, is_winograd, monkeypatch
 ):
-    """Codes and weights at their ends, far from their zero points; 256 channels are too many."""
-    monkeypatch.setattr(winograd_qvalues, "RESULTS", (results,))
+    """Values and weights at the ends of their ranges; 256 channels are too many."""
+    monkeypatch.setattr(lower_winograd_int8, "RESULTS", (results,))
     rng = np.random.default_rng(results)
     x = rng.choice(np.array([0, 255], np.uint8), (1, channels, 20, 20))
     x[0, :, :9] = 255
@@ -296,7 +296,7 @@ def test_fewer_products_are_exact_for_the_largest_sums(
     y = b.integer_conv(b.input("x", f"u8[1, {channels}, h, w]"), b.constant(w), **attrs)
     graph = b.build(y)
     ctx = lower(graph, named(target))
-    assert any("winograd" in name for name in ctx.kernels) == is_less
+    assert any("winograd" in name for name in ctx.kernels) == is_winograd
     none = np.zeros(16, np.int64)
     sums = convolved(x, w, 0, none, none, (1, 1), (1, 1, 1, 1), (1, 1), 1)
     for threads in (1, 3):
@@ -323,7 +323,7 @@ def test_images_of_few_channels(target, channels, is_last):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_convolution_pads_with_a_zero_point_of_the_run(target):
+def test_a_convolution_pads_with_a_zero_point_known_at_run_time(target):
     rng = np.random.default_rng(9)
     x, w, zero = (
         qvalues(rng, "u8", 1, 4, 5, 6),
@@ -343,7 +343,7 @@ def test_a_convolution_pads_with_a_zero_point_of_the_run(target):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", ["u8", "i8"])
 @pytest.mark.parametrize("shape", [(1,), (7, 9), (2, 3, 33, 5), (256, 3), (0, 4)])
-def test_tables(target, kind, shape):
+def test_lookup_tables(target, kind, shape):
     rng = np.random.default_rng(len(shape))
     x, table = qvalues(rng, kind, *shape), qvalues(rng, "i8", 256)
     b = Builder("table")
@@ -361,7 +361,7 @@ def assembly(target):
     return jit.assembly(ctx.text(kernel), target)
 
 
-def test_the_instructions_for_the_job_are_emitted():
+def test_dot_product_instructions_are_emitted():
     assert assembly(named("avx512vnni")).count("vpdpbusd") >= 24
     assert "vpmaddwd" in assembly(named("avx2")) and "vpdpbusd" not in assembly(named("avx2"))
     assert "pmaddwd" in assembly(named("sse2"))

@@ -1,4 +1,4 @@
-"""Kernels by name: a warm start writes no text, and an entry that is wrong is made again."""
+"""The kernel store: a warm start generates no text; invalid entries are replaced."""
 
 import json
 from dataclasses import replace
@@ -8,13 +8,13 @@ import pytest
 from run_kernel import graph_of
 
 from bitwright import system
+from bitwright.backends.cpu.backend import CpuBackend
 from bitwright.backends.cpu.cache import kernel_store
 from bitwright.backends.cpu.cache.kernel_store import KernelStore
 from bitwright.backends.cpu.codegen import jit
 from bitwright.backends.cpu.codegen.emit import Module
 from bitwright.backends.cpu.lowering.build import build
 from bitwright.backends.cpu.lowering.context import Lowering
-from bitwright.backends.cpu.runtime.program import Program
 from bitwright.target import host, named
 
 X = np.linspace(-2, 2, 77, dtype=np.float32).reshape(7, 11)
@@ -28,7 +28,7 @@ def folder(monkeypatch, tmp_path):
 
 @pytest.fixture
 def emitted(monkeypatch):
-    """The names of the kernels whose text was written for the store."""
+    """The names of the kernels whose text was generated."""
     names, make = [], KernelStore.make
     monkeypatch.setattr(
         KernelStore, "make", lambda self, name, *rest: names.append(name) or make(self, name, *rest)
@@ -37,12 +37,12 @@ def emitted(monkeypatch):
 
 
 def softmax():
-    """The result of a program that is gone at once, so that only the cache remembers it."""
+    """The result of a program that is deleted at once, so that only the cache has its kernels."""
     graph = graph_of("softmax", X, axis=-1)
-    return Program(graph, host(), 1).run({"in0": X})["out0"]
+    return CpuBackend(host()).compile(graph, 1).run({"in0": X})["out0"]
 
 
-def test_what_the_cache_holds_is_neither_written_nor_compiled(emitted):
+def test_cached_kernels_are_neither_emitted_nor_compiled(emitted):
     expected = softmax()
     assert len(emitted) == 1
     compiled = jit.compilations()
@@ -50,13 +50,13 @@ def test_what_the_cache_holds_is_neither_written_nor_compiled(emitted):
     assert len(emitted) == 1 and jit.compilations() == compiled
 
 
-def test_an_empty_cache_is_known_as_such():
+def test_an_empty_cache_is_detected():
     assert not KernelStore(host()).is_used
     softmax()
     assert KernelStore(host()).is_used and not KernelStore(replace(host(), l2_bytes=1)).is_used
 
 
-def test_kernels_of_programs_that_exist_need_no_cache(emitted, monkeypatch):
+def test_kernels_of_live_programs_need_no_cache(emitted, monkeypatch):
     monkeypatch.setenv("BITWRIGHT_CACHE", "off")
     first = build(graph_of("softmax", X, axis=-1), host())
     second = build(graph_of("softmax", X[1:], axis=-1), host())
@@ -68,7 +68,7 @@ DAMAGES = [lambda data: b"", lambda data: data[:-1], lambda data: data[:-2] + b"
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", ["name", "code", "both"])
-def test_damaged_entries_are_made_again(folder, emitted, damage, kind):
+def test_damaged_entries_are_replaced(folder, emitted, damage, kind):
     expected = softmax()
     kinds = {b'"slots"': "name", b"ELF": "code"}
     files = [(path, path.read_bytes()) for path in folder.iterdir()]
@@ -83,16 +83,16 @@ def test_damaged_entries_are_made_again(folder, emitted, damage, kind):
     assert len(emitted) == 2
 
 
-@pytest.mark.parametrize("noted", [b"[]", b"null", b"{", b"\xff"])
-def test_an_entry_that_says_nothing_is_none(folder, emitted, noted):
+@pytest.mark.parametrize("facts", [b"[]", b"null", b"{", b"\xff"])
+def test_an_empty_entry_is_ignored(folder, emitted, facts):
     expected = softmax()
     (name,) = (path for path in folder.iterdir() if b'"slots"' in path.read_bytes())
-    system.keep(name, noted)
+    system.write_entry(name, facts)
     np.testing.assert_array_equal(softmax(), expected)
     assert len(emitted) == 2
 
 
-def test_entries_in_the_place_of_others_are_made_again(folder, emitted):
+def test_renamed_entries_are_replaced(folder, emitted):
     expected = softmax()
     paths = sorted(folder.iterdir())
     contents = [path.read_bytes() for path in paths]
@@ -102,7 +102,7 @@ def test_entries_in_the_place_of_others_are_made_again(folder, emitted):
     assert len(emitted) == 2
 
 
-def test_other_sources_write_the_text_and_find_the_code(monkeypatch, emitted):
+def test_other_sources_reuse_object_code(monkeypatch, emitted):
     expected, compiled = softmax(), jit.compilations()
     monkeypatch.setattr(system, "sources", lambda: "others")
     kernel_store._origin.cache_clear()
@@ -111,7 +111,7 @@ def test_other_sources_write_the_text_and_find_the_code(monkeypatch, emitted):
     assert len(emitted) == 2 and jit.compilations() == compiled
 
 
-def test_sources_that_changed_are_like_no_others(monkeypatch):
+def test_changed_sources_have_a_unique_digest(monkeypatch):
     before = system.sources.__wrapped__()
     monkeypatch.setattr(system, "_LOADED", 0)  # as if all files were written after the start
     changed = system.sources.__wrapped__()
@@ -119,7 +119,7 @@ def test_sources_that_changed_are_like_no_others(monkeypatch):
     assert len({before, changed, system.sources.__wrapped__()}) == 3
 
 
-def test_sources_may_lie_in_an_archive(monkeypatch, tmp_path):
+def test_sources_in_an_archive(monkeypatch, tmp_path):
     archive = tmp_path / "all.zip"
     monkeypatch.setattr(system, "__file__", str(archive / "bitwright" / "system.py"))
     found = set()
@@ -129,24 +129,24 @@ def test_sources_may_lie_in_an_archive(monkeypatch, tmp_path):
     assert len(found) == 2
 
 
-def test_targets_have_entries_of_their_own():
+def test_targets_have_separate_entries():
     targets = [named(name) for name in ("host", "avx2", "sse2")]
     stores = [KernelStore(target) for target in dict.fromkeys(targets)]
     assert len({store._entry("kernel") for store in stores}) == len(stores)
 
 
-def test_slots_come_with_the_entry():
+def test_an_entry_contains_the_slots():
     softmax()
     ctx = Lowering(graph_of("softmax", X, axis=-1), host())
     ctx.run()
     (kernel,) = ctx.kernels.values()
-    noted = KernelStore(host()).noted(kernel.name)
-    assert noted["slots"] == [[slot.name, slot.kind] for slot in kernel.signature.slots]
-    assert json.loads(json.dumps(noted)) == noted
+    facts = KernelStore(host()).facts(kernel.name)
+    assert facts["slots"] == [[slot.name, slot.kind] for slot in kernel.signature.slots]
+    assert json.loads(json.dumps(facts)) == facts
     assert KernelStore(host()).find(kernel.name).signature == kernel.signature
 
 
-def test_a_text_can_be_had_of_a_kernel_that_was_found():
+def test_the_text_of_a_cached_kernel():
     softmax()
     graph = graph_of("softmax", X, axis=-1)
     found, written = (Lowering(graph, host(), store) for store in (KernelStore(host()), None))
@@ -156,7 +156,7 @@ def test_a_text_can_be_had_of_a_kernel_that_was_found():
     assert kernel.code and found.text(kernel) == written.text(kernel)
 
 
-def test_a_key_that_leaves_something_out_is_noticed():
+def test_an_incomplete_key_is_detected():
     def emit(module: Module, name: str, number: int):
         from bitwright.backends.cpu.codegen.emit import Signature, f32
 

@@ -1,4 +1,4 @@
-"""Our loader of object code: what it takes, what it refuses, and LLVM's behind it."""
+"""The object code loader: supported and rejected objects, and LLVM's loader as the fallback."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def code():
     return jit.compile_object(scale_kernel(host()).text(), host())
 
 
-def test_objects_become_one_image(code):
+def test_objects_are_linked_into_one_image(code):
     other = jit.compile_object(runtime_text(host()), host())
     image = loader.Image([code, other])
     addresses = {image.address(name) for name in ("kernel", "run", "start", "work")}
@@ -39,25 +39,25 @@ def test_two_functions_of_one_name_are_an_error(code):
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", b"x" * 200])
-def test_what_is_no_object_is_refused(data):
+def test_invalid_objects_are_rejected(data):
     with pytest.raises(loader.LoaderRefusal):
         loader.Image([data])
 
 
-def test_other_machines_objects_are_refused():
+def test_objects_of_other_machines_are_rejected():
     arm = jit.compile_object(scale_kernel(named("aarch64")).text(), named("aarch64"))
     with pytest.raises(loader.LoaderRefusal, match="not an object for x86-64"):
         loader.Image([arm])
 
 
-def test_code_that_needs_a_library_is_refused():
+def test_undefined_symbols_are_rejected():
     text = "declare float @sinf(float)\ndefine float @f(float %x) {\n"
     text += "  %y = call float @sinf(float %x)\n  ret float %y\n}\n"
     with pytest.raises(loader.LoaderRefusal, match="'sinf' is not in the object"):
         loader.Image([jit.compile_object(text, host())])
 
 
-def test_llvm_loads_what_ours_refuses(code, monkeypatch):
+def test_llvm_loads_rejected_objects(code, monkeypatch):
     monkeypatch.setattr(loader, "is_available", lambda: False)
     library = jit.Library([code], host())
     assert library.address("kernel")
@@ -65,7 +65,7 @@ def test_llvm_loads_what_ours_refuses(code, monkeypatch):
         library.address("other")
 
 
-def test_constants_far_from_the_code_are_reached():
+def test_distant_constants_are_relocated():
     module = Module(host())
     with module.kernel("kernel", Signature(("y",), ("n",))) as f:
         table = f.module.table(f, f32, np.arange(1000, dtype="f4"))
@@ -77,7 +77,8 @@ def test_constants_far_from_the_code_are_reached():
 
 PROGRAM = """
 import sys
-from bitwright.backends.cpu import jit, native
+from bitwright.backends.cpu.codegen import jit
+from bitwright.backends.cpu.runtime import native
 native.runtime()
 print(jit.compilations(), "llvmlite.binding" in sys.modules)
 """
@@ -98,19 +99,19 @@ def test_a_warm_start_does_not_load_llvm(tmp_path):
     assert found == [["1", "True"], ["0", "False"]]
 
 
-def test_the_host_is_remembered_until_the_file_is_damaged(tmp_path, monkeypatch):
+def test_host_facts_are_cached_until_the_file_is_damaged(tmp_path, monkeypatch):
     monkeypatch.setenv(knobs.CACHE.name, str(tmp_path))
-    asked = target._ask_llvm()
-    assert target._known_host() == asked
+    facts = target._query_llvm()
+    assert target._cached_host() == facts
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-1])
-    assert target._known_host() is None
+    assert target._cached_host() is None
     monkeypatch.setenv(knobs.CACHE.name, "off")
-    assert target._known_host() is None and target._ask_llvm() == asked
+    assert target._cached_host() is None and target._query_llvm() == facts
 
 
-def test_the_host_is_asked_here_where_no_process_can_be_started(tmp_path, monkeypatch):
-    asked = target._ask_llvm()
+def test_host_facts_without_a_child_process(tmp_path, monkeypatch):
+    facts = target._query_llvm()
     monkeypatch.setenv(knobs.CACHE.name, str(tmp_path))
     monkeypatch.setattr(sys, "executable", "/nowhere/python3")
-    assert target._ask_llvm() == asked
+    assert target._query_llvm() == facts

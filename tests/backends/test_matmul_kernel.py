@@ -1,13 +1,13 @@
-"""The matmul kernel: awkward sizes, every width, any number of threads, and the code it makes."""
+"""The f32 matmul kernel: awkward sizes, every target, any number of threads, its assembly."""
 
 import numpy as np
 import pytest
 from emitted import WIDTHS, Compiled, instructions
 
 from bitwright.backends.cpu.codegen.emit import Module, f32
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
 from bitwright.backends.cpu.kernels.matmul.matmul import (
     UNROLL,
-    Epilogue,
     Tile,
     best_tile,
     emit_matmul,
@@ -30,12 +30,12 @@ EPILOGUE = Epilogue(biased_relu, pointers=("bias", "scale"))
 
 @pytest.fixture(scope="module", params=WIDTHS)
 def kernels(request):
-    made = []
+    found = []
     for epilogue in (None, EPILOGUE):
         module = Module(named(request.param))
         emit_matmul(module, "kernel", **({"epilogue": epilogue} if epilogue else {}))
-        made.append(Compiled(module))
-    return made
+        found.append(Compiled(module))
+    return found
 
 
 def run(kernel, a, w, threads=1, stride=0, block=0, **slots):
@@ -76,7 +76,7 @@ def test_any_size_and_any_number_of_threads(kernels, rows, columns, depth):
 
 
 @pytest.mark.parametrize("rows, columns, depth", SIZES[3:8])
-def test_epilogues_see_their_row_and_columns(kernels, rows, columns, depth):
+def test_epilogues_read_their_row_and_columns(kernels, rows, columns, depth):
     rng = np.random.default_rng(1)
     a, w = (
         rng.normal(size=(rows, depth)).astype("f4"),
@@ -96,7 +96,7 @@ def test_nan_and_infinity_stay_in_their_row(kernels):
 
 
 def inner_loop(module):
-    """Instructions between the two jumps around the most multiplications."""
+    """The instructions of the basic block with the most multiply-adds."""
     blocks, current = [], []
     for line in instructions(module):
         current.append(line)
@@ -108,7 +108,7 @@ def inner_loop(module):
 
 @pytest.mark.skipif(not host().is_x86, reason="looks at x86 registers")
 @pytest.mark.parametrize("name, register", [("avx512", "zmm"), ("avx2", "ymm")])
-def test_the_tile_is_packed_fma_on_the_widest_registers_without_spills(name, register):
+def test_the_inner_loop_is_fma_on_the_widest_registers_without_spills(name, register):
     module = Module(named(name))
     emit_matmul(module, "kernel")
     tile, loop = best_tile(module.target), inner_loop(module)
@@ -124,7 +124,7 @@ def test_packing_pads_the_last_panel():
     assert packed[1].tolist() == [[4, 0, 0, 0], [9, 0, 0, 0]]
 
 
-def test_the_tile_follows_the_columns():
+def test_the_tile_depends_on_the_columns():
     target = named("avx512")
     assert [best_tile(target, n).columns for n in (0, 384, 64, 32, 16, 48)] == [
         48,

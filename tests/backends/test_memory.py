@@ -10,7 +10,7 @@ from bitwright.backends.cpu.runtime.memory import ALIGN, LARGE, new_array
 
 
 @pytest.mark.parametrize("element", [np.float32, np.uint8, np.bool_, ml_dtypes.bfloat16])
-def test_large_arrays_begin_at_cache_lines_and_take_their_memory_once(element):
+def test_large_arrays_are_aligned_and_allocated_once(element):
     tracemalloc.start()
     found = new_array((3, LARGE), element)
     peak = tracemalloc.get_traced_memory()[1]
@@ -21,6 +21,6 @@ def test_large_arrays_begin_at_cache_lines_and_take_their_memory_once(element):
 
 
 @pytest.mark.parametrize("shape", [(), (0, 5), (7,)])
-def test_small_arrays_are_numpys_own(shape):
+def test_numpy_allocates_small_arrays(shape):
     found = new_array(shape, np.float32)
     assert found.shape == shape and found.base is None

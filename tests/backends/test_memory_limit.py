@@ -1,11 +1,11 @@
-"""Runs that would take more memory than allowed: they are refused, and nothing else changes."""
+"""Runs above the memory limit raise an error and have no other effect."""
 
 import numpy as np
 import pytest
 
 from bitwright.errors import RunError
 from bitwright.ops.core.builder import Builder
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 
 @pytest.fixture(autouse=True)
@@ -13,7 +13,7 @@ def limit(monkeypatch):
     monkeypatch.setenv("BITWRIGHT_MAX_TENSOR_BYTES", "100000")
 
 
-def test_sizes_seen_before_run_after_one_that_is_refused():
+def test_known_sizes_run_after_a_run_above_the_limit():
     b = Builder("softmax")
     graph = b.build(y=b.softmax(b.softmax(b.input("x", "f32[n, 8]"), axis=0), axis=-1))
     executable = compile_graph(graph)
@@ -25,7 +25,7 @@ def test_sizes_seen_before_run_after_one_that_is_refused():
         np.testing.assert_array_equal(executable.run({"x": small})["y"], expected)
 
 
-def test_sizes_that_the_data_decides_run_again_where_one_arena_would_be_too_large():
+def test_data_dependent_sizes_run_again_if_one_arena_is_too_large():
     b = Builder("found")
     y = b.softmax(b.softmax(b.cast(b.nonzero(b.input("x", "f32[n]")), to="f32"), axis=-1), axis=0)
     executable = compile_graph(b.build(y=b.softmax(b.add(y, y), axis=1)))

@@ -1,4 +1,4 @@
-"""Casts by tables: every narrow type, bit for bit as the reference casts."""
+"""Casts of narrow types by tables: bit-exact against the reference."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from bitwright.ir.dtype import DTYPES, DType
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 NARROW = [
     d for d in DTYPES.values() if d.numpy.itemsize == 1 and d.name not in ("i8", "u8", "bool")
 ]
 
 
-def numbers() -> np.ndarray[Any, Any]:
-    """Random patterns of bits, and what lies on and right beside the borders of narrow types."""
+def samples() -> np.ndarray[Any, Any]:
+    """Random bit patterns, and values at and next to the rounding boundaries of narrow types."""
     bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint64).astype(np.uint32)
     powers = 2.0 ** np.arange(-20, 20)
     borders = np.concatenate([np.arange(-700, 700) / 32, powers, 1.5 * powers]).astype(np.float32)
@@ -32,7 +32,7 @@ def assert_same(source: DType, target: DType, saturate: bool) -> None:
     executable = compile_graph(graph, threads=2)
     assert not any(executable.engine.schedule.fallbacks)  # type: ignore[attr-defined]
     with np.errstate(all="ignore"):
-        x = numbers().astype(source.numpy)
+        x = samples().astype(source.numpy)
     found, want = executable.run({"x": x})["y"], run(graph, {"x": x})["y"]
     assert found.dtype == want.dtype
     assert found.tobytes() == want.tobytes()

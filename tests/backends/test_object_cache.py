@@ -1,4 +1,4 @@
-"""The cache on disk: keys, corruption, bounds, folders that cannot be written, many processes."""
+"""The object cache: keys, corruption, size limit, read-only folders, concurrency."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ TEXT = scale_kernel(host()).text()
 
 
 class Counting:
-    """Stands for LLVM and counts its calls."""
+    """A fake compiler that counts its calls."""
 
     def __init__(self, code=b"machine code"):
         self.calls, self.code = 0, code
@@ -30,7 +30,7 @@ class Counting:
 
 
 def got(store, text, compiler):
-    """The code of one module."""
+    """The object code of one module."""
     (code,) = store.get_all([text], host(), lambda texts, target: [compiler(texts[0], target)])
     return code
 
@@ -40,7 +40,7 @@ def folder(tmp_path):
     return tmp_path / "objects"
 
 
-def test_a_second_process_need_not_compile(folder):
+def test_a_second_process_does_not_compile(folder):
     before = jit.compilations()
     jit.load(TEXT, host(), ObjectCache(folder))
     assert jit.compilations() == before + 1
@@ -49,7 +49,7 @@ def test_a_second_process_need_not_compile(folder):
     assert library.address("kernel")
 
 
-def test_the_key_holds_all_that_decides():
+def test_the_key_depends_on_text_target_and_version():
     keys = {key(TEXT, named(name)) for name in ("host", "avx2", "sse2", "aarch64")}
     assert len(keys | {key(TEXT + " ", host())}) == 5
     assert key(TEXT, host()) == key(TEXT, host())
@@ -77,20 +77,20 @@ def test_damaged_entries_are_compiled_again(folder, damage):
     assert compiler.calls == 2
 
 
-def test_what_was_used_least_recently_goes_first(folder):
+def test_the_least_recently_used_entry_is_dropped(folder):
     size = 1000
     store, compiler = ObjectCache(folder, limit=3 * (size + 60)), Counting(b"c" * size)
     for number in range(3):
         got(store, f"text {number}", compiler)
         os.utime(folder / key(f"text {number}", host()), (number, number))
-    got(store, "text 0", compiler)  # renews its time of use
+    got(store, "text 0", compiler)  # updates its time of use
     assert compiler.calls == 3
     got(store, "text 3", compiler)
-    kept = {path.name for path in folder.iterdir()}
-    assert kept == {key(f"text {number}", host()) for number in (0, 3)}
+    names = {path.name for path in folder.iterdir()}
+    assert names == {key(f"text {number}", host()) for number in (0, 3)}
 
 
-def test_a_folder_within_its_bound_is_looked_through_once(folder, monkeypatch):
+def test_a_folder_within_its_limit_is_scanned_once(folder, monkeypatch):
     store, compiler = ObjectCache(folder, limit=10_000), Counting(b"c" * 1000)
     looks, scandir = [], os.scandir
     monkeypatch.setattr(
@@ -103,7 +103,7 @@ def test_a_folder_within_its_bound_is_looked_through_once(folder, monkeypatch):
     assert len(set(os.listdir(folder))) == 8
 
 
-def test_a_folder_that_cannot_be_written_still_serves(folder, monkeypatch):
+def test_a_read_only_folder_serves_readers(folder, monkeypatch):
     store, compiler = ObjectCache(folder), Counting()
     got(store, TEXT, compiler)
 
@@ -117,7 +117,7 @@ def test_a_folder_that_cannot_be_written_still_serves(folder, monkeypatch):
     assert compiler.calls == 2 and len(list(folder.iterdir())) == 1
 
 
-def test_a_folder_that_cannot_exist_is_as_good_as_none(tmp_path):
+def test_an_invalid_folder_counts_as_empty(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     compiler = Counting()
@@ -166,7 +166,7 @@ def test_many_writers_and_readers_agree(folder):
 
 def test_processes_share_entries(folder):
     program = (
-        "import sys; from pathlib import Path; from bitwright.backends.cpu import jit\n"
+        "import sys; from pathlib import Path; from bitwright.backends.cpu.codegen import jit\n"
         "from bitwright.backends.cpu.cache.objects import ObjectCache\n"
         "from bitwright.target import host\n"
         "library = jit.load(sys.stdin.read(), host(), ObjectCache(Path(sys.argv[1])))\n"

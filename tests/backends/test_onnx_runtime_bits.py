@@ -1,5 +1,4 @@
-"""Float kernels before which or behind which codes stand have one result on every machine whose
-products and sums are rounded once: the bits that ONNX Runtime finds."""
+"""Float kernels next to quantization have the bits of ONNX Runtime on every target with fma."""
 
 from dataclasses import replace
 
@@ -14,14 +13,14 @@ from bitwright.export.onnx import export_onnx
 from bitwright.ops.core.builder import Builder
 from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.rewrite.trace import Trace
-from bitwright.target import named
+from bitwright.target import host, named
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 
 def four_lanes():
-    """x86 that rounds products and sums once, but has no vectors of 8."""
+    """x86 with fma but without vectors of 8 lanes."""
     base = named("sse2")
     features = base.features | {"avx", "fma"}
     text = ",".join(f"+{feature}" for feature in sorted(features))
@@ -34,7 +33,7 @@ FUSING = [
     for target in (*map(named, TARGETS), four_lanes())
     if target.has_fma and target.runs_here()
 ]
-# ONNX Runtime's kernels are others on other architectures
+# ONNX Runtime has other kernels on other architectures
 pytestmark = pytest.mark.skipif(not named("avx2").runs_here(), reason="no x86 with AVX2")
 
 
@@ -69,7 +68,7 @@ def run_onnx(model, feeds):
     ],
 )
 def test_norms(op, onnx_op, bias):
-    """Alone and behind a residual sum."""
+    """Alone and after a residual sum."""
     names = ["x", "r", "w", *(["b"] if bias else [])]
     steps = [
         ("Sum", ["x", "r"], "v", {}),
@@ -92,8 +91,8 @@ def test_norms(op, onnx_op, bias):
             assert_same(plain, expected)
 
 
-def test_large_means_cost_no_accuracy():
-    """The mean is as good as f32 can say it, and what is squared are distances from it."""
+def test_large_means_lose_no_accuracy():
+    """The mean has full f32 accuracy, and the variance uses distances from it."""
     x = 1000 + draw(5, 384)
     wide = x.astype(np.float64)
     spread = np.sqrt(wide.var(axis=1, keepdims=True))
@@ -123,7 +122,7 @@ def test_gelu():
 
 
 def test_exp():
-    """Where the result is a normal number; the others may be rounded twice."""
+    """For normal results; others may be rounded twice."""
     x = np.linspace(-87.3, 88.7, 400_003, dtype=np.float32)
     x = np.concatenate([x, np.array([0, -0.0, np.inf, np.nan, 89, 1e30], np.float32)])
     expected = run_onnx(model_of([("Exp", ["x"], "y", {})], ["x"]), {"x": x})
@@ -143,8 +142,9 @@ GELU = [
 ]
 
 
+@pytest.mark.skipif(not host().has_fma, reason="bits are those of fused multiply-add")
 def test_gelu_of_a_file_in_steps(tmp_path):
-    """With a bias before it, whose sum ONNX Runtime fuses as well."""
+    """With a preceding bias, which ONNX Runtime fuses as well."""
     bias = draw(333, seed=1)
     constants = (*CONSTANTS, ("b", bias))
     steps = [("Add", ["x", "b"], "v", {}), *GELU]
@@ -155,7 +155,7 @@ def test_gelu_of_a_file_in_steps(tmp_path):
     assert_same(found, run_onnx(model, {"x": x}))
 
 
-def test_gelu_behind_a_product_of_quantized_values():
+def test_gelu_after_an_int8_product():
     rng, b = np.random.default_rng(0), Builder("g")
     w = b.constant(rng.integers(-128, 128, (37, 90)).astype(np.int8))
     factor, bias = rng.uniform(1e-4, 2e-4, 90).astype(np.float32), draw(90)
@@ -177,7 +177,7 @@ def test_gelu_behind_a_product_of_quantized_values():
 @pytest.mark.parametrize("opset", [17, 23])
 @pytest.mark.parametrize("bias", [False, True])
 def test_norms_without_a_scale(op, opset, bias):
-    """Their files hold one of ones, since ONNX Runtime computes them step by step otherwise."""
+    """The exported scale is ones, because ONNX Runtime does not fuse a norm without scale."""
     b = Builder("g")
     given = (None, draw(35, seed=1)) if bias else ()
     graph = b.build(y=b.op(op, b.input("x", "f32[n, 35]"), *given))

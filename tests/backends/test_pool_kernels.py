@@ -31,7 +31,7 @@ def agree(found, expected, element):
 
 
 def check(op, x, target="host", shapes=None, threads=(1, 3), **attrs):
-    """The op on an image as it is, and on one that lies channels last."""
+    """The op on an image in channels-first and in channels-last layout."""
     graph = graph_of(op, x, shapes=shapes, **attrs)
     element = dtype(x.dtype)
     expected = reference(graph, feeds_of(graph, [x]))["out0"]
@@ -48,7 +48,7 @@ def check(op, x, target="host", shapes=None, threads=(1, 3), **attrs):
     value = b.op(op, value, **attrs)
     graph = b.build(y=b.transpose(value, perm=order))
     ctx = lower(graph, named(target))
-    if x.shape[1] > 1:  # one channel lies both ways
+    if x.shape[1] > 1:  # with one channel both layouts are equal
         assert sum(step.why.endswith("copy") for step in ctx.schedule.steps) <= 1
     for count in threads:
         found = Run(graph, {"in0": transposed}, threads=count, ctx=ctx).outputs["y"]
@@ -94,7 +94,7 @@ LONG = [
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("op", POOLS)
-def test_windows_that_are_not_written_out(op, target):
+def test_windows_that_are_not_unrolled(op, target):
     for shape, attrs in LONG:
         check(op, draw(*shape), target=target, **attrs)
         if op == "avg_pool":
@@ -111,7 +111,7 @@ def test_a_norm_with_the_largest_power():
     check("lp_pool", x, kernel=(2,), p=2**62)
 
 
-def test_windows_of_places_beyond_32_bits_are_left_to_the_interpreter():
+def test_windows_with_positions_beyond_32_bits_fall_back_to_the_interpreter():
     graph = graph_of("max_pool", draw(1, 1, 3), kernel=(2**40,), pads=(2**40, 2**40))
     assert lower(graph).kernels == {}
 
@@ -126,7 +126,7 @@ def test_element_types(element):
         check("avg_pool", x, **attrs)
 
 
-def test_nan_wins_and_padding_does_not():
+def test_nan_propagates_and_padding_is_ignored():
     x = np.full((1, 2, 5, 40), -np.inf, np.float32)
     x[0, 0, 2, 3], x[0, 1, 4, 39], x[0, 1, 0, 0] = np.nan, np.nan, -1e30
     check("max_pool", x, kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
@@ -200,7 +200,7 @@ def test_resized_types(element):
 
 
 def test_resize_by_scales_that_do_not_fit():
-    """A scale of 2.3 on 5 rows gives 11, but the rows lie as if there were 11.5."""
+    """A scale of 2.3 on 5 rows gives 11 rows, with the coordinates of 11.5 rows."""
     for coordinates in MODES:
         attrs = {"scales": (1, 1, 2.3, 0.7), "coordinate_mode": coordinates}
         for mode in ("nearest", "linear"):

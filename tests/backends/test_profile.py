@@ -1,4 +1,4 @@
-"""Profiles of programs: every step once and in order, states kept, results unharmed; peaks."""
+"""Profiles of programs: every step once and in order, states and results unchanged; peaks."""
 
 import ctypes
 
@@ -9,8 +9,8 @@ import bitwright as bw
 from bitwright import system
 from bitwright.backends.cpu.codegen import instr
 from bitwright.backends.cpu.profile import peaks
-from bitwright.backends.cpu.profile.steps import NotedTable, meeting_seconds
-from bitwright.backends.cpu.runtime.memory import Grown
+from bitwright.backends.cpu.profile.steps import TimedTable, barrier_seconds
+from bitwright.backends.cpu.runtime.memory import DynamicMemory
 from bitwright.backends.cpu.runtime.pool import shared_pool
 from bitwright.backends.cpu.runtime.shared_block import step_table
 from bitwright.backends.cpu.runtime.steps import KernelSegment, StepTable
@@ -45,12 +45,12 @@ def test_every_step_is_timed_once_in_order(threads):
     assert [timed.step for timed in found.steps] == exe.engine.schedule.steps
     assert all(timed.seconds >= 0 for timed in found.steps)
     assert found.threads == threads and found.bindings == {"batch": 5}
-    assert min(found.run_seconds, found.meeting_seconds) > 0 and found.overhead_seconds >= 0
+    assert min(found.run_seconds, found.barrier_seconds) > 0 and found.overhead_seconds >= 0
     for name, again in exe.run({"x": x}).items():
         assert again.tobytes() == expected[name].tobytes()
 
 
-def test_states_are_what_they_were():
+def test_states_do_not_change():
     exe = bw.compile(counter(), threads=1)
     exe.run({"x": np.ones(3, np.float32)})
     exe.engine.profile({"x": np.ones(3, np.float32)}, rounds=4)
@@ -58,7 +58,7 @@ def test_states_are_what_they_were():
 
 
 @pytest.mark.filterwarnings("ignore::bitwright.warn.BitwrightWarning")
-def test_steps_that_python_computes_and_sizes_that_the_data_decides():
+def test_python_steps_and_data_dependent_sizes():
     b = bw.Builder("found")
     x = b.input("x", "f32[n]")
     graph = b.build(y=b.relu(b.cast(b.nonzero(b.relu(x)), to="f32")))
@@ -69,11 +69,11 @@ def test_steps_that_python_computes_and_sizes_that_the_data_decides():
 
 
 def test_an_empty_table_takes_no_time():
-    table = NotedTable(step_table([]))
+    table = TimedTable(step_table([]))
     table.run(shared_pool(1))
     assert table.seconds.size == 0
-    assert meeting_seconds(shared_pool(1), rounds=2) > 0
-    assert StepTable(KernelSegment([], {}, {}), Grown({})).count == 0
+    assert barrier_seconds(shared_pool(1), rounds=2) > 0
+    assert StepTable(KernelSegment([], {}, {}), DynamicMemory({})).count == 0
 
 
 def test_peaks_are_measured_once():
@@ -86,10 +86,10 @@ def test_peaks_are_measured_once():
     assert found.level(1) is found.levels[0] and found.level(1 << 50) is found.levels[-1]
 
 
-def test_a_clock_of_python_serves_where_the_system_has_none(monkeypatch):
+def test_the_python_clock_is_the_fallback(monkeypatch):
     address = ctypes.cast(system._python_clock, ctypes.c_void_p).value
     monkeypatch.setattr(system, "clock", lambda: (address, 0))
     for threads in (1, 2):
         exe = bw.compile(network(), threads=threads)
         found = exe.engine.profile({"x": draw(5, 24)}, rounds=2)
-        assert len(found.steps) == len(exe.engine.schedule.steps) and found.meeting_seconds > 0
+        assert len(found.steps) == len(exe.engine.schedule.steps) and found.barrier_seconds > 0

@@ -1,6 +1,5 @@
-"""Products, convolutions, norms and attention read nothing outside their operands: each lies
-between pages that nobody may touch. Kernels run in a forked process, whose end tells of one that
-does."""
+"""Products, convolutions, norms and attention read nothing outside their operands, which are placed
+between protected pages. Kernels run in a forked process, whose exit status shows a violation."""
 
 import ctypes
 import mmap
@@ -24,8 +23,8 @@ ROWS = [*range(1, 15), 23, 24, 25, 33]
 
 
 class Fenced(Guarded):
-    """Every buffer ends where its last page does, as far as its alignment allows; inputs have that
-    of their elements."""
+    """Every buffer ends at the end of a page, up to its alignment; inputs have the alignment of
+    their elements."""
 
     def allocate(self, nbytes, align=64):
         page = mmap.PAGESIZE
@@ -47,7 +46,7 @@ class Fenced(Guarded):
 
 
 def check(graph, target, all_feeds, threads=(1, 3)):
-    """Run kernels in a process of their own, once each of them is compiled."""
+    """Run the compiled kernels in a separate process."""
     ctx = lower(graph, named(target))
     expected = [Run(graph, feeds, named(target), 1, ctx=ctx).outputs for feeds in all_feeds]
     child = os.fork()
@@ -103,7 +102,7 @@ def test_convolutions_of_small_images(target, groups, taps, strides):
 @pytest.mark.parametrize("kind", ["f32", "f64", "bf16"])
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 def test_norms_of_rows_in_groups(target, kind, norm):
-    """Rows that are read where they lie, and sums, with codes behind them or without."""
+    """Rows read from memory, and residual sums, with and without quantized results."""
     element = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16}[kind]
     rng = np.random.default_rng(0)
     for columns in (1, 8, 13, 33, 60):
@@ -122,7 +121,7 @@ def test_norms_of_rows_in_groups(target, kind, norm):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("features, values", [(16, 16), (7, 5)])
-def test_attention_in_quantized_values(target, features, values):
+def test_int8_attention(target, features, values):
     rng = np.random.default_rng(0)
     b = Builder("attention")
     q = b.input("q", f"f32[1, 16, n, {features}]")

@@ -61,7 +61,7 @@ def test_operands(op, direction, extras):
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_gru_resets_before_or_behind_its_product(late, threads):
+def test_gru_resets_before_or_after_its_product(late, threads):
     for hidden in (16, 40):
         arrays = operands("gru", 6, 3, 4, hidden, directions=2, extras="blh")
         check(
@@ -170,8 +170,8 @@ def test_like_onnx_runtime(op, sizes):
         assert_near(bw.compile(bw.load(model), threads=threads).run({"x": x})["y"], want, 2e-5)
 
 
-def match_dequantize(op, steps, batch, hidden, *, directions=1, extras=""):
-    """p, codes and scales of R, and the others of `operands`."""
+def quantized_operands(op, steps, batch, hidden, *, directions=1, extras=""):
+    """p, quantized R and its scales, and the remaining `operands`."""
     _, _, r, *rest = operands(op, steps, batch, 3, hidden, directions=directions, extras=extras)
     p = draw(np.random.default_rng(hidden), steps, batch, r.shape[0] * r.shape[1], scale=1.0)
     scale = (np.abs(r).max(axis=2, initial=1e-6) / 127).astype(np.float32)
@@ -179,7 +179,7 @@ def match_dequantize(op, steps, batch, hidden, *, directions=1, extras=""):
 
 
 def check_quantized(op, arrays, *, target="host", threads=(1, 3), **attrs):
-    """A state on the edge between two codes may fall to either side: a step of 1/127 or two."""
+    """A state halfway between two quantized values may round either way: a step of 1/127 or two."""
     graph = graph_of(f"integer_{op}", *arrays, constants=(1, 2), **attrs)
     feeds = feeds_of(graph, arrays)
     expected = reference(graph, feeds)
@@ -195,29 +195,29 @@ def check_quantized(op, arrays, *, target="host", threads=(1, 3), **attrs):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("op", GATES)
 @pytest.mark.parametrize("hidden, batch", [(1, 1), (7, 3), (17, 1), (33, 5), (127, 2)])
-def test_quantized_values_of_all_sizes(op, hidden, batch, target):
-    check_quantized(op, match_dequantize(op, 4, batch, hidden, extras="b"), target=target)
+def test_int8_sizes(op, hidden, batch, target):
+    check_quantized(op, quantized_operands(op, 4, batch, hidden, extras="b"), target=target)
 
 
 @pytest.mark.parametrize("op", GATES)
 @pytest.mark.parametrize("extras", ["", "blh", "lhc", "bhcp"])
-def test_quantized_values_with_all_operands(op, extras):
-    arrays = match_dequantize(op, 5, 4, 18, directions=2, extras=extras)
+def test_int8_operands(op, extras):
+    arrays = quantized_operands(op, 5, 4, 18, directions=2, extras=extras)
     check_quantized(op, arrays, direction="bidirectional", threads=(1, 2, 7))
     check_quantized(
-        op, match_dequantize(op, 3, 2, 16, extras=extras), direction="reverse", clip=0.4
+        op, quantized_operands(op, 3, 2, 16, extras=extras), direction="reverse", clip=0.4
     )
 
 
-def test_quantized_values_of_a_gru_that_resets_behind_its_product():
+def test_int8_gru_that_resets_after_its_product():
     check_quantized(
-        "gru", match_dequantize("gru", 6, 3, 40, extras="blh"), linear_before_reset=True
+        "gru", quantized_operands("gru", 6, 3, 40, extras="blh"), linear_before_reset=True
     )
 
 
-def test_quantized_values_of_silence():
-    """States that are all zero have no range; a layer without bias then stays at zero."""
-    p, *rest = match_dequantize("rnn", 4, 2, 9)
+def test_int8_zero_states():
+    """States that are all zero have an empty range; a layer without bias stays at zero."""
+    p, *rest = quantized_operands("rnn", 4, 2, 9)
     check_quantized("rnn", [np.zeros_like(p), *rest])
     check_quantized("rnn", [p[:0], *rest])
     check_quantized("rnn", [p[:, :0], *rest])

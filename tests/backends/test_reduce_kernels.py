@@ -1,4 +1,4 @@
-"""Reductions, arg reductions, running sums and top_k against the interpreter."""
+"""Reductions, argmax, argmin, cumulative sums and top_k against the interpreter."""
 
 import random
 
@@ -44,7 +44,7 @@ def check(graph, feeds, target="host", threads=2, tolerance=1e-5):
 def test_samples(op):
     for case in get(op).samples():
         if op == "top_k" and len(case.inputs) > 1:
-            continue  # how many only the data tells: on the host
+            continue  # a data-dependent k falls back to the interpreter
         graph = graph_of(op, *case.inputs, **case.attrs)
         for target in TARGETS:
             check(graph, feeds_of(graph, case.inputs), target, tolerance=max(case.tolerance, 1e-5))
@@ -109,7 +109,7 @@ def test_long_sums_stay_accurate():
     np.testing.assert_allclose(found[0], tall.sum(axis=0, dtype=np.float64), rtol=1e-6)
 
 
-def test_threads_change_nothing():
+def test_results_do_not_depend_on_threads():
     x = draw(37, 5, 29)
     for op in ("reduce_sum", "reduce_mean", "reduce_log_sum_exp"):
         for axes in ((0,), (1, 2), (0, 2)):
@@ -121,7 +121,7 @@ def test_threads_change_nothing():
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("op", ORDER_OPS)
 def test_order_along_an_axis(op, target):
-    """Many ties, NaN, infinities, both zeros; the axis anywhere, the operand with any strides."""
+    """Many ties, NaN, infinities, both zeros; any axis and any strides."""
     for shape, perm, _, draws in cases(8, op):
         x = np.round(draw(*shape) * 3)
         if op != "cumprod":
@@ -148,8 +148,8 @@ def test_top_k_of_long_rows():
         assert_same(values, np.take_along_axis(x, order, axis=1))
 
 
-def test_what_cannot_be_found_is_noted():
-    """An axis that turns out to be empty, and more elements wanted than there are."""
+def test_empty_axes_and_large_k_are_faults():
+    """An axis that is empty at run time, and k larger than the axis."""
     empty = np.zeros((3, 0), np.float32)
     for axis, x in ((1, empty), (0, empty.T)):
         graph = graph_of("argmax", x, shapes={0: "[m, n]"}, axis=axis)

@@ -1,4 +1,4 @@
-"""Both sides of an anchor, operands with broadcasting strides, and axes that become one."""
+"""Prologues and epilogues, operands with broadcast strides, merged axes."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def fused(b, *outputs):
     return fuse_regions(b.build(*outputs), Trace())
 
 
-def test_sides_of_an_anchor():
+def test_prologue_and_epilogue():
     b = Builder("g")
     x, z, s = b.input("x", "f32[n, 8]"), b.input("z", "f32[n, 8]"), b.input("s", "f32[8]")
     graph = fused(b, b.mul(b.softmax(b.add(x, z)), b.add(b.mul(x, 2.0), s)))
@@ -33,7 +33,7 @@ def test_sides_of_an_anchor():
     assert [value.name for value in parts.after.inputs] == ["x", "s"]
 
 
-def test_a_plain_node_has_empty_sides():
+def test_a_plain_node_has_no_prologue_or_epilogue():
     b = Builder("g")
     y = b.softmax(b.input("x", "f32[3, 8]"))
     parts = split(region_of(y.node))
@@ -46,10 +46,10 @@ def test_broadcast_strides():
     assert broadcast(view(3, 1), (2, 3, 5)).strides == (0, 1, 0)
     n = symbol("n")
     (stride,) = broadcast(view(n), (7,)).strides
-    assert str(stride) == "min(1, n-1)"  # 0 just when n turns out to be 1
+    assert str(stride) == "min(1, n-1)"  # 0 if n is 1
 
 
-def test_collapse_merges_what_every_view_steps_through_alike():
+def test_collapse_merges_axes_with_compatible_strides():
     whole, row = view(2, 3, 5), broadcast(view(5), (2, 3, 5))
     assert collapse([whole])[0].shape == (30,)
     assert [v.strides for v in collapse_rows([whole, row])] == [(5, 1), (0, 1)]
@@ -60,7 +60,7 @@ def test_collapse_merges_what_every_view_steps_through_alike():
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_operands_broadcast_on_every_axis(target):
-    """Before and after the anchor: a scalar, a row, a column, a middle axis, a size known late."""
+    """Before and after the anchor: a scalar, a row, a column, a middle axis, a symbolic size."""
     b = Builder("g")
     x = b.input("x", "f32[2, 3, n]")
     shapes = {"row": "[n]", "column": "[2, 1, 1]", "middle": "[3, 1]", "late": "[m, 1, n]"}
@@ -79,8 +79,8 @@ def test_operands_broadcast_on_every_axis(target):
         assert_near(found, expected, 2e-5)
 
 
-def test_one_kernel_for_one_structure():
-    """Names, sizes and strides do not make another kernel."""
+def test_equal_structures_share_a_kernel():
+    """Names, sizes and strides do not affect the kernel."""
     b = Builder("g")
     for number, shape in enumerate(("[2, 3, 8]", "[n, 8]")):
         x, z = (b.input(f"{name}{number}", f"f32{shape}") for name in "xz")

@@ -1,4 +1,4 @@
-"""Norms and softmax against the interpreter: every target, odd sizes, whatever stands around."""
+"""Norms and softmax against the interpreter: every target, odd sizes, prologues and epilogues."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_samples(op):
 
 
 @pytest.mark.parametrize("op", ("softmax", "log_softmax", "layer_norm"))
-def test_threads_change_nothing(op):
+def test_results_do_not_depend_on_threads(op):
     x = draw(13, 77)
     one, *more = (run_op(op, x, threads=threads) for threads in (1, 2, 5))
     for other in more:
@@ -93,8 +93,8 @@ def test_softmax_of_a_masked_row_is_exactly_zero_where_masked():
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("op", ("layer_norm", "rms_norm", "softmax", "log_softmax"))
-def test_with_neighbours(op, target):
-    """A residual sum before; scale, bias and what fuses behind."""
+def test_prologue_and_epilogue(op, target):
+    """A residual sum before; scale, bias and an epilogue after."""
     b = Builder("g")
     x, residual = b.input("x", "f32[n, 50]"), b.input("r", "f32[n, 50]")
     w = b.input("w", "f32[50]")
@@ -111,7 +111,7 @@ def test_with_neighbours(op, target):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("op", ("group_norm", "instance_norm"))
-def test_channel_norms_with_what_stands_behind(op, target):
+def test_channel_norms_with_an_epilogue(op, target):
     b = Builder("g")
     x, w = b.input("x", "f32[2, 6, 5, 7]"), b.input("w", "f32[6]")
     y = b.op(op, x, w, w, **({"groups": 2} if op == "group_norm" else {}))

@@ -1,9 +1,14 @@
-"""Checks of a run's sizes: what is looked at again, what need not be, and what is told."""
+"""Size checks: which nodes are checked, and their errors."""
 
 import numpy as np
 import pytest
 
-from bitwright.backends.cpu.runtime.sizes import _SURE, SizeChecks, checks_from_text, checks_text
+from bitwright.backends.cpu.runtime.sizes import (
+    _UNCHECKED,
+    SizeChecks,
+    checks_from_text,
+    checks_text,
+)
 from bitwright.errors import RunError
 from bitwright.ir.parser import parse_type
 from bitwright.ops.core.builder import Builder
@@ -17,8 +22,8 @@ ATTRS = {
 }
 
 
-@pytest.mark.parametrize("op", sorted(_SURE - {"sizes"}))
-def test_what_is_not_looked_at_again_gives_the_same_at_any_sizes(op):
+@pytest.mark.parametrize("op", sorted(_UNCHECKED - {"sizes"}))
+def test_unchecked_ops_infer_the_same_at_any_sizes(op):
     given = ATTRS.get(op, {"axes": (0, 2)} if op.startswith("reduce") else {})
     opdef = get(op)
     attrs = opdef.call_attrs(opdef.normal_attrs(given))
@@ -38,7 +43,7 @@ def two_products() -> SizeChecks:
     return SizeChecks.of(b.build(y=y, z=z, top=top))
 
 
-def test_sizes_that_do_not_fit_are_told_with_their_place():
+def test_inconsistent_sizes_are_an_error_with_location():
     checks = two_products()
     assert [check.node.op for check in checks.checks] == ["matmul", "reshape"]
     for made in (checks, checks_from_text(*checks_text(checks))):
@@ -50,7 +55,7 @@ def test_sizes_that_do_not_fit_are_told_with_their_place():
             made.verify({"n": 3, "m": 7})
 
 
-def test_nodes_are_looked_at_as_soon_as_their_sizes_are_known():
+def test_nodes_are_checked_when_their_sizes_are_bound():
     checks, seen = two_products(), set()
     checks.ready({"n": 3}, seen)
     assert not seen

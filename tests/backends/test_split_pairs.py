@@ -1,4 +1,4 @@
-"""Exact products by an instruction that saturates: weights in two parts, rows in another order."""
+"""Exact products by vpmaddubsw, which saturates: split weights and permuted channels."""
 
 import numpy as np
 import pytest
@@ -19,14 +19,14 @@ TARGETS = [name for name in ("avx2", "avx512") if named(name).runs_here()]
 
 
 def trained(rng, *shape, tail=6):
-    """Weights as training leaves them: few are large, and those reach the ends."""
+    """Weights distributed as after training: few are large, and those reach the limits."""
     found = rng.standard_t(tail, shape)
     scaled = 127 * found / np.abs(found).max(axis=tuple(range(found.ndim - 1)), initial=1e-9)
     return np.rint(scaled).astype(np.int8)
 
 
 def extremes(rng, kind, *shape):
-    """Many values at their ends, where sums are largest."""
+    """Many values at the ends of their range, where sums are largest."""
     ends = {"u8": (0, 255), "i8": (-128, 127)}[kind]
     found = qvalues(rng, kind, *shape)
     return np.where(rng.random(shape) < 0.7, ends[1], np.where(found < 0, ends[0], found)).astype(
@@ -40,7 +40,7 @@ def is_split(graph, target):
 
 @pytest.fixture
 def always(monkeypatch):
-    """Weights are split however many have a second part, and brought into order at any price."""
+    """Weights are always split, and channels always permuted."""
     monkeypatch.setattr(ordered, "MOST_REST", 1.0)
     monkeypatch.setattr(ordered, "_PASS", -1e9)
 
@@ -51,9 +51,9 @@ def texts(graph, target):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.sampled_from([4, 8, 36]), st.booleans())
-def test_no_pair_of_the_main_part_can_saturate(seed, columns, depth, is_wild):
+def test_no_pair_of_the_main_part_can_saturate(seed, columns, depth, is_uniform):
     rng = np.random.default_rng(seed)
-    w = qvalues(rng, "i8", 2, depth, columns) if is_wild else trained(rng, 2, depth, columns)
+    w = qvalues(rng, "i8", 2, depth, columns) if is_uniform else trained(rng, 2, depth, columns)
     split = SplitWeights(w, 8, (2,))
     pairs = split.main.astype(int).reshape(2, -1, 2, columns)
     assert np.maximum(pairs, 0).sum(2).max() <= LARGEST
@@ -96,7 +96,7 @@ def test_an_order_leaves_fewer_conflicts():
     w = trained(np.random.default_rng(3), 1, 128, 96, tail=12)
     plan = plan_split(named("avx2"), w, 128)
     assert plan is not None and plan.order is not None
-    assert plan.weights.part < SplitWeights(w, 8).part / 2
+    assert plan.weights.rest_fraction < SplitWeights(w, 8).rest_fraction / 2
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -116,7 +116,7 @@ def test_products(target, kind, rows, depth, columns):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_weights_that_nearly_all_conflict_take_16_bit_products(target):
+def test_weights_with_many_conflicts_use_16_bit_products(target):
     rng = np.random.default_rng(5)
     x, w = extremes(rng, "u8", 9, 64), rng.choice(np.array([-128, 127], np.int8), (64, 24))
     b = Builder("product")
@@ -137,14 +137,14 @@ def test_zero_points_of_rows(target):
 
 CONVS = {
     "pointwise": ((2, 64, 5, 7), (24, 64, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1)),
-    "pointwise apart": ((2, 64, 5, 7), (24, 64, 1, 1), (2, 2), (0, 0, 0, 0), (1, 1)),
+    "strided pointwise": ((2, 64, 5, 7), (24, 64, 1, 1), (2, 2), (0, 0, 0, 0), (1, 1)),
     "window": ((2, 32, 7, 9), (40, 32, 3, 3), (2, 2), (1, 0, 1, 2), (1, 1)),
     "line": ((1, 64, 1, 19), (16, 64, 1, 5), (1, 1), (0, 2, 0, 2), (1, 1)),
     "column": ((1, 48, 9, 5), (16, 48, 4, 1), (1, 1), (1, 0, 2, 0), (1, 1)),
     "dilated": ((1, 48, 9, 11), (17, 48, 2, 3), (1, 2), (1, 2, 0, 2), (2, 3)),
-    "a block and some": ((2, 72, 6, 5), (12, 72, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1)),
-    "padded, a block and some": ((2, 40, 6, 5), (12, 40, 2, 2), (1, 1), (1, 1, 0, 1), (1, 1)),
-    "window of some": ((1, 36, 7, 6), (17, 36, 2, 3), (2, 1), (0, 0, 0, 0), (1, 1)),
+    "more than a block": ((2, 72, 6, 5), (12, 72, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1)),
+    "padded, more than a block": ((2, 40, 6, 5), (12, 40, 2, 2), (1, 1), (1, 1, 0, 1), (1, 1)),
+    "window of incomplete blocks": ((1, 36, 7, 6), (17, 36, 2, 3), (2, 1), (0, 0, 0, 0), (1, 1)),
     "no whole block": ((1, 20, 6, 6), (9, 20, 2, 2), (1, 1), (0, 0, 0, 0), (1, 1)),
 }
 
@@ -171,8 +171,8 @@ def test_convolutions(target, kind, form):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("channels", [20, 64])
 @pytest.mark.usefixtures("always")
-def test_an_image_whose_pixels_lie_apart(target, channels):
-    """Channels of a wider image: a line of the filter is no run of neighbours."""
+def test_an_image_with_strided_pixels(target, channels):
+    """Channels of a wider image: the elements of a filter line are not contiguous."""
     rng = np.random.default_rng(9)
     x = extremes(rng, "u8", 2, 7, 8, channels + 12)
     w = trained(rng, channels, 3, 3, 16, tail=5).transpose(3, 0, 1, 2).copy()

@@ -1,15 +1,16 @@
-"""Step tables: where threads meet, and which steps one thread does alone."""
+"""Step tables: where the barriers are, and which steps one thread runs."""
 
 import numpy as np
 import pytest
 
-from bitwright.backends.cpu.runtime.memory import Planned, address_of, allocate
+from bitwright.backends.cpu.backend import CpuBackend
+from bitwright.backends.cpu.runtime.memory import PlannedMemory, address_of, allocate
 from bitwright.backends.cpu.runtime.pool import Pool
 from bitwright.backends.cpu.runtime.program import Program
 from bitwright.backends.cpu.runtime.shared_block import ALONE, BARRIER_AFTER
 from bitwright.backends.cpu.runtime.steps import StepTable
 from bitwright.ir.dim import evaluate
-from bitwright.lir.buffer import Place, View
+from bitwright.lir.buffer import Storage, View
 from bitwright.lir.plan import plan
 from bitwright.ops.core.builder import Builder
 from bitwright.target import host
@@ -18,11 +19,11 @@ BOTH = ALONE | BARRIER_AFTER
 
 
 def chain() -> Program:
-    """Sums of x along rows, a few steps with those, and one step with x again."""
+    """Sums of the rows of x, a few steps on them, and one more step on x."""
     b = Builder("chain")
     x = b.input("x", "f32[n, 64]")
     few = b.softmax(b.softmax(b.reduce_sum(x, axes=[1], keepdims=True), axis=0), axis=0)
-    return Program(b.build(y=b.softmax(b.add(x, few))), host(), threads=3)
+    return CpuBackend(host()).compile(b.build(y=b.softmax(b.add(x, few))), threads=3)
 
 
 def flags(program: Program, rows: int, small: int) -> list[int]:
@@ -33,29 +34,29 @@ def flags(program: Program, rows: int, small: int) -> list[int]:
     for _ in range(3):
         assert program.run({"x": x})["y"].tobytes() == first.tobytes()
     program._pool.close()
-    ((_, (table,)),) = program._prepared.values()
+    ((_, (table,)),) = program._plans.tables.values()
     return table.rows[2::3].tolist()
 
 
-def test_every_step_is_shared_where_meeting_is_free():
+def test_all_threads_run_every_step_if_barriers_are_free():
     assert flags(chain(), 9, 0) == [BARRIER_AFTER] * 3 + [BARRIER_AFTER, 0]
 
 
-def test_small_steps_that_follow_each_other_need_no_meeting():
+def test_consecutive_small_steps_need_no_barrier():
     # sums of large x, two small steps by one thread, then x again
     assert flags(chain(), 9, 200) == [BARRIER_AFTER, ALONE, BOTH, BARRIER_AFTER, 0]
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9])
-def test_a_table_of_small_steps_has_no_meeting_at_all(rows):
+def test_a_table_of_small_steps_has_no_barrier(rows):
     program = chain()
     assert flags(program, rows, 1 << 20) == [ALONE] * 5
-    ((_, (table,)),) = program._prepared.values()
+    ((_, (table,)),) = program._plans.tables.values()
     assert table.is_alone
 
 
 def many_slots() -> Program:
-    """Slices by symbolic offsets, of inputs and constants, and steps that depend on each other."""
+    """Slices with symbolic offsets of inputs and constants, and dependent steps."""
     b = Builder("slots")
     x = b.input("x", "f32[n, m]")
     table = b.constant(np.arange(700, dtype=np.float32).reshape(100, 7))
@@ -63,21 +64,23 @@ def many_slots() -> Program:
     rows = b.slice(table, starts=[n], stops=[2 * n], axes=[0], steps=[1])
     half = b.slice(x, starts=[n // 2], stops=[2 * (n // 2)], axes=[0], steps=[1])
     y = b.matmul(b.softmax(x), b.constant(np.ones((7, 5), np.float32)))
-    return Program(b.build(y=y, rows=b.relu(rows), half=b.softmax(half)), host(), threads=2)
+    return CpuBackend(host()).compile(
+        b.build(y=y, rows=b.relu(rows), half=b.softmax(half)), threads=2
+    )
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7, 33])
-def test_slots_hold_what_each_step_names(n):
+def test_slots_hold_the_operands_of_each_step(n):
     program = many_slots()
     x = np.random.default_rng(n).standard_normal((n, 7)).astype(np.float32)
-    for rows in (5, n):  # the stretch is made for one set of sizes and used for another
+    for rows in (5, n):  # the segment is used for two sets of sizes
         found = program.run({"x": x[:rows] if rows <= n else np.resize(x, (rows, 7))})
     assert found["rows"].tolist() == np.arange(700.0).reshape(100, 7)[n : 2 * n].tolist()
-    (segment,), bindings = program._segments, {"n": n, "m": 7}
+    (segment,), bindings = program._code.segments, {"n": n, "m": 7}
     layout = plan(program.schedule, bindings)
-    memory = Planned(bindings, layout, allocate(layout.total))
+    memory = PlannedMemory(bindings, layout, allocate(layout.total))
     for buffer in program.schedule.buffers:
-        if buffer.place in (Place.INPUT, Place.OUTPUT, Place.STATE):
+        if buffer.storage in (Storage.INPUT, Storage.OUTPUT, Storage.STATE):
             memory.give(buffer, np.zeros(max(1, evaluate(buffer.count, bindings)), np.int64))
 
     def address(view: View) -> int:
@@ -88,8 +91,8 @@ def test_slots_hold_what_each_step_names(n):
     table.set_addresses()
     base, at = address_of(table.slots), 0
     for step, row in zip(segment.steps, table.rows.reshape(-1, 3).tolist(), strict=True):
-        assert row[:2] == [program._addresses[step.kernel], base + 8 * at]
-        for slot in program._signatures[step.kernel].slots:
+        assert row[:2] == [program._code.addresses[step.kernel], base + 8 * at]
+        for slot in program._code.signatures[step.kernel].slots:
             view = step.pointers.get(slot.name)
             size = evaluate(step.sizes[slot.name], bindings) if view is None else address(view)
             assert int(table.slots[at]) == size % (1 << 64), (step.kernel, slot.name)
@@ -98,11 +101,11 @@ def test_slots_hold_what_each_step_names(n):
 
 
 @pytest.mark.parametrize("n", [1, 7, 33])
-def test_steps_between_two_meetings_touch_different_memory(n):
+def test_steps_between_two_barriers_touch_different_memory(n):
     program = many_slots()
     program.run({"x": np.ones((n, 7), np.float32)})
-    ((memory, (table,)),) = program._prepared.values()
-    (segment,) = program._segments
+    ((memory, (table,)),) = program._plans.tables.values()
+    (segment,) = program._code.segments
     table = StepTable(segment, memory, 0)
     phase: list[tuple[set[int], set[int]]] = []
     for step, flag in zip(segment.steps, table.rows[2::3].tolist(), strict=True):
@@ -112,7 +115,7 @@ def test_steps_between_two_meetings_touch_different_memory(n):
         phase = [] if flag & BARRIER_AFTER else [*phase, (reads, writes)]
 
 
-def _cells(buffers, memory: Planned) -> set[int]:
-    """Addresses of the bytes of buffers in the arena."""
-    held = [memory.range(b) for b in buffers if b.place is Place.ARENA]
+def _cells(buffers, memory: PlannedMemory) -> set[int]:
+    """The address ranges of arena buffers."""
+    held = [memory.range(b) for b in buffers if b.storage is Storage.ARENA]
     return {at for start, end in held for at in range(start, end)}

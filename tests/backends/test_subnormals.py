@@ -1,4 +1,4 @@
-"""Sums of products read and write subnormal numbers as zeros, and leave the caller's setting."""
+"""Sums of products treat subnormal numbers as zeros, and restore the caller's setting."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def doubled(target):
-    """y = 2 x, one number a turn."""
+    """y = 2 x, one number per iteration."""
     module = Module(target)
     with (
         module.kernel("kernel", Signature(("x", "y"), ("count",))) as f,
@@ -34,7 +34,7 @@ def caller_keeps_subnormals():
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_operands_and_results_are_zeros_inside_and_numbers_outside(target):
+def test_subnormals_are_flushed_inside_and_kept_outside(target):
     x = np.array([TINY, -TINY, 1e-38, 0.75e-38, 1, np.inf, np.nan], np.float32)
     y = np.empty_like(x)
     Compiled(doubled(named(target)))(x=x, y=y, count=x.size)
@@ -67,9 +67,9 @@ def test_products(constant):
 
 @pytest.mark.parametrize("conv", [False, True])
 @pytest.mark.parametrize("groups", [1, 8])
-def test_what_sums_of_quantized_values_are_scaled_to(conv, groups):
-    """A layer whose weights faded away is not slower than others."""
-    b = Builder("codes")
+def test_scaled_results_of_int8_products(conv, groups):
+    """A layer whose scales became subnormal is not slower than others."""
+    b = Builder("int8")
     factor = np.full((8, 1, 1) if conv else 8, TINY)
     if conv:
         x, w = b.input("x", "u8[1, 8, 5, 5]"), np.ones((8, 8 // groups, 3, 3), np.int8)

@@ -1,4 +1,4 @@
-"""Targets are facts, and what they leave out is never generated."""
+"""Targets: facts about machines, and no code outside their features."""
 
 import pytest
 from emitted import Compiled, instructions, scale_kernel
@@ -29,14 +29,14 @@ def test_a_knob_restricts_the_code_that_is_generated(monkeypatch):
 
 
 @pytest.mark.parametrize("name, reason", [("z80", "no target is named"), ("wasm32", "not run on")])
-def test_a_knob_that_cannot_be_met_is_an_error(monkeypatch, name, reason):
+def test_an_unsupported_target_knob_is_an_error(monkeypatch, name, reason):
     monkeypatch.setenv("BITWRIGHT_TARGET", name)
     with pytest.raises(CompileError, match=f"BITWRIGHT_TARGET: .*{reason}"):
         host()
 
 
 @pytest.mark.skipif(not machine().is_x86, reason="x86 processors answer cpuid")
-def test_a_processor_is_known_by_its_own_answer(monkeypatch):
+def test_cpuid_identifies_the_processor(monkeypatch):
     monkeypatch.setattr(system.platform, "machine", lambda: "x86_64")
     answer = cpuid.identity()
     assert answer == cpuid.identity() and (answer or system.sys.platform == "win32")
@@ -44,9 +44,9 @@ def test_a_processor_is_known_by_its_own_answer(monkeypatch):
     assert cpuid.identity() == b""
 
 
-def test_facts_told_by_a_process_on_another_processor_are_dropped(monkeypatch):
+def test_facts_of_another_processor_are_ignored(monkeypatch):
     monkeypatch.setattr(system, "processor", lambda: "another")
-    assert target._told_apart() is None
+    assert target._query_in_process() is None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,12 +56,12 @@ def test_named_targets_generate_code(name):
     assert len(code) > 100
 
 
-def test_an_unknown_target_is_an_error_that_names_those_there_are():
+def test_an_unknown_target_is_an_error_that_lists_the_known_ones():
     with pytest.raises(CompileError, match=r"no target is named 'z80'.*avx2"):
         named("z80")
 
 
-def test_code_of_another_architecture_is_refused_before_it_runs():
+def test_code_of_another_architecture_is_rejected():
     with pytest.raises(CompileError, match="does not run on this machine"):
         Compiled(scale_kernel(named("wasm32")))
 
@@ -71,7 +71,7 @@ def test_code_of_another_architecture_is_refused_before_it_runs():
     "name, register, absent",
     [("avx512", "zmm", ""), ("avx2", "ymm", "zmm"), ("sse2", "xmm", "ymm")],
 )
-def test_features_left_out_are_not_used(name, register, absent):
+def test_absent_features_are_not_used(name, register, absent):
     found = " ".join(instructions(scale_kernel(named(name))))
     assert f"%{register}" in found
     assert not absent or f"%{absent}" not in found

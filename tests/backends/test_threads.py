@@ -1,4 +1,4 @@
-"""Parked threads: every step on every thread, barriers in between, rest in between runs."""
+"""Thread pools: every step on every thread, barriers between phases, sleep between runs."""
 
 import os
 import signal
@@ -24,11 +24,11 @@ from bitwright.errors import RunError
 from bitwright.target import host, named
 
 SLOTS = 8
-"""Room between two threads' numbers, so that they lie in different cache lines."""
+"""Elements between the values of two threads, so that they are in different cache lines."""
 
 
 def relay_module():
-    """Each thread adds to its own number what its neighbour's was after the previous step."""
+    """Each thread adds its neighbour's value of the previous step to its own."""
     module = Module(host())
     with module.kernel("relay", Signature(("source", "result"))) as f:
         after = f.thread + 1
@@ -39,7 +39,7 @@ def relay_module():
 
 
 def processor_module():
-    """A function that says a thread runs on processor 5."""
+    """A function that always returns processor 5."""
     module = Module(host())
     with module.function("five", i32, (), internal=False) as f:
         f.ret(f.const(i32, 5))
@@ -52,7 +52,7 @@ def relay():
 
 
 class Relay:
-    """A table of steps that hand numbers round in turn, and the buffers they use."""
+    """A table of steps that pass values between threads, and its buffers."""
 
     def __init__(self, compiled, threads, count=200):
         self.threads, self.count, self.compiled = threads, count, compiled
@@ -77,7 +77,7 @@ NATIVE = pytest.mark.parametrize("native", [True, False], ids=["futex", "semapho
 
 @NATIVE
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
-def test_every_thread_takes_every_step_in_order(relay, threads, native):
+def test_every_thread_runs_every_step_in_order(relay, threads, native):
     pool, work = Pool(threads, native), Relay(relay, threads)
     for _ in range(5):
         work.run(pool)
@@ -89,20 +89,20 @@ def test_every_thread_takes_every_step_in_order(relay, threads, native):
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
-def test_a_caller_whose_workers_never_come_does_everything(relay, threads):
-    """A worker without a processor holds nobody up: here there are none at all."""
+def test_a_caller_without_workers_runs_all_parts(relay, threads):
+    """A preempted worker does not delay a run: here there are no workers at all."""
     block = pool_module._shared_block(threads)
     words = block.view(np.uint64)
     words[shared.THREADS // 8] = threads
-    words[[shared.SPINS // 8, shared.PATIENCE // 8]] = 1
+    words[[shared.SPINS // 8, shared.STEAL_SPINS // 8]] = 1
     work = Relay(relay, threads, count=20)
     for runs in range(1, 4):
         runtime().start(block.ctypes.data, work.steps.ctypes.data, work.count)
         work.check(runs)
 
 
-def test_small_phases_are_done_by_one_thread(relay):
-    """The kernel is called once, as thread 0 of 1, by whoever is there."""
+def test_one_thread_runs_small_phases(relay):
+    """The kernel is called once, as thread 0 of 1, by any thread."""
     pool, work = Pool(3), Relay(relay, 3, count=50)
     work.steps[:, 2] = ALONE
     work.run(pool)
@@ -114,38 +114,40 @@ def test_small_phases_are_done_by_one_thread(relay):
     pool.close()
 
 
-def test_a_worker_is_kept_off_its_callers_processor(relay, monkeypatch):
-    """Threads that share a processor would wait for each other at every step."""
-    kept = []
-    monkeypatch.setattr(system, "keep_off", lambda threads, processor: kept.append(processor))
+def test_workers_avoid_the_callers_processor(relay, monkeypatch):
+    """Threads that share a processor would wait for each other at every barrier."""
+    excluded = []
+    monkeypatch.setattr(
+        system, "exclude_processor", lambda threads, processor: excluded.append(processor)
+    )
     monkeypatch.setattr(system, "processor_function", lambda: 0)
     pool, work = Pool(2), Relay(relay, 2)
     work.run(pool)
-    assert not kept  # the system does not say where threads run
+    assert not excluded  # the processor of a thread is unknown
     five = Compiled(processor_module())
-    pool._crew.words[shared.COLLIDED // 8] = 1  # as a worker does that finds itself there
-    pool._crew.words[shared.PROCESSOR // 8] = five.library.address("five")
+    pool._workers.words[shared.COLLIDED // 8] = 1  # as a worker on the caller's processor does
+    pool._workers.words[shared.PROCESSOR // 8] = five.library.address("five")
     work.run(pool)
-    assert kept == [5]
+    assert excluded == [5]
     work.check(2)
     pool.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be placed")
-def test_threads_keep_off_a_processor_only_if_others_are_left():
+def test_a_processor_is_excluded_only_if_others_remain():
     allowed = os.sched_getaffinity(0)
     one = next(iter(allowed))
     here = threading.get_native_id()
     try:
-        system.keep_off([here] * (len(allowed) + 1), one)
+        system.exclude_processor([here] * (len(allowed) + 1), one)
         assert os.sched_getaffinity(0) == allowed
-        system.keep_off([here], one)
+        system.exclude_processor([here], one)
         assert os.sched_getaffinity(0) == (allowed - {one} or allowed)
     finally:
         os.sched_setaffinity(0, allowed)
 
 
-def test_one_thread_starts_none(relay):
+def test_one_thread_starts_no_worker(relay):
     before = threading.active_count()
     pool, work = Pool(1), Relay(relay, 1)
     work.run(pool)
@@ -170,7 +172,7 @@ def test_idle_workers_use_no_processor_time(relay, native):
     work.run(pool)
     time.sleep(0.05)
     used = []
-    for _ in range(4):  # other threads of the test process may work in some of them, not in all
+    for _ in range(4):  # other threads of the test process may run in some rounds
         before = time.process_time()
         time.sleep(0.2)
         used.append(time.process_time() - before)
@@ -178,8 +180,8 @@ def test_idle_workers_use_no_processor_time(relay, native):
     assert min(used) < 0.004, f"{min(used) * 1e3:.1f} ms in 200 ms of rest"
 
 
-def test_workers_are_asleep_within_a_millisecond(relay):
-    """Right after a run, what all threads use together is less than a millisecond each."""
+def test_workers_sleep_within_a_millisecond(relay):
+    """After a run, each thread uses less than a millisecond of processor time."""
     pool, work = Pool(2), Relay(relay, 2)
     work.run(pool)
     used = []
@@ -223,7 +225,7 @@ def test_pools_of_one_size_are_shared_while_in_use():
     assert shared_pool(2) is not shared_pool(3)
 
 
-def test_a_forgotten_pool_ends_its_workers(relay):
+def test_an_unused_pool_ends_its_workers(relay):
     before = threading.active_count()
     pool, work = Pool(3), Relay(relay, 3)
     work.run(pool)
@@ -234,7 +236,7 @@ def test_a_forgotten_pool_ends_its_workers(relay):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_has_workers_of_its_own(relay):
+def test_a_forked_child_has_its_own_workers(relay):
     pool, work = Pool(2), Relay(relay, 2)
     work.run(pool)
     child = os.fork()
@@ -250,7 +252,7 @@ def test_a_forked_child_has_workers_of_its_own(relay):
 
 @pytest.fixture
 def interruptible():
-    """SIGINT raises, also where the tests were started in the background, which ignores it."""
+    """SIGINT raises, even if the tests run in the background, where it is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""The polynomials hold to the errors their modules state, on every width, for all kinds of x."""
+"""The polynomials meet the errors that their modules state, at every vector width."""
 
 import math as python_math
 
@@ -47,7 +47,7 @@ def reference(name, x):
 
 
 def samples(dtype, count):
-    """Any bits at all, the ranges where functions bend, and the numbers that are special."""
+    """Random bit patterns, the interesting ranges, and special numbers."""
     rng, info = np.random.default_rng(0), np.finfo(dtype)
     word = np.dtype(f"u{info.dtype.itemsize}")
     bits = rng.integers(0, 1 << (8 * word.itemsize), count, dtype=np.uint64).astype(word)
@@ -148,7 +148,7 @@ def test_remainders_are_exact(target, dtype):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_a_remainder_by_one_number_for_all_lanes():
+def test_a_remainder_by_a_scalar():
     x = np.linspace(-9, 9, 37).astype(np.float32)
     found = lanewise("host", lambda f, v: math.remainder(f, v, f.const(f32, 0.75)), x)
     np.testing.assert_array_equal(found, np.fmod(x, np.float32(0.75)))

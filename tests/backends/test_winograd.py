@@ -1,4 +1,4 @@
-"""3×3 convolutions by fewer products: exact matrices, rounding, edges, choice."""
+"""Winograd convolutions: exact matrices, rounding, edges, choice."""
 
 from fractions import Fraction
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from run_kernel import TARGETS, THREADS, Run
 
-import bitwright.backends.cpu.kernels.conv.lower_conv as lower_conv
+from bitwright.backends.cpu.kernels.conv import lower_conv
 from bitwright.backends.cpu.kernels.conv.lower_winograd import Choice, choose
 from bitwright.backends.cpu.kernels.conv.toom_cook import linear_map, matrices
 from bitwright.ir.dim import symbol
@@ -44,7 +44,7 @@ def test_the_matrices_are_exact(results, taps):
 
 
 @pytest.mark.parametrize("results", [2, 4])
-def test_sums_in_common_change_nothing_and_save_operations(results):
+def test_common_subexpressions_save_operations_and_change_no_result(results):
     for matrix in (matrices(results, 3).data, matrices(results, 3).back):
         made = linear_map(matrix)
         inputs = [Fraction(int(n)) for n in rng.integers(-9, 9, len(matrix[0]))]
@@ -60,8 +60,8 @@ def test_sums_in_common_change_nothing_and_save_operations(results):
 
 @pytest.fixture(params=[2, 4])
 def results(request, monkeypatch):
-    """Every 3×3 convolution takes tiles of this size, whether it pays or not."""
-    monkeypatch.setattr(lower_conv, "choose", lambda *_: Choice(request.param, "told to"))
+    """Every 3×3 convolution uses tiles of this size."""
+    monkeypatch.setattr(lower_conv, "choose", lambda *_: Choice(request.param, "forced"))
     return request.param
 
 
@@ -82,7 +82,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape, columns, pads", SHAPES)
-def test_results_are_close_to_exact_ones(results, shape, columns, pads, target):
+def test_results_are_close_to_f64(results, shape, columns, pads, target):
     x, w, bias = normal(*shape), normal(columns, shape[1], 3, 3), normal(columns)
     b = Builder("conv")
     image = b.input("x", f"f32[n, {shape[1]}, h, w]")
@@ -133,10 +133,10 @@ def test_the_choice_says_why():
     assert "of the cost" in chosen((1, 64, 32, 32), 3).why
     assert "in the cache" in chosen((1, 2048, 14, 14), 512).why
     assert "stack" in chosen((1, 64, 14, 14), 4096).why
-    assert "apart" in chosen((1, 64, 28, 28), 64, strides=(2, 2)).why
+    assert "stride" in chosen((1, 64, 28, 28), 64, strides=(2, 2)).why
     assert chosen((1, 64, 28, 28), 64, taps=(5, 5)) == Choice(0, "")
 
 
-def test_a_knob_keeps_to_the_definition(monkeypatch):
+def test_a_knob_disables_winograd(monkeypatch):
     monkeypatch.setenv("BITWRIGHT_WINOGRAD", "off")
     assert "BITWRIGHT_WINOGRAD" in chosen((1, 64, 56, 56), 64).why

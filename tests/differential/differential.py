@@ -39,6 +39,7 @@ from onnx_growing import Growing, noise
 from onnx_models import bindings, random_model
 
 import bitwright as bw
+from bitwright.backends.cpu.backend import CpuBackend
 from bitwright.backends.cpu.runtime.program import Program
 from bitwright.errors import BitwrightError
 from bitwright.ir.graph import Graph
@@ -210,7 +211,7 @@ class Case:
 
     def _program(self, graph: Graph) -> Program:
         fused = run_passes(run_passes(graph, INFERENCE), CPU)
-        return Program(fused, named(self.target), self.threads)
+        return CpuBackend(named(self.target)).compile(fused, self.threads)
 
     def _run(self, graph: Graph, program: Program, feeds: Results) -> None:
         peer = None
@@ -264,7 +265,7 @@ class Case:
 
 def _rerun(program: Program, feeds: Results, found: Results) -> Results:
     """A second run, with arena and results full of rubbish before it begins."""
-    program._arena.fill(255)
+    program._plans.arena.fill(255)
     out = {}
     for name, array in found.items():
         out[name] = np.empty_like(array)

@@ -1,4 +1,4 @@
-"""`bench`: rows, ratios, JSON, and engines that are missing, fail or die. No times are judged."""
+"""`bench`: rows, ratios, JSON, and engines that are missing, fail or crash. No times checked."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def graph():
 
 @pytest.fixture
 def openvino_that(tmp_path, monkeypatch):
-    """Gives the worker processes a module `openvino` with this text."""
+    """Installs a module `openvino` with this source for the worker processes."""
 
     def make(text):
         folder = tmp_path / "modules"
@@ -57,7 +57,7 @@ def test_rows_of_every_engine_at_every_number_of_threads(graph, tmp_path, openvi
         assert row.engine == "bitwright" or row.difference < 1e-5
 
 
-def test_a_graph_is_given_to_peers_as_onnx_and_feeds_are_used(graph):
+def test_peers_get_graphs_as_onnx_and_the_feeds(graph):
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     feeds = {"x": np.ones((7, 6), np.float32)}
     result = bw.bench(graph, against=["onnxruntime"], threads=[1], rounds=1, feeds=feeds)
@@ -65,14 +65,14 @@ def test_a_graph_is_given_to_peers_as_onnx_and_feeds_are_used(graph):
     assert result.inputs == {"x": "float32 [7, 6]"} and result.rows[1].difference < 1e-5
 
 
-def test_an_engine_that_dies_leaves_the_others_alone(graph, openvino_that):
+def test_a_crash_of_one_engine_does_not_affect_the_others(graph, openvino_that):
     openvino_that("import os, sys; print('out of luck', file=sys.stderr, flush=True); os._exit(3)")
     ours, dead = bw.bench(graph, against=["openvino"], threads=[1], rounds=1).rows
-    assert dead.error == "the process ended with code 3: out of luck"
+    assert dead.error == "the process exited with status 3: out of luck"
     assert ours.milliseconds > 0 and ours.times_best_peer is None
 
 
-def test_feeds_that_do_not_fit_are_a_row_that_says_so(graph):
+def test_wrong_feeds_give_a_row_with_an_error(graph):
     feeds = {"x": np.ones((7, 5), np.float32)}
     (row,) = bw.bench(graph, against=[], threads=[1], rounds=1, feeds=feeds).rows
     assert row.error.startswith("RunError: ") and row.seconds == []
@@ -91,7 +91,7 @@ def test_bad_options(graph, options, message):
         bw.bench(graph, **options)
 
 
-def test_ratios_are_taken_within_rounds():
+def test_ratios_are_per_round():
     ours = Row("bitwright", 1, seconds=[1.0, 10.0, 1.0])
     first = Row("onnxruntime", 1, seconds=[2.0, 20.0, 9.0])
     second = Row("openvino", 1, seconds=[3.0, 15.0, 1.5])

@@ -58,13 +58,13 @@ def test_explain_follows_a_node_through_rules_and_stages(model):
     assert "relu-of-relu on %hidden fired" in text
     assert "%hidden = relu(%matmul)" in text
     assert "step 0: matmul_f32" in text and "in output" in text
-    life = json.loads(call("explain", model, "--node", "shifted", "--json"))
-    assert any(r["rule"] == "add-zero" and r["fired"] for r in life["rules"])
-    stages = [s["stage"] for s in life["stages"]]
+    found = json.loads(call("explain", model, "--node", "shifted", "--json"))
+    assert any(r["rule"] == "add-zero" and r["fired"] for r in found["rules"])
+    stages = [s["stage"] for s in found["stages"]]
     assert stages[0] == "input" and "canonicalize" in stages
     assert "relu-of-relu 1" in call("explain", model)
     text = call("explain", model, "--schedule")
-    assert "1 kernel calls, 0 host steps" in text and "matmul_f32" in text
+    assert "1 kernel calls, 0 interpreter fallbacks" in text and "matmul_f32" in text
 
 
 def test_explain_shows_fusion_and_memory(model):
@@ -100,7 +100,7 @@ def test_ops_lists_every_op():
         (["run", "MODEL", "--inputs", "missing.npz"], "cannot read inputs from missing.npz"),
     ],
 )
-def test_errors_are_one_paragraph_and_exit_code_2(model, args, message):
+def test_errors_are_one_paragraph_and_exit_status_2(model, args, message):
     text = call(*[model if a == "MODEL" else a for a in args], code=2)
     assert message in text.replace("\n", " ") and "Traceback" not in text
 

@@ -1,4 +1,4 @@
-"""Two models held against each other, and the commands for that and for calibration."""
+"""`compare` on two models, and the commands `compare` and `calibrate`."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_a_model_equals_itself():
     assert found.as_json()["outputs"]["y"]["sqnr_db"] is None
 
 
-def test_the_distances_are_those_of_all_values_together():
+def test_distances_are_over_all_values():
     first, second = network(), network(noise=0.1)
     found = compare(first, second, data())
     a, b = (
@@ -71,14 +71,14 @@ def test_the_distances_are_those_of_all_values_together():
 
 
 @pytest.mark.parametrize("budget", ["0", "200", ""])
-def test_taps_in_several_runs_still_meet(monkeypatch, budget):
+def test_values_observed_in_several_runs_are_paired(monkeypatch, budget):
     if budget:
         monkeypatch.setenv("BITWRIGHT_TAP_BYTES", budget)
     found = compare(network(), network(noise=0.1), data(2))
     assert found.layers["h"].count == found.outputs["y"].count == 48
 
 
-def test_a_quantized_graph_against_its_float():
+def test_a_quantized_graph_against_its_float_graph():
     graph = network()
     pairs = insert_q_dq(graph, {"h": CalibrationEntry.per_tensor(0.5, dtype="u8")})
     found = compare(graph, pairs, data())

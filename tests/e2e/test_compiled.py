@@ -1,4 +1,4 @@
-"""Compiled graphs as a user meets them: threads, repeats, sizes, outputs in place, state."""
+"""Compiled graphs: threads, repeated runs, sizes, outputs in place, state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.graph import Graph
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +23,7 @@ def draw(*shape: int, seed: int = 0) -> Array:
 
 
 def block() -> Graph:
-    """A transformer's block in small: norms, products, a softmax, a residual."""
+    """A small transformer block: norms, products, a softmax, a residual."""
     b = Builder("block")
     x = b.input("x", "f32[batch, seq, 24]")
     weights = iter([draw(24, 24, seed=i) / 5 for i in range(4)])
@@ -36,7 +36,7 @@ def block() -> Graph:
 
 
 def image() -> Graph:
-    """Convolutions, dense and depthwise, pools and a reduction."""
+    """Dense and depthwise convolutions, a pool and a reduction."""
     b = Builder("image")
     x = b.input("x", "f32[batch, 3, h, w]")
     y = b.relu(b.conv(x, draw(10, 3, 3, 3) / 5, draw(10), strides=[2, 2], pads=[1, 1, 1, 1]))
@@ -131,7 +131,7 @@ def test_out_arrays_that_do_not_fit_are_refused(array: Array) -> None:
 
 
 def test_an_output_over_its_own_input() -> None:
-    b = Builder("turn")
+    b = Builder("transpose")
     square = b.input("x", "f32[n, n]")
     executable = compile_graph(b.build(y=b.add(b.transpose(square, perm=[1, 0]), 1.0)), threads=2)
     x = draw(20, 20)
@@ -192,7 +192,7 @@ def test_executables_do_not_share_state() -> None:
     assert (second.run({"x": one})["before"] == 0).all()
 
 
-def test_states_that_change_places() -> None:
+def test_states_that_are_swapped() -> None:
     b = Builder("swap")
     x = b.input("x", "f32[2, 2]")
     one = b.state("one", np.array([[1, 2], [3, 4]], np.float32))
@@ -228,7 +228,7 @@ def test_sizes_that_do_not_fit_together_are_refused() -> None:
             executable.run({"x": draw(wrong, 4), "y": other})
 
 
-def test_an_index_outside_is_an_error_and_the_next_run_is_fine() -> None:
+def test_an_index_error_does_not_affect_the_next_run() -> None:
     b = Builder("lookup")
     table, at = b.input("table", "f32[n, 3]"), b.input("at", "i64[k]")
     executable = compile_graph(b.build(y=b.gather(table, at, axis=0)), threads=2)
@@ -238,7 +238,7 @@ def test_an_index_outside_is_an_error_and_the_next_run_is_fine() -> None:
     assert (found == draw(4, 3)[[1, 3]]).all()
 
 
-def test_sizes_that_the_data_decides() -> None:
+def test_data_dependent_sizes() -> None:
     b = Builder("nonzero")
     x = b.input("x", "f32[n]")
     found = b.nonzero(b.cast(b.gt(x, 0.0), to="i32"))
@@ -265,10 +265,14 @@ def test_one_value_as_several_outputs() -> None:
     assert not any(np.may_share_memory(a, b) for i, a in enumerate(arrays) for b in arrays[i + 1 :])
 
 
-def test_inputs_are_checked_and_planned_anew_when_they_change() -> None:
-    """Types and shapes seen before are taken as they are; others are looked at, in any order."""
+def test_changed_inputs_are_checked_and_planned_again() -> None:
+    """Known types and shapes skip the checks; others are checked, in any order."""
     executable = compile_graph(block(), threads=2)
-    sizes = [*range(1, 20), 300, *range(19, 0, -1)]  # more than plans are kept; the arena grows
+    sizes = [
+        *range(1, 20),
+        300,
+        *range(19, 0, -1),
+    ]  # more plans than the cache holds; the arena grows
     for seq in sizes:
         x = draw(1, seq, 24)
         found = executable.run({"x": x})["y"]

@@ -1,4 +1,4 @@
-"""if, loop and scan as they are compiled: bodies are kernels, and results are the interpreter's."""
+"""Compiled if, loop and scan: bodies are kernels, results equal the interpreter's."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bitwright.lir.schedule import ControlStep
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
 from bitwright.ops.core.registry import get
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 
 def check(graph: Graph, *feeds: dict[str, Any], threads: int = 2) -> Any:
-    """The compiled graph, after its results were compared with the interpreter's."""
+    """Compares compiled results with the interpreter's; returns the executable."""
     executable = compile_graph(graph, threads=threads)
     engine: Any = executable.engine
     assert not list(engine.fallbacks)
@@ -52,7 +52,7 @@ def layer(name: str, factor: float) -> Graph:
     return b.build(y=b.relu(b.add(b.matmul(x, w), factor)))
 
 
-def test_branches_with_open_sizes_run_again_and_again() -> None:
+def test_branches_with_symbolic_sizes() -> None:
     b = Builder("m")
     x, w, flag = b.input("x", "f32[n, 8]"), b.input("w", "f32[8, 8]"), b.input("flag", "bool[]")
     bodies: dict[str, Any] = {"then": layer("then", 1.0), "else": layer("else", -1.0)}
@@ -68,7 +68,7 @@ def test_branches_with_open_sizes_run_again_and_again() -> None:
         check(graph, *feeds, threads=threads)
 
 
-def test_a_fallback_in_a_body_is_seen() -> None:
+def test_a_fallback_in_a_body_is_reported() -> None:
     def body(name: str, op: str) -> Graph:
         b = Builder(name)
         return b.build(y=b.op(op, b.input("x", "f32[3, 3]")))

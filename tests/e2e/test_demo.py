@@ -1,4 +1,4 @@
-"""The demo model and its images: what their README promises; what `make demo` does."""
+"""The demo model, its images, and `make demo`."""
 
 import importlib.util
 import json
@@ -26,7 +26,7 @@ def test_held_out_accuracy_here_and_in_onnx_runtime():
     assert (logits.argmax(1) == labels).mean() >= ACCURACY
 
 
-def test_inputs_are_what_the_model_takes():
+def test_inputs_match_the_model():
     inputs, labels = demo.held_out()
     assert labels.dtype == np.int64 and set(labels) == set(range(10))
     batches = demo.calibration(batch_size=50)
@@ -45,7 +45,7 @@ def test_no_calibration_image_is_held_out():
     assert not held_out & {image.tobytes() for image in calibration}
 
 
-def test_model_has_something_for_every_pass_and_no_path_of_a_machine():
+def test_the_model_has_many_ops_and_no_local_paths():
     model = onnx.load(demo.model_path())
     (image,) = model.graph.input
     assert image.type.tensor_type.elem_type == TensorProto.FLOAT
@@ -56,7 +56,7 @@ def test_model_has_something_for_every_pass_and_no_path_of_a_machine():
     assert b".py" not in demo.model_path().read_bytes()
 
 
-def test_make_demo_keeps_the_accuracy_and_writes_model_and_comparison(tmp_path, capsys):
+def test_make_demo_keeps_the_accuracy_and_writes_files(tmp_path, capsys):
     spec = importlib.util.spec_from_file_location("demo_script", SCRIPT)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)

@@ -1,4 +1,4 @@
-"""Executables as objects: how they show, are called, copied and pickled."""
+"""Executables: repr, calls, copies and pickles."""
 
 import copy
 import os
@@ -32,7 +32,7 @@ def counter():
 X, Y = np.ones((2, 3), np.float32), np.full((2, 3), 4, np.float32)
 
 
-# what they take and give
+# inputs and outputs
 
 
 @pytest.mark.parametrize("target", ["cpu", "reference"])
@@ -71,7 +71,7 @@ def test_an_input_may_be_named_like_an_option():
     assert exe(out=X[0])["y"].tolist() == [-1, -1, -1]
 
 
-# how they show
+# repr and HTML
 
 
 def test_reprs_are_one_line():
@@ -121,7 +121,7 @@ def test_notebooks_get_tables(quantized):
 
 @pytest.mark.parametrize("target", ["cpu", "reference"])
 @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
-def test_a_copy_has_states_of_its_own(target, make):
+def test_a_copy_has_its_own_states(target, make):
     exe = bw.compile(counter(), target=target)
     exe.run({"x": np.ones(2, np.float32)})
     twin = make(exe)
@@ -131,7 +131,7 @@ def test_a_copy_has_states_of_its_own(target, make):
     assert exe.run({"x": np.ones(2, np.float32)})["y"].tolist() == [-2, -2]
 
 
-def test_a_copy_of_a_stored_model():
+def test_a_copy_of_a_cached_model():
     exe = bw.compile(demo.model_path(), threads=1)
     inputs, _ = demo.held_out()
     expected = exe.run(inputs)["logits"]
@@ -166,7 +166,7 @@ def test_pickles_of_models_in_files(tmp_path, monkeypatch, cache):
     moved = model.read_bytes()
     model.unlink()
     (tmp_path / "digits.data").unlink()
-    again = pickle.loads(data)  # which needs no file
+    again = pickle.loads(data)  # needs no file
     np.testing.assert_array_equal(again.run(inputs)["logits"], expected)
     with pytest.raises(BitwrightError, match="file is not what it was"):
         pickle.dumps(exe)
@@ -175,7 +175,7 @@ def test_pickles_of_models_in_files(tmp_path, monkeypatch, cache):
         pickle.dumps(exe)
 
 
-def test_states_travel_with_a_pickle():
+def test_a_pickle_contains_the_states():
     exe = bw.compile(counter())
     exe.run({"x": np.ones(2, np.float32)})
     again = pickle.loads(pickle.dumps(exe))
@@ -215,7 +215,7 @@ def test_graphs_and_quantized_models_are_pickled(quantized):
     assert bw.to_text(copy.deepcopy(graph)) == bw.to_text(pickle.loads(pickle.dumps(graph)))
 
 
-def test_what_cannot_be_pickled_says_why():
+def test_the_error_of_an_executable_that_cannot_be_pickled():
     from bitwright.passes.manager import History
     from bitwright.pipeline import compile_simple
 

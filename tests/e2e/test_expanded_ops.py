@@ -14,7 +14,7 @@ from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
 from bitwright.ops.core.opdef import Sample
 from bitwright.ops.core.registry import get
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 EXPANDED = ("einsum", "quantize", "dequantize", "dynamic_quantize")
 CASES = [(op, number) for op in EXPANDED for number in range(len(get(op).samples()))]

@@ -1,4 +1,4 @@
-"""Models that ONNX Runtime's quantizer made run in integers here, with ONNX Runtime's answers."""
+"""Models from ONNX Runtime's quantizer run in integers, with the results of ONNX Runtime."""
 
 import numpy as np
 import onnx

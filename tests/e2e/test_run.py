@@ -37,7 +37,7 @@ def test_results_own_their_memory(exe):
     assert not np.may_share_memory(first["same"], x)
 
 
-def test_results_are_written_where_asked(exe):
+def test_results_are_written_to_out_arrays(exe):
     x, y = arrays()
     room = np.zeros((2, 3), "f4")
     found = exe.run({"x": x, "y": y}, out={"total": room})
@@ -59,7 +59,7 @@ def test_results_are_written_where_asked(exe):
         ),
     ],
 )
-def test_inputs_that_do_not_fit_are_named(exe, feeds, message):
+def test_errors_name_wrong_inputs(exe, feeds, message):
     with pytest.raises(RunError) as caught:
         exe.run(feeds)
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Runs in an emulated process: every model of a folder, in one engine, on the inputs beside it.
+"""Runs every model of a folder on its inputs with one engine, in an emulated process.
 
 python child.py FOLDER bitwright|onnxruntime
 """

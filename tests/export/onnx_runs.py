@@ -19,7 +19,7 @@ def element(array):
 
 
 def one_node(op, case):
-    """A graph of one node whose feeds and results numpy itself knows.
+    """A graph of one node whose feeds and results have numpy types.
 
     Operands of other element types are constants, results of other element types are widened.
     """

@@ -1,4 +1,4 @@
-"""Which samples ONNX Runtime 1.31.1 does not run, or not rightly, and why.
+"""The samples that ONNX Runtime 1.31.1 does not run, or runs incorrectly, and why.
 
 A sample is named "op-number"; `NOT_IN_ORT` names ops on element types, as "op type".
 """
@@ -6,10 +6,10 @@ A sample is named "op-number"; `NOT_IN_ORT` names ops on element types, as "op t
 NO_ONNX_FORM = {"conj", "real", "imag", "squared_norm", "complex", "fft"}
 NO_ONNX_FORM |= {"cast-11", "cast-12", "matmul-9"}
 NO_ONNX_FORM |= {"integer_rnn", "integer_gru", "integer_lstm"}
-"""No ONNX op computes with complex numbers, or codes the states of a layer."""
+"""No ONNX op computes with complex numbers, or quantizes the states of a layer."""
 
 RANDOM = {"random_uniform", "random_normal", "bernoulli", "multinomial"}
-"""Draws differ from one runtime to the next; only their type is compared."""
+"""Random numbers differ between runtimes; only their type is compared."""
 
 CRASHES_ORT = {"unique-6", "unique-7", "unique-8"}
 """The process dies: unique of nothing."""
@@ -23,7 +23,7 @@ DIFFERS_IN_ORT = {
 }
 """The opset at which ONNX's own evaluator gives the right answer instead."""
 
-NO_RUNTIME = {"custom-0", "custom-1"}  # nobody else knows them
+NO_RUNTIME = {"custom-0", "custom-1"}  # no other runtime has them
 NO_RUNTIME |= {"multinomial-1", "multinomial-2"}  # f64, no draws
 NO_RUNTIME |= {"rnn-5", "gru-5", "lstm-5", "scan-2"}  # no steps: refused, or ONNX Runtime crashes
 NO_RUNTIME |= {"max_pool_indices-7", "max_pool_indices-17"}  # bf16; the evaluator's indices differ

@@ -1,4 +1,4 @@
-"""Attention in codes as a function of standard ops: what ONNX Runtime makes of it, and we again."""
+"""Int8 attention as a function of standard ops: in ONNX Runtime, and imported again."""
 
 import numpy as np
 import onnxruntime
@@ -21,7 +21,7 @@ FORMS = {
 
 @pytest.mark.parametrize("opset", [17, 21, 25])
 @pytest.mark.parametrize("form", FORMS)
-def test_other_runtimes_are_within_a_step(form, opset):
+def test_other_runtimes_are_within_one_quantization_step(form, opset):
     heads, attrs, kind = FORMS[form]
     rng = np.random.default_rng(0)
     b = Builder("attention")
@@ -49,7 +49,7 @@ def test_other_runtimes_are_within_a_step(form, opset):
 
 @pytest.mark.skipif(not host().has_fma, reason="e^x needs fma to have ONNX Runtime's bits")
 @pytest.mark.parametrize("keys", [1, 6, 128, 300])
-def test_other_runtimes_find_the_same_numbers(keys):
+def test_other_runtimes_compute_the_same_values(keys):
     """Peaked and flat scores, keys whose values are small or far off, a mean that is not 0."""
     rng = np.random.default_rng(keys)
     b = Builder("attention")
@@ -57,10 +57,10 @@ def test_other_runtimes_find_the_same_numbers(keys):
     graph = b.build(y=b.attention(q, k, v, int8=True))
     model = export_onnx(graph, consumer="onnxruntime")
     session, exe = onnxruntime.InferenceSession(model.SerializeToString()), bw.compile(graph)
-    for strength in (0.1, 1, 6):
+    for factor in (0.1, 1, 6):
         q, k, v = (rng.normal(size=(1, 3, keys, 32)).astype(np.float32) for _ in range(3))
         sizes = np.exp2(rng.uniform(-12, 2, size=(1, 3, keys, 1))).astype(np.float32)
-        feeds = {"q": q * np.float32(strength), "k": k, "v": v * sizes + np.float32(0.3)}
+        feeds = {"q": q * np.float32(factor), "k": k, "v": v * sizes + np.float32(0.3)}
         np.testing.assert_array_equal(exe.run(feeds)["y"], session.run(None, feeds)[0])
     for values in (np.zeros_like(v), np.ones_like(v), np.float32(1e34) * (v + 1)):
         (theirs,) = session.run(None, {**feeds, "v": values})
@@ -76,7 +76,7 @@ def test_calls_of_other_shapes_share_the_function():
     assert len(model.functions) == 1
 
 
-def test_a_cache_is_written_in_steps():
+def test_attention_with_a_cache_is_decomposed():
     b = Builder("cache")
     q, past = b.input("q", "f32[1, 2, 8, 4]"), b.input("past", "f32[1, 2, 5, 4]")
     graph = b.build(y=b.attention(q, q, q, None, past, past, causal=True, int8=True))

@@ -1,4 +1,4 @@
-"""Bodies, host steps, functions and custom ops."""
+"""Bodies, interpreter fallbacks, functions and custom ops."""
 
 import numpy as np
 import onnx
@@ -39,7 +39,7 @@ def test_captures_of_an_if_are_outer_values():
     assert not then.input and list(then.node[0].input) == ["x", "y"]
 
 
-def test_a_branch_may_give_a_capture_back():
+def test_a_branch_may_return_a_capture():
     b = Builder("choice")
     flag, x = b.input("flag", "bool[]"), b.input("x", "f32[3]")
     through, negated = Builder("then"), Builder("else")
@@ -62,8 +62,8 @@ def counting_body(keep_going):
 @pytest.mark.parametrize(
     "count, condition", [(5, True), (5, None), (None, True), (0, True), (2, None)]
 )
-def test_loops_end_as_they_do_here(count, condition):
-    """Without a condition the body's is not heeded, unless nothing else ends the loop."""
+def test_loops_end_after_the_same_iterations(count, condition):
+    """Without a condition that of the body is ignored, unless there is no count either."""
     b = Builder("loop")
     x, start = b.input("x", "f32[rows, 3]"), b.input("start", "f32[3]")
     trips = None if count is None else b.constant(np.int64(count))
@@ -105,7 +105,7 @@ def test_sizes_inside_bodies_come_from_outside_or_inside():
     compare(graph, *({"x": np.ones((n, 2), np.float32)} for n in (1, 3)))
 
 
-def test_large_constants_of_bodies_live_with_the_model(tmp_path):
+def test_large_constants_of_bodies_are_initializers_of_the_model(tmp_path):
     table = np.arange(4096, dtype=np.float32).reshape(2, 2048)
     branches = {}
     for name, sign in (("then", 1), ("else", -1)):
@@ -139,7 +139,7 @@ def test_scans_keep_axes_and_directions():
     compare(graph, {**feeds, "factor": np.asarray(feeds["factor"])})
 
 
-# host steps
+# interpreter fallbacks
 
 
 def host(b, node, *operands, types, version=21, **attrs):
@@ -210,13 +210,13 @@ def test_sequences_pass_through_fallbacks():
 
 
 @pytest.mark.parametrize("options", [{"to": "i8", "per_token": True}, {"to": "i8"}, {"to": "u4"}])
-def test_quantization_by_the_datas_range_is_a_function_of_the_model(options):
+def test_dynamic_quantization_is_a_function_of_the_model(options):
     b = Builder("dynamic")
     x, y = b.input("x", "f32[batch, 6]"), b.input("y", "f32[batch, 6]")
     results = {}
     for name, value in (("x", x), ("y", y)):
         qvalues, scale, zero = b.dynamic_quantize(value, **options)
-        results[f"{name}_codes"] = b.cast(qvalues, to="i32")
+        results[f"{name}_q"] = b.cast(qvalues, to="i32")
         results[f"{name}_scale"], results[f"{name}_zero"] = scale, b.cast(zero, to="i32")
     graph = b.build(**results)
     model = checked(graph, functions="local")
@@ -256,7 +256,7 @@ def test_custom_ops_keep_domain_name_and_attributes():
     assert domains["acme.fast"] == domains["bitwright.custom"] == 1
 
 
-def test_custom_attributes_that_onnx_cannot_hold_are_refused():
+def test_custom_attributes_without_an_onnx_type_are_refused():
     register_custom("acme.odd", lambda x, **_: x, lambda x, **_: x, replace=True)
     b = Builder("custom")
     y = custom(b, "acme.odd", b.input("x", "f32[3]"), table={"a": 1})

@@ -1,4 +1,4 @@
-"""Options of the export for other consumers, and that their files come back."""
+"""Export options for other consumers, and the round trip of their files."""
 
 import numpy as np
 import onnx
@@ -77,7 +77,7 @@ def test_the_default_is_standard_ops_that_every_runtime_gets_right(recipe, tmp_p
 
 @pytest.mark.parametrize("recipe", ["int8", {"symmetric": True}], ids=str)
 def test_the_default_multiplies_no_signed_by_unsigned_values(recipe, tmp_path):
-    """Which saturates in ONNX Runtime and OpenVINO on x86 without VNNI."""
+    """Such products saturate in ONNX Runtime and OpenVINO on x86 without VNNI."""
     _, model = saved(tmp_path / "q.onnx", recipe)
     arrays = constants(model)
     zeros = {
@@ -101,7 +101,7 @@ def test_every_consumers_file_is_the_same_model_here(consumer, recipe, tmp_path)
     ours = answers(quantized, data)
     if recipe == "int8" or consumer != "onnxruntime":
         np.testing.assert_array_equal(answers(path, data), ours)
-    else:  # MatMulNBits has blocks of its own
+    else:  # MatMulNBits has other blocks
         np.testing.assert_allclose(answers(path, data), ours, rtol=1e-3, atol=1e-3)
 
 
@@ -131,10 +131,10 @@ def test_all_zero_points_are_zero_and_signed(tmp_path):
     ours = answers(quantized, data)
     assert sqnr(answers(network(), data), ours) > 25
     assert sqnr(ours, others(path, data)) > 40
-    np.testing.assert_array_equal(answers(path, data), ours)  # signed codes, the same sums
+    np.testing.assert_array_equal(answers(path, data), ours)  # signed values, the same sums
 
 
-def test_zero_points_that_are_not_zero_are_refused_with_the_way_out(tmp_path):
+def test_zero_points_that_are_not_zero_are_refused_with_a_hint(tmp_path):
     quantized = bw.quantize(network(), batches(), recipe="int8-static")
     with pytest.raises(ExportError, match="zero point that is not 0") as failure:
         quantized.save(tmp_path / "q.onnx", zero_points="zero")
@@ -147,7 +147,7 @@ def test_zero_points_that_are_not_zero_are_refused_with_the_way_out(tmp_path):
 )
 def test_symmetric_recipes_have_no_dynamic_quantized_values(recipe):
     chosen = {"base": recipe, "symmetric": True} if isinstance(recipe, str) else recipe
-    with pytest.raises(BitwrightError, match="dynamic codes have zero points"):
+    with pytest.raises(BitwrightError, match="have zero points"):
         bw.quantize(network(), batches(), recipe=chosen)
 
 
@@ -184,7 +184,7 @@ def test_weight_only_products_as_blocked_dequantize_linear(tmp_path):
 
 
 def test_biases_are_32_bit_weights_signed_and_names_kept(tmp_path):
-    recipe = {"base": "int8-static", "equalize": False}  # it renames what it changes
+    recipe = {"base": "int8-static", "equalize": False}  # equalization renames the constants
     _, model = saved(tmp_path / "q.onnx", recipe, consumer="onnxruntime")
     arrays = constants(model)
     made = {output for node in model.graph.node for output in node.output}
@@ -270,7 +270,7 @@ def test_convolutions_that_no_runtime_fuses_may_stay_float(recipe, tmp_path):
 
 
 def test_a_recipe_made_for_onnx_runtime_keeps_its_bits_and_no_other_does(tmp_path):
-    """Scales of few bits, powers of two and tables in f64 are for that runtime only."""
+    """Rounded scales, powers of two and tables in f64 are for that runtime only."""
     assert tuple(CONSUMERS) == recipes.CONSUMERS
     data = batches(6)
     plain = bw.quantize(network(), data)
@@ -285,6 +285,6 @@ def test_a_recipe_made_for_onnx_runtime_keeps_its_bits_and_no_other_does(tmp_pat
     assert scales(plain) != [0.5]
     path = tmp_path / "q.onnx"
     made.save(path)
-    assert onnx.load(path).functions  # what the consumer takes
+    assert onnx.load(path).functions  # the default of that consumer
     with pytest.raises(BitwrightError, match="'tensorrt' is no consumer"):
         bw.quantize(network(), data, {"consumer": "tensorrt"})

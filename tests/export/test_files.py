@@ -1,4 +1,4 @@
-"""Models as files: inside or beside, packed, aligned, atomic, and never twice in memory."""
+"""Model files: inline or external data, packed, aligned, atomic, and without copies in memory."""
 
 import resource
 import shutil
@@ -73,7 +73,7 @@ def test_nothing_external_makes_no_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
 
 
-def test_what_is_too_large_for_one_file_goes_beside_it(tmp_path, monkeypatch):
+def test_large_models_use_external_data(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PROTOBUF_LIMIT", 4000)
     graph = layers(32, 64)
     export_onnx(graph, tmp_path / "m.onnx")
@@ -86,7 +86,7 @@ def test_what_is_too_large_for_one_file_goes_beside_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["../out.bin", "/tmp/out.bin", "m.onnx", ""])
-def test_external_data_stays_beside_the_model(tmp_path, name):
+def test_external_data_is_in_the_folder_of_the_model(tmp_path, name):
     if not name:
         export_onnx(layers(4, 4), tmp_path / "m.onnx", external_data=name)  # the empty name is "no"
         return
@@ -113,7 +113,7 @@ def test_a_failed_export_leaves_the_old_files(tmp_path, monkeypatch):
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(ExportError, match=r"cannot write .*missing"):
         export_onnx(layers(4, 4), tmp_path / "missing" / "m.onnx")
 

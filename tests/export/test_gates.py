@@ -1,4 +1,4 @@
-"""Sigmoids and what they gate: the bits of ONNX Runtime where codes follow, one node elsewhere."""
+"""Gated activations: bit-identical to ONNX Runtime in quantized models, one node elsewhere."""
 
 import numpy as np
 import onnxruntime
@@ -35,7 +35,7 @@ def rows(count, seed=1):
 @exact_onnxruntime
 @pytest.mark.skipif(not host().has_fma, reason="e^x needs fma to have ONNX Runtime's bits")
 @pytest.mark.parametrize("op", GATES)
-def test_quantized_values_behind_a_gate_are_the_same_in_onnx_runtime(op):
+def test_quantized_values_after_a_gate_are_the_same_in_onnx_runtime(op):
     graph = bw.quantize(network(op), [{"x": rows(16)}]).graph
     model = export_onnx(graph, consumer="onnxruntime")
     assert not {"Sigmoid", "Tanh"} & {node.op_type for node in model.graph.node}
@@ -53,7 +53,7 @@ def test_a_file_without_quantized_values_names_the_function(op):
 
 @pytest.mark.parametrize("opset", [13, 20, 24])
 @pytest.mark.parametrize("op", GATES)
-def test_gates_are_the_ops_again_when_read(op, opset):
+def test_gates_are_imported_as_the_same_ops(op, opset):
     graph = bw.quantize(network(op), [{"x": rows(16)}]).graph
     model = export_onnx(graph, opset=opset, rounding="onnxruntime")
     assert "Exp" in {node.op_type for node in model.graph.node}
@@ -62,7 +62,7 @@ def test_gates_are_the_ops_again_when_read(op, opset):
 
 
 def test_gates_of_quantized_values_stay_one_node():
-    """Which runtimes make tables of."""
+    """Runtimes use tables for them."""
     b, scale = bw.Builder("table"), np.float32(0.1)
     qvalues = b.quantize(b.input("x", "f32[n]"), scale, np.uint8(100), to="u8")
     gated = b.sigmoid(b.dequantize(qvalues, scale, np.uint8(100)))

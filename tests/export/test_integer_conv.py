@@ -1,4 +1,4 @@
-"""Integer convolutions leave as ConvInteger and give the same integers."""
+"""Integer convolutions are exported as ConvInteger and give the same integers."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def numbers(element, *shape, low=None, high=None):
 
 
 def check(graph, feeds):
-    """The export, after its results have been compared."""
+    """The exported model, after its results have been compared."""
     model = checked(graph)
     expected, found = run(graph, feeds), run_ort(model, feeds)
     for name, want in expected.items():
@@ -44,7 +44,7 @@ def test_quantized_values_with_zero_points_are_one_node(element, name):
 @pytest.mark.parametrize(
     "element, name", [(np.int32, "i32"), (np.int16, "i16"), (np.uint16, "u16")]
 )
-def test_wider_integers_are_cut_into_bytes(element, name):
+def test_wider_integers_are_split_into_bytes(element, name):
     b = Builder("m")
     x = b.input("x", f"{name}[2, 4, 5]")
     limit = 1000 if element is np.int32 else None

@@ -1,4 +1,4 @@
-"""Files of the default consumer in OpenVINO: they open, and are as close to the float model."""
+"""Files for the default consumer load in OpenVINO and are as accurate there."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,7 @@
 """Every sample of every op: exported, checked, run outside bitwright, compared with the reference.
 
-ONNX Runtime runs what it can. What it cannot run, or gets wrong, is listed here, and ONNX's own
-reference evaluator runs it instead; a case that leaves a list, or wants to enter one, fails.
+The cases that ONNX Runtime does not run, or runs incorrectly, are listed here, and ONNX's reference
+evaluator runs them instead. A case that is missing from a list, or listed without need, fails.
 """
 
 import pytest
@@ -22,7 +22,7 @@ CASES = [
 
 
 def _kind(op, case):
-    """How the lists name a case: its op and the rarest element type in it."""
+    """The name of a case in the lists: its op and its rarest element type."""
     elements = [element(x).name for x in case.inputs if x is not None]
     elements += [str(case.attrs[key]) for key in ("to", "dtype") if key in case.attrs]
     common = {"bool": 0, "i64": 1, "f32": 2, "i32": 3}
@@ -56,7 +56,7 @@ def _run(model, feeds, op, case, name):
         return run_reference(model, feeds)
     try:
         return run_ort(model, feeds)
-    except Exception as refusal:  # the bindings raise many kinds
+    except Exception as refusal:  # the bindings raise many types
         if _kind(op, case) not in NOT_IN_ORT:
             raise AssertionError(f"ONNX Runtime refuses {_kind(op, case)!r}: {refusal}") from None
         return run_reference(model, feeds)
@@ -71,7 +71,7 @@ def test_pins_name_ops_that_exist():
 
 
 def test_how_much_runs_where_is_pinned():
-    """The counts move only with the lists: fewer forms or fewer kernels show here."""
+    """The counts change only with the lists."""
     forms = {name.split("-")[0] for name in NO_ONNX_FORM} - {"cast", "matmul"}
     assert len(OPS) - len(forms) >= 174
     assert len(NOT_IN_ORT) <= 132

@@ -1,4 +1,4 @@
-"""The opset of a model is the least that holds it, or the one asked for."""
+"""The opset of a model is the lowest that can represent it, or the requested one."""
 
 import numpy as np
 import onnx
@@ -59,7 +59,7 @@ def test_quantization_follows_the_opset_rules(options, least):
     assert ops(model) == ["QuantizeLinear", "DequantizeLinear"]
     assert model.ir_version == onnx.helper.find_min_ir_version_for(list(model.opset_import))
     if least > 13:
-        with pytest.raises(ExportError, match=rf"opset {least - 1} cannot hold .* opset {least}"):
+        with pytest.raises(ExportError, match=rf"opset {least - 1} cannot represent .* {least}"):
             export_onnx(graph, opset=least - 1)
     assert opset(checked(graph, opset=28)) == 28
 
@@ -119,7 +119,7 @@ def attention(**attrs):
 
 
 @pytest.mark.parametrize("causal, masked", [(True, False), (False, True), (False, False)])
-def test_attention_in_steps_is_one_op_again_when_loaded(causal, masked):
+def test_decomposed_attention_is_imported_as_one_op(causal, masked):
     b = Builder("attention")
     q, k, v = (b.input(n, "f32[2, 3, t, 8]") for n in "qkv")
     mask = b.input("mask", "f32[t, t]") if masked else None
@@ -149,7 +149,7 @@ def test_opsets_outside_the_range_are_refused(asked):
         export_onnx(attention(), opset=asked)
 
 
-def test_an_asked_opset_that_is_too_low_names_node_and_reason():
+def test_a_requested_opset_that_is_too_low_names_node_and_reason():
     b = Builder("mask")
     graph = b.build(y=b.trilu(b.input("x", "f32[3, 3]"), upper=True, name="upper"))
     with pytest.raises(ExportError, match=r"trilu %upper: opset 13 .* Trilu .* opset 14"):
@@ -165,7 +165,7 @@ def test_a_type_no_runtime_reads_is_computed_wider():
     assert opset(model) == 13
 
 
-def test_every_opset_from_13_on_holds_plain_models():
+def test_every_opset_from_13_on_supports_plain_models():
     b = Builder("mlp")
     x = b.input("x", "f32[batch, 8]")
     y = b.relu(b.add(b.matmul(x, b.parameter("w", np.ones((8, 4), np.float32))), 1.0))
@@ -179,15 +179,15 @@ def test_every_opset_from_13_on_holds_plain_models():
             assert_same(run_ort(model, feeds), expected)
 
 
-def test_layer_norms_among_quantized_values_have_their_name_unless_an_older_opset_is_asked_for():
-    """ONNX Runtime moves a transpose into the steps of a norm, and does not know them again."""
+def test_layer_norms_of_quantized_models_are_one_node_by_default():
+    """ONNX Runtime moves a transpose into a decomposed norm, and then does not fuse it."""
     made = {}
     for is_quantized in (False, True):
         b = Builder("channels")
         x = b.transpose(b.input("x", "f32[2, 48, 6]"), perm=(0, 2, 1))
         y = b.layer_norm(x, *np.random.default_rng(0).normal(size=(2, 48)).astype(np.float32))
         qvalues = b.dynamic_quantize(y, per_token=True) if is_quantized else ()
-        made[is_quantized] = b.build(y=y, **{f"codes{i}": value for i, value in enumerate(qvalues)})
+        made[is_quantized] = b.build(y=y, **{f"q{i}": value for i, value in enumerate(qvalues)})
     assert opset(checked(made[False])) == 13
     assert "LayerNormalization" not in ops(checked(made[True], opset=13))
     model = checked(made[True])

@@ -1,4 +1,4 @@
-"""Regions: standard nodes that stand for one op, and are that op again in bitwright alone."""
+"""Regions: standard nodes that implement one op, which bitwright imports as that op."""
 
 import json
 
@@ -15,7 +15,7 @@ from bitwright.ops.core.builder import Builder
 
 
 def network():
-    """Rows quantized at run time, attention in 8 bits, and a weight-only product."""
+    """Dynamic quantization, int8 attention, and a weight-only product."""
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
     b = Builder("net")
@@ -65,7 +65,7 @@ def test_the_metadata_names_them():
 
 
 @pytest.mark.parametrize("opset", [13, 17, 21, 25])
-def test_they_come_back(opset, tmp_path):
+def test_they_round_trip(opset, tmp_path):
     graph, path = network(), tmp_path / "net.onnx"
     graph.save(path, opset=opset)
     again = bw.load(path)
@@ -86,14 +86,14 @@ def test_external_data_changes_nothing(tmp_path):
     assert "dynamic_quantize" in ops(bw.load(tmp_path / "net.onnx"))
 
 
-def test_a_changed_node_is_imported_as_it_stands():
+def test_a_changed_node_is_imported_as_it_is():
     model = checked(network())
     softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
     softmax.op_type = "Sigmoid"
     del softmax.attribute[:]
     again = load(model)
     assert "attention" not in ops(again)
-    assert "dynamic_quantize" in ops(again)  # another region, which nobody touched
+    assert "dynamic_quantize" in ops(again)  # another region, which is unchanged
     given = feeds()
     expected = run_ort(model, given)["y"]
     exact = bw.compile(again, target="reference").run(given)["y"]
@@ -130,7 +130,7 @@ def test_renamed_values_are_found_where_the_metadata_follows():
     assert "dynamic_quantize" in ops(load(with_regions(model, text)))
 
 
-def test_a_value_inside_that_something_else_reads_stays():
+def test_an_inner_value_with_other_readers_is_kept():
     model = checked(network())
     region = next(r for r in regions_of(model) if r["op"] == "dynamic_matmul")
     inside = next(n.input[1] for n in model.graph.node if n.output[0] == region["outputs"][0])
@@ -157,7 +157,7 @@ def test_a_value_inside_that_something_else_reads_stays():
     ],
     ids=range(6),
 )
-def test_metadata_that_is_no_list_of_regions_is_passed_over(text):
+def test_malformed_metadata_is_ignored(text):
     model = with_regions(checked(network()), text)
     again = load(model)
     assert "dynamic_quantize" not in ops(again)

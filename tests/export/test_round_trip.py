@@ -1,4 +1,4 @@
-"""Out and in again: the graph that comes back gives the same answers."""
+"""Export and import: the imported graph gives the same results."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("op, case", CASES)
-def test_samples_come_back(op, case):
+def test_samples_round_trip(op, case):
     graph, feeds = one_node(op, case)
     again = load(export_onnx(graph))
     assert_same(run(again, feeds), run(graph, feeds), 2 * max(case.tolerance, 1e-5))
@@ -30,7 +30,7 @@ def test_samples_come_back(op, case):
 
 
 @pytest.mark.parametrize("opset", [17, 21, 23, 25, 28])
-def test_later_forms_come_back_as_the_op(opset):
+def test_later_forms_are_imported_as_the_op(opset):
     b = Builder("later")
     x = b.input("x", "f32[batch, 4, 6]")
     scale = b.parameter("scale", np.full(6, 2, np.float32))
@@ -52,7 +52,7 @@ def test_later_forms_come_back_as_the_op(opset):
 
 
 @pytest.mark.parametrize("to", ["i8", "u8", "i4", "f8e4m3fn", "i16"])
-def test_quantized_graphs_come_back_as_they_were(to):
+def test_quantized_graphs_round_trip(to):
     b = Builder("qdq")
     x = b.input("x", "f32[batch, 8]")
     scale, zero = b.constant(np.float32(0.25)), b.constant(np.zeros(()), to)
@@ -67,7 +67,7 @@ def test_quantized_graphs_come_back_as_they_were(to):
     assert_same(run(again, feeds), run(graph, feeds))
 
 
-def test_names_sizes_and_parameters_come_back():
+def test_names_sizes_and_parameters_round_trip():
     b = Builder("model")
     x = b.input("x", "f32[batch, 2*seq, 4]")
     w = b.parameter("layer.weight", np.ones((4, 3), np.float32))
@@ -80,7 +80,7 @@ def test_names_sizes_and_parameters_come_back():
     assert again.meta["onnx.producer"].startswith("bitwright")
 
 
-def test_external_data_comes_back(tmp_path):
+def test_external_data_round_trips(tmp_path):
     b = Builder("model")
     weights = np.arange(1200, dtype=np.float32).reshape(30, 40)
     graph = b.build(y=b.matmul(b.input("x", "f32[batch, 30]"), b.parameter("w", weights)))
@@ -96,7 +96,7 @@ def test_external_data_comes_back(tmp_path):
 @pytest.mark.parametrize("opset", [13, 17, 23])
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 def test_a_sum_before_a_norm_is_one_that_runtimes_do_not_fuse(norm, opset):
-    """Which is an add again when the file is read; other sums, and those of a bias, are Add."""
+    """It is imported as an add; other sums, and those of a bias, are Add."""
     b = Builder("residual")
     x, r = b.input("x", "f32[batch, 5, 16]"), b.input("r", "f32[batch, 5, 16]")
     scale, bias = (b.parameter(name, np.full(16, 2, np.float32)) for name in ("scale", "bias"))
@@ -112,14 +112,14 @@ def test_a_sum_before_a_norm_is_one_that_runtimes_do_not_fuse(norm, opset):
     feeds = {name: np.random.default_rng(0).normal(size=(2, 5, 16)).astype("f4") for name in "xr"}
     assert_same(run(again, feeds), run(graph, feeds))
     assert_same(run_ort(model, feeds), run(graph, feeds))
-    # also where the file spells the norm out
+    # also for a decomposed norm
     assert [
         n.op_type for n in export_onnx(again, opset=13, rounding="onnxruntime").graph.node
     ].count("Sum") == 1
 
 
 def test_sums_before_norms_of_other_types_are_added():
-    """None of them has codes behind it, and not every runtime has their Sum."""
+    """They are not quantized, and not every runtime has their Sum."""
     b = Builder("residual")
     x = b.input("x", "f16[batch, 16]")
     total = b.add(x, b.input("r", "f16[batch, 16]"))

@@ -1,4 +1,4 @@
-"""Files that bitwright writes, read by onnx and by bitwright itself: no other runtime is needed."""
+"""Files that bitwright writes, read by onnx and bitwright, without another runtime."""
 
 import numpy as np
 import onnx
@@ -26,7 +26,7 @@ def test_a_file_is_valid_and_gives_the_results_of_the_graph(tmp_path, recipe):
 
 
 @pytest.mark.parametrize("suffix", [".bw", ".txt", ".onnx"])
-def test_every_format_comes_back(tmp_path, suffix):
+def test_every_format_round_trips(tmp_path, suffix):
     b = bw.Builder("m")
     x = b.input("x", "f32[batch, 5]")
     w = b.parameter("w", np.arange(15, dtype=np.float32).reshape(5, 3))

@@ -1,4 +1,4 @@
-"""Symbolic sizes: kept as names, computed from shapes where attributes hold them."""
+"""Symbolic sizes: kept as names, and computed from shapes for attributes."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def block(heads=4, width=32):
 def test_a_transformer_block_at_several_sizes(opset):
     sizes = ((1, 1), (2, 7), (3, 16))
     model = compare(block(), *({"x": normal(n, s, 32)} for n, s in sizes), opset=opset)
-    if opset == 23:  # no size is computed where a copy or a -1 says it
+    if opset == 23:  # 0 and -1 in Reshape need no computed size
         assert "Shape" not in [node.op_type for node in model.graph.node]
 
 
@@ -117,7 +117,7 @@ def test_a_size_of_two_broadcast_operands():
     compare(graph, *({"x": normal(n, 3), "y": normal(m, 3, seed=1)} for n, m in pairs))
 
 
-def test_sizes_that_only_the_data_decides():
+def test_data_dependent_sizes():
     b = Builder("found")
     x = b.input("x", "f32[n, 4]")
     rows = b.transpose(b.nonzero(b.gt(x, 0.5)), perm=(1, 0))
@@ -177,7 +177,7 @@ SYMBOLIC = [
 
 @pytest.mark.parametrize("op, case", SYMBOLIC)
 def test_samples_with_one_size_made_a_symbol(op, case):
-    """Each distinct size in turn becomes a symbol wherever it stands among the operands."""
+    """Each distinct size in turn becomes a symbol in all operands."""
     sizes = {size for x in case.inputs if x is not None for size in x.shape} - {0}
     for size in sorted(sizes):
         b = Builder(op.name)
@@ -194,7 +194,7 @@ def test_samples_with_one_size_made_a_symbol(op, case):
             graph = b.build(*node.outputs)
             expected = run(graph, feeds)
         except (GraphError, RunError):
-            continue  # this op wants that size known
+            continue  # this op needs that size
         model = checked(graph)
         if all(v.dtype.name in NATIVE for v in node.outputs) and _is_in_ort(op, case):
             assert_same(run_ort(model, feeds), expected, 2 * max(case.tolerance, 1e-5))

@@ -2,11 +2,11 @@
 
     python tests/frontend/fuzz.py --count 20000 --official
 
-Whatever a file holds, the answer must be a graph or a BitwrightError, in bounded time and memory,
-without a look outside the model's folder. A worker process with a memory limit tries one case after
-the other and says what came of it; this process watches, and starts another worker when one dies or
-hangs. A case is made from the seeds, the run's number and its own number alone, so it can be made
-again: `--only N` shows one case, `--keep DIR` writes the files of those that failed.
+For any file the result must be a graph or a BitwrightError, in bounded time and memory, without
+access outside the model's folder. A worker process with a memory limit runs one case after another
+and reports the results; this process supervises it, and starts another worker if it dies or hangs.
+A case depends only on the seeds, the run's number and its own number, so it is reproducible:
+`--only N` shows one case, `--keep DIR` writes the files of those that failed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ FAILURES = ("exception", "crash", "hang", "memory", "read outside")
 
 
 class BudgetError(BaseException):
-    """The interpreter has had its time; no handler of ordinary errors sees this."""
+    """The interpreter has exceeded its time; not caught as an ordinary error."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Case:
     """Loading it at all would mean a read where nothing may be read."""
 
     def write(self, folder: Path) -> Path:
-        """Lay the files out; the folder above holds a secret."""
+        """Write the files; the parent folder contains a secret."""
         (folder / "secret.bin").write_bytes(SECRET)
         inside = folder / "model"
         inside.mkdir()
@@ -119,7 +119,7 @@ def load_case(case: Case, path: Path) -> Graph:
 
 
 def try_case(case: Case, folder: Path, phase: Callable[[str], None]) -> tuple[str, str]:
-    """What came of a case, and details where it failed."""
+    """The status of a case, and details of a failure."""
     path = case.write(folder)
     phase("load")
     try:
@@ -160,7 +160,7 @@ def holds_secret(graph: Graph) -> bool:
 
 
 def inputs_of(graph: Graph) -> dict[str, Any] | None:
-    """Small inputs for every tensor; None where there is another kind, or none is small."""
+    """Small inputs for every tensor; None if there are other kinds or sizes are large."""
     feeds: dict[str, Any] = {}
     generator = np.random.default_rng(0)
     for value in graph.inputs:
@@ -181,12 +181,12 @@ def inputs_of(graph: Graph) -> dict[str, Any] | None:
 
 
 def work(seeds_folder: Path, run_number: int, first: int, stop: int) -> None:
-    """Try cases one after the other; each line of output says where this is."""
+    """Run cases one after another; each line of output reports the progress."""
     seeds = read_seeds(seeds_folder)
     warnings.simplefilter("ignore")
     os.environ["BITWRIGHT_MAX_TENSOR_BYTES"] = str(TENSOR_BYTES)
     say = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what others print is not part of the talk
+    os.dup2(2, 1)  # output of other code is not part of the protocol
     limit_memory()
 
     def out_of_time(*_: Any) -> None:
@@ -212,7 +212,7 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-# the watcher
+# the supervisor
 
 
 def write_seeds(seeds: list[Seed], folder: Path) -> None:
@@ -245,8 +245,8 @@ class Worker:
         self.buffer = b""
 
     def line(self, seconds: float) -> str | None:
-        """The next line, "" when the worker is gone, None when it computes for so long or does
-        nothing for so long. A busy machine may keep it waiting; that is not its fault."""
+        """The next line; "" if the worker has ended, None if it exceeds the limits of CPU time or
+        of idle time. Waiting on a busy machine does not count."""
         assert self.process.stdout
         start = self.cpu_seconds()[0]
         while b"\n" not in self.buffer:
@@ -264,14 +264,14 @@ class Worker:
         return text.decode()
 
     def cpu_seconds(self) -> tuple[float, bool]:
-        """Time the worker has computed, and whether it would compute now if it were let."""
+        """The CPU time of the worker, and whether it is runnable."""
         text = Path(f"/proc/{self.process.pid}/stat").read_text()
         state, *fields = text.rpartition(")")[2].split()
         ticks = int(fields[10]) + int(fields[11])
         return ticks / os.sysconf("SC_CLK_TCK"), state == "R"
 
     def end(self, gone: bool = False) -> int:
-        """Its exit status; one that is gone already may take a moment to say so."""
+        """The exit status of the worker, after a short wait if it has just ended."""
         if gone:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(10)
@@ -285,7 +285,7 @@ class Worker:
 def results(
     seeds: Path, run_number: int, first: int, stop: int, patience: float
 ) -> Iterator[tuple[int, str, str]]:
-    """Number, status and detail of each case, whatever becomes of the workers."""
+    """Number, status and detail of each case, also if workers die."""
     worker = Worker(seeds, run_number, first, stop)
     number, phase = first, "start"
     while number < stop:
@@ -314,7 +314,7 @@ def fuzz(
     on_progress: Callable[[int, Counter[str]], None] = lambda number, totals: None,
     patience: float = LOAD_SECONDS,
 ) -> Counter[str]:
-    """How many cases ended in which way; `on_trouble` sees failures and surprises."""
+    """The number of cases by status; `on_trouble` is called for failures."""
     totals: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         write_seeds(seeds, Path(folder))

@@ -1,4 +1,4 @@
-"""One node of com.microsoft each, for the fuzzer; sizes and types say what an operand is."""
+"""Models of one com.microsoft node for the fuzzer."""
 
 from __future__ import annotations
 

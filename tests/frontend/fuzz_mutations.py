@@ -1,4 +1,4 @@
-"""Ways to damage a model: as bytes, as protobuf messages, and as folders with files beside it."""
+"""Mutations of a model: of bytes, of protobuf messages, and of folders with external data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def flip_bits(data: bytes, random: Random) -> bytes:
 
 
 def splice(data: bytes, random: Random) -> bytes:
-    """Bytes taken out, doubled, moved, or replaced by others."""
+    """Remove, duplicate, move or replace bytes."""
     start = random.randrange(len(data) + 1)
     stop = min(len(data), start + random.choice((1, 2, 8, 64, 512)))
     piece = data[start:stop]
@@ -65,7 +65,7 @@ def parts(message: Message) -> Iterator[Message]:
 
 
 def _value(field: Any, old: Any, random: Random, names: Sequence[str]) -> Any:
-    """Something else that the field can hold."""
+    """Another value of the field."""
     if field.type in (field.TYPE_FLOAT, field.TYPE_DOUBLE):
         return random.choice(REAL)
     if field.type == field.TYPE_STRING:
@@ -83,7 +83,7 @@ def _value(field: Any, old: Any, random: Random, names: Sequence[str]) -> Any:
 
 
 def change_field(model: ModelProto, random: Random) -> None:
-    """One field of one message gets another value, loses it, or has elements moved about."""
+    """Change, clear or reorder one field of one message."""
     message = random.choice(list(parts(model)))
     names = [name for n in model.graph.node for name in (*n.input, *n.output)][:50]
     fields = message.DESCRIPTOR.fields
@@ -137,7 +137,7 @@ def _nodes(model: ModelProto) -> list[Any]:
 
 
 def change_dims(model: ModelProto, random: Random) -> None:
-    """A tensor or a declared value with sizes that do not fit, negative or enormous."""
+    """Give a tensor or a declared value wrong, negative or very large sizes."""
     shapes = [t.dims for t in _tensors(model)]
     if shapes and random.random() < 0.6:
         dims = random.choice(shapes)
@@ -243,7 +243,7 @@ def change_opset(model: ModelProto, random: Random) -> None:
 
 
 def nest(model: ModelProto, random: Random) -> None:
-    """Ifs in ifs, far deeper than anybody writes them."""
+    """Very deeply nested Ifs."""
     body = helper.make_graph([node("Identity", "x", "y")], "leaf", [], [info("y")])
     for depth in range(random.choice((3, 12, 30))):
         branch = (
@@ -261,7 +261,7 @@ def nest(model: ModelProto, random: Random) -> None:
 
 
 def recurse(model: ModelProto, random: Random) -> None:
-    """Functions that call themselves, each other, or each other far too often."""
+    """Functions that are recursive or expand to many nodes."""
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("local", 1)]
     count = random.choice((1, 2, 30))
     for i in range(count):
@@ -277,7 +277,7 @@ def recurse(model: ModelProto, random: Random) -> None:
 
 
 def grow(model: ModelProto, random: Random) -> None:
-    """Small models that ask for enormous values: constants of a shape, ranges, loops, tiles."""
+    """Small models with very large values: constants of a shape, ranges, loops, tiles."""
     huge = random.choice((1 << 20, 1 << 31, 1 << 40, 1 << 60, (1 << 63) - 1))
     number = helper.make_tensor("huge", TensorProto.INT64, [1], [huge])
     scalars = [
@@ -392,8 +392,8 @@ PLACES: tuple[tuple[dict[str, str], Callable[[Path], None]], ...] = (
 
 
 def misplaced(random: Random) -> tuple[str, Seed, Callable[[Path], None], bool]:
-    """External data at a place where it must not be, or may not reach to, and whether that is all:
-    then the model must be refused."""
+    """External data at a forbidden location or range, and whether that is the only fault: then the
+    model must be refused."""
     places, prepare = random.choice(PLACES)
     seed = external(places)
     if random.random() < 0.3:

@@ -1,4 +1,4 @@
-"""Small valid models that the fuzzer damages: every feature that a reader has code for."""
+"""Small valid models for the fuzzer that cover every feature of the readers."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def _attention() -> ModelProto:
 
 
 def _tensors() -> ModelProto:
-    """Tensors of every element type, in every field that may hold them."""
+    """Tensors of every element type, in every field for them."""
     nodes, outputs, weights = [], [], []
     for code in range(1, 26):
         name = f"t{code}"
@@ -252,7 +252,7 @@ def _sequences() -> ModelProto:
 
 
 def external(locations: dict[str, str] | None = None) -> Seed:
-    """A model whose two weights lie in files beside it, or wherever `locations` says."""
+    """A model with two weights as external data, at `locations`."""
     proto = model(
         [node("Add", "x a", "u"), node("Mul", "u b", "y")],
         [info("x", FLOAT, [4])],
@@ -281,7 +281,7 @@ def _as_text_and_bytes(seed: Seed) -> Iterator[Seed]:
 
 
 def own_seeds() -> list[Seed]:
-    """Models made here, one for each part of the reader, and the demo model."""
+    """Models for each part of the reader, and the demo model."""
     makers = (_network, _shapes, _control, _functions, _quantized, _attention, _tensors, _sparse)
     found = [Seed(m.__name__.strip("_"), m().SerializeToString()) for m in (*makers, _sequences)]
     demo = files("bitwright.demo").joinpath("digits.onnx").read_bytes()

@@ -1,4 +1,4 @@
-"""Models of one node, run by ONNX Runtime and by bitwright side by side."""
+"""Models of one node, run by ONNX Runtime and by bitwright."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model(
 ) -> onnx.ModelProto:
     """A model of one node; inputs in `constants` are initializers.
 
-    `dynamic` gives every size that it lists a name, so that the model works for any such size.
+    `dynamic` lists the sizes that become symbolic.
     """
     wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
     names = [f"x{i}" if x is not None else "" for i, x in enumerate(inputs)]
@@ -64,7 +64,7 @@ def feeds(proto: onnx.ModelProto, inputs: Sequence[Array | None]) -> dict[str, A
 
 
 def by_onnxruntime(proto: onnx.ModelProto, given: Mapping[str, Array]) -> list[Any]:
-    """The answers of ONNX Runtime on the graph as it is, without its own optimizer."""
+    """The results of ONNX Runtime without its optimizer."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -91,7 +91,7 @@ def compare(
     **options: Any,
 ) -> list[Any]:
     """Fail unless both give the same; floats within `tolerance` of the output's scale,
-    integers within so many `steps`. Answers what bitwright gave."""
+    integers within so many `steps`. Returns bitwright's results."""
     proto = model(op_type, inputs, outputs, **options)
     given = feeds(proto, inputs)
     expected, found = by_onnxruntime(proto, given), by_bitwright(proto, given)

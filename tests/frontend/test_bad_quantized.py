@@ -1,4 +1,4 @@
-"""Quantized models with nonsense parameters, or at the limits of i32: right or refused."""
+"""Quantized models with invalid parameters, or at the limits of i32: correct or refused."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ ELEMENTS = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.uint8): TensorP
 
 
 def model(nodes, inputs, constants, outputs=("y",), opset=21):
-    """A model of these nodes; `inputs` by name: an array of the type and rank that is fed."""
+    """A model of these nodes; `inputs` are arrays of the fed types and ranks, by name."""
     given = [
         helper.make_tensor_value_info(name, ELEMENTS[x.dtype], x.shape)
         for name, x in inputs.items()
@@ -43,7 +43,7 @@ def signed(*shape):
 
 @pytest.mark.parametrize("scale", [0.0, -0.5, np.nan, np.inf])
 @pytest.mark.parametrize("op", ["QuantizeLinear", "QLinearMatMul", "QLinearConv"])
-def test_a_scale_that_is_no_step_is_refused(op, scale):
+def test_an_invalid_scale_is_refused(op, scale):
     x, w = (
         (real(3, 4), signed(4, 5))
         if op != "QLinearConv"
@@ -56,14 +56,14 @@ def test_a_scale_that_is_no_step_is_refused(op, scale):
     else:
         constants["w"] = w
         nodes = [node("QuantizeLinear", "x s z", "q"), node(op, "q s z w s wz bad z")]
-    with pytest.raises(BitwrightError, match=r"is no step between codes.*") as failure:
+    with pytest.raises(BitwrightError, match=r"is not valid.*") as failure:
         bw.load(model(nodes, {"x": x}, constants))
     message = str(failure.value)
     assert "'bad'" in message and "positive finite numbers" in message and op in message
 
 
 @pytest.mark.parametrize("scale", [np.nan, -np.inf])
-def test_dequantizing_by_no_number_is_refused(scale):
+def test_a_scale_that_is_not_finite_is_refused(scale):
     scales = np.array([0.1, scale, 0.2], np.float32)
     made = model([node("DequantizeLinear", "x s", axis=1)], {"x": qvalues(2, 3)}, {"s": scales})
     with pytest.raises(BitwrightError, match="finite numbers") as failure:
@@ -72,7 +72,7 @@ def test_dequantizing_by_no_number_is_refused(scale):
 
 
 def test_channels_with_a_scale_of_zero_are_zeros():
-    """Some tools write them for channels that are silent."""
+    """Some tools write them for channels whose weights are all zero."""
     constants = {
         "w": signed(16, 3),
         "s": np.array([0.1, 0, 0.2], np.float32),
@@ -120,7 +120,7 @@ def test_parameters_that_do_not_fit_are_refused(nodes, constants):
 
 @pytest.mark.parametrize("form", ["qdq", "integer"])
 def test_sums_beyond_32_bits_are_right(form):
-    """70,000 terms of 255 * 127 leave i32: no product of codes, or one that wraps as ONNX's."""
+    """70,000 terms of 255 * 127 overflow i32: computed in float, or wrapped as in ONNX."""
     terms = 70_000
     x, w = np.full((2, terms), 255, np.uint8), np.full((terms, 3), 127, np.int8)
     constants = {"w": w, "s": np.float32(0.5), "ws": np.float32(0.25), "z": np.uint8(0)}
@@ -164,7 +164,7 @@ def test_empty_tensors_give_empty_answers_or_zeros(shape):
 
 @pytest.mark.parametrize("name", ["w", "s"])
 def test_quantized_values_and_scales_that_are_fed_work_too(name):
-    """Nothing about them is known when the model is compiled."""
+    """They are inputs, so no constant is known at compile time."""
     inputs = {"x": qvalues(4, 8), "w": qvalues(8, 3), "s": np.array(0.25, np.float32)}
     held = {key: value for key, value in inputs.items() if key not in ("x", name)}
     nodes = [

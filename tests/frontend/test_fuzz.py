@@ -1,4 +1,4 @@
-"""A short run of the fuzzer, and that it notices what it is there to notice."""
+"""A short run of the fuzzer, and a check that it detects failures."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Small valid files that ask for a lot: importing them stays cheap, whatever they compute."""
+"""Small valid files with expensive computations: importing them is cheap."""
 
 import os
 import resource
@@ -23,7 +23,7 @@ def constant(name, value):
 
 
 def chain(op_type, count, start):
-    """A value combined with itself, again and again."""
+    """A value combined with itself repeatedly."""
     names = [start, *(f"v{i}" for i in range(count))]
     return [node(op_type, f"{a} {a}", b) for a, b in pairwise(names)], names[-1]
 
@@ -43,7 +43,7 @@ def symbolic_size(op_type, count, symbols):
 
 
 def folded(op_type, inputs, weights, **attrs):
-    """A shape that comes out of an op on constants."""
+    """A shape computed from constants."""
     nodes = [
         node(op_type, inputs, "e", **attrs),
         node("Cast", "e", "c", to=INT64),

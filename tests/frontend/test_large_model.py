@@ -1,7 +1,7 @@
-"""A model above 2 GB loads without being read: its weights stay in the mapped file.
+"""A model above 2 GB loads without reading its weights, which stay in the mapped file.
 
-The external data is a sparse file, so that the disk holds only the rows that are written. The
-process that loads the model is one of its own, whose resident memory is measured.
+The external data is a sparse file, so that only the written rows take disk space. A separate
+process loads the model, and its resident memory is measured.
 """
 
 import json
@@ -33,7 +33,7 @@ def memory(what):
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith(what))
 
-bw.load(sys.argv[1])  # a small model, so that what the packages need is there
+bw.load(sys.argv[1])  # a small model, so that packages are loaded
 before = memory("VmRSS")
 graph = bw.load(sys.argv[2])
 after, peak = memory("VmRSS"), memory("VmHWM")
@@ -53,7 +53,7 @@ def external(name, shape, offset, length):
 
 
 def write_large(folder):
-    """An embedding of 2 GB, then products with weights that lie behind it in the file."""
+    """An embedding of 2 GB, then products whose weights follow it in the file."""
     nodes = [helper.make_node("Gather", ["table", "ids"], ["picked"])]
     tensors = [external("table", [ROWS, WIDTH], 0, TABLE_BYTES)]
     for layer in range(LAYERS):

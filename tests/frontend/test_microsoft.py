@@ -292,7 +292,7 @@ def test_refusal_of_blocked_channels_says_what_to_do():
 
 
 def test_missing_operand_is_named():
-    with pytest.raises(ImportModelError, match=r"BiasGelu.*input 1 is left out"):
+    with pytest.raises(ImportModelError, match=r"BiasGelu.*input 1 is missing"):
         load(model("BiasGelu", [draw(2)]))
 
 

@@ -1,4 +1,4 @@
-"""Attention of com.microsoft against ONNX Runtime: masks, caches, rotations, experts."""
+"""Attention of com.microsoft against ONNX Runtime: masks, caches, rotary embedding, experts."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_attention_masks(mask, unidirectional, dynamic):
 
 def test_attention_mask_of_ends_and_starts():
     compare("Attention", [*PROJECTED, whole(3, 5, 1, 0)], num_heads=HEADS)
-    with pytest.raises(UnsupportedError, match="lengths from offsets"):
+    with pytest.raises(UnsupportedError, match="is ambiguous"):
         load(model("Attention", [*PROJECTED, whole(3, 5, 1)], num_heads=HEADS))
 
 
@@ -110,8 +110,8 @@ def test_multi_head_attention(operands, outputs, attrs, dynamic):
     compare("MultiHeadAttention", operands, outputs, **attrs, **options)
 
 
-def test_packed_operands_are_the_same_apart():
-    """ONNX Runtime's CPU kernel takes them apart only."""
+def test_packed_operands_equal_separate_ones():
+    """ONNX Runtime's CPU kernel takes only separate operands."""
     heads = [draw(BATCH, LENGTH, HEADS, SIZE, seed=i) for i in range(3)]
     folded = [x.reshape(BATCH, LENGTH, FEATURES) for x in heads]
     expected = compare("MultiHeadAttention", [*folded, draw(24)], num_heads=HEADS)
@@ -124,7 +124,7 @@ def test_packed_operands_are_the_same_apart():
 
 
 @DYNAMIC
-def test_cache_with_room(dynamic):
+def test_preallocated_cache(dynamic):
     step = [draw(BATCH, 1, FEATURES, seed=i) for i in range(3)]
     cache = [draw(BATCH, HEADS, 9, SIZE, seed=i) for i in range(2)]
     for array in cache:
@@ -199,8 +199,8 @@ def test_group_query_attention_of_a_chunk():
 
 
 @DYNAMIC
-def test_rows_behind_the_valid_keys_are_nobodys(dynamic):
-    """A cache with room, texts of unequal length, and a padded prompt: what counts agrees."""
+def test_rows_after_the_valid_keys_are_undefined(dynamic):
+    """A preallocated cache, sequences of unequal length and a padded prompt: valid rows agree."""
     room = draw(BATCH, 2, 10, 16), draw(BATCH, 2, 10, 16, seed=1)
     operands = [*STEP, *room, whole(3, 6), whole(7), *ANGLES]
     options = {"do_rotary": 1, "dynamic": dynamic, **GROUPED}
@@ -222,9 +222,9 @@ def test_rows_behind_the_valid_keys_are_nobodys(dynamic):
 @pytest.mark.parametrize(
     "operands, attrs, message",
     [
-        ([*PROMPT, None, None, None, whole(5)], {}, "lengths of the keys are left out"),
-        ([*PROMPT, None, None, *FULL], {"do_rotary": 1}, "without angles"),
-        ([*PROMPT, None, None, *FULL], {"kv_num_heads": 3}, "do not share"),
+        ([*PROMPT, None, None, None, whole(5)], {}, "lengths of the keys are missing"),
+        ([*PROMPT, None, None, *FULL], {"do_rotary": 1}, "tables of angles are missing"),
+        ([*PROMPT, None, None, *FULL], {"kv_num_heads": 3}, "no multiple of kv_num_heads"),
         ([*STEP, *PAST, *NEXT], {"sliding_window_cache": 1}, "drops keys"),
     ],
 )

@@ -1,6 +1,6 @@
 """Quantized ops of com.microsoft against ONNX Runtime.
 
-Its kernels for codes use tables and merged scales, so a code may differ by one step.
+Its quantized kernels use tables and merged scales, so a quantized value may differ by 1.
 """
 
 import ml_dtypes
@@ -11,7 +11,7 @@ from one_node import agree, by_bitwright, compare, feeds, model
 from bitwright.errors import ImportModelError, UnsupportedError
 from bitwright.frontend.onnx import load
 
-QVALUES = pytest.mark.parametrize("element", [np.uint8, np.int8], ids=["u8", "i8"])
+BOTH_TYPES = pytest.mark.parametrize("element", [np.uint8, np.int8], ids=["u8", "i8"])
 STEP = {"steps": 1}
 
 
@@ -29,7 +29,7 @@ def scale(*values):
     return np.array(values if len(values) > 1 else values[0], np.float32)
 
 
-@QVALUES
+@BOTH_TYPES
 def test_binary(element):
     zero = lambda value: np.array(value, element)
     x, y = qvalues(element, 2, 3, 4), qvalues(element, 3, 4)
@@ -40,7 +40,7 @@ def test_binary(element):
     compare("QLinearMul", one, **STEP)
 
 
-@QVALUES
+@BOTH_TYPES
 @pytest.mark.parametrize(
     "op_type, attrs",
     [
@@ -64,10 +64,10 @@ def test_unary(element, op_type, attrs):
     compare(op_type, [x, scale(0.03), np.array(3, element), *target], **STEP, **attrs)
 
 
-@QVALUES
+@BOTH_TYPES
 @pytest.mark.parametrize("levels", [200.7, 253.0, 254.6, 255.0, 256.0])
 def test_softmax_of_quantized_values_has_a_whole_number_of_steps(element, levels):
-    """As in ONNX Runtime, even where that is the neighbour of the code that the scale says."""
+    """As in ONNX Runtime, even where the exact quantized value differs by 1."""
     x = qvalues(element, 3, 40, 17) // 3
     low = np.array(np.iinfo(element).min, element)
     operands = [x, scale(0.02), np.array(3, element), scale(1 / levels), low]
@@ -77,7 +77,7 @@ def test_softmax_of_quantized_values_has_a_whole_number_of_steps(element, levels
         compare("QLinearSoftmax", [even[:, :, :count], *operands[1:]], opset=13, axis=-1)
 
 
-@QVALUES
+@BOTH_TYPES
 def test_concat_and_where(element):
     zero = lambda value: np.array(value, element)
     first, second = qvalues(element, 2, 3), qvalues(element, 2, 5)
@@ -89,7 +89,7 @@ def test_concat_and_where(element):
     compare("QLinearWhere", [condition, *operands], **STEP)
 
 
-@QVALUES
+@BOTH_TYPES
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_conv(element, per_channel):
     w = qvalues(np.int8, 4, 3, 3, 3)
@@ -105,7 +105,7 @@ def test_conv(element, per_channel):
     compare("QLinearConv", last, channels_last=1, strides=[2, 2], **options)
 
 
-@QVALUES
+@BOTH_TYPES
 @pytest.mark.parametrize("weight", [np.uint8, np.int8], ids=["wu8", "wi8"])
 def test_products(element, weight):
     if element is np.int8 and weight is np.uint8:
@@ -155,8 +155,8 @@ def test_quantize_and_dequantize(element):
 
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("per_gate", [False, True])
-def test_lstm_is_the_real_one(directions, per_gate):
-    """ONNX Runtime also rounds what goes in; the results differ by that much."""
+def test_lstm_has_float_inputs(directions, per_gate):
+    """ONNX Runtime also quantizes the inputs; the results differ by that error."""
     w, r = qvalues(np.int8, directions, 3, 16) // 4, qvalues(np.int8, directions, 4, 16) // 4
     shape = (directions, 16) if per_gate else (directions,)
     scales = [np.abs(draw(*shape, seed=i)) * np.float32(0.01) + np.float32(0.005) for i in (1, 2)]
@@ -216,7 +216,7 @@ def test_matmul_of_few_bits_keeps_quantized_values_and_names():
     [
         ({4: np.zeros(32, np.int32)}, {}, "g_idx"),
         ({}, {"K": 1 << 40}, "do not fit"),
-        ({}, {"bits": 3}, "3 bits"),
+        ({}, {"bits": 3}, "3 is not in"),
         ({}, {"block_size": -16}, "block_size"),
         ({}, {"N": 0}, "K, N or block_size"),
         ({}, {"weight_prepacked": 1}, "GPU"),

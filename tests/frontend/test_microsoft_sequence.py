@@ -1,4 +1,4 @@
-"""Layers of com.microsoft that carry a state, against ONNX Runtime."""
+"""Layers of com.microsoft with a state, against ONNX Runtime."""
 
 import numpy as np
 import pytest

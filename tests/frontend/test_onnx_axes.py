@@ -1,4 +1,4 @@
-"""Axes that are an input of the model: every choice gives what the same constant would."""
+"""Axes that are an input of the model give the same as constant axes."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_axes_of_other_ops():
 
 
 def test_few_axes_are_chosen_among():
-    """Too many choices stay one step of the host."""
+    """Too many choices become an interpreter fallback."""
     text = ("m (float[A, B, C, D, E, F, G, H] x, int64[4] axes) => (float[P, Q, R, S] y) "
             "{ y = ReduceSum <keepdims = 0>(x, axes) }")  # fmt: skip
     model = parser.parse_model('<ir_version: 8, opset_import: ["": 18]>\n' + text)

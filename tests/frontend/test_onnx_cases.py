@@ -1,4 +1,4 @@
-"""ONNX's official cases: how many pass, that none is wrong, and how many need host steps."""
+"""ONNX's official cases: the number that pass, none wrong, and the number with fallbacks."""
 
 from collections import Counter
 from importlib.util import find_spec
@@ -14,10 +14,10 @@ pytestmark = pytest.mark.skipif(
 )
 CASES = 2024
 PASSING = 2007
-IMAGE_CASES = 9 if find_spec("PIL") else 0  # decoding images needs Pillow
+IMAGE_CASES = 9 if find_spec("PIL") else 0  # reading images needs Pillow
 RANDOM = 6
 HOST_STEPS = 164
-"""Cases with a node that no kernel computes, those whose images are decoded included."""
+"""Cases with a node that has no kernel, including those that read images."""
 ROUNDED = {"test_attention_4d_causal_fp16_expanded"}
 """Attention in single f16 steps: two results are closer to the exact ones than those expected,
 and differ from them by more than 1e-3. Compiling puts the steps together again."""

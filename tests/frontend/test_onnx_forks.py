@@ -1,4 +1,4 @@
-"""Values of a rank that only the run decides: answers as in ONNX Runtime, and no host steps."""
+"""Values of data-dependent rank: results as in ONNX Runtime, without fallbacks."""
 
 from functools import partial
 from itertools import product
@@ -18,7 +18,7 @@ HEADER = '<ir_version: 8, opset_import: ["": 17]>\n'
 
 
 def squeeze_if(x="x", s="s"):
-    """What PyTorch writes for `s = x.squeeze(1)`."""
+    """The export of `s = x.squeeze(1)` by PyTorch."""
     return f"""
       {s}_sizes = Shape({x})
       {s}_one = Constant <value_int = 1>()
@@ -39,7 +39,7 @@ def model(text):
 
 
 def without_types(proto):
-    """Outputs of which nothing is declared, since their ranks differ from run to run."""
+    """The model without declared output types, since their ranks depend on the run."""
     for output in proto.graph.output:
         output.ClearField("type")
     return proto
@@ -57,7 +57,7 @@ def run_ort(proto, feeds):
 
 
 def check(proto, *many_feeds):
-    """The graph, whose results, and those of its export, are ONNX Runtime's."""
+    """The graph, after its results and those of its export are compared with ONNX Runtime."""
     graph = bw.load(proto)
     assert [node.op for _, node in graph.walk() if node.op == "host"] == []
     runs = [bw.compile(graph).run]
@@ -79,7 +79,7 @@ def x(*shape):
     return {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}
 
 
-def test_what_follows_is_imported_for_both_ranks():
+def test_later_nodes_are_imported_for_both_ranks():
     proto = model(
         "m (float[N, C, 3] x) => (float[K] y, float[N, C, 3] z) {"
         + squeeze_if()
@@ -158,7 +158,7 @@ def test_size_is_compared_with_one_only_once():
 
 
 def test_many_forks_end_in_fallbacks():
-    """Each size makes two cases of all that follow, which grow only so far."""
+    """Each size doubles the cases, up to a limit."""
     names = [f"x{i}" for i in range(9)]
     inputs = ", ".join(f"float[N{i}, 4] {name}" for i, name in enumerate(names))
     steps = " ".join(
@@ -187,7 +187,7 @@ def test_fork_inside_a_function():
 
 
 def growing_loop(first_shape, trips):
-    """Carries a value that is of another rank after the first iteration, counts, and stacks."""
+    """A loop whose carried value changes its rank after the first iteration."""
     body = helper.make_graph(
         [
             helper.make_node("Identity", ["going"], ["keep"]),

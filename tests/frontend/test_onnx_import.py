@@ -1,4 +1,4 @@
-"""What the importer makes of models: names, weights, symbols, functions, bodies, old opsets."""
+"""Imported models: names, weights, symbols, functions, bodies, old opsets."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from bitwright.frontend.onnx.registry import all_mappings
 from bitwright.ir import OpaqueType, symbol
 from bitwright.ops.core.interpret import run
 from bitwright.ops.core.opdef import draw
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "local" : 1]>\n'
 
@@ -131,7 +131,7 @@ def test_named_sizes_become_symbols(param, size):
     assert graph.inputs[0].shape == (size, 4)
 
 
-def test_names_that_look_alike_stay_apart():
+def test_similar_names_stay_distinct():
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["a b", "a_b", None, -1])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     node = helper.make_node("Relu", ["x"], ["y"])
@@ -159,7 +159,7 @@ def test_shape_arithmetic_becomes_attributes():
     assert graph.outputs[0][1].shape == (symbol("batch"), 3, symbol("seq"), 8)
 
 
-def test_sizes_that_only_the_data_knows_are_operands():
+def test_data_dependent_sizes_are_operands():
     graph = import_text("""
         g (float[n] x, int64[2] target) => (float[a, b] y, float[c, 1] z) {
             y = Reshape(x, target)
@@ -208,7 +208,7 @@ def test_functions_that_call_themselves_are_refused():
         import_text(text)
 
 
-def test_functions_that_unfold_without_end_are_refused():
+def test_functions_that_expand_without_end_are_refused():
     doubling = "\n".join(
         f"""<domain: "local", opset_import: ["" : 21, "local" : 1]>
         f{i}(v) => (w) {{ t = local.f{i + 1}(v)
@@ -304,7 +304,7 @@ SEQUENCE = """
 
 
 @pytest.mark.filterwarnings("ignore::bitwright.warn.BitwrightWarning")
-def test_sequences_live_in_fallbacks():
+def test_sequences_are_values_of_fallbacks():
     graph = import_text(SEQUENCE.replace("PLACE", "place"))
     assert isinstance(graph.value("s").type, OpaqueType)
     a, b = draw(2), draw(2, seed=1)
@@ -399,7 +399,7 @@ def test_old_forms(found, want):
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("start, stop, expected", [(-9, -9, [0]), (-9, 1, []), (-3, -9, [0])])
 def test_a_slice_backwards_from_before_the_first_element(start, stop, expected, constant):
-    """ONNX clamps the start into the axis; Python's slices find nothing there."""
+    """ONNX clamps the start into the axis; a Python slice is empty there."""
     values = dict(zip("abcd", (start, stop, 0, -1), strict=True))
     typed = [f"int64[1] {name}" for name in values]
     held = f"<{', '.join(f'int64[1] {name} = {{{v}}}' for name, v in values.items())}>"
@@ -422,7 +422,7 @@ BAD = [[1, 2, 2], [2, 2, 3], [7, -2, 1], [-1, 4, 3], [2**62, 2**62, 6], [2**63 -
 
 @pytest.mark.parametrize("target", ["cpu", "reference"])
 @pytest.mark.parametrize("size", ["6", "n"])
-def test_sizes_of_a_split_that_only_the_run_knows(size, target):
+def test_data_dependent_sizes_of_a_split(size, target):
     graph = import_text(SPLIT.replace("{size}", size))
     assert "host" not in ops_of(graph)
     executable = compile_graph(graph, target=target)

@@ -1,4 +1,4 @@
-"""Reading model files: every way to store a tensor, and every way a file can be wrong."""
+"""Reading model files: all storage forms of tensors, and invalid files."""
 
 import os
 import subprocess
@@ -102,7 +102,7 @@ def test_element_types_that_are_not_known():
 
 
 @pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x07", b"\xff" * 100, b"graph @g {}"])
-def test_what_is_no_model_is_refused(data):
+def test_other_files_are_refused(data):
     with pytest.raises(ImportModelError):
         load(data)
 
@@ -268,7 +268,7 @@ def test_two_gigabytes_load_in_little_memory(tmp_path):
 
 
 def test_model_protos_of_the_onnx_package_load(tmp_path):
-    """What `onnx.save` writes with external data is what we read."""
+    """Files that `onnx.save` writes with external data load."""
     model = model_with(weight(3000))
     path = tmp_path / "saved.onnx"
     onnx.save(model, path, save_as_external_data=True, location="saved.bin", size_threshold=0)

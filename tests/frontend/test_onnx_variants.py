@@ -1,7 +1,7 @@
-"""The official cases in other clothes: operands as constants, sizes as symbols.
+"""Variants of the official cases: operands as constants, sizes as symbols.
 
-The cases feed axes, shapes and scales as inputs, where exporters write constants; and every size in
-them is a number, where exporters write names. The answers must not depend on that.
+The cases have axes, shapes and scales as inputs, where exporters write constants, and static sizes,
+where exporters write symbolic ones. The results must not depend on that.
 """
 
 from dataclasses import replace
@@ -46,7 +46,7 @@ def with_constants(case, every):
 
 
 def with_symbols(case):
-    """Every size of every input gets a name of its own; nothing is said about outputs."""
+    """Every size of every input gets a distinct name; outputs are not declared."""
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
     for place, info in enumerate(model.graph.input):

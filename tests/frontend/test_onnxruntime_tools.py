@@ -1,4 +1,4 @@
-"""Graphs that ONNX Runtime's own quantizers and optimizer write, from the demo model."""
+"""Models from ONNX Runtime's quantizers and optimizer, made from the demo model."""
 
 import logging
 import warnings
@@ -56,7 +56,7 @@ def ops(path):
 
 
 def check(path, tolerance):
-    """Both give the same; codes one step apart may add up along the layers."""
+    """Both give the same; quantized values that differ by 1 may add up along the layers."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -67,7 +67,7 @@ def check(path, tolerance):
 
 
 def check_products_are_of_qvalues(path):
-    """No product of real numbers, or of 32-bit ones, is left when the model runs."""
+    """The lowered model has no float or 32-bit products."""
     lowered = run_passes(run_passes(bw.load(path), INFERENCE), (lower_integer,))
     names = [node.op for node in lowered.nodes]
     assert "matmul" not in names and "conv" not in names
@@ -109,7 +109,7 @@ def test_static_quantization_with_ops_of_microsoft(tmp_path, weight):
 
 def test_dynamic_quantization(tmp_path):
     proto = onnx.load(str(DEMO))
-    del proto.graph.value_info[:]  # the quantizer turns weights round and leaves their shapes
+    del proto.graph.value_info[:]  # the quantizer transposes weights and keeps the old shapes
     path = tmp_path / "quantized.onnx"
     quantize_dynamic(proto, str(path))
     check(path, 1e-3)
@@ -144,7 +144,7 @@ def test_optimized_by_a_session(tmp_path, quantized):
 
 @pytest.mark.parametrize("producer", ["onnx.quantize", "another"])
 def test_softmax_between_quantized_values_is_what_the_standard_says(producer):
-    """Whoever wrote the file; ONNX Runtime computes it so before it optimizes."""
+    """As ONNX Runtime computes it before optimization."""
     point, steps = np.array(3, np.uint8), np.array(1 / 255, np.float32)
     nodes = [
         helper.make_node("DequantizeLinear", ["x", "fine", "point"], ["real"]),
@@ -167,8 +167,8 @@ def test_softmax_between_quantized_values_is_what_the_standard_says(producer):
     agree(theirs, list(bw.compile(bw.load(proto)).run(feeds).values()), 0)
 
 
-def test_what_stands_between_dynamic_quantized_values_is_rounded_as_it_is_written():
-    """A last bit of the range is a step of every code: hard swish in its four ops is these."""
+def test_ops_between_dynamic_quantization_round_as_in_the_file():
+    """The last bit of the range changes all quantized values; hard swish is written as four ops."""
     rng = np.random.default_rng(0)
     constants = {
         "w": rng.integers(-128, 128, (64, 48)).astype(np.int8),

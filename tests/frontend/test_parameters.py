@@ -1,4 +1,4 @@
-"""Parameters by name: out of a graph, and in from mappings and files."""
+"""Parameters of a graph by name, and loading them from mappings and files."""
 
 import json
 
@@ -145,12 +145,15 @@ _GOOD = safetensors({"x": np.ones(2, np.float32)})
         ((2**60).to_bytes(8, "little") + b"{}", "header is longer"),
         ((4).to_bytes(8, "little") + b"nope", "is damaged"),
         ((2).to_bytes(8, "little") + b"[]", "is damaged"),
-        (_GOOD[:-1], "does not fit its place"),
-        (safetensors({"x": np.ones(2, np.float32)}, shape=[2**60]), "does not fit its place"),
-        (safetensors({"x": np.ones(2, np.float32)}, shape=[-1, -2]), "has no shape or place"),
-        (safetensors({"x": np.ones(2, np.float32)}, shape=["2"]), "has no shape or place"),
-        (safetensors({"x": np.ones(2, np.float32)}, data_offsets=[0]), "has no shape or place"),
-        (safetensors({"x": np.ones(2, np.float32)}, data_offsets=[-8, 0]), "has no shape"),
+        (_GOOD[:-1], "does not fit its offsets"),
+        (safetensors({"x": np.ones(2, np.float32)}, shape=[2**60]), "does not fit its offsets"),
+        (safetensors({"x": np.ones(2, np.float32)}, shape=[-1, -2]), "has no shape or offsets"),
+        (safetensors({"x": np.ones(2, np.float32)}, shape=["2"]), "has no shape or offsets"),
+        (safetensors({"x": np.ones(2, np.float32)}, data_offsets=[0]), "has no shape or offsets"),
+        (
+            safetensors({"x": np.ones(2, np.float32)}, data_offsets=[-8, 0]),
+            "has no shape or offsets",
+        ),
         (safetensors({"x": np.ones(2, np.float32)}, dtype="F7"), "unknown type"),
         (safetensors({"x": np.ones(2, np.float32)}, dtype=[]), "unknown type"),
     ],

@@ -1,4 +1,4 @@
-"""Small networks of every kind: the import gives what torch gives, at several sizes."""
+"""Small networks of every kind give the results of torch, at several sizes."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def assert_compiles(graph, module, args):
 
 
 def random_statistics(module):
-    """Running statistics that a mistake could not hide behind."""
+    """Running statistics that differ from the defaults."""
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             part.running_mean.uniform_(-1, 1)
@@ -98,7 +98,7 @@ def test_residual_net():
 
 
 class HourGlass(nn.Module):
-    """Down and up again, with a skip; up by interpolation and by transposed convolution."""
+    """Down and upsampling with a skip, by interpolation and by transposed convolution."""
 
     def __init__(self):
         super().__init__()
@@ -156,7 +156,7 @@ def test_frozen_transformer_is_not_traced_on_its_fused_path():
 
 
 class Causal(nn.Module):
-    """A tiny language model: positions, causal attention, and a head tied to the embedding."""
+    """A small language model: positions, causal attention, and a head tied to the embedding."""
 
     def __init__(self):
         super().__init__()
@@ -257,7 +257,7 @@ def test_recurrent_layers():
 
 
 class Cached(nn.Module):
-    """Keys and values are written to a cache that lives across calls."""
+    """Keys and values are written to a cache that persists across calls."""
 
     def __init__(self):
         super().__init__()

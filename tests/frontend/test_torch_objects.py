@@ -27,7 +27,7 @@ class Small(nn.Module):
 
 
 class Attends(nn.Module):
-    """With labels as transformers have them, and a sequence of any length."""
+    """Attention with labels, as in transformers, and sequences of any length."""
 
     def __init__(self):
         super().__init__()
@@ -117,7 +117,7 @@ def test_a_module_with_a_fixed_batch_gets_batches_of_it():
     assert bw.calibrate(Fixed().eval(), rows(2, 4, 2)).batches == 4
 
 
-def test_a_module_alone_says_what_to_do(module):
+def test_a_module_without_examples_is_refused_with_a_hint(module):
     for call in (bw.compile, bw.load, bw.bench):
         with pytest.raises(
             ImportModelError, match=r"found Small.*bw\.from_torch\(module, \(x,\)\)"
@@ -182,7 +182,7 @@ def test_tensors_are_inputs(target, element):
             assert found["y"].astype(np.float64).tolist() == x.detach().double().tolist()
 
 
-def test_a_tensor_that_is_not_dense_is_an_error_of_ours():
+def test_a_sparse_tensor_is_a_bitwright_error():
     b = bw.Builder("m")
     graph = b.build(y=b.relu(b.input("x", "f32[2, 2]")))
     with pytest.raises(bw.BitwrightError, match="not dense"):
@@ -198,7 +198,7 @@ def test_observers_and_tensors(module):
 # files
 
 
-def test_files_of_pytorch_say_what_they_are(module, tmp_path):
+def test_pytorch_files_are_refused_with_a_hint(module, tmp_path):
     torch.save(module.state_dict(), tmp_path / "weights.pt")
     torch.save(module.state_dict(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     torch.save(module, tmp_path / "whole.bin")
@@ -223,7 +223,7 @@ def test_files_of_pytorch_say_what_they_are(module, tmp_path):
     assert bw.load(loaded).inputs[0].name == "x"
 
 
-def test_a_folder_of_tensors_says_how_to_save_them(module, tmp_path):
+def test_a_folder_of_tensors_is_refused_with_a_hint(module, tmp_path):
     torch.save(rows(2)[0], tmp_path / "a.pt")
     graph = bw.from_torch(module, (torch.zeros(2, 8),))
     with pytest.raises(CalibrationError, match=r"numpy\.savez"):

@@ -1,4 +1,4 @@
-"""ATen ops by family; each family is one module, because tracing costs more than comparing."""
+"""ATen ops by family; each family is one module, because tracing is slow."""
 
 import pytest
 

@@ -136,7 +136,7 @@ class Fixes(nn.Module):
         return x.sum() + torch.zeros(int(x.shape[0] * 1.5))
 
 
-def test_branches_on_sizes_are_told():
+def test_branches_on_sizes_are_reported():
     forget()
     shapes = {"x": {0: "n"}, "y": {0: "m"}}
     with pytest.warns(BitwrightWarning, match="'Chooses': the graph is for sizes where n > 4"):
@@ -194,7 +194,7 @@ class DataDependent(nn.Module):
         }
 
 
-def test_shapes_that_the_data_decides():
+def test_data_dependent_shapes():
     sizes = [(torch.randn(n, 4),) for n in (3, 5)]
     check(DataDependent(), *sizes, dynamic_shapes={"x": {0: "batch"}})
 
@@ -254,7 +254,7 @@ class Random(nn.Module):
         return {"dropped": self.drop(x), "noise": noise, "rnn": self.rnn(x[None])[0]}
 
 
-def test_draws_of_a_module_that_trains():
+def test_random_numbers_in_training_mode():
     graph = bw.from_torch(Random(), (torch.ones(3, 4),), dynamic_shapes={"x": {0: "batch"}})
     x = np.ones((5000, 4), np.float32)
     found = run(graph, {"x": x})

@@ -1,4 +1,4 @@
-"""Models that PyTorch exports after training with fake quantization: Q/DQ pairs, float weights."""
+"""Models that PyTorch exports after QAT: QDQ pairs with float weights."""
 
 import io
 import warnings
@@ -34,7 +34,7 @@ class Layer(nn.Module):
 def test_fake_quantization_becomes_products_of_quantized_values():
     file, x = io.BytesIO(), torch.randn(4, 3, 6, 6)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # this exporter writes Q/DQ pairs and is a legacy one
+        warnings.simplefilter("ignore")  # the legacy exporter writes QDQ pairs
         torch.onnx.export(Layer().eval(), (x,), file, dynamo=False, opset_version=18)
     graph = bw.load(onnx.load_from_string(file.getvalue()))
     lowered = run_passes(run_passes(graph, INFERENCE), (lower_integer,))

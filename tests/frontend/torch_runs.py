@@ -1,4 +1,4 @@
-"""Runs a torch module and its import side by side."""
+"""Compares a torch module with its import."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ class Family(nn.Module):
 
 
 def eager(module: nn.Module, *args: Any) -> dict[str, np.ndarray]:
-    """The outputs by the names that the import gives them."""
+    """The outputs by the names of the imported graph."""
     with torch.no_grad():
         result = module(*args)
     flat: dict[str, Any] = {}
@@ -59,7 +59,7 @@ def assert_agree(
     tolerance: float = 1e-4,
     states: dict[str, np.ndarray] | None = None,
 ) -> None:
-    """The graph gives what the module does, in name, type, shape and numbers."""
+    """Compare names, types, shapes and values of the graph's outputs with the module's."""
     copies = torch.utils._pytree.tree_map(lambda x: x.clone(), args)
     found = run(graph, feeds(graph, args), states=states)
     expected = eager(module, *copies)

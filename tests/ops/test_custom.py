@@ -15,7 +15,7 @@ from bitwright.ops.control.fallback import encode_node
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.ops.core.interpret import run
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 
 X = np.array([[1, -2, 3]], np.float32)
 

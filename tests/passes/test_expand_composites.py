@@ -1,4 +1,4 @@
-"""Composites and the ops they expand to give the same numbers, on the samples of their OpDefs."""
+"""Composites and their expansions give the same results on the samples of their OpDefs."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def heads(x):
 
 
 class Attention(nn.Module):
-    """Scores in the open, as model code writes them."""
+    """Attention written out, as model code has it."""
 
     def __init__(self, causal=False, scale_query=False):
         super().__init__()

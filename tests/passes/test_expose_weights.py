@@ -1,4 +1,4 @@
-"""Products with constant weights in the form that quantization knows, and constants held once."""
+"""Matmuls with constant weights in the form that quantization expects; shared constants."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from bitwright.ir.naming import origin
 from bitwright.ops.core.interpret import run
 from bitwright.passes.manager import run_passes
 from bitwright.passes.simplify.expose_weights import expose_weights
-from bitwright.passes.simplify.share_constants import FEWEST, share_constants
+from bitwright.passes.simplify.share_constants import MIN_ELEMENTS, share_constants
 from bitwright.pipeline import INFERENCE
 
 
@@ -47,7 +47,7 @@ def test_an_einsum_with_a_weight_is_one_product_with_a_constant(equation, x, w, 
 
 
 def test_a_large_weight_is_laid_out_too(monkeypatch):
-    """Folding has a limit, which the weight of a product has not."""
+    """The limit of constant folding does not apply to the weight of a product."""
     monkeypatch.setenv("BITWRIGHT_FOLD_LIMIT", "8")
     b = bw.Builder("einsum")
     w = b.parameter("w", draw(3, 5, 7))
@@ -64,7 +64,7 @@ def test_einsums_of_values_stay():
     assert ops(run_passes(graph, (*INFERENCE, expose_weights))) == ["einsum"]
 
 
-def test_a_single_matrix_loses_the_axes_in_front():
+def test_a_single_matrix_loses_its_batch_axes():
     b = bw.Builder("one")
     graph = b.build(y=b.matmul(b.input("x", "f32[n, 4]"), draw(1, 1, 4, 3)))
     made = run_passes(graph, (*INFERENCE, expose_weights))
@@ -89,7 +89,7 @@ def test_equal_constants_become_one():
         np.testing.assert_array_equal(run(made, feeds)[name], value)
 
 
-def test_a_table_stays_as_it_lies_and_outputs_stay_constants():
+def test_embedding_tables_keep_their_layout_and_outputs_stay_constants():
     b = bw.Builder("tied")
     x, ids, table = b.input("x", "f32[n, 32]"), b.input("ids", "i64[n]"), draw(64, 32)
     head = b.matmul(x, np.ascontiguousarray(table.T), name="head")
@@ -104,6 +104,6 @@ def test_a_table_stays_as_it_lies_and_outputs_stay_constants():
 def test_small_constants_and_those_of_another_type_are_left_alone():
     b = bw.Builder("small")
     x, w = b.input("x", "f32[n, 8]"), draw(8, 8)
-    assert w.size < FEWEST
+    assert w.size < MIN_ELEMENTS
     graph = b.build(y=b.matmul(b.matmul(x, w), w.copy()))
     assert run_passes(graph, (share_constants,)) is graph

@@ -1,4 +1,4 @@
-"""Q/DQ graphs become integer operators that give the same numbers within a step of their codes."""
+"""Q/DQ graphs become integer operators whose results agree within one scale."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parameters(b: Builder, scale: float, zero: int | None, kind: str = "u8") -> 
 
 
 def through(b: Builder, x: Any, scale: float, zero: int | None, kind: str = "u8") -> Any:
-    """x, rounded to codes and back."""
+    """dequantize(quantize(x))"""
     p = parameters(b, scale, zero, kind)
     return b.dequantize(b.quantize(x, *p, to=kind), *p)
 
@@ -44,11 +44,11 @@ def weight(b: Builder, *shape: int, axis: int | None = None) -> Any:
     return b.dequantize(b.constant(qvalues), b.constant(scale), axis=axis)
 
 
-def check(graph: Graph, step: float, **feeds: Any) -> tuple[list[str], str]:
-    """Both graphs agree within a step of the result's codes; the lowered one's ops."""
+def check(graph: Graph, scale: float, **feeds: Any) -> tuple[list[str], str]:
+    """Checks that both graphs agree within one scale; returns the ops of the lowered one."""
     found, ops, refused = lowered(graph)
     (want,), (got,) = run(graph, feeds).values(), run(found, feeds).values()
-    assert np.abs(want.astype(np.float64) - got.astype(np.float64)).max() <= step * 1.001
+    assert np.abs(want.astype(np.float64) - got.astype(np.float64)).max() <= scale * 1.001
     return ops, refused
 
 
@@ -57,7 +57,7 @@ def x_of(*shape: int) -> Any:
 
 
 @pytest.mark.parametrize("kind, zero", [("u8", 120), ("i8", -3), ("i8", None)])
-def test_a_layer_from_quantized_values_to_quantized_values(kind: str, zero: int | None) -> None:
+def test_a_layer_with_quantized_input_and_output(kind: str, zero: int | None) -> None:
     b = Builder("layer")
     x = through(b, b.input("x", "f32[n, 64]"), 0.02, zero, kind)
     bias = b.constant(x_of(32))
@@ -67,7 +67,7 @@ def test_a_layer_from_quantized_values_to_quantized_values(kind: str, zero: int 
     assert ops == ["quantize", "integer_matmul", "cast", "mul", "requantize", "dequantize"]
 
 
-def test_a_result_in_real_numbers_keeps_its_activation() -> None:
+def test_a_float_result_keeps_its_activation() -> None:
     b = Builder("layer")
     x = through(b, b.input("x", "f32[n, 64]"), 0.02, 128)
     w = b.transpose(weight(b, 32, 64, axis=0), perm=(1, 0))
@@ -75,7 +75,7 @@ def test_a_result_in_real_numbers_keeps_its_activation() -> None:
     assert ops == ["quantize", "integer_matmul", "cast", "mul", "gelu"]
 
 
-def test_residuals_join_in_their_own_scale() -> None:
+def test_residuals_keep_their_own_scale() -> None:
     b = Builder("block")
     x = through(b, b.input("x", "f32[n, 64]"), 0.02, 120)
     y = through(b, b.add(b.matmul(x, weight(b, 64, 64)), x), 0.03, 99)
@@ -84,7 +84,7 @@ def test_residuals_join_in_their_own_scale() -> None:
     assert ops.count("requantize") == 1 and ops.count("dequantize") == 1  # only the result
 
 
-def test_convolutions_take_a_bias_of_quantized_values() -> None:
+def test_convolutions_take_a_quantized_bias() -> None:
     b = Builder("conv")
     x = through(b, b.input("x", "f32[n, 3, 9, 9]"), 0.02, 120)
     w = weight(b, 8, 3, 3, 3, axis=0)
@@ -94,7 +94,7 @@ def test_convolutions_take_a_bias_of_quantized_values() -> None:
     y = b.max_pool(through(b, y, 0.02, 0), kernel=(2, 2))
     ops, _ = check(b.build(through(b, y, 0.02, 0)), 0.02, x=x_of(2, 3, 9, 9))
     assert "integer_conv" in ops and "conv" not in ops
-    assert ops[-2:] == ["max_pool", "dequantize"]  # of codes
+    assert ops[-2:] == ["max_pool", "dequantize"]
 
 
 def test_layouts_move_quantized_values() -> None:
@@ -113,7 +113,7 @@ def test_an_embedding_gathers_quantized_values() -> None:
 
 
 @pytest.mark.parametrize("per_token", [True, False])
-def test_scales_made_by_the_run(per_token: bool) -> None:
+def test_dynamic_scales(per_token: bool) -> None:
     b = Builder("dynamic")
     x = b.input("x", "f32[2, 5, 64]")
     qvalues, scale, zero = b.dynamic_quantize(x, to="u8", per_token=per_token)
@@ -124,7 +124,7 @@ def test_scales_made_by_the_run(per_token: bool) -> None:
 
 
 @pytest.mark.parametrize("low", [-100, -200])
-def test_products_that_importers_wrote_in_i32(low: int) -> None:
+def test_i32_products_of_importers(low: int) -> None:
     b = Builder("product")
     x, zero = b.input("x", "u8[3, 7]"), b.input("zero", "u8[]")
     rows = b.sub(b.cast(x, to="i32"), b.cast(zero, to="i32"))
@@ -135,7 +135,7 @@ def test_products_that_importers_wrote_in_i32(low: int) -> None:
 
 
 @pytest.mark.parametrize("kind, zeros", [("i8", None), ("i8", [3, -4]), ("u8", [200, 0])])
-def test_weights_too_large_to_be_folded_are_quantized_values_still(
+def test_i32_weights_too_large_to_fold_are_still_matched(
     kind: str, zeros: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BITWRIGHT_FOLD_LIMIT", "100")
@@ -150,7 +150,7 @@ def test_weights_too_large_to_be_folded_are_quantized_values_still(
     assert ops == ["integer_matmul"]
 
 
-def test_sums_that_could_leave_32_bits_are_left_alone() -> None:
+def test_sums_that_could_overflow_stay_float() -> None:
     b = Builder("deep")
     x = through(b, b.input("x", "f32[1, 140000]"), 0.02, 0)
     qvalues = b.constant(np.full((140000, 2), 127, np.int8))
@@ -159,7 +159,7 @@ def test_sums_that_could_leave_32_bits_are_left_alone() -> None:
     assert "matmul" in ops and "its sums may reach 4533900000, beyond 32 bits" in refused
 
 
-def test_what_stays_real_says_why() -> None:
+def test_products_that_stay_float_have_a_reason() -> None:
     b = Builder("reasons")
     x = b.input("x", "f32[4, 8]")
     plain = b.matmul(x, weight(b, 8, 5))
@@ -172,7 +172,7 @@ def test_what_stays_real_says_why() -> None:
     assert "%w is not a dequantized value" in refused
 
 
-def test_quantized_values_of_a_function_of_a_product() -> None:
+def test_requantize_behind_a_function_of_a_product() -> None:
     b = Builder("layer")
     x = through(b, b.input("x", "f32[n, 64]"), 0.02, 128)
     y = through(b, b.gelu(b.matmul(x, weight(b, 64, 32))), 0.02, 7)
@@ -183,22 +183,22 @@ def test_quantized_values_of_a_function_of_a_product() -> None:
 @pytest.mark.parametrize(
     "x, w, groups", [((1, 2, 3, 4, 5), (2, 2, 1, 1, 1), 1), ((1, 2, 20, 20), (2, 1, 17, 17), 2)]
 )
-def test_convolutions_without_a_kernel_stay_real(x: Any, w: Any, groups: int) -> None:
+def test_convolutions_without_a_kernel_stay_float(x: Any, w: Any, groups: int) -> None:
     b = Builder("conv")
     image = through(b, b.input("x", f"f32{list(x)}"), 0.02, 128)
     _, ops, _ = lowered(b.build(b.conv(image, weight(b, *w), groups=groups)))
     assert "conv" in ops and "integer_conv" not in ops
 
 
-@pytest.mark.parametrize("zero, step, ops", [(0, 0.02, []), (0, 0.05, []), (3, 0.05, ["clip"])])
-def test_bounds_and_factors_by_channel_go_into_the_quantized_values(
-    zero: int, step: float, ops: list[str]
+@pytest.mark.parametrize("zero, scale, ops", [(0, 0.02, []), (0, 0.05, []), (3, 0.05, ["clip"])])
+def test_clips_and_factors_per_channel_join_the_requantize(
+    zero: int, scale: float, ops: list[str]
 ) -> None:
     b = Builder("smoothed")
     x = through(b, b.input("x", "f32[n, 8, 5, 5]"), 0.02, 120)
     factors = b.constant(RNG.uniform(0.3, 3, (8, 1, 1)).astype(np.float32))
     y = b.mul(b.clip(b.conv(x, weight(b, 8, 8, 3, 3, axis=0)), 0.0, 3.0), factors)
-    found, _ = check(b.build(through(b, y, step, zero)), step, x=3 * x_of(2, 8, 5, 5))
+    found, _ = check(b.build(through(b, y, scale, zero)), scale, x=3 * x_of(2, 8, 5, 5))
     assert found[1:] == ["integer_conv", "cast", "mul", *ops, "requantize", "dequantize"]
 
 
@@ -219,7 +219,7 @@ def test_recurrent_layers_multiply_quantized_values(op: str, gates: int, rows: b
     assert "integer_matmul" in ops and f"integer_{op}" in ops and op not in ops
 
 
-def test_a_recurrent_layer_with_quantized_values_for_weights_alone_stays() -> None:
+def test_a_weight_only_recurrent_layer_stays() -> None:
     b = Builder("lstm")
     x = b.input("x", "f32[5, n, 12]")
     scaled = [
@@ -235,28 +235,28 @@ def test_a_recurrent_layer_with_quantized_values_for_weights_alone_stays() -> No
     assert "lstm" in ops and "is not a dequantized value" in refused
 
 
-def test_functions_of_quantized_values_become_tables() -> None:
+def test_functions_of_quantized_values_become_lookup_tables() -> None:
     b = Builder("functions")
     x = through(b, b.input("x", "f32[n, 64]"), 0.02, 120)
-    y = through(b, b.mul(x, b.sigmoid(b.mul(x, np.float32(1.7)))), 0.013, 11)  # swish in steps
-    y = through(b, y, 0.02, -5, "i8")  # codes of another scale: one table with the one before
+    y = through(b, b.mul(x, b.sigmoid(b.mul(x, np.float32(1.7)))), 0.013, 11)  # swish
+    y = through(b, y, 0.02, -5, "i8")  # another scale: merged with the table before
     ops, _ = check(b.build(y), 0, x=2 * x_of(5, 64))
     assert ops == ["quantize", "lookup_table", "dequantize"]
 
 
 @pytest.mark.parametrize("function", ["hard_swish", "tanh"])
-def test_what_a_product_computes_where_it_stores_needs_no_table(function: str) -> None:
+def test_cheap_functions_stay_in_the_epilogue(function: str) -> None:
     b = Builder("layer")
     x = through(b, b.input("x", "f32[n, 64]"), 0.02, 120)
     y = through(b, b.matmul(x, weight(b, 64, 32)), 0.03, 128)
     y = through(b, getattr(b, function)(y), 0.02, 120)
     ops, _ = check(b.build(y), 0.02, x=x_of(5, 64))
-    is_short = function == "hard_swish"
-    assert ops[-2] == ("requantize" if is_short else "lookup_table")
-    assert ops.count("requantize") == (2 if is_short else 1)
+    is_cheap = function == "hard_swish"
+    assert ops[-2] == ("requantize" if is_cheap else "lookup_table")
+    assert ops.count("requantize") == (2 if is_cheap else 1)
 
 
-def test_quantized_values_with_the_same_parameters_are_put_behind_each_other() -> None:
+def test_quantized_values_with_equal_parameters_are_concatenated() -> None:
     b = Builder("concat")
     x = through(b, b.input("x", "f32[2, 8, 5, 5]"), 0.02, 120)
     y = b.concat(x, b.slice(x, starts=[0], stops=[3], steps=[1], axes=[1]), axis=1)
@@ -264,7 +264,7 @@ def test_quantized_values_with_the_same_parameters_are_put_behind_each_other() -
     assert ops == ["quantize", "slice", "concat", "dequantize"]
 
 
-def test_quantized_values_are_made_before_they_are_put_behind_each_other() -> None:
+def test_quantize_goes_before_concat() -> None:
     b = Builder("concat")
     x = through(b, b.input("x", "f32[2, 8, 5, 5]"), 0.02, 120)
     parts = [b.relu(b.conv(x, weight(b, n, 8, 1, 1))) for n in (4, 6)]
@@ -273,7 +273,7 @@ def test_quantized_values_are_made_before_they_are_put_behind_each_other() -> No
     assert ops.count("requantize") == 2 and ops[-2:] == ["concat", "dequantize"]
 
 
-def test_quantized_values_are_made_before_they_are_moved() -> None:
+def test_quantize_goes_before_movement_of_a_product() -> None:
     b = Builder("moves")
     x = through(b, b.input("x", "f32[2, 8, 6, 6]"), 0.02, 120)
     y = b.max_pool(b.relu(b.conv(x, weight(b, 4, 8, 3, 3))), kernel=(2, 2), strides=(2, 2))
@@ -283,7 +283,7 @@ def test_quantized_values_are_made_before_they_are_moved() -> None:
     assert ops == ["quantize", "integer_conv", "cast", "mul", *wanted]
 
 
-def test_the_step_goes_into_constants_behind_a_function() -> None:
+def test_the_division_joins_constants_behind_a_function() -> None:
     b = Builder("layer")
     x = through(b, b.input("x", "f32[n, 64]"), 0.02, 128)
     y = b.hard_swish(b.matmul(x, weight(b, 64, 32)))
@@ -296,7 +296,7 @@ def test_the_step_goes_into_constants_behind_a_function() -> None:
     assert last.attrs["bounded"]
 
 
-def test_a_product_of_rows_is_rounded_before_its_step() -> None:
+def test_a_product_with_row_scales_keeps_its_rounding() -> None:
     b = Builder("dynamic")
     qvalues, scale, zero = b.dynamic_quantize(b.input("x", "f32[5, 64]"), to="u8", per_token=True)
     x = b.dequantize(qvalues, scale, zero, axis=1, block=64)
@@ -307,7 +307,7 @@ def test_a_product_of_rows_is_rounded_before_its_step() -> None:
     assert ops == ["dynamic_quantize", *wanted]
 
 
-def test_a_product_of_floats_stores_quantized_values_without_a_division() -> None:
+def test_a_float_product_is_requantized_without_a_division() -> None:
     b = Builder("float")
     x, w = b.input("x", "f32[2, 3, 9, 9]"), b.constant(x_of(8, 3, 3, 3))
     y = through(b, b.clip(b.conv(x, w), 0.0, 6.0), 0.02, 0)

@@ -1,11 +1,11 @@
-"""Products with dequantized constants become products that read the codes."""
+"""Matmuls with dequantized constants become weight-only matmuls."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import bitwright as bw
-from bitwright.lir.buffer import Place
+from bitwright.lir.buffer import Storage
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
 from bitwright.passes.fuse.merge_projections import merge_projections
@@ -71,7 +71,7 @@ def test_a_transposed_weight_needs_no_other_layout():
     assert node.attrs["block"] == 32 and node.inputs[1].shape == (5, 64)
 
 
-def test_scales_that_are_quantized_values_keep_their_own_scale():
+def test_quantized_scales_keep_their_own_scale():
     qvalues = rng.normal(size=(64, 5)).astype(ml_dtypes.float4_e2m1fn)
     narrow = rng.uniform(1, 400, (4, 5)).astype(ml_dtypes.float8_e4m3fn)
 
@@ -92,12 +92,12 @@ def test_scales_that_are_quantized_values_keep_their_own_scale():
         ),
         (
             lambda b: b.dequantize(b.constant(i8(64, 5).astype(np.int16)), positive(5), axis=1),
-            "i16 codes",
+            "dequantized from i16",
         ),
         (lambda b: b.input("w", "f32[64, 5]"), "not a dequantized matrix"),
     ],
 )
-def test_what_stays_says_why(build, reason):
+def test_what_stays_float_has_a_reason(build, reason):
     b = Builder("layer")
     graph = b.build(y=b.matmul(b.input("x", "f32[n, 64]"), build(b)))
     trace = Trace()
@@ -105,7 +105,7 @@ def test_what_stays_says_why(build, reason):
     assert any(reason in event.reason for event in trace.events)
 
 
-def test_projections_in_quantized_values_become_one():
+def test_quantized_projections_become_one():
     b = Builder("qkv")
     x = b.input("x", "f32[n, 64]")
     parts = [
@@ -121,7 +121,7 @@ def test_projections_in_quantized_values_become_one():
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-4)
 
 
-def test_half_rows_and_quantized_values_of_the_run():
+def test_half_inputs_and_dynamic_weights():
     b = Builder("layer")
     x, q = b.input("x", "f16[n, 64]"), b.input("q", "i8[5, 64]")
     bias = b.constant(positive(5).astype(np.float16))
@@ -137,18 +137,18 @@ def test_half_rows_and_quantized_values_of_the_run():
     assert not list(exe.engine.schedule.fallbacks)
 
 
-def test_a_running_model_holds_the_quantized_values():
+def test_a_compiled_model_holds_quantized_weights():
     b = Builder("layer")
     w = b.dequantize(b.constant(i4(1024, 768)), positive(32, 768), axis=0, block=32)
     exe = bw.compile(b.build(y=b.matmul(b.input("x", "f32[n, 1024]"), w)))
     buffers = exe.engine.schedule.buffers
-    held = sum(buffer.array.nbytes for buffer in buffers if buffer.place is Place.CONSTANT)
+    held = sum(buffer.array.nbytes for buffer in buffers if buffer.storage is Storage.CONSTANT)
     assert held <= 1024 * 768 // 2 + 32 * 768 * 4
 
 
 @pytest.mark.parametrize("op", ["matmul", "grouped_matmul"])
-def test_several_matrices_are_decoded_when_the_program_is_made(op, monkeypatch):
-    """No kernel reads them as codes; dequantizing them in every run would cost far more."""
+def test_batched_weights_are_dequantized_at_compile_time(op, monkeypatch):
+    """No kernel reads them quantized, and dequantizing them in every run costs far more."""
     monkeypatch.setenv("BITWRIGHT_FOLD_LIMIT", "8")
     rng = np.random.default_rng(0)
     b = Builder("several")
@@ -165,7 +165,7 @@ def test_several_matrices_are_decoded_when_the_program_is_made(op, monkeypatch):
     np.testing.assert_allclose(run(made, feeds)["y"], run(graph, feeds)["y"], rtol=1e-5, atol=1e-5)
 
 
-def test_a_table_turned_around_is_read_as_quantized_values(monkeypatch):
+def test_a_transposed_embedding_is_read_quantized(monkeypatch):
     """The weight of a head that is tied to its embedding, also where it is too large to fold."""
     monkeypatch.setenv("BITWRIGHT_FOLD_LIMIT", "8")
     rng = np.random.default_rng(0)

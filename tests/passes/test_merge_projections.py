@@ -1,4 +1,4 @@
-"""Products of one input become one product; what would lose its epilogue stays."""
+"""Matmuls of one input become one matmul, unless they would lose an epilogue."""
 
 from collections import Counter
 
@@ -40,17 +40,17 @@ def test_three_projections_become_one_and_keep_their_names():
 
 
 @pytest.mark.parametrize("has_zero", [False, True])
-def test_quantized_values_of_weights_lie_side_by_side(has_zero):
+def test_quantized_weights_are_concatenated(has_zero):
     b = Builder("qkv")
     qvalues, scale, zero = b.dynamic_quantize(b.input("x", "f32[n, t, 8]"), to="u8", per_token=True)
     x = b.dequantize(qvalues, scale, zero, axis=-1, block=8)
     parts = []
     for width in (8, 4, 6):
         w = b.constant(rng.integers(-127, 127, (8, width)).astype(np.int8))
-        steps = [b.constant(rng.uniform(0.1, 1, width).astype(np.float32))]
+        parameters = [b.constant(rng.uniform(0.1, 1, width).astype(np.float32))]
         if has_zero:
-            steps.append(b.constant(rng.integers(-9, 9, width).astype(np.int8)))
-        parts.append(b.matmul(x, b.dequantize(w, *steps, axis=1)))
+            parameters.append(b.constant(rng.integers(-9, 9, width).astype(np.int8)))
+        parts.append(b.matmul(x, b.dequantize(w, *parameters, axis=1)))
     graph = b.build(*(b.transpose(p, perm=[1, 0, 2]) for p in parts))
     found, _ = merged(graph)
     assert Counter(node.op for node in found.nodes)["matmul"] == 1
@@ -59,8 +59,8 @@ def test_quantized_values_of_weights_lie_side_by_side(has_zero):
         np.testing.assert_allclose(other, one, rtol=1e-6)
 
 
-def test_a_product_that_becomes_quantized_values_stays():
-    b = Builder("codes")
+def test_a_product_that_is_quantized_stays():
+    b = Builder("quantized")
     x = b.input("x", "f32[n, 8]")
     products = [b.matmul(x, b.constant(weight(8, 8))) for _ in range(2)]
     graph = b.build(*(b.quantize(y, b.constant(np.float32(0.1)), to="i8") for y in products))

@@ -1,4 +1,4 @@
-"""What is never negative, as far as the ops before say."""
+"""Non-negative values, derived from the ops that compute them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Constants that one branch alone reads move into it."""
+"""Constants that a single branch reads move into it."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def draw(*shape, seed=0):
 
 
 def branches():
-    """One weight for each branch, one for both, and a value that none needs."""
+    """One weight per branch, and one that both read."""
     types = {"x": "f32[n, 8]", "own": "f32[8, 8]", "other": "f32[8, 8]", "both": "f32[8, 8]"}
     bodies = {}
     for name, weight in (("then", "own"), ("else", "other")):
@@ -30,7 +30,7 @@ def branches():
 
 
 @pytest.mark.parametrize("flag", [False, True])
-def test_each_branch_has_its_own(flag):
+def test_each_branch_gets_its_own_weight(flag):
     graph = branches()
     made = run_passes(graph, (*INFERENCE, sink_constants))
     (choice,) = (node for node in made.nodes if node.op == "if")
@@ -51,7 +51,7 @@ def test_a_graph_without_such_constants_stays_as_it_is():
     assert run_passes(graph, (sink_constants,)) is graph
 
 
-def test_branches_whose_weights_lie_outside_are_quantized():
+def test_branches_with_captured_weights_are_quantized():
     graph, rng = branches(), np.random.default_rng(0)
     data = [
         {"flag": np.array(rng.uniform() < 0.5), "x": rng.normal(size=(8, 8)).astype(np.float32)}

@@ -1,4 +1,4 @@
-"""Elementwise work goes in front of the transpose of a product, and only there."""
+"""Elementwise ops move in front of the transpose of a product."""
 
 import numpy as np
 
@@ -31,20 +31,20 @@ def sunk(graph):
     return result
 
 
-def test_constants_are_turned_back():
+def test_constants_are_transposed_back():
     b = Builder()
     y = b.mul(transposed_product(b), numbers(3, 1))
     y = b.clip(b.add(y, numbers(1, 3, 5)), np.float32(-0.5), np.float32(0.5))
     assert ops(sunk(b.build(y=y)))[-4:] == ["mul", "add", "clip", "transpose"]
 
 
-def test_quantized_values_are_made_before_the_turn():
+def test_quantize_goes_before_the_transpose():
     b = Builder()
     y = b.quantize(b.relu(transposed_product(b)), np.float32(0.1), np.uint8(3), to="u8")
     assert ops(sunk(b.build(y=y)))[-3:] == ["relu", "quantize", "transpose"]
 
 
-def test_a_scale_for_each_channel_stays_behind_it():
+def test_a_per_channel_quantize_stays_behind():
     b = Builder()
     y = b.quantize(transposed_product(b), np.float32([0.1, 0.2, 0.3]), to="i8", axis=1)
     assert ops(sunk(b.build(y=y)))[-2:] == ["transpose", "quantize"]
@@ -56,13 +56,13 @@ def test_a_value_read_twice_stays():
     assert ops(sunk(b.build(y=b.relu(t), t=t)))[-2:] == ["transpose", "relu"]
 
 
-def test_what_is_no_product_stays():
+def test_other_transposes_stay():
     b = Builder()
     t = b.transpose(b.input("x", "f32[2, 5, 7]"), perm=(0, 2, 1))
     assert ops(sunk(b.build(y=b.relu(t)))) == ["transpose", "relu"]
 
 
-def test_both_operands_may_be_the_turned_value():
+def test_both_operands_may_be_the_transposed_value():
     b = Builder()
     t = transposed_product(b)
     assert ops(sunk(b.build(y=b.mul(t, t))))[-2:] == ["mul", "transpose"]

@@ -1,4 +1,4 @@
-"""Memory plans of random schedules: buffers that live together never share a byte."""
+"""Memory plans of random schedules: live buffers never overlap."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from bitwright.ir.dim import symbol
 from bitwright.ir.dtype import DTYPES
 from bitwright.ir.graph import Graph
-from bitwright.lir.buffer import Buffer, Place, contiguous
-from bitwright.lir.plan import ALIGN, byte_size, lives, plan
+from bitwright.lir.buffer import Buffer, Storage, contiguous
+from bitwright.lir.plan import ALIGN, byte_size, live_ranges, plan
 from bitwright.lir.schedule import KernelStep, Schedule, verify_schedule
 
 BATCH = symbol("n")
@@ -19,10 +19,10 @@ ELEMENTS = [DTYPES[name] for name in ("f32", "f64", "u8", "f16", "i4")]
 
 
 def random_schedule(seed: int) -> Schedule:
-    """Steps that each read what some before them wrote, and write one to three buffers."""
+    """Steps that read buffers of earlier steps and write one to three buffers."""
     random = np.random.default_rng(seed)
     schedule = Schedule(Graph(f"random{seed}", (), ()))
-    source = Buffer("x", ELEMENTS[0], 64, Place.INPUT)
+    source = Buffer("x", ELEMENTS[0], 64, Storage.INPUT)
     schedule.buffers.append(source)
     written = [source]
     for number in range(int(random.integers(1, 40))):
@@ -32,8 +32,8 @@ def random_schedule(seed: int) -> Schedule:
             count = int(random.choice([0, 1, 3, 16, 100, 1000, 4096]))
             size = count * BATCH if random.random() < 0.5 else count
             element = ELEMENTS[random.integers(len(ELEMENTS))]
-            place = Place.OUTPUT if random.random() < 0.1 else Place.ARENA
-            writes.append(Buffer(f"b{number}.{part}", element, size, place))
+            storage = Storage.OUTPUT if random.random() < 0.1 else Storage.ARENA
+            writes.append(Buffer(f"b{number}.{part}", element, size, storage))
         schedule.buffers += writes
         slots = {b.name: contiguous(b, (b.count,)) for b in (*reads, *writes)}
         schedule.steps.append(
@@ -51,7 +51,7 @@ def test_live_buffers_never_overlap(seed: int) -> None:
     for batch in (0, 1, 7):
         made = plan(schedule, {"n": batch})
         owner = np.full(made.total, -1)
-        ranges = lives(schedule)
+        ranges = live_ranges(schedule)
         assert {life.buffer for life in ranges} == set(made.offsets)
         for step in range(len(schedule.steps) + 1):
             owner[:] = -1
@@ -70,7 +70,7 @@ def test_live_buffers_never_overlap(seed: int) -> None:
 def test_a_chain_needs_two_buffers_at_once() -> None:
     schedule = Schedule(Graph("chain", (), ()))
     buffers = [Buffer(f"b{i}", ELEMENTS[0], 1024) for i in range(10)]
-    buffers.insert(0, Buffer("x", ELEMENTS[0], 1024, Place.INPUT))
+    buffers.insert(0, Buffer("x", ELEMENTS[0], 1024, Storage.INPUT))
     schedule.buffers += buffers
     for before, after in itertools.pairwise(buffers):
         slots = {b.name: contiguous(b, (b.count,)) for b in (before, after)}

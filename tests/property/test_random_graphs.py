@@ -12,7 +12,7 @@ from random_layers import layered_graph
 from bitwright.errors import RunError
 from bitwright.ops.core.interpret import run
 from bitwright.passes.simplify.eliminate_dead import eliminate_dead
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 from bitwright.rewrite.trace import Trace
 
 TOLERANCE = 1e-4

@@ -12,7 +12,7 @@ import bitwright as bw
 from bitwright import knobs
 from bitwright.errors import RunError
 from bitwright.passes.simplify.eliminate_dead import eliminate_dead
-from bitwright.pipeline import compile as compile_graph
+from bitwright.pipeline import compile_graph
 from bitwright.rewrite.trace import Trace
 
 

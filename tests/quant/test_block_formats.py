@@ -7,10 +7,11 @@ import pytest
 import bitwright as bw
 from bitwright.errors import BitwrightError, QuantizationError
 from bitwright.ir.dtype import dtype
-from bitwright.lir.buffer import Place
+from bitwright.lir.buffer import Storage
 from bitwright.ops.core.builder import Builder
 from bitwright.quant.model.weights.grids import Grid
 from bitwright.quant.tensor.cast_configuration import CastConfiguration
+from bitwright.target import host
 
 rng = np.random.default_rng(0)
 FLOATS = ["f4e2m1", "f8e4m3fn", "f8e5m2"]
@@ -140,6 +141,7 @@ def test_recipes_run_from_their_files(recipe, least, tmp_path):
     reference = bw.compile(found.graph, target="reference").run(data[0])["y"]
     np.testing.assert_allclose(y, reference, atol=1e-5 * np.abs(reference).max())
     buffers = exe.engine.schedule.buffers
-    held = sum(buffer.array.nbytes for buffer in buffers if buffer.place is Place.CONSTANT)
+    held = sum(buffer.array.nbytes for buffer in buffers if buffer.storage is Storage.CONSTANT)
     weights = 96 * 64 + 64 * 50
-    assert held < weights * (1.2 if "8" in recipe else 0.9)
+    if host().has("avx2"):  # elsewhere no kernel reads f8, and weights become f32 when compiled
+        assert held < weights * (1.2 if "8" in recipe else 0.9)

@@ -88,9 +88,7 @@ def test_matmul_takes_batches_biases_and_channelled_outputs():
     found = bw.qmatmul(x, w, units)
     exact = (whole(x) @ whole(w) + units).astype(np.float32) * unit.astype(np.float32)
     np.testing.assert_array_equal(found, exact)
-    per_token = tensor(
-        0, (6, 8), axis=0
-    )  # rows with different scales: no integer bias
+    per_token = tensor(0, (6, 8), axis=0)  # rows with different scales: no integer bias
     expected = bw.qmatmul(per_token, w) + bias
     np.testing.assert_array_equal(bw.qmatmul(per_token, w, bias), expected)
 

@@ -1,4 +1,4 @@
-"""The fusion report and the planned schedule: what stands in them, and that it is true."""
+"""The fusion report and the text of the planned schedule."""
 
 import re
 
@@ -15,13 +15,13 @@ def test_regions_of_the_demo_model():
     found = fusion(bw.compile(demo.model_path(), threads=1).history)
     assert {region.anchor for region in found.regions} == {"conv", "matmul"}
     assert found.regions[0].epilogue[-1] == "relu" and found.regions[0].prologue == ()
-    assert found.alone == {"max_pool": 1, "reduce_mean": 1}
+    assert found.unfused == {"max_pool": 1, "reduce_mean": 1}
     reasons = {refusal.reason.partition(": ")[2] for refusal in found.refusals}
-    assert reasons >= {"it is read elsewhere too", "max_pool takes no epilogue"}
+    assert reasons >= {"it has another reader", "max_pool takes no epilogue"}
     assert found.as_json()["regions"][0]["anchor"] == "conv"
 
 
-def test_prologues_and_the_reason_where_there_is_none():
+def test_prologues_and_reasons_for_refusals():
     b = bw.Builder("norms")
     x, scale = b.input("x", "f32[4, 8]"), b.constant(np.ones(8, np.float32))
     first = b.layer_norm(b.add(x, b.exp(x)), scale)
@@ -31,7 +31,7 @@ def test_prologues_and_the_reason_where_there_is_none():
     norm = next(region for region in found.regions if region.anchor == "layer_norm")
     assert norm.prologue == ("exp", "add")
     (refusal,) = [r for r in found.refusals if r.rule == "fuse-prologue"]
-    assert refusal.reason.endswith("it is computed where matmul stores")
+    assert refusal.reason.endswith("it is in the epilogue of matmul")
 
 
 def test_what_was_recognized_is_counted():
@@ -41,7 +41,7 @@ def test_what_was_recognized_is_counted():
     assert sum(fusion(bw.compile(graph, threads=1).history).recognized.values()) == 1
 
 
-def test_the_planned_schedule_shows_where_everything_lies():
+def test_the_planned_schedule_shows_all_offsets():
     schedule = bw.compile(demo.model_path(), threads=1).engine.schedule
     text, layout = planned_text(schedule, {"batch": 8}), plan(schedule, {"batch": 8})
     assert f"arena {layout.total:,} bytes; at least {layout.lower_bound:,} live at once" in text

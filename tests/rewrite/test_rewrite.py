@@ -74,6 +74,26 @@ def test_refusals_carry_their_reason():
     ]
 
 
+def test_a_plan_is_computed_once_per_match():
+    planned = []
+
+    def plan(m):
+        planned.append(m.root.name)
+        return f"axis {m.a} is not the first" if m.a else -1.0
+
+    rule = Rule.from_plan(
+        "softmax-scale",
+        lambda op, x, a: op.softmax(x, axis=a),
+        plan,
+        lambda op, m, factor: op.mul(m.x, factor),
+    )
+    trace = Trace()
+    text = "%y = softmax(%x) {axis=1}: f32[2, 3]\n%z = softmax(%y) {axis=0}: f32[2, 3]\nreturn %z"
+    found = rewrite(graph(f"input %x: f32[2, 3]\n{text}"), [rule], trace)
+    assert ops(found) == ["softmax", "mul"] and planned == ["y", "z", "y"]
+    assert [event.reason for event in trace.events] == ["axis 1 is not the first", ""]
+
+
 def test_a_replacement_of_another_type_is_refused():
     rule = Rule("wrong", lambda op, x: op.neg(x), lambda op, x: op.cast(x, to="f16"))
     trace = Trace()

@@ -1,1 +1,1 @@
-"""Code generators: one folder per kind of machine."""
+"""Backends: one folder or module per kind of machine."""

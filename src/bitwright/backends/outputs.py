@@ -1,4 +1,4 @@
-"""Arrays that a caller brings for the outputs of a run."""
+"""Checks of the arrays that a caller passes for the outputs of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 def check_out(name: str, array: Any, shape: tuple[int, ...], element: Any) -> None:
-    """Raise a `RunError` unless a result of this shape and type can be written to the array."""
+    """Raise a `RunError` if the array cannot hold a result of this shape and type."""
     is_array = isinstance(array, np.ndarray)
     fits = is_array and array.shape == shape and array.dtype == element
     if not fits or not array.flags.c_contiguous or not array.flags.writeable:
@@ -26,19 +26,19 @@ def check_out(name: str, array: Any, shape: tuple[int, ...], element: Any) -> No
 
 
 def check_distinct(out: Mapping[str, Any]) -> None:
-    """Raise a `RunError` if two outputs would be written to the same memory."""
+    """Raise a `RunError` if two output arrays share memory."""
     for (name, array), (other, another) in combinations(out.items(), 2):
         arrays = isinstance(array, np.ndarray) and isinstance(another, np.ndarray)
         if arrays and np.may_share_memory(array, another):
             raise RunError(
                 f"the arrays given for outputs {name!r} and {other!r} share memory",
-                expected="an array of its own for each output",
+                expected="a separate array for each output",
                 hint="One result would overwrite the other.",
             )
 
 
-def apart_from(out: Mapping[str, Array], inputs: Iterable[Any]) -> dict[str, Array]:
-    """The arrays for outputs that lie in no input: those can be written while inputs are read."""
+def disjoint_from(out: Mapping[str, Array], inputs: Iterable[Any]) -> dict[str, Array]:
+    """The output arrays that share no memory with an input; kernels can write to them directly."""
     read = [array for array in inputs if isinstance(array, np.ndarray)]
     return {
         name: array

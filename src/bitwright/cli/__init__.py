@@ -1,7 +1,7 @@
 """The command line: parses, calls, prints.
 
-Errors are one paragraph and exit code 2; `--debug` shows where they come from. Each module holds
-the commands of one topic, and importing it adds them to the group.
+Errors print one paragraph and exit with status 2; `--debug` shows the traceback. Each module
+defines the commands of one topic; importing it adds them to the group.
 """
 
 from bitwright.cli import bench as _bench
@@ -12,6 +12,6 @@ from bitwright.cli import model as _model
 from bitwright.cli import quantize as _quantize
 from bitwright.cli.common import main
 
-# importing them is their use
+# the imports register the commands
 assert all((_bench, _calibrate, _convert, _explain, _model, _quantize))
 __all__ = ["main"]

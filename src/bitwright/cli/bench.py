@@ -1,4 +1,4 @@
-"""`bench`: how fast a model runs here, beside the runtimes that are installed."""
+"""`bench`: times a model against other installed runtimes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from typing import Any
 
 import click
 
-from bitwright.cli.common import main, out, precision_option, show_table, size_option, working
+from bitwright.cli.common import (
+    main,
+    precision_option,
+    print_line,
+    show_table,
+    size_option,
+    working,
+)
 
 NOTABLE_DIFFERENCE = 1e-3
 
 
 def parse_names(ctx: click.Context, option: click.Parameter, value: str) -> list[str]:
-    """`--against onnxruntime,openvino`; nothing means no peer."""
+    """`--against onnxruntime,openvino`; empty for none."""
     return [name for name in value.split(",") if name]
 
 
@@ -40,14 +47,17 @@ def parse_counts(ctx: click.Context, option: click.Parameter, value: str | None)
 @click.option(
     "--threads",
     callback=parse_counts,
-    help="Numbers of threads, separated by commas; as many as there are cores by default.",
+    help="Numbers of threads, separated by commas; default: the number of cores.",
 )
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(1))
 @size_option
 @precision_option
 @click.option("--feeds", type=click.Path(), help=".npz with one array per input.")
 @click.option(
-    "--json", "target", type=click.Path(allow_dash=True), help="File for the figures; - prints."
+    "--json",
+    "target",
+    type=click.Path(allow_dash=True),
+    help="File for the results; - prints them.",
 )
 def bench(
     model: str,
@@ -59,7 +69,7 @@ def bench(
     feeds: str | None,
     target: str | None,
 ) -> None:
-    """Time MODEL beside other runtimes: interleaved rounds, each engine in its own process.
+    """Time MODEL against other runtimes: interleaved rounds, each engine in its own process.
 
     Inputs are random unless --feeds gives them.
     """
@@ -89,11 +99,11 @@ def show_bench(result: Any) -> None:
         map(bench_cells, result.rows),
     )
     versions = dict.fromkeys(f"{row.engine} {row.version}" for row in result.rows if row.version)
-    out.print(", ".join(versions), highlight=False, markup=False, soft_wrap=True)
+    print_line(", ".join(versions))
     for row in result.rows:
         if row.difference is not None and row.difference > NOTABLE_DIFFERENCE:
-            line = f"{row.engine} gives other outputs: they differ by {row.difference:.1e}"
-            out.print(line, highlight=False, markup=False, soft_wrap=True)
+            line = f"outputs of {row.engine} differ by {row.difference:.1e}"
+            print_line(line)
 
 
 def bench_cells(row: Any) -> tuple[Any, ...]:

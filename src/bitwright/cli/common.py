@@ -1,4 +1,4 @@
-"""What the commands share: the group, its options, how tables, JSON and errors are printed."""
+"""The command group, shared options, and printing of tables, JSON and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ err = Console(stderr=True)
 
 
 class Command(click.Command):
-    """A command whose faults are one clear paragraph."""
+    """A command that prints errors as one paragraph."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -53,7 +53,7 @@ def main(debug: bool) -> None:
 
 
 def working(message: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A spinner while a slow step runs, on a terminal only."""
+    """Shows a spinner while the function runs, on a terminal only."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -73,7 +73,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 @contextmanager
 def notes_of_data() -> Iterator[None]:
-    """Warnings about the data as notes, for commands that have no report for them."""
+    """Prints warnings about the data as notes, for commands without a report."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DataWarning)
         yield
@@ -109,7 +109,7 @@ size_option = click.option(
 precision_option = click.option(
     "--precision",
     help="Policy: f32, f16, mixed_conservative, mixed, mixed_bf16, or NAME:KEY=TYPE,... with "
-    "kinds, op:PATTERN or layer:PATTERN as keys; what the model's file says by default, else f32.",
+    "kinds, op:PATTERN or layer:PATTERN as keys; default: the policy in the model file, else f32.",
 )
 
 
@@ -118,7 +118,7 @@ def load(path: str) -> bitwright.Graph:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    """A table of plain text; no columns means no header."""
+    """Prints a table; without columns it has no header."""
     table = Table(title=escape(title), title_justify="left", show_header=bool(columns))
     for column in columns:
         table.add_column(column)
@@ -128,7 +128,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Iterable[Any]]
 
 
 def show_columns(header: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[str]) -> None:
-    """Aligned columns as wide as they are; those named in `text` go to the left, numbers right."""
+    """Prints aligned columns of full width: those named in `text` left, numbers right."""
     lines = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -145,6 +145,11 @@ def human(count: float, unit: str = "") -> str:
         if abs(count) >= factor:
             return f"{count / factor:.3g} {letter}{unit}"
     return f"{count:g} {unit}".rstrip()
+
+
+def print_line(line: str) -> None:
+    """Prints plain text without wrapping or markup."""
+    out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

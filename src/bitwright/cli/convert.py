@@ -1,4 +1,4 @@
-"""`convert`: a model at another precision, what stayed wide, and what that cost."""
+"""`convert`: writes a model in another precision and reports the loss."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bitwright.cli.common import (
     json_option,
     main,
     notes_of_data,
-    out,
     print_json,
+    print_line,
     working,
 )
 from bitwright.cli.data import data_options
@@ -29,7 +29,7 @@ from bitwright.cli.quantize import check_output, load_beside
 @click.option("-o", "--output", required=True, type=click.Path(), help="File to write: .onnx, .bw.")
 @data_options()
 @click.option("--io", is_flag=True, help="Change the types of inputs and outputs too.")
-@click.option("--bf16-ops", is_flag=True, help="Write bf16 ops, which few runtimes have.")
+@click.option("--bf16-ops", is_flag=True, help="Write bf16 ops, which few runtimes support.")
 @subset_option
 @threads_option
 @json_option
@@ -44,9 +44,10 @@ def convert(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Write MODEL with its ops at another precision.
+    """Write MODEL with its ops in another precision.
 
-    With DATA, ops whose values would overflow or vanish there stay wide, and the loss is measured.
+    With DATA, ops whose values would overflow or underflow stay in full precision, and the loss is
+    measured.
     """
     from bitwright.report.compare import file_bytes
 
@@ -63,4 +64,4 @@ def convert(
         return print_json(facts | asdict(found.report))
     click.echo(str(found.report))
     line = f"{output}: {human(sizes[1], 'B')}, {sizes[1] / sizes[0]:.3f} of {Path(model).name}"
-    out.print(line, highlight=False, markup=False, soft_wrap=True)
+    print_line(line)

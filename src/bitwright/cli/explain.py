@@ -1,4 +1,4 @@
-"""`explain`: what the compiler did to a model, or to one node of it, and where its time goes."""
+"""`explain`: what the compiler did to a model or one of its nodes, and where its time goes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from bitwright.cli.common import (
     out,
     precision_option,
     print_json,
+    print_line,
     show_columns,
     show_table,
     size_option,
@@ -29,13 +30,17 @@ from bitwright.cli.common import (
 @click.option(
     "--schedule", is_flag=True, help="Every kernel call and buffer, with the memory plan."
 )
-@click.option("--profile", is_flag=True, help="Time every step beside the machine's peaks.")
-@click.option("--threads", type=click.IntRange(1), help="Threads of the profile; all cores else.")
+@click.option(
+    "--profile", is_flag=True, help="Time every step and compare it with the machine's peaks."
+)
+@click.option(
+    "--threads", type=click.IntRange(1), help="Threads of the profile; default: all cores."
+)
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1))
 @size_option
 @precision_option
 @click.option(
-    "--feeds", type=click.Path(), help=".npz with the inputs of the profile; else random."
+    "--feeds", type=click.Path(), help=".npz with the inputs of the profile; default: random."
 )
 @json_option
 def explain(
@@ -51,9 +56,9 @@ def explain(
     feeds: str | None,
     as_json: bool,
 ) -> None:
-    """Show what the compiler did to MODEL, or to one node of it.
+    """Show what the compiler did to MODEL or one of its nodes.
 
-    With --profile, MODEL is run and every step is timed.
+    --profile runs MODEL and times every step.
     """
     from bitwright.ir.feeds import check_sizes
     from bitwright.report import explain as report
@@ -62,7 +67,7 @@ def explain(
     check_sizes(sizes, (s.name for s in graph.input_symbols), f"graph {graph.name!r}")
     exe = working("compiling")(bitwright.compile)(graph, threads=threads, precision=precision)
     if node:
-        return show_life(report.explain_node(exe.history, node, exe.engine.schedule), as_json)
+        return show_node(report.explain_node(exe.history, node, exe.engine.schedule), as_json)
     if fusion:
         return show_fusion(exe, as_json)
     if profile:
@@ -79,28 +84,26 @@ def explain(
 
 
 def show_schedule(engine: Any, sizes: dict[str, int], whole: bool) -> None:
-    """How many steps are kernels, which are not and why, and how much memory they take."""
+    """Prints the number of kernel calls, the interpreter fallbacks with reasons, and the memory."""
     from bitwright.lir.plan import plan
     from bitwright.lir.text import planned_text
 
-    hosts, schedule = list(engine.fallbacks), engine.schedule
+    fallbacks, schedule = list(engine.fallbacks), engine.schedule
     kernels = len(schedule.steps) - sum(1 for _ in schedule.fallbacks)
-    say(f"{kernels} kernel calls, {len(hosts)} host steps")
-    for step in hosts:
-        say(f"host step: {step.op.op} %{step.node}: {step.why}")
+    print_line(f"{kernels} kernel calls, {len(fallbacks)} interpreter fallbacks")
+    for step in fallbacks:
+        print_line(f"interpreter fallback: {step.op.op} %{step.node}: {step.why}")
     at = {symbol.name: sizes.get(symbol.name, 1) for symbol in schedule.graph.input_symbols}
     if not schedule.symbols <= at.keys():
-        say("the data decides sizes: memory is given step by step")
+        print_line("sizes depend on data: memory is allocated step by step")
         return click.echo(str(schedule)) if whole else None
     layout = plan(schedule, at)
     where = " at " + ", ".join(f"{k}={v}" for k, v in at.items()) if at else ""
-    say(f"arena: {layout.total:,} bytes{where}; at least {layout.lower_bound:,} live at once")
+    print_line(
+        f"arena: {layout.total:,} bytes{where}; at least {layout.lower_bound:,} live at once"
+    )
     if whole:
         click.echo(planned_text(schedule, at))
-
-
-def say(line: str) -> None:
-    out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -120,7 +123,7 @@ def show_fusion(exe: Any, as_json: bool) -> None:
         ("node", "prologue", "anchor", "epilogue"),
         ((r.node, ", ".join(r.prologue), r.anchor, ", ".join(r.epilogue)) for r in found.regions),
     )
-    show_table("in no region", ("op", "nodes"), found.alone.items())
+    show_table("not fused", ("op", "nodes"), found.unfused.items())
     show_table(
         f"{len(found.refusals)} refusals",
         ("rule", "node", "reason"),
@@ -139,8 +142,8 @@ def show_profile(
     if as_json:
         return print_json(found.as_json())
     show_columns(
-        ("#", "node", "op", "in", "fused", "kernel", "us", "%", "Gop/s", "GB/s", "of roof", "read",
-         "written", "limit"),
+        ("#", "node", "op", "in", "fused", "kernel", "us", "%", "Gop/s", "GB/s", "of roofline",
+         "read", "written", "limit"),
         [profile_cells(row) for row in found.steps],
         text=("node", "op", "in", "fused", "kernel", "limit"),
     )  # fmt: skip
@@ -156,7 +159,7 @@ def show_profile(
     )
     click.echo()
     for line in profile_lines(found):
-        say(line)
+        print_line(line)
 
 
 def profile_cells(row: Any) -> tuple[str, ...]:
@@ -187,11 +190,9 @@ def profile_lines(found: Any) -> list[str]:
         rates.append(f"{human(peaks.integers, 'OP/s')} 8-bit integers")
     rates += [f"{human(level.rate, 'B/s')} {level.name}" for level in peaks.levels]
     seconds = found.step_seconds or 1.0
-    operations, time = found.in_integers
-    integers = [
-        f"products in integers: {operations:.1%} of their operations, {time:.1%} of the time"
-    ]
-    integers += [f"not in integers: %{node}: {why}" for node, why in found.stayed_real]
+    operations, time = found.integer_fractions
+    integers = [f"integer products: {operations:.1%} of product operations, {time:.1%} of the time"]
+    integers += [f"float product: %{node}: {why}" for node, why in found.float_products]
     return [
         f"run: {found.run_seconds * 1e3:.3f} ms, threads: {peaks.threads}"
         + (f" at {at}" if at else ""),
@@ -199,24 +200,24 @@ def profile_lines(found: Any) -> list[str]:
         f"{human(found.operations, 'OP')} at {human(found.operations / seconds, 'OP/s')}, "
         f"{human(found.nbytes, 'B')} at {human(found.nbytes / seconds, 'B/s')}",
         f"outside of matmul, convolution and attention: {found.outside_products:.1%}",
-        *(integers if operations or found.stayed_real else ()),
-        f"between steps: {found.overhead_seconds * 1e6:.1f} us a run; "
-        f"a meeting of the threads: {found.meeting_seconds * 1e6:.2f} us",
+        *(integers if operations or found.float_products else ()),
+        f"between steps: {found.overhead_seconds * 1e6:.1f} us per run; "
+        f"a barrier: {found.barrier_seconds * 1e6:.2f} us",
         f"peaks measured here: {', '.join(rates)}",
         f"limited by {found.verdict()}",
     ]
 
 
-def show_life(life: Any, as_json: bool) -> None:
+def show_node(found: Any, as_json: bool) -> None:
     if as_json:
-        return print_json(life.as_json())
-    for stage, text in life.texts:
+        return print_json(found.as_json())
+    for stage, text in found.texts:
         out.print(f"[bold]{stage}[/]", highlight=False)
-        say(f"  {text or '(gone)'}")
-        for event in life.events:
+        print_line(f"  {text or '(gone)'}")
+        for event in found.events:
             if event.stage == stage:
-                say(f"  - {event}")
-    if life.steps:
+                print_line(f"  - {event}")
+    if found.steps:
         out.print("[bold]schedule[/]", highlight=False)
-        for line in life.steps:
-            say(f"  {line}")
+        for line in found.steps:
+            print_line(f"  {line}")

@@ -1,4 +1,4 @@
-"""How a model is written for its consumer: options of the commands that write ONNX files."""
+"""Options of the commands that write ONNX files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ OPTIONS = (
     (
         "--consumer",
         ("any", "onnxruntime", "openvino", "bitwright"),
-        "Who runs the file. `any` is right in ONNX Runtime and OpenVINO on every x86 processor; "
-        "the others set the options below for one runtime.",
+        "The runtime of the file. `any` is correct in ONNX Runtime and OpenVINO on every x86 "
+        "processor; the others set the options below for one runtime.",
     ),
     (
         "--functions",
         ("inline", "local"),
-        "Standard operators only, or functions that lie in the file.",
+        "Standard operators only, or model-local functions.",
     ),
     (
         "--zero-points",
@@ -31,7 +31,7 @@ OPTIONS = (
     (
         "--weight-type",
         ("u8", "i8"),
-        "Unsigned 8-bit weights, which no runtime saturates on, or signed ones.",
+        "Unsigned 8-bit weights, with which no runtime saturates, or signed ones.",
     ),
     (
         "--weights",
@@ -42,8 +42,8 @@ OPTIONS = (
     (
         "--activations",
         ("static", "integer", "float"),
-        "Layers whose activations are quantized at run time: in float, or spelled out in integers; "
-        "or all activations in float that ONNX Runtime would not fuse.",
+        "Dynamically quantized layers: in float (static), or in integer operators (integer); "
+        "float also keeps activations in float that ONNX Runtime would not fuse.",
     ),
     (
         "--rounding",
@@ -60,9 +60,9 @@ def export_options(command: F) -> F:
 
 
 def options_given(output: str, options: dict[str, str | None]) -> dict[str, str]:
-    """The options that are given, which only ONNX files have."""
+    """The given options; raises if the output is not an ONNX file."""
     given = {name: value for name, value in options.items() if value is not None}
     if given and Path(output).suffix != ".onnx":
         name = min(given).replace("_", "-")
-        raise ExportError(f"--{name} is for ONNX files, and {Path(output).name!r} is none")
+        raise ExportError(f"--{name} is for ONNX files, not for {Path(output).name!r}")
     return given

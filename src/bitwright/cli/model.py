@@ -1,4 +1,4 @@
-"""`inspect`, `opt`, `ops` and `run`: what a model is, what passes make of it, what it answers."""
+"""`inspect`, `opt`, `ops` and `run`: describe a model, run passes, list ops, run a model."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def inspect(model: str, sizes: dict[str, int], as_json: bool) -> None:
             *(("output", f"{name}: {type_}") for name, type_ in summary.outputs.items()),
             ("weights", f"{summary.parameters:,} ({human(summary.parameter_bytes, 'B')})"),
             ("operations", f"{human(summary.flops, 'FLOP')}{where}{extra}"),
-            ("activations", f"{human(summary.activation_bytes, 'B')} alive at most{where}"),
-            ("host steps", summary.fallbacks),
+            ("activations", f"{human(summary.activation_bytes, 'B')} live at most{where}"),
+            ("interpreter fallbacks", summary.fallbacks),
             ("ops", ", ".join(f"{op} {count}" for op, count in summary.ops.items())),
         ],
     )
@@ -101,7 +101,7 @@ def show_conformance(as_json: bool) -> None:
     summary = working("running the official ONNX cases")(coverage.conformance)()
     if as_json:
         return print_json(summary)
-    columns = ("op", "pass", "through a host step", "refused", "wrong", "reason")
+    columns = ("op", "pass", "with a fallback", "refused", "wrong", "reason")
     show_table("official ONNX cases", columns, (row.values() for row in summary["ops"]))
     out.print(summary["line"], highlight=False)
 
@@ -109,8 +109,8 @@ def show_conformance(as_json: bool) -> None:
 @main.command()
 @click.argument("model")
 @click.option("--inputs", "archive", type=click.Path(), help=".npz by input name, or .npy.")
-@click.option("--seed", default=0, help="Seed of random inputs where none are given.")
-@click.option("--threads", type=int, help="Threads; as many as the machine has cores by default.")
+@click.option("--seed", default=0, help="Seed of random inputs, if none are given.")
+@click.option("--threads", type=int, help="Threads; default: the number of cores.")
 @click.option("--target", default="cpu", help="cpu, or reference for the interpreter.")
 @size_option
 @precision_option

@@ -1,7 +1,7 @@
-"""The demo model, a small digit classifier, and the images that go with it (README.md beside).
+"""The demo model, a small digit classifier, and its images (see README.md in this folder).
 
-The model takes `image: f32[batch, 1, 8, 8]`, values 0 to 1, and gives `logits: f32[batch, 10]`.
-Calibration images come from the training part; the held-out images were never trained on.
+The model takes `image: f32[batch, 1, 8, 8]`, values 0 to 1, and returns `logits: f32[batch, 10]`.
+Calibration images are part of the training set; the held-out images are not.
 """
 
 from pathlib import Path

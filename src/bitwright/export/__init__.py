@@ -1,4 +1,4 @@
-"""Graphs out of bitwright: ONNX files."""
+"""Exports graphs to ONNX files."""
 
 from bitwright.export.onnx import export_onnx
 

@@ -1,4 +1,4 @@
-"""`bw.load`: a model of any format that has a reader, told apart by its first bytes."""
+"""`bw.load`: reads a model of any supported format, which its first bytes identify."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from bitwright.errors import ImportModelError
 from bitwright.frontend import onnx, torch
-from bitwright.frontend.other_files import refuse_other_formats
+from bitwright.frontend.unsupported_formats import refuse_unsupported_formats
 from bitwright.ir import container
 from bitwright.ir.graph import Graph
 from bitwright.ir.parser import parse
@@ -17,15 +17,14 @@ from bitwright.ops.core.check import verify
 def load(model: Any) -> Graph:
     """A graph from a path (.onnx, .bw, .txt), the bytes of an ONNX file, or a ModelProto.
 
-    What has a graph already, as a quantized model does, gives it; a program of `torch.export` is
-    imported.
+    A quantized model gives the graph that it has; a program of `torch.export` is imported.
     """
     return load_with_files(model)[0]
 
 
 def load_with_files(model: Any) -> tuple[Graph, tuple[Path, ...]]:
-    """A graph, and the files beside the model's own that hold its weights."""
-    graph = getattr(model, "graph", model)  # a ModelProto's own `graph` is none of ours
+    """A graph, and the external files that hold its weights."""
+    graph = getattr(model, "graph", model)  # `ModelProto.graph` is a GraphProto
     if isinstance(graph, Graph):
         return graph, ()
     if torch.is_program(model):
@@ -36,7 +35,7 @@ def load_with_files(model: Any) -> tuple[Graph, tuple[Path, ...]]:
         return onnx.load_with_files(model)
     path = Path(model)
     try:
-        if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+        if path.exists() and not path.is_file():  # opening a pipe would block
             raise ImportModelError(f"cannot read {path}: it is not a regular file")
         with open(path, "rb") as file:
             start = file.read(8)
@@ -47,7 +46,7 @@ def load_with_files(model: Any) -> tuple[Graph, tuple[Path, ...]]:
         return verify(container.load(path)), ()
     if path.suffix == ".txt" or start.startswith(b"graph @"):
         return verify(parse(_text(path))), ()
-    refuse_other_formats(path, start)
+    refuse_unsupported_formats(path, start)
     return onnx.load_with_files(path)
 
 

@@ -1,10 +1,10 @@
-"""Values of a graph's parameters: taken out by name, and put in from files or mappings.
+"""Reads the values of a graph's parameters by name, and sets them from files or mappings.
 
     graph = load_parameters(graph, "model.safetensors")
     weights = parameters(graph)
 
-A state may be given too: a state dict of PyTorch holds the buffers that a module changes, and what
-it says becomes their initial value.
+The values of states are set too: a PyTorch state dict holds the buffers that a module changes, and
+its values become their initial values.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from bitwright.ops.math.cast import cast
 Array = np.ndarray[Any, Any]
 
 ALIASES = "parameter_aliases"
-"""The key in `Graph.meta` of further names (JSON: alias to name) of parameters that are tied."""
+"""The key in `Graph.meta` of the aliases of tied parameters (JSON: alias to name)."""
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _SHOWN = 8
 
 
 def parameters(graph: Graph) -> dict[str, Array]:
-    """The value of every parameter that has one, by name; the arrays are the graph's own."""
+    """The value of every parameter that has one, by name; the arrays are not copied."""
     values = {v.name: v.node.attrs.get("value") for v in graph.parameters}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -42,25 +42,25 @@ def parameters(graph: Graph) -> dict[str, Array]:
 def load_parameters(
     graph: Graph, source: Any, *, strict: bool = True, convert: bool = False
 ) -> Graph:
-    """The graph with values from a source for its parameters, and for states where it has any.
+    """The graph with values from a source for its parameters and states.
 
     `source` is a mapping of names to arrays or torch tensors (a state dict), another graph, or the
     path of a .safetensors, .npz or torch file. Missing, unknown and mis-shaped names are an error
     that lists them all; `strict=False` ignores the first two. Element types must agree unless
-    `convert` asks for conversion. Arrays are used as they are, without a copy.
+    `convert` is True. Arrays are not copied.
     """
     given = _without_aliases(graph, {name: _array(name, a) for name, a in _read(source).items()})
     owners = {v.name: v for v in (*graph.parameters, *graph.states)}
     faults: list[str] = []
     if strict:
-        faults += _listed(
+        faults += _fault_lines(
             "missing", (v.name for v in graph.parameters if v.name not in given), given
         )
-        faults += _listed("unexpected", (n for n in given if n not in owners), owners)
+        faults += _fault_lines("unexpected", (n for n in given if n not in owners), owners)
     new: dict[str, Array] = {}
     for name, owner in owners.items():
         if name in given:
-            new[name], fault = _fitted(owner, given[name], convert)
+            new[name], fault = _convert(owner, given[name], convert)
             faults += [fault] if fault else []
     if faults:
         raise ImportModelError(
@@ -71,8 +71,8 @@ def load_parameters(
     return _with_values(graph, new)
 
 
-def _listed(what: str, names: Iterable[str], others: Iterable[str]) -> list[str]:
-    """One line for all names of a kind, with a guess for the first."""
+def _fault_lines(what: str, names: Iterable[str], others: Iterable[str]) -> list[str]:
+    """One line with all names of a kind, and a suggestion for the first."""
     found = list(names)
     if not found:
         return []
@@ -81,8 +81,8 @@ def _listed(what: str, names: Iterable[str], others: Iterable[str]) -> list[str]
     return [f"{what}: {', '.join(found[:_SHOWN])}{more}" + (f" ({hint})" if hint else "")]
 
 
-def _fitted(owner: Value, array: Array, convert: bool) -> tuple[Array, str]:
-    """The array for a parameter, and what is wrong with it."""
+def _convert(owner: Value, array: Array, convert: bool) -> tuple[Array, str]:
+    """The array for a parameter, and why it does not fit, or ""."""
     expected, found = owner.tensor, TensorType(dtype(array.dtype), array.shape)
     if found.shape != expected.shape:
         return array, f"{owner.name}: expected {expected}, found {found}"
@@ -95,7 +95,7 @@ def _fitted(owner: Value, array: Array, convert: bool) -> tuple[Array, str]:
 
 
 def _without_aliases(graph: Graph, given: dict[str, Array]) -> dict[str, Array]:
-    """Values by the one name that the graph has for parameters with several."""
+    """The values with aliases of tied parameters resolved to the names in the graph."""
     aliases = json.loads(graph.meta.get(ALIASES, "{}"))
     kept = {name: array for name, array in given.items() if name not in aliases}
     for alias, name in aliases.items():
@@ -175,11 +175,11 @@ def _read_npz(path: Path) -> dict[str, Array]:
 
 
 def _read_torch(path: Path) -> Mapping[str, Any]:
-    """A state dict; only tensors and plain containers are read from the file, never code."""
+    """A state dict; `weights_only` reads tensors and plain containers, and runs no code."""
     importlib.import_module("bitwright.frontend.torch").require_torch()
     torch: Any = importlib.import_module("torch")
     try:
-        mapped = zipfile.is_zipfile(path)  # the old format cannot stay in the file
+        mapped = zipfile.is_zipfile(path)  # the old format cannot be mapped
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # pickle, zip and torch raise types of their own
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -199,7 +199,8 @@ def _array(name: str, value: Any) -> Array:
         if not hasattr(value, "detach"):
             raise ImportModelError(f"{name!r} is a {type(value).__name__}", expected="a tensor")
         tensors = importlib.import_module("bitwright.frontend.torch.tensors")
-        return tensors.array_of(value)  # type: ignore[no-any-return]
+        shared: Array = tensors.array_of(value)
+        return shared
     try:
         array = np.asarray(value)
         element = dtype(array.dtype)

@@ -1,10 +1,10 @@
-"""Reads safetensors files: arrays that stay in the mapped file until they are touched.
+"""Reads safetensors files; arrays are views of the mapped file.
 
     8 bytes  length of the header, little endian
     header   JSON: {name: {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}}
     data     raw little-endian arrays; offsets count from the end of the header
 
-Nothing in a file is trusted: every array must lie inside the data and have the size of its shape.
+The header is validated: every array must be inside the data and have the size of its shape.
 A sharded model is read through its index, `model.safetensors.index.json`.
 """
 
@@ -72,21 +72,21 @@ def read_safetensors(path: str | Path) -> dict[str, Array]:
     return {name: _array(body, name, *row) for name, row in rows.items()}
 
 
-def _array(body: memoryview, name: str, code: Any, shape: list[Any], *offsets: Any) -> Array:
+def _array(body: memoryview, name: str, tag: Any, shape: list[Any], *offsets: Any) -> Array:
     where = f"array {name!r}"
-    own_name = _ELEMENTS.get(code) if isinstance(code, str) else None
-    if own_name is None:
+    element_name = _ELEMENTS.get(tag) if isinstance(tag, str) else None
+    if element_name is None:
         raise ImportModelError(
-            "has an unknown type", where=where, expected=", ".join(_ELEMENTS), found=repr(code)
+            "has an unknown type", where=where, expected=", ".join(_ELEMENTS), found=repr(tag)
         )
-    element = DTYPES[own_name]
+    element = DTYPES[element_name]
     numbers = (*shape, *offsets)
     if len(offsets) != 2 or any(type(n) is not int or n < 0 for n in numbers):
-        raise ImportModelError("has no shape or place", where=where, found=numbers)
+        raise ImportModelError("has no shape or offsets", where=where, found=numbers)
     begin, end = offsets
     if not begin <= end <= len(body) or end - begin != math.prod(shape) * element.numpy.itemsize:
         raise ImportModelError(
-            "does not fit its place in the file",
+            "does not fit its offsets in the file",
             where=where,
             expected=f"{math.prod(shape) * element.numpy.itemsize} bytes of {len(body)}",
             found=f"{begin} to {end}",
@@ -95,11 +95,11 @@ def _array(body: memoryview, name: str, code: Any, shape: list[Any], *offsets: A
 
 
 def read_index(path: str | Path) -> dict[str, Array]:
-    """Every array of a sharded model, whose files lie beside its index."""
+    """Every array of a sharded model; the shards are in the folder of the index."""
     path = Path(path)
     try:
-        places = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        files = sorted(set(places.values()))
+        shards_by_name = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        files = sorted(set(shards_by_name.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ImportModelError(f"cannot read the index {path}: {error}") from None
     arrays: dict[str, Array] = {}
@@ -109,7 +109,7 @@ def read_index(path: str | Path) -> dict[str, Array]:
                 f"index {path} names the file {file!r}", expected="a file in its own folder"
             )
         shard = read_safetensors(path.parent / file)
-        arrays |= {name: array for name, array in shard.items() if places.get(name) == file}
-    if missing := sorted(set(places) - set(arrays)):
+        arrays |= {name: array for name, array in shard.items() if shards_by_name.get(name) == file}
+    if missing := sorted(set(shards_by_name) - set(arrays)):
         raise ImportModelError(f"index {path} names arrays that no file has", found=missing[:5])
     return arrays

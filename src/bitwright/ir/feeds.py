@@ -47,6 +47,26 @@ def check_sizes(sizes: Mapping[str, int], known: Iterable[str], where: str) -> N
             )
 
 
+def bind_inputs(
+    values: Iterable[Value], arrays: Iterable[Any], bindings: dict[str, int]
+) -> list[Any]:
+    """The arrays, checked against the declared types; adds the sizes they fix to `bindings`.
+
+    The second pass checks sizes that a later input binds.
+    """
+    pairs = list(zip(values, arrays, strict=True))
+    for value, array in pairs:
+        bind_input(value, array, bindings)
+    return [bind_input(value, array, bindings) for value, array in pairs]
+
+
+def input_sizes(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, int]:
+    """The symbolic sizes that these inputs fix, by name."""
+    bindings: dict[str, int] = {}
+    bind_inputs(graph.inputs, [feeds[value.name] for value in graph.inputs], bindings)
+    return bindings
+
+
 def bind_input(value: Value, array: Any, bindings: dict[str, int]) -> Any:
     """Check an array against a declared type and learn the sizes it fixes."""
     type_ = value.type

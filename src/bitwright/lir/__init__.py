@@ -1,1 +1,1 @@
-"""The last stage before code: ordered kernel calls over buffers, and where the buffers lie."""
+"""The low-level IR: an ordered schedule of kernel calls over buffers, and its memory plan."""

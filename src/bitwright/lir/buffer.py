@@ -1,8 +1,8 @@
-"""Buffers and views: where a value's elements lie, with symbolic sizes and strides.
+"""Buffers and views, with symbolic sizes and strides.
 
 A view is a buffer with an offset and one stride per axis, all in elements. Reshapes, transposes,
-slices and broadcasts of a value are views of the same buffer; a kernel that needs its operand
-contiguous asks for a copy.
+slices and broadcasts of a value are views of the same buffer; a kernel that needs a contiguous
+operand requests a copy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bitwright.ir.dtype import DType
 Array = np.ndarray[Any, Any]
 
 
-class Place(Enum):
-    """Who owns a buffer's memory."""
+class Storage(Enum):
+    """The owner of a buffer's memory."""
 
     ARENA = "arena"
     INPUT = "input"
@@ -36,13 +36,13 @@ class Buffer:
     name: str
     dtype: DType
     count: Size
-    place: Place = Place.ARENA
+    storage: Storage = Storage.ARENA
     space: str = "host"
     array: Array | None = None
     """The contents of a constant."""
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{self.count}] in {self.place.value}"
+        return f"{self.name}: {self.dtype}[{self.count}] in {self.storage.value}"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class View:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements follow each other in row-major order."""
+        """Whether the view is contiguous in row-major order."""
         wanted = row_major(self.shape)
         return all(
             size == 1 or stride == fit
@@ -83,7 +83,7 @@ class View:
         return replace(self, offset=offset, shape=tuple(shape), strides=tuple(strides))
 
     def expand(self, shape: Sequence[Size]) -> View:
-        """Broadcast, as numpy does: a new or repeated axis has stride 0."""
+        """Broadcast with numpy's rules: a new or repeated axis has stride 0."""
         missing = len(shape) - len(self.shape)
         old = [1] * missing + list(self.shape)
         strides = [0] * missing + list(self.strides)
@@ -97,21 +97,23 @@ class View:
         )
 
     def run_stride(self, axes: Sequence[int]) -> Size | None:
-        """The stride of some axes taken as one, outermost first; None if they do not lie behind
-        each other. The strides of axes of size 1 say nothing."""
-        kept = [(self.shape[a], self.strides[a]) for a in axes if self.shape[a] != 1]
-        if not kept:
+        """The stride of several axes merged into one, outermost first; None if they cannot merge.
+
+        Axes of size 1 are ignored.
+        """
+        sized = [(self.shape[a], self.strides[a]) for a in axes if self.shape[a] != 1]
+        if not sized:
             return 1
-        for (_, outer), (size, inner) in pairwise(kept):
+        for (_, outer), (size, inner) in pairwise(sized):
             if outer != inner * size:
                 return None
-        return kept[-1][1]
+        return sized[-1][1]
 
     def reshape(self, shape: Sequence[Size]) -> View | None:
-        """The same elements in another shape, or None if that takes a copy.
+        """The view in another shape; None if that needs a copy.
 
-        Axes are taken in groups of equal products; within a group the old axes must lie behind each
-        other, and the new ones split their run.
+        Axes form groups of equal products. The old axes of a group must merge into one, which the
+        new axes split.
         """
         groups = _groups(self.shape, shape)
         if groups is None:
@@ -126,7 +128,7 @@ class View:
         return replace(self, shape=tuple(shape), strides=tuple(strides))
 
     def relabel(self, shape: Sequence[Size]) -> View:
-        """A contiguous view in a shape that is known to hold as many elements."""
+        """A contiguous view in another shape of the same number of elements."""
         return replace(self, shape=tuple(shape), strides=row_major(shape))
 
     def __str__(self) -> str:
@@ -142,7 +144,7 @@ def contiguous(buffer: Buffer, shape: Sequence[Size]) -> View:
 
 
 def dense(buffer: Buffer, shape: Sequence[Size], order: Sequence[int]) -> View:
-    """All of a buffer, the axes of `shape` lying in `order`, outermost first."""
+    """A dense view of a whole buffer, with the axes of `shape` in `order`, outermost first."""
     inner = row_major([shape[axis] for axis in order])
     strides: list[Size] = [0] * len(shape)
     for axis, stride in zip(order, inner, strict=True):
@@ -160,7 +162,7 @@ def row_major(shape: Sequence[Size]) -> tuple[Size, ...]:
 
 
 def _groups(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], list[int]]] | None:
-    """Runs of axes of both shapes with equal products, outermost first."""
+    """Groups of axes of both shapes with equal products, outermost first."""
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):

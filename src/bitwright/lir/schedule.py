@@ -1,4 +1,7 @@
-"""The schedule: kernel calls and host steps in order, as text and verified."""
+"""The schedule: kernel calls, interpreter fallbacks and other steps in order; and its verifier.
+
+`str(schedule)` is for people and has no parser; `backends.cpu.cache.serialize` has the exact form.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from dataclasses import dataclass, field
 from bitwright.errors import GraphError
 from bitwright.ir.dim import Dim, Size
 from bitwright.ir.graph import Graph, Node
-from bitwright.lir.buffer import Array, Buffer, Place, View
+from bitwright.lir.buffer import Array, Buffer, Storage, View
 
 
 @dataclass(frozen=True)
 class KernelStep:
-    """One kernel call: what its slots hold, what it reads and writes."""
+    """One kernel call: the contents of its slots, the buffers it reads and writes."""
 
     kernel: str
     node: str
@@ -26,7 +29,7 @@ class KernelStep:
 
     @property
     def family(self) -> str:
-        """The kernel's name without what tells it from its siblings."""
+        """The kernel's name without its digest."""
         return self.kernel.rpartition("_")[0]
 
     def __str__(self) -> str:
@@ -38,7 +41,7 @@ class KernelStep:
 
 @dataclass(frozen=True)
 class NodeStep:
-    """A node that runs as such, on arrays; None stands for what is no tensor or is absent."""
+    """A node that runs on arrays; None stands for an absent operand or one that is not a tensor."""
 
     op: Node
     inputs: tuple[View | None, ...]
@@ -63,29 +66,29 @@ class NodeStep:
 
 @dataclass(frozen=True)
 class InterpreterFallback(NodeStep):
-    """A node that the reference interpreter computes, and the reason."""
+    """A node that runs in the reference interpreter, and the reason."""
 
     why: str
 
     def __str__(self) -> str:
-        return f"host {super().__str__()}  ## {self.why}"
+        return f"fallback {super().__str__()}  ## {self.why}"
 
 
 @dataclass(frozen=True)
 class ControlStep(NodeStep):
-    """A node with bodies, which are compiled: here it is only decided which one runs how often."""
+    """A control-flow node; it decides which of its compiled bodies run, and how often."""
 
 
 @dataclass(frozen=True)
 class SizeStep:
-    """Sizes that the data decides, read from small tensors; nothing else is computed."""
+    """Data-dependent sizes that are read from small tensors."""
 
     node: str
     where: str
-    """The node's place in its graph, for errors."""
+    """The node's location in its graph, for errors."""
     inputs: tuple[View, ...]
     sizes: tuple[Size, ...]
-    """What `read(arrays, bindings)` gives, in the same order; it binds their symbols."""
+    """The symbolic sizes that the results of `read(arrays, bindings)` bind, in order."""
     read: Callable[[Sequence[Array], Mapping[str, int]], Sequence[int]]
 
     @property
@@ -101,7 +104,8 @@ class SizeStep:
         return f"sizes {', '.join(map(str, self.sizes))} from ({inputs}) for %{self.node}"
 
 
-Step = KernelStep | InterpreterFallback | ControlStep | SizeStep
+PythonStep = InterpreterFallback | ControlStep | SizeStep
+Step = KernelStep | PythonStep
 
 
 @dataclass
@@ -118,17 +122,17 @@ class Schedule:
 
     @property
     def symbols(self) -> set[str]:
-        """The names of the sizes that buffers depend on."""
+        """The names of the symbols in buffer sizes."""
         sizes = (buffer.count for buffer in self.buffers)
         return {s.name for size in sizes if isinstance(size, Dim) for s in size.symbols}
 
     @property
     def owned(self) -> Iterator[Buffer]:
-        """Every buffer but the constants."""
-        return (buffer for buffer in self.buffers if buffer.place is not Place.CONSTANT)
+        """All buffers except constants."""
+        return (buffer for buffer in self.buffers if buffer.storage is not Storage.CONSTANT)
 
     def step_lines(self) -> Iterator[str]:
-        """The steps and results as text, a line each."""
+        """Steps, outputs and updates as text, one line each."""
         yield from (f"{number:3} {step}" for number, step in enumerate(self.steps))
         yield from (f"return {name} = {view}" for name, view in self.outputs.items())
         yield from (f"update {name} = {view}" for name, view in self.updates.items())
@@ -139,8 +143,8 @@ class Schedule:
 
 
 def verify_schedule(schedule: Schedule) -> Schedule:
-    """Every step's inputs are ready, every buffer is written before it is read, once."""
-    ready = {b for b in schedule.buffers if b.place not in (Place.ARENA, Place.OUTPUT)}
+    """Check that buffers are written before they are read, and that no input is written."""
+    ready = {b for b in schedule.buffers if b.storage not in (Storage.ARENA, Storage.OUTPUT)}
     known = set(schedule.buffers)
     for number, step in enumerate(schedule.steps):
         where = f"schedule {schedule.graph.name!r}, step {number} for %{step.node}"
@@ -152,7 +156,7 @@ def verify_schedule(schedule: Schedule) -> Schedule:
                 raise GraphError(
                     f"writes {buffer.name}, which the schedule does not own", where=where
                 )
-            if buffer.place in (Place.INPUT, Place.CONSTANT):
+            if buffer.storage in (Storage.INPUT, Storage.CONSTANT):
                 raise GraphError(f"writes {buffer.name}, which is read only", where=where)
             ready.add(buffer)
     for name, view in (*schedule.outputs.items(), *schedule.updates.items()):

@@ -1,7 +1,9 @@
-"""A schedule as text with its memory plan: offsets and bytes of buffers, and when they live.
+"""The text of a schedule with its memory plan: offsets, bytes and live ranges of buffers.
 
 arena 81,920 bytes; at least 65,536 live at once
 h: f32[8192] in arena at 0, 32,768 bytes, steps 0-2
+
+The text is for people: there is no parser.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from bitwright.lir.schedule import Schedule
 
 
 def planned_text(schedule: Schedule, bindings: Mapping[str, int]) -> str:
-    """The schedule with its plan at these sizes."""
+    """The text of a schedule with its memory plan at these sizes."""
     lines = [*_memory_lines(schedule, bindings), *schedule.step_lines()]
     return "\n".join([f"schedule @{schedule.graph.name} {{", *(f"  {s}" for s in lines), "}"])
 
@@ -21,7 +23,7 @@ def planned_text(schedule: Schedule, bindings: Mapping[str, int]) -> str:
 def _memory_lines(schedule: Schedule, bindings: Mapping[str, int]) -> Iterator[str]:
     planner = Planner(schedule)
     layout = planner.plan(bindings)
-    ranges = {life.buffer: life for life in planner.lives}
+    ranges = {live.buffer: live for live in planner.ranges}
     if bindings:
         yield "at " + ", ".join(f"{name}={size}" for name, size in bindings.items())
     yield f"arena {layout.total:,} bytes; at least {layout.lower_bound:,} live at once"
@@ -30,6 +32,6 @@ def _memory_lines(schedule: Schedule, bindings: Mapping[str, int]) -> Iterator[s
         if buffer not in ranges:
             yield f"{buffer}, {nbytes}"
             continue
-        life = ranges[buffer]
-        when = f"steps {life.first}-{life.last}" if life.first < life.last else f"step {life.first}"
+        live = ranges[buffer]
+        when = f"steps {live.first}-{live.last}" if live.first < live.last else f"step {live.first}"
         yield f"{buffer} at {layout.offsets[buffer]:,}, {nbytes}, {when}"

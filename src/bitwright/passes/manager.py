@@ -1,4 +1,4 @@
-"""Runs passes in order, verifies after each, and keeps what `explain` and `BITWRIGHT_DUMP` show."""
+"""Runs passes in order, verifies the graph after each, and records every stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Pass = Callable[[Graph, Trace], Graph]
 
 @dataclass(frozen=True)
 class Stage:
-    """A graph as it was after a pass."""
+    """The graph after a pass."""
 
     name: str
     graph: Graph
@@ -26,12 +26,12 @@ class Stage:
 
 @dataclass
 class History:
-    """Every stage of one compilation, and what the rules did on the way."""
+    """All stages of one compilation, and the trace of the rules."""
 
     stages: list[Stage] = field(default_factory=list)
     trace: Trace = field(default_factory=Trace)
     verified: set[Any] = field(default_factory=set)
-    """What the verifier has found right in an earlier stage."""
+    """What the verifier accepted in an earlier stage."""
 
     def add(self, name: str, graph: Graph) -> None:
         self.stages.append(Stage(name, graph))
@@ -43,7 +43,7 @@ class History:
 
 
 def run_passes(graph: Graph, passes: Iterable[Pass], history: History | None = None) -> Graph:
-    """The graph after all passes; a pass that breaks it is named together with those before it."""
+    """The graph after all passes; an error names the failing pass and those before it."""
     history = History() if history is None else history
     if not history.stages:
         history.add("input", verify(graph, history.verified))

@@ -1,4 +1,4 @@
-"""Whether what makes a value says that it is never negative. NaN does not count."""
+"""Derives from the ops that compute a value whether it is never negative. NaN is ignored."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _RESULTS = frozenset(("relu", "sigmoid", "softmax", "hard_sigmoid", "exp", "abs"
 _KEEP = frozenset(
     ("add", "mul", "div", "maximum", "max_pool", "average_pool", "reduce_mean", "reduce_max")
 )
-"""Ops whose result is not negative where no operand is."""
+"""Ops whose result is not negative if no operand is."""
 _DEPTH = 8
-"""How far back a value is followed."""
+"""The maximum number of ops to look back."""
 
 
 def is_never_negative(value: Value, depth: int = _DEPTH) -> bool:

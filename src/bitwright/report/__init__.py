@@ -1,1 +1,1 @@
-"""Reports: they read graphs and saved stages, and nothing reads them back."""
+"""Reports on graphs, compilations and runs. Nothing else imports them."""

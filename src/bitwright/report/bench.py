@@ -1,13 +1,13 @@
-"""`bw.bench`: bitwright and other runtimes on the same model and inputs, on this machine, now.
+"""`bw.bench`: times bitwright and other runtimes on the same model and inputs.
 
     result = bw.bench("model.onnx", against=("onnxruntime",), threads=(1, 2), sizes={"batch": 8})
     for row in result.rows: print(row.engine, row.threads, row.milliseconds, row.times_best_peer)
 
-Every engine lives in a process of its own (`report.bench_worker`). Rounds are interleaved: every
-engine once in every round, one at a time, with a pause before it so that nobody's spinning threads
-disturb the next. A busy moment of the machine so hits all of them, and ratios are taken within
-rounds: `times_best_peer` is the median over rounds of (best peer of the round / this engine), above
-1 where this engine is faster. An engine that is missing or fails says so in its row.
+Every engine has its own process (`report.bench_worker`). Rounds are interleaved: each engine runs
+once per round, one at a time, after a pause in which the previous engine's spinning threads stop.
+Load from other processes so affects all engines. Ratios are per round: `times_best_peer` is the
+median over rounds of (best peer / this engine), above 1 if this engine is faster. The row of an
+engine that is missing or fails has the error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PAUSE_SECONDS = 0.03
 
 @dataclass
 class Row:
-    """One engine at one number of threads; figures are None where they are unknown."""
+    """One engine at one number of threads; unknown figures are None."""
 
     engine: str
     threads: int
@@ -49,17 +49,17 @@ class Row:
     milliseconds: float | None = None
     """The median over rounds."""
     quartiles: tuple[float, float] | None = None
-    """The spread: a quarter of the rounds lies below the first, a quarter above the second."""
+    """The first and third quartile over rounds."""
     times_best_peer: float | None = None
     ready_seconds: float | None = None
-    """From the model's file to the first answer, imports included."""
+    """From the model file to the first result, imports included."""
     memory_bytes: int | None = None
-    """What the process has grown by since before the engine was imported, once warm."""
+    """Growth of the resident set since before the import of the engine, after warm-up."""
     difference: float | None = None
-    """Largest difference from bitwright's outputs, relative to the largest of their values."""
+    """Largest difference from bitwright's outputs, relative to their largest magnitude."""
     error: str = ""
     seconds: list[float] = field(default_factory=list)
-    """Every round."""
+    """The time of each round."""
 
 
 @dataclass
@@ -84,11 +84,11 @@ def bench(
     feeds: Mapping[str, Any] | str | Path | None = None,
     precision: str = "f32",
 ) -> Bench:
-    """Time a model (a path or a graph) beside other runtimes.
+    """Time a model (a path or a graph) against other runtimes.
 
-    Without `feeds` (arrays by name, or the path of an .npz or .npy file) inputs are random, free
-    sizes being `sizes` or 1. `threads` None means as many as the machine has cores. `precision` is
-    the policy to compile with; a peer that takes such a hint gets the precision of products.
+    Without `feeds` (arrays by name, or the path of an .npz or .npy file) inputs are random; free
+    sizes are `sizes` or 1. `threads` defaults to the number of cores. `precision` is the policy to
+    compile with; peers that accept a precision hint get that of compute ops.
     """
     engines = _engines(against)
     counts = list(threads or (system.cores(),))
@@ -125,7 +125,7 @@ def _engines(against: Iterable[str]) -> list[str]:
 def _files(
     model: Any, graph: Graph, folder: Path, engines: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The model's file for each engine, and why an engine has none: peers read ONNX only."""
+    """The model file per engine, and the reason if there is none: peers read ONNX only."""
     own = str(model)
     if not isinstance(model, (str, Path)):
         own = str(folder / "model.bw")
@@ -143,17 +143,17 @@ def _files(
 
 
 class _Process:
-    """A worker process; a dead one answers with an error."""
+    """A worker process; if it has died, the answer is an error."""
 
     def __init__(self, engine: str, threads: int, precision: str, model: str, folder: Path) -> None:
         self.outputs = folder / f"{engine}-{threads}.npz"
-        self._noise = open(folder / f"{engine}-{threads}.log", "w+")  # noqa: SIM115 (see close)
+        self._log = open(folder / f"{engine}-{threads}.log", "w+")  # noqa: SIM115 (see close)
         command = [sys.executable, "-m", "bitwright.report.bench_worker", engine, model]
         self._process = subprocess.Popen(
             [*command, str(folder / "feeds.npz"), str(self.outputs), str(threads), precision],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._noise,
+            stderr=self._log,
             text=True,
         )
 
@@ -163,20 +163,20 @@ class _Process:
             self._process.stdin.write(f"{command}\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            return {"error": self._last_words()}
+            return {"error": self._exit_message()}
         line = self._process.stdout.readline()
-        return json.loads(line) if line else {"error": self._last_words()}
+        return json.loads(line) if line else {"error": self._exit_message()}
 
-    def _last_words(self) -> str:
-        code = self._process.wait()
-        self._noise.seek(0)
-        said = self._noise.read().strip().splitlines()
-        return f"the process ended with code {code}" + (f": {said[-1]}" if said else "")
+    def _exit_message(self) -> str:
+        status = self._process.wait()
+        self._log.seek(0)
+        lines = self._log.read().strip().splitlines()
+        return f"the process exited with status {status}" + (f": {lines[-1]}" if lines else "")
 
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
-        self._noise.close()
+        self._log.close()
 
 
 def _interleaved(
@@ -187,7 +187,7 @@ def _interleaved(
     paths: Mapping[str, str],
     faults: Mapping[str, str],
 ) -> list[Row]:
-    """The rows of one number of threads, at one precision."""
+    """The rows of one number of threads at one precision."""
     threads, precision = options
     rows = {name: Row(name, threads, error=faults.get(name, "")) for name in engines}
     live: dict[str, _Process] = {}
@@ -197,12 +197,12 @@ def _interleaved(
                 continue
             process = _Process(name, threads, precision, paths[name], folder)
             stack.callback(process.close)
-            if _take(rows[name], process.ask("start")):
+            if _record(rows[name], process.ask("start")):
                 live[name] = process
         for _ in range(rounds):
             for name, process in list(live.items()):
                 time.sleep(PAUSE_SECONDS)
-                if not _take(rows[name], process.ask("time")):
+                if not _record(rows[name], process.ask("time")):
                     del live[name]
     _summarize([rows[name] for name in live])
     if OURS in live:
@@ -211,8 +211,8 @@ def _interleaved(
     return list(rows.values())
 
 
-def _take(row: Row, answer: Mapping[str, Any]) -> bool:
-    """Put a worker's answer into its row; whether it is one to go on with."""
+def _record(row: Row, answer: Mapping[str, Any]) -> bool:
+    """Write a worker's answer into its row; returns whether it is not an error."""
     row.error = answer.get("error", "")
     for name in ("version", "ready_seconds", "memory_bytes"):
         if name in answer:
@@ -236,7 +236,7 @@ def _summarize(rows: Sequence[Row]) -> None:
 
 
 def _difference(ours: Path, theirs: Path) -> float | None:
-    """How far the outputs of another engine are from ours; None if none can be compared."""
+    """The largest relative difference between outputs; None if none can be compared."""
     found: list[float] = []
     with np.load(ours) as a, np.load(theirs) as b:
         for name in set(a.files) & set(b.files):

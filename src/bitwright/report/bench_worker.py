@@ -1,10 +1,10 @@
-"""One engine in a process of its own, for `report.bench`.
+"""A process that runs one engine, for `report.bench`.
 
     python -m bitwright.report.bench_worker ENGINE MODEL FEEDS.npz OUTPUTS.npz THREADS PRECISION
 
-Each line on standard input is a command, `start` or `time`; each answer is one line of JSON. What
-an engine prints goes to standard error. Nothing of an engine is imported before `start`, so that
-ready time and memory count its imports.
+Each line on standard input is a command, `start` or `time`; each answer is one line of JSON. The
+engine's own output goes to standard error. The engine is imported in `start`, so that ready time
+and memory include its imports.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from bitwright import system
 Feeds = Mapping[str, Any]
 Run = Callable[[Feeds], dict[str, Any]]
 CALLS = 3
-"""Timed calls in a round, behind one that wakes caches and threads; the quickest counts."""
-SETTLING_CALLS = 10
-"""Calls before memory is read, so that lazily made plans and arenas are in it."""
+"""Timed calls per round, after one that warms caches and threads; the fastest counts."""
+WARMUP_CALLS = 10
+"""Calls before memory is read, so that lazily allocated plans and arenas are included."""
 
 
 def _bitwright(model: str, threads: int, precision: str) -> tuple[str, Run]:
@@ -37,7 +37,7 @@ def _bitwright(model: str, threads: int, precision: str) -> tuple[str, Run]:
 
 
 def _onnxruntime(model: str, threads: int, precision: str) -> tuple[str, Run]:
-    import onnxruntime
+    import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -49,7 +49,7 @@ def _onnxruntime(model: str, threads: int, precision: str) -> tuple[str, Run]:
 
 
 def _openvino(model: str, threads: int, precision: str) -> tuple[str, Run]:
-    import openvino
+    import openvino  # type: ignore[import-untyped]
 
     from bitwright.ops.core.opdef import Kind
     from bitwright.passes.precision.policy import policy
@@ -81,7 +81,7 @@ ENGINES: dict[str, Callable[[str, int, str], tuple[str, Run]]] = {
 
 
 class Worker:
-    """Prepares one engine, then times it on the same feeds as often as it is told to."""
+    """Prepares one engine, then times it on the same feeds on each command."""
 
     def __init__(
         self, engine: str, model: str, feeds: str, outputs: str, threads: str, precision: str
@@ -93,13 +93,13 @@ class Worker:
         self.run: Run | None = None
 
     def start(self) -> dict[str, Any]:
-        """From the model's file to the first answer; then memory, once everything is warm."""
+        """Time from the model file to the first result, and memory after warm-up."""
         gc.collect()
         before, begin = system.resident_bytes(), time.perf_counter()
         version, self.run = ENGINES[self.engine](self.model, self.threads, self.precision)
         answer = self.run(self.feeds)
         ready = time.perf_counter() - begin
-        for _ in range(SETTLING_CALLS):
+        for _ in range(WARMUP_CALLS):
             self.run(self.feeds)
         after = system.resident_bytes()
         kept: dict[str, Any] = {
@@ -136,7 +136,7 @@ def main() -> None:
     for line in sys.stdin:
         try:
             answer = {"start": worker.start, "time": worker.time}[line.strip()]()
-        except Exception as error:  # an engine may raise anything; the others go on
+        except Exception as error:  # an engine may raise anything
             answer = {"error": _fault(error, worker.engine)}
         print(json.dumps(answer), file=answers, flush=True)
 

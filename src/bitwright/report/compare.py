@@ -1,10 +1,10 @@
-"""How far two versions of a model lie apart on data: outputs, layers, worst samples, file sizes.
+"""Compares two versions of a model on data: outputs, layers, worst samples, file sizes.
 
-    SQNR     10 log10( sum a^2 / sum (a - b)^2 ) in dB, infinite where both are the same
+    SQNR     10 log10( sum a^2 / sum (a - b)^2 ) in dB, infinite if both are equal
     cosine   sum a b / ( |a| |b| )
 
-Both models run compiled, batch by batch, and only sums are kept. A layer is a floating value that
-has the same name in both after the passes for inference.
+Both models run compiled, batch by batch, and only sums are stored. A layer is a floating-point
+value that has the same name in both models after the inference passes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Distance:
-    """Sums over pairs of arrays; values that are not finite in both are counted apart."""
+    """Sums over pairs of arrays; values that are not finite in both are counted separately."""
 
     count: int = 0
     signal: float = 0.0
@@ -47,10 +47,10 @@ class Distance:
     largest: float = 0.0
     """The largest magnitude of the first model."""
     nonfinite: int = 0
-    """Places where one model is finite and the other is not, or both are not in another way."""
+    """Elements that are not finite in one model, or differ and are not finite in both."""
     rows: int = 0
     same_rows: int = 0
-    """Rows of the last axis, and those whose largest value stands at the same place."""
+    """Rows of the last axis, and those with the same argmax in both models."""
 
     def add(self, a: Array, b: Array) -> Distance:
         if a.ndim and a.shape[-1] > 1 and a.size:
@@ -87,7 +87,7 @@ class Distance:
 
     @property
     def same_top1(self) -> float | None:
-        """The part of rows whose largest value stands at the same place; None without rows."""
+        """The fraction of rows with the same argmax; None without rows."""
         return self.same_rows / self.rows if self.rows else None
 
     def as_json(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Distance:
 
 @dataclass
 class Comparison:
-    """Layers in the order of the first model; a sample is the distance of a batch's outputs."""
+    """Layers in the order of the first model; a sample is the distance of one batch's outputs."""
 
     outputs: dict[str, Distance] = field(default_factory=dict)
     layers: dict[str, Distance] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def compare(
     threads: int | None = None,
     progress: bool | None = None,
 ) -> Comparison:
-    """The second model held against the first on the same data; models are graphs or paths."""
+    """Compare the second model with the first on the same data; models are graphs or paths."""
     graphs = []
     for model in (first, second):
         found_model, data = with_graph(_graph(model), data, transform)
@@ -185,7 +185,7 @@ def _graph(model: Any) -> Any:
 
 
 class _Side:
-    """One model, its taps by key; several keys may stand for one value."""
+    """One model and its observed values by key; several keys may name one value."""
 
     def __init__(self, graph: Graph, keys: Mapping[str, str], threads: int | None) -> None:
         self._keys: dict[str, list[str]] = {}
@@ -201,10 +201,11 @@ class _Side:
 def _matched(
     first: Iterator[dict[str, Array]], second: Iterator[dict[str, Array]]
 ) -> Iterator[tuple[str, Array, Array]]:
-    """Pairs by key; what only one side has so far waits for the other."""
+    """Pairs by key; arrays that only one side has so far are kept until the other has them."""
     a: dict[str, Array] = {}
     b: dict[str, Array] = {}
-    for some, others in itertools.zip_longest(first, second, fillvalue={}):
+    empty: dict[str, Array] = {}
+    for some, others in itertools.zip_longest(first, second, fillvalue=empty):
         a, b = a | some, b | others
         for key in a.keys() & b.keys():
             yield key, a[key], b[key]
@@ -215,7 +216,7 @@ def _matched(
 
 
 def _output_pairs(first: Graph, second: Graph) -> dict[str, tuple[str, str]]:
-    """Names of the values behind outputs that correspond: by name, else by position."""
+    """The value names of corresponding outputs: by output name, else by position."""
     others = dict(second.outputs)
     if len(first.outputs) != len(others):
         raise CalibrationError(
@@ -260,6 +261,6 @@ def _file_bytes(first: Any, second: Any) -> tuple[int, int] | None:
 
 
 def file_bytes(path: Path) -> int:
-    """A model's file, with the data files that stand beside it under its name."""
-    beside = [Path(f"{path}.data"), Path(f"{path}_data"), path.with_suffix(".bin")]
-    return sum(file.stat().st_size for file in (path, *beside) if file.is_file())
+    """The size of a model file and its external data files."""
+    external = [Path(f"{path}.data"), Path(f"{path}_data"), path.with_suffix(".bin")]
+    return sum(file.stat().st_size for file in (path, *external) if file.is_file())

@@ -1,4 +1,4 @@
-"""Coverage tables: what each op declares, and how the official ONNX cases fare."""
+"""Coverage tables: the declarations of each op, and the results of the official ONNX cases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bitwright.frontend.onnx.conformance import PASS, RANDOM, REFUSED, WRONG, ru
 from bitwright.ir.graph import Graph
 from bitwright.ops.core.opdef import REQUIRED, NonDifferentiable, NotYet, OpDef
 from bitwright.ops.core.registry import all_ops
-from bitwright.pipeline import compile as compile_model
+from bitwright.pipeline import compile_graph
 
 
 def _gradient(op: OpDef) -> str:
@@ -40,10 +40,10 @@ def op_rows() -> list[dict[str, Any]]:
 
 
 class Compiled:
-    """A graph as its users run it, with inputs in its order."""
+    """A compiled graph that takes its inputs as a list."""
 
     def __init__(self, graph: Graph) -> None:
-        self.executable = compile_model(graph)
+        self.executable = compile_graph(graph)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         names = self.executable.input_names
@@ -51,32 +51,33 @@ class Compiled:
 
     @property
     def fallback_ops(self) -> tuple[str, ...]:
-        """The ops of its host steps; a node of ONNX that has no mapping goes by its own name."""
+        """The ops of its interpreter fallbacks; unmapped ONNX nodes have their ONNX name."""
         nodes = (step.op for step in self.executable.engine.fallbacks)  # type: ignore[attr-defined]
         return tuple(dict.fromkeys(node.attrs.get("op_type", node.op) for node in nodes))
 
 
 def conformance() -> dict[str, Any]:
-    """The official ONNX cases, counted by op, with the reasons of refusals.
+    """Results of the official ONNX cases by op, with the reasons for refusals.
 
-    Six cases draw random numbers; of those, types and shapes are compared.
+    Six cases draw random numbers: only types and shapes are compared.
     """
     rows: dict[str, dict[str, Any]] = {}
     total: Counter[str] = Counter()
     for result in run_all(prepare=Compiled):
         name = result.ops[0] if result.kind == "node" and result.ops else result.kind
         row = rows.setdefault(
-            name, {"op": name, "pass": 0, "host": 0, "refused": 0, "wrong": 0, "reason": ""}
+            name, {"op": name, "pass": 0, "fallback": 0, "refused": 0, "wrong": 0, "reason": ""}
         )
         status = PASS if result.status == RANDOM else result.status
         row[status] += 1
         total[status] += 1
         if status == PASS and result.fallback_ops:
-            row["host"] += 1
-            total["host"] += 1
+            row["fallback"] += 1
+            total["fallback"] += 1
         row["reason"] = row["reason"] or result.reason
     line = (
         f"{total[PASS]} of {sum(total[s] for s in (PASS, REFUSED, WRONG))} pass "
-        f"({total['host']} through a host step), {total[REFUSED]} refused, {total[WRONG]} wrong"
+        f"({total['fallback']} with an interpreter fallback), "
+        f"{total[REFUSED]} refused, {total[WRONG]} wrong"
     )
     return {"ops": [rows[name] for name in sorted(rows)], "line": line, "total": dict(total)}

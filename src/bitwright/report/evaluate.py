@@ -1,10 +1,10 @@
-"""A score of the user's own, on a model before and after a change.
+"""Runs a user-defined score on a model before and after a change.
 
     def accuracy(model):                    # in evaluate.py, given as "evaluate.py:accuracy"
         return (model({"x": images})["logits"].argmax(1) == labels).mean()
 
-The function gets a callable from a dict of arrays to a dict of arrays, runs it on whatever data it
-likes, and gives a number or a dict of numbers.
+The function gets a callable from a dict of arrays to a dict of arrays, and returns a number or a
+dict of numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULT_NAME = "score"
 
 
 class Evaluation:
-    """The user's function, found as "path.py:function"."""
+    """The user's function, given as "path.py:function"."""
 
     def __init__(self, source: str) -> None:
         path, separator, self.name = source.rpartition(":")
@@ -55,15 +55,15 @@ class Evaluation:
         name = f"bitwright_evaluation_{self.path.stem}"
         spec = importlib.util.spec_from_file_location(name, self.path)
         if spec is None or spec.loader is None:
-            raise BitwrightError(f"{self.path} is no Python script", expected="a .py file")
+            raise BitwrightError(f"{self.path} is not a Python script", expected="a .py file")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # where dataclasses look for the names of annotations
+        sys.modules[name] = module  # dataclasses look up annotations here
         with self._running("cannot be imported"):
             spec.loader.exec_module(module)
         return module
 
     def scores(self, model: Model) -> dict[str, float]:
-        """What the function says about a model, by name."""
+        """The scores of a model by name."""
         with self._running(f"failed in {self.name!r}"):
             found = self.function(model)
         named = found if isinstance(found, Mapping) else {DEFAULT_NAME: found}
@@ -78,14 +78,14 @@ class Evaluation:
         except (TypeError, ValueError):
             pass
         raise BitwrightError(
-            f"{self.name!r} of {self.path} gave no number for {name!r}",
+            f"{self.name!r} of {self.path} returned no number for {name!r}",
             expected="a number, or a dict of numbers",
             found=type(value).__name__,
         )
 
     @contextmanager
     def _running(self, what: str) -> Iterator[None]:
-        """Modules beside the script can be imported; what it raises is told with its line."""
+        """Makes modules in the script's folder importable; errors have the line in the script."""
         folder = str(self.path.resolve().parent)
         sys.path.insert(0, folder)
         try:
@@ -93,7 +93,7 @@ class Evaluation:
         except BitwrightError:
             raise
         except Exception as error:
-            lines = [f for f in traceback.extract_tb(error.__traceback__) if _is(f, self.path)]
+            lines = [f for f in traceback.extract_tb(error.__traceback__) if _is_in(f, self.path)]
             line = lines[-1].lineno if lines else getattr(error, "lineno", None)
             raise BitwrightError(
                 f"the script {what}: {type(error).__name__}: {error}",
@@ -103,5 +103,5 @@ class Evaluation:
             sys.path.remove(folder)
 
 
-def _is(frame: traceback.FrameSummary, path: Path) -> bool:
+def _is_in(frame: traceback.FrameSummary, path: Path) -> bool:
     return Path(frame.filename).resolve() == path.resolve()

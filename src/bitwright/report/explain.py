@@ -1,4 +1,4 @@
-"""The life of a model, or of one node: its text at each stage, the rules that met it, its steps."""
+"""What the compiler did to a model or one node: text at each stage, rules, steps."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from bitwright.rewrite.trace import Event
 
 
 @dataclass(frozen=True)
-class NodeLife:
-    """One node through the stages."""
+class NodeHistory:
+    """One node at each stage."""
 
     name: str
     texts: list[tuple[str, str]]
-    """Stage and the node's text there; empty text where it is gone."""
+    """Stage and the text of the node; empty if the node is gone."""
     events: list[Event]
     steps: list[str]
-    """What computes the node in the end, with the buffers it is written to; empty if nothing."""
+    """The steps that compute the node, with the buffers they write."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -49,8 +49,8 @@ def _find(graph: Graph, names: set[str]) -> Node | None:
     return next((n for _, n in graph.walk() if names & set(n.names)), None)
 
 
-def explain_node(history: History, name: str, schedule: Schedule | None = None) -> NodeLife:
-    """Follow a value by name; when a rule replaced it, follow what took its place."""
+def explain_node(history: History, name: str, schedule: Schedule | None = None) -> NodeHistory:
+    """Follow a value by name, and its replacement after a rule replaced it."""
     all_names = {n for s in history.stages for _, node in s.graph.walk() for n in node.names}
     if name not in all_names:
         raise GraphError(f"no stage has a value {name!r}", hint=nearest(name, all_names))
@@ -66,11 +66,11 @@ def explain_node(history: History, name: str, schedule: Schedule | None = None) 
             node = _find(stage.graph, names - {name})
         texts.append((stage.name, node_text(node) if node else ""))
     lines = [] if schedule is None else list(_steps(history.stages[-1].graph, schedule, names))
-    return NodeLife(name, texts, events, lines)
+    return NodeHistory(name, texts, events, lines)
 
 
 def _steps(graph: Graph, schedule: Schedule, names: set[str]) -> Iterator[str]:
-    """The steps of the nodes that have these names, or that have taken them in."""
+    """The steps of the nodes with these names, or of the fused nodes that contain them."""
     found: set[str] = set()
     for node in graph.nodes:
         inner = (n for body in node.bodies.values() for _, n in body.walk())
@@ -91,7 +91,7 @@ class StageSummary:
 
 
 def explain_stages(history: History) -> list[StageSummary]:
-    """How many nodes each stage has and which rules fired or were refused there."""
+    """The number of nodes per stage, and the rules that fired or were refused."""
     rows = []
     for stage in history.stages:
         events = [e for e in history.trace.events if e.stage == stage.name]

@@ -1,4 +1,4 @@
-"""Inputs for a run: from a file, or random ones that fit the declared types."""
+"""Inputs for a run: from a file, or random ones of the declared types."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bitwright.ir.types import TensorType
 
 
 def read_inputs(path: str | Path, graph: Graph) -> dict[str, Any]:
-    """Arrays of an .npz archive by name, or the one of an .npy; pickled contents are refused."""
+    """The arrays of an .npz by name, or the array of an .npy; pickled contents are refused."""
     found = read_arrays(path, RunError, what=f"inputs from {path}")
     if isinstance(found, dict):
         return found
     if len(graph.inputs) != 1:
         names = ", ".join(repr(value.name) for value in graph.inputs) or "none"
         raise RunError(
-            f"{Path(path).name} holds one array, and the model has {len(graph.inputs)} inputs",
+            f"{Path(path).name} has one array, but the model has {len(graph.inputs)} inputs",
             expected=f"an .npz with {names}",
         )
     return {graph.inputs[0].name: found}
@@ -36,7 +36,7 @@ def random_inputs(graph: Graph, sizes: Mapping[str, int], seed: int) -> dict[str
     for value in graph.inputs:
         type_ = value.type
         if not isinstance(type_, TensorType) or type_.dtype == string:
-            raise RunError(f"no random {type_} can be made for input {value.name!r}")
+            raise RunError(f"cannot make a random {type_} for input {value.name!r}")
         at = {s.name: sizes.get(s.name, 1) for s in type_.symbols}
         shape = type_.concrete(at)
         if type_.dtype.is_float or type_.dtype.is_complex:

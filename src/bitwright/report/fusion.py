@@ -1,8 +1,7 @@
-"""What fused and what did not, with the reasons: `bitwright explain MODEL --fusion`.
+"""Lists what was fused and what was not, with reasons: `bitwright explain MODEL --fusion`.
 
-Fusing happens in three passes: operations spelled out become one op again, projections of one input
-become one product, and neighbours become regions that one kernel computes. Regions are read off the
-graph that was lowered; the rest, and every refusal, off the trace.
+Three passes fuse: `recognize_composites`, `merge_projections` and `fuse_regions`. Regions come from
+the final graph, everything else from the trace.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ STAGES = ("recognize_composites", "merge_projections", "fuse_regions")
 
 @dataclass(frozen=True)
 class Region:
-    """One kernel's worth of nodes."""
+    """The nodes of one kernel."""
 
     node: str
     anchor: str
-    """The op with a loop of its own; empty if all are elementwise."""
+    """The op with its own loop nest; empty if all are elementwise."""
     prologue: tuple[str, ...]
-    """Ops computed where the anchor reads."""
+    """Ops that compute the anchor's input."""
     epilogue: tuple[str, ...]
-    """Ops computed where the anchor stores."""
+    """Ops that the anchor applies before it stores."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,10 @@ class Refusal:
 @dataclass(frozen=True)
 class FusionReport:
     recognized: dict[str, int]
-    """Rules that made one op of several nodes, and how often."""
+    """Rules that replaced several nodes by one op, and how often."""
     regions: list[Region]
-    alone: dict[str, int]
-    """Ops that stand in no region, and how many of each."""
+    unfused: dict[str, int]
+    """Ops outside of regions, and how many of each."""
     refusals: list[Refusal]
 
     def as_json(self) -> dict[str, Any]:
@@ -54,7 +53,7 @@ class FusionReport:
 
 
 def fusion(history: History) -> FusionReport:
-    """Of a model that was compiled for a processor."""
+    """The fusion report of a compiled model."""
     graph = history.stages[-1].graph
     events = [event for event in history.trace.events if event.stage in STAGES]
     made = Counter(e.rule for e in events if e.fired and e.stage != STAGES[-1])

@@ -1,10 +1,10 @@
-"""Where the time of a run goes: `bitwright explain MODEL --profile`.
+"""Reports where the time of a run goes: `bitwright explain MODEL --profile`.
 
     report = profile(exe, feeds, rounds=20)
     print(report.verdict())
 
-Totals over the steps of a run (`report.step_rows`), and what limits the model: the largest part of
-the time, by what bounds each step.
+Totals over the steps of a run (`report.step_rows`), and the limit of the model: the category of
+steps that takes the largest part of the time.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from bitwright.backends.cpu.profile.peaks import Peaks, measure
 from bitwright.backends.cpu.runtime.program import Program
 from bitwright.errors import RunError
 from bitwright.executable import Executable
-from bitwright.passes.lower_integer.lower_integer import INTEGER_PRODUCTS
+from bitwright.passes.lower_integer.products import INTEGER_PRODUCTS
 from bitwright.passes.manager import History
-from bitwright.report.step_rows import SMALL_MEETINGS, StepRow, is_product, step_rows
+from bitwright.report.step_rows import SMALL_BARRIERS, StepRow, is_product, step_rows
 
 _QUANTIZED = frozenset(
     {"quantize", "dequantize", "dynamic_quantize", "integer_matmul", "integer_conv", "requantize"}
@@ -34,10 +34,10 @@ class ProfileReport:
     steps: list[StepRow]
     run_seconds: float
     overhead_seconds: float
-    """What a run takes beside its steps."""
-    meeting_seconds: float
-    stayed_real: tuple[tuple[str, str], ...] = ()
-    """Products of a quantized model that were not lowered to integers, and why."""
+    """Time of a run outside of its steps."""
+    barrier_seconds: float
+    float_products: tuple[tuple[str, str], ...] = ()
+    """Products of a quantized model that stay in floating point, and why."""
 
     @property
     def step_seconds(self) -> float:
@@ -53,13 +53,13 @@ class ProfileReport:
 
     @property
     def outside_products(self) -> float:
-        """The share of the steps' time outside matmul, convolution, attention and the like."""
+        """The fraction of the step time outside of matmul, convolution, attention and the like."""
         inside = sum(row.seconds for row in self.steps if is_product(row.op))
         return 1 - inside / self.step_seconds if self.step_seconds else 0.0
 
     @property
-    def in_integers(self) -> tuple[float, float]:
-        """The share of the products' operations, and of the steps' time, in integer products."""
+    def integer_fractions(self) -> tuple[float, float]:
+        """The fractions of product operations, and of step time, in integer products."""
         products = [row for row in self.steps if is_product(row.op)]
         whole = sum(row.operations or 0 for row in products)
         integer = sum(row.operations or 0 for row in products if row.integer)
@@ -67,7 +67,7 @@ class ProfileReport:
         return integer / (whole or 1), seconds / (self.step_seconds or 1)
 
     def families(self) -> list[tuple[str, int, float]]:
-        """Kernels by family: how many steps and seconds, the longest first."""
+        """Kernel families with their number of steps and seconds, the longest first."""
         found: dict[str, list[float]] = {}
         for row in self.steps:
             found.setdefault(row.kernel, []).append(row.seconds)
@@ -75,8 +75,8 @@ class ProfileReport:
         return sorted(rows, key=lambda row: -row[2])
 
     def shares(self) -> dict[str, float]:
-        """The time of a run by what limits it."""
-        seconds = dict.fromkeys(("compute", "memory", "small", "host"), 0.0)
+        """The fraction of run time by limit."""
+        seconds = dict.fromkeys(("compute", "memory", "small", "interpreter"), 0.0)
         for row in self.steps:
             seconds[row.limit] += row.seconds
         seconds["overhead"] = self.overhead_seconds
@@ -84,36 +84,36 @@ class ProfileReport:
         return {name: value / total for name, value in seconds.items()}
 
     def verdict(self) -> str:
-        """What limits the model, in one line."""
+        """The limit of the model, in one line."""
         shares = self.shares()
         name = max(shares, key=lambda key: shares[key])
         rows = [row for row in self.steps if row.limit == name]
         share, seconds = f"{shares[name]:.0%}", sum(row.seconds for row in rows) or 1.0
         if name == "overhead":
             return (
-                f"overhead between steps: {share} of a run passes outside of them "
+                f"overhead between steps: {share} of the time is outside of steps "
                 f"({self.overhead_seconds * 1e6:.0f} us)"
             )
-        if name == "host":
+        if name == "interpreter":
             ops = ", ".join(sorted({row.op for row in rows}))
-            return f"host steps: {share} of the time is in the interpreter ({ops})"
+            return f"interpreter fallbacks: they take {share} of the time ({ops})"
         if name == "small":
             return (
-                f"many small steps: {share} of the time is in {len(rows)} steps of fewer than "
-                f"{SMALL_MEETINGS} meetings of the threads ({self.meeting_seconds * 1e6:.2f} us)"
+                f"many small steps: {share} of the time is in {len(rows)} steps shorter than "
+                f"{SMALL_BARRIERS} barriers ({self.barrier_seconds * 1e6:.2f} us)"
             )
         reached = sum((row.reached or 0) * row.seconds for row in rows) / seconds
         if name == "memory":
             rate = sum(row.traffic.nbytes for row in rows) / seconds / 1e9
             return (
-                f"memory bandwidth: {share} of the time is in steps that move bytes rather than "
-                f"compute; they move {rate:.1f} GB/s, {reached:.0%} of their roof"
+                f"memory bandwidth: {share} of the time is in memory-bound steps; "
+                f"they move {rate:.1f} GB/s, {reached:.0%} of their roofline"
             )
         rate = sum(row.operations or 0 for row in rows) / seconds / 1e9
         where = "near the peak" if reached >= 0.6 else "below the peak"
         return (
-            f"compute, {where}: {share} of the time is in steps whose arithmetic takes longer than "
-            f"their bytes; they reach {rate:.1f} Gop/s, {reached:.0%} of their roof"
+            f"compute, {where}: {share} of the time is in compute-bound steps; "
+            f"they reach {rate:.1f} Gop/s, {reached:.0%} of their roofline"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -132,12 +132,14 @@ class ProfileReport:
             "run_seconds": self.run_seconds,
             "step_seconds": self.step_seconds,
             "overhead_seconds": self.overhead_seconds,
-            "meeting_seconds": self.meeting_seconds,
+            "barrier_seconds": self.barrier_seconds,
             "operations": self.operations,
             "bytes": self.nbytes,
             "outside_products": self.outside_products,
-            "in_integers": dict(zip(("operations", "time"), self.in_integers, strict=True)),
-            "stayed_real": dict(self.stayed_real),
+            "integer_fractions": dict(
+                zip(("operations", "time"), self.integer_fractions, strict=True)
+            ),
+            "float_products": dict(self.float_products),
             "shares": self.shares(),
             "verdict": self.verdict(),
             "steps": [row.as_json() for row in self.steps],
@@ -150,19 +152,19 @@ def profile(exe: Executable, feeds: Mapping[str, Any], rounds: int = 20) -> Prof
         raise RunError("only compiled models have steps to time", expected="target 'cpu'")
     if rounds < 1:
         raise RunError("rounds must be at least 1", found=rounds)
-    exe.run(feeds)  # checks them, and is the run that prepares
+    exe.run(feeds)  # checks the feeds, and warms up
     graph = exe.history.stages[-1].graph
     found = exe.engine.profile(feeds, rounds)
     peaks = measure(found.threads)
     rows = list(step_rows(graph, found, peaks))
-    times = found.run_seconds, found.overhead_seconds, found.meeting_seconds
+    times = found.run_seconds, found.overhead_seconds, found.barrier_seconds
     return ProfileReport(
-        graph.name, dict(found.bindings), peaks, rows, *times, stayed_real(exe.history)
+        graph.name, dict(found.bindings), peaks, rows, *times, float_products(exe.history)
     )
 
 
-def stayed_real(history: History) -> tuple[tuple[str, str], ...]:
-    """Products that no rule brought to integers, and why; none for a model without codes."""
+def float_products(history: History) -> tuple[tuple[str, str], ...]:
+    """Products that no rule lowered to integers, and why; empty for a model without Q/DQ."""
     graph = history.stages[0].graph
     if not any(node.op in _QUANTIZED for node in graph.nodes):
         return ()

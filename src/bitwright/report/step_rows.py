@@ -1,11 +1,11 @@
-"""The steps of a profiled run, each with its operations, bytes, rates and roof.
+"""The steps of a profiled run with their operations, bytes, rates and roofline.
 
-A step's time comes from `Program.profile`, the operations from its node (`ops.core.flops`), the bytes
-from its views (`report.traffic`), the peaks from this machine (`profile.peaks`). Its roof is
-the longer of two times: its operations at the peak of arithmetic, and its bytes at the rate of the
-level of memory that holds them. What it reaches is its roof over its time.
+The time of a step comes from `Program.profile`, its operations from its node (`ops.core.flops`),
+its bytes from its views (`report.traffic`), the peaks from measurements (`profile.peaks`). Its
+roofline time is the longer of two: its operations at the arithmetic peak, and its bytes at the
+bandwidth of the memory level that holds them. `reached` is the roofline time over the actual time.
 
-Where several steps compute one node, its operations are spread over them by their time.
+If several steps compute one node, its operations are distributed over them by their time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bitwright.backends.base import Profile
 from bitwright.backends.cpu.profile.peaks import Peaks
-from bitwright.backends.cpu.profile.steps import Profile
 from bitwright.ir.graph import Graph, Node
 from bitwright.ir.types import TensorType
 from bitwright.lir.schedule import KernelStep, NodeStep, SizeStep, Step
@@ -25,8 +25,9 @@ from bitwright.ops.core.registry import get
 from bitwright.report.traffic import Traffic, traffic
 
 LOOKUPS = ("gather", "gather_elements", "gather_nd")
-SMALL_MEETINGS = 10
-"""A step shorter than this many meetings of the threads is small: sharing it out gains little."""
+COPIES = ("copy_", "transpose", "pad", "interleave", "deinterleave")
+SMALL_BARRIERS = 10
+"""A step shorter than this many barriers is small: more threads gain little."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class StepRow:
     number: int
     node: str
     op: str
-    """The op with a loop of its own, or `elementwise`; `copy` for elements that are only moved."""
+    """The op with its own loop nest, `elementwise`, or `copy` for layout changes."""
     fused: tuple[str, ...]
     """Ops computed in the same kernel."""
     kernel: str
@@ -45,18 +46,18 @@ class StepRow:
     """Whether the operations are those of an integer product."""
     seconds: float
     share: float
-    """Of the sum of all steps."""
+    """Fraction of the time of all steps."""
     rate: float | None
     """Operations per second."""
     bytes_per_second: float
     reached: float | None
-    """The roof over the time; None for host steps."""
+    """The roofline time over the actual time; None for interpreter fallbacks."""
     limit: str
-    """compute, memory, small, or host."""
+    """compute, memory, small or interpreter."""
 
     @property
     def arithmetic(self) -> str:
-        """What a product computes with; empty for other steps."""
+        """Integer or float for a product; empty for other steps."""
         if not is_product(self.op):
             return ""
         return "integer" if self.integer else "float"
@@ -71,7 +72,7 @@ def is_product(op: str) -> bool:
 
 
 def step_rows(graph: Graph, found: Profile, peaks: Peaks) -> Iterator[StepRow]:
-    """A row for every step; `graph` is the one that was lowered."""
+    """A row per step; `graph` is the final graph."""
     total = sum(timed.seconds for timed in found.steps) or 1.0
     own: dict[str, float] = {}
     for timed in found.steps:
@@ -93,7 +94,7 @@ def step_rows(graph: Graph, found: Profile, peaks: Peaks) -> Iterator[StepRow]:
             node=step.node,
             op=op,
             fused=fused,
-            kernel=step.family if isinstance(step, KernelStep) else "host",
+            kernel=step.family if isinstance(step, KernelStep) else "interpreter",
             why=getattr(step, "why", ""),
             traffic=moved,
             operations=count,
@@ -108,8 +109,8 @@ def step_rows(graph: Graph, found: Profile, peaks: Peaks) -> Iterator[StepRow]:
 
 
 def _is_copy(step: Step) -> bool:
-    """Whether a step only brings elements to where, or into the form in which, they are read."""
-    return isinstance(step, KernelStep) and step.family.startswith(("copy_", "transpose", "pad"))
+    """Whether a step only copies elements into another layout."""
+    return isinstance(step, KernelStep) and step.family.startswith(COPIES)
 
 
 def _node(graph: Graph, step: Step) -> Node | None:
@@ -120,7 +121,7 @@ def _node(graph: Graph, step: Step) -> Node | None:
 
 
 def _ops(step: Step, node: Node | None) -> tuple[str, tuple[str, ...]]:
-    """The op that gives a step its loop, and what is computed with it."""
+    """The anchor op of a step, and the ops fused with it."""
     if isinstance(step, SizeStep):
         return "sizes", ()
     if _is_copy(step) or node is None or node.is_boundary:
@@ -136,7 +137,7 @@ def _ops(step: Step, node: Node | None) -> tuple[str, tuple[str, ...]]:
 
 
 def _is_integer(node: Node) -> bool:
-    """Whether a product's factors are integers."""
+    """Whether the operands of a product are integers."""
     if node.op == "fused":
         body = node.attrs["body"].nodes
         node = next(n for n in body if not n.is_boundary and is_product(n.op))
@@ -155,13 +156,13 @@ def _limit(
     found: Profile,
     peaks: Peaks,
 ) -> tuple[str, float | None]:
-    """What bounds a step, and its roof over its time."""
+    """The limit of a step, and its roofline time over its time."""
     if not isinstance(step, KernelStep):
-        return "host", None
+        return "interpreter", None
     peak = (peaks.integers or peaks.flops) if integer else peaks.flops
     arithmetic = (count or 0) / peak
     movement = moved.nbytes / peaks.level(moved.nbytes).rate
     reached = max(arithmetic, movement) / seconds if seconds else None
-    if seconds < SMALL_MEETINGS * found.meeting_seconds:
+    if seconds < SMALL_BARRIERS * found.barrier_seconds:
         return "small", reached
     return ("compute" if arithmetic >= movement else "memory"), reached

@@ -1,4 +1,4 @@
-"""What `bitwright inspect` shows: interface, op counts, parameters, operations and memory."""
+"""The facts of `bitwright inspect`: interface, op counts, parameters, operations, memory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Summary:
     parameters: int
     parameter_bytes: int
     sizes: dict[str, int]
-    """The symbolic sizes that operations and memory were evaluated at."""
+    """The values of symbolic sizes for operations and memory."""
     flops: int
     uncounted: tuple[str, ...]
-    """Ops whose operations are not in `flops`: their number is unknown before they run."""
+    """Ops that `flops` does not include, because their count is only known at run time."""
     activation_bytes: int
-    """Most bytes alive at once, inputs and outputs included, when values are freed as they die."""
+    """Peak bytes of live values, inputs and outputs included."""
     fallbacks: int
 
     def as_json(self) -> dict[str, Any]:
@@ -36,7 +36,7 @@ class Summary:
 
 
 def summarize(graph: Graph, sizes: Mapping[str, int] | None = None) -> Summary:
-    """Facts about a graph, with symbolic sizes at `sizes` (1 where none is given)."""
+    """Facts about a graph with symbolic sizes `sizes` (default 1)."""
     symbols = {s.name for n in graph.nodes for t in n.types for s in t.symbols}
     check_sizes(sizes or {}, symbols, f"graph {graph.name!r}")
     at = {name: (sizes or {}).get(name, 1) for name in sorted(symbols)}
@@ -71,7 +71,7 @@ def _nbytes(type_: Any, at: Mapping[str, int]) -> int:
 
 
 def peak_bytes(graph: Graph, at: Mapping[str, int]) -> int:
-    """The largest sum of live activations over the run."""
+    """The peak bytes of live activations."""
     uses = dict(graph.uses)
     held = {v: _nbytes(v.type, at) for v in graph.inputs}
     live = peak = sum(held.values())

@@ -1,8 +1,7 @@
-"""Bytes that a step reads and writes, buffer by buffer, at given sizes.
+"""Bytes that a step reads and writes per buffer, at given sizes.
 
-A view counts the elements it passes over, an axis that it repeats (stride 0) once, and no more than
-its buffer holds. A lookup reads of an operand no more than it writes: it touches the rows that it
-takes, not the whole table.
+A view counts its elements, a broadcast axis (stride 0) once, and at most the size of its buffer. A
+gather reads at most as many bytes per operand as it writes: only the selected rows of a table.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Traffic:
 
 
 def view_bytes(view: View, bindings: Mapping[str, int]) -> int:
-    """Bytes of the elements that a view passes over."""
+    """Bytes of the distinct elements of a view."""
     count = 1
     for size, stride in zip(view.shape, view.strides, strict=True):
         if evaluate(stride, bindings) != 0:
@@ -36,7 +35,7 @@ def view_bytes(view: View, bindings: Mapping[str, int]) -> int:
 
 
 def traffic(step: Step, bindings: Mapping[str, int], is_lookup: bool) -> Traffic:
-    """What a step touches."""
+    """The bytes that a step reads and writes."""
     if isinstance(step, KernelStep):
         views: list[View] = list(step.pointers.values())
     else:

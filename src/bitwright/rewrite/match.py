@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +16,7 @@ from bitwright.rewrite.pattern import Literal, OpPattern, Pattern, Variable
 
 Array = np.ndarray[Any, Any]
 Bindings = dict[str, Any]
+T = TypeVar("T")
 SMALL = 64  # constants up to this many elements are compared by content
 
 
@@ -28,6 +29,13 @@ class Match:
         self.root = root
         self.bindings = bindings
         self.uses = uses
+        self._memo: dict[Callable[[Match], Any], Any] = {}
+
+    def memo(self, compute: Callable[[Match], T]) -> T:
+        """compute(self), computed once per match: `unless` and `replace` share results this way."""
+        if compute not in self._memo:
+            self._memo[compute] = compute(self)
+        return self._memo[compute]  # type: ignore[no-any-return]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self.bindings:

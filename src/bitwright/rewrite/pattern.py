@@ -101,3 +101,8 @@ def make_pattern(match: Callable[..., Any]) -> OpPattern:
     if not isinstance(pattern, OpPattern):
         raise RewriteError("a pattern must have an op at its root")
     return pattern
+
+
+def any_operands(op_name: str) -> Callable[[Any], Any]:
+    """The `match` function for an op with any operands and attributes."""
+    return lambda op: getattr(op, op_name)(...)

@@ -1,20 +1,11 @@
-"""The CPU backend: LLVM, written from Python.
+"""The CPU backend: generates LLVM IR from Python.
 
-From the bottom up, each using only what stands before it:
-
-    emit/           our builder of LLVM text: types, values, control flow, kernels and their slots
-    math/           exp, erf, tanh, sin … as vector polynomials with stated errors
-    instr.py        dot-product instructions, each with its meaning in numpy
-    scalars.py      renders the ops' scalar forms; expression.py: whole elementwise regions
-    cache.py        object code kept on disk
-    loader.py       object code into executable memory without LLVM
-    jit.py          text -> object code -> addresses; compilers.py: by processes of their own
-    kernel_store.py kernels by name, from the cache or from a compiler
-    runtime.py      the emitted step runner, barrier and worker; native.py: it, loaded;
-                    pool.py: threads parked in it
-    kernels/        generators of what models are made of
-    lowering.py     from graph to schedule, with one file per family of ops in lower/
-    build.py        from graph to code: schedule, object code, checks
-    stored.py       code as a file that a later process maps
-    program.py      code, its memory and its threads, ready to run
+codegen/     LLVM IR builder, vector math, dot-product instructions, JIT compiler and loader
+lowering/    graph to schedule: the shared context, fused regions, the compiled artifact
+kernels/     one folder per kernel family: selection (`lower_*`) and emission
+cache/       object code and compiled models on disk
+runtime/     programs, memory plans, step tables, worker threads
+profile/     step timing and measured peaks
+passes.py    the passes of this backend
+backend.py   `build` and `load`
 """

@@ -1,11 +1,11 @@
-"""ONNX out: `export_onnx(graph, "model.onnx")`.
+"""Exports graphs to ONNX: `export_onnx(graph, "model.onnx")`.
 
     Graph ─ convert ─▶ Scope (ONNX nodes, values unnamed) ─ protos ─▶ GraphProto ─ files ─▶ disk
 
-Names of inputs, outputs and parameters stay, symbolic sizes stay (`seq`, `2*seq` as `dim_param`),
-and sizes in attributes are computed from the shapes of inputs. A state `s` becomes an input `s` and
-an output `s.next`: the caller gives the first and carries the second to the next run; what the
-state held at first, if not zeros, is in the initializer `s.initial`.
+The file keeps the names of inputs, outputs and parameters and the symbolic sizes (`seq`, `2*seq` as
+`dim_param`); nodes compute the sizes that attributes use from the shapes of inputs. A state `s`
+becomes an input `s` and an output `s.next`, which the caller passes to the next run. Its initial
+value, if not zeros, is the initializer `s.initial`.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ def export_onnx(
     consumer: str = "any",
     **options: str | None,
 ) -> ModelProto | None:
-    """Write the graph to `path`, or give it as a `ModelProto` where there is none.
+    """Write the graph to `path`, or return it as a `ModelProto` if there is no path.
 
-    `opset`: the least that holds the model, unless given. `external_data`: the tensors go into a
-    file beside the model (True, or its name), into the model (False), or wherever they fit (None).
+    `opset` defaults to the lowest that can represent the model. `external_data` puts the tensors
+    into a separate file (True, or its name), into the model (False), or into the model if it is
+    small enough (None).
 
-    `consumer` says who will run a quantized model: "any" is right in ONNX Runtime and OpenVINO on
-    every x86 processor, "onnxruntime", "openvino" and "bitwright" may be faster there. It sets the
-    options `functions`, `zero_points`, `weight_type`, `weights`, `activations` and `rounding`
-    together (`export.onnx.options`); one that is given as well wins.
+    `consumer` is the runtime of a quantized model: files for "any" are correct in ONNX Runtime and
+    OpenVINO on every x86 processor; those for "onnxruntime", "openvino" and "bitwright" may be
+    faster there. It sets the defaults of the options `functions`, `zero_points`, `weight_type`,
+    `weights`, `activations` and `rounding` (`export.onnx.options`).
     """
     chosen = options_for(consumer, **options)
     if chosen.zero_points == "zero":
@@ -59,7 +60,7 @@ def export_onnx(
         graph = without_two_bits(graph)
     body = convert(graph, opset, chosen)
     tensors = [*initializer_items(body), *state_arrays(graph)]
-    _announce(graph)
+    _warn_of_element_types(graph)
     session, proto = body.scope.session, graph_proto(body, initializers=False)
     metadata = metadata_of(graph) | region_metadata(session.regions, proto, tensors)
     model = model_proto(proto, session, metadata, __version__)
@@ -74,11 +75,11 @@ def export_onnx(
 
 
 _OWN_TYPES = (f8e8m0, f4e2m1)
-"""Element types that neither ONNX Runtime 1.31 nor OpenVINO 2026.4 dequantizes."""
+"""Element types that ONNX Runtime 1.31 and OpenVINO 2026.4 do not dequantize."""
 
 
-def _announce(graph: Graph) -> None:
-    """Warn of a file that no other runtime loads."""
+def _warn_of_element_types(graph: Graph) -> None:
+    """Warn if no other runtime can load the file."""
     values = (value for _, node in graph.walk() for value in node.outputs)
     found = {v.dtype.name for v in values if isinstance(v.type, TensorType)}
     own = sorted(found & {element.name for element in _OWN_TYPES})

@@ -1,12 +1,12 @@
-"""Weight-only constants in plain arithmetic, which runtimes fold when they load.
+"""Dequantizes weight-only constants by plain arithmetic, which runtimes fold at load time.
 
     dequantize(w, s, z)  ->  f32(i32(w) - i32(z)) * s
 
-ONNX Runtime makes one MatMulNBits of DequantizeLinear and MatMul, OpenVINO one product of a cast to
-f32, Mul and MatMul. Both then round activations to 8 bits, which is not what a weight-only recipe
-is chosen for, and OpenVINO 2026.4 is wrong where a block is short. The way through i32 is no such
-pattern: both fold the nodes to an f32 constant. OpenVINO has no 2-bit type: such constants are
-stored in 4 bits.
+ONNX Runtime fuses DequantizeLinear and MatMul to MatMulNBits, and OpenVINO fuses a cast to f32, Mul
+and MatMul. Both then quantize activations to 8 bits, which a weight-only recipe does not ask for,
+and OpenVINO 2026.4 is wrong if the last block is short. The cast through i32 matches neither
+pattern: both runtimes fold the nodes to an f32 constant. OpenVINO has no 2-bit type, so 2-bit
+constants are stored in 4 bits.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from bitwright.ops.core.registry import get
 from bitwright.rewrite.replace import replace_nodes
 
 
-def arithmetic(e: Scope, q: Ref, scale: Ref, zero: Ref | None) -> Ref:
-    """A matrix with one scale, or one for each column."""
+def dequantize_matrix(e: Scope, q: Ref, scale: Ref, zero: Ref | None) -> Ref:
+    """A dequantized matrix with one scale, or one for each column."""
     y = e.cast(q, i32)
     if zero is not None:
         y = e.Sub(y, e.cast(zero, i32))
     return e.Mul(e.cast(y, f32), scale)
 
 
-def can_be_arithmetic(node: Node) -> bool:
-    """Whether a dequantized constant is an integer of at most 8 bits with f32 scales."""
+def is_plain_dequantize(node: Node) -> bool:
+    """Whether a node dequantizes integers of at most 8 bits with f32 scales."""
     q, scale, *zero = node.operands
     is_integer = q.dtype.is_integer and q.dtype.bits <= 8
     is_plain = scale.dtype == f32 == node.outputs[0].dtype and all(z.dtype == q.dtype for z in zero)
     return is_integer and is_plain
 
 
-def write_arithmetic(e: Scope, node: Node) -> Ref:
+def write_plain_dequantize(e: Scope, node: Node) -> Ref:
     attrs = get(node.op).call_attrs(node.attrs)
     axis, block = attrs["axis"], attrs["block"]
     shape = [int(size) for size in next(node.operands).shape]
     split, spread = _shapes(shape, axis, block)
 
     def spread_out(e: Scope, parameter: Ref) -> Ref:
-        """A scale or zero point so that it broadcasts."""
+        """A scale or zero point, reshaped to broadcast."""
         if spread is not None:
             return e.Reshape(parameter, e.ints(spread))
         places = np.arange(shape[axis]) // block
@@ -66,8 +66,8 @@ def write_arithmetic(e: Scope, node: Node) -> Ref:
 
 
 def _shapes(shape: list[int], axis: int | None, block: int) -> tuple[list[int], list[int] | None]:
-    """The shape in which blocks lie on an axis of their own, and the scales' shape in it; None for
-    those where the last block is short."""
+    """The shape with a separate axis for blocks, and the shape of the scales that broadcasts to it;
+    None for the latter if the last block is short."""
     if axis is None:
         return shape, []
     at = normalize_axis(axis, len(shape))
@@ -83,7 +83,7 @@ _WIDER = {i2: i4, u2: u4}
 
 
 def without_two_bits(graph: Graph) -> Graph:
-    """The same graph with 2-bit constants that only `dequantize` reads stored in 4 bits."""
+    """The graph with 4-bit constants in place of 2-bit ones that only `dequantize` reads."""
     graph = map_bodies(graph, without_two_bits)
     readers = Operands(graph).direct
 
@@ -93,8 +93,8 @@ def without_two_bits(graph: Graph) -> Graph:
         value = node.outputs[0]
         wider = _WIDER.get(value.dtype)
         read = readers[value]
-        is_read_so = read and all(n.op == "dequantize" for n in read) and value not in graph.results
-        if wider is None or not is_read_so:
+        only_dequantized = read and all(n.op == "dequantize" for n in read)
+        if wider is None or not only_dequantized or value in graph.results:
             return node
         array = node.attrs["value"].astype(np.int8).astype(wider.numpy)
         return node.with_(

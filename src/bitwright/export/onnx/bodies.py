@@ -1,4 +1,4 @@
-"""Bodies of control flow: graphs inside attributes, which see the values around them by name."""
+"""Bodies of control flow: graph attributes, which read outer values by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def subgraph(
     outputs: Sequence[Row],
     write: Callable[..., Sequence[Ref]],
 ) -> Body:
-    """A body that a decomposition writes itself; `write` gets its scope and inputs."""
+    """A body that `write` emits, given its scope and inputs."""
     scope = Scope(e.session, e.graph, e)
     stem = f"{e.node.name if e.node else 'graph'}/{name}"
     refs = [
@@ -45,10 +45,10 @@ def scan(
     body: Callable[..., Sequence[Ref]],
     reverse: bool = False,
 ) -> tuple[Ref, Ref]:
-    """A scan along `axis` that carries one state and stacks one result; gives both.
+    """The final state and the stacked result of a scan along `axis`.
 
-    `types` are those of the state and of one step of each row. The steps are moved to the front:
-    ONNX Runtime crashes on no steps along another axis, and ONNX's evaluator knows no other.
+    `types` are those of the state and of one step of each row. The axis is moved to the front:
+    on other axes ONNX Runtime crashes without steps, and ONNX's evaluator does not support them.
     """
     element = types[0][0]
     direction = [int(reverse)]
@@ -64,14 +64,14 @@ def scan(
 
 
 def _moved(e: Scope, x: Ref, source: int, target: int, rank: int) -> Ref:
-    """x with one axis at another place."""
+    """x with one axis moved."""
     perm = [axis for axis in range(rank) if axis != source]
     perm.insert(target, source)
     return transpose(e, x, *perm)
 
 
 def finish(scope: Scope, stem: str) -> None:
-    """Name what a scope made and has not named yet."""
+    """Name the unnamed values and nodes of a scope."""
     for step in scope.steps:
         for ref in step.outputs:
             ref.name = ref.name or scope.session.unique(f"{stem}/{step.op_type}")

@@ -1,10 +1,9 @@
-"""A graph, node by node, into ONNX scopes.
+"""Converts a graph, node by node, into ONNX scopes.
 
-The opset is the least that can hold the model: writing starts at the floor and begins again at the
-opset that the first node asked for which it could not do without. Nothing large is copied on the
-way, so beginning again costs little. With codes and layer norms the floor is the opset that names
-the norm: ONNX Runtime knows one in steps again only if it has not moved a transpose among them
-before, and steps round otherwise.
+The opset is the lowest that can represent the model: conversion starts at the lowest opset, and
+restarts at the opset that a node requires. Nothing large is copied, so a restart is cheap.
+Quantized models with layer norms start at the opset of LayerNormalization: ONNX Runtime does not
+always recognize a decomposed norm, and its separate nodes round differently.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bitwright.errors import ExportError
-from bitwright.export.onnx.functions import note_region
-from bitwright.export.onnx.joined import joined_nodes
+from bitwright.export.onnx.functions import record_region
 from bitwright.export.onnx.mapping import form_of
 from bitwright.export.onnx.options import Options
+from bitwright.export.onnx.patterns import match_patterns
 from bitwright.export.onnx.protos import Body
 from bitwright.export.onnx.schemas import LEAST_OPSET, NEWEST_OPSET
 from bitwright.export.onnx.scope import SMALL, NeedsOpset, NoSuchType, Ref, Scope, Session
@@ -36,30 +35,30 @@ _COMPUTED = (Kind.COMPUTE, Kind.REDUCTION, Kind.ELEMENTWISE)
 
 
 def convert(graph: Graph, opset: int | None, options: Options = DEFAULT) -> Body:
-    """The whole model at the asked opset, or at the least that holds it."""
+    """The model at the given opset, or at the lowest that can represent it."""
     if opset is not None and not LEAST_OPSET <= opset <= NEWEST_OPSET:
         raise ExportError(
             f"opset {opset} cannot be written", expected=f"{LEAST_OPSET} to {NEWEST_OPSET}"
         )
-    target = opset or _floor(graph)
+    target = opset or _start_opset(graph)
     while True:
         session = Session(target, options)
-        session.notes_regions = has_quantize(graph)
+        session.records_regions = has_quantize(graph)
         scope = Scope(session, graph)
         try:
             return _write_model(scope)
         except NeedsOpset as need:
             if opset is not None or need.opset > NEWEST_OPSET:
                 raise ExportError(
-                    f"opset {target} cannot hold this node: {need.reason} opset {need.opset}",
+                    f"opset {target} cannot represent this node: {need.reason} opset {need.opset}",
                     where=scope.where,
-                    hint=f"Export with opset={need.opset} or leave the choice open.",
+                    hint=f"Export with opset={need.opset}, or without the option.",
                 ) from None
             target = need.opset
 
 
-def _floor(graph: Graph) -> int:
-    """The opset to begin with."""
+def _start_opset(graph: Graph) -> int:
+    """The opset to start with."""
     has_norms = any(node.op == "layer_norm" for node in graph.nodes)
     return NORM_OPSET if has_norms and has_quantize(graph) else LEAST_OPSET
 
@@ -68,19 +67,19 @@ def _write_model(scope: Scope) -> Body:
     graph, session = scope.graph, scope.session
     for value in (*graph.inputs, *graph.states, *graph.parameters):
         session.names[value.name] = 0
-    inputs = [_enter(scope, value) for value in (*graph.inputs, *graph.states)]
+    inputs = [_input(scope, value) for value in (*graph.inputs, *graph.states)]
     bind_all(scope, inputs)
     wanted = [*graph.outputs, *_state_results(graph)]
     finals = _reserve_outputs(graph, session, wanted)
     write_nodes(scope, finals)
-    outputs = [_leave(scope, name, value) for name, value in wanted]
+    outputs = [_output(scope, name, value) for name, value in wanted]
     for ref in (*inputs, *outputs):
         if isinstance(ref.type, OpaqueType) and ref.type.kind.startswith("tensor("):
             raise ExportError(
                 f"the rank of {ref.name!r} is not known",
                 where=f"graph {graph.name!r}",
-                expected="a rank, which ONNX wants for every input and output",
-                hint="Reshape it to a known rank before it leaves the graph.",
+                expected="a rank, which ONNX requires for every input and output",
+                hint="Reshape it to a known rank.",
             )
     body = Body(scope, graph.name, inputs, outputs)
     _drop_unread(scope, body)
@@ -90,7 +89,7 @@ def _write_model(scope: Scope) -> Body:
 
 
 def _drop_unread(scope: Scope, body: Body) -> None:
-    """Leave out constants that a mapping made and then did without."""
+    """Remove constants that no node reads."""
     read: set[Ref | None] = set()
     bodies = [body]
     while bodies:
@@ -103,7 +102,7 @@ def _drop_unread(scope: Scope, body: Body) -> None:
         del scope.initializers[ref]
 
 
-def _enter(scope: Scope, value: Value) -> Ref:
+def _input(scope: Scope, value: Value) -> Ref:
     element = value.type.dtype if isinstance(value.type, TensorType) else None
     if element:
         scope.check_type(element)
@@ -112,7 +111,7 @@ def _enter(scope: Scope, value: Value) -> Ref:
 
 
 def _state_results(graph: Graph) -> list[tuple[str, Value]]:
-    """What each state becomes, as an output beside its input."""
+    """The new value of each state, as an output."""
     updates = dict(graph.updates)
     return [(state.name + NEXT, updates.get(state, state)) for state in graph.states]
 
@@ -120,14 +119,14 @@ def _state_results(graph: Graph) -> list[tuple[str, Value]]:
 def _reserve_outputs(
     graph: Graph, session: Session, wanted: list[tuple[str, Value]]
 ) -> dict[Value, str]:
-    """The output name that each computed value carries itself; further ones are copies."""
+    """The output name that each computed value gets; its further names are copies."""
     finals: dict[Value, str] = {}
     for name, value in wanted:
         if name in session.names and value.name != name:
             raise ExportError(
-                f"output {name!r} and {graph.value(name).node} have one name but are not one value",
+                f"output {name!r} has the name of another value, {graph.value(name).node}",
                 where=f"graph {graph.name!r}",
-                hint="ONNX names every value once: rename the output.",
+                hint="ONNX requires unique names: rename the output.",
             )
         if not value.node.is_boundary and (value not in finals or value.name == name):
             finals[value] = name
@@ -136,8 +135,8 @@ def _reserve_outputs(
     return finals
 
 
-def _leave(scope: Scope, name: str, value: Value) -> Ref:
-    """The value under its output name."""
+def _output(scope: Scope, name: str, value: Value) -> Ref:
+    """The value, or a copy, with its output name."""
     ref = scope.values[value]
     if ref.name == name:
         return ref
@@ -149,23 +148,23 @@ def _leave(scope: Scope, name: str, value: Value) -> Ref:
 
 
 def write_nodes(scope: Scope, finals: dict[Value, str] | None = None) -> None:
-    """Every node of the scope's graph; what enters it is known already."""
-    joined = joined_nodes(scope)
+    """Write every node of the scope's graph, whose inputs are defined."""
+    patterns = match_patterns(scope)
     for node in scope.graph.nodes:
         scope.node = node
-        if node in joined.absorbed:
+        if node in patterns.absorbed:
             continue
         if node.op in ("constant", "parameter"):
             _write_array(scope, node)
-        elif node in joined.writers:
+        elif node in patterns.writers:
             mark = scope.mark()
-            _bind_results(scope, node, (joined.writers[node](scope),), mark, finals or {})
+            _bind_results(scope, node, (patterns.writers[node](scope),), mark, finals or {})
         elif not node.is_boundary:
             _write_node(scope, node, finals or {})
 
 
 def inline(scope: Scope, graph: Graph, operands: Sequence[Ref]) -> tuple[Ref, ...]:
-    """The nodes of a graph written right here, its inputs being the operands."""
+    """The results of a graph inlined into the scope, with these operands as inputs."""
     node = scope.node
     for value, ref in zip(graph.inputs, operands, strict=True):
         scope.values[value] = ref
@@ -176,7 +175,7 @@ def inline(scope: Scope, graph: Graph, operands: Sequence[Ref]) -> tuple[Ref, ..
     made = {ref for step in scope.steps for ref in step.outputs}
     for ref in results:
         if ref in made and ref not in operands:
-            ref.name = ""  # to be named after the node that is inlined
+            ref.name = ""  # the caller names it after its node
     return results
 
 
@@ -189,7 +188,7 @@ def _write_array(scope: Scope, node: Node) -> None:
     scope.check_type(value.dtype)
     root = scope
     while root.parent and (node.op == "parameter" or array.nbytes > SMALL):
-        root = root.parent  # large arrays of bodies live with those of the model
+        root = root.parent  # large arrays of bodies are initializers of the model
     is_reserved = node.op == "parameter" and root is scope
     name = node.name if is_reserved else scope.session.unique(node.name)
     ref = Ref(value.dtype, name, value.type)
@@ -223,16 +222,16 @@ def _write_node(scope: Scope, node: Node, finals: dict[Value, str]) -> None:
             raise NeedsOpset(refusal.opset, f"{refusal} before")
         raise scope.reject(str(refusal))
     results = results if isinstance(results, tuple) else (results,)
-    if _is_worth_noting(scope, node, mark):
-        note_region(scope, node.op, refs, _attrs(node), results, mark[0])
+    if _is_region(scope, node, mark):
+        record_region(scope, node.op, refs, _attrs(node), results, mark[0])
     _bind_results(scope, node, results, mark, finals)
 
 
-def _is_worth_noting(scope: Scope, node: Node, mark: tuple[int, ...]) -> bool:
-    """Whether several nodes were written for an op whose rounding decides quantized values: read
-    back as that op, it rounds as before."""
-    is_written_so = len(scope.steps) > mark[0] + 1 and len(scope.session.regions) == mark[1]
-    return scope.session.notes_regions and is_written_so and get(node.op).kind in _COMPUTED
+def _is_region(scope: Scope, node: Node, mark: tuple[int, ...]) -> bool:
+    """Whether to record a region: several nodes implement an op of a quantized model. Imported as
+    that op, they round the same."""
+    is_new_region = len(scope.steps) > mark[0] + 1 and len(scope.session.regions) == mark[1]
+    return scope.session.records_regions and is_new_region and get(node.op).kind in _COMPUTED
 
 
 def _attrs(node: Node) -> dict[str, Any]:
@@ -240,7 +239,7 @@ def _attrs(node: Node) -> dict[str, Any]:
 
 
 def _operands(scope: Scope, node: Node, refs: Iterable[Ref | None], wider: Any) -> list[Ref | None]:
-    """Operands as the mapping takes them: those left out as None, possibly widened."""
+    """The operands of the mapping, widened; absent ones are None."""
     operands = [
         ref if ref is None or ref.dtype is None else scope.cast(ref, wider(ref.dtype))
         for ref in refs
@@ -262,7 +261,7 @@ def _to_64_bits(element: DType) -> DType:
 def _bind_results(
     scope: Scope, node: Node, refs: tuple[Ref, ...], mark: tuple[int, ...], finals: dict[Value, str]
 ) -> None:
-    """Names, types and sizes of what a mapping wrote."""
+    """Set the names, types and sizes of the results of a mapping."""
     made = {ref for step in scope.steps[mark[0] :] for ref in step.outputs}
     for value, ref in zip(node.outputs, refs, strict=True):
         element = value.type.dtype if isinstance(value.type, TensorType) else None

@@ -1,30 +1,29 @@
-"""Products of rows that are quantized when the model runs, each with a range of its own.
+"""Matmuls with dynamic per-token quantization of the rows.
 
-In float, with the rows as they were before: a region of two nodes. The consumer may quantize the
-rows its own way (ONNX Runtime fuses the two to MatMulNBits, which quantizes blocks of a row), or
-multiply floats; both are as close to the float model as quantized rows are.
+In float: a region of two nodes that reads the unquantized rows. The consumer may quantize the rows
+itself (ONNX Runtime fuses the two nodes to MatMulNBits, which quantizes blocks of a row), or
+multiply floats; both are as accurate as quantized rows.
 
     matmul(dequantize(dynamic_quantize(x)), dequantize(w, t))
         ->  MatMul(x, DequantizeLinear(w, t))
 
-Rows that are never negative would lose a bit to the sign in that product: there the weight is
-dequantized by plain arithmetic (`arithmetic`), which leaves the product in float.
+MatMulNBits quantizes to signed values, which wastes a bit on rows that are never negative. For
+these the weight is dequantized by plain arithmetic (`arithmetic`), and the product stays in float.
 
-In integers, as one function on MatMulInteger:
+In integers: one function with MatMulInteger.
 
-    matmul(dequantize(x, s, z), dequantize(w, t))  ->  coded_matmul(x, w, s, t, z)
+    matmul(dequantize(x, s, z), dequantize(w, t))  ->  quantized_matmul(x, w, s, t, z)
 
     f32(x @ w - z * Σ w) * (s * t)
 
-which is what integer execution computes, to the bit. MatMulInteger of ONNX Runtime takes no zero
-point for each row, so the function takes it off with the sums of the columns. Written apart, ONNX
-Runtime would make the dequantized weight and the product one node that rounds the rows again, to
-codes of its own.
+This is bit-identical to integer execution. MatMulInteger of ONNX Runtime takes no zero point per
+row, so the function subtracts it with the column sums. From separate nodes ONNX Runtime would fuse
+the dequantized weight and the product to one node that quantizes the rows again.
 """
 
 from __future__ import annotations
 
-from bitwright.export.onnx.arithmetic import arithmetic
+from bitwright.export.onnx.arithmetic import dequantize_matrix
 from bitwright.export.onnx.forms import reduce
 from bitwright.export.onnx.functions import call, region
 from bitwright.export.onnx.scope import Ref, Scope
@@ -36,7 +35,7 @@ from bitwright.passes.signs import is_never_negative
 
 
 def quantized_operands(node: Node) -> tuple[Node, Node] | None:
-    """The nodes that dequantize the rows and the weight of such a product, or None."""
+    """The nodes that dequantize the rows and the weight of such a matmul, or None."""
     if node.op != "matmul" or node.outputs[0].dtype != f32:
         return None
     x, w = node.operands
@@ -55,7 +54,7 @@ def _is_quantized(node: Node) -> bool:
 
 
 def _is_quantized_by_rows(node: Node) -> bool:
-    """Whether each row of the last axis has one scale and one zero point, made by the run."""
+    """Whether each row of the last axis has one scale and one zero point."""
     if not _is_quantized(node) or len(node.inputs) != 3 or not node.attrs.get("block"):
         return False
     qvalues, scale, zero = node.operands
@@ -64,8 +63,8 @@ def _is_quantized_by_rows(node: Node) -> bool:
 
 
 def _is_weight(node: Node) -> bool:
-    """Whether it is a matrix of constant codes, as it lies or turned around (a table that a lookup
-    reads too), with one scale, or one for each column."""
+    """Whether the node dequantizes a constant matrix or the transpose of one (of a table that a
+    gather reads too), with one scale, or one for each column."""
     if not _is_quantized(node) or node.outputs[0].rank != 2 or node.attrs.get("block"):
         return False
     qvalues, *parameters = node.operands
@@ -78,7 +77,7 @@ def _is_weight(node: Node) -> bool:
 
 
 def float_rows(x: Node) -> Node | None:
-    """The node that quantizes the rows which `x` dequantizes, where the run does it row by row."""
+    """The node that quantizes the rows that `x` dequantizes, if it is dynamic and per token."""
     made = next(x.operands).node
     if made.op != "dynamic_quantize" or not made.attrs.get("per_token"):
         return None
@@ -87,35 +86,35 @@ def float_rows(x: Node) -> Node | None:
     return made if is_whole and tuple(x.inputs) == made.outputs else None
 
 
-def write_float_product(e: Scope, quantizer: Node, w: Node) -> Ref:
-    weight, steps, *offset = (e.values[v] for v in w.operands)
+def write_float_matmul(e: Scope, quantizer: Node, w: Node) -> Ref:
+    weight, scale, *zero = (e.values[v] for v in w.operands)
     axis = w.attrs.get("axis")
     rows = next(quantizer.operands)
     stays_float = is_never_negative(rows)
 
-    def body(e: Scope, x: Ref, w: Ref, steps: Ref, offset: Ref | None = None) -> tuple[Ref, ...]:
+    def body(e: Scope, x: Ref, w: Ref, scale: Ref, zero: Ref | None = None) -> tuple[Ref, ...]:
         if stays_float:
-            return (e.MatMul(x, arithmetic(e, w, steps, offset)),)
-        (y,) = e.emit("DequantizeLinear", [w, steps, offset], {"axis": axis}, dtypes=[f32])
+            return (e.MatMul(x, dequantize_matrix(e, w, scale, zero)),)
+        (y,) = e.emit("DequantizeLinear", [w, scale, zero], {"axis": axis}, dtypes=[f32])
         return (e.MatMul(x, y),)
 
     attrs = {"to": get(quantizer.op).call_attrs(quantizer.attrs)["to"]}
-    return region(e, "dynamic_matmul", [e.values[rows], weight, steps, *offset], attrs, body)[0]
+    return region(e, "dynamic_matmul", [e.values[rows], weight, scale, *zero], attrs, body)[0]
 
 
-def write_quantized_product(e: Scope, x: Node, w: Node) -> Ref:
-    qvalues, scale, zero = (e.values[v] for v in x.operands)
-    weight, steps, *offset = (e.values[v] for v in w.operands)
-    given = [qvalues, weight, scale, steps, zero, *offset]
-    return call(e, "coded_matmul", given, {"block": x.attrs["block"]}, _body)[0]
+def write_quantized_matmul(e: Scope, x: Node, w: Node) -> Ref:
+    rows, x_scale, x_zero = (e.values[v] for v in x.operands)
+    weight, w_scale, *w_zero = (e.values[v] for v in w.operands)
+    given = [rows, weight, x_scale, w_scale, x_zero, *w_zero]
+    return call(e, "quantized_matmul", given, {"block": x.attrs["block"]}, _body)[0]
 
 
 def _body(
-    e: Scope, x: Ref, w: Ref, scale: Ref, steps: Ref, zero: Ref, offset: Ref | None = None
+    e: Scope, x: Ref, w: Ref, x_scale: Ref, w_scale: Ref, x_zero: Ref, w_zero: Ref | None = None
 ) -> tuple[Ref, ...]:
     wide = e.cast(w, i32)
-    if offset is not None:
-        wide = e.Sub(wide, e.cast(offset, i32))
+    if w_zero is not None:
+        wide = e.Sub(wide, e.cast(w_zero, i32))
     sums = reduce(e, "ReduceSum", wide, [0])
-    total = e.Sub(e.MatMulInteger(x, w, None, offset), e.Mul(e.cast(zero, i32), sums))
-    return (e.Mul(e.cast(total, f32), e.Mul(scale, steps)),)
+    total = e.Sub(e.MatMulInteger(x, w, None, w_zero), e.Mul(e.cast(x_zero, i32), sums))
+    return (e.Mul(e.cast(total, f32), e.Mul(x_scale, w_scale)),)

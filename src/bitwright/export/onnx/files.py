@@ -1,7 +1,7 @@
-"""Models as files: bytes inside, streamed; or external data beside the model.
+"""Writes model files, with streamed initializers or with external data.
 
-Initializers are spliced into the protobuf stream piece by piece. Fields of a message may follow
-each other in any order, so the graph is its proto without initializers, then one field 5 each:
+Initializers are inserted into the protobuf stream piece by piece. The fields of a message may come
+in any order, so the graph is its proto without initializers, followed by one field 5 for each:
 
     ModelProto: rest | tag 7, length, (GraphProto: rest | tag 5, length, (TensorProto: rest | tag 9,
     length, raw bytes) …)
@@ -22,10 +22,10 @@ from bitwright.ir.container import ALIGN, write_atomically
 
 PROTOBUF_LIMIT = (1 << 31) - 1
 PAGE_ALIGNED_FROM = 1 << 20
-"""Tensors of at least this size start on a page, so that they can be mapped on their own."""
+"""Tensors of at least this size start on a page, so that they can be mapped separately."""
 PAGE = max(4096, mmap.ALLOCATIONGRANULARITY)
 EXTERNAL_FROM = 1024
-"""Smaller tensors stay in the model, where shape inference can read them."""
+"""Smaller tensors stay in the model, because shape inference reads them."""
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 Items = list[tuple[str, Array]]
@@ -43,7 +43,7 @@ def write_model(
             raise ExportError(
                 f"{path} would take {size:,} bytes",
                 expected=f"at most {PROTOBUF_LIMIT:,} in one ONNX file",
-                hint="external_data=None or True writes the tensors beside the model.",
+                hint="external_data=None or True writes the tensors to a separate file.",
             )
         write_atomically(path, lambda file: _write_stream(file, model, _inline(tensors)))
         return
@@ -59,20 +59,20 @@ def write_model(
 
     def write(file: IO[bytes]) -> None:
         _write_stream(file, model, body)
-        if outside:  # both files are complete before either takes its name, the data first
+        if outside:  # both files are complete before either is renamed, the data first
             write_atomically(path.parent / name, lambda data: _write_data(data, outside, offsets))
 
     write_atomically(path, write)
 
 
 def fill(model: ModelProto, tensors: Items) -> ModelProto:
-    """The model with its tensors inside, in memory."""
+    """The model with its tensors as initializers, in memory."""
     total = sum(byte_length(array) for _, array in tensors)
     if total > PROTOBUF_LIMIT:
         raise ExportError(
             f"a model of {total:,} bytes does not fit one ModelProto",
             expected=f"at most {PROTOBUF_LIMIT:,}",
-            hint="Give a path: the tensors then go into a file beside the model.",
+            hint="Give a path: the tensors then go into a separate file.",
         )
     for name, array in tensors:
         tensor = model.graph.initializer.add()
@@ -92,7 +92,7 @@ def _inline(tensors: Items) -> list[Piece]:
 
 
 def _external(tensors: Items, location: str) -> tuple[list[TensorProto], list[int]]:
-    """Tensors that point into the data file, and where each begins there."""
+    """Tensors that refer to the data file, and their offsets."""
     protos, offsets, offset = [], [], 0
     for name, array in tensors:
         length = byte_length(array)
@@ -124,7 +124,7 @@ def _write_raw(file: IO[bytes], array: Array) -> None:
 
 
 def _write_stream(file: IO[bytes], model: ModelProto, pieces: Iterable[Piece]) -> None:
-    """The model, its graph last, its initializers spliced in."""
+    """Write the model, with the graph last and its initializers inserted."""
     graph = model.graph.SerializeToString()
     shell = ModelProto()
     shell.CopyFrom(model)
@@ -148,7 +148,7 @@ def _write_stream(file: IO[bytes], model: ModelProto, pieces: Iterable[Piece]) -
 
 
 def _field(number: int, length: int) -> bytes:
-    """The tag and length that stand before a length-delimited field."""
+    """The tag and length of a length-delimited field."""
     return _varint(number << 3 | 2) + _varint(length)
 
 

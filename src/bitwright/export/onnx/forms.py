@@ -1,4 +1,4 @@
-"""Small ONNX forms that many mappings share."""
+"""ONNX nodes and short sequences of nodes that many mappings use."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LAST = (1 << 63) - 1
 
 
 def reshape(e: Scope, x: Ref, before: Shape, after: Shape) -> Ref:
-    """Squeeze or Unsqueeze where that is all; else Reshape with 0 for sizes that stay, -1 for one
-    symbolic size, the rest written out."""
+    """Squeeze or Unsqueeze if possible, else Reshape with 0 for unchanged sizes and -1 for one
+    symbolic size."""
     if tuple(before) == tuple(after):
         return x
     if (axes := _added_ones(before, after)) is not None:
@@ -38,7 +38,7 @@ def reshape(e: Scope, x: Ref, before: Shape, after: Shape) -> Ref:
 
 
 def _added_ones(shorter: Shape, longer: Shape) -> list[int] | None:
-    """The axes of `longer` that are 1 and without which it is `shorter`."""
+    """The axes of size 1 in `longer` whose removal gives `shorter`, or None."""
     axes: list[int] = []
     for axis, size in enumerate(longer):
         at = axis - len(axes)
@@ -68,14 +68,14 @@ def transpose(e: Scope, x: Ref, *perm: int) -> Ref:
 
 
 def slice_axis(e: Scope, x: Ref, axis: int, start: Size, stop: Size | None = None) -> Ref:
-    """Part of one axis, to its end where there is no stop."""
+    """Part of one axis, to its end if there is no stop."""
     stops = e.ints([LAST]) if stop is None else sizes_tensor(e, [stop])
     return e.Slice(x, sizes_tensor(e, [start]), stops, e.ints([axis]))
 
 
 def reduce(e: Scope, op_type: str, x: Ref, axes: Sequence[int], keepdims: bool = True) -> Ref:
-    """A reduction; the axes are an operand from opset 18 on, for ReduceSum from 13 on."""
-    if not axes:  # ONNX takes an empty list to mean every axis
+    """A reduction; the axes are an operand since opset 18, for ReduceSum since 13."""
+    if not axes:  # in ONNX an empty list means every axis
         return reduce(e, op_type, unsqueeze(e, x, 0), [0], keepdims=False)
     if e.opset >= 18 or op_type == "ReduceSum":
         return e.emit(op_type, [x, e.ints(axes)], {"keepdims": keepdims})[0]
@@ -90,10 +90,17 @@ def counting(e: Scope, length: Size) -> Ref:
 
 
 def in_f32(e: Scope, x: Ref, compute: Callable[[Ref], Ref]) -> Ref:
-    """A decomposition computed in f32 where x is narrower, and rounded once at the end."""
+    """A decomposition computed in f32 if x is narrower, and rounded once at the end."""
     if x.element.bits >= 32:
         return compute(x)
     return e.cast(compute(e.cast(x, f32)), x.element)
+
+
+def static_size(e: Scope, size: Size) -> int:
+    """A size that must be a number."""
+    if isinstance(size, Dim):
+        raise e.reject(f"the size {size} is symbolic")
+    return size
 
 
 def may_be_negative(size: Size) -> bool:

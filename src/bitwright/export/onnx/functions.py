@@ -1,9 +1,8 @@
-"""Ops that standard ops cannot say in one node: regions of the graph, or model-local functions.
+"""Ops without a single standard node: regions of the graph, or model-local functions.
 
-A region is standard nodes in the graph itself; the metadata says which op they stand for. A
-function has the same nodes as its body, so that the model runs everywhere, and the call carries the
-op's attributes, so that an importer that knows the name need not look inside. Their domain is
-"bitwright".
+A region is standard nodes in the graph; the metadata records which op they implement. A function
+has the same nodes as its body, so that the model runs in any runtime, and the call has the op's
+attributes, so that the importer can restore the op from its name. The domain is "bitwright".
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bitwright.export.onnx.scope import Function, Ref, RegionNote, Scope, Session, Step
+from bitwright.export.onnx.scope import Function, Ref, RegionRecord, Scope, Session, Step
 from bitwright.frontend.onnx.regions import DOMAIN
 from bitwright.ir.dtype import DType
 
@@ -24,7 +23,7 @@ def call(
     attrs: dict[str, Any],
     body: Callable[..., tuple[Ref, ...]],
 ) -> tuple[Ref, ...]:
-    """A call of the function for these types and attributes, written on first use; or a region."""
+    """The results of a call of the function for these types and attributes, or of a region."""
     if e.session.options.functions == "inline":
         return region(e, op, inputs, attrs, body)
     key = (op, tuple(ref.dtype for ref in inputs), tuple(sorted(attrs.items(), key=str)))
@@ -45,14 +44,14 @@ def region(
     attrs: dict[str, Any],
     body: Callable[..., tuple[Ref, ...]],
 ) -> tuple[Ref, ...]:
-    """The body in the graph itself, noted as a region that stands for the op."""
+    """The results of the body in the graph itself, recorded as a region."""
     begin = len(e.steps)
     results = body(e, *inputs)
-    note_region(e, op, inputs, attrs, results, begin)
+    record_region(e, op, inputs, attrs, results, begin)
     return results
 
 
-def note_region(
+def record_region(
     e: Scope,
     op: str,
     inputs: Sequence[Ref | None],
@@ -60,7 +59,7 @@ def note_region(
     results: Sequence[Ref],
     begin: int,
 ) -> None:
-    """Note that the steps from `begin` on stand for the op, if its attributes can be said."""
+    """Record that the steps from `begin` on implement the op, if JSON can hold its attributes."""
     plain = {name: _plain(value) for name, value in attrs.items() if value is not None}
     steps = e.steps[begin:]
     made = {ref for step in steps for ref in step.outputs}
@@ -68,11 +67,11 @@ def note_region(
         return
     read = {ref: None for step in steps for ref in step.inputs if ref is not None}
     outside = [r for r in read if r not in made and r not in inputs and not e.is_small(r)]
-    e.session.regions.append(RegionNote(op, plain, list(inputs), outside, list(results)))
+    e.session.regions.append(RegionRecord(op, plain, list(inputs), outside, list(results)))
 
 
 def _plain(value: Any) -> Any:
-    """An attribute as JSON says it, or None."""
+    """An attribute as a JSON value, or None."""
     if isinstance(value, DType):
         return value.name
     if isinstance(value, (tuple, list)):

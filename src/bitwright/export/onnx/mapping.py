@@ -1,12 +1,12 @@
-"""Which ONNX form each bitwright op has. Files in `mappings/` fill the table, one per family.
+"""The ONNX form of each bitwright op. Files in `mappings/` register them, one per family.
 
     @exports("silu")
     def silu(e, x):
         return e.Mul(x, e.Sigmoid(x))
 
-A mapping gets the scope, the operands (None where absent) and the attributes by name, and gives the
-result or a tuple of results. An op without an entry whose declaration names an ONNX op of the same
-form is written as that op.
+A mapping takes the scope, the operands (None if absent) and the attributes by name, and returns the
+result or a tuple of results. An op without a mapping is written as the ONNX op that its declaration
+names, or by its scalar form.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Write)
 class Form:
     write: Write
     widens: bool = True
-    """Whether computing in a wider element type and rounding the results gives the same answer."""
+    """Whether computing in a wider element type and rounding gives the same result."""
 
 
 _FORMS: dict[str, Form] = {}
@@ -38,7 +38,7 @@ _REASONS: dict[str, str] = {}
 
 
 def exports(*names: str, widens: bool = True) -> Callable[[F], F]:
-    """Make the function the ONNX form of these ops."""
+    """Register the function as the ONNX form of these ops."""
 
     def register(write: F) -> F:
         for name in names:
@@ -50,7 +50,7 @@ def exports(*names: str, widens: bool = True) -> Callable[[F], F]:
 
 
 def no_form(*names: str, reason: str) -> None:
-    """Say why these ops cannot be written in ONNX."""
+    """Register the reason why these ops have no ONNX form."""
     _REASONS.update(dict.fromkeys(names, reason))
 
 
@@ -62,7 +62,7 @@ def _load() -> None:
 
 
 def form_of(op: str) -> Form | str:
-    """How to write an op, or the reason why ONNX cannot hold it."""
+    """The form of an op, or the reason why it has none."""
     _load()
     if op in _FORMS:
         return _FORMS[op]
@@ -86,6 +86,6 @@ def same_form(
 
 
 def declared_forms() -> Mapping[str, Form]:
-    """Every op that has a mapping of its own."""
+    """The forms of all ops that have a mapping."""
     _load()
     return _FORMS

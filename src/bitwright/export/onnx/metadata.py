@@ -1,4 +1,4 @@
-"""Where a model came from, and what ONNX has no place for, as `metadata_props`."""
+"""The `metadata_props` of a model: its source, and data that ONNX has no fields for."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ import numpy as np
 from onnx import GraphProto, TensorProto
 
 from bitwright.export.onnx.convert import NEXT
-from bitwright.export.onnx.scope import Array, RegionNote
+from bitwright.export.onnx.scope import Array, RegionRecord
 from bitwright.export.onnx.tensors import byte_length, complete
 from bitwright.frontend.onnx import regions
 from bitwright.ir.graph import Graph
 
 PREFIX = "bitwright."
 IMPORTED = "onnx.meta."
-"""How the importer marks the metadata of the file itself."""
+"""The prefix of metadata that the importer read from a file."""
 DOC = "onnx.doc"
 INITIAL = ".initial"
 
 
 def metadata_of(graph: Graph) -> dict[str, str]:
-    """What the source file said, where the model came from, bounds of sizes, pairs of states.
+    """The metadata of the source file except its regions, the source, bounds of sizes, and states.
 
-    Regions of the source file are not those of this one.
-
-    Provenance is that of the first source: a model that comes and goes keeps its origin.
+    The source is that of the first import: it is kept when the model is exported again.
     """
     found = {
         key.removeprefix(IMPORTED): text
@@ -49,18 +47,18 @@ def metadata_of(graph: Graph) -> dict[str, str]:
 
 
 def region_metadata(
-    notes: list[RegionNote], graph: GraphProto, arrays: list[tuple[str, Array]]
+    records: list[RegionRecord], graph: GraphProto, arrays: list[tuple[str, Array]]
 ) -> dict[str, str]:
     """The regions of the written graph and its bodies; `arrays` are its initializers."""
     small = {n: complete(n, a) for n, a in arrays if 0 < byte_length(a) < regions.SMALL}
     found = []
     homes = [(regions.Producers(g), _constants(g, small)) for g in regions.graphs(graph)]
-    for note in notes:
-        operands = ["" if ref is None else ref.name for ref in note.operands]
-        reads, outputs = ([ref.name for ref in refs] for refs in (note.reads, note.outputs))
-        producers, constants = next(home for home in homes if outputs[-1] in home[0].place)
+    for record in records:
+        operands = ["" if ref is None else ref.name for ref in record.operands]
+        reads, outputs = ([ref.name for ref in refs] for refs in (record.reads, record.outputs))
+        producers, constants = next(home for home in homes if outputs[-1] in home[0].index)
         _, digest = producers.between([*operands, *reads], outputs, constants.get)
-        found.append(regions.Region(note.op, note.attrs, operands, reads, outputs, digest))
+        found.append(regions.Region(record.op, record.attrs, operands, reads, outputs, digest))
     return {regions.KEY: regions.to_json(found)} if found else {}
 
 
@@ -69,6 +67,6 @@ def _constants(graph: GraphProto, around: dict[str, TensorProto]) -> dict[str, T
 
 
 def state_arrays(graph: Graph) -> list[tuple[str, Array]]:
-    """What states held at first, where that is not zeros."""
+    """The initial values of states that are not zeros."""
     given = [(s.name + INITIAL, s.node.attrs.get("value")) for s in graph.states]
     return [(name, array) for name, array in given if array is not None and np.any(array)]

@@ -1,10 +1,10 @@
-"""Products with weights in codes as MatMulNBits of ONNX Runtime.
+"""Matmuls with quantized weights as MatMulNBits of ONNX Runtime.
 
     matmul(x, dequantize(w [K, N], scales))  ->  MatMulNBits(x, packed [N, blocks, bytes], scales)
 
-Codes of 2, 4 or 8 bits stand unsigned, the lowest bits first, each row padded to whole blocks;
-signed ones are moved to the middle of the range, which is the zero point that is left out. A scale
-for a whole column is repeated for each of its blocks.
+Values of 2, 4 or 8 bits are unsigned, packed with the lowest bits first, and each row is padded to
+whole blocks. Signed values are shifted by 2^(bits - 1), the default zero point. A scale per column
+is repeated for each of its blocks.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Array = np.ndarray[Any, Any]
 DOMAIN = "com.microsoft"
 BITS = (2, 4, 8)
 BLOCKS = (16, 32, 64, 128, 256)
-"""Block sizes that ONNX Runtime has kernels for."""
+"""The block sizes of ONNX Runtime's kernels."""
 EXACT = 1
-"""The accuracy level at which products are computed in f32, not with rows rounded to 8 bits."""
+"""The accuracy level that computes in f32, without quantizing rows to 8 bits."""
 
 
 Parts = tuple[Value, Value, Value, Value | None]
 
 
 def weight_only(node: Node) -> Parts | None:
-    """Rows, codes, scales and zero points of a product that MatMulNBits can say, or None."""
+    """Rows, weight, scales and zero points of a matmul that MatMulNBits supports, or None."""
     if node.op not in ("matmul", "dequant_matmul"):
         return None
     x, w, *rest = node.inputs
@@ -46,10 +46,10 @@ def weight_only(node: Node) -> Parts | None:
     assert q is not None and scale is not None
     held = [v for v in (q, scale, zero) if v is not None]
     is_known = all(v.node.op in ("constant", "parameter") for v in held)
-    is_code = q.dtype.is_integer and q.dtype.bits in BITS and 0 not in q.shape
+    is_weight = q.dtype.is_integer and q.dtype.bits in BITS and 0 not in q.shape
     is_zero = zero is None or (zero.dtype == q.dtype and not q.dtype.is_signed)
     is_f32 = x.dtype == scale.dtype == f32
-    return (x, q, scale, zero) if fits and is_known and is_code and is_zero and is_f32 else None
+    return (x, q, scale, zero) if fits and is_known and is_weight and is_zero and is_f32 else None
 
 
 def _has_fitting_scales(node: Node) -> bool:
@@ -104,7 +104,7 @@ def _array(value: Value) -> Array:
 
 
 def _block_of(terms: int) -> int:
-    """The largest block size that does not pad a column by more than it must."""
+    """The largest block size that divides a column, else the smallest."""
     return max((size for size in BLOCKS if terms % size == 0), default=BLOCKS[0])
 
 
@@ -123,13 +123,14 @@ def _unsigned(qvalues: Array, element: DType) -> Array:
 
 
 def _packed(qvalues: Array, bits: int, block: int) -> Array:
-    """Rows of codes in bytes [rows, blocks, bytes], the last block filled up."""
+    """Rows packed to bytes [rows, blocks, bytes], with the last block padded."""
     blocks = -(-qvalues.shape[1] // block)
     rows = np.zeros((qvalues.shape[0], blocks * block), np.uint8)
     rows[:, : qvalues.shape[1]] = qvalues
     parts = rows.reshape(qvalues.shape[0], blocks, -1, 8 // bits)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return np.bitwise_or.reduce(parts << shifts, axis=-1)
+    packed: Array = np.bitwise_or.reduce(parts << shifts, axis=-1)
+    return packed
 
 
 def _named(e: Scope, array: Array, like: Value) -> Ref:

@@ -1,6 +1,6 @@
-"""Which dequantized constants of a graph meet quantized activations, and which meet floats.
+"""Finds dequantized constants that are multiplied with quantized activations, or with floats.
 
-matmul(dequantize(x), dequantize(w))     an integer product, for whoever fuses it
+matmul(dequantize(x), dequantize(w))     an integer product, if the runtime fuses it
 matmul(x, dequantize(w))                 weight-only
 """
 
@@ -16,12 +16,12 @@ _MOVES = ("reshape", "transpose", "slice", "concat", "expand", "squeeze", "unsqu
 
 
 class Operands:
-    """The readers of a graph's values, seen through ops that only move elements."""
+    """The readers of a graph's values, looking through ops that only move elements."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.direct: dict[Value, list[Node]] = defaultdict(list)
-        """The nodes that read a value, moving ones too."""
+        """The nodes that read a value, including those that only move it."""
         for node in graph.nodes:
             for value in node.operands:
                 self.direct[value].append(node)
@@ -32,7 +32,7 @@ class Operands:
         return {node for node in found if not self.meets_quantized(node)}
 
     def meets_quantized(self, node: Node) -> bool:
-        """Whether an op reads this dequantized constant beside a dequantized activation."""
+        """Whether a reader of this dequantized constant also reads a dequantized activation."""
         return any(
             dequantizes_activation(_source(value).node)
             for reader in self.readers(node.outputs[0])
@@ -58,7 +58,7 @@ def dequantizes_activation(node: Node) -> bool:
 
 
 def _source(value: Value) -> Value:
-    """What a value was before it was moved."""
+    """The value before ops that only move elements."""
     while value.node.op in _MOVES:
         value = next(value.node.operands)
     return value

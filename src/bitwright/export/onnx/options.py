@@ -1,26 +1,25 @@
-"""What a consumer of the file wants: each option is one thing that ONNX can say in several ways.
+"""Export options: each selects one of several ONNX forms with the same meaning.
 
-functions      "inline"       standard nodes only; the metadata says which stand for one op
-               "local"        what takes several nodes is a function that lies in the file
-zero_points    "any"          as they are
-               "zero"         all of them 0; u8 values around 128 become signed ones around 0
-weight_type    "u8"           8-bit values of static and dynamic products are unsigned: no runtime
-                              then multiplies u8 by s8, which saturates on x86 without VNNI
-               "i8"           as they are
+functions      "inline"       standard nodes only; the metadata records which implement one op
+               "local"        ops of several nodes are model-local functions
+zero_points    "any"          unchanged
+               "zero"         all 0; u8 values around 128 become signed values around 0
+weight_type    "u8"           8-bit operands of static and dynamic products are unsigned: runtimes
+                              do not multiply u8 by s8, which saturates on x86 without VNNI
+               "i8"           unchanged
 weights        "arithmetic"   weight-only products dequantize by Cast and Mul, which runtimes fold
                "dequantize"   by DequantizeLinear, which ONNX Runtime fuses to MatMulNBits and
-                              then rounds activations to 8 bits
-               "nbits"        MatMulNBits of com.microsoft, with activations left as they are
-activations    "static"       static ranges stand in the file; a product or attention whose
-                              activations are quantized when the model runs is written in float,
-                              and the consumer may quantize them its own way
-               "integer"      quantizing them then, and the integer product, are spelled out
-               "float"        convolutions of static images that ONNX Runtime would not fuse are
-                              written in float too: closer to the float model, and faster there
+                              then quantizes activations to 8 bits
+               "nbits"        MatMulNBits of com.microsoft, with float activations
+activations    "static"       static quantization is written; a product or attention with dynamic
+                              quantization is written in float, and the consumer may quantize it
+               "integer"      dynamic quantization and the integer product are written too
+               "float"        static convolutions that ONNX Runtime would not fuse are written in
+                              float: closer to the float model, and faster there
 rounding       "plain"        the usual operators
-               "onnxruntime"  operators that ONNX Runtime rounds as bitwright does
+               "onnxruntime"  operators that round in ONNX Runtime as in bitwright
 
-`consumer` sets them together; an option that is given as well wins.
+`consumer` sets the defaults of all of them.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Options:
         if self.zero_points == "zero" and self.weight_type == "u8":
             raise ExportError(
                 "zero points of 0 need signed weights",
-                expected="weight_type='i8' beside zero_points='zero'",
+                expected="weight_type='i8' with zero_points='zero'",
             )
 
 
@@ -81,11 +80,11 @@ CONSUMERS: dict[str, dict[str, str]] = {
         "activations": "integer",
     },
 }
-"""What differs from the defaults, which are safe in every runtime on every processor."""
+"""The differences from the defaults, which are correct in every runtime on every processor."""
 
 
 def options_for(consumer: str = "any", **given: str | None) -> Options:
-    """The options of a consumer, with those that are given in their place."""
+    """The options of a consumer, overridden by those that are given."""
     if consumer not in CONSUMERS:
         raise ExportError(
             f"there is no consumer {consumer!r}", expected=" or ".join(map(repr, CONSUMERS))

@@ -1,4 +1,4 @@
-"""Written scopes as protos: names are settled here, then nodes, initializers and types follow."""
+"""Converts scopes to protos: nodes, initializers and types."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
-from bitwright.export.onnx.functions import DOMAIN
 from bitwright.export.onnx.schemas import schema_at
 from bitwright.export.onnx.scope import Array, Function, Ref, Scope, Session, Step
 from bitwright.export.onnx.tensors import complete
-from bitwright.frontend.onnx.tensor import QVALUES
+from bitwright.frontend.onnx.regions import DOMAIN
+from bitwright.frontend.onnx.tensor import DATA_TYPES
 from bitwright.frontend.onnx.valuetypes import type_proto
 from bitwright.ir.dtype import DType
 from bitwright.ir.types import TensorType
 
 
 class Body:
-    """A scope with the values that enter and leave it: the model's graph, or an attribute."""
+    """A scope with its inputs and outputs: the model's graph, or a graph attribute."""
 
     def __init__(self, scope: Scope, name: str, inputs: list[Ref], outputs: list[Ref]) -> None:
         self.scope, self.name, self.inputs, self.outputs = scope, name, inputs, outputs
 
 
 def graph_proto(body: Body, initializers: bool = True) -> GraphProto:
-    """The graph; without `initializers` their bytes are for the caller to add."""
+    """The graph; without `initializers` the caller adds them."""
     proto = GraphProto(name=body.name or "graph")
     proto.input.extend(value_info(ref) for ref in body.inputs)
     proto.output.extend(value_info(ref) for ref in body.outputs)
@@ -45,7 +45,7 @@ def graph_proto(body: Body, initializers: bool = True) -> GraphProto:
 def model_proto(
     graph: GraphProto, session: Session, metadata: Mapping[str, str], version: str
 ) -> ModelProto:
-    """The model around a graph, its IR version the least that its opset came with."""
+    """The model of a graph, with the lowest IR version of its opset."""
     model = ModelProto(graph=graph, producer_name="bitwright", producer_version=version)
     domains = {"": session.opset, **session.domains}
     if session.functions:
@@ -85,7 +85,7 @@ def node_proto(step: Step, opset: int) -> NodeProto:
     named = iter(step.outputs)
     if step.proto is None:
         proto.output.extend(ref.name for ref in named)
-    else:  # results that the file's node leaves out stay out
+    else:  # absent outputs of the original node stay absent
         proto.CopyFrom(step.proto)
         proto.name = step.name
         del proto.input[:]
@@ -102,7 +102,7 @@ def attribute_proto(name: str, value: Any, declared: int | None) -> AttributePro
     if isinstance(value, Body):
         return AttributeProto(name=name, type=AttributeProto.GRAPH, g=graph_proto(value))
     if isinstance(value, DType):
-        value = QVALUES[value.name] if declared == AttributeProto.INT else value.name
+        value = DATA_TYPES[value.name] if declared == AttributeProto.INT else value.name
     elif isinstance(value, bool):
         value = int(value)
     elif isinstance(value, tuple):

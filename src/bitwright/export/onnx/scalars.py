@@ -1,7 +1,7 @@
-"""Scalar forms of elementwise ops, rendered to ONNX nodes: the decomposition that needs no mapping.
+"""Converts the scalar forms of elementwise ops to ONNX nodes, for ops without a mapping.
 
-An op's `scalar` is written against `ops.core.scalar.Scalars`; here each of its steps is one ONNX node on
-whole tensors. Plain numbers become constants of the element type of what they meet.
+An op's `scalar` uses the interface `ops.core.scalar.Scalars`; here each operation is one ONNX node
+on tensors. Python numbers become constants in the element type of the other operand.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOGIC = {"bit_and": "And", "bit_or": "Or", "bit_xor": "Xor"}
 
 
 class OnnxScalars:
-    """A renderer whose terms are ONNX values."""
+    """A scalar interface whose terms are ONNX values."""
 
     def __init__(self, scope: Scope, like: Ref) -> None:
         self.scope, self.like = scope, like
@@ -68,7 +68,7 @@ class OnnxScalars:
 
 
 def scalar_form(scope: Scope, op: str, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
-    """The op by its own declaration, as elementwise ONNX nodes."""
+    """The op's scalar form as elementwise ONNX nodes."""
     scalar = get(op).scalar
     assert scalar is not None
     return scalar(OnnxScalars(scope, operands[0]), *operands, **attrs)

@@ -1,7 +1,7 @@
-"""What ONNX itself says about its ops: which types, operands and attributes each opset takes.
+"""ONNX schemas: the types, operands and attributes of ops in each opset.
 
-Mappings never carry tables of their own. Before a node is emitted its form is held against the
-schema of the chosen opset; where a later opset takes it, that opset is the least the model needs.
+Every node is checked against the schema of the target opset before it is emitted. If only a later
+opset allows it, that opset is the lowest for the model.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from bitwright.ir.types import OpaqueType, TensorType, ValueType
 LEAST_OPSET = 13
 NEWEST_OPSET = defs.onnx_opset_version()
 READ_OPSET = 26
-"""The newest opset that runtimes in use read. For an element type that an op takes only beyond it,
-computing in a wider type is preferred."""
+"""The newest opset that current runtimes read. If an op takes an element type only in later opsets,
+it is computed in a wider type."""
 
 _WORDS = {"f64": "double", "f32": "float", "f16": "float16", "bf16": "bfloat16", "bool": "bool"}
 _WORDS |= {"c64": "complex64", "c128": "complex128", "string": "string"}
 
 
 def _spelled(element: DType) -> str:
-    """How schemas write a tensor of this element type: `tensor(float8e4m3fn)`."""
+    """The tensor type in schemas: `tensor(float8e4m3fn)`."""
     if element.name in _WORDS:
         word = _WORDS[element.name]
     elif element.is_integer:
@@ -42,7 +42,7 @@ def _spelled(element: DType) -> str:
 SPELLED = {element: _spelled(element) for element in DTYPES.values()}
 _ELEMENTS = {text: element for element, text in SPELLED.items()}
 
-# The opset that came with the IR version that first had the element type.
+# The opset of the IR version that introduced the element type.
 _LEAST_FOR_TYPE = {
     "f8e4m3fn": 19, "f8e5m2": 19, "f8e4m3fnuz": 19, "f8e5m2fnuz": 19, "i4": 21, "u4": 21,
     "f4e2m1": 23, "f8e8m0": 24, "i2": 25, "u2": 25,
@@ -50,7 +50,7 @@ _LEAST_FOR_TYPE = {
 
 
 def spelled(type_: ValueType | DType | None) -> str:
-    """How schemas write a type; "" where it is not known."""
+    """The type in schemas; "" if it is not known."""
     if isinstance(type_, DType):
         return SPELLED[type_]
     if isinstance(type_, TensorType):
@@ -71,10 +71,10 @@ class Parameter:
 
     name: str
     variable: str
-    """The type variable, or the one type there is."""
+    """The type variable, or the only type."""
     types: frozenset[str]
     binds: bool
-    """Whether all operands of the variable have one type; those of Loop and If need not."""
+    """Whether all operands of the variable have the same type; those of Loop and If need not."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Schema:
     outputs: tuple[Parameter, ...]
     variadic: bool
     attributes: Mapping[str, int]
-    """The kind of each attribute, as `AttributeProto` numbers them."""
+    """The `AttributeProto.AttributeType` of each attribute."""
 
     def operand(self, position: int) -> Parameter | None:
         if position < len(self.inputs):
@@ -100,7 +100,7 @@ class Schema:
         attrs: Iterable[str],
         outputs: Sequence[str] = (),
     ) -> str:
-        """Why a node does not fit, or "" if it does; an empty type is not looked at."""
+        """The reason why a node does not fit, or ""; an empty type is not checked."""
         for name in attrs:
             if name not in self.attributes:
                 return f"has no attribute {name!r}"
@@ -115,7 +115,7 @@ class Schema:
             if found not in declared.types:
                 return f"takes no {found} as {declared.name!r}"
             if together != found:
-                return f"takes no {found} as {declared.name!r} beside {together}"
+                return f"takes no {found} as {declared.name!r} with {together}"
         for position, found in enumerate(outputs):
             declared = self.outputs[min(position, len(self.outputs) - 1)]
             if found and found not in declared.types:
@@ -123,7 +123,7 @@ class Schema:
         return ""
 
     def result(self, inputs: Sequence[DType | None], index: int) -> DType | None:
-        """The element type of a result where the operands decide it, else None."""
+        """The element type of a result if the operands determine it, else None."""
         declared_result = self.outputs[min(index, len(self.outputs) - 1)]
         if len(declared_result.types) == 1:
             return _ELEMENTS.get(next(iter(declared_result.types)))
@@ -135,7 +135,7 @@ class Schema:
         return None
 
 
-def _read(schema: defs.OpSchema) -> Schema:
+def _read(schema: Any) -> Schema:  # a defs.OpSchema, whose stub is incomplete
     def read(parameters: Sequence[Any]) -> tuple[Parameter, ...]:
         return tuple(
             Parameter(p.name, p.type_str, frozenset(p.types), p.is_homogeneous) for p in parameters
@@ -148,7 +148,7 @@ def _read(schema: defs.OpSchema) -> Schema:
         read(schema.inputs),
         read(schema.outputs),
         bool(schema.inputs) and schema.inputs[-1].option == variadic,
-        {name: attribute.type.value for name, attribute in schema.attributes.items()},  # type: ignore[attr-defined]
+        {name: attribute.type.value for name, attribute in schema.attributes.items()},
     )
 
 
@@ -169,6 +169,6 @@ def versions_of(op_type: str, domain: str = "") -> tuple[Schema, ...]:
 
 @cache
 def schema_at(op_type: str, opset: int, domain: str = "") -> Schema | None:
-    """The version of an op that is in force at an opset."""
+    """The version of an op in an opset."""
     in_force = [schema for schema in versions_of(op_type, domain) if schema.since <= opset]
     return in_force[-1] if in_force and not in_force[-1].deprecated else None

@@ -1,11 +1,11 @@
-"""What mappings write against: one ONNX graph (the model's, or a body's) while it grows.
+"""The interface of mappings: one ONNX graph (the model's, or a body's) under construction.
 
     def silu(e, x):
         return e.Mul(x, e.Sigmoid(x))
 
-`e.Name(operands, attribute=…)` appends an ONNX node and gives its value; every node is held against
-the schema of the chosen opset first. Values get their names when the mapping has returned, so the
-last node of a decomposition carries the name of the bitwright value.
+`e.Name(operands, attribute=…)` appends an ONNX node and returns its value, after a check against
+the schema of the target opset. Values are named after the mapping has returned, so the last node of
+a decomposition has the name of the bitwright value.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from bitwright.ir.verify import place
 
 Array = np.ndarray[Any, Any]
 SMALL = 4096
-"""Arrays up to this many bytes that decompositions bring along are shared when equal."""
+"""Equal constants of decompositions up to this many bytes are shared."""
 
 
-class NeedsOpset(Exception):  # noqa: N818 - a message to the driver, not an error
-    """The node being written has no form below this opset."""
+class NeedsOpset(Exception):  # noqa: N818 - control flow, not an error
+    """The current node has no form below this opset."""
 
     def __init__(self, opset: int, reason: str) -> None:
         super().__init__(reason)
         self.opset, self.reason = opset, reason
 
 
-class NoSuchType(Exception):  # noqa: N818 - a message to the driver, not an error
-    """No opset in use takes the types; a wider type may help, or `opset`, which does."""
+class NoSuchType(Exception):  # noqa: N818 - control flow, not an error
+    """No current opset takes the types; a wider type or `opset` may."""
 
     def __init__(self, reason: str, opset: int | None) -> None:
         super().__init__(reason)
@@ -57,7 +57,7 @@ class NoSuchType(Exception):  # noqa: N818 - a message to the driver, not an err
 
 @dataclass(eq=False)
 class Ref:
-    """A value of the ONNX graph; its name is settled late."""
+    """A value of the ONNX graph, named after its node is complete."""
 
     dtype: DType | None
     name: str = ""
@@ -65,7 +65,7 @@ class Ref:
 
     @property
     def shape(self) -> Shape:
-        """The shape of a value that is one of bitwright's own."""
+        """The shape of a value with a known type."""
         assert isinstance(self.type, TensorType)
         return self.type.shape
 
@@ -94,33 +94,33 @@ class Step:
     domain: str = ""
     name: str = ""
     proto: Any = None
-    """The node as a file gave it, for host steps; operands and results replace its own."""
+    """The original node of an interpreter fallback; inputs and outputs replace its own."""
 
 
 @dataclass(frozen=True, eq=False)
-class RegionNote:
-    """Nodes that stand for one op: what enters and leaves them."""
+class RegionRecord:
+    """The inputs and outputs of nodes that implement one op."""
 
     op: str
     attrs: dict[str, Any]
     operands: list[Ref | None]
     reads: list[Ref]
-    """Values from outside the region that are no operands of the op."""
+    """Values that the region reads and that are not operands of the op."""
     outputs: list[Ref]
 
 
 @dataclass
 class Session:
-    """What all scopes of one model share."""
+    """The state that all scopes of one model share."""
 
     opset: int
     options: Options
     names: dict[str, int] = field(default_factory=dict)
     domains: dict[str, int] = field(default_factory=dict)
     functions: dict[tuple[Any, ...], Function] = field(default_factory=dict)
-    regions: list[RegionNote] = field(default_factory=list)
-    notes_regions: bool = False
-    """Whether every op that takes several nodes is noted as a region."""
+    regions: list[RegionRecord] = field(default_factory=list)
+    records_regions: bool = False
+    """Whether every op that takes several nodes is recorded as a region."""
 
     def unique(self, hint: str) -> str:
         """`hint`, or `hint_1`, `hint_2`, … if it is taken."""
@@ -135,7 +135,7 @@ class Session:
 
 @dataclass(eq=False)
 class Function:
-    """A model-local function: a body of standard ops that carries the name of a bitwright op."""
+    """A model-local function: a body of standard ops with the name of a bitwright op."""
 
     op: str
     name: str
@@ -168,12 +168,12 @@ class Scope:
         return place(self.graph, self.node) if self.node else f"graph {self.graph.name!r}"
 
     def reject(self, reason: str, hint: str = "") -> ExportError:
-        """The error that says why the current node has no ONNX form."""
+        """An error with the reason why the current node has no ONNX form."""
         op = self.node.op if self.node else self.graph.name
         return ExportError(f"{op} has no form in ONNX: {reason}", where=self.where, hint=hint)
 
     def needs(self, opset: int, reason: str) -> None:
-        """Declare that the current node cannot be written below `opset`."""
+        """Raise if the current node has no form in the target opset."""
         if self.opset < opset:
             raise NeedsOpset(opset, reason)
 
@@ -192,7 +192,7 @@ class Scope:
         results: int = 1,
         dtypes: Sequence[DType | OpaqueType] = (),
     ) -> tuple[Ref, ...]:
-        """Append a standard node; `dtypes` where the operands do not decide the results' types."""
+        """Append a standard node; `dtypes` if the operands do not determine the result types."""
         operands = list(inputs)
         while operands and operands[-1] is None:
             operands.pop()
@@ -202,13 +202,13 @@ class Scope:
         schema = self._schema(op_type, operands, list(attrs), list(map(spelled, given)))
         refs = []
         for i in range(results):
-            told = given[i] if i < len(given) else schema.result(elements, i)
-            refs.append(Ref(None, type=told) if isinstance(told, OpaqueType) else Ref(told))
+            result = given[i] if i < len(given) else schema.result(elements, i)
+            refs.append(Ref(None, type=result) if isinstance(result, OpaqueType) else Ref(result))
         self.steps.append(Step(op_type, operands, refs, attrs))
         return tuple(refs)
 
     def fits(self, op_type: str, inputs: Sequence[Ref | None], attrs: Iterable[str] = ()) -> bool:
-        """Whether the chosen opset has this op for these operands."""
+        """Whether the target opset has this op for these operands."""
         schema = schema_at(op_type, self.opset)
         elements = ["" if ref is None else ref.spelled for ref in inputs]
         return schema is not None and not schema.misfit(elements, attrs)
@@ -245,7 +245,7 @@ class Scope:
         raise self.reject(f"ONNX {op_type} {reason}")
 
     def cast(self, x: Ref, to: DType) -> Ref:
-        """The value in another element type; unsaturated, as the interpreter rounds."""
+        """The value in another element type, without saturation."""
         if x.dtype == to:
             return x
         narrow_float = to.is_float and to.bits == 8 and to.name != "f8e8m0"
@@ -257,7 +257,7 @@ class Scope:
     # constants
 
     def constant(self, array: Any, element: DType | None = None) -> Ref:
-        """An array that the mapping brings along."""
+        """A constant of the mapping."""
         array = np.asarray(array) if element is None else np.asarray(array).astype(element.numpy)
         key = (array.dtype, array.shape, array.tobytes()) if array.nbytes <= SMALL else None
         scope: Scope | None = self
@@ -274,7 +274,7 @@ class Scope:
         return ref
 
     def is_small(self, ref: Ref) -> bool:
-        """Whether a value is a constant that digests of regions hold."""
+        """Whether a value is a constant that region digests include."""
         scope: Scope | None = self
         while scope is not None:
             if ref in scope.initializers:
@@ -282,8 +282,8 @@ class Scope:
             scope = scope.parent
         return False
 
-    def scalar(self, value: float, like: Ref) -> Ref:
-        """A number of rank 0 in the element type of another value."""
+    def scalar(self, value: float | np.floating[Any], like: Ref) -> Ref:
+        """A scalar constant in the element type of another value."""
         return self.constant(np.asarray(value), like.element)
 
     def ints(self, values: Sequence[int]) -> Ref:
@@ -292,7 +292,7 @@ class Scope:
     def check_type(self, element: DType) -> None:
         self.needs(least_opset_for_type(element), f"ONNX has no {element} before")
 
-    # undo: a decomposition that met a type no op takes is written again with wider operands
+    # undo: a decomposition with an unsupported type is repeated with wider operands
 
     @property
     def _caches(self) -> tuple[dict[Any, Any], ...]:
@@ -302,7 +302,7 @@ class Scope:
         return (len(self.steps), len(self.session.regions), *map(len, self._caches))
 
     def undo(self, mark: tuple[int, ...]) -> None:
-        """Forget what was written after `mark`."""
+        """Remove everything written after `mark`."""
         del self.steps[mark[0] :]
         del self.session.regions[mark[1] :]
         for cache, length in zip(self._caches, mark[2:], strict=True):

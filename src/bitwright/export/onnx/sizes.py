@@ -1,8 +1,8 @@
 """Symbolic sizes as ONNX values: `2*seq+1` becomes Shape, Gather, Mul, Add.
 
-Each symbol is bound by the first value whose type shows it, inputs before results: `seq` from
+The first value whose type contains a symbol binds it, inputs before results: `seq` from
 `x: f32[batch, seq]` is Gather(Shape(x), 1), and from `f32[2*seq+1]` it is (that - 1) / 2.
-All sizes are vectors of one i64, ready to be concatenated.
+All sizes are vectors of one i64, which can be concatenated.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bitwright.export.onnx.scope import Ref, Scope
-from bitwright.ir.dim import Dim, Size, Symbol, symbols_of
+from bitwright.ir.dim import Atom, Dim, Size, Symbol, symbols_of
 from bitwright.ir.dtype import i64
 from bitwright.ir.types import TensorType, ValueType
 
 
 def bind_all(scope: Scope, refs: Iterable[Ref]) -> None:
-    """Learn what the types of several values bind: plain symbols first, then the others."""
+    """Bind the symbols in the types of several values: plain symbols first, then the others."""
     known = [(ref, ref.type) for ref in refs if ref.type is not None]
     for plain in (True, False, False):
         for ref, type_ in known:
@@ -24,7 +24,7 @@ def bind_all(scope: Scope, refs: Iterable[Ref]) -> None:
 
 
 def bind(scope: Scope, ref: Ref, type_: ValueType, plain: bool = False) -> None:
-    """Note the symbols that a type of a value tells; `plain` ignores `2*seq` and the like."""
+    """Bind the symbols in the type of a value; with `plain` not those in `2*seq` and the like."""
     if not isinstance(type_, TensorType):
         return
     for axis, size in enumerate(type_.shape):
@@ -36,7 +36,7 @@ def bind(scope: Scope, ref: Ref, type_: ValueType, plain: bool = False) -> None:
 
 
 def sizes_tensor(scope: Scope, sizes: Sequence[Size]) -> Ref:
-    """A vector of i64 that holds the sizes."""
+    """The sizes as an i64 vector."""
     parts: list[Ref] = []
     run: list[int] = []
     for size in sizes:
@@ -85,10 +85,10 @@ def size_vector(scope: Scope, size: Size) -> Ref:
     return total
 
 
-def _atom(scope: Scope, atom: object) -> Ref:
+def _atom(scope: Scope, atom: Atom) -> Ref:
     if isinstance(atom, Symbol):
         return _symbol(scope, atom.name)
-    kind, (left, right) = atom.kind, atom.args  # type: ignore[attr-defined]
+    kind, (left, right) = atom.kind, atom.args
     a, b = size_vector(scope, left), size_vector(scope, right)
     if kind == "floordiv":
         if not (_is_natural(left) and _is_natural(right)):  # ONNX division truncates
@@ -96,14 +96,14 @@ def _atom(scope: Scope, atom: object) -> Ref:
         return scope.Div(a, b)
     if kind == "mod":
         return scope.Mod(a, b)
-    if kind == "broadcast":  # a symbol that broadcasts is 1 or the result
+    if kind == "broadcast":  # a broadcast size is 1 or the result
         one = scope.ints([1])
         return scope.Where(scope.Equal(a, one), b, a)
     return scope.emit("Max" if kind == "max" else "Min", [a, b])[0]
 
 
 def _binder(scope: Scope, name: str) -> Scope | None:
-    """The scope, this one or one around it, in which a symbol is bound."""
+    """The scope, this or an enclosing one, that binds a symbol."""
     owner: Scope | None = scope
     while owner and name not in owner.bindings:
         owner = owner.parent
@@ -152,10 +152,10 @@ def _linear_parts(size: Size, name: str) -> tuple[Size, Size] | None:
     return factor, rest
 
 
-def _mentions(atom: object, name: str) -> bool:
+def _mentions(atom: Atom, name: str) -> bool:
     if isinstance(atom, Symbol):
         return atom.name == name
-    return any(s.name == name for arg in atom.args for s in symbols_of(arg))  # type: ignore[attr-defined]
+    return any(s.name == name for arg in atom.args for s in symbols_of(arg))
 
 
 def _is_symbol(size: Size) -> bool:
@@ -169,7 +169,7 @@ def _is_symbol(size: Size) -> bool:
 
 
 def _is_natural(size: Size) -> bool:
-    """Whether the form shows that the size is at least 0."""
+    """Whether the expression is clearly at least 0."""
     if not isinstance(size, Dim):
         return size >= 0
     return all(

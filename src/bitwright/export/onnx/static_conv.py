@@ -1,9 +1,9 @@
-"""Convolutions of statically quantized images that a runtime would not make one integer node of.
+"""Statically quantized convolutions that ONNX Runtime does not fuse to an integer node.
 
-ONNX Runtime fuses a convolution between pairs to QLinearConv only where its result is quantized at
-once. Any other it computes in f32, with the pairs around it as nodes of their own, which takes more
-time than the float model. Such a convolution is written in float, with dequantized weights, as a
-region: bitwright quantizes its image again when it reads the file.
+ONNX Runtime fuses a QDQ convolution to QLinearConv only if its result is quantized directly. Any
+other runs in f32 with separate quantize and dequantize nodes, which is slower than the float model.
+Such a convolution is written in float, with dequantized weights, as a region; bitwright quantizes
+the image again when it imports the file.
 
     conv(dequantize(quantize(x)), dequantize(w), dequantize(b))  ->  Conv(x, w', b')
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.export.onnx.arithmetic import can_be_arithmetic
+from bitwright.export.onnx.arithmetic import is_plain_dequantize
 from bitwright.export.onnx.forms import as_scalar
 from bitwright.export.onnx.functions import region
 from bitwright.export.onnx.mappings.windows import conv as conv_form
@@ -32,11 +32,11 @@ Array = np.ndarray[Any, Any]
 class StaticConv:
     node: Node
     quantizer: Node
-    """What quantizes the image."""
+    """The node that quantizes the image."""
     weight: Node
-    """What dequantizes the filters."""
+    """The node that dequantizes the filters."""
     bias: Node | None
-    """What dequantizes the bias, or its constant."""
+    """The node that dequantizes the bias, or a constant."""
 
     @property
     def scale(self) -> float:
@@ -49,7 +49,7 @@ class StaticConv:
 
     @property
     def taken(self) -> list[Value]:
-        """Values that nothing reads any more where only such convolutions did."""
+        """Values that become dead if only such convolutions read them."""
         image = self.node.inputs[0]
         assert image is not None
         nodes = [image.node, self.quantizer, self.weight]
@@ -76,7 +76,7 @@ def static_conv(node: Node) -> StaticConv | None:
 
 
 def _quantizer(node: Node) -> Node | None:
-    """The node that quantizes what this one dequantizes, with one known scale for both."""
+    """The node that quantizes the operand of this dequantize, with the same constant scale."""
     if node.op != "dequantize" or node.attrs.get("axis") is not None:
         return None
     made = next(node.operands).node
@@ -84,15 +84,18 @@ def _quantizer(node: Node) -> Node | None:
         return None
     parameters = [constant_value(v) for n in (node, made) for v in (*n.inputs, None)[1:3]]
     scale, zero, other_scale, other_zero = parameters
-    is_known = scale is not None and other_scale is not None and scale.size == 1
-    same = is_known and np.array_equal(scale.reshape(-1), other_scale.reshape(-1))  # type: ignore[union-attr]
+    if scale is None or other_scale is None or scale.size != 1:
+        return None
+    same = np.array_equal(scale.reshape(-1), other_scale.reshape(-1))
     zeros = [0 if z is None else int(z.reshape(-1)[0]) for z in (zero, other_zero)]
-    return made if same and zeros[0] == zeros[1] and made.inputs[0].dtype == f32 else None  # type: ignore[union-attr]
+    return made if same and zeros[0] == zeros[1] and next(made.operands).dtype == f32 else None
 
 
 def _is_filter(node: Node) -> bool:
     return (
-        can_be_arithmetic(node) and not node.attrs.get("block") and node.attrs["axis"] in (None, 0)
+        is_plain_dequantize(node)
+        and not node.attrs.get("block")
+        and node.attrs["axis"] in (None, 0)
     )
 
 
@@ -102,8 +105,8 @@ def _is_bias(node: Node) -> bool:
 
 
 def is_fused(conv: StaticConv, operands: Operands) -> bool:
-    """Whether a runtime makes one integer node of it: its result is quantized at once, behind no
-    more than bounds that the quantized range implies."""
+    """Whether a runtime fuses the convolution to an integer node: its result is quantized directly,
+    after at most a relu or clip that the quantized range implies."""
     value, low, high = conv.node.outputs[0], -np.inf, np.inf
     while value not in operands.graph.results:
         readers = operands.direct[value]
@@ -125,14 +128,14 @@ def is_fused(conv: StaticConv, operands: Operands) -> bool:
 
 
 def _implies(quantizer: Node, low: float, high: float) -> bool:
-    """Whether a quantized range ends within these bounds."""
+    """Whether the quantized range is within these bounds."""
     scale, zero = (constant_value(v) for v in (*quantizer.inputs, None)[1:3])
     if scale is None or scale.size != 1 or quantizer.attrs.get("axis") is not None:
         return False
     point = 0 if zero is None else int(zero.reshape(-1)[0])
     to = get("quantize").call_attrs(quantizer.attrs)["to"]
     step = float(scale.reshape(-1)[0])
-    return (to.min - point) * step >= low and (to.max - point) * step <= high
+    return bool((to.min - point) * step >= low and (to.max - point) * step <= high)
 
 
 def _known(value: Value | None) -> Array:
@@ -156,7 +159,8 @@ def write_static_conv(e: Scope, conv: StaticConv) -> Ref:
     rank = image.rank
 
     def body(e: Scope, *operands: Ref | None) -> tuple[Ref, ...]:
-        x, w, scale, zero, b, b_scale = (*operands, *(None,) * (6 - len(operands)))
+        given: list[Ref | None] = [*operands, *[None] * (6 - len(operands))]
+        x, w, scale, zero, b, b_scale = given
         assert x is not None and w is not None and scale is not None
         y = e.cast(w, i32)
         if zero is not None:
@@ -177,7 +181,7 @@ def write_static_conv(e: Scope, conv: StaticConv) -> Ref:
 
 
 def _spread(e: Scope, parameter: Ref, per_filter: bool, rank: int) -> Ref:
-    """A scale or zero point so that it broadcasts over filters."""
+    """A scale or zero point, reshaped to broadcast over filters."""
     if not per_filter:
         return as_scalar(e, parameter)
     return e.Reshape(parameter, e.ints([-1, *[1] * (rank - 1)]))

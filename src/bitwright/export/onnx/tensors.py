@@ -1,7 +1,7 @@
-"""Arrays as ONNX tensors: little-endian bytes, types below a byte packed from the low bits up.
+"""Converts arrays to ONNX tensors: little-endian bytes; types below 8 bits are packed.
 
-A tensor is described first (name, type, shape) and its bytes are produced in pieces on demand, so
-that a large array never exists twice.
+The proto without data (name, type, shape) and the bytes are separate, and the bytes come in pieces,
+so that a large array is not copied as a whole.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from bitwright.frontend.onnx.tensor import QVALUES
+from bitwright.frontend.onnx.tensor import DATA_TYPES
 from bitwright.ir.dtype import dtype, string
 
 Array = np.ndarray[Any, Any]
 PIECE = 1 << 22
-"""Elements handled at a time; a multiple of 8, so that packed pieces end on whole bytes."""
+"""Elements per piece; a multiple of 8, so that packed pieces are whole bytes."""
 
 
 def describe(name: str, array: Array) -> TensorProto:
-    """The tensor without its bytes; strings, which have no raw form, are complete."""
-    tensor = TensorProto(name=name, data_type=QVALUES[dtype(array.dtype).name])
+    """The tensor without raw data; strings, which have none, are complete."""
+    tensor = TensorProto(name=name, data_type=DATA_TYPES[dtype(array.dtype).name])
     tensor.dims.extend(array.shape)
     if dtype(array.dtype) == string:
         tensor.string_data.extend(
@@ -33,7 +33,7 @@ def describe(name: str, array: Array) -> TensorProto:
 
 
 def byte_length(array: Array) -> int:
-    """How many raw bytes the tensor takes, packed."""
+    """The number of raw bytes of the tensor, packed."""
     element = dtype(array.dtype)
     return 0 if element == string else element.nbytes(array.size)
 
@@ -53,7 +53,7 @@ def raw_bytes(array: Array) -> bytes:
 
 
 def complete(name: str, array: Array) -> TensorProto:
-    """The tensor with its bytes inside."""
+    """The tensor with its data."""
     tensor = describe(name, array)
     if dtype(array.dtype) != string:
         tensor.raw_data = raw_bytes(array)
@@ -61,7 +61,7 @@ def complete(name: str, array: Array) -> TensorProto:
 
 
 def _flat_pieces(array: Array) -> Iterator[Array]:
-    """Contiguous vectors that together hold the elements in row-major order."""
+    """Contiguous vectors of the elements in row-major order."""
     if array.flags.c_contiguous:
         flat = array.reshape(-1)
         for start in range(0, flat.size, PIECE):
@@ -73,12 +73,12 @@ def _flat_pieces(array: Array) -> Iterator[Array]:
             yield array.flat[start : start + PIECE]
 
 
-def _packed(qvalues: Array, bits: int) -> Array:
+def _packed(values: Array, bits: int) -> Array:
     """Several values per byte, the first in the lowest bits."""
     per_byte = 8 // bits
-    qvalues = qvalues & np.uint8((1 << bits) - 1)
-    qvalues = np.pad(qvalues, (0, -qvalues.size % per_byte)).reshape(-1, per_byte)
-    packed = qvalues[:, 0].copy()
+    fields = values & np.uint8((1 << bits) - 1)
+    fields = np.pad(fields, (0, -fields.size % per_byte)).reshape(-1, per_byte)
+    packed = fields[:, 0].copy()
     for position in range(1, per_byte):
-        packed |= qvalues[:, position] << np.uint8(position * bits)
+        packed |= fields[:, position] << np.uint8(position * bits)
     return packed

@@ -1,6 +1,6 @@
-"""Signed and unsigned 8-bit values that stand for the same numbers.
+"""Converts between signed and unsigned 8-bit quantized values.
 
-without_zero_points      for consumers that know no zero point but 0
+without_zero_points      for consumers that support only the zero point 0
 
     quantize(x, s, 128: u8)    ->  quantize(x, s, 0: i8)
     dequantize(q, s, 128: u8)  ->  dequantize(q - 128, s, 0: i8)
@@ -10,8 +10,8 @@ with_unsigned_values     for processors whose u8 · s8 product saturates
     quantize(x, s, z: i8)      ->  quantize(x, s, z + 128: u8)
     dequantize(q, s, z: i8)    ->  dequantize(q + 128, s, z + 128: u8)
 
-Nothing is lost either way. Zero points other than 128 cannot be taken away afterwards: recipes with
-`symmetric: true` give none.
+Both conversions are exact. Zero points other than 0 and 128 cannot be removed; recipes with
+`symmetric: true` have none.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ MIDDLE = 128
 
 
 def without_zero_points(graph: Graph) -> Graph:
-    """The same graph with every zero point 0, or an error that names one that is not."""
-    centred = _centred_qvalues(graph)
+    """The graph with every zero point 0; raises if that is not possible."""
+    centred = _centred_values(graph)
 
     def change(node: Node) -> Node:
         if node.op == "quantize" and node.name in centred:
-            signed = node.attrs | {"to": i8}
+            signed = {**node.attrs, "to": i8}
             types = (node.outputs[0].tensor.with_dtype(i8),)
             return _with_zero(node).with_(attrs=signed, types=types)
         if node.op == "constant" and node.name in centred:
-            qvalues = (node.attrs["value"].astype(np.int16) - MIDDLE).astype(np.int8)
-            return node.with_(attrs={"value": qvalues}, types=(TensorType(i8, qvalues.shape),))
-        if node.op == "dequantize" and node.inputs[0].name in centred:  # type: ignore[union-attr]
+            array = (node.attrs["value"].astype(np.int16) - MIDDLE).astype(np.int8)
+            return node.with_(attrs={"value": array}, types=(TensorType(i8, array.shape),))
+        if node.op == "dequantize" and next(node.operands).name in centred:
             return _with_zero(node)
         return node
 
@@ -54,13 +54,13 @@ def without_zero_points(graph: Graph) -> Graph:
 
 
 def _with_zero(node: Node) -> Node:
-    """The node without its zero point, which a quantizer's type tells as well."""
+    """The node without its zero point; `to` gives the type of a quantizer."""
     return node.with_(inputs=node.inputs[:2])
 
 
 def with_unsigned_values(graph: Graph) -> Graph:
-    """The same graph with unsigned operands of quantized products, wherever they are constants or
-    are quantized with known zero points."""
+    """The graph with unsigned operands of quantized products, if they are constants or quantized
+    with constant zero points."""
     graph = map_bodies(graph, with_unsigned_values)
     shifted = _signed_values(Operands(graph))
     names = set(graph.values)
@@ -75,12 +75,12 @@ def with_unsigned_values(graph: Graph) -> Graph:
         if value.name in shifted:
             types = (value.tensor.with_dtype(u8),)
             return shift(node.with_(attrs={**node.attrs, "to": u8}, types=types))
-        if node.op == "dequantize" and node.inputs[0].name in shifted:  # type: ignore[union-attr]
+        if node.op == "dequantize" and next(node.operands).name in shifted:
             return shift(node)
         return node
 
     def shift(node: Node) -> Replacement:
-        """A quantize or dequantize with its zero point 128 further up."""
+        """A quantize or dequantize with its zero point plus 128."""
         _, scale, zero = (*node.inputs, None)[:3]
         assert scale is not None
         known = np.zeros(scale.shape, np.int8) if zero is None else constant_value(zero)
@@ -95,7 +95,7 @@ def with_unsigned_values(graph: Graph) -> Graph:
 
 
 def _signed_values(operands: Operands) -> set[str]:
-    """Names of i8 values that only quantized products read, and that can be shifted."""
+    """Names of i8 values that only quantized products read and that can be shifted."""
     made = [v for v in _read_by_dequantize(operands, i8) if _has_known_zeros(operands, v)]
     found = {v.name for v in made if v.node.op == "quantize"}
     weights = [v for v in made if v.node.op != "quantize"]
@@ -103,8 +103,8 @@ def _signed_values(operands: Operands) -> set[str]:
 
 
 def _meets_unsigned(operands: Operands, weight: Value, shifted: set[str]) -> bool:
-    """Whether all that a weight meets are quantized activations, none of which stays signed:
-    runtimes multiply no s8 by u8."""
+    """Whether a weight is multiplied only with quantized activations, none of which stays signed:
+    runtimes do not multiply s8 by u8."""
     for node in operands.direct[weight]:
         if not operands.meets_quantized(node):
             return False
@@ -116,7 +116,7 @@ def _meets_unsigned(operands: Operands, weight: Value, shifted: set[str]) -> boo
 
 
 def _has_known_zeros(operands: Operands, value: Value) -> bool:
-    """Whether zero points are constants, or left out beside scales of known shape."""
+    """Whether zero points are constants, or absent with scales of known shape."""
     for node in (*operands.direct[value], *_quantizer(value)):
         scale, zero = node.inputs[1], _zero_of(node)
         is_fixed = scale is not None and all(isinstance(size, int) for size in scale.shape)
@@ -139,8 +139,8 @@ def _read_by_dequantize(operands: Operands, element: DType) -> list[Value]:
         if not isinstance(value.type, TensorType) or value.dtype != element:
             continue
         readers = operands.direct[value]
-        is_read_so = all(n.op == "dequantize" and n.inputs[0] is value for n in readers)
-        if readers and is_read_so and value not in operands.graph.results:
+        only_dequantized = all(n.op == "dequantize" and n.inputs[0] is value for n in readers)
+        if readers and only_dequantized and value not in operands.graph.results:
             found.append(value)
     return found
 
@@ -149,8 +149,8 @@ def _graphs(graph: Graph) -> list[Graph]:
     return list({id(owner): owner for owner, _ in graph.walk()}.values())
 
 
-def _centred_qvalues(graph: Graph) -> set[str]:
-    """Names of u8 values that are read only as values around 128."""
+def _centred_values(graph: Graph) -> set[str]:
+    """Names of u8 values whose zero points are all 128."""
     found: set[str] = set()
     for operands in map(Operands, _graphs(graph)):
         for value in _read_by_dequantize(operands, u8):
@@ -177,7 +177,7 @@ def _require_zero(graph: Graph, node: Node) -> None:
         raise ExportError(
             f"{node.op} has a zero point that is not 0",
             where=place(graph, node),
-            expected="codes around 0, or u8 codes around 128",
-            found="one made by the run" if known is None else np.unique(known)[:4].tolist(),
+            expected="0, or 128 for u8",
+            found="one computed at run time" if known is None else np.unique(known)[:4].tolist(),
             hint='Quantize with a recipe that has "symmetric": true.',
         )

@@ -2,7 +2,8 @@
 
     graph = load("model.onnx")
 
-`read` opens the file, `importer` walks it, the modules `ops_*` say what each op becomes.
+`read` opens the file, `importer` converts its nodes, and the modules of `standard` and `microsoft`
+map each op.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ def load(model: Any) -> Graph:
 
 
 def load_with_files(model: Any) -> tuple[Graph, tuple[Path, ...]]:
-    """The graph of a model, and the files beside it that hold its weights.
+    """The graph of a model, and the external files that hold its weights.
 
-    Whatever is wrong with the model is an `ImportModelError`; what is right and not supported is an
-    `UnsupportedError` that names op, node and reason. No other exception leaves here.
+    An invalid model raises `ImportModelError`. A valid but unsupported one raises
+    `UnsupportedError`, which names the op, the node and the reason. No other exception is raised.
     """
     try:
         file = read_model(model)

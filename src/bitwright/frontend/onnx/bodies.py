@@ -1,4 +1,4 @@
-"""Imported bodies become graphs: what they read from outside turns into inputs they share."""
+"""Converts imported bodies to graphs; the values they capture become common inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bitwright.ir import Graph, Value
 
 
 def captures_of(bodies: Sequence[Body]) -> list[Value]:
-    """What the bodies need from outside, each value once."""
+    """The outer values that the bodies read, each once."""
     found: dict[Value, None] = {}
     for body in bodies:
         live = live_inputs(body.frame, [value for _, value in body.outputs])
@@ -18,7 +18,7 @@ def captures_of(bodies: Sequence[Body]) -> list[Value]:
     return list(found)
 
 
-def finished(body: Body, captures: Sequence[Value]) -> Graph:
+def finish_body(body: Body, captures: Sequence[Value]) -> Graph:
     """The body as a graph whose last inputs are the captures."""
     inputs = [*body.inputs, *(body.frame.capture(outer) for outer in captures)]
     return body.frame.finish(_distinct(body.outputs), inputs)

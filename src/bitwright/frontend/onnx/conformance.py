@@ -2,14 +2,14 @@
 
     for result in run_all(): print(result.name, result.status, result.reason)
 
-A case passes when every output has exactly the expected type and shape and its values lie within
+A case passes when every output has exactly the expected type and shape and its values are within
 rtol 1e-3 and atol 1e-7 (bfloat16: two units in the last place), as in ONNX's own runner.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from bitwright.ops.core.interpret import run
 RTOL, ATOL = 1e-3, 1e-7
 FOLDERS = ("simple", "pytorch-converted", "pytorch-operator")
 PASS, WRONG, REFUSED, RANDOM = "pass", "wrong", "refused", "random"
-"""A random case has the right types and shapes; its values are new in every run."""
+"""The status of a case; of a random case only types and shapes are compared."""
 RANDOM_OPS = frozenset({"random_uniform", "random_normal"})
-DataSet = tuple[list[Any], list[Any]]
+DataSet = tuple[Sequence[Any], Sequence[Any]]
 Prepare = Callable[[Graph], Callable[[list[Any]], list[Any]]]
 
 
@@ -50,7 +50,7 @@ class Result:
     status: str
     reason: str = ""
     fallback_ops: tuple[str, ...] = ()
-    """Ops that ran as host steps."""
+    """Ops that ran as interpreter fallbacks."""
 
 
 def node_cases() -> list[Case]:
@@ -60,11 +60,15 @@ def node_cases() -> list[Case]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = collect_testcases(None)
-    return [Case(c.name, c.model, c.data_sets, "node", c.rtol, c.atol) for c in found]
+    return [
+        Case(c.name, c.model, list(c.data_sets or ()), "node", c.rtol, c.atol)
+        for c in found
+        if c.model is not None
+    ]
 
 
 def disk_cases() -> Iterator[Case]:
-    """The models that the onnx package holds together with their data."""
+    """The models in the onnx package, with their data."""
     root = Path(onnx.__file__).parent / "backend" / "test" / "data"
     for kind in FOLDERS:
         for folder in sorted((root / kind).iterdir()):
@@ -91,9 +95,8 @@ def _exists(folder: Path, index: int) -> bool:
 
 def _read(path: Path, info: onnx.ValueInfoProto) -> Any:
     kind = info.type.WhichOneof("value")
-    proto = {"sequence_type": SequenceProto, "optional_type": OptionalProto}.get(
-        kind, TensorProto
-    )()
+    protos: dict[Any, Any] = {"sequence_type": SequenceProto, "optional_type": OptionalProto}
+    proto = protos.get(kind, TensorProto)()
     proto.ParseFromString(path.read_bytes())
     return plain(proto)
 
@@ -112,7 +115,7 @@ def plain(value: Any) -> Any:
 
 
 def interpreted(graph: Graph) -> Callable[[list[Any]], list[Any]]:
-    """Runs a graph by reference, with inputs in its order."""
+    """A function that interprets the graph on inputs in its order."""
     names = [value.name for value in graph.inputs]
     return lambda inputs: list(run(graph, dict(zip(names, inputs, strict=True))).values())
 
@@ -120,9 +123,10 @@ def interpreted(graph: Graph) -> Callable[[list[Any]], list[Any]]:
 def run_all(
     cases: Iterable[Case] | None = None, prepare: Prepare = interpreted
 ) -> Iterator[Result]:
-    """Every case; `prepare` makes an imported graph into something that runs.
+    """The result of every case; `prepare` makes an imported graph executable.
 
-    If that has `host_ops`, they are the result's; else those are what has no mapping.
+    The fallbacks of a result are those of the executable's `fallback_ops`, if it has that
+    attribute, else the nodes that have no mapping.
     """
     if cases is None:
         cases = (*node_cases(), *disk_cases())
@@ -133,8 +137,8 @@ def run_all(
 def run_case(case: Case, prepare: Prepare = interpreted) -> Result:
     ops = tuple(dict.fromkeys(node.op_type for node in case.model.graph.node))
 
-    def result(status: str, reason: str = "", host: tuple[str, ...] = ()) -> Result:
-        return Result(case.name, case.kind, ops, status, reason, host)
+    def result(status: str, reason: str = "", fallbacks: tuple[str, ...] = ()) -> Result:
+        return Result(case.name, case.kind, ops, status, reason, fallbacks)
 
     try:
         with warnings.catch_warnings():
@@ -142,27 +146,28 @@ def run_case(case: Case, prepare: Prepare = interpreted) -> Result:
             graph = load(case.model)
             is_random = any(node.op in RANDOM_OPS for _, node in graph.walk())
             execute = prepare(graph)
-            host = getattr(execute, "host_ops", fallback_ops(graph))
+            fallbacks = getattr(execute, "fallback_ops", fallback_ops(graph))
             for inputs, expected in case.data:
                 found = execute([plain(x) for x in inputs])
                 fault = compare(expected, found, case, values=not is_random)
                 if fault:
-                    return result(WRONG, fault, host)
+                    return result(WRONG, fault, fallbacks)
     except (ImportModelError, RunError) as error:
         return result(REFUSED, str(error))
     except BitwrightError as error:
         return result(REFUSED, f"{type(error).__name__}: {error}")
     except Exception as error:
         return result(WRONG, f"crashed with {type(error).__name__}: {error}")
-    return result(RANDOM if is_random else PASS, host=host)
+    return result(RANDOM if is_random else PASS, fallbacks=fallbacks)
 
 
 def fallback_ops(graph: Graph) -> tuple[str, ...]:
+    """The ONNX ops of the graph that have no mapping."""
     found = (node.attrs["op_type"] for _, node in graph.walk() if node.op == "host")
     return tuple(dict.fromkeys(found))
 
 
-def compare(expected: list[Any], found: list[Any], case: Case, values: bool = True) -> str:
+def compare(expected: Sequence[Any], found: Sequence[Any], case: Case, values: bool = True) -> str:
     """What differs, or an empty string."""
     if len(expected) != len(found):
         return f"{len(found)} outputs instead of {len(expected)}"
@@ -179,7 +184,7 @@ def _differs(want: Any, have: Any, case: Case, values: bool) -> str:
         faults = (_differs(a, b, case, values) for a, b in zip(want, have, strict=True))
         return next(filter(None, faults), "")
     if want is None or have is None:
-        return "" if want is have else "an optional is there on one side only"
+        return "" if want is have else "an optional is present on one side only"
     want, have = np.asarray(want), np.asarray(have)
     if want.shape != have.shape:
         return f"shape {list(have.shape)} instead of {list(want.shape)}"
@@ -188,10 +193,10 @@ def _differs(want: Any, have: Any, case: Case, values: bool) -> str:
         return "" if same else "other strings"
     if want.dtype != have.dtype:
         return f"element type {have.dtype} instead of {want.dtype}"
-    return _numbers_differ(want, have, case) if values else ""
+    return _values_differ(want, have, case) if values else ""
 
 
-def _numbers_differ(want: Any, have: Any, case: Case) -> str:
+def _values_differ(want: Any, have: Any, case: Case) -> str:
     rtol = max(case.rtol, 2**-6) if want.dtype.name == "bfloat16" else case.rtol
     if want.dtype.kind == "c":
         wide: Any = np.complex128

@@ -1,4 +1,4 @@
-"""What a mapping works with: the builder, and answers about sizes and constants."""
+"""The context of a mapping: the builder, and queries about sizes and constants."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from onnx import GraphProto
 
 from bitwright.errors import ImportModelError
+from bitwright.frontend.builder import TypedBuilder
 from bitwright.frontend.onnx.frame import Frame, Scope
 from bitwright.frontend.onnx.registry import UnmappedError
 from bitwright.ir import Dim, DType, Size, Value, ValueType
-from bitwright.ir.dim import symbols_of
+from bitwright.ir.dim import Symbol, symbols_of
 from bitwright.ir.dtype import dtype, i64
 from bitwright.ir.types import normalize_axis
-from bitwright.ops.core.builder import Builder
 
 if TYPE_CHECKING:
     from bitwright.frontend.onnx.importer import Importer
@@ -25,7 +25,11 @@ Array = np.ndarray[Any, Any]
 
 
 class Inputs(list[Any]):
-    """The operands of a node; those left out, in the middle or at the end, are None."""
+    """The operands of a node; absent ones are None, past the end too.
+
+    Elements are `Any`, because a mapping reads required operands without a check: `check_arity`
+    and `microsoft(needs=…)` have made sure that they exist.
+    """
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int) and index >= len(self):
@@ -42,11 +46,11 @@ class Context:
         return self.scope.frame
 
     @property
-    def b(self) -> Builder:
+    def b(self) -> TypedBuilder:
         return self.scope.frame.b
 
     def find(self, name: str) -> Value | None:
-        """The value that the file calls `name`, as seen from here."""
+        """The value that the name means in this scope."""
         return self.scope.find(name, self.importer.on_capture)
 
     # constants
@@ -65,11 +69,12 @@ class Context:
         return self.const(value, x.dtype)
 
     def array(self, value: Value | None) -> Array | None:
-        """What the value is, if only constants decide it."""
+        """The constant value, if it depends on constants only."""
         if value is None:
             return None
         if value.node.op in ("constant", "parameter"):
-            return value.node.attrs.get("value")
+            known: Array | None = value.node.attrs.get("value")
+            return known
         return self.importer.folder.array(value)
 
     def need_array(self, value: Value, what: str) -> Array:
@@ -84,25 +89,25 @@ class Context:
     # sizes
 
     def usable(self, sizes: Sequence[Size], *operands: Value | None) -> bool:
-        """Whether a node with these operands may carry these sizes in its attributes."""
-        needed = frozenset().union(*map(symbols_of, sizes))
+        """Whether the operands or the inputs bind every symbol, so that attributes may use it."""
+        needed = frozenset[Symbol]().union(*map(symbols_of, sizes))
         bound = self.frame.known_symbols.union(*(v.type.symbols for v in operands if v is not None))
         return needed <= bound
 
     def sizes(self, value: Value, *operands: Value | None) -> tuple[Size, ...] | None:
-        """The sizes a vector holds, if an attribute of a node with these operands may say them."""
+        """The sizes in a vector, if an attribute of a node with these operands may use them."""
         found = self.all_sizes(value)
         return found if found is not None and self.usable(found, *operands) else None
 
     def all_sizes(self, value: Value) -> tuple[Size, ...] | None:
-        """The sizes a vector holds, known to attributes or not."""
+        """The sizes in a vector, whether attributes may use them or not."""
         found = self.importer.evaluator.sizes(value)
         if found is None and (array := self.array(value)) is not None and array.dtype.kind in "iu":
             found = tuple(int(number) for number in array.reshape(-1))
         return found
 
     def length(self, x: Value, axis: int = 0) -> int:
-        """A size that the form of a node depends on, and that must therefore be known."""
+        """A size that must be known, because the form of the node depends on it."""
         size = x.shape[normalize_axis(axis, x.rank)]
         if not isinstance(size, int):
             raise UnmappedError(f"axis {axis} of {x} has no known size")
@@ -113,15 +118,23 @@ class Context:
         return self.vector(x.shape, x) or self.b.shape_of(x)
 
     def vector(self, sizes: Sequence[Size], *holders: Value) -> Value | None:
-        """Sizes as an i64 tensor; None if one of them is known neither to inputs nor to holders."""
-        if not any(isinstance(size, Dim) for size in sizes):
-            if max(sizes, default=0) >= 1 << 63:
+        """Sizes as an i64 tensor; None if neither the inputs nor the holders bind one of them."""
+        numbers = [size for size in sizes if not isinstance(size, Dim)]
+        if len(numbers) == len(sizes):
+            if max(numbers, default=0) >= 1 << 63:
                 raise ImportModelError(f"a size is beyond 64 bits: {list(sizes)}")
-            return self.const(np.array(sizes, np.int64))
+            return self.const(np.array(numbers, np.int64))
         if self.usable(sizes):
             return self.b.sizes(values=tuple(sizes), shape=(len(sizes),))
         parts = [self._size_value(size, holders) for size in sizes]
         return None if None in parts else self.b.concat(*parts, axis=0)
+
+    def need_vector(self, sizes: Sequence[Size], *holders: Value) -> Value:
+        """Sizes that the inputs or the holders bind, as an i64 tensor."""
+        vector = self.vector(sizes, *holders)
+        if vector is None:
+            raise UnmappedError(f"no operand binds the sizes {list(sizes)}")
+        return vector
 
     def _size_value(self, size: Size, holders: Sequence[Value]) -> Value | None:
         if self.usable([size]):
@@ -134,7 +147,7 @@ class Context:
         return None
 
     def refine(self, value: Value, shape: Sequence[Size | None]) -> Value:
-        """The value just made, with sizes that inference left open filled in where known."""
+        """The value of the last node, with known sizes where inference left them open."""
         node = value.node
         assert node is self.b.nodes[-1] and len(node.types) == 1
         exact = tuple(
@@ -146,28 +159,25 @@ class Context:
         self.b.nodes[-1] = node.with_(types=(value.tensor.with_shape(exact),))
         return self.b.nodes[-1].outputs[0]
 
-    # small things many mappings need
+    # shapes and element types
 
     def cast(self, x: Value, element: str | DType) -> Value:
         target = dtype(element)
         return x if x.dtype == target else self.b.cast(x, to=target)
 
     def reshape(self, x: Value, shape: Sequence[Size]) -> Value:
-        """Sizes that `x` or the inputs know go into the attribute, others into an operand."""
+        """`x` in another shape; sizes that no operand binds become an operand of the node."""
         if tuple(shape) == x.shape:
             return x
         if self.usable(shape, x):
             return self.b.reshape(x, shape=tuple(shape))
-        vector = self.vector(shape, x)
-        if vector is None:
-            raise UnmappedError(f"the shape {list(shape)} cannot be told from the operands")
-        return self.refine(self.b.reshape(x, vector), shape)
+        return self.refine(self.b.reshape(x, self.need_vector(shape, x)), shape)
 
     def unsqueeze(self, x: Value, axes: Sequence[int]) -> Value:
         rank = x.rank + len(axes)
         places = {normalize_axis(axis, rank) for axis in axes}
         if len(places) != len(axes):
-            raise ImportModelError(f"an axis stands twice in {list(axes)}")
+            raise ImportModelError(f"an axis is repeated in {list(axes)}")
         rest = iter(x.shape)
         return self.reshape(x, [1 if i in places else next(rest) for i in range(rank)])
 
@@ -184,7 +194,7 @@ class Context:
         return x if list(perm) == list(range(x.rank)) else self.b.transpose(x, perm=perm)
 
     def slice(self, x: Value, axis: int, start: Size, stop: Size) -> Value:
-        """Part of one axis; the bounds are normal already."""
+        """Part of one axis; the bounds are not negative."""
         axis = normalize_axis(axis, x.rank)
         if start == 0 and stop == x.shape[axis]:
             return x
@@ -207,15 +217,15 @@ class Context:
         return self.importer.body(self.scope, graph, types, first)
 
     def inline(self, graph: GraphProto, inputs: Sequence[Value] = ()) -> list[Value]:
-        """The outputs of a nested graph whose nodes are put right here."""
+        """The outputs of a nested graph, whose nodes are inlined."""
         return self.importer.inline(self.scope, graph, inputs)
 
-    def host(self, node: OnnxNode, inputs: Inputs) -> list[Value | None]:
-        return self.importer.host(self.scope, node, inputs)
+    def fallback(self, node: OnnxNode, inputs: Inputs) -> list[Value | None]:
+        return self.importer.fallback(self.scope, node, inputs)
 
 
 class Body:
-    """A nested graph that has been imported and waits to be finished with its captures."""
+    """An imported nested graph, without its captures as inputs yet."""
 
     def __init__(self, frame: Frame, inputs: list[Value], outputs: list[tuple[str, Value]]) -> None:
         self.frame, self.inputs, self.outputs = frame, inputs, outputs

@@ -1,7 +1,7 @@
-"""Nodes without a mapping run as opaque steps through ONNX's reference implementation.
+"""Imports nodes without a mapping as calls of ONNX's reference implementation.
 
-Their result types come from ONNX's shape inference on the one node, or from what the file declares;
-a sequence, an optional or a tensor of unknown rank is a value that only host steps hold.
+Result types come from ONNX's shape inference on the node, or from the declarations in the file.
+Only these fallbacks and control flow take sequences, optionals and tensors of unknown rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onnx.shape_inference import InferenceError as OnnxInferenceError
 from bitwright.errors import UnsupportedError
 from bitwright.frontend.onnx.functions import resolved, schema_of
 from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.tensor import QVALUES
+from bitwright.frontend.onnx.tensor import DATA_TYPES
 from bitwright.frontend.onnx.valuetypes import inferred_type, type_proto, value_type
 from bitwright.ir import OpaqueType, TensorType, Value, ValueType
 from bitwright.ir.dim import UNKNOWN
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _MAX_CONSTANT = 1 << 12
 
 
-def make(ctx: Context, node: OnnxNode, inputs: Inputs, reason: str) -> list[Value | None]:
-    """The step's results in the order of the node's outputs."""
+def fallback_call(ctx: Context, node: OnnxNode, inputs: Inputs, reason: str) -> list[Value | None]:
+    """The results of the fallback, in the order of the node's outputs."""
     proto = resolved(node, ctx.scope)
     encoded = encode_node(proto)
     if not _can_run(node, encoded):
@@ -59,7 +59,7 @@ def _can_run(node: OnnxNode, encoded: str) -> bool:
         return False
     try:
         evaluator(encoded, node.domain, node.version)
-    except Exception:  # onnx has no common type for what it cannot run
+    except Exception:  # onnx raises exceptions without a common base
         return False
     return True
 
@@ -101,8 +101,8 @@ def _result_types(
     for name in filter(None, proto.output):
         type_ = inferred_type(inferred.get(name), node.where)
         declared = ctx.scope.declared.get(name)
-        is_declared = declared is not None and declared.WhichOneof("value") is not None
-        if is_declared and not isinstance(type_, TensorType):
+        is_open = not isinstance(type_, TensorType)
+        if is_open and declared is not None and declared.WhichOneof("value") is not None:
             type_ = value_type(declared, None, name, node.where)
         found[name] = type_
     return found
@@ -112,6 +112,7 @@ def _onnx_inference(
     ctx: Context, node: OnnxNode, proto: NodeProto, inputs: Inputs
 ) -> dict[str, TypeProto]:
     schema = schema_of(node.op_type, node.version, node.domain)
+    assert schema is not None  # `_can_run` has checked
     types: dict[str, TypeProto] = {}
     data: dict[str, TensorProto] = {}
     for name, value in zip(proto.input, inputs, strict=False):
@@ -121,7 +122,7 @@ def _onnx_inference(
         array = None if isinstance(value.type, OpaqueType) else ctx.array(value)
         if array is not None and array.size <= _MAX_CONSTANT and array.dtype != object:
             data[name] = onnx.helper.make_tensor(
-                name, QVALUES[value.dtype.name], array.shape, array.tobytes(), raw=True
+                name, DATA_TYPES[value.dtype.name], array.shape, array.tobytes(), raw=True
             )
     opsets = [onnx.helper.make_opsetid(d, v) for d, v in ctx.scope.opsets.items()]
     try:

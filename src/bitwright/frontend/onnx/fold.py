@@ -1,4 +1,4 @@
-"""What a value is when only constants decide it; mappings that need a number ask here."""
+"""Folds small values that depend on constants only, for mappings that need a number."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _REARRANGING = (
 )
 _REDUCING = "argmax argmin cumprod cumsum"
 CHEAP = frozenset(f"constant parameter {_REARRANGING} {_REDUCING}".split())
-"""Beside elementwise ops and plain reductions: what computes sizes in real models and costs no more
-than its operands and results. A file may ask for windows or products that cost any amount."""
+"""Ops that are folded besides elementwise ops and reductions. Models compute sizes with them, and
+their cost is bounded by the sizes of operands and results; that of a window or product is not."""
 
 
 class ConstantFolder:
-    """Evaluates small values by reference; remembers what it has worked out."""
+    """Evaluates small values with the reference implementations, and caches the results."""
 
     def __init__(self) -> None:
         self._known: dict[Value, Array | None] = {}

@@ -1,15 +1,15 @@
-"""Values whose rank only the run decides: what follows them is imported once for each case.
+"""Values whose rank depends on run-time data: the rest of the graph is imported for each case.
 
-Values here have a rank; ONNX's need not. PyTorch writes `x.squeeze(1)` as
+The values of a graph have a fixed rank; those of ONNX need not. PyTorch exports `x.squeeze(1)` as
 
     y = If(size == 1) { Squeeze(x, 1) } else { Identity(x) }
 
-A mapping that meets such a node raises `Fork`. The importer then makes one body per case out of the
-branch and of everything that follows it in its scope, and an `if` chooses between them. Where what
-follows has no valid types in one case, the model itself would fail there: the other case is then
-put in place, and a `require` fails the run when the condition does not hold. A size that has been
-compared with 1 is not compared again in what follows, and a model with many forks goes on with
-values of open rank, which host steps compute.
+The mapping of such a node raises `Fork`. The importer then makes one body per case from the branch
+and all nodes after it in its scope, and an `if` selects between them. If the types of one case are
+invalid, the model would fail in that case: only the other case is imported, and a `require` fails
+the run when the condition does not hold. A size that was compared with 1 is not compared again in
+the bodies. A model with many forks falls back to values of unknown rank, which the interpreter
+fallback computes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from onnx import NodeProto
 
 from bitwright.errors import ImportModelError, UnsupportedError
-from bitwright.frontend.onnx.bodies import captures_of, finished
+from bitwright.frontend.onnx.bodies import captures_of, finish_body
 from bitwright.frontend.onnx.context import Body, Context
 from bitwright.frontend.onnx.frame import Scope
 from bitwright.frontend.onnx.node import OnnxNode
@@ -37,8 +37,8 @@ MAX_OPEN_AXES = 3
 MAX_FORKS = 64
 
 
-class Fork(Exception):  # noqa: N818 - a message to the importer, not an error
-    """Raised by a mapping: the node's results have other ranks if the condition holds or not."""
+class Fork(Exception):  # noqa: N818 - control flow, not an error
+    """Raised by a mapping: the ranks of the node's results depend on the condition."""
 
     def __init__(
         self,
@@ -49,17 +49,17 @@ class Fork(Exception):  # noqa: N818 - a message to the importer, not an error
         checks_itself: bool = False,
         size: Size | None = None,
     ) -> None:
-        super().__init__("the rank of a value is decided by the run")
+        super().__init__("the rank of a value depends on run-time data")
         self.node, self.condition, self.branches = node, condition, (then, otherwise)
         self.checks_itself = checks_itself
-        """Whether `then` fails on its own in a run where the condition does not hold."""
+        """Whether `then` itself fails in a run where the condition does not hold."""
         self.size = size
-        """The size that is 1 if the condition holds and not otherwise, if it says that."""
+        """The size whose equality with 1 is the condition, if it has that form."""
 
 
 @dataclass(frozen=True)
 class Tail:
-    """A node, the nodes after it, and the names that are needed when all have been imported."""
+    """A node, the nodes after it, and the names of the results that their scope needs."""
 
     node: OnnxNode
     rest: Sequence[NodeProto]
@@ -67,12 +67,12 @@ class Tail:
 
     @property
     def results(self) -> list[str]:
-        """The needed names that are made from the node on."""
+        """The needed names that these nodes compute."""
         made = {name for proto in (self.node.proto, *self.rest) for name in proto.output if name}
         return [name for name in dict.fromkeys(self.wanted) if name in made]
 
 
-def join(importer: Importer, scope: Scope, fork: Fork, tail: Tail) -> None:
+def import_cases(importer: Importer, scope: Scope, fork: Fork, tail: Tail) -> None:
     """Import the tail for both cases; its results become values of the scope."""
     cases: list[Body | ImportModelError] = []
     importer.forks += 1
@@ -87,10 +87,10 @@ def join(importer: Importer, scope: Scope, fork: Fork, tail: Tail) -> None:
     if isinstance(then, ImportModelError) and isinstance(otherwise, ImportModelError):
         raise then
     if isinstance(then, ImportModelError) or isinstance(otherwise, ImportModelError):
-        _take(importer, scope, fork, tail, holds=isinstance(then, Body))
+        _import_valid_case(importer, scope, fork, tail, holds=isinstance(then, Body))
         return
     captures = captures_of([then, otherwise])
-    attrs = {"then": finished(then, captures), "else": finished(otherwise, captures)}
+    attrs = {"then": finish_body(then, captures), "else": finish_body(otherwise, captures)}
     ctx = Context(importer, scope)
     operands = [ctx.reshape(fork.condition, []), *captures]
     values = ctx.b.node("if", operands, attrs, []).outputs
@@ -102,7 +102,7 @@ def join(importer: Importer, scope: Scope, fork: Fork, tail: Tail) -> None:
 def _case(importer: Importer, scope: Scope, fork: Fork, tail: Tail, holds: bool) -> Body:
     inner = importer.nested_scope(scope, "case")
     inner.declared = scope.declared
-    _suppose(inner, fork, holds)
+    _assume(inner, fork, holds)
     _branch(importer, inner, fork.branches[0 if holds else 1], tail)
     outputs = [(name, importer.output(inner, name)) for name in tail.results]
     return Body(inner.frame, [], outputs)
@@ -112,20 +112,22 @@ def _branch(importer: Importer, scope: Scope, branch: Branch, tail: Tail) -> Non
     try:
         results = branch(Context(importer, scope))
     except Fork as fork:
-        join(importer, scope, fork, tail)
+        import_cases(importer, scope, fork, tail)
         return
     importer.bind(scope, tail.node, results)
     importer.run(scope, tail.rest, tail.wanted)
 
 
-def _suppose(scope: Scope, fork: Fork, holds: bool) -> None:
-    """From here on the condition holds, or does not."""
+def _assume(scope: Scope, fork: Fork, holds: bool) -> None:
+    """Record in the scope whether the condition holds."""
     if fork.size is not None:
         scope.frame.ones[fork.size] = holds
 
 
-def _take(importer: Importer, scope: Scope, fork: Fork, tail: Tail, holds: bool) -> None:
-    """Import the tail for the one case that is valid, which the run must then be in."""
+def _import_valid_case(
+    importer: Importer, scope: Scope, fork: Fork, tail: Tail, holds: bool
+) -> None:
+    """Import the tail for the one valid case, with a check that the run is in that case."""
 
     def checked(ctx: Context) -> Sequence[Value]:
         first, *others = fork.branches[0 if holds else 1](ctx)
@@ -135,17 +137,17 @@ def _take(importer: Importer, scope: Scope, fork: Fork, tail: Tail, holds: bool)
         message = "the model is not valid for inputs of these sizes"
         return [ctx.b.require(condition, first, message=message), *others]
 
-    _suppose(scope, fork, holds)
+    _assume(scope, fork, holds)
     _branch(importer, scope, checked, tail)
 
 
 def may_fork(ctx: Context) -> bool:
-    """Whether there have been few enough forks for what follows to be imported twice."""
+    """Whether the number of forks allows importing the rest of the graph twice."""
     return ctx.importer.forks < MAX_FORKS
 
 
 def compared_with_one(ctx: Context, condition: Value) -> Size | None:
-    """The size that the condition compares with 1, if that is what it does."""
+    """The size that the condition compares with 1, if it has that form."""
     node = condition.node
     while node.op in ("reshape", "identity", "cast"):
         node = next(node.operands).node
@@ -157,7 +159,7 @@ def compared_with_one(ctx: Context, condition: Value) -> Size | None:
 
 
 def squeeze_all(ctx: Context, node: OnnxNode) -> Value:
-    """Without the axes of size 1; an axis that may or may not have that size makes two cases."""
+    """`Squeeze` without axes; an axis whose size may be 1 forks the graph."""
     x = ctx.find(node.proto.input[0])
     assert x is not None
     known = [ctx.frame.is_one(size) for size in x.shape]

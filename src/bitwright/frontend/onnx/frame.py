@@ -1,8 +1,8 @@
-"""Where names live while a model is imported.
+"""Graphs and name scopes during import.
 
 A `Frame` is one graph under construction: the model's, or the body of an if / loop / scan. A
 `Scope` is one set of ONNX names inside a frame: the graph's own, or those of an inlined function. A
-body that reads a name from outside gets it as an explicit input, recorded in `Frame.captures`.
+value that a body captures becomes an explicit input, recorded in `Frame.captures`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from onnx import AttributeProto, TypeProto
 
+from bitwright.frontend.builder import TypedBuilder
 from bitwright.ir import Graph, Node, Size, Value, ValueType
 from bitwright.ir.dim import Symbol
 from bitwright.ops.core.builder import Builder
@@ -22,23 +23,23 @@ OnCapture = Callable[["Frame", Value], "Value | None"]
 
 @dataclass(eq=False)
 class Frame:
-    b: Builder
+    b: TypedBuilder
     parent: Frame | None = None
     depth: int = 0
     inputs: list[Value] = field(default_factory=list)
     captures: dict[Value, Value] = field(default_factory=dict)
     names: dict[Value, str] = field(default_factory=dict)
-    """What the file calls a value; taken over when the graph is finished."""
+    """The names that values have in the file; `finish` applies them."""
     symbols: set[Symbol] = field(default_factory=set)
     ones: dict[Size, bool] = field(default_factory=dict)
-    """Symbolic sizes that are 1, or are not, wherever this graph is reached."""
+    """Whether a symbolic size is 1, for sizes where the cases of a fork determine it."""
     dequantized: dict[tuple[Value, ...], Value] = field(default_factory=dict)
-    """Dequantized rows by their quantized values, scales and zero points, which products share."""
+    """Dequantized rows by quantized values, scales and zero points; products share them."""
     quantized_rows: dict[tuple[Value, str], tuple[Value, ...]] = field(default_factory=dict)
-    """What is quantized when the model runs, by the float value and how that is done."""
+    """Quantized values by float value and quantization parameters; products share them."""
 
     def is_one(self, size: Size) -> bool | None:
-        """Whether a size is 1, as far as that is known here."""
+        """Whether a size is 1; None if that is not known."""
         if isinstance(size, int) or size in self.ones:
             return self.ones.get(size, size == 1)
         return self.parent.is_one(size) if self.parent else None
@@ -50,7 +51,7 @@ class Frame:
 
     @property
     def known_symbols(self) -> set[Symbol]:
-        """The sizes that attributes may use: they are known as soon as the inputs are."""
+        """The symbols that attributes may use: the inputs bind them."""
         return self.symbols | (self.parent.known_symbols if self.parent else set())
 
     def capture(self, outer: Value) -> Value:
@@ -59,12 +60,12 @@ class Frame:
         return self.captures[outer]
 
     def leaf(self, op: str, name: str, type_: ValueType, **attrs: Any) -> Value:
-        """A boundary value under this name, or one like it if that is taken."""
+        """A node without operands, under this name or a similar unused one."""
         node = Node(op, (), attrs, (type_,), (self.b.fresh_name(name),), self.b.loc)
         return self.b.append(node).outputs[0]
 
     def claim(self, value: Value, name: str) -> None:
-        """The first name a computed value gets is the one it keeps."""
+        """Name a computed value, unless it has a name already."""
         if value not in self.names and value.node.op != "input":
             self.names[value] = name
 
@@ -74,7 +75,7 @@ class Frame:
         inputs: Sequence[Value] | None = None,
         meta: Mapping[str, str] | None = None,
     ) -> Graph:
-        """The graph: inputs first, what nothing needs left out, values named as in the file."""
+        """The graph: inputs first, without dead nodes, with the names of the file."""
         outputs = list(outputs)
         first = [value.node for value in (self.inputs if inputs is None else inputs)]
         live = _live_nodes(self.b.nodes, [value for _, value in outputs])
@@ -83,7 +84,7 @@ class Frame:
 
 
 def live_inputs(frame: Frame, outputs: Iterable[Value]) -> set[Value]:
-    """Which inputs of a frame its outputs need."""
+    """The inputs of a frame that its outputs depend on."""
     live = _live_nodes(frame.b.nodes, outputs)
     return {value for value in frame.inputs if value.node in live}
 
@@ -131,17 +132,17 @@ class Scope:
     frame: Frame
     opsets: Mapping[str, int]
     outer: Scope | None = None
-    """Where names that are not found here are looked up: around a body, never around a function."""
+    """The enclosing scope of a body, where other names are looked up; a function has none."""
     values: dict[str, Value] = field(default_factory=dict)
     pending: dict[str, Callable[[], Value]] = field(default_factory=dict)
-    """Initializers that nothing has read yet."""
+    """Initializers that no node has read yet."""
     bound: Mapping[str, AttributeProto] = field(default_factory=dict)
     declared: Mapping[str, TypeProto] = field(default_factory=dict)
     calls: tuple[tuple[str, str, str], ...] = ()
-    """The functions that are being inlined around this scope."""
+    """The functions that are being inlined, outermost first."""
 
     def find(self, name: str, on_capture: OnCapture) -> Value | None:
-        """The value with this name, captured from outside if need be."""
+        """The value with this name; one from an enclosing graph is captured."""
         if name in self.values:
             return self.values[name]
         if name in self.pending:

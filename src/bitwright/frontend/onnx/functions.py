@@ -1,12 +1,11 @@
-"""Functions that nodes call: those a model brings along, and those ONNX's schemas define."""
+"""The functions that nodes call: those of the model, and those that ONNX schemas define."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Any
 
-import onnx
-from onnx import FunctionProto, ModelProto, NodeProto, TypeProto
+from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, defs, helper
 from onnx.defs import OpSchema, SchemaError
 
 from bitwright.errors import ImportModelError
@@ -17,7 +16,7 @@ from bitwright.frontend.onnx.valuetypes import type_proto
 Key = tuple[str, str, str]
 
 
-def by_name(model: ModelProto) -> dict[Key, FunctionProto]:
+def functions_by_name(model: ModelProto) -> dict[Key, FunctionProto]:
     found: dict[Key, FunctionProto] = {}
     for function in model.functions:
         key = (normal_domain(function.domain), function.name, function.overload)
@@ -29,16 +28,16 @@ def by_name(model: ModelProto) -> dict[Key, FunctionProto]:
 
 @lru_cache(4096)
 def schema_of(op_type: str, version: int, domain: str) -> OpSchema | None:
-    """What ONNX says about an op at this opset version, if it knows the op."""
+    """The ONNX schema of an op at this opset version, if there is one."""
     try:
-        return onnx.defs.get_schema(op_type, version, domain)
+        return defs.get_schema(op_type, version, domain)
     except (SchemaError, TypeError):
         return None
 
 
 def check_arity(node: OnnxNode) -> None:
-    """Operands that an op of ONNX must have are there, and there are not too many."""
-    newest = onnx.defs.onnx_opset_version()
+    """Raise if required operands of an ONNX op are missing or there are too many."""
+    newest = defs.onnx_opset_version()
     schema = schema_of(node.op_type, node.version, node.domain)
     schema = schema or schema_of(node.op_type, newest, node.domain)
     if schema is None:
@@ -51,15 +50,15 @@ def check_arity(node: OnnxNode) -> None:
             expected=f"{schema.min_input} to {schema.max_input}",
             found=len(names),
         )
-    for place, name in enumerate(names):
-        formal = schema.inputs[min(place, len(schema.inputs) - 1)]
+    for index, name in enumerate(names):
+        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
         if not name and formal.option != OpSchema.FormalParameterOption.Optional:
-            raise ImportModelError(f"input {formal.name!r} is left out", where=node.where)
+            raise ImportModelError(f"input {formal.name!r} is missing", where=node.where)
 
 
 def from_schema(node: OnnxNode, inputs: list[Any], scope: Scope) -> FunctionProto | None:
-    """The body that ONNX defines for this op in terms of others."""
-    schema = schema_of(node.op_type, node.version, node.domain)
+    """The function body in the ONNX schema of the op, if there is one."""
+    schema: Any = schema_of(node.op_type, node.version, node.domain)  # its stub is incomplete
     if schema is None or not (schema.has_function or schema.has_context_dependent_function):
         return None
     version = scope.opsets.get("", node.version)
@@ -67,7 +66,7 @@ def from_schema(node: OnnxNode, inputs: list[Any], scope: Scope) -> FunctionProt
         fitting = [v for v in schema.function_opset_versions if v <= version]
         if fitting:
             body = schema.get_function_with_opset_version(max(fitting))
-            return _closed(body, schema, version)
+            return _complete(body, schema, version)
     fitting = [v for v in schema.context_dependent_function_opset_versions if v <= version]
     if not fitting:
         return None
@@ -77,14 +76,15 @@ def from_schema(node: OnnxNode, inputs: list[Any], scope: Scope) -> FunctionProt
         resolved(node, scope).SerializeToString(),
         [t.SerializeToString() for t in types],
     )
-    return _closed(body, schema, version) if body else None
+    return _complete(body, schema, version) if body else None
 
 
-def _closed(body: bytes, schema: OpSchema, version: int) -> FunctionProto:
-    """The function with the defaults of the schema's attributes and an opset of its own."""
-    function = FunctionProto.FromString(body)
+def _complete(body: bytes, schema: OpSchema, version: int) -> FunctionProto:
+    """The function with an opset import and the schema's attribute defaults."""
+    function = FunctionProto()
+    function.ParseFromString(body)
     if not any(not normal_domain(entry.domain) for entry in function.opset_import):
-        function.opset_import.append(onnx.helper.make_opsetid("", version))
+        function.opset_import.append(helper.make_opsetid("", version))
     given = {attribute.name for attribute in function.attribute_proto}
     for name, attribute in schema.attributes.items():
         if attribute.default_value.name and name not in given:
@@ -93,7 +93,7 @@ def _closed(body: bytes, schema: OpSchema, version: int) -> FunctionProto:
 
 
 def resolved(node: OnnxNode, scope: Scope) -> NodeProto:
-    """The node with the attributes of the function around it put in."""
+    """The node with references to attributes of the enclosing function resolved."""
     copy = NodeProto()
     copy.CopyFrom(node.proto)
     del copy.attribute[:]

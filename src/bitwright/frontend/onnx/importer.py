@@ -1,8 +1,8 @@
-"""Walks an ONNX model and builds the graph, node by node.
+"""Imports an ONNX model, node by node.
 
-For each node the first of these that exists decides: a model-local function (inlined), a mapping of
-this folder, the function body that ONNX's schema gives (inlined), a host step through ONNX's
-reference implementation. Nested graphs become bodies whose captures are operands.
+Each node becomes the first of these that exists: a model-local function (inlined), the result of a
+mapping in this folder, the function body in ONNX's schema (inlined), an interpreter fallback to
+ONNX's reference implementation. Nested graphs become bodies whose captures are operands.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
 from bitwright.errors import BitwrightError, GraphError, ImportModelError, UnsupportedError
-from bitwright.frontend.onnx import fallback as fallback
-from bitwright.frontend.onnx import functions, own
+from bitwright.frontend.builder import TypedBuilder
+from bitwright.frontend.onnx import bitwright_ops, functions
 from bitwright.frontend.onnx.context import Body, Context, Inputs
+from bitwright.frontend.onnx.fallback import fallback_call
 from bitwright.frontend.onnx.fold import ConstantFolder
-from bitwright.frontend.onnx.fork import Fork, Tail, join
+from bitwright.frontend.onnx.fork import Fork, Tail, import_cases
 from bitwright.frontend.onnx.frame import Frame, Scope
 from bitwright.frontend.onnx.initializers import Initializers
 from bitwright.frontend.onnx.node import OnnxNode, normal_domain, read_attributes, require_text
@@ -28,13 +29,12 @@ from bitwright.frontend.onnx.regions import Regions
 from bitwright.frontend.onnx.registry import UnmappedError, all_mappings
 from bitwright.frontend.onnx.valuetypes import SymbolNames, value_type
 from bitwright.ir import Dim, Graph, OpaqueType, Value, ValueType
-from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.symbolic import SizeEvaluator
 
 MAX_DEPTH = 24
 MIN_NODE_LIMIT = 20_000
 GROWTH_LIMIT = 50
-TAKE_HOST_VALUES = frozenset(
+ACCEPT_OPAQUE = frozenset(
     {
         *("Identity", "If", "Loop", "Scan"),
         *("Optional", "OptionalGetElement", "OptionalHasElement"),
@@ -52,23 +52,23 @@ class Importer:
         self.names = SymbolNames()
         self.evaluator, self.folder = SizeEvaluator(), ConstantFolder()
         self.regions = Regions(self.proto)
-        self.functions = functions.by_name(self.proto) | self.regions.functions
+        self.functions = functions.functions_by_name(self.proto) | self.regions.functions
         self.initializers = Initializers(file)
         self.carried_sizes: set[Dim] = set()
         """Sizes of carried values that may change from one iteration to the next."""
         self.sequences: dict[Value, list[Value]] = {}
-        """What is in a sequence, where that is known."""
+        """The elements of sequences, where they are known."""
         self.forks = 0
         self.nodes_left = max(MIN_NODE_LIMIT, GROWTH_LIMIT * _count_nodes(self.proto))
 
     def graph(self) -> Graph:
         proto = self.proto.graph
-        frame = Frame(Builder(proto.name or "model"))
+        frame = Frame(TypedBuilder(proto.name or "model"))
         scope = Scope(frame, self.opsets, declared=_declared(proto))
         self.initializers.add_to(scope, proto, root=True)
         for info in proto.input:
             if info.name in scope.pending:
-                continue  # a default value; it becomes a parameter
+                continue  # an input with a default value becomes a parameter
             require_text(info.name)
             where = f"input {info.name!r}"
             if scope.defines(info.name):
@@ -78,7 +78,7 @@ class Importer:
         frame.b.reserve_symbols(self.names.taken)
         self.run(scope, self.regions.nodes(proto), [o.name for o in proto.output])
         require_text(proto.name, *(o.name for o in proto.output))
-        # a name that stands twice is one output, as in ONNX Runtime
+        # a repeated name is one output, as in ONNX Runtime
         outputs = {o.name: self.output(scope, o.name) for o in proto.output}
         return frame.finish(outputs.items(), meta=self._meta())
 
@@ -104,21 +104,21 @@ class Importer:
     def run(self, scope: Scope, nodes: Sequence[NodeProto], wanted: Sequence[str]) -> None:
         """Import nodes in order; their outputs become values of the scope.
 
-        Of these outputs, those in `wanted` are what the scope is for. After a fork they are all
-        that there is: what follows it lives in the bodies of an if.
+        `wanted` are the outputs that the scope needs. After a fork only these are defined, because
+        the nodes after it are in the bodies of an `if`.
         """
         ctx = Context(self, scope)
-        for place, proto in enumerate(nodes):
+        for index, proto in enumerate(nodes):
             self.nodes_left -= 1
             if self.nodes_left < 0:
                 raise UnsupportedError(
-                    "the model's functions and loops unfold to too many nodes",
+                    "the model's functions and loops expand to too many nodes",
                     expected=f"at most {GROWTH_LIMIT} times the nodes in the file",
                 )
             try:
                 self._node(ctx, scope, proto)
             except Fork as fork:
-                join(self, scope, fork, Tail(fork.node, nodes[place + 1 :], wanted))
+                import_cases(self, scope, fork, Tail(fork.node, nodes[index + 1 :], wanted))
                 return
 
     def _node(self, ctx: Context, scope: Scope, proto: NodeProto) -> None:
@@ -136,7 +136,7 @@ class Importer:
             except RecursionError:
                 raise UnsupportedError("is nested too deeply", where=node.where) from None
             except ImportModelError as error:
-                raise _placed(error, node) from None
+                raise _with_location(error, node) from None
             except GraphError as error:
                 raise ImportModelError(str(error), where=node.where) from None
             except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
@@ -151,9 +151,9 @@ class Importer:
         value = scope.find(name, self.on_capture)
         if value is None:
             raise ImportModelError(
-                f"it reads {name!r}, which nothing before it computes",
+                f"it reads {name!r}, which no earlier node computes",
                 where=node.where,
-                hint="Nodes of a model must stand in topological order.",
+                hint="The nodes of a model must be in topological order.",
             )
         return value
 
@@ -163,7 +163,9 @@ class Importer:
                 continue
             value = results[index] if index < len(results) else None
             if value is None:
-                raise UnsupportedError(f"output {index} ({name!r}) is not made", where=node.where)
+                raise UnsupportedError(
+                    f"output {index} ({name!r}) is not computed", where=node.where
+                )
             if scope.defines(name):
                 raise ImportModelError(f"{name!r} is computed twice", where=node.where)
             scope.values[name] = value
@@ -174,38 +176,38 @@ class Importer:
     ) -> Sequence[Value | None]:
         key = (node.domain, node.op_type, node.proto.overload)
         if key in self.functions:
-            known = own.call(ctx, node, inputs)
+            known = bitwright_ops.import_call(ctx, node, inputs)
             return known or self.call(scope, self.functions[key], node, inputs)
         functions.check_arity(node)
         reason = ""
         mapping = all_mappings().get((node.domain, node.op_type))
-        host_operand = any(v is not None and isinstance(v.type, OpaqueType) for v in inputs)
-        if mapping and (not host_operand or node.op_type in TAKE_HOST_VALUES):
+        has_opaque = any(v is not None and isinstance(v.type, OpaqueType) for v in inputs)
+        if mapping and (not has_opaque or node.op_type in ACCEPT_OPAQUE):
             try:
                 results = mapping(ctx, node, inputs)
                 return [results] if isinstance(results, Value) else list(results)
             except UnmappedError as error:
                 reason = str(error)
-        function = None if host_operand else functions.from_schema(node, inputs, scope)
+        function = None if has_opaque else functions.from_schema(node, inputs, scope)
         if function is not None:
             try:
                 return self.call(scope, function, node, inputs)
             except UnsupportedError as error:
                 reason = reason or str(error)
-        return self.host(scope, node, inputs, reason)
+        return self.fallback(scope, node, inputs, reason)
 
-    def host(
+    def fallback(
         self, scope: Scope, node: OnnxNode, inputs: Inputs, reason: str = ""
     ) -> list[Value | None]:
-        """Run the node by ONNX's reference implementation, as an opaque step."""
-        return fallback.make(Context(self, scope), node, inputs, reason)
+        """The results of an interpreter fallback to ONNX's reference implementation."""
+        return fallback_call(Context(self, scope), node, inputs, reason)
 
     # functions and nested graphs
 
     def call(
         self, scope: Scope, function: FunctionProto, node: OnnxNode, inputs: Inputs
     ) -> list[Value | None]:
-        """Inline a function: its names are its own, its values stand in the caller's graph."""
+        """Inline a function in its own name scope; its nodes go into the caller's graph."""
         key = (normal_domain(function.domain), function.name, function.overload)
         if key in scope.calls or len(scope.calls) >= MAX_DEPTH:
             raise UnsupportedError(
@@ -235,9 +237,9 @@ class Importer:
     def body(
         self, scope: Scope, graph: GraphProto, types: Sequence[ValueType], first: int = 0
     ) -> Body:
-        """A nested graph as a frame of its own, with inputs of these types.
+        """A nested graph in its own frame, with inputs of these types.
 
-        The first input of a loop's body counts its iterations; inside it counts from `first`.
+        The first input of a loop's body is the iteration number; the body sees it plus `first`.
         """
         inner = self.nested_scope(scope, graph.name or "body", graph)
         frame = inner.frame
@@ -271,11 +273,11 @@ class Importer:
         return [self.output(inner, o.name) for o in graph.output]
 
     def nested_scope(self, scope: Scope, name: str, graph: GraphProto | None = None) -> Scope:
-        """A scope with a frame of its own, which sees the names around it."""
+        """A scope in its own frame, inside this scope."""
         depth = scope.frame.depth + 1
         if depth > MAX_DEPTH:
             raise UnsupportedError("graphs are nested too deeply", where=f"graph {name!r}")
-        frame = Frame(Builder(name, scope.frame.b), scope.frame, depth)
+        frame = Frame(TypedBuilder(name, scope.frame.b), scope.frame, depth)
         inner = Scope(frame, scope.opsets, outer=scope, bound=scope.bound, calls=scope.calls)
         if graph is not None:
             inner.declared = _declared(graph)
@@ -283,7 +285,7 @@ class Importer:
         return inner
 
     def on_capture(self, frame: Frame, outer: Value) -> Value | None:
-        """Constants and sizes are made again inside a body instead of being passed to it."""
+        """A copy of a constant or size inside the body, in place of a captured operand."""
         if outer.is_constant:
             return frame.leaf("constant", outer.name, outer.type, value=outer.node.attrs["value"])
         sizes = self.evaluator.sizes(outer)
@@ -314,7 +316,7 @@ def _declared(graph: GraphProto) -> dict[str, Any]:
 
 
 def _without_inputs(node: NodeProto, absent: set[str]) -> NodeProto:
-    """Operands the caller left out are absent inside the function too."""
+    """The node without the operands that the caller of its function omitted."""
     if not any(name in absent for name in node.input):
         return node
     copy = NodeProto()
@@ -325,7 +327,7 @@ def _without_inputs(node: NodeProto, absent: set[str]) -> NodeProto:
     return copy
 
 
-def _placed(error: ImportModelError, node: OnnxNode) -> BitwrightError:
+def _with_location(error: ImportModelError, node: OnnxNode) -> BitwrightError:
     if error.where:
         return error
     return type(error)(str(error), where=node.where)

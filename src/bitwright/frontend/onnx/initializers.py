@@ -1,8 +1,8 @@
-"""Which initializers are trainable parameters and which are constants.
+"""Imports initializers as trainable parameters or as constants.
 
-A float tensor of more than one element is a parameter, named as in the file, unless every op that
-reads it takes it for something else: scales, bounds, sizes. Everything else is a constant.
-Nothing is read before a node asks for it.
+A float tensor of more than one element is a parameter, named as in the file, unless every op reads
+it as a scale, bound or size. All others are constants. An initializer is read when a node first
+uses it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Initializers:
         self.file = file
 
     def add_to(self, scope: Scope, graph: GraphProto, root: bool) -> None:
-        """Make the initializers of a graph known to its scope."""
+        """Define the initializers of a graph in its scope."""
         uses = _uses(graph)
         for index, tensor in enumerate(graph.initializer):
             weight = self.file.weights.get(index) if root else None
@@ -90,7 +90,7 @@ class Initializers:
         type_ = TensorType(dtype(array.dtype), array.shape)
         with frame.b.at(""):
             if _is_parameter(array, uses) and frame.parent is None:
-                trainable = not uses or not all(_listed(FROZEN_OPERANDS, use) for use in uses)
+                trainable = not uses or not all(_has_use(FROZEN_OPERANDS, use) for use in uses)
                 value = frame.leaf("parameter", name, type_, value=array, trainable=trainable)
             else:
                 value = frame.leaf("constant", name, type_, value=array)
@@ -109,8 +109,8 @@ def _uses(graph: GraphProto) -> dict[str, set[tuple[str, int]]]:
 def _is_parameter(array: Array, uses: set[tuple[str, int]]) -> bool:
     if dtype(array.dtype).name not in TRAINABLE or array.size <= 1:
         return False
-    return not uses or not all(_listed(CONSTANT_OPERANDS, use) for use in uses)
+    return not uses or not all(_has_use(CONSTANT_OPERANDS, use) for use in uses)
 
 
-def _listed(table: dict[str, tuple[int, ...]], use: tuple[str, int]) -> bool:
+def _has_use(table: dict[str, tuple[int, ...]], use: tuple[str, int]) -> bool:
     return use[1] in table.get(use[0], ())

@@ -1,4 +1,4 @@
-"""One ONNX node as a mapping sees it: attributes as Python values, defaults in one call."""
+"""One ONNX node, with its attributes as Python values."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _REPEATED = {
 
 
 def normal_domain(domain: str) -> str:
-    """The default domain has two spellings."""
+    """The domain, with one spelling of the default domain."""
     return "" if domain == "ai.onnx" else domain
 
 
 def require_text(*names: Any) -> None:
-    """Protobuf hands out bytes where a string is not UTF-8."""
+    """Raise if a name is bytes: protobuf returns them for strings that are not UTF-8."""
     for name in names:
         if not isinstance(name, str):
             raise ImportModelError("a name in the model is not valid UTF-8", found=repr(name))
 
 
 def _module(proto: NodeProto) -> str:
-    """The PyTorch module that a node was exported from, where its metadata says so."""
+    """The PyTorch module in the metadata of a node, or ""."""
     for entry in proto.metadata_props:
         if entry.key == SCOPES and isinstance(entry.value, str):
             found = _SCOPE.findall(entry.value)  # ['', 'layers', 'layers.0', 'linear']
@@ -66,13 +66,13 @@ class OnnxNode:
 
     @property
     def where(self) -> str:
-        """How errors name the node."""
+        """The description of the node in error messages."""
         outputs = ", ".join(map(str, self.proto.output))
         name = f" {self.proto.name!r}" if self.proto.name else ""
         return f"{self.domain + '.' if self.domain else ''}{self.op_type}{name} -> {outputs!r}"
 
-    def wants(self, index: int) -> bool:
-        """Whether anything is named after this output."""
+    def has_output(self, index: int) -> bool:
+        """Whether this output is present."""
         return index < len(self.proto.output) and bool(self.proto.output[index])
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -119,7 +119,7 @@ class OnnxNode:
 def read_attributes(
     proto: NodeProto, file: ModelFile | None, bound: Mapping[str, AttributeProto]
 ) -> dict[str, Any]:
-    """Attributes by name; those that refer to a function's attribute take what the caller gave."""
+    """Attributes by name; references to function attributes take the caller's values."""
     found: dict[str, Any] = {}
     for attribute in proto.attribute:
         source = attribute

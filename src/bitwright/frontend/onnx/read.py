@@ -1,11 +1,12 @@
-"""Opens a model without trusting it: nothing is executed, copied twice or read outside its folder.
+"""Opens untrusted model files: runs no code and reads no file outside the model's folder.
 
-Weights stay in the mapped file (inside the model or in external data beside it) until they are
-used, so a model of any size loads with little resident memory.
+Weights stay in the mapped file (the model itself or its external data) until they are used, so a
+large model loads with little resident memory.
 """
 
 from __future__ import annotations
 
+import importlib
 import mmap
 import os
 import re
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
 from bitwright.errors import ImportModelError
@@ -22,28 +22,29 @@ from bitwright.frontend.onnx.wire import split_weights
 
 Model = Any  # a path, bytes or a ModelProto
 _EXTERNAL_KEYS = ("location", "offset", "length")
+_DecodeError: Any = importlib.import_module("google.protobuf.message").DecodeError  # no stubs
 
 
 @dataclass
 class ModelFile:
-    """A parsed model, and where the bytes of its weights are."""
+    """A parsed model, and the bytes of its weights."""
 
     proto: ModelProto
     folder: Path | None = None
     weights: dict[int, memoryview] = field(default_factory=dict)
-    """Raw bytes that were left in the file, by the place of their initializer."""
+    """Raw data that was not parsed, by the index of its initializer."""
     mapped: dict[Path, memoryview] = field(default_factory=dict)
-    """Files beside the model that were read, with their bytes."""
+    """The bytes of the external data files that were read."""
 
     def external_bytes(self, tensor: TensorProto, expected: int, where: str) -> memoryview:
-        """The bytes a tensor keeps in another file; the file must lie in the model's folder."""
+        """The external data of a tensor; its file must be in the model's folder."""
         entries = {e.key: e.value for e in tensor.external_data if e.key in _EXTERNAL_KEYS}
         path = self._external_path(entries.get("location", ""), where)
         if path not in self.mapped:
             self.mapped[path] = map_file(path, where)
         data = self.mapped[path]
-        offset = _natural(entries.get("offset", "0"), "offset", where)
-        length = _natural(entries.get("length", str(expected)), "length", where)
+        offset = _parse_natural(entries.get("offset", "0"), "offset", where)
+        length = _parse_natural(entries.get("length", str(expected)), "length", where)
         if length != expected:
             raise ImportModelError(
                 "the length of its external data does not fit its shape",
@@ -65,14 +66,14 @@ class ModelFile:
             raise ImportModelError("its external data has no location", where=where)
         if self.folder is None:
             raise ImportModelError(
-                f"its data lies in another file, {location!r}, and the model was given as bytes",
+                f"its data is in another file, {location!r}, and the model was given as bytes",
                 where=where,
                 hint="Give the path of the model instead.",
             )
         parts = re.split(r"[\\/]", location)
         if location[0] in "\\/" or ".." in parts or re.match(r"[A-Za-z]:", location):
             raise ImportModelError(
-                f"its external data {location!r} lies outside the model's folder",
+                f"its external data {location!r} is outside the model's folder",
                 where=where,
                 expected="a relative path without '..'",
             )
@@ -93,9 +94,9 @@ class ModelFile:
 def read_model(model: Model) -> ModelFile:
     """Open a path, the bytes of a file, or a ModelProto."""
     if isinstance(model, ModelProto):
-        return _checked(ModelFile(model))
+        return _check(ModelFile(model))
     if isinstance(model, (bytes, bytearray, memoryview)):
-        return _parsed(memoryview(model).cast("B"), None, "the model")
+        return _parse(memoryview(model).cast("B"), None, "the model")
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
         where = f"model {str(path)!r}"
@@ -103,7 +104,7 @@ def read_model(model: Model) -> ModelFile:
             folder = path.resolve(strict=True).parent
         except (OSError, ValueError, RuntimeError) as error:
             raise ImportModelError(f"cannot be opened: {error}", where=where) from None
-        return _parsed(map_file(path, where), folder, where)
+        return _parse(map_file(path, where), folder, where)
     raise ImportModelError(
         "this is not a model",
         expected="a path, bytes or an onnx.ModelProto",
@@ -124,21 +125,22 @@ def map_file(path: Path, where: str) -> memoryview:
         raise ImportModelError(f"{path.name!r} cannot be read: {error}", where=where) from None
 
 
-def _parsed(data: memoryview, folder: Path | None, where: str) -> ModelFile:
+def _parse(data: memoryview, folder: Path | None, where: str) -> ModelFile:
     rest, weights = split_weights(data)
+    proto = ModelProto()
     try:
-        proto = ModelProto.FromString(rest)
-    except DecodeError as error:
+        proto.ParseFromString(rest)
+    except _DecodeError as error:
         raise ImportModelError(
             "the file is damaged or is not an ONNX model",
             where=where,
             expected="a binary ModelProto",
             found=f"{len(data)} bytes that do not parse ({error})",
         ) from None
-    return _checked(ModelFile(proto, folder, weights), where)
+    return _check(ModelFile(proto, folder, weights), where)
 
 
-def _checked(model: ModelFile, where: str = "the model") -> ModelFile:
+def _check(model: ModelFile, where: str = "the model") -> ModelFile:
     if not model.proto.HasField("graph"):
         raise ImportModelError(
             "the file holds no graph",
@@ -149,7 +151,7 @@ def _checked(model: ModelFile, where: str = "the model") -> ModelFile:
     return model
 
 
-def _natural(text: str, what: str, where: str) -> int:
+def _parse_natural(text: str, what: str, where: str) -> int:
     if not re.fullmatch(r"\d{1,19}", text):
         raise ImportModelError(
             f"the {what} of its external data is not a number", where=where, found=repr(text)

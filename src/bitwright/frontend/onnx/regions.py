@@ -1,15 +1,15 @@
-"""Regions: standard nodes that stand for one op of bitwright.
+"""Regions: standard nodes that implement one op of bitwright.
 
-The exporter writes an op that ONNX cannot say in one node as standard nodes, and notes the region
-in the model's metadata: op, attributes, names of operands and outputs, names of other values that
-the nodes read (sizes, mostly), and a digest of the nodes.
+The exporter writes an op that no single ONNX node expresses as several standard nodes, and records
+the region in the model's metadata: op, attributes, names of operands and outputs, names of other
+values that the nodes read (mostly sizes), and a digest of the nodes.
 
     "bitwright.regions": [{"op": ..., "attrs": {...}, "operands": [...], "reads": [...],
                            "outputs": [...], "digest": ...}, ...]
 
-The importer takes such a region for a call of a model-local function with the region as its body,
-and so finds the op again (`frontend.onnx.own`). A region whose nodes another tool changed has
-another digest: its nodes are imported as they stand.
+The importer replaces the region by a call of a model-local function with the same body, which
+`frontend.onnx.bitwright_ops` imports as the op. If another tool changed the nodes, the digest does
+not match, and the nodes are imported one by one.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from bitwright.errors import BitwrightError
 KEY = "bitwright.regions"
 DOMAIN = "bitwright"
 SMALL = 1024
-"""Constants of fewer bytes than this are part of the digest; larger ones are inputs of a region."""
-WALKS = 50
-"""Nodes that all walks together may visit, as a multiple of the nodes of the model."""
+"""Smaller constants, in bytes, are part of the digest; larger ones are inputs of the region."""
+VISITS = 50
+"""Limit on visited nodes, as a multiple of the nodes of the model."""
 
 Constants = Callable[[str], Tensor | None]
 """The small constant of this name, or None."""
@@ -43,7 +43,7 @@ class Region:
     op: str
     attrs: Mapping[str, Any]
     operands: Sequence[str]
-    """Names of values; empty for an operand that is left out."""
+    """Names of values; empty for an absent operand."""
     reads: Sequence[str]
     outputs: Sequence[str]
     digest: str
@@ -54,15 +54,15 @@ class Region:
 
 
 class ForeignRegionError(Exception):
-    """The nodes are not, or no longer, a region."""
+    """The nodes do not form the recorded region."""
 
 
 def to_json(regions: Iterable[Region]) -> str:
     return json.dumps([asdict(region) for region in regions], separators=(",", ":"))
 
 
-def noted_regions(model: ModelProto) -> list[Region]:
-    """The regions that the metadata names; none where it is malformed."""
+def recorded_regions(model: ModelProto) -> list[Region]:
+    """The regions in the metadata; none if it is malformed."""
     text = next((entry.value for entry in model.metadata_props if entry.key == KEY), "")
     with suppress(ValueError, TypeError, RecursionError):
         found = [Region(**entry) for entry in json.loads(text or "[]")]
@@ -89,30 +89,30 @@ class Producers:
 
     def __init__(self, graph: GraphProto) -> None:
         self.nodes = list(graph.node)
-        self.place = {name: i for i, n in enumerate(self.nodes) for name in n.output if name}
+        self.index = {name: i for i, n in enumerate(self.nodes) for name in n.output if name}
 
     def between(
         self, inputs: Sequence[str], outputs: Sequence[str], constants: Constants
     ) -> tuple[list[int], str]:
-        """The places of all nodes from inputs to outputs, in order, and their digest."""
+        """The indices of all nodes between inputs and outputs, in order, and their digest."""
         given = {name for name in inputs if name}
-        places: set[int] = set()
+        indices: set[int] = set()
         small: dict[str, Tensor] = {}
         left = list(outputs)
         while left:
             name = left.pop()
             if not name or name in given or name in small:
                 continue
-            place = self.place.get(name)
-            if place is None:
+            index = self.index.get(name)
+            if index is None:
                 constant = constants(name)
                 if constant is None:
                     raise ForeignRegionError(f"{name!r} is neither an input nor a small constant")
                 small[name] = constant
-            elif place not in places:
-                places.add(place)
-                left += self.nodes[place].input
-        order = sorted(places)
+            elif index not in indices:
+                indices.add(index)
+                left += self.nodes[index].input
+        order = sorted(indices)
         return order, _digest([self.nodes[i] for i in order], inputs, outputs, small)
 
 
@@ -122,49 +122,49 @@ def _digest(
     outputs: Sequence[str],
     small: Mapping[str, Tensor],
 ) -> str:
-    """A hash of what the nodes compute, whatever their values are called."""
-    numbers = {name: f"input {i}" for i, name in enumerate(inputs) if name}
+    """A hash of the nodes that does not depend on the names of values."""
+    labels = {name: f"input {i}" for i, name in enumerate(inputs) if name}
     for name, tensor in small.items():
         content = f"{tensor.data_type} {list(tensor.dims)} {tensor.raw_data.hex()}"
-        numbers[name] = f"constant {content}"
+        labels[name] = f"constant {content}"
     lines: list[str] = []
-    for place, node in enumerate(nodes):
-        numbers.update({name: f"{place}.{i}" for i, name in enumerate(node.output) if name})
-        read = ", ".join(numbers.get(name, "") for name in node.input)
+    for index, node in enumerate(nodes):
+        labels.update({name: f"{index}.{i}" for i, name in enumerate(node.output) if name})
+        read = ", ".join(labels.get(name, "") for name in node.input)
         attrs = sorted(a.SerializeToString(deterministic=True).hex() for a in node.attribute)
         lines.append(f"{node.domain}:{node.op_type}({read}) {attrs}")
-    lines.append(", ".join(numbers[name] for name in outputs))
+    lines.append(", ".join(labels[name] for name in outputs))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
 class Regions:
-    """Nodes of a model's graphs, with calls in place of the regions that its metadata names."""
+    """The nodes of a model's graphs, with function calls in place of the recorded regions."""
 
     def __init__(self, model: ModelProto) -> None:
         self.functions: dict[tuple[str, str, str], FunctionProto] = {}
         self.called: dict[str, Region] = {}
         """The regions by the names of their functions."""
-        self._left = noted_regions(model)
+        self._left = recorded_regions(model)
         self._number = len(model.functions)
-        self._steps = WALKS * sum(len(graph.node) for graph in graphs(model.graph))
+        self._steps = VISITS * sum(len(graph.node) for graph in graphs(model.graph))
         self._calls: dict[int, tuple[GraphProto, list[NodeProto]]] = {}
-        """By the identity of a graph, which lives as long as the entry does."""
+        """By the id of a graph; the entry keeps the graph alive."""
         if self._left:
-            self._enter(model.graph, {})
+            self._replace_regions(model.graph, {})
 
     def nodes(self, graph: GraphProto) -> Sequence[NodeProto]:
         """The nodes of a graph of the model."""
-        _, nodes = self._calls.get(id(graph), (graph, graph.node))
-        return nodes
+        changed = self._calls.get(id(graph))
+        return list(graph.node) if changed is None else changed[1]
 
-    def _enter(self, graph: GraphProto, around: Mapping[str, Tensor]) -> None:
+    def _replace_regions(self, graph: GraphProto, around: Mapping[str, Tensor]) -> None:
         small = {t.name: t for t in graph.initializer if is_small(t)}
         known = {**around, **small}
         producers = Producers(graph)
         nodes: list[NodeProto | None] = list(graph.node)
         uses = Counter(_read_names(graph))
         is_changed = False
-        for region in [r for r in self._left if r.outputs[-1] in producers.place]:
+        for region in [r for r in self._left if r.outputs[-1] in producers.index]:
             self._left.remove(region)
             with suppress(ForeignRegionError, BitwrightError, ValueError, TypeError):
                 self._replace(region, producers, nodes, uses, known.get)
@@ -172,7 +172,7 @@ class Regions:
         if is_changed:
             self._calls[id(graph)] = graph, [node for node in nodes if node is not None]
         for inner in _inner_graphs(graph):
-            self._enter(inner, known)
+            self._replace_regions(inner, known)
 
     def _replace(
         self,
@@ -182,23 +182,23 @@ class Regions:
         uses: Counter[str],
         constants: Constants,
     ) -> None:
-        places, digest = producers.between(region.inputs, region.outputs, constants)
-        self._steps -= len(places)
-        if digest != region.digest or self._steps < 0 or not places:
+        indices, digest = producers.between(region.inputs, region.outputs, constants)
+        self._steps -= len(indices)
+        if digest != region.digest or self._steps < 0 or not indices:
             raise ForeignRegionError("other nodes")
-        last = places[-1]
-        body = [producers.nodes[place] for place in places]
+        last = indices[-1]
+        body = [producers.nodes[index] for index in indices]
         _require_sole_outputs(body, region.outputs, uses)
-        _require_later_readers(producers.nodes[: last + 1], set(places), region.outputs)
+        _require_later_readers(producers.nodes[: last + 1], set(indices), region.outputs)
         call = self._call(region, body, constants)
-        for place in reversed(places):
-            node = nodes[place]
+        for index in reversed(indices):
+            node = nodes[index]
             is_read = node is not None and any(
                 uses[name] for name in node.output if name not in region.outputs
             )
             if node is not None and not is_read:
                 uses.subtract(name for name in node.input if name)
-                nodes[place] = None
+                nodes[index] = None
         uses.update(name for name in region.inputs if name)
         nodes[last] = call
 
@@ -225,7 +225,7 @@ class Regions:
 def _require_sole_outputs(
     body: Sequence[NodeProto], outputs: Sequence[str], uses: Counter[str]
 ) -> None:
-    """A node that makes an output of the region is replaced as a whole."""
+    """Raise if a replaced node has further outputs that are read."""
     for node in body:
         if set(node.output) & set(outputs):
             other = [n for n in node.output if n not in outputs and uses[n]]
@@ -234,16 +234,16 @@ def _require_sole_outputs(
 
 
 def _require_later_readers(
-    nodes: Sequence[NodeProto], places: set[int], outputs: Sequence[str]
+    nodes: Sequence[NodeProto], indices: set[int], outputs: Sequence[str]
 ) -> None:
-    """The call stands where the last node stood: nothing before it reads an output."""
-    for place, node in enumerate(nodes):
-        if place not in places and set(node.input) & set(outputs):
+    """Raise if a node before the position of the call reads an output."""
+    for index, node in enumerate(nodes):
+        if index not in indices and set(node.input) & set(outputs):
             raise ForeignRegionError(f"node {node.name!r} reads an output too early")
 
 
 def is_small(tensor: Tensor) -> bool:
-    """Whether a constant lies in the model itself and is part of digests."""
+    """Whether a constant is inside the model and part of digests."""
     return (
         bool(tensor.name)
         and tensor.data_location == Tensor.DEFAULT
@@ -267,7 +267,7 @@ def graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def _read_names(graph: GraphProto) -> Iterator[str]:
-    """Every name that is read in a graph or its bodies, as often as it is."""
+    """Every name that a graph or its bodies read, with repetitions."""
     for inner in graphs(graph):
         yield from (name for node in inner.node for name in node.input if name)
         yield from (info.name for info in inner.output)

@@ -3,9 +3,9 @@
     @imports("Relu")
     def relu(ctx, node, inputs): return ctx.b.relu(inputs[0])
 
-A mapping answers a value, or a list of values in the order of the node's outputs (None for one that
-nothing asks for). Every module of `standard` and `microsoft` is searched. An op that has
-the same operands as one of ours and no attributes needs no function: `OpDef.onnx` names it.
+A mapping returns a value, or a list of values in the order of the node's outputs (None for one that
+is not needed). All modules of `standard` and `microsoft` are loaded. An ONNX op with the same
+operands as a bitwright op and no attributes needs no mapping: `OpDef.onnx` names it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bitwright.errors import UnsupportedError
 from bitwright.ir import Value
 from bitwright.ops.core.registry import all_ops
 
 if TYPE_CHECKING:
-    from bitwright.frontend.onnx.context import Context
+    from bitwright.frontend.onnx.context import Context, Inputs
     from bitwright.frontend.onnx.node import OnnxNode
 
-Inputs = list[Any]
 Results = Value | Sequence[Value | None]
-Mapping = Callable[["Context", "OnnxNode", Inputs], Results]
+Mapping = Callable[["Context", "OnnxNode", "Inputs"], Results]
 
 _MAPPINGS: dict[tuple[str, str], Mapping] = {}
 
 
 class UnmappedError(UnsupportedError):
-    """A mapping says that this use of its op has no form here; a host step may still run it."""
+    """A mapping does not support this use of its op; the interpreter fallback may run it."""
 
 
 def imports(*op_types: str, domain: str = "") -> Callable[[Mapping], Mapping]:
@@ -63,7 +62,6 @@ def all_mappings() -> dict[tuple[str, str], Mapping]:
 
 def _direct(op: str) -> Mapping:
     def same_operands(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-        results = ctx.b.op(op, *inputs)
-        return list(results) if isinstance(results, tuple) else [results]
+        return ctx.b.results(op, *inputs)
 
     return same_operands

@@ -1,7 +1,7 @@
-"""TensorProto to numpy: every element type, raw or in typed fields, dense or sparse.
+"""Converts TensorProto to numpy: every element type, raw or in typed fields, dense or sparse.
 
-Sizes are checked against the bytes that are there before anything is allocated. Raw data is viewed
-in place where its alignment allows.
+The size is checked against the bytes present before memory is allocated. Aligned raw data is not
+copied.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ _NAMES = {
     "STRING": "string",
 }
 ELEMENTS: dict[int, DType] = {
-    TensorProto.DataType.Value(code): DTYPES[name] for code, name in _NAMES.items()
+    TensorProto.DataType.Value(onnx_name): DTYPES[name] for onnx_name, name in _NAMES.items()
 }
-QVALUES = {element.name: code for code, element in ELEMENTS.items()}
+DATA_TYPES = {element.name: number for number, element in ELEMENTS.items()}
+"""The `TensorProto.DataType` of each element type, by name."""
 _TYPED_FIELDS = {
     "f32": "float_data",
     "c64": "float_data",
@@ -65,21 +66,21 @@ _TYPED_FIELDS = {
 }
 
 
-def element_type(code: int, where: str) -> DType:
-    """The element type with this number in ONNX."""
-    if not isinstance(code, int):
-        raise ImportModelError("an element type is no number", where=where, found=repr(code))
-    if code in ELEMENTS:
-        return ELEMENTS[code]
+def element_type(number: int, where: str) -> DType:
+    """The element type of a `TensorProto.DataType`."""
+    if not isinstance(number, int):
+        raise ImportModelError("an element type is no number", where=where, found=repr(number))
+    if number in ELEMENTS:
+        return ELEMENTS[number]
     known = TensorProto.DataType.values()
-    name = TensorProto.DataType.Name(code) if code in known else str(code)
+    name = TensorProto.DataType.Name(number) if number in known else str(number)
     raise UnsupportedError(f"element type {name} is not supported", where=where)
 
 
 def read_tensor(
     tensor: TensorProto, file: ModelFile | None = None, weight: memoryview | None = None
 ) -> Array:
-    """The array a tensor holds; `weight` is its raw data when that was left in the file."""
+    """The array of a tensor; `weight` is its raw data if that was not parsed."""
     where = f"tensor {tensor.name!r}" if tensor.name else "a tensor"
     element = element_type(tensor.data_type, where)
     shape = checked_shape(tensor.dims, where)
@@ -100,9 +101,9 @@ def read_tensor(
     elif tensor.HasField("raw_data"):
         raw = memoryview(tensor.raw_data)
     else:
-        return _reshaped(_typed(tensor, element, count, where), shape, where)
+        return _reshape(_typed(tensor, element, count, where), shape, where)
     _require_count(len(raw), element.nbytes(count), "bytes of data", shape, where)
-    return _reshaped(_from_bytes(raw, element, count), shape, where)
+    return _reshape(_from_bytes(raw, element, count), shape, where)
 
 
 def checked_shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
@@ -120,7 +121,7 @@ def _from_bytes(raw: memoryview, element: DType, count: int) -> Array:
     if element.bits < 8:
         return unpack(np.frombuffer(raw, np.uint8), element, count)
     if element == bool_:
-        return np.frombuffer(raw, np.uint8) != 0
+        return np.frombuffer(raw, np.uint8).astype(np.bool_)
     array = np.frombuffer(raw, element.numpy)
     return array if array.flags.aligned else array.copy()
 
@@ -129,13 +130,15 @@ def unpack(packed: Array, element: DType, count: int) -> Array:
     """Two or four values from each byte, the lowest bits first."""
     per_byte, bits = element.values_per_byte, element.bits
     shifts = np.arange(per_byte, dtype=np.uint8) * bits
-    qvalues = ((packed[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count]
+    fields: Array = ((packed[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count]
     if element.is_float:
-        return qvalues.view(element.numpy)
+        floats: Array = fields.view(element.numpy)
+        return floats
     if element.is_signed:
         half = 1 << (bits - 1)
-        return ((qvalues.astype(np.int8) ^ half) - half).astype(element.numpy)
-    return qvalues.astype(element.numpy)
+        signed: Array = (fields.astype(np.int8) ^ half) - half
+        return signed.astype(element.numpy)
+    return fields.astype(element.numpy)
 
 
 def _typed(tensor: TensorProto, element: DType, count: int, where: str) -> Array:
@@ -149,21 +152,21 @@ def _typed(tensor: TensorProto, element: DType, count: int, where: str) -> Array
         return np.array(numbers, half).view(element.numpy)
     if name != "int32_data":
         return np.array(numbers, element.numpy)
-    qvalues = np.array(numbers, np.int32)
+    integers: Array = np.array(numbers, np.int32)
     if packed:
-        return unpack(qvalues.astype(np.uint8), element, count)
+        return unpack(integers.astype(np.uint8), element, count)
     if element == bool_:
-        return qvalues != 0
-    if element.is_float:  # the bits of the value, not the value
-        return qvalues.astype(np.uint16 if element.bits == 16 else np.uint8).view(element.numpy)
-    return qvalues.astype(element.numpy)
+        return integers.astype(np.bool_)
+    if element.is_float:  # the field holds the bits of the value
+        return integers.astype(np.uint16 if element.bits == 16 else np.uint8).view(element.numpy)
+    return integers.astype(element.numpy)
 
 
 def _strings(data: Sequence[bytes], shape: tuple[int, ...], where: str) -> Array:
     _require_count(len(data), math.prod(shape), "strings", shape, where)
     array = np.empty(len(data), object)
     array[:] = [text.decode("utf-8", "surrogateescape") for text in data]
-    return _reshaped(array, shape, where)
+    return _reshape(array, shape, where)
 
 
 def _require_count(found: int, expected: int, what: str, shape: Any, where: str) -> None:
@@ -176,7 +179,7 @@ def _require_count(found: int, expected: int, what: str, shape: Any, where: str)
         )
 
 
-def _reshaped(array: Array, shape: tuple[int, ...], where: str) -> Array:
+def _reshape(array: Array, shape: tuple[int, ...], where: str) -> Array:
     try:
         return array.reshape(shape)
     except ValueError as error:
@@ -184,7 +187,7 @@ def _reshaped(array: Array, shape: tuple[int, ...], where: str) -> Array:
 
 
 def read_sparse(sparse: SparseTensorProto, file: ModelFile | None = None) -> Array:
-    """A sparse tensor made dense; indices are linear or one row of coordinates per value."""
+    """A sparse tensor as a dense array; indices are linear, or rows of coordinates."""
     where = f"sparse tensor {sparse.values.name!r}"
     shape = checked_shape(sparse.dims, where)
     values, indices = read_tensor(sparse.values, file), read_tensor(sparse.indices, file)
@@ -192,7 +195,7 @@ def read_sparse(sparse: SparseTensorProto, file: ModelFile | None = None) -> Arr
     limit = min(DENSE_LIMIT, knobs.max_tensor_bytes())
     if count * max(values.dtype.itemsize, 1) > limit:
         raise UnsupportedError(
-            f"is too large to be made dense: {list(shape)}",
+            f"is too large for a dense array: {list(shape)}",
             where=where,
             expected=f"at most {limit} bytes",
         )
@@ -207,10 +210,10 @@ def read_sparse(sparse: SparseTensorProto, file: ModelFile | None = None) -> Arr
         linear = indices
         bad = (indices < 0) | (indices >= count)
     if bad.any() or len(linear) != len(values):
-        raise ImportModelError("its indices lie outside its shape", where=where)
+        raise ImportModelError("its indices are outside its shape", where=where)
     dense = np.zeros(count, values.dtype)
     dense[linear] = values
-    return _reshaped(dense, shape, where)
+    return _reshape(dense, shape, where)
 
 
 def _strides(shape: tuple[int, ...]) -> Array:

@@ -1,7 +1,6 @@
-"""Names that are not text.
+"""Checks that all names in a model are valid UTF-8.
 
-ONNX's strings may hold any bytes; protobuf gives those that are not UTF-8 as bytes instead of str.
-Finding them once keeps every other file free of the question.
+Protobuf returns other strings as bytes. One check after parsing lets all other modules assume str.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from bitwright.errors import ImportModelError
 
 
 def check_text(model: ModelProto, where: str) -> None:
-    """Raise unless every name in the model is text."""
+    """Raise unless every name in the model is a str."""
     for owner, names in _named(model):
         try:
             "".join(names)

@@ -1,7 +1,7 @@
-"""TypeProto to value types and back; ONNX's named sizes become symbols.
+"""Converts TypeProto to value types and back; ONNX's named sizes become symbols.
 
-Sequences, optionals, maps and tensors of unknown rank are `HostType`s whose kind spells them out:
-`seq(f32[2,_])`, `optional(tensor(i64))`, `map(string,f32[])`. An underscore is a size that differs.
+Sequences, optionals, maps and tensors of unknown rank are `OpaqueType`s, whose kind is the type as
+text: `seq(f32[2,_])`, `optional(tensor(i64))`, `map(string,f32[])`. An underscore is an open size.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from onnx import TypeProto
 
 from bitwright.errors import BitwrightError, ImportModelError
-from bitwright.frontend.onnx.tensor import MAX_RANK, QVALUES, element_type
+from bitwright.frontend.onnx.tensor import DATA_TYPES, MAX_RANK, element_type
 from bitwright.ir import Dim, OpaqueType, Size, TensorType, ValueType, parse_size, symbol
 from bitwright.ir.dim import FUNCTIONS, RESERVED, UNKNOWN
 from bitwright.ir.dtype import DTYPES
@@ -22,7 +22,7 @@ _MAX_NESTING = 16
 
 
 class SymbolNames:
-    """Gives each named size of a model one symbol, under a valid name that nothing else has."""
+    """Assigns one symbol with a valid, unique name to each named size of a model."""
 
     def __init__(self) -> None:
         self._by_text: dict[str, Size] = {}
@@ -33,7 +33,7 @@ class SymbolNames:
         return frozenset(self._taken)
 
     def named(self, text: str) -> Size:
-        """The size that the file calls `text`; sums and products of names are understood."""
+        """The size that `text` names; it may be an expression of names."""
         if text not in self._by_text:
             size = self._expression(text)
             self._by_text[text] = self.fresh(text) if size is None else size
@@ -65,7 +65,7 @@ class SymbolNames:
 
 
 def value_type(proto: TypeProto, names: SymbolNames | None, what: str, where: str) -> ValueType:
-    """The type a file declares. Sizes without a name get one from `what`, or stay unknown."""
+    """The declared type. Unnamed sizes are named after `what`; without `names` they are unknown."""
     if proto.WhichOneof("value") != "tensor_type":
         return OpaqueType(_kind(proto, where, 0))
     tensor = proto.tensor_type
@@ -109,11 +109,11 @@ def _kind(proto: TypeProto, where: str, depth: int) -> str:
 
 
 def type_proto(type_: ValueType) -> TypeProto:
-    """The same type for `onnx`'s own shape inference."""
+    """The type as a TypeProto."""
     if isinstance(type_, OpaqueType):
         return _kind_proto(type_.kind)
     proto = TypeProto()
-    proto.tensor_type.elem_type = QVALUES[type_.dtype.name]
+    proto.tensor_type.elem_type = DATA_TYPES[type_.dtype.name]
     proto.tensor_type.shape.SetInParent()
     for size in type_.shape:
         dim = proto.tensor_type.shape.dim.add()
@@ -131,12 +131,12 @@ def _kind_proto(kind: str) -> TypeProto:
     elif match := re.fullmatch(r"optional\((.*)\)", kind):
         proto.optional_type.elem_type.CopyFrom(_kind_proto(match[1]))
     elif match := re.fullmatch(r"map\((\w+),(.*)\)", kind):
-        proto.map_type.key_type = QVALUES[DTYPES[match[1]].name]
+        proto.map_type.key_type = DATA_TYPES[DTYPES[match[1]].name]
         proto.map_type.value_type.CopyFrom(_kind_proto(match[2]))
     elif match := re.fullmatch(r"tensor\((\w+)\)", kind):
-        proto.tensor_type.elem_type = QVALUES[match[1]]
+        proto.tensor_type.elem_type = DATA_TYPES[match[1]]
     elif match := re.fullmatch(r"(\w+)\[(.*)\]", kind):
-        proto.tensor_type.elem_type = QVALUES[match[1]]
+        proto.tensor_type.elem_type = DATA_TYPES[match[1]]
         proto.tensor_type.shape.SetInParent()
         for text in filter(None, match[2].split(",")):
             dim = proto.tensor_type.shape.dim.add()
@@ -146,7 +146,7 @@ def _kind_proto(kind: str) -> TypeProto:
 
 
 def inferred_type(proto: TypeProto | None, where: str) -> ValueType:
-    """What `onnx`'s inference answered, with sizes it wrote as our symbols read back."""
+    """A type that ONNX's inference returned; names of symbols are parsed."""
     if proto is None or proto.WhichOneof("value") is None:
         return OpaqueType("unknown")
     type_ = value_type(proto, None, "", where)
@@ -154,11 +154,11 @@ def inferred_type(proto: TypeProto | None, where: str) -> ValueType:
         return type_
     sizes: list[Size] = []
     for size, dim in zip(type_.shape, proto.tensor_type.shape.dim, strict=True):
-        sizes.append(_read_back(dim.dim_param) if size is UNKNOWN else size)
+        sizes.append(_parse_symbol(dim.dim_param) if size is UNKNOWN else size)
     return type_.with_shape(sizes)
 
 
-def _read_back(text: str) -> Size:
+def _parse_symbol(text: str) -> Size:
     if not text or text.startswith("unk__"):
         return UNKNOWN
     try:

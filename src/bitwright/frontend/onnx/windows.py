@@ -1,4 +1,4 @@
-"""Explicit padding for the ways ONNX lets a window op leave it out."""
+"""Strides, dilations and explicit padding of window ops, from `auto_pad` too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 
 def window_attrs(node: OnnxNode, sizes: Sequence[Size], kernel: Sequence[int]) -> dict[str, Any]:
-    """Strides, dilations and pads of a node, `auto_pad` worked out for these spatial sizes."""
+    """Strides, dilations and pads of a node, with `auto_pad` resolved for these sizes."""
     rank = len(sizes)
     strides = _per_axis(node, "strides", rank, 1)
     dilations = _per_axis(node, "dilations", rank, 1)
@@ -41,7 +41,7 @@ def auto_pad_of(node: OnnxNode) -> str:
 
 
 def split_padding(totals: Sequence[Size], more_at_end: bool) -> list[Size]:
-    """Total padding of each axis as begins, then ends; an odd cell goes to one side."""
+    """Total padding of each axis as begins, then ends; the odd element goes to one side."""
     smaller = [total // 2 for total in totals]
     larger = [total - half for total, half in zip(totals, smaller, strict=True)]
     return [*smaller, *larger] if more_at_end else [*larger, *smaller]
@@ -54,7 +54,7 @@ def _same_pads(
     dilations: Sequence[int],
     upper: bool,
 ) -> list[Size]:
-    """So much padding that there are ceil(size / stride) windows."""
+    """The padding that gives ceil(size / stride) windows."""
     totals: list[Size] = []
     for size, taps, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
         extent = (taps - 1) * dilation + 1

@@ -1,9 +1,9 @@
-"""Takes the weights out of a serialized model without copying them.
+"""Separates the weights from a serialized model without copying them.
 
-A ModelProto is nested length-delimited fields: model.graph (7) holds initializer (5), which holds
-raw_data (9). Parsing copies those bytes into the protobuf arena, and reading them copies once more.
-`split_weights` walks the fields instead, leaves large raw_data where it lies in the file, and gives
-the small rest to be parsed.
+A ModelProto is nested length-delimited fields: model.graph (7) contains initializer (5), which
+contains raw_data (9). Parsing copies those bytes into the protobuf arena, and reading them copies
+again. `split_weights` scans the fields instead and returns views of large raw_data, and the rest of
+the model for the parser.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEEP_BELOW = 4096
 
 
 class IrregularError(Exception):
-    """The bytes are not laid out as writers do it; the ordinary parser decides what they are."""
+    """The layout is unusual; the protobuf parser handles the whole file."""
 
 
 class Field(NamedTuple):
@@ -28,7 +28,7 @@ class Field(NamedTuple):
 
 
 def split_weights(data: memoryview) -> tuple[bytes | memoryview, dict[int, memoryview]]:
-    """The model without its large weights, and those by their place among the initializers."""
+    """The model without its large weights, and these by index of their initializer."""
     try:
         return _split_model(data)
     except IrregularError:
@@ -42,7 +42,7 @@ def _split_model(data: memoryview) -> tuple[bytes, dict[int, memoryview]]:
     for field in _fields(data):
         if field.number == _GRAPH and field.content is not None:
             graphs += 1
-            if graphs > 1:  # repeated messages merge; leave that to the parser
+            if graphs > 1:  # the parser merges repeated messages
                 raise IrregularError
             parts.append(_delimited(_GRAPH, _split_graph(field.content, weights)))
         else:

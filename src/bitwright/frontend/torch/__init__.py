@@ -2,9 +2,9 @@
 
     graph = bw.from_torch(module, (x,), dynamic_shapes={"x": {0: "batch"}})
 
-Parameters keep the names they have in the module and share memory with it. Buffers are parameters
-that are not trainable, states where the module changes them, or constants where it does not save
-them. PyTorch is imported when this is called and nowhere else.
+Parameters keep their names in the module and share memory with it. A buffer becomes a parameter
+that is not trainable, a state if the module changes it, or a constant if it is not persistent.
+PyTorch is imported only when these functions are called.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def from_torch(
 
     `dynamic_shapes` is what `torch.export.export` takes; a size may also be a plain name, as in
     `{"x": {0: "batch"}}`, and torch then finds its range. Inputs are named as the parameters of
-    `forward`, what is nested in one as `name.key`. The output is `output`, several are `output.0`,
+    `forward`, nested ones as `name.key`. A single output is named `output`, several `output.0`,
     `output.1`, …; those of a dict or dataclass have its keys. An input that the module changes in
-    place appears among the outputs as `name.updated`. A module that is still in training mode is
-    traced so, with a warning.
+    place adds the output `name.updated`. A module in training mode is traced in that mode, with a
+    warning.
     """
     if isinstance(example_args, (str, bytes)) or not isinstance(example_args, Sequence):
         raise ImportModelError(
@@ -45,19 +45,20 @@ def from_torch(
     trace = importlib.import_module("bitwright.frontend.torch.trace")
     program = importlib.import_module("bitwright.frontend.torch.program")
     traced = trace.trace(module, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
-    return program.import_program(traced, name or type(module).__name__)
+    graph: Graph = program.import_program(traced, name or type(module).__name__)
+    return graph
 
 
 def is_module(model: Any) -> bool:
-    """Whether this is a `torch.nn.Module`, which has no graph until it is traced."""
-    torch: Any = sys.modules.get("torch")  # whoever has a module has imported it
+    """Whether this is a `torch.nn.Module`."""
+    torch: Any = sys.modules.get("torch")  # a module exists only if torch is imported
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
 def from_module(module: Any, batches: Sequence[Any] = ()) -> Graph:
-    """The graph of a module, traced with batches of its data, or with examples of its own.
+    """The graph of a module, traced with these batches, or with the module's own examples.
 
-    Lightning keeps examples in `example_input_array`, transformers in `dummy_inputs`.
+    Those are `example_input_array` of Lightning and `dummy_inputs` of transformers.
     """
     found = batches
     for name in ("example_input_array", "dummy_inputs"):
@@ -71,7 +72,8 @@ def from_module(module: Any, batches: Sequence[Any] = ()) -> Graph:
             "bw.quantize and bw.calibrate take examples from their data.",
         )
     examples = importlib.import_module("bitwright.frontend.torch.examples")
-    return examples.trace_with(module, found)  # type: ignore[no-any-return]
+    graph: Graph = examples.trace_with(module, found)
+    return graph
 
 
 def is_program(model: Any) -> bool:
@@ -81,7 +83,7 @@ def is_program(model: Any) -> bool:
 
 
 def require_torch() -> None:
-    """Raise an error that says what to install where PyTorch is missing."""
+    """Raise an error with an installation hint if PyTorch is missing."""
     try:
         importlib.import_module("torch")
     except ImportError as error:

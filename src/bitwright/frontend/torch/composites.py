@@ -1,14 +1,13 @@
-"""Keeps composite layers whole, and their sizes symbolic, while torch traces.
+"""Keeps composite layers as one op, with symbolic sizes, while torch traces.
 
-Recurrent layers and 1-D max pooling trace as one op, but torch learns the shape of the result by
-unrolling the sequence, or in code that takes plain integers, either of which would fix a size. Of
-fake quantization it knows no shape at all. The fused transformer layer is one op that only eager
-mode needs.
+Torch infers the result shapes of recurrent layers by unrolling the sequence, and those of 1-D max
+pooling in code that takes plain integers; both would specialize a size. For fake quantization it
+has no shape function. The fused transformer layer is an op for eager mode only and is disabled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +31,7 @@ def _lstm_like(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Tensors of the shapes that `aten.lstm` gives."""
+    """Tensors with the result shapes of `aten.lstm`."""
     h, c = hx
     return _sequence_like(x, h, bidirectional), torch.empty_like(h), torch.empty_like(c)
 
@@ -48,22 +47,22 @@ def _rnn_like(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Tensors of the shapes that `aten.gru` and `aten.rnn_*` give."""
+    """Tensors with the result shapes of `aten.gru` and `aten.rnn_*`."""
     return _sequence_like(x, h, bidirectional), torch.empty_like(h)
 
 
 def _max_pool1d(
     x: Tensor,
-    kernel: list[int],
-    stride: list[int] = (),  # type: ignore[assignment]
-    padding: list[int] = (0,),  # type: ignore[assignment]
-    dilation: list[int] = (1,),  # type: ignore[assignment]
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
     ceil: bool = False,
 ) -> Tensor:
-    """The same by pooling over two axes, the first of size 1."""
+    """1-D max pooling as 2-D max pooling with a first axis of size 1."""
     strides = [1, *(stride or kernel)]
     rows = x.unsqueeze(-2)
-    pooled = torch.ops.aten.max_pool2d(
+    pooled: Tensor = torch.ops.aten.max_pool2d(
         rows, [1, *kernel], strides, [0, *padding], [1, *dilation], ceil
     )
     return pooled.squeeze(-2)
@@ -89,10 +88,10 @@ def _kernels() -> dict[Any, Any]:
 
 @contextmanager
 def whole_composites() -> Iterator[None]:
-    """Inside, torch traces these layers as described above."""
+    """Trace these layers as described above."""
     keys = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Meta)
     kernels = _kernels()
-    table = torch._decomp.decomposition_table  # where fake tensors look for shapes
+    table = torch._decomp.decomposition_table  # the shape functions of fake tensors
     before = {op: (dict(op.py_kernels), table.get(op)) for op in kernels}
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

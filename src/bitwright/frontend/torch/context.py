@@ -1,7 +1,7 @@
-"""What a mapping works with: the builder, operands of the right type, and shapes.
+"""The context of a mapping: the builder, operands of the right type, and shapes.
 
-A shape is a sequence of sizes and, where only the data decides, of values of rank 0. Sizes that a
-node's operands or the graph's inputs bind go into attributes, all others into an i64 operand.
+A shape is a sequence of sizes and, for data-dependent sizes, of values of rank 0. A shape whose
+sizes the node's operands or the graph's inputs bind is an attribute, any other an i64 operand.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bitwright.frontend.builder import TypedBuilder
 from bitwright.frontend.torch.registry import UnmappedError
 from bitwright.frontend.torch.scalars import Ratio
 from bitwright.ir.dim import Dim, Size, Symbol, symbols_of
 from bitwright.ir.dtype import DType, bool_, dtype, f64, i64
 from bitwright.ir.graph import Value
 from bitwright.ir.types import broadcast_shapes, normalize_axis
-from bitwright.ops.core.builder import Builder
 from bitwright.ops.shape.movement import resolve_reshape
 from bitwright.ops.shape.slicing import normalize_slice
 
 if TYPE_CHECKING:
-    from bitwright.frontend.torch.walk import Walk
+    from bitwright.frontend.torch.graph_importer import GraphImporter
 
 Shape = Sequence[Any]
 
 
 class Context:
-    def __init__(self, walk: Walk) -> None:
-        self.walk = walk
+    def __init__(self, importer: GraphImporter) -> None:
+        self.importer = importer
         self.results: tuple[DType | None, ...] = ()
-        """The element types of the op's results, as torch promotes them."""
+        """The element types of the op's results after torch's type promotion."""
         self.common: DType | None = None
-        """The type to which torch promotes the first two operands, for comparisons."""
+        """The promoted type of the first two operands, for comparisons."""
         self.wanted: frozenset[int] = frozenset()
-        """Which of several results something reads."""
+        """The indices of the results that are read."""
 
     @property
-    def b(self) -> Builder:
-        return self.walk.b
+    def b(self) -> TypedBuilder:
+        return self.importer.b
 
     @property
     def element(self) -> DType:
@@ -62,7 +62,7 @@ class Context:
         return x if x.dtype == target else self.b.cast(x, to=target)
 
     def operand(self, x: Any, element: str | DType | None = None) -> Value:
-        """A tensor or any number, in this element type (that of the result, unless given)."""
+        """A tensor or number in this element type, by default that of the result."""
         target = self.element if element is None else dtype(element)
         return self.cast(x, target) if isinstance(x, Value) else self.scalar(x, target)
 
@@ -79,21 +79,22 @@ class Context:
         return self.const(number, target)
 
     def static(self, numbers: Any, what: str) -> list[int]:
-        """Numbers that must be known now."""
-        found = [numbers] if isinstance(numbers, (int, Dim, Value)) else list(numbers)
-        for number in found:
+        """Numbers that must be constant."""
+        found: list[int] = []
+        for number in [numbers] if isinstance(numbers, (int, Dim, Value)) else numbers:
             if not isinstance(number, int):
                 raise self.refuse(f"{what} must be constant and is {number}")
+            found.append(number)
         return found
 
     # sizes
 
     @property
     def known_symbols(self) -> frozenset[Symbol]:
-        return self.walk.known_symbols
+        return self.importer.known_symbols
 
     def usable(self, shape: Shape, *operands: Value) -> bool:
-        """Whether a node with these operands may carry these sizes in its attributes."""
+        """Whether the operands or the inputs bind every symbol, so that attributes may use it."""
         if any(isinstance(size, Value) for size in shape):
             return False
         needed = frozenset[Symbol]().union(*map(symbols_of, shape))
@@ -109,7 +110,7 @@ class Context:
         return parts[0] if len(parts) == 1 else self.b.concat(*parts, axis=0)
 
     def _size_value(self, size: Dim) -> Value:
-        """The polynomial of a size, computed from the sizes of values where it must be."""
+        """A size as a scalar, computed from shapes of values if no input binds its symbols."""
         if self.usable([size]):
             return self.b.sizes(values=(size,), shape=())
         total: Value | None = None
@@ -136,10 +137,10 @@ class Context:
                 if size in getattr(value.type, "shape", ()):
                     axis = value.shape.index(size)
                     return self.b.gather(self.b.shape_of(value), self.const(axis))
-        raise self.refuse(f"size {size} is bound by no value")
+        raise self.refuse(f"no value binds the size {size}")
 
     def refine(self, value: Value, shape: Shape) -> Value:
-        """The value just made, with sizes that inference left open filled in where known."""
+        """The value of the last node, with known sizes where inference left them open."""
         node = value.node
         assert node is self.b.nodes[-1] and len(node.types) == 1
         exact = tuple(
@@ -152,7 +153,7 @@ class Context:
     # shapes
 
     def reshape(self, x: Value, shape: Shape) -> Value:
-        """The elements in another shape, in which one size may be -1."""
+        """`x` in another shape; one size may be -1."""
         if not any(isinstance(size, Value) for size in shape):
             shape = resolve_reshape(x.shape, tuple(shape), allowzero=True)
             if shape == x.shape:
@@ -171,7 +172,7 @@ class Context:
         return self.refine(self.b.expand(x, self.vector(shape)), shape)
 
     def broadcast(self, *xs: Value) -> tuple[Value, ...]:
-        """The tensors, all with their common shape."""
+        """The tensors, broadcast to their common shape."""
         shape = broadcast_shapes(*(x.shape for x in xs))
         return tuple(self.expand(x, shape) for x in xs)
 
@@ -182,7 +183,7 @@ class Context:
         return self.reshape(x, [1 if i in places else next(rest) for i in range(rank)])
 
     def squeeze(self, x: Value, *axes: int) -> Value:
-        """Without those of the axes that have size 1."""
+        """`x` without those of the axes whose size is 1."""
         places = {normalize_axis(axis, x.rank) for axis in axes} if x.rank else set()
         kept = [s for i, s in enumerate(x.shape) if i not in places or s != 1]
         return self.reshape(x, kept)
@@ -211,7 +212,7 @@ class Context:
         return self.refine(cut, [None if i == axis else s for i, s in enumerate(x.shape)])
 
     def take(self, x: Value, axis: int, index: int) -> Value:
-        """`x[index]` on one axis, which goes away."""
+        """`x[index]` on one axis, which is removed."""
         return self.b.gather(x, self.const(index), axis=axis)
 
     # new tensors
@@ -234,7 +235,7 @@ class Context:
         return total
 
     def axes(self, x: Value, dims: Any) -> list[int]:
-        """Axes counted from the front; None or an empty list means all of them."""
+        """Non-negative axes; None or an empty list means all of them."""
         if isinstance(dims, int):
             dims = [dims]
         if not dims:

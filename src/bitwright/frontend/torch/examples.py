@@ -1,8 +1,8 @@
-"""A PyTorch module traced with batches of data as its examples.
+"""Traces a PyTorch module with batches of data as examples.
 
-Axis 0 of every input is a free size (`batch`), and so is every axis on which the examples differ;
-where the module does not allow that, sizes are those of the first example. A batch that is a dict
-goes to the parameters of `forward` by name, a tuple in order to those without a default.
+Axis 0 of every input is dynamic (`batch`), and so is every axis on which the examples differ; if
+the module does not allow that, the shapes of the first example are static. The items of a dict are
+passed to the parameters of `forward` by name, those of a tuple in order to those without a default.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def trace_with(module: torch.nn.Module, batches: Sequence[Any]) -> Graph:
 
 
 def _arguments(module: torch.nn.Module, item: Any) -> Example:
-    """The arrays of a batch by parameter of `forward`."""
+    """The arrays of a batch by parameter name of `forward`."""
     known = list(inspect.signature(module.forward).parameters.values())
     optional = {p.name for p in known if p.default is not inspect.Parameter.empty}
     if isinstance(item, Mapping):
@@ -62,7 +62,7 @@ def _size(example: Example, name: str, axis: int) -> int | None:
 
 
 def _at_least_two(example: Example) -> Example:
-    """The example with two samples where it has one: torch takes a size of 1 for a fixed one."""
+    """The example with at least two samples: torch specializes a size of 1."""
     if any(array.ndim and len(array) != 1 for array in example.values()):
         return example
     return {name: np.repeat(a, 2, 0) if a.ndim else a for name, a in example.items()}

@@ -1,9 +1,9 @@
-"""What torch assumed about sizes while it traced, beyond what the types of inputs say.
+"""The assumptions about sizes that torch made while tracing, beyond the types of the inputs.
 
-A guard is a Python expression such as `L['x'].size()[0] > 4`, true for the example: a branch that
-the module took, or a check that it passed. Most follow from the sizes themselves, only rule out 0
-and 1, or repeat a bound; an op of ours makes the same check where it matters. What is left is told
-to the user. A guard that fixes an expression of sizes to one number means that a size is not free.
+A guard is a Python expression such as `L['x'].size()[0] > 4` that is true for the example: a branch
+that the module took, or a check that it passed. Most guards hold for all sizes, only exclude 0 and
+1, or repeat a bound, and the imported ops make the same checks. The others are reported to the
+user. A guard that sets an expression of sizes equal to a number means that a size is static.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from functools import partial
 
 from bitwright.errors import BitwrightError, ImportModelError
 from bitwright.ir.dim import Size, max_size, min_size
@@ -22,7 +22,7 @@ from bitwright.ops.core.decide import below, equal, negated
 _SOURCE = re.compile(r"L((?:\['[^']*'\]|\[\d+\])+)\.size\(\)\[(\d+)\]")
 _NUMBER = re.compile(r"L\['([^']*)'\]")
 _STEP = re.compile(r"\['([^']*)'\]|\[(\d+)\]")
-_OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_OPERATIONS: dict[type[ast.operator], Callable[[Size, Size], Size]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -40,11 +40,11 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Size, Size], bool | None]] = {
 
 
 def conditions(guards: Iterable[str], inputs: Mapping[str, Value], module: str) -> list[str]:
-    """The guards that a user should know of, in the names of sizes."""
+    """The guards to report to the user, in terms of the names of sizes."""
     found: dict[str, None] = {}
     for guard in guards:
         sizes: dict[str, Size] = {}
-        plain = _SOURCE.sub(lambda match, sizes=sizes: _identifier(match, inputs, sizes), guard)
+        plain = _SOURCE.sub(partial(_identifier, inputs, sizes), guard)
         plain = _NUMBER.sub(r"\1", plain)
         try:
             test = ast.parse(plain, mode="eval").body
@@ -56,7 +56,7 @@ def conditions(guards: Iterable[str], inputs: Mapping[str, Value], module: str) 
         text = ast.unparse(test)
         for name, size in sizes.items():
             text = text.replace(name, str(size) if str(size).isidentifier() else f"({size})")
-        if _fixes(test):
+        if _is_static(test):
             raise ImportModelError(
                 f"the module fixes a size: {text}",
                 where=f"module {module!r}",
@@ -67,8 +67,8 @@ def conditions(guards: Iterable[str], inputs: Mapping[str, Value], module: str) 
     return list(found)
 
 
-def _identifier(match: re.Match[str], inputs: Mapping[str, Value], sizes: dict[str, Size]) -> str:
-    """A name for the size of an axis of an input, which `sizes` then knows."""
+def _identifier(inputs: Mapping[str, Value], sizes: dict[str, Size], match: re.Match[str]) -> str:
+    """A new name in `sizes` for the size of an axis of an input."""
     path = ".".join(name or index for name, index in _STEP.findall(match[1]))
     value, axis = inputs.get(path), int(match[2])
     if value is None or axis >= value.rank:
@@ -98,7 +98,7 @@ def _size(node: ast.expr, sizes: Mapping[str, Size]) -> Size:
         return -_size(node.operand, sizes)
     if isinstance(node, ast.BinOp):
         left, right = _size(node.left, sizes), _size(node.right, sizes)
-        return _OPERATIONS[type(node.op)](left, right)  # type: ignore[no-any-return]
+        return _OPERATIONS[type(node.op)](left, right)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         first, *rest = (_size(argument, sizes) for argument in node.args)
         for size in rest:
@@ -112,9 +112,9 @@ def _constant(node: ast.expr) -> int | None:
 
 
 def _is_minor(test: ast.expr) -> bool:
-    """Whether a guard excludes sizes below 2, bounds a plain size, or is about memory layout.
+    """Whether a guard excludes sizes below 2, bounds one size, or concerns memory layout.
 
-    Torch compares sizes with strides, so an inequality of expressions tells nothing of a branch.
+    Torch compares sizes with strides, so an inequality of two expressions implies no branch.
     """
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return False
@@ -129,7 +129,7 @@ def _is_minor(test: ast.expr) -> bool:
     return isinstance(kind, (ast.Lt, ast.LtE)) and is_plain
 
 
-def _fixes(test: ast.expr) -> bool:
+def _is_static(test: ast.expr) -> bool:
     if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
         return False
     divides = any(isinstance(part, ast.Mod) for part in ast.walk(test.left))

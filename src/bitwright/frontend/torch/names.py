@@ -1,4 +1,4 @@
-"""Names that the user knows: of inputs, of outputs, and of the sizes of inputs.
+"""The user's names of inputs, outputs and sizes of inputs.
 
 A nested value is named by its path: `batch.tokens`, `output.0`.
 """
@@ -30,7 +30,7 @@ def _step(key: Any) -> str:
 
 
 def input_paths(spec: pytree.TreeSpec, bound: inspect.BoundArguments) -> list[Path]:
-    """Where each flat input stands in the call, beginning with the name of its parameter."""
+    """The path of each flat input in the call, starting with the name of its parameter."""
     parameters = bound.signature.parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [p.name for p in parameters if p.kind in kinds]
@@ -48,7 +48,7 @@ def input_paths(spec: pytree.TreeSpec, bound: inspect.BoundArguments) -> list[Pa
 
 
 def output_names(spec: pytree.TreeSpec) -> list[str]:
-    """A name for each flat output; a dict or dataclass gives its keys."""
+    """A name for each flat output; those of a dict or dataclass are its keys."""
     names = []
     for path in _paths(spec):
         keyed = bool(path) and not path[0].isdigit()
@@ -66,7 +66,7 @@ def size_names(paths: Sequence[Path], shapes: Any, arguments: list[str]) -> list
 
 
 def _at(spec: Any, path: Path) -> Any:
-    """The part of a specification for one input; None where it says nothing."""
+    """The part of a specification for one input, or None."""
     for step in path:
         if isinstance(spec, dict):
             keys = {str(key): value for key, value in spec.items()}

@@ -1,4 +1,4 @@
-"""A traced program as a graph: its boundary with the module's own names, its nodes, its results."""
+"""Imports a traced program: inputs, parameters, buffers, nodes and results, with their names."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
 from bitwright.errors import BitwrightError, ImportModelError
+from bitwright.frontend.builder import TypedBuilder
 from bitwright.frontend.parameters import ALIASES
+from bitwright.frontend.torch.graph_importer import GraphImporter, unsupported_nodes
 from bitwright.frontend.torch.guards import conditions
+from bitwright.frontend.torch.locations import Problems
 from bitwright.frontend.torch.names import output_names
-from bitwright.frontend.torch.places import Problems
 from bitwright.frontend.torch.scalars import Ratio, kind_of
 from bitwright.frontend.torch.symbols import SymbolTable
 from bitwright.frontend.torch.tensors import array_of, element_type, has_data, memory_of
 from bitwright.frontend.torch.trace import Traced
-from bitwright.frontend.torch.walk import Walk, unsupported_nodes
 from bitwright.ir.dim import Dim, Symbol
 from bitwright.ir.dtype import i64
 from bitwright.ir.edit import prune
 from bitwright.ir.graph import Graph, Value
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.warn import warn_once
 
 CONDITIONS = "conditions"
-"""The key in `Graph.meta` of what must hold between sizes (JSON: a list of expressions)."""
+"""The key in `Graph.meta` of conditions on sizes (JSON: a list of expressions)."""
 _CHANGES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 
@@ -37,7 +37,7 @@ def import_program(traced: Traced, name: str) -> Graph:
     """The graph of a traced program, verified."""
     problems = Problems()
     for node in unsupported_nodes(traced.program.graph_module):
-        problems.add(node, "the op has no counterpart")
+        problems.add(node, "the op has no mapping")
     if problems:
         raise problems.error(name)
     return ProgramImport(traced, name, problems).run()
@@ -46,7 +46,7 @@ def import_program(traced: Traced, name: str) -> Graph:
 class ProgramImport:
     def __init__(self, traced: Traced, name: str, problems: Problems) -> None:
         self.program, self.traced, self.problems = traced.program, traced, problems
-        self.b = Builder(name)
+        self.b = TypedBuilder(name)
         self.symbols = SymbolTable(self.program.range_constraints)
         self.nodes = {node.name: node for node in self.program.graph.nodes}
         self.changed = self._changed_targets()
@@ -59,41 +59,41 @@ class ProgramImport:
         b, states = self.b, self.states.values()
         inputs = [node.outputs[0] for node in b.nodes if node.op == "input"]
         known = frozenset[Symbol]().union(*(v.type.symbols for v in (*inputs, *states)))
-        walk = Walk(b, self.program.graph_module, known, self.problems)
+        importer = GraphImporter(b, self.program.graph_module, known, self.problems)
         try:
-            results = walk.run(boundary)
-            self._outputs(walk, results)
+            results = importer.run(boundary)
+            self._outputs(importer, results)
         except BitwrightError:
-            if self.problems:  # what stands in for a missing op explains the error
+            if self.problems:  # a placeholder for an unsupported op caused the error
                 raise self.problems.error(b.name) from None
             raise
         if self.problems:
             raise self.problems.error(b.name)
-        self._tell_conditions(inputs)
+        self._record_conditions(inputs)
         b.meta["producer"] = f"torch {torch.__version__}"
         if self.aliases:
             b.meta[ALIASES] = json.dumps(self.aliases)
         return verify(prune(b.build()))
 
-    def _tell_conditions(self, inputs: list[Value]) -> None:
-        """Keep and show what the module's branches and checks took for granted."""
-        places = dict(zip(self.traced.input_names, self.input_names, strict=True))
+    def _record_conditions(self, inputs: list[Value]) -> None:
+        """Record the conditions on sizes that the traced branches and checks assume, and warn."""
+        renamed = dict(zip(self.traced.input_names, self.input_names, strict=True))
         by_name = {v.name: v for v in inputs}
-        sources = {path: by_name[name] for path, name in places.items() if name in by_name}
+        sources = {path: by_name[name] for path, name in renamed.items() if name in by_name}
         guards = getattr(self.program, "_guards_code", ())
         if found := conditions(guards, sources, self.b.name):
             self.b.meta[CONDITIONS] = json.dumps(found)
             warn_once(
                 f"module {self.b.name!r}",
-                f"the graph is for sizes where {', '.join(found)}; others are an error or give "
-                "what the module's other branches would not",
+                f"the graph is for sizes where {', '.join(found)}; for others it fails or computes "
+                "other results than the module",
             )
 
     # boundary
 
     def _changed_targets(self) -> set[str]:
-        """The parameters and buffers that get another value than they have."""
-        returned = self.program.graph.output_node().args[0]
+        """The parameters and buffers that the program updates."""
+        returned: Any = self.program.graph.output_node().args[0]
         sources = {s.target: s.arg.name for s in self.program.graph_signature.input_specs}
         return {
             spec.target
@@ -102,7 +102,7 @@ class ProgramImport:
         }
 
     def _boundary(self) -> list[Any]:
-        """A value or number for each placeholder, inputs first among the graph's nodes."""
+        """A value or number for each placeholder; inputs are the graph's first nodes."""
         specs = self.program.graph_signature.input_specs
         taken = {spec.target for spec in specs if spec.target}
         self.input_names = [
@@ -122,13 +122,13 @@ class ProgramImport:
     def _name_sizes(self, specs: Any) -> None:
         users = [spec for spec in specs if spec.kind is InputKind.USER_INPUT]
         shapes = [getattr(self._meta(spec), "shape", ()) for spec in users]
-        asked = zip(self.input_names, shapes, self.traced.size_names, strict=True)
-        for name, shape, names in asked:
+        axis_names = zip(self.input_names, shapes, self.traced.size_names, strict=True)
+        for name, shape, names in axis_names:
             for axis, given in names.items():
                 if isinstance(shape[axis], int):
                     raise ImportModelError(
                         f"the module fixes axis {axis} of input {name!r} to {shape[axis]}",
-                        expected=f"that any size {given!r} would do",
+                        expected=f"a dynamic size {given!r}",
                     )
                 self.symbols.declare(shape[axis], given, of_root=True)
         for shape, name in zip(shapes, self.input_names, strict=True):
@@ -146,14 +146,14 @@ class ProgramImport:
             return self.b.input(name, TensorType(element_type(meta.dtype), shape))
         if isinstance(meta, torch.SymInt):
             return self.b.input(name, TensorType(i64, ()))
-        return getattr(spec.arg, "value", meta)  # a number or flag that tracing fixed
+        return getattr(spec.arg, "value", meta)  # a constant of the trace
 
     def _held(self, spec: Any) -> Any:
         """A parameter, buffer or constant tensor of the module."""
         target = spec.target
         tensor = _lookup(target, self.program.state_dict, self.program.constants)
         if not isinstance(tensor, torch.Tensor):
-            return None  # a script object, or a token that orders side effects
+            return None  # a script object, or a token of side effects
         value = array_of(tensor) if has_data(tensor) else None
         type_ = TensorType(element_type(tensor.dtype), tuple(map(int, tensor.shape)))
         if target in self.changed:
@@ -173,25 +173,25 @@ class ProgramImport:
 
     # results
 
-    def _outputs(self, walk: Walk, results: list[Any]) -> None:
+    def _outputs(self, importer: GraphImporter, results: list[Any]) -> None:
         names = iter(output_names(self.program.call_spec.out_spec))
         signature = self.program.graph_signature
         inputs = dict(zip(signature.user_inputs, self.input_names, strict=True))
         updated: dict[str, Any] = {}
         for spec, result in zip(signature.output_specs, results, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
-                self._output(walk, next(names), result)
+                self._output(importer, next(names), result)
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
                 updated[f"{inputs[spec.target]}.updated"] = result
             elif spec.target in self.states:
                 self.b.update(self.states[spec.target], result)
         for name, result in updated.items():
-            self._output(walk, name, result)
+            self._output(importer, name, result)
 
-    def _output(self, walk: Walk, name: str, result: Any) -> None:
-        """A tensor or a number; None and text are no results of a graph."""
+    def _output(self, importer: GraphImporter, name: str, result: Any) -> None:
+        """Add a tensor or number as an output; None and strings are omitted."""
         if isinstance(result, (bool, int, float, Dim, Ratio)):
-            result = walk.context.scalar(result, kind_of(result))
+            result = importer.context.scalar(result, kind_of(result))
         if isinstance(result, Value):
             self.b.output(name, result)
 

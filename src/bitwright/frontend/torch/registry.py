@@ -3,11 +3,10 @@
     @maps("relu.default")
     def relu(ctx, x): return ctx.b.relu(x)
 
-A mapping takes the arguments of the op's schema in order (those that only the keyword names, by
-keyword): tensors as values, symbolic integers as sizes, dtypes as element types. It answers one
-value, or a sequence in the order of the op's results (None for one that nothing asks for). Every
-module of `aten` is searched. An op that has a mapping is kept by the tracer; all
-others are decomposed until only mapped ones are left.
+A mapping takes the arguments of the op's schema in order (keyword-only arguments by keyword):
+tensors as values, symbolic integers as sizes, dtypes as element types. It returns one value, or a
+sequence in the order of the op's results (None for one that is not needed). All modules of `aten`
+are loaded. The tracer keeps ops that have a mapping and decomposes all others.
 """
 
 from __future__ import annotations
@@ -16,24 +15,25 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import bitwright.frontend.torch.aten as package
 from bitwright.errors import UnsupportedError
 
 Mapping = Callable[..., Any]
+F = TypeVar("F", bound=Mapping)
 
 _MAPPINGS: dict[str, Mapping] = {}
 
 
 class UnmappedError(UnsupportedError):
-    """A mapping says that this use of its op has no form here."""
+    """A mapping does not support this use of its op."""
 
 
-def maps(*names: str, namespace: str = "aten") -> Callable[[Mapping], Mapping]:
+def maps(*names: str, namespace: str = "aten") -> Callable[[F], F]:
     """Register a function as the importer of these ops, named as `add.Tensor`."""
 
-    def register(function: Mapping) -> Mapping:
+    def register(function: F) -> F:
         for name in names:
             _MAPPINGS[f"{namespace}.{name}"] = function
         return function

@@ -1,15 +1,15 @@
-"""Numbers that a program computes beside its tensors: sizes, ratios of sizes, and data.
+"""Scalar arithmetic of a program: sizes, ratios of sizes, and data.
 
-A number is a Python number, a size, a `Ratio` of sizes (what torch calls a symbolic float), or a
-value of rank 0 where only the data decides. Arithmetic stays on the left as long as it can, so that
-`int(seq * 0.5)` is the size `seq//2`, and becomes arithmetic on tensors where it must.
+A number is a Python number, a size, a `Ratio` of sizes (a symbolic float of torch), or a value of
+rank 0 if it depends on data. The result is of the first kind in this list that can represent it:
+`int(seq * 0.5)` is the size `seq//2`.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from bitwright.ops.core.decide import below, equal, negated
 if TYPE_CHECKING:
     from bitwright.frontend.torch.context import Context
 
-_EXACT = 2**20  # fractions up to here multiply sizes without rounding in f64
+_EXACT = 2**20  # products of sizes with such fractions are exact in f64
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ _SIZES: dict[str, Callable[..., Any]] = {
     "sym_int": lambda a: a,
     "sym_float": lambda a: Ratio(a, 1),
 }
-_ROUNDED: dict[str, Callable[[Ratio], Size]] = {
+_ROUNDED: dict[str, Callable[[Ratio], Size | Ratio]] = {
     "floor": Ratio.floor,
     "trunc": Ratio.floor,  # a size is not negative
     "sym_int": Ratio.floor,
     "ceil": Ratio.ceil,
-    "sym_float": lambda a: a,  # type: ignore[dict-item,return-value]
+    "sym_float": lambda a: a,
 }
 _PYTHON: dict[str, Callable[..., Any]] = {
     "add": operator.add,
@@ -164,7 +164,7 @@ _REDUCED = {"sym_sum": "add"}
 
 
 def function_name(target: Any) -> str | None:
-    """The name of a function on numbers that a program may call, or None for any other."""
+    """The name of a supported scalar function, or None."""
     module = getattr(target, "__module__", "") or ""
     name = getattr(target, "__name__", "").removeprefix("_sym_")
     if not module.startswith(("_operator", "math", "torch", "builtins")):
@@ -240,7 +240,7 @@ def _on_tensors(ctx: Context, name: str, args: tuple[Any, ...]) -> Value:
     return ctx.cast(result, i64) if name in _TO_INTEGER else result
 
 
-def _widest(numbers: Any) -> DType:
+def _widest(numbers: Iterable[Any]) -> DType:
     kinds = [kind_of(number) for number in numbers]
     if any(kind.is_float for kind in kinds):
         return f64

@@ -1,8 +1,8 @@
 """Torch's symbolic integers as sizes.
 
-Inputs have shapes written with sympy; their symbols get the names that the caller gave, or else the
-place where they first stand (`x.0`), and a bound where torch knows one. What the program computes
-from them is worked out on our own sizes; see `scalars`.
+The shapes of inputs are sympy expressions. Their symbols get the names that the caller gave, or the
+input and axis where they first occur (`x.0`), and torch's upper bound, if any. Arithmetic of the
+program on sizes uses bitwright's sizes (`scalars`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bitwright.ir.dim import (
     symbol,
 )
 
-_LARGEST_BOUND = 2**31  # torch writes its own infinities beyond this
+_LARGEST_BOUND = 2**31  # larger bounds mean infinity
 
 _OPERATIONS: dict[str, Callable[[Size, Size], Size]] = {
     "Add": lambda a, b: a + b,
@@ -38,7 +38,7 @@ _OPERATIONS: dict[str, Callable[[Size, Size], Size]] = {
 
 
 class SymbolTable:
-    """The sizes that stand for torch's symbols."""
+    """The sizes of torch's symbols."""
 
     def __init__(self, ranges: Mapping[Any, Any]) -> None:
         self._ranges = ranges
@@ -46,9 +46,9 @@ class SymbolTable:
         self._sizes: dict[str, Dim] = {}
 
     def declare(self, size: Any, name: str, of_root: bool = False) -> None:
-        """Give the symbol of a torch size a name, if it has none.
+        """Name the symbol of a torch size, if it has no name.
 
-        The size is the symbol itself, or, `of_root`, computed from it alone.
+        The size is the symbol itself, or with `of_root` an expression of that symbol only.
         """
         expression = getattr(getattr(size, "node", None), "expr", None)
         if expression is None:
@@ -56,7 +56,8 @@ class SymbolTable:
         if expression.is_Symbol:
             self._names.setdefault(expression, name)
         elif of_root and len(expression.free_symbols) == 1:
-            self._names.setdefault(*expression.free_symbols, name)
+            (root,) = expression.free_symbols
+            self._names.setdefault(root, name)
 
     def size(self, size: Any) -> Size:
         """The size of an axis of an input."""
@@ -75,7 +76,7 @@ class SymbolTable:
             )
         if kind in _OPERATIONS:
             return reduce(_OPERATIONS[kind], map(self._convert, expression.args))
-        raise UnsupportedError(f"a size has the form {expression}", expected="whole numbers")
+        raise UnsupportedError(f"a size has the form {expression}", expected="integer arithmetic")
 
     def _symbol(self, expression: Any) -> Dim:
         name = usable_name(self._names.get(expression, str(expression)))
@@ -92,7 +93,7 @@ class SymbolTable:
 
 
 def usable_name(name: str) -> str:
-    """A name that a size may have, as near to this one as can be."""
+    """A valid name of a size that is similar to this one."""
     name = re.sub(r"[^A-Za-z0-9_.]", "_", name)
     if not re.match(r"[A-Za-z_]", name) or name in RESERVED or name in FUNCTIONS:
         name = f"_{name}"

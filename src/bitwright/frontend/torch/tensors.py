@@ -1,4 +1,4 @@
-"""Torch tensors as numpy arrays that share their memory, and element types of both worlds."""
+"""Torch tensors as numpy arrays that share memory, and their element types."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["array_of", "element_type", "has_data", "memory_of"]
 
 
 def has_data(tensor: torch.Tensor) -> bool:
-    """Whether the tensor holds elements, which a fake or meta tensor does not."""
+    """Whether the tensor has data; a fake or meta tensor has none."""
     return type(tensor).__name__ != "FakeTensor" and tensor.device.type != "meta"
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """A key that two tensors share exactly when they are the same elements in memory."""
+    """A key that is equal for two tensors if and only if they share the same elements."""
     if not has_data(tensor) or not tensor.numel() or tensor.layout != torch.strided:
         return (id(tensor),)
     return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())

@@ -1,4 +1,4 @@
-"""From a module to a program of ATen ops that have mappings: `torch.export`, then decomposition."""
+"""Traces a module to a program of mapped ATen ops: `torch.export`, then decomposition."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _RANGE_HINT = 'A size given by name, as in {0: "batch"}, takes whatever range th
 class Traced:
     program: ExportedProgram
     input_names: list[str]
-    """Of each flat input, tensor or not, in the order of the program's signature."""
+    """The names of all flat inputs, in the order of the program's signature."""
     size_names: list[dict[int, str]]
     """The names that the caller gave to axes of each flat input."""
 
 
 def trace(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Traced:
-    """Export and decompose; faults that torch finds become errors of this package."""
+    """The exported and decomposed program; torch's exceptions become `ImportModelError`."""
     if isinstance(module, ExportedProgram):
-        program = _guarded(lambda: _decompose(module))
+        program = _with_import_errors(lambda: _decompose(module))
         names = list(program.graph_signature.user_inputs)
         return Traced(program, [str(name) for name in names], [{} for _ in names])
     if not isinstance(module, torch.nn.Module):
@@ -44,8 +44,8 @@ def trace(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: An
         )
     _warn_of_training(module)
     if hasattr(shapes, "dynamic_shapes"):  # a ShapesCollection, or AdditionalInputs
-        shapes = _guarded(lambda: shapes.dynamic_shapes(module, args, kwargs))
-    program = _guarded(lambda: _export(module, args, kwargs, shapes))
+        shapes = _with_import_errors(lambda: shapes.dynamic_shapes(module, args, kwargs))
+    program = _with_import_errors(lambda: _export(module, args, kwargs, shapes))
     try:
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
     except TypeError as error:
@@ -56,7 +56,7 @@ def trace(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: An
 
 
 def _warn_of_training(module: torch.nn.Module) -> None:
-    """Dropout, batch norm and others compute something else while a model is trained."""
+    """Warn of modules in training mode, where dropout and batch norm compute other results."""
     training = {name: part for name, part in module.named_modules() if part.training}
     if not training:
         return
@@ -66,18 +66,18 @@ def _warn_of_training(module: torch.nn.Module) -> None:
     more = ", …" if len(names) > _NAMES_SHOWN else ""
     warnings.warn(
         f"the module is in training mode ({', '.join(names[:_NAMES_SHOWN])}{more}): call "
-        "module.eval() before it is imported, unless that is meant",
+        "module.eval() before the import, unless that is intended",
         BitwrightWarning,
         stacklevel=4,
     )
 
 
-def _guarded(action: Any) -> Any:
+def _with_import_errors(action: Any) -> Any:
     try:
         return action()
     except BitwrightError:
         raise
-    except Exception as error:  # torch raises errors of some dozen unrelated types
+    except Exception as error:  # torch raises many unrelated types
         text = str(error).partition("\n\nThe error above")[0].strip()
         lines = text.splitlines() or [type(error).__name__]
         more = [] if len(lines) <= _MESSAGE_LINES else ["…"]
@@ -90,19 +90,20 @@ def _guarded(action: Any) -> Any:
 def _export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
 ) -> ExportedProgram:
-    with _quiet(), whole_composites():
+    with _ignore_warnings(), whole_composites():
         program = torch.export.export(module, args, kwargs, dynamic_shapes=_dims(shapes))
     return _decompose(program)
 
 
 def _decompose(program: ExportedProgram) -> ExportedProgram:
-    with _quiet(), whole_composites():
-        return program.run_decompositions(_decompositions())
+    with _ignore_warnings(), whole_composites():
+        decomposed: ExportedProgram = program.run_decompositions(_decompositions())
+        return decomposed
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warnings of torch about itself."""
+def _ignore_warnings() -> Iterator[None]:
+    """Suppress the warnings of torch about its own code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", message=".*_flat_weights.*")
@@ -110,7 +111,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _dims(shapes: Any) -> Any:
-    """The specification with every name (a string) as a dimension whose range torch finds."""
+    """The specification with `Dim.DYNAMIC` in place of names."""
     if isinstance(shapes, str):
         return Dim.DYNAMIC
     if isinstance(shapes, dict):
@@ -121,7 +122,7 @@ def _dims(shapes: Any) -> Any:
 
 
 def _decompositions() -> dict[Any, Any]:
-    """How torch expresses the ops that have no mapping here by others."""
+    """The decompositions of the ops that have no mapping."""
     mapped = all_mappings()
     table = torch.export.default_decompositions()
     for op in [op for op in table if str(op) in mapped]:

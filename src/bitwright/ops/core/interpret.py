@@ -15,7 +15,7 @@ import numpy as np
 from bitwright.errors import BitwrightError, RunError
 from bitwright.ir.allocation import new_array, require_room
 from bitwright.ir.dim import Dim, Size, evaluate, symbols_of
-from bitwright.ir.feeds import bind_input, check_inputs, solve
+from bitwright.ir.feeds import bind_input, bind_inputs, check_inputs, solve
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType, ValueType
 from bitwright.ir.verify import place
@@ -76,9 +76,8 @@ class Frame:
 
     def run(self, inputs: list[Any], states: dict[str, Array]) -> dict[str, Any]:
         graph = self.graph
-        for _ in range(2):  # a second look checks sizes that a later input fixed
-            for value, array in zip(graph.inputs, inputs, strict=True):
-                self.values[value] = bind_input(value, array, self.bindings)
+        bound = bind_inputs(graph.inputs, inputs, self.bindings)
+        self.values.update(zip(graph.inputs, bound, strict=True))
         uses = dict(graph.uses)
         with np.errstate(all="ignore"):
             for node in graph.nodes:
@@ -191,8 +190,7 @@ class Body:
     def result_types(self, *arrays: Any) -> tuple[ValueType, ...]:
         """What a call would give, without one; sizes that only a run can tell are 0."""
         bindings = dict(self.outer.bindings)
-        for value, array in zip(self.graph.inputs, arrays, strict=True):
-            bind_input(value, array, bindings)
+        bind_inputs(self.graph.inputs, arrays, bindings)
 
         def known(size: Size) -> int:
             bound = all(s.name in bindings for s in symbols_of(size))

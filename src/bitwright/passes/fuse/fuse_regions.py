@@ -1,16 +1,16 @@
-"""Neighbouring nodes become regions that one kernel computes without going through memory.
+"""Groups nodes into regions that one kernel computes without intermediate stores.
 
-A region has at most one *anchor*, an op with a loop of its own (matmul, convolution, norm, softmax,
+A region has at most one *anchor*, an op with its own loop nest (matmul, convolution, norm, softmax,
 reduction, attention), and elementwise nodes around it:
 
     epilogue   elementwise nodes that read the anchor's result, of the same shape
-    prologue   elementwise nodes that make what a row anchor (norm, softmax) reads
-    codes      `dynamic_quantize` of the rows that a norm makes
+    prologue   elementwise nodes that compute the input of a row anchor (norm, softmax)
+    quantize   `dynamic_quantize` of the rows of a norm
 
-A value inside a region is read nowhere else, so every path out of a region starts at its last node:
-regions can be computed in the order of their last nodes, and fusing never makes a cycle. Only the
-rows that a norm makes may be read elsewhere besides their codes: the region *shows* them, and what
-makes the codes stands right behind the norm (`_codes_first`).
+Values inside a region have no other readers, so every path out of a region starts at its last node:
+regions can run in the order of their last nodes, and fusion never creates a cycle. The only
+exception are the rows of a norm that is quantized: the region may return them as a second result
+(`shown`), and its nodes are moved right behind the norm (`_quantize_first`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import get
 from bitwright.rewrite.trace import Trace
 
-# Anchors whose kernels apply a scalar expression where they store.
+# Anchors whose kernels apply an epilogue.
 EPILOGUE = frozenset(
     {
         "matmul",
@@ -57,25 +57,20 @@ EPILOGUE = frozenset(
         "instance_norm",
     }
 )
-# Anchors that work row by row and can compute what they read.
+# Anchors that work row by row and can compute their input.
 PROLOGUE = frozenset({"layer_norm", "rms_norm", "softmax", "log_softmax", "dynamic_quantize"})
-# Reductions that read what a cast makes of something narrower.
+# Reductions that can cast the narrower values they read.
 SUMS = frozenset({"reduce_sum", "reduce_mean", "reduce_max", "reduce_min"})
-# Anchors whose rows can become codes where they are made.
+# Anchors whose rows can be quantized in the same kernel.
 INT8_SCHEMES = frozenset({"layer_norm", "rms_norm"})
-
-
-# Element types that kernels compute with; what has others stands alone, for a host step.
+# Element types that kernels compute with; other nodes are interpreter fallbacks.
 COMPUTED = frozenset({f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, bool_})
-
-
-MOST_NODES = 128
-"""Nodes of a region: its kernel holds all of them, and compilers take more than twice as long for
-code that is twice as long."""
+MAX_NODES = 128
+"""Nodes per region: the compile time of a kernel grows faster than its size."""
 
 
 def is_elementwise(node: Node) -> bool:
-    """Whether a node has a scalar form that a kernel can inline; a cast is one by itself."""
+    """Whether a kernel can inline a node: it has a scalar form, or is a cast."""
     if node.is_boundary or len(node.outputs) != 1:
         return False
     if get(node.op).scalar is None and node.op != "cast":
@@ -91,7 +86,7 @@ class Region:
     nodes: list[Node] = field(default_factory=list)
     anchor: Node | None = None
     shown: Value | None = None
-    """A value inside that is read elsewhere too."""
+    """A value inside the region that has other readers."""
 
     @property
     def last(self) -> Node:
@@ -112,6 +107,7 @@ class Fusion:
     def __init__(self, graph: Graph, trace: Trace) -> None:
         self.graph, self.trace = graph, trace
         self.home: dict[Node, Region] = {}
+        self._order = {node: place for place, node in enumerate(graph.nodes)}
         for node in graph.nodes:
             if not node.is_boundary:
                 self._place(node)
@@ -120,26 +116,26 @@ class Fusion:
         if is_elementwise(node):
             region = self._join(node)
         elif node.op in PROLOGUE or (node.op in SUMS and _is_cast(node.inputs[0])):
-            region = self._behind_norm(node) or self._with_prologue(node)
+            region = self._with_norm(node) or self._with_prologue(node)
         else:
             region = Region([node], None if get(node.op).kind is Kind.MOVEMENT else node)
         self.home[node] = region
 
     def _join(self, node: Node) -> Region:
-        """Regions that end in an operand of this node, all in one with it."""
+        """Merges the node with the regions that end in one of its operands."""
         found: list[Region] = []
         count = 1
         for operand in dict.fromkeys(node.operands):
             region = self.home.get(operand.node)
             if region is None or region in found:
                 continue
-            if reason := self._refusal(node, operand, region, count):
+            if reason := self._why_not_fuse(node, operand, region, count):
                 self.trace.refused("fuse-epilogue", node.name, f"into {operand}: {reason}")
             else:
                 found.append(region)
                 count += len(region.nodes)
         anchored = [region for region in found if region.anchor is not None]
-        for region in anchored[:-1]:  # the later anchor keeps the node; the others store
+        for region in anchored[:-1]:  # the last anchor takes the node as its epilogue
             found.remove(region)
             reason = f"{anchored[-1].last} has an anchor too"
             self.trace.refused("fuse-epilogue", node.name, f"into %{region.last.name}: {reason}")
@@ -157,9 +153,9 @@ class Fusion:
         region = self.home.get(operand.node) if operand is not None else None
         if operand is None or region is None or not is_elementwise(operand.node):
             return Region([node], node)
-        reason = self._refusal(node, operand, region)
+        reason = self._why_not_fuse(node, operand, region)
         if region.anchor is not None:
-            reason = f"it is computed where {region.anchor.op} stores"
+            reason = f"it is in the epilogue of {region.anchor.op}"
         if reason:
             self.trace.refused("fuse-prologue", node.name, f"{operand}: {reason}")
             return Region([node], node)
@@ -169,8 +165,11 @@ class Fusion:
         self.trace.fired("fuse-prologue", node.name, [node.name])
         return merged
 
-    def _behind_norm(self, node: Node) -> Region | None:
-        """Codes of the rows of a norm, or of elementwise nodes that read nothing else of a run."""
+    def _with_norm(self, node: Node) -> Region | None:
+        """The region of a norm with the `dynamic_quantize` of its rows, or None.
+
+        Elementwise nodes in between must read only the norm and constants.
+        """
         if node.op != "dynamic_quantize":
             return None
         (operand,) = node.operands
@@ -195,30 +194,28 @@ class Fusion:
         merged.shown = source if self.graph.uses[source] != reads else None
         for member in merged.nodes:
             self.home[member] = merged
-        self.trace.fired("fuse-codes", node.name, [node.name])
+        self.trace.fired("fuse-quantize", node.name, [node.name])
         return merged
 
-    def _refusal(self, node: Node, operand: Value, region: Region, count: int = 1) -> str:
-        """Why a region does not take a node along, which brings `count` nodes with it."""
-        if len(region.nodes) + count > MOST_NODES:
-            return f"it would hold more than {MOST_NODES} nodes"
+    def _why_not_fuse(self, node: Node, operand: Value, region: Region, count: int = 1) -> str:
+        """Why a region cannot take a node, which brings `count` nodes with it."""
+        if len(region.nodes) + count > MAX_NODES:
+            return f"it would hold more than {MAX_NODES} nodes"
         if operand.node is not region.last:
             return "it is inside another region"
         if not region.takes_epilogue or not (region.anchor or is_elementwise(operand.node)):
             return f"{operand.node.op} takes no epilogue"
         if self.graph.uses[operand] != sum(v is operand for v in node.operands):
-            return "it is read elsewhere too"
+            return "it has another reader"
         if operand.shape != node.outputs[0].shape and node.op not in SUMS:
             return f"shape {list(operand.shape)} is broadcast to {list(node.outputs[0].shape)}"
         return ""
 
     def _position(self, node: Node) -> int:
-        if not hasattr(self, "_order"):
-            self._order = {n: i for i, n in enumerate(self.graph.nodes)}
         return self._order[node]
 
     def regions(self) -> list[Region]:
-        """Every region once, in the order of their last nodes."""
+        """All regions in the order of their last nodes."""
         return sorted(
             {id(r): r for r in self.home.values()}.values(), key=lambda r: self._position(r.last)
         )
@@ -229,16 +226,18 @@ def _is_cast(value: Value | None) -> bool:
 
 
 def _source_of(region: Region) -> Value | None:
-    """The one value that elementwise nodes read besides constants."""
+    """The only value that the nodes of a region read besides constants."""
     made = {value for node in region.nodes for value in node.outputs}
     read = {v for node in region.nodes for v in node.operands if v not in made}
     sources = [value for value in read if not value.is_constant]
     return sources[0] if len(sources) == 1 else None
 
 
-def _qvalues_first(graph: Graph) -> Graph:
-    """Codes, and elementwise nodes between them and a norm, right behind it: others read the
-    norm's rows only after the region that makes both."""
+def _quantize_first(graph: Graph) -> Graph:
+    """Moves each `dynamic_quantize`, with elementwise nodes before it, right behind its source.
+
+    Other readers of a norm's rows then come after the region that computes both.
+    """
     chains: dict[Node, list[Node]] = {}
     moved: set[Node] = set()
     for node in graph.nodes:
@@ -266,7 +265,7 @@ def _qvalues_first(graph: Graph) -> Graph:
 
 def fuse_regions(graph: Graph, trace: Trace) -> Graph:
     graph = map_bodies(graph, lambda body: fuse_regions(body, trace))
-    graph = _qvalues_first(graph)
+    graph = _quantize_first(graph)
     regions = {region.last: region for region in Fusion(graph, trace).regions()}
     inside = {n for region in regions.values() for n in region.nodes if n is not region.last}
     replaced: dict[Value, Value] = {}
@@ -286,26 +285,26 @@ def fuse_regions(graph: Graph, trace: Trace) -> Graph:
     return prune(rebuilt(graph, nodes, replaced))
 
 
-MAX_WHOLE = 16
-"""Larger whole numbers are zero points and the like, which differ from layer to layer."""
+MAX_INTEGER = 16
+"""Larger integers are zero points and the like, which differ between layers."""
 
 
 def _is_plain_number(value: Value) -> bool:
-    """Whether a constant is part of a formula (0, 6, 0.5) rather than a weight of one layer.
+    """Whether a constant is part of a formula (0, 6, 0.5) rather than a parameter of one layer.
 
-    Weights stay operands, so that layers of the same form share one kernel.
+    Parameters stay operands, so that layers of the same shape share one kernel.
     """
     array = constant_value(value)
     if array is None or array.size != 1 or array.dtype == object or array.dtype.kind == "c":
         return False
     number = float(array.reshape(-1)[0])
     if array.dtype.kind in "iu":
-        return abs(number) <= MAX_WHOLE
+        return abs(number) <= MAX_INTEGER
     return math.isinf(number) or (abs(number) <= 1024 and (number * 16).is_integer())
 
 
 def _fused_node(region: Region, replaced: dict[Value, Value]) -> Node:
-    """One node whose body is the region; plain numbers move inside."""
+    """The `fused` node of a region; plain numbers move into its body."""
     members = set(region.nodes)
     inner: dict[Value, Value] = {}
     boundary: list[Node] = []

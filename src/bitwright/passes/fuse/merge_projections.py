@@ -1,11 +1,11 @@
-"""Products of one input with several weights become one product, split afterwards.
+"""Matmuls of one input with several weights become one matmul, split afterwards.
 
     x @ wq + bq, x @ wk + bk, x @ wv + bv  ->  split(x @ [wq wk wv] + [bq bk bv])
 
-The same for weights in codes, where they are of one kind: those of `dequant_matmul`, or dequantized
-ones with a scale for each column. The split costs nothing (its parts are views), the input is read
-once, and threads get one large product to share. A product whose result goes into an activation, or
-becomes codes, is left alone: that would no longer be done where the product is stored.
+The same for quantized weights of one kind: those of `dequant_matmul`, or dequantized ones with a
+scale per column. The split costs nothing (its parts are views), the input is read once, and threads
+share one large product. A product whose result feeds an activation or a quantize stays, because the
+split would separate it from its epilogue.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from bitwright.ops.core.builder import Builder
 from bitwright.passes.fuse.fuse_regions import is_elementwise
 from bitwright.rewrite.trace import Trace
 
+Array = np.ndarray[Any, Any]
 _NAMES = ("weight", "scale", "zero", "added")
-"""What a product reads besides its input."""
+"""Names of the operands of a product besides its input."""
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A product with a constant weight, and the bias that is added to it."""
+    """A product with a constant weight, and its bias."""
 
     matmul: Node
     weights: tuple[Value | None, ...]
-    """Constants that lie side by side in the merged product."""
-    decoder: Node | None
-    """What makes the weight from codes, where that is a node of its own."""
+    """Constants to concatenate in the merged product."""
+    dequantize: Node | None
+    """The node that dequantizes the weight, if there is one."""
     add: Node | None
     bias: Value | None
 
@@ -44,9 +45,9 @@ class Projection:
 
     @property
     def family(self) -> tuple[Any, ...]:
-        """What products must share to become one."""
+        """What products must have in common to be merged."""
         kinds = [None if v is None else v.dtype for v in self.weights]
-        maker = self.decoder or self.matmul
+        maker = self.dequantize or self.matmul
         return self.matmul.inputs[0], maker.op, maker.attrs.get("block"), *kinds
 
     @property
@@ -78,16 +79,17 @@ def _projection(
     if node.op not in ("matmul", "dequant_matmul"):
         return None
     x, *weights = node.inputs
-    decoder = None
-    if weights[0] is not None and _is_decoded(weights[0]):
-        decoder = weights[0].node
-        weights = list(decoder.inputs)
-    known = [v is None or v.is_constant for v in weights]
-    if x is None or x.is_constant or not all(known) or weights[0].rank != 2:  # type: ignore[union-attr]
+    dequantize = None
+    if weights[0] is not None and _has_column_scales(weights[0]):
+        dequantize = weights[0].node
+        weights = list(dequantize.inputs)
+    if x is None or x.is_constant or not all(v is None or v.is_constant for v in weights):
+        return None
+    if weights[0] is None or weights[0].rank != 2:
         return None
     readers = consumers.get(node.outputs[0], [])
     add = bias = None
-    is_read_once = graph.uses[node.outputs[0]] == 1  # a result of the graph is read there too
+    is_read_once = graph.uses[node.outputs[0]] == 1  # results of the graph count as readers
     if is_read_once and readers and readers[0].op == "add":
         other = [v for v in readers[0].operands if v is not node.outputs[0]]
         vector = constant_value(other[0]) if len(other) == 1 else None
@@ -95,16 +97,19 @@ def _projection(
             add, bias = readers[0], other[0]
     result = (add or node).outputs[0]
     if any(is_elementwise(r) or r.op == "quantize" for r in consumers.get(result, [])):
-        trace.refused("merge-projections", node.name, "an activation is applied where it is stored")
+        trace.refused(
+            "merge-projections", node.name, "it has an activation or a quantize as its epilogue"
+        )
         return None
-    return Projection(node, tuple(weights), decoder, add, bias)
+    return Projection(node, tuple(weights), dequantize, add, bias)
 
 
-def _is_decoded(weight: Value) -> bool:
-    """Whether a weight is dequantized with a scale for each column."""
+def _has_column_scales(weight: Value) -> bool:
+    """Whether a weight is dequantized with a scale per column."""
     axis = weight.node.attrs.get("axis")
-    is_matrix = weight.node.op == "dequantize" and weight.rank == 2 and axis is not None
-    return is_matrix and normalize_axis(axis, 2) == 1 and not weight.node.attrs.get("block")
+    if weight.node.op != "dequantize" or weight.rank != 2 or axis is None:
+        return False
+    return normalize_axis(axis, 2) == 1 and not weight.node.attrs.get("block")
 
 
 def _rebuild(graph: Graph, merged: dict[Node, list[Projection]], trace: Trace) -> Graph:
@@ -117,7 +122,9 @@ def _rebuild(graph: Graph, merged: dict[Node, list[Projection]], trace: Trace) -
             nodes += made
             for part, projection in zip(made[-1].outputs, group, strict=True):
                 replaced[projection.result] = part
-                replaced.setdefault(projection.matmul.outputs[0], part)  # only the add read it
+                replaced.setdefault(
+                    projection.matmul.outputs[0], part
+                )  # the add was its only reader
             trace.fired("merge-projections", node.name, [p.result.name for p in group])
         if any(value in replaced for value in node.outputs):
             continue
@@ -129,7 +136,7 @@ def _rebuild(graph: Graph, merged: dict[Node, list[Projection]], trace: Trace) -
 
 
 def _merged(group: list[Projection], replaced: dict[Value, Value], names: set[str]) -> list[Node]:
-    """Constants, product, sum and split that stand for the group."""
+    """The constants, product, sum and split that replace the group."""
     first = group[0].matmul
     b = Builder()
     b.loc = first.loc
@@ -142,18 +149,17 @@ def _merged(group: list[Projection], replaced: dict[Value, Value], names: set[st
         if value is None:
             weights.append(None)
             continue
-        arrays = [constant_value(p.weights[place]) for p in group]
-        joined = np.concatenate(arrays, axis=-1 if first.op == "matmul" else 0)  # type: ignore[arg-type]
+        arrays = [_array(p.weights[place]) for p in group]
+        joined = np.concatenate(arrays, axis=-1 if first.op == "matmul" else 0)
         weights.append(b.constant(joined, name=f"{stem}.{_NAMES[place]}"))
-    if decoder := group[0].decoder:
-        weights = list(b.node("dequantize", weights, dict(decoder.attrs), [f"{stem}.real"]).outputs)
+    if node := group[0].dequantize:
+        weights = list(b.node("dequantize", weights, dict(node.attrs), [f"{stem}.real"]).outputs)
     y = b.node(first.op, [x, *weights], dict(first.attrs), [stem]).outputs[0]
     if any(p.bias is not None for p in group):
         vectors = [
-            np.zeros(p.width, y.dtype.numpy) if p.bias is None else constant_value(p.bias)
-            for p in group
+            np.zeros(p.width, y.dtype.numpy) if p.bias is None else _array(p.bias) for p in group
         ]
-        y = b.add(y, b.constant(np.concatenate(vectors), name=f"{stem}.bias"), name=f"{stem}.sum")  # type: ignore[arg-type]
+        y = b.add(y, b.constant(np.concatenate(vectors), name=f"{stem}.bias"), name=f"{stem}.sum")
     b.node(
         "split",
         [y],
@@ -161,3 +167,9 @@ def _merged(group: list[Projection], replaced: dict[Value, Value], names: set[st
         [p.result.name for p in group],
     )
     return b.nodes
+
+
+def _array(value: Value | None) -> Array:
+    found = constant_value(value)
+    assert found is not None
+    return found

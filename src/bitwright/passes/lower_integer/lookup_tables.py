@@ -1,15 +1,15 @@
-"""Functions of 8-bit codes become tables of 256 entries, which the ops' references fill.
+"""Functions of 8-bit values become tables of 256 entries, computed by the reference interpreter.
 
-    quantize(f(dequantize(q)))  ->  lookup_table(q, table)       table[q] = quantize(f(dequantize(q)))
+    quantize(f(dequantize(q)))  ->  lookup_table(q, table),  table[q] = quantize(f(dequantize(q)))
 
-f is any chain of elementwise ops on one value; none at all is codes of another scale. Values that
-tables made of the same codes count as that value: x · sigmoid(x), with the sigmoid in codes of its
-own, is one table. A short f behind a product of codes stays where it is: the product computes it
-where it stores.
+f is any elementwise expression of one value; an empty one only changes the scale. Results of other
+tables of q count as functions of q: x · sigmoid(x) with a quantized sigmoid is one table. A cheap f
+behind a product stays in the product's epilogue.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,15 @@ from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import get
 from bitwright.ops.quant.lookup_table import ENTRIES
 from bitwright.passes.lower_integer.operands import (
-    QuantizedOperand,
     comes_from_product,
-    match_dequantize,
-    parts_of,
+    match_static_dequantize,
+    quantize_operands,
 )
-from bitwright.rewrite import Match, Rule
+from bitwright.rewrite import Match, Rule, any_operands
 
 Array = np.ndarray[Any, Any]
-MOST_NODES = 16
-# Ops that take a few instructions, so that a product does them along with its own work.
+MAX_NODES = 16
+# Ops of a few instructions, which are cheaper in the epilogue of a product than as a table.
 _SHORT = frozenset(
     {"add", "sub", "mul", "neg", "abs", "relu", "clip", "maximum", "minimum"}
     | {"leaky_relu", "hard_swish", "hard_sigmoid"}
@@ -39,20 +38,15 @@ _SHORT = frozenset(
 
 
 def table_rule() -> Rule:
-    return Rule("table-of-codes", lambda op: op.quantize(...), _tabulate, _no_table)
+    return Rule.from_plan("quantize-to-lookup-table", any_operands("quantize"), _plan, _lower)
 
 
-def _no_table(m: Match) -> str:
-    found = _chain(m)
-    return found if isinstance(found, str) else ""
-
-
-def _chain(m: Match) -> tuple[Value, list[Node]] | str:
-    """The codes that all of it is a function of, and the nodes from their dequantized values on."""
-    x, *parameters = parts_of(m.root)
+def _plan(m: Match) -> Value | str:
+    """The 8-bit value that the quantized result is a function of."""
+    x, *parameters = quantize_operands(m.root)
     known = [v is None or constant_value(v) is not None for v in parameters]
     if m.root.attrs.get("axis") is not None or m.root.attrs["to"] not in (i8, u8) or not all(known):
-        return "it is not one known scale for 8-bit codes"
+        return "it has no single constant scale, or is not 8-bit"
     nodes: dict[Node, None] = {}
     sources: dict[Value, None] = {}
     left = [x]
@@ -61,35 +55,38 @@ def _chain(m: Match) -> tuple[Value, list[Node]] | str:
         if value.node.op == "dequantize":
             sources[value] = None
         elif value.node not in nodes:
-            if reason := _no_step(value, x):
+            if reason := _why_not_elementwise(value, x):
                 return reason
             nodes[value.node] = None
             left += [v for v in value.node.operands if not v.is_constant]
-    qvalues = {_origin(parts_of(source.node)[0]) for source in sources}
-    if len(qvalues) != 1 or len(nodes) > MOST_NODES:
-        return "it is no function of one value in codes"
+    qvalues = {_origin(quantize_operands(source.node)[0]) for source in sources}
+    if len(qvalues) != 1 or len(nodes) > MAX_NODES:
+        return "it is not a function of one 8-bit value"
     for source in sources:
-        if reason := _no_source(source, x):
-            return reason
+        found = match_static_dequantize(source)
+        if isinstance(found, str):
+            return found
+        if source.shape != x.shape:
+            return f"{source} has another shape"
     inner = [v for node in nodes for v in node.operands]
     for node in nodes:
         if node.outputs[0] is not x and m.uses(node.outputs[0]) != inner.count(node.outputs[0]):
-            return f"{node.outputs[0]} is read elsewhere too"
+            return f"{node.outputs[0]} has another reader"
     (origin,) = qvalues
-    is_direct = all(parts_of(source.node)[0] is origin for source in sources)
+    is_direct = all(quantize_operands(source.node)[0] is origin for source in sources)
     if is_direct and comes_from_product(origin) and all(n.op in _SHORT for n in nodes):
-        return "it is computed where the product stores"
-    return origin, list(nodes)
+        return "the product computes it in its epilogue"
+    return origin
 
 
 def _origin(qvalues: Value) -> Value:
-    """The codes that tables made these of."""
+    """The input of a chain of lookup tables."""
     while qvalues.node.op == "lookup_table":
         (qvalues, _) = qvalues.node.operands
     return qvalues
 
 
-def _no_step(value: Value, result: Value) -> str:
+def _why_not_elementwise(value: Value, result: Value) -> str:
     node = value.node
     if node.is_boundary or get(node.op).kind is not Kind.ELEMENTWISE or node.bodies:
         return f"{value} is not elementwise"
@@ -97,31 +94,17 @@ def _no_step(value: Value, result: Value) -> str:
         return f"{value} has another type or shape"
     for operand in node.operands:
         if operand.is_constant and operand.tensor.count != 1:
-            return f"{operand} differs from element to element"
+            return f"{operand} is a constant of several elements"
     return ""
 
 
-def _no_source(source: Value, result: Value) -> str:
-    found = match_dequantize(source)
-    if not isinstance(found, QuantizedOperand):
-        return found
-    if found.step is None or (found.zero is not None and found.known_zero is None):
-        return f"{source} has a scale of the run"
-    if found.qvalues.is_constant or source.shape != result.shape:
-        return f"{source} is a constant, or has another shape"
-    return ""
-
-
-def _tabulate(op: Any, m: Match) -> Any:
-    found = _chain(m)
-    assert not isinstance(found, str)
-    qvalues = found[0]
+def _lower(op: Any, m: Match, qvalues: Value) -> Any:
     bits = np.arange(ENTRIES, dtype=np.uint8).view(qvalues.dtype.numpy)
     arrays: dict[Value, Array] = {qvalues: bits}
 
     def result(value: Value) -> Array:
         if value not in arrays:
-            given = [None if v is None else _plain(v, result) for v in value.node.inputs]
+            given = [None if v is None else _operand(v, result) for v in value.node.inputs]
             node = value.node.with_(types=(TensorType(value.dtype, (ENTRIES,)),))
             (arrays[value],) = run_node(node, given)
         return arrays[value]
@@ -129,9 +112,9 @@ def _tabulate(op: Any, m: Match) -> Any:
     return op.lookup_table(qvalues, op.constant(result(m.root.outputs[0])))
 
 
-def _plain(value: Value, result: Any) -> Array:
-    """An operand's numbers; those of a constant as one."""
+def _operand(value: Value, result: Callable[[Value], Array]) -> Array:
+    """The array of an operand; a constant of one element as a scalar."""
     known = constant_value(value)
     if known is None:
-        return result(value)  # type: ignore[no-any-return]
+        return result(value)
     return known.reshape(()) if known.size == 1 else known

@@ -1,13 +1,12 @@
-"""Codes instead of real numbers through ops that only move elements, or pick the largest.
+"""Ops that only move elements, or pick the largest, work on quantized values.
 
-    quantize(dequantize(q))                 ->  q, where both have the same parameters
+    quantize(dequantize(q))                 ->  q, if both have the same parameters
     transpose(dequantize(q)), …             ->  dequantize(transpose(q)), …
-    concat(dequantize(p), dequantize(q))    ->  dequantize(concat(p, q)), the same parameters again
-    pad(dequantize(q), v)                   ->  dequantize(pad(q, code)), where a code is exactly v
+    concat(dequantize(p), dequantize(q))    ->  dequantize(concat(p, q)), if the parameters agree
+    pad(dequantize(q), v)                   ->  dequantize(pad(q, v_q)), if v_q represents v exactly
     quantize(concat(x, y)), …               ->  concat(quantize(x), quantize(y)), …
 
-The last brings the step to codes to where the numbers are made, which is then where they are
-stored, and moves a quarter of the bytes.
+The last moves the quantize into the epilogue of the producer, and moves a quarter of the bytes.
 """
 
 from __future__ import annotations
@@ -20,51 +19,61 @@ from bitwright.ir.dim import bounds, max_size
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.ops.nn.windows import make_windows
 from bitwright.ops.vision.resize import CROP
-from bitwright.passes.lower_integer.operands import comes_from_product, match_dequantize, parts_of
-from bitwright.rewrite import Match, Rule
+from bitwright.passes.lower_integer.operands import (
+    comes_from_product,
+    match_dequantize,
+    quantize_operands,
+)
+from bitwright.rewrite import Match, Rule, any_operands
 
 Array = np.ndarray[Any, Any]
-# Ops that only move the elements of their first operand, or pick the largest of them.
+# Ops that only move the elements of their first operand, or pick the largest.
 _MOVES = ("transpose", "reshape", "slice", "gather", "max_pool", "split", "expand", "tile", "roll")
 _QUANTIZED_BEFORE = (
     "transpose", "reshape", "concat", "max_pool", "expand", "tile", "roll", "pad",
 )  # fmt: skip
 
 
-def moving_rules() -> list[Rule]:
+def movement_rules() -> list[Rule]:
     return [
-        Rule("codes-of-codes", _any("quantize"), _same_qvalues, _other_qvalues),
-        Rule("concat-of-codes", _any("concat"), _join, _apart),
-        *(Rule(f"{op}-of-codes".replace("_", "-"), _any(op), _move, _stay) for op in _MOVES),
-        Rule("pad-of-codes", _any("pad"), _pad, _pads_other),
-        Rule("resize-of-codes", _any("resize"), _move, _mixes),
-        Rule("codes-before-moving", _any("quantize"), _quantize_before, _quantize_behind),
+        Rule("quantize-of-dequantize", any_operands("quantize"), _undo, _why_not_undo),
+        Rule("concat-before-dequantize", any_operands("concat"), _concat, _why_not_concat),
+        *(
+            Rule(
+                f"{op}-before-dequantize".replace("_", "-"), any_operands(op), _move, _why_not_move
+            )
+            for op in _MOVES
+        ),
+        Rule.from_plan("pad-before-dequantize", any_operands("pad"), _pad_value, _pad),
+        Rule("resize-before-dequantize", any_operands("resize"), _move, _why_not_resize),
+        Rule(
+            "quantize-before-movement",
+            any_operands("quantize"),
+            _quantize_before,
+            _why_not_quantize_before,
+        ),
     ]
 
 
-def _any(name: str) -> Any:
-    return lambda op: getattr(op, name)(...)
-
-
-def _other_qvalues(m: Match) -> str:
-    x = m.root.inputs[0]
-    assert x is not None
+def _why_not_undo(m: Match) -> str:
+    x = quantize_operands(m.root)[0]
     if x.node.op != "dequantize":
         return f"{x} is not dequantized"
     if not _same_parameters(m.root, x.node):
         return "the scales differ"
-    qvalues = parts_of(x.node)[0]
-    return "" if qvalues.dtype == m.root.attrs["to"] else "the types of the codes differ"
+    qvalues = quantize_operands(x.node)[0]
+    return "" if qvalues.dtype == m.root.attrs["to"] else "the integer types differ"
 
 
-def _same_parameters(a: Any, b: Any) -> bool:
-    """Whether two nodes, each a quantize or a dequantize, have the same scales and zero points."""
+def _same_parameters(a: Node, b: Node) -> bool:
+    """Whether two (de)quantize nodes have the same scales and zero points."""
     granularity = [(n.attrs.get("axis"), n.attrs.get("block")) for n in (a, b)]
-    return granularity[0] == granularity[1] and all(map(_equal, parts_of(a)[1:], parts_of(b)[1:]))
+    parameters = zip(quantize_operands(a)[1:], quantize_operands(b)[1:], strict=True)
+    return granularity[0] == granularity[1] and all(_equal(p, q) for p, q in parameters)
 
 
 def _equal(a: Value | None, b: Value | None) -> bool:
-    """Whether two parameters are the same numbers; none is zero."""
+    """Whether two parameters are equal; an absent zero point is 0."""
     if a is None or b is None:
         one = a if b is None else b
         known = None if one is None else constant_value(one)
@@ -73,26 +82,26 @@ def _equal(a: Value | None, b: Value | None) -> bool:
     return a is b or (x is not None and y is not None and bool(np.array_equal(x, y)))
 
 
-def _same_qvalues(op: Any, m: Match) -> Any:
-    return parts_of(parts_of(m.root)[0].node)[0]
+def _undo(op: Any, m: Match) -> Any:
+    return quantize_operands(quantize_operands(m.root)[0].node)[0]
 
 
-def _stay(m: Match) -> str:
+def _why_not_move(m: Match) -> str:
     x = m.root.inputs[0]
     assert x is not None
     found = match_dequantize(x)
     if isinstance(found, str):
         return found
     if found.qvalues.is_constant and m.root.op != "gather":
-        return "a constant is moved when the program is made"
-    if m.root.op == "max_pool" and not _windows_meet(m.root):
-        return "a window may lie in the padding only, whose maximum is no quantized value"
+        return "its input is a constant"
+    if m.root.op == "max_pool" and not _has_full_windows(m.root):
+        return "a window may lie entirely in the padding, whose -inf has no quantized value"
     moves_all = len(m.root.outputs) == 1 or m.root.op == "split"
     return "" if moves_all else "it has several results"
 
 
-def _windows_meet(node: Node) -> bool:
-    """Whether every window of a pool is sure to hold an element of the image."""
+def _has_full_windows(node: Node) -> bool:
+    """Whether every window of a pool contains an element of the image."""
     attrs, (x,) = node.attrs, node.operands
     names = ("strides", "pads", "dilations")
     windows = make_windows(x.rank - 2, attrs["kernel"], *(attrs.get(name) for name in names))
@@ -102,115 +111,110 @@ def _windows_meet(node: Node) -> bool:
     )
     return all(
         bounds(extent - 1 - max_size(begin, end))[0] >= 0
-        and (step == 1 or bounds(size - step)[0] >= 0)  # no image between two taps
+        and (step == 1 or bounds(size - step)[0] >= 0)  # the taps do not skip the image
         for size, begin, end, extent, step in axes
     )
 
 
 def _move(op: Any, m: Match) -> Any:
-    real = m.root.inputs[0].node  # type: ignore[union-attr]
-    qvalues, *parameters = real.inputs
+    dequantize = next(m.root.operands).node
+    qvalues, *parameters = dequantize.inputs
     moved = op.like(m.root, qvalues, *m.root.inputs[1:])
     if isinstance(moved, Value):
-        return op.like(real, moved, *parameters)
-    return [op.like(real, part, *parameters) for part in moved]
+        return op.like(dequantize, moved, *parameters)
+    return [op.like(dequantize, part, *parameters) for part in moved]
 
 
-def _mixes(m: Match) -> str:
-    """Why a resize does more than to move elements."""
+def _why_not_resize(m: Match) -> str:
     if not _is_nearest(m.root):
-        return "it mixes neighbours, or fills in a number of its own"
-    return _stay(m)
+        return "it interpolates, or fills in an extrapolation value"
+    return _why_not_move(m)
 
 
 def _is_nearest(node: Node) -> bool:
-    return node.attrs["mode"] == "nearest" and node.attrs["coordinate_mode"] != CROP
+    return bool(node.attrs["mode"] == "nearest" and node.attrs["coordinate_mode"] != CROP)
 
 
-def _pads_other(m: Match) -> str:
-    """Why a pad stays one of real numbers."""
-    if reason := _stay(m):
+def _pad_value(m: Match) -> Array | str | None:
+    """The quantized padding value, which must be exact; None for other padding modes."""
+    if reason := _why_not_move(m):
         return reason
-    if m.root.attrs["mode"] == "constant" and _pad_code(m.root) is None:
-        return "what it adds is no code"
-    return ""
+    if m.root.attrs["mode"] != "constant":
+        return None
+    found = _quantized_padding(m.root)
+    return "its padding value has no exact quantized value" if found is None else found
 
 
-def _pad_code(node: Node) -> Array | None:
-    """The code that stands for exactly what a pad adds."""
+def _quantized_padding(node: Node) -> Array | None:
     value = node.inputs[1] if len(node.inputs) > 1 else None
     number = np.zeros((), np.float32) if value is None else constant_value(value)
     assert node.inputs[0] is not None
     found = match_dequantize(node.inputs[0])
     assert not isinstance(found, str)
-    zero = found.known_zero
-    if number is None or found.step is None or (found.zero is not None and zero is None):
+    zero = found.constant_zero
+    if number is None or found.scale is None or not found.is_static:
         return None
     point = 0 if zero is None else int(zero.reshape(-1)[0])
-    code = np.rint(float(number.reshape(-1)[0]) / found.step) + point
+    q = np.rint(float(number.reshape(-1)[0]) / found.scale) + point
     element = found.qvalues.dtype
-    if not element.min <= code <= element.max:
+    if not element.min <= q <= element.max:
         return None
-    is_exact = np.float32(code - point) * np.float32(found.step) == number.reshape(-1)[0]
-    return np.array(code, element.numpy) if is_exact else None
+    is_exact = np.float32(q - point) * np.float32(found.scale) == number.reshape(-1)[0]
+    return np.array(q, element.numpy) if is_exact else None
 
 
-def _pad(op: Any, m: Match) -> Any:
-    real = m.root.inputs[0].node  # type: ignore[union-attr]
-    qvalues, *parameters = real.inputs
-    value = None
-    if m.root.attrs["mode"] == "constant":
-        value = op.constant(_pad_code(m.root))
-    padded = op.like(m.root, qvalues, value, *m.root.inputs[2:])
-    return op.like(real, padded, *parameters)
+def _pad(op: Any, m: Match, value: Array | None) -> Any:
+    dequantize = next(m.root.operands).node
+    qvalues, *parameters = dequantize.inputs
+    constant = None if value is None else op.constant(value)
+    padded = op.like(m.root, qvalues, constant, *m.root.inputs[2:])
+    return op.like(dequantize, padded, *parameters)
 
 
-def _apart(m: Match) -> str:
-    """Why operands stay real numbers while they are put behind each other."""
+def _why_not_concat(m: Match) -> str:
     first, *rest = m.root.operands
     for value in (first, *rest):
         if isinstance(found := match_dequantize(value), str):
             return found
     for value in rest:
-        is_same = parts_of(value.node)[0].dtype == parts_of(first.node)[0].dtype
-        if not (is_same and _same_parameters(value.node, first.node)):
+        types = [quantize_operands(v.node)[0].dtype for v in (value, first)]
+        if not (types[0] == types[1] and _same_parameters(value.node, first.node)):
             return f"{value} and {first} have different parameters"
     return ""
 
 
-def _join(op: Any, m: Match) -> Any:
+def _concat(op: Any, m: Match) -> Any:
     nodes = [value.node for value in m.root.operands]
-    joined = op.like(m.root, *(parts_of(node)[0] for node in nodes))
+    joined = op.like(m.root, *(quantize_operands(node)[0] for node in nodes))
     return op.like(nodes[0], joined, *nodes[0].inputs[1:])
 
 
-def _quantize_behind(m: Match) -> str:
-    """Why values become codes behind the op that moves them."""
-    x, scale, zero = parts_of(m.root)
+def _why_not_quantize_before(m: Match) -> str:
+    x, scale, zero = quantize_operands(m.root)
     node = x.node
     if node.op not in _QUANTIZED_BEFORE and not (node.op == "resize" and _grows(node)):
-        return f"{node.op} does more than to move elements"
+        return f"{node.op} does more than move elements"
     known = [v is None or constant_value(v) is not None for v in (scale, zero)]
     if m.root.attrs.get("axis") is not None or not all(known):
-        return "it is not one known scale"
+        return "it has no single constant scale"
     if m.uses(x) != 1:
-        return f"{x} is read elsewhere too"
+        return f"{x} has another reader"
     if node.op == "max_pool" and not (
         len(node.outputs) == 1 and comes_from_product(next(iter(node.operands)))
     ):
-        return "fewer elements are left to be quantized behind it"
+        return "the pool leaves fewer elements to quantize"
     return ""
 
 
 def _grows(node: Node) -> bool:
-    """Whether a resize repeats elements: there are fewer to be quantized before it."""
+    """Whether a resize only repeats elements, so that there are fewer to quantize before it."""
     (x, *_), y = node.operands, node.outputs[0]
     pairs = zip(x.shape, y.shape, strict=True)
     return _is_nearest(node) and all(bounds(after - before)[0] >= 0 for before, after in pairs)
 
 
 def _quantize_before(op: Any, m: Match) -> Any:
-    node = parts_of(m.root)[0].node
+    node = quantize_operands(m.root)[0].node
     operands = list(node.operands)
     if node.op != "concat":
         del operands[1:]

@@ -1,8 +1,7 @@
-"""How values of a graph stand for codes: what `lower_integer` looks for behind an operand.
+"""Matches operands of products that are quantized values.
 
-Coded     x = (codes - zero) * scale, with one scale, or one for each row made by the run
-          (a product of two of them: `coded_pair`)
-Weight    the same for a constant: codes and zero points as arrays, a scale per output channel
+QuantizedOperand   x = (q - zero) * scale, q computed at run time, one scale or one per row
+Weight             the same for a constant: q and zero points as arrays, a scale per channel
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from bitwright.ir.types import normalize_axis
 from bitwright.rewrite.replace import stands_behind
 
 Array = np.ndarray[Any, Any]
-LIMIT = 2**31
-"""What sums of 32 bits stay below."""
+INT32_LIMIT = 2**31
+"""Accumulators are i32: the magnitude of a sum must stay below this."""
 _PRODUCTS = frozenset({"integer_matmul", "integer_conv", "matmul", "conv"})
 
 
 def has_quantize(graph: Graph) -> bool:
-    """Whether values become codes in it, which last bits of floats may change."""
+    """Whether the graph quantizes values at run time, so that float rounding can change them."""
     return any(node.op in ("quantize", "dynamic_quantize") for node in graph.nodes)
 
 
@@ -34,32 +33,37 @@ def has_quantize(graph: Graph) -> bool:
 class QuantizedOperand:
     qvalues: Value
     zero: Value | Array | None
-    step: float | None
-    """The scale, where it is one known number."""
-    scale: Value | None
-    """The scale of each row (or of all), where the run makes it."""
+    scale: float | None
+    """The scale, if it is one known number."""
+    dynamic_scale: Value | None
+    """The scale per row (or per tensor), if it is computed at run time."""
 
     @property
-    def known_zero(self) -> Array | None:
-        """The zero point as an array, where it is a constant."""
+    def constant_zero(self) -> Array | None:
+        """The zero point as an array, if it is a constant."""
         return constant_value(self.zero) if isinstance(self.zero, Value) else self.zero
 
     @property
+    def is_static(self) -> bool:
+        """Whether scale and zero point are constants."""
+        return self.scale is not None and (self.zero is None or self.constant_zero is not None)
+
+    @property
     def zero_count(self) -> int:
-        """How many zero points there are, 0 where the number is not known."""
+        """The number of zero points; 0 if it is not known."""
         if self.zero is None or isinstance(self.zero, np.ndarray):
             return 1 if self.zero is None else self.zero.size
         count = self.zero.tensor.count
         return count if isinstance(count, int) else 0
 
     @property
-    def reach(self) -> int:
-        """The largest distance of a code from the zero point."""
+    def max_distance(self) -> int:
+        """The largest possible |q - zero|."""
         element = self.qvalues.dtype
         low, high = int(element.min), int(element.max)
         if self.zero is None:
             return max(-low, high)
-        known = self.known_zero
+        known = self.constant_zero
         if known is None or known.size != 1:
             return high - low
         zero = int(known.reshape(-1)[0])
@@ -70,13 +74,12 @@ class QuantizedOperand:
 class Weight:
     qvalues: Array
     zero: Array | None
-    """One number, one for each output channel, or one for each column of several matrices,
-    [..., 1, N]."""
+    """Per tensor, per output channel, or per column of batched matrices, [..., 1, N]."""
     scale: Array
-    """f64, the same."""
+    """f64, of the same granularity."""
 
-    def around_zero(self) -> Weight | None:
-        """The same weight as i8 without a zero point, or None where that does not hold it."""
+    def symmetric(self) -> Weight | None:
+        """The same weight as i8 with zero point 0, or None if i8 cannot hold it."""
         if self.zero is None:
             return self if self.qvalues.dtype == np.int8 else None
         moved = self.qvalues.astype(np.int16) - self.zero.astype(np.int16)
@@ -84,80 +87,91 @@ class Weight:
         return Weight(moved.astype(np.int8), None, self.scale) if fits else None
 
 
-def parts_of(node: Node) -> tuple[Value, Value, Value | None]:
-    """Values or codes, scale and zero point of a quantize or dequantize."""
+def quantize_operands(node: Node) -> tuple[Value, Value, Value | None]:
+    """Input, scale and zero point of a quantize or dequantize."""
     x, scale, zero = (*node.inputs, None)[:3]
     assert x is not None and scale is not None
     return x, scale, zero
 
 
 def match_dequantize(value: Value, rows: bool = False) -> QuantizedOperand | str:
-    """What a real value is coded as, or why it is not; `rows` admits a scale for each row."""
+    """The 8-bit operand that a value dequantizes, or why not; `rows` allows a scale per row."""
     node = value.node
     if node.op != "dequantize" or value.dtype != f32:
         return f"{value} is not a dequantized value"
-    qvalues, scale, zero = (*node.inputs, None)[:3]
-    assert qvalues is not None and scale is not None
+    qvalues, scale, zero = quantize_operands(node)
     if qvalues.dtype not in (i8, u8):
-        return f"{value} has {qvalues.dtype} codes"
+        return f"{value} is dequantized from {qvalues.dtype}"
     if scale.dtype != f32:
         return f"{value} has a scale of type {scale.dtype}"
     if node.attrs.get("axis") is None:
         known = constant_value(scale)
         if known is None:
             return QuantizedOperand(qvalues, zero, None, scale)
-        step = float(known.reshape(-1)[0])
-        if not (np.isfinite(step) and step > 0):
-            return f"{value} has the scale {step}"
-        return QuantizedOperand(qvalues, zero, step, None)
+        number = float(known.reshape(-1)[0])
+        if not (np.isfinite(number) and number > 0):
+            return f"{value} has the scale {number}"
+        return QuantizedOperand(qvalues, zero, number, None)
     is_last = normalize_axis(node.attrs["axis"], qvalues.rank) == qvalues.rank - 1
     if rows and is_last and node.attrs.get("block") and scale.shape[-1] == 1:
         return QuantizedOperand(qvalues, zero, None, scale)
     return f"{value} has more than one scale"
 
 
-def quantized_pair(node: Node) -> tuple[QuantizedOperand, QuantizedOperand] | str | None:
-    """What a matmul of values that are both made by the run is coded as, or why it is not; None
-    where its second operand is a constant."""
+def match_static_dequantize(value: Value) -> QuantizedOperand | str:
+    """As `match_dequantize`, for a non-constant with constant scale and zero point."""
+    found = match_dequantize(value)
+    if isinstance(found, str):
+        return found
+    if not found.is_static:
+        return f"{value} has a scale or zero point computed at run time"
+    return f"{value} is a constant" if found.qvalues.is_constant else found
+
+
+def match_dynamic_matmul(node: Node) -> tuple[QuantizedOperand, QuantizedOperand] | str | None:
+    """Both operands of a matmul of two non-constants, or why it cannot be an integer matmul.
+
+    None if the right operand is a constant.
+    """
     x, w = node.inputs
     assert x is not None and w is not None
     is_real = node.outputs[0].dtype == f32
-    right = match_dequantize(w) if is_real else centred(w)
+    right = match_dequantize(w) if is_real else match_integer_operand(w)
     if isinstance(right, str):
         return None if _is_constant(w) else right
     if constant_value(right.qvalues) is not None or _is_constant(right.qvalues):
         return None
-    left = match_dequantize(x, rows=True) if is_real else centred(x)
+    left = match_dequantize(x, rows=True) if is_real else match_integer_operand(x)
     if isinstance(left, str):
         return left
     if x.rank < 2 or w.rank < 2:
         return f"{x} and {w} are not matrices"
     if right.zero_count != 1:
         return f"{w} has more than one zero point"
-    bound = deepest_sum(left, right)
+    bound = max_depth(left, right)
     depth = x.shape[-1]
     if isinstance(depth, int) and depth > bound:
-        return f"sums of more than {bound} products may leave 32 bits"
+        return f"sums of more than {bound} products may overflow 32 bits"
     return left, right
 
 
-def deepest_sum(left: QuantizedOperand, right: QuantizedOperand) -> int:
-    """How many products of codes add up to less than 32 bits."""
-    return (LIMIT - 1) // (left.reach * right.reach)
+def max_depth(left: QuantizedOperand, right: QuantizedOperand) -> int:
+    """The largest number of products whose sum cannot overflow i32."""
+    return (INT32_LIMIT - 1) // (left.max_distance * right.max_distance)
 
 
 def _is_constant(value: Value) -> bool:
-    """Whether constants alone make a value, through what only moves or converts them."""
+    """Whether a value is a constant behind ops that only move or convert it."""
     node = value.node
     if node.op in ("transpose", "reshape", "cast", "sub", "dequantize"):
         return _is_constant(next(iter(node.operands)))
     return value.is_constant
 
 
-def weight_of(value: Value, channel: int) -> Weight | str:
-    """The constant codes of a weight whose output channels lie on this axis, or why not.
+def match_weight(value: Value, channel: int) -> Weight | str:
+    """The constant 8-bit weight with its output channels on this axis, or why it is none.
 
-    A weight of several matrices has a scale for each column of each of them.
+    Batched matrices have a scale per column of each matrix.
     """
     perm: Sequence[int] | None = None
     if value.node.op == "transpose":
@@ -166,20 +180,19 @@ def weight_of(value: Value, channel: int) -> Weight | str:
     node = value.node
     if node.op != "dequantize" or value.dtype != f32:
         return f"{value} is not a dequantized constant"
-    source, *parameters = (*node.inputs, None)[:3]
-    assert source is not None
+    source, *parameters = quantize_operands(node)
     qvalues = constant_qvalues(source)
     scale, zero = (None if v is None else constant_value(v) for v in parameters)
     if qvalues is None or scale is None or (zero is None and len(node.inputs) > 2):
         return f"{value} is not a dequantized constant"
     if source.dtype not in (i8, u8):
-        return f"{value} has {source.dtype} codes"
+        return f"{value} is dequantized from {source.dtype}"
     axis, block = node.attrs.get("axis"), node.attrs.get("block")
     if axis is not None:
         at = normalize_axis(axis, qvalues.ndim)
         order = range(qvalues.ndim) if perm is None else perm
         if block and channel == -1 and at == order[-2] and scale.shape[at] == 1:
-            # one block holds all terms of a column
+            # one block spans the whole reduction axis of a column
             scale, zero = (None if a is None else a.transpose(order) for a in (scale, zero))
         elif block or at != order[channel]:
             return f"{value} has scales along another axis than the output channels"
@@ -191,15 +204,15 @@ def weight_of(value: Value, channel: int) -> Weight | str:
 
 
 def constant_qvalues(value: Value) -> Array | None:
-    """A constant, or one that is only turned around."""
+    """The array of a constant, or of a transposed constant."""
     if value.node.op == "transpose":
         found = constant_value(next(iter(value.node.operands)))
         return None if found is None else found.transpose(value.node.attrs["perm"])
     return constant_value(value)
 
 
-def centred(value: Value) -> QuantizedOperand | str:
-    """Codes behind `cast(q) - cast(zero)` in i32, which importers write."""
+def match_integer_operand(value: Value) -> QuantizedOperand | str:
+    """The 8-bit operand of `cast(q) - cast(zero)` in i32, the form that importers write."""
     if value.dtype != i32:
         return f"{value} is not an i32 value"
     node, offset = value.node, None
@@ -208,17 +221,17 @@ def centred(value: Value) -> QuantizedOperand | str:
         node = wide.node
     qvalues = next(iter(node.operands), None)
     if node.op != "cast" or qvalues is None or qvalues.dtype not in (i8, u8):
-        return f"{value} is not made of 8-bit codes"
-    zero = None if offset is None else _narrow(offset, qvalues)
+        return f"{value} is not cast from 8-bit values"
+    zero = None if offset is None else _narrow_zero(offset, qvalues)
     if offset is not None and zero is None:
-        return f"{offset} is not a zero point of the codes' type"
+        return f"{offset} is not a zero point of type {qvalues.dtype}"
     if qvalues.shape != value.shape:
-        return f"{value} is larger than its codes"
+        return f"{value} is larger than {qvalues}"
     return QuantizedOperand(qvalues, zero, None, None)
 
 
-def _narrow(value: Value, qvalues: Value) -> Value | Array | None:
-    """The zero point in the codes' type that was widened to this value."""
+def _narrow_zero(value: Value, qvalues: Value) -> Value | Array | None:
+    """The zero point in the type of q that was cast to this i32 value."""
     known = constant_value(value)
     if known is not None:
         narrow = known.astype(qvalues.dtype.numpy)
@@ -230,24 +243,24 @@ def _narrow(value: Value, qvalues: Value) -> Value | Array | None:
     return source if node.op == "cast" and source and source.dtype == qvalues.dtype else None
 
 
-def whole_numbers(value: Value) -> Array | None:
-    """A constant of whole numbers, also where it is too large to be folded: `cast(q) - zero`."""
+def integer_constant(value: Value) -> Array | None:
+    """A constant integer array, also of a `cast(q) - zero` that is too large to fold."""
     found = constant_value(value)
     if found is not None:
         return found
     node, offset = value.node, None
     if node.op == "transpose":
-        inner = whole_numbers(next(iter(node.operands)))
+        inner = integer_constant(next(iter(node.operands)))
         return None if inner is None else inner.transpose(node.attrs["perm"])
     if node.op == "sub":
         wide, zero = node.inputs
         assert wide is not None
-        node, offset = wide.node, None if zero is None else whole_numbers(zero)
+        node, offset = wide.node, None if zero is None else integer_constant(zero)
         if offset is None:
             return None
     if node.op != "cast" or node.outputs[0].dtype != i32:
         return None
-    qvalues = whole_numbers(next(iter(node.operands)))
+    qvalues = integer_constant(next(iter(node.operands)))
     if qvalues is None or qvalues.dtype not in (np.int8, np.uint8):
         return None
     if offset is None:
@@ -256,8 +269,8 @@ def whole_numbers(value: Value) -> Array | None:
     return qvalues.astype(np.int16) - offset.astype(np.int16) if fits else None
 
 
-def centred_weight(array: Array, channel: int) -> Weight | None:
-    """Constant whole numbers as codes, with a zero point per channel where they need one."""
+def integer_weight(array: Array, channel: int) -> Weight | None:
+    """An integer array as an 8-bit weight, with a zero point per channel where it needs one."""
     axes = tuple(a for a in range(array.ndim) if a != normalize_axis(channel, array.ndim))
     one = np.ones((), np.float64)
     low = array.min(axis=axes, initial=0).astype(np.int64)
@@ -271,19 +284,19 @@ def centred_weight(array: Array, channel: int) -> Weight | None:
     return Weight(moved.astype(np.uint8), (-low).astype(np.uint8), one)
 
 
-def largest_sum(weight: Weight, channel: int, reach: int) -> int:
-    """A bound of |Σ (x - x_zero)(w - w_zero)| over all columns."""
-    # differences of bytes fit 16 bits, a quarter of what wide ones take
+def max_abs_sum(weight: Weight, channel: int, max_distance: int) -> int:
+    """An upper bound of |Σ (x - x_zero)(w - w_zero)| over all output channels."""
+    # differences of bytes fit 16 bits, which need a quarter of the memory of i64
     wide = np.int16 if weight.qvalues.dtype.itemsize == 1 else np.int64
-    columns = np.moveaxis(weight.qvalues.astype(wide), channel, -1)
-    if channel != -1:  # a filter, all of whose other axes are summed over
+    columns: Array = np.moveaxis(weight.qvalues.astype(wide), channel, -1)
+    if channel != -1:  # a filter sums over all its other axes
         columns = columns.reshape(math.prod(columns.shape[:-1]), columns.shape[-1])
     if weight.zero is not None:
-        columns -= weight.zero.astype(wide)
+        columns = np.subtract(columns, weight.zero.astype(wide), out=columns)
     np.abs(columns, out=columns)
-    return int(columns.sum(axis=-2, dtype=np.int64).max(initial=0)) * reach
+    return int(columns.sum(axis=-2, dtype=np.int64).max(initial=0)) * max_distance
 
 
 def comes_from_product(value: Value) -> bool:
-    """Whether a product and what is elementwise behind it made the value, all in one kernel."""
+    """Whether a product, or elementwise ops fused into one, computes the value."""
     return stands_behind(value, _PRODUCTS)

@@ -1,16 +1,15 @@
-"""Which precision each node of a graph gets: what the policy says, unless a value would suffer.
+"""The precision of each node: that of the policy, unless it would damage a value.
 
-Kept at full precision, each with its reason, unless a pattern of the policy names the node:
+These nodes stay in full precision, with a reason, unless a pattern of the policy names them:
 
-    counted    numbers made from integers that a half cannot hold (positions, lengths), until a
-               function of them (a sine, a comparison) ends that; and numbers that become integers
-    codes      sums of integer products until they are scaled, scales that the run chooses, and
-               what is rounded to codes
-    too large  a constant, or a value as observed on data, that would become infinite
-    too small  a constant, or a value as observed, that would become zero everywhere
+    integers   values cast from integers that a half type cannot represent (positions, lengths), up
+               to the first function of them (a sine, a comparison), and values cast to integers
+    quantized  integer sums until they are scaled, dynamic scales, and inputs of a requantize
+    too large  a constant or observed value that would overflow to infinity
+    too small  a constant or observed value that would underflow to zero
 
-A value that is too large makes its readers wide as well, until one of them bounds it; so does one
-that is kept from zero by a small constant, until something is divided by it or multiplied with it.
+Readers of a value that is too large stay in full precision too, until one of them bounds it. So do
+readers of a value with a small epsilon, until something is divided by it or multiplied with it.
 """
 
 from __future__ import annotations
@@ -31,28 +30,28 @@ from bitwright.passes.precision.policy import Policy, kind_of
 HALVES = (f16, bf16)
 CHANGEABLE = (f64, f32, f16, bf16)
 OWN = frozenset({"host", "bitcast", "range", "iota", "fused", "requantize", "dynamic_quantize"})
-"""Ops whose types are part of what they say."""
+"""Ops whose types are part of their definition."""
 _ARITHMETIC = frozenset(
     {"add", "sub", "mul", "div", "neg", "abs", "floor", "ceil", "round", "trunc", "mod", "pow"}
     | {"maximum", "minimum", "where", "relu"}
 )
-"""Elementwise ops whose results are as large, and as much counted, as their operands."""
+"""Elementwise ops whose results have the magnitude, and the exactness, of their operands."""
 _GUARDS = frozenset({"add", "maximum", "clip", "where"})
-"""Ops by which a small constant keeps a value from zero."""
+"""Ops that add an epsilon to a value, or bound it by one."""
 _INVERTS = frozenset({"sqrt", "rsqrt", "reciprocal", "log", "pow", "abs", "neg"})
-"""Ops through which a guarded value is still one."""
+"""Ops whose result still depends on the epsilon."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """What was observed of a value: its largest finite magnitude."""
+    """The largest finite magnitude observed of a value."""
 
     largest: float
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A node's precision (None: its types are its own) and why it is not the policy's."""
+    """The precision of a node (None: its types do not change), and why it is not the policy's."""
 
     precision: DType | None
     reason: str = ""
@@ -67,7 +66,7 @@ def is_changeable(value: Value | None) -> bool:
 
 
 def changeable_operands(node: Node) -> Iterator[tuple[int, Value]]:
-    """The floating operands that follow a node's precision, with their positions."""
+    """The floating-point operands that take the precision of a node, with their positions."""
     opdef = get(node.op)
     names = [operand.name for operand in opdef.operands]
     for position, value in enumerate(node.inputs):
@@ -76,12 +75,12 @@ def changeable_operands(node: Node) -> Iterator[tuple[int, Value]]:
             yield position, value
 
 
-class PrecisionPlan:
-    """The decisions for one graph, bodies apart (they have plans of their own)."""
+class Plan:
+    """The decisions for one graph; bodies have their own plans."""
 
     def __init__(self, graph: Graph, policy: Policy, extents: Extents | None = None) -> None:
         self.graph, self.policy, self.extents = graph, policy, extents or {}
-        self._becomes_index = _become_integers(graph)
+        self._to_integers = _cast_to_integers(graph)
         self._counted: set[Value] = set()
         self._unscaled: set[Value] = set()
         self._large: set[Value] = set()
@@ -94,9 +93,9 @@ class PrecisionPlan:
         if node.op in OWN or node.bodies:
             if node.op == "dynamic_quantize":
                 self._unscaled.add(node.outputs[1])
-            return Decision(None, "its types are its own")
+            return Decision(None, "its types do not change")
         if node.attrs.get("int8"):
-            return Decision(f32, "it makes its codes of f32 numbers")
+            return Decision(f32, "it quantizes f32 values")
         operands = [value for _, value in changeable_operands(node)]
         makes_float = node.op in ("cast", "dequantize") and is_changeable(node.outputs[0])
         if not operands and not makes_float:
@@ -109,17 +108,17 @@ class PrecisionPlan:
         return Decision(f32, reason) if reason and given is None else Decision(wanted)
 
     def _reason(self, node: Node, operands: list[Value], wanted: DType) -> str:
-        """Why a node is better not computed in `wanted`; also follows what its results carry."""
+        """Why a node must not be computed in `wanted`; marks its results for their readers."""
         if self._is_unscaled(node, operands):
-            return "it scales an exact sum of codes"
+            return "it scales an exact integer sum"
         is_counted = self._is_counted(node, operands, wanted)
         extreme = self._extreme(node, operands, wanted)
         if is_counted:
-            return "it counts in whole numbers that a half does not hold"
-        return "integers are made from its result" if node in self._becomes_index else extreme
+            return f"it computes with integers that {wanted} cannot represent"
+        return "its result is cast to integers" if node in self._to_integers else extreme
 
     def _is_unscaled(self, node: Node, operands: list[Value]) -> bool:
-        """Whether a node reads a sum of codes or a scale of its own; a product ends that."""
+        """Whether a node reads an unscaled integer sum or a dynamic scale; a mul ends that."""
         source = node.inputs[0] if node.op == "cast" else None
         is_sum = source is not None and source.node.op.startswith("integer_")
         if not is_sum and not any(value in self._unscaled for value in operands):
@@ -129,7 +128,7 @@ class PrecisionPlan:
         return True
 
     def _extreme(self, node: Node, operands: list[Value], wanted: DType) -> str:
-        """Which operand or result a half cannot hold."""
+        """Which operand or result does not fit the half type."""
         for value in operands:
             largest = self._largest(value)
             if value in self._large or (largest is not None and largest > wanted.max):
@@ -139,11 +138,11 @@ class PrecisionPlan:
             if largest is not None and 0 < largest < _least(wanted):
                 if node.op in _GUARDS:
                     self._guarded.update(node.outputs)
-                return f"{value} would become zero in {wanted}"
+                return f"{value} would underflow to zero in {wanted}"
             if value in self._guarded:
                 if node.op in _INVERTS or kind_of(node.op) is Kind.MOVEMENT:
                     self._guarded.update(v for v in node.outputs if is_changeable(v))
-                return f"{value} is kept from zero by less than {wanted} has"
+                return f"{value} has an epsilon that underflows in {wanted}"
         for value in node.outputs:
             observed = self.extents.get(value.name)
             if observed is not None and is_changeable(value) and observed.largest > wanted.max:
@@ -154,7 +153,7 @@ class PrecisionPlan:
         return ""
 
     def _largest(self, value: Value) -> float | None:
-        """The largest finite magnitude of a value, where it is known."""
+        """The largest finite magnitude of a value, if it is known."""
         array = value.node.attrs.get("value") if value.node.is_boundary else None
         if array is None:
             observed = self.extents.get(value.name)
@@ -178,7 +177,7 @@ class PrecisionPlan:
 
 
 def _carries(node: Node) -> bool:
-    """Whether results may be as large as operands, or counted as they are."""
+    """Whether results may be as large as the operands, or integers like them."""
     kind = kind_of(node.op)
     return (
         node.op in _ARITHMETIC
@@ -189,14 +188,14 @@ def _carries(node: Node) -> bool:
 
 
 def _is_close(node: Node) -> bool:
-    """Whether counting goes on through this node: through all but sums of many products."""
+    """Whether results of integers are integers too: not for sums of many products."""
     if kind_of(node.op) is not Kind.COMPUTE:
         return True
     return node.op == "matmul" and node.inputs[0] is not None and node.inputs[0].shape[-1] == 1
 
 
-def _become_integers(graph: Graph) -> set[Node]:
-    """Nodes that compute, element by element, what is then cast or rounded to an integer."""
+def _cast_to_integers(graph: Graph) -> set[Node]:
+    """Elementwise and movement nodes whose results are cast or rounded to integers."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
         source = node.inputs[0] if node.op == "cast" and node.inputs else None

@@ -7,20 +7,19 @@
 | `mixed_conservative` | f16     | f32       | f16         | f16      | own      |
 | `mixed`              | f16     | f16       | f16         | f16      | own      |
 | `mixed_bf16`         | bf16    | bf16      | bf16        | bf16     | own      |
-| `custom`             | as the map says; what is missing is f32            | own      |
+| `custom`             | the given map; missing kinds are f32               | own      |
 
-Sums of halves are always formed in f32, so `f16` and `mixed` differ in what they promise, not in
-what runs. f32 means full precision: an op of f64 values stays one.
+f16 and bf16 reductions always accumulate in f32, so `f16` and `mixed` run the same. f32 stands for
+full precision: f64 ops stay f64.
 
-A policy has a text form, `name` or `name:key=type,…`, whose keys are kinds, `op:PATTERN` and
-`layer:PATTERN` (shell patterns of op names, and of names of values, weights and modules or source
-locations):
+A policy has a text form, `name` or `name:key=type,…`. Keys are kinds, `op:PATTERN` and
+`layer:PATTERN` (shell patterns of op names; of value, weight and module names or source locations):
 
     mixed_bf16:op:softmax=f32,layer:*head*=f32
     custom:compute=f16
 
-and a JSON form, {"base": …, "kinds": {…}, "ops": {…}, "layers": {…}}, in which patterns may have
-any characters.
+and a JSON form, {"base": …, "kinds": {…}, "ops": {…}, "layers": {…}}, with any characters in
+patterns.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ POLICIES = tuple(_TABLE)
 
 
 def kind_of(op: str) -> Kind:
-    """The kind a policy sees; a cast only moves numbers from one type to another."""
+    """The kind of an op in a policy; a cast counts as movement."""
     return Kind.MOVEMENT if op == "cast" else get(op).kind
 
 
@@ -60,7 +59,7 @@ def kind_of(op: str) -> Kind:
 class Policy:
     """The precision of each kind, and of the ops and layers that patterns name.
 
-    Of several patterns that fit, the last one given counts; a layer's goes before an op's.
+    The last matching pattern counts; patterns of layers take precedence over those of ops.
     """
 
     name: str
@@ -70,20 +69,20 @@ class Policy:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it asks for f32 everywhere, which leaves every graph as it is."""
+        """Whether it is f32 everywhere, so that no graph changes."""
         return all(p == f32 for m in (self.kinds, self.ops, self.layers) for p in m.values())
 
     def of_kind(self, kind: Kind) -> DType | None:
-        """None for a boundary: its type is its own."""
+        """The precision of a kind; None for boundaries, whose types do not change."""
         return None if kind is Kind.BOUNDARY else self.kinds.get(kind, f32)
 
     def of_pattern(self, node: Node) -> DType | None:
-        """What a pattern says about this node; None where none fits."""
+        """The precision that a pattern gives this node; None if none matches."""
         named = (*names_of(node), node.loc) if self.layers else ()
         for patterns, names in ((self.layers, named), (self.ops, (node.op,))):
-            fitting = [p for t, p in patterns.items() if any(fnmatchcase(n, t) for n in names)]
-            if fitting:
-                return fitting[-1]
+            matching = [p for t, p in patterns.items() if any(fnmatchcase(n, t) for n in names)]
+            if matching:
+                return matching[-1]
         return None
 
     def of(self, node: Node) -> DType | None:
@@ -106,11 +105,10 @@ class Policy:
 
 
 def require_layers(given: Policy, graphs: Iterable[Graph]) -> None:
-    """Raise for a pattern of layers or ops that fits nothing in any of the graphs (for ops: no op
-    at all), with near misses."""
+    """Raise for a pattern that matches no layer of the graphs, or no op, with near misses."""
     for pattern in given.ops:
         if not any(fnmatchcase(name, pattern) for name in all_ops()):
-            raise _fits_nothing("op", pattern, all_ops())
+            raise _no_match("op", pattern, all_ops())
     if not given.layers:
         return
     found: dict[str, None] = {}
@@ -119,10 +117,10 @@ def require_layers(given: Policy, graphs: Iterable[Graph]) -> None:
             found.update(dict.fromkeys((*names_of(node), node.loc)))
     for pattern in given.layers:
         if not any(fnmatchcase(name, pattern) for name in found):
-            raise _fits_nothing("layer", pattern, found)
+            raise _no_match("layer", pattern, found)
 
 
-def _fits_nothing(what: str, pattern: str, names: Iterable[str]) -> BitwrightError:
+def _no_match(what: str, pattern: str, names: Iterable[str]) -> BitwrightError:
     return BitwrightError(
         f"pattern {pattern!r} of the precision policy matches no {what}",
         expected="the name of an op" if what == "op" else "the name of a layer or of its weight",
@@ -136,7 +134,7 @@ def custom(
     layers: Mapping[str, Any] | None = None,
     base: str = "custom",
 ) -> Policy:
-    """A policy of one's own: precisions by kind, op name pattern and layer pattern over `base`."""
+    """A policy with precisions by kind, op pattern and layer pattern on top of `base`."""
     if base not in _TABLE:
         raise BitwrightError(
             f"there is no precision {base!r}",
@@ -176,7 +174,7 @@ def policy(given: str | Policy | Mapping[str, Any]) -> Policy:
         key, equals, precision = word.rpartition("=")
         if not equals:
             raise BitwrightError(
-                f"{word!r} says no precision", expected="KIND, op:PATTERN or layer:PATTERN =TYPE"
+                f"{word!r} gives no precision", expected="KIND, op:PATTERN or layer:PATTERN =TYPE"
             )
         what, colon, pattern = key.partition(":")
         if colon and what in ("op", "layer"):
@@ -190,12 +188,12 @@ def _from_json(text: str) -> Policy:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise BitwrightError(f"the precision policy is no JSON: {error}") from None
+        raise BitwrightError(f"the precision policy is not JSON: {error}") from None
     return policy(found)
 
 
 def _precision(given: Any) -> DType:
     found = PRECISIONS.get(str(given))
     if found is None:
-        raise BitwrightError(f"{given!r} is no precision", expected=", ".join(PRECISIONS))
+        raise BitwrightError(f"{given!r} is not a precision", expected=", ".join(PRECISIONS))
     return found

@@ -1,11 +1,11 @@
-"""Casts at the border of a converted graph, taken into what they convert.
+"""Casts of parameters, constants, inputs and outputs move into their types.
 
     parameter p: f32 ─ cast bf16 ─ …      ->      parameter p: bf16 ─ …
-    input x: f32 ─ cast bf16 ─ …          ->      input x: bf16 ─ …            (where asked for)
-    … ─ y: bf16 ─ cast f32 ─ output       ->      … ─ y: bf16 ─ output         (where asked for)
+    input x: f32 ─ cast bf16 ─ …          ->      input x: bf16 ─ …            (if `io`)
+    … ─ y: bf16 ─ cast f32 ─ output       ->      … ─ y: bf16 ─ output         (if `io`)
 
-A value of the border changes its type only if every reader wants it in the same half type, so a
-parameter that something reads in full precision stays as it is and keeps its cast.
+A value changes its type only if every reader casts it to the same half type. A parameter that has a
+reader in full precision keeps its type and its casts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from bitwright.passes.precision.plan import HALVES, is_changeable
 
 
 def settle_casts(graph: Graph, io: bool = False) -> Graph:
-    """Parameters and constants in the type that they are read in; inputs and outputs if `io`."""
+    """The graph with parameters and constants in the type of their readers; with `io`, inputs and
+    outputs too."""
     graph = map_bodies(graph, lambda body: settle_casts(body))
     ops = ("parameter", "constant", "input") if io else ("parameter", "constant")
     wanted = _wanted(graph, ops)
@@ -42,7 +43,7 @@ def settle_casts(graph: Graph, io: bool = False) -> Graph:
 
 
 def _wanted(graph: Graph, ops: tuple[str, ...]) -> dict[Value, DType]:
-    """The half type that all readers of a border value cast it to."""
+    """The half type that all readers of a value cast it to."""
     readers: dict[Value, set[DType | None]] = {}
     for node in graph.nodes:
         for value in node.operands:
@@ -51,10 +52,10 @@ def _wanted(graph: Graph, ops: tuple[str, ...]) -> dict[Value, DType]:
     for value in graph.results:
         readers.setdefault(value, set()).add(None)
     found: dict[Value, DType] = {}
-    for value, wishes in readers.items():
-        wish = next(iter(wishes)) if len(wishes) == 1 else None
-        if wish is not None and value.node.op in ops and is_changeable(value):
-            found[value] = wish
+    for value, types in readers.items():
+        type_ = next(iter(types)) if len(types) == 1 else None
+        if type_ is not None and value.node.op in ops and is_changeable(value):
+            found[value] = type_
     return found
 
 

@@ -1,4 +1,4 @@
-"""The model in its simplest form: shapes resolved, constants folded, rules applied."""
+"""Resolves shapes, folds constants, applies the rules and merges common subexpressions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS, MAX_ROUNDS = 4, 10
 
 
 def canonicalize(graph: Graph, trace: Trace) -> Graph:
-    """Steps in turn until each has had its turn without a change."""
+    """Runs the steps in turn until none of them changes the graph."""
     steps = cycle((resolve_shapes, fold_constants, _apply_rules, eliminate_common))
     unchanged = 0
     for step in islice(steps, STEPS * MAX_ROUNDS):

@@ -1,4 +1,4 @@
-"""Equal nodes become one: same op, operands and attributes, and no draw of luck in between."""
+"""Merges nodes with the same op, operands and attributes, if the op is deterministic."""
 
 from __future__ import annotations
 

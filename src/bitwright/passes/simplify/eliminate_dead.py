@@ -1,4 +1,4 @@
-"""Nodes that no result needs are dropped; inputs, parameters and states stay."""
+"""Drops nodes that no result needs; inputs, parameters and states stay."""
 
 from __future__ import annotations
 

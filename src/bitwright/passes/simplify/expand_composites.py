@@ -1,14 +1,14 @@
-"""Composite ops without kernels of their own become the ops that kernels compute.
+"""Expands composite ops that have no kernels into ops that have.
 
     cross_entropy     log_softmax, one gathered log probability per label, and a weighted sum
     dequantize        (q - zero_point) · scale in f32
-    quantize          clip(rne(x / scale) + zero_point), NaN being the lowest code; floats are cast
+    quantize          clip(rne(x / scale) + zero_point), NaN as the lowest value; floats are cast
     dynamic_quantize  the same with scale and zero point from the range of x
     einsum            products of two operands at a time (`expand_einsum`)
-    cast              to an integer of 4 or 2 bits: to i8 first, of which those are the low bits
-    rnn, gru, lstm    of half floats: in f32, whose state is rounded at the end only
+    cast              to 4-bit or 2-bit integers: through i8
+    rnn, gru, lstm    of half floats: computed in f32
 
-Half floats are computed in f32 between their ends, so that only the result is rounded.
+Half floats are computed in f32, so that only the result is rounded.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bitwright.ir.graph import Graph, Node, Value
 from bitwright.passes.simplify.expand_einsum import EINSUM
 from bitwright.rewrite import Match, Rule, Trace, rewrite
 
-# Far beyond any number of classes: a label below 0 is no class either.
+# Replaces negative labels; out of range for any number of classes, so that the gather fails.
 _NO_CLASS = 2**31 - 1
-# Codes that `requantize` makes in compiled code.
+# Types that `requantize` kernels write.
 _PLAIN = ("i8", "u8", "i16", "u16")
 
 
@@ -30,11 +30,11 @@ def expand_composites(graph: Graph, trace: Trace) -> Graph:
     return rewrite(graph, RULES, trace)
 
 
-def _in_f32(op: Any, x: Value) -> Value:
+def _in_f32(op: Any, x: Value) -> Any:
     return op.cast(x, to=f32) if x.dtype.bits < 32 else x
 
 
-def _as(op: Any, x: Value, element: DType) -> Value:
+def _as(op: Any, x: Value, element: DType) -> Any:
     return x if x.dtype == element else op.cast(x, to=element)
 
 
@@ -44,6 +44,7 @@ def _as(op: Any, x: Value, element: DType) -> Value:
 def _cross_entropy(op: Any, m: Match) -> Any:
     node = m.root
     logits, labels, weights = (*node.inputs, None)[:3]
+    assert logits is not None and labels is not None
     element, attrs = logits.dtype, node.attrs
     scores = _in_f32(op, logits)
     log_probs = scores if attrs["from_log_probs"] else op.log_softmax(scores, axis=1)
@@ -64,7 +65,7 @@ def _cross_entropy(op: Any, m: Match) -> Any:
     return _as(op, _reduced(op, loss, weight, attrs["reduction"]), element)
 
 
-def _reduced(op: Any, loss: Value, weight: Value | None, reduction: str) -> Value:
+def _reduced(op: Any, loss: Value, weight: Value | None, reduction: str) -> Any:
     axes = tuple(range(loss.rank))
     if reduction == "none":
         return loss
@@ -76,13 +77,11 @@ def _reduced(op: Any, loss: Value, weight: Value | None, reduction: str) -> Valu
     return op.div(total, op.reduce_sum(weight, axes=axes, keepdims=False))
 
 
-# codes
+# quantization
 
 
-def _spread(op: Any, parameter: Value | None, x: Value, node: Node) -> Value | None:
-    """A scale or zero point so that it broadcasts over x."""
-    if parameter is None:
-        return None
+def _broadcast(op: Any, parameter: Value, x: Value, node: Node) -> Any:
+    """A scale or zero point in a shape that broadcasts over x."""
     axis = node.attrs.get("axis")
     if axis is None:
         return op.reshape(parameter, shape=())
@@ -102,23 +101,25 @@ def _spread(op: Any, parameter: Value | None, x: Value, node: Node) -> Value | N
 def _dequantize(op: Any, m: Match) -> Any:
     node = m.root
     qvalues, scale, zero_point = (*node.inputs, None)[:3]
-    result = node.types[0].dtype
+    assert qvalues is not None and scale is not None
+    result = node.outputs[0].dtype
     wide = f64 if f64 in (result, scale.dtype) else f32
     element = wide if qvalues.dtype.is_float else i64 if qvalues.dtype == i32 else i32
     distance = _as(op, qvalues, element)
-    offset = _spread(op, zero_point, qvalues, node)
-    if offset is not None:
+    if zero_point is not None:
+        offset = _broadcast(op, zero_point, qvalues, node)
         distance = op.sub(distance, _as(op, offset, distance.dtype))
-    factor = _as(op, _spread(op, scale, qvalues, node), wide)
+    factor = _as(op, _broadcast(op, scale, qvalues, node), wide)
     return _as(op, op.mul(_as(op, distance, wide), factor), result)
 
 
 def _quantize(op: Any, m: Match) -> Any:
     node = m.root
     x, scale, zero_point = (*node.inputs, None)[:3]
+    assert x is not None and scale is not None
     to: DType = node.attrs["to"]
-    exact = _quotient(op, x, _spread(op, scale, x, node), node.attrs.get("precision"))
-    offset = _spread(op, zero_point, x, node)
+    exact = _quotient(op, x, _broadcast(op, scale, x, node), node.attrs.get("precision"))
+    offset = None if zero_point is None else _broadcast(op, zero_point, x, node)
     if exact.dtype == f32 and to.name in _PLAIN:
         return op.requantize(exact, offset, to=to)
     if offset is not None:
@@ -126,11 +127,11 @@ def _quantize(op: Any, m: Match) -> Any:
     if to.is_float:
         moved = exact if offset is None else op.add(exact, offset)
         return op.cast(_as(op, moved, f32), to=to, saturate=node.attrs.get("saturate", True))
-    return _qvalues(op, exact, offset, to)
+    return _round_and_clip(op, exact, offset, to)
 
 
-def _qvalues(op: Any, exact: Value, offset: Value | None, to: DType) -> Value:
-    """Integers near x / scale, moved by the zero point; NaN is the lowest."""
+def _round_and_clip(op: Any, exact: Value, offset: Value | None, to: DType) -> Any:
+    """clip(rne(x / scale) + zero_point); NaN becomes the lowest value."""
     whole = op.round(exact)
     if offset is not None:
         whole = op.add(whole, offset)
@@ -140,30 +141,30 @@ def _qvalues(op: Any, exact: Value, offset: Value | None, to: DType) -> Value:
 
 
 def _dynamic_quantize(op: Any, m: Match, x: Value) -> Any:
-    """Scale and zero point from the range of x, widened to hold 0."""
-    to, per_token = m.root.types[0].dtype, m.root.attrs.get("per_token", False)
+    """Scale and zero point from the range of x, extended to contain 0."""
+    to, per_token = m.root.outputs[0].dtype, m.root.attrs.get("per_token", False)
     x = _as(op, x, f32)
     axes = [x.rank - 1] if per_token else list(range(x.rank))
     zero, low, high = (op.constant(number, f32) for number in (0, to.min, to.max))
     top = op.maximum(op.reduce_max(x, axes=axes, keepdims=per_token), zero)
     bottom = op.minimum(op.reduce_min(x, axes=axes, keepdims=per_token), zero)
     levels = op.constant(to.max - to.min, f32)
-    spread = op.div(op.sub(top, bottom), levels)
-    scale = op.where(op.eq(top, bottom), op.constant(1, f32), spread)
+    step = op.div(op.sub(top, bottom), levels)
+    scale = op.where(op.eq(top, bottom), op.constant(1, f32), step)
     point = op.round(op.clip(op.sub(low, op.div(bottom, scale)), low, high))
     qvalues = op.cast(point, to=to)
     if to.name in _PLAIN:
         return op.requantize(op.div(x, scale), qvalues, to=to), scale, qvalues
-    return _qvalues(op, op.div(x, scale), point, to), scale, qvalues
+    return _round_and_clip(op, op.div(x, scale), point, to), scale, qvalues
 
 
-def _quantized_by_rows(m: Match) -> str | bool:
-    to, per_token = m.root.types[0].dtype, m.root.attrs.get("per_token", False)
+def _why_not_dynamic_quantize(m: Match) -> str | bool:
+    to, per_token = m.root.outputs[0].dtype, m.root.attrs.get("per_token", False)
     has_kernel = per_token and m.x.dtype == f32 and to.name in ("i8", "u8")
-    return has_kernel and "a kernel codes its rows"
+    return has_kernel and "a kernel quantizes its rows"
 
 
-def _quotient(op: Any, x: Value, scale: Value, precision: DType | None) -> Value:
+def _quotient(op: Any, x: Value, scale: Value, precision: DType | None) -> Any:
     """x / scale as `ops.quant.quantize.quotient` rounds it, in f32 or f64."""
     if precision is None:
         element = scale.dtype
@@ -171,7 +172,7 @@ def _quotient(op: Any, x: Value, scale: Value, precision: DType | None) -> Value
     x, scale = _as(op, x, precision), _as(op, scale, precision)
     if precision.bits >= 32:
         return op.div(x, scale)
-    # a quotient of halves, rounded to f32, rounds on to the half that the exact one rounds to
+    # rounding a quotient of halves to f32 first does not change the half it rounds to
     return _as(op, _as(op, op.div(_as(op, x, f32), _as(op, scale, f32)), precision), f32)
 
 
@@ -179,29 +180,29 @@ def _narrow(op: Any, m: Match, x: Value) -> Any:
     return op.cast(op.cast(x, to="i8"), to=m.root.attrs["to"])
 
 
-def _not_narrow(m: Match) -> str | bool:
+def _why_not_narrow(m: Match) -> str | bool:
     to, source = m.root.attrs["to"], m.x.dtype
     is_wide = (source.is_float or source.is_integer) and source.numpy.itemsize > 1
-    return not (to.is_integer and to.bits < 8 and is_wide) and "it is direct"
+    return not (to.is_integer and to.bits < 8 and is_wide) and "a single cast does it"
 
 
-def _wide_recurrence(op: Any, m: Match) -> Any:
-    """State and gates in f32, from and to halves."""
+def _compute_in_f32(op: Any, m: Match) -> Any:
+    """Computes state and gates in f32."""
     operands = [v if v is None or not v.dtype.is_float else _in_f32(op, v) for v in m.root.inputs]
     results = op.like(m.root, *operands)
-    return tuple(_as(op, v, t.dtype) for v, t in zip(results, m.root.types, strict=True))
+    return tuple(_as(op, v, t.dtype) for v, t in zip(results, m.root.outputs, strict=True))
 
 
-def _is_wide(m: Match) -> str | bool:
-    return m.root.inputs[0].dtype.bits >= 32 and "it has a kernel"
+def _why_not_f32(m: Match) -> str | bool:
+    return next(m.root.operands).dtype.bits >= 32 and "it has a kernel"
 
 
 RULES = [
     EINSUM,
-    Rule("rnn-in-f32", lambda op: op.rnn(...), _wide_recurrence, _is_wide),
-    Rule("gru-in-f32", lambda op: op.gru(...), _wide_recurrence, _is_wide),
-    Rule("lstm-in-f32", lambda op: op.lstm(...), _wide_recurrence, _is_wide),
-    Rule("narrow-integer-through-i8", lambda op, x: op.cast(x), _narrow, _not_narrow),
+    Rule("rnn-in-f32", lambda op: op.rnn(...), _compute_in_f32, _why_not_f32),
+    Rule("gru-in-f32", lambda op: op.gru(...), _compute_in_f32, _why_not_f32),
+    Rule("lstm-in-f32", lambda op: op.lstm(...), _compute_in_f32, _why_not_f32),
+    Rule("narrow-integer-through-i8", lambda op, x: op.cast(x), _narrow, _why_not_narrow),
     Rule("cross-entropy-as-gather", lambda op: op.cross_entropy(...), _cross_entropy),
     Rule("dequantize-as-arithmetic", lambda op: op.dequantize(...), _dequantize),
     Rule("quantize-as-arithmetic", lambda op: op.quantize(...), _quantize),
@@ -209,6 +210,6 @@ RULES = [
         "dynamic-quantize-as-arithmetic",
         lambda op, x: op.dynamic_quantize(x),
         _dynamic_quantize,
-        _quantized_by_rows,
+        _why_not_dynamic_quantize,
     ),
 ]

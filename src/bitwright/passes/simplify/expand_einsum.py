@@ -1,11 +1,12 @@
-"""einsum becomes products: two operands at a time, from the left.
+"""einsum becomes products of two operands at a time, from the left.
 
-    sum     axes that only one operand has and nobody needs later
+    sum     over axes that only one operand has and nothing needs later
     order   a as [batch…, left…, contracted…], b as [batch…, contracted…, right…]
     matmul  [batch…, L, K] by [batch…, K, R]; without contracted axes, a product with broadcasting
 
-Of two operands a constant is the right one, where weights are packed beforehand. A letter that an
-operand has twice, on neighbouring axes, takes every (n+1)-th of its n² elements.
+If one of two operands is a constant, it becomes the right one, whose packing happens at compile
+time. A label that appears on two adjacent axes of size n selects the diagonal: every (n+1)-th of
+the n² elements.
 """
 
 from __future__ import annotations
@@ -93,13 +94,13 @@ def _contract(op: Any, a: Term, b: Term, needed: set[str]) -> Term:
 
 
 def is_weight(value: Value) -> bool:
-    """Whether it is a constant, or one that is only turned around."""
+    """Whether it is a constant, or a transposed constant."""
     if value.node.op == "transpose":
         return next(iter(value.node.operands)).is_constant
     return value.is_constant
 
 
-def refused(m: Match) -> str | bool:
+def why_not_expand(m: Match) -> str | bool:
     terms, result = _terms(m)
     sizes: dict[str, set[Any]] = {}
     for x, labels in terms:
@@ -110,11 +111,11 @@ def refused(m: Match) -> str | bool:
             places = [at for at, other in enumerate(labels) if other == label]
             is_near = places[-1] - places[0] == len(places) - 1
             if not is_near or not all(isinstance(x.shape[at], int) for at in places):
-                return f"the diagonal of axes {label!r} is not a step through their elements"
+                return f"the diagonal of axes {label!r} is not a strided slice"
     spread = [label for label, found in sizes.items() if len(found) > 1]
     if any(label not in result or label[0] != "." for label in spread):
         return "axes of one name have different sizes"
     return False
 
 
-EINSUM = Rule("einsum-as-products", lambda op: op.einsum(...), expand, refused)
+EINSUM = Rule("einsum-as-products", lambda op: op.einsum(...), expand, why_not_expand)

@@ -1,10 +1,10 @@
-"""Products with constant weights take the form that quantization knows, and keep their names.
+"""Products with constant weights take the form that quantization expects, and keep their names.
 
     einsum(x, w)                     transposes, reshapes and one matmul (`expand_einsum`)
     matmul(x, w[1, 1, K, N])         matmul(x, w[K, N])
-    matmul(x, reshape(transpose(w))) the weight as it is multiplied, a constant, of any size
+    matmul(x, reshape(transpose(w))) matmul with the rearranged weight as a constant of any size
 
-Einsums of values that are all made by the run stay einsums.
+Einsums without a constant operand stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.naming import made_from
-from bitwright.passes.simplify.expand_einsum import expand, is_weight, refused
+from bitwright.passes.simplify.expand_einsum import expand, is_weight, why_not_expand
 from bitwright.rewrite import Match, Rule, Trace, rewrite
 from bitwright.rewrite.replace import replace_nodes
 
@@ -25,20 +25,20 @@ _MOVES = ("transpose", "reshape")
 
 
 def expose_weights(graph: Graph, trace: Trace) -> Graph:
-    return replace_nodes(rewrite(graph, RULES, trace), _laid_out)
+    return replace_nodes(rewrite(graph, RULES, trace), _fold_reshape)
 
 
-def _no_weight(m: Match) -> str | bool:
+def _why_not_einsum(m: Match) -> str | bool:
     weights = [is_weight(value) and value.rank > 1 for value in m.root.operands]
     if m.root.outputs[0].dtype != f32 or not any(weights) or all(weights):
-        return "it has no weight, or nothing else"
-    return refused(m)
+        return "it needs one weight and one other operand"
+    return why_not_expand(m)
 
 
-def _several(m: Match) -> str | bool:
+def _why_not_one_matrix(m: Match) -> str | bool:
     found = constant_value(m.w)
     if found is None or found.ndim < 3 or set(found.shape[:-2]) != {1}:
-        return "its weight is no single matrix with axes in front"
+        return "its weight is not a single matrix with batch axes"
     return m.x.rank < 2 and "its input is a vector"
 
 
@@ -50,8 +50,8 @@ def _one_matrix(op: Any, m: Match) -> Any:
     return y if y.shape == shape else op.reshape(y, shape=shape)
 
 
-def _laid_out(node: Node) -> Node | list[Node]:
-    """A reshape of a constant, also behind transposes, as a constant."""
+def _fold_reshape(node: Node) -> Node | list[Node]:
+    """Folds a reshape of a constant, also behind transposes."""
     value = node.outputs[0] if node.op == "reshape" and len(node.outputs) == 1 else None
     found = None if value is None or value.dtype != f32 else _moved(value)
     if value is None or found is None or node.attr_symbols:
@@ -62,7 +62,7 @@ def _laid_out(node: Node) -> Node | list[Node]:
 
 
 def _moved(value: Value) -> tuple[Array, Value] | None:
-    """What a chain of transposes and reshapes makes of a constant, and the constant."""
+    """The result of transposes and reshapes of a constant, and that constant."""
     known = constant_value(value)
     if known is not None:
         return known, value
@@ -79,6 +79,11 @@ def _moved(value: Value) -> tuple[Array, Value] | None:
 
 
 RULES = [
-    Rule("einsum-with-weight", lambda op: op.einsum(...), expand, _no_weight),
-    Rule("product-with-one-matrix", lambda op, x, w: op.matmul(x, w), _one_matrix, _several),
+    Rule("einsum-with-weight", lambda op: op.einsum(...), expand, _why_not_einsum),
+    Rule(
+        "product-with-one-matrix",
+        lambda op, x, w: op.matmul(x, w),
+        _one_matrix,
+        _why_not_one_matrix,
+    ),
 ]

@@ -1,4 +1,4 @@
-"""Batch normalization, and any per-channel scale and shift, disappears into the layer before it.
+"""Folds batch normalization, and any per-channel scale and shift, into the layer before it.
 
     batch_norm(x) = x * s + t,  s = scale / sqrt(var + eps),  t = bias - mean * s
     conv(x, w, b) * s + t       = conv(x, w * s, b * s + t)         s, t per output channel
@@ -23,7 +23,7 @@ def fold_batch_norm(graph: Graph, trace: Trace) -> Graph:
     return rewrite(graph, RULES, trace)
 
 
-def _statistics_unknown(m: Match) -> str | bool:
+def _why_not_batch_norm(m: Match) -> str | bool:
     return not m.is_constant("scale", "bias", "mean", "var") and "its statistics are not constants"
 
 
@@ -41,7 +41,7 @@ def _scale_and_shift(op: Any, x: Any, m: Match) -> Any:
 
 
 def _channels(constant: Array, rank: int, axis: int, count: Any) -> Array | None:
-    """A constant that varies along one axis only, as a vector of `count`; None if it does not."""
+    """A constant that varies along one axis only, as a vector of `count` elements, or None."""
     full = constant.reshape((1,) * (rank - constant.ndim) + constant.shape)
     if any(size != 1 for a, size in enumerate(full.shape) if a != axis % rank):
         return None
@@ -64,7 +64,7 @@ def _vector(m: Match) -> Array | None:
     return _channels(m.array("c"), node.outputs[0].rank, _result_axis(node), count)
 
 
-def _refuse(m: Match) -> str | bool:
+def _why_not_fold(m: Match) -> str | bool:
     if not m.is_constant("w"):
         return "the weight is not a constant"
     if not m.is_constant("c") or (m.bindings.get("b") is not None and not m.is_constant("b")):
@@ -74,9 +74,9 @@ def _refuse(m: Match) -> str | bool:
     if m.layer.op == "matmul" and m.w.rank < 2:
         return "the weight is a vector"
     if m.uses(m.layer.outputs[0]) != 1:
-        return "the layer's result is read elsewhere too"
+        return "the layer's result has another reader"
     if _vector(m) is None:
-        return "the constant does not vary along the output channels alone"
+        return "the constant is not per output channel"
     return m.root.outputs[0].shape != m.layer.outputs[0].shape and "it broadcasts the result"
 
 
@@ -114,36 +114,36 @@ RULES = [
         "batch-norm-as-scale-and-shift",
         lambda op, x, scale, bias, mean, var: op.batch_norm(x, scale, bias, mean, var),
         _scale_and_shift,
-        _statistics_unknown,
+        _why_not_batch_norm,
     ),
     Rule(
         "factor-into-conv",
         lambda op, x, w, b, c: op.mul(op.conv(x, w, op.maybe(b), as_="layer"), c),
         _absorb_factor,
-        _refuse,
+        _why_not_fold,
     ),
     Rule(
         "shift-into-conv",
         lambda op, x, w, b, c: op.add(op.conv(x, w, op.maybe(b), as_="layer"), c),
         _absorb_shift,
-        _refuse,
+        _why_not_fold,
     ),
     Rule(
         "factor-into-transposed-conv",
         lambda op, x, w, b, c: op.mul(op.conv_transpose(x, w, op.maybe(b), as_="layer"), c),
         _absorb_factor,
-        _refuse,
+        _why_not_fold,
     ),
     Rule(
         "shift-into-transposed-conv",
         lambda op, x, w, b, c: op.add(op.conv_transpose(x, w, op.maybe(b), as_="layer"), c),
         _absorb_shift,
-        _refuse,
+        _why_not_fold,
     ),
     Rule(
         "factor-into-matmul",
         lambda op, x, w, c: op.mul(op.matmul(x, w, as_="layer"), c),
         _absorb_factor,
-        _refuse,
+        _why_not_fold,
     ),
 ]

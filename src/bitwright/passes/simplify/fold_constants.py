@@ -1,8 +1,8 @@
-"""Nodes of constants become constants, unless that would inflate the model.
+"""Folds nodes of constants, unless that would inflate the model.
 
-Dequantize stays: folding it would turn 8-bit weights back into floats. A cast to a narrower type
-always folds. Any other result may have up to the limit's elements, and more than a few only if it
-is not much larger than what it was made from.
+Dequantize stays: folding it would turn 8-bit weights into floats. A cast to a narrower type always
+folds. Any other result may have `FOLD_LIMIT` elements; above `ALWAYS` elements it must not be more
+than `GROWTH` times as large as its operands.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def fold_constants(graph: Graph, trace: Trace) -> Graph:
     def change(node: Node) -> Node | list[Node]:
         if node.is_boundary or not _is_known(node):
             return node
-        if reason := _refusal(node, limit):
+        if reason := _why_not_fold(node, limit):
             trace.refused("fold-constants", node.name, reason)
             return node
         try:
@@ -40,7 +40,7 @@ def fold_constants(graph: Graph, trace: Trace) -> Graph:
         trace.fired("fold-constants", node.name, node.names)
         for value, array in zip(node.outputs, arrays, strict=True):
             if TensorType(value.dtype, array.shape) != value.type:
-                return node  # the data decided a size that others know by name
+                return node  # a data-dependent size, which the graph has by name
         folded = node.with_(op="constant", inputs=(), loc=made_from(node.loc, node.operands))
         return [
             folded.with_(attrs={"value": array}, names=(name,), types=(type_,))
@@ -54,17 +54,18 @@ def _is_known(node: Node) -> bool:
     return all(v.is_constant for v in node.operands) and not node.attr_symbols and not node.bodies
 
 
-def _refusal(node: Node, limit: int) -> str:
+def _why_not_fold(node: Node, limit: int) -> str:
     if node.op in KEPT or not get(node.op).deterministic:
-        return f"{node.op} is kept as it is"
+        return f"{node.op} is never folded"
     count = 0
     for type_ in node.types:
         if not isinstance(type_, TensorType) or isinstance(type_.count, Dim):
-            return "the data decides its size"
+            return "its size depends on data"
         count += type_.count
     if node.op == "cast" and node.outputs[0].dtype.bits <= next(node.operands).dtype.bits:
-        return ""  # it takes no more room than what it was made from
-    given = sum(constant_value(v).size for v in set(node.operands))  # type: ignore[union-attr]
+        return ""  # it is not larger than its operand
+    arrays = [constant_value(value) for value in set(node.operands)]
+    given = sum(array.size for array in arrays if array is not None)
     if count > limit:
         return f"its {count:,} elements are above the limit of {limit:,}"
     if count > ALWAYS and count > GROWTH * given:

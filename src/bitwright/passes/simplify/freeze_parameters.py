@@ -1,15 +1,15 @@
-"""Parameters become constants: the step by which a pipeline says "this is for inference"."""
+"""Parameters become constants, for inference."""
 
 from __future__ import annotations
 
 from bitwright.errors import GraphError
-from bitwright.ir.graph import Graph
+from bitwright.ir.graph import Graph, Node
 from bitwright.rewrite.replace import replace_nodes
 from bitwright.rewrite.trace import Trace
 
 
 def freeze_parameters(graph: Graph, trace: Trace) -> Graph:
-    def change(node):  # type: ignore[no-untyped-def]
+    def change(node: Node) -> Node:
         if node.op != "parameter":
             return node
         if node.attrs.get("value") is None:

@@ -1,4 +1,4 @@
-"""Composites that exporters scatter over primitive ops become one op again."""
+"""Composites that exporters write in primitive ops become one op again."""
 
 from __future__ import annotations
 

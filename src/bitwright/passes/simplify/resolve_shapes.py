@@ -1,10 +1,12 @@
-"""Shape arithmetic disappears: tensors of sizes become `sizes` nodes or constants.
+"""Shape arithmetic becomes `sizes` nodes or constants.
 
-Where every element of a small integer tensor is a number or a size that the inputs fix, the chain
-that computed it is replaced by one node that says so.
+If every element of a small integer tensor is a number or a size that the inputs determine, one node
+replaces the nodes that compute it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -42,7 +44,7 @@ def resolve_shapes(graph: Graph, trace: Trace, outer: frozenset[Symbol] = frozen
     return replace_nodes(graph, change, bodies=False)
 
 
-def _bound(sizes: np.ndarray | list[Size], known: frozenset[Symbol]) -> bool:
+def _bound(sizes: Iterable[Size], known: frozenset[Symbol]) -> bool:
     return all(
         size is not UNKNOWN and (not isinstance(size, Dim) or size.symbols <= known)
         for size in sizes

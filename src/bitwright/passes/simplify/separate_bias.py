@@ -1,4 +1,4 @@
-"""A convolution's bias becomes an addition, which then is part of the epilogue like any other.
+"""The bias of a convolution becomes an addition, which the epilogue computes.
 
 conv(x, w, b) -> conv(x, w) + b[:, 1, 1]
 """
@@ -20,8 +20,8 @@ def _add_bias(op: Any, x: Any, w: Any, b: Any, m: Match) -> Any:
     return op.add(op.like(m.layer, x, w), spread)
 
 
-def _no_bias(m: Match) -> str | bool:
-    return m.b.dtype != m.root.types[0].dtype and "the bias has another type than the result"
+def _why_not_add(m: Match) -> str | bool:
+    return m.b.dtype != m.root.outputs[0].dtype and "the bias has another type than the result"
 
 
 RULES = [
@@ -29,7 +29,7 @@ RULES = [
         f"bias-of-{name.replace('_', '-')}-as-addition",
         lambda op, x, w, b, name=name: getattr(op, name)(x, w, b, as_="layer"),
         _add_bias,
-        _no_bias,
+        _why_not_add,
     )
     for name in ("conv", "conv_transpose")
 ]

@@ -1,14 +1,12 @@
-"""Transposed convolutions become convolutions whose channels are then put beside each other.
+"""Transposed convolutions become convolutions of all phases, which are then interleaved.
 
-With stride s, result o comes from the taps r, r + s, r + 2s, … where r = (o + begin) mod s is its
-phase. One convolution makes all phases, each in channels of its own; taps that a phase does not
-have are 0:
+With stride s, output o reads the taps r, r + s, r + 2s, … where r = (o + begin) mod s is its phase.
+One convolution computes all phases, each in its own channels; missing taps of a phase are 0:
 
     z[q, (r, m)] = Σ_j x[q - j] w[m, r + j s]        y[q s + r - begin, m] = z[q, (r, m)]
 
-Kernels of real numbers have no use for it, they take phases apart themselves; 8-bit codes and what
-makes them know convolutions. A function of single numbers goes in front of the move, to where the
-convolution stores.
+Float kernels separate phases themselves; the pass serves quantization, which handles convolutions
+only. Elementwise functions move in front of the interleaving, into the convolution's epilogue.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ import numpy as np
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.naming import made_from
-from bitwright.rewrite import Match, Rule, Trace, rewrite
+from bitwright.rewrite import Match, Rule, Trace, any_operands, rewrite
 
 Array = np.ndarray[Any, Any]
-MOST_ADDED = 2.0
-"""How many times its taps a filter may have with those of 0."""
+MAX_GROWTH = 2.0
+"""The limit of the filter's growth by taps that are 0."""
 _FUNCTIONS = (
     "relu", "leaky_relu", "sigmoid", "tanh", "silu", "gelu", "hard_swish", "hard_sigmoid",
 )  # fmt: skip
@@ -46,21 +44,21 @@ class _Axis:
     begin: int
     end: int
     more: int
-    """Results that are added at the end."""
+    """Outputs that are added at the end (`output_padding`)."""
 
     @property
     def count(self) -> int:
-        """Taps of a phase."""
+        """Taps per phase."""
         return -(-self.taps // self.stride)
 
     @property
     def of_one(self) -> int:
-        """Results of an image of one number."""
+        """Outputs for an image of one element."""
         return self.taps - self.begin - self.end + self.more
 
     @property
     def pads(self) -> tuple[int, int]:
-        """Around x, so that the convolution gives every q that a result needs."""
+        """Padding of x with which the convolution computes every q that an output needs."""
         right = (self.taps - 1 - self.end + self.more) // self.stride
         return self.count - 1 - self.begin // self.stride, right
 
@@ -74,28 +72,28 @@ def _axes(node: Node) -> list[_Axis]:
     return [_Axis(*n) for n in zip(taps, strides, pads[:rank], pads[rank:], more, strict=True)]
 
 
-def _stays(m: Match) -> str:
+def _why_not_phases(m: Match) -> str:
     node = m.root
     x, w, bias = (*node.inputs, None)[:3]
     assert x is not None and w is not None
     if constant_value(w) is None or w.dtype != f32 or x.rank not in (3, 4):
-        return "it is no filter of constants for a line or an image"
+        return "it is not a constant 1-d or 2-d filter"
     if bias is not None and constant_value(bias) is None:
         return "its bias is not a constant"
     if node.attrs["groups"] != 1 or set(node.attrs.get("dilations") or (1,)) != {1}:
-        return "it has groups, or taps that lie apart"
+        return "it has groups or dilations"
     pads = node.attrs.get("pads") or ()
     if not all(isinstance(pad, int) for pad in pads):
         return "its padding has no known size"
     axes = _axes(node)
     is_open = not all(isinstance(size, int) for size in x.shape[2:])
     if is_open and min(axis.of_one for axis in axes) < 1:
-        return "nothing may be left of a small image"
+        return "the output of a small image may be empty"
     if min(pad for axis in axes for pad in axis.pads) < 0 or 0 in w.shape:
-        return "it cuts off more than its taps add"
-    added = math.prod(axis.count * axis.stride / axis.taps for axis in axes)
-    if added > MOST_ADDED:
-        return f"its filter would have {added:.1f} times as many taps"
+        return "its padding exceeds its filter"
+    growth = math.prod(axis.count * axis.stride / axis.taps for axis in axes)
+    if growth > MAX_GROWTH:
+        return f"its filter would have {growth:.1f} times as many taps"
     return ""
 
 
@@ -104,7 +102,9 @@ def _phases(op: Any, m: Match) -> Any:
     x, w, bias = (*node.inputs, None)[:3]
     assert x is not None and w is not None
     axes = _axes(node)
-    filters = _filters(constant_value(w), axes)  # type: ignore[arg-type]
+    array = constant_value(w)
+    assert array is not None
+    filters = _filters(array, axes)
     phases = math.prod(axis.stride for axis in axes)
     known = None if bias is None else constant_value(bias)
     added = None if known is None else op.constant(np.tile(known, phases))
@@ -132,7 +132,7 @@ def _phases(op: Any, m: Match) -> Any:
 
 
 def _filters(w: Array, axes: list[_Axis]) -> Array:
-    """w[in, out, taps …] as [phases · out, in, taps of a phase …], the last tap first."""
+    """w[in, out, taps …] as [phases · out, in, taps per phase …], the last tap first."""
     inner, outer = w.shape[:2]
     whole = [axis.count * axis.stride for axis in axes]
     filled = np.zeros((inner, outer, *whole), w.dtype)
@@ -145,8 +145,8 @@ def _filters(w: Array, axes: list[_Axis]) -> Array:
     return np.ascontiguousarray(found.reshape(shape))
 
 
-def _moved(m: Match) -> list[Node] | str:
-    """What moves the phases of a convolution to the operand of a function, the last move first."""
+def _interleaving(m: Match) -> list[Node] | str:
+    """The nodes between the convolution of all phases and a function, the last one first."""
     value: Value | None = next(iter(m.root.operands))
     found: list[Node] = []
     while value is not None and value.node.op in _MOVES and m.uses(value) == 1:
@@ -157,14 +157,7 @@ def _moved(m: Match) -> list[Node] | str:
     return found if is_ours and has_phases else "it does not read the phases of a convolution"
 
 
-def _no_phases(m: Match) -> str:
-    found = _moved(m)
-    return found if isinstance(found, str) else ""
-
-
-def _function_first(op: Any, m: Match) -> Any:
-    found = _moved(m)
-    assert not isinstance(found, str)
+def _function_first(op: Any, m: Match, found: list[Node]) -> Any:
     y = op.like(m.root, found[-1].inputs[0])
     for node in reversed(found):
         y = op.like(node, y, *node.inputs[1:])
@@ -172,13 +165,13 @@ def _function_first(op: Any, m: Match) -> Any:
 
 
 RULES = [
-    Rule("phases-of-conv-transpose", lambda op: op.conv_transpose(...), _phases, _stays),
+    Rule("phases-of-conv-transpose", lambda op: op.conv_transpose(...), _phases, _why_not_phases),
     *(
-        Rule(
+        Rule.from_plan(
             f"{name}-before-phases".replace("_", "-"),
-            lambda op, name=name: getattr(op, name)(...),
+            any_operands(name),
+            _interleaving,
             _function_first,
-            _no_phases,
         )
         for name in _FUNCTIONS
     ),

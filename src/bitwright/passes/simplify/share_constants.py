@@ -1,10 +1,10 @@
-"""Constants that hold the same numbers become one.
+"""Merges constants with equal elements.
 
     const a, const b = a            ->  a, a
     const a, const b = a'           ->  a, transpose(a)
 
-Exporters write a weight that two layers share twice, and folding turns one of them around. What a
-lookup reads stays as it lies, and the weight of a product is the one that is turned.
+Exporters write a weight that two layers share twice, and folding may transpose one of them. The
+table of a gather keeps its layout; the weight of a product becomes the transpose.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bitwright.rewrite.replace import replace_nodes
 from bitwright.rewrite.trace import Trace
 
 Array = np.ndarray[Any, Any]
-FEWEST = 1024
-"""Elements of a constant that is worth a look."""
+MIN_ELEMENTS = 1024
+"""Smaller constants are not compared."""
 
 
 def share_constants(graph: Graph, trace: Trace) -> Graph:
@@ -33,7 +33,7 @@ def share_constants(graph: Graph, trace: Trace) -> Graph:
         return graph
     bases = dict.fromkeys(base for base, _ in shared.values())
     rest = (node for node in graph.nodes if node not in bases)
-    graph = graph.with_(nodes=(*bases, *rest))  # a constant may stand in front of everything
+    graph = graph.with_(nodes=(*bases, *rest))  # constants need nothing before them
 
     def change(node: Node) -> Node | tuple[Value, ...]:
         if node not in shared:
@@ -49,20 +49,20 @@ def share_constants(graph: Graph, trace: Trace) -> Graph:
 
 
 def _shared(graph: Graph) -> dict[Node, tuple[Node, bool]]:
-    """Constants that another one stands for, with that one, and whether it is to be turned."""
+    """Redundant constants: the constant that replaces each, and whether it is the transpose."""
     looked_up = {node.inputs[0] for node in graph.nodes if node.op == "gather"}
     outputs = set(graph.results)
     alike: dict[Hashable, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         array = constant_value(node.outputs[0]) if node.op == "constant" else None
-        if array is not None and array.size >= FEWEST and array.dtype != object:
+        if array is not None and array.size >= MIN_ELEMENTS and array.dtype != object:
             alike[_fingerprint(array)].append(node)
     found: dict[Node, tuple[Node, bool]] = {}
     for nodes in alike.values():
         nodes.sort(key=lambda node: node.outputs[0] not in looked_up)
         bases: list[Node] = []
         for node in nodes:
-            base = None if node.outputs[0] in outputs else _stands_for(bases, node)
+            base = None if node.outputs[0] in outputs else _replacement(bases, node)
             if base is None:
                 bases.append(node)
             else:
@@ -71,13 +71,13 @@ def _shared(graph: Graph) -> dict[Node, tuple[Node, bool]]:
 
 
 def _fingerprint(array: Array) -> Hashable:
-    """Equal for arrays with the same elements in any order."""
+    """Equal for arrays with the same elements, in any order."""
     unit = array.dtype.itemsize
     flat = np.ascontiguousarray(array).reshape(-1).view(f"u{unit}" if unit <= 8 else "u8")
     return array.dtype, tuple(sorted(array.shape)), int(flat.sum(dtype=np.uint64))
 
 
-def _stands_for(bases: list[Node], node: Node) -> tuple[Node, bool] | None:
+def _replacement(bases: list[Node], node: Node) -> tuple[Node, bool] | None:
     array = constant_value(node.outputs[0])
     assert array is not None
     for base in bases:
@@ -91,6 +91,6 @@ def _stands_for(bases: list[Node], node: Node) -> tuple[Node, bool] | None:
 
 
 def _same_bytes(a: Array, b: Array) -> bool:
-    """Also of numbers that are not equal to themselves."""
+    """Whether two arrays are equal to the bit, NaN included."""
     x, y = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (a, b))
     return a is b or bool(np.array_equal(x, y))

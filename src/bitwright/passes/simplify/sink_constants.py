@@ -1,10 +1,10 @@
-"""Constants that one branch alone reads move into it.
+"""Constants that only one branch reads move into it.
 
     if(flag, x, w) {then: matmul(x, w), else: neg(x)}
         ->  if(flag, x) {then: const w; matmul(x, w), else: neg(x)}
 
-Files keep the weights of branches outside, where branches reach them as operands. Inside they are
-known to be constants: they fold, are packed, and can be quantized.
+Files keep the weights of branches outside, as captured operands. Inside a branch they are constants
+that can be folded, packed and quantized.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _sunk(graph: Graph, node: Node, trace: Trace) -> Node:
 def _with_constants(
     body: Graph, captures: list[Value | None], kept: list[int], moved: list[int]
 ) -> Graph:
-    """The body with the inputs that are kept, and constants in place of those that moved."""
+    """The body with the `kept` inputs, and constants instead of the `moved` ones."""
     inputs = body.inputs
     left = {inputs[place].node for place in kept}
     constants: dict[Node, Node] = {}

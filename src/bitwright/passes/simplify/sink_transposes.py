@@ -1,9 +1,9 @@
-"""Elementwise work on a turned product is done before the turn, where the product can do it itself.
+"""Elementwise ops on a transposed product move in front of the transpose, into its epilogue.
 
     relu(transpose(matmul(x, w)) * c)  ->  transpose(relu(matmul(x, w) * c'))
 
-with c' the constant turned back. The work then is part of the product's epilogue, and what is
-turned is the smaller thing, codes for instance.
+with c' the constant transposed back. The transpose then moves the smaller values if the epilogue
+quantizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import all_ops
 from bitwright.passes.fuse.fuse_regions import EPILOGUE
-from bitwright.rewrite import Match, Rule, Trace, rewrite
+from bitwright.rewrite import Match, Rule, Trace, any_operands, rewrite
 from bitwright.rewrite.replace import stands_behind
 
 
@@ -26,7 +26,7 @@ def sink_transposes(graph: Graph, trace: Trace) -> Graph:
 
 
 def _transposed(node: Node) -> Value | None:
-    """The one operand that is no constant, if it is a transpose."""
+    """The only operand that is not a constant, if it is a transpose."""
     found = {value for value in node.operands if not value.is_constant}
     if len(found) != 1:
         return None
@@ -34,14 +34,14 @@ def _transposed(node: Node) -> Value | None:
     return value if value.node.op == "transpose" else None
 
 
-def _stays(m: Match) -> str:
+def _why_not_sink(m: Match) -> str:
     value = _transposed(m.root)
     if m.root.attrs.get("axis") is not None:
-        return "its parameters lie along an axis"
+        return "it has parameters per channel"
     if value is None:
-        return "it does not work on a transposed value and constants alone"
+        return "its operands are not one transposed value and constants"
     if m.uses(value) != sum(operand is value for operand in m.root.operands):
-        return f"{value} is read elsewhere"
+        return f"{value} has another reader"
     if any(operand.rank > value.rank for operand in m.root.operands):
         return "a constant has more axes"
     source = next(iter(value.node.operands))
@@ -55,13 +55,14 @@ def _sink(op: Any, m: Match) -> Any:
     perm = value.node.attrs["perm"]
     (source,) = value.node.operands
     operands = [
-        None if v is None else source if v is value else _back(op, v, perm) for v in node.inputs
+        None if v is None else source if v is value else _transposed_back(op, v, perm)
+        for v in node.inputs
     ]
     return op.transpose(op.like(node, *operands), perm=perm)
 
 
-def _back(op: Any, constant: Value, perm: list[int]) -> Value:
-    """A constant as it lies over the value before the turn."""
+def _transposed_back(op: Any, constant: Value, perm: list[int]) -> Value:
+    """A constant in the axis order before the transpose."""
     array = constant_value(constant)
     assert array is not None
     if array.size == 1:
@@ -75,9 +76,9 @@ def _rules() -> list[Rule]:
     return [
         Rule(
             f"{name.replace('_', '-')}-before-transpose",
-            lambda op, name=name: getattr(op, name)(...),
+            any_operands(name),
             _sink,
-            _stays,
+            _why_not_sink,
         )
         for name, opdef in all_ops().items()
         if opdef.kind is Kind.ELEMENTWISE or name == "quantize"

@@ -17,14 +17,14 @@ import numpy as np
 from bitwright import knobs
 from bitwright.backends.cpu.lowering.artifact import KernelCode
 from bitwright.backends.cpu.runtime.program import Program
-from bitwright.backends.reference import Reference
+from bitwright.backends.reference import ReferenceEngine
 from bitwright.errors import CalibrationError
 from bitwright.executable import Executable
 from bitwright.ir.arrays import as_array
 from bitwright.ir.dim import Sizes
 from bitwright.ir.dtype import string
 from bitwright.ir.edit import prune
-from bitwright.ir.feeds import bind_input, check_inputs
+from bitwright.ir.feeds import check_inputs, input_sizes
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.paths import find_values
 from bitwright.ir.types import TensorType
@@ -87,11 +87,7 @@ class IntermediateOutputs:
     def run_parts(self, feeds: Feeds) -> Iterator[list[tuple[str, Array]]]:
         """Like `run`, but yields all taps of one run of the model at once."""
         check_inputs(self.graph, feeds)
-        bindings: dict[str, int] = {}
-        for _ in range(2):  # the second pass checks sizes that a later input fixes
-            for value in self.graph.inputs:
-                bind_input(value, feeds[value.name], bindings)
-        bindings = Sizes(bindings)
+        bindings = Sizes(input_sizes(self.graph, feeds))
         if self._given:
             yield [(name, self._given_array(self.values[name], feeds)) for name in self._given]
         self._group(bindings)
@@ -118,7 +114,7 @@ class IntermediateOutputs:
     def kernels(self) -> list[KernelCode]:
         """The kernels of the models compiled so far."""
         programs = [p.exe.engine for p in self._runs if isinstance(p.exe.engine, Program)]
-        return [kernel for program in programs for kernel in program.code.kernels.values()]
+        return [kernel for program in programs for kernel in program.artifact.kernels.values()]
 
     @property
     def passes(self) -> int:
@@ -162,7 +158,7 @@ class IntermediateOutputs:
         if all(name in kept and _same_operands(kept[name], wanted[name]) for name in wanted):
             fused = _with_bodies(fused, wanted)
             return Executable(simple, history, make_program(fused, self._threads))
-        return Executable(graph, history, Reference(graph))
+        return Executable(graph, history, ReferenceEngine(graph))
 
 
 def _same_operands(node: Node, other: Node) -> bool:
@@ -199,7 +195,7 @@ class _Run:
 
         if not self._inner:
             results = self.exe.run(feeds, out=self._arrays(bindings))
-        elif isinstance(self.exe.engine, Reference):
+        elif isinstance(self.exe.engine, ReferenceEngine):
             results = self.exe.run(feeds, observe=observe)
         else:
             self.exe.engine.observe = observe  # type: ignore[attr-defined]

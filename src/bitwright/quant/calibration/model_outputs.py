@@ -22,7 +22,7 @@ from bitwright.errors import CalibrationError
 from bitwright.ir.dim import product as count_of
 from bitwright.ir.dim import symbol
 from bitwright.ir.dtype import i64
-from bitwright.ir.feeds import bind_input
+from bitwright.ir.feeds import input_sizes
 from bitwright.ir.graph import Graph, Value
 from bitwright.ir.naming import take_name
 from bitwright.ir.types import TensorType
@@ -198,10 +198,7 @@ class ReducedOutputs:
 
     def _shapes(self, batch: Mapping[str, Any]) -> dict[Place, tuple[int, ...]]:
         """Shapes of the values that are not read in full."""
-        bindings: dict[str, int] = {}
-        for _ in range(2):
-            for value in self._graph.inputs:
-                bind_input(value, batch[value.name], bindings)
+        bindings = input_sizes(self._graph, batch)
         reduced = [place for place in _places(self._points) if place not in self._whole]
         return {(point, value): value.tensor.concrete(bindings) for point, value in reduced}
 

@@ -191,7 +191,7 @@ class StatsBuilder:
         compiled next share them."""
         self._kernels = self._reduced.kernels
         del self._reduced
-        system.give_memory_back()
+        system.trim_memory()
 
 
 def _rows_wanted(product: Product) -> int:

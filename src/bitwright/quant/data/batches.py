@@ -17,7 +17,7 @@ import numpy as np
 
 from bitwright.errors import BitwrightError, CalibrationError
 from bitwright.ir.arrays import as_array
-from bitwright.ir.feeds import bind_input, check_inputs
+from bitwright.ir.feeds import bind_inputs, check_inputs
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
 from bitwright.quant.data.sources import File, source_of
@@ -130,10 +130,9 @@ class Batches:
     def _checked(self, batch: Batch, where: str) -> Batch:
         try:
             check_inputs(self._graph, batch)
-            bindings: dict[str, int] = {}
-            for _ in range(2):  # the second pass checks sizes that a later input fixes
-                for value in self._inputs:
-                    batch[value.name] = bind_input(value, batch[value.name], bindings)
+            names = [value.name for value in self._inputs]
+            bound = bind_inputs(self._inputs, [batch[name] for name in names], {})
+            batch.update(zip(names, bound, strict=True))
         except BitwrightError as error:
             hint = self._batch_axis_hint(batch)
             raise CalibrationError(str(error), where=where, hint=hint) from None

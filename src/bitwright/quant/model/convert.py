@@ -23,11 +23,11 @@ from bitwright.ir.graph import Graph, Value
 from bitwright.ir.paths import value_paths
 from bitwright.ops.core.check import verify
 from bitwright.passes.manager import run_passes
-from bitwright.passes.precision.apply_precision import RULE, apply_precision, in_full_precision
+from bitwright.passes.precision.apply import RULE, apply_precision, in_full_precision
 from bitwright.passes.precision.plan import Extent, is_changeable
 from bitwright.passes.precision.policy import Policy, policy, require_layers
 from bitwright.passes.precision.settle_casts import settle_casts
-from bitwright.pipeline import PRECISION, SIMPLIFY, compile
+from bitwright.pipeline import PRECISION, SIMPLIFY, compile_graph
 from bitwright.quant.calibration.calibrate import Calibrator
 from bitwright.quant.calibration.statistics import Statistics
 from bitwright.quant.data.batches import Batches, Transform
@@ -158,7 +158,7 @@ def _observe(graph: Graph, batches: Batches, threads: int | None) -> Mapping[str
 
 def _losses(before: Graph, after: Graph, batches: Batches, threads: int | None) -> dict[str, float]:
     """Signal-to-noise ratios of the outputs on the first batches."""
-    exact, converted = compile(before, threads=threads), compile(after, threads=threads)
+    exact, converted = compile_graph(before, threads=threads), compile_graph(after, threads=threads)
     found = Losses()
     types = {value.name: value.dtype.numpy for value in after.inputs if is_changeable(value)}
     for number, batch in enumerate(batches):

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from bitwright import system
-from bitwright.backends.cpu.cache.kernel_store import workers_at_hand
+from bitwright.backends.cpu.cache.kernel_store import compiler_workers
 from bitwright.errors import CalibrationError
 from bitwright.frontend.load import load
 from bitwright.ir.graph import Graph
@@ -134,7 +134,7 @@ def quantize(
             expected="data, or a file of statistics",
             hint=NO_DATA_HINT,
         )
-    with workers_at_hand():
+    with compiler_workers():
         model, data = with_graph(model, data, transform)
         given = load(model)
         graph, names = prepare(given)
@@ -309,5 +309,5 @@ def _weights(
             )
             made[name] = choice.activation, rounded
         found.update(made[name][1])
-    system.give_memory_back()
+    system.trim_memory()
     return found

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.ir.dim import Dim, Size, Symbol, evaluate
-from bitwright.ir.feeds import bind_input
+from bitwright.ir.feeds import input_sizes
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core.flops import multiply_adds, node_flops
@@ -36,9 +36,7 @@ class Work:
         if batch is None:
             self.bindings = {symbol.name: 1 for symbol in _symbols(graph)}
         else:
-            for _ in range(2):  # a size may be fixed by a later input
-                for value in graph.inputs:
-                    bind_input(value, batch[value.name], self.bindings)
+            self.bindings = input_sizes(graph, batch)
         self.given = dict(self.bindings)
         """The sizes that inputs have, without those that only a run knows."""
         if batch is not None:

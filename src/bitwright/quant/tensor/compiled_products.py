@@ -170,9 +170,9 @@ def _largest(w: QuantizedTensor, is_matmul: bool) -> int:
 
 def program_of(graph: Graph) -> Executable:
     """The compiled graph."""
-    from bitwright.pipeline import compile  # slow to import
+    from bitwright.pipeline import compile_graph  # slow to import
 
-    return compile(graph)
+    return compile_graph(graph)
 
 
 def _graph(product: Product, feeds: Mapping[str, Array], to: DType | None) -> Graph:

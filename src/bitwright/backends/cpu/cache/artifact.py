@@ -1,14 +1,12 @@
-"""Compiled models on disk: a warm start maps a file and runs no pass, no lowering and no LLVM.
+"""The file format of compiled models. A warm start maps a file and runs no pass and no LLVM.
 
     64 bytes   magic, SHA-256 of all that follows, length of the index
-    index      JSON: the code (`code_text`), where objects and arrays lie, the size checks as text,
-               and the files beside the model that it was made from, with their digests
+    index      JSON: the artifact (`serialize`), offsets of objects and arrays, the size checks as
+               text, digests of external weight files
     body       object code and packed arrays, each at a 64-byte boundary
 
-A file is named by a hash of everything that decides its content: the model's bytes, bitwright's
-own sources, the packages it uses, the target, the knobs. It is written under another name and
-renamed. A reader takes it only if its digest is right; `Digests` remembers the digests of large
-files as long as their state (size, times, inode) stays, so that they are not read again.
+A file is written under a temporary name and renamed. A reader accepts it only if its digest is
+right; `Digests` caches the digests of large files.
 """
 
 from __future__ import annotations
@@ -27,49 +25,50 @@ import numpy as np
 
 from bitwright import system
 from bitwright.backends.cpu.cache.digests import Digests
+from bitwright.backends.cpu.cache.objects import hash_parts
 from bitwright.backends.cpu.cache.serialize import Decoder, Encoder
-from bitwright.backends.cpu.cache.size_check_cache import ProvedSizes
-from bitwright.backends.cpu.lowering.artifact import Code
+from bitwright.backends.cpu.cache.size_check_cache import CachedSizeChecks
+from bitwright.backends.cpu.lowering.artifact import CompiledArtifact
 from bitwright.ir.dtype import DTYPES, dtype
 from bitwright.ir.graph import Graph
 
 MAGIC = b"BWCODE\0\1"
 ALIGN = 64
 START = len(MAGIC) + 32
-"""Where the digest ends and what it covers begins."""
+"""The offset of the first byte that the digest covers."""
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A compiled model as it was read: what it takes, its code, and what it was made from."""
+class CachedArtifact:
+    """A compiled model read from a file."""
 
     interface: Graph
-    code: Code
-    beside: Mapping[str, str]
-    """Digests of the files beside the model that hold its weights, by name."""
+    artifact: CompiledArtifact
+    weights: Mapping[str, str]
+    """Digests of external weight files, by name."""
 
 
-def write(path: Path, graph: Graph, code: Code, beside: Mapping[str, str]) -> str:
-    """Store a graph's code; the digest of the file. A `Refusal` says why it cannot be stored."""
+def write(path: Path, graph: Graph, artifact: CompiledArtifact, weights: Mapping[str, str]) -> str:
+    """Write a file and return its digest; raises `NotSerializable` with the reason."""
     from bitwright.backends.cpu.runtime.sizes import SizeChecks, checks_text
 
     encoder = Encoder()
-    index = encoder.code(graph, code)
-    assert isinstance(code.checks, SizeChecks)
-    index["checks"] = checks_text(code.checks)
-    index["beside"] = dict(beside)
-    parts: list[Any] = [memoryview(item) for item in code.objects]
+    index = encoder.encode(graph, artifact)
+    assert isinstance(artifact.checks, SizeChecks)
+    index["checks"] = checks_text(artifact.checks)
+    index["weights"] = dict(weights)
+    parts: list[Any] = [memoryview(item) for item in artifact.objects]
     parts += [np.ascontiguousarray(a).reshape(-1).view(np.uint8).data for a in encoder.arrays]
-    places, offset = [], 0
+    ranges, offset = [], 0
     for part in parts:
-        places.append([offset, len(part)])
+        ranges.append([offset, len(part)])
         offset += -(-len(part) // ALIGN) * ALIGN
-    split = len(code.objects)
-    index["objects"] = places[:split]
+    split = len(artifact.objects)
+    index["objects"] = ranges[:split]
     index["arrays"] = [
-        [dtype(array.dtype).name, list(array.shape), *place]
-        for array, place in zip(encoder.arrays, places[split:], strict=True)
+        [dtype(array.dtype).name, list(array.shape), *range_]
+        for array, range_ in zip(encoder.arrays, ranges[split:], strict=True)
     ]
     text = json.dumps(index).encode()
     head = len(text).to_bytes(8, "little") + bytes(ALIGN - START - 8) + text
@@ -79,8 +78,8 @@ def write(path: Path, graph: Graph, code: Code, beside: Mapping[str, str]) -> st
 
     def fill(file: IO[bytes]) -> None:
         file.write(MAGIC + bytes(32) + head)
-        hashing = threading.Thread(target=lambda: [digest.update(piece) for piece in pieces])
-        hashing.start()  # as long as writing takes, and beside it
+        hashing = threading.Thread(target=lambda: list(map(digest.update, pieces)))
+        hashing.start()  # in parallel with the writing, which takes as long
         for piece in pieces:
             file.write(piece)
         hashing.join()
@@ -91,8 +90,8 @@ def write(path: Path, graph: Graph, code: Code, beside: Mapping[str, str]) -> st
     return digest.hexdigest()
 
 
-def read(path: Path, digests: Digests) -> Stored | None:
-    """A stored model; None if there is none, or one that is truncated, corrupt or not ours."""
+def read(path: Path, digests: Digests) -> CachedArtifact | None:
+    """A compiled model; None if the file is missing, truncated, corrupt or not trusted."""
     try:
         with system.open_private(path) as file:
             start = file.read(ALIGN)
@@ -110,7 +109,7 @@ def read(path: Path, digests: Digests) -> Stored | None:
         return None
 
 
-def _decoded(path: Path, digest: str, index: dict[str, Any], body: memoryview) -> Stored:
+def _decoded(path: Path, digest: str, index: dict[str, Any], body: memoryview) -> CachedArtifact:
     def array(number: int) -> Array:
         name, shape, offset, nbytes = index["arrays"][number]
         if not nbytes:
@@ -121,19 +120,15 @@ def _decoded(path: Path, digest: str, index: dict[str, Any], body: memoryview) -
     decoder = Decoder(index, array)
     interface = decoder.interface()
     objects = [bytes(body[offset : offset + nbytes]) for offset, nbytes in index["objects"]]
-    checks = ProvedSizes(path.with_name(f"{path.name}.sizes"), digest, *index["checks"])
-    return Stored(interface, decoder.code(interface, objects, checks), index["beside"])
+    checks = CachedSizeChecks(path.with_name(f"{path.name}.sizes"), digest, *index["checks"])
+    return CachedArtifact(interface, decoder.decode(interface, objects, checks), index["weights"])
 
 
 def key(model_digest: str, facts: Sequence[str]) -> str:
-    """The name under which a model's code is stored: a hash of all that decides its content."""
-    digest = hashlib.sha256()
-    for part in (model_digest, *facts):
-        data = part.encode()
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return f"model-{digest.hexdigest()}"
+    """The name of a model's file: a hash of everything that determines its content."""
+    return f"model-{hash_parts((model_digest, *facts))}"
 
 
 def touch(path: Path, digests: Digests) -> None:
-    """Note the use of a file, for what is dropped first, without forgetting its digest."""
-    digests.keeping(path, START, lambda: os.utime(path))
+    """Update a file's time of use, and the state for which its digest is cached."""
+    digests.update_state(path, START, lambda: os.utime(path))

@@ -1,8 +1,8 @@
-"""SHA-256 of files, remembered as long as their state (size, times, inode) stays the same.
+"""SHA-256 digests of files, cached while the file's state (size, times, inode) is unchanged.
 
-Reading a large file takes as long as all the rest of a warm start. What is remembered lies in the
-cache folder, one small file per path. A state is trusted only if the file was quiet before it was
-read: within the resolution of a file system's clock, a change can leave the state as it was.
+Reading a large file takes as long as the rest of a warm start. The cache folder has one small file
+per path. A digest is cached only if the file was last modified a while before it was read: within
+the resolution of a file system's clock, a change can leave the state unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bitwright import system
 SMALL = 1 << 20
 """Files up to this many bytes are always read."""
 _QUIET_SECONDS = 2.0
-"""The coarsest clock of a file system in use."""
+"""The coarsest clock resolution of a file system in use."""
 
 
 class Digests:
@@ -28,7 +28,7 @@ class Digests:
         self.folder = folder
 
     def of(self, path: Path, start: int = 0) -> str:
-        """The digest of a file from its byte `start` on."""
+        """The digest of a file from byte `start`."""
         path = path.resolve()
         before = _state(path)
         if before[0] > SMALL and (known := self._known(path, start, before)) is not None:
@@ -42,14 +42,14 @@ class Digests:
         return digest
 
     def remember(self, path: Path, start: int, digest: str) -> None:
-        """The digest of a file as it is now."""
+        """Cache the digest of a file in its current state."""
         path = path.resolve()
         known = {"path": str(path), "start": start, "state": _state(path), "digest": digest}
         with suppress(OSError):
-            system.keep(self._file(path), json.dumps(known).encode())
+            system.write_entry(self._file(path), json.dumps(known).encode())
 
-    def keeping(self, path: Path, start: int, change: Callable[[], None]) -> None:
-        """Do what changes a file's times and not its content."""
+    def update_state(self, path: Path, start: int, change: Callable[[], None]) -> None:
+        """Call `change`, which affects a file's times and not its content; keep its digest."""
         path = path.resolve()
         digest = self._known(path, start, _state(path))
         change()
@@ -57,7 +57,7 @@ class Digests:
             self.remember(path, start, digest)
 
     def _known(self, path: Path, start: int, state: list[int]) -> str | None:
-        data = system.kept(self._file(path))
+        data = system.read_entry(self._file(path))
         with suppress(ValueError, KeyError, TypeError):
             known = json.loads(data or b"{}")
             if [known["path"], known["start"], known["state"]] == [str(path), start, state]:

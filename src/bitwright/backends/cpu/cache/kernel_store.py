@@ -1,12 +1,12 @@
-"""Kernels by name: of programs that exist, from the cache, else compiled and put there.
+"""Kernels by name: from live programs, from the cache, or newly compiled.
 
-A kernel's name is a digest of all that shapes its text, given the target and bitwright's sources,
-so a warm start asks by name and writes no text. The cache has two entries for a kernel:
+A kernel's name is a digest of everything that determines its IR, given the target and bitwright's
+sources, so a warm start finds it without generating text. The cache has two entries per kernel:
 
     by name, target and sources     the kernel's slots, and the name of the other entry
-    by the text                     object code
+    by IR text                      object code
 
-so that other sources which write the same text find the object code still.
+Other sources that generate the same text therefore reuse the object code.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import numpy as np
 
 from bitwright import system
 from bitwright.backends.cpu.cache.objects import default_cache, key
-from bitwright.backends.cpu.codegen.compilers import kept_workers, submit
+from bitwright.backends.cpu.codegen.compilers import hold_workers, submit
 from bitwright.backends.cpu.codegen.signature import Signature, Slot
 from bitwright.backends.cpu.lowering.artifact import KernelCode
 from bitwright.target import Target, host
 
-_ALIVE: WeakValueDictionary[tuple[Target, str], KernelCode] = WeakValueDictionary()
-"""Kernels of programs that exist, and those that are being compiled."""
+_LIVE: WeakValueDictionary[tuple[Target, str], KernelCode] = WeakValueDictionary()
+"""Kernels of live programs, and those that are being compiled."""
 EARLY = 2
-"""Workers that start where the cache is empty; more follow where there are cores for them."""
+"""Worker processes that start early if the cache is empty; more start on demand."""
 _ANY = "any"
-"""The name of an entry that stands for all others."""
+"""The name of an entry that exists if any kernel is cached."""
 
 
 class KernelStore:
@@ -43,38 +43,39 @@ class KernelStore:
         self.target, self._cache = target, default_cache()
 
     def find(self, name: str) -> KernelCode | None:
-        """The kernel of this name, if it exists or existed."""
-        made = _ALIVE.get((self.target, name))
-        return made if made is not None else self._cached(name)
+        """The kernel of this name, if it is live or cached."""
+        live = _LIVE.get((self.target, name))
+        return live if live is not None else self._cached(name)
 
     def make(self, name: str, signature: Signature, text: str) -> KernelCode:
-        """The kernel of this text, which is compiled meanwhile if its code was never made."""
+        """The kernel of this text; compiles it in the background if it is not cached."""
         entry = key(text, self.target)
 
-        def note() -> None:
+        def write_name() -> None:
             slots = [[slot.name, slot.kind] for slot in signature.slots]
             data = json.dumps({"slots": slots, "code": entry}).encode()
-            self._cache.keep(self._entry(name), data)
+            self._cache.write_entry(self._entry(name), data)
             if not self.is_used:
-                self._cache.keep(self._entry(_ANY), b"{}")
+                self._cache.write_entry(self._entry(_ANY), b"{}")
 
-        def keep(code: bytes) -> None:
-            self._cache.keep(entry, code)
-            note()
+        def write_code(code: bytes) -> None:
+            self._cache.write_entry(entry, code)
+            write_name()
 
-        code = self._cache.find(entry)
+        code = self._cache.read_entry(entry)
         if code is not None:
-            note()
-        return self._alive(KernelCode(name, signature, code or submit(text, self.target, keep)))
+            write_name()
+        compiled = code or submit(text, self.target, write_code)
+        return self._add_live(KernelCode(name, signature, compiled))
 
     @property
     def is_used(self) -> bool:
-        """Whether the cache holds any kernel that these sources made."""
-        return self.noted(_ANY) is not None
+        """Whether the cache has any kernel of these sources."""
+        return self.facts(_ANY) is not None
 
-    def noted(self, name: str) -> dict[str, Any] | None:
-        """What the cache holds by the name: the slots, and which entry is the code."""
-        data = self._cache.find(self._entry(name))
+    def facts(self, name: str) -> dict[str, Any] | None:
+        """The cached slots of a kernel and the name of its code entry."""
+        data = self._cache.read_entry(self._entry(name))
         with suppress(ValueError):
             found = json.loads(data or b"null")
             return found if isinstance(found, dict) else None
@@ -84,27 +85,27 @@ class KernelStore:
         return key(f"kernel {name} of {_origin(self.target)}", self.target)
 
     def _cached(self, name: str) -> KernelCode | None:
-        noted = self.noted(name)
-        code = self._cache.find(noted["code"]) if noted is not None else None
-        if not noted or not code:
+        facts = self.facts(name)
+        code = self._cache.read_entry(facts["code"]) if facts is not None else None
+        if not facts or not code:
             return None
-        slots = Signature.of(Slot(*slot) for slot in noted["slots"])
-        return self._alive(KernelCode(name, slots, code))
+        slots = Signature.of(Slot(*slot) for slot in facts["slots"])
+        return self._add_live(KernelCode(name, slots, code))
 
-    def _alive(self, kernel: KernelCode) -> KernelCode:
-        _ALIVE[self.target, kernel.name] = kernel
+    def _add_live(self, kernel: KernelCode) -> KernelCode:
+        _LIVE[self.target, kernel.name] = kernel
         return kernel
 
 
-def workers_at_hand() -> AbstractContextManager[None]:
-    """`kept_workers`; where no kernel is in the cache yet, some are started before any is asked
-    for, since that takes as long as loading a model."""
-    return kept_workers(0 if KernelStore(host()).is_used else EARLY)
+def compiler_workers() -> AbstractContextManager[None]:
+    """`hold_workers`; starts some workers early if the cache is empty, while the model loads."""
+    return hold_workers(0 if KernelStore(host()).is_used else EARLY)
 
 
 @cache
 def _origin(target: Target) -> str:
-    """What makes texts of names: these sources, with these facts about the target."""
-    facts = replace(target, features=frozenset()), sorted(target.features)  # a set has no order
+    """Everything that determines the IR of a kernel name: sources, versions, target."""
+    # the repr of a set is not stable, so the features are sorted
+    facts = replace(target, features=frozenset()), sorted(target.features)
     versions = f"python {sys.version_info[:2]}, numpy {np.__version__}"
     return f"bitwright {system.sources()}, {versions}, {facts}"

@@ -1,10 +1,10 @@
-"""Object code on disk: a warm start loads machine code and never runs LLVM.
+"""The object code cache: a warm start loads machine code and never runs LLVM.
 
-An entry is one file, named by a hash of everything that decides its content (IR text, target,
-versions). It carries a checksum: an entry that is truncated, corrupt or not ours is compiled again
-and replaced. Files appear by renaming, so a reader sees a whole entry or none, with any number of
-processes at work. A folder that cannot be written serves readers; one that cannot be read is as
-good as none. Beyond its size bound the cache drops what was used least recently.
+An entry is one file, named by a hash of everything that determines its content (IR text, target,
+versions). It has a checksum: an entry that is truncated, corrupt or not trusted is compiled again
+and replaced. Files are renamed into place, so concurrent readers see a whole entry or none. A
+read-only folder serves readers; an unreadable one counts as empty. Above its size limit, the cache
+drops the least recently used entries.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import llvmlite
+import llvmlite  # type: ignore[import-untyped]
 
 from bitwright import knobs, system
 from bitwright.target import Target
 
 VERSION = 2
-"""Part of every key; raise it when the same text is compiled otherwise (passes, convention)."""
+"""Part of every key. Increase it when the same text compiles to other code."""
 _TOUCH_AFTER = 3600
-"""An entry's time of use is renewed at most this often, in seconds, to spare writes."""
+"""The minimum time between updates of an entry's time of use, in seconds."""
 
-_held: dict[Path, int] = {}
-"""Bytes that lay in a folder when it was looked through, and what this process added."""
+_folder_bytes: dict[Path, int] = {}
+"""Bytes in a folder at its last scan, plus those that this process added."""
 
 Compiler = Callable[[str, Target], bytes]
 
 
-# a release of llvmlite has one LLVM inside
+# each llvmlite release contains one LLVM version
 _VERSIONS = f"bitwright {VERSION}, llvmlite {llvmlite.__version__}"
 
 
 class ObjectCache:
-    """A folder of entries, or nothing at all where `folder` is None."""
+    """A folder of entries; `folder` None disables the cache."""
 
     def __init__(self, folder: Path | None, limit: int = 1 << 30) -> None:
         self.folder, self.limit = folder, limit
@@ -48,31 +48,31 @@ class ObjectCache:
         target: Target,
         compiler: Callable[[Sequence[str], Target], Sequence[bytes]],
     ) -> tuple[bytes, ...]:
-        """The object code of several modules; those that the folder lacks are made together."""
+        """The object code of several modules; compiles all missing ones in one call."""
         names = {text: key(text, target) for text in texts}
-        qvalues: dict[str, bytes | None] = dict.fromkeys(names)
+        objects: dict[str, bytes | None] = dict.fromkeys(names)
         if self.folder is not None:
-            qvalues = {text: self._read(self.folder / name) for text, name in names.items()}
-        missing = [text for text, code in qvalues.items() if code is None]
+            objects = {text: self._read(self.folder / name) for text, name in names.items()}
+        missing = [text for text, code in objects.items() if code is None]
         for text, code in zip(missing, compiler(missing, target) if missing else (), strict=True):
-            qvalues[text] = code
+            objects[text] = code
             if self.folder is not None:
-                self._keep(self.folder / names[text], code)
-        return tuple(qvalues[text] or b"" for text in texts)
+                self._write(self.folder / names[text], code)
+        return tuple(objects[text] or b"" for text in texts)
 
-    def find(self, name: str) -> bytes | None:
-        """The entry of this name (`key`), if there is one."""
+    def read_entry(self, name: str) -> bytes | None:
+        """The entry of this name (`key`), or None."""
         return None if self.folder is None else self._read(self.folder / name)
 
-    def keep(self, name: str, code: bytes) -> None:
-        """Write the entry of this name, if that can be."""
+    def write_entry(self, name: str, code: bytes) -> None:
+        """Write the entry of this name; does nothing if the folder cannot be written."""
         if self.folder is not None:
-            self._keep(self.folder / name, code)
+            self._write(self.folder / name, code)
 
     def get_named(
         self, name: str, text: Callable[[], str], target: Target, compiler: Compiler
     ) -> bytes:
-        """The object code of a module that these sources of bitwright make by this name."""
+        """The object code of the module that bitwright's sources generate under this name."""
         named = key(f"{name} of bitwright {system.sources()}", target)
         return self._get(named, lambda: compiler(text(), target))
 
@@ -83,43 +83,44 @@ class ObjectCache:
         code = self._read(path)
         if code is None:
             code = make()
-            self._keep(path, code)
+            self._write(path, code)
         return code
 
-    def _keep(self, path: Path, code: bytes) -> None:
-        """Write an entry. Looking through the folder takes long, so that is done when it is full.
+    def _write(self, path: Path, code: bytes) -> None:
+        """Write an entry, and prune a full folder.
 
-        What other processes add meanwhile is not counted; the next to look finds it.
+        A scan of the folder is slow, so this process counts its own bytes between scans; entries
+        of other processes are counted at the next scan.
         """
         with suppress(OSError):
-            system.keep(path, code)
-            if path.parent in _held:
-                _held[path.parent] += len(code)
-            if _held.get(path.parent, self.limit + 1) > self.limit:
+            system.write_entry(path, code)
+            if path.parent in _folder_bytes:
+                _folder_bytes[path.parent] += len(code)
+            if _folder_bytes.get(path.parent, self.limit + 1) > self.limit:
                 self.prune()
 
     def _read(self, path: Path) -> bytes | None:
-        code = system.kept(path)
+        code = system.read_entry(path)
         if code is not None:
             with suppress(OSError):
                 self.touch(path, lambda: os.utime(path))
         return code
 
     def touch(self, path: Path, renew: Callable[[], None]) -> None:
-        """Note that an entry was used, if that was not noted of late."""
+        """Update an entry's time of use with `renew`, unless that was done recently."""
         if time.time() - path.stat().st_mtime > _TOUCH_AFTER:
             renew()
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether an entry of this size leaves place for others."""
+        """Whether an entry of this size leaves room for others."""
         return nbytes <= self.limit // 2
 
     def prune(self) -> None:
-        """Bring a folder beyond its bound to seven eighths of it, dropping what was used least."""
+        """Reduce a folder above its limit to 7/8 of it; drops the least recently used entries."""
         entries = []
         assert self.folder is not None
         for entry in os.scandir(self.folder):
-            with suppress(OSError):  # another process may have dropped it
+            with suppress(OSError):  # another process may have removed it
                 found = entry.stat()
                 entries.append((found.st_mtime, found.st_size, entry.path))
         total = sum(size for _, size, _ in entries)
@@ -130,12 +131,17 @@ class ObjectCache:
             with suppress(OSError):
                 os.unlink(path)
                 total -= size
-        _held[self.folder] = total
+        _folder_bytes[self.folder] = total
 
 
 def key(text: str, target: Target) -> str:
-    """The name of an entry: a hash of all that decides its content."""
-    parts = (_VERSIONS, target.triple, target.cpu, target.llvm_features, target.abi, text)
+    """The name of an entry: a hash of everything that determines its content."""
+    facts = (target.triple, target.cpu, target.llvm_features, target.abi)
+    return hash_parts((_VERSIONS, *facts, text))
+
+
+def hash_parts(parts: Iterable[str]) -> str:
+    """The SHA-256 of texts and their lengths."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()
@@ -145,6 +151,6 @@ def key(text: str, target: Target) -> str:
 
 
 def default_cache() -> ObjectCache:
-    """The cache that the knobs describe."""
+    """The cache that the knobs configure."""
     folder = system.cache_folder()
     return ObjectCache(folder and folder / "objects", knobs.CACHE_BYTES.number())

@@ -1,8 +1,8 @@
-"""Sizes that were found to fit together, remembered beside a stored model.
+"""A cache of sizes that passed the size checks, in a file next to a cached model.
 
-Whether sizes fit together depends on the model alone, and finding out takes every op's inference
-rule. So the answer is kept: a process that sees sizes an earlier one has looked at need not look
-again. Only good answers are kept.
+The result of the checks depends on the model alone, and the checks import every op's inference
+rule. A process therefore skips sizes that an earlier one has checked. Only passed checks are
+cached.
 """
 
 from __future__ import annotations
@@ -20,44 +20,45 @@ from bitwright.ir.graph import Node
 if TYPE_CHECKING:  # slow to import, and a warm start with known sizes does not need it
     from bitwright.backends.cpu.runtime.sizes import SizeChecks
 
-KEPT = 64
-"""Sets of sizes that are remembered of one model, the latest ones."""
+Sizes = list[list[str | int]]
+MAX_SETS = 64
+"""The number of cached sets of sizes per model; the oldest are dropped."""
 
 
-class ProvedSizes:
-    """Size checks as text, made only when sizes come that were not seen before."""
+class CachedSizeChecks:
+    """Size checks as text; parsed only for sizes that are not in the cache."""
 
-    def __init__(self, path: Path, digest: str, text: str, places: list[str]) -> None:
-        self._path, self._digest, self._text, self._places = path, digest, text, places
+    def __init__(self, path: Path, digest: str, text: str, locations: list[str]) -> None:
+        self._path, self._digest, self._text, self._locations = path, digest, text, locations
 
     @cached_property
     def _checks(self) -> SizeChecks:
         from bitwright.backends.cpu.runtime.sizes import checks_from_text
 
-        return checks_from_text(self._text, self._places)
+        return checks_from_text(self._text, self._locations)
 
     @cached_property
-    def _proved(self) -> list[list[list[str | int]]]:
-        data = system.kept(self._path)
+    def _passed(self) -> list[Sizes]:
+        data = system.read_entry(self._path)
         with suppress(ValueError, KeyError, TypeError):
             known = json.loads(data or b"{}")
             if known["digest"] == self._digest and isinstance(known["sizes"], list):
-                return known["sizes"]  # type: ignore[no-any-return]
+                return known["sizes"]
         return []
 
     def verify(self, bindings: Mapping[str, int]) -> None:
-        """Raise a `RunError` if these sizes do not fit together."""
-        if not self._places:
+        """Raise a `RunError` if these sizes are inconsistent."""
+        if not self._locations:
             return
-        sizes = [[name, int(size)] for name, size in sorted(bindings.items())]
-        if sizes in self._proved:
+        sizes: Sizes = [[name, int(size)] for name, size in sorted(bindings.items())]
+        if sizes in self._passed:
             return
         self._checks.verify(bindings)
-        self._proved[: max(0, len(self._proved) - KEPT + 1)] = []
-        self._proved.append(sizes)
+        self._passed[: max(0, len(self._passed) - MAX_SETS + 1)] = []
+        self._passed.append(sizes)
         with suppress(OSError):
-            known = {"digest": self._digest, "sizes": self._proved}
-            system.keep(self._path, json.dumps(known).encode())
+            known = {"digest": self._digest, "sizes": self._passed}
+            system.write_entry(self._path, json.dumps(known).encode())
 
     def ready(self, bindings: Mapping[str, int], seen: set[Node]) -> None:
         self._checks.ready(bindings, seen)

@@ -1,17 +1,16 @@
-"""Compiling in processes of their own, while this one goes on.
+"""Asynchronous compilation in worker processes.
 
-A cold start has tens of kernels to compile, and LLVM, as llvmlite calls it, compiles one at a time
-in a process. Workers take them as they come, the largest first, and what LLVM takes in memory goes
-with the workers.
+A cold start compiles tens of kernels, and LLVM, as llvmlite calls it, compiles one module at a time
+per process. Workers take the largest pending module first; LLVM's memory is freed when they exit.
 
-    job = submit(text, target)       # at once
-    code = job.result()              # waits for it; compiles here what no worker does
+    job = submit(text, target)       # returns at once
+    code = job.result()              # waits; compiles in this process if no worker does
 
-    to a worker    a line of JSON (target, size of the text), then the text; and again
-    from it        for each text, 8 bytes of length, then the object code
+    to a worker    per module: a line of JSON (target, size of the text), then the text
+    from it        per module: 8 bytes of length, then the object code
 
-A worker that cannot be started, or fails, is no error: whoever waits compiles by himself, and meets
-the reason there if it is the text's.
+A worker that cannot be started, or fails, is not an error: `result` compiles the text in this
+process and raises there if the text is at fault.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from bitwright import knobs, system
 from bitwright.backends.cpu.codegen import jit
 from bitwright.target import Target
 
-FEWEST = 4
-"""Modules that keep a worker busy for longer than it takes to start, about 0.15 s."""
-SMALL_CALLS = 8
-"""Times that a worker is started for fewer, so that a process which compiles little never loads
-LLVM; one that goes on compiling is quicker by itself."""
-MOST = 8
-_SECONDS = 300
-_FACTS = ("triple", "cpu", "llvm_features", "abi")
+MODULES_PER_WORKER = 4
+"""Modules that take a worker longer to compile than it takes to start, about 0.15 s."""
+MAX_SMALL_STARTS = 8
+"""How often a worker is started for fewer modules, so that a process that compiles little never
+loads LLVM; a process that compiles more often is faster without a worker."""
+MAX_WORKERS = 8
+_TIMEOUT_SECONDS = 300
+_TARGET_FIELDS = ("triple", "cpu", "llvm_features", "abi")
 
 
 class Job:
-    """A text on its way to object code."""
+    """A module being compiled."""
 
     def __init__(self, text: str, target: Target, then: Callable[[bytes], None]) -> None:
         self.text, self.target, self._then = text, target, then
@@ -56,11 +55,11 @@ class Job:
         self.worker: _Worker | None = None
 
     def result(self) -> bytes:
-        """The object code, as soon as it is there; made here where no worker is at it."""
+        """The object code; waits for a worker, or compiles here if none has the job."""
         with _pool.changed:
             while self.code is None and _pool.serves(self):
                 _pool.changed.wait(1)
-                _pool.end_stuck()
+                _pool.kill_stuck()
             if self.code is None:
                 _pool.withdraw(self)
         if self.code is None:
@@ -69,7 +68,7 @@ class Job:
         return self.code
 
     def done(self, code: bytes) -> None:
-        """Take the object code; `then` has seen it before anybody who waits."""
+        """Set the object code; calls `then` before it wakes waiting threads."""
         self._then(code)
         with _pool.changed:
             self.code, self.text, self.worker = code, "", None
@@ -77,11 +76,11 @@ class Job:
 
 
 class _Worker(threading.Thread):
-    """A process, and the thread that feeds it: it ends when nobody has or will have work."""
+    """A worker process and the thread that feeds it; both end when no more work can arrive."""
 
     def __init__(self) -> None:
         super().__init__(name="bitwright-compiler", daemon=True)
-        self.taken: deque[Job] = deque()
+        self.jobs: deque[Job] = deque()
         self.process: subprocess.Popen[bytes] | None = None
         self.since = time.monotonic()
 
@@ -97,7 +96,7 @@ class _Worker(threading.Thread):
             _pool.leave(self)
             if self.process is not None:
                 with suppress(OSError, ValueError):
-                    self.process.communicate()  # closes its input, and waits until it has ended
+                    self.process.communicate()  # closes its input and waits for its exit
 
     def _serve(self, process: subprocess.Popen[bytes]) -> None:
         source, sink = process.stdout, process.stdin
@@ -106,36 +105,36 @@ class _Worker(threading.Thread):
             if (job := _pool.take(self)) is not None:
                 sink.write(_request(job))
                 sink.flush()
-            elif self.taken:
+            elif self.jobs:
                 code = _read(source, int.from_bytes(_read(source, 8), "little"))
                 jit.count_compilation()
-                self.taken[0].done(code)
-                self.taken.popleft()
+                self.jobs[0].done(code)
+                self.jobs.popleft()
                 self.since = time.monotonic()
 
 
 def _request(job: Job) -> bytes:
     data = job.text.encode()
-    facts = {name: getattr(job.target, name) for name in _FACTS}
+    facts = {name: getattr(job.target, name) for name in _TARGET_FIELDS}
     return json.dumps({"target": facts, "size": len(data)}).encode() + b"\n" + data
 
 
 def _read(file: Any, size: int) -> bytes:
     data = file.read(size)
     if len(data) < size:
-        raise EOFError("the worker has ended")
+        raise EOFError("the worker exited")
     return bytes(data)
 
 
 class _Pool:
-    """Texts that wait, and the workers; `changed` guards both."""
+    """The queue of pending jobs, and the workers; `changed` guards both."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.workers: set[_Worker] = set()
-        self.keepers = 0
+        self.holders = 0
         self._waiting: list[tuple[int, int, weakref.ref[Job]]] = []
-        """The largest text first; one that nobody wants any more need not be compiled."""
+        """A heap, largest text first; jobs that are no longer referenced are skipped."""
         self._numbers, self._starts, self._has_failed = itertools.count(), 0, False
 
     def submit(self, job: Job) -> None:
@@ -150,26 +149,26 @@ class _Pool:
         worker = _Worker()
         try:
             worker.start()
-        except RuntimeError:  # no thread is to be had: the process ends, or has too many
+        except RuntimeError:  # the interpreter is shutting down, or has too many threads
             self._has_failed = True
         else:
             self.workers.add(worker)
 
     def _wants_another(self) -> bool:
         running = len(self.workers)
-        unfinished = len(self._waiting) + sum(len(worker.taken) for worker in self.workers)
-        is_worth = unfinished > FEWEST * running
-        if not running and unfinished < 2 * FEWEST:
+        unfinished = len(self._waiting) + sum(len(worker.jobs) for worker in self.workers)
+        is_worth = unfinished > MODULES_PER_WORKER * running
+        if not running and unfinished < 2 * MODULES_PER_WORKER:
             is_worth = self._compiles_little
-        return is_worth and not self._has_failed and running < _most()
+        return is_worth and not self._has_failed and running < _max_workers()
 
     @property
     def _compiles_little(self) -> bool:
-        """Whether this process has not compiled by itself, and not often by a worker."""
-        return "llvmlite.binding" not in sys.modules and self._starts < SMALL_CALLS
+        """Whether this process has not loaded LLVM and has rarely started workers."""
+        return "llvmlite.binding" not in sys.modules and self._starts < MAX_SMALL_STARTS
 
     def serves(self, job: Job) -> bool:
-        """Whether a worker is at this job, or will come to it."""
+        """Whether a worker has this job or will take it."""
         if job.worker is not None:
             return job.worker in self.workers
         return bool(self.workers)
@@ -178,112 +177,109 @@ class _Pool:
         self._waiting = [entry for entry in self._waiting if entry[2]() not in (job, None)]
         heapify(self._waiting)
 
-    def end_stuck(self) -> None:
-        """End workers that have not answered in time."""
+    def kill_stuck(self) -> None:
+        """Kill workers that exceed the timeout."""
         for worker in self.workers:
-            is_late = worker.taken and time.monotonic() - worker.since > _SECONDS
+            is_late = worker.jobs and time.monotonic() - worker.since > _TIMEOUT_SECONDS
             if is_late and worker.process is not None:
                 worker.process.kill()
 
     def has_work(self, worker: _Worker) -> bool:
-        """Wait until there is something to do; False if nothing will come."""
+        """Wait for work; False if no more can arrive."""
         with self.changed:
-            while not (worker.taken or self._waiting):
-                if not self.keepers:
-                    self.workers.discard(worker)  # so that nobody counts on it from here on
+            while not (worker.jobs or self._waiting):
+                if not self.holders:
+                    self.workers.discard(worker)  # it takes no further jobs
                     return False
                 self.changed.wait()
             return True
 
     def take(self, worker: _Worker) -> Job | None:
-        """The next job, if the worker has none, or its only one will soon be done.
+        """The next job, if the worker has none, or one and the queue is long enough.
 
-        A second text lies ready for the worker while this process is busy with other things, as
-        long as no other worker would have to wait for it.
+        A second job lets the worker continue while this process is busy, unless another worker
+        would then be idle.
         """
         with self.changed:
             most = 2 if len(self._waiting) >= len(self.workers) else 1
-            while self._waiting and len(worker.taken) < most:
+            while self._waiting and len(worker.jobs) < most:
                 job = heappop(self._waiting)[2]()
                 if job is not None:
-                    if not worker.taken:
+                    if not worker.jobs:
                         worker.since = time.monotonic()
-                    worker.taken.append(job)
+                    worker.jobs.append(job)
                     job.worker = worker
                     return job
             return None
 
     def leave(self, worker: _Worker) -> None:
         with self.changed:
-            self._has_failed |= worker in self.workers and self.keepers > 0
+            self._has_failed |= worker in self.workers and self.holders > 0
             self.workers.discard(worker)
             self.changed.notify_all()
 
     @contextmanager
-    def kept(self, early: int) -> Iterator[None]:
+    def hold(self, early: int) -> Iterator[None]:
         with self.changed:
-            self.keepers += 1
-            most = min(early, _most()) if early and self._compiles_little else 0
+            self.holders += 1
+            most = min(early, _max_workers()) if early and self._compiles_little else 0
             while len(self.workers) < most and not self._has_failed:
                 self._start()
         try:
             yield
         finally:
             with self.changed:
-                self.keepers -= 1
-                self._has_failed &= self.keepers > 0
+                self.holders -= 1
+                self._has_failed &= self.holders > 0
                 self.changed.notify_all()
 
 
 _pool = _Pool()
 
 
-def _begin_anew() -> None:
-    """A forked process has none of the threads, and lets go of the workers' input: they end when
-    the last who could write it has closed it."""
+def _reset_after_fork() -> None:
+    """Reset the pool in a forked child: it has no threads, and closes the workers' input so that
+    they end when the parent closes it too."""
     global _pool  # noqa: PLW0603
     for worker in _pool.workers:
         if worker.process is not None and isinstance(worker.process.stdin, io.BufferedWriter):
-            worker.process.stdin.raw.close()  # what its buffer holds is the other process's
+            worker.process.stdin.raw.close()  # without flushing: the buffer belongs to the parent
     _pool = _Pool()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-def kept_workers(early: int = 0) -> AbstractContextManager[None]:
-    """Within it workers stay for the next text, as long as the work that it is put around takes.
-
-    So many are started at once where texts are sure to come.
-    """
-    return _pool.kept(early)
+def hold_workers(early: int = 0) -> AbstractContextManager[None]:
+    """Keeps workers alive inside the context; `early` of them are started at once."""
+    return _pool.hold(early)
 
 
 def submit(text: str, target: Target, then: Callable[[bytes], None] = lambda code: None) -> Job:
-    """Have a text compiled, by a worker if there is one to be had; `then` is told the result."""
+    """Queue a module for compilation; `then` receives the object code."""
     job = Job(text, target, then)
     _pool.submit(job)
     return job
 
 
-def _most() -> int:
-    """Workers that may be at work; none where this process is as good as one."""
+def _max_workers() -> int:
+    """The maximum number of workers; 0 on a single core."""
     cores = knobs.COMPILERS.number() if knobs.COMPILERS.get() else system.cores()
-    return min(cores, MOST) if cores > 1 else 0
+    return min(cores, MAX_WORKERS) if cores > 1 else 0
 
 
 def work() -> None:
-    """The worker: compile what standard input holds, request after request.
+    """The worker's main loop: compiles the requests on standard input.
 
-    A thread of its own reads, so that nobody waits who writes a text while another is compiled.
+    A separate thread reads, so that writing a request does not block during a compilation.
     """
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever LLVM prints is no part of the answer
+    os.dup2(2, 1)  # output of LLVM must not mix with the replies
     requests: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
 
     def read() -> None:
-        # what is no request ends the worker, silently: a thread that prints may not end well
+        # a malformed request ends the worker without a traceback
         with suppress(ValueError, KeyError, TypeError, OSError):
             while line := source.readline():
                 header = json.loads(line)

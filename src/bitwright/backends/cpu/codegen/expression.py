@@ -1,11 +1,11 @@
-"""An elementwise region as a list of steps, rendered where a kernel has its operands in registers.
+"""An elementwise region as a list of steps, emitted on operands in registers.
 
     expression = Expression.of(graph)                     # a graph of ops with scalar forms
     results = expression.emit(f, values, lanes)           # one value per output
 
-Kernels inline it where they load (prologue) or store (epilogue); `kernels.elementwise.elementwise` makes a
-kernel of it alone. Values are in computed types: f32 for half floats, i1 for booleans. `repr` of an
-expression is exact, so it serves as part of a kernel's key.
+Kernels inline it at loads (prologue) or stores (epilogue); `kernels.elementwise.elementwise` emits
+a standalone kernel. Values are in computed types: f32 for half floats, i1 for booleans. `repr` of
+an expression is exact, so it can be part of a kernel's key.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _EXACT = frozenset({"relu", "neg", "abs", "maximum", "minimum"})
 
 
 @dataclass(frozen=True)
-class Place:
-    """An operand that is an input or an earlier result, by its number."""
+class ValueRef:
+    """An operand that is an input or an earlier result, by number."""
 
     number: int
 
@@ -39,8 +39,8 @@ class Place:
 @dataclass(frozen=True)
 class Step:
     op: str
-    operands: tuple[Place | float | None, ...]
-    """Places, numbers that stand for constant scalars, None for absent ones."""
+    operands: tuple[ValueRef | float | None, ...]
+    """References, constant scalars, or None for absent operands."""
     attrs: tuple[tuple[str, Any], ...]
     dtype: DType
     """The element type of the result."""
@@ -73,7 +73,7 @@ class Expression:
     @classmethod
     def single(cls, op: str, inputs: Sequence[DType], result: DType, **attrs: Any) -> Expression:
         """One op applied to its operands."""
-        places = tuple(Place(number) for number in range(len(inputs)))
+        places = tuple(ValueRef(number) for number in range(len(inputs)))
         step = Step(op, places, tuple(attrs.items()), result)
         return cls(tuple(inputs), (step,), (len(inputs),))
 
@@ -84,12 +84,12 @@ class Expression:
 
     @property
     def widest_bits(self) -> int:
-        """The width of the widest type computed with; it decides how many lanes fit a register."""
+        """The width of the widest computed type, which determines the lanes of a register."""
         known = (*self.inputs, *(step.dtype for step in self.steps))
         return max((computed(dtype).bits for dtype in known if dtype != bool_), default=8)
 
     def emit(self, f: Function, values: Sequence[Value], lanes: int) -> list[Value]:
-        """The outputs, from one computed value per input; scalars stand for every lane."""
+        """The outputs, from one computed value per input; scalars are broadcast."""
         known = self._terms(f, values, lanes)
         return [f.as_value(known[n].value, known[n].value.type.vector(lanes)) for n in self.outputs]
 
@@ -97,8 +97,8 @@ class Expression:
     def is_exact_half(self) -> bool:
         """Whether computing in f16 gives the same bits as computing in f32 and rounding once.
 
-        An f32 has more than twice the bits of an f16 and two, so that one sum, difference, product
-        or quotient rounds to the same number by way of f32; what else there is rounds nothing.
+        The significand of f32 has more than 2p + 2 bits of f16's p, so one sum, difference, product
+        or quotient rounds to the same value through f32; all other steps must be exact.
         """
         names = [step.op for step in self.steps]
         rounding = sum(name in _ROUNDED_ONCE for name in names)
@@ -115,7 +115,7 @@ class Expression:
         e = HalfScalars(f, lanes)
         known = [e.term(value, f16) for value in values]
         for step in self.steps:
-            operands = [known[o.number] if isinstance(o, Place) else o for o in step.operands]
+            operands = [known[o.number] if isinstance(o, ValueRef) else o for o in step.operands]
             scalar = get(step.op).scalar
             assert scalar is not None
             found = scalar(e, *operands, **get(step.op).call_attrs(dict(step.attrs)))
@@ -134,7 +134,7 @@ class Expression:
 
     @property
     def narrows(self) -> DType | None:
-        """The 8-bit type whose codes all of this ends in, where those are bounded (`requantize`)."""
+        """The 8-bit result type if the last step is a bounded `requantize`, else None."""
         if not self.steps or self.outputs != (len(self.inputs) + len(self.steps) - 1,):
             return None
         last = self.steps[-1]
@@ -142,23 +142,25 @@ class Expression:
         return last.dtype if is_plain and last.dtype.bits == 8 else None
 
     def emit_wide(self, f: Function, values: Sequence[Value], lanes: int) -> Value:
-        """The codes of an expression that `narrows`, in i32 and not cut off yet."""
+        """The result of an expression that `narrows`, in i32 before saturation."""
         before = Expression(self.inputs, self.steps[:-1], ())
         known = before._terms(f, values, lanes)
         last = self.steps[-1]
-        operands = [known[o.number] if isinstance(o, Place) else o for o in last.operands]
+        operands = [known[o.number] if isinstance(o, ValueRef) else o for o in last.operands]
         x, zero, highest = (*operands, None, None)[:3]
         assert x is not None
-        return LlvmScalars(f, f32, lanes).whole_qvalues(x, zero, highest, last.dtype, True)
+        return LlvmScalars(f, f32, lanes).rounded_qvalues(x, zero, highest, last.dtype, True)
 
 
 def _emit_step(f: Function, step: Step, known: Sequence[Term], lanes: int) -> Term:
-    operands = [known[o.number] if isinstance(o, Place) else o for o in step.operands]
+    operands = [known[o.number] if isinstance(o, ValueRef) else o for o in step.operands]
     typed = next((o.dtype for o in operands if isinstance(o, Term)), step.dtype)
     default = typed if step.dtype == bool_ else step.dtype
     e = LlvmScalars(f, default, lanes)
     if step.op == "cast":
-        return e.cast(operands[0], step.dtype)
+        x = operands[0]
+        assert x is not None
+        return e.cast(x, step.dtype)
     opdef = get(step.op)
     if opdef.scalar is None:
         raise CompileError(f"op {step.op!r} has no scalar form")
@@ -171,11 +173,11 @@ def _attrs(node: Node) -> tuple[tuple[str, Any], ...]:
 
 def _operand(
     value: GraphValue | None, numbers: Mapping[GraphValue, int]
-) -> Place | float | bool | None:
+) -> ValueRef | float | bool | None:
     if value is None:
         return None
     if value in numbers:
-        return Place(numbers[value])
+        return ValueRef(numbers[value])
     held = np.asarray(value.node.attrs.get("value"))
     if value.node.op != "constant" or held.size != 1:
         raise CompileError(
@@ -186,7 +188,7 @@ def _operand(
 
 
 def load_computed(f: Function, dtype: DType, lanes: int, *where: Any, **how: Any) -> Value:
-    """`f.load` of stored elements, in the type they are computed in."""
+    """`f.load` of stored elements, converted to their computed type."""
     value = f.load(stored(dtype).vector(lanes), *where, **how)
     return from_stored(f, value, dtype)
 
@@ -196,5 +198,5 @@ def from_stored(f: Function, value: Value, dtype: DType) -> Value:
 
 
 def to_stored(f: Function, value: Value, dtype: DType) -> Value:
-    """A computed value as it lies in memory."""
+    """A computed value in its storage type."""
     return f.convert(value, stored(dtype))

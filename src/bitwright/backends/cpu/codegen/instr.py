@@ -1,10 +1,10 @@
-"""Instructions that generic vectors do not reach: dot products of narrow integers and of bf16,
-and numbers looked up in one vector or two.
+"""Target instructions without a generic LLVM form: dot products of narrow integers and of bf16,
+saturating packs, and lookups in one or two vectors.
 
-Each says its LLVM name, the features it needs, its types, and its meaning in numpy, which the tests
-hold it to lane by lane where the machine has it. Kernels pick by target:
+Each `Instr` has its LLVM name, required features, types, and its meaning in numpy; tests compare it
+with the hardware lane by lane. Kernels select by target:
 
-    dot = dot_u8s8(f.target)                       # None where there is no such instruction
+    dot = dot_u8s8(f.target)                       # None if the target has no such instruction
     acc = dot(f, acc, a, b)                        # acc[i] += sum of a[4i + j] * b[4i + j], j < 4
 """
 
@@ -27,13 +27,13 @@ Array = np.ndarray[Any, Any]
 class Instr:
     llvm_name: str
     needs: tuple[str, ...]
-    """Features, all of which the target must have."""
+    """The required target features."""
     result: Type
     operands: tuple[Type, ...]
     mnemonic: str
-    """What the assembly shows."""
+    """The name in assembly."""
     meaning: Callable[..., Array]
-    """The result from arrays of the operands' lanes (signed integers; f32 for bf16)."""
+    """The result as a function of the operands' lanes (signed integers; f32 for bf16)."""
 
     def __call__(self, f: Function, *operands: Value) -> Value:
         if not f.target.has(*self.needs):
@@ -47,10 +47,15 @@ class Instr:
         return f.intrinsic(self.llvm_name, self.result, *values)
 
 
+def _group_sums(a: Array, b: Array, group: int) -> Array:
+    """Exact sums of `group` neighbouring products."""
+    sums: Array = (a.astype(np.int64) * b.astype(np.int64)).reshape(-1, group).sum(1)
+    return sums
+
+
 def _dot4(acc: Array, a: Array, b: Array) -> Array:
-    """Exact sums of four products added to 32-bit lanes, wrapping."""
-    products = a.astype(np.int64) * b.astype(np.int64)
-    return (acc.astype(np.int64) + products.reshape(-1, 4).sum(1)).astype(np.int32)
+    """Sums of four products added to 32-bit lanes, wrapping."""
+    return (acc.astype(np.int64) + _group_sums(a, b, 4)).astype(np.int32)
 
 
 def _u8s8(acc: Array, a: Array, b: Array) -> Array:
@@ -58,8 +63,7 @@ def _u8s8(acc: Array, a: Array, b: Array) -> Array:
 
 
 def _u8s8_saturating(acc: Array, a: Array, b: Array) -> Array:
-    products = a.view(np.uint8).astype(np.int64) * b.astype(np.int64)
-    total = acc.astype(np.int64) + products.reshape(-1, 4).sum(1)
+    total: Array = acc.astype(np.int64) + _group_sums(a.view(np.uint8), b, 4)
     return np.clip(total, -(2**31), 2**31 - 1).astype(np.int32)
 
 
@@ -68,24 +72,22 @@ def _u8u8(acc: Array, a: Array, b: Array) -> Array:
 
 
 def _s16(acc: Array, a: Array, b: Array) -> Array:
-    products = a.astype(np.int64) * b.astype(np.int64)
-    return (acc.astype(np.int64) + products.reshape(-1, 2).sum(1)).astype(np.int32)
+    return (acc.astype(np.int64) + _group_sums(a, b, 2)).astype(np.int32)
 
 
 def _pairs_s16(a: Array, b: Array) -> Array:
     """Sums of two 16-bit products; wraps only where all four factors are -32768."""
-    products = a.astype(np.int64) * b.astype(np.int64)
-    return products.reshape(-1, 2).sum(1).astype(np.int32)
+    return _group_sums(a, b, 2).astype(np.int32)
 
 
 def _pairs_u8s8(a: Array, b: Array) -> Array:
-    """Sums of two products, saturated to 16 bits: the reason for the safe path of SPEC §3."""
-    products = a.view(np.uint8).astype(np.int64) * b.astype(np.int64)
-    return np.clip(products.reshape(-1, 2).sum(1), -(2**15), 2**15 - 1).astype(np.int16)
+    """Sums of two products, saturated to 16 bits, hence not exact for all operands."""
+    sums = _group_sums(a.view(np.uint8), b, 2)
+    return np.clip(sums, -(2**15), 2**15 - 1).astype(np.int16)
 
 
 def _packed(a: Array, b: Array, low: int, high: int, to: type) -> Array:
-    """Every 16 bytes of a, saturated to half as many bits, and behind them those of b."""
+    """Per 16 bytes: the elements of a saturated to half as many bits, then those of b."""
     parts = [np.clip(x, low, high).reshape(-1, 16 // x.itemsize) for x in (a, b)]
     return np.concatenate(parts, axis=1).reshape(-1).astype(to)
 
@@ -103,7 +105,7 @@ def _pack_i8(a: Array, b: Array) -> Array:
 
 
 def _shuffled(table: Array, places: Array) -> Array:
-    """Bytes of each 16 by their places among those; 0 where the top bit of a place is set."""
+    """Bytes looked up within each 16 bytes; 0 where the top bit of the index is set."""
     parts, at = table.reshape(-1, 16), places.view(np.uint8).reshape(-1, 16)
     picked = np.take_along_axis(parts, (at & 15).astype(np.intp), axis=1)
     return np.where(at & 0x80, 0, picked).reshape(-1).astype(table.dtype)
@@ -114,7 +116,7 @@ def _flushed(x: Array) -> Array:
 
 
 def _bf16_dot(acc: Array, a: Array, b: Array) -> Array:
-    """acc + a1 b1 + a0 b0, the odd lane first, each step fused; denormals count as 0."""
+    """acc + a1 b1 + a0 b0, the odd lane first, each step fused; denormals are flushed."""
     a, b = _flushed(a).astype(np.float64), _flushed(b).astype(np.float64)
     first = _flushed((_flushed(acc).astype(np.float64) + a[1::2] * b[1::2]).astype(np.float32))
     return _flushed((first.astype(np.float64) + a[::2] * b[::2]).astype(np.float32))
@@ -243,12 +245,12 @@ def _first(target: Target, *choices: Instr) -> Instr | None:
 
 
 def dot_u8s8(target: Target) -> Instr | None:
-    """acc[i] += Σ a[4i+j] b[4i+j] with a unsigned and b signed, at the widest the target has."""
+    """acc[i] += Σ a[4i+j] b[4i+j] with a unsigned and b signed, at the target's widest vectors."""
     return _first(target, _VNNI_512[0], _AVX_VNNI[0], _VNNI_256[0], _NEON_DOTS[2])
 
 
 def dot_s8s8(target: Target) -> Instr | None:
-    """The same with both signed."""
+    """acc[i] += Σ a[4i+j] b[4i+j] with both signed."""
     return _first(target, _NEON_DOTS[0])
 
 
@@ -273,13 +275,13 @@ def dot_bf16(target: Target) -> Instr | None:
 
 
 def lookup_f32(target: Target) -> Instr | None:
-    """table[places & 15] of 16 numbers, lane by lane."""
+    """table[index & 15] of 16 numbers, lane by lane."""
     return _first(target, _LOOKUP_512)
 
 
 def packs(target: Target, lanes: int, signed: bool) -> tuple[Instr, Instr] | None:
-    """Two vectors of `lanes` 32-bit integers as 16 bits, and two of those as 8 bits, saturated;
-    each takes 16 bytes of its operands in turn."""
+    """Saturating packs of two vectors of `lanes` 32-bit integers to 16 bits, and of two such to
+    8 bits; each interleaves its operands by 16 bytes."""
     found = {16: _PACKS_512, 8: _PACKS_256, 4: _PACKS_128}.get(lanes)
     if found is None or not target.has(*found[0].needs):
         return None
@@ -287,10 +289,10 @@ def packs(target: Target, lanes: int, signed: bool) -> tuple[Instr, Instr] | Non
 
 
 def pick_bytes(target: Target) -> Instr | None:
-    """Bytes of two vectors by the lower bits of others, lane by lane."""
+    """Byte lookup in two vectors of 64 entries by the lower seven bits of each index."""
     return _first(target, _PICK_512)
 
 
 def shuffle_bytes(target: Target) -> Instr | None:
-    """Bytes of each 16 of 32 by the lower bits of others, 0 where their top bit is set."""
+    """Byte lookup within each 16 bytes by the lower four bits; 0 where the top bit is set."""
     return _first(target, _SHUFFLE_256)

@@ -1,12 +1,12 @@
-"""From text to machine code: LLVM makes object bytes, which are cached, loaded and called.
+"""Compilation of LLVM text to object code, and loading it.
 
-    library = load(module.text(), target)         # from the cache, or compiled and put there
+    library = load(module.text(), target)         # from the cache, or compiled and stored
     address = library.address("kernel")
 
-`compilations()` counts the times LLVM really ran; until then it is not even loaded. Emitted code is
-vectorized, unrolled, in SSA form and without repetitions as it comes (`codegen.emit.core`), so the code
-generator takes it as it is: LLVM's passes would make no faster code of it, the standard pipeline in
-seven times the time.
+`compilations()` counts runs of LLVM's code generator; the first one imports llvmlite. Emitted code
+is already vectorized, unrolled and in SSA form without common subexpressions
+(`codegen.emit.core`), so it goes to the code generator directly: LLVM's standard pipeline takes
+seven times as long and makes it no faster.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _count = 0
 _count_lock = threading.Lock()
 
 
-def _renew_after_fork() -> None:
-    """In a child, a thread that is gone may have held a lock."""
+def _reset_locks_after_fork() -> None:
+    """Replace the locks in a forked child: a thread that no longer exists may hold them."""
     global _lock, _count_lock
     _lock, _count_lock = threading.RLock(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_after_fork)
+    os.register_at_fork(after_in_child=_reset_locks_after_fork)
 
 
 def compilations() -> int:
-    """How often LLVM's code generator has run for this process."""
+    """How often LLVM's code generator ran for this process."""
     return _count
 
 
@@ -51,8 +51,8 @@ def count_compilation() -> None:
 
 @cache
 def _llvm() -> Any:
-    """llvmlite's binding, which takes 0.1 s and 50 MB."""
-    import llvmlite.binding as llvm
+    """llvmlite's binding, imported on demand: it takes 0.1 s and 50 MB."""
+    import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
@@ -62,7 +62,7 @@ def _llvm() -> Any:
 def _machine(target: Target, optimize: int = 2) -> Any:
     triple = target.triple
     if "windows" in triple:
-        triple += "-elf"  # the loader reads ELF on every system
+        triple += "-elf"  # the loader reads ELF on every platform
     try:
         return (
             _llvm()
@@ -90,7 +90,7 @@ def _parsed(text: str, machine: Any) -> Any:
     except RuntimeError as error:
         raise CompileError(
             f"LLVM refuses the emitted code: {error}",
-            hint="This is a fault of bitwright; please report it with the model.",
+            hint="This is a bug in bitwright; please report it with the model.",
         ) from None
     inliner = llvm.create_new_module_pass_manager()
     inliner.add_always_inliner_pass()
@@ -100,7 +100,7 @@ def _parsed(text: str, machine: Any) -> Any:
 
 
 def compile_object(text: str, target: Target) -> bytes:
-    """Object code for the target, made now."""
+    """Object code for the target, compiled in this process."""
     with _lock:
         machine = _machine(target)
         code = bytes(machine.emit_object(_parsed(text, machine)))
@@ -109,26 +109,26 @@ def compile_object(text: str, target: Target) -> bytes:
 
 
 def compile_objects(texts: Sequence[str], target: Target) -> list[bytes]:
-    """Object code of several modules, made now, by several processes where that is quicker."""
-    from bitwright.backends.cpu.codegen.compilers import (  # a warm start needs it not
-        kept_workers,
+    """Object code of several modules, compiled by worker processes where that is faster."""
+    from bitwright.backends.cpu.codegen.compilers import (  # not needed on a warm start
+        hold_workers,
         submit,
     )
 
-    with kept_workers():
+    with hold_workers():
         jobs = [submit(text, target) for text in texts]
         return [job.result() for job in jobs]
 
 
 def assembly(text: str, target: Target) -> str:
-    """What the compiled code looks like, for tests and for people."""
+    """The assembly of the compiled code, for tests and inspection."""
     with _lock:
         machine = _machine(target)
         return str(machine.emit_assembly(_parsed(text, machine)))
 
 
 class _Engine:
-    """LLVM's own loader, for what ours does not know."""
+    """LLVM's loader, the fallback for objects that `loader` does not support."""
 
     def __init__(self, objects: Iterable[bytes], target: Target) -> None:
         llvm = _llvm()
@@ -144,44 +144,47 @@ class _Engine:
 
 
 class Library:
-    """Machine code in memory; it stays there as long as this object lives."""
+    """Machine code in memory, released with this object."""
 
     def __init__(self, objects: Iterable[bytes], target: Target) -> None:
         if not target.runs_here():
             raise CompileError(f"code for {target} does not run on this machine")
-        objects, self._code = list(objects), None
-        if loader.is_available():
-            with suppress(loader.LoaderRefusal):
-                self._code = loader.Image(objects)
-        self._code = self._code or _Engine(objects, target)
+        self._code = _loaded(list(objects), target)
 
     def address(self, name: str) -> int:
-        """Where a function starts."""
+        """The address of a function."""
         found = self._code.address(name)
         if not found:
             raise CompileError(f"the library has no function {name!r}")
         return found
 
 
+def _loaded(objects: list[bytes], target: Target) -> loader.Image | _Engine:
+    if loader.is_available():
+        with suppress(loader.LoaderRefusal):
+            return loader.Image(objects)
+    return _Engine(objects, target)
+
+
 def load(text: str, target: Target, store: ObjectCache | None = None) -> Library:
-    """The module ready to call: from the cache where it is there, else compiled."""
+    """The module as a library: from the cache, else compiled."""
     return load_all([text], target, store)
 
 
 def load_named(name: str, text: Callable[[], str], target: Target) -> Library:
-    """A module that bitwright itself brings; its text is made only where the cache lacks it."""
+    """A built-in module of bitwright; its text is emitted only on a cache miss."""
     compiler = lambda text, target: compile_objects([text], target)[0]
     return Library([default_cache().get_named(name, text, target, compiler)], target)
 
 
 def load_all(texts: Iterable[str], target: Target, store: ObjectCache | None = None) -> Library:
-    """Several modules as one library; function names are unique across them."""
+    """Several modules as one library; function names must be unique across them."""
     return Library(compiled(texts, target, store), target)
 
 
 def compiled(
     texts: Iterable[str], target: Target, store: ObjectCache | None = None
 ) -> tuple[bytes, ...]:
-    """The object code of modules: from the cache where it is there, else made now."""
+    """The object code of modules: from the cache, else compiled now."""
     store = store or default_cache()
     return store.get_all(list(texts), target, compile_objects)

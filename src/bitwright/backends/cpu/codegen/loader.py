@@ -1,9 +1,9 @@
-"""Object code into executable memory without LLVM: 70 MB and 0.1 s less for a warm start.
+"""A loader for ELF objects that does not need LLVM: a warm start saves 70 MB and 0.1 s.
 
-Emitted modules are position-independent and need nothing from outside, so an ELF object for x86-64
-is its sections laid out one behind the other, and differences between their addresses filled in
-(R_X86_64_PC32 and PLT32). The memory is written first and then made executable, never both. What
-this loader does not know it refuses (`LoaderRefusal`), and LLVM's own loads it instead.
+Emitted modules are position-independent and have no external references, so loading an x86-64 ELF
+object means concatenating its sections and applying PC-relative relocations (R_X86_64_PC32 and
+PLT32). The memory is first writable, then executable, never both. Unsupported objects raise
+`LoaderRefusal`, and LLVM's loader takes them instead.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQq")
 
 
-class LoaderRefusal(Exception):  # noqa: N818 (not a fault: another loader takes over)
-    """The object has something that this loader does not know."""
+class LoaderRefusal(Exception):  # noqa: N818 (not an error: another loader takes over)
+    """The object uses a feature that this loader does not support."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _Section:
 
 @dataclass
 class _Object:
-    """One object file: its sections, and where they come to lie in the image."""
+    """One object file: its sections, and their offsets in the image."""
 
     data: bytes
     sections: list[_Section]
@@ -70,11 +70,11 @@ class _Object:
         )
 
     def lay_out(self, start: int) -> int:
-        """Give every section that is loaded a place from `start` on; where the next may begin."""
+        """Assign offsets from `start` on to all loaded sections; return the end offset."""
         for number, section in enumerate(self.sections):
             if section.flags & _ALLOCATED:
                 if section.flags & _WRITABLE or section.kind == _NO_BITS:
-                    raise LoaderRefusal("the object has memory of its own")
+                    raise LoaderRefusal("the object has writable data")
                 start = -(-start // max(1, section.align)) * max(1, section.align)
                 self.places[number] = start
                 start += section.size
@@ -87,7 +87,7 @@ class _Object:
             image[place : place + section.size] = body
 
     def symbols(self) -> list[tuple[str, int, int | None]]:
-        """(name, binding, place in the image or None) of every symbol."""
+        """(name, binding, offset in the image or None) of every symbol."""
         table = next((s for s in self.sections if s.kind == _SYMBOLS), None)
         if table is None:
             return []
@@ -102,7 +102,7 @@ class _Object:
         return found
 
     def relocate(self, image: memoryview, symbols: list[tuple[str, int, int | None]]) -> None:
-        """Fill in the differences between places."""
+        """Apply the PC-relative relocations."""
         for section in self.sections:
             if section.kind == _REL and section.info in self.places:
                 raise LoaderRefusal("relocations without addends")
@@ -121,7 +121,7 @@ class _Object:
 
 
 class Image:
-    """Objects in executable memory; the memory is given back when the image goes."""
+    """Objects in executable memory, which is released with the image."""
 
     def __init__(self, objects: Iterable[bytes]) -> None:
         parts, size = [_Object.read(data) for data in objects], 0
@@ -145,7 +145,7 @@ class Image:
         _make_executable(self._start, len(self._memory))
 
     def address(self, name: str) -> int:
-        """Where a function starts; 0 if there is none of this name."""
+        """The address of a function; 0 if there is none of this name."""
         return self._start + self._offsets[name] if name in self._offsets else 0
 
 
@@ -157,5 +157,5 @@ def _make_executable(address: int, size: int) -> None:
 
 
 def is_available() -> bool:
-    """Whether this system maps memory as the loader expects it to."""
+    """Whether the platform supports this loader."""
     return sys.platform.startswith("linux")

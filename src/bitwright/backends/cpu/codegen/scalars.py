@@ -1,12 +1,12 @@
-"""Renders the scalar forms of elementwise ops (`ops.core.scalar`) to emitted code, any number of lanes.
+"""Emits the scalar forms of elementwise ops (`ops.core.scalar`) for any number of lanes.
 
     e = LlvmScalars(f, default=f32, lanes=16)
     y = op.scalar(e, e.term(x, f32), **attrs)
 
-A `Term` is a value with its element type, since LLVM's integers have no sign. Half floats are
-computed in f32; booleans are lanes of i1. A Python number takes the type of the term beside it, or
-the default. Integers never trap: a division by zero gives 0, the lowest integer divided by -1 and
-every overflow wrap, and a shift beyond the width gives what shifting bit by bit would.
+A `Term` is a value with its element type, because LLVM integers have no sign. Half floats are
+computed in f32; booleans are lanes of i1. A Python number takes the type of the other operand, or
+the default. Integers never trap: division by zero gives 0, the lowest integer divided by -1 and
+every overflow wrap, and a shift beyond the width equals repeated shifts by one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _float_only(name: str, emit: Callable[..., Value]) -> Callable[..., Term]:
 
 def _whole(name: str) -> Callable[..., Term]:
     def render(self: LlvmScalars, a: Operand) -> Term:
-        """Integers are whole already."""
+        """Integers are returned unchanged."""
         term = self._as_term(a)
         if not term.dtype.is_float:
             return term
@@ -64,8 +64,8 @@ def _whole(name: str) -> Callable[..., Term]:
 
 def _arithmetic(name: str) -> Callable[..., Term]:
     def render(self: LlvmScalars, a: Operand, b: Operand) -> Term:
-        a, b = self._numbers(a, b)
-        return Term(getattr(self.f, name)(a.value, b.value), a.dtype)
+        x, y = self._numbers(a, b)
+        return Term(getattr(self.f, name)(x.value, y.value), x.dtype)
 
     return render
 
@@ -87,13 +87,13 @@ def _compare(signed: str, unsigned: str) -> Callable[..., Term]:
     return render
 
 
-def whole_between(f: Function, real: Value, low: Operand, high: Operand) -> Value:
-    """Rounded within bounds that are whole numbers, as i32; NaN gives the lower bound."""
+def round_clamped(f: Function, real: Value, low: Value | float, high: Value | float) -> Value:
+    """The nearest integer within integral bounds, as i32; NaN gives the lower bound."""
     return f.round_to_int(f.quick_min(f.quick_max(real, low), high))
 
 
 class LlvmScalars:
-    """Implements the protocol `ops.core.scalar.Scalars` over emitted values."""
+    """Implements the protocol `ops.core.scalar.Scalars` with emitted values."""
 
     def __init__(self, f: Function, default: DType = f32, lanes: int = 1) -> None:
         self.f, self.default, self.lanes = f, widened(default), lanes
@@ -117,12 +117,12 @@ class LlvmScalars:
     erf = _float_only("erf", math.erf)
 
     def neg(self, a: Operand) -> Term:
-        (a,) = self._numbers(a)
-        return Term(self.f.neg(a.value), a.dtype)
+        (x,) = self._numbers(a)
+        return Term(self.f.neg(x.value), x.dtype)
 
     def abs(self, a: Operand) -> Term:
-        (a,) = self._numbers(a)
-        return Term(self.f.abs(a.value), a.dtype) if a.signed else a
+        (x,) = self._numbers(a)
+        return Term(self.f.abs(x.value), x.dtype) if x.signed else x
 
     def max(self, a: Operand, b: Operand) -> Term:
         return self._extreme(self.f.max, a, b)
@@ -132,7 +132,7 @@ class LlvmScalars:
 
     def _extreme(self, emit: Callable[..., Value], a: Operand, b: Operand) -> Term:
         first, second = self._numbers(a, b)
-        # a number is handed on as such: the emitter then knows that it is not NaN
+        # a constant stays a Python number: the emitter then knows that it is not NaN
         left = first.value if isinstance(a, Term) else a
         right = second.value if isinstance(b, Term) else b
         if not isinstance(left, Value) and not isinstance(right, Value):
@@ -140,24 +140,24 @@ class LlvmScalars:
         return Term(emit(left, right, first.signed), first.dtype)
 
     def div(self, a: Operand, b: Operand) -> Term:
-        a, b = self._numbers(a, b)
-        if a.dtype.is_float:
-            return Term(self.f.div(a.value, b.value), a.dtype)
-        divisor, zero = self._safe_divisor(a, b)
-        quotient = (self.f.sdiv if a.signed else self.f.udiv)(a.value, divisor)
-        return Term(self.f.select(zero, 0, quotient), a.dtype)
+        x, y = self._numbers(a, b)
+        if x.dtype.is_float:
+            return Term(self.f.div(x.value, y.value), x.dtype)
+        divisor, zero = self._safe_divisor(x, y)
+        quotient = (self.f.sdiv if x.signed else self.f.udiv)(x.value, divisor)
+        return Term(self.f.select(zero, 0, quotient), x.dtype)
 
     def rem(self, a: Operand, b: Operand) -> Term:
-        a, b = self._numbers(a, b)
-        if a.dtype.is_float:
-            return Term(math.remainder(self.f, a.value, b.value), a.dtype)
-        divisor, zero = self._safe_divisor(a, b)
-        rest = (self.f.srem if a.signed else self.f.urem)(a.value, divisor)
-        return Term(self.f.select(zero, 0, rest), a.dtype)
+        x, y = self._numbers(a, b)
+        if x.dtype.is_float:
+            return Term(math.remainder(self.f, x.value, y.value), x.dtype)
+        divisor, zero = self._safe_divisor(x, y)
+        rest = (self.f.srem if x.signed else self.f.urem)(x.value, divisor)
+        return Term(self.f.select(zero, 0, rest), x.dtype)
 
     def _safe_divisor(self, a: Term, b: Term) -> tuple[Value, Value]:
-        """(divisor, is it 0): 1 in place of 0, and in place of -1 below the lowest integer, where
-        x / 1 is what x / -1 wraps to."""
+        """(divisor, is it 0): 1 replaces 0, and replaces -1 if the dividend is the lowest integer,
+        where x / 1 equals the wrapped x / -1."""
         zero = self.f.eq(b.value, 0)
         unsafe = zero
         if a.signed:
@@ -166,10 +166,10 @@ class LlvmScalars:
         return self.f.select(unsafe, 1, b.value), zero
 
     def pow(self, a: Operand, b: Operand) -> Term:
-        a, b = self._numbers(a, b)
-        if a.dtype.is_float:
-            return Term(math.pow_(self.f, a.value, b.value), a.dtype)
-        return Term(self._integer_power(a, b), a.dtype)
+        x, y = self._numbers(a, b)
+        if x.dtype.is_float:
+            return Term(math.pow_(self.f, x.value, y.value), x.dtype)
+        return Term(self._integer_power(x, y), x.dtype)
 
     def _integer_power(self, a: Term, b: Term) -> Value:
         """Square and multiply, wrapping; a negative exponent gives 0 except for bases 1 and -1."""
@@ -219,12 +219,12 @@ class LlvmScalars:
         to: DType,
         bounded: bool,
     ) -> Term:
-        whole = self.whole_qvalues(a, zero, highest, to, bounded)
+        whole = self.rounded_qvalues(a, zero, highest, to, bounded)
         if bounded:
             return Term(self.f.saturated(whole, computed(to), int(to.min), int(to.max)), to)
         return Term(self.f.convert(whole, computed(to)), to)
 
-    def whole_qvalues(
+    def rounded_qvalues(
         self,
         a: Operand,
         zero: Operand | None,
@@ -232,9 +232,9 @@ class LlvmScalars:
         to: DType,
         bounded: bool,
     ) -> Value:
-        """Codes in i32; those of bounded numbers are still to be cut off.
+        """Quantized values in i32; bounded ones are not saturated yet.
 
-        Others are in floats, between whole numbers, so that rounding cannot leave the range.
+        Others are clamped as floats between integers, so rounding cannot leave the range.
         """
         f, real = self.f, self._as_term(a).value
         offset: Value | None = None
@@ -248,15 +248,16 @@ class LlvmScalars:
         else:
             bounds: tuple[Any, Any] = (float(to.min), float(to.max))
             if isinstance(zero, Term):
+                assert offset is not None
                 moved = f.convert(offset, emitted_f32)
                 bounds = (f.sub(bounds[0], moved), f.sub(bounds[1], moved))
             elif zero is not None:
                 bounds = (bounds[0] - zero, bounds[1] - zero)
-            whole = whole_between(f, cut, *bounds)
+            whole = round_clamped(f, cut, *bounds)
         return whole if offset is None else f.add(whole, offset)
 
     def result(self, a: Operand, dtype: DType) -> Term:
-        """What a scalar form gave, as the computed type of the op's result."""
+        """The result of a scalar form in the computed type of the op's result."""
         a = self._as_term(a)
         if a.dtype == widened(dtype):
             return a
@@ -275,16 +276,16 @@ class LlvmScalars:
         return self._rounded(Term(self.f.convert(a.value, computed(to), signed), to), dtype)
 
     def _rounded(self, a: Term, dtype: DType) -> Term:
-        """What is left of a computed value once it is held in this type."""
+        """A computed value rounded to this storage type."""
         if widened(dtype) == dtype:
             return a
         half = self.f.convert(a.value, stored(dtype))
         return Term(self.f.convert(half, computed(dtype)), a.dtype)
 
     def _truncated(self, x: Value, to: DType) -> Value:
-        """A float's whole part; one outside i32 (for short types) or i64 becomes the lowest."""
+        """A float truncated; values outside i32 (for short types) or i64 become the minimum."""
         f = self.f
-        if to.name == "u64":  # the upper half goes through i64 too, moved down and back
+        if to.name == "u64":  # values from 2^63 on are shifted into the range of i64 and back
             upper = f.ge(x, 2.0**63)
             low = self._truncated(f.select(upper, f.sub(x, 2.0**63), x), i64)
             return f.xor(low, f.shl(f.convert(upper, computed(to)), 63))
@@ -304,7 +305,7 @@ class LlvmScalars:
         return Term(self.f.const(computed(dtype).vector(self.lanes), a), dtype)
 
     def _pair(self, a: Operand, b: Operand) -> tuple[Term, Term]:
-        """Both at one type: a number follows the term beside it, a boolean becomes a number."""
+        """Both at one type: a number takes the type of the term, a boolean becomes a number."""
         if not isinstance(a, Term) and not isinstance(b, Term):
             return self._as_term(a), self._as_term(b)
         if not isinstance(a, Term):
@@ -322,14 +323,14 @@ class LlvmScalars:
             return a, self.cast(b, a.dtype)
         raise CompileError("operands have different element types", expected=a.dtype, found=b.dtype)
 
-    def _numbers(self, *operands: Operand) -> tuple[Any, ...]:
-        """As `_pair`, with booleans as numbers of the default type."""
+    def _numbers(self, *operands: Operand) -> tuple[Term, ...]:
+        """As `_pair`, with booleans converted to the default type."""
         terms = self._pair(*operands) if len(operands) == 2 else (self._as_term(operands[0]),)
         return tuple(self.cast(t, self.default) if t.dtype == bool_ else t for t in terms)
 
 
 class HalfScalars(LlvmScalars):
-    """Computes in f16 itself, on targets that can."""
+    """Computes in f16, on targets with f16 arithmetic."""
 
     def __init__(self, f: Function, lanes: int) -> None:
         super().__init__(f, f16, lanes)

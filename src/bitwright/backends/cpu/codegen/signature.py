@@ -2,7 +2,7 @@
 
     void kernel(ptr args, i64 thread, i64 threads)
 
-`args` is an array of slots: buffer addresses, sizes and strides (i64), and scalars by their bits.
+`args` is an array of slots: buffer addresses, sizes and strides (i64), and the bits of scalars.
 The kernel declares the slots; the planner fills them in the same order:
 
     signature = Signature(pointers=("x", "y"), sizes=("count",))
@@ -64,7 +64,7 @@ class Signature:
         return {slot.name: position for position, slot in enumerate(self.slots)}
 
     def position(self, name: str, kind: str = "") -> int:
-        """Where the slot stands in the table."""
+        """The slot's index in the table."""
         at = self._positions.get(name)
         if at is None or (kind and self.slots[at].kind != kind):
             raise CompileError(

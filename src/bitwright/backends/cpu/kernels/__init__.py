@@ -1,5 +1,5 @@
-"""Kernel generators. Each emits into a module and gives the signature of its slots:
+"""Kernel generators. Each emits into a module and returns the signature of its slots:
 
-signature = emit_…(module, name, …)          # what shapes the code
-table = signature.pack(x=…, rows=…, …)       # what is known when it runs
+signature = emit_…(module, name, …)          # compile-time parameters
+table = signature.pack(x=…, rows=…, …)       # run-time arguments
 """

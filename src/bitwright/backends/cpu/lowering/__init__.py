@@ -1,1 +1,1 @@
-"""The context that all lowerings share, and the build of a program."""
+"""Lowering of graphs to schedules, and the build of compiled artifacts."""

@@ -1,6 +1,6 @@
-"""What a graph is lowered to: all that a program needs to run it.
+"""The compiled artifact of a graph: everything a program needs to run it.
 
-`build` makes it from a graph; `stored` reads it from a file that an earlier process wrote.
+`lowering.build` makes it from a graph; `cache.artifact` reads it from a file.
 """
 
 from __future__ import annotations
@@ -13,78 +13,82 @@ from bitwright.backends.cpu.codegen.signature import Signature
 from bitwright.ir.dtype import i64
 from bitwright.ir.graph import Node
 from bitwright.ir.types import TensorType
-from bitwright.lir.buffer import Buffer, Place
+from bitwright.lir.buffer import Buffer, Storage
 from bitwright.lir.schedule import InterpreterFallback, Schedule
 from bitwright.warn import warn_once
 
 
-class Making(Protocol):
-    """Object code that may still be in the making."""
+class PendingObject(Protocol):
+    """Object code that may still be compiling."""
 
     def result(self) -> bytes: ...
 
 
 @dataclass(frozen=True)
 class KernelCode:
-    """A kernel: the order of its slots, and its object code."""
+    """A kernel: its signature and its object code."""
 
     name: str
     signature: Signature
-    made: bytes | Making = field(default=b"", compare=False)
-    """Empty where the object code of all kernels came from a file."""
+    compiled: bytes | PendingObject = field(default=b"", compare=False)
+    """Empty if all object code of the artifact came from a file."""
 
     @property
     def code(self) -> bytes:
-        """The object code, once it is there."""
-        return self.made if isinstance(self.made, bytes) else self.made.result()
+        """The object code; waits for its compilation."""
+        return self.compiled if isinstance(self.compiled, bytes) else self.compiled.result()
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is told of a node when one of its indices cannot be used."""
+    """The error report of a node that got an out-of-range index."""
 
     where: str
     indexed: TensorType | None
 
 
 def new_fault_buffer() -> Buffer:
-    """Two cells in which kernels note the node and the index that they cannot use."""
-    return Buffer("fault", i64, 2, Place.STATE)
+    """Two elements in which kernels record the node and the out-of-range index."""
+    return Buffer("fault", i64, 2, Storage.STATE)
 
 
 class Checks(Protocol):
-    """What of the sizes of a run must be looked at again."""
+    """Shape checks that depend on the sizes of a run."""
 
-    def verify(self, bindings: Mapping[str, int]) -> None: ...
+    def verify(self, bindings: Mapping[str, int]) -> None:
+        """Raise a `RunError` if these sizes are inconsistent."""
+        ...
 
-    def ready(self, bindings: Mapping[str, int], seen: set[Node]) -> None: ...
+    def ready(self, bindings: Mapping[str, int], seen: set[Node]) -> None:
+        """`verify` for nodes whose sizes are all bound and that are not in `seen`."""
+        ...
 
 
 @dataclass(frozen=True)
-class Code:
+class CompiledArtifact:
     schedule: Schedule
     kernels: Mapping[str, KernelCode]
     objects: Sequence[Any]
-    """Object code as bytes; together it holds every kernel."""
+    """Object files; together they define every kernel."""
     fault_buffer: Buffer
     faults: Mapping[int, Fault]
-    """By the number that kernels note (`Lowering.number`)."""
+    """By the number that kernels record (`Lowering.number`)."""
     checks: Checks
     is_planned: bool
-    """Whether the inputs fix every size."""
-    bodies: Mapping[str, Mapping[str, Code]] = field(default_factory=dict)
-    """The code of the bodies of each control step, by the names of node and attribute."""
+    """Whether the inputs determine every size."""
+    bodies: Mapping[str, Mapping[str, CompiledArtifact]] = field(default_factory=dict)
+    """The artifacts of the bodies of control steps, by node name and attribute name."""
 
     @property
     def fallbacks(self) -> Iterator[InterpreterFallback]:
-        """Those of the graph and of all bodies in it."""
+        """The interpreter fallbacks of the graph and of all bodies."""
         yield from self.schedule.fallbacks
         for bodies in self.bodies.values():
-            for code in bodies.values():
-                yield from code.fallbacks
+            for body in bodies.values():
+                yield from body.fallbacks
 
     def warn_of_fallbacks(self) -> None:
-        """Name what has no kernel, once in a process."""
+        """Warn about each op without a kernel, once per process."""
         for step in self.fallbacks:
             warn_once(f"op {step.op.op}", f"runs in the reference interpreter: {step.why}")
 

@@ -1,6 +1,6 @@
-"""From fused graph to code: lowering, kernels, object code.
+"""Builds the artifact of a fused graph: schedule, kernels, object code.
 
-Kernels that the cache lacks are compiled while the rest of the graph is still being lowered.
+Kernels that are not in the cache are compiled while the rest of the graph is lowered.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import bitwright.backends.cpu.lowering.registered as _lowerings
 from bitwright import system
 from bitwright.backends.cpu.cache.kernel_store import KernelStore
-from bitwright.backends.cpu.codegen.compilers import kept_workers
-from bitwright.backends.cpu.lowering.artifact import Code, Fault
+from bitwright.backends.cpu.codegen.compilers import hold_workers
+from bitwright.backends.cpu.lowering.artifact import CompiledArtifact, Fault
 from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.backends.cpu.runtime.sizes import SizeChecks
 from bitwright.ir.dim import Dim
@@ -28,15 +28,15 @@ from bitwright.target import Target
 assert _lowerings.__name__  # importing it registers the lowerings
 
 
-def build(graph: Graph, target: Target) -> Code:
-    """The graph's code for a target."""
-    with kept_workers():
-        return _code(_lower(graph, KernelStore(target)))
+def build(graph: Graph, target: Target) -> CompiledArtifact:
+    """The artifact of a graph for a target."""
+    with hold_workers():
+        return _artifact(_lower(graph, KernelStore(target)))
 
 
 @dataclass(frozen=True)
 class _Lowered:
-    """A graph whose kernels may still be in the making, and its bodies."""
+    """A lowered graph whose kernels may still be compiling, and its bodies."""
 
     graph: Graph
     lowering: Lowering
@@ -46,7 +46,7 @@ class _Lowered:
 def _lower(graph: Graph, store: KernelStore) -> _Lowered:
     lowering = Lowering(graph, store.target, store)
     schedule = lowering.run()
-    _forget_weights(graph)
+    _drop_weight_pages(graph)
     bodies = {
         step.node: {name: _lower(body, store) for name, body in step.op.bodies.items()}
         for step in schedule.steps
@@ -55,33 +55,33 @@ def _lower(graph: Graph, store: KernelStore) -> _Lowered:
     return _Lowered(graph, lowering, bodies)
 
 
-def _code(lowered: _Lowered) -> Code:
+def _artifact(lowered: _Lowered) -> CompiledArtifact:
     graph, lowering, schedule = lowered.graph, lowered.lowering, lowered.lowering.schedule
     used = {step.kernel for step in schedule.steps if isinstance(step, KernelStep)}
     kernels = {name: lowering.kernels[name] for name in sorted(used)}
-    return Code(
+    return CompiledArtifact(
         schedule,
         kernels,
         tuple(kernel.code for kernel in kernels.values()),
         lowering.fault_buffer,
         {number: _fault(graph, node) for number, node in lowering.numbered.items()},
         SizeChecks.of(graph, (step.op for step in schedule.fallbacks)),
-        _sizes_are_known(graph, schedule),
+        _has_static_sizes(graph, schedule),
         {
-            node: {name: _code(body) for name, body in bodies.items()}
+            node: {name: _artifact(body) for name, body in bodies.items()}
             for node, bodies in lowered.bodies.items()
         },
     )
 
 
-def _forget_weights(graph: Graph) -> None:
-    """Leave the weights that lie in mapped files to the system: packed, they are read no more."""
-    files = {id(file): file for node in graph.nodes if (file := _file_of(node)) is not None}
+def _drop_weight_pages(graph: Graph) -> None:
+    """Release the pages of memory-mapped weights, which are packed by now."""
+    files = {id(file): file for node in graph.nodes if (file := _mapped_file(node)) is not None}
     for file in files.values():
-        system.forget_pages(file)
+        system.drop_pages(file)
 
 
-def _file_of(node: Node) -> mmap.mmap | None:
+def _mapped_file(node: Node) -> mmap.mmap | None:
     owner = node.attrs.get("value") if node.op == "constant" else None
     while isinstance(owner, np.ndarray):
         owner = owner.base
@@ -95,8 +95,8 @@ def _fault(graph: Graph, node: Node) -> Fault:
     return Fault(place(graph, node), indexed if isinstance(indexed, TensorType) else None)
 
 
-def _sizes_are_known(graph: Graph, schedule: Schedule) -> bool:
-    """Whether the inputs fix every size of the schedule."""
+def _has_static_sizes(graph: Graph, schedule: Schedule) -> bool:
+    """Whether the inputs determine every size of the schedule."""
     known = {s.name for s in graph.input_symbols}
     sizes = [b.count for b in schedule.buffers]
     sizes += [

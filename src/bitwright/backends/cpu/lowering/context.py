@@ -1,17 +1,17 @@
-"""From fused graph to schedule: each node is lowered to kernel calls, or to a host step.
+"""Lowers a fused graph to a schedule: each node becomes kernel calls or an interpreter fallback.
 
-A lowering is a function registered for an op (for the anchor of a fused region, or "elementwise"
-for a region without one):
+A lowering is a function registered for an op (the anchor of a fused region, or "elementwise" for a
+region without an anchor):
 
     @lowers("softmax")
     def lower_softmax(ctx: Lowering, node: Node, region: RegionView) -> None:
-        x = ctx.contiguous(node.inputs[0])                    # or ctx.view(...) if strides are fine
+        x = ctx.contiguous(node.inputs[0])                    # or ctx.view(...) for any strides
         y = ctx.output(node.outputs[0])
         kernel = ctx.kernel("softmax", (lanes,), lambda m, name: emit_softmax(m, name, lanes))
         ctx.call(kernel, node, {"x": x, "y": y}, {"rows": rows, "columns": columns}, writes=("y",))
 
-It raises `NoKernelError(reason)` for what it cannot do; the node then runs in the reference
-interpreter, and the schedule says why.
+A lowering raises `NoKernelError(reason)` for a node that it does not support. The node then runs in
+the reference interpreter, and the schedule records the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bitwright.ir.dtype import DType, dtype, string
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ir.verify import place
-from bitwright.lir.buffer import Buffer, Place, View, contiguous, dense
+from bitwright.lir.buffer import Buffer, Storage, View, contiguous, dense
 from bitwright.lir.schedule import (
     ControlStep,
     InterpreterFallback,
@@ -46,21 +46,21 @@ from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
 LARGE = 1 << 16
-"""Bytes of a constant from which on it is worth a look whether another one is the same."""
+"""Constants of at least this many bytes are deduplicated by content."""
 Lower = Callable[["Lowering", Node, "RegionView"], None]
 LOWERINGS: dict[str, Lower] = {}
-# Ops whose result is a view of their operand: no step at all.
+# Ops whose result is a view of their operand; they need no step.
 AsView = Callable[["Lowering", Node], tuple[View, ...] | None]
 VIEWS: dict[str, AsView] = {}
 Emit = Callable[[Module, str], Signature]
 
 
 class NoKernelError(Exception):
-    """Why a kernel does not take a node."""
+    """The reason why no kernel supports a node."""
 
 
 def lowers(*ops: str) -> Callable[[Lower], Lower]:
-    """Register the lowering of ops."""
+    """Decorator that registers the lowering of ops."""
 
     def decorate(function: Lower) -> Lower:
         for op in ops:
@@ -74,10 +74,10 @@ def lowers(*ops: str) -> Callable[[Lower], Lower]:
 
 @dataclass(frozen=True)
 class RegionView:
-    """A fused node, or a plain one, seen the same way.
+    """A common view of fused and plain nodes.
 
-    `body` holds the anchor and the elementwise nodes around it; `operands` maps its inputs to the
-    values of the outer graph. For a plain node the body is None and `anchor` is the node itself.
+    `body` holds the anchor and the elementwise nodes around it; `operands` maps its inputs to
+    values of the outer graph. For a plain node, `body` is None and `anchor` is the node itself.
     """
 
     anchor: Node | None
@@ -85,7 +85,7 @@ class RegionView:
     operands: Mapping[Value, Value]
 
     def outer(self, value: Value) -> Value:
-        """The outer value of a body's input (any other value of a plain node is itself)."""
+        """The outer value of a body's input; any other value is returned unchanged."""
         return self.operands.get(value, value)
 
 
@@ -102,8 +102,8 @@ def region_of(node: Node) -> RegionView:
 class Lowering:
     """Builds the schedule of one graph for one target.
 
-    Kernels come from `store`, which has the missing ones compiled; without it they have no object
-    code, only text.
+    `store` provides kernels and compiles missing ones; without it, kernels have IR text and no
+    object code.
     """
 
     def __init__(self, graph: Graph, target: Target, store: KernelStore | None = None) -> None:
@@ -113,33 +113,33 @@ class Lowering:
         self._emitters: dict[str, Emit] = {}
         self._texts: dict[str, str] = {}
         self.numbered: dict[int, Node] = {}
-        """The nodes whose kernels may note a fault, by the number that they note."""
+        """Nodes whose kernels may record a fault, by the number that they record."""
         self._views: dict[Value, View] = {}
         self._copies: dict[tuple[View, tuple[int, ...]], View] = {}
         self._constants: dict[int, View] = {}
-        self._kept: list[Array] = []
-        self._alike: dict[Hashable, list[tuple[Array, View]]] = {}
+        self._held: list[Array] = []
+        self._by_fingerprint: dict[Hashable, list[tuple[Array, View]]] = {}
         self.fault_buffer = new_fault_buffer()
         self._results = {_origin(value): name for name, value in reversed(graph.outputs)}
 
-    # where values lie
+    # the location of values
 
     def view(self, value: Value) -> View:
-        """Where a value lies, with any strides."""
+        """The view of a value, with any strides."""
         if value not in self._views and value.is_constant:
             self._views[value] = self.constant(value.node.attrs["value"], value.name)
         return self._views[value]
 
     def contiguous(self, value: Value) -> View:
-        """Where a value lies in row-major order; copied there if it does not yet."""
+        """The row-major view of a value; copies the value if its view is not row-major."""
         return self.packed(self.view(value), value.name)
 
     def packed(self, view: View, name: str) -> View:
-        """A view in row-major order, copied once if it is not."""
+        """A row-major view of the same elements; copied once if needed."""
         return self._in_order(view, tuple(range(len(view.shape))), name)
 
     def ordered(self, value: Value, order: Sequence[int]) -> View:
-        """Where a value lies densely with its axes in this order, outermost first; else a copy.
+        """A dense view of a value with its axes in this order, outermost first; copied if needed.
 
         Channels-last images are values of shape [N, C, H, W] ordered (0, 2, 3, 1).
         """
@@ -156,64 +156,72 @@ class Lowering:
         return self._copies[key]
 
     def copy(self, source: View, target: View, name: str) -> None:
-        """A step that copies elements between views of one shape."""
+        """Append a step that copies elements between views of the same shape."""
         COPY[0](self, source, target, name)
 
     def output(self, value: Value, order: Sequence[int] | None = None) -> View:
-        """A new dense place for a node's result: row-major, or with its axes in this order."""
+        """A new dense buffer for a result: row-major, or with its axes in this order."""
         type_ = value.tensor
         order = tuple(order or range(type_.rank))
-        plain = order == tuple(range(type_.rank))
-        place = Place.OUTPUT if plain and value in self._results else Place.ARENA
-        view = dense(self.buffer(value.name, type_.dtype, type_.count, place), type_.shape, order)
+        row_major = order == tuple(range(type_.rank))
+        storage = Storage.OUTPUT if row_major and value in self._results else Storage.ARENA
+        view = dense(self.buffer(value.name, type_.dtype, type_.count, storage), type_.shape, order)
         self._views[value] = view
         return view
 
     def alias(self, value: Value, view: View) -> None:
-        """The value lies in memory that exists already."""
+        """Make a value a view of an existing buffer."""
         self._views[value] = view
 
     def buffer(
-        self, name: str, element: DType, count: Size, place: Place = Place.ARENA, array: Any = None
+        self,
+        name: str,
+        element: DType,
+        count: Size,
+        storage: Storage = Storage.ARENA,
+        array: Any = None,
     ) -> Buffer:
-        made = Buffer(name, element, count, place, array=array)
-        self.schedule.buffers.append(made)
-        return made
+        buffer = Buffer(name, element, count, storage, array=array)
+        self.schedule.buffers.append(buffer)
+        return buffer
 
     def scratch(self, name: str, element: str, count: Size) -> View:
-        """Memory for one step."""
+        """A scratch buffer for one step."""
         return contiguous(self.buffer(name, dtype(element), count), (count,))
 
     def constant(self, array: Array, name: str) -> View:
-        """An array that the code reads; held 64-byte aligned, once.
+        """A constant buffer, 64-byte aligned; equal arrays share one buffer.
 
-        Large ones are known by content too: a weight that many nodes read is packed for each.
+        Large arrays are compared by content, because each node that reads a weight packs it.
         """
         if id(array) in self._constants:
             return self._constants[id(array)]
-        alike = self._alike.setdefault(_fingerprint(array), []) if array.nbytes >= LARGE else []
-        for other, view in alike:
+        similar: list[tuple[Array, View]] = []
+        if array.nbytes >= LARGE:
+            similar = self._by_fingerprint.setdefault(_fingerprint(array), [])
+        for other, view in similar:
             if other.shape == array.shape and np.array_equal(_as_bytes(other), _as_bytes(array)):
                 return view
-        self._kept.append(array)  # so that its id stays its own
+        self._held.append(array)  # keeps its id unique
         held = aligned(array)
-        made = self.buffer(name, dtype(held.dtype), held.size, Place.CONSTANT, held)
-        view = self._constants[id(array)] = contiguous(made, held.shape)
-        alike.append((held, view))
+        buffer = self.buffer(name, dtype(held.dtype), held.size, Storage.CONSTANT, held)
+        view = self._constants[id(array)] = contiguous(buffer, held.shape)
+        similar.append((held, view))
         return view
 
     def fault(self) -> View:
-        """Where kernels note an index they cannot use: two cells, which start as zeros.
+        """The buffer in which kernels record an out-of-range index: two elements, initially zero.
 
-        Cell 1 receives the index, then cell 0 the `number` of the node; a program that finds cell 0
-        set raises. Threads write it without care for each other, so it is no result of a step.
+        A kernel writes the index to element 1, then the `number` of the node to element 0; a
+        nonzero element 0 makes the program raise an error. Threads write it without
+        synchronization, so it is not an output of a step.
         """
         if self.fault_buffer not in self.schedule.buffers:
             self.schedule.buffers.append(self.fault_buffer)
         return contiguous(self.fault_buffer, (2,))
 
     def number(self, node: Node) -> int:
-        """The node's place in the graph, counted from 1, as a fault names it."""
+        """The node's position in the graph, counted from 1, which identifies it in a fault."""
         number = 1 + self.graph.nodes.index(node)
         self.numbered[number] = node
         return number
@@ -221,17 +229,17 @@ class Lowering:
     # kernels and steps
 
     def kernel(self, family: str, key: object, emit: Emit) -> KernelCode:
-        """The kernel of this family for this key; emitted if nobody has done so before.
+        """The kernel of this family and key, from the store or newly emitted.
 
-        `key` (anything with an exact repr) must hold all that shapes the code, but for the target:
-        by it a kernel is found in the cache, and its text is not made at all.
+        `key` (anything with an exact repr) must determine the code for a given target: the cache
+        finds a kernel by it without generating its text.
         """
         digest = hashlib.blake2b(repr((family, key)).encode(), digest_size=8).hexdigest()
         name = f"{family}_{digest}"
         if name not in self.kernels:
             self._emitters[name] = emit
-            made = self.store.find(name) if self.store is not None else None
-            self.kernels[name] = made or self._emit(name)
+            found = self.store.find(name) if self.store is not None else None
+            self.kernels[name] = found or self._emit(name)
         return self.kernels[name]
 
     def _emit(self, name: str) -> KernelCode:
@@ -243,7 +251,7 @@ class Lowering:
         return KernelCode(name, signature)
 
     def text(self, kernel: KernelCode) -> str:
-        """The text of one of this lowering's kernels, for people; made again if it is not kept."""
+        """The LLVM IR of a kernel of this lowering, emitted again if needed."""
         if kernel.name not in self._texts:
             module = Module(self.target, kernel.name)
             self._emitters[kernel.name](module, kernel.name)
@@ -260,11 +268,11 @@ class Lowering:
         writes: Iterable[str] = ("y",),
         why: str = "",
     ) -> None:
-        """Append a kernel call for a node (or its name); every slot of the kernel is given."""
+        """Append a kernel call for a node (or its name), with a value for every slot."""
         slots = {slot.name for slot in kernel.signature.slots}
         if slots != {*pointers, *sizes}:
             raise CompileError(
-                f"kernel {kernel.name} is called with other slots than it has",
+                f"kernel {kernel.name} is called with the wrong slots",
                 expected=sorted(slots),
                 found=sorted({*pointers, *sizes}),
             )
@@ -282,12 +290,12 @@ class Lowering:
         sizes: Sequence[Size],
         read: Callable[[Sequence[Array], Mapping[str, int]], Sequence[int]],
     ) -> None:
-        """Append a step that learns sizes from small operands: `read(arrays, bindings)`."""
+        """Append a step that reads sizes from small operands: `read(arrays, bindings)`."""
         views = tuple(o if isinstance(o, View) else self.view(o) for o in operands)
         where = place(self.graph, node)
         self.schedule.steps.append(SizeStep(node.name, where, views, tuple(sizes), read))
 
-    # the walk
+    # lowering
 
     def run(self) -> Schedule:
         for value in (*self.graph.inputs, *self.graph.states):
@@ -300,29 +308,29 @@ class Lowering:
                 self.schedule.outputs[name] = self._result(name, value)
         given = {view.buffer for view in self.schedule.outputs.values()}
         for buffer in self.schedule.buffers:
-            if buffer.place is Place.OUTPUT and buffer not in given:
-                buffer.place = Place.ARENA  # the result had to be copied after all
+            if buffer.storage is Storage.OUTPUT and buffer not in given:
+                buffer.storage = Storage.ARENA  # a copy became the output
         self._update_states()
         return verify_schedule(self.schedule)
 
     def _update_states(self) -> None:
-        """New contents of states, all of which are read before the first one is written."""
+        """Copy the new contents of states; reads all states before it writes one."""
         pairs = [(self.view(value), self.view(state)) for state, value in self.graph.updates]
         changed = [(source, target) for source, target in pairs if source != target]
         for number, (source, target) in enumerate(changed):
-            if source.buffer.place is Place.STATE:
-                kept = self.buffer(f"{target.buffer.name}.next", source.dtype, source.count)
-                changed[number] = contiguous(kept, source.shape), target
-                self.copy(source, changed[number][0], kept.name)
+            if source.buffer.storage is Storage.STATE:
+                temporary = self.buffer(f"{target.buffer.name}.next", source.dtype, source.count)
+                changed[number] = contiguous(temporary, source.shape), target
+                self.copy(source, changed[number][0], temporary.name)
         for source, target in changed:
             self.copy(source, target, target.buffer.name)
         self.schedule.updates |= {state.name: self.view(state) for state, _ in self.graph.updates}
 
     def _enter(self, value: Value) -> None:
         if not isinstance(value.type, TensorType) or value.dtype == string:
-            return  # only host steps read it
-        place = Place.INPUT if value.node.op == "input" else Place.STATE
-        buffer = self.buffer(value.name, value.dtype, value.tensor.count, place)
+            return  # only interpreter fallbacks read it
+        storage = Storage.INPUT if value.node.op == "input" else Storage.STATE
+        buffer = self.buffer(value.name, value.dtype, value.tensor.count, storage)
         self._views[value] = contiguous(buffer, value.shape)
 
     def _lower(self, node: Node) -> None:
@@ -340,57 +348,58 @@ class Lowering:
             lower(self, node, region)
         except NoKernelError as reason:
             del self.schedule.steps[before[0] :]
-            self._forget(set(self.schedule.buffers[before[1] :]))
-            self._host(node, str(reason))
+            self._drop(set(self.schedule.buffers[before[1] :]))
+            self._fall_back(node, str(reason))
 
-    def _forget(self, buffers: set[Buffer]) -> None:
-        """Drop buffers that a lowering made before it gave up, and what lies in them."""
+    def _drop(self, buffers: set[Buffer]) -> None:
+        """Remove buffers of a failed lowering, and all views of them."""
         self.schedule.buffers = [b for b in self.schedule.buffers if b not in buffers]
         self._views = {k: v for k, v in self._views.items() if v.buffer not in buffers}
         self._copies = {k: v for k, v in self._copies.items() if v.buffer not in buffers}
         self._constants = {k: v for k, v in self._constants.items() if v.buffer not in buffers}
-        for alike in self._alike.values():
-            alike[:] = [(array, view) for array, view in alike if view.buffer not in buffers]
+        for similar in self._by_fingerprint.values():
+            similar[:] = [(array, view) for array, view in similar if view.buffer not in buffers]
 
     def control(self, node: Node) -> None:
         """Append a step that runs the node's compiled bodies."""
         self.schedule.steps.append(ControlStep(node, *self._as_arrays(node)))
 
-    def _host(self, node: Node, reason: str) -> None:
+    def _fall_back(self, node: Node, reason: str) -> None:
         self.schedule.steps.append(InterpreterFallback(node, *self._as_arrays(node), reason))
 
     def _as_arrays(self, node: Node) -> tuple[tuple[View | None, ...], tuple[View | None, ...]]:
-        """Where the tensors among a node's operands and results lie."""
-        inputs = tuple(self._views.get(v) or self._host_view(v) for v in node.inputs)
+        """The views of a node's inputs and outputs; None for values that are not tensors."""
+        inputs = tuple(self._array_view(value) for value in node.inputs)
         outputs = tuple(
             self.output(v) if isinstance(v.type, TensorType) and v.dtype != string else None
             for v in node.outputs
         )
         return inputs, outputs
 
-    def _host_view(self, value: Value | None) -> View | None:
-        if value is None or not isinstance(value.type, TensorType) or value.dtype == string:
+    def _array_view(self, value: Value | None) -> View | None:
+        if value is None:
             return None
-        return self.view(value)
+        is_array = isinstance(value.type, TensorType) and value.dtype != string
+        return self.view(value) if is_array else None
 
     def _result(self, name: str, value: Value) -> View:
-        """An output must be a buffer of its own, in row-major order."""
+        """The view of an output: a separate row-major buffer, copied if needed."""
         view = self.view(value)
         taken = any(view.buffer is other.buffer for other in self.schedule.outputs.values())
         whole = view.is_contiguous and view.offset == 0 and view.count == view.buffer.count
-        if view.buffer.place is Place.OUTPUT and whole and not taken:
+        if view.buffer.storage is Storage.OUTPUT and whole and not taken:
             return view
-        target = contiguous(self.buffer(name, view.dtype, view.count, Place.OUTPUT), view.shape)
+        target = contiguous(self.buffer(name, view.dtype, view.count, Storage.OUTPUT), view.shape)
         self.copy(view, target, name)
         return target
 
 
-# The copy kernel registers itself here, so that it can use this module.
+# The copy kernel registers itself here, because it imports this module.
 COPY: list[Callable[[Lowering, View, View, str], None]] = []
 
 
 def _origin(value: Value) -> Value:
-    """The value whose memory an output shares: what a chain of reshapes starts from."""
+    """The value whose memory an output shares: the source of a chain of reshapes."""
     while value.node.op in ("reshape", "identity") and len(value.node.inputs) == 1:
         source = value.node.inputs[0]
         if source is None or source.node.is_boundary:
@@ -404,14 +413,14 @@ def _as_bytes(array: Array) -> Array:
 
 
 def _fingerprint(array: Array) -> Hashable:
-    """Equal for equal arrays, and seldom for others."""
+    """A hash of an array's type, shape and contents."""
     words = _as_bytes(array)
     words = words[: words.size // 8 * 8].view(np.uint64)
     return array.dtype, array.shape, int(words.sum(dtype=np.uint64))
 
 
 def aligned(array: Array) -> Array:
-    """The array in row-major order at a 64-byte boundary."""
+    """The array in row-major order, 64-byte aligned."""
     array = np.asarray(array, order="C")
     if array.ctypes.data % 64 == 0:
         return array
@@ -423,5 +432,5 @@ def aligned(array: Array) -> Array:
 
 
 def has_known(sizes: Iterable[Size]) -> bool:
-    """Whether all sizes are plain numbers."""
+    """Whether all sizes are integers."""
     return not any(isinstance(size, Dim) for size in sizes)

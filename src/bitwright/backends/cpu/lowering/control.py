@@ -1,4 +1,4 @@
-"""if, loop and scan: their bodies are compiled like the graph around them (`build`)."""
+"""Lowering of if, loop and scan; `build` compiles their bodies like the outer graph."""
 
 from __future__ import annotations
 

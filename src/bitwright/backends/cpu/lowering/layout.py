@@ -1,11 +1,11 @@
-"""Which way images lie: [N, C, H, W] row by row, or with the channels of a pixel side by side."""
+"""Memory layouts of images: [N, C, H, W] row-major (NCHW) or channels last (NHWC)."""
 
 from __future__ import annotations
 
 from bitwright.lir.buffer import View
 
 PIXELS = (0, 2, 3)
-"""The axes of [N, C, H, W] that number the pixels: images, lines, columns."""
+"""The axes of [N, C, H, W] that index pixels: image, row, column."""
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
@@ -14,7 +14,7 @@ def channels_last(rank: int) -> tuple[int, ...]:
 
 
 def image_order(view: View) -> tuple[int, ...]:
-    """Channels last where a view lies densely that way and no other, else row-major."""
+    """Channels last if the view is dense in that order only, else row-major."""
     rank = len(view.shape)
     if rank > 2 and not view.is_contiguous:
         last = channels_last(rank)

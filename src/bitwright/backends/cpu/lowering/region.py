@@ -1,18 +1,18 @@
-"""What a kernel evaluates around its own work: the elementwise nodes of a fused region.
+"""Prologues and epilogues of kernels: the elementwise nodes of a fused region.
 
-    parts = split(region)                    # before: makes the anchor's operand; after: uses it
+    parts = split(region)                    # before: the prologue; after: the epilogue
     views = operand_views(ctx, region, parts.after.inputs, shape)
-    reads = Reads("e", views)                # slots of the kernel: an address and strides for each
+    reads = Reads("e", views)                # slots of the kernel: address and strides per operand
 
-and while the kernel is emitted, for a vector of results at (…, row, column):
+During emission, for a vector of results at (…, row, column):
 
     at = reads.at(f, (row,), lanes)                         # once per row
-    operands = at.load(column, mask)                        # broadcast as numpy does
+    operands = at.load(column, mask)                        # with numpy broadcasting
     y = parts.after.evaluate(f, [accumulator, *operands], lanes)
     store(f, y, result, pointer, column, mask)
 
 All views have the shape of the result, or of a regrouping of it (`collapse_rows`); a broadcast axis
-has stride 0. The last axis is the one that lanes run along.
+has stride 0. Lanes run along the last axis.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from bitwright.ir.dtype import DType
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.lir.buffer import View
 
-# How the lanes of a vector read an operand: all the same element, neighbours, or a stride apart.
+# How lanes read an operand: one element for all lanes, consecutive elements, or strided ones.
 ONE, RUN, STEP = "one", "run", "step"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One side of an anchor: an expression and the values of the body that it loads.
+    """A prologue or epilogue: an expression and the values of the body that it loads.
 
-    The expression's inputs are the loaded values; behind an anchor its result comes first.
+    The expression's inputs are the loaded values; those of an epilogue start with the anchor's
+    result.
     """
 
     expression: Expression
@@ -52,7 +53,7 @@ class Part:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is computed: the operand or the result passes through."""
+        """Whether the expression is the identity."""
         return not self.expression.steps
 
     @property
@@ -64,20 +65,20 @@ class Part:
         return self.expression.emit(f, values, lanes)[0]
 
     def evaluate_wide(self, f: Function, values: Sequence[emit.Value], lanes: int) -> emit.Value:
-        """The codes that it ends in (`Expression.narrows`), in i32 and not cut off yet."""
+        """The quantized result (`Expression.narrows`) in i32, before saturation."""
         return self.expression.emit_wide(f, values, lanes)
 
 
 @dataclass(frozen=True)
 class Parts:
     before: Part
-    """What makes the anchor's first operand; when empty, the operand itself is loaded."""
+    """The prologue: computes the anchor's first operand."""
     after: Part
-    """What becomes of the anchor's result."""
+    """The epilogue: uses the anchor's result."""
 
 
 def split(region: RegionView) -> Parts:
-    """The expressions on both sides of a region's anchor."""
+    """The prologue and epilogue of a region."""
     anchor = _anchor(region)
     source = anchor.outputs[0]
     if region.body is None:
@@ -89,7 +90,7 @@ def split(region: RegionView) -> Parts:
 
 
 def part_before(region: RegionView) -> Part:
-    """The expression that makes what a region's anchor reads."""
+    """The prologue of a region."""
     operand = _anchor(region).inputs[0]
     assert operand is not None
     return _part((), _nodes_before(region), operand)
@@ -97,7 +98,7 @@ def part_before(region: RegionView) -> Part:
 
 def _anchor(region: RegionView) -> Node:
     if region.anchor is None or region.anchor.inputs[0] is None:
-        raise CompileError("a region without an anchor has no two sides")
+        raise CompileError("a region without an anchor has no prologue or epilogue")
     return region.anchor
 
 
@@ -114,7 +115,7 @@ def _nodes_before(region: RegionView) -> tuple[Node, ...]:
 
 
 def part_between(region: RegionView, source: Value, result: Value) -> Part:
-    """The expression that makes one value of a region's body from another, behind the anchor."""
+    """The expression that computes one value of an epilogue from another."""
     needed = {result.node} - {source.node}
     nodes = [] if region.body is None or not needed else list(region.body.nodes)
     for node in reversed(nodes):
@@ -125,10 +126,10 @@ def part_between(region: RegionView, source: Value, result: Value) -> Part:
 
 
 def _part(given: tuple[Value, ...], nodes: tuple[Node, ...], result: Value) -> Part:
-    """The expression of nodes that end in `result`; what they do not make themselves is loaded."""
-    made = {*given, *(value for node in nodes for value in node.outputs)}
+    """The expression of nodes that compute `result`; it loads the operands they do not compute."""
+    computed = {*given, *(value for node in nodes for value in node.outputs)}
     read = [v for node in nodes for v in node.operands if not _is_scalar(v)] + [result]
-    loaded = tuple(dict.fromkeys(v for v in read if v not in made))
+    loaded = tuple(dict.fromkeys(v for v in read if v not in computed))
     inner: dict[Value, Value] = {}
     body: list[Node] = []
     for value in (*given, *loaded):
@@ -143,7 +144,7 @@ def _part(given: tuple[Value, ...], nodes: tuple[Node, ...], result: Value) -> P
 
 
 def _is_scalar(value: Value) -> bool:
-    """Constants of one element are written into the code."""
+    """Whether a value is a constant of one element, which is an immediate in the code."""
     return value.is_constant and value.node.attrs["value"].size == 1
 
 
@@ -151,7 +152,7 @@ def _is_scalar(value: Value) -> bool:
 
 
 def require_elements(*elements: DType) -> None:
-    """Refuse element types that have no form in CPU code."""
+    """Raise a `NoKernelError` for element types without CPU support."""
     for element in elements:
         try:
             stored(element)
@@ -160,9 +161,9 @@ def require_elements(*elements: DType) -> None:
 
 
 def broadcast(view: View, shape: Sequence[Size]) -> View:
-    """The view in a larger shape, as numpy broadcasts.
+    """The view broadcast to a larger shape, with numpy's rules.
 
-    A size that may turn out to be 1 only at run time gets a stride that is 0 just then.
+    A symbolic size that may be 1 at run time gets a stride that is 0 in that case.
     """
     missing = len(shape) - len(view.shape)
     strides: list[Size] = [0] * missing
@@ -177,30 +178,31 @@ def broadcast(view: View, shape: Sequence[Size]) -> View:
 def operand_views(
     ctx: Lowering, region: RegionView, values: Iterable[Value], shape: Sequence[Size]
 ) -> list[View]:
-    """Where a part's operands lie, broadcast to the shape of its result."""
+    """Views of a part's operands, broadcast to the shape of its result."""
     values = tuple(values)
     require_elements(*(value.dtype for value in values))
     return [broadcast(ctx.view(region.outer(value)), shape) for value in values]
 
 
 def close(ctx: Lowering, value: Value) -> View:
-    """Where a value lies with neighbours on its last axis side by side; copied if it must be."""
+    """A view of a value whose last axis has stride 1; copied if needed."""
     view = ctx.view(value)
     return view if view.strides[-1] == 1 or view.shape[-1] == 1 else ctx.contiguous(value)
 
 
 def reshaped(ctx: Lowering, view: View, shape: Sequence[Size], name: str) -> View:
-    """The view in another shape; copied where its strides forbid it."""
+    """The view in another shape; copied if its strides do not allow it."""
     found = view.reshape(shape) or ctx.packed(view, name).reshape(shape)
     if found is None:
-        raise NoKernelError(f"shape {list(view.shape)} cannot be seen as {list(shape)}")
+        raise NoKernelError(f"shape {list(view.shape)} cannot be reshaped to {list(shape)}")
     return found
 
 
 def collapse(views: Sequence[View], keep: int = 0) -> list[View]:
-    """The views of one shape with as few axes as they allow, the last `keep` axes untouched.
+    """The views with as few axes as possible, except for the last `keep` axes.
 
-    Neighbouring axes become one where every view steps through them alike; axes of size 1 go.
+    Adjacent axes are merged if their strides are compatible in all views; axes of size 1 are
+    removed.
     """
     shape = views[0].shape
     last = len(shape) - keep
@@ -232,7 +234,7 @@ def _grouped(view: View, groups: Sequence[Sequence[int]]) -> View:
 
 
 def collapse_rows(views: Sequence[View]) -> list[View]:
-    """Collapsed, with the last axis kept and at least one axis of rows before it."""
+    """`collapse` that keeps the last axis and at least one axis of rows before it."""
     found = collapse(views, keep=1)
     if len(found[0].shape) > 1:
         return found
@@ -240,7 +242,7 @@ def collapse_rows(views: Sequence[View]) -> list[View]:
 
 
 class Reads:
-    """Operands of one shape as slots of a kernel: an address and strides for each."""
+    """Operands of the same shape as kernel slots: address and strides per operand."""
 
     def __init__(self, prefix: str, views: Sequence[View]) -> None:
         self.views = tuple(views)
@@ -251,7 +253,7 @@ class Reads:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What shapes the code that reads them."""
+        """Everything that determines the code that reads the operands."""
         return self.rank, tuple(view.dtype for view in self.views), self.columns, self.moves
 
     @property
@@ -260,7 +262,7 @@ class Reads:
 
     @property
     def sizes(self) -> dict[str, Size]:
-        """Strides by slot: `x0.0` steps the first axis of operand x0, unless it is broadcast."""
+        """Strides by slot: `x0.0` is that of the first axis of operand x0, unless broadcast."""
         found: dict[str, Size] = {}
         for number, (name, view) in enumerate(zip(self.names, self.views, strict=True)):
             moves = (*self.moves[number], self.columns[number] == STEP)
@@ -269,16 +271,16 @@ class Reads:
         return found
 
     def at(self, f: Kernel, index: Sequence[emit.Operand], lanes: int) -> Row:
-        """The operands of one row: `index` holds a place on every axis but the last."""
+        """The operands of one row; `index` has an index for every axis except the last."""
         addresses = []
         for name, view, moves in zip(self.names, self.views, self.moves, strict=True):
-            places = [p if moved else 0 for p, moved in zip(index, moves, strict=True)]
-            addresses.append(address_of(f, name, stored(view.dtype), places))
+            indices = [i if moved else 0 for i, moved in zip(index, moves, strict=True)]
+            addresses.append(address_of(f, name, stored(view.dtype), indices))
         return Row(self, f, addresses, lanes)
 
 
 class Row:
-    """Operands at a fixed row; `load` reads them at a column."""
+    """The operands of one row; `load` reads them at a column."""
 
     def __init__(
         self, reads: Reads, f: Kernel, addresses: Sequence[emit.Value], lanes: int
@@ -292,7 +294,7 @@ class Row:
         }
 
     def load(self, column: emit.Operand, mask: emit.Value | None = None) -> list[emit.Value]:
-        """The operands at columns column, column + 1, …; lanes outside the mask are not read."""
+        """The operands at columns column, column + 1, …; masked-out lanes are not read."""
         return [self._one(number, column, mask) for number in range(len(self._addresses))]
 
     def _one(self, number: int, column: emit.Operand, mask: emit.Value | None) -> emit.Value:
@@ -307,19 +309,19 @@ class Row:
 
 
 def address_of(f: Kernel, name: str, type_: emit.Type, index: Sequence[emit.Operand]) -> emit.Value:
-    """The address of an element of slot `name`, whose strides are the slots `name.0`, …"""
+    """The address of an element of slot `name`; its strides are the slots `name.0`, …"""
     offset: emit.Value | None = None
-    for axis, place in enumerate(index):
-        if not isinstance(place, emit.Value) and place == 0:
+    for axis, position in enumerate(index):
+        if not isinstance(position, emit.Value) and position == 0:
             continue
-        moved = f.mul(place, f.args.size(f"{name}.{axis}"))
+        moved = f.mul(position, f.args.size(f"{name}.{axis}"))
         offset = moved if offset is None else offset + moved
     pointer = f.args.pointer(name)
     return pointer if offset is None else f.gep(type_, pointer, offset)
 
 
 def column_form(view: View) -> str:
-    """How lanes along the last axis read a view."""
+    """How lanes along the last axis read a view: ONE, RUN or STEP."""
     if view.strides[-1] == 0 or view.shape[-1] == 1:
         return ONE
     return RUN if view.strides[-1] == 1 else STEP
@@ -334,11 +336,11 @@ def gather(
     stride: emit.Value,
     mask: emit.Value | None = None,
 ) -> emit.Value:
-    """Elements that lie `stride` apart, in the type they are computed in."""
+    """Strided elements, converted to their compute type."""
     if lanes == 1:
         return load_computed(f, element, 1, pointer, f.mul(index, stride), mask=mask)
-    places = f.mul(f.add(f.iota(i64, lanes), f.splat(f.index(index), lanes)), stride)
-    value = f.gather(stored(element).vector(lanes), pointer, places, mask=mask)
+    indices = f.mul(f.add(f.iota(i64, lanes), f.splat(f.index(index), lanes)), stride)
+    value = f.gather(stored(element).vector(lanes), pointer, indices, mask=mask)
     return from_stored(f, value, element)
 
 
@@ -350,5 +352,5 @@ def store(
     index: emit.Operand = 0,
     mask: emit.Value | None = None,
 ) -> None:
-    """Write computed elements in the type they have in memory."""
+    """Convert computed elements to their storage type and write them."""
     f.store(to_stored(f, value, element), pointer, index, mask=mask)

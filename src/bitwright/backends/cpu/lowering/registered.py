@@ -1,4 +1,4 @@
-"""Every lowering: importing this module registers those of all kernel families."""
+"""Importing this module registers the lowerings of all kernel families."""
 
 import importlib
 import pkgutil

@@ -1,11 +1,11 @@
-"""What this machine reaches, measured by small emitted kernels on a pool of threads.
+"""Measured peak performance of this machine, for roofline models.
 
-    flops      multiply-adds of f32 in registers, two operations each
-    integers   the dot product of 8-bit integers (vpdpbusd, usdot), where the target has one
-    bandwidth  bytes read and written per second, by how many bytes are touched: the larger of a sum
-               and a copy over memory that fits the second-level caches, the last level, or neither
+    flops      f32 multiply-adds in registers, two operations each
+    integers   8-bit dot products (vpdpbusd, usdot), if the target has them
+    bandwidth  bytes read and written per second, for data that fits the L2 caches, the last-level
+               cache, or neither: the larger rate of a sum and a copy
 
-These are roofs to hold kernels against, not limits that any kernel reaches.
+Small emitted kernels measure them on a pool of threads. Real kernels stay below these peaks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bitwright.target import Target, host
 
 Array = np.ndarray[Any, Any]
 _SECONDS = 0.05
-"""How long a peak is looked for: clocks rise and fall within milliseconds."""
+"""The measuring time of a peak; clock frequencies change within milliseconds."""
 _SHORTEST = 1e-3
 _LARGEST = 256 << 20
 _UNROLL = 4
@@ -36,7 +36,7 @@ _UNROLL = 4
 
 @dataclass(frozen=True)
 class Level:
-    """Bytes that fit, and the rate at which they are read and written."""
+    """A level of the memory hierarchy: its capacity and bandwidth."""
 
     name: str
     nbytes: float
@@ -49,10 +49,10 @@ class Peaks:
     flops: float
     integers: float | None
     levels: tuple[Level, ...]
-    """From the nearest and smallest to memory, which holds everything."""
+    """From the smallest cache to main memory."""
 
     def level(self, nbytes: int) -> Level:
-        """Where that many bytes fit."""
+        """The smallest level that holds this many bytes."""
         return next(level for level in self.levels if nbytes <= level.nbytes)
 
     @property
@@ -64,8 +64,8 @@ Step = Callable[[Kernel, Value, Value], Value]
 
 
 def _emit_products(module: Module, name: str, acc: Type, part: Type, step: Step) -> int:
-    """A loop of independent `acc = step(acc, part)`; how many there are in a turn."""
-    # more than latency times throughput asks for on any machine, and all in registers
+    """Emit a loop of independent `acc = step(acc, part)`; returns their number per iteration."""
+    # enough to hide the latency on any machine, and few enough to stay in registers
     count = 3 * module.target.vector_registers // 4
     with module.kernel(name, Signature(("data",), ("turns",))) as f:
         data, turns = f.args.pointer("data"), f.args.size("turns")
@@ -73,14 +73,14 @@ def _emit_products(module: Module, name: str, acc: Type, part: Type, step: Step)
         start = [f.load(acc, data, lane) for lane in range(count)]
         with f.loop(0, turns, carry=start) as loop:
             loop.next(*(step(f, value, factor) for value in loop.carried))
-        with f.if_(f.lt(turns, 0)):  # never: it keeps the results alive
-            for place, result in enumerate(loop.results):
-                f.store(result, data, place * result.type.lanes)
+        with f.if_(f.lt(turns, 0)):  # never taken; it keeps the results live
+            for number, result in enumerate(loop.results):
+                f.store(result, data, number * result.type.lanes)
     return count
 
 
 def _emit_stream(module: Module, name: str, writes: bool) -> None:
-    """Each thread goes `turns` times over its share of `count` floats."""
+    """Emit a loop in which each thread reads its share of `count` floats `turns` times."""
     lanes = module.target.lanes(32)
     vector = f32.vector(lanes)
     with module.kernel(name, Signature(("x", "y"), ("count", "turns"))) as f:
@@ -99,21 +99,21 @@ def _emit_stream(module: Module, name: str, writes: bool) -> None:
                     loop.next(*(f.add(total, value) for total, value in pairs))
             turns.next(*loop.results)
         with f.if_(f.lt(f.args.size("turns"), 0)):
-            for place, total in enumerate(turns.results):
-                f.store(total, y, place * lanes)
+            for number, total in enumerate(turns.results):
+                f.store(total, y, number * lanes)
 
 
 @dataclass(frozen=True)
-class _ReducedOutputs:
-    """A kernel of this module on a pool."""
+class _Benchmark:
+    """A kernel of this module and the pool that runs it."""
 
     library: jit.Library
     signature: Signature
     name: str
     pool: Pool
 
-    def least_seconds(self, **slots: int) -> float:
-        """The shortest time of one call."""
+    def minimum_seconds(self, **slots: int) -> float:
+        """The minimum time of one call."""
         table = self.signature.pack(**slots)
         rows = step_table([(self.library.address(self.name), table.ctypes.data, BARRIER_AFTER)])
         best, stop = float("inf"), time.perf_counter() + _SECONDS
@@ -124,15 +124,15 @@ class _ReducedOutputs:
         return best
 
     def rate(self, per_turn: float, **slots: int) -> float:
-        """Units per second, each call having turns enough to be timed well."""
+        """Units per second, with enough iterations per call for a reliable measurement."""
         turns = 1
-        while (seconds := self.least_seconds(turns=turns, **slots)) < _SHORTEST:
+        while (seconds := self.minimum_seconds(turns=turns, **slots)) < _SHORTEST:
             turns *= max(2, int(_SHORTEST / max(seconds, 1e-7)))
         return per_turn * turns / seconds
 
 
 def memory_reader(threads: int, nbytes: int) -> Callable[[], None]:
-    """A call that reads as many bytes once, with nothing but additions beside it."""
+    """A function that reads this many bytes once and adds them."""
     module = Module(host(), "reader")
     _emit_stream(module, "sum", writes=False)
     library, pool = jit.load(module.text(), host()), shared_pool(threads)
@@ -152,7 +152,7 @@ def memory_reader(threads: int, nbytes: int) -> Callable[[], None]:
 
 @cache
 def measure(threads: int) -> Peaks:
-    """The peaks of this machine at a number of threads; measured once in a process."""
+    """The peaks of this machine for a number of threads; measured once per process."""
     target = host()
     module = Module(target, "peaks")
     vector, dot = f32.vector(target.lanes(32)), instr.dot_u8s8(target)
@@ -166,20 +166,18 @@ def measure(threads: int) -> Peaks:
     _emit_stream(module, "sum", writes=False)
     _emit_stream(module, "copy", writes=True)
     library, pool = jit.load(module.text(), target), shared_pool(threads)
-    probes = {
-        name: _ReducedOutputs(library, signature, name, pool)
+    benchmarks = {
+        name: _Benchmark(library, signature, name, pool)
         for name, signature in module.signatures.items()
     }
     data = np.ones(1024, np.float32)
-    rates = {name: probes[name].rate(n, data=data.ctypes.data) for name, n in per_turn.items()}
-    levels = _levels(target, threads, probes["sum"], probes["copy"])
+    rates = {name: benchmarks[name].rate(n, data=data.ctypes.data) for name, n in per_turn.items()}
+    levels = _levels(target, threads, benchmarks["sum"], benchmarks["copy"])
     return Peaks(threads, rates["fma"], rates.get("dot"), levels)
 
 
-def _levels(
-    target: Target, threads: int, total: _ReducedOutputs, copy: _ReducedOutputs
-) -> tuple[Level, ...]:
-    """Rates over half of each cache, and over more than the caches hold."""
+def _levels(target: Target, threads: int, total: _Benchmark, copy: _Benchmark) -> tuple[Level, ...]:
+    """Rates for half of each cache, and for more than the caches hold."""
     room = allocate(_memory_bytes(target))
     room[:] = 1
     sizes = {"L2": threads * target.l2_bytes, "L3": target.l3_bytes}
@@ -191,14 +189,14 @@ def _levels(
     return (*levels, Level("memory", float("inf"), rate))
 
 
-def _bandwidth(total: _ReducedOutputs, copy: _ReducedOutputs, room: Array, nbytes: int) -> float:
-    """Bytes per second over `nbytes`, half of which a copy reads and half of which it writes."""
+def _bandwidth(total: _Benchmark, copy: _Benchmark, room: Array, nbytes: int) -> float:
+    """Bytes per second for `nbytes` of data; a copy reads one half and writes the other."""
     x, half = room.ctypes.data, nbytes // 2048 * 256
     summed = total.rate(8 * half, x=x, y=x, count=2 * half)
     return max(summed, copy.rate(8 * half, x=x, y=x + 4 * half, count=half))
 
 
 def _memory_bytes(target: Target) -> int:
-    """Enough to leave the caches, within what a machine can spare."""
+    """More than the caches hold, within the memory limit."""
     wanted = max(4 * target.l3_bytes, 64 << 20)
     return min(wanted, _LARGEST, knobs.max_tensor_bytes() // 8)

@@ -1,67 +1,44 @@
 """Times each step of a program inside the native run: `Program.profile(feeds, rounds)`.
 
-The runner gets another table, with a row between every two kernel calls that notes the time:
+The runner gets a table with a timestamp kernel between every two kernel calls:
 
-    note, kernel 0, note, kernel 1, note, ...
+    timestamp, kernel 0, timestamp, kernel 1, timestamp, ...
 
-A step's time is the difference of two notes less what the same rows take when the kernel does
-nothing; the quickest of the rounds counts. Kernels, arguments and the state of the caches are those
-of an ordinary run, but every step that is shared out ends with a meeting of the threads.
+A step's time is the difference of two timestamps minus that of an empty kernel; the result is the
+minimum over all rounds. Kernels, arguments and cache state are those of an ordinary run, except
+that a barrier follows every step that several threads run.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from bitwright import system
+from bitwright.backends.base import TimedStep
 from bitwright.backends.cpu.codegen import jit
 from bitwright.backends.cpu.codegen.emit import Module, Signature, i32
 from bitwright.backends.cpu.runtime.pool import Pool
 from bitwright.backends.cpu.runtime.shared_block import ALONE, BARRIER_AFTER, step_table
 from bitwright.backends.cpu.runtime.steps import ROW, StepTable
-from bitwright.lir.schedule import NodeStep, SizeStep, Step
+from bitwright.lir.schedule import PythonStep, Step
 from bitwright.target import Target, host
 
 Array = np.ndarray[Any, Any]
 _EMPTY_ROWS = 50
 
 
-@dataclass(frozen=True)
-class TimedStep:
-    step: Step
-    seconds: float
-    """The quickest of the rounds."""
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A run taken apart."""
-
-    steps: tuple[TimedStep, ...]
-    run_seconds: float
-    """A whole run as its caller sees it, the quickest of all."""
-    overhead_seconds: float
-    """What a run takes beside its steps: binding inputs, waking threads, making outputs."""
-    meeting_seconds: float
-    """What it takes to call a kernel that does nothing and to meet behind it."""
-    threads: int
-    bindings: Mapping[str, int]
-    """The sizes of the run, those that its data decided included."""
-
-
 def _text(target: Target) -> str:
     module = Module(target, "profile")
-    with module.kernel("note_time", Signature(("clock", "moment"), ("number",))) as f:
+    with module.kernel("write_timestamp", Signature(("clock", "timestamp"), ("number",))) as f:
         clock, number = f.args.pointer("clock"), f.convert(f.args.size("number"), i32)
         with f.if_(f.eq(f.thread, 0)):
-            f.call_pointer(clock, i32, number, f.args.pointer("moment"))
-    with module.kernel("do_nothing", Signature()) as f:
+            f.call_pointer(clock, i32, number, f.args.pointer("timestamp"))
+    with module.kernel("empty", Signature()) as f:
         pass
     return module.text()
 
@@ -71,25 +48,27 @@ def _library() -> jit.Library:
     return jit.load(_text(host()), host())
 
 
-class NotedTable:
-    """Rows of kernel calls with notes of the time between them.
+class TimedTable:
+    """A step table with timestamps between its rows.
 
-    One thread takes the notes. Before and behind a kernel that is shared out, all threads meet;
-    kernels that one thread does alone follow each other as they always do.
+    One thread takes the timestamps. Barriers surround a kernel that all threads run; there is none
+    between kernels that one thread runs.
     """
 
     def __init__(self, rows: Array) -> None:
-        """`rows` as the runner reads them, one line each."""
+        """`rows` is a step table with one row per step."""
         count = len(rows)
-        self._moments = np.zeros((count + 1, 2), np.int64)
+        self._timestamps = np.zeros((count + 1, 2), np.int64)
         self._is_alone = bool(np.all(rows[:, -1] & ALONE))
         function, number = system.clock()
-        places = self._moments.ctypes.data + self._moments.strides[0] * np.arange(count + 1)
-        self._slots = np.array([(function, place, number) for place in places], np.uint64)
+        addresses = self._timestamps.ctypes.data + self._timestamps.strides[0] * np.arange(
+            count + 1
+        )
+        self._slots = np.array([(function, address, number) for address in addresses], np.uint64)
         start, stride = self._slots.ctypes.data, self._slots.strides[0]
-        note = _library().address("note_time")
+        timestamp = _library().address("write_timestamp")
         slots = [start + stride * (number // 2) for number in range(2 * count + 1)]
-        self._rows = step_table([(note, at, ALONE) for at in slots])
+        self._rows = step_table([(timestamp, at, ALONE) for at in slots])
         self._rows[1::2] = rows
         alone = (rows[:, -1] & ALONE).astype(bool)
         self._rows[1::2, -1] = np.where(alone, ALONE, BARRIER_AFTER)
@@ -100,15 +79,15 @@ class NotedTable:
 
     @property
     def seconds(self) -> Array:
-        """How long each row took in the last run."""
-        seconds, nanoseconds = self._moments.T
+        """The time of each row in the last run."""
+        seconds, nanoseconds = self._timestamps.T
         return np.diff(seconds) + np.diff(nanoseconds) * 1e-9
 
 
-def meeting_seconds(pool: Pool, rounds: int, flags: int = BARRIER_AFTER) -> float:
-    """What a row takes whose kernel does nothing, by the same rule as that of a step."""
-    nothing, slots = _library().address("do_nothing"), np.zeros(1, np.uint64)
-    table = NotedTable(step_table([(nothing, slots.ctypes.data, flags)] * _EMPTY_ROWS))
+def barrier_seconds(pool: Pool, rounds: int, flags: int = BARRIER_AFTER) -> float:
+    """The time of a row with an empty kernel, measured like that of a step."""
+    nothing, slots = _library().address("empty"), np.zeros(1, np.uint64)
+    table = TimedTable(step_table([(nothing, slots.ctypes.data, flags)] * _EMPTY_ROWS))
     best = np.full(_EMPTY_ROWS, np.inf)
     for _ in range(rounds):
         table.run(pool)
@@ -117,50 +96,50 @@ def meeting_seconds(pool: Pool, rounds: int, flags: int = BARRIER_AFTER) -> floa
 
 
 class Stopwatch:
-    """Runs a program's steps and notes how long each takes."""
+    """Runs a program's steps and records the time of each."""
 
     def __init__(self, pool: Pool, rounds: int) -> None:
-        self.meeting = meeting_seconds(pool, rounds)
+        self.barrier = barrier_seconds(pool, rounds)
         self.overhead = float("inf")
         self.bindings: Mapping[str, int] = {}
-        self._alone = meeting_seconds(pool, rounds, ALONE)
+        self._alone = barrier_seconds(pool, rounds, ALONE)
         self._pool = pool
         self._best: dict[int, TimedStep] = {}
-        self._tables: dict[int, tuple[StepTable, NotedTable]] = {}
+        self._tables: dict[int, tuple[StepTable, TimedTable]] = {}
         self._accounted = 0.0
 
     def run(self, table: StepTable) -> None:
-        """A stretch of kernel calls."""
+        """Run and time a segment of kernel calls."""
         begin = time.perf_counter()
         rows = table.rows.reshape(-1, ROW)
-        if id(table) not in self._tables:  # which is kept beside it, so that its id stays its own
-            self._tables[id(table)] = table, NotedTable(rows)
-        noted = self._tables[id(table)][1]
-        empty = np.where(rows[:, -1] & ALONE, self._alone, self.meeting)
+        if id(table) not in self._tables:  # the entry holds the table, so its id stays unique
+            self._tables[id(table)] = table, TimedTable(rows)
+        timed = self._tables[id(table)][1]
+        empty = np.where(rows[:, -1] & ALONE, self._alone, self.barrier)
         self._accounted += time.perf_counter() - begin
-        noted.run(self._pool)
-        begin, seconds = time.perf_counter(), noted.seconds
+        timed.run(self._pool)
+        begin, seconds = time.perf_counter(), timed.seconds
         self._accounted += float(seconds.sum())
         for step, taken in zip(table.steps, np.maximum(0.0, seconds - empty), strict=True):
-            self._note(step, float(taken))
+            self._record(step, float(taken))
         self._accounted += time.perf_counter() - begin
 
-    def took(self, step: NodeStep | SizeStep, seconds: float) -> None:
-        """A step that Python computed."""
+    def add(self, step: PythonStep, seconds: float) -> None:
+        """Record a step that ran in Python."""
         self._accounted += seconds
-        self._note(step, seconds)
+        self._record(step, seconds)
 
-    def ended(self, seconds: float) -> None:
-        """A whole run is over; what is not accounted for is overhead."""
+    def end_run(self, seconds: float) -> None:
+        """Record a whole run; time outside of steps is overhead."""
         self.overhead = min(self.overhead, max(0.0, seconds - self._accounted))
         self._accounted = 0.0
 
-    def _note(self, step: Step, seconds: float) -> None:
+    def _record(self, step: Step, seconds: float) -> None:
         known = self._best.get(id(step))
         if known is None or seconds < known.seconds:
             self._best[id(step)] = TimedStep(step, seconds)
 
     @property
     def steps(self) -> tuple[TimedStep, ...]:
-        """Every step once, in order."""
+        """All steps in order, with their minimum times."""
         return tuple(self._best.values())

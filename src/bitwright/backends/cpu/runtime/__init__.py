@@ -1,1 +1,1 @@
-"""Running a compiled model: memory, threads, steps."""
+"""Runs compiled models: programs, memory, step tables, threads."""

@@ -1,18 +1,18 @@
-"""The emitted runtime: step tables shared out to threads, and a worker's life.
+"""The emitted runtime: distributes step tables over threads.
 
-`steps` is a table of {kernel address, args address, flags}. Steps up to one that is marked
-`BARRIER_AFTER` are a phase: they do not depend on each other. A phase has as many parts as there
-are threads (or a single one, where its steps are too small to share), and part p is to call every
-kernel of the phase as thread p. The next phase begins when all parts are done.
+`steps` is a table of {kernel address, args address, flags}. A phase is a sequence of independent
+steps that ends with one marked `BARRIER_AFTER`. It has one part per thread (or a single part if its
+steps are too small to distribute); part p calls every kernel of the phase as thread p. The next
+phase begins when all parts are done.
 
-Each thread claims the part of its own number first, and so finds what it wrote before in its own
-cache. A thread that has nothing left to do looks, after a moment of patience, for parts that nobody
-has claimed and does them too: so a thread that sleeps, or whose core is busy with something else,
-holds nobody up. Which thread does a part changes nothing in the results.
+Each thread first claims the part of its own number, whose data is likely in its cache. A thread
+without work then claims parts that are still free, after a short wait; a thread that sleeps or was
+preempted therefore does not delay the others. Results do not depend on which thread runs a part.
 
-The generation is 4 · (phases since the beginning) + state: no run, a shared phase, a phase of one
-part. Claims hold generations: a part whose claim is below the generation is free, and a claim that
-succeeds keeps the phase, and so the run and its table, alive. `native` loads what is emitted here.
+The generation is 4 · (number of phases so far) + state; the states are closed, shared phase and
+single-part phase. Claims store generations: a part is free while its claim is below the generation,
+and a successful claim prevents the phase, the run and its table from ending. `native` loads this
+code.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _is_set(f: Function, flags: Value, flag: int) -> Value:
 
 
 def _emit_run(module: Module) -> None:
-    """All steps by one thread alone."""
+    """`run`: one thread runs all steps."""
     with module.function("run", void, (("steps", ptr), ("count", i64)), internal=False) as f:
         steps, count = f.params
         with f.loop(0, count) as loop:
@@ -62,7 +62,7 @@ def _emit_run(module: Module) -> None:
 
 
 def _emit_state(module: Module) -> Function:
-    """The state of a generation whose phase begins at step `number`."""
+    """`state`: the state of a generation whose phase begins at step `number`."""
     params = (("shared", ptr), ("number", i64))
     with module.function("state", i64, params) as f:
         shared, number = f.params
@@ -76,7 +76,7 @@ def _emit_state(module: Module) -> Function:
 
 
 def _emit_claim(module: Module) -> Function:
-    """Take a part of the phase, if it is free."""
+    """`claim`: claim a part of the phase if it is free."""
     params = (("shared", ptr), ("part", i64), ("generation", i64))
     with module.function("claim", i1, params) as f:
         shared, part, generation = f.params
@@ -89,7 +89,7 @@ def _emit_claim(module: Module) -> Function:
 
 
 def _emit_perform(module: Module, state: Function, wake: Function) -> Function:
-    """Do a part that was claimed; who finishes the last part opens the next phase."""
+    """`perform`: run a claimed part; the thread that finishes the last one opens the next phase."""
     params = (("shared", ptr), ("part", i64), ("parts", i64), ("generation", i64))
     with module.function("perform", void, params) as f:
         shared, part, parts, generation = f.params
@@ -116,15 +116,15 @@ def _emit_perform(module: Module, state: Function, wake: Function) -> Function:
     return f
 
 
-def _emit_linger(
+def _emit_steal_or_wait(
     module: Module, spin: Function, await_: Function, claim: Function, perform: Function
 ) -> Function:
-    """Nothing of one's own to do: wait for the next phase, or do a part that nobody has begun."""
+    """`steal_or_wait`: wait for the next phase, or run parts that are still free."""
     params = (("shared", ptr), ("parts", i64), ("generation", i64))
-    with module.function("linger", void, params) as f:
+    with module.function("steal_or_wait", void, params) as f:
         shared, parts, generation = f.params
         word = f.offset(shared, block.GENERATION)
-        f.call(spin, word, generation, field(f, shared, block.PATIENCE, i64))
+        f.call(spin, word, generation, field(f, shared, block.STEAL_SPINS, i64))
         with f.if_(f.eq(f.atomic_load(i64, word), generation)):
             with f.loop(0, parts) as loop, f.if_(f.call(claim, shared, loop.index, generation)):
                 f.call(perform, shared, loop.index, parts, generation)
@@ -133,9 +133,9 @@ def _emit_linger(
 
 
 def _emit_take_part(
-    module: Module, claim: Function, perform: Function, linger: Function
+    module: Module, claim: Function, perform: Function, steal_or_wait: Function
 ) -> Function:
-    """One thread's part in the run that the shared block describes, up to its end."""
+    """`take_part`: the work of one thread in a run, until the run ends."""
     params = (("shared", ptr), ("thread", i64))
     with module.function("take_part", void, params, internal=False) as f:
         shared, thread = f.params
@@ -152,13 +152,13 @@ def _emit_take_part(
                 with f.if_(branch.results[0]) as claimed:
                     f.call(perform, shared, thread, parts, generation)
                 with claimed.else_():
-                    f.call(linger, shared, parts, generation)
+                    f.call(steal_or_wait, shared, parts, generation)
             loop.next(again=runs)
     return f
 
 
 def _emit_work(module: Module, await_: Function, processor: Function, take_part: Function) -> None:
-    """A worker's life: take part in a run, wait for the next; until told to stop."""
+    """`work`: the loop of a worker: take part in a run, then wait for the next, until `STOP`."""
     with module.function("work", void, (("shared", ptr), ("thread", i64)), internal=False) as f:
         shared, thread = f.params
         word = f.offset(shared, block.ROUND)
@@ -179,10 +179,9 @@ def _emit_work(module: Module, await_: Function, processor: Function, take_part:
 def _emit_start(
     module: Module, state: Function, wake: Function, processor: Function, take_part: Function
 ) -> None:
-    """The caller's side: publish a run, wake the workers, take part as thread 0.
+    """`start`: publish a run, wake the workers, take part as thread 0.
 
-    The result is the caller's processor if a worker was found on it, which makes them wait for each
-    other; else -1.
+    Returns the caller's processor if a worker ran on it too, else -1.
     """
     params = (("shared", ptr), ("steps", ptr), ("count", i64))
     with module.function("start", i64, params, internal=False) as f:
@@ -203,13 +202,13 @@ def _emit_start(
         f.call(wake, shared, word)
         f.call(take_part, shared, 0)
         collided = f.offset(shared, block.COLLIDED)
-        is_hindered = f.ne(f.atomic_load(i64, collided), 0)
+        has_collided = f.ne(f.atomic_load(i64, collided), 0)
         f.atomic_store(f.const(i64, 0), collided)
-        f.ret(f.select(is_hindered, here, -1))
+        f.ret(f.select(has_collided, here, -1))
 
 
 def _emit_stop(module: Module, wake: Function) -> None:
-    """End every worker's life."""
+    """`stop`: end all workers."""
     with module.function("stop", void, (("shared", ptr),), internal=False) as f:
         (shared,) = f.params
         f.store(f.const(i64, 1), f.offset(shared, block.STOP))
@@ -219,7 +218,7 @@ def _emit_stop(module: Module, wake: Function) -> None:
 
 
 def _emit_measured(module: Module, spin: Function) -> None:
-    """What is timed to learn a machine's costs: turns of the waiting loop, and an empty kernel."""
+    """`idle` and `nothing`: a spin loop and an empty kernel, to measure their cost."""
     params = (("shared", ptr), ("turns", i64))
     with module.function("idle", void, params, internal=False) as f:
         shared, turns = f.params
@@ -230,15 +229,15 @@ def _emit_measured(module: Module, spin: Function) -> None:
 
 
 def runtime_text(target: Target) -> str:
-    """The runtime as a module for the target."""
+    """The LLVM IR of the runtime for the target."""
     module = Module(target, "runtime")
     spin, sleep = waiting.emit_spin(module), waiting.emit_sleep(module)
     await_, wake = waiting.emit_await(module, spin, sleep), waiting.emit_wake(module)
     processor = waiting.emit_processor(module)
     state, claim = _emit_state(module), _emit_claim(module)
     perform = _emit_perform(module, state, wake)
-    linger = _emit_linger(module, spin, await_, claim, perform)
-    take_part = _emit_take_part(module, claim, perform, linger)
+    steal_or_wait = _emit_steal_or_wait(module, spin, await_, claim, perform)
+    take_part = _emit_take_part(module, claim, perform, steal_or_wait)
     _emit_work(module, await_, processor, take_part)
     _emit_start(module, state, wake, processor, take_part)
     _emit_stop(module, wake)

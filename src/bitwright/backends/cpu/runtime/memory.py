@@ -1,39 +1,38 @@
-"""Where the buffers of a schedule really lie during a run.
+"""The memory of a schedule's buffers during a run.
 
-`Planned` places arena buffers by a memory plan, for sizes that the inputs fix. `Grown` gives each
-buffer memory of its own when it is first touched, for schedules whose sizes the data decides.
+`PlannedMemory` puts arena buffers at the offsets of a memory plan. `DynamicMemory` allocates each
+buffer on first use, for schedules with data-dependent sizes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from bitwright.ir.allocation import no_memory, require_bytes
 from bitwright.ir.dim import evaluate
-from bitwright.lir.buffer import Buffer, Place, View
+from bitwright.lir.buffer import Buffer, Storage, View
 from bitwright.lir.plan import Plan, byte_size
 
 Array = np.ndarray[Any, Any]
 ALIGN = 64
 LARGE = 1 << 16
-"""Bytes from which on an array is worth an alignment that numpy does not promise."""
+"""Arrays of at least this many bytes are aligned, which numpy does not guarantee."""
 
 
 def new_array(shape: tuple[int, ...], element: Any) -> Array:
-    """A new array of a shape that there may be (`require_room`); a large one begins at a cache
-    line, which whole vectors then fill."""
+    """A new array; large ones are aligned to a cache line. Check its size with `require_room`."""
     nbytes = math.prod(shape) * np.dtype(element).itemsize
     if nbytes < LARGE:
         return np.empty(shape, element)
-    return _aligned(nbytes, "a result").view(element).reshape(shape)
+    made: Array = _aligned(nbytes, "a result").view(element).reshape(shape)
+    return made
 
 
 def allocate(nbytes: int) -> Array:
-    """Bytes at a 64-byte boundary; too many are an error, not a crash."""
+    """An aligned byte array; raises a `RunError` above the memory limit."""
     what = "a run"
     require_bytes(nbytes, what)
     return _aligned(nbytes, what)
@@ -42,36 +41,36 @@ def allocate(nbytes: int) -> Array:
 def _aligned(nbytes: int, what: str) -> Array:
     try:
         room = np.empty(nbytes + ALIGN, np.uint8)
-    except (MemoryError, ValueError):  # ValueError: more than an array can hold
+    except (MemoryError, ValueError):  # ValueError: above numpy's limit
         raise no_memory(nbytes, what) from None
     start = -room.ctypes.data % ALIGN
     return room[start : start + nbytes]
 
 
 def address_of(array: Array) -> int:
-    """Where an array's elements begin."""
+    """The address of an array's first element."""
     return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
 
 class Memory:
-    """Buffers as byte arrays; inputs, outputs and states are set for each run."""
+    """Buffers as arrays; inputs, outputs and states are set for each run."""
 
-    def __init__(self, bindings: Mapping[str, int]) -> None:
+    def __init__(self, bindings: dict[str, int]) -> None:
         self.bindings = bindings
         self._given: dict[Buffer, Array] = {}
 
     def give(self, buffer: Buffer, array: Array) -> None:
-        """This array is the buffer for the next run."""
+        """Set the array of a buffer for the next run."""
         self._given[buffer] = array
 
     def raw(self, buffer: Buffer) -> Array:
-        """The array that holds a buffer, of any shape."""
-        if buffer.place is Place.CONSTANT and buffer.array is not None:
+        """The array of a buffer, of any shape."""
+        if buffer.storage is Storage.CONSTANT and buffer.array is not None:
             return buffer.array
         return self._given[buffer]
 
     def array(self, view: View) -> Array:
-        """A view as a numpy array that shares its memory."""
+        """A view as a numpy array, without a copy."""
         element = view.dtype.numpy
         flat = self.raw(view.buffer).reshape(-1).view(element)
         shape = tuple(evaluate(size, self.bindings) for size in view.shape)
@@ -82,37 +81,37 @@ class Memory:
         return np.ndarray(shape, element, flat, start, strides)
 
     def range(self, buffer: Buffer) -> tuple[int, int]:
-        """The addresses where a buffer begins and ends."""
+        """The begin and end addresses of a buffer."""
         raw = self.raw(buffer)
         start = address_of(raw)
         return start, start + raw.nbytes
 
 
-class Planned(Memory):
-    """Arena buffers at the offsets of a plan, in one array."""
+class PlannedMemory(Memory):
+    """Arena buffers in one array, at the offsets of a plan."""
 
-    def __init__(self, bindings: Mapping[str, int], plan: Plan, arena: Array) -> None:
+    def __init__(self, bindings: dict[str, int], plan: Plan, arena: Array) -> None:
         super().__init__(bindings)
         self.plan, self.arena = plan, arena
         self._start = address_of(arena)
 
     def raw(self, buffer: Buffer) -> Array:
-        if buffer.place is not Place.ARENA:
+        if buffer.storage is not Storage.ARENA:
             return super().raw(buffer)
         start = self.plan.offsets[buffer]
         return self.arena[start : start + self.plan.nbytes[buffer]]
 
     def range(self, buffer: Buffer) -> tuple[int, int]:
-        if buffer.place is not Place.ARENA:
+        if buffer.storage is not Storage.ARENA:
             return super().range(buffer)
         start = self._start + self.plan.offsets[buffer]
         return start, start + self.plan.nbytes[buffer]
 
 
-class Grown(Memory):
-    """Every arena buffer in memory of its own, made when it is first asked for."""
+class DynamicMemory(Memory):
+    """A separate array for each arena buffer, allocated on first use."""
 
     def raw(self, buffer: Buffer) -> Array:
-        if buffer.place is Place.ARENA and buffer not in self._given:
+        if buffer.storage is Storage.ARENA and buffer not in self._given:
             self._given[buffer] = allocate(byte_size(buffer, self.bindings))
         return super().raw(buffer)

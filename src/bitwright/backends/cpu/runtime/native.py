@@ -1,7 +1,6 @@
-"""The emitted runtime, loaded: its functions as Python calls them.
+"""Loads the emitted runtime and exposes its functions to Python.
 
-Its object code is kept by the name `runtime` beside that of kernels, so that a warm start emits
-nothing.
+The object cache holds its code under the name `runtime`, so a warm start emits nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from bitwright.target import host
 
 
 def _text() -> str:
-    from bitwright.backends.cpu.runtime.emitted import runtime_text  # the emitter is slow to import
+    from bitwright.backends.cpu.runtime.emitted import runtime_text  # slow to import
 
     return runtime_text(host())
 
 
 class Runtime:
-    """The runtime's functions, callable from Python with the interpreter lock released."""
+    """The runtime's functions; calls release the GIL."""
 
     def __init__(self) -> None:
         self._library = jit.load_named("runtime", _text, host())
@@ -40,5 +39,5 @@ class Runtime:
 
 @cache
 def runtime() -> Runtime:
-    """The one runtime of the process; it lives as long as the process does."""
+    """The runtime of the process."""
     return Runtime()

@@ -1,14 +1,14 @@
-"""Worker threads parked in native code.
+"""Worker threads that wait in native code.
 
     pool = shared_pool(4)
     pool.run(steps.ctypes.data, len(steps))   # the caller is thread 0; returns when all are done
 
-A worker is a Python thread that calls one emitted function and stays there, asleep between runs,
-with the interpreter lock released. One wake per run. Idle workers use no processor time. Where the
-system cannot sleep on an address, workers wait between runs on Python's semaphores instead.
+A worker is a Python thread inside one emitted function, with the GIL released. It sleeps between
+runs and uses no processor time; a run wakes each worker once. On systems without futex, workers
+wait on Python semaphores between runs.
 
-Runs of one pool follow each other, whichever Python threads ask for them. A run cannot be
-interrupted half way: Ctrl-C takes effect after it. A forked child starts workers of its own.
+A pool serializes its runs. A run cannot be interrupted: Ctrl-C takes effect after it. A forked
+child starts its own workers.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from bitwright.backends.cpu.runtime.native import runtime
 from bitwright.errors import RunError
 
 SPIN_SECONDS = 50e-6
-"""How long a thread spins for the others before it sleeps: about what waking a sleeper costs."""
+"""The spin time at a barrier before a thread sleeps: about the cost of a wake-up."""
 IDLE_SECONDS = 500e-6
-"""How long a worker spins for the next run: runs of a loop follow each other within this time."""
-PATIENCE_SECONDS = 0.5e-6
-"""How long a thread waits before it looks for parts that others have not begun: in time for them
-to come from one phase to the next, and little beside the work of a phase."""
+"""The spin time of a worker between runs: covers consecutive runs of a loop."""
+STEAL_SECONDS = 0.5e-6
+"""The wait before a thread claims the parts of others: longer than a phase change of a running
+thread, short compared to the work of a phase."""
 _JOIN_SECONDS = 5.0
 _PROBES = 64
 _OPERATIONS = 4
-"""Kernels do a few operations with each number that they touch, where the yardstick does one."""
+"""The assumed operations per element of a kernel; the measured addition does one."""
 
 
 @cache
 def _turn_seconds() -> float:
-    """What a turn of the waiting loop takes; measured, since a pause differs by machine."""
+    """The measured time of one iteration of the spin loop."""
     block, turns = _shared_block(1), 1000
-    return _least(lambda: runtime().idle(block.ctypes.data, turns)) / turns
+    return _minimum_seconds(lambda: runtime().idle(block.ctypes.data, turns)) / turns
 
 
 @cache
 def _byte_seconds() -> float:
-    """What a kernel takes for each byte it touches at least, in the cache; measured."""
+    """The estimated time of a kernel per byte in cache, from a measured addition."""
     x, y, z = (np.ones(4096, np.float32) for _ in range(3))
-    return _OPERATIONS * _least(lambda: np.add(x, y, out=z)) / (3 * x.nbytes)
+    return _OPERATIONS * _minimum_seconds(lambda: np.add(x, y, out=z)) / (3 * x.nbytes)
 
 
-def _least(action: Callable[[], Any]) -> float:
-    """The shortest of a few times."""
+def _minimum_seconds(action: Callable[[], Any]) -> float:
+    """The minimum of five measurements."""
     best = float("inf")
     for _ in range(5):
         begin = time.perf_counter()
@@ -66,26 +66,26 @@ def _least(action: Callable[[], Any]) -> float:
 
 
 def _shared_block(threads: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Zeroed memory for the shared words, starting at a cache line."""
+    """Zeroed memory for the shared words, aligned to a cache line."""
     nbytes = shared.shared_bytes(threads)
     room = np.zeros(nbytes + shared.LINE, np.uint8)
     start = -room.ctypes.data % shared.LINE
     return room[start : start + nbytes]
 
 
-class _Crew:
-    """The threads of a pool and what they share; lives until the last of them has ended."""
+class _Workers:
+    """The threads of a pool and their shared block."""
 
     def __init__(self, threads: int, native: bool) -> None:
         self.block = _shared_block(threads)
         self.address = self.block.ctypes.data
         futex = system.futex() if native else None
         self.words = words = self.block.view(np.uint64)
-        spins = threads <= system.cores()  # else those who wait take the cores of those who work
+        spins = threads <= system.cores()  # with fewer cores, spinning would delay working threads
         for at, seconds in (
             (shared.SPINS, SPIN_SECONDS),
             (shared.IDLE_SPINS, IDLE_SECONDS),
-            (shared.PATIENCE, PATIENCE_SECONDS),
+            (shared.STEAL_SPINS, STEAL_SECONDS),
         ):
             words[at // 8] = max(1, int(seconds / _turn_seconds())) if spins else 1
         words[shared.SYSCALL // 8] = futex.function if futex else 0
@@ -96,16 +96,16 @@ class _Crew:
         self.parks_natively = futex is not None
         self._start = runtime().start
         self.signals = [threading.Semaphore(0) for _ in range(threads - 1)]
-        self.members = [
+        self.threads = [
             threading.Thread(
-                target=self._live, args=(number,), daemon=True, name=f"bitwright-{number}"
+                target=self._loop, args=(number,), daemon=True, name=f"bitwright-{number}"
             )
             for number in range(1, threads)
         ]
-        for member in self.members:
-            member.start()
+        for thread in self.threads:
+            thread.start()
 
-    def _live(self, number: int) -> None:
+    def _loop(self, number: int) -> None:
         if self.parks_natively:
             runtime().work(self.address, number)
             return
@@ -119,22 +119,22 @@ class _Crew:
         if not self.parks_natively:
             for signal in self.signals:
                 signal.release()
-        shared_with_worker = self._start(self.address, steps, count)
-        if shared_with_worker >= 0:
-            numbers = [member.native_id for member in self.members]
-            system.keep_off([n for n in numbers if n is not None], shared_with_worker)
+        shared_processor = self._start(self.address, steps, count)
+        if shared_processor >= 0:
+            numbers = [thread.native_id for thread in self.threads]
+            system.exclude_processor([n for n in numbers if n is not None], shared_processor)
 
-    def dismiss(self) -> None:
-        """Let every worker return, and wait for it."""
+    def stop(self) -> None:
+        """End all workers and wait for them."""
         runtime().stop(self.address)
         for signal in self.signals:
             signal.release()
-        for member in self.members:
-            member.join(_JOIN_SECONDS)
+        for thread in self.threads:
+            thread.join(_JOIN_SECONDS)
 
 
 class Pool:
-    """A fixed number of threads that run step tables together; `threads=1` starts none."""
+    """A fixed number of threads that run step tables; `threads=1` starts no worker."""
 
     def __init__(self, threads: int, native: bool = True) -> None:
         if threads < 1:
@@ -142,49 +142,49 @@ class Pool:
         self.threads, self._native = threads, native
         self._runtime = runtime()
         self._lock = threading.Lock()
-        self._crew: _Crew | None = None
+        self._workers: _Workers | None = None
         self._end: weakref.finalize[..., Pool] | None = None
         self._small: int | None = None
         _pools.add(self)
 
     def run(self, steps: int, count: int, alone: bool = False) -> None:
-        """Execute a table of `count` steps at address `steps` on all threads, or on the caller."""
+        """Run a table of `count` steps at address `steps` on all threads, or on the caller."""
         with self._lock:
             if alone or self.threads == 1:
                 self._runtime.run(steps, count)
             else:
-                (self._crew or self._recruit()).run(steps, count)
+                (self._workers or self._start_workers()).run(steps, count)
 
     def small_bytes(self) -> int:
-        """Up to how many bytes touched it takes longer to meet than sharing the work saves."""
+        """The largest step, in bytes touched, for which a barrier costs more than threads save."""
         if self._small is None:
             saved = 1 - 1 / self.threads
             self._small = int(self._phase_seconds() / saved / _byte_seconds()) if saved else 0
         return self._small
 
     def _phase_seconds(self) -> float:
-        """What it costs to pass from one phase to the next; measured with empty ones."""
+        """The measured time of an empty phase."""
         steps = shared.step_table([(self._runtime.nothing, 0, shared.BARRIER_AFTER)] * _PROBES)
-        return _least(lambda: self.run(steps.ctypes.data, len(steps))) / _PROBES
+        return _minimum_seconds(lambda: self.run(steps.ctypes.data, len(steps))) / _PROBES
 
-    def _recruit(self) -> _Crew:
-        crew = self._crew = _Crew(self.threads, self._native)
-        self._end = weakref.finalize(self, crew.dismiss)  # also when the interpreter exits
-        return crew
+    def _start_workers(self) -> _Workers:
+        workers = self._workers = _Workers(self.threads, self._native)
+        self._end = weakref.finalize(self, workers.stop)  # also at interpreter exit
+        return workers
 
     def close(self) -> None:
         """End the workers; the next run starts new ones."""
         with self._lock:
             if self._end is not None:
                 self._end()
-            self._crew = self._end = None
+            self._workers = self._end = None
 
     def _after_fork(self) -> None:
-        """In a child there are no workers, and the lock may be held by a thread that is gone."""
+        """A child has no workers, and a thread that no longer exists may hold the lock."""
         self._lock = threading.Lock()
         if self._end is not None:
             self._end.detach()
-        self._crew = self._end = None
+        self._workers = self._end = None
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -193,7 +193,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_pool(threads: int) -> Pool:
-    """The pool of this many threads that executables have in common."""
+    """The pool of this many threads that all executables share."""
     with _shared_lock:
         pool = _shared.get(threads)
         if pool is None:

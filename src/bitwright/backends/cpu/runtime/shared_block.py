@@ -1,8 +1,8 @@
-"""The memory that the threads of a pool share, and the table of steps they run.
+"""The layout of the memory that the threads of a pool share, and of step tables.
 
-The words lie in one block, those that different threads write a cache line apart from each other.
-Emitted code (`runtime`, `waiting`) and Python (`pool`) agree on the offsets here. All are eight
-bytes; a word that threads wait for has the number of those that sleep on it behind it.
+Words that different threads write are in different cache lines. Emitted code (`emitted`,
+`waiting`) and Python (`pool`) use these offsets. Each word has eight bytes; a word that threads
+wait on is followed by the number of threads that sleep on it.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import numpy as np
 
 LINE = 64
 # offsets in the shared block
-GENERATION = 0  # the phase that runs now: see `runtime`
-ROUND = LINE  # runs begun so far; idle workers watch it
-SLEEPERS = 8  # behind a word, i32: threads asleep on it
-DONE = 2 * LINE  # parts of the phase that are finished
-COLLIDED = DONE + 8  # whether a worker found itself on the caller's processor
+GENERATION = 0  # the current phase, see `emitted`
+ROUND = LINE  # runs started so far; idle workers wait on it
+SLEEPERS = 8  # relative to a word, i32: threads that sleep on it
+DONE = 2 * LINE  # finished parts of the phase
+COLLIDED = DONE + 8  # whether a worker ran on the caller's processor
 STEPS, COUNT, CURSOR, CALLER = (3 * LINE + 8 * n for n in range(4))  # the run
-# facts: how many threads, whether to end, turns to wait for each other, for a run, for a part to be
-# begun; how to sleep, how to yield
-THREADS, STOP, SPINS, IDLE_SPINS, PATIENCE, SYSCALL, FUTEX, YIELD = (
+# constants: number of threads, stop flag, spin iterations at a barrier, between runs and before
+# claiming parts of others, functions to sleep and to yield
+THREADS, STOP, SPINS, IDLE_SPINS, STEAL_SPINS, SYSCALL, FUTEX, YIELD = (
     4 * LINE + 8 * n for n in range(8)
 )
-PROCESSOR = 5 * LINE  # a function that tells where a thread runs
-CLAIMS = 6 * LINE  # one line for each thread: the last generation of which its part was claimed
+PROCESSOR = 5 * LINE  # a function that returns the current processor
+CLAIMS = 6 * LINE  # one line per part: the generation of its last claim
 
 BARRIER_AFTER, ALONE = 1, 2
-"""Flags of a step: the next one reads its results; its phase is done by one thread."""
+"""Flags of a step: a barrier follows; one thread runs its phase."""
 
 
 def shared_bytes(threads: int) -> int:
@@ -36,5 +36,5 @@ def shared_bytes(threads: int) -> int:
 
 
 def step_table(steps: list[tuple[int, int, int]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """(kernel address, args address, flags) as the table that the runtime reads."""
+    """The table of (kernel address, args address, flags) that the runtime reads."""
     return np.array(steps, np.uint64).reshape(-1, 3)

@@ -1,8 +1,8 @@
-"""What symbolic inference had to take on trust, held against the sizes of a run.
+"""Size checks: shape constraints that symbolic inference assumed, checked with a run's sizes.
 
-Inference lets a symbol stand beside a constant (n beside 4: n must be 4, or 1 to broadcast) and
-only a run can tell. Kernels read by strides and would leave their operands, so before the first run
-with new sizes every node that rests on such trust is inferred again, with the sizes as numbers.
+Inference accepts a symbol against a constant (n against 4: n must be 4, or 1 to broadcast), which
+only a run can verify. Kernels would read out of bounds otherwise, so before the first run with new
+sizes, every node with such an assumption is inferred again with concrete sizes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bitwright.ir.verify import place
 from bitwright.ops.core.opdef import Kind, OpDef
 from bitwright.ops.core.registry import get
 
-# One operand of any size gives a result: there is nothing to trust.
-_SURE = frozenset(
+# Ops of one operand that accept any size.
+_UNCHECKED = frozenset(
     {"identity", "transpose", "cast", "softmax", "log_softmax", "shape_of", "sizes"}
     | {f"reduce_{kind}" for kind in ("max", "min", "mean", "sum", "prod", "l1", "l2")}
 )
@@ -32,7 +32,7 @@ _SURE = frozenset(
 
 @dataclass(frozen=True)
 class Check:
-    """A node to look at again, and its place for errors."""
+    """A node to check, and its location for errors."""
 
     node: Node
     where: str
@@ -43,7 +43,7 @@ class Check:
 
     @cached_property
     def types(self) -> list[ValueType | None]:
-        """What the inference rule gets, with operands that are left out."""
+        """The operand types of the inference rule; None for absent operands."""
         given = [None if value is None else value.type for value in self.node.inputs]
         fixed = sum(not operand.variadic for operand in self.opdef.operands)
         return given + [None] * (fixed - len(given))
@@ -54,18 +54,18 @@ class Check:
 
     @cached_property
     def sized_attrs(self) -> list[str]:
-        """The attributes that hold symbolic sizes."""
+        """The names of attributes that contain symbolic sizes."""
         return [name for name, value in self.attrs.items() if symbols_in(value)]
 
 
 class SizeChecks:
-    """The nodes of a graph whose sizes must be looked at again, and the look."""
+    """The size checks of a graph."""
 
     def __init__(self, checks: Iterable[Check]) -> None:
-        """Of several that ask for the same, the first stays."""
+        """Equivalent checks are deduplicated."""
         found: dict[Any, Check] = {}
         for check in checks:
-            found.setdefault(_question(check.node), check)
+            found.setdefault(_check_key(check.node), check)
         self.checks = tuple(found.values())
 
     @classmethod
@@ -76,26 +76,26 @@ class SizeChecks:
             for node in graph.nodes
             if not node.is_boundary and node not in skipped
             for inner in _members(node)
-            if _rests_on_trust(inner)
+            if _needs_check(inner)
         )
 
     def verify(self, bindings: Mapping[str, int]) -> None:
-        """Raise a `RunError` if these sizes do not fit together."""
-        look = _Look(bindings)
+        """Raise a `RunError` if these sizes are inconsistent."""
+        checker = _Checker(bindings)
         for check in self.checks:
-            look.at(check)
+            checker.check(check)
 
     def ready(self, bindings: Mapping[str, int], seen: set[Node]) -> None:
-        """`verify` for nodes whose sizes are all known by now and that were not seen yet."""
-        known, look = bindings.keys(), _Look(bindings)
+        """`verify` for nodes whose sizes are all bound and that are not in `seen`."""
+        known, checker = bindings.keys(), _Checker(bindings)
         for check in self.checks:
             if check.node not in seen and all(s.name in known for s in _symbols(check.node)):
                 seen.add(check.node)
-                look.at(check)
+                checker.check(check)
 
 
 def checks_text(checks: SizeChecks) -> tuple[str, list[str]]:
-    """The checks as the text of a graph that has just their nodes, and the places of those."""
+    """The text of a graph of the checked nodes, and the location of each."""
     nodes: list[Node] = []
     names: set[str] = set()
 
@@ -110,20 +110,20 @@ def checks_text(checks: SizeChecks) -> tuple[str, list[str]]:
     return to_text(Graph("sizes", tuple(nodes), ())), [check.where for check in checks.checks]
 
 
-def checks_from_text(text: str, places: Sequence[str]) -> SizeChecks:
+def checks_from_text(text: str, locations: Sequence[str]) -> SizeChecks:
     nodes = (node for node in parse(text).nodes if not node.is_boundary)
-    return SizeChecks(Check(node, where) for node, where in zip(nodes, places, strict=True))
+    return SizeChecks(Check(node, where) for node, where in zip(nodes, locations, strict=True))
 
 
-class _Look:
-    """The types and attributes of nodes for one set of sizes, each type made once."""
+class _Checker:
+    """Infers nodes with one set of sizes; caches concrete types."""
 
     def __init__(self, bindings: Mapping[str, int]) -> None:
         self.bindings = bindings
         self._types: dict[ValueType, ValueType] = {}
 
-    def at(self, check: Check) -> None:
-        """Raise a `RunError` if the node's sizes do not fit together."""
+    def check(self, check: Check) -> None:
+        """Raise a `RunError` if the node's sizes are inconsistent."""
         types = [None if type_ is None else self._type(type_) for type_ in check.types]
         attrs = check.attrs | {k: self._attr(check.attrs[k]) for k in check.sized_attrs}
         try:
@@ -142,7 +142,7 @@ class _Look:
                 )
 
     def _type(self, type_: ValueType) -> ValueType:
-        """The type with numbers for sizes."""
+        """The type with concrete sizes."""
         if not type_.symbols or not isinstance(type_, TensorType):
             return type_
         if type_ not in self._types:
@@ -157,15 +157,15 @@ class _Look:
         return item
 
 
-def _question(node: Node) -> Any:
-    """Equal for nodes whose look gives the same answer at any sizes."""
+def _check_key(node: Node) -> Any:
+    """A key that is equal for nodes whose checks are equivalent."""
     types = tuple(None if v is None else v.type for v in node.inputs)
-    question = node.op, types, tuple(sorted(node.attrs.items())), node.types
+    key = node.op, types, tuple(sorted(node.attrs.items())), node.types
     try:
-        hash(question)
-    except TypeError:  # an attribute such as an array
+        hash(key)
+    except TypeError:  # an unhashable attribute, such as an array
         return node
-    return question
+    return key
 
 
 def _members(node: Node) -> Iterable[Node]:
@@ -179,12 +179,12 @@ def _symbols(node: Node) -> set[Any]:
     return {s for v in values if isinstance(v.type, TensorType) for s in v.type.symbols}
 
 
-def _rests_on_trust(node: Node) -> bool:
+def _needs_check(node: Node) -> bool:
     types = [value.type for value in (*node.operands, *node.outputs)]
-    if node.op in _SURE or not _symbols(node):
+    if node.op in _UNCHECKED or not _symbols(node):
         return False
     if any(not isinstance(type_, TensorType) for type_ in types):
-        return False  # only host steps take it
+        return False  # only interpreter fallbacks take it
     opdef = get(node.op)
     if any(attr.kind == "graph" for attr in opdef.attrs.values()):
         return False
@@ -199,7 +199,7 @@ def _rests_on_trust(node: Node) -> bool:
 
 
 def _agree(expected: ValueType, found: TensorType) -> bool:
-    """Whether shapes are equal; a size that only the data decides fits any."""
+    """Whether shapes are equal; a data-dependent size matches any."""
     if not isinstance(expected, TensorType) or len(expected.shape) != len(found.shape):
         return False
     return expected.shape == found.shape or all(

@@ -1,16 +1,15 @@
-"""Step tables: what the native runner reads, one row per kernel call.
+"""Step tables, which the native runner reads: one row per kernel call.
 
-    row    address of the kernel, address of its slots, flags: see `runtime`
+    row    address of the kernel, address of its slots, flags (see `emitted`)
     slots  addresses and sizes, eight bytes each, in the order of the kernel's signature
 
-A `Stretch` is what the tables of the same steps have in common for all sizes: the slots that are
-constant, and what the others hold by numbers of sizes and of buffers. A `StepTable` is a stretch
-for one set of sizes, in the memory that was planned for them.
+A `KernelSegment` holds the parts of a table that do not depend on sizes: constant slots, and the
+indices of the sizes and buffers of the others. A `StepTable` is a segment for one set of sizes and
+one memory.
 
-Threads meet behind a step only where a later one touches memory that it, or a step since the last
-meeting, has written (or would overwrite what one of them reads). Steps that touch so few bytes that
-a meeting costs more than sharing them out saves are done by one thread; as many as follow each
-other need no meeting in between.
+A barrier follows a step only if a later step depends on a step since the last barrier (read after
+write, write after read, write after write). One thread runs steps that touch so few bytes that a
+barrier costs more than the other threads save; consecutive ones need no barrier between them.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from bitwright.backends.cpu.runtime.memory import Memory, address_of
 from bitwright.backends.cpu.runtime.shared_block import ALONE, BARRIER_AFTER, step_table
 from bitwright.ir.dim import Dim, Size
 from bitwright.ir.size_list import SizeList
-from bitwright.lir.buffer import Buffer, Place, View
-from bitwright.lir.schedule import KernelStep, NodeStep, Schedule, SizeStep
+from bitwright.lir.buffer import Buffer, Storage, View
+from bitwright.lir.schedule import KernelStep, PythonStep, Schedule
 
 Array = np.ndarray[Any, Any]
 ROW = 3
 _BITS = (1 << 64) - 1
-_HELD = (Place.ARENA, Place.CONSTANT)
-"""Memory that stays where it is from run to run."""
+_STATIC = (Storage.ARENA, Storage.CONSTANT)
+"""Storage whose addresses do not change between runs."""
 Range = tuple[int, int]
 
 
 class KernelSegment:
-    """Kernel calls behind each other, and what holds of their table for all sizes."""
+    """Consecutive kernel calls, and the size-independent parts of their table."""
 
     def __init__(
         self,
@@ -52,8 +51,8 @@ class KernelSegment:
         sized: list[tuple[int, int]] = []
         placed: list[tuple[int, int, int, int]] = []
         shapes: dict[tuple[Size, ...], int] = {}
-        self.moving: list[tuple[int, Buffer, int, int]] = []
-        """Slots that each run sets: position, buffer, number of the offset, bytes an element."""
+        self.per_run: list[tuple[int, Buffer, int, int]] = []
+        """Slots set by each run: position, buffer, index of the offset, bytes per element."""
         rows, slots = [], list[int]()
         for step in steps:
             rows.append((addresses[step.kernel], SLOT_BYTES * len(slots), 0))
@@ -68,18 +67,19 @@ class KernelSegment:
                         value = int(size) & _BITS
                 elif view.buffer.array is not None and not isinstance(view.offset, Dim):
                     value = address_of(view.buffer.array) + view.offset * view.dtype.numpy.itemsize
-                elif view.buffer.place in _HELD:
+                elif view.buffer.storage in _STATIC:
                     placed.append((at, self.buffer(view.buffer), *self._offset(view)))
                 else:
-                    self.moving.append((at, view.buffer, *self._offset(view)))
+                    self.per_run.append((at, view.buffer, *self._offset(view)))
                 slots.append(value)
         self.rows, self.slots = step_table(rows), np.array(slots, np.uint64)
         self.sized = np.array(sized, np.intp).reshape(-1, 2).T
-        """Slots that hold a size: position, number of the size."""
+        """Slots that hold a size: position, index of the size."""
         self.placed = np.array(placed, np.intp).reshape(-1, 4).T
-        """Slots that hold an address: position, numbers of buffer and offset, bytes an element."""
+        """Slots that hold an address: position, indices of buffer and offset, bytes per element."""
         self.reads = [
-            [self.buffer(b) for b in step.reads if b.place is not Place.CONSTANT] for step in steps
+            [self.buffer(b) for b in step.reads if b.storage is not Storage.CONSTANT]
+            for step in steps
         ]
         self.writes = [[self.buffer(buffer) for buffer in step.writes] for step in steps]
         self.touched = [
@@ -89,26 +89,26 @@ class KernelSegment:
             ]
             for step in steps
         ]
-        """For each step: number of the shape and bytes an element of all that it touches."""
+        """For each step: index of the shape and bytes per element of every view."""
         self.shapes = [[self.sizes.add(size) for size in shape] for shape in shapes]
 
     def buffer(self, buffer: Buffer) -> int:
-        """The number of a buffer."""
+        """The index of a buffer."""
         return self._numbers.setdefault(buffer, len(self._numbers))
 
     def _offset(self, view: View) -> tuple[int, int]:
         return self.sizes.add(view.offset), view.dtype.numpy.itemsize
 
     def ranges(self, memory: Memory) -> list[Range]:
-        """The bytes of every buffer; those that each run sets get a place of their own."""
+        """Address ranges of buffers; those set by each run get distinct artificial ranges."""
         return [
-            memory.range(buffer) if buffer.place in _HELD else (-number - 1, -number)
+            memory.range(buffer) if buffer.storage in _STATIC else (-number - 1, -number)
             for buffer, number in self._numbers.items()
         ]
 
 
-def segments_of(schedule: Schedule) -> Iterator[NodeStep | SizeStep | list[KernelStep]]:
-    """Runs of kernel calls, and the other steps between them."""
+def segments_of(schedule: Schedule) -> Iterator[PythonStep | list[KernelStep]]:
+    """Consecutive kernel calls as lists, and the other steps between them."""
     steps: list[KernelStep] = []
     for step in schedule.steps:
         if isinstance(step, KernelStep):
@@ -123,10 +123,10 @@ def segments_of(schedule: Schedule) -> Iterator[NodeStep | SizeStep | list[Kerne
 
 
 class StepTable:
-    """A stretch of kernel calls, ready to run."""
+    """A segment for one set of sizes, ready to run."""
 
     def __init__(self, segment: KernelSegment, memory: Memory, small: int = 0) -> None:
-        """A step that touches `small` bytes or fewer is not shared out."""
+        """One thread runs steps that touch at most `small` bytes."""
         self.steps, self.memory = segment.steps, memory
         self.count = len(segment.steps)
         values = segment.sizes.values(memory.bindings)
@@ -138,28 +138,28 @@ class StepTable:
         self.slots[position] = bits[size]
         position, buffer, offset, element = segment.placed
         self.slots[position] = starts[buffer] + bits[offset] * element.astype(np.uint64)
-        self._moving: dict[Buffer, list[tuple[int, int]]] = {}
-        for at, moved, number, nbytes in segment.moving:
-            self._moving.setdefault(moved, []).append((at, values[number] * nbytes))
+        self._per_run: dict[Buffer, list[tuple[int, int]]] = {}
+        for at, per_run, number, nbytes in segment.per_run:
+            self._per_run.setdefault(per_run, []).append((at, values[number] * nbytes))
         table = segment.rows.copy()
         table[:, 1] += np.uint64(address_of(self.slots))
         table[:, 2] = _flags(segment, ranges, _alone(segment, values, small))
         self.rows = table.reshape(-1)
         self.address = address_of(self.rows)
         self.is_alone = bool(np.all(table[:, 2] & ALONE))
-        """Whether no step is worth sharing out."""
+        """Whether one thread runs all steps."""
 
     def set_addresses(self) -> None:
-        """Fill in where inputs, outputs and states lie this time."""
+        """Set the addresses of inputs, outputs and states for the next run."""
         slots, raw = self.slots, self.memory.raw
-        for buffer, places in self._moving.items():
+        for buffer, places in self._per_run.items():
             address = address_of(raw(buffer))
             for position, offset in places:
                 slots[position] = address + offset
 
 
 def _alone(segment: KernelSegment, values: Sequence[int], small: int) -> list[int]:
-    """Which steps touch so few bytes at most that one thread does them, as flags."""
+    """The ALONE flags of steps that touch at most `small` bytes."""
     if not small:
         return [0] * len(segment.steps)
     counts = [math.prod([values[size] for size in shape]) for shape in segment.shapes]
@@ -170,7 +170,7 @@ def _alone(segment: KernelSegment, values: Sequence[int], small: int) -> list[in
 
 
 def _flags(segment: KernelSegment, ranges: Sequence[Range], alone: Sequence[int]) -> list[int]:
-    """Who does each step, and behind which of them threads meet."""
+    """The flags of all steps: ALONE from `alone`, and barriers from dependences."""
     flags = list(alone)
     read: list[Range] = []
     written: list[Range] = []

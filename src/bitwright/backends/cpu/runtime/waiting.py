@@ -1,11 +1,10 @@
-"""How a thread waits for a word of memory to change: it spins a bounded time, then sleeps.
+"""Emitted functions that wait for a word of memory to change: spin for a bounded time, then sleep.
 
-    await(shared, word, value, turns)   returns once the word differs from the value
-    wake(shared, word)                  after a change: wakes whoever sleeps on the word
+    await(shared, word, value, turns)   returns when the word differs from the value
+    wake(shared, word)                  wakes all threads that sleep on the word
 
-A sleeping thread uses no processor time until it is woken (futex); where the system has no futex it
-keeps giving its core away instead. Beside every word lies the number of threads that sleep on it,
-so that a change nobody sleeps through costs no system call.
+A sleeping thread waits on a futex; on systems without futex it yields its core repeatedly. Each
+word is followed by its number of sleepers, so that `wake` without sleepers needs no system call.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ _EVERYONE = 0x7FFFFFFF
 
 
 def field(f: Function, shared: Value, offset: int, type_: Type) -> Value:
-    """A plain field of the shared block."""
+    """Load a field of the shared block."""
     return f.load(type_, f.offset(shared, offset))
 
 
 def pause(f: Function) -> None:
-    """Tell the core that this is a waiting loop."""
+    """Emit the processor's spin-loop hint."""
     if f.target.is_x86:
         f.intrinsic_void("llvm.x86.sse2.pause")
     elif f.target.architecture == "aarch64":
@@ -31,7 +30,7 @@ def pause(f: Function) -> None:
 
 
 def emit_spin(module: Module) -> Function:
-    """Wait for a change for a number of turns at most."""
+    """`spin`: wait for a change for a limited number of iterations."""
     params = (("word", ptr), ("value", i64), ("turns", i64))
     with module.function("spin", void, params) as f:
         word, value, limit = f.params
@@ -44,7 +43,7 @@ def emit_spin(module: Module) -> Function:
 
 
 def emit_sleep(module: Module) -> Function:
-    """Sleep while the word has the value; may return early."""
+    """`sleep`: sleep while the word has the value; may return early."""
     params = (("shared", ptr), ("word", ptr), ("value", i64))
     with module.function("sleep", void, params) as f:
         shared, word, value = f.params
@@ -52,12 +51,12 @@ def emit_sleep(module: Module) -> Function:
         with f.if_(f.ne(syscall, 0)) as branch:
             number = field(f, shared, FUTEX, i64)
             wait, nothing = f.const(i32, _FUTEX_WAIT), f.const(ptr, 0)
-            low = f.convert(value, i32)  # a futex is the low half of the word
+            low = f.convert(value, i32)  # a futex is 32 bits wide
             f.call_pointer(syscall, i64, number, word, wait, low, nothing, variadic_from=1)
         with branch.else_():
-            give_away = field(f, shared, YIELD, ptr)
-            with f.if_(f.ne(give_away, 0)):
-                f.call_pointer(give_away, i32)
+            yield_ = field(f, shared, YIELD, ptr)
+            with f.if_(f.ne(yield_, 0)):
+                f.call_pointer(yield_, i32)
     return f
 
 
@@ -68,7 +67,7 @@ def emit_await(module: Module, spin: Function, sleep: Function) -> Function:
         f.call(spin, word, value, turns)
         with f.if_(f.eq(f.atomic_load(i64, word), value)):
             sleepers = f.offset(word, SLEEPERS)
-            # counted before the last look at the word: who changes it then sees the count
+            # incremented before the last check of the word, so that `wake` sees it
             f.atomic_add(sleepers, f.const(i32, 1))
             with f.do_while() as loop:
                 with f.if_(f.eq(f.atomic_load(i64, word, "seq_cst"), value)):
@@ -91,7 +90,7 @@ def emit_wake(module: Module) -> Function:
 
 
 def emit_processor(module: Module) -> Function:
-    """The number of the processor that the thread runs on, or -1 where the system does not say."""
+    """`processor`: the number of the current processor, or -1 if unknown."""
     with module.function("processor", i64, (("shared", ptr),)) as f:
         (shared,) = f.params
         function = field(f, shared, PROCESSOR, ptr)

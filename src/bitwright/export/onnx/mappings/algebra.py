@@ -21,7 +21,7 @@ def dft(e: Scope, x: Ref, axis: int, length: Size | None, inverse: bool, oneside
 
 
 def _dft(e: Scope, x: Ref, at: int, length: Size | None, inverse: bool, onesided: bool) -> Ref:
-    """The axis is an attribute in opset 17 and an operand from 20 on."""
+    """A DFT; the axis is an attribute in opset 17 and an operand since 20."""
     number = None if length is None else size_scalar(e, length)
     flags = {"inverse": inverse, "onesided": onesided}
     if e.opset >= 20:
@@ -30,7 +30,7 @@ def _dft(e: Scope, x: Ref, at: int, length: Size | None, inverse: bool, onesided
 
 
 def _from_one_side(e: Scope, x: Ref, at: int, length: Size | None) -> Ref:
-    """Runtimes lack this direction: the missing terms are the conjugates of those given."""
+    """An inverse onesided DFT, which runtimes lack; the other terms are conjugates."""
     terms = x.shape[at]
     total = 2 * (terms - 1) if length is None else length
     held = total // 2 + 1
@@ -51,7 +51,7 @@ no_form("fft", reason="no ONNX op computes with complex numbers; `dft` holds the
 
 @exports("solve")
 def solve(e: Scope, a: Ref, b: Ref) -> Ref:
-    """Gauss-Jordan elimination of [a | b] with row pivots, one column in each turn of a loop."""
+    """Gauss-Jordan elimination of [a | b] with row pivots, one column per loop iteration."""
     if a.element.is_complex:
         raise e.reject("no ONNX op computes with complex numbers")
     size, columns = a.shape[-1], b.shape[-1]
@@ -61,25 +61,25 @@ def solve(e: Scope, a: Ref, b: Ref) -> Ref:
     whole = (a.element, (*batch, size, size + columns))
     sides = [e.Expand(x, sizes_tensor(e, (*batch, *x.shape[-2:]))) for x in (a, b)]
 
-    def body(e: Scope, turn: Ref, going: Ref, m: Ref) -> list[Ref]:
+    def body(e: Scope, step: Ref, going: Ref, m: Ref) -> list[Ref]:
         row = counting(e, size)
-        is_turn = e.Equal(row, turn)
-        column = e.Gather(m, turn, axis=-1)
-        below = e.GreaterOrEqual(row, turn)
+        is_step = e.Equal(row, step)
+        column = e.Gather(m, step, axis=-1)
+        below = e.GreaterOrEqual(row, step)
         size_of = e.Where(below, e.Abs(column), e.scalar(-1, m))
         pivot = e.ArgMax(size_of, axis=-1, keepdims=1)
-        order = e.Where(is_turn, pivot, e.Where(e.Equal(row, pivot), turn, row))
+        order = e.Where(is_step, pivot, e.Where(e.Equal(row, pivot), step, row))
         places = e.Expand(unsqueeze(e, order, -1), e.Shape(m))
         swapped = e.GatherElements(m, places, axis=-2)
-        chosen = unsqueeze(e, e.Gather(swapped, turn, axis=-2), -2)
-        line = e.Div(chosen, unsqueeze(e, e.Gather(chosen, turn, axis=-1), -1))
-        factor = unsqueeze(e, e.Gather(swapped, turn, axis=-1), -1)
-        is_row = unsqueeze(e, is_turn, -1)
+        chosen = unsqueeze(e, e.Gather(swapped, step, axis=-2), -2)
+        line = e.Div(chosen, unsqueeze(e, e.Gather(chosen, step, axis=-1), -1))
+        factor = unsqueeze(e, e.Gather(swapped, step, axis=-1), -1)
+        is_row = unsqueeze(e, is_step, -1)
         rest = e.Sub(swapped, e.Mul(factor, line))
         return [e.Identity(going), e.Where(is_row, line, rest)]
 
     inputs = [(i64, ()), (bool_, ()), whole]
-    attrs = {"body": subgraph(e, "turn", inputs, inputs[1:], body)}
+    attrs = {"body": subgraph(e, "step", inputs, inputs[1:], body)}
     start = [size_scalar(e, size), None, e.Concat(*sides, axis=-1)]
     (reduced,) = e.emit("Loop", start, attrs, dtypes=[a.element])
     return slice_axis(e, reduced, len(batch) + 1, size)

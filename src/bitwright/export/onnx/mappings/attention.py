@@ -1,17 +1,25 @@
-"""Attention and rotary embeddings: one node where the opset has it with our meaning, else steps."""
+"""Attention and rotary embeddings: one node if the opset has it, else a decomposition."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from bitwright.export.onnx.forms import counting, reduce, reshape, slice_axis, transpose, unsqueeze
+from bitwright.export.onnx.forms import (
+    counting,
+    reduce,
+    reshape,
+    slice_axis,
+    static_size,
+    transpose,
+    unsqueeze,
+)
 from bitwright.export.onnx.functions import region
 from bitwright.export.onnx.mapping import exports
 from bitwright.export.onnx.mappings.int8_attention import (
     call_attention,
     quantized_scores,
-    weighted_qvalues,
+    weighted_values,
 )
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import size_scalar, size_vector, sizes_tensor
@@ -49,7 +57,7 @@ def attention(
     keys = _repeat_heads(e, keys, (*k.shape[:2], total, k.shape[3]), q.shape[1])
     values = _repeat_heads(e, values, (*v.shape[:2], total, v.shape[3]), q.shape[1])
     if int8:
-        scores = quantized_scores(e, q, keys, attrs["scale"] or (q.shape[3] or 1) ** -0.5)
+        scores = quantized_scores(e, q, keys, attrs["scale"] or _inverse_root(e, q))
     else:
         scores = e.MatMul(scaled(e, q, attrs["scale"]), transpose(e, keys, 0, 1, 3, 2))
     if attrs["softcap"] > 0:
@@ -57,33 +65,40 @@ def attention(
         scores = e.Mul(cap, e.Tanh(e.Div(scores, cap)))
     bias = _bias(e, q, total, before, mask, lengths, attrs)
     if int8:
-        return weighted_qvalues(e, scores, bias[0], values, attrs["causal"])
+        return weighted_values(e, scores, bias[0], values, attrs["causal"])
     weights = _softmax(e, scores, bias, attrs["softmax_dtype"])
     return e.MatMul(weights, values)
 
 
+def _inverse_root(e: Scope, q: Ref) -> float:
+    """1 / sqrt(features)"""
+    return float((static_size(e, q.shape[3]) or 1) ** -0.5)
+
+
 def _float_region(e: Scope, operands: tuple[Ref | None, ...], attrs: dict[str, Any]) -> Ref:
-    """Attention in float where bitwright quantizes queries, keys and values when the model runs."""
+    """Float attention as a region; bitwright quantizes queries, keys and values at run time."""
     given = list(operands)
     while given[-1] is None:
         given.pop()
 
-    def body(e: Scope, *operands: Ref | None) -> tuple[Ref, ...]:
-        absent = (None,) * (7 - len(operands))
-        return (attention(e, *operands, *absent, **{**attrs, "int8": False}),)  # type: ignore[arg-type]
+    def body(e: Scope, q: Ref, k: Ref, v: Ref, *rest: Ref | None) -> tuple[Ref, ...]:
+        others: list[Ref | None] = [*rest, *[None] * (4 - len(rest))]
+        mask, past_k, past_v, lengths = others
+        plain = {**attrs, "int8": False}
+        return (attention(e, q, k, v, mask, past_k, past_v, lengths, **plain),)
 
     return region(e, "attention", given, attrs, body)[0]
 
 
 def _is_function(q: Ref, k: Ref, mask: Ref | None, past_k: Ref | None, lengths: Ref | None) -> bool:
-    """Whether attention in codes is a call of a function: its sizes are those of q, k and v."""
+    """Whether int8 attention is a call of a function: all sizes come from q, k and v."""
     known = all(isinstance(n, int) for n in (q.shape[1], k.shape[1], q.shape[3])) and k.shape[1]
     whole = mask is None or mask.shape[-1] in (1, k.shape[2])
     return bool(known) and whole and past_k is None and lengths is None
 
 
 def _has_node(e: Scope, q: Ref, mask: Ref | None, lengths: Ref | None, attrs: Any) -> bool:
-    """Whether Attention of this opset says it: rows that see no key are settled from 25 on."""
+    """Whether the opset has this Attention; rows without visible keys are defined since 25."""
     is_windowed = attrs["window"] is not None or attrs["window_right"] is not None
     needs_25 = mask is not None or lengths is not None or is_windowed
     is_flat = mask is not None and mask.rank < 2
@@ -98,7 +113,7 @@ def _node(e: Scope, operands: tuple[Ref | None, ...], attrs: Any) -> Ref:
         is_causal=1 if attrs["causal"] else None,
         softcap=attrs["softcap"] or None,
         softmax_precision=attrs["softmax_dtype"],
-        left_window_size=None if window is None else window - 1,  # ONNX counts the key itself too
+        left_window_size=None if window is None else window - 1,  # ours includes the key itself
         right_window_size=right,
     )
 
@@ -107,12 +122,12 @@ def scaled(e: Scope, q: Ref, scale: float | None) -> Ref:
     features = q.shape[3]
     if scale is None and isinstance(features, Dim):
         return e.Div(q, e.Sqrt(e.cast(size_scalar(e, features), q.element)))
-    factor = scale if scale is not None else 1 / math.sqrt(features or 1)  # type: ignore[arg-type]
+    factor = scale if scale is not None else 1 / math.sqrt(static_size(e, features) or 1)
     return q if factor == 1 else e.Mul(q, e.scalar(factor, q))
 
 
 def _repeat_heads(e: Scope, x: Ref, shape: tuple[Size, ...], heads: Size) -> Ref:
-    """[B, Hk, T, D] as [B, H, T, D], where each head serves H / Hk heads of the queries."""
+    """[B, Hk, T, D] as [B, H, T, D], with each head repeated H / Hk times."""
     batch, own, length, features = shape
     if own == heads:
         return x
@@ -132,7 +147,7 @@ def _bias(
     lengths: Ref | None,
     attrs: Any,
 ) -> tuple[Ref | None, bool]:
-    """What is added to the scores, and whether it may hide every key of a row."""
+    """The bias of the scores, and whether it may mask every key of a row."""
     queries = q.shape[2]
     visible, may_hide = _visible(e, queries, total, before, lengths, attrs)
     low = e.scalar(-math.inf, q)
@@ -146,7 +161,7 @@ def _bias(
 
 
 def _widen_mask(e: Scope, mask: Ref, shape: Shape, total: Size, low: Ref) -> Ref:
-    """A mask that ends early hides the keys beyond it; one of width 1 broadcasts instead."""
+    """The mask padded with `low` to all keys; a mask of width 1 broadcasts instead."""
     width = shape[-1]
     if width in (1, total):
         return mask
@@ -160,7 +175,8 @@ def _widen_mask(e: Scope, mask: Ref, shape: Shape, total: Size, low: Ref) -> Ref
 def _visible(
     e: Scope, queries: Size, total: Size, before: Size, lengths: Ref | None, attrs: Any
 ) -> tuple[Ref | None, bool]:
-    """Which keys each query sees, as booleans that broadcast to [B, H, S, T]."""
+    """The visible keys of each query, as booleans that broadcast to [B, H, S, T], and whether a row
+    may have none."""
     window, right = attrs["window"], attrs["window_right"]
     if not attrs["causal"] and window is None and right is None and lengths is None:
         return None, False
@@ -188,7 +204,7 @@ def _visible(
 
 
 def _softmax(e: Scope, scores: Ref, bias: tuple[Ref | None, bool], precision: DType | None) -> Ref:
-    """Softmax of scores + bias; zeros in rows where the bias hides every key."""
+    """Softmax of scores + bias; zeros in rows where the bias masks every key."""
     added, may_hide = bias
     total = scores if added is None else e.Add(scores, added)
     wide = total if precision is None else e.cast(total, precision)
@@ -206,7 +222,7 @@ def _softmax(e: Scope, scores: Ref, bias: tuple[Ref | None, bool], precision: DT
 def rotary(
     e: Scope, x: Ref, cos: Ref, sin: Ref, ids: Ref | None, interleaved: bool, rotary_dim: int
 ) -> Ref:
-    """RotaryEmbedding from opset 23 on, where the tables have the shape it wants."""
+    """RotaryEmbedding since opset 23, if the shape of the tables fits."""
     positions = None if ids is None else e.cast(ids, i64)
     is_direct = ids is not None or (cos.rank == 3 and cos.shape[0] == x.shape[0])
     if is_direct and e.fits("RotaryEmbedding", [x, cos, sin, positions]):
@@ -222,10 +238,10 @@ def rotary(
     width = rotary_dim or x.shape[3]
     if width == x.shape[3]:
         return _rotate(e, x, x.shape, cos, sin, interleaved)
-    transposed = slice_axis(e, x, 3, 0, width)
+    rotated = slice_axis(e, x, 3, 0, width)
     rest = slice_axis(e, x, 3, width)
     shape = (*x.shape[:3], width)
-    return e.Concat(_rotate(e, transposed, shape, cos, sin, interleaved), rest, axis=3)
+    return e.Concat(_rotate(e, rotated, shape, cos, sin, interleaved), rest, axis=3)
 
 
 def _rotate(
@@ -251,7 +267,7 @@ def _rotate(
 def axial_rotary(
     e: Scope, x: Ref, cos_h: Ref, sin_h: Ref, cos_w: Ref, sin_w: Ref, interleaved: bool
 ) -> Ref:
-    """x as [B, H, rows, columns, D]; each half of D turns with the tables of one direction."""
+    """x as [B, H, rows, columns, D]; each half of D rotates with the tables of one direction."""
     rows, columns = cos_h.shape[0], cos_w.shape[0]
     batch, heads, _, features = x.shape
     half = features // 2
@@ -260,9 +276,9 @@ def axial_rotary(
     parts = e.emit("Split", [image, sizes_tensor(e, [half, half])], {"axis": -1}, results=2)
     shape = (*grid[:-1], half)
     cos_h, sin_h = unsqueeze(e, cos_h, 1), unsqueeze(e, sin_h, 1)
-    transposed = e.Concat(
+    rotated = e.Concat(
         _rotate(e, parts[0], shape, cos_h, sin_h, interleaved),
         _rotate(e, parts[1], shape, cos_w, sin_w, interleaved),
         axis=-1,
     )
-    return reshape(e, transposed, grid, x.shape)
+    return reshape(e, rotated, grid, x.shape)

@@ -16,7 +16,7 @@ from bitwright.ops.math.einsum import parse_equation
 
 
 def multiply(e: Scope, x: Ref, w: Ref) -> Ref:
-    """x @ w; integers of up to 8 bits give i32, of 16 bits i64, as the op says."""
+    """x @ w; integers of up to 8 bits give i32, of 16 bits i64."""
     if not (x.element.is_integer and w.element.is_integer):
         return e.MatMul(x, w)
     bits = max(x.element.bits, w.element.bits)
@@ -43,8 +43,8 @@ def lora_matmul(e: Scope, x: Ref, w: Ref, a: Ref, b: Ref, bias: Ref | None, scal
 
 @exports("einsum")
 def einsum(e: Scope, *xs: Ref, equation: str) -> Ref:
-    """ONNX wants `...` to stand for equally many axes in every operand that has it; runtimes want
-    it in the result too, so axes that are summed over get letters."""
+    """Einsum. In ONNX `...` is the same number of axes in every operand that has it, and runtimes
+    require it in the result, so summed axes get letters."""
     if "..." in equation and "..." not in (equation.partition("->")[2] or "..."):
         return e.Einsum(*xs, equation=_with_letters(equation, [x.rank for x in xs]))
     terms = equation.replace(" ", "").partition("->")[0].split(",")
@@ -71,7 +71,7 @@ def _with_letters(equation: str, ranks: list[int]) -> str:
 
 @exports("grouped_matmul", widens=False)
 def grouped_matmul(e: Scope, x: Ref, w: Ref, counts: Ref) -> Ref:
-    """A function, which bitwright knows again: of its body it would have to guess."""
+    """A function, which the importer restores as the op."""
     experts = w.shape[0]
     if not isinstance(experts, int) or not experts:
         return _grouped(e, x, w, counts, experts)
@@ -83,7 +83,7 @@ def grouped_matmul(e: Scope, x: Ref, w: Ref, counts: Ref) -> Ref:
 
 
 def _grouped(e: Scope, x: Ref, w: Ref, counts: Ref, experts: Any) -> Ref:
-    """One product for each expert's rows; or, for a symbolic number of them, one for each row."""
+    """One product per expert, or one per row if the number of experts is symbolic."""
     ends = e.CumSum(counts, e.constant(0, i64))
     if isinstance(experts, int) and experts:
         starts = e.Sub(ends, counts)
@@ -110,7 +110,7 @@ def _owners(e: Scope, x: Ref, counts: Ref) -> Ref:
 def integer_grouped_matmul(
     e: Scope, x: Ref, w: Ref, counts: Ref, scale: Ref, x_zero: Ref | None
 ) -> Ref:
-    """Sums in i32, times the scale of each row's expert."""
+    """i32 sums times the scale of each row's expert."""
     wide = e.cast(x, i32)
     if x_zero is not None:
         wide = e.Sub(wide, e.cast(x_zero, i32))
@@ -139,5 +139,5 @@ def dequant_grouped_matmul(
 def dequantize_blocks(
     e: Scope, q: Ref, scale: Ref, zero_point: Ref | None, block: int, to: DType
 ) -> Ref:
-    """Real weights from codes with a scale for each block of the last axis."""
+    """Weights dequantized with a scale for each block of the last axis."""
     return dequantize(e, q, scale, zero_point, axis=q.rank - 1, block=block, to=to)

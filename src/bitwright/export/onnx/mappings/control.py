@@ -1,7 +1,7 @@
 """Control flow and fused regions.
 
-bitwright passes captures to bodies as operands; ONNX bodies see outer values by name, so a body's
-input that is a capture becomes the outer value itself.
+bitwright passes captures to bodies as operands. ONNX bodies read outer values by name, so a
+captured input of a body becomes the outer value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bitwright.ir.types import TensorType, ValueType
 def _write_body(
     e: Scope, graph: Graph, captures: Sequence[Ref], own: int, always: bool = False
 ) -> Body:
-    """The body, whose first `own` inputs are its own; `always` makes its condition constant."""
+    """The body, whose first `own` inputs are not captures; `always` makes its condition true."""
     scope = Scope(e.session, graph, e)
     given: list[Ref] = []
     for position, value in enumerate(graph.inputs):
@@ -52,10 +52,12 @@ def _write_body(
 
 
 def _check_kinds(e: Scope, pairs: Iterable[tuple[ValueType | None, ValueType | None]]) -> None:
-    """Raise where a value is a sequence on one way and an optional on another."""
+    """Raise if the kinds of values, such as sequence and optional, differ."""
     for one, other in pairs:
         if spelled(one) != spelled(other):
-            raise e.reject(f"a value is {spelled(one)} on one way and {spelled(other)} on another")
+            raise e.reject(
+                f"a value is {spelled(one)} in one branch and {spelled(other)} in another"
+            )
 
 
 def _output_types(body: Graph) -> list[ValueType]:
@@ -89,7 +91,7 @@ def write_loop(
     body: Graph,
     carried: int,
 ) -> tuple[Ref, ...]:
-    """With a count and no condition, the condition that the body gives is not heeded."""
+    """A loop; with a count and no condition, the condition of the body is ignored."""
     values, captures = operands[:carried], operands[carried:]
     results = _output_types(body)[1 : 1 + carried]
     _check_kinds(e, zip((ref.type for ref in values), results, strict=True))

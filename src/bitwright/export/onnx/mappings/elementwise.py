@@ -29,7 +29,7 @@ for _op, _op_type in _SAME_ATTRIBUTES.items():
 
 @exports("mod")
 def mod(e: Scope, x: Ref, y: Ref, fmod: bool) -> Any:
-    if x.element.is_float and not fmod:  # ONNX has the divisor's sign for integers only
+    if x.element.is_float and not fmod:  # in ONNX only integer Mod has the sign of the divisor
         return scalar_form(e, "mod", (x, y), {"fmod": fmod})
     return e.Mod(x, y, fmod=fmod)
 
@@ -71,7 +71,7 @@ def hard_swish(e: Scope, x: Ref) -> Ref:
 
 @exports("gelu")
 def gelu(e: Scope, x: Ref, approximate: str) -> Ref:
-    """Below opset 20 in the order of steps that runtimes recognize and fuse."""
+    """Gelu; below opset 20 the decomposition that runtimes recognize and fuse."""
     if e.fits("Gelu", [x]):
         return e.Gelu(x, approximate=approximate)
     one, half = e.scalar(1, x), e.scalar(0.5, x)
@@ -88,7 +88,7 @@ def gelu(e: Scope, x: Ref, approximate: str) -> Ref:
 
 @exports("shift_left", "shift_right")
 def shift(e: Scope, x: Ref, y: Ref) -> Ref:
-    """BitShift where ONNX has it for the type; a product or quotient by 2**y elsewhere."""
+    """BitShift for unsigned types; a product or quotient by 2**y for signed ones."""
     is_left = e.node is not None and e.node.op == "shift_left"
     lost = e.Or(e.Less(y, e.scalar(0, y)), e.GreaterOrEqual(y, e.scalar(x.element.bits, y)))
     distance = e.Where(lost, e.scalar(0, y), y)
@@ -109,7 +109,7 @@ def shift(e: Scope, x: Ref, y: Ref) -> Ref:
 @exports("cast", widens=False)
 def cast(e: Scope, x: Ref, to: DType, saturate: bool, round_mode: str) -> Ref:
     if x.element.is_complex or to.is_complex:
-        raise e.reject("ONNX Cast knows no complex numbers")
+        raise e.reject("ONNX Cast has no complex types")
     is_float8 = to.is_float and to.bits == 8
     attrs: dict[str, Any] = {"to": to}
     if is_float8 and not saturate:
@@ -121,9 +121,9 @@ def cast(e: Scope, x: Ref, to: DType, saturate: bool, round_mode: str) -> Ref:
 
 @exports("bitcast", widens=False)
 def bitcast(e: Scope, x: Ref, to: DType) -> Ref:
-    """Between integers, and from booleans, the conversion keeps the bits in every opset."""
-    matches_onnxruntime = to.is_integer and (x.element.is_integer or x.element == bool_)
-    op_type = "Cast" if matches_onnxruntime and to.bits >= 8 else "BitCast"
+    """Cast keeps the bits of integers and booleans; other types need BitCast."""
+    keeps_bits = to.is_integer and (x.element.is_integer or x.element == bool_)
+    op_type = "Cast" if keeps_bits and to.bits >= 8 else "BitCast"
     return e.emit(op_type, [x], {"to": to}, dtypes=[to])[0]
 
 

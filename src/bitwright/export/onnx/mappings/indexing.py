@@ -1,4 +1,4 @@
-"""Reading and writing at places that other tensors name, and tensors made from sizes."""
+"""Gather, scatter and other indexing ops, and tensors made from sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitwright.ir.types import Shape, normalize_axis
 
 
 def index(e: Scope, indices: Ref) -> Ref:
-    """Indices in a type that ONNX takes."""
+    """Indices in a type that ONNX supports."""
     return indices if indices.element in (i32, i64) else e.cast(indices, i64)
 
 
@@ -49,7 +49,7 @@ def scatter(
 def tensor_scatter(
     e: Scope, past: Ref, update: Ref, write_indices: Ref | None, axis: int, mode: str
 ) -> Ref:
-    """Before opset 24 a scatter of the rows that each batch entry writes."""
+    """TensorScatter; before opset 24 a scatter of the rows of each batch entry."""
     starts = None if write_indices is None else e.cast(write_indices, i64)
     if e.fits("TensorScatter", [past, update, starts]):
         return e.TensorScatter(past, update, starts, axis=axis, mode=mode)
@@ -73,8 +73,8 @@ def reverse_sequence(e: Scope, x: Ref, lengths: Ref, batch_axis: int, time_axis:
         return e.ReverseSequence(x, counts, batch_axis=batch, time_axis=time)
     order = [time, batch, *(axis for axis in range(x.rank) if axis not in (batch, time))]
     back = [order.index(axis) for axis in range(x.rank)]
-    transposed = e.ReverseSequence(e.Transpose(x, perm=order), counts, batch_axis=1, time_axis=0)
-    return e.Transpose(transposed, perm=back)
+    y = e.ReverseSequence(e.Transpose(x, perm=order), counts, batch_axis=1, time_axis=0)
+    return e.Transpose(y, perm=back)
 
 
 @exports("compress", widens=False)
@@ -86,7 +86,7 @@ def compress(e: Scope, x: Ref, condition: Ref, axis: int | None) -> Ref:
 def nonzero(e: Scope, x: Ref) -> Ref:
     if x.rank:
         return e.NonZero(x)
-    found = e.NonZero(unsqueeze(e, x, 0))  # a scalar has no coordinates, and so no row of them
+    found = e.NonZero(unsqueeze(e, x, 0))  # a scalar has no coordinates
     return slice_axis(e, found, 0, 0, 0)
 
 
@@ -110,7 +110,7 @@ def one_hot(
 
 
 def _one_hot(e: Scope, indices: Ref, depth: Ref, values: Ref, axis: int) -> Ref:
-    if values.dtype == bool_:  # runtimes have numbers only
+    if values.dtype == bool_:  # runtimes support only numbers
         numbers = e.OneHot(indices, depth, e.cast(values, i64), axis=axis)
         return e.cast(numbers, bool_)
     return e.OneHot(indices, depth, values, axis=axis)

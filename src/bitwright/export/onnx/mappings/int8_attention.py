@@ -1,8 +1,7 @@
-"""Attention in 8-bit codes as a function of standard ops that carries the op's name.
+"""Int8 attention as a function of standard ops with the op's name.
 
-Codes are whole numbers in f32, whose products other runtimes add up exactly as far as 2^24 goes;
-what each step is, `ops.quant.int8_attention` says. The function reads sizes from its operands, so that
-calls of any shape share it.
+Quantized values are integers in f32, whose sums are exact up to 2^24. `ops.quant.int8_attention`
+defines the steps. The function reads sizes from its operands, so that calls of all shapes share it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitwright.export.onnx.forms import reduce, unsqueeze
+from bitwright.export.onnx.forms import reduce, static_size, unsqueeze
 from bitwright.export.onnx.functions import call
 from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import bool_, f32, i64
@@ -29,38 +28,38 @@ from bitwright.ops.quant.int8_attention import (
 
 
 def quantized_scores(e: Scope, q: Ref, k: Ref, scale: float) -> Ref:
-    """Scores of queries and keys of as many heads."""
-    q_qvalues, q_steps = _qvalues(e, q)
-    k_qvalues, k_steps = _qvalues(e, k)
-    sums = e.MatMul(q_qvalues, e.Transpose(k_qvalues, perm=(0, 1, 3, 2)))
-    by_key = e.Mul(sums, e.Transpose(k_steps, perm=(0, 1, 3, 2)))
-    return e.Mul(by_key, e.Mul(q_steps, e.scalar(scale, sums)))
+    """Scores of queries and keys with the same number of heads."""
+    q8, q_scale = _quantize_rows(e, q)
+    k8, k_scale = _quantize_rows(e, k)
+    sums = e.MatMul(q8, e.Transpose(k8, perm=(0, 1, 3, 2)))
+    by_key = e.Mul(sums, e.Transpose(k_scale, perm=(0, 1, 3, 2)))
+    return e.Mul(by_key, e.Mul(q_scale, e.scalar(scale, sums)))
 
 
-def weighted_qvalues(e: Scope, scores: Ref, bias: Ref | None, v: Ref, causal: bool) -> Ref:
-    """The values of all keys by their weights; zeros where the bias hides every key."""
-    match_dequantize = _value_qvalues(e, v, causal)
+def weighted_values(e: Scope, scores: Ref, bias: Ref | None, v: Ref, causal: bool) -> Ref:
+    """The weighted sum of the values; zeros where the bias masks every key."""
+    quantized = _quantize_values(e, v, causal)
     total = scores if bias is None else e.Add(scores, bias)
-    total = e.Sub(total, e.Transpose(match_dequantize.logs, perm=(0, 1, 3, 2)))
+    total = e.Sub(total, e.Transpose(quantized.logs, perm=(0, 1, 3, 2)))
     top = reduce(e, "ReduceMax", total, [-1])
     is_hidden = e.Equal(top, e.scalar(-math.inf, top))
     power = e.Exp(e.Sub(total, e.Where(is_hidden, e.scalar(0, top), top)))
     weights = e.Round(e.Mul(power, e.scalar(WEIGHT_STEPS, power)))
     most = e.scalar(WEIGHT_STEPS * PARTS, power)
     if causal:
-        sums = e.MatMul(e.Round(e.Mul(power, most)), match_dequantize.finer)
+        sums = e.MatMul(e.Round(e.Mul(power, most)), quantized.finer)
     else:
-        by_key = e.Transpose(e.Mul(match_dequantize.finer, most), perm=(0, 1, 3, 2))
+        by_key = e.Transpose(e.Mul(quantized.finer, most), perm=(0, 1, 3, 2))
         sums = reduce(e, "ReduceSum", e.Round(e.Mul(power, by_key)), [-1])
-    step = e.Div(e.scalar(PARTS, match_dequantize.unit), match_dequantize.unit)
-    found = e.Mul(e.Div(e.MatMul(weights, match_dequantize.qvalues), sums), step)
-    if match_dequantize.mean is not None:
-        found = e.Add(found, match_dequantize.mean)
+    step = e.Div(e.scalar(PARTS, quantized.unit), quantized.unit)
+    found = e.Mul(e.Div(e.MatMul(weights, quantized.qvalues), sums), step)
+    if quantized.mean is not None:
+        found = e.Add(found, quantized.mean)
     return e.Where(is_hidden, e.scalar(0, found), found)
 
 
-def _qvalues(e: Scope, x: Ref) -> tuple[Ref, Ref]:
-    """Codes and steps of rows."""
+def _quantize_rows(e: Scope, x: Ref) -> tuple[Ref, Ref]:
+    """Quantized rows and their scales."""
     peak = reduce(e, "ReduceMax", e.Abs(x), [-1])
     is_tiny = e.Less(peak, e.scalar(TINY, peak))
     steps = e.scalar(STEPS, peak)
@@ -79,7 +78,7 @@ class _QuantizedValues(NamedTuple):
     mean: Ref | None
 
 
-def _value_qvalues(e: Scope, v: Ref, causal: bool) -> _QuantizedValues:
+def _quantize_values(e: Scope, v: Ref, causal: bool) -> _QuantizedValues:
     mean = None if causal else _rounded_mean(e, v)
     distance = v if mean is None else e.Sub(v, mean)
     peak = reduce(e, "ReduceMax", e.Abs(distance), [-1])
@@ -101,7 +100,7 @@ def _value_qvalues(e: Scope, v: Ref, causal: bool) -> _QuantizedValues:
 
 
 def _rounded_mean(e: Scope, v: Ref) -> Ref:
-    """The means of the features over all keys, of few bits."""
+    """The means of the features over all keys, rounded to few bits."""
     mean = reduce(e, "ReduceMean", v, [-2])
     largest = reduce(e, "ReduceMax", e.Abs(mean), [-1])
     added = e.Mul(largest, e.scalar(MEAN_ROUNDING, largest))
@@ -110,10 +109,12 @@ def _rounded_mean(e: Scope, v: Ref) -> Ref:
 
 
 def call_attention(e: Scope, q: Ref, k: Ref, v: Ref, mask: Ref | None, attrs: Any) -> Ref:
-    """A call of the function; what keys a query sees is among its attributes."""
-    shared = q.shape[1] // k.shape[1]
+    """A call of the function; its attributes determine the visible keys."""
+    shared = static_size(e, q.shape[1]) // static_size(e, k.shape[1])
     given = [q, k, v] if mask is None else [q, k, v, mask]
-    factor = attrs["scale"] if attrs["scale"] is not None else 1 / math.sqrt(q.shape[3])  # type: ignore[arg-type]
+    factor = (
+        attrs["scale"] if attrs["scale"] is not None else 1 / math.sqrt(static_size(e, q.shape[3]))
+    )
     kept = {
         "scale": float(factor),
         "causal": attrs["causal"],
@@ -141,25 +142,25 @@ def call_attention(e: Scope, q: Ref, k: Ref, v: Ref, mask: Ref | None, attrs: An
             else:
                 added = e.cast(mask, f32)
             bias = added if bias is None else e.Add(bias, added)
-        return (weighted_qvalues(e, scores, bias, v, attrs["causal"]),)
+        return (weighted_values(e, scores, bias, v, attrs["causal"]),)
 
     return call(e, "attention", given, kept, body)[0]
 
 
 def _size(e: Scope, x: Ref, axis: int) -> Ref:
-    """One size, of rank 0."""
+    """One size as a scalar."""
     return e.Gather(e.Shape(x), e.constant(axis, i64), axis=0)
 
 
 def _repeated(e: Scope, q: Ref, x: Ref, shared: int) -> Ref:
-    """[B, Hk, T, D] with each head as often as queries share it."""
+    """[B, Hk, T, D] with each head repeated `shared` times."""
     wide = e.Expand(unsqueeze(e, x, 2), e.ints([1, 1, shared, 1, 1]))
     sizes = [unsqueeze(e, _size(e, of, axis), 0) for of, axis in ((x, 0), (q, 1), (x, 2), (x, 3))]
     return e.Reshape(wide, e.Concat(*sizes, axis=0))
 
 
 def _visible(e: Scope, q: Ref, k: Ref, attrs: Any) -> Ref | None:
-    """0 where a query sees a key and -inf where it does not; None where all see all."""
+    """0 for visible keys and -inf for others; None if all keys are visible."""
     window, right = attrs["window"], attrs["window_right"]
     if not attrs["causal"] and window is None and right is None:
         return None
@@ -174,7 +175,7 @@ def _visible(e: Scope, q: Ref, k: Ref, attrs: Any) -> Ref | None:
         rules.append(e.Greater(key, e.Sub(place, e.constant(window, i64))))
     if right is not None:
         rules.append(e.LessOrEqual(key, e.Add(place, e.constant(right, i64))))
-    seen = rules[0]
+    visible = rules[0]
     for rule in rules[1:]:
-        seen = e.And(seen, rule)
-    return e.Where(seen, e.constant(0.0, f32), e.constant(-math.inf, f32))
+        visible = e.And(visible, rule)
+    return e.Where(visible, e.constant(0.0, f32), e.constant(-math.inf, f32))

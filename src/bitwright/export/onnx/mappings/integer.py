@@ -1,4 +1,4 @@
-"""Products of codes as MatMulInteger and ConvInteger; codes of real numbers in plain arithmetic."""
+"""Integer products as MatMulInteger and ConvInteger; requantize and lookup tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitwright.ir.dtype import DType, f32, i32
 
 
 def _is_one(zero: Ref | None) -> bool:
-    """Whether a zero point is one number (or left out)."""
+    """Whether a zero point is one number or absent."""
     return zero is None or all(size == 1 for size in zero.shape)
 
 
@@ -57,7 +57,7 @@ def integer_conv(
     dilations: Ints,
     groups: int,
 ) -> Ref:
-    """A zero point per filter is taken off afterwards: y - w_zero * (sum of the window)."""
+    """ConvInteger; a zero point per filter is subtracted: y - w_zero * (sum of the window)."""
     if any(isinstance(n, Dim) for n in pads or ()):
         raise e.reject("ConvInteger takes no symbolic padding")
     attrs = {
@@ -85,7 +85,7 @@ def requantize(
     to: DType,
     bounded: bool,
 ) -> Ref:
-    """Written out, since what QuantizeLinear makes of NaN differs from runtime to runtime."""
+    """Requantize in plain arithmetic: QuantizeLinear of NaN differs between runtimes."""
     if highest is not None:
         x = e.Min(x, highest)
     qvalues = e.Round(e.Where(e.IsNaN(x), e.scalar(-np.inf, x), x))

@@ -1,7 +1,7 @@
-"""Convolution of integers. ONNX has one op for it: 8-bit codes minus zero points, in i32.
+"""Convolution of integers as ConvInteger: 8-bit values minus zero points, summed in i32.
 
-Operands that are such codes are found behind their widening, `cast(q) - cast(zero)`. Others are cut
-into bytes, x = x0 + 2^8 x1 + …, and the convolutions of bytes add up to theirs.
+Operands of the form `cast(q) - cast(zero)` are passed as q and zero. Others are split into bytes,
+x = x0 + 2^8 x1 + …, and the convolutions of the bytes are summed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import DType, i8, i32, i64, u8
 from bitwright.ir.graph import Value
 
-Codes = tuple[Ref, Ref | None]
+Quantized = tuple[Ref, Ref | None]
+"""8-bit values, and their zero point."""
 
 
 def eight_bits(element: DType) -> DType:
@@ -24,14 +25,14 @@ def eight_bits(element: DType) -> DType:
 def integer_conv(
     e: Scope, x: Ref, w: Ref, values: Sequence[Value | None], attrs: Mapping[str, Any]
 ) -> Ref:
-    """The convolution of `x` and `w`; `values` are the bitwright values that they are, if any."""
-    found = [_qvalues(e, ref, value) for ref, value in zip((x, w), values, strict=True)]
-    qvalues = [pair for pair in found if pair is not None]
-    if len(qvalues) == 2:
-        (x_code, x_zero), (w_code, w_zero) = qvalues
-        return e.ConvInteger(x_code, w_code, x_zero, w_zero, **attrs)
+    """The convolution of `x` and `w`; `values` are the bitwright values of the two, if any."""
+    found = [_as_quantized(e, ref, value) for ref, value in zip((x, w), values, strict=True)]
+    quantized = [pair for pair in found if pair is not None]
+    if len(quantized) == 2:
+        (x8, x_zero), (w8, w_zero) = quantized
+        return e.ConvInteger(x8, w8, x_zero, w_zero, **attrs)
     if max(x.element.bits, w.element.bits) > 32:
-        raise e.reject("ConvInteger adds in 32 bits")
+        raise e.reject("ConvInteger sums in 32 bits")
     total: Ref | None = None
     for i, x_byte in enumerate(_bytes(e, x)):
         for j, w_byte in enumerate(_bytes(e, w)):
@@ -42,8 +43,8 @@ def integer_conv(
     return total
 
 
-def _qvalues(e: Scope, ref: Ref, value: Value | None) -> Codes | None:
-    """8-bit codes and their zero point that give the value, if it has such a form."""
+def _as_quantized(e: Scope, ref: Ref, value: Value | None) -> Quantized | None:
+    """The 8-bit values and the zero point of a widened value, if it has that form."""
     if value is None:
         return None
     if value.dtype.bits <= 8:
@@ -51,17 +52,17 @@ def _qvalues(e: Scope, ref: Ref, value: Value | None) -> Codes | None:
     wide, zero = value, None
     if value.node.op == "sub" and value.dtype == i32:
         wide, zero = value.node.operands
-    code, offset = _narrow(e, wide), None if zero is None else _narrow(e, zero)
-    if code is None or wide.shape != value.shape:
+    narrow, offset = _narrow(e, wide), None if zero is None else _narrow(e, zero)
+    if narrow is None or wide.shape != value.shape:
         return None
     if zero is None:
-        return code, None
-    is_scalar = offset is not None and zero.tensor.count == 1 and offset.element == code.element
-    return (code, offset) if is_scalar else None
+        return narrow, None
+    is_scalar = offset is not None and zero.tensor.count == 1 and offset.element == narrow.element
+    return (narrow, offset) if is_scalar else None
 
 
 def _narrow(e: Scope, wide: Value) -> Ref | None:
-    """The 8-bit value that was widened to this one."""
+    """The 8-bit value before the cast, if there is one."""
     node = wide.node
     if node.op == "reshape" and wide.tensor.count == 1:
         node = next(node.operands).node
@@ -70,7 +71,7 @@ def _narrow(e: Scope, wide: Value) -> Ref | None:
 
 
 def _bytes(e: Scope, x: Ref) -> list[Ref]:
-    """The bytes of a two's complement number, lowest first; the last one carries the sign."""
+    """The bytes of a two's complement number, lowest first; the last one is signed."""
     count = -(-x.element.bits // 8)
     rest, parts = e.cast(x, i32), []
     for _ in range(count - 1):

@@ -1,4 +1,4 @@
-"""Reshape, transpose, slices and joins. Final shapes become operands; see `forms.reshape`."""
+"""Reshape, transpose, slices, concatenation and padding. Final shapes become operands."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def write_slice(
 
 
 def _stop(e: Scope, size: Size, stop: Size, step: int) -> int | Ref:
-    """A stop in ONNX's terms, where negative numbers count from the end."""
+    """A stop for ONNX Slice, where negative numbers count from the end."""
     if step > 0:
         return LAST if stop == size else size_vector(e, stop) if isinstance(stop, Dim) else stop
     if isinstance(stop, int):
@@ -122,7 +122,7 @@ def pad(e: Scope, x: Ref, value: Ref | None, given: Ref | None, pads: Any, mode:
         return e.Identity(x)
     elif mode != "constant" and any(isinstance(n, int) and n < 0 for n in pads):
         return _pad_and_crop(e, x, pads, mode)
-    elif mode != "constant" and _is_far(x.shape, pads, mode):
+    elif mode != "constant" and _is_wide(x.shape, pads, mode):
         return _pad_by_index(e, x, pads, mode)
     else:
         amounts = sizes_tensor(e, pads)
@@ -130,17 +130,17 @@ def pad(e: Scope, x: Ref, value: Ref | None, given: Ref | None, pads: Any, mode:
     return e.Pad(x, amounts, fill, mode=mode)
 
 
-def _is_far(shape: Shape, pads: Sequence[Size], mode: str) -> bool:
-    """Whether a reflection or repetition reaches beyond the tensor itself."""
-    reach = {"reflect": -1, "wrap": 0, "edge": 1 << 40}[mode]
+def _is_wide(shape: Shape, pads: Sequence[Size], mode: str) -> bool:
+    """Whether the padding is wider than ONNX allows for the mode."""
+    extra = {"reflect": -1, "wrap": 0, "edge": 1 << 40}[mode]
     return any(
-        isinstance(size, int) and isinstance(n, int) and n > max(size + reach, 0)
+        isinstance(size, int) and isinstance(n, int) and n > max(size + extra, 0)
         for n, size in zip(pads, (*shape, *shape), strict=True)
     )
 
 
 def _pad_and_crop(e: Scope, x: Ref, pads: Sequence[Size], mode: str) -> Ref:
-    """What is taken away is taken from the padded tensor, so that both sides see all of x."""
+    """Padding with negative amounts: the padded tensor is cropped."""
     is_cut = [isinstance(n, int) and n < 0 for n in pads]
     grown = [0 if cut else n for n, cut in zip(pads, is_cut, strict=True)]
     y = pad(e, x, None, None, grown, mode)
@@ -151,7 +151,7 @@ def _pad_and_crop(e: Scope, x: Ref, pads: Sequence[Size], mode: str) -> Ref:
 
 
 def _pad_by_index(e: Scope, x: Ref, pads: Sequence[Size], mode: str) -> Ref:
-    """Which element stands where, asked of the op itself, axis by axis."""
+    """Padding as a gather per axis, whose indices the op's reference computes."""
     rest: list[Size] = [0] * len(pads)
     rank = x.rank
     for axis, (size, before, after) in enumerate(

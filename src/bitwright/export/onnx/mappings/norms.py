@@ -1,4 +1,4 @@
-"""Normalizations: the ONNX op where the opset has it, else the steps that runtimes recognize."""
+"""Normalizations: the ONNX op if the opset has it, else the decomposition that runtimes fuse."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _covers(parameter: Ref | None, x: Ref, at: int) -> bool:
 
 
 def _ones(e: Scope, x: Ref, at: int) -> Ref | None:
-    """A scale for a norm of f32 without one, where sizes are known: runtimes have norms with a
-    scale only, and compute others step by step, which is slower and rounds otherwise."""
+    """A scale of ones for an f32 norm without a scale, if sizes are known: runtimes have kernels
+    for norms with a scale, and run others node by node, which is slower and rounds differently."""
     sizes = x.shape[at:]
     is_known = x.dtype == f32 and all(isinstance(size, int) for size in sizes)
     return e.constant(np.ones(sizes, np.float32), f32) if is_known else None
@@ -77,7 +77,7 @@ def per_channel(e: Scope, parameter: Ref, rank: int) -> Ref:
 def _channels(
     e: Scope, parameter: Ref | None, count: object, value: float, like: Ref
 ) -> Ref | None:
-    """A parameter, or in its absence `value` for each channel; None if their number is symbolic."""
+    """The parameter, or `value` per channel if it is absent; None if their number is symbolic."""
     if parameter is not None or not isinstance(count, int):
         return parameter
     return e.constant(np.full(count, value), like.element)
@@ -103,7 +103,7 @@ def instance_norm(e: Scope, x: Ref, scale: Ref | None, bias: Ref | None, eps: fl
 def group_norm(
     e: Scope, x: Ref, scale: Ref | None, bias: Ref | None, groups: int, eps: float
 ) -> Ref:
-    """Before opset 21 as an instance norm of [N, groups, …]."""
+    """GroupNormalization; before opset 21 an instance norm of [N, groups, …]."""
     factor = _channels(e, scale, x.shape[1], 1, x)
     offset = _channels(e, bias, x.shape[1], 0, x)
     if e.opset >= 21 and x.rank > 2 and factor is not None and offset is not None:
@@ -130,7 +130,7 @@ def batch_norm(e: Scope, x: Ref, scale: Ref, bias: Ref, mean: Ref, var: Ref, eps
 
 @exports("lrn")
 def lrn(e: Scope, x: Ref, size: int, alpha: float, beta: float, bias: float) -> Ref:
-    """Runtimes take images and odd sizes; other forms average the squares over channels."""
+    """LRN for images and odd sizes, which runtimes support; else an average of squares."""
     if x.rank == 4 and size % 2:
         return e.LRN(x, size=size, alpha=alpha, beta=beta, bias=bias)
     plane = (x.shape[0], 1, x.shape[1], product(list(x.shape[2:])))
@@ -144,7 +144,7 @@ def lrn(e: Scope, x: Ref, size: int, alpha: float, beta: float, bias: float) -> 
 
 @exports("lp_norm")
 def lp_norm(e: Scope, x: Ref, axis: int, p: int) -> Ref:
-    """Not LpNormalization, which leaves the quotient at norm 0 open before opset 22."""
+    """A decomposition: before opset 22 LpNormalization is undefined for norm 0."""
     if p == 1:
         norm = reduce(e, "ReduceL1", x, [axis])
     elif p == 2:

@@ -1,8 +1,8 @@
 """Pooling over windows.
 
-With `ceil`, ONNX's shape inference before opset 22 counts a window that would start in the padding
-behind the tensor, which no runtime computes. Where sizes are known and that happens, the windows
-are said with the padding they need instead.
+With `ceil`, ONNX's shape inference before opset 22 counts a window that would start in the end
+padding, which no runtime computes. If sizes are known and that happens, the exact padding is
+written instead of `ceil_mode`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.export.onnx.forms import reshape
+from bitwright.export.onnx.forms import reshape, static_size
 from bitwright.export.onnx.mapping import exports
 from bitwright.export.onnx.mappings.windows import listed, padded
 from bitwright.export.onnx.scope import Ref, Scope
@@ -48,7 +48,7 @@ class Pool:
         return any(isinstance(n, Dim) for n in self.pads or ())
 
     def exact_pads(self, e: Scope, sizes: Sequence[Size]) -> list[int] | None:
-        """Padding with which rounding down gives the windows, where rounding up gives too many."""
+        """The padding for which rounding down gives the windows, if rounding up gives too many."""
         if not self.ceil or self.is_symbolic:
             return None
         windows = make_windows(len(sizes), self.kernel, self.strides, self.pads, self.dilations)
@@ -81,7 +81,9 @@ def max_pool(e: Scope, x: Ref, storage_order: int | None = None, **shape: Any) -
     pool, sizes, element = Pool(**shape), x.shape[2:], x.element
     if element.is_integer and element not in (i8, u8):
         if element.bits > 32:
-            raise e.reject(f"MaxPool takes no {element}, and no float type holds all its values")
+            raise e.reject(
+                f"MaxPool takes no {element}, and no float type represents all its values"
+            )
         x = e.cast(x, f64)
     lowest = -np.inf if x.element.is_float else x.element.min
     if storage_order is None:
@@ -102,8 +104,8 @@ def avg_pool(e: Scope, x: Ref, count_include_pad: bool, **shape: Any) -> Ref:
         return _emit(e, "AveragePool", x, pool, sizes, 0)
     if pool.exact_pads(e, sizes) is None:
         return _emit(e, "AveragePool", x, pool, sizes, 0, count_include_pad=1)
-    # padding that counts becomes part of the tensor; what only completes a window does not count
-    pads = [int(n) for n in pool.pads or ()]  # type: ignore[arg-type]
+    # counted padding becomes part of the tensor; padding that completes a window is not counted
+    pads = [static_size(e, n) for n in pool.pads or ()]
     rank = len(sizes)
     grown = e.Pad(x, e.ints([0, 0, *pads[:rank], 0, 0, *pads[rank:]]), e.scalar(0, x))
     wide = [size + pads[i] + pads[rank + i] for i, size in enumerate(sizes)]
@@ -111,13 +113,13 @@ def avg_pool(e: Scope, x: Ref, count_include_pad: bool, **shape: Any) -> Ref:
 
 
 def _average_padded(e: Scope, x: Ref, pool: Pool, wide: list[Any], sizes: Sequence[Size]) -> Ref:
-    """Averages over a tensor that holds its padding; as many windows as the padded one has."""
+    """Averages over a tensor that includes its padding, with the same number of windows."""
     exact = pool.exact_pads(e, sizes)
     assert exact is not None
     rank = len(wide)
-    before = [int(n) for n in pool.pads or ()]  # type: ignore[arg-type]
+    before = [static_size(e, n) for n in pool.pads or ()]
     ends = [exact[rank + i] - before[rank + i] for i in range(rank)]
-    if any(end < 0 for end in ends):  # the padding holds more than the windows reach
+    if any(end < 0 for end in ends):  # the windows do not cover the padding
         stops = [size + min(end, 0) for size, end in zip(wide, ends, strict=True)]
         axes = e.ints(range(2, 2 + rank))
         x = e.Slice(x, e.ints([0] * rank), e.ints(stops), axes)
@@ -132,7 +134,7 @@ def lp_pool(e: Scope, x: Ref, p: int, **shape: Any) -> Ref:
 
 @exports("max_unpool")
 def max_unpool(e: Scope, x: Ref, indices: Ref, shape: Shape) -> Ref:
-    """A scatter: MaxUnpool counts indices in a shape of its own where another one is asked for."""
+    """A scatter: the indices of MaxUnpool are relative to another shape than the output's."""
     count = product(list(shape))
     flat = e.ints([-1])
     zeros = e.Expand(e.scalar(0, x), sizes_tensor(e, [count]))

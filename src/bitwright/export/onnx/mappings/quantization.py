@@ -1,9 +1,8 @@
 """Quantization as QuantizeLinear / DequantizeLinear.
 
-Which opset that takes is what the schemas say: 13 for 8-bit codes per tensor or axis, 19 for
-float8, 21 for 4 and 16 bits and for blocks, 23 for float4, 25 for 2 bits. What the pair cannot say
-in one node (f64, ranges of no type) is written in plain arithmetic, and quantization by the data's
-own range as a function of the model that carries the op's name.
+The schemas determine the opset: 13 for 8 bits per tensor or axis, 19 for float8, 21 for 4 and 16
+bits and for blocks, 23 for float4, 25 for 2 bits. Cases that the two ops do not support (f64,
+ranges of no type) are plain arithmetic, and dynamic quantization is a model-local function.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from bitwright.ir.dtype import DType, f8e8m0, f32, f64, i8, i64, u8
 from bitwright.ir.types import TensorType, normalize_axis
 
 MAX_ZEROS = 1 << 16
-"""Zero points that only tell the type are written out up to this many."""
+"""The most zero points that are written only for their type."""
 
 
 @exports("dequantize", widens=False)
@@ -42,7 +41,7 @@ def write_dequantize(
 
 
 def _is_row_by_row(x: Ref, scale: Ref, axis: int | None, block: int) -> bool:
-    """Whether each row of the last axis has one scale, as dynamic quantization gives them."""
+    """Whether each row of the last axis has one scale, as in dynamic per-token quantization."""
     if not block or axis is None or not isinstance(scale.type, TensorType):
         return False
     return normalize_axis(axis, x.rank) == x.rank - 1 and scale.shape[-1] == 1
@@ -57,8 +56,8 @@ def _dequantize_rows(
     block: int,
     to: DType | None,
 ) -> Ref:
-    """A function of plain arithmetic: ONNX Runtime takes a DequantizeLinear before a product for
-    one whose zero point is a single number, and then refuses its own node."""
+    """A function of plain arithmetic: ONNX Runtime fuses a DequantizeLinear before a product as if
+    its zero point were a scalar, and then rejects the fused node."""
     given = [x, scale] if zero_point is None else [x, scale, zero_point]
 
     def body(e: Scope, x: Ref, scale: Ref, zero_point: Ref | None = None) -> tuple[Ref, ...]:
@@ -76,10 +75,10 @@ def _dequantize_rows(
 def dequantize(
     e: Scope, x: Ref, scale: Ref, zero_point: Ref | None, axis: int | None, block: int, to: DType
 ) -> Ref:
-    """(x - zero_point) * scale in f32, or in f64 where that is asked for, rounded to `to`."""
+    """(x - zero_point) * scale in f32, or in f64 for f64 scales or results, rounded to `to`."""
     precision = f64 if f64 in (to, scale.element) else f32
-    is_code = zero_point is None or zero_point.dtype == x.dtype
-    if precision == f64 or not is_code:
+    same_type = zero_point is None or zero_point.dtype == x.dtype
+    if precision == f64 or not same_type:
         y = _distance(e, x, zero_point, axis, block, precision)
         return e.cast(e.Mul(y, e.cast(_spread(e, scale, x, axis, block), precision)), to)
     if block and e.opset < 21 and (rows := _as_rows(e, x, scale, zero_point, axis)):
@@ -132,7 +131,7 @@ def quantize(
 
 
 def _zeros(e: Scope, to: DType, axis: int | None, scale: Ref) -> Ref | None:
-    """Zero points of the scale's shape, which tell the type of the codes in every opset."""
+    """Zero points of the scale's shape, which give the quantized type in every opset."""
     shape: Any = () if axis is None else scale.shape
     if any(isinstance(size, Dim) for size in shape) or math.prod(shape) > MAX_ZEROS:
         return None
@@ -142,7 +141,7 @@ def _zeros(e: Scope, to: DType, axis: int | None, scale: Ref) -> Ref | None:
 def _as_rows(
     e: Scope, x: Ref, scale: Ref, zero_point: Ref | None, axis: int | None
 ) -> tuple[Ref, Ref | None] | None:
-    """Scales [N, 1] of one block per row as scales [N] per row, which early opsets have."""
+    """Scales [N, 1] of one block per row as per-row scales [N], for early opsets."""
     if x.rank != 2 or axis is None or normalize_axis(axis, 2) != 1 or scale.shape[1] != 1:
         return None
     flat = e.ints([-1])
@@ -153,7 +152,7 @@ def _as_rows(
 
 
 def _spread(e: Scope, parameter: Ref, x: Ref, axis: int | None, block: int) -> Ref:
-    """A scale or zero point so that it broadcasts over x."""
+    """A scale or zero point, reshaped or gathered to broadcast over x."""
     if axis is None:
         return as_scalar(e, parameter)
     at = normalize_axis(axis, x.rank)
@@ -183,7 +182,7 @@ def _qvalues(
     high: float,
     precision: DType,
 ) -> Ref:
-    """clip(round(x / scale) + zero_point, low, high), still as floats."""
+    """clip(round(x / scale) + zero_point, low, high) as floats."""
     factor = e.cast(_spread(e, scale, x, axis, block), precision)
     qvalues = e.Round(e.Div(e.cast(x, precision), factor))
     if zero_point is not None:
@@ -202,7 +201,7 @@ def fake_quantize(
     low: int,
     high: int,
 ) -> Ref:
-    """Quantize and dequantize where the range is that of an 8-bit type, else arithmetic."""
+    """QuantizeLinear and DequantizeLinear for the range of an 8-bit type, else arithmetic."""
     element = next((t for t in (i8, u8) if (t.min, t.max) == (low, high)), None)
     offsets_fit = zero_point is None or zero_point.element == element
     if element and offsets_fit and x.element == scale.element == f32 and not block:
@@ -226,7 +225,7 @@ def dynamic_quantize(e: Scope, x: Ref, to: DType, per_token: bool) -> tuple[Ref,
     def body(e: Scope, x: Ref) -> tuple[Ref, ...]:
         x = e.cast(x, f32)
         assert e.node is not None
-        axes = [-1] if per_token else list(range(e.node.inputs[0].rank))  # type: ignore[union-attr]
+        axes = [-1] if per_token else list(range(next(e.node.operands).rank))
         zero, low, high = e.scalar(0, x), e.scalar(to.min, x), e.scalar(to.max, x)
         top = e.Max(reduce(e, "ReduceMax", x, axes, per_token), zero)
         bottom = e.Min(reduce(e, "ReduceMin", x, axes, per_token), zero)

@@ -1,4 +1,4 @@
-"""Recurrent layers, and linear recurrences as scans."""
+"""Recurrent layers, and linear recurrences as Scan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPELLINGS = (
     *("HardSigmoid", "Elu", "Softsign", "Softplus"),
 )
 _SPELLED = {name.lower(): name for name in _SPELLINGS}
-"""Activations in capitals and small letters: ONNX does not mind, some runtimes do."""
+"""The usual case of activation names; ONNX ignores case, some runtimes do not."""
 
 
 def _layer(e: Scope, op_type: str, operands: list[Ref | None], attrs: dict[str, Any]) -> Any:
@@ -44,7 +44,7 @@ def _layer(e: Scope, op_type: str, operands: list[Ref | None], attrs: dict[str, 
 
 
 def _complete(given: Sequence[float], names: Sequence[str], position: int) -> list[float]:
-    """One number for each activation that takes one: runtimes differ in what they leave open."""
+    """One number for each activation that takes one: the defaults of runtimes differ."""
     defaults = [activation_defaults(name)[position] for name in names]
     wanted = [default for default in defaults if default is not None]
     return [*given, *wanted[len(given) :]]
@@ -65,13 +65,13 @@ def lstm(e: Scope, *operands: Ref | None, **attrs: Any) -> Any:
     return _layer(e, "LSTM", list(operands), attrs)
 
 
-def _of_qvalues(e: Scope, *_: Ref | None, **__: Any) -> Any:
-    hint = "Export the model before it is lowered: its layer reads dequantized weights."
-    raise e.reject("no ONNX op codes the states of a layer in every step", hint)
+def _reject_integer(e: Scope, *_: Ref | None, **__: Any) -> Any:
+    hint = "Export the model before the integer lowering, with a layer on dequantized weights."
+    raise e.reject("no ONNX op quantizes the states of a layer in every step", hint)
 
 
 for _name in GATES:
-    exports(PREFIX + _name, widens=False)(_of_qvalues)
+    exports(PREFIX + _name, widens=False)(_reject_integer)
 
 
 # recurrences
@@ -85,7 +85,7 @@ def _zeros(e: Scope, like: Ref, shape: Shape) -> Ref:
 def selective_scan(
     e: Scope, x: Ref, delta: Ref, a: Ref, b: Ref, c: Ref, d: Ref | None, state: Ref | None
 ) -> tuple[Ref, Ref]:
-    """h = exp(delta a) h + (delta x) b', y = h c, step by step along axis 1."""
+    """h = exp(delta a) h + (delta x) b', y = h c, along axis 1."""
     (batch, steps, channels), size = x.shape, a.shape[1]
     start = state or _zeros(e, x, (batch, channels, size))
     if steps == 0:
@@ -114,7 +114,7 @@ def gated_delta(
     state: Ref | None,
     scale: float | None,
 ) -> tuple[Ref, Ref]:
-    """S = exp(g) S + k (beta (v - S' k))', y = S' q, step by step along axis 2."""
+    """S = exp(g) S + k (beta (v - S' k))', y = S' q, along axis 2."""
     (batch, heads, steps, keys), values = q.shape, v.shape[3]
     start = state or _zeros(e, q, (batch, heads, keys, values))
     if steps == 0:

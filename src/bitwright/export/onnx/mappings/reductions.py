@@ -1,4 +1,4 @@
-"""Reductions, softmax, running sums, the largest k, losses."""
+"""Reductions, softmax, cumulative sums, top k and losses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ for _op, _op_type in _REDUCTIONS.items():
 
 
 def _integer_mean(e: Scope, x: Ref, axes: Sequence[int], keepdims: bool) -> Ref:
-    """The sum divided with truncation; ONNX leaves the rounding of integer means open."""
+    """The sum divided with truncation; ONNX does not define the rounding of integer means."""
     count: Size = 1
     for axis in axes:
         count = count * x.shape[normalize_axis(axis, x.rank)]
@@ -80,7 +80,7 @@ def top_k(
     else:
         assert k is not None
         number = size_vector(e, k)
-    # the order is part of the op's meaning, whatever `sorted` permits
+    # our op always sorts, also without `sorted`
     attrs = {"axis": axis, "largest": largest, "sorted": 1}
     return e.emit("TopK", [x, number], attrs, results=2)
 
@@ -92,7 +92,7 @@ def cumsum(e: Scope, x: Ref, axis: int, exclusive: bool, reverse: bool) -> Ref:
 
 @exports("cumprod")
 def cumprod(e: Scope, x: Ref, axis: int, exclusive: bool, reverse: bool) -> Ref:
-    """CumProd from opset 26 on; before, a scan that carries the product."""
+    """CumProd since opset 26; before, a scan that carries the product."""
     if e.fits("CumProd", [x]):
         return e.CumProd(x, e.constant(axis, i64), exclusive=exclusive, reverse=reverse)
     at = normalize_axis(axis, x.rank)

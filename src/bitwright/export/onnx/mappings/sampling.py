@@ -1,4 +1,4 @@
-"""Random draws, choices made with them, and the choice of boxes."""
+"""Random numbers, sampling, and non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def bernoulli(e: Scope, x: Ref, dtype: DType | None, seed: float | None) -> Ref:
 @exports("multinomial", widens=False)
 def multinomial(e: Scope, x: Ref, sample_size: Size, dtype: DType, seed: float | None) -> Ref:
     if isinstance(sample_size, Dim):
-        raise e.reject("Multinomial takes no symbolic number of draws")
+        raise e.reject("Multinomial takes no symbolic number of samples")
     attrs = {"sample_size": sample_size, "dtype": dtype, "seed": seed}
     return e.emit("Multinomial", [x], attrs, dtypes=[dtype])[0]
 
@@ -59,7 +59,7 @@ def multinomial(e: Scope, x: Ref, sample_size: Size, dtype: DType, seed: float |
 def sample(
     e: Scope, logits: Ref, uniform: Ref, temperature: float, top_k: int, top_p: float
 ) -> Ref:
-    """The choice by falling score, in f64, so that a draw near an edge falls on the same side."""
+    """Sampling in order of falling score, in f64, so that a draw near an edge gives the same."""
     if temperature == 0:
         return e.ArgMax(logits, axis=1, keepdims=0)
     count = logits.shape[1]

@@ -21,12 +21,12 @@ Sizes = Sequence[Size] | None
 
 
 def listed(values: Sequence[Any] | None, neutral: int) -> list[Any] | None:
-    """Attribute values, or None where they say nothing."""
+    """Attribute values, or None if they are the default."""
     return None if values is None or set(values) == {neutral} else list(values)
 
 
 def padded(e: Scope, x: Ref, pads: Sizes, fill: float) -> tuple[Ref, list[int] | None]:
-    """x and the padding that is left for the node: symbolic padding goes into a Pad before it."""
+    """x and the padding attribute; symbolic padding becomes a Pad before the node."""
     if not any(isinstance(n, Dim) for n in pads or ()):
         return x, listed(pads, 0)
     assert pads is not None
@@ -107,7 +107,7 @@ def deform_conv(
 ) -> Ref:
     if any(isinstance(n, Dim) for n in pads or ()):
         raise e.reject("DeformConv takes no symbolic padding")
-    if x.rank == 3:  # runtimes take images: one of height 1, with no vertical offset
+    if x.rank == 3:  # runtimes support images: one of height 1, without vertical offsets
         taps = (*offset.shape[:1], offset.shape[1], 1, *offset.shape[2:])
         across = reshape(e, offset, offset.shape, taps)
         both = e.Concat(e.Mul(across, e.scalar(0, across)), across, axis=2)
@@ -169,7 +169,7 @@ def col2im(
 def roi_align(
     e: Scope, x: Ref, rois: Ref, batch_indices: Ref, coordinate_mode: str, **attrs: Any
 ) -> Ref:
-    """Before opset 16 there is one coordinate mode, and no name for it."""
+    """RoiAlign; before opset 16 there is one coordinate mode and no attribute for it."""
     if coordinate_mode == "half_pixel":
         e.needs(16, "ONNX RoiAlign has no coordinates 'half_pixel' before")
     mode = coordinate_mode if e.opset >= 16 else None
@@ -185,7 +185,7 @@ def max_roi_pool(e: Scope, x: Ref, rois: Ref, pooled_shape: Ints, spatial_scale:
 def grid_sample(
     e: Scope, x: Ref, grid: Ref, mode: str, padding_mode: str, align_corners: bool
 ) -> Ref:
-    """Opset 16 knows images only and names its modes otherwise."""
+    """GridSample; opset 16 supports only images and has other mode names."""
     if x.rank != 4:
         e.needs(20, f"ONNX GridSample takes no tensor of rank {x.rank} before")
     if e.opset < 20:

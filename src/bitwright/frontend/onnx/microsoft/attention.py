@@ -1,10 +1,10 @@
-"""Attention whose projections, masks and caches are folded into one node.
+"""Attention with projections, masks and caches in one node.
 
     Attention           x @ weights + bias gives q, k and v
-    MultiHeadAttention  q, k and v are operands, apart or packed
+    MultiHeadAttention  q, k and v are operands, separate or packed
 
-Masks hold 1 where a key is seen; hidden keys get `mask_filter_value` added to their score, so a row
-without any visible key still averages. Caches grow by concatenation: present = past, then new keys.
+Masks are 1 for visible keys; `mask_filter_value` is added to the scores of the others, so a row
+without visible keys is an average. Caches grow by concatenation: present = concat(past, new keys).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def attend_projected(
     past: Value | None,
     attention_bias: Value | None = None,
 ) -> list[Value | None]:
-    """Attention over q, k and v that stand beside each other; the result and the present cache."""
+    """Attention over concatenated q, k and v; the result and the present cache."""
     if node.flag("do_rotary") or node.flag("past_present_share_buffer"):
         raise refuse(node, "it rotates positions, or past and present share a buffer")
     third = projected.shape[2] // 3
@@ -50,16 +50,16 @@ def attend_projected(
         split_heads(ctx, node, part, heads)
         for part in ctx.b.split(projected, axis=2, sizes=tuple(sizes))
     )
-    halves = None if past is None else [_half(ctx, past, index) for index in range(2)]
-    added = added_mask(ctx, node, mask, q, k, total_keys(k, halves), attention_bias)
-    y = attend(ctx, node, q, k, v, added, halves)
-    if not node.wants(1):
+    past_kv = None if past is None else [_past_part(ctx, past, index) for index in range(2)]
+    added = score_bias(ctx, node, mask, q, k, total_keys(k, past_kv), attention_bias)
+    y = attend(ctx, node, q, k, v, added, past_kv)
+    if not node.has_output(1):
         return [join_heads(ctx, y)]
-    keys, values = (ctx.unsqueeze(x, [0]) for x in present(ctx, k, v, halves))
+    keys, values = (ctx.unsqueeze(x, [0]) for x in present(ctx, k, v, past_kv))
     return [join_heads(ctx, y), ctx.b.concat(keys, values, axis=0)]
 
 
-def _half(ctx: Context, past: Value, index: int) -> Value:
+def _past_part(ctx: Context, past: Value, index: int) -> Value:
     return ctx.squeeze(ctx.slice(past, 0, index, index + 1), [0])
 
 
@@ -77,17 +77,18 @@ def attend(
 
 
 def total_keys(k: Value, past: Sequence[Value] | None) -> Size:
-    return k.shape[2] + past[0].shape[2] if past else k.shape[2]
+    new: Size = k.shape[2]
+    return new + past[0].shape[2] if past else new
 
 
 def present(ctx: Context, k: Value, v: Value, past: Sequence[Value] | None) -> list[Value]:
-    """Keys and values of the past, then the new ones."""
+    """The keys and values of the past, concatenated with the new ones."""
     if not past:
         return [k, v]
     return [ctx.b.concat(old, new, axis=2) for old, new in zip(past, (k, v), strict=True)]
 
 
-def added_mask(
+def score_bias(
     ctx: Context,
     node: OnnxNode,
     mask: Value | None,
@@ -96,23 +97,23 @@ def added_mask(
     total: Size,
     attention_bias: Value | None,
 ) -> Value | None:
-    """What is added to the scores, from a mask in any of its forms and from a bias."""
-    seen = None if mask is None else _seen(ctx, node, mask, q.shape[0], total, k)
-    if seen is None:
+    """The bias of the scores, from a mask in any form and an attention bias."""
+    visible = None if mask is None else _visible(ctx, node, mask, q.shape[0], total, k)
+    if visible is None:
         return attention_bias
     filter_value = node.number("mask_filter_value", FILTER)
-    added = ctx.b.where(seen, ctx.like(q, 0), ctx.like(q, filter_value))
+    added = ctx.b.where(visible, ctx.like(q, 0), ctx.like(q, filter_value))
     return added if attention_bias is None else ctx.b.add(added, attention_bias)
 
 
-def _seen(
+def _visible(
     ctx: Context, node: OnnxNode, mask: Value, batch: Size, total: Size, k: Value
 ) -> Value | None:
-    """Whether a key is seen, for [batch, 1, 1 or queries, keys]; None where all of them are."""
+    """The visible keys as [batch, 1, 1 or queries, keys]; None if all are visible."""
     if mask.rank == 1:
         return _within(ctx, node, mask, batch, total, k)
     if mask.rank == 2 and mask.shape[1] == 1 and total != 1:
-        return None  # a mask of one column stands for none
+        return None  # a mask of one column means no mask
     shown = ctx.b.gt(mask, ctx.like(mask, 0))
     if mask.rank == 2:
         return ctx.unsqueeze(shown, [1, 2])
@@ -122,7 +123,7 @@ def _seen(
 
 
 def _within(ctx: Context, node: OnnxNode, ends: Value, batch: Size, total: Size, k: Value) -> Value:
-    """Keys before the end of each text, and from its start on if starts follow the ends."""
+    """Keys between the start and the end of each sequence; starts follow the ends, if given."""
     at = count_up(ctx, total, "i32", k)
     column = [batch, 1, 1, 1]
     if ends.shape[0] == batch:
@@ -131,7 +132,7 @@ def _within(ctx: Context, node: OnnxNode, ends: Value, batch: Size, total: Size,
         stops, starts = ctx.b.split(ends, axis=0, sizes=(batch, batch))
         before = ctx.b.lt(at, ctx.reshape(stops, column))
         return ctx.b.and_(before, ctx.b.ge(at, ctx.reshape(starts, column)))
-    raise refuse(node, f"a mask {ends.type} does not tell lengths from offsets of {batch} texts")
+    raise refuse(node, f"a mask {ends.type} is ambiguous for {batch} sequences")
 
 
 @microsoft("MultiHeadAttention", "DecoderMaskedMultiHeadAttention")
@@ -146,14 +147,14 @@ def multi_head_attention(ctx: Context, node: OnnxNode, inputs: Inputs) -> Result
         )
         indirection, bias = inputs[9], inputs[10]
     if indirection is not None:
-        raise refuse(node, "it follows several beams")
-    if node.wants(3):
-        raise refuse(node, "the scores are wanted too")
+        raise refuse(node, "it uses beam search")
+    if node.has_output(3):
+        raise refuse(node, "the scores are an output")
     q, k, v = _heads(ctx, node, query, key, value, bias)
     past = None if past_k is None or past_v is None else [past_k, past_v]
     if past and (length is not None or node.flag("past_present_share_buffer")):
         return _in_buffer(ctx, node, (q, k, v), past, length, mask, attention_bias)
-    added = added_mask(ctx, node, mask, q, k, total_keys(k, past), attention_bias)
+    added = score_bias(ctx, node, mask, q, k, total_keys(k, past), attention_bias)
     y = attend(ctx, node, q, k, v, added, past)
     return [join_heads(ctx, y), *present(ctx, k, v, past)]
 
@@ -167,9 +168,9 @@ def _in_buffer(
     mask: Value | None,
     attention_bias: Value | None,
 ) -> Results:
-    """The cache has room for more keys; the new ones are written behind the first `length`."""
+    """Attention with a preallocated cache; new keys are written after the first `length`."""
     if length is None:
-        raise refuse(node, "how full its cache is, is not given")
+        raise refuse(node, "the length of its cache is missing")
     q, k, v = heads
     batch, queries = q.shape[0], q.shape[2]
     filled = ctx.b.expand(ctx.reshape(ctx.cast(length, "i64"), [1]), shape=(batch,))
@@ -177,8 +178,8 @@ def _in_buffer(
         ctx.b.tensor_scatter(old, new, filled, axis=2)
         for old, new in zip(past, (k, v), strict=True)
     )
-    added = added_mask(ctx, node, mask, q, keys, keys.shape[2], attention_bias)
-    count = ctx.cast(ctx.vector([queries], q), "i64")
+    added = score_bias(ctx, node, mask, q, keys, keys.shape[2], attention_bias)
+    count = ctx.need_vector([queries], q)
     y = ctx.b.attention(
         q,
         keys,
@@ -201,7 +202,7 @@ def _heads(
     value: Value | None,
     bias: Value | None,
 ) -> tuple[Value, Value, Value]:
-    """q, k and v as [batch, heads, length, features], with the bias of their projection added."""
+    """q, k and v as [batch, heads, length, features], with the bias of their projection."""
     heads = required(node, "num_heads")
     if query.rank == 5:  # [batch, length, heads, 3, features]
         q, k, v = _packed(ctx, query, 3)
@@ -215,8 +216,8 @@ def _heads(
     if key.rank == 5:  # [batch, length, heads, 2, features]
         k, v = _packed(ctx, key, 2)
     elif value is None:
-        raise refuse(node, f"its key {key.type} has no value beside it")
-    elif key.rank == 4:  # heads stand apart already
+        raise refuse(node, f"its key {key.type} has no value operand")
+    elif key.rank == 4:  # heads are split already
         q, _, _ = _with_bias(ctx, node, [q, q, q], bias, heads)
         return q, key, value
     else:
@@ -225,7 +226,7 @@ def _heads(
 
 
 def _packed(ctx: Context, x: Value, count: int) -> list[Value]:
-    """[batch, length, heads, count, features] taken apart."""
+    """The `count` parts of [batch, length, heads, count, features]."""
     parts = ctx.b.split(x, axis=3, sizes=(1,) * count)
     return [ctx.transpose(ctx.squeeze(part, [3]), 0, 2, 1, 3) for part in parts]
 

@@ -3,8 +3,8 @@
     @microsoft("BiasGelu", needs=2)
     def bias_gelu(ctx, node, inputs): ...
 
-ONNX has no schemas for these ops, so each mapping says how many operands must be there. Every op is
-decomposed; the modules `microsoft_*` say how. Ops that stand in `REFUSED` have a reason instead.
+ONNX has no schemas for these ops, so each mapping declares how many operands are required. The
+modules of this folder decompose every op; `REFUSED` gives the reason for those they do not.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REFUSED = {
     "Sampling": _GENERATION,
     "WhisperBeamSearch": _GENERATION,
     "BifurcationDetector": "it compares token suffixes, which no tensor op does",
-    "DynamicTimeWarping": "it walks a path through its data step by step",
+    "DynamicTimeWarping": "its search through the data is sequential",
     "EPContext": _COMPILED,
     "Snpe": _COMPILED,
     "SparseAttention": "attention over a block-sparse layout has no op here",
@@ -69,7 +69,7 @@ REFUSED = {
     "QOrderedMatMul": _GPU_LAYOUT,
     "QuantizeWithOrder": _GPU_LAYOUT,
     "DequantizeWithOrder": _GPU_LAYOUT,
-    "SparseToDenseMatMul": "sparse tensors are no values here",
+    "SparseToDenseMatMul": "sparse tensors are not supported",
     "Tokenizer": "it works on text",
     "WordConvEmbedding": "it works on text",
     "MurmurHash3": "hashing has no op here",
@@ -79,7 +79,7 @@ REFUSED = {
 def microsoft(
     *op_types: str, needs: int = 1, most: int | None = None, domain: str = DOMAIN
 ) -> Callable[[Mapping], Mapping]:
-    """Register the importer of these ops; their first `needs` operands must be there."""
+    """Register the importer of these ops; their first `needs` operands are required."""
 
     def register(function: Mapping) -> Mapping:
         @wraps(function)
@@ -91,7 +91,7 @@ def microsoft(
             for index in range(needs):
                 if inputs[index] is None:
                     raise ImportModelError(
-                        f"input {index} is left out",
+                        f"input {index} is missing",
                         where=node.where,
                         expected=f"at least {needs} inputs",
                         found=len(inputs),
@@ -109,7 +109,7 @@ def refused(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 
 @microsoft(*BLOCKED_LAYOUT, needs=0, domain=f"{DOMAIN}.nchwc")
-def in_blocks_of_channels(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+def blocked_layout(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     raise UnsupportedError(
         "is not supported: its channels are in blocks as wide as one machine's registers",
         where=node.where,
@@ -124,16 +124,23 @@ def standard(
     inputs: Sequence[Value | None],
     version: int,
     **attrs: Any,
-) -> Any:
-    """What an op of ONNX with the attributes of this node (and `attrs`) becomes."""
+) -> Results:
+    """The results of a standard ONNX op with the attributes of this node and `attrs`."""
     own = node.proto
     proto = NodeProto(op_type=op_type, name=own.name, input=own.input, output=own.output)
     alike = replace(node, proto=proto, version=version, attrs={**node.attrs, **attrs})
     return all_mappings()["", op_type](ctx, alike, Inputs(inputs))
 
 
+def single(results: Results) -> Value:
+    """The first result, which must be present."""
+    first = results if isinstance(results, Value) else results[0]
+    assert first is not None
+    return first
+
+
 def required(node: OnnxNode, name: str) -> int:
-    """An integer attribute that must be there."""
+    """A required integer attribute."""
     node.require(name)
     number: int = node.integer(name)
     return number
@@ -144,16 +151,16 @@ def refuse(node: OnnxNode, what: str) -> UnsupportedError:
 
 
 def count_up(ctx: Context, size: Size, element: str, *holders: Value) -> Value:
-    """0, 1, … below a size, which an axis of a holder has if no input tells it."""
+    """0, 1, … below a size, which an input or an axis of a holder binds."""
     if ctx.usable([size]):
         return ctx.b.iota(length=size, dtype=element)
     length = ctx.vector([size], *holders)
     if length is None:
-        raise UnmappedError(f"the size {size} cannot be told from the operands")
+        raise UnmappedError(f"no operand binds the size {size}")
     steps = ctx.b.range(ctx.const(0), ctx.reshape(length, []), ctx.const(1))
     return ctx.cast(ctx.refine(steps, [size]), element)
 
 
 def scalar(ctx: Context, x: Value | None) -> Value | None:
-    """An operand that means one number, of whatever rank it was written."""
+    """A one-element operand of any rank as a scalar."""
     return None if x is None else ctx.reshape(x, [])

@@ -8,6 +8,7 @@ QuickGelu x * sigmoid(alpha * x)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from bitwright.errors import ImportModelError
 from bitwright.frontend.onnx.context import Context, Inputs
@@ -27,8 +28,13 @@ def _plain(op: str) -> Activation:
 
 
 def _with(op: str, *names: str) -> Activation:
-    """An activation whose parameters, as far as they are given, are these attributes."""
-    return lambda ctx, x, numbers: ctx.b.op(op, x, **dict(zip(names, numbers, strict=False)))
+    """An activation whose parameters, if given, are these attributes."""
+
+    def activation(ctx: Context, x: Value, numbers: Sequence[float]) -> Value:
+        attrs: dict[str, Any] = dict(zip(names, numbers, strict=False))
+        return ctx.b.op(op, x, **attrs)
+
+    return activation
 
 
 def _clip(ctx: Context, x: Value, numbers: Sequence[float]) -> Value:
@@ -69,7 +75,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def activate(ctx: Context, node: OnnxNode, x: Value, name: str, numbers: Sequence[float]) -> Value:
-    """The activation that an op applies to its own result; none if the name is empty."""
+    """The activation of a fused op; x itself if the name is empty."""
     if not name:
         return x
     if name not in ACTIVATIONS:
@@ -132,10 +138,10 @@ def gated_add(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @microsoft("BiasSoftmax", needs=2, most=2)
 def bias_softmax(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """softmax(x + bias) over the axes from `axis` on, taken together.
+    """softmax(x + bias) over all axes from `axis` on together.
 
-    The bias covers those axes in full. Of the axes before, it may leave out the first ones (outer
-    broadcast) or have size 1 in the last ones (inner broadcast); its rank then tells.
+    The bias has all of those axes. Of the axes before, it may omit the first ones (outer
+    broadcast) or have size 1 in the last ones (inner broadcast), which its rank distinguishes.
     """
     x, bias = inputs
     axis = normalize_axis(node.integer("axis", 1), x.rank)
@@ -161,15 +167,15 @@ def bitmask_dropout(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 
 def _require_inference(ctx: Context, node: OnnxNode, training: Value | None) -> None:
-    if node.wants(1):
-        raise refuse(node, "the mask of a dropout is wanted")
+    if node.has_output(1):
+        raise refuse(node, "the mask of a dropout is an output")
     if training is not None and ctx.need_array(training, "the training mode").any():
-        raise refuse(node, "dropout while training draws random numbers")
+        raise refuse(node, "dropout in training mode is random")
 
 
 @microsoft("ComplexMul", "ComplexMulConj", needs=2, most=2)
 def complex_mul(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """Products of numbers whose parts stand in a last axis of size 2."""
+    """Products of complex numbers; real and imaginary parts are a last axis of size 2."""
     (a, b), (c, d) = (ctx.b.split(x, axis=-1, sizes=(1, 1)) for x in inputs)
     if node.op_type == "ComplexMulConj":
         d = ctx.b.neg(d)
@@ -182,7 +188,7 @@ def complex_mul(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 def is_all_finite(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     nan_only, inf_only = node.flag("isnan_only"), node.flag("isinf_only")
     if nan_only and inf_only:
-        raise ImportModelError("asks for both isnan_only and isinf_only", where=node.where)
+        raise ImportModelError("has both isnan_only and isinf_only", where=node.where)
     answers = []
     for x in inputs:
         if nan_only or inf_only:

@@ -1,9 +1,9 @@
-"""Rotary positions, and grouped-query attention over a cache of keys.
+"""Rotary embedding, and grouped-query attention over a cache of keys.
 
-Of a text in the batch, `seqlens_k + 1` keys are valid after the step, S of them new, so the new
-ones stand behind its first p = max(seqlens_k + 1 - S, 0) keys. (A prompt that is padded on the
-right has fewer valid keys than S; its p is 0 and the padding gives rows that nobody reads.) The
-present cache is the past with the new keys written at p, and query i sees keys up to p + i.
+Each sequence of the batch has `seqlens_k + 1` valid keys after the step, and S of them are new:
+those from position p = max(seqlens_k + 1 - S, 0) on. (A prompt padded on the right has fewer valid
+keys than S; its p is 0, and the rows of the padding are not read.) The present cache is the past
+with the new keys written at p, and query i attends to keys up to p + i.
 """
 
 from __future__ import annotations
@@ -64,8 +64,10 @@ def group_query_attention(ctx: Context, node: OnnxNode, inputs: Inputs) -> Resul
     if node.flag("do_rotary"):
         q, k = _rotated(ctx, node, q, k, start, cos, sin, positions)
     if past_k is not None and past_v is not None and past_k.shape[2] != 0:
-        room = _room(ctx, past_k, total)
-        k, v = (_written(ctx, old, new, start, room) for old, new in ((past_k, k), (past_v, v)))
+        growth = _growth(ctx, past_k, total)
+        k, v = (
+            _write_cache(ctx, old, new, start, growth) for old, new in ((past_k, k), (past_v, v))
+        )
     ends = ctx.b.add(start, step)
     y = _attend(ctx, node, q, k, v, ends, bias, sink)
     return [join_heads(ctx, y), k, v]
@@ -73,25 +75,27 @@ def group_query_attention(ctx: Context, node: OnnxNode, inputs: Inputs) -> Resul
 
 def _check(node: OnnxNode, inputs: Inputs) -> None:
     if inputs[5] is None or inputs[6] is None:
-        raise ImportModelError("the lengths of the keys are left out", where=node.where)
+        raise ImportModelError("the lengths of the keys are missing", where=node.where)
     if inputs[12] is not None or inputs[13] is not None:
         raise refuse(node, "its cache is quantized")
     if node.flag("sliding_window_cache"):
-        raise refuse(node, "its cache drops keys that left the window")
-    if node.wants(3):
-        raise refuse(node, "the scores are wanted too")
+        raise refuse(node, "its cache drops keys outside the window")
+    if node.has_output(3):
+        raise refuse(node, "the scores are an output")
     if node.flag("do_rotary") and (inputs[7] is None or inputs[8] is None):
-        raise ImportModelError("it rotates positions without angles", where=node.where)
+        raise ImportModelError(
+            "do_rotary is set, and the tables of angles are missing", where=node.where
+        )
 
 
 def _heads(
     ctx: Context, node: OnnxNode, query: Value, key: Value | None, value: Value | None
 ) -> tuple[Value, Value, Value]:
-    """[batch, heads, length, features] each; without a key, the query holds all three."""
+    """q, k and v as [batch, heads, length, features]; without a key, the query is packed."""
     heads, groups = required(node, "num_heads"), required(node, "kv_num_heads")
     if heads < 1 or groups < 1 or heads % groups:
         raise ImportModelError(
-            "the heads of the query do not share those of the key evenly",
+            "num_heads is no multiple of kv_num_heads",
             where=node.where,
             found=f"{heads} and {groups}",
         )
@@ -131,8 +135,8 @@ def _rotated(
     )
 
 
-def _room(ctx: Context, past: Value, total: Value) -> Size | Value:
-    """How much longer than the past the present is: the cache may have room for it already."""
+def _growth(ctx: Context, past: Value, total: Value) -> Size | Value:
+    """By how much the present cache exceeds the past one, which may be preallocated."""
     sizes = ctx.sizes(total, past)
     if sizes is not None:
         return max_size(sizes[0] - past.shape[2], 0)
@@ -141,14 +145,16 @@ def _room(ctx: Context, past: Value, total: Value) -> Size | Value:
     return ctx.b.maximum(missing, ctx.const(0))
 
 
-def _written(ctx: Context, past: Value, new: Value, start: Value, room: Size | Value) -> Value:
-    if isinstance(room, Value):
+def _write_cache(
+    ctx: Context, past: Value, new: Value, start: Value, growth: Size | Value
+) -> Value:
+    if isinstance(growth, Value):
         pads = ctx.b.concat(
-            ctx.const(np.zeros(6, np.int64)), room, ctx.const(np.zeros(1, np.int64)), axis=0
+            ctx.const(np.zeros(6, np.int64)), growth, ctx.const(np.zeros(1, np.int64)), axis=0
         )
         longer = ctx.refine(ctx.b.pad(past, None, pads), [*past.shape[:2], None, past.shape[3]])
     else:
-        longer = past if room == 0 else ctx.b.pad(past, pads=(0, 0, 0, 0, 0, 0, room, 0))
+        longer = past if growth == 0 else ctx.b.pad(past, pads=(0, 0, 0, 0, 0, 0, growth, 0))
     return ctx.b.tensor_scatter(longer, new, start, axis=2)
 
 
@@ -183,8 +189,8 @@ def _with_sink(
     sink: Value | None,
     attrs: dict[str, object],
 ) -> Value:
-    """The softmax has one more term that takes weight and gives nothing: a key and a value of
-    zeros before all others, whose score is the sink's."""
+    """Attention with an attention sink: one more key, whose value is 0 and whose score is the
+    sink's, comes first."""
     q, k, v = heads
     batch, _, length, _ = q.shape
     at = count_up(ctx, k.shape[2], "i64", k)
@@ -192,19 +198,19 @@ def _with_sink(
     before = ctx.b.sub(ends, ctx.vector([length], q))
     last = ctx.b.add(steps, ctx.reshape(before, [batch, 1, 1, 1]))
     stops = ctx.reshape(ends, [batch, 1, 1, 1])
-    seen = ctx.b.le(at, last) if attrs["causal"] else ctx.b.lt(at, stops)
+    visible = ctx.b.le(at, last) if attrs["causal"] else ctx.b.lt(at, stops)
     if attrs["window"] is not None:
-        seen = ctx.b.and_(seen, ctx.b.gt(at, ctx.b.sub(last, ctx.const(attrs["window"]))))
-    added = ctx.b.where(seen, ctx.like(q, 0), ctx.like(q, -np.inf))
+        visible = ctx.b.and_(visible, ctx.b.gt(at, ctx.b.sub(last, ctx.const(attrs["window"]))))
+    score_bias = ctx.b.where(visible, ctx.like(q, 0), ctx.like(q, -np.inf))
     if bias is not None:
-        added = ctx.b.add(added, bias)
+        score_bias = ctx.b.add(score_bias, bias)
     count = required(node, "num_heads")
     score = ctx.const(np.zeros(1), q.dtype) if sink is None else sink
     first = ctx.reshape(score, [1, score.shape[0], 1, 1])
-    shape = (batch, count, added.shape[2], 1)
+    shape = (batch, count, score_bias.shape[2], 1)
     mask = ctx.b.concat(
         ctx.b.expand(first, shape=shape),
-        ctx.b.expand(added, shape=(batch, count, *added.shape[2:])),
+        ctx.b.expand(score_bias, shape=(batch, count, *score_bias.shape[2:])),
         axis=3,
     )
     pads = (0, 0, 1, 0, 0, 0, 0, 0)

@@ -1,9 +1,9 @@
-"""Mixtures of experts: each token goes through the k experts that its router likes best.
+"""Mixture of experts: the router selects k experts for each token.
 
     y[t] = sum over chosen experts e of weight[t, e] * fc2_e(activation(fc1_e(x[t])))
 
-The k * T visits are sorted by expert, so that every expert multiplies one block of rows, and then
-put back in the order of the tokens.
+The k * T pairs of token and expert are sorted by expert, so that every expert multiplies one block
+of rows; the results are then restored to the order of tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bitwright.frontend.onnx.registry import Results
 from bitwright.ir import Value
 from bitwright.ir.dim import product
 
-Layer = Callable[[Value, "Visits"], Value]
+Layer = Callable[[Value, "Dispatch"], Value]
 _ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
     "relu": ("relu", {}),
     "gelu": ("gelu", {"approximate": "tanh"}),
@@ -35,8 +35,8 @@ _ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-class Visits:
-    """Which expert computes which row, sorted by expert."""
+class Dispatch:
+    """Pairs of token and expert, sorted by expert."""
 
     def __init__(self, ctx: Context, chosen: Value, experts: int) -> None:
         tokens, k = chosen.shape
@@ -53,17 +53,17 @@ class Visits:
 def mixture_of_experts(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, router, w1, b1, w2, b2, w3, b3 = (inputs[i] for i in range(8))
     if w2 is None:
-        raise ImportModelError("the second weight is left out", where=node.where)
+        raise ImportModelError("the second weight is missing", where=node.where)
     layers = [_dense(ctx, w1, b1), _dense(ctx, w2, b2)]
     gate = None if w3 is None else _dense(ctx, w3, b3)
-    return _mixed(ctx, node, x, router, router, layers[0], layers[1], gate, w1.shape[0])
+    return _mixture(ctx, node, x, router, router, layers[0], layers[1], gate, w1.shape[0])
 
 
 @microsoft("QMoE", needs=3)
 def quantized_mixture_of_experts(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, router = inputs[0], inputs[1]
     if node.text("quant_type", "int") != "int" or node.integer("weights_prepacked", -1) > 0:
-        raise refuse(node, "its weights are floats or laid out for one device")
+        raise refuse(node, "its weights are floats or prepacked for one device")
     if any(inputs[i] is not None for i in range(15, 21)):
         raise refuse(node, "its activations are quantized")
     layers: list[Layer | None] = []
@@ -77,13 +77,13 @@ def quantized_mixture_of_experts(ctx: Context, node: OnnxNode, inputs: Inputs) -
             else _quantized(ctx, node, packed, scale, inputs[11 + number], bias, bits)
         )
     if layers[0] is None or layers[1] is None:
-        raise ImportModelError("a weight or its scale is left out", where=node.where)
+        raise ImportModelError("a weight or its scale is missing", where=node.where)
     weights = inputs[14] if inputs[14] is not None else router
     experts = inputs[2].shape[0]
-    return _mixed(ctx, node, x, router, weights, layers[0], layers[1], layers[2], experts)
+    return _mixture(ctx, node, x, router, weights, layers[0], layers[1], layers[2], experts)
 
 
-def _mixed(
+def _mixture(
     ctx: Context,
     node: OnnxNode,
     x: Value,
@@ -95,7 +95,7 @@ def _mixed(
     experts: int,
 ) -> Value:
     if node.flag("use_sparse_mixer"):
-        raise refuse(node, "it mixes sparsely")
+        raise refuse(node, "use_sparse_mixer is set")
     if router.rank != 2 or x.rank not in (2, 3) or not isinstance(experts, int):
         raise ImportModelError(
             "its operands have the wrong rank",
@@ -105,25 +105,25 @@ def _mixed(
         )
     k = node.integer("k", 1)
     rows = ctx.reshape(x, [product(x.shape[:-1]), x.shape[-1]])
-    shares, chosen = _routed(ctx, node, router, weights, k)
-    visits = Visits(ctx, chosen, experts)
-    visited = ctx.b.gather(rows, visits.tokens, axis=0)
-    hidden = first(visited, visits)
-    beside = None if gate is None else gate(visited, visits)
-    y = second(_activated(ctx, node, hidden, beside), visits)
-    apart = ctx.reshape(ctx.b.gather(y, visits.back, axis=0), [*chosen.shape, y.shape[1]])
+    shares, chosen = _route(ctx, node, router, weights, k)
+    dispatch = Dispatch(ctx, chosen, experts)
+    sorted_rows = ctx.b.gather(rows, dispatch.tokens, axis=0)
+    hidden = first(sorted_rows, dispatch)
+    gate_y = None if gate is None else gate(sorted_rows, dispatch)
+    y = second(_activated(ctx, node, hidden, gate_y), dispatch)
+    by_token = ctx.reshape(ctx.b.gather(y, dispatch.back, axis=0), [*chosen.shape, y.shape[1]])
     total = ctx.b.reduce_sum(
-        ctx.b.mul(apart, ctx.unsqueeze(shares, [-1])), axes=[1], keepdims=False
+        ctx.b.mul(by_token, ctx.unsqueeze(shares, [-1])), axes=[1], keepdims=False
     )
     return ctx.reshape(total, x.shape)
 
 
-def _routed(
+def _route(
     ctx: Context, node: OnnxNode, router: Value, weights: Value, k: int
 ) -> tuple[Value, Value]:
-    """How much each chosen expert counts for a token, and which ones they are.
+    """The weights of the selected experts of each token, and their indices.
 
-    ONNX Runtime's QMoE normalizes over the chosen ones whatever its attribute says.
+    ONNX Runtime's QMoE normalizes over the selected experts and ignores the attribute.
     """
     top, chosen = ctx.b.top_k(router, k=k, axis=1)
     if weights is not router:
@@ -137,16 +137,16 @@ def _routed(
     return ctx.b.gather_elements(ctx.b.softmax(router, axis=1), chosen, axis=1), chosen
 
 
-def _with_bias(ctx: Context, y: Value, bias: Value | None, visits: Visits) -> Value:
-    return y if bias is None else ctx.b.add(y, ctx.b.gather(bias, visits.experts, axis=0))
+def _with_bias(ctx: Context, y: Value, bias: Value | None, dispatch: Dispatch) -> Value:
+    return y if bias is None else ctx.b.add(y, ctx.b.gather(bias, dispatch.experts, axis=0))
 
 
 def _dense(ctx: Context, w: Value, bias: Value | None) -> Layer:
     """Rows times their expert's weight [experts, outputs, inputs]."""
 
-    def layer(x: Value, visits: Visits) -> Value:
-        y = ctx.b.grouped_matmul(x, ctx.transpose(w, 0, 2, 1), visits.counts)
-        return _with_bias(ctx, y, bias, visits)
+    def layer(x: Value, dispatch: Dispatch) -> Value:
+        y = ctx.b.grouped_matmul(x, ctx.transpose(w, 0, 2, 1), dispatch.counts)
+        return _with_bias(ctx, y, bias, dispatch)
 
     return layer
 
@@ -160,7 +160,7 @@ def _quantized(
     bias: Value | None,
     bits: int,
 ) -> Layer:
-    """The same with weights of a few bits, packed along the inputs."""
+    """The same with quantized weights, packed along the inputs."""
     bytes_ = ctx.need_array(packed, "the weight")
     qvalues = unpacked_rows(bytes_, bits, bytes_.shape[-1] * (8 // bits))
     columns = qvalues.shape[-1]
@@ -173,10 +173,10 @@ def _quantized(
         q = named_constant(ctx, qvalues, packed)
         zeros = _zero_points(ctx, zero, qvalues.shape[1], -(-columns // block), bits)
 
-    def layer(x: Value, visits: Visits) -> Value:
+    def layer(x: Value, dispatch: Dispatch) -> Value:
         wide = ctx.cast(scale, x.dtype)
-        y = ctx.b.dequant_grouped_matmul(x, q, wide, visits.counts, zeros, block=block)
-        return _with_bias(ctx, y, bias, visits)
+        y = ctx.b.dequant_grouped_matmul(x, q, wide, dispatch.counts, zeros, block=block)
+        return _with_bias(ctx, y, bias, dispatch)
 
     return layer
 
@@ -188,20 +188,20 @@ def _zero_points(ctx: Context, zero: Value, rows: int, blocks: int, bits: int) -
     return named_constant(ctx, unpacked_rows(packed, bits, rows)[..., None], zero)
 
 
-def _activated(ctx: Context, node: OnnxNode, hidden: Value, beside: Value | None) -> Value:
+def _activated(ctx: Context, node: OnnxNode, hidden: Value, gate_y: Value | None) -> Value:
     name = node.text("activation_type", "relu")
     if name != "swiglu":
         if name not in _ACTIVATIONS:
             raise refuse(node, f"its activation {name!r} is not known")
         op, attrs = _ACTIVATIONS[name]
         y = ctx.b.op(op, hidden, **attrs)
-        return y if beside is None else ctx.b.mul(y, beside)
-    return _swiglu(ctx, node, hidden, beside)
+        return y if gate_y is None else ctx.b.mul(y, gate_y)
+    return _swiglu(ctx, node, hidden, gate_y)
 
 
-def _swiglu(ctx: Context, node: OnnxNode, hidden: Value, beside: Value | None) -> Value:
-    """g * sigmoid(alpha * g) * (l + beta); g and l interleaved, side by side, or two products"""
-    if beside is None:
+def _swiglu(ctx: Context, node: OnnxNode, hidden: Value, gate_y: Value | None) -> Value:
+    """g * sigmoid(alpha * g) * (l + beta); g and l interleaved, concatenated, or two products"""
+    if gate_y is None:
         rows, both = hidden.shape
         half = both // 2
         if node.integer("swiglu_fusion", 0) == 1:
@@ -211,7 +211,7 @@ def _swiglu(ctx: Context, node: OnnxNode, hidden: Value, beside: Value | None) -
         else:
             gate, linear = ctx.b.split(hidden, axis=1, sizes=(half, half))
     else:
-        gate, linear = hidden, beside
+        gate, linear = hidden, gate_y
     limit = node.number("swiglu_limit")
     if limit is not None:
         high, low = ctx.like(gate, limit), ctx.like(gate, -limit)

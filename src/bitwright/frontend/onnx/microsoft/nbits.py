@@ -1,10 +1,10 @@
-"""Weights of a few bits, packed into bytes with the lowest bits first.
+"""Weights of 2, 4 or 8 bits, packed into bytes with the lowest bits first.
 
-    MatMulNBits            x @ ((q - zero) * scale)', a scale for each block of a row
+    MatMulNBits            x @ ((q - zero) * scale)', with a scale for each block of a row
     GatherBlockQuantized   rows of such a table
-    MatMulBnb4             codes of 4 bits that stand for the values of a table
+    MatMulBnb4             4-bit indices into a table of values
 
-A zero point that is left out is the middle of the codes; signed codes then need none.
+The default zero point is 2^(bits - 1); signed values around 0 replace it.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ FLOAT4 = (*_FLOAT4, *(-value for value in _FLOAT4))
 
 
 def unpacked_rows(packed: Array, bits: int, count: int) -> Array:
-    """The first `count` codes of each row of bytes [..., bytes], unsigned."""
+    """The first `count` values of each packed row [..., bytes], unsigned."""
     if packed.dtype != np.uint8 or not packed.ndim:
-        raise ImportModelError("its packed codes are no bytes", found=packed.dtype.name)
+        raise ImportModelError("its packed values are not u8", found=packed.dtype.name)
     element = DTYPES[f"u{bits}"]
     per_byte = element.values_per_byte
     if packed.shape[-1] * per_byte < count:
         raise ImportModelError(
-            "its packed codes are too few", expected=count, found=packed.shape[-1] * per_byte
+            "it has too few packed values", expected=count, found=packed.shape[-1] * per_byte
         )
     flat = np.ascontiguousarray(packed).reshape(-1)
     qvalues = flat if bits == 8 else unpack(flat, element, flat.size * per_byte)
@@ -63,14 +63,14 @@ def unpacked_rows(packed: Array, bits: int, count: int) -> Array:
 
 
 def around_middle(qvalues: Array, bits: int) -> Array:
-    """Codes minus 2^(bits - 1), signed: the same bits with the highest one turned."""
+    """The values minus 2^(bits - 1), signed: the highest bit is flipped."""
     half = 1 << (bits - 1)
     distance = qvalues.astype(np.uint8).astype(np.int16) - half
     return distance.astype(np.int8).astype(DTYPES[f"i{bits}"].numpy)
 
 
 def named_constant(ctx: Context, array: Array, like: Value) -> Value:
-    """A constant that takes over the name of the one it was made from."""
+    """A constant with the name of `like`."""
     value = ctx.b.constant(np.ascontiguousarray(array))
     ctx.frame.claim(value, like.name)
     return value
@@ -79,7 +79,7 @@ def named_constant(ctx: Context, array: Array, like: Value) -> Value:
 def weight_bits(node: OnnxNode, name: str = "bits") -> int:
     bits: int = node.integer(name, 4)
     if bits not in BITS:
-        raise refuse(node, f"{bits} bits are none of {BITS}")
+        raise refuse(node, f"{bits} is not in {BITS}")
     return bits
 
 
@@ -89,7 +89,7 @@ def matmul_nbits(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if order is not None:
         raise refuse(node, "its columns are reordered (g_idx), which is deprecated")
     if node.flag("weight_prepacked"):
-        raise refuse(node, "its weights are laid out for one GPU kernel")
+        raise refuse(node, "its weights are prepacked for one GPU kernel")
     columns, rows, block = required(node, "K"), required(node, "N"), required(node, "block_size")
     bits = weight_bits(node)
     if min(columns, rows, block) < 1 or block * bits % 8:
@@ -100,7 +100,7 @@ def matmul_nbits(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     data = ctx.need_array(packed, "the weight")
     if data.size != rows * blocks * block * bits // 8:
         raise ImportModelError(
-            "its packed codes do not fit K, N and block_size",
+            "its packed values do not fit K, N and block_size",
             where=node.where,
             expected=f"{rows * blocks * block * bits // 8} bytes",
             found=packed.type,
@@ -136,7 +136,7 @@ def gather_block_quantized(ctx: Context, node: OnnxNode, inputs: Inputs) -> Resu
     axis = normalize_axis(node.integer("quantize_axis", 1), data.rank)
     place = normalize_axis(node.integer("gather_axis", 0), data.rank)
     if data.dtype.name == "u8":
-        data, zero = _from_bytes(ctx, node, data, scale, zero)
+        data, zero = _unpack_table(ctx, node, data, scale, zero)
     size = data.shape[axis]
     block = block or size
     if not isinstance(block, int) or block < 1:
@@ -151,10 +151,10 @@ def gather_block_quantized(ctx: Context, node: OnnxNode, inputs: Inputs) -> Resu
     return ctx.b.dequantize(*parts, axis=moved, block=block)
 
 
-def _from_bytes(
+def _unpack_table(
     ctx: Context, node: OnnxNode, data: Value, scale: Value, zero: Value | None
 ) -> tuple[Value, Value | None]:
-    """Codes, and zero points, that stand packed in bytes along the last axis."""
+    """Values and zero points, unpacked along the last axis."""
     bits = weight_bits(node)
     bytes_ = ctx.need_array(data, "the table")
     qvalues = unpacked_rows(bytes_, bits, bytes_.shape[-1] * (8 // bits))
@@ -173,7 +173,7 @@ def matmul_bnb4(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     columns, rows, block = required(node, "K"), required(node, "N"), required(node, "block_size")
     kind = required(node, "quant_type")
     if not node.flag("transB", 1):
-        raise refuse(node, "transB is 0, which training asks for")
+        raise refuse(node, "transB is 0, which is for training")
     if kind not in (0, 1) or min(columns, rows, block) < 1:
         raise ImportModelError(
             "its type or sizes do not fit", where=node.where, found=(kind, columns, rows, block)
@@ -182,7 +182,7 @@ def matmul_bnb4(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     bytes_ = ctx.need_array(packed, "the weight").reshape(-1)
     if bytes_.size != (count + 1) // 2 or scale.shape != (-(-count // block),):
         raise ImportModelError(
-            "its packed codes or scales do not fit K and N",
+            "its packed values or scales do not fit K and N",
             where=node.where,
             found=f"{packed.type} and {scale.type}",
         )

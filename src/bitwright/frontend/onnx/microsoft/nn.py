@@ -1,5 +1,5 @@
-"""Convolutions and matrix products fused with what follows, layouts with channels last, and
-linear algebra."""
+"""Convolutions and matrix products with fused epilogues, channels-last layouts, and linear
+algebra."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ import numpy as np
 
 from bitwright.errors import ImportModelError
 from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.microsoft.base import microsoft, refuse, standard
+from bitwright.frontend.onnx.microsoft.base import microsoft, refuse, single, standard
 from bitwright.frontend.onnx.microsoft.elementwise import activate
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.registry import Results
 from bitwright.ir import Value
 
 OPSET = 17
-_DEFAULTS = {"LeakyRelu": (0.01,), "Elu": (1.0,), "ThresholdedRelu": (1.0,)}
+_DEFAULTS: dict[str, Sequence[float]] = {
+    "LeakyRelu": (0.01,),
+    "Elu": (1.0,),
+    "ThresholdedRelu": (1.0,),
+}
 
 
 def channels_first(ctx: Context, x: Value) -> Value:
@@ -34,7 +38,7 @@ def channels_last(ctx: Context, x: Value) -> Value:
 def fused_conv(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     """activation(conv(x, w) + bias + z)"""
     x, w, bias, z = (inputs[i] for i in range(4))
-    y = standard(ctx, node, "Conv", [x, w, bias], OPSET)
+    y = single(standard(ctx, node, "Conv", [x, w, bias], OPSET))
     if z is not None:
         y = ctx.b.add(y, z)
     name = node.text("activation", "")
@@ -45,13 +49,13 @@ def fused_conv(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 def nhwc_fused_conv(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, w, bias, z = (inputs[i] for i in range(4))
     first = [channels_first(ctx, x), w, bias, None if z is None else channels_first(ctx, z)]
-    return channels_last(ctx, _one(fused_conv(ctx, node, Inputs(first))))
+    return channels_last(ctx, single(fused_conv(ctx, node, Inputs(first))))
 
 
 @microsoft("NhwcMaxPool")
 def nhwc_max_pool(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     y = standard(ctx, node, "MaxPool", [channels_first(ctx, inputs[0])], 12)
-    return channels_last(ctx, y)
+    return channels_last(ctx, single(y))
 
 
 @microsoft("ConvTransposeWithDynamicPads", needs=2)
@@ -72,7 +76,7 @@ def _activation_numbers(node: OnnxNode, name: str) -> Sequence[float]:
 
 @microsoft("FusedGemm", needs=2)
 def fused_gemm(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    y = standard(ctx, node, "Gemm", inputs, 13)
+    y = single(standard(ctx, node, "Gemm", inputs, 13))
     name = node.text("activation", "")
     return activate(ctx, node, y, name, _activation_numbers(node, name))
 
@@ -86,8 +90,8 @@ def gemm_fast_gelu(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @microsoft("FusedMatMul", "TransposeMatMul", needs=2)
 def fused_matmul(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """alpha * A @ B, each seen through a permutation of its axes"""
-    x, w = _arranged(ctx, node, inputs[0], "A"), _arranged(ctx, node, inputs[1], "B")
+    """alpha * A @ B, each with its axes permuted"""
+    x, w = _permuted(ctx, node, inputs[0], "A"), _permuted(ctx, node, inputs[1], "B")
     y = ctx.b.matmul(x, w)
     alpha = node.number("alpha", 1.0)
     return y if alpha == 1 else ctx.b.mul(y, ctx.like(y, alpha))
@@ -95,16 +99,16 @@ def fused_matmul(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @microsoft("FusedMatMulActivation", needs=2)
 def fused_matmul_activation(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    y = _one(fused_matmul(ctx, node, inputs))
+    y = single(fused_matmul(ctx, node, inputs))
     name = node.text("activation", "")
     if name == "Softmax":
         return ctx.b.softmax(y, axis=node.integer("activation_axis", -1))
     return activate(ctx, node, y, name, _activation_numbers(node, name))
 
 
-def _arranged(ctx: Context, node: OnnxNode, x: Value, letter: str) -> Value:
-    """`trans` swaps the two axes of the matrix; `transBatch` takes its rows from axis 0, the axes
-    between 0 and the last being the batch."""
+def _permuted(ctx: Context, node: OnnxNode, x: Value, letter: str) -> Value:
+    """The operand with its axes permuted: `trans` swaps the axes of the matrix, and with
+    `transBatch` axis 0 is the rows and the axes between are the batch."""
     if x.rank < 2:
         return x
     *outer, last = range(x.rank)
@@ -128,7 +132,7 @@ def inverse(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @microsoft("CDist", needs=2, most=2)
 def cdist(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """Distances between rows: |a|^2 + |b|^2 - 2 a b', its root unless they are to stay squared."""
+    """Distances between rows: |a|^2 + |b|^2 - 2 a b', or its root."""
     x, y = inputs
     rows = ctx.b.reduce_sum(ctx.b.mul(x, x), axes=[1], keepdims=True)
     columns = ctx.transpose(ctx.b.reduce_sum(ctx.b.mul(y, y), axes=[1], keepdims=True), 1, 0)
@@ -143,7 +147,7 @@ def cdist(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @microsoft("Rfft", "Irfft")
 def real_fourier(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """Transforms of real signals; the terms hold real and imaginary parts in a last axis."""
+    """Transforms of real signals; real and imaginary parts are the last axis."""
     x = inputs[0]
     if node.flag("normalized") or not node.flag("onesided", 1):
         raise refuse(node, "its transform is two-sided or normalized")
@@ -159,21 +163,21 @@ def real_fourier(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @microsoft("CropAndResize", needs=4, most=4)
 def crop_and_resize(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """Boxes [y1, x1, y2, x2] of the unit square, sampled on a grid whose corners are theirs."""
+    """Boxes [y1, x1, y2, x2] of the unit square, each sampled on a grid between its corners."""
     x, boxes, images, target = inputs
     height, width = ctx.need_ints(target, "the size of the crops")
     mode = node.text("mode", "bilinear")
     if mode not in ("bilinear", "nearest"):
         raise refuse(node, f"the mode {mode!r} is not known")
     top, left, bottom, right = ctx.b.split(boxes, axis=1, sizes=(1, 1, 1, 1))
-    rows = _places(ctx, top, bottom, height)
-    columns = _places(ctx, left, right, width)
+    rows = _coordinates(ctx, top, bottom, height)
+    columns = _coordinates(ctx, left, right, width)
     count = boxes.shape[0]
     rows = ctx.b.expand(ctx.unsqueeze(rows, [2]), shape=(count, height, width))
     columns = ctx.b.expand(ctx.unsqueeze(columns, [1]), shape=(count, height, width))
     grid = ctx.b.concat(ctx.unsqueeze(columns, [-1]), ctx.unsqueeze(rows, [-1]), axis=-1)
     one, two = ctx.like(x, 1), ctx.like(x, 2)
-    points = _on_cells(ctx, x, grid) if mode == "nearest" else grid
+    points = _round_points(ctx, x, grid) if mode == "nearest" else grid
     y = ctx.b.grid_sample(
         ctx.b.gather(x, images, axis=0),
         ctx.b.sub(ctx.b.mul(points, two), one),
@@ -183,31 +187,21 @@ def crop_and_resize(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     )
     sides = (ctx.b.ge(grid, ctx.like(x, 0)), ctx.b.le(grid, one))
     inside = ctx.b.reduce_min(ctx.cast(ctx.b.and_(*sides), "i32"), axes=[-1], keepdims=False)
-    seen = ctx.unsqueeze(ctx.cast(inside, "bool"), [1])
-    return ctx.b.where(seen, y, ctx.like(x, node.number("extrapolation_value", 0.0)))
+    is_inside = ctx.unsqueeze(ctx.cast(inside, "bool"), [1])
+    return ctx.b.where(is_inside, y, ctx.like(x, node.number("extrapolation_value", 0.0)))
 
 
-def _places(ctx: Context, start: Value, stop: Value, count: int) -> Value:
-    """[boxes, count] coordinates from start to stop, or their middle if there is one only."""
+def _coordinates(ctx: Context, start: Value, stop: Value, count: int) -> Value:
+    """[boxes, count] coordinates from start to stop; the middle if the count is 1."""
     if count == 1:
         return ctx.b.mul(ctx.b.add(start, stop), ctx.like(start, 0.5))
     steps = ctx.const(np.arange(count) / max(count - 1, 1), start.dtype)
     return ctx.b.add(start, ctx.b.mul(ctx.b.sub(stop, start), steps))
 
 
-def _on_cells(ctx: Context, x: Value, grid: Value) -> Value:
-    """Points moved to the nearest cell; halves go up, where grid_sample takes the even cell."""
+def _round_points(ctx: Context, x: Value, grid: Value) -> Value:
+    """Points rounded to the nearest element, halves up; grid_sample rounds halves to even."""
     height, width = x.shape[2:]
-    last = ctx.cast(ctx.vector([width - 1, height - 1], x), x.dtype)
+    last = ctx.cast(ctx.need_vector([width - 1, height - 1], x), x.dtype)
     cells = ctx.b.floor(ctx.b.add(ctx.b.mul(grid, last), ctx.like(x, 0.5)))
     return ctx.b.div(cells, ctx.b.maximum(last, ctx.like(x, 1)))
-
-
-def _one(results: Results) -> Value:
-    return results if isinstance(results, Value) else _present(results)
-
-
-def _present(results: Sequence[Value | None]) -> Value:
-    first = results[0]
-    assert first is not None
-    return first

@@ -1,4 +1,4 @@
-"""Normalizations fused with the sums before them, and embeddings of BERT."""
+"""Normalizations fused with residual sums, and BERT embeddings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
 
 
 def _moments(ctx: Context, x: Value, axis: int, eps: float, centred: bool) -> list[Value | None]:
-    """Mean and inverse deviation over the axes from `axis` on, as training saves them."""
+    """The mean and inverse deviation over the axes from `axis` on, outputs for training."""
     axes = list(range(axis, x.rank))
     wide = ctx.cast(x, "f32")
     mean = None
@@ -33,7 +33,7 @@ def simplified_layer_normalization(ctx: Context, node: OnnxNode, inputs: Inputs)
     axis = normalize_axis(node.integer("axis", -1), x.rank)
     eps = node.number("epsilon", 1e-5)
     y = ctx.cast(ctx.b.rms_norm(ctx.cast(x, scale.dtype), scale, axis=axis, eps=eps), scale.dtype)
-    return [y, _moments(ctx, x, axis, eps, False)[1] if node.wants(1) else None]
+    return [y, _moments(ctx, x, axis, eps, False)[1] if node.has_output(1) else None]
 
 
 @microsoft("SkipLayerNormalization", needs=3)
@@ -43,7 +43,7 @@ def skip_layer_normalization(ctx: Context, node: OnnxNode, inputs: Inputs) -> Re
     eps = node.number("epsilon", EPS)
     total = _sum(ctx, x, skip, bias)
     y = ctx.b.layer_norm(total, gamma, beta, axis=-1, eps=eps)
-    wanted = node.wants(1) or node.wants(2)
+    wanted = node.has_output(1) or node.has_output(2)
     moments = _moments(ctx, total, x.rank - 1, eps, True) if wanted else [None, None]
     return [y, *moments, total]
 
@@ -53,9 +53,9 @@ def skip_simplified_layer_normalization(ctx: Context, node: OnnxNode, inputs: In
     x, skip, gamma, bias = (inputs[i] for i in range(4))
     eps = node.number("epsilon", EPS)
     total = _sum(ctx, x, skip, bias)
-    if node.wants(1):
-        raise refuse(node, "the mean, which this norm does not compute, is wanted")
-    inverse = _moments(ctx, total, x.rank - 1, eps, False)[1] if node.wants(2) else None
+    if node.has_output(1):
+        raise refuse(node, "the mean, which this norm does not compute, is an output")
+    inverse = _moments(ctx, total, x.rank - 1, eps, False)[1] if node.has_output(2) else None
     return [ctx.b.rms_norm(total, gamma, axis=-1, eps=eps), None, inverse, total]
 
 
@@ -66,7 +66,7 @@ def _sum(ctx: Context, x: Value, skip: Value, bias: Value | None) -> Value:
 
 @microsoft("EmbedLayerNormalization", needs=1)
 def embed_layer_normalization(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """layer_norm(word[ids] + position[places] + segment[segments]), and how long each text is."""
+    """layer_norm(word[ids] + position[places] + segment[segments]), and sequence lengths."""
     ids, segments, words, positions, segment_table, gamma, beta, mask, places = (
         inputs[i] for i in range(9)
     )
@@ -81,13 +81,13 @@ def embedded(
     ctx: Context,
     node: OnnxNode,
     ids: Value,
-    words: Value,
-    positions: Value,
+    words: Value | None,
+    positions: Value | None,
     places: Value | None,
 ) -> Value:
-    """Embeddings of the words plus those of their positions, which count up unless given."""
+    """Word embeddings plus position embeddings; positions are 0, 1, … unless given."""
     if ids.rank != 2 or words is None or positions is None:
-        raise refuse(node, f"ids {ids.type} have no batch, or a table is left out")
+        raise refuse(node, f"ids {ids.type} have no batch, or a table is missing")
     if places is None:
         place = ctx.slice(positions, 0, 0, ids.shape[1])
     else:
@@ -96,7 +96,7 @@ def embedded(
 
 
 def mask_index(ctx: Context, ids: Value, mask: Value | None) -> Value:
-    """How many words of each text the mask shows; 0 without a mask."""
+    """The number of unmasked words of each sequence; 0 without a mask."""
     if mask is None:
         zeros = ctx.b.mul(ids, ctx.like(ids, 0))
         return ctx.cast(ctx.b.reduce_sum(zeros, axes=[1], keepdims=False), "i32")
@@ -111,7 +111,7 @@ def group_norm(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     total = x
     if node.op_type == "SkipGroupNorm":
         if skip is None:
-            raise refuse(node, "its skip operand is left out")
+            raise refuse(node, "its skip operand is missing")
         for term in (skip, bias):
             if term is not None:
                 total = ctx.b.add(total, _per_channel(ctx, term, x.rank, last))
@@ -125,7 +125,7 @@ def group_norm(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 
 def _per_channel(ctx: Context, x: Value, rank: int, last: bool) -> Value:
-    """[N, C] or [C] shaped so that it broadcasts over an image; images stay as they are."""
+    """[N, C] or [C] reshaped to broadcast over an image; an image is unchanged."""
     if x.rank == rank:
         return x
     batch = list(x.shape[:-1]) or [1]
@@ -136,7 +136,7 @@ def _per_channel(ctx: Context, x: Value, rank: int, last: bool) -> Value:
 
 @microsoft("GatedRMSNorm", needs=3, most=3)
 def gated_rms_norm(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """rms_norm(x) * scale * activation(gate), in groups as long as the scale"""
+    """rms_norm(x) * scale * activation(gate), in groups of the scale's length"""
     x, scale, gate = inputs
     name = node.text("activation", "silu")
     if name not in _ACTIVATIONS:
@@ -153,8 +153,8 @@ def branchwise_rms_norm(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results
     size = x.shape[-1] // branches if branches else x.shape[-1]
     count = branches or x.shape[-2]
     eps = node.number("epsilon", 1e-5)
-    apart = ctx.reshape(wide, [*x.shape[:-1], count, size]) if branches else wide
-    y = ctx.b.rms_norm(apart, axis=-1, eps=eps)
+    grouped = ctx.reshape(wide, [*x.shape[:-1], count, size]) if branches else wide
+    y = ctx.b.rms_norm(grouped, axis=-1, eps=eps)
     if scale is not None:
         factor = ctx.cast(scale, "f32")
         if scale.rank == 1 and scale.shape[0] != size:
@@ -167,5 +167,5 @@ def _grouped_rms(ctx: Context, x: Value, scale: Value, size: int, eps: float) ->
     features = x.shape[-1]
     if features == size:
         return ctx.b.rms_norm(x, scale, axis=-1, eps=eps)
-    apart = ctx.reshape(x, [*x.shape[:-1], features // size, size])
-    return ctx.reshape(ctx.b.rms_norm(apart, scale, axis=-1, eps=eps), x.shape)
+    grouped = ctx.reshape(x, [*x.shape[:-1], features // size, size])
+    return ctx.reshape(ctx.b.rms_norm(grouped, scale, axis=-1, eps=eps), x.shape)

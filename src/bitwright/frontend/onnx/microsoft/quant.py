@@ -1,4 +1,4 @@
-"""Integer products with real results, and layers whose weights are codes."""
+"""Integer products with float results, and layers with quantized weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.microsoft.attention import attend_projected
 from bitwright.frontend.onnx.microsoft.base import microsoft, scalar, standard
 from bitwright.frontend.onnx.microsoft.norm import EPS, embedded, mask_index
-from bitwright.frontend.onnx.microsoft.qlinear import real
+from bitwright.frontend.onnx.microsoft.qlinear import dequantize
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.registry import Results
 from bitwright.frontend.onnx.standard.quant import along, centred
@@ -16,7 +16,7 @@ from bitwright.ir.dtype import u8
 
 
 def _product(ctx: Context, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None) -> Value:
-    """(x - x_zero) @ (w - w_zero) in i32; w_zero may differ from column to column."""
+    """(x - x_zero) @ (w - w_zero) in i32; w_zero may be per column."""
     rows = centred(ctx, x, scalar(ctx, x_zero))
     return ctx.b.matmul(rows, centred(ctx, w, w_zero, -1))
 
@@ -24,7 +24,7 @@ def _product(ctx: Context, x: Value, w: Value, x_zero: Value | None, w_zero: Val
 def _scaled(
     ctx: Context, total: Value, x_scale: Value, w_scale: Value, bias: Value | None
 ) -> Value:
-    """total * x_scale * w_scale + bias, where w_scale may be one for each column"""
+    """total * x_scale * w_scale + bias, where w_scale may be per column"""
     factor = ctx.b.mul(ctx.reshape(x_scale, []), along(ctx, w_scale, total.rank, -1))
     y = ctx.b.mul(ctx.cast(total, factor.dtype), factor)
     return y if bias is None else ctx.b.add(y, bias)
@@ -57,7 +57,7 @@ def reduce_sum_integer(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @microsoft("QGemm", needs=6)
 def qgemm(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """alpha * a_scale * b_scale * ((A - a_zero) @ (B - b_zero) + C), quantized if so wanted"""
+    """alpha * a_scale * b_scale * ((A - a_zero) @ (B - b_zero) + C), quantized if y has a scale"""
     x, x_scale, x_zero, w, w_scale, w_zero, bias, y_scale, y_zero = (inputs[i] for i in range(9))
     if node.flag("transA"):
         x = ctx.transpose(x, 1, 0)
@@ -84,18 +84,18 @@ def qattention(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @microsoft("DynamicQuantizeLSTM", needs=3)
 def dynamic_quantize_lstm(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """An LSTM on real numbers: ONNX Runtime rounds inputs and states to codes, we do not."""
+    """A float LSTM with dequantized weights; ONNX Runtime quantizes inputs and states too."""
     x, w, r, bias, lengths, h0, c0, peephole = (inputs[i] for i in range(8))
     w_scale, w_zero, r_scale, r_zero = (inputs[i] for i in range(8, 12))
     if w_scale is None or r_scale is None:
-        raise ImportModelError("the scales of the weights are left out", where=node.where)
+        raise ImportModelError("the scales of the weights are missing", where=node.where)
     wide_w, wide_r = _gates(ctx, w, w_scale, w_zero), _gates(ctx, r, r_scale, r_zero)
     operands = [x, wide_w, wide_r, bias, lengths, h0, c0, peephole]
     return standard(ctx, node, "LSTM", operands, version=14)
 
 
 def _gates(ctx: Context, qvalues: Value, scale: Value, zero: Value | None) -> Value:
-    """Weights [directions, inputs, gates] of real numbers, gates and inputs swapped.
+    """Dequantized weights [directions, inputs, gates], with gates and inputs transposed.
 
     Scales are one for each direction, or one for each gate of each direction.
     """
@@ -104,8 +104,8 @@ def _gates(ctx: Context, qvalues: Value, scale: Value, zero: Value | None) -> Va
         raise ImportModelError("the size of its weights is not known", found=qvalues.type)
 
     def per_gate(x: Value) -> Value:
-        apart = ctx.reshape(x, [directions, 1, x.shape[1] if x.rank == 2 else 1])
-        return ctx.b.expand(apart, shape=(directions, 1, gates))
+        column = ctx.reshape(x, [directions, 1, x.shape[1] if x.rank == 2 else 1])
+        return ctx.b.expand(column, shape=(directions, 1, gates))
 
     zeros = None if zero is None else per_gate(zero)
     wide = ctx.b.dequantize(qvalues, per_gate(scale), zeros, axis=1, block=inputs)
@@ -118,7 +118,7 @@ def qembed_layer_normalization(ctx: Context, node: OnnxNode, inputs: Inputs) -> 
     scales, zeros = [inputs[i] for i in range(8, 13)], [inputs[i] for i in range(13, 18)]
     tables = [words, positions, table, gamma, beta]
     wide = [
-        None if qvalues is None or scale is None else real(ctx, qvalues, scale, zero)
+        None if qvalues is None or scale is None else dequantize(ctx, qvalues, scale, zero)
         for qvalues, scale, zero in zip(tables, scales, zeros, strict=True)
     ]
     words, positions, table, gamma, beta = wide

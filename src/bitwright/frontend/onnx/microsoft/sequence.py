@@ -1,4 +1,4 @@
-"""Layers that carry a state along the sequence: causal convolution and linear attention."""
+"""Layers with a state along the sequence: causal convolution and linear attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "none": ""}
 
 @microsoft("CausalConvWithState", needs=2)
 def causal_conv_with_state(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """A depthwise convolution over what came before and x; its last positions are the state."""
+    """A causal depthwise convolution over past state and x; its last positions are the state."""
     x, w, bias, past = (inputs[i] for i in range(4))
     name = node.text("activation", "none")
     if node.integer("ndim", 1) != 1 or node.flag("channels_last") or node.integer("state_window"):
@@ -48,9 +48,9 @@ def linear_attention(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if heads != groups:
         raise refuse(node, "its queries and keys have different numbers of heads")
     if node.integer("state_window"):
-        raise refuse(node, "it gives a window of states")
+        raise refuse(node, "state_window is set")
     if beta is None or (rule == "gated_delta" and decay is None):
-        raise ImportModelError("its decay or update rate is left out", where=node.where)
+        raise ImportModelError("its decay or update rate is missing", where=node.where)
     q, k, v = (split_heads(ctx, node, x, heads) for x in (query, key, value))
     rate = _per_head(ctx, node, beta, q)
     if rule == "delta":

@@ -1,4 +1,4 @@
-"""Ops that move or index elements, most of them older forms of what ONNX has now."""
+"""Ops that move or index elements, mostly older forms of standard ONNX ops."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def gather_nd(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @microsoft("GridSample", needs=2, most=2)
 def grid_sample(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """ONNX's op, but for cubic sampling with a border: here each of the 16 neighbours is moved to
-    the border, there the point itself is. Both agree on an image whose border is repeated."""
+    """ONNX's op, except for cubic sampling with a border: this op clamps each of the 16 neighbours,
+    ONNX clamps the point. Both give the same on an image with a replicated border."""
     x, grid = inputs
     if x.rank != 4:
-        raise ImportModelError("its operand is no image", where=node.where, found=x.type)
+        raise ImportModelError("its operand is not an image", where=node.where, found=x.type)
     if node.text("mode", "bilinear") == "bicubic" and node.text("padding_mode", "") == "border":
         margin, less = 3, 1 if node.flag("align_corners") else 0
         height, width = x.shape[2:]
         pads = (0, 0, margin, margin, 0, 0, margin, margin)
         ratios = []
         for size in (width, height):
-            length = ctx.cast(ctx.vector([size - less], x), x.dtype)
+            length = ctx.cast(ctx.need_vector([size - less], x), x.dtype)
             ratios.append(ctx.b.div(length, ctx.b.add(length, ctx.like(x, 2 * margin))))
         grid = ctx.b.mul(grid, ctx.b.concat(*ratios, axis=0))
         x = ctx.b.pad(x, pads=pads, mode="edge")
@@ -64,14 +64,14 @@ def range_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @microsoft("Unique")
 def unique(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """Values in the order they come, where ONNX sorts them."""
+    """Unique values in order of appearance; ONNX sorts them."""
     y, _, inverse, counts = ctx.b.unique(inputs[0], axis=None, sorted=False)
     return [y, inverse, counts]
 
 
 @microsoft("UnfoldTensor")
 def unfold_tensor(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """Overlapping pieces of an axis; a new last axis runs through each piece."""
+    """Overlapping windows of an axis; their elements are a new last axis."""
     x, size, step = inputs[0], required(node, "size"), node.integer("step", 1)
     axis = normalize_axis(node.integer("dim", -1), x.rank)
     pieces = (x.shape[axis] - size) // step + 1
@@ -85,7 +85,7 @@ def unfold_tensor(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @microsoft("Crop", domain="")
 def crop(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """An image without its border (left, top, right, bottom), or `scale` of it from there on."""
+    """An image without its border (left, top, right, bottom), or a crop of size `scale`."""
     x, border, size = inputs[0], node.items("border", []), node.items("scale")
     if x.rank != 4 or len(border) != 4 or len(size or (0, 0)) != 2:
         raise ImportModelError(

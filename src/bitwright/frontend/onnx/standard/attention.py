@@ -1,4 +1,4 @@
-"""Attention and rotary embeddings, with heads apart or folded into the features."""
+"""Attention and rotary embeddings, with 4-D operands or with heads folded into the features."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def split_heads(ctx: Context, node: OnnxNode, x: Value, heads: int | None) -> Va
     """[B, S, H*D] as [B, H, S, D]."""
     if not heads or x.rank != 3:
         raise ImportModelError(
-            "its heads cannot be told apart",
+            "its heads cannot be split",
             where=node.where,
             expected="a number of heads and 3-D operands",
             found=f"{heads} and {x.type}",
         )
     batch, length, features = x.shape
-    apart = ctx.reshape(x, [batch, length, heads, features // heads])
-    return ctx.transpose(apart, 0, 2, 1, 3)
+    split = ctx.reshape(x, [batch, length, heads, features // heads])
+    return ctx.transpose(split, 0, 2, 1, 3)
 
 
 def join_heads(ctx: Context, x: Value) -> Value:
@@ -35,8 +35,8 @@ def join_heads(ctx: Context, x: Value) -> Value:
 @imports("Attention")
 def attention(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     q, k, v, mask, past_k, past_v, lengths = (inputs[i] for i in range(7))
-    if node.wants(3):
-        raise UnmappedError("the scores are wanted too")
+    if node.has_output(3):
+        raise UnmappedError("the scores are an output")
     folded = q.rank == 3
     if folded:
         q = split_heads(ctx, node, q, node.integer("q_num_heads"))
@@ -55,7 +55,7 @@ def attention(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
         "window_right": _bound(node.integer("right_window_size", -1)),
     }
     left = _bound(node.integer("left_window_size", -1))
-    attrs["window"] = None if left is None else left + 1  # ours counts the query's own place
+    attrs["window"] = None if left is None else left + 1  # ours includes the query's own position
     y = ctx.b.attention(q, k, v, mask, past_k, past_v, lengths, **attrs)
     return [join_heads(ctx, y) if folded else y, *present]
 

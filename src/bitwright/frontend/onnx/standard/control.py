@@ -1,19 +1,19 @@
-"""If, Loop and Scan: nested graphs become bodies, and what they read from outside operands.
+"""If, Loop and Scan: nested graphs become bodies, and their captures become operands.
 
-A carried value may change its shape between iterations. Its body input then needs a size of its
-own; which ones do is found by importing the body with the initial types, comparing what comes out,
-and trying again with fresh sizes where the two differ.
+The shape of a carried value may change between iterations. Its body input then needs fresh
+symbols. To find them, the body is imported with the initial types; where the types of its results
+differ, it is imported again with fresh symbols.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 from onnx import GraphProto
 
 from bitwright.errors import ImportModelError, InferenceError, UnsupportedError
-from bitwright.frontend.onnx.bodies import captures_of, finished
+from bitwright.frontend.onnx.bodies import captures_of, finish_body
 from bitwright.frontend.onnx.context import Body, Context, Inputs
 from bitwright.frontend.onnx.fork import Fork, compared_with_one, may_fork
 from bitwright.frontend.onnx.node import OnnxNode
@@ -37,11 +37,10 @@ def if_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     is_one = None if size is None else ctx.frame.is_one(size)
     if is_one is not None:
         return ctx.inline(then if is_one else otherwise)
-    bodies = [_branch(ctx, graph) for graph in (then, otherwise)]
-    if _may_join(*bodies, open_ranks=not may_fork(ctx)):
-        captures = captures_of(bodies)
-        graphs = [finished(body, captures) for body in bodies]
-        attrs = {"then": graphs[0], "else": graphs[1]}
+    yes, no = _branch(ctx, then), _branch(ctx, otherwise)
+    if yes is not None and no is not None and (not may_fork(ctx) or _have_equal_ranks(yes, no)):
+        captures = captures_of([yes, no])
+        attrs = {"then": finish_body(yes, captures), "else": finish_body(no, captures)}
         return _node(ctx, "if", [ctx.reshape(condition, []), *captures], attrs)
     raise Fork(
         node,
@@ -54,7 +53,7 @@ def if_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 
 def _branch(ctx: Context, graph: GraphProto) -> Body | None:
-    """The body of a branch, or None if it has no valid types."""
+    """The body of a branch, or None if its types are invalid."""
     try:
         return ctx.body(graph, [])
     except UnsupportedError:
@@ -63,19 +62,16 @@ def _branch(ctx: Context, graph: GraphProto) -> Body | None:
         return None
 
 
-def _may_join(*bodies: Body | None, open_ranks: bool) -> TypeGuard[tuple[Body, Body]]:
-    """Whether one value can be the result of either branch."""
-    then, otherwise = bodies
-    if then is None or otherwise is None:
-        return False
-    return open_ranks or not any(
+def _have_equal_ranks(then: Body, otherwise: Body) -> bool:
+    """Whether the tensor results of both branches have the same ranks."""
+    return not any(
         isinstance(one, TensorType) and isinstance(other, TensorType) and one.rank != other.rank
         for one, other in zip(then.types, otherwise.types, strict=False)
     )
 
 
 def _only_squeezes(graph: GraphProto) -> bool:
-    """Squeezing an axis fails in a run where its size is not 1."""
+    """Whether the branch only squeezes, which fails by itself where a size is not 1."""
     return {node.op_type for node in graph.node} <= {"Squeeze", "Constant"}
 
 
@@ -93,14 +89,14 @@ def loop(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 def _loop_body(ctx: Context, graph: GraphProto, carried: Sequence[Value], first: int = 0) -> Body:
     start = [value.type for value in carried]
-    return _stable(ctx, graph, start, lambda types: [_STEP, _FLAG, *types], 1, first)
+    return _body_with_fixed_types(ctx, graph, start, lambda types: [_STEP, _FLAG, *types], 1, first)
 
 
 def _loop(
     ctx: Context, body: Body, scalars: Sequence[Value | None], carried: Sequence[Value]
-) -> Results:
+) -> tuple[Value, ...]:
     captures = captures_of([body])
-    attrs = {"body": finished(body, captures), "carried": len(carried)}
+    attrs = {"body": finish_body(body, captures), "carried": len(carried)}
     return _node(ctx, "loop", [*scalars, *carried, *captures], attrs)
 
 
@@ -112,7 +108,7 @@ def _changes_rank(body: Body, carried: Sequence[Value]) -> bool:
 
 
 def _runs_once(ctx: Context, trip_count: Value | None, condition: Value | None) -> bool:
-    """Whether there is at least one iteration, whatever the inputs are."""
+    """Whether there is at least one iteration for all inputs."""
     limit, going = ctx.array(trip_count), ctx.array(condition)
     enough = trip_count is None or (limit is not None and int(limit.reshape(())) > 0)
     return enough and (condition is None or (going is not None and bool(going.reshape(()))))
@@ -124,15 +120,15 @@ def _peeled(
     scalars: Sequence[Value | None],
     carried: Sequence[Value],
 ) -> Results:
-    """The first iteration put before the loop: what it starts from may have any rank."""
+    """The loop with its first iteration peeled, so that initial values may have another rank."""
     trip_count, condition = scalars
     yes = ctx.const(True, bool_)
     keep, *made = ctx.inline(graph, [ctx.const(0), yes, *carried])
     values, rows = made[: len(carried)], made[len(carried) :]
-    heeded = condition is not None or trip_count is None
+    has_condition = condition is not None or trip_count is None
     rest = [
         None if trip_count is None else ctx.b.sub(trip_count, ctx.const(1)),
-        ctx.reshape(keep, []) if heeded else None,
+        ctx.reshape(keep, []) if has_condition else None,
     ]
     results = _loop(ctx, _loop_body(ctx, graph, values, first=1), rest, values)
     finals, others = results[: len(values)], results[len(values) :]
@@ -161,7 +157,9 @@ def scan(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     return _scan(ctx, node, list(inputs), options)
 
 
-def _scan(ctx: Context, node: OnnxNode, inputs: list[Value], options: dict[str, Any]) -> Results:
+def _scan(
+    ctx: Context, node: OnnxNode, inputs: list[Value], options: dict[str, Any]
+) -> tuple[Value, ...]:
     graph, scanned = node.graph("body"), node.require("num_scan_inputs")
     _require_inputs(node, graph, len(inputs))
     states = len(inputs) - scanned
@@ -169,17 +167,17 @@ def _scan(ctx: Context, node: OnnxNode, inputs: list[Value], options: dict[str, 
     rows = zip(sequences, options["input_axes"], strict=True)
     elements = [_element(x, axis) for x, axis in rows]
     start = [value.type for value in carried]
-    body = _stable(ctx, graph, start, lambda types: [*types, *elements], 0)
+    body = _body_with_fixed_types(ctx, graph, start, lambda types: [*types, *elements], 0)
     captures = captures_of([body])
-    attrs = {"body": finished(body, captures), "carried": states, "scanned": scanned, **options}
+    attrs = {"body": finish_body(body, captures), "carried": states, "scanned": scanned, **options}
     return _node(ctx, "scan", [*carried, *sequences, *captures], attrs)
 
 
 def _scan_batch(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """Opset 8 runs every sample of a batch on its own: a scan over the batch of scans over time."""
+    """Scan of opset 8: a scan over the batch whose body is a scan over time."""
     lengths, *values = inputs
     if lengths is not None:
-        raise UnmappedError("sequences of a batch have lengths of their own")
+        raise UnmappedError("the sequences of a batch have different lengths")
     scope = ctx.importer.nested_scope(ctx.scope, "batch")
     frame = scope.frame
     samples = [frame.add_input(frame.leaf("input", v.name, _element(v, 0))) for v in values]
@@ -189,11 +187,11 @@ def _scan_batch(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     outputs = [(value.name, value) for value in results]
     body = Body(frame, samples, outputs)
     captures = captures_of([body])
-    attrs = {"body": finished(body, captures), "carried": 0, "scanned": len(values)}
+    attrs = {"body": finish_body(body, captures), "carried": 0, "scanned": len(values)}
     return _node(ctx, "scan", [*values, *captures], attrs)
 
 
-def _node(ctx: Context, op: str, operands: list[Any], attrs: dict[str, Any]) -> Results:
+def _node(ctx: Context, op: str, operands: list[Any], attrs: dict[str, Any]) -> tuple[Value, ...]:
     try:
         return ctx.b.node(op, operands, attrs, []).outputs
     except InferenceError as error:
@@ -216,7 +214,7 @@ def _element(x: Value, axis: int) -> ValueType:
     return x.tensor.with_shape(shape)
 
 
-def _stable(
+def _body_with_fixed_types(
     ctx: Context,
     graph: GraphProto,
     start: Sequence[ValueType],
@@ -224,22 +222,22 @@ def _stable(
     first_output: int,
     first_step: int = 0,
 ) -> Body:
-    """The body with carried types that hold before and after every iteration."""
+    """The body with carried types that are the same before and after each iteration."""
     types = list(start)
     for _ in range(_MAX_ROUNDS):
         body = ctx.body(graph, arguments(types), first_step)
         made = body.types[first_output : first_output + len(types)]
         if len(made) < len(types):
-            raise ImportModelError(f"body {graph.name!r} gives too few results")
-        general = [_general(ctx, one, other) for one, other in zip(types, made, strict=True)]
+            raise ImportModelError(f"body {graph.name!r} has too few results")
+        general = [_common_type(ctx, one, other) for one, other in zip(types, made, strict=True)]
         if general == types:
             return body
         types = general
-    raise UnmappedError(f"no fixed types were found for what {graph.name!r} carries")
+    raise UnmappedError(f"the types of the carried values of {graph.name!r} do not converge")
 
 
-def _general(ctx: Context, before: ValueType, after: ValueType) -> ValueType:
-    """A type that both fit; sizes that differ get a symbol of their own."""
+def _common_type(ctx: Context, before: ValueType, after: ValueType) -> ValueType:
+    """A type that fits both; sizes that differ become fresh symbols."""
     if isinstance(before, OpaqueType):
         return before
     if isinstance(after, OpaqueType) or before.rank != after.rank or before.dtype != after.dtype:

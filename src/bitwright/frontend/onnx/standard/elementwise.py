@@ -36,7 +36,7 @@ WITH_ALPHA = {
 
 
 def aligned(ctx: Context, node: OnnxNode, x: Value, y: Value) -> Value:
-    """The second operand as opsets below 7 broadcast it: its axes start at `axis` of the first."""
+    """The second operand for opsets below 7, where its axes align with `axis` of the first."""
     axis = node.integer("axis")
     if node.version >= 7 or not node.flag("broadcast") or axis is None:
         return y
@@ -76,7 +76,7 @@ def mod(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 
 def _chain(op: str, ctx: Context, inputs: Inputs) -> Value:
-    total = inputs[0]
+    total: Value = inputs[0]
     for x in inputs[1:]:
         total = ctx.b.op(op, total, x)
     return total
@@ -115,9 +115,9 @@ def dropout(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
         mode, rate = ctx.array(training), ctx.array(ratio)
         drops = 0.5 if ratio is None else rate
         if mode is None or (mode.any() and (drops is None or np.any(drops != 0))):
-            raise UnmappedError("dropout while training draws random numbers")
+            raise UnmappedError("dropout in training mode is random")
     mask = None
-    if node.wants(1):
+    if node.has_output(1):
         mask = ctx.full_like(x, 1, "bool" if node.version >= 10 else x.dtype)
     return [x, mask]
 
@@ -201,12 +201,12 @@ def _cast(ctx: Context, node: OnnxNode, x: Value, target: DType) -> Results:
 
 
 def _target(node: OnnxNode, to: int | str) -> DType:
-    """Opsets below 6 spell the element type."""
+    """The element type of `to`, which is a name in opsets below 6."""
     if isinstance(to, str):
         names = dict(TensorProto.DataType.items())
         if to.upper() not in names:
             raise ImportModelError(f"no element type is named {to!r}", where=node.where)
-        to = names[to.upper()]
+        return element_type(names[to.upper()], node.where)
     return element_type(to, node.where)
 
 

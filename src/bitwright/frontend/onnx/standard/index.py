@@ -1,14 +1,15 @@
-"""Gathering, scattering, selecting and counting."""
+"""Gather, scatter, selection and ranges."""
 
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.choice import with_axes
 from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.registry import Results, imports
+from bitwright.frontend.onnx.runtime_axes import with_runtime_axes
 from bitwright.ir import Size, Value
 from bitwright.ir.dim import max_size
 from bitwright.ir.types import normalize_axis
@@ -116,35 +117,34 @@ def arg_extreme(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 @imports("CumSum", "CumProd")
 def cumulative(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, axis = inputs
-    how = {"exclusive": node.flag("exclusive"), "reverse": node.flag("reverse")}
+    how: dict[str, Any] = {"exclusive": node.flag("exclusive"), "reverse": node.flag("reverse")}
 
     def make(inner: Context, x: Value, places: list[int]) -> Value:
         (place,) = places
         axis = normalize_axis(place, x.rank)
         return inner.b.op(node.op_type.lower(), x, axis=axis, **how)
 
-    return with_axes(ctx, x, axis, x.rank, make)
+    return with_runtime_axes(ctx, x, axis, x.rank, make)
 
 
 @imports("Range")
 def range_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     start, limit, delta = (ctx.reshape(x, []) for x in inputs)
     if start.dtype.is_integer:
-        known = [ctx.sizes(x) for x in (start, limit, delta)]
-        if None not in known and isinstance(known[2][0], int):
-            first, last, step = (sizes[0] for sizes in known)
-            return _whole_range(ctx, start, first, last, step)
-    arrays = [ctx.array(x) for x in (start, limit, delta)]
-    if all(array is not None for array in arrays) and not start.dtype.is_integer:
+        known = [sizes[0] for x in (start, limit, delta) if (sizes := ctx.sizes(x)) is not None]
+        if len(known) == 3 and isinstance(known[2], int):
+            return _integer_range(ctx, start, known[0], known[1], known[2])
+    arrays = [a for x in (start, limit, delta) if (a := ctx.array(x)) is not None]
+    if len(arrays) == 3 and not start.dtype.is_integer:
         first, last, step = (Fraction(float(array)) for array in arrays)
         count = max(-((first - last) // step), 0) if step else 0
         return _float_range(ctx, inputs, int(count))
     return ctx.b.range(start, limit, delta)
 
 
-def _whole_range(ctx: Context, start: Value, first: Size, last: Size, step: int) -> Value:
+def _integer_range(ctx: Context, start: Value, first: Size, last: Size, step: int) -> Value:
     if step == 0:
-        raise ImportModelError("has the step 0")
+        raise ImportModelError("its step is 0")
     span = last - first if step > 0 else first - last
     length = max_size((span + abs(step) - 1) // abs(step), 0)
     steps = ctx.b.iota(length=length, dtype=start.dtype)
@@ -160,7 +160,7 @@ def _float_range(ctx: Context, inputs: Inputs, count: int) -> Value:
 
 
 def counting(ctx: Context, count: Value) -> Value:
-    """0, 1, … up to a scalar, in i64."""
+    """0, 1, … below a scalar, in i64."""
     sizes = ctx.sizes(count)
     if sizes is not None:
         return ctx.b.iota(length=sizes[0], dtype="i64")

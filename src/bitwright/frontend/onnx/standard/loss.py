@@ -19,4 +19,4 @@ def cross_entropy(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
         reduction=node.text("reduction", "mean"),
         from_log_probs=from_log_probs,
     )
-    return [loss, ctx.b.log_softmax(scores, axis=1) if node.wants(1) else None]
+    return [loss, ctx.b.log_softmax(scores, axis=1) if node.has_output(1) else None]

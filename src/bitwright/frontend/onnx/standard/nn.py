@@ -63,7 +63,7 @@ def conv_transpose(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 def _cropped_transpose(
     ctx: Context, inputs: Inputs, attrs: dict[str, Any], extra: list[int], pads: list[Size]
 ) -> Value:
-    """Padding of unknown sign is cut off, or filled up, after the convolution."""
+    """A transposed convolution with padding of unknown sign, which is applied afterwards."""
     x, w, bias = inputs[0], inputs[1], inputs[2]
     rank = len(extra)
     whole = {**attrs, "pads": (0,) * (2 * rank), "output_padding": tuple(extra)}
@@ -123,7 +123,7 @@ def grid_sample(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @imports("AffineGrid")
 def affine_grid(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """Coordinates of a regular grid in [-1, 1], moved by one matrix per sample."""
+    """Coordinates of a regular grid in [-1, 1], transformed by one matrix per sample."""
     theta, size = inputs
     rank = theta.shape[1]
     if not isinstance(rank, int) or size.shape != (rank + 2,):
@@ -132,7 +132,7 @@ def affine_grid(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     axes = []
     for axis in range(rank):
         length = ctx.reshape(ctx.slice(spatial, 0, axis, axis + 1), [])
-        place = _places(ctx, length, theta.dtype, node.flag("align_corners"))
+        place = _coordinates(ctx, length, theta.dtype, node.flag("align_corners"))
         along = [place.shape[0] if i == axis else 1 for i in range(rank)]
         axes.append(expand_to(ctx, ctx.reshape(place, along), spatial))
     ones = expand_to(ctx, ctx.const(1, theta.dtype), spatial)
@@ -143,8 +143,8 @@ def affine_grid(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     return ctx.reshape(moved, [theta.shape[0], *grid.shape[:-1], rank])
 
 
-def _places(ctx: Context, length: Value, element: DType, aligned: bool) -> Value:
-    """Coordinates in [-1, 1] of an axis' cells: of their centres, or with both ends on cells."""
+def _coordinates(ctx: Context, length: Value, element: DType, aligned: bool) -> Value:
+    """Coordinates in [-1, 1] of the elements of an axis: their centres, or with aligned corners."""
     steps, total = ctx.cast(counting(ctx, length), element), ctx.cast(length, element)
     doubled = ctx.b.mul(steps, 2.0)
     if aligned:

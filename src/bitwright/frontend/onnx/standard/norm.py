@@ -1,4 +1,4 @@
-"""Normalizations, by our own ops where the forms agree and by arithmetic where they do not."""
+"""Normalizations, as one op where there is one, else as arithmetic."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _blend(ctx: Context, old: Value, new: Value, momentum: float) -> Value:
 
 
 def _per_element(ctx: Context, inputs: Inputs, eps: float) -> Value:
-    """Statistics for every place of the image, not only for every channel."""
+    """Batch norm with statistics for every element, not for every channel."""
     x, scale, bias, mean, var = inputs
     deviation = ctx.b.sqrt(ctx.b.add(var, ctx.like(var, eps)))
     normal = ctx.b.div(ctx.b.sub(x, mean), deviation)
@@ -59,7 +59,7 @@ def layer_normalization(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results
     x, scale, bias = inputs[0], inputs[1], inputs[2]
     axis, eps = normalize_axis(node.integer("axis", -1), x.rank), node.number("epsilon", EPS)
     y = ctx.b.layer_norm(x, scale, bias, axis=axis, eps=eps)
-    if not node.wants(1) and not node.wants(2):
+    if not node.has_output(1) and not node.has_output(2):
         return [y]
     axes = list(range(axis, x.rank))
     wide = ctx.cast(x, "f32") if node.integer("stash_type", 1) == 1 else x

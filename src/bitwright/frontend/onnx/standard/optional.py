@@ -1,4 +1,4 @@
-"""Optional values. One that is there is the value itself; one that is not exists in host steps."""
+"""Optional values: a present one is the value itself; others use the interpreter fallback."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def _may_be_absent(value: Value) -> bool:
 @imports("Optional")
 def optional(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if inputs[0] is None:
-        raise UnmappedError("an optional without a value")
-    return inputs[0]
+        raise UnmappedError("the optional has no value")
+    return [inputs[0]]
 
 
 @imports("OptionalGetElement")
 def optional_get_element(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if _may_be_absent(inputs[0]):
         raise UnmappedError("whether the optional has a value is not known")
-    return inputs[0]
+    return [inputs[0]]
 
 
 @imports("OptionalHasElement")

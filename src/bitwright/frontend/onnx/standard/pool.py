@@ -24,7 +24,7 @@ def _attrs(node: OnnxNode, x: Value) -> dict[str, Any]:
 @imports("MaxPool")
 def max_pool(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x = inputs[0]
-    if not node.wants(1):
+    if not node.has_output(1):
         return ctx.b.max_pool(x, **_attrs(node, x))
     order = node.integer("storage_order", 0)
     return list(ctx.b.max_pool_indices(x, storage_order=order, **_attrs(node, x)))
@@ -62,7 +62,7 @@ def max_unpool(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     sizes = ctx.sizes(target, x)
     if sizes is None:
         raise UnmappedError(f"the output shape {target} is computed from data")
-    # indices count in the natural shape; a larger one is filled up with zeros
+    # indices are relative to the natural shape; a larger output is padded with zeros
     ends = [wanted - size for wanted, size in zip(sizes, y.shape, strict=True)]
     return ctx.b.pad(y, pads=(*[0] * y.rank, *ends))
 

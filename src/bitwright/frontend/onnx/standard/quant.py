@@ -1,4 +1,4 @@
-"""Quantization: QDQ in every granularity, and integer products.
+"""QuantizeLinear, DequantizeLinear and integer products.
 
 MatMulInteger  (A - a_zero) @ (B - b_zero) in i32
 QLinearMatMul  quantize(dequantize(A) @ dequantize(B)), with the product in i32
@@ -23,7 +23,7 @@ from bitwright.ir.types import normalize_axis
 
 
 def _granularity(node: OnnxNode, x: Value, scale: Value) -> dict[str, Any]:
-    """Whether one scale serves the tensor, an index of an axis, or a block of indices."""
+    """The attributes for per-tensor, per-axis or blockwise scales."""
     block = node.integer("block_size", 0)
     axis = node.integer("axis", 1)
     if block:
@@ -38,19 +38,19 @@ def _granularity(node: OnnxNode, x: Value, scale: Value) -> dict[str, Any]:
 
 
 def _is_single(x: Value, axis: int) -> bool:
-    """Whether a scale of one element fits the axis itself."""
+    """Whether the axis has size 1, so that one scale is per axis."""
     return -x.rank <= axis < x.rank and x.shape[axis] == 1
 
 
 def _element(node: OnnxNode, name: str) -> DType | None:
-    code = node.integer(name, 0)
-    return None if code == TensorProto.UNDEFINED else element_type(code, node.where)
+    number = node.integer(name, 0)
+    return None if number == TensorProto.UNDEFINED else element_type(number, node.where)
 
 
 def require_scale(ctx: Context, node: OnnxNode, scale: Value, divides: bool = False) -> None:
-    """A known scale is a number; what is divided by is a positive one.
+    """Raise if a constant scale is not finite, or not positive where it `divides`.
 
-    Weights of silent channels have codes and scales of 0 in files of some tools: those are zeros.
+    Some tools write a scale of 0 for channels whose weights are all zero.
     """
     known = ctx.array(scale)
     if known is None or not scale.dtype.is_float:
@@ -60,7 +60,7 @@ def require_scale(ctx: Context, node: OnnxNode, scale: Value, divides: bool = Fa
     if wrong.any():
         at = int(wrong.argmax())
         raise ImportModelError(
-            f"the scale {scale.name!r} is no step between codes",
+            f"the scale {scale.name!r} is not valid",
             where=node.where,
             expected="positive finite numbers" if divides else "finite numbers",
             found=f"{wide[at]:g}" + (f" at {at}" if wide.size > 1 else ""),
@@ -97,7 +97,7 @@ def dynamic_quantize_linear(ctx: Context, node: OnnxNode, inputs: Inputs) -> Res
 
 
 def centred(ctx: Context, x: Value, zero: Value | None, axis: int | None = None) -> Value:
-    """Codes minus their zero point, in i32; a vector of zero points runs along `axis`."""
+    """Quantized values minus their zero point, in i32; zero points may be per `axis`."""
     wide = ctx.cast(x, "i32")
     if zero is None:
         return wide
@@ -108,13 +108,13 @@ def centred(ctx: Context, x: Value, zero: Value | None, axis: int | None = None)
 
 
 def along(ctx: Context, x: Value, rank: int, axis: int) -> Value:
-    """A vector shaped so that it broadcasts along one axis of a tensor of this rank."""
+    """A vector reshaped to broadcast along one axis of a tensor of this rank."""
     if x.rank != 1:
         return x
     if x.shape == (1,):
         return ctx.reshape(x, [])
-    place = normalize_axis(axis, rank)
-    return ctx.reshape(x, [x.shape[0] if i == place else 1 for i in range(rank)])
+    at = normalize_axis(axis, rank)
+    return ctx.reshape(x, [x.shape[0] if i == at else 1 for i in range(rank)])
 
 
 def _integer_matmul(
@@ -132,7 +132,7 @@ def matmul_integer(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 def _integer_conv(
     ctx: Context, node: OnnxNode, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None
 ) -> Value:
-    """The convolution of centred codes, in i32; padding is a zero, not a code."""
+    """The convolution of centred values, in i32; padding is 0 after centring."""
     attrs = conv_attrs(node, x, w)
     return ctx.b.conv(centred(ctx, x, x_zero), centred(ctx, w, w_zero, 0), **attrs)
 
@@ -148,7 +148,7 @@ def qlinear_matmul(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     _require_scales(ctx, node, x_scale, w_scale, y_scale)
     total = _integer_matmul(ctx, x, w, x_zero, w_zero)
     x_scale, w_scale = along(ctx, x_scale, x.rank, -2), along(ctx, w_scale, w.rank, -1)
-    return _requantized(ctx, total, ctx.b.mul(x_scale, w_scale), y_scale, y_zero)
+    return _requantize(ctx, total, ctx.b.mul(x_scale, w_scale), y_scale, y_zero)
 
 
 @imports("QLinearConv")
@@ -159,7 +159,7 @@ def qlinear_conv(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if bias is not None:
         total = ctx.b.add(total, along(ctx, bias, total.rank, 1))
     factor = ctx.b.mul(ctx.reshape(x_scale, []), along(ctx, w_scale, total.rank, 1))
-    return _requantized(ctx, total, factor, y_scale, y_zero)
+    return _requantize(ctx, total, factor, y_scale, y_zero)
 
 
 def _require_scales(
@@ -170,7 +170,7 @@ def _require_scales(
     require_scale(ctx, node, y_scale, divides=True)
 
 
-def _requantized(ctx: Context, total: Value, factor: Value, y_scale: Value, y_zero: Value) -> Value:
+def _requantize(ctx: Context, total: Value, factor: Value, y_scale: Value, y_zero: Value) -> Value:
     """saturate(rne(total * factor / y_scale) + y_zero)"""
     real = ctx.b.mul(ctx.cast(total, "f32"), ctx.cast(factor, "f32"))
     if y_scale.shape == (1,):

@@ -1,4 +1,4 @@
-"""Random numbers. Without a seed, every run draws new ones."""
+"""Random numbers. Without a seed they differ in every run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _draw(
 
 @imports("RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike")
 def random(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    code = node.integer("dtype")
+    number = node.integer("dtype")
     if node.op_type.endswith("Like"):
         shape, element = inputs[0].shape, inputs[0].dtype
     else:
         shape, element = node.require("shape"), element_type(1, node.where)
-    if code is not None:
-        element = element_type(code, node.where)
+    if number is not None:
+        element = element_type(number, node.where)
     if "Uniform" in node.op_type:
         low, high = node.number("low", 0.0), node.number("high", 1.0)
         return _draw(ctx, node, "random_uniform", shape, element, low, high)
@@ -39,7 +39,7 @@ def random(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @imports("Bernoulli")
 def bernoulli(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    x, code = inputs[0], node.integer("dtype")
+    x, number = inputs[0], node.integer("dtype")
     drawn = _draw(ctx, node, "random_uniform", x.shape, x.dtype, 0.0, 1.0)
-    element = x.dtype if code is None else element_type(code, node.where)
+    element = x.dtype if number is None else element_type(number, node.where)
     return ctx.cast(ctx.b.lt(drawn, x), element)

@@ -29,6 +29,7 @@ def recurrent(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if batch_first:
         x = ctx.transpose(x, 1, 0, 2)
         h0, c0 = (_swapped(ctx, state) for state in (h0, c0))
+    results: tuple[Value, ...]
     if node.op_type == "LSTM":
         attrs["input_forget"] = node.flag("input_forget")
         results = ctx.b.lstm(x, w, r, bias, lengths, h0, c0, peephole, **attrs)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bitwright.frontend.onnx.choice import with_axes
 from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.registry import Results, imports
+from bitwright.frontend.onnx.runtime_axes import with_runtime_axes
 from bitwright.ir import Value
 from bitwright.ir.dim import product
 from bitwright.ir.types import normalize_axis
@@ -52,11 +52,11 @@ def _mapped(reduce: Reduce, ctx: Context, node: OnnxNode, inputs: Inputs) -> Res
 
     if inputs[1] is None:
         return make(ctx, x, list(node.items("axes") or ()))
-    return with_axes(ctx, x, inputs[1], x.rank, make)
+    return with_runtime_axes(ctx, x, inputs[1], x.rank, make)
 
 
 def _without_axes(ctx: Context, node: OnnxNode, x: Value) -> Value:
-    """Reducing nothing still applies the op's own function to each element."""
+    """A reduction over no axes, which applies the op's function to each element."""
     if node.op_type == "ReduceSumSquare":
         return ctx.b.mul(x, x)
     if node.op_type == "ReduceLogSum":

@@ -1,4 +1,4 @@
-"""Resize and Upsample in every form they have had."""
+"""Resize and Upsample of all opsets."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def resize(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 
 def _roi(ctx: Context, x: Value, roi: Value | None, axes: Sequence[int] | None) -> dict[str, Any]:
-    """The region to crop, as an attribute with starts and ends of every axis."""
+    """The region of interest as an attribute, with the start and end of every axis."""
     if roi is None:
         return {}
     region = [float(number) for number in ctx.need_array(roi, "the region").reshape(-1)]
@@ -87,7 +87,7 @@ def _by_scales(
     attrs: dict[str, Any],
 ) -> Value:
     if scales is None:
-        raise ImportModelError("its scales are left out")
+        raise ImportModelError("its scales are missing")
     known = ctx.array(scales)
     if known is None or (roi is not None and ctx.array(roi) is None):
         some = axes not in (None, list(range(x.rank)))
@@ -114,7 +114,7 @@ def _by_scales(
 
 
 def _spread(ctx: Context, whole: Value, given: Value, axes: Sequence[int] | None) -> Value:
-    """A number for every axis: those given for some, the rest of `whole`."""
+    """A number for every axis: `given` for `axes`, `whole` for the others."""
     rank, places = whole.shape[0], dict(zip(axes or (), range(len(axes or ())), strict=True))
     order = [places[a] + rank if a in places else a for a in range(rank)]
     return ctx.b.gather(ctx.b.concat(whole, given, axis=0), ctx.const(order), axis=0)
@@ -142,11 +142,11 @@ def _by_sizes(
     for axis, size in zip(places, known, strict=True):
         goal[axis] = size
     if policy != "stretch":
-        return _keeping_ratio(ctx, x, goal, places, attrs, policy)
+        return _with_aspect_ratio(ctx, x, goal, places, attrs, policy)
     return ctx.b.resize(x, sizes=tuple(goal), **_roi(ctx, x, roi, axes), **attrs)
 
 
-def _keeping_ratio(
+def _with_aspect_ratio(
     ctx: Context,
     x: Value,
     goal: Sequence[Size],

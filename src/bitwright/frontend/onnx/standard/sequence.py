@@ -1,8 +1,8 @@
-"""Sequences whose elements are known while importing are followed through, and leave no trace.
+"""Sequence ops, resolved at import where the elements of the sequence are known.
 
-A sequence is a value of host steps. Where it is built from tensors here, the importer remembers
-which, so that taking one out again, joining them or counting them needs no host step. A step that
-nothing else reads is dropped in the end.
+A sequence is a value of interpreter fallbacks. For a sequence that is built from tensors the
+importer records the elements, so that indexing, concatenation and length need no fallback. A
+fallback whose result is not read is removed with the dead nodes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from bitwright.ir.types import normalize_axis
 MAX_PARTS = 4096
 
 
-def _remember(ctx: Context, node: OnnxNode, inputs: Inputs, elements: list[Value]) -> Results:
-    sequence = ctx.host(node, inputs)[0]
-    if sequence is None:  # a result without a name
+def _record(ctx: Context, node: OnnxNode, inputs: Inputs, elements: list[Value]) -> Results:
+    sequence = ctx.fallback(node, inputs)[0]
+    if sequence is None:  # the output is absent
         return [None]
     ctx.importer.sequences[sequence] = elements
     return sequence
@@ -44,12 +44,12 @@ def _position(ctx: Context, node: OnnxNode, index: Value, count: int) -> int:
 
 @imports("SequenceEmpty")
 def sequence_empty(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return _remember(ctx, node, inputs, [])
+    return _record(ctx, node, inputs, [])
 
 
 @imports("SequenceConstruct")
 def sequence_construct(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return _remember(ctx, node, inputs, list(inputs))
+    return _record(ctx, node, inputs, list(inputs))
 
 
 @imports("SequenceInsert")
@@ -60,7 +60,7 @@ def sequence_insert(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if index is not None:
         (place,) = ctx.need_ints(index, "the position")
     elements.insert(place, x)
-    return _remember(ctx, node, inputs, elements)
+    return _record(ctx, node, inputs, elements)
 
 
 @imports("SequenceErase")
@@ -68,7 +68,7 @@ def sequence_erase(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     elements = list(_elements(ctx, inputs[0]))
     count = len(elements)
     del elements[count - 1 if inputs[1] is None else _position(ctx, node, inputs[1], count)]
-    return _remember(ctx, node, inputs, elements)
+    return _record(ctx, node, inputs, elements)
 
 
 @imports("SequenceAt")
@@ -100,22 +100,22 @@ def split_to_sequence(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     axis = normalize_axis(node.integer("axis", 0), x.rank)
     if split is not None and split.rank == 1 and ctx.sizes(split) is None:
         count = _bounded(ctx.length(split))
-        return _remember(ctx, node, inputs, split_by(ctx, x, split, axis, count))
+        return _record(ctx, node, inputs, split_by(ctx, x, split, axis, count))
     sizes = _parts(ctx, x.shape[axis], split, ctx.length(x, axis) if split is None else None)
     parts = list(ctx.b.node("split", [x], {"axis": axis, "sizes": sizes}, []).outputs)
     if split is None and not node.flag("keepdims", 1):
         parts = [ctx.squeeze(part, [axis]) for part in parts]
-    return _remember(ctx, node, inputs, parts)
+    return _record(ctx, node, inputs, parts)
 
 
 def _bounded(count: int) -> int:
     if count > MAX_PARTS:
-        raise UnmappedError(f"a sequence of {count} parts is not followed through")
+        raise UnmappedError(f"a sequence of {count} parts is too long")
     return count
 
 
 def _parts(ctx: Context, length: Size, split: Value | None, single: int | None) -> tuple[Size, ...]:
-    """The sizes of the parts: given, equal but for the last, or all 1."""
+    """The sizes of the parts: given, equal except the last, or all 1."""
     if split is None:
         return (1,) * _bounded(single or 0)
     sizes = ctx.sizes(split)

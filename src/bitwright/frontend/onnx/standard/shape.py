@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.choice import with_axes
 from bitwright.frontend.onnx.context import Context, Inputs
 from bitwright.frontend.onnx.fork import squeeze_all
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
+from bitwright.frontend.onnx.runtime_axes import with_runtime_axes
 from bitwright.frontend.onnx.tensor import element_type
 from bitwright.ir import Size, Value, broadcast_shapes
 from bitwright.ir.dim import product
@@ -55,7 +55,7 @@ def shape(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if (start, stop) == (0, x.rank):
         return whole
     part = x.shape[start:stop]
-    return ctx.vector(part, x) if part else ctx.const(np.zeros(0, np.int64))
+    return ctx.need_vector(part, x) if part else ctx.const(np.zeros(0, np.int64))
 
 
 @imports("Size")
@@ -100,7 +100,7 @@ def squeeze(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, axes = inputs[0], node.items("axes")
     if inputs[1] is not None:
         ones = [axis for axis, size in enumerate(x.shape) if size == 1 or not isinstance(size, int)]
-        return with_axes(ctx, x, inputs[1], x.rank, Context.squeeze, among=ones)
+        return with_runtime_axes(ctx, x, inputs[1], x.rank, Context.squeeze, among=ones)
     return squeeze_all(ctx, node) if axes is None else ctx.squeeze(x, axes)
 
 
@@ -110,7 +110,7 @@ def unsqueeze(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if axes is None:
         return ctx.unsqueeze(x, node.require("axes"))
     rank = x.rank + (ctx.length(axes) if axes.rank else 1)
-    return with_axes(ctx, x, axes, rank, Context.unsqueeze)
+    return with_runtime_axes(ctx, x, axes, rank, Context.unsqueeze)
 
 
 @imports("Transpose")
@@ -154,14 +154,14 @@ def split(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 
 def split_by(ctx: Context, x: Value, given: Value, axis: int, parts: int) -> list[Value]:
-    """Parts of x whose sizes a vector holds that only the run knows; they must add up."""
+    """The parts of x, whose sizes are data; the run checks that they add up."""
     if given.rank != 1 or ctx.length(given) != parts:
         raise ImportModelError(
             "the sizes do not fit the parts", expected=f"{parts} sizes", found=given.type
         )
     b, sizes = ctx.b, ctx.cast(given, i64)
     length = ctx.slice(ctx.shape_of(x), 0, axis, axis + 1)
-    # every size is compared with the whole too, so that the sum of none of them wraps around
+    # each size is compared with the length too, so that their sum cannot overflow
     inside = b.op("and", b.ge(sizes, ctx.const([0])), b.le(sizes, length))
     total = b.reduce_sum(sizes, axes=[0], keepdims=True)
     fits = b.op("and", b.eq(total, length), inside)
@@ -242,7 +242,7 @@ def slice_by(
     axes: Sequence[int],
     steps: Sequence[int],
 ) -> Value:
-    """Python's slices with symbolic bounds."""
+    """Python slices with symbolic bounds."""
     return _slice(ctx, x, _windows(x, starts, stops, axes, steps), axes, steps)
 
 
@@ -252,7 +252,7 @@ def expand(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 
 def expand_to(ctx: Context, x: Value, target: Value) -> Value:
-    """`x` broadcast with a shape that a tensor holds."""
+    """`x` broadcast with the shape in a tensor."""
     sizes = ctx.all_sizes(target)
     if sizes is None:
         ctx.length(target)
@@ -364,8 +364,8 @@ def trilu(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 @imports("EyeLike")
 def eye_like(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, k = inputs[0], node.integer("k", 0)
-    code = node.integer("dtype")
-    element = x.dtype if code is None else element_type(code, node.where)
+    number = node.integer("dtype")
+    element = x.dtype if number is None else element_type(number, node.where)
     ones = ctx.full_like(x, 1, element)
     upper = ctx.b.trilu(ones, upper=True, k=k)
     return ctx.b.trilu(upper, upper=False, k=k)

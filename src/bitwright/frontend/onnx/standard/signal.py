@@ -38,7 +38,7 @@ def dft(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 
 @imports("STFT")
 def stft(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    """Frames of the signal, weighted by the window, each transformed."""
+    """The Fourier transform of each frame of the signal, weighted by the window."""
     signal, step_in, window, length_in = (inputs[i] for i in range(4))
     (step,) = ctx.need_ints(step_in, "the frame step")
     if length_in is not None:

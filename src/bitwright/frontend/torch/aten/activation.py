@@ -1,4 +1,4 @@
-"""Activation functions, softmax among them."""
+"""Activation functions and softmax."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bitwright.ir.dtype import DType
 from bitwright.ir.graph import Value
 from bitwright.ir.types import normalize_axis
 
-_TORCH_THRESHOLD = 20.0  # of softplus, beyond which f32 cannot tell it from x
+_TORCH_THRESHOLD = 20.0  # softplus(x) rounds to x beyond it in f32
 _SELU = {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}
 
 for _name, _op in (
@@ -52,7 +52,7 @@ def rrelu(
     ctx: Context, x: Value, noise: Value, lower: float, upper: float, training: bool = False
 ) -> list[Value]:
     if training:
-        raise ctx.refuse("its slope is random while the module trains; call module.eval() first")
+        raise ctx.refuse("its slope is random in training mode; call module.eval() first")
     return [ctx.b.leaky_relu(x, alpha=(lower + upper) / 2), noise]
 
 

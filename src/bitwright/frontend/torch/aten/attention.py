@@ -35,7 +35,7 @@ def attention(
 
 
 def _head_axes(ctx: Context, xs: list[Value], enable_gqa: bool) -> tuple[bool, tuple[Any, ...]]:
-    """Whether axis -3 holds heads, and the batch axes before, all operands together."""
+    """Whether axis -3 is heads, and the common shape of the batch axes."""
     heads = all(x.rank >= 3 for x in xs) and (enable_gqa or xs[0].rank > 3)
     ends = 3 if heads else 2
     return heads, broadcast_shapes(*(x.shape[: x.rank - ends] for x in xs))
@@ -75,7 +75,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> list[Any]:
-    """Rows of w, combined over the bags of indices that begin at `offsets`."""
+    """Rows of w, reduced over the bags of indices that begin at `offsets`."""
     if include_last_offset:
         offsets = ctx.slice(offsets, 0, 0, -1)
     rows = ctx.b.gather(w, indices, axis=0)

@@ -11,7 +11,7 @@ from bitwright.ir.dim import Dim
 from bitwright.ir.graph import Value
 from bitwright.ir.types import normalize_axis
 
-# How torch numbers the factors of a transform: none, 1 / sqrt(n), 1 / n.
+# Torch's numbers of the normalizations of a transform: none, 1 / sqrt(n), 1 / n.
 _NONE, _BY_ROOT, _BY_COUNT = range(3)
 
 
@@ -68,7 +68,7 @@ def angle(ctx: Context, x: Value) -> Value:
 def _normalized(
     ctx: Context, x: Value, axes: list[int], norm: int, divided: bool, like: Value
 ) -> Value:
-    """Apply torch's factor, where our inverse has divided by the count already or not."""
+    """`x` times torch's factor; `divided` if our transform has divided by the count."""
     count = ctx.count(like, axes)
     power = {_NONE: 0.0, _BY_ROOT: -0.5, _BY_COUNT: -1.0}[norm] + (1.0 if divided else 0.0)
     if power == 0:

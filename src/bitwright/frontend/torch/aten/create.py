@@ -1,4 +1,4 @@
-"""New tensors: filled ones, counters, and numbers that leave or enter the world of tensors."""
+"""New tensors: constants and ranges; conversions between tensors and numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _filled(value: int) -> Any:
 
 _zeros, _zeros_like, _new_zeros = _filled(0)
 _ones, _ones_like, _new_ones = _filled(1)
-# What is in an empty tensor is anything, so zeros too.
+# An empty tensor may have any elements, so zeros.
 maps("zeros.default", "empty.memory_format", "empty_strided.default", "empty_permuted.default")(
     _zeros
 )

@@ -1,7 +1,7 @@
 """Arithmetic, comparison, logic and functions of one number.
 
-Operands are brought to the type that torch promotes them to: that of the result, or for comparisons
-the common type of the operands.
+Operands are cast to torch's promoted type: that of the result, or for comparisons the common type
+of the operands.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ maps("atan2.default")(_binary("atan2"))
 maps("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")(_binary("pow"))
 
 
-def _number_extreme(op: str) -> Any:
-    """The extreme that prefers a number to NaN."""
+def _extreme_without_nan(op: str) -> Any:
+    """The maximum or minimum that ignores NaN."""
 
     def mapping(ctx: Context, x: Value, y: Value) -> Value:
         x, y = ctx.operand(x), ctx.operand(y)
@@ -59,8 +59,8 @@ def _number_extreme(op: str) -> Any:
     return mapping
 
 
-maps("fmax.default")(_number_extreme("maximum"))
-maps("fmin.default")(_number_extreme("minimum"))
+maps("fmax.default")(_extreme_without_nan("maximum"))
+maps("fmin.default")(_extreme_without_nan("minimum"))
 
 
 @maps("hypot.default")
@@ -121,7 +121,7 @@ def div_mode(ctx: Context, x: Any, y: Any, rounding_mode: str | None = None) -> 
     if rounding_mode == "floor":
         return floor_divide(ctx, x, y)
     quotient = ctx.b.div(ctx.operand(x), ctx.operand(y))
-    exact = rounding_mode is None or ctx.element.is_integer  # integers truncate in any case
+    exact = rounding_mode is None or ctx.element.is_integer  # integer division truncates
     return quotient if exact else ctx.b.trunc(quotient)
 
 
@@ -224,7 +224,7 @@ def shift_right(ctx: Context, x: Any, y: Any) -> Value:
     return ctx.b.shift_right(ctx.operand(x), ctx.operand(y))
 
 
-def _question(op: str, of_integers: bool, **attrs: Any) -> Any:
+def _predicate(op: str, of_integers: bool, **attrs: Any) -> Any:
     def mapping(ctx: Context, x: Value) -> Value:
         if not x.dtype.is_float:
             return ctx.full(of_integers, x.shape, bool_)
@@ -233,11 +233,11 @@ def _question(op: str, of_integers: bool, **attrs: Any) -> Any:
     return mapping
 
 
-maps("isnan.default")(_question("is_nan", False))
-maps("isinf.default")(_question("is_inf", False))
-maps("isfinite.default")(_question("is_finite", True))
-maps("isposinf.default")(_question("is_inf", False, detect_negative=False))
-maps("isneginf.default")(_question("is_inf", False, detect_positive=False))
+maps("isnan.default")(_predicate("is_nan", False))
+maps("isinf.default")(_predicate("is_inf", False))
+maps("isfinite.default")(_predicate("is_finite", True))
+maps("isposinf.default")(_predicate("is_inf", False, detect_negative=False))
+maps("isneginf.default")(_predicate("is_inf", False, detect_positive=False))
 
 
 # choice

@@ -1,7 +1,7 @@
-"""Reading and writing at places that tensors name, and what tensors contain.
+"""Gather, advanced indexing, unique values and search.
 
-Several index tensors are broadcast together and stacked to coordinates; the axes they index come
-first for that, and go back to their place where they stood side by side, as numpy has it.
+Several index tensors are broadcast and stacked to coordinates. The axes that they index are moved
+to the front, and adjacent ones are moved back in the result, as in numpy.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def masked_select(ctx: Context, x: Value, mask: Value) -> Value:
 # indexing by several tensors
 
 
-class Places:
-    """Coordinates made of the indices of an expression such as `x[:, i, mask]`."""
+class AdvancedIndex:
+    """The coordinates of an expression such as `x[:, i, mask]`."""
 
     def __init__(self, ctx: Context, x: Value, indices: Sequence[Value | None]) -> None:
         self.axes: list[int] = []
@@ -72,8 +72,8 @@ class Places:
         self.tensors = [ctx.expand(t, self.shape) for t in tensors]
         self.rest = tuple(x.shape[axis] for axis in rest)
         first, last = self.axes[0], self.axes[-1]
-        side_by_side = last - first + 1 == len(self.axes)
-        self.front = first if side_by_side else 0
+        adjacent = last - first + 1 == len(self.axes)
+        self.front = first if adjacent else 0
 
     def coordinates(self, ctx: Context) -> Value:
         parts = [ctx.unsqueeze(tensor, len(self.shape)) for tensor in self.tensors]
@@ -81,7 +81,7 @@ class Places:
 
     @property
     def result_order(self) -> list[int]:
-        """Where the axes [indexed..., rest...] stand in the result of the expression."""
+        """The permutation from [indexed..., rest...] to the axes of the result."""
         count = len(self.shape)
         rest = list(range(count, count + len(self.rest)))
         return [*rest[: self.front], *range(count), *rest[self.front :]]
@@ -103,9 +103,9 @@ def index(ctx: Context, x: Value, indices: list[Value | None]) -> Value:
     if len(given) == 1 and given[0][1].dtype.is_integer and given[0][1].dtype.is_signed:
         axis, only = given[0]
         return ctx.b.gather(x, only, axis=axis)
-    places = Places(ctx, x, indices)
-    moved = ctx.transpose(x, places.order)
-    return ctx.transpose(ctx.b.gather_nd(moved, places.coordinates(ctx)), places.result_order)
+    at = AdvancedIndex(ctx, x, indices)
+    moved = ctx.transpose(x, at.order)
+    return ctx.transpose(ctx.b.gather_nd(moved, at.coordinates(ctx)), at.result_order)
 
 
 @maps("index_put.default", "_unsafe_index_put.default")
@@ -124,17 +124,17 @@ def index_put(
     if len(indices) == 1 and first is not None and first.dtype == bool_ and values.rank == 0:
         mask = ctx.unsqueeze(first, *range(first.rank, x.rank)) if first.rank < x.rank else first
         return ctx.b.where(mask, ctx.b.add(x, values) if accumulate else values, x)
-    places = Places(ctx, x, indices)
-    whole = [*places.rest[: places.front], *places.shape, *places.rest[places.front :]]
+    at = AdvancedIndex(ctx, x, indices)
+    whole = [*at.rest[: at.front], *at.shape, *at.rest[at.front :]]
     updates = ctx.expand(values, whole)
-    updates = ctx.transpose(updates, inverse(places.result_order))
+    updates = ctx.transpose(updates, inverse(at.result_order))
     written = ctx.b.scatter_nd(
-        ctx.transpose(x, places.order),
-        places.coordinates(ctx),
+        ctx.transpose(x, at.order),
+        at.coordinates(ctx),
         updates,
         reduction="add" if accumulate else "none",
     )
-    return ctx.transpose(written, inverse(places.order))
+    return ctx.transpose(written, inverse(at.order))
 
 
 def inverse(order: Sequence[int]) -> list[int]:
@@ -180,13 +180,13 @@ def one_hot(ctx: Context, indices: Value, classes: Any = -1) -> Value:
 
 
 def _search(ctx: Context, edges: Value, x: Value, right: bool) -> Value:
-    """How many of the sorted edges (a last axis of their own) lie before each x."""
+    """The number of sorted edges (the last axis) before each x."""
     passed = (ctx.b.le if right else ctx.b.lt)(ctx.unsqueeze(edges, -2), ctx.unsqueeze(x, -1))
     return ctx.operand(ctx.b.reduce_sum(ctx.cast(passed, i64), axes=[-1], keepdims=False))
 
 
 def _comparable(ctx: Context, edges: Value, x: Any) -> tuple[Value, Value]:
-    """Both in one element type that holds the values of both."""
+    """Both in one element type that represents the values of both."""
     kind = kind_of(x)
     wide = kind if kind.is_float and not edges.dtype.is_float else edges.dtype
     if isinstance(x, Value) and x.dtype.bits > wide.bits:

@@ -1,4 +1,4 @@
-"""Matrix products, linear layers, convolutions and a little linear algebra."""
+"""Matrix products, linear layers, convolutions and linear algebra."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bitwright.ir.graph import Value
 
 
 def transposed(ctx: Context, x: Value) -> Value:
-    """With its last two axes exchanged."""
+    """`x` with its last two axes exchanged."""
     return ctx.transpose(x, [*range(x.rank - 2), x.rank - 1, x.rank - 2])
 
 
@@ -128,11 +128,11 @@ def solve(ctx: Context, a: Value, right: Value, left: bool = True, **_: Any) -> 
         y = ctx.b.solve(a, right)
     if len(ctx.results) == 1:
         return y
-    return [y, *[None] * (len(ctx.results) - 2), _no_fault(ctx, a)]
+    return [y, *[None] * (len(ctx.results) - 2), _info(ctx, a)]
 
 
-def _no_fault(ctx: Context, x: Value) -> Value:
-    """What torch tells about each matrix; a singular one is an error when ours runs."""
+def _info(ctx: Context, x: Value) -> Value:
+    """Torch's `info` of each matrix, 0; a singular matrix raises an error at run time."""
     return ctx.full(0, x.shape[:-2], i32)
 
 
@@ -140,7 +140,7 @@ def _no_fault(ctx: Context, x: Value) -> Value:
 def inverse(ctx: Context, x: Value, **_: Any) -> Any:
     identity = eye(ctx, x.shape[-1])
     y = ctx.b.solve(x, ctx.expand(identity, x.shape))
-    return y if len(ctx.results) == 1 else [y, _no_fault(ctx, x)]
+    return y if len(ctx.results) == 1 else [y, _info(ctx, x)]
 
 
 @maps("_linalg_slogdet.default")

@@ -1,7 +1,8 @@
-"""Ops that rearrange elements: views, joins, cuts and padding."""
+"""Ops that rearrange elements: views, concatenation, slices and padding."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bitwright.frontend.torch.context import Context, Shape
@@ -140,7 +141,7 @@ def flip(ctx: Context, x: Value, dims: list[int]) -> Value:
 
 
 @maps("roll.default")
-def roll(ctx: Context, x: Value, shifts: list[Any], dims: list[int] = ()) -> Value:  # type: ignore[assignment]
+def roll(ctx: Context, x: Value, shifts: list[Any], dims: Sequence[int] = ()) -> Value:
     if not dims:
         return ctx.reshape(roll(ctx, ctx.reshape(x, (-1,)), shifts, [0]), x.shape)
     for shift, dim in zip(shifts, dims, strict=True):
@@ -148,7 +149,7 @@ def roll(ctx: Context, x: Value, shifts: list[Any], dims: list[int] = ()) -> Val
         size = x.shape[axis]
         if size == 0:
             continue
-        cut = size - compute(ctx, "mod", (shift, size))  # the end that comes to the front
+        cut = size - compute(ctx, "mod", (shift, size))  # the part that moves to the front
         parts = (ctx.slice(x, axis, cut, size), ctx.slice(x, axis, 0, cut))
         x = ctx.b.concat(*parts, axis=axis)
     return x
@@ -156,7 +157,7 @@ def roll(ctx: Context, x: Value, shifts: list[Any], dims: list[int] = ()) -> Val
 
 @maps("unfold.default")
 def unfold(ctx: Context, x: Value, dim: int, size: int, step: int) -> Value:
-    """Windows along one axis, whose elements become a last axis."""
+    """Windows along one axis; their elements are a new last axis."""
     if not x.rank:
         return ctx.slice(ctx.reshape(x, (1,)), 0, 0, size)
     axis = normalize_axis(dim, x.rank)
@@ -166,11 +167,11 @@ def unfold(ctx: Context, x: Value, dim: int, size: int, step: int) -> Value:
     return ctx.move_axis(windows, axis + 1, -1)
 
 
-def diagonal_places(
+def diagonal_indices(
     ctx: Context, x: Value, offset: int, dim1: int, dim2: int
 ) -> tuple[Value, list[int], Value]:
-    """x with the two axes of its matrices made one and last, that order of axes, and the places
-    of the diagonal on it."""
+    """x with its two matrix axes merged into the last axis, the order of axes before that, and the
+    indices of the diagonal on the merged axis."""
     first, second = normalize_axis(dim1, x.rank), normalize_axis(dim2, x.rank)
     rest = [axis for axis in range(x.rank) if axis not in (first, second)]
     order = [*rest, first, second]
@@ -185,7 +186,7 @@ def diagonal_places(
 
 @maps("diagonal.default")
 def diagonal(ctx: Context, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    flat, _, places = diagonal_places(ctx, x, offset, dim1, dim2)
+    flat, _, places = diagonal_indices(ctx, x, offset, dim1, dim2)
     return ctx.b.gather(flat, places, axis=flat.rank - 1)
 
 

@@ -137,10 +137,10 @@ def batch_norm_training(
     momentum: float,
     eps: float,
 ) -> list[Value | None]:
-    """Normalizes by the batch's own statistics; the running ones come back as results 3 and 4."""
+    """Normalizes with the statistics of the batch; results 3 and 4 are the running ones."""
     if not training:
         return [_batch_norm(ctx, x, w, bias, mean, var, eps), None, None, mean, var]
-    y, own_mean, inverse, own_var, count = _by_own_statistics(ctx, x, w, bias, eps)
+    y, own_mean, inverse, own_var, count = _by_batch_statistics(ctx, x, w, bias, eps)
     unbiased = ctx.b.mul(own_var, ctx.b.div(count, ctx.b.sub(count, 1.0)))
 
     def updated(running: Value, new: Value) -> Value:
@@ -160,11 +160,11 @@ def batch_norm_without_statistics(
     momentum: float,
     eps: float,
 ) -> list[Value | None]:
-    y, mean, inverse, _, _ = _by_own_statistics(ctx, x, w, bias, eps)
+    y, mean, inverse, _, _ = _by_batch_statistics(ctx, x, w, bias, eps)
     return [y, mean, inverse]
 
 
-def _by_own_statistics(
+def _by_batch_statistics(
     ctx: Context, x: Value, w: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, ...]:
     """y, mean, 1 / sqrt(var + eps), var and the number of elements, over all axes but 1."""

@@ -1,21 +1,22 @@
-"""Pooling: by windows, and adaptive to a given output size."""
+"""Pooling: windowed, and adaptive to an output size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from bitwright.frontend.torch.context import Context
 from bitwright.frontend.torch.registry import maps
 from bitwright.frontend.torch.scalars import exact_quotient
-from bitwright.ir.dim import Size
 from bitwright.ir.graph import Value
 
+P = TypeVar("P", Value, list[Value])
 
-def _batched(ctx: Context, x: Value, rank: int, pool: Callable[[Value], Any]) -> Any:
-    """Pool a tensor whose batch axis may be missing."""
+
+def _batched(ctx: Context, x: Value, rank: int, pool: Callable[[Value], P]) -> P:
+    """The pooled tensor, whose batch axis may be missing."""
     if x.rank == rank + 2:
         return pool(x)
     result = pool(ctx.unsqueeze(x, 0))
@@ -56,7 +57,7 @@ def _max_pool(rank: int) -> Any:
     return mapping
 
 
-def _max_pool_indices(rank: int) -> Any:
+def _max_pool_indices(rank: int) -> Callable[..., list[Value | None]]:
     def mapping(
         ctx: Context,
         x: Value,
@@ -65,7 +66,7 @@ def _max_pool_indices(rank: int) -> Any:
         padding: Any = 0,
         dilation: Any = 1,
         ceil: bool = False,
-    ) -> list[Value]:
+    ) -> list[Value | None]:
         attrs = _attrs(ctx, rank, kernel, stride, padding, ceil, dilation)
         if 1 not in ctx.wanted:
             return [_batched(ctx, x, rank, lambda y: ctx.b.max_pool(y, **attrs)), None]
@@ -73,9 +74,12 @@ def _max_pool_indices(rank: int) -> Any:
 
         def pool(y: Value) -> list[Value]:
             values, places = ctx.b.max_pool_indices(y, **attrs)
-            return [values, ctx.b.mod(places, plane)]  # ours count through the whole tensor
+            return [
+                values,
+                ctx.b.mod(places, plane),
+            ]  # our indices are relative to the whole tensor
 
-        return _batched(ctx, x, rank, pool)
+        return [*_batched(ctx, x, rank, pool)]
 
     return mapping
 
@@ -96,7 +100,7 @@ def _avg_pool(rank: int) -> Any:
         if divisor is None:
             return _batched(ctx, x, rank, lambda y: ctx.b.avg_pool(y, **attrs))
         if ceil:
-            raise ctx.refuse("a divisor of its own and windows that reach beyond the padding")
+            raise ctx.refuse("divisor_override with ceil_mode")
         attrs["count_include_pad"] = True
         mean = _batched(ctx, x, rank, lambda y: ctx.b.avg_pool(y, **attrs))
         return ctx.b.mul(mean, float(np.prod(attrs["kernel"])) / divisor)
@@ -122,8 +126,9 @@ def _sizes(x: Value, output_size: Any, rank: int) -> list[Any]:
 def _even_windows(ctx: Context, x: Value, sizes: list[Any]) -> list[int] | None:
     """The window of each axis, if the sizes divide those of x evenly."""
     own = x.shape[x.rank - len(sizes) :]
-    windows: list[Size | None] = [exact_quotient(a, b) for a, b in zip(own, sizes, strict=True)]
-    return windows if all(isinstance(w, int) and w for w in windows) else None  # type: ignore[return-value]
+    exact = [exact_quotient(a, b) for a, b in zip(own, sizes, strict=True)]
+    windows = [size for size in exact if isinstance(size, int) and size]
+    return windows if len(windows) == len(sizes) else None
 
 
 def _uneven_mean(ctx: Context, x: Value, axis: int, size: Any) -> Value:
@@ -159,21 +164,21 @@ def _adaptive_avg(rank: int) -> Any:
 
 
 def _adaptive_max(rank: int) -> Any:
-    def mapping(ctx: Context, x: Value, output_size: Any) -> list[Value]:
+    def mapping(ctx: Context, x: Value, output_size: Any) -> list[Value | None]:
         sizes = _sizes(x, output_size, rank)
         if windows := _even_windows(ctx, x, sizes):
             return _max_pool_indices(rank)(ctx, x, windows)
         if 1 in ctx.wanted:
-            raise ctx.refuse("the places of maxima in windows of unequal size")
+            raise ctx.refuse("the indices of maxima in windows of unequal size")
         for axis, size in zip(range(x.rank - rank, x.rank), sizes, strict=True):
             x = _uneven_max(ctx, x, axis, size)
-        return [x, None]  # type: ignore[list-item]
+        return [x, None]
 
     return mapping
 
 
 def _uneven_max(ctx: Context, x: Value, axis: int, size: Any) -> Value:
-    """Maxima over windows of unequal length along one axis; shorter ones repeat their last."""
+    """Maxima over windows of unequal length; shorter windows repeat their last element."""
     if size == x.shape[axis]:
         return x
     if size == 1:

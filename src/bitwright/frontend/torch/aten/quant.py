@@ -1,4 +1,4 @@
-"""Quantization: what torchao and PT2E insert, and fake quantization of training."""
+"""Quantization ops of torchao and PT2E, and fake quantization."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _SPACE = "quantized_decomposed"
 
 def _check_range(ctx: Context, low: int, high: int, element: DType) -> None:
     if (low, high) != (element.min, element.max):
-        raise ctx.refuse(f"codes from {low} to {high} in a type of {element.min} to {element.max}")
+        raise ctx.refuse(
+            f"quantized values from {low} to {high} in a type of {element.min} to {element.max}"
+        )
 
 
 def _scale(ctx: Context, scale: Any) -> Value:
@@ -26,7 +28,8 @@ def _scale(ctx: Context, scale: Any) -> Value:
 def quantize(
     ctx: Context, x: Value, scale: Any, zero_point: Any, low: Any, high: Any, dtype: DType
 ) -> Value:
-    _check_range(ctx, *ctx.static([low, high], "the range of codes"), dtype)
+    least, most = ctx.static([low, high], "the range of quantized values")
+    _check_range(ctx, least, most, dtype)
     return ctx.b.quantize(x, _scale(ctx, scale), ctx.operand(zero_point, dtype), to=dtype)
 
 

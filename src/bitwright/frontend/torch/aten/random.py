@@ -1,4 +1,4 @@
-"""Random draws, dropout among them; without a seed every run draws anew."""
+"""Random numbers and dropout. Without a seed they differ in every run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bitwright.ir.dtype import DType, bool_, f32, f64
 from bitwright.ir.graph import Value
 
 
-def _drawn(ctx: Context, op: str, shape: Shape, **attrs: Any) -> Value:
-    """Draws of the result's element type."""
+def _draw(ctx: Context, op: str, shape: Shape, **attrs: Any) -> Value:
+    """Random numbers in the element type of the result."""
     if ctx.usable(shape):
         return ctx.b.op(op, shape=tuple(shape), dtype=ctx.element, **attrs)
     return ctx.b.op(op, ctx.full(0, shape, ctx.element), **attrs)
@@ -19,10 +19,10 @@ def _drawn(ctx: Context, op: str, shape: Shape, **attrs: Any) -> Value:
 
 def _register(name: str, op: str) -> None:
     def of_shape(ctx: Context, shape: Shape, dtype: DType | None = None) -> Value:
-        return _drawn(ctx, op, shape)
+        return _draw(ctx, op, shape)
 
     def like(ctx: Context, x: Value, dtype: DType | None = None) -> Value:
-        return _drawn(ctx, op, x.shape)
+        return _draw(ctx, op, x.shape)
 
     maps(f"{name}.default")(of_shape)
     maps(f"{name}_like.default")(like)
@@ -34,23 +34,23 @@ _register("randn", "random_normal")
 
 @maps("uniform.default")
 def uniform(ctx: Context, x: Value, low: float = 0.0, high: float = 1.0) -> Value:
-    return _drawn(ctx, "random_uniform", x.shape, low=low, high=high)
+    return _draw(ctx, "random_uniform", x.shape, low=low, high=high)
 
 
 @maps("normal_functional.default")
 def normal(ctx: Context, x: Value, mean: float = 0.0, deviation: float = 1.0) -> Value:
-    return _drawn(ctx, "random_normal", x.shape, mean=mean, scale=deviation)
+    return _draw(ctx, "random_normal", x.shape, mean=mean, scale=deviation)
 
 
-def _whole(ctx: Context, shape: Shape, low: int, high: int) -> Value:
-    """Whole numbers from low to high - 1, drawn in f64 so that each is as likely."""
+def _integers(ctx: Context, shape: Shape, low: int, high: int) -> Value:
+    """Random integers from low to high - 1, drawn in f64 for a uniform distribution."""
     if ctx.usable(shape):
         attrs = {"low": float(low), "high": float(high), "dtype": f64}
-        drawn = ctx.b.random_uniform(shape=tuple(shape), **attrs)
+        random = ctx.b.random_uniform(shape=tuple(shape), **attrs)
     else:
         like = ctx.full(0, shape, f64)
-        drawn = ctx.b.random_uniform(like, low=float(low), high=float(high))
-    return ctx.operand(ctx.b.floor(drawn))
+        random = ctx.b.random_uniform(like, low=float(low), high=float(high))
+    return ctx.operand(ctx.b.floor(random))
 
 
 @maps("randint.default")
@@ -62,7 +62,7 @@ def randint(ctx: Context, high: Any, shape: Shape, dtype: DType | None = None) -
 def randint_from(
     ctx: Context, low: Any, high: Any, shape: Shape, dtype: DType | None = None
 ) -> Value:
-    return _whole(ctx, shape, *ctx.static([low, high], "the range of random numbers"))
+    return _integers(ctx, shape, *ctx.static([low, high], "the range of random numbers"))
 
 
 @maps("randint_like.default")
@@ -81,12 +81,12 @@ def bernoulli_of(ctx: Context, x: Value, p: float = 0.5) -> Value:
 
 
 def _kept(ctx: Context, x: Value, chance: float) -> Value:
-    """True with this chance, for each element of x."""
+    """True with this probability, for each element of x."""
     return ctx.b.lt(ctx.b.random_uniform(x, dtype=f32), float(chance))
 
 
 def drop(ctx: Context, x: Value, p: float, train: bool) -> tuple[Value, Value | None]:
-    """Zero elements with chance p, scale up the others; the mask of those, if any are zeroed."""
+    """Dropout with probability p, and its mask, or None if nothing is dropped."""
     if not train or not p:
         return x, None
     mask = _kept(ctx, x, 1 - p)

@@ -1,4 +1,4 @@
-"""LSTM, GRU and plain recurrent layers, stacked and in both directions.
+"""LSTM, GRU and RNN, with several layers and directions.
 
 Torch stores gates in the order i, f, g, o (LSTM) and r, z, n (GRU); ours are i, o, f, c
 and z, r, n.
@@ -18,7 +18,7 @@ _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn": (0,)}
 
 
 def _reordered(ctx: Context, w: Value, order: Sequence[int]) -> Value:
-    """The blocks of rows that belong to one gate each, in another order."""
+    """The weight with its gates, which are blocks of rows, in another order."""
     if list(order) == list(range(len(order))):
         return w
     size = w.shape[0] // len(order)
@@ -73,7 +73,7 @@ def _layers(
         weights = _weights(ctx, op, params[layer * each : (layer + 1) * each], has_biases)
         start = layer * directions
         initial = [ctx.slice(state, 0, start, start + directions) for state in states]
-        y, *last = ctx.b.op(op, x, *weights, None, *initial, **attrs)
+        y, *last = ctx.b.results(op, x, *weights, None, *initial, **attrs)
         for collected, state in zip(finals, last, strict=True):
             collected.append(state)
         x = ctx.transpose(y, (0, 2, 1, 3))  # [steps, batch, directions, hidden]

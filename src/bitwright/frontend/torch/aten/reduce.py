@@ -1,4 +1,4 @@
-"""Reductions over axes, running sums, and choices by value: arg max, top k, sort."""
+"""Reductions over axes, cumulative sums, argmax, top k and sort."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bitwright.ir.types import normalize_axis
 
 
 def reduce(ctx: Context, op: str, x: Value, dims: Any, keepdim: bool) -> Value:
-    if not x.rank:  # what torch accepts as one axis of size 1
+    if not x.rank:  # torch treats a scalar as one axis of size 1
         return ctx.b.op(op, ctx.reshape(x, (1,)), axes=[0], keepdims=False)
     return ctx.b.op(op, x, axes=ctx.axes(x, dims), keepdims=keepdim)
 
@@ -101,7 +101,7 @@ def _variance(
         count = ctx.count(x, axes)
         divisor = ctx.operand(count - correction, x.dtype)
         if isinstance(count, int) and count <= correction:
-            divisor = ctx.const(0, x.dtype)  # torch answers NaN where nothing varies
+            divisor = ctx.const(0, x.dtype)  # torch returns NaN without degrees of freedom
         variance = ctx.b.div(reduce(ctx, "reduce_sum", square, axes, keepdim), divisor)
     kept = [s for i, s in enumerate(mean.shape) if keepdim or i not in axes]
     return variance, ctx.reshape(mean, kept)
@@ -162,7 +162,7 @@ def vector_norm(
 
 @maps("_cdist_forward.default")
 def cdist(ctx: Context, x: Value, y: Value, order: float, mode: Any = None) -> Value:
-    """The distance of each row of x from each row of y."""
+    """The distance between each row of x and each row of y."""
     distance = ctx.b.sub(ctx.unsqueeze(x, -2), ctx.unsqueeze(y, -3))
     return vector_norm(ctx, distance, order, -1)
 
@@ -233,7 +233,7 @@ def median_of_all(ctx: Context, x: Value) -> Value:
 
 
 def _ranked(ctx: Context, x: Value, rank: Any, dim: int, keepdim: bool) -> list[Value]:
-    """The element at a place of the ascending order, and where it stands."""
+    """The element of this rank in ascending order, and its index."""
     found = []
     for ordered in sort(ctx, x, dim):
         item = ctx.slice(ordered, dim, rank, rank + 1)

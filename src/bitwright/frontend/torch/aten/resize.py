@@ -16,7 +16,7 @@ _GRID_PADDING = ("zeros", "border", "reflection")
 
 
 def _resize(ctx: Context, x: Value, output_size: Any, factors: Any, attrs: dict[str, Any]) -> Value:
-    """Resample the spatial axes to a size, or by factors, which then also place the points."""
+    """The spatial axes resampled to a size or by factors, which also scale the coordinates."""
     aligned = attrs["coordinate_mode"] == "align_corners"
     if aligned and attrs.get("antialias"):
         raise ctx.refuse("antialiasing with aligned corners")
@@ -39,7 +39,7 @@ def _smooth(mode: str, align_corners: bool, antialias: bool = False) -> dict[str
         "mode": mode,
         "coordinate_mode": "align_corners" if align_corners else "half_pixel",
     }
-    if antialias:  # with the cubic of PIL; outside samples are left out, not repeated
+    if antialias:  # as in PIL: another cubic, and samples outside are excluded
         attrs |= {"antialias": True, "exclude_outside": True, "cubic_coeff_a": -0.5}
     return attrs
 
@@ -97,12 +97,12 @@ def grid_sampler(
 
 
 def _with_border(ctx: Context, x: Value, grid: Value, align: int) -> tuple[Value, Value]:
-    """x with its border twice more on each side, and the grid for that.
+    """x with its border replicated twice on each side, and the grid for that.
 
-    Torch keeps positions outside and moves each tap of a cubic to the border; we move positions to
-    the border first. Two cells out of x the two are the same.
+    Torch clamps each tap of the cubic to the border; our op clamps the position first. Both give
+    the same for positions at most two elements outside of x.
     """
-    sizes = x.shape[:1:-1]  # a position counts the last axis first
+    sizes = x.shape[:1:-1]  # a position lists the last axis first
     ratios = [
         ctx.b.div(*(ctx.scalar(n, grid.dtype) for n in (size - align, size - align + 4)))
         for size in sizes

@@ -1,11 +1,11 @@
-"""Writing along one axis, at places that a tensor names or that a slice says."""
+"""Scatter along one axis, at indices of a tensor or of a slice."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from bitwright.frontend.torch.aten.index import as_index, inverse
-from bitwright.frontend.torch.aten.movement import diagonal_places
+from bitwright.frontend.torch.aten.movement import diagonal_indices
 from bitwright.frontend.torch.context import Context
 from bitwright.frontend.torch.registry import maps
 from bitwright.ir.dtype import i64
@@ -70,7 +70,7 @@ def scatter_reduce(
     include_self: bool = True,
 ) -> Value:
     start = x
-    if not include_self:  # the old elements make way for what changes nothing
+    if not include_self:  # replace the old elements by the neutral element
         neutral = {"sum": 0, "mean": 0, "prod": 1, "amax": x.dtype.min, "amin": x.dtype.max}
         fill = ctx.full(neutral[reduce], indices.shape, x.dtype)
         start = _scatter(ctx, x, dim, indices, fill)
@@ -147,7 +147,7 @@ def select_scatter(ctx: Context, x: Value, source: Value, dim: int, at: Any) -> 
 def diagonal_scatter(
     ctx: Context, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
-    flat, order, places = diagonal_places(ctx, x, offset, dim1, dim2)
+    flat, order, places = diagonal_indices(ctx, x, offset, dim1, dim2)
     written = _write_rows(ctx, flat, flat.rank - 1, places, source, "none")
     moved = ctx.reshape(written, [x.shape[axis] for axis in order])
     return ctx.transpose(moved, inverse(order))
@@ -155,7 +155,7 @@ def diagonal_scatter(
 
 @maps("masked_scatter.default")
 def masked_scatter(ctx: Context, x: Value, mask: Value, source: Value) -> Value:
-    """Elements where the mask holds are replaced by those of the source, in order."""
+    """x with the masked elements replaced by those of the source, in order."""
     x, mask = ctx.broadcast(x, mask)
     flat = ctx.reshape(mask, (-1,))
     rank = ctx.b.sub(ctx.b.cumsum(ctx.cast(flat, i64), axis=0), 1)

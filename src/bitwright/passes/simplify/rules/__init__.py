@@ -1,1 +1,1 @@
-"""Rewrite rules, grouped by what they know; each file gives a `RULES` list."""
+"""Rewrite rules by topic; each file has a `RULES` list."""

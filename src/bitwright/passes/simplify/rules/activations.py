@@ -1,6 +1,6 @@
 """Activation functions that exporters write out in primitive ops.
 
-Each family is a set of ways to write the same formula; the rules are their combinations.
+Each table lists the ways to write one formula; the rules are their combinations.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ _CUBIC_FORMS: dict[str, Form] = {
     "factored": lambda op, x: op.mul(x, op.add(op.mul(op.mul(x, x), 0.044715), 1)),
     "factored-left": lambda op, x: op.mul(x, op.add(op.mul(op.mul(x, 0.044715), x), 1)),
 }
-# 1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))
-_TANH_FORMS: dict[str, Form] = {
-    name: lambda op, x, cubic=cubic: op.add(op.tanh(op.mul(cubic(op, x), 0.7978845608028654)), 1)
-    for name, cubic in _CUBIC_FORMS.items()
-}
-_TANH_FORMS["spread"] = lambda op, x: op.add(
+
+
+def _tanh_form(cubic: Form) -> Form:
+    """1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))"""
+    return lambda op, x: op.add(op.tanh(op.mul(cubic(op, x), 0.7978845608028654)), 1)
+
+
+_TANH_FORMS: dict[str, Form] = {name: _tanh_form(cubic) for name, cubic in _CUBIC_FORMS.items()}
+_TANH_FORMS["expanded"] = lambda op, x: op.add(
     op.tanh(op.mul(op.mul(x, 0.7978845608028654), op.add(op.mul(op.mul(x, x), 0.044715), 1))),
     1,
 )
@@ -58,15 +61,15 @@ def _gelu_rules(forms: dict[str, Form], approximate: str) -> list[Rule]:
     ]
 
 
-def _not_a_number(m: Match) -> str | bool:
-    return m.scalar("a") is None and "its slope is not one constant"
+def _why_not_quick_gelu(m: Match) -> str | bool:
+    return m.scalar("a") is None and "its slope is not a constant"
 
 
-def _of_qvalues(m: Match) -> str | bool:
-    """Behind an integer product codes follow whose range the run finds, and a last bit makes other
-    codes of all the layers to come: there, what a file spells out is computed as it says."""
+def _why_not_hard_swish(m: Match) -> str | bool:
+    """Behind an integer product the next layer is quantized dynamically, and a different last bit
+    could change all its values: keep the rounding of the original formula."""
     is_integer = stands_behind(m.x, ("conv", "matmul"), i32)
-    return is_integer and "the next codes depend on how each step is rounded"
+    return is_integer and "the next layer's quantized values depend on the rounding of each op"
 
 
 RULES = [
@@ -77,13 +80,13 @@ RULES = [
         "quick-gelu",
         lambda op, x, a: op.mul(x, op.sigmoid(op.mul(x, a))),
         lambda op, x, m: op.quick_gelu(x, alpha=m.scalar("a")),
-        _not_a_number,
+        _why_not_quick_gelu,
     ),
     Rule(
         "quick-gelu-from-exp",
         lambda op, x, a: op.div(x, op.add(op.exp(op.mul(x, a)), 1)),
         lambda op, x, m: op.quick_gelu(x, alpha=-m.scalar("a")),
-        _not_a_number,
+        _why_not_quick_gelu,
     ),
     Rule(
         "sigmoid-from-exp",
@@ -115,7 +118,7 @@ RULES = [
         "hard-swish-divided-last",
         lambda op, x: op.div(op.mul(x, op.clip(op.add(x, 3), 0, 6)), 6),
         lambda op, x: op.hard_swish(x),
-        _of_qvalues,
+        _why_not_hard_swish,
     ),
     Rule(
         "hard-swish-divided-first",

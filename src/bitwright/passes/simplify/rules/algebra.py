@@ -1,4 +1,4 @@
-"""Arithmetic that needs no computing. Rules never turn NaN or infinity into a number."""
+"""Algebraic identities. No rule turns NaN or infinity into a finite number."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bitwright.ir.types import TensorType
 from bitwright.rewrite import Match, Rule
 
 
-def _not_both_constant(m: Match) -> str | bool:
-    return not m.is_constant("a", "b") and "not both are constants"
+def _why_not_constants(m: Match) -> str | bool:
+    return not m.is_constant("a", "b") and "the operands are not both constants"
 
 
-def _exactly_invertible(m: Match) -> str | bool:
-    """x / c is x * (1/c) to the bit only for powers of two."""
+def _why_not_reciprocal(m: Match) -> str | bool:
+    """x / c equals x * (1/c) to the bit only for powers of two."""
     if not m.is_constant("c"):
         return "the divisor is not a constant"
     if not m.root.outputs[0].dtype.is_float:
@@ -31,26 +31,29 @@ def _reciprocal(op: Any, x: Any, m: Match) -> Any:
     return op.mul(x, (1 / array.astype(np.float64)).astype(array.dtype))
 
 
-def _float_only(m: Match) -> str | bool:
+def _why_not_float(m: Match) -> str | bool:
     type_ = m.root.types[0]
-    return not (isinstance(type_, TensorType) and type_.dtype.is_float) and "not a float"
+    return not (isinstance(type_, TensorType) and type_.dtype.is_float) and "it is not a float"
 
 
-def _merge_unless(m: Match) -> str | bool:
+def _why_not_merge(m: Match) -> str | bool:
     if m.uses(m.inner.outputs[0]) != 1:
-        return "the inner result is read elsewhere too"
-    return _float_only(m) or _not_both_constant(m)
+        return "the inner result has another reader"
+    return _why_not_float(m) or _why_not_constants(m)
 
 
 RULES = [
-    Rule("add-zero", lambda op, x: op.add(x, 0), lambda op, x: x, _float_only),
+    Rule("add-zero", lambda op, x: op.add(x, 0), lambda op, x: x, _why_not_float),
     Rule("sub-zero", lambda op, x: op.sub(x, 0), lambda op, x: x),
     Rule("mul-one", lambda op, x: op.mul(x, 1), lambda op, x: x),
     Rule("div-one", lambda op, x: op.div(x, 1), lambda op, x: x),
     Rule("pow-one", lambda op, x: op.pow(x, 1), lambda op, x: x),
     Rule("square-as-product", lambda op, x: op.pow(x, 2), lambda op, x: op.mul(x, x)),
     Rule(
-        "square-root-as-sqrt", lambda op, x: op.pow(x, 0.5), lambda op, x: op.sqrt(x), _float_only
+        "square-root-as-sqrt",
+        lambda op, x: op.pow(x, 0.5),
+        lambda op, x: op.sqrt(x),
+        _why_not_float,
     ),
     Rule("neg-of-neg", lambda op, x: op.neg(op.neg(x)), lambda op, x: x),
     Rule("not-of-not", lambda op, x: op.not_(op.not_(x)), lambda op, x: x),
@@ -66,17 +69,17 @@ RULES = [
         lambda op, x: op.rsqrt(x),
     ),
     Rule("one-over-sqrt", lambda op, x: op.div(1, op.sqrt(x)), lambda op, x: op.rsqrt(x)),
-    Rule("divide-by-power-of-two", lambda op, x, c: op.div(x, c), _reciprocal, _exactly_invertible),
+    Rule("divide-by-power-of-two", lambda op, x, c: op.div(x, c), _reciprocal, _why_not_reciprocal),
     Rule(
         "merge-added-constants",
         lambda op, x, a, b: op.add(op.add(x, a, as_="inner"), b),
         lambda op, x, a, b: op.add(x, op.add(a, b)),
-        _merge_unless,
+        _why_not_merge,
     ),
     Rule(
         "merge-factors",
         lambda op, x, a, b: op.mul(op.mul(x, a, as_="inner"), b),
         lambda op, x, a, b: op.mul(x, op.mul(a, b)),
-        _merge_unless,
+        _why_not_merge,
     ),
 ]

@@ -1,9 +1,8 @@
-"""Products and convolutions of nothing: sums of no terms are zeros, and a result without elements
-needs no sums.
+"""Products and convolutions with an empty operand become zeros.
 
     matmul(x[n, 0], w[0, 4])   ->   expand(reduce_sum(x, axis 1), [n, 4])
 
-What the sums would have read is still read, so that sizes which it brings along stay known.
+The input stays an operand, so that its symbolic sizes stay bound.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from bitwright.ir.graph import Value
 from bitwright.rewrite import Match, Rule
 
 _DEPTH_OF_W = {"conv": 1, "integer_conv": 1, "conv_transpose": 0}
-"""The axis of a filter that holds as many entries as a sum reads channels."""
+"""The axis of the input channels in a filter."""
 
 
-def _has_terms(m: Match) -> str | bool:
+def _why_not_empty(m: Match) -> str | bool:
     op, result = m.root.op, m.root.outputs[0]
     depth = m.w.shape[_DEPTH_OF_W[op]] if op in _DEPTH_OF_W else m.x.shape[-1]
     is_empty = depth == 0 or 0 in result.shape
-    return not is_empty and "its sums have terms"
+    return not is_empty and "its sums are not empty"
 
 
 def _zeros(op: Any, m: Match) -> Value:
-    """Zeros of the result's type, from sums over nothing."""
+    """Zeros of the result's type: broadcast sums over an empty axis."""
     result = m.root.outputs[0]
     axes = range(1, m.x.rank) if m.root.op in _DEPTH_OF_W else [m.x.rank - 1]
     total = op.reduce_sum(m.x, axes=tuple(axes), keepdims=True)
@@ -36,7 +35,7 @@ def _zeros(op: Any, m: Match) -> Value:
     return op.expand(total, shape=result.shape)  # type: ignore[no-any-return]
 
 
-def _of_nothing(op: Any, m: Match) -> Value:
+def _empty_product(op: Any, m: Match) -> Value:
     return _with_bias(op, m, _zeros(op, m), m.bindings.get("b"))
 
 
@@ -49,29 +48,29 @@ def _with_bias(op: Any, m: Match, zeros: Value, bias: Value | None) -> Value:
 
 
 RULES = [
-    Rule("product-of-nothing", lambda op, x, w: op.matmul(x, w), _of_nothing, _has_terms),
+    Rule("product-of-empty", lambda op, x, w: op.matmul(x, w), _empty_product, _why_not_empty),
     Rule(
-        "integer-product-of-nothing",
+        "integer-product-of-empty",
         lambda op, x, w, p, q, b: op.integer_matmul(x, w, op.maybe(p), op.maybe(q), op.maybe(b)),
-        _of_nothing,
-        _has_terms,
+        _empty_product,
+        _why_not_empty,
     ),
     Rule(
-        "convolution-of-nothing",
+        "convolution-of-empty",
         lambda op, x, w, b: op.conv(x, w, op.maybe(b)),
-        _of_nothing,
-        _has_terms,
+        _empty_product,
+        _why_not_empty,
     ),
     Rule(
-        "transposed-convolution-of-nothing",
+        "transposed-convolution-of-empty",
         lambda op, x, w, b: op.conv_transpose(x, w, op.maybe(b)),
-        _of_nothing,
-        _has_terms,
+        _empty_product,
+        _why_not_empty,
     ),
     Rule(
-        "integer-convolution-of-nothing",
+        "integer-convolution-of-empty",
         lambda op, x, w, p, q, b: op.integer_conv(x, w, op.maybe(p), op.maybe(q), op.maybe(b)),
-        _of_nothing,
-        _has_terms,
+        _empty_product,
+        _why_not_empty,
     ),
 ]

@@ -1,12 +1,11 @@
-"""Masks as small as what they say: positions that are never negative, and what is the same along
-an axis.
+"""Simplifies masks: comparisons that are always true, and broadcasts that can come last.
 
     0 <= position          ->  true
     x and true             ->  x
     where(expand(c), 0, a) ->  expand(where(c, 0, a))
     attention(…, expand(m)) -> attention(…, m)
 
-Exporters write a mask of padding as `(0 <= query) and seen[key]`, for every query anew.
+Exporters write a padding mask as `(0 <= query) and seen[key]`, expanded over all queries.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from bitwright.rewrite.match import uniform
 
 
 def _source(value: Value) -> Value:
-    """What reshapes and expansions start from."""
+    """The value behind reshapes and expands."""
     while value.node.op in ("reshape", "expand") and len(value.node.inputs) == 1:
         (value,) = value.node.operands
     return value
 
 
-def _may_be_negative(m: Match) -> str | bool:
+def _why_not_positive(m: Match) -> str | bool:
     source = _source(m.x)
     if not source.dtype.is_integer:
-        return f"{source} is not a whole number"
+        return f"{source} is not an integer"
     known = constant_value(source)
     if known is not None:
-        return bool((known < 0).any()) and "it is negative somewhere"
-    return source.node.op != "iota" and f"{source} is not a count"
+        return bool((known < 0).any()) and "it has negative elements"
+    return source.node.op != "iota" and f"{source} is not an iota"
 
 
 def _is_true(value: Value) -> bool:
@@ -46,18 +45,18 @@ def _broadcast(op: Any, x: Value, m: Match) -> Any:
     return x if x.shape == shape else op.expand(x, shape=shape)
 
 
-def _not_smaller(m: Match) -> str | bool:
+def _why_not_expand_last(m: Match) -> str | bool:
     small, wide = m.c, m.node.outputs[0]
     if m.x.tensor.count != 1 or m.y.tensor.count != 1:
-        return "its branches differ from place to place"
+        return "its branches are not scalars"
     if m.root.outputs[0].shape != wide.shape:
-        return "its branches are larger"
-    return small.tensor.count == wide.tensor.count and "nothing is repeated"
+        return "its branches are larger than its condition"
+    return small.tensor.count == wide.tensor.count and "the expand repeats nothing"
 
 
-def _hides_by_width(m: Match) -> str | bool:
+def _why_not_broadcast(m: Match) -> str | bool:
     kept = m.mask.rank > 0 and m.mask.shape[-1] == m.wide.outputs[0].shape[-1]
-    return not kept and "its keys are expanded"
+    return not kept and "the expand is over the keys"
 
 
 RULES = [
@@ -65,7 +64,7 @@ RULES = [
         "positions-are-not-negative",
         lambda op, x: op.ge(x, 0),
         lambda op, m: op.expand(op.constant(np.array(True)), shape=m.root.outputs[0].shape),
-        _may_be_negative,
+        _why_not_positive,
     ),
     Rule(
         "and-true",
@@ -77,12 +76,12 @@ RULES = [
         "choice-before-expand",
         lambda op, c, x, y: op.where(op.expand(c, as_="node"), x, y),
         lambda op, c, x, y, m: _broadcast(op, op.where(c, x, y), m),
-        _not_smaller,
+        _why_not_expand_last,
     ),
     Rule(
         "attention-broadcasts-its-mask",
         lambda op, q, k, v, mask: op.attention(q, k, v, op.expand(mask, as_="wide"), as_="node"),
         lambda op, q, k, v, mask, m: op.like(m.node, q, k, v, mask),
-        _hides_by_width,
+        _why_not_broadcast,
     ),
 ]

@@ -1,4 +1,4 @@
-"""Movements that move nothing, and chains of them that are one."""
+"""Movements that change nothing, and chains of movements that are one."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from bitwright.ir.dtype import holds_exactly
 from bitwright.rewrite import Match, Rule
 
 
-def _same_type(m: Match) -> str | bool:
+def _why_not_identity(m: Match) -> str | bool:
     return m.x.type != m.root.types[0] and f"{m.x.type} becomes {m.root.types[0]}"
 
 
-def _lossy_middle(m: Match) -> str | bool:
+def _why_not_one_cast(m: Match) -> str | bool:
     start, middle = m.x.dtype, m.inner.outputs[0].dtype
-    return not holds_exactly(middle, start) and f"{middle} does not hold every {start}"
+    return not holds_exactly(middle, start) and f"{middle} cannot represent every {start}"
 
 
 def _compose(op: Any, x: Any, p: Any, q: Any) -> Any:
     return op.transpose(x, perm=[p[axis] for axis in q])
 
 
-def _only_ones_move(m: Match) -> str | bool:
-    """A transpose that keeps the order of all axes above size 1 is a reshape."""
+def _why_not_reshape(m: Match) -> str | bool:
+    """A transpose that keeps the order of all axes of size > 1 is a reshape."""
     kept = [axis for axis in m.root.attrs["perm"] if m.x.shape[axis] != 1]
-    return kept != sorted(kept) and "axes of more than one element change places"
+    return kept != sorted(kept) and "it reorders axes of size > 1"
 
 
 def _as_reshape(op: Any, x: Any, m: Match) -> Any:
     return op.reshape(x, shape=m.root.outputs[0].shape)
 
 
-def _needs_own_symbols(m: Match) -> str | bool:
-    """A size in the final shape must be bound by what the merged node reads."""
+def _why_not_one_reshape(m: Match) -> str | bool:
+    """The operand of the merged reshape must bind every symbolic size of the result."""
     final = {
         s.name for size in m.root.outputs[0].shape if isinstance(size, Dim) for s in size.symbols
     }
@@ -43,12 +43,12 @@ def _needs_own_symbols(m: Match) -> str | bool:
 
 RULES = [
     Rule("identity", lambda op, x: op.identity(x), lambda op, x: x),
-    Rule("cast-to-own-type", lambda op, x: op.cast(x), lambda op, x: x, _same_type),
+    Rule("cast-to-own-type", lambda op, x: op.cast(x), lambda op, x: x, _why_not_identity),
     Rule(
         "cast-of-cast",
         lambda op, x, t: op.cast(op.cast(x, as_="inner"), to=t),
         lambda op, x, m: op.like(m.root, x),
-        _lossy_middle,
+        _why_not_one_cast,
     ),
     Rule(
         "transpose-to-own-order",
@@ -61,20 +61,22 @@ RULES = [
         lambda op, x, p, q: op.transpose(op.transpose(x, perm=p), perm=q),
         _compose,
     ),
-    Rule("transpose-as-reshape", lambda op, x: op.transpose(x), _as_reshape, _only_ones_move),
-    Rule("reshape-to-own-shape", lambda op, x: op.reshape(x), lambda op, x: x, _same_type),
+    Rule("transpose-as-reshape", lambda op, x: op.transpose(x), _as_reshape, _why_not_reshape),
+    Rule("reshape-to-own-shape", lambda op, x: op.reshape(x), lambda op, x: x, _why_not_identity),
     Rule(
         "reshape-of-reshape",
         lambda op, x: op.reshape(op.reshape(x)),
         _as_reshape,
-        _needs_own_symbols,
+        _why_not_one_reshape,
     ),
-    Rule("expand-to-own-shape", lambda op, x: op.expand(x), lambda op, x: x, _same_type),
+    Rule("expand-to-own-shape", lambda op, x: op.expand(x), lambda op, x: x, _why_not_identity),
     Rule(
         "slice-of-everything",
         lambda op, x: op.slice(x),
         lambda op, x: x,
-        lambda m: _same_type(m) or (any(s < 0 for s in m.root.attrs["steps"]) and "it reverses"),
+        lambda m: (
+            _why_not_identity(m) or (any(s < 0 for s in m.root.attrs["steps"]) and "it reverses")
+        ),
     ),
     Rule(
         "pad-by-nothing",

@@ -1,4 +1,4 @@
-"""Softmax, layer norm and RMS norm written out in reductions and arithmetic.
+"""Softmax, layer norm and RMS norm written in reductions and arithmetic.
 
 softmax      exp(x - max x) / sum exp(x - max x)
 layer norm   d / sqrt(mean d^2 + eps) * scale + bias,  d = x - mean x
@@ -24,35 +24,36 @@ _QUOTIENTS: dict[str, Callable[..., Any]] = {
 
 
 def _trailing(axes: Any, rank: int) -> int | None:
-    """The first of a run of axes up to the last one, or None."""
+    """The first of the axes if they are the last axes of a tensor, or None."""
     ordered = sorted(axis % rank for axis in axes)
     return ordered[0] if ordered == list(range(rank - len(ordered), rank)) else None
 
 
-def _refuse_norm(m: Match) -> str | bool:
+def _why_not_norm(m: Match) -> str | bool:
     if m.scalar("e") is None:
-        return "epsilon is not one constant"
+        return "epsilon is not a single constant"
     return _trailing(m.a, m.x.rank) is None and f"axes {list(m.a)} are not the last ones"
 
 
 def _norm(op_name: str) -> Callable[..., Any]:
     def replace(op: Any, x: Any, m: Match) -> Any:
         axis = _trailing(m.a, x.rank)
-        return op.op(op_name, x, axis=axis - x.rank, eps=m.scalar("e"))  # type: ignore[operator]
+        assert axis is not None
+        return op.op(op_name, x, axis=axis - x.rank, eps=m.scalar("e"))
 
     return replace
 
 
 def _shape_of_norm(m: Match) -> tuple[Any, ...]:
-    """The shape that a norm's scale and bias have."""
+    """The shape of a norm's scale and bias."""
     x = m.norm.inputs[0]
     return tuple(x.shape[m.norm.attrs["axis"] % x.rank :])
 
 
-def _unfit(name: str) -> Callable[[Match], str | bool]:
+def _why_not_affine(name: str) -> Callable[[Match], str | bool]:
     def unless(m: Match) -> str | bool:
         if m.uses(m.norm.outputs[0]) != 1:
-            return "the normalized value is read elsewhere too"
+            return "the normalized value has another reader"
         found, wanted = tuple(m.bindings[name].shape), _shape_of_norm(m)
         return found != wanted and f"shape {list(found)} is not {list(wanted)}"
 
@@ -73,7 +74,7 @@ RULES = [
             ),
         ),
         lambda op, x, a: op.softmax(x, axis=a[0]),
-        lambda m: len(m.a) != 1 and "it runs over several axes",
+        lambda m: len(m.a) != 1 and "it is over several axes",
     ),
     Rule(
         "log-softmax-from-log",
@@ -87,7 +88,7 @@ RULES = [
                 op, op.sub(x, op.reduce_mean(x, axes=a, keepdims=True)), e, a
             ),
             _norm("layer_norm"),
-            _refuse_norm,
+            _why_not_norm,
         )
         for name, quotient in _QUOTIENTS.items()
     ),
@@ -96,7 +97,7 @@ RULES = [
             f"rms-norm-from-{name}",
             lambda op, x, e, a, quotient=quotient: quotient(op, x, e, a),
             _norm("rms_norm"),
-            _refuse_norm,
+            _why_not_norm,
         )
         for name, quotient in _QUOTIENTS.items()
     ),
@@ -105,7 +106,7 @@ RULES = [
             f"scale-into-{norm.replace('_', '-')}",
             lambda op, x, g, norm=norm: op.mul(getattr(op, norm)(x, as_="norm"), g),
             lambda op, x, g, m: op.like(m.norm, x, g),
-            _unfit("g"),
+            _why_not_affine("g"),
         )
         for norm in ("layer_norm", "rms_norm")
     ),
@@ -114,7 +115,7 @@ RULES = [
             f"bias-into-{norm.replace('_', '-')}",
             lambda op, x, g, c, norm=norm: op.add(getattr(op, norm)(x, g, as_="norm"), c),
             _with_bias,
-            _unfit("c"),
+            _why_not_affine("c"),
         )
         for norm in ("layer_norm", "rms_norm")
     ),

@@ -1,7 +1,7 @@
-"""Our own builder of LLVM's assembly text: typed values, Python operators, structured control flow.
+"""A builder for LLVM assembly text: typed values, Python operators, structured control flow.
 
-Start reading at `function.Function`; `module.Module` collects functions into a text that `jit`
-compiles. Nothing here imports llvmlite.
+The entry points are `function.Function` and `module.Module`, which collects functions into the text
+that `jit` compiles. Nothing here imports llvmlite.
 """
 
 from bitwright.backends.cpu.codegen.emit.core import Operand, Value

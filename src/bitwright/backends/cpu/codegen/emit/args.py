@@ -1,4 +1,4 @@
-"""The arguments of a kernel as values in it: see `signature` for what they are."""
+"""The arguments of a kernel as emitted values (`signature` defines the slots)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Arguments:
-    """The slots as values in the kernel; each is read once, on entry."""
+    """The slots as values; each is loaded once, in the entry block."""
 
     def __init__(self, f: Function, table: Value, signature: Signature) -> None:
         self._f, self._table, self.signature = f, table, signature

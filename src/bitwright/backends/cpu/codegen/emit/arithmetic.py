@@ -1,9 +1,8 @@
 """Arithmetic, comparisons and selection, lane by lane.
 
-Integers carry no sign: an instruction that depends on it says so (`sdiv` and `udiv`, `lshr` and
-`ashr`, `ult`) or takes `signed=`. Comparisons of floats are ordered (false beside NaN) except `ne`.
-Whatever a target has no instruction for is written out here with those it has, so that emitted
-code never calls a C library.
+Integer types have no sign: a sign-dependent instruction has two forms (`sdiv` and `udiv`, `lshr`
+and `ashr`, `ult`) or takes `signed=`. Float comparisons are ordered (false if an operand is NaN)
+except `ne`. Operations that a target lacks are expanded here: emitted code never calls a C library.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from bitwright.backends.cpu.codegen.emit.types import i1
 from bitwright.errors import CompileError
 
 _NEUTRAL = {"add": "0", "sub": "0", "mul": "1", "udiv": "1", "shl": "0", "lshr": "0", "ashr": "0"}
-"""The whole number behind each that changes nothing."""
+"""The identity element as second operand of each integer instruction."""
 
 
 def _binary(integer: str, real: str) -> Callable[[Core, Operand, Operand], Value]:
@@ -70,7 +69,7 @@ class Arithmetic(Core):
         return self.xor(a, -1 if a.type.scalar is not i1 else 1)
 
     def select(self, condition: Value, a: Operand, b: Operand) -> Value:
-        """a where the condition holds, else b; a scalar condition picks whole vectors."""
+        """a where the condition holds, else b; a scalar condition selects whole vectors."""
         a, b = self.pair(a, b)
         if condition.type.lanes > a.type.lanes:
             lanes = condition.type.lanes
@@ -84,14 +83,14 @@ class Arithmetic(Core):
     def is_nan(self, a: Value) -> Value:
         return self.unordered(a, a)
 
-    # smaller and larger
+    # minimum and maximum
 
     def min(self, a: Operand, b: Operand, signed: bool = True) -> Value:
-        """The smaller; NaN if either is NaN (one instruction when one operand is a number)."""
+        """The minimum; NaN if either is NaN (one instruction when one operand is a constant)."""
         return self._extreme(a, b, signed, "min", self.lt)
 
     def max(self, a: Operand, b: Operand, signed: bool = True) -> Value:
-        """The larger; NaN if either is NaN (one instruction when one operand is a number)."""
+        """The maximum; NaN if either is NaN (one instruction when one operand is a constant)."""
         return self._extreme(a, b, signed, "max", self.gt)
 
     def _extreme(
@@ -109,26 +108,26 @@ class Arithmetic(Core):
         if a.type.is_int:
             prefix = "s" if signed else "u"
             return self.intrinsic(f"llvm.{prefix}{name}.{a.type.mangled}", a.type, a, b)
-        quick = self.select(wins(b, a), b, a)  # a NaN in a stays
+        quick = self.select(wins(b, a), b, a)  # propagates a NaN in a
         return quick if number else self.select(self.is_nan(b), b, quick)
 
     def quick_min(self, a: Operand, b: Operand) -> Value:
-        """The smaller in one instruction; b if either is NaN."""
+        """The minimum in one instruction; b if either is NaN."""
         a, b = self.pair(a, b)
         return self.select(self.lt(a, b), a, b)
 
     def quick_max(self, a: Operand, b: Operand) -> Value:
-        """The larger in one instruction; b if either is NaN."""
+        """The maximum in one instruction; b if either is NaN."""
         a, b = self.pair(a, b)
         return self.select(self.gt(a, b), a, b)
 
     def clamp(self, a: Value, low: float, high: float, signed: bool = True) -> Value:
         return self.min(self.max(a, low, signed), high, signed)
 
-    # functions with an instruction of their own
+    # functions that are one instruction
 
     def fma(self, a: Operand, b: Operand, c: Operand) -> Value:
-        """a * b + c, rounded once where the target can, else rounded twice."""
+        """a * b + c, rounded once if the target has fma, else rounded twice."""
         a, b = self.pair(a, b)
         if isinstance(c, Value) and c.type.lanes > a.type.lanes:
             a, b = self.as_value(a, c.type), self.as_value(b, c.type)
@@ -140,7 +139,7 @@ class Arithmetic(Core):
     def abs(self, a: Value) -> Value:
         if a.type.is_float:
             return self.intrinsic(f"llvm.fabs.{a.type.mangled}", a.type, a)
-        wraps = self.const(i1, 0)  # the lowest integer stays itself instead of being undefined
+        wraps = self.const(i1, 0)  # abs of the lowest integer wraps instead of being poison
         return self.intrinsic(f"llvm.abs.{a.type.mangled}", a.type, a, wraps)
 
     def sqrt(self, a: Value) -> Value:
@@ -152,10 +151,10 @@ class Arithmetic(Core):
         )
 
     def round(self, a: Value) -> Value:
-        """To the nearest whole number, halves to even."""
+        """Round to the nearest integer, ties to even."""
         if self._rounds:
             return self.intrinsic(f"llvm.rint.{a.type.mangled}", a.type, a)
-        # beyond 2^p every float is whole; below, adding it leaves no bits for a fraction
+        # floats of at least 2^p are integers; adding 2^p to smaller ones rounds off the fraction
         whole = float(1 << (23 if a.type.bits == 32 else 52))
         size = self.abs(a)
         near = self.sub(self.add(size, whole), whole)
@@ -182,7 +181,7 @@ class Arithmetic(Core):
 
     @property
     def _rounds(self) -> bool:
-        """Whether rounding to a whole float is an instruction."""
+        """Whether the target has an instruction that rounds to an integral float."""
         return not self.target.is_x86 or self.target.has("sse4.1")
 
     def popcount(self, a: Value) -> Value:

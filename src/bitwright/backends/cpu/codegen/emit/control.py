@@ -1,4 +1,4 @@
-"""Structured control flow with values carried from turn to turn.
+"""Structured control flow with loop-carried values.
 
     with f.loop(0, n, 16, carry=(total,)) as loop:           # for i in range(0, n, 16)
         x = f.load(f32x16, p, loop.index)
@@ -15,7 +15,7 @@
         x = f.lshr(loop.carried[0], 1)
         loop.next(x, again=f.ne(x, 0))
 
-A loop whose count is known while emitting is a Python loop, and unrolls by that.
+A loop whose trip count is known at emission time is a Python loop, and is thereby unrolled.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
-from bitwright.backends.cpu.codegen.emit.core import Core, Operand, Value
+from bitwright.backends.cpu.codegen.emit.arithmetic import Arithmetic
+from bitwright.backends.cpu.codegen.emit.core import Operand, Value
 from bitwright.backends.cpu.codegen.emit.types import i64
 from bitwright.errors import CompileError
 
 
 class _Carrier:
-    """Values handed on by `next`, and the phi nodes that receive them."""
+    """Values passed to `next`, and the phi nodes that receive them."""
 
-    def __init__(self, f: Core, carry: Sequence[Value]) -> None:
+    def __init__(self, f: Arithmetic, carry: Sequence[Value]) -> None:
         self.f, self._initial = f, tuple(carry)
         self.results: tuple[Value, ...] = ()
         self._next: tuple[Value, ...] | None = None
 
     def next(self, *values: Operand) -> None:
-        """What the carried values become; once, at the end of the body."""
+        """Set the next carried values; called once, at the end of the body."""
         if self._next is not None or len(values) != len(self._initial):
             raise CompileError(
-                "next() is called once with one value for each carried one",
+                "next() must be called once, with one value for each carried value",
                 where=f"function {self.f.name!r}",
                 expected=len(self._initial),
                 found=len(values),
@@ -51,7 +52,7 @@ class _Carrier:
             for value, start in zip(values, self._initial, strict=True)
         )
 
-    def _handed_on(self) -> tuple[Value, ...]:
+    def _next_values(self) -> tuple[Value, ...]:
         if self._next is None and self._initial:
             raise CompileError(
                 "a body that carries values must call next()", where=f"function {self.f.name!r}"
@@ -59,7 +60,7 @@ class _Carrier:
         return self._next or ()
 
     def _phis(self, count: int) -> int:
-        """Room for phi nodes at the start of a block; their first line."""
+        """Reserve lines for phi nodes at the start of a block; return the first line number."""
         at = len(self.f._lines)
         self.f._lines.extend([""] * count)
         return at
@@ -72,18 +73,15 @@ class _Carrier:
             self.f._lines[at + position] = f"  {value.text} = phi {value.type.text} {pairs}"
 
     def _fresh(self, values: Sequence[Value]) -> tuple[Value, ...]:
-        return tuple(
-            Value(self.f, value.type, f"%{self.f.label('p')}")  # type: ignore[arg-type]
-            for value in values
-        )
+        return tuple(self.f.value(value.type, f"%{self.f.label('p')}") for value in values)
 
 
 class Loop(_Carrier):
-    """for index in range(start, stop, step): a test in front, the body, the test again behind."""
+    """for index in range(start, stop, step), rotated: a guard, then the body with its exit test."""
 
     def __init__(
         self,
-        f: Core,
+        f: Arithmetic,
         start: Operand,
         stop: Operand,
         step: Operand,
@@ -114,7 +112,7 @@ class Loop(_Carrier):
     ) -> None:
         if error is not None:
             return
-        f, handed = self.f, self._handed_on()
+        f, values = self.f, self._next_values()
         after = f.emit(i64, f"add nuw nsw i64 {self.index.text}, {self._step.text}")
         again = f.lt(after, self._stop)
         f.emit_void(f"br i1 {again.text}, label %{self._body}, label %{self._exit}")
@@ -123,20 +121,20 @@ class Loop(_Carrier):
             self._at,
             (self.index, *self.carried),
             ((self._start, *self._initial), self._before),
-            ((after, *handed), last),
+            ((after, *values), last),
         )
         f.forget(self._known)
         f.start_block(self._exit)
         if self._nonempty:
-            self.results = handed
+            self.results = values
             return
         self.results = self._fresh(self._initial)
         at = self._phis(len(self.results))
-        self._fill(at, self.results, (self._initial, self._before), (handed, last))
+        self._fill(at, self.results, (self._initial, self._before), (values, last))
 
 
 class DoWhile(_Carrier):
-    """A body that runs once and then as long as `again` holds."""
+    """A body that runs once, then repeats while `again` holds."""
 
     def __enter__(self) -> DoWhile:
         f = self.f
@@ -160,18 +158,18 @@ class DoWhile(_Carrier):
             return
         if self._again is None:
             raise CompileError("a do_while body must call next(…, again=condition)")
-        f, handed = self.f, self._handed_on()
+        f, values = self.f, self._next_values()
         done = f.label("done")
         f.emit_void(f"br i1 {self._again.text}, label %{self._body}, label %{done}")
-        self._fill(self._at, self.carried, (self._initial, self._before), (handed, f.block))
+        self._fill(self._at, self.carried, (self._initial, self._before), (values, f.block))
         f.start_block(done)
-        self.results = handed
+        self.results = values
 
 
 class Branch(_Carrier):
-    """Two ways to the same place; each may hand on new values for the carried ones."""
+    """An if-else; each branch may pass new values for the carried ones."""
 
-    def __init__(self, f: Core, condition: Value, carry: Sequence[Value]) -> None:
+    def __init__(self, f: Arithmetic, condition: Value, carry: Sequence[Value]) -> None:
         super().__init__(f, carry)
         self._condition = condition
 
@@ -189,7 +187,7 @@ class Branch(_Carrier):
         if error is not None:
             return
         f = self.f
-        self._then_values, self._then_block = self._handed_on(), f.block
+        self._then_values, self._then_block = self._next_values(), f.block
         f.emit_void(f"br label %{self._end}")
         f.forget(self._known)
         f.start_block(self._else)
@@ -198,10 +196,10 @@ class Branch(_Carrier):
 
     @contextmanager
     def else_(self) -> Iterator[None]:
-        """The other way; stands right behind the first."""
+        """The else branch; it must directly follow the `with if_` block."""
         f = self.f
         if len(f._lines) != self._length:
-            raise CompileError("else_() must stand directly behind its if_")
+            raise CompileError("else_() must directly follow its if_")
         del f._lines[self._joint :]
         f.block, self._next = self._else, None
         yield
@@ -218,7 +216,7 @@ class Branch(_Carrier):
         self._length = len(f._lines)
 
 
-class Control(Core):
+class Control(Arithmetic):
     def loop(
         self,
         start: Operand,
@@ -227,7 +225,7 @@ class Control(Core):
         carry: Sequence[Value] = (),
         nonempty: bool = False,
     ) -> Loop:
-        """for index in range(start, stop, step); `nonempty` promises at least one turn."""
+        """for index in range(start, stop, step); `nonempty` guarantees at least one iteration."""
         return Loop(self, start, stop, step, carry, nonempty)
 
     def do_while(self, carry: Sequence[Value] = ()) -> DoWhile:

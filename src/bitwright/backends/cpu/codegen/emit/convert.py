@@ -1,12 +1,11 @@
-"""Conversions between types, with every rounding and limit defined.
+"""Conversions between types, with defined rounding and range behaviour.
 
-    f.convert(x, i32)            floats saturate and drop their fraction, NaN becomes 0
-    f.round_to_int(x)            floats to i32, nearest, halves to even; beyond the range: anything
+    f.convert(x, i32)            floats truncate and saturate, NaN becomes 0
+    f.round_to_int(x)            f32 to i32, nearest, ties to even; out of range: any integer
     f.convert(x, bf16)           floats round to nearest even, NaN stays NaN
 
-Half floats are converted with the target's instruction where it rounds as IEEE says, else with
-integer arithmetic: the instruction of AVX-512 for bf16 flushes subnormals, so it serves kernels
-that do.
+Half floats use the target's conversion instruction where it rounds as IEEE 754 requires, else
+integer arithmetic. The AVX-512 bf16 conversion flushes subnormals: only kernels that flush use it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from bitwright.backends.cpu.codegen.emit.vector import Vectors
 
 class Conversions(Vectors):
     def bitcast(self, value: Value, type_: Type) -> Value:
-        """The same bits read as another type of the same size."""
+        """The same bits as another type of the same size."""
         value = self._bits.get(value.text, value)
         if value.type is type_:
             return value
@@ -27,7 +26,7 @@ class Conversions(Vectors):
         return found
 
     def convert(self, value: Value, scalar: Type, signed: bool = True) -> Value:
-        """The numbers as another scalar type; `signed` says how the integer side is read."""
+        """The values in another scalar type; `signed` is the signedness of the integer side."""
         source, target = value.type, value.type.of(scalar)
         if source is target:
             return value
@@ -40,7 +39,7 @@ class Conversions(Vectors):
         return self._float_to_float(value, target)
 
     def round_to_int(self, value: Value) -> Value:
-        """f32 to i32, to nearest with halves to even; out of range or NaN gives any integer."""
+        """f32 to i32, to nearest, ties to even; out of range or NaN gives any integer."""
         type_ = value.type.of(i32)
         if self.target.is_x86 or self.target.architecture == "aarch64":
             name = f"llvm.lrint.{type_.mangled}.{value.type.mangled}"
@@ -52,14 +51,14 @@ class Conversions(Vectors):
         return self.convert(self.round(value), i32)
 
     def saturated(self, value: Value, scalar: Type, low: int, high: int) -> Value:
-        """Integers cut off at both ends, in a narrower type that holds those."""
+        """Integers clamped to [low, high] and truncated to a narrower type."""
         return self._cast("trunc", self.min(self.max(value, low), high), value.type.of(scalar))
 
     def to_mask(self, value: Value) -> Value:
-        """Stored bools (bytes) as lanes of i1: anything but 0 is true."""
+        """Stored bools (bytes) as lanes of i1: nonzero is true."""
         return self.ne(value, 0)
 
-    # the four kinds of pairs
+    # by kind of source and target
 
     def _cast(self, name: str, value: Value, type_: Type) -> Value:
         return self.emit(type_, f"{name} {value.type.text} {value.text} to {type_.text}")
@@ -74,7 +73,7 @@ class Conversions(Vectors):
 
     def _int_to_float(self, value: Value, target: Type, signed: bool) -> Value:
         if target.bits == 16:
-            # exact on the way, except an i64 beyond 2^53, which rounds twice as in numpy
+            # exact in the wide type, except an i64 beyond 2^53, which rounds twice as in numpy
             wide = f32 if value.type.bits <= 16 else f64
             return self.convert(self.convert(value, wide, signed), target.scalar)
         name = "sitofp" if signed and value.type.scalar is not i1 else "uitofp"
@@ -106,10 +105,10 @@ class Conversions(Vectors):
         return self._cast("fptrunc" if to.bits < source.bits else "fpext", value, target)
 
     def _round_to_odd(self, value: Value) -> Value:
-        """f64 to f32 such that rounding the result further gives what rounding once would.
+        """f64 to f32, rounded to odd: rounding the result further equals rounding once.
 
-        An inexact result is the neighbour towards zero with its last bit set, which no later
-        rounding to fewer than 23 bits can mistake for a tie.
+        An inexact result is the neighbour towards zero with its last bit set, so no later
+        rounding to fewer than 23 bits sees a tie.
         """
         near = self._cast("fptrunc", value, value.type.of(f32))
         back = self._cast("fpext", near, value.type)
@@ -120,12 +119,12 @@ class Conversions(Vectors):
         return self.bitcast(self.select(exact, bits, odd), near.type)
 
     def _to_bf16(self, value: Value) -> Value:
-        """Add half of the last place kept, less one where that bit is even; NaN is kept apart."""
+        """Round to nearest even by adding 0x7FFF plus the last kept bit; NaN is separate."""
         lanes = value.type.lanes
         if self.flushes and lanes == 16 and self.target.has("avx512bf16"):
             return self.intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", bf16.vector(16), value)
         bits = self.bitcast(value, value.type.of(i32))
-        if self.target.has("avx512f"):  # adds under a mask
+        if self.target.has("avx512f"):  # masked adds
             is_odd = self.ne(self.and_(bits, 0x10000), 0)
             rounded = self.select(is_odd, self.add(bits, 0x8000), self.add(bits, 0x7FFF))
         else:
@@ -136,7 +135,7 @@ class Conversions(Vectors):
         return self.bitcast(half, value.type.of(bf16))
 
     def _from_f16(self, value: Value) -> Value:
-        """Move exponent and fraction up, then multiply by 2^112, which also settles denormals."""
+        """Shift exponent and fraction, then multiply by 2^112, which also normalizes denormals."""
         bits = self._cast("zext", self.bitcast(value, value.type.of(i16)), value.type.of(i32))
         sign = self.shl(self.and_(bits, 0x8000), 16)
         body = self.bitcast(self.shl(self.and_(bits, 0x7FFF), 13), bits.type.of(f32))
@@ -148,14 +147,14 @@ class Conversions(Vectors):
         )
 
     def _to_f16(self, value: Value) -> Value:
-        """Normal results round by adding in the integers, denormal ones by adding a float."""
+        """Round normal results by integer addition, denormal results by a float addition."""
         bits = self.bitcast(value, value.type.of(i32))
         sign = self.lshr(self.and_(bits, -0x80000000), 16)
         size = self.and_(bits, 0x7FFFFFFF)
         last = self.and_(self.lshr(size, 13), 1)
         rebased = self.sub(size, 112 << 23)
         normal = self.lshr(self.add(rebased, self.add(last, 0xFFF)), 13)
-        magic = 0.5  # adding it leaves the units of an f16 denormal in the last place
+        magic = 0.5  # adding it aligns the last place with the units of an f16 denormal
         shifted = self.add(self.bitcast(size, value.type), magic)
         denormal = self.sub(self.bitcast(shifted, bits.type), 0x3F000000)
         finite = self.select(self.ult(size, 113 << 23), denormal, normal)

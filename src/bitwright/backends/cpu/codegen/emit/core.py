@@ -1,20 +1,20 @@
-"""Values and the line-by-line core of a function being emitted.
+"""Values, and the instruction list of a function under construction.
 
-A `Value` is the text of an operand and its type. Python's operators emit instructions:
+A `Value` is the text of an operand and its type. Python operators emit instructions:
 
     + - *  on integers and floats     /  on floats       & | ^ <<  on integers and masks
-    < <= > >=  signed or ordered      ptr + n  moves a pointer by n bytes
+    < <= > >=  signed or ordered      ptr + n  offsets a pointer by n bytes
 
-A Python number beside a value takes its type; a scalar beside a vector stands in every lane.
-Arithmetic is IEEE: nothing is contracted or reordered unless the kernel says so with `fma`.
+A Python number takes the type of the other operand; a scalar is broadcast to a vector operand.
+Arithmetic is IEEE 754: nothing is contracted or reordered unless the kernel uses `fma`.
 
-What was computed before, in a place that every way to here passes, is not computed again: kernels
-ask for the same addresses and masks over and over, and LLVM would take longer to find that out.
+Common subexpressions whose definition dominates the current block are reused: kernels request the
+same addresses and masks often, and local reuse is cheaper than LLVM's elimination.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bitwright.backends.cpu.codegen.emit.types import Type, constant, i64, ptr
 from bitwright.errors import CompileError
@@ -91,7 +91,7 @@ class Value:
 
     def __bool__(self) -> bool:
         raise CompileError(
-            "an emitted value has no truth in Python", hint="Use f.if_, f.select or f.and_."
+            "an emitted value has no truth value in Python", hint="Use f.if_, f.select or f.and_."
         )
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ _REPEATABLE = frozenset({
     "ptrtoint", "select", "sext", "shl", "shufflevector", "sub", "trunc", "udiv", "urem", "xor",
     "zext",
 })  # fmt: skip
-"""Instructions on whole numbers, addresses and lanes, which give the same whenever they run."""
+"""Pure instructions on integers, addresses and lanes: equal operands give equal results."""
 _REPEATABLE_CALLS = tuple(
     f"call {type_} @llvm.{name}"
     for type_ in ("i32", "i64")
@@ -113,58 +113,58 @@ _REPEATABLE_CALLS = tuple(
 
 
 class Core:
-    """Lines of one function, the block they go to, and how operands become text."""
+    """The lines of one function, the current block, and operand conversion."""
 
     def __init__(self, module: Module, name: str) -> None:
         self.module, self.name = module, name
         self.target: Target = module.target
         self._lines: list[str] = []
         self._prologue: list[str] = []
-        """Lines of the entry block that come first, so that they dominate every use."""
+        """The first lines of the entry block, which dominate every use."""
         self._known: dict[str, Value] = {}
-        """Values by the text that gives them, those that exist whichever way led to the block."""
+        """Values by instruction text; only those whose definition dominates the block."""
         self._bits: dict[str, Value] = {}
-        """What the bits of a value were read from, by its text."""
+        """The source of each bitcast value, by its text."""
         self.partial_masks: set[str] = set()
-        """Masks, by their text, that are never true in every lane."""
+        """Texts of masks that are never true in every lane."""
         self._count = 0
         self.block = "entry"
-        """The label of the block being written."""
+        """The label of the current block."""
         self.flushes = False
-        """Whether subnormal numbers count as zeros here."""
+        """Whether subnormal numbers are treated as zeros."""
 
     def comment(self, text: str) -> None:
-        """A remark in the text, for who reads a dump."""
+        """Append a comment to the text."""
         self._lines.append(f"  ; {text}")
 
     def emit(self, type_: Type, text: str) -> Value:
-        """Append one instruction that gives a value, unless it is there already."""
+        """The value of an instruction; appends it unless an equal one is available."""
         found = self._known.get(text)
         if found is not None:
             return found
         self._count += 1
         name = f"%v{self._count}"
         self._lines.append(f"  {name} = {text}")
-        value = Value(self, type_, name)  # type: ignore[arg-type]
+        value = self.value(type_, name)
         if text[: text.find(" ")] in _REPEATABLE or text.startswith(_REPEATABLE_CALLS):
             self._known[text] = value
         return value
 
     def known(self) -> int:
-        """How much is known before a part of the function that is not always run, for `forget`."""
+        """The number of available values before a conditional region, for `forget`."""
         return len(self._known)
 
     def forget(self, known: int) -> None:
-        """Behind such a part: what it computed may not exist."""
+        """Drop values defined in a conditional region: they do not dominate what follows."""
         while len(self._known) > known:
             self._known.popitem()
 
     def emit_prologue(self, type_: Type, text: str) -> Value:
-        """An instruction of the entry block, ahead of everything emitted so far."""
+        """An instruction of the entry block, before everything emitted so far."""
         self._count += 1
         name = f"%v{self._count}"
         self._prologue.append(f"  {name} = {text}")
-        return Value(self, type_, name)  # type: ignore[arg-type]
+        return self.value(type_, name)
 
     def emit_void(self, text: str) -> None:
         self._lines.append(f"  {text}")
@@ -180,23 +180,27 @@ class Core:
 
     # operands
 
+    def value(self, type_: Type, text: str) -> Value:
+        """A value of this function with the given text."""
+        return Value(cast("Function", self), type_, text)
+
     def const(self, type_: Type, number: float) -> Value:
         """A constant, the same in every lane."""
-        return Value(self, type_, constant(type_, number))  # type: ignore[arg-type]
+        return self.value(type_, constant(type_, number))
 
     def const_vector(self, scalar: Type, numbers: Any) -> Value:
         """A vector constant with one number per lane."""
         texts = [constant(scalar, number) for number in numbers]
         if len(texts) == 1:
-            return Value(self, scalar, texts[0])  # type: ignore[arg-type]
+            return self.value(scalar, texts[0])
         body = ", ".join(f"{scalar.text} {text}" for text in texts)
-        return Value(self, scalar.vector(len(texts)), f"<{body}>")  # type: ignore[arg-type]
+        return self.value(scalar.vector(len(texts)), f"<{body}>")
 
     def undefined(self, type_: Type) -> Value:
-        return Value(self, type_, "poison")  # type: ignore[arg-type]
+        return self.value(type_, "poison")
 
     def as_value(self, operand: Operand, type_: Type) -> Value:
-        """The operand as a value of exactly this type: numbers and scalars fill every lane."""
+        """The operand as a value of exactly this type; numbers and scalars are broadcast."""
         if not isinstance(operand, Value):
             return self.const(type_, operand)
         if operand.type is type_:
@@ -243,10 +247,10 @@ class Core:
         )
 
     def opaque(self, value: Value) -> Value:
-        """The same integer or pointer, of which LLVM no longer knows how it came about.
+        """The same integer or pointer with its definition hidden from LLVM.
 
-        It then stays in a register of its own: LLVM would rather derive many addresses from each
-        other, in a chain that every load waits for.
+        LLVM then keeps it in its own register instead of deriving addresses from each other in a
+        chain of dependent additions.
         """
         type_ = value.type
         return self.emit(type_, f'call {type_.text} asm "", "=r,0"({type_.text} {value.text})')

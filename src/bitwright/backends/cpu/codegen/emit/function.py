@@ -1,4 +1,4 @@
-"""A function being emitted, and the kernel as the kind of function that models are made of.
+"""A function under construction, and the kernel: a function with named argument slots.
 
 with module.kernel("scale", Signature(("x", "y"), ("count",), f32=("factor",))) as f:
     x, y, count = f.args.pointer("x"), f.args.pointer("y"), f.args.size("count")
@@ -17,8 +17,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from bitwright.backends.cpu.codegen.emit.args import Arguments
-from bitwright.backends.cpu.codegen.emit.control import Control
-from bitwright.backends.cpu.codegen.emit.convert import Conversions
 from bitwright.backends.cpu.codegen.emit.core import Operand, Value
 from bitwright.backends.cpu.codegen.emit.subnormals import Subnormals
 from bitwright.backends.cpu.codegen.emit.types import Type, i64, ptr, void
@@ -28,8 +26,8 @@ if TYPE_CHECKING:
     from bitwright.backends.cpu.codegen.emit.module import Module
 
 
-class Function(Conversions, Subnormals, Control):
-    """Emits the body inside a `with`; a void function returns by itself at the end."""
+class Function(Subnormals):
+    """Emits its body inside a `with` block; a void function returns at the end."""
 
     def __init__(
         self,
@@ -63,7 +61,7 @@ class Function(Conversions, Subnormals, Control):
             self.module.add(self)
 
     def ret(self, value: Value) -> None:
-        """Give the result; the last thing in a function that has one."""
+        """Return a value; the last instruction of a non-void function."""
         self.emit_void(f"ret {value.type.text} {value.text}")
 
     def call(self, function: Function, *operands: Operand) -> Value:
@@ -81,7 +79,7 @@ class Function(Conversions, Subnormals, Control):
     def call_pointer(
         self, pointer: Value, result: Type, *operands: Value, variadic_from: int = -1
     ) -> Value:
-        """Call through an address; `variadic_from` is how many operands C declares by name."""
+        """Call through an address; `variadic_from` is the number of fixed operands in C."""
         signature = result.text
         if variadic_from >= 0:
             named = [operand.type.text for operand in operands[:variadic_from]]
@@ -101,10 +99,10 @@ class Function(Conversions, Subnormals, Control):
         carry: Sequence[Value] = (),
         unroll: int = 1,
     ) -> tuple[Value, ...]:
-        """A loop over begin … end in vectors of `lanes` elements, the last one masked.
+        """Loop over begin … end in vectors of `lanes` elements, with a masked tail.
 
-        `body(index, mask, *carried)` is emitted for whole vectors with mask None, and once for what
-        is left over with the mask of its lanes; it gives the new carried values. `begin <= end`.
+        `body(index, mask, *carried)` returns the new carried values. It is emitted for whole
+        vectors with mask None, and once for the tail with a mask. `begin <= end`.
         """
         known = isinstance(begin, int) and isinstance(end, int)
         rest = self.index((end - begin) % lanes) if known else None  # type: ignore[operator]
@@ -166,9 +164,9 @@ class Kernel(Function):
         return self
 
     def share(self, count: Operand, unit: int = 1) -> tuple[Value, Value]:
-        """The range of `count` items that falls to this thread, cut at multiples of `unit`.
+        """This thread's range of `count` items, split at multiples of `unit`.
 
-        Every item goes to exactly one thread, and neighbouring threads get neighbouring items.
+        Every item belongs to exactly one thread; ranges of consecutive threads are consecutive.
         """
         count = self.index(count)
         pieces = count if unit == 1 else self.udiv(self.add(count, unit - 1), unit)

@@ -1,24 +1,26 @@
 """Loads and stores: plain, masked, gathered, atomic; addresses and scratch memory.
 
     x = f.load(f32x16, p, i)                     # element i of p, as 16 floats
-    f.store(y, p, i, mask=f.mask(left, 16))      # only the lanes below `left` are written
+    f.store(y, p, i, mask=f.mask(left, 16))      # writes only the first `left` lanes
 
-An index counts elements of the type's scalar. Without `align`, only the scalar's own alignment is
-assumed, which costs nothing on current machines when the address is aligned in fact.
+An index counts elements of the type's scalar. Without `align`, only the scalar's alignment is
+assumed; unaligned instructions are as fast on addresses that are in fact aligned.
 """
 
 from __future__ import annotations
 
-from bitwright.backends.cpu.codegen.emit.core import Core, Operand, Value
+from bitwright.backends.cpu.codegen.emit.control import Control
+from bitwright.backends.cpu.codegen.emit.convert import Conversions
+from bitwright.backends.cpu.codegen.emit.core import Operand, Value
 from bitwright.backends.cpu.codegen.emit.types import Type, bf16, f16, i1, i8, i16, i32, i64, ptr
 from bitwright.errors import CompileError
 
 
-class Memory(Core):
+class Memory(Conversions, Control):
     # addresses
 
     def offset(self, pointer: Value, count: Operand) -> Value:
-        """The pointer moved by `count` bytes."""
+        """The pointer plus `count` bytes."""
         return self.gep(i8, pointer, count)
 
     def distance(self, start: Value, end: Value) -> Value:
@@ -37,7 +39,7 @@ class Memory(Core):
         )
 
     def scratch(self, type_: Type, count: int, align: int = 64) -> Value:
-        """Memory of the calling thread's stack that lasts as long as the kernel (keep it small)."""
+        """Stack memory of the calling thread, valid until the kernel returns (keep it small)."""
         return self.emit_prologue(ptr, f"alloca [{count} x {type_.text}], align {align}")
 
     # plain and masked
@@ -53,15 +55,15 @@ class Memory(Core):
         align: int = 0,
         invariant: bool = False,
     ) -> Value:
-        """Read a scalar or vector.
+        """Load a scalar or vector.
 
-        Lanes outside `mask` are not touched in memory and read as `default`. `invariant` promises
-        that nothing writes this memory while the kernel runs, so the load may move freely.
+        Lanes outside `mask` are not accessed and read as `default`. `invariant` guarantees that
+        nothing writes this memory while the kernel runs, so LLVM may move the load.
         """
         address = self.gep(type_, pointer, index)
         if mask is not None:
             return self._masked_load(type_, address, mask, default, align)
-        if type_.scalar is bf16:  # LLVM would call a library for what passes through this type
+        if type_.scalar is bf16:  # LLVM would call a library function for this type
             bits = self.load(type_.of(i16), address, align=align, invariant=invariant)
             return self.bitcast(bits, type_)
         tag = f", !invariant.load {self.module.empty_metadata}" if invariant else ""
@@ -80,10 +82,10 @@ class Memory(Core):
         align: int = 0,
         stream: bool = False,
     ) -> None:
-        """Write a scalar or vector; lanes outside `mask` are left as they are.
+        """Store a scalar or vector; lanes outside `mask` are unchanged.
 
-        `stream` writes past the caches: for large results that nobody reads soon, `align` then
-        being the vector's size.
+        `stream` is a non-temporal store, for large results that are not read soon; it requires
+        `align` to be the vector's size.
         """
         address = self.gep(value.type, pointer, index)
         if mask is not None:
@@ -112,7 +114,7 @@ class Memory(Core):
             return self.bitcast(bits, type_)
         whole = self.as_value(default, type_)
         if not self._masks_well(type_, reads=True) and mask.text not in self.partial_masks:
-            with self.if_(self.all(mask), carry=(whole,)) as branch:  # type: ignore[attr-defined]
+            with self.if_(self.all(mask), carry=(whole,)) as branch:
                 branch.next(self.load(type_, address, align=align))
             with branch.else_():
                 branch.next(self._masked(type_, address, mask, whole, align))
@@ -135,10 +137,10 @@ class Memory(Core):
         )
 
     def _masks_well(self, type_: Type, reads: bool) -> bool:
-        """Whether a masked load or store is about as quick as a plain one.
+        """Whether a masked load or store is about as fast as an unmasked one.
 
-        AVX2 masks lanes of 32 bits and more: its loads are quick, its stores take tens of micro-ops
-        on AMD's processors. Anything else becomes a branch for every lane.
+        AVX2 masks lanes of at least 32 bits: its masked loads are fast, its masked stores take tens
+        of micro-ops on AMD processors. Other cases become a branch per lane.
         """
         target = self.target
         if not target.is_x86:
@@ -157,7 +159,7 @@ class Memory(Core):
             self._masked_store(self.bitcast(value, type_.of(i16)), address, mask, align)
             return
         if not self._masks_well(type_, reads=False) and mask.text not in self.partial_masks:
-            with self.if_(self.all(mask)) as branch:  # type: ignore[attr-defined]
+            with self.if_(self.all(mask)) as branch:
                 self.store(value, address, align=align)
             with branch.else_():
                 self._write_masked(value, address, mask, align)
@@ -192,11 +194,11 @@ class Memory(Core):
         mask: Value | None = None,
         default: Operand = 0,
     ) -> Value:
-        """One scalar from each of the indices (a vector of i32 or i64, counted in elements)."""
+        """Gather one scalar per index (a vector of i32 or i64, in elements)."""
         if type_.lanes == 1:
             single = self.convert(indices, i64)
             return self.load(type_, pointer, single, mask=mask, default=default)
-        if type_.scalar in (f16, bf16):  # LLVM would read halves without regard for the mask
+        if type_.scalar in (f16, bf16):  # LLVM would ignore the mask for half types
             whole = self.bitcast(self.as_value(default, type_), type_.of(i16))
             bits = self.gather(type_.of(i16), pointer, indices, mask=mask, default=whole)
             return self.bitcast(bits, type_)
@@ -214,7 +216,7 @@ class Memory(Core):
     def scatter(
         self, value: Value, pointer: Value, indices: Value, *, mask: Value | None = None
     ) -> None:
-        """Each lane to the index beside it, in order of the lanes where two are the same."""
+        """Scatter each lane to its index; for equal indices the highest lane wins."""
         type_ = value.type
         if type_.lanes == 1:
             self.store(value, pointer, self.convert(indices, i64), mask=mask)
@@ -231,7 +233,7 @@ class Memory(Core):
     def _addresses(
         self, type_: Type, pointer: Value, indices: Value, mask: Value | None
     ) -> tuple[Value, Value]:
-        """An address and a bit of mask for each lane."""
+        """An address and a mask bit per lane."""
         lanes = type_.lanes
         addresses = self.emit(
             ptr.vector(lanes),
@@ -241,13 +243,13 @@ class Memory(Core):
         return addresses, mask if mask is not None else self.const(i1.vector(lanes), 1)
 
     def prefetch(self, pointer: Value, write: bool = False, locality: int = 3) -> None:
-        """Ask for a cache line soon, at any address; locality 3 is L1, 2 is L2, 0 streams."""
+        """Prefetch a cache line at any address; locality 3 is L1, 2 is L2, 0 is non-temporal."""
         if not 0 <= locality <= 3:
             raise CompileError("no such locality", expected="0 to 3", found=locality)
         operands = (self.const(i32, number) for number in (int(write), locality, 1))
         self.intrinsic_void("llvm.prefetch.p0", pointer, *operands)
 
-    # atomic, for the runtime
+    # atomics, for the runtime
 
     def atomic_load(self, type_: Type, pointer: Value, order: str = "acquire") -> Value:
         return self.emit(
@@ -262,7 +264,7 @@ class Memory(Core):
         )
 
     def atomic_add(self, pointer: Value, value: Value, order: str = "seq_cst") -> Value:
-        """Add in memory; what was there before."""
+        """Add atomically; returns the previous value."""
         return self.emit(
             value.type,
             f"atomicrmw add ptr {pointer.text}, {value.type.text} {value.text} {order}",
@@ -271,7 +273,7 @@ class Memory(Core):
     def compare_exchange(
         self, pointer: Value, expected: Value, new: Value, order: str = "seq_cst"
     ) -> Value:
-        """Replace the expected value in memory by a new one; whether it was there."""
+        """Replace the expected value by a new one; returns whether the exchange happened."""
         type_ = new.type.text
         pair = self.emit(
             new.type,
@@ -282,5 +284,5 @@ class Memory(Core):
 
 
 def _type_of(operand: str) -> str:
-    """The type at the start of an operand's text, which is a vector or a single word."""
+    """The type at the start of an operand's text: a vector or a single word."""
     return operand[: operand.index(">") + 1] if operand[0] == "<" else operand.split(" ", 1)[0]

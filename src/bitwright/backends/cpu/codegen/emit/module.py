@@ -1,4 +1,4 @@
-"""A module: functions, the intrinsics they use, constant tables; as text for LLVM."""
+"""A module: functions, declarations of intrinsics, constant tables; rendered as LLVM text."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bitwright.backends.cpu.codegen.signature import Signature
 from bitwright.errors import CompileError
 from bitwright.target import Target
 
-# nounwind: no exceptions. no-builtins: a loop that copies stays a loop instead of a call to memcpy,
-# so that the code needs no C library.
+# nounwind: no exceptions. no-builtins: LLVM must not turn a copy loop into a call to memcpy, so the
+# code needs no C library.
 _ATTRIBUTES = 'nounwind "no-builtins" "no-trapping-math"="true"'
 
 
@@ -32,7 +32,7 @@ class Module:
         self._globals: list[str] = []
 
     def kernel(self, name: str, signature: Signature) -> Kernel:
-        """Begin a kernel; see `codegen.emit.function` for how it is written."""
+        """Begin a kernel (`codegen.emit.function` shows an example)."""
         self.signatures[name] = signature
         return Kernel(self, name, signature)
 
@@ -46,8 +46,7 @@ class Module:
         internal: bool = True,
         inline: bool = False,
     ) -> Function:
-        """Begin a function; an internal one can only be called from this module, an `inline` one
-        becomes part of its callers."""
+        """Begin a function; `internal` limits it to this module, `inline` inlines it always."""
         return Function(
             self, name, result, params, attributes=attributes, internal=internal, inline=inline
         )
@@ -58,11 +57,11 @@ class Module:
         self.functions[function.name] = function.text()
 
     def declare(self, name: str, text: str) -> None:
-        """Make an intrinsic known."""
+        """Declare an intrinsic."""
         self._declared.setdefault(name, text)
 
     def table(self, f: Function, scalar: Type, numbers: Any, align: int = 64) -> Value:
-        """The address of constant numbers that travel with the code."""
+        """The address of a constant table in the module's read-only data."""
         array = np.asarray(numbers)
         key = scalar.mangled.encode() + array.tobytes()
         if key not in self._tables:
@@ -75,7 +74,7 @@ class Module:
         return Value(f, ptr, self._tables[key])
 
     def text(self) -> str:
-        """The module in LLVM's assembly language; the same calls give the same text."""
+        """The module as LLVM assembly; equal calls give equal text."""
         return "\n".join(
             [
                 f'target triple = "{self.target.triple}"',

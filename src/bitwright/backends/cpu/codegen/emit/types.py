@@ -1,7 +1,7 @@
 """Types of emitted values: i1 … i64, f16, bf16, f32, f64, ptr, and fixed vectors of them.
 
-Types are unique objects, compared with `is`. `f32.vector(16)` is `<16 x float>`; one lane is the
-scalar itself, so a kernel written for any number of lanes covers scalars too.
+Types are unique objects, compared with `is`. `f32.vector(16)` is `<16 x float>`; a vector of one
+lane is the scalar, so a kernel written for any number of lanes also covers scalars.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Type:
         return found
 
     def of(self, scalar: Type) -> Type:
-        """The type with as many lanes of another scalar type."""
+        """A type with the same lanes of another scalar type."""
         return scalar.vector(self.lanes)
 
     @property
@@ -93,16 +93,16 @@ _STORED = {
 
 
 def stored(dtype: DType) -> Type:
-    """The type of one element of a tensor in memory (a bool is a byte; signs live in the ops)."""
+    """The type of a tensor element in memory (a bool is a byte; signedness is in the ops)."""
     if dtype.name not in _STORED:
         raise CompileError(
-            f"elements of type {dtype} have no form in CPU code", expected=", ".join(_STORED)
+            f"elements of type {dtype} are not supported on the CPU", expected=", ".join(_STORED)
         )
     return _STORED[dtype.name]
 
 
 def computed(dtype: DType) -> Type:
-    """The type elements are computed in: half floats widen to f32, bools are i1."""
+    """The type that elements are computed in: f32 for half floats, i1 for bools."""
     if dtype.name in ("f16", "bf16"):
         return f32
     return i1 if dtype.name == "bool" else stored(dtype)
@@ -110,7 +110,7 @@ def computed(dtype: DType) -> Type:
 
 @lru_cache(4096)
 def literal(scalar: Type, number: float, negative_zero: bool) -> str:
-    """The text of a scalar constant; `negative_zero` tells -0.0 from 0.0 to the cache."""
+    """The text of a scalar constant; `negative_zero` separates -0.0 from 0.0 in the cache."""
     if scalar.is_int:
         if scalar is i1:
             return "true" if number else "false"
@@ -131,6 +131,6 @@ def literal(scalar: Type, number: float, negative_zero: bool) -> str:
 
 
 def constant(type_: Type, number: float) -> str:
-    """The text of a constant; the number stands in every lane."""
+    """The text of a constant, the same number in every lane."""
     text = literal(type_.scalar, number, number == 0 and math.copysign(1, number) < 0)
     return f"splat ({type_.scalar.text} {text})" if type_.lanes > 1 else text

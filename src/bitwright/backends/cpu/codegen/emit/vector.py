@@ -1,7 +1,7 @@
-"""Lanes: masks, shuffles, parts, and reductions in a fixed order.
+"""Lanes: masks, shuffles, subvectors, and reductions in a fixed order.
 
-A reduction halves the vector again and again (lane i with lane i + n/2), whatever the target, so
-that the same number of lanes always gives the same bits.
+A reduction halves the vector repeatedly (lane i with lane i + n/2) on every target, so the same
+number of lanes always gives the same bits.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ class Vectors(Arithmetic):
         )
 
     def shuffle(self, a: Value, order: Sequence[int], b: Value | None = None) -> Value:
-        """Lanes of a (numbered from 0) and b (numbered on) in the given order; -1 is any value."""
+        """Lanes of a (from 0) and b (following those of a) in the given order; -1 is undefined."""
         lanes = ", ".join(f"i32 {i}" if i >= 0 else "i32 poison" for i in order)
         other = b.text if b is not None else "poison"
         if len(order) == 1:
-            source, index = (a, order[0]) if order[0] < a.type.lanes else (b, order[0] - a.lanes)
-            return self.lane(source, index)
+            if b is None or order[0] < a.type.lanes:
+                return self.lane(a, order[0])
+            return self.lane(b, order[0] - a.type.lanes)
         return self.emit(
             a.type.vector(len(order)),
             f"shufflevector {a.type.text} {a.text}, {a.type.text} {other}, "
@@ -54,13 +55,13 @@ class Vectors(Arithmetic):
         )
 
     def part(self, vector: Value, start: int, lanes: int) -> Value:
-        """Lanes start … start + lanes - 1 as a vector of their own."""
+        """The subvector of lanes start … start + lanes - 1."""
         if lanes == vector.type.lanes:
             return vector
         return self.shuffle(vector, range(start, start + lanes))
 
     def join(self, *vectors: Value) -> Value:
-        """The vectors one behind the other; their number is a power of two."""
+        """The vectors concatenated; their number is a power of two."""
         parts = list(vectors)
         while len(parts) > 1:
             parts = [self._join(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
@@ -80,10 +81,10 @@ class Vectors(Arithmetic):
     # masks
 
     def mask(self, count: Value, lanes: int, bits: int = 32) -> Value:
-        """True in the first `count` lanes, none below 0; `bits` is the width of the data."""
+        """True in the first `count` lanes (none if negative); `bits` is the width of the data."""
         if lanes == 1:
             return self.gt(count, 0)
-        if count.text == "1":  # LLVM 22 stores four bytes where it knows that a mask has one i8
+        if count.text == "1":  # LLVM 22 stores four bytes for a mask known to select one i8
             count = self.opaque(count)
         inside = self.min(self.max(count, 0), lanes)
         if self.target.has("avx512f") and self.target.has("bmi2") and lanes in (8, 16, 32, 64):
@@ -97,11 +98,11 @@ class Vectors(Arithmetic):
         return self.lt(self.iota(scalar, lanes), self.splat(inside, lanes))
 
     def any(self, mask: Value) -> Value:
-        """Whether the mask holds in some lane."""
+        """Whether the mask is true in some lane."""
         return self.ne(self._mask_bits(mask), 0) if mask.type.lanes > 1 else mask
 
     def all(self, mask: Value) -> Value:
-        """Whether the mask holds in every lane."""
+        """Whether the mask is true in every lane."""
         return self.eq(self._mask_bits(mask), -1) if mask.type.lanes > 1 else mask
 
     def _mask_bits(self, mask: Value) -> Value:
@@ -114,7 +115,7 @@ class Vectors(Arithmetic):
     # reductions
 
     def reduce(self, vector: Value, combine: Callable[[Value, Value], Value]) -> Value:
-        """All lanes combined, halving the vector at each step; lanes are a power of two."""
+        """All lanes combined by repeated halving; lanes are a power of two."""
         while vector.type.lanes > 1:
             half = vector.type.lanes // 2
             vector = combine(self.part(vector, 0, half), self.part(vector, half, half))
@@ -135,7 +136,7 @@ class Vectors(Arithmetic):
         return self.reduce(vector, lambda a, b: self.min(a, b, signed))
 
     def combine(self, values: Sequence[Value], operation: Callable[[Value, Value], Value]) -> Value:
-        """Several accumulators to one, pairwise: first with second, third with fourth, …"""
+        """Accumulators combined pairwise: first with second, third with fourth, …"""
         values = list(values)
         while len(values) > 1:
             paired = [operation(a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
@@ -143,7 +144,7 @@ class Vectors(Arithmetic):
         return values[0]
 
     def halve(self, values: Sequence[Value], operation: Callable[[Value, Value], Value]) -> Value:
-        """A power of two of accumulators to one, the first half with the second, as `reduce`."""
+        """A power of two of accumulators combined by halving, in the order of `reduce`."""
         while len(values) > 1:
             half = len(values) // 2
             values = [operation(a, b) for a, b in zip(values[:half], values[half:], strict=True)]

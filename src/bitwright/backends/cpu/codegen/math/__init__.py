@@ -1,8 +1,7 @@
-"""Vector functions of floats as polynomials: `exp(f, x)` emits into f and gives the result.
+"""Elementary functions of floats as polynomials: `exp(f, x)` emits into f and returns the result.
 
 Every function takes f32 and f64 values of any number of lanes. Its module states its largest error
-in units in the last place, and tests/backends/test_math.py holds it to that on every target that
-runs here.
+in units in the last place; tests/backends/test_vector_math.py checks it on every available target.
 """
 
 from bitwright.backends.cpu.codegen.math.error_function import erf

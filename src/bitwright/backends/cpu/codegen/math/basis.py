@@ -1,9 +1,9 @@
-"""What the polynomials share: floating formats, Horner's rule, powers of two.
+"""Shared parts of the polynomials: floating-point formats, Horner's rule, powers of two.
 
-Every function here and beside works on any number of lanes with generic instructions, so that one
-text serves every target. Arguments and results are IEEE: NaN, infinities, denormals, signed zeros.
-Coefficients are minimax fits (Remez) made for this package, but for those of e^x and erf in f32,
-which are ONNX Runtime's; each names its interval and error.
+All functions of this package use generic vector instructions, so one implementation serves every
+target. They follow IEEE 754 for NaN, infinities, denormals and signed zeros. Coefficients are
+minimax fits (Remez) made for this package, except those of e^x and erf in f32, which are ONNX
+Runtime's; each states its interval and error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bitwright.errors import CompileError
 
 @dataclass(frozen=True)
 class Format:
-    """A floating type and its integers."""
+    """A floating-point type and the integer type of its size."""
 
     float_: Type
     integer: Type
@@ -26,7 +26,7 @@ class Format:
 
     @property
     def magic(self) -> float:
-        """1.5 · 2^p: a float so large that adding it rounds to whole numbers in the last bits."""
+        """1.5 · 2^p: adding it rounds to an integer in the last bits."""
         return 1.5 * 2.0**self.fraction_bits
 
     @property
@@ -43,7 +43,7 @@ class Format:
 SINGLE = Format(f32, i32, 23, 127)
 DOUBLE = Format(f64, i64, 52, 1023)
 
-# ln 2 in two parts; the first has so few bits that its product with an exponent is exact
+# ln 2 as a sum of two parts; the product of the first part and an exponent is exact
 LN2_HIGH = {SINGLE: 0.693145751953125, DOUBLE: 0.6931471803691238}
 LN2_LOW = {SINGLE: 1.428606820309417e-06, DOUBLE: 1.9082149292705877e-10}
 
@@ -66,13 +66,13 @@ def horner(f: Function, x: Value, coefficients: Sequence[float]) -> Value:
 
 
 def power_of_two(f: Function, exponent: Value, form: Format) -> Value:
-    """2^n for integers n of the normal range, by writing the exponent field."""
+    """2^n for n in the normal range, by writing the exponent field."""
     bits = f.shl(f.add(exponent, form.bias), form.fraction_bits)
     return f.bitcast(bits, exponent.type.of(form.float_))
 
 
 def scale(f: Function, x: Value, exponent: Value, form: Format) -> Value:
-    """x · 2^n, also where 2^n or the result leaves the normal range: two exact halves."""
+    """x · 2^n, also if 2^n or the result is outside the normal range: two exact factors."""
     if f.target.has("avx512f") and x.type.total_bytes % 64 == 0:
         name = f"llvm.ldexp.{x.type.mangled}.{exponent.type.mangled}"
         return f.intrinsic(name, x.type, x, exponent)
@@ -82,7 +82,7 @@ def scale(f: Function, x: Value, exponent: Value, form: Format) -> Value:
 
 
 def nearest(f: Function, x: Value, factor: float, form: Format) -> tuple[Value, Value]:
-    """The whole number nearest to x · factor, as a float and as an integer."""
+    """The integer nearest to x · factor, as a float and as an integer."""
     shifted = f.fma(x, factor, form.magic)
     whole = f.sub(shifted, form.magic)
     integer = f.sub(f.bitcast(shifted, x.type.of(form.integer)), form.magic_bits)
@@ -90,7 +90,7 @@ def nearest(f: Function, x: Value, factor: float, form: Format) -> tuple[Value, 
 
 
 def in_f64(function: Callable[..., Value]) -> Callable[..., Value]:
-    """The function computed in f64 whatever its argument, and rounded once to f32."""
+    """Decorator: computes the function in f64 and rounds the result once to f32."""
 
     def compute(f: Function, *operands: Value) -> Value:
         if operands[0].type.scalar is f64:

@@ -1,9 +1,9 @@
-"""Many numbers divided by the same one, correctly rounded, with one division.
+"""Division of many numbers by one divisor, correctly rounded, with a single division.
 
     y = 1 / d;  q := v y;  twice:  q := q + y (v - q d)
 
-The first turn leaves an error below one unit in the last place, from where the second gives the
-correctly rounded quotient (Markstein), as long as nothing of size underflows or overflows.
+The first iteration leaves an error below one unit in the last place; the second gives the correctly
+rounded quotient (Markstein), provided that no intermediate result underflows or overflows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bitwright.backends.cpu.codegen.emit import Function, Value
 
 
 def divider(f: Function, divisor: Value, lanes: int) -> Callable[[Value], Value]:
-    """The function v / divisor, for vectors v."""
+    """A function that divides vectors by the divisor."""
     wide = f.splat(divisor, lanes)
     if not f.target.has_fma:
         return lambda v: f.div(v, wide)

@@ -1,17 +1,17 @@
 """erf(x) = 2/√π ∫₀ˣ e^(-t²) dt.
 
-Near 0: an odd polynomial. Beyond: 1 - erfc(|x|), where erfc is e to the power of a polynomial;
-since it is small there, errors of the polynomial and of the exponential shrink with it.
+Near 0: an odd polynomial. Beyond: 1 - erfc(|x|), where erfc is e to the power of a polynomial. erfc
+is small there, so errors of the polynomial and of the exponential are reduced.
 
     f64   |x| < 1           x + x P(x²)
           from there        1 - e^Q(|x|)
     f32   |x| <= 0.921875   x + x P(x²)
           from there        1 - e^-(|x| + |x| Q(|x|)), with a polynomial of degree 6 for e^r
 
-Largest error: 2 ulp in f64; in f32 1 ulp, 1.2 where products and sums are rounded apart. A gelu
-often stands before codes of 8 bits, where one last bit can become another code: in f32 degrees,
-coefficients and the order of every step are those of ONNX Runtime, so that its results and those of
-all processors with fused multiply-add agree.
+Largest error: 2 ulp in f64; in f32 1 ulp, 1.2 without fma. GELU is often followed by 8-bit
+quantization, where a different last bit can change the quantized value. In f32, degrees,
+coefficients and evaluation order are therefore those of ONNX Runtime, so the results agree with it
+and between all processors with fused multiply-add.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _POWER_SINGLE = (
     8.37550033e-3,
     1.38319808e-3,
 )
-# where the formula changes, and from where on erf rounds to 1
+# the bound between the formulas, and the bound from which erf rounds to 1
 _BORDER_SINGLE, _END_SINGLE = 0.921875, 3.925
 _END_DOUBLE = 6.0
 
@@ -99,7 +99,7 @@ def _single(f: Function, x: Value) -> Value:
     near = f.fma(horner(f, f.mul(size, size), _NEAR_SINGLE), size, size)
     power = f.fma(horner(f, size, _FAR_SINGLE), size, size)
     r, scale = split(f, f.neg(power))
-    # multiplying by a power of two rounds nothing
+    # multiplying by a power of two is exact
     far = f.fma(f.neg(horner(f, r, _POWER_SINGLE)), scale, 1.0)
     return f.copysign(f.select(f.gt(size, _BORDER_SINGLE), far, near), x)
 

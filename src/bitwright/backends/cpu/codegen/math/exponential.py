@@ -2,8 +2,8 @@
 
 x = n ln 2 + r with |r| <= ln 2 / 2, so that e^x = 2^n · e^r and e^r is a short polynomial.
 Largest error: exp 0.9 ulp (1.1 without fma), expm1 2 ulp. In f32 with fma, e^x has the bits of ONNX
-Runtime's Exp: codes of 8 bits follow, in softmax and behind x / (1 + e^-x), where a last bit can
-become another code.
+Runtime's Exp: softmax and x / (1 + e^-x) often precede 8-bit quantization, where a different last
+bit can change the quantized value.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def _reduce(f: Function, x: Value, form: Format) -> tuple[Value, Value]:
 
 
 def split(f: Function, x: Value, ln2: Sequence[float] = ()) -> tuple[Value, Value]:
-    """(r, 2^n) of the module's formula, where 2^n is a normal number; with parts of ln 2 for the
-    usual ones."""
+    """(r, 2^n) of the module's formula, where 2^n is a normal number; `ln2` replaces the default
+    parts of ln 2."""
     form = format_of(x)
-    # what is left in the last bits then is n + bias, the exponent field of 2^n
+    # the last bits of the sum are then n + bias, the exponent field of 2^n
     magic = form.magic + form.bias
     shifted = f.fma(x, math.log2(math.e), magic)
     whole = f.sub(shifted, magic)
@@ -95,7 +95,7 @@ def split(f: Function, x: Value, ln2: Sequence[float] = ()) -> tuple[Value, Valu
 
 
 def exp_inside(f: Function, x: Value) -> Value:
-    """e^x where x is known to give a normal number; nothing is checked."""
+    """e^x for x known to give a normal number, without range checks."""
     r, power = split(f, x)
     return f.mul(horner(f, r, _EXP[format_of(x)]), power)
 
@@ -103,7 +103,7 @@ def exp_inside(f: Function, x: Value) -> Value:
 def exp(f: Function, x: Value) -> Value:
     """e^x for every x."""
     form = format_of(x)
-    # what ends as 0 is computed as e^0: results on the way down to 0 cost a trap into microcode
+    # inputs that give 0 are computed as e^0: denormal intermediate results would be slow
     vanishes = f.lt(x, _LOW[form])
     inside = f.min(f.select(vanishes, 0.0, x), _HIGH[form])
     r, n = _reduce(f, inside, form)
@@ -116,7 +116,7 @@ def expm1(f: Function, x: Value) -> Value:
     inside = f.clamp(x, -60.0, _HIGH[form])
     r, n = _reduce(f, inside, form)
     curve = f.fma(horner(f, r, _EXPM1[form]), f.mul(r, r), r)
-    # 2^n c + (2^n - 1), with 2^(n-1) in place of 2^n since 2^n may not exist where e^x does
+    # 2^n c + (2^n - 1), with 2^(n-1) in place of 2^n, which may overflow where e^x does not
     half = power_of_two(f, f.sub(n, 1), form)
     doubled = f.fma(curve, half, f.sub(half, 0.5))
     return f.copysign(f.add(doubled, doubled), x)

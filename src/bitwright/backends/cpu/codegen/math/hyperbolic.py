@@ -21,7 +21,7 @@ _LARGE = 2.0**28  # x² + 1 = x² from here on
 
 
 def tanh(f: Function, x: Value) -> Value:
-    """1 - 2 / (e^2x + 1), which is accurate from ½ on; a polynomial below, expm1 in f64."""
+    """1 - 2 / (e^2x + 1) where that is accurate; a polynomial below 0.625; expm1 in f64."""
     form = format_of(x)
     size = f.min(f.abs(x), _TANH_END[form])
     double = f.add(size, size)
@@ -35,7 +35,7 @@ def tanh(f: Function, x: Value) -> Value:
 
 
 def sigmoid(f: Function, x: Value) -> Value:
-    """1 / (1 + e^-x), from the side where the power is small."""
+    """1 / (1 + e^-x), computed from e^-|x|, which cannot overflow."""
     small = exp(f, f.neg(f.abs(x)))
     return f.div(f.select(f.lt(x, 0.0), small, 1.0), f.add(small, 1.0))
 
@@ -55,7 +55,7 @@ def cosh(f: Function, x: Value) -> Value:
     """(e^x + e^-x) / 2"""
     root = exp(f, f.mul(f.abs(x), 0.5))
     half = f.mul(root, 0.5)
-    # e^(x/2) · e^(x/2) / 2 exists wherever the result does
+    # e^(x/2) · e^(x/2) / 2 overflows only if the result does
     return f.add(f.mul(half, root), f.div(f.div(0.5, root), root))
 
 

@@ -60,7 +60,7 @@ def log1p(f: Function, x: Value) -> Value:
     """ln(1 + x), as accurate near 0 as elsewhere; -inf at -1, NaN below."""
     form = format_of(x)
     u = f.add(x, 1.0)
-    # what the addition rounded away, exactly
+    # the exact rounding error of the addition
     lost = f.select(f.lt(x, 1.0), f.sub(x, f.sub(u, 1.0)), f.sub(1.0, f.sub(u, x)))
     exponent, m = _split(f, u, form)
     down = power_of_two(f, f.sub(0, f.min(exponent, 60)), form)

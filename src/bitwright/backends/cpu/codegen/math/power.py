@@ -23,7 +23,7 @@ def pow_(f: Function, x: Value, y: Value) -> Value:
 
 
 def _exact_where_whole(f: Function, x: Value, y: Value, power: Value) -> Value:
-    """Square and multiply, where every product is a whole number that f64 holds."""
+    """Square and multiply, where every product is an integer that f64 represents."""
     fits = f.and_(f.ge(y, 0.0), f.lt(y, 64.0))
     fits = f.and_(fits, f.and_(f.eq(f.trunc(y), y), f.eq(f.trunc(x), x)))
     total, square, left = f.const(x.type, 1.0), x, f.select(fits, y, 0.0)
@@ -53,7 +53,7 @@ def _power(f: Function, x: Value, y: Value) -> Value:
 
 @in_f64
 def remainder(f: Function, x: Value, y: Value) -> Value:
-    """The remainder with the sign of x. The quotient's leading 26 bits are taken off per turn, so
+    """The remainder with the sign of x. Each iteration subtracts the quotient's leading 26 bits, so
     that its products with both halves of y are exact."""
     together = max((x.type, y.type), key=lambda type_: type_.lanes)
     x, y = f.as_value(x, together), f.as_value(y, together)

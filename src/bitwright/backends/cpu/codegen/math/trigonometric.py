@@ -1,7 +1,7 @@
 """sin, cos, tan and their inverses.
 
-sin and cos of r in [-π/4, π/4] are short polynomials; the quadrant picks one and its sign. Angles
-are reduced in f64 (`reduction`), so the results hold for every finite x.
+sin and cos of r in [-π/4, π/4] are short polynomials; the quadrant selects one and its sign. Angles
+are reduced in f64 (`argument_reduction`), so the results hold for every finite x.
 Largest error in f32: sin and cos 2 ulp, tan and the inverses 1 ulp; in f64: sin and cos
 2 ulp, tan 4 ulp, the inverses 3 ulp.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 
 from bitwright.backends.cpu.codegen.emit import Function, Value, f64, i32
+from bitwright.backends.cpu.codegen.math.argument_reduction import reduce_angle
 from bitwright.backends.cpu.codegen.math.basis import DOUBLE, SINGLE, format_of, horner, in_f64
-from bitwright.backends.cpu.codegen.math.reduction import quarter_turns
 
 # sin r = r + r³ P(r²), cos r = 1 - r²/2 + r⁴ P(r²) on |r| <= π/4, errors 2^-37, 2^-33 and 2^-68
 _SIN = {
@@ -82,8 +82,8 @@ def cos(f: Function, x: Value) -> Value:
 
 
 def _wave(f: Function, x: Value, ahead: int) -> Value:
-    """sin of x + `ahead` quarter turns."""
-    n, r, tail = quarter_turns(f, f.convert(x, f64))
+    """sin(x + `ahead` π/2)."""
+    n, r, tail = reduce_angle(f, f.convert(x, f64))
     sine, cosine = _both(f, *(f.convert(part, x.type.scalar) for part in (r, tail)))
     quadrant = n if x.type.scalar is f64 else f.convert(n, i32)
     quadrant = f.add(quadrant, ahead)
@@ -100,7 +100,7 @@ def _both(f: Function, r: Value, tail: Value) -> tuple[Value, Value]:
     sine = f.fma(f.mul(square, r), horner(f, square, _SIN[form]), tail)
     half = f.mul(square, 0.5)
     cosine = f.sub(1.0, half)
-    # what 1 - r²/2 lost is put back with the small terms
+    # the rounding error of 1 - r²/2 is added back with the small terms
     lost = f.sub(f.sub(1.0, cosine), half)
     small = f.fma(f.mul(square, square), horner(f, square, _COS[form]), lost)
     small = f.sub(small, f.mul(r, tail)) if form is DOUBLE else small
@@ -109,7 +109,7 @@ def _both(f: Function, r: Value, tail: Value) -> tuple[Value, Value]:
 
 @in_f64
 def tan(f: Function, x: Value) -> Value:
-    n, r, tail = quarter_turns(f, x)
+    n, r, tail = reduce_angle(f, x)
     sine, cosine = _both(f, r, tail)
     odd = f.ne(f.and_(n, 1), 0)
     y = f.div(f.select(odd, f.neg(cosine), sine), f.select(odd, sine, cosine))
@@ -123,11 +123,11 @@ def atan(f: Function, x: Value) -> Value:
     size = f.abs(x)
     inverted = f.gt(size, 1.0)
     z = f.select(inverted, f.div(1.0, size), size)
-    transposed = f.gt(z, math.tan(math.pi / 8))
-    z = f.select(transposed, f.div(f.sub(z, 1.0), f.add(z, 1.0)), z)
+    rotated = f.gt(z, math.tan(math.pi / 8))
+    z = f.select(rotated, f.div(f.sub(z, 1.0), f.add(z, 1.0)), z)
     square = f.mul(z, z)
     y = f.fma(f.mul(square, z), horner(f, square, _ATAN), z)
-    y = f.select(transposed, f.add(f.add(y, _HALF_PI_LOW / 2), math.pi / 4), y)
+    y = f.select(rotated, f.add(f.add(y, _HALF_PI_LOW / 2), math.pi / 4), y)
     y = f.select(inverted, f.sub(math.pi / 2, f.sub(y, _HALF_PI_LOW)), y)
     return f.copysign(y, x)
 
@@ -151,7 +151,7 @@ def asin(f: Function, x: Value) -> Value:
 
 @in_f64
 def acos(f: Function, x: Value) -> Value:
-    """NaN outside [-1, 1]; π/2 - asin x, rearranged so that nothing cancels."""
+    """NaN outside [-1, 1]; π/2 - asin x, rearranged to avoid cancellation."""
     beyond, z, curve = _asin_parts(f, f.abs(x))
     y = f.add(z, curve)
     double = f.add(y, y)

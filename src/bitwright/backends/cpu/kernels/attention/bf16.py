@@ -1,18 +1,18 @@
-"""Attention of bf16 by instructions that sum products of bf16 in f32: dots, and tiles (AMX).
+"""bf16 attention with bf16 dot products summed in f32: vector dots, and AMX tiles.
 
-Both instructions take the numbers of k in pairs, which lie where lanes along queries want them:
+Both instructions take the reduction dimension in pairs:
 
-    q[d / 2][query][2]      transposed once for a block of queries
-    p[key / 2][query][2]    e^(score - maximum), rounded to bf16 as it is made
+    q[d / 2][query][2]      transposed once per block of queries
+    p[key / 2][query][2]    e^(score - maximum), rounded to bf16 when computed
 
-Scores, softmax and sums stay f32 as in `kernels.attention.many`. A dot takes pairs of a key's
-features where they lie, and pairs of values, v[key / 2][feature][2]. Tiles make blocks of 32 × 32:
+Scores, softmax and sums are f32 as in `kernels.attention.query_block`. A dot reads pairs of a key's
+features from memory, and pairs of values v[key / 2][feature][2]. Tiles compute blocks of 32 × 32:
 
     scores[key][query]    =  k[key][d] · q[d / 2][query][2]
     results[d][query]    +=  v[d][key] · p[key / 2][query][2]
 
-so keys are loaded where they lie, values are transposed ahead of all blocks
-(`kernels.attention.transposed_values`), and results are at the end.
+so keys are loaded from memory directly, values are transposed by a separate kernel
+(`kernels.attention.transposed_values`), and results are transposed at the end.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import math
 from collections.abc import Sequence
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Operand, Value, bf16, f32, i16, i32, i64
-from bitwright.backends.cpu.codegen.math.decay import decay
-from bitwright.backends.cpu.kernels.attention.many import Block, Scratch, whole
+from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive
+from bitwright.backends.cpu.kernels.attention.query_block import Block, Scratch, whole
 from bitwright.backends.cpu.kernels.attention.spec import Attention, Segment, tiles
 from bitwright.backends.cpu.kernels.attention.transposed_values import LANES, ValuePairs
-from bitwright.backends.cpu.kernels.matmul.dot.amx import TileDots, tile_dots
+from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxBf16Dot, amx_bf16_dot
 from bitwright.backends.cpu.kernels.matmul.dot.amx_block import BYTES, ROWS, SIZE
 from bitwright.backends.cpu.kernels.matmul.dot.amx_block import Tiles as TileForms
-from bitwright.backends.cpu.kernels.matmul.dot.half_dot import HalfDots, best_halves
+from bitwright.backends.cpu.kernels.matmul.dot.half_dot import Bf16Dot2, choose_half_dot
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 from bitwright.backends.cpu.lowering.region import address_of
 from bitwright.ir.dtype import DType
@@ -36,21 +36,21 @@ from bitwright.ir.dtype import bf16 as brain
 from bitwright.target import Target
 
 STEP = 32
-"""Features, or keys, of one step of tiles."""
+"""Features, or keys, per tile product."""
 
 
-def pair_products(target: Target, element: DType) -> TileDots | HalfDots | None:
-    """How the products of attention are done in pairs, where they are."""
+def pair_products(target: Target, element: DType) -> AmxBf16Dot | Bf16Dot2 | None:
+    """The bf16 product that attention uses on this target, if any."""
     if element != brain or target.lanes(32) != LANES:
         return None
-    found = tile_dots(target) or best_halves(target, element, 2)
-    return found if isinstance(found, TileDots | HalfDots) else None
+    found = amx_bf16_dot(target) or choose_half_dot(target, element, 2)
+    return found if isinstance(found, AmxBf16Dot | Bf16Dot2) else None
 
 
 def block_kind(kernel: Attention) -> type[Block]:
     if kernel.pairs is None:
         return Block
-    return _TileBlock if isinstance(kernel.pairs, TileDots) else _DotBlock
+    return _TileBlock if isinstance(kernel.pairs, AmxBf16Dot) else _DotBlock
 
 
 class _PairScratch(Scratch):
@@ -62,22 +62,22 @@ class _PairScratch(Scratch):
 
 
 class _PairBlock(Block):
-    """What dots and tiles have in common."""
+    """Shared by dots and tiles."""
 
-    room = _PairScratch
+    scratch_type = _PairScratch
     step = 2
-    """Keys that one product takes."""
+    """Keys per product."""
 
     def _pack_queries(self) -> None:
-        """Queries behind the last one repeat it; features behind the last are 0."""
-        f, place, features = self.f, self.place, self.kernel.features
-        index = (place.batch, place.head, place.first)
+        """Rows past the last query repeat it; features are padded with 0."""
+        f, item, features = self.f, self.item, self.kernel.features
+        index = (item.batch, item.head, item.first)
         base, step = address_of(f, "q", bf16, index), f.args.size("q.2")
         full = features // STEP * STEP
-        with f.loop(0, place.count, LANES, nonempty=True) as vectors:
+        with f.loop(0, item.count, LANES, nonempty=True) as vectors:
             start = vectors.index
             rows = [
-                f.gep(bf16, base, f.min(place.count - 1, start + r) * step) for r in range(LANES)
+                f.gep(bf16, base, f.min(item.count - 1, start + r) * step) for r in range(LANES)
             ]
 
             def put(first: Operand, mask: Value | None) -> None:
@@ -96,8 +96,7 @@ class _PairBlock(Block):
     def _powers(
         self, count: Value, shifts: Sequence[Value], sums: Sequence[Value]
     ) -> Sequence[Value]:
-        """Pairs of e^(score - maximum), 0 for keys that do not exist; sums of what is not rounded
-        yet."""
+        """Store pairs of e^(score - maximum), 0 for padding keys; return the unrounded sums."""
         f, scratch = self.f, self.scratch
         end = self._whole_steps(count)
         with f.loop(count, end) as loop:
@@ -112,7 +111,7 @@ class _PairBlock(Block):
                 for place in (0, 1):
                     at = (number * 2 + place) * self.pitch + v * LANES
                     score = f.load(self.vector, scratch.scores, at, align=self.align)
-                    power = decay(f, score - shift)
+                    power = exp_nonpositive(f, score - shift)
                     halves.append(f.bitcast(f.convert(power, bf16), i16.vector(LANES)))
                     total = total + power
                 at = (number * self.pitch + v * LANES) * 2
@@ -123,7 +122,7 @@ class _PairBlock(Block):
         return f.vectors(0, f.lshr(end, 1), 1, pair, sums)
 
     def _whole_steps(self, count: Value) -> Value:
-        """Keys of the block, with those that fill the last product up."""
+        """Keys of the block, rounded up to whole products."""
         return self.f.and_(count + (self.step - 1), -self.step)
 
 
@@ -135,9 +134,9 @@ class _DotScratch(_PairScratch):
 
 
 class _DotBlock(_PairBlock):
-    """Two products and their sum are one instruction."""
+    """Two products and their sum per instruction."""
 
-    room = _DotScratch
+    scratch_type = _DotScratch
 
     def _key(self, part: Segment, first: Value, key: Value) -> Value:
         return self.f.gep(bf16, part.k, (first + key) * part.k_step)
@@ -156,12 +155,12 @@ class _DotBlock(_PairBlock):
         return [scaled[i : i + vectors] for i in range(0, len(scaled), vectors)]
 
     def _add(self, words: Sequence[Value], line: Value, totals: Sequence[Value]) -> list[Value]:
-        """The sums with one pair of features of every key."""
+        """The sums plus the products of one pair of features of every key."""
         vectors = len(totals) // len(words)
         queries = [
             self._pairs(self.scratch.q, line * self.pitch + v * LANES) for v in range(vectors)
         ]
-        spread = [self._spread(word) for word in words]
+        spread = [self._broadcast(word) for word in words]
         return [
             self._dot(totals[t * vectors + v], word, query)
             for t, word in enumerate(spread)
@@ -169,15 +168,15 @@ class _DotBlock(_PairBlock):
         ]
 
     def _pairs(self, base: Value, at: Value) -> Value:
-        """Sixteen pairs from a scratch of words."""
+        """Sixteen pairs from scratch memory."""
         return self.f.load(bf16.vector(2 * LANES), base, at * 2, align=BYTES)
 
-    def _spread(self, word: Value) -> Value:
+    def _broadcast(self, word: Value) -> Value:
         return self.f.bitcast(self.f.splat(word, LANES), bf16.vector(2 * LANES))
 
     def _dot(self, total: Value, a: Value, b: Value) -> Value:
-        assert isinstance(self.kernel.pairs, HalfDots)
-        return self.kernel.pairs.dot(self.f, total, a, b)
+        assert isinstance(self.kernel.pairs, Bf16Dot2)
+        return self.kernel.pairs.instr(self.f, total, a, b)
 
     def _pack_keys(self, part: Segment, first: Value, count: Value) -> None:
         f, width = self.f, self.scratch.width
@@ -204,7 +203,7 @@ class _DotBlock(_PairBlock):
             powers = f.gep(i32, scratch.powers, loop.index * self.pitch + query)
             after: list[Value] = []
             for r in rows:
-                power = self._spread(f.load(i32, powers, r))
+                power = self._broadcast(f.load(i32, powers, r))
                 after += [
                     self._dot(loop.carried[r * columns + c], power, value)
                     for c, value in enumerate(values)
@@ -221,24 +220,24 @@ class _TileScratch(_PairScratch):
         self.keys = f.scratch(bf16, SIZE * whole(kernel.features, STEP))
         self.rest = f.scratch(bf16, SIZE * STEP)
         self.transposed = f.scratch(f32, size.queries * self.width)
-        """Results, features by queries."""
+        """Results as features by queries."""
 
 
 class _TileBlock(_PairBlock):
     """Blocks of 32 keys, or features, by 32 queries."""
 
-    room = _TileScratch
+    scratch_type = _TileScratch
     step = STEP
 
     @property
     def line(self) -> Value:
-        """Bytes of a row of scores, powers or results: all are of 32 bits a query."""
+        """Bytes of a row of scores, powers or results: each has 32 bits per query."""
         return self.f.index(self.pitch * 4)
 
     def _pack_keys(self, part: Segment, first: Value, count: Value) -> None:
-        """The scores, before they are scaled."""
+        """Compute the unscaled scores."""
         f = self.f
-        self.values, self.apart = (
+        self.values, self.value_stride = (
             f.gep(bf16, part.transposed, first),
             part.transposed_step * bf16.bytes,
         )
@@ -248,12 +247,12 @@ class _TileBlock(_PairBlock):
     def _score_tiles(self, part: Segment, key: Value, at: Value, left: Value) -> None:
         f, kernel, scratch = self.f, self.kernel, self.scratch
         width = whole(kernel.features, STEP)
-        rows, apart = f.gep(bf16, part.k, key * part.k_step), part.k_step * bf16.bytes
+        rows, stride = f.gep(bf16, part.k, key * part.k_step), part.k_step * bf16.bytes
         copies = f.lt(left, SIZE) if width == kernel.features else f.lt(0, left)
         with f.if_(copies):
             self._copy_keys(part, key, f.min(left, SIZE), width)
         start = f.select(copies, scratch.keys, rows)
-        stride = f.select(copies, width * bf16.bytes, apart)
+        stride = f.select(copies, width * bf16.bytes, stride)
         numbers = self._tiles
         sums = [numbers.zeros(f) for _ in range(4)]
         for d in range(0, width, STEP):
@@ -268,12 +267,11 @@ class _TileBlock(_PairBlock):
 
     @property
     def _tiles(self) -> TileForms:
-        assert isinstance(self.kernel.pairs, TileDots)
+        assert isinstance(self.kernel.pairs, AmxBf16Dot)
         return self.kernel.pairs.tiles
 
     def _copy_keys(self, part: Segment, key: Value, count: Value, width: int) -> None:
-        """Keys side by side, features behind the last being 0; what stands for a key that does not
-        exist is not used."""
+        """Copy keys contiguously, features padded with 0; rows of padding keys are not used."""
         f, features = self.f, self.kernel.features
         with f.loop(0, count, nonempty=True) as loop:
             row = f.gep(bf16, part.k, (key + loop.index) * part.k_step)
@@ -302,7 +300,7 @@ class _TileBlock(_PairBlock):
 
     def _results(self, count: Value) -> None:
         f, scratch = self.f, self.scratch
-        self._shrink()
+        self._rescale_results()
         for top in range(0, scratch.width, SIZE):
             down = range(min(2, (scratch.width - top) // ROWS))
             corners = [(top + i * ROWS) * self.pitch + j * LANES for i in down for j in (0, 1)]
@@ -310,18 +308,18 @@ class _TileBlock(_PairBlock):
             self._add_results(places, top, count)
 
     def _add_results(self, places: Sequence[Value], top: int, count: Value) -> None:
-        """Products of tiles of values with two tiles of powers, added to the tiles of results.
+        """Add the products of tiles of values and two tiles of powers to the tiles of results.
 
-        Values of keys that a block does not see may be anything: the last step's are copied.
+        Values past the block may be any bits, so the last partial step is copied and masked.
         """
         f, numbers, scratch = self.f, self._tiles, self.scratch
         parts = [numbers.sums(f, place, self.line) for place in places]
         size = len(parts[0])
-        values, steps = f.offset(self.values, self.apart * top), f.udiv(count, STEP)
+        values, steps = f.offset(self.values, self.value_stride * top), f.udiv(count, STEP)
 
-        def step(number: Value, v: Value, apart: Value, flat: Sequence[Value]) -> list[Value]:
+        def step(number: Value, v: Value, stride: Value, flat: Sequence[Value]) -> list[Value]:
             a = [
-                numbers.read(f, f.offset(v, apart * (i * ROWS)), apart)
+                numbers.read(f, f.offset(v, stride * (i * ROWS)), stride)
                 for i in range(len(places) // 2)
             ]
             pairs = f.gep(i32, scratch.powers, number * (STEP // 2 * self.pitch))
@@ -337,11 +335,11 @@ class _TileBlock(_PairBlock):
         flat = [value for part in parts for value in part]
         with f.loop(0, steps, carry=flat) as loop:
             v = f.gep(bf16, values, loop.index * STEP)
-            loop.next(*step(loop.index, v, self.apart, loop.carried))
+            loop.next(*step(loop.index, v, self.value_stride, loop.carried))
         with f.if_(f.lt(steps * STEP, count), loop.results) as branch:
             mask = f.mask(count - steps * STEP, STEP, 16)
             with f.loop(0, len(places) // 2 * ROWS, nonempty=True) as rows:
-                line = f.gep(bf16, f.offset(values, self.apart * rows.index), steps * STEP)
+                line = f.gep(bf16, f.offset(values, self.value_stride * rows.index), steps * STEP)
                 held = f.load(bf16.vector(STEP), line, mask=mask)
                 f.store(held, scratch.rest, rows.index * STEP, align=BYTES)
             branch.next(*step(steps, scratch.rest, f.index(BYTES), loop.results))
@@ -349,8 +347,8 @@ class _TileBlock(_PairBlock):
             part = list(branch.results[number * size : (number + 1) * size])
             numbers.write(f, part, place, self.line)
 
-    def _shrink(self) -> None:
-        """Results so far, where some query's maximum has grown."""
+    def _rescale_results(self) -> None:
+        """Rescale the results where some query's maximum grew."""
         f, scratch = self.f, self.scratch
         factors = [
             f.load(self.vector, scratch.factors, v * LANES, align=self.align)
@@ -366,7 +364,7 @@ class _TileBlock(_PairBlock):
     def _finish_results(self) -> None:
         f, scratch = self.f, self.scratch
         with (
-            f.loop(0, self.place.count, LANES, nonempty=True) as queries,
+            f.loop(0, self.item.count, LANES, nonempty=True) as queries,
             f.loop(0, scratch.width, LANES, nonempty=True) as loop,
         ):
             rows = [

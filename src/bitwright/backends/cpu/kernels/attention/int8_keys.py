@@ -1,13 +1,12 @@
-"""Keys and values of attention in codes, made once for all queries (`ops.quant.int8_attention`).
+"""Quantizes keys and values of int8 attention once for all queries (`ops.quant.int8_attention`).
 
-    k codes   [batch, head, key, features]         and the step of each row
-    v codes   [batch, head, key / 4, width, 4]     m and ln m of each row, u of each head and the
-                                                   means of all features
+    k_q   [batch, head, key, features]         and the scale of each row
+    v_q   [batch, head, key / 4, width, 4]     m and ln m of each row, u of each head and the
+                                               means of all features
 
-For targets with a dot product of unsigned by signed codes, codes of k are moved by 128 and rows are
-filled up to groups of four; v holds four keys side by side, zeros behind the last. For others codes
-of both are f32 numbers, and v is [batch, head, key, width]. Past keys stand in front of present
-ones. Threads share out rows of k, and heads of v.
+For targets with a u8 × s8 dot product, k has an offset of 128 and rows are padded to groups of
+four; v interleaves four keys, padded with zeros. Otherwise both are f32 numbers, and v is [batch,
+head, key, width]. Past keys precede present keys. Work is divided by rows of k and heads of v.
 """
 
 from __future__ import annotations
@@ -24,12 +23,20 @@ from bitwright.backends.cpu.lowering.region import address_of
 from bitwright.ops.quant import int8_attention as meaning
 from bitwright.target import Target
 
-INT8 = ("k_codes", "k_steps", "v_codes", "v_finer", "v_logs", "v_units", "v_means")
-"""What is made of keys and values."""
-STEPS, TINY = float(meaning.STEPS), float(meaning.TINY)
-MOST_SUMS = 4
-"""Vectors of features whose means are found at a time."""
-MOVED = 128
+INT8 = (
+    "k_q",
+    "k_scales",
+    "v_q",
+    "v_multipliers",
+    "v_log_multipliers",
+    "v_inverse_scales",
+    "v_means",
+)
+"""The slots of quantized keys and values."""
+Q_MAX, TINY = float(meaning.STEPS), float(meaning.TINY)
+MAX_SUMS = 4
+"""Vectors of features whose means are computed at a time."""
+Q_OFFSET = 128
 _NOT_FINITE = 0x7F800000
 
 
@@ -40,7 +47,7 @@ class QuantizedKeys:
     has_past: bool
     causal: bool
     dots: bool
-    """Whether products are dots of unsigned by signed codes."""
+    """Whether products are u8 × s8 dot products."""
     lanes: int
 
     @classmethod
@@ -53,17 +60,17 @@ class QuantizedKeys:
 
     @property
     def row(self) -> int:
-        """Codes of a row of k."""
+        """Elements per row of k."""
         return -(-self.features // 4) * 4 if self.dots else self.features
 
     @property
     def element(self) -> Type:
-        """What a code is stored as."""
+        """The storage type of a quantized value."""
         return i8 if self.dots else f32
 
     @property
     def width(self) -> int:
-        """Columns of v, filled up to whole vectors."""
+        """Columns of v, padded to whole vectors."""
         return -(-self.value_features // self.lanes) * self.lanes
 
     @property
@@ -76,26 +83,26 @@ class QuantizedKeys:
 
 def emit_int8_keys(module: Module, name: str, form: QuantizedKeys) -> Signature:
     with module.kernel(name, form.signature) as f, f.subnormals_as_zeros():
-        _Activation(f, form).emit()
+        _KeyQuantizer(f, form).emit()
     return form.signature
 
 
 def peak_of(f: Kernel, x: Value, peak: Value) -> Value:
-    """The largest |x| so far as bits, in which NaN is largest of all."""
+    """The bits of the running maximum of |x|; as bits, NaN is the largest."""
     bits = f.and_(f.bitcast(x, x.type.of(i32)), 0x7FFFFFFF)
     return f.max(bits, peak)
 
 
 def factors(f: Kernel, peak: Value) -> tuple[Value, Value]:
-    """From the bits of a peak: codes to a unit, and units to a code."""
+    """(1 / scale, scale) from the bits of a peak."""
     value = f.bitcast(peak, peak.type.of(f32))
-    inverse = f.select(f.lt(value, TINY), 0.0, f.div(STEPS, value))
-    step = f.select(f.ge(peak, _NOT_FINITE), float("nan"), f.div(value, STEPS))
+    inverse = f.select(f.lt(value, TINY), 0.0, f.div(Q_MAX, value))
+    step = f.select(f.ge(peak, _NOT_FINITE), float("nan"), f.div(value, Q_MAX))
     return inverse, step
 
 
 def row_peaks(f: Kernel, rows: Sequence[Value], features: int, means: Value | None = None) -> Value:
-    """The bits of the peaks of as many rows as there are lanes, of their distance from means."""
+    """The bits of max |x - mean| of one row per lane."""
     lanes = len(rows)
     vector = f32.vector(lanes)
 
@@ -111,7 +118,7 @@ def row_peaks(f: Kernel, rows: Sequence[Value], features: int, means: Value | No
     return f.combine(transposed(f, peaks), f.max)
 
 
-class _Activation:
+class _KeyQuantizer:
     def __init__(self, f: Kernel, form: QuantizedKeys) -> None:
         self.f, self.form, self.lanes = f, form, form.lanes
         self.vector = f32.vector(form.lanes)
@@ -135,7 +142,7 @@ class _Activation:
                 self._keys(group, index, (place - 1) * self.lanes)
 
     def _row(self, name: str, index: Sequence[Value], key: Value) -> Value:
-        """Where a row of k or v lies, among the past ones or the present."""
+        """The address of a row of k or v, past or present."""
         f = self.f
         row = f.gep(f32, address_of(f, name, f32, index), key * f.args.size(f"{name}.2"))
         if self.past is None:
@@ -153,29 +160,29 @@ class _Activation:
         return f.select(f.lt(key, self.past), before, behind)
 
     def _keys(self, group: Value, index: Sequence[Value], first: Value) -> None:
-        """As many rows of k as there are lanes, or those that are left."""
+        """Quantize up to one row of k per lane."""
         f, form, lanes = self.f, self.form, self.lanes
         count = f.min(self.total - first, lanes)
         rows = [self._row("k", index, first + f.min(count - 1, r)) for r in range(lanes)]
         inverse, step = factors(f, row_peaks(f, rows, form.features))
         number = group * self.total + first
-        f.store(step, f.args.pointer("k_steps"), number, mask=f.mask(count, lanes))
+        f.store(step, f.args.pointer("k_scales"), number, mask=f.mask(count, lanes))
         f.store(inverse, self.inverse, align=inverse.type.total_bytes)
         with f.loop(0, count, nonempty=True) as loop:
             row = self._row("k", index, first + loop.index)
             factor = f.splat(f.load(f32, self.inverse, loop.index), lanes)
             place = (number + loop.index) * form.row
-            qvalues = f.gep(form.element, f.args.pointer("k_codes"), place)
+            q = f.gep(form.element, f.args.pointer("k_q"), place)
 
             def put(d: Value, mask: Value | None) -> None:
                 found = f.round_to_int(f.load(self.vector, row, d, mask=mask) * factor)
-                moved = found + MOVED if form.dots else found
-                f.store(f.convert(moved, form.element), qvalues, d, mask=mask)
+                moved = found + Q_OFFSET if form.dots else found
+                f.store(f.convert(moved, form.element), q, d, mask=mask)
 
             f.vectors(0, form.features, lanes, put)
 
     def _values(self, group: Value, index: Sequence[Value]) -> None:
-        """All of a head's values."""
+        """Quantize the values of a head."""
         f, form = self.f, self.form
         means = f.gep(f32, f.args.pointer("v_means"), group * form.width)
         if form.causal:
@@ -184,19 +191,22 @@ class _Activation:
         else:
             self._rounded_means(index, means)
         start = group * self.total
-        finer, logs = (f.gep(f32, f.args.pointer(name), start) for name in ("v_finer", "v_logs"))
-        unit = self._levels(index, means, finer, logs)
-        f.store(unit, f.args.pointer("v_units"), group)
+        multipliers, log_multipliers = (
+            f.gep(f32, f.args.pointer(name), start)
+            for name in ("v_multipliers", "v_log_multipliers")
+        )
+        unit = self._row_multipliers(index, means, multipliers, log_multipliers)
+        f.store(unit, f.args.pointer("v_inverse_scales"), group)
         rows = pieces(f, self.total, 4) * 4 if form.dots else self.total
-        qvalues = f.gep(form.element, f.args.pointer("v_codes"), group * rows * form.width)
+        q = f.gep(form.element, f.args.pointer("v_q"), group * rows * form.width)
         for column in range(0, form.width, self.lanes):
             mean = f.load(self.vector, means, column)
             if form.dots:
-                self._code_groups(index, column, mean, finer, unit, qvalues)
+                self._quantize_groups(index, column, mean, multipliers, unit, q)
             else:
                 with f.loop(0, self.total) as loop:
-                    found = self._code(index, loop.index, column, mean, finer, unit)
-                    f.store(f.convert(found, f32), qvalues, loop.index * form.width + column)
+                    found = self._quantize(index, loop.index, column, mean, multipliers, unit)
+                    f.store(f.convert(found, f32), q, loop.index * form.width + column)
 
     def _mask(self, column: int) -> Value | None:
         left = self.form.value_features - column
@@ -204,8 +214,8 @@ class _Activation:
 
     def _rounded_means(self, index: Sequence[Value], means: Value) -> None:
         parts = self.form.width // self.lanes
-        for begin in range(0, parts, MOST_SUMS):
-            some = range(begin, min(begin + MOST_SUMS, parts))
+        for begin in range(0, parts, MAX_SUMS):
+            some = range(begin, min(begin + MAX_SUMS, parts))
             self._means(index, means, [part * self.lanes for part in some])
         self._round(means)
 
@@ -225,7 +235,7 @@ class _Activation:
             f.store(total / count, means, column)
 
     def _round(self, means: Value) -> None:
-        """Means of few bits."""
+        """Round the means to few bits."""
         f = self.f
         columns = range(0, self.form.width, self.lanes)
         loaded = [f.load(self.vector, means, column) for column in columns]
@@ -238,15 +248,19 @@ class _Activation:
         for column, mean in zip(columns, loaded, strict=True):
             f.store((mean + wide) - wide, means, column)
 
-    def _levels(self, index: Sequence[Value], means: Value, finer: Value, logs: Value) -> Value:
-        """How much finer each row is than the largest peak asks for, and u of the head."""
+    def _row_multipliers(
+        self, index: Sequence[Value], means: Value, multipliers: Value, log_multipliers: Value
+    ) -> Value:
+        """Store m and ln m of each row; return u of the head."""
         f, lanes = self.f, self.lanes
         none = f.const(i32.vector(lanes), 0)
         with f.loop(0, self.total, lanes, carry=(none, none)) as loop:
             count = f.min(self.total - loop.index, lanes)
             rows = [self._row("v", index, loop.index + f.min(count - 1, r)) for r in range(lanes)]
             peaks = row_peaks(f, rows, self.form.value_features, means)
-            f.store(f.bitcast(peaks, self.vector), finer, loop.index, mask=f.mask(count, lanes))
+            f.store(
+                f.bitcast(peaks, self.vector), multipliers, loop.index, mask=f.mask(count, lanes)
+            )
             first = f.select(f.eq(loop.index, 0), peaks, loop.carried[1])
             loop.next(f.max(loop.carried[0], peaks), first)
         highest, first = loop.results
@@ -257,47 +271,47 @@ class _Activation:
         bounds = [f.splat(f.div(largest, number), lanes) for number, _ in more]
 
         def put(key: Value, mask: Value | None) -> None:
-            peak = f.load(self.vector, finer, key, mask=mask)
+            peak = f.load(self.vector, multipliers, key, mask=mask)
             found = [f.const(self.vector, number) for number in least]
             for bound, numbers in zip(bounds, more, strict=True):
                 fits = f.le(peak, bound)
                 found = [f.select(fits, n, old) for n, old in zip(numbers, found, strict=True)]
-            # peak - peak is NaN for what is not finite, which those who see the key will notice
+            # peak - peak is NaN for non-finite values and propagates to queries that see the key
             found[1] = found[1] + (peak - peak)
-            for number, place in zip(found, (finer, logs), strict=True):
+            for number, place in zip(found, (multipliers, log_multipliers), strict=True):
                 f.store(number, place, key, mask=mask)
 
         f.vectors(0, self.total, lanes, put)
-        return f.select(f.ge(bits, _NOT_FINITE), float("nan"), f.div(STEPS, largest))
+        return f.select(f.ge(bits, _NOT_FINITE), float("nan"), f.div(Q_MAX, largest))
 
-    def _code(
+    def _quantize(
         self,
         index: Sequence[Value],
         key: Value,
         column: int,
         mean: Value,
-        finer: Value,
+        multipliers: Value,
         unit: Value,
     ) -> Value:
-        """A vector of a row's codes, in i32."""
+        """A vector of a row's quantized values, in i32."""
         f = self.f
         row = self._row("v", index, key)
         distance = f.load(self.vector, row, column, mask=self._mask(column)) - mean
-        units = distance * f.splat(f.load(f32, finer, key) * unit, self.lanes)
+        units = distance * f.splat(f.load(f32, multipliers, key) * unit, self.lanes)
         if self.form.causal:
-            units = f.quick_min(f.quick_max(units, -STEPS), STEPS)
+            units = f.quick_min(f.quick_max(units, -Q_MAX), Q_MAX)
         return f.round_to_int(units)
 
-    def _code_groups(
+    def _quantize_groups(
         self,
         index: Sequence[Value],
         column: int,
         mean: Value,
-        finer: Value,
+        multipliers: Value,
         unit: Value,
-        qvalues: Value,
+        q: Value,
     ) -> None:
-        """Four keys side by side; zeros behind the last."""
+        """Quantize and interleave groups of four keys, padded with zeros."""
         f, total = self.f, self.total
         whole = f.udiv(total, 4)
 
@@ -306,11 +320,13 @@ class _Activation:
             for i in range(4):
                 key = number * 4 + i
                 at = f.min(key, total - 1) if last else key
-                part = f.shl(f.and_(self._code(index, at, column, mean, finer, unit), 0xFF), 8 * i)
+                part = f.shl(
+                    f.and_(self._quantize(index, at, column, mean, multipliers, unit), 0xFF), 8 * i
+                )
                 if last:
                     part = f.select(f.lt(key, total), part, f.const(part.type, 0))
                 word = f.or_(word, part)
-            f.store(word, qvalues, number * self.form.width + column)
+            f.store(word, q, number * self.form.width + column)
 
         with f.loop(0, whole) as loop:
             put(loop.index, False)

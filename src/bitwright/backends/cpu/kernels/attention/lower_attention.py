@@ -1,4 +1,4 @@
-"""Attention: q, k and v are read where they lie, whatever reshapes and transposes made them."""
+"""Lowering of attention: q, k and v are read through strided views, without copies."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from bitwright.backends.cpu.kernels.attention.bf16 import pair_products
 from bitwright.backends.cpu.kernels.attention.lower_int8 import call_quantized
 from bitwright.backends.cpu.kernels.attention.spec import (
     BOTH,
-    FEW,
     FULL_MASK,
     KEY_MASK,
-    MANY,
     NO_MASK,
+    QUERY_BLOCK,
+    SINGLE_QUERY,
     Attention,
-    few_queries,
+    max_single_queries,
 )
 from bitwright.backends.cpu.kernels.attention.transposed_values import KEYS, LANES, emit_transposed
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
@@ -33,8 +33,8 @@ from bitwright.ir.graph import Node, Value
 from bitwright.lir.buffer import View, contiguous
 
 NAMES = ("q", "k", "v", "mask", "past_k", "past_v", "lengths")
-MOST_FEATURES = 512
-"""Blocks of queries and values lie on the stack."""
+MAX_FEATURES = 512
+"""Blocks of queries and values are on the stack."""
 HEADS_INSIDE = (0, 2, 1, 3)
 
 
@@ -73,41 +73,45 @@ def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
     shape = anchor.outputs[0].shape
     extras = Reads("e", operand_views(ctx, region, after.inputs, shape))
     kernel = _describe(ctx, anchor, features, views, mask, after, extras)
-    if kernel.turns:
+    if kernel.transposes_values:
         for name in ("v", "past_v"):
             if name in views:
-                views[f"turned_{name}"] = _transposed(ctx, node, views[name])
+                views[f"transposed_{name}"] = _transposed(ctx, node, views[name])
     y = ctx.output(node.outputs[0], order_of(ctx, node.outputs[0]))
     views |= {"y": y, **extras.pointers}
     if anchor.attrs["int8"]:
         call_quantized(ctx, node, kernel, views, sizes | extras.sizes)
         return
-    for name in ("q", "k", "v", "y", "past_k", "past_v", "turned_v", "turned_past_v"):
+    for name in ("q", "k", "v", "y", "past_k", "past_v", "transposed_v", "transposed_past_v"):
         if name in views:
             sizes |= {f"{name}.{axis}": views[name].strides[axis] for axis in range(3)}
-    code = ctx.kernel("attention", kernel.key, lambda m, name: emit_attention(m, name, kernel))
+    code = ctx.kernel(
+        f"attention_{kernel.element}", kernel.key, lambda m, name: emit_attention(m, name, kernel)
+    )
     ctx.call(code, node, views, sizes | extras.sizes, why=_why(kernel))
 
 
 def _transposed(ctx: Lowering, node: Node, v: View) -> View:
-    """Values feature by feature."""
+    """The values transposed to features by keys."""
     batches, heads, keys, features = v.shape
     assert isinstance(features, int)
     pitch = (keys + (KEYS - 1)) // KEYS * KEYS
     shape = (batches, heads, -(-features // LANES) * LANES, pitch)
-    y = contiguous(ctx.buffer(f"{node.name}.turned", v.dtype, product(shape)), shape)
+    y = contiguous(ctx.buffer(f"{node.name}.transposed", v.dtype, product(shape)), shape)
     kernel = ctx.kernel(
-        "turned_values", features, lambda m, name: emit_transposed(m, name, features)
+        "attention_transpose_values_bf16",
+        features,
+        lambda m, name: emit_transposed(m, name, features),
     )
     sizes: dict[str, Size] = {"batches": batches, "heads": heads, "keys": keys, "pitch": pitch}
     for name, view in (("v", v), ("y", y)):
         sizes |= {f"{name}.{axis}": view.strides[axis] for axis in range(3)}
-    ctx.call(kernel, node, {"v": v, "y": y}, sizes, why="values feature by feature, for tiles")
+    ctx.call(kernel, node, {"v": v, "y": y}, sizes, why="values transposed for AMX tiles")
     return y
 
 
 def _features(values: dict[str, Value]) -> tuple[int, int]:
-    """Features of q and of v; what the kernel does not take is refused."""
+    """Features of q and of v; raises for operands that the kernel does not support."""
     require_elements(*(v.dtype for v in values.values()))
     elements = {name: v.dtype for name, v in values.items() if name not in ("mask", "lengths")}
     for name, element in elements.items():
@@ -116,16 +120,17 @@ def _features(values: dict[str, Value]) -> tuple[int, int]:
     counts = []
     for name in ("q", "v"):
         features = values[name].shape[3]
-        if not isinstance(features, int) or not 0 < features <= MOST_FEATURES:
+        if not isinstance(features, int) or not 0 < features <= MAX_FEATURES:
             raise NoKernelError(f"attention has no kernel for {features} features of {name}")
         counts.append(features)
     return counts[0], counts[1]
 
 
 def _mask_view(ctx: Lowering, value: Value, scores: tuple[Size, ...]) -> tuple[View, Size]:
-    """The mask in the shape of the scores, and how many keys it speaks of.
+    """The mask in the shape of the scores, and the number of keys it covers.
 
-    A mask may end before the keys do, which hides the keys behind it; a mask of one key is for all.
+    A mask may be shorter than the keys, which hides the remaining keys; a mask of one key is
+    broadcast.
     """
     view, total = ctx.view(value), scores[-1]
     found = broadcast(view, scores)
@@ -137,7 +142,7 @@ def _mask_view(ctx: Lowering, value: Value, scores: tuple[Size, ...]) -> tuple[V
 
 
 def order_of(ctx: Lowering, value: Value) -> tuple[int, ...] | None:
-    """Heads inside positions, if a transpose to that order is all that reads the value."""
+    """The order with heads inside positions, if the only reader transposes to it."""
     readers = [node for node in ctx.graph.nodes if value in node.operands]
     alone = len(readers) == 1 and ctx.graph.uses[value] == 1
     if alone and readers[0].op == "transpose" and readers[0].attrs["perm"] == HEADS_INSIDE:
@@ -159,7 +164,7 @@ def _describe(
     scale = attrs.get("scale")
     paths = BOTH
     if isinstance(queries, int):
-        paths = FEW if queries <= few_queries(ctx.target, element) else MANY
+        paths = SINGLE_QUERY if queries <= max_single_queries(ctx.target, element) else QUERY_BLOCK
     form = NO_MASK
     if mask is not None:
         form = KEY_MASK if mask.strides[2] == 0 or queries == 1 else FULL_MASK
@@ -177,13 +182,17 @@ def _describe(
         "past_k" in views,
         "lengths" in views,
         paths,
-        None if paths == FEW else pair_products(ctx.target, element),
+        None if paths == SINGLE_QUERY else pair_products(ctx.target, element),
         after,
         extras,
     )
 
 
 def _why(kernel: Attention) -> str:
-    words = {FEW: "a query at a time", MANY: "queries in lanes", BOTH: "by the number of queries"}
+    words = {
+        SINGLE_QUERY: "one query at a time",
+        QUERY_BLOCK: "queries in lanes",
+        BOTH: "by the number of queries",
+    }
     found = words[kernel.paths]
     return found if kernel.pairs is None else f"{found}, bf16 dots"

@@ -1,4 +1,4 @@
-"""Attention in codes: keys and values are coded first, then read by every block of queries."""
+"""Lowering of int8 attention: one kernel quantizes keys and values, a second one attends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from bitwright.backends.cpu.kernels.attention.int8 import emit_int8_attention, quantized_signature
 from bitwright.backends.cpu.kernels.attention.int8_keys import QuantizedKeys, emit_int8_keys
-from bitwright.backends.cpu.kernels.attention.spec import MANY, Attention
+from bitwright.backends.cpu.kernels.attention.spec import QUERY_BLOCK, Attention
 from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node
@@ -22,20 +22,20 @@ def call_quantized(
     views: dict[str, View],
     sizes: dict[str, Size],
 ) -> None:
-    """The two steps; `views` and `sizes` are what attention in f32 would be called with."""
+    """Append both kernel calls; `views` and `sizes` are those of f32 attention."""
     form = QuantizedKeys.of(ctx.target, kernel)
     batches, heads, keys, _ = views["k"].shape
     total = keys + sizes.get("past", 0)
     count = batches * heads
     groups = (total + 3) // 4 * 4 if form.dots else total
-    code = "i8" if form.dots else "f32"
+    element = "i8" if form.dots else "f32"
     made = {
-        "k_codes": ctx.scratch(f"{node.name}.k_codes", code, count * total * form.row),
-        "k_steps": ctx.scratch(f"{node.name}.k_steps", "f32", count * total),
-        "v_codes": ctx.scratch(f"{node.name}.v_codes", code, count * groups * form.width),
-        "v_finer": ctx.scratch(f"{node.name}.v_finer", "f32", count * total),
-        "v_logs": ctx.scratch(f"{node.name}.v_logs", "f32", count * total),
-        "v_units": ctx.scratch(f"{node.name}.v_units", "f32", count),
+        "k_q": ctx.scratch(f"{node.name}.k_q", element, count * total * form.row),
+        "k_scales": ctx.scratch(f"{node.name}.k_scales", "f32", count * total),
+        "v_q": ctx.scratch(f"{node.name}.v_q", element, count * groups * form.width),
+        "v_multipliers": ctx.scratch(f"{node.name}.v_multipliers", "f32", count * total),
+        "v_log_multipliers": ctx.scratch(f"{node.name}.v_log_multipliers", "f32", count * total),
+        "v_inverse_scales": ctx.scratch(f"{node.name}.v_inverse_scales", "f32", count),
         "v_means": ctx.scratch(f"{node.name}.v_means", "f32", count * form.width),
     }
     given = {name: views[name] for name in GIVEN if name in views}
@@ -43,11 +43,13 @@ def call_quantized(
     own: dict[str, Size] = {"batches": batches, "heads": heads, "keys": keys, **strides}
     if kernel.has_past:
         own["past"] = sizes["past"]
-    activation = ctx.kernel("attention_keys", form, lambda m, name: emit_int8_keys(m, name, form))
-    ctx.call(activation, f"{node.name}.keys", {**given, **made}, own, writes=tuple(made))
-    kernel = replace(kernel, has_past=False, paths=MANY)
-    multiplying = ctx.kernel(
-        "attention_codes",
+    quantize = ctx.kernel(
+        "attention_quantize_kv_int8", form, lambda m, name: emit_int8_keys(m, name, form)
+    )
+    ctx.call(quantize, f"{node.name}.keys", {**given, **made}, own, writes=tuple(made))
+    kernel = replace(kernel, has_past=False, paths=QUERY_BLOCK)
+    attend = ctx.kernel(
+        "attention_int8",
         kernel.key,
         lambda m, name: emit_int8_attention(m, name, kernel),
     )
@@ -57,4 +59,4 @@ def call_quantized(
         sizes |= {f"{name}.{axis}": views[name].strides[axis] for axis in range(3)}
     pointers = {name: view for name, view in {**views, **made}.items() if name in slots}
     sizes = {name: size for name, size in sizes.items() if name in slots}
-    ctx.call(multiplying, node, pointers, sizes, why="8-bit codes, summed in i32")
+    ctx.call(attend, node, pointers, sizes, why="int8 products, summed in i32")

@@ -1,4 +1,4 @@
-"""Rotary embeddings: x is read where it lies, features side by side."""
+"""Lowering of rotary embeddings: x is read through a view with contiguous features."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node, Value
 from bitwright.lir.buffer import View
 
-MOST_FEATURES = 1024
-"""Rows are written out vector by vector."""
+MAX_FEATURES = 1024
+"""Rows are unrolled vector by vector."""
 
 
 @lowers("rotary")
@@ -52,7 +52,7 @@ def lower_axial_rotary(ctx: Lowering, node: Node, region: RegionView) -> None:
 def _features(x: Value) -> int:
     require_elements(x.dtype)
     features = x.shape[3]
-    if not isinstance(features, int) or features > MOST_FEATURES:
+    if not isinstance(features, int) or features > MAX_FEATURES:
         raise NoKernelError(f"rotary has no kernel for {features} features")
     return features
 
@@ -68,5 +68,5 @@ def _call(
     views = {"x": close(ctx, x), "y": ctx.output(node.outputs[0]), **tables}
     counts = {"batches": x.shape[0], "heads": x.shape[1], "positions": x.shape[2]}
     steps = {f"{n}.{axis}": views[n].strides[axis] for n in ("x", "y") for axis in range(3)}
-    code = ctx.kernel("rotary", kernel, lambda m, name: emit_rotary(m, name, kernel))
+    code = ctx.kernel(f"rotary_{x.dtype}", kernel, lambda m, name: emit_rotary(m, name, kernel))
     ctx.call(code, node, views, {**counts, **steps, **sizes})

@@ -1,14 +1,14 @@
-"""Rotary position embeddings: pairs of features turned by the angles of their position.
+"""Rotary position embeddings: pairs of features rotated by the angles of their position.
 
     (a, b) -> (a·cos - b·sin, b·cos + a·sin)
 
-x is read with any strides and y written with any, as long as features lie close; a row is one
-(batch, head, position). Which angles a row takes:
+x and y may have any strides with contiguous features; a row is one (batch, head, position). Sources
+of the angles:
 
     "rows"   cos and sin [batch or 1, position, pair], strides `cos.0`, `cos.1`, …
-    "table"  cos and sin [positions, pair], read at ids[batch, position]; an id outside is a fault
-    "grid"   two pairs of tables: the first half of the features turns by the position's row in a
-             grid of `columns` columns, the second half by its column
+    "table"  cos and sin [positions, pair] indexed by ids[batch, position]; other ids are faults
+    "grid"   two pairs of tables: the first half of the features is rotated by the position's row in
+             a grid of `columns` columns, the second half by its column
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bitwright.backends.cpu.codegen.emit import (
     stored,
 )
 from bitwright.backends.cpu.codegen.expression import load_computed
-from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, note_fault
+from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
 from bitwright.backends.cpu.lowering.region import address_of, store
 from bitwright.ir.dtype import DType
 
@@ -89,11 +89,11 @@ class _Row:
             half = kernel.features // 2
             columns = f.args.size("columns")
             row, column = f.udiv(self.position, columns), f.urem(self.position, columns)
-            self._turn(0, half, *self._angles(("cos", "sin"), (row,)))
-            self._turn(half, half, *self._angles(("cos_w", "sin_w"), (column,)))
+            self._rotate(0, half, *self._angles(("cos", "sin"), (row,)))
+            self._rotate(half, half, *self._angles(("cos_w", "sin_w"), (column,)))
             return
         index = (self.batch, self.position) if kernel.angles == ROWS else (self._id(),)
-        self._turn(0, kernel.rotated, *self._angles(("cos", "sin"), index))
+        self._rotate(0, kernel.rotated, *self._angles(("cos", "sin"), index))
         for at in range(kernel.rotated, kernel.features, self.lanes):
             mask = self._mask(kernel.features - at)
             rest = load_computed(f, kernel.element, self.lanes, self.x, at, mask=mask)
@@ -103,21 +103,21 @@ class _Row:
         return [address_of(self.f, name, self.stored, index) for name in names]
 
     def _id(self) -> Value:
-        """The row of the table for this position; row 0 in place of one that does not exist."""
+        """The table row of this position; 0 for an id out of range."""
         f, element = self.f, self.kernel.ids
         assert element is not None
         address = address_of(f, "ids", stored(element), (self.batch, self.position))
         number = f.convert(f.load(stored(element), address), i64, element.is_signed)
         outside = f.uge(number, f.args.size("limit"))
         with f.if_(outside):
-            note_fault(f, number)
+            record_fault(f, number)
         return f.select(outside, 0, number)
 
     def _mask(self, left: int) -> Value | None:
         return self.f.mask(self.f.const(i64, left), self.lanes) if left < self.lanes else None
 
-    def _turn(self, start: int, size: int, cos: Value, sin: Value) -> None:
-        """Turn the pairs of features start … start + size - 1."""
+    def _rotate(self, start: int, size: int, cos: Value, sin: Value) -> None:
+        """Rotate the pairs of features start … start + size - 1."""
         f, element, lanes = self.f, self.kernel.element, self.lanes
         for pair in range(0, size // 2, lanes):
             left = size // 2 - pair
@@ -133,8 +133,8 @@ class _Row:
                 for at, m in zip(places, masks, strict=True)
             )
             if self.kernel.interleaved:
-                a, b = _apart(f, a, b)
-            # rounded step by step, as where the embedding is written out in a file
+                a, b = _deinterleave(f, a, b)
+            # no fma: rounds like the unfused ops of an exported model
             a, b = f.sub(a * c, b * s), f.add(b * c, a * s)
             if self.kernel.interleaved:
                 whole = f.interleave(a, b)
@@ -145,15 +145,15 @@ class _Row:
     def _neighbours(
         self, at: int, left: int
     ) -> tuple[tuple[int, int], tuple[Value | None, Value | None]]:
-        """Two vectors that follow each other; of the second there may be nothing."""
+        """Offsets and masks of two consecutive vectors; the second may be empty."""
         second = self.f.const(i64, max(0, left - self.lanes))
         if left >= 2 * self.lanes:
             return (at, at + self.lanes), (None, None)
         return (at, at + self.lanes), (self._mask(left), self.f.mask(second, self.lanes))
 
 
-def _apart(f: Kernel, a: Value, b: Value) -> tuple[Value, Value]:
-    """Elements at even and at odd places of two vectors that follow each other."""
+def _deinterleave(f: Kernel, a: Value, b: Value) -> tuple[Value, Value]:
+    """The even and the odd elements of two consecutive vectors."""
     lanes = a.type.lanes
     if lanes == 1:
         return a, b

@@ -1,10 +1,10 @@
-"""What attention kernels share: what is compiled in, which keys a query sees, where keys lie.
+"""Shared by the attention kernels: compile-time parameters, visible keys, key addresses.
 
-The kernel itself is described in `kernels.attention.attention`. Its slots:
+`kernels.attention.attention` describes the kernel. Its slots:
 
-    q k v y        strides `q.0` (batch), `q.1` (head), `q.2` (position); features lie close
-    mask           strides `mask.0` … `mask.3`;  `limit`: keys that the mask speaks of
-    past_k past_v  keys in front of k and v;     `past`: their number
+    q k v y        strides `q.0` (batch), `q.1` (head), `q.2` (position); features are contiguous
+    mask           strides `mask.0` … `mask.3`;  `limit`: the number of keys it covers
+    past_k past_v  keys that precede k and v;    `past`: their number
     lengths        valid keys of each batch
     heads group queries keys offset              `offset`: position of the first query among keys
 """
@@ -28,15 +28,15 @@ from bitwright.backends.cpu.codegen.emit import (
     stored,
 )
 from bitwright.backends.cpu.codegen.expression import load_computed
-from bitwright.backends.cpu.kernels.matmul.dot.amx import TileDots
-from bitwright.backends.cpu.kernels.matmul.dot.half_dot import HalfDots
+from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxBf16Dot
+from bitwright.backends.cpu.kernels.matmul.dot.half_dot import Bf16Dot2
 from bitwright.backends.cpu.lowering.region import ONE, RUN, Part, Reads, address_of, gather
 from bitwright.ir.dtype import DType, bool_
 from bitwright.target import Target
 
 NO_MASK, KEY_MASK, FULL_MASK = "none", "keys", "full"
-"""A mask that differs by key only is read as scalars; a full one is transposed block by block."""
-FEW, MANY, BOTH = "few", "many", "both"
+"""A mask that depends on the key only is read as scalars; a full mask is transposed by blocks."""
+SINGLE_QUERY, QUERY_BLOCK, BOTH = "single_query", "query_block", "both"
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Attention:
     has_past: bool
     has_lengths: bool
     paths: str
-    """FEW, MANY or BOTH, if only a run knows how many queries there are."""
-    pairs: TileDots | HalfDots | None
-    """How halves are multiplied without widening them, in blocks of queries."""
+    """SINGLE_QUERY, QUERY_BLOCK, or BOTH if the number of queries is symbolic."""
+    pairs: AmxBf16Dot | Bf16Dot2 | None
+    """The bf16 product used in blocks of queries, if any."""
     after: Part
     extras: Reads
 
@@ -73,24 +73,24 @@ class Attention:
 
     @property
     def has_edges(self) -> bool:
-        """Whether some queries see fewer keys than their neighbours."""
+        """Whether the visible keys depend on the query's position."""
         return self.causal or self.window is not None or self.window_right is not None
 
     @property
-    def turns(self) -> bool:
-        """Whether values are read feature by feature (`kernels.attention.transposed_values`)."""
-        return isinstance(self.pairs, TileDots)
+    def transposes_values(self) -> bool:
+        """Whether the kernel reads transposed values (`kernels.attention.transposed_values`)."""
+        return isinstance(self.pairs, AmxBf16Dot)
 
     @property
     def signature(self) -> Signature:
-        tensors = ["q", "k", "v", "y", *("turned_v",) * self.turns]
+        tensors = ["q", "k", "v", "y", *("transposed_v",) * self.transposes_values]
         sizes = ["batches", "heads", "group", "queries", "keys", "offset"]
         pointers = list(tensors)
         if self.mask != NO_MASK:
             pointers.append("mask")
             sizes += ["limit", *(f"mask.{axis}" for axis in range(4))]
         if self.has_past:
-            past = ["past_k", "past_v", *("turned_past_v",) * self.turns]
+            past = ["past_k", "past_v", *("transposed_past_v",) * self.transposes_values]
             tensors += past
             pointers += past
             sizes.append("past")
@@ -123,17 +123,17 @@ class Tiles:
 
 
 BLOCK_ELEMENTS = 8192
-"""A block of values takes at most so many, to leave the first-level cache room for the rest."""
-TILE_ELEMENTS, MOST_STEPS = 8192, 4
-"""The same where tiles multiply, which leave little time to move numbers about."""
+"""The largest block of values, which leaves cache space for the other blocks."""
+TILE_ELEMENTS, MAX_STEPS = 8192, 4
+"""The same for AMX tiles."""
 
 
 def tiles(target: Target, kernel: Attention) -> Tiles:
     lanes = target.lanes(kernel.type.bits)
     wide = target.vector_registers >= 32
-    if isinstance(kernel.pairs, TileDots):
+    if isinstance(kernel.pairs, AmxBf16Dot):
         step, features = kernel.pairs.group, max(kernel.features, kernel.value_features)
-        block = step * max(1, min(MOST_STEPS, TILE_ELEMENTS // (step * features)))
+        block = step * max(1, min(MAX_STEPS, TILE_ELEMENTS // (step * features)))
         return Tiles(lanes, 2, 8, block, 0, 0)
     keys, most = (8, 8) if wide else (6, 12)
     fitting = BLOCK_ELEMENTS // (keys * max(kernel.features, kernel.value_features))
@@ -144,8 +144,8 @@ def tiles(target: Target, kernel: Attention) -> Tiles:
 
 
 @dataclass(frozen=True)
-class Place:
-    """One item of work while it is emitted: where its first query is and which keys it may see."""
+class WorkItem:
+    """One work item: its first query and the range of visible keys."""
 
     batch: Value
     head: Value
@@ -153,32 +153,32 @@ class Place:
     first: Value
     """The first query."""
     count: Value
-    """Queries of the block that exist."""
+    """The number of queries in the block."""
     position: Value
-    """Where the first query stands among the keys."""
+    """The position of the first query among the keys."""
     low: Value
     high: Value
-    """The keys that some query of the block may see."""
+    """The range of keys that any query of the block may see."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of keys: the past's, or the present ones."""
+    """A contiguous run of keys: past or present."""
 
     k: Value
     v: Value
     k_step: Value
     v_step: Value
     start: Value
-    """The number of its first key."""
+    """The index of its first key."""
     count: Value
     transposed: Value
     transposed_step: Value
-    """Values feature by feature, where the kernel `turns` them."""
+    """Transposed values, if the kernel `transposes_values`."""
 
 
-def locate(f: Kernel, kernel: Attention, group: Value, first: Value, count: Value) -> Place:
-    """The place of a block of queries of one (batch, head), numbered `group`."""
+def work_item(f: Kernel, kernel: Attention, group: Value, first: Value, count: Value) -> WorkItem:
+    """The work item for a block of queries of (batch, head) number `group`."""
     heads, queries = f.args.size("heads"), f.args.size("queries")
     batch, head = f.udiv(group, heads), f.urem(group, heads)
     high = f.args.size("keys")
@@ -200,20 +200,22 @@ def locate(f: Kernel, kernel: Attention, group: Value, first: Value, count: Valu
     if kernel.mask != NO_MASK:
         high = f.min(high, f.args.size("limit"))
     key_head = f.udiv(head, f.args.size("group"))
-    return Place(batch, head, key_head, first, count, position, low, high)
+    return WorkItem(batch, head, key_head, first, count, position, low, high)
 
 
-def segment(f: Kernel, kernel: Attention, place: Place, number: Value | None) -> Segment:
-    """The present keys, or by number the past (0) and the present (1)."""
-    index = (place.batch, place.key_head)
+def segment(f: Kernel, kernel: Attention, item: WorkItem, number: Value | None) -> Segment:
+    """The present keys; with a number, the past (0) or present (1) keys."""
+    index = (item.batch, item.key_head)
     type_ = stored(kernel.element)
 
     def run(prefix: str, start: Value, count: Value) -> Segment:
         k, v = f"{prefix}k", f"{prefix}v"
-        transposed = f"turned_{v}" if kernel.turns else v
+        transposed = f"transposed_{v}" if kernel.transposes_values else v
         places = [address_of(f, name, type_, index) for name in (k, v, transposed)]
-        steps = [f.args.size(f"{name}.2") for name in (k, v, transposed)]
-        return Segment(*places[:2], *steps[:2], start, count, places[2], steps[2])
+        strides = [f.args.size(f"{name}.2") for name in (k, v, transposed)]
+        return Segment(
+            places[0], places[1], strides[0], strides[1], start, count, places[2], strides[2]
+        )
 
     zero, keys = f.const(i64, 0), f.args.size("keys")
     if number is None:
@@ -222,22 +224,23 @@ def segment(f: Kernel, kernel: Attention, place: Place, number: Value | None) ->
     old, new = run("past_", zero, length), run("", length, keys)
     is_past = f.eq(number, 0)
     fields = (field.name for field in dataclasses.fields(Segment))
-    return Segment(*(f.select(is_past, getattr(old, n), getattr(new, n)) for n in fields))
+    merged = {n: f.select(is_past, getattr(old, n), getattr(new, n)) for n in fields}
+    return Segment(**merged)
 
 
 def segments(
-    f: Kernel, kernel: Attention, place: Place, carry: Sequence[Value], body: Any
+    f: Kernel, kernel: Attention, item: WorkItem, carry: Sequence[Value], body: Any
 ) -> tuple[Value, ...]:
-    """`body(segment, *carried) -> carried` for each run of keys."""
+    """Emit `body(segment, *carried) -> carried` for each segment."""
     if not kernel.has_past:
-        return tuple(body(segment(f, kernel, place, None), *carry))
+        return tuple(body(segment(f, kernel, item, None), *carry))
     with f.loop(0, 2, carry=carry, nonempty=True) as loop:
-        loop.next(*body(segment(f, kernel, place, loop.index), *loop.carried))
+        loop.next(*body(segment(f, kernel, item, loop.index), *loop.carried))
     return loop.results
 
 
 def visible(f: Kernel, kernel: Attention, positions: Value, key: Operand, type_: Type) -> Value:
-    """Lane by lane, whether a query at a position sees a key, for a kernel that has edges."""
+    """Lane by lane, whether a query at a position sees a key; the kernel has edges."""
     seen: list[Value] = []
     key = f.as_value(key, type_)
     if kernel.causal:
@@ -257,7 +260,7 @@ def mask_bias(
     lanes: int,
     inside: Value | None,
 ) -> Value:
-    """What the mask adds to the scores of keys key, key + 1, … with a query."""
+    """The additive bias of the mask for keys key, key + 1, … of a query."""
     element = kernel.mask_element
     assert element is not None
     row = address_of(f, "mask", stored(element), index)
@@ -272,6 +275,6 @@ def mask_bias(
     return f.convert(found, kernel.type, element.is_signed)
 
 
-def few_queries(target: Target, element: DType) -> int:
-    """Up to so many queries, lanes along queries would stay too empty."""
+def max_single_queries(target: Target, element: DType) -> int:
+    """The most queries that are processed one by one: lanes along queries would be mostly empty."""
     return max(1, target.lanes(computed(element).bits) // 4)

@@ -1,9 +1,9 @@
-"""The values of attention in bf16, feature by feature, as tiles want them (`attention_pairs`).
+"""Transposes the bf16 values of attention for AMX tiles (`kernels.attention.bf16`).
 
     y[batch][head][feature][key] = v[batch][head][key][feature]
 
-with 0 for keys and features behind the last. Neighbouring keys make words of two numbers, and
-squares of words are transposed in registers.
+padded with 0. Two neighbouring keys form a 32-bit word, and square tiles of words are transposed in
+registers.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from bitwright.backends.cpu.kernels.movement.transpose import transposed
 from bitwright.backends.cpu.lowering.region import address_of
 
 LANES, KEYS = 16, 32
-"""Features of a square of words, and its keys."""
+"""Features and keys of a square tile."""
 
 
 class ValuePairs:
-    """Reads the values of two neighbouring keys as pairs."""
+    """Loads the values of two neighbouring keys as pairs."""
 
     def __init__(self, f: Kernel, features: int) -> None:
         self.f, self.features = f, features
         width = -(-features // LANES) * LANES
         self.none = f.scratch(bf16, width)
-        """The values of a key that does not exist."""
+        """A row of zeros, for padding keys."""
         for column in range(0, width, LANES):
             f.store(f.const(bf16.vector(LANES), 0), self.none, column)
 
     def load(self, rows: tuple[Value, Value], key: Value, end: Value, column: Operand) -> Value:
-        """Sixteen features from `column` on of keys `key` and `key` + 1, as (first, second); rows
-        are where the first key lies and how far apart they are; 0 from key `end` on."""
+        """Sixteen features from `column` on of keys `key` and `key` + 1, interleaved; `rows` is
+        (address of the first key, stride); 0 from key `end` on."""
         f, (base, step), halves = self.f, rows, []
         mask = None
         if self.features % LANES:

@@ -1,1 +1,1 @@
-"""Kernels that quantization calls."""
+"""Kernels used by quantization."""

@@ -1,11 +1,11 @@
-"""Statistics of f32 arrays: two functions that `quant` calls while it calibrates.
+"""Statistics of f32 arrays, used by `quant` during calibration.
 
     range_f32       minimum, maximum, sum, sum of squares (both in f64), exact zeros
     histogram_f32   counts[floor(x * factor) - first] += 1
 
-The sum of squares of finite numbers is finite in f64, so a caller learns from it whether there is a
-NaN or an infinity; the other results then mean nothing. Two histograms take turns, because
-neighbours often fall into the same bin and would wait for each other's store.
+The sum of squares of finite f32 numbers is finite in f64, so a non-finite sum shows that the array
+contains NaN or infinity; the other results are then invalid. Two histograms alternate, because
+neighbours often fall into the same bin and would depend on each other's store.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _emit_histogram(module: Module) -> None:
 
         def bins_of(v: Value) -> Value:
             place = f.floor(f.convert(v, f64) * factor) - first
-            return f.emit(  # every place is a bin: no need to saturate
+            return f.emit(  # every index is a valid bin: no need to saturate
                 place.type.of(i32), f"fptosi {place.type.text} {place.text} to {_text(place)}"
             )
 

@@ -1,11 +1,11 @@
-"""Terms of weights rounded one after another, the error of each spread over those behind it.
+"""Sequential rounding of weights with error feedback (GPTQ).
 
     for k:   c[k] = clamp(rne(w[k] / s[k]), lowest, highest)
              w[k] = (w[k] - c[k] s[k]) / U[k, k]
              w[j] -= U[k, j] w[k]                                for all j > k
 
-on columns side by side, with the bits that the same steps give in numpy; `quant` calls it while it
-rounds. A row of s is the same for all k where its stride is 0.
+on many columns in parallel, with the same bits as the numpy implementation; used by `quant`. s is
+the same for all k if its stride is 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARAMS = (
 
 
 def term_rounding_text(target: Target) -> str:
-    """The module's text. Strides count numbers from one row to the next."""
+    """The module's text. Strides are in elements, from one row to the next."""
     module = Module(target, "term_rounding")
     with module.function(NAME, params=PARAMS, internal=False) as f:
         w, s, u, c, terms, columns, s_stride, u_stride, lowest, highest = f.params
@@ -38,10 +38,10 @@ def term_rounding_text(target: Target) -> str:
                 at = k * columns + column
                 weight, step = vector(w, at, mask), vector(s, k * s_stride + column, mask)
                 ratio = f.round(weight / step)
-                code = f.quick_min(f.quick_max(ratio, low), high)
-                f.store(code, c, at, mask=mask, align=4)
+                q = f.quick_min(f.quick_max(ratio, low), high)
+                f.store(q, c, at, mask=mask, align=4)
                 own = f.splat(f.load(f32, u, k * u_stride + k), lanes)
-                error = (weight - code * step) / own
+                error = (weight - q * step) / own
                 f.store(error, w, at, mask=mask, align=4)
                 with f.loop(k + 1, terms) as behind:
                     j = behind.index

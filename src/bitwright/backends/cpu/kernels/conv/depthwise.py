@@ -1,23 +1,21 @@
-"""Depthwise convolution with channels innermost: every channel has a small filter of its own.
+"""Depthwise channels-last convolution: one small filter per channel.
 
     y[n, i, j, c] = epilogue(Σ_(u, v) x[n, i·sy + u·dy − top, j·sx + v·dx − left, c] · w[u, v, c])
 
-Lanes run along channels. A tile is a few neighbouring pixels of one line of the result: for every
-line of the filter that falls inside the image it loads each pixel that any of them needs once, and
-adds its products to all their sums, which stay in registers. Tiles that reach over the left or
-right edge, or beyond the end of the line, load zeros there and store only what exists.
+Lanes are channels. A tile is a few neighbouring pixels of one line of the result. For every filter
+line inside the image, a tile loads each input pixel once and adds its products to all sums that use
+it; the sums stay in registers. Tiles that cross the left or right edge or the end of the line load
+zeros there and store only existing pixels.
 
-Threads share out tiles, or vectors of channels where tiles are few. A thread goes through a band of
-lines, as many as stay in the second-level cache, once for every vector of channels: line after
-line, so that the lines of the image that neighbouring results share are still in the first-level
-cache.
+Threads share tiles, or vectors of channels where there are few tiles. A thread processes a band of
+lines that fits the L2 cache once per vector of channels, line by line, so that the input lines that
+neighbouring results share are still in the L1 cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +29,9 @@ from bitwright.backends.cpu.codegen.emit import (
     stored,
 )
 from bitwright.backends.cpu.codegen.expression import to_stored
-from bitwright.backends.cpu.kernels.matmul.matmul import FEW_TILES, NO_EPILOGUE, Epilogue
+from bitwright.backends.cpu.kernels.matmul.epilogue import NO_EPILOGUE, Epilogue
+from bitwright.backends.cpu.kernels.matmul.matmul import FEW_TILES
+from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType
 from bitwright.ir.dtype import f32 as real
 from bitwright.target import Target
@@ -43,32 +43,35 @@ _SIZES = (
 )  # fmt: skip
 
 
+LoadPixel = Callable[[Value, int, Value | None], Value]
+
+
 @dataclass(frozen=True)
 class DepthwiseForm:
-    """What shapes the sums: the filter and how it moves along a line."""
+    """The filter's size, stride and dilation, and the tile."""
 
     height: int
     width: int
     stride: int
-    """Pixels of the image between neighbours on a line of the result."""
+    """The horizontal stride."""
     dilations: tuple[int, int]
     pixels: int
-    """Results of a tile."""
+    """Pixels of a tile."""
     is_even: bool
-    """Whether every line is a number of whole tiles."""
+    """Whether every line consists of whole tiles."""
     is_ragged: bool
-    """Whether the last vector of channels is not full."""
+    """Whether the last vector of channels is incomplete."""
 
 
 @dataclass(frozen=True)
 class Depthwise:
     form: DepthwiseForm
     epilogue: Epilogue = NO_EPILOGUE
-    qvalues: DType | None = None
-    """The type of x where it is not f32. Halves are widened. Codes and weights minus their zero
-    points are f32, in which their products and sums are exact."""
+    element: DType | None = None
+    """The type of x where it is not f32. Half floats are converted to f32. Integers and weights are
+    converted to f32 minus their zero points; their products and sums are exact."""
     has_zero: bool = False
-    """Whether the codes' zero point is in a slot; else it is 0."""
+    """Whether the zero point of x is in a slot; otherwise it is 0."""
 
     @property
     def signature(self) -> Signature:
@@ -79,16 +82,15 @@ class Depthwise:
 
 
 MOST_TAPS = 32
-"""Taps of a line of the filter that are written out; longer lines are a loop over as many."""
+"""Taps of a filter line that are unrolled; longer lines are a loop over as many."""
 EXACT_TAPS = 2**24 // 255**2
-"""Taps of a filter whose sums of 8-bit products are exact in f32."""
+"""The most taps for which sums of 8-bit products are exact in f32."""
 
 
-def pixels_of_tile(target: Target, line: Any) -> int:
-    """As many as keep the multipliers busy; for a line of known length, those that fill it well.
+def pixels_of_tile(target: Target, line: Size) -> int:
+    """Pixels of a tile: enough to hide latency, and for a line of known length, with least padding.
 
-    Of several the odd ones: lines of a network are halved again and again, and those still fill it
-    then.
+    Ties go to odd numbers, which still divide the lines of later layers at half the resolution.
     """
     choices = (8, 7, 6) if target.vector_registers >= 32 else (6, 5, 4)
     if not isinstance(line, int):
@@ -103,7 +105,7 @@ def emit_depthwise(module: Module, name: str, conv: Depthwise) -> Signature:
 
 
 def _needed(form: DepthwiseForm, taps: int) -> list[tuple[int, list[tuple[int, int]]]]:
-    """Pixels that a tile needs, counted from its first: (place, [(result, tap), …])."""
+    """The input pixels of a tile, relative to its first: (place, [(result, tap), …])."""
     needed: dict[int, list[tuple[int, int]]] = {}
     for pixel in range(form.pixels):
         for tap in range(taps):
@@ -114,9 +116,9 @@ def _needed(form: DepthwiseForm, taps: int) -> list[tuple[int, list[tuple[int, i
 
 class _Emitter:
     def __init__(self, f: Kernel, conv: Depthwise) -> None:
-        self.f, self.form, self.epilogue, self.qvalues = f, conv.form, conv.epilogue, conv.qvalues
+        self.f, self.form, self.epilogue, self.x_type = f, conv.form, conv.epilogue, conv.element
         form = conv.form
-        self.element = stored(conv.qvalues or real)
+        self.element = stored(conv.element or real)
         self.result = stored(conv.epilogue.result)
         self.lanes = f.target.lanes(32)
         self.vector = f32.vector(self.lanes)
@@ -124,9 +126,9 @@ class _Emitter:
         self.sums = f.scratch(self.vector, form.pixels)
         self.zeros = f.module.table(f, f32, np.zeros(self.lanes))
         self.has_zero = conv.has_zero
-        if conv.qvalues and conv.has_zero:
-            code = f.load(self.element, f.args.pointer("x_zero"))
-            self.zero = f.splat(f.convert(code, f32, conv.qvalues.is_signed), self.lanes)
+        if conv.element and conv.has_zero:
+            zero = f.load(self.element, f.args.pointer("x_zero"))
+            self.zero = f.splat(f.convert(zero, f32, conv.element.is_signed), self.lanes)
         self.line_step = f.mul(size["x_line"], form.dilations[0])
         self.needed = _needed(form, min(form.width, MOST_TAPS))
         self.steps = [f.mul(size["x_pixel"], place) for place, _ in self.needed]
@@ -153,11 +155,11 @@ class _Emitter:
                 with f.loop(bands.index, bottom, carry=(image, row), nonempty=True) as loop:
                     start = f.max(begin - loop.index * tiles, 0)
                     stop = f.min(end - loop.index * tiles, tiles)
-                    self._line(*loop.carried, channel, mask, (start, stop), inner)
-                    below = loop.carried[1] + 1
+                    here, line = loop.carried
+                    self._line(here, line, channel, mask, (start, stop), inner)
+                    below = line + 1
                     is_last = f.eq(below, size["oh"])
-                    over = f.select(is_last, loop.carried[0] + 1, loop.carried[0])
-                    loop.next(over, f.select(is_last, 0, below))
+                    loop.next(f.select(is_last, here + 1, here), f.select(is_last, 0, below))
 
             with f.loop(low, f.min(high, whole)) as block:
                 band(block.index * self.lanes, None)
@@ -167,16 +169,16 @@ class _Emitter:
                     band(rest, f.mask(size["channels"] - rest, self.lanes))
 
     def _share(self, count: Value, is_shared: Value) -> tuple[Value, Value]:
-        """The thread's part, or all of it."""
+        """The thread's range, or the whole range."""
         begin, end = self.f.share(count)
         return self.f.select(is_shared, begin, 0), self.f.select(is_shared, end, count)
 
     def _inner_tiles(self) -> tuple[Value, Value]:
-        """The tiles of a line that are whole and whose taps all fall inside the image."""
+        """The range of full tiles of a line whose taps are all inside the image."""
         f, size, form = self.f, self.size, self.form
         start = f.udiv(size["left"] + (form.stride - 1), form.stride)
-        reach = size["iw"] + size["left"] - form.dilations[1] * (form.width - 1)
-        stop = f.min(f.udiv(f.max(reach + (form.stride - 1), 0), form.stride), size["ow"])
+        extent = size["iw"] + size["left"] - form.dilations[1] * (form.width - 1)
+        stop = f.min(f.udiv(f.max(extent + (form.stride - 1), 0), form.stride), size["ow"])
         return f.udiv(start + (form.pixels - 1), form.pixels), f.udiv(stop, form.pixels)
 
     def _line(
@@ -188,11 +190,11 @@ class _Emitter:
         tiles: tuple[Value, Value],
         inner: tuple[Value, Value],
     ) -> None:
-        """The thread's tiles of one line of the result, for one vector of channels."""
+        """Computes the thread's tiles of one line of the result for one vector of channels."""
         f, size, form = self.f, self.size, self.form
         step = form.dilations[0]
         top = row * size["sy"] - size["top"]
-        # the filter's lines that fall inside the image
+        # the filter lines inside the image
         low = f.udiv(f.max(step - 1 - top, 0), step)
         high = f.min(f.udiv(f.max(size["ih"] - top + (step - 1), 0), step), form.height)
         x = image * size["x_image"] + channel + (top + low * step) * size["x_line"]
@@ -202,9 +204,9 @@ class _Emitter:
         with f.loop(*tiles) as loop:
             column = loop.index * form.pixels
             left = column * form.stride - size["left"]
-            place = _Place(x, left, w, high - low, first + column, channel, mask)
+            place = _Origin(x, left, w, high - low, first + column, channel, mask)
             target = f.gep(self.result, f.args.pointer("y"), y + column * size["y_pixel"])
-            if mask is not None:  # few tiles have one: a single kind serves them
+            if mask is not None:  # few tiles are masked: one path computes all of them
                 self._edge(place, target, column)
             else:
                 is_inner = f.and_(f.ge(loop.index, inner[0]), f.lt(loop.index, inner[1]))
@@ -213,7 +215,7 @@ class _Emitter:
                 with branch.else_():
                     self._edge(place, target, column)
 
-    def _inner(self, place: _Place, target: Value) -> None:
+    def _inner(self, place: _Origin, target: Value) -> None:
         f, size = self.f, self.size
         corner = f.gep(self.element, f.args.pointer("x"), place.x + place.left * size["x_pixel"])
 
@@ -224,7 +226,7 @@ class _Emitter:
 
         self._finish(place, target, self._sums(place, load), f.index(self.form.pixels), True)
 
-    def _edge(self, place: _Place, target: Value, column: Value) -> None:
+    def _edge(self, place: _Origin, target: Value, column: Value) -> None:
         f, size, form = self.f, self.size, self.form
         corner = place.x + place.left * size["x_pixel"]
         inside = [f.ult(place.left + at, size["iw"]) for at, _ in self.needed]
@@ -244,17 +246,17 @@ class _Emitter:
         self._finish(place, target, self._sums(place, load), left, form.is_even)
 
     def _pixel(self, address: Value, mask: Value | None) -> Value:
-        """A vector of the image's channels as real numbers."""
+        """A vector of channels of one pixel, in f32."""
         f = self.f
         value = f.load(self.element.vector(self.lanes), address, mask=mask)
-        if self.qvalues is None:
+        if self.x_type is None:
             return value
-        real = f.convert(value, f32, self.qvalues.is_signed)
-        return real - self.zero if self.has_zero else real
+        wide = f.convert(value, f32, self.x_type.is_signed)
+        return wide - self.zero if self.has_zero else wide
 
-    def _sums(self, place: _Place, load: Any) -> list[Value]:
-        """The sums of a tile; `load(line, number, ahead)` gives a needed pixel: `line` is how far a
-        line of the image lies behind the first, `ahead` how many pixels lie before the taps."""
+    def _sums(self, place: _Origin, load: LoadPixel) -> list[Value]:
+        """The sums of a tile; `load(line, number, ahead)` returns an input pixel, where `line` is
+        the offset of its line and `ahead` the number of pixels in front of the first tap."""
         f, form = self.f, self.form
         start = [f.const(self.vector, 0.0)] * form.pixels
         with f.loop(0, place.lines, carry=(f.index(0), place.w, *start)) as loop:
@@ -268,9 +270,9 @@ class _Emitter:
         return list(loop.results[2:])
 
     def _long_line(
-        self, place: _Place, load: Any, line: Value, w: Value, sums: list[Value]
+        self, place: _Origin, load: LoadPixel, line: Value, w: Value, sums: list[Value]
     ) -> list[Value]:
-        """The sums with the products of a line whose taps are not all written out."""
+        """Adds the products of a filter line that is not unrolled as a whole."""
         f, form, channels = self.f, self.form, self.size["channels"]
         whole, rest = divmod(form.width, MOST_TAPS)
 
@@ -286,13 +288,13 @@ class _Emitter:
 
     def _add(
         self,
-        place: _Place,
+        place: _Origin,
         sums: list[Value],
         w: Value,
         pixel_of: Callable[[int], Value],
         count: int | None = None,
     ) -> list[Value]:
-        """The sums with the products of `count` neighbouring taps, or all that are written out."""
+        """Adds the products of `count` neighbouring taps, or of all unrolled taps."""
         f, found = self.f, list(sums)
         taps = [f.load(self.vector, w, at, mask=place.mask) for at in self.taps[:count]]
         for number, (_, uses) in enumerate(self.needed):
@@ -305,20 +307,20 @@ class _Emitter:
         return found
 
     def _finish(
-        self, place: _Place, target: Value, sums: list[Value], count: Value, is_whole: bool
+        self, place: _Origin, target: Value, sums: list[Value], count: Value, is_whole: bool
     ) -> None:
-        """The epilogue and the store of the first `count` pixels."""
+        """Applies the epilogue to the first `count` pixels and stores them."""
         f, align, step = self.f, self.vector.total_bytes, self.size["y_pixel"]
 
         def finished(total: Value, pixel: Operand) -> Value:
-            if self.qvalues and not self.qvalues.is_float:
+            if self.x_type and not self.x_type.is_float:
                 total = f.round_to_int(total)
             row = place.row + pixel
             value = self.epilogue.emit(f, total, row, place.channel, place.mask)
             return to_stored(f, value, self.epilogue.result)
 
         if is_whole and self.epilogue.is_light:
-            # all epilogues before the first store, so that what they share is loaded once
+            # all epilogues before the first store, so that LLVM shares their loads
             values = [finished(total, pixel) for pixel, total in enumerate(sums)]
             for pixel, value in enumerate(values):
                 f.store(value, target, f.mul(step, pixel), mask=place.mask)
@@ -331,18 +333,18 @@ class _Emitter:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a tile stands."""
+class _Origin:
+    """The position of a tile."""
 
     x: Value
-    """Where the image's first needed line begins, in elements of x."""
+    """The offset of the first input line, in elements of x."""
     left: Value
-    """The column of the image that its first pixel begins at; negative left of the edge."""
+    """The first input column; negative in the padding."""
     w: Value
-    """The first needed line of the filter."""
+    """The address of the first filter line inside the image."""
     lines: Value
-    """How many lines of the filter fall inside the image."""
+    """The number of filter lines inside the image."""
     row: Value
-    """The number of its first pixel among all results."""
+    """The index of its first pixel among all results."""
     channel: Value
     mask: Value | None

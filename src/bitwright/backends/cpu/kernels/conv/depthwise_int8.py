@@ -1,18 +1,18 @@
-"""Depthwise convolution of 8-bit codes by a dot instruction, channels innermost.
+"""Depthwise channels-last convolution of 8-bit values by a dot product instruction.
 
     y[n, i, j, c] = epilogue(offset[c] + Σ_(u, v) x'[n, i·sy + u·dy − top, j·sx + v·dx − left, c] w)
 
-A dot sums four bytes of one lane: here four lines of the image at one pixel of a channel. A tile is
-a few lines times a few pixels of the result. For every column of the image that it needs it loads
-the needed lines, puts them beside each other by fours (`a[c], b[c], c[c], d[c]` for every channel),
-and adds their products to all the results that the column belongs to; a filter of three lines
-serves two lines of the result that way, with weights of 0 for the line that each does not need.
+The instruction sums four bytes of one lane: here four lines of the image at one pixel of a channel.
+A tile is a few lines times a few pixels of the result. For every input column it loads the input
+lines, interleaves them in groups of four (`a[c], b[c], c[c], d[c]` for every channel), and adds
+their products to all results that use the column. A filter of three lines thus computes two lines
+of the result, with a weight of 0 for the line that each does not use.
 
     w         [channels / lanes][dots][lanes][4]     dots: every result line, column, group of four
-    pad       a code for every channel that stands for what lies outside the image
-    offset    what sums begin with: bias and zero points (`kernels.matmul.lower_int8.Offsets`)
+    pad       the value of every channel outside the image
+    offset    the initial sums: bias and zero points (`kernels.matmul.lower_int8.Offsets`)
 
-Threads share out tiles, or vectors of channels where tiles are few.
+Threads share tiles, or vectors of channels where there are few tiles.
 """
 
 from __future__ import annotations
@@ -25,10 +25,20 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, i8, stored
+from bitwright.backends.cpu.codegen.emit import (
+    Kernel,
+    Module,
+    Operand,
+    Signature,
+    Value,
+    i8,
+    stored,
+)
 from bitwright.backends.cpu.codegen.expression import to_stored
-from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Dots
-from bitwright.backends.cpu.kernels.matmul.matmul import FEW_TILES, Epilogue
+from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot4
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
+from bitwright.backends.cpu.kernels.matmul.matmul import FEW_TILES
+from bitwright.ir.dim import Size
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
@@ -40,33 +50,33 @@ GROUP = 4
 _LINE = 64
 """Bytes of a cache line."""
 _MOST_STEPS = 400
-"""Dots and shuffles of a tile, which are written out."""
+"""The most dot products and shuffles of a tile, which are unrolled."""
 _ABOUT = 1.03
-"""How much more than the least still counts as that: the count of instructions is no better."""
+"""The accuracy of instruction counts: costs within this ratio are equal."""
 _EPILOGUE = 8
-"""Instructions of a common epilogue, beside those of a tile."""
+"""Instructions of a common epilogue."""
 
 
 @dataclass(frozen=True)
-class DotForm:
-    """What shapes the sums."""
+class Int8DepthwiseForm:
+    """The filter's size, strides and dilations, and the tile."""
 
     height: int
     width: int
     strides: tuple[int, int]
     dilations: tuple[int, int]
     lines: int
-    """Lines of the result in a tile."""
+    """Lines of a tile."""
     pixels: int
-    """Pixels of each."""
+    """Pixels of each line of a tile."""
     is_even: bool
-    """Whether every line is a number of whole tiles."""
+    """Whether every line consists of whole tiles."""
     is_ragged: bool
-    """Whether the last vector of channels is not full."""
+    """Whether the last vector of channels is incomplete."""
 
     @property
     def rows(self) -> list[int]:
-        """Lines of the image that a tile needs, counted from its first."""
+        """The input lines of a tile, relative to its first."""
         return _needed(self.lines, self.strides[0], self.height, self.dilations[0])
 
     @property
@@ -79,7 +89,7 @@ class DotForm:
 
     @property
     def dots(self) -> dict[tuple[int, int, int], int]:
-        """The place among the weights of (line of the result, filter column, group of lines)."""
+        """The index in the weights of (line of the result, filter column, group of lines)."""
         at = {row: place for place, row in enumerate(self.rows)}
         found: dict[tuple[int, int, int], int] = {}
         for line in range(self.lines):
@@ -90,7 +100,7 @@ class DotForm:
         return found
 
     def pack(self, taps: Array, lanes: int) -> Array:
-        """taps[channels, height, width] as the kernel reads them."""
+        """Packs taps[channels, height, width]."""
         channels = len(taps)
         at = {row: place for place, row in enumerate(self.rows)}
         vectors = -(-channels // lanes)
@@ -109,9 +119,15 @@ def _needed(results: int, stride: int, taps: int, dilation: int) -> list[int]:
 
 
 @cache
-def _steps(*shape: Any) -> int:
-    """Instructions of a tile of this shape for a vector of channels."""
-    form = DotForm(*shape, is_even=True, is_ragged=False)  # neither changes them
+def _steps(
+    taps: tuple[int, int],
+    strides: tuple[int, int],
+    dilations: tuple[int, int],
+    lines: int,
+    pixels: int,
+) -> int:
+    """Instructions of a tile for one vector of channels."""
+    form = Int8DepthwiseForm(*taps, strides, dilations, lines, pixels, True, False)
     per_column = len(form.rows) + form.groups
     return len(form.columns) * per_column + len(form.dots) * form.pixels
 
@@ -121,21 +137,22 @@ def best_form(
     taps: tuple[int, int],
     strides: tuple[int, int],
     dilations: tuple[int, int],
-    result: tuple[Any, Any],
+    result: tuple[Size, Size],
     is_ragged: bool,
-) -> DotForm | None:
-    """Of the tiles that take about the fewest instructions for each result the one that is written
-    out the shortest, which sizes of a network then often have in common; None where none is
-    small."""
-    if taps[1] * -(-taps[0] // GROUP) > _MOST_STEPS:  # more dots than any tile may have
+) -> Int8DepthwiseForm | None:
+    """The tile with about the fewest instructions per result; None where all tiles are too long.
+
+    Ties go to the shortest code, which layers of different sizes then often share.
+    """
+    if taps[1] * -(-taps[0] // GROUP) > _MOST_STEPS:  # more than any tile may have
         return None
     most = 18 if target.vector_registers >= 32 else 8
-    found: list[tuple[float, int, DotForm]] = []
+    found: list[tuple[float, int, Int8DepthwiseForm]] = []
     for lines in range(1, 9):
         for pixels in range(1, most // lines + 1):
             is_even = isinstance(result[1], int) and result[1] % pixels == 0
-            form = DotForm(*taps, strides, dilations, lines, pixels, is_even, is_ragged)
-            steps = _steps(*taps, strides, dilations, lines, pixels)
+            form = Int8DepthwiseForm(*taps, strides, dilations, lines, pixels, is_even, is_ragged)
+            steps = _steps(taps, strides, dilations, lines, pixels)
             cost = steps / (lines * pixels) + _EPILOGUE
             for size, part in zip(result, (lines, pixels), strict=True):
                 if isinstance(size, int) and size > 0:
@@ -148,20 +165,20 @@ def best_form(
 
 
 @dataclass(frozen=True)
-class DotDepthwise:
-    form: DotForm
-    qvalues: Dots
+class Int8Depthwise:
+    form: Int8DepthwiseForm
+    dot: Int8Dot4
     epilogue: Epilogue
 
     @property
     def signature(self) -> Signature:
         return Signature(
-            ("x", "w", "y", "pad", *self.qvalues.pointers, *self.epilogue.pointers),
+            ("x", "w", "y", "pad", *self.dot.pointers, *self.epilogue.pointers),
             (*_SIZES, *self.epilogue.sizes),
         )
 
 
-def emit_dot_depthwise(module: Module, name: str, conv: DotDepthwise) -> Signature:
+def emit_int8_depthwise(module: Module, name: str, conv: Int8Depthwise) -> Signature:
     with module.kernel(name, conv.signature) as f, f.subnormals_as_zeros():
         _Emitter(f, conv).emit()
     return conv.signature
@@ -169,27 +186,27 @@ def emit_dot_depthwise(module: Module, name: str, conv: DotDepthwise) -> Signatu
 
 @dataclass(frozen=True)
 class _Tile:
-    """Where a tile stands."""
+    """The position of a tile."""
 
     line: Value
-    """The first line of the result, and its first pixel."""
+    """The first line of the result; `pixel` is the first pixel of the line."""
     pixel: Value
     y: Value
-    """Where its results begin."""
+    """The address of its first result."""
     number: Value
-    """The first result's number among all."""
+    """The index of its first pixel among all results."""
 
 
 class _Emitter:
-    def __init__(self, f: Kernel, conv: DotDepthwise) -> None:
-        self.f, self.form, self.qvalues, self.epilogue = f, conv.form, conv.qvalues, conv.epilogue
+    def __init__(self, f: Kernel, conv: Int8Depthwise) -> None:
+        self.f, self.form, self.dot, self.epilogue = f, conv.form, conv.dot, conv.epilogue
         self.lanes = f.target.lanes(32)
-        self.vector = conv.qvalues.sum.vector(self.lanes)
+        self.vector = conv.dot.sum_type.vector(self.lanes)
         self.result = stored(conv.epilogue.result)
         self.size = {name: f.args.size(name) for name in _SIZES}
         self.rows, self.columns, self.dots = self.form.rows, self.form.columns, self.form.dots
         self.sums = f.scratch(self.vector, self.form.lines * self.form.pixels)
-        # bytes of the lines a, b, c, d beside each other: a0 b0 c0 d0 a1 …
+        # interleaves the bytes of the lines a, b, c, d: a0 b0 c0 d0 a1 …
         self.order = [self.lanes * (i % GROUP) + i // GROUP for i in range(GROUP * self.lanes)]
 
     def emit(self) -> None:
@@ -200,7 +217,7 @@ class _Emitter:
         is_wide = f.ge(count, f.threads * FEW_TILES)
         blocks = f.udiv(size["channels"] + (self.lanes - 1), self.lanes)
         begin, end = self._share(count, is_wide)
-        # whole cache lines of the result, so that no two threads write the same one
+        # whole cache lines of the result, to avoid false sharing
         unit = max(1, _LINE // (self.lanes * self.result.bytes))
         first, last = self._share(f.udiv(blocks + (unit - 1), unit), f.not_(is_wide))
         part = f.min(first * unit, blocks), f.min(last * unit, blocks)
@@ -212,7 +229,7 @@ class _Emitter:
             self._tile(image, line, pixel, part, blocks)
 
     def _share(self, count: Value, is_shared: Value) -> tuple[Value, Value]:
-        """The thread's part, or all of it."""
+        """The thread's range, or the whole range."""
         begin, end = self.f.share(count)
         return self.f.select(is_shared, begin, 0), self.f.select(is_shared, end, count)
 
@@ -247,7 +264,7 @@ class _Emitter:
                 self._vector(tile, self._clamped(x, top, left), whole, mask, False)
 
     def _clamped(self, x: Value, top: Value, left: Value) -> list[list[Value]]:
-        """Where needed pixels lie; outside of the image, the pad."""
+        """The addresses of the input pixels; those outside the image are the address of `pad`."""
         f, size = self.f, self.size
         pad = f.args.pointer("pad")
         lines = [(f.ult(top + r, size["ih"]), (top + r) * size["x_line"]) for r in self.rows]
@@ -265,13 +282,13 @@ class _Emitter:
         mask: Value | None,
         is_inner: bool,
     ) -> None:
-        """A tile's results for one vector of channels."""
-        f, form, qvalues = self.f, self.form, self.qvalues
+        """Computes a tile for one vector of channels."""
+        f, form, dot_product = self.f, self.form, self.dot
         channel = block * self.lanes
         unit = i8.vector(GROUP * self.lanes)
         w = f.gep(i8, f.args.pointer("w"), block * (len(self.dots) * unit.lanes))
         weights = [f.load(unit, w, dot * unit.lanes, align=1) for dot in range(len(self.dots))]
-        (start,) = qvalues.start(f, channel, [mask], self.lanes)
+        (start,) = dot_product.initial_sums(f, channel, [mask], self.lanes)
         sums = {(r, p): start for r in range(form.lines) for p in range(form.pixels)}
         for number, column in enumerate(self.columns):
             taps = [
@@ -281,7 +298,7 @@ class _Emitter:
                 if pixel * form.strides[1] + tap * form.dilations[1] == column
             ]
             for group in range(form.groups):
-                quads = self._together(
+                quads = self._interleave(
                     [line[number] for line in places[group * GROUP : (group + 1) * GROUP]],
                     channel,
                     mask,
@@ -291,16 +308,18 @@ class _Emitter:
                         dot = self.dots.get((line, tap, group))
                         if dot is not None:
                             total = sums[line, pixel]
-                            sums[line, pixel] = qvalues.multiply(f, quads, weights[dot], total)
+                            sums[line, pixel] = dot_product.multiply_add(
+                                f, quads, weights[dot], total
+                            )
         self._finish(tile, sums, channel, mask, is_inner)
 
-    def _together(self, places: Sequence[Value], channel: Value, mask: Value | None) -> Value:
-        """The codes of up to four lines at one pixel, beside each other for every channel."""
+    def _interleave(self, places: Sequence[Value], channel: Value, mask: Value | None) -> Value:
+        """The values of up to four lines at one pixel, interleaved by channel."""
         f, byte = self.f, i8.vector(self.lanes)
         loaded = [f.load(byte, place, channel, mask=mask, align=1) for place in places]
         loaded += [f.const(byte, 0)] * (GROUP - len(loaded))
-        beside = f.shuffle(f.join(*loaded), self.order)
-        return f.xor(beside, 0x80) if self.qvalues.shift else beside
+        quads = f.shuffle(f.join(*loaded), self.order)
+        return f.xor(quads, 0x80) if self.dot.shift else quads
 
     def _finish(
         self,
@@ -310,12 +329,12 @@ class _Emitter:
         mask: Value | None,
         is_inner: bool,
     ) -> None:
-        """The epilogue and the stores of what exists."""
+        """Applies the epilogue and stores the existing pixels."""
         f, form, size = self.f, self.form, self.size
         lines = f.min(size["oh"] - tile.line, form.lines)
         pixels = f.min(size["ow"] - tile.pixel, form.pixels)
 
-        def store(total: Value, line: Any, pixel: Any) -> None:
+        def store(total: Value, line: Operand, pixel: Operand) -> None:
             row = tile.number + f.mul(size["ow"], line) + pixel
             value = self.epilogue.emit(f, total, row, channel, mask)
             at = f.mul(size["y_line"], line) + f.mul(size["y_pixel"], pixel) + channel

@@ -1,10 +1,10 @@
-"""Convolutions, with channels innermost in memory.
+"""Channels-last convolutions.
 
-A value of shape [N, C, H, W] is held in the order N, H, W, C: a filter's line then reads one run of
-width · channels numbers, and a pixel's result channels are neighbours. Dense convolutions are
-products (`kernels.conv.conv`) of rows that lie in the image, or take fewer products where that pays
-(`kernels.conv.lower_winograd`); depthwise ones have a kernel of their own, grouped ones are a product per group.
-Padding is laid around the image first where the kernel does not see to it.
+A value of shape [N, C, H, W] is stored in the order N, H, W, C: a filter line then reads one run of
+width · channels elements, and the result channels of a pixel are contiguous. Dense convolutions are
+implicit matrix products (`kernels.conv.conv`), or Winograd convolutions where those are faster
+(`kernels.conv.lower_winograd`); depthwise ones have their own kernel, grouped ones are a product
+per group. The image is padded first where the kernel does not handle padding.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ from bitwright.backends.cpu.kernels.conv.depthwise import (
     pixels_of_tile,
 )
 from bitwright.backends.cpu.kernels.conv.lower_winograd import Choice, call_winograd, choose
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, fused_epilogue
 from bitwright.backends.cpu.kernels.matmul.filters import Filter, filter_of, has_filter
-from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_windows
-from bitwright.backends.cpu.kernels.matmul.matmul import (
-    Epilogue,
-    best_tile,
-    is_light,
-    row_tiles_in_cache,
-)
-from bitwright.backends.cpu.kernels.matmul.upcast_product import tiles_in_room, whole_way
+from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_im2col
+from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
+from bitwright.backends.cpu.kernels.matmul.register_tile import best_tile
+from bitwright.backends.cpu.kernels.matmul.upcast_product import choose_upcast, tiles_in_buffer
 from bitwright.backends.cpu.kernels.movement.lower_movement import pad_view
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.layout import PIXELS
@@ -44,7 +42,7 @@ from bitwright.backends.cpu.lowering.region import (
     split,
 )
 from bitwright.ir.dim import Size, max_size, product
-from bitwright.ir.dtype import DType, f32
+from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View, contiguous
 from bitwright.target import Target
@@ -68,39 +66,38 @@ class Window:
 
     @property
     def transposed(self) -> Window:
-        """The same for an image whose lines are columns."""
-        pairs = (self.strides, self.dilations, self.begins, self.ends)
-        return Window(*((b, a) for a, b in pairs))  # type: ignore[arg-type]
+        """The geometry with height and width exchanged."""
+        return Window(self.strides[::-1], self.dilations[::-1], self.begins[::-1], self.ends[::-1])
 
 
 @lowers("conv")
 def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
     anchor = region.anchor
     assert anchor is not None
-    x, w = region.outer(present(anchor, 0)), region.outer(present(anchor, 1))
+    x, w = region.outer(required_input(anchor, 0)), region.outer(required_input(anchor, 1))
     weight = constant_value(w)
     after = split(region).after
     if weight is None or x.rank not in (3, 4) or not has_filter(x.dtype, w.dtype, after.dtype):
-        lower_windows(ctx, node, region)
+        lower_im2col(ctx, node, region)
         return
     window, weight = window_of(anchor, weight)
     if len(anchor.inputs) > 2 and anchor.inputs[2] is not None:
-        raise NoKernelError("its bias is not an addition of its own")
+        raise NoKernelError("its bias is not a separate addition")
     image = image_of(ctx, x)
     y = result_of(ctx, node)
-    extra = [four_axes(v) for v in operand_views(ctx, region, after.inputs, node.outputs[0].shape)]
+    extra = [as_4d(v) for v in operand_views(ctx, region, after.inputs, node.outputs[0].shape)]
     lanes = best_tile(ctx.target).lanes
     groups = anchor.attrs["groups"]
     if groups > 1 and groups == weight.shape[0] and weight.shape[1] == 1:
-        finish = Finish(after, extra, y, lanes)
+        finish = ConvEpilogue(after, extra, y, lanes)
         depthwise(ctx, node, image, weight, window, y, finish)
         return
     choice = choose(ctx.target, weight, window, y) if groups == 1 else Choice(0, "")
     filter = filter_of(ctx.target, x.dtype, rows=product((y.shape[0], *y.shape[2:])))
     if choice.results and filter.products_at_once > 1:
-        choice = Choice(0, "an instruction multiplies pairs")
+        choice = Choice(0, "the target has a dot product instruction")
     if choice.results:
-        finish = Finish(after, extra, y, lanes)
+        finish = ConvEpilogue(after, extra, y, lanes)
         call_winograd(ctx, node, image, weight, window, y, finish, choice)
         return
     source = padded(ctx, node, image, window)
@@ -108,20 +105,21 @@ def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
     for group in range(groups):
         first = group * outer
         part = y.slice(1, first, outer, 1)
-        finish = Finish(after, [v.slice(1, first, outer, 1) for v in extra], part, lanes)
+        finish = ConvEpilogue(after, [v.slice(1, first, outer, 1) for v in extra], part, lanes)
         window_in = source.slice(1, group * inner, inner, 1)
         filters = weight[first : first + outer]
         dense(ctx, node, window_in, filters, window, part, finish, filter, choice.why)
 
 
-def present(anchor: Node, position: int) -> Value:
+def required_input(anchor: Node, position: int) -> Value:
+    """The input at a position, which is never absent."""
     value = anchor.inputs[position]
     assert value is not None
     return value
 
 
 def window_of(anchor: Node, weight: Array) -> tuple[Window, Array]:
-    """The geometry; a 1-D convolution is one line of a 2-D one."""
+    """The geometry and the filter; a 1-D convolution becomes one line of a 2-D one."""
     rank = weight.ndim - 2
     attrs = anchor.attrs
     strides = attrs.get("strides") or (1,) * rank
@@ -135,7 +133,7 @@ def window_of(anchor: Node, weight: Array) -> tuple[Window, Array]:
     )
 
 
-def four_axes(view: View) -> View:
+def as_4d(view: View) -> View:
     """[N, C, W] as [N, C, 1, W]."""
     if len(view.shape) == 4:
         return view
@@ -148,16 +146,16 @@ def _order(rank: int) -> tuple[int, ...]:
 
 
 def image_of(ctx: Lowering, x: Value) -> View:
-    """The input with channels innermost."""
+    """The input as a channels-last image."""
     view = ctx.view(x)
     if view.strides[1] == 1 and view.shape[1] != 1:
-        return four_axes(view)  # any strides outside the channels are fine
-    return four_axes(ctx.ordered(x, _order(x.rank)))
+        return as_4d(view)  # other strides are arbitrary
+    return as_4d(ctx.ordered(x, _order(x.rank)))
 
 
 def result_of(ctx: Lowering, node: Node) -> View:
     value = node.outputs[0]
-    return four_axes(ctx.output(value, _order(value.rank)))
+    return as_4d(ctx.output(value, _order(value.rank)))
 
 
 def padded(
@@ -168,27 +166,26 @@ def padded(
     fill: View | None = None,
     channels: int | None = None,
 ) -> View:
-    """The image with zeros (or what `fill` holds) around it, channels innermost; `channels` asks
-    for as many, behind those that it has."""
+    """A channels-last image padded with zeros or `fill`, and padded to `channels` channels."""
     n, c, h, w = image.shape
     if not window.is_padded and channels in (None, c):
         return image
     c = c if channels is None else channels
     top, left = window.begins
     shape = (n, h + top + window.ends[0], w + left + window.ends[1], c)
-    room = ctx.buffer(f"{node.name}.padded", image.dtype, n * shape[1] * shape[2] * c)
-    around = contiguous(room, shape)
+    buffer = ctx.buffer(f"{node.name}.padded", image.dtype, n * shape[1] * shape[2] * c)
+    around = contiguous(buffer, shape)
     begins = (0, top, left, 0)
     pad_view(ctx, node, image.transpose(CHANNELS_LAST), around, begins, fills=fill)
     return around.transpose((0, 3, 1, 2))
 
 
-class Enters(Protocol):
-    """What happens to a sum before the nodes behind the convolution see it."""
+class SumTransform(Protocol):
+    """A computation on a sum in front of the fused nodes of the epilogue."""
 
     @property
     def key(self) -> object:
-        """All that shapes the code."""
+        """The compile-time parameters."""
 
     @property
     def pointers(self) -> dict[str, View]: ...
@@ -196,11 +193,18 @@ class Enters(Protocol):
     @property
     def sizes(self) -> dict[str, Size]: ...
 
-    def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any: ...
+    def emit(
+        self,
+        f: emit.Kernel,
+        value: emit.Value,
+        row: emit.Value,
+        column: emit.Value,
+        mask: emit.Value | None,
+    ) -> emit.Value: ...
 
 
-class Finish:
-    """The epilogue of a convolution: operands by pixel and channel."""
+class ConvEpilogue:
+    """The epilogue of a convolution, with operands indexed by pixel and channel."""
 
     def __init__(
         self,
@@ -208,45 +212,40 @@ class Finish:
         views: list[View],
         y: View,
         lanes: int,
-        enters: Enters | None = None,
+        transform: SumTransform | None = None,
     ) -> None:
-        self.after, self.lanes, self.enters = after, lanes, enters
+        self.after, self.lanes, self.transform = after, lanes, transform
         rows = collapse_rows([v.transpose(CHANNELS_LAST) for v in (*views, y)])
         self.reads = Reads("e", rows[:-1])
         self.outer = rows[-1].shape[1:-1] if views else ()
-        self.key = after.expression, self.reads.key, len(self.outer), enters and enters.key
+        self.key = after.expression, self.reads.key, len(self.outer), transform and transform.key
 
     @property
     def pointers(self) -> dict[str, View]:
-        return {**self.reads.pointers, **(self.enters.pointers if self.enters else {})}
+        return {**self.reads.pointers, **(self.transform.pointers if self.transform else {})}
 
     @property
     def sizes(self) -> dict[str, Size]:
         inner = {f"outer{axis}": size for axis, size in enumerate(self.outer)}
-        return {**self.reads.sizes, **inner, **(self.enters.sizes if self.enters else {})}
+        return {**self.reads.sizes, **inner, **(self.transform.sizes if self.transform else {})}
 
     @property
     def epilogue(self) -> Epilogue:
-        return Epilogue(
-            self._emit,
-            tuple(self.pointers),
-            tuple(self.sizes),
-            is_light(self.after.expression),
-            self.after.dtype,
-            min(d.bits for d in (self.after.dtype, *(v.dtype for v in self.reads.views))),
-            self._emit_wide if self.after.expression.narrows else None,
-        )
+        types = [view.dtype for view in self.reads.views]
+        slots = self.pointers, self.sizes, types
+        return fused_epilogue(self.after, self._operands, self.lanes, *slots)
 
-    def _emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
-        return self.after.evaluate(f, self._values(f, value, row, column, mask), self.lanes)
-
-    def _emit_wide(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
-        return self.after.evaluate_wide(f, self._values(f, value, row, column, mask), self.lanes)
-
-    def _values(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> list[Any]:
-        """The sum and the operands beside it."""
-        if self.enters:
-            value = self.enters.emit(f, value, row, column, mask)
+    def _operands(
+        self,
+        f: emit.Kernel,
+        value: emit.Value,
+        row: emit.Value,
+        column: emit.Value,
+        mask: emit.Value | None,
+    ) -> list[emit.Value]:
+        """The sum and the operands of the epilogue."""
+        if self.transform:
+            value = self.transform.emit(f, value, row, column, mask)
         index = []
         for axis in reversed(range(len(self.outer))):
             size = f.args.size(f"outer{axis}")
@@ -264,47 +263,46 @@ def dense(
     weight: Array,
     window: Window,
     y: View,
-    finish: Finish,
+    finish: ConvEpilogue,
     filter: Filter,
     why_not_fewer: str = "",
 ) -> None:
-    """One product: rows are the result's pixels, columns its channels."""
+    """Calls one product: rows are the result's pixels, columns its channels."""
     columns, channels, height, width = weight.shape
     run = run_of(window, source, channels, width)
-    numbers = filter.numbers(ctx.target, run)
+    dot = filter.dot(ctx.target, run)
     (n, _, oh, ow), (sn, _, sh, sw) = y.shape, source.strides
     dense_line = run == width * channels
     levels = levels_of(window, source, height, width, dense_line)
-    tile = filter.tile(ctx.target, columns, numbers)
+    tile = filter.tile(ctx.target, columns, dot)
     pixel, line = window.strides[1] * sw, window.strides[0] * sh
     is_flat = (oh == 1 or line == ow * pixel) and (n == 1 or sn == oh * ow * pixel)
     y_stride = y.run_stride(PIXELS)
-    is_apart = y_stride is None
+    is_strided = y_stride is None
     row_bytes = filter.item_bytes * weight[0].size
     block = row_tiles_in_cache(ctx.target, tile, row_bytes)
     if (
         is_flat
         and not levels
-        and (way := whole_way(ctx.target, numbers, run, columns, n * oh * ow))
+        and (choice := choose_upcast(ctx.target, dot, run, columns, n * oh * ow))
     ):
-        numbers, tile = way
-        block = tiles_in_room(tile, run)
+        dot, tile = choice
+        block = tiles_in_buffer(tile, run)
     length = n * oh * ow if is_flat else ow
-    steps = (height if dense_line else height * width) * -(-run // numbers.group)
-    lined = None
+    steps = (height if dense_line else height * width) * -(-run // dot.group)
+    fixed = 0
     if isinstance(length, int) and isinstance(pixel, int):
-        lined = filter.line_tile(ctx.target, columns, numbers, length, steps, tile, is_flat)
-    tile, fixed = (lined, pixel) if lined else (tile, 0)
-    conv = Conv(tile, len(levels), is_flat, is_apart, finish.epilogue, numbers, fixed)
+        lined = filter.line_tile(ctx.target, columns, dot, length, steps, tile, is_flat)
+        tile, fixed = (lined, pixel) if lined else (tile, 0)
+    conv = Conv(tile, len(levels), is_flat, is_strided, finish.epilogue, dot, fixed)
     kernel = ctx.kernel(
-        filter.family,
-        (tile, len(levels), is_flat, is_apart, numbers, finish.key, fixed),
+        f"conv_{dot.name}",
+        (tile, len(levels), is_flat, is_strided, dot, finish.key, fixed),
         lambda m, name: emit_conv(m, name, conv),
     )
     lines = height if dense_line else height * width
     runs = weight.transpose(2, 3, 1, 0).reshape(lines, run, columns)
-    packed = ctx.constant(filter.pack(runs, tile, numbers), f"{node.name}.weight")
-    row_bytes = numbers.element.bytes * runs.shape[0] * run
+    packed = ctx.constant(filter.pack(runs, tile, dot), f"{node.name}.weight")
     sizes: dict[str, Size] = {
         "rows": n * oh * ow,
         "columns": columns,
@@ -316,18 +314,18 @@ def dense(
     }
     if not is_flat:
         sizes |= {"ow": ow, "oh": oh, "line": line, "image": sn}
-    if is_apart:
+    if is_strided:
         sizes |= {"ow": ow, "oh": oh, "y_line": y.strides[2], "y_image": y.strides[0]}
     for number, (count, step) in enumerate(levels, 1):
         sizes |= {f"count{number}": count, f"step{number}": step}
     more = {**filter.pointers(ctx, node.name, tile), **finish.pointers}
     pointers = {"a": source, "w": packed, "y": y, **more}
-    why = "channels innermost, as a product"
+    why = "channels last, implicit matmul"
     ctx.call(kernel, node, pointers, sizes, why=f"{why}; {why_not_fewer}" if why_not_fewer else why)
 
 
 def run_of(window: Window, source: View, channels: int, width: int) -> int:
-    """Neighbouring numbers of a window: a line of the filter, or the channels of a pixel."""
+    """Contiguous elements of a window: a line of the filter, or the channels of a pixel."""
     dense_line = window.dilations[1] == 1 and source.strides[3] == channels
     return width * channels if dense_line else channels
 
@@ -335,7 +333,8 @@ def run_of(window: Window, source: View, channels: int, width: int) -> int:
 def levels_of(
     window: Window, source: View, height: int, width: int, dense_line: bool
 ) -> list[tuple[int, Size]]:
-    """Windows around the inner run: the filter's lines, and its columns where they lie apart."""
+    """Window loops around the inner run: the filter's lines, and its columns where they have a
+    stride."""
     found: list[tuple[int, Size]] = []
     if height > 1:
         found.append((height, window.dilations[0] * source.strides[2]))
@@ -351,13 +350,11 @@ def depthwise(
     weight: Array,
     window: Window,
     y: View,
-    finish: Finish,
-    qvalues: DType | None = None,
-    more: Mapping[str, View] | None = None,
+    finish: ConvEpilogue,
+    zero_point: Mapping[str, View] | None = None,
 ) -> None:
-    """Channels in lanes; `codes` is the type of an image of codes, and `more` the slots that
-    reading it takes."""
-    qvalues = None if image.dtype == f32 else qvalues or image.dtype
+    """Calls the depthwise kernel; `zero_point` has the slot of an integer image's zero point."""
+    element = None if image.dtype == f32 else image.dtype
     channels, _, height, width = weight.shape
     (_, _, ih, iw), (n, _, oh, ow) = image.shape, y.shape
     pixels = pixels_of_tile(ctx.target, ow)
@@ -370,10 +367,11 @@ def depthwise(
         is_even=isinstance(ow, int) and ow % pixels == 0,
         is_ragged=channels % finish.lanes != 0,
     )
-    conv = Depthwise(form, finish.epilogue, qvalues, bool(more))
+    types = (image.dtype,) if image.dtype.is_float else (image.dtype, f32, f32)
+    conv = Depthwise(form, finish.epilogue, element, bool(zero_point))
     kernel = ctx.kernel(
-        f"depthwise_{image.dtype}" if image.dtype.is_float else "depthwise_codes",
-        (form, finish.key, qvalues, bool(more)),
+        f"depthwise_{type_names(*types)}",
+        (form, finish.key, element, bool(zero_point)),
         lambda m, name: emit_depthwise(m, name, conv),
     )
     taps = np.ascontiguousarray(weight.reshape(channels, -1).T, np.float32)
@@ -396,13 +394,13 @@ def depthwise(
         "x": image,
         "w": ctx.constant(taps, f"{node.name}.weight"),
         "y": y,
-        **(more or {}),
+        **(zero_point or {}),
         **finish.pointers,
     }
-    ctx.call(kernel, node, pointers, sizes, why="depthwise, channels in lanes")
+    ctx.call(kernel, node, pointers, sizes, why="depthwise, lanes are channels")
 
 
 def _lines_in_cache(target: Target, line: Size) -> Size:
-    """Lines of a result such that what they read stays in half of the second-level cache."""
+    """Lines of a result whose input fits in half of the L2 cache."""
     fitting = target.l2_bytes // 2 // 4
     return max_size(fitting // max_size(line, 1), 1)

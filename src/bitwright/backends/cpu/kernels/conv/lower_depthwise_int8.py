@@ -1,6 +1,6 @@
-"""Depthwise convolutions of 8-bit codes, by a dot instruction or with sums that f32 holds exactly.
+"""Depthwise convolutions of 8-bit values, by a dot product instruction or exactly in f32.
 
-Both read channels innermost (`kernels.conv.depthwise_int8`, `kernels.conv.depthwise`).
+Both kernels are channels-last (`kernels.conv.depthwise_int8`, `kernels.conv.depthwise`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from bitwright.backends.cpu.codegen import emit
 from bitwright.backends.cpu.kernels.conv.depthwise import EXACT_TAPS
 from bitwright.backends.cpu.kernels.conv.depthwise_int8 import (
     GROUP,
-    DotDepthwise,
+    Int8Depthwise,
     best_form,
-    emit_dot_depthwise,
+    emit_int8_depthwise,
 )
-from bitwright.backends.cpu.kernels.conv.lower_conv import Finish, Window, depthwise, image_of
-from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Dots
-from bitwright.backends.cpu.kernels.matmul.lower_int8 import CodeFilter, Offsets, Weight
-from bitwright.backends.cpu.kernels.matmul.lower_widen import Zero
+from bitwright.backends.cpu.kernels.conv.lower_conv import ConvEpilogue, Window, depthwise, image_of
+from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot4
+from bitwright.backends.cpu.kernels.matmul.lower_int8 import Int8Filter, Offsets, Weight
+from bitwright.backends.cpu.kernels.matmul.lower_widen import ZeroPoint
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError
 from bitwright.backends.cpu.lowering.region import Part
 from bitwright.ir.dim import Size
@@ -32,14 +32,14 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class CodeConv:
-    """A convolution's parts; arrays have one entry for each filter."""
+class Int8Conv:
+    """The operands of an int8 convolution; arrays have one entry for each filter."""
 
     x: Value
     filters: Array
     filter_zeros: Array | None
     bias: Array
-    zero: Zero
+    zero: ZeroPoint
     fill: View
     """The zero point of x, in memory."""
     window: Window
@@ -54,34 +54,36 @@ class CodeConv:
         return self.groups > 1 and self.groups == len(self.filters) and self.filters.shape[1] == 1
 
 
-def lower_code_depthwise(ctx: Lowering, node: Node, conv: CodeConv) -> None:
-    if _lower_dots(ctx, node, conv):
+def lower_int8_depthwise(ctx: Lowering, node: Node, conv: Int8Conv) -> None:
+    if _lower_dot(ctx, node, conv):
         return
     if conv.filters[0].size > EXACT_TAPS:
-        raise NoKernelError("its filter has more taps than f32 sums exactly")
+        raise NoKernelError("its filter has too many taps for exact sums in f32")
     taps = conv.filters.astype(np.float32)
     if conv.filter_zeros is not None:
         taps -= conv.filter_zeros.astype(np.float32).reshape(-1, 1, 1, 1)
-    adds = Bias(ctx, node.name, conv.bias)
-    finish = Finish(conv.after, conv.extra, conv.y, conv.lanes, adds)
+    bias = Bias(ctx, node.name, conv.bias)
+    finish = ConvEpilogue(conv.after, conv.extra, conv.y, conv.lanes, bias)
     is_zero = conv.zero.view is None and conv.zero.number == 0
-    image, more = image_of(ctx, conv.x), {} if is_zero else {"x_zero": conv.fill}
-    depthwise(ctx, node, image, taps, conv.window, conv.y, finish, conv.x.dtype, more)
+    zero_point = {} if is_zero else {"x_zero": conv.fill}
+    image = image_of(ctx, conv.x)
+    depthwise(ctx, node, image, taps, conv.window, conv.y, finish, zero_point)
 
 
-def _lower_dots(ctx: Lowering, node: Node, conv: CodeConv) -> bool:
-    """Four taps at a time, where the target has an instruction for it and x_zero is known."""
+def _lower_dot(ctx: Lowering, node: Node, conv: Int8Conv) -> bool:
+    """Lowers to the dot product kernel; False where the target has none or x_zero is not
+    constant."""
     channels, _, height, width = conv.filters.shape
-    numbers = CodeFilter(conv.x.dtype.is_signed).numbers(ctx.target, 1)
+    dot = Int8Filter(conv.x.dtype.is_signed).dot(ctx.target, 1)
     weight = Weight.of(conv.filters.transpose(1, 2, 3, 0), conv.filter_zeros)
     is_ragged = channels % conv.lanes != 0
-    if not isinstance(numbers, Dots) or weight.zero is not None or conv.zero.view is not None:
+    if not isinstance(dot, Int8Dot4) or weight.zero is not None or conv.zero.view is not None:
         return False
     if is_ragged and not ctx.target.has("avx512bw"):
-        return False  # part of a vector of bytes would be read one by one
+        return False  # masked loads of bytes would be scalar
     image, y, window, extra = image_of(ctx, conv.x), conv.y, conv.window, conv.extra
     taps = weight.qvalues[0].transpose(2, 0, 1)
-    if height < width:  # the longer side of the filter lies across the lines
+    if height < width:  # the kernel takes four lines at a time
         transposed = (0, 1, 3, 2)
         image, y = image.transpose(transposed), y.transpose(transposed)
         extra = [view.transpose(transposed) for view in extra]
@@ -92,14 +94,15 @@ def _lower_dots(ctx: Lowering, node: Node, conv: CodeConv) -> bool:
     )
     if form is None:
         return False
-    offsets = Offsets(ctx, node.name, weight, numbers.shift, conv.zero, conv.bias)
-    qvalues = CodeFilter(conv.x.dtype.is_signed, None, offsets.constant).numbers(ctx.target, GROUP)
-    finish = Finish(conv.after, extra, y, conv.lanes)
-    kernel_form = DotDepthwise(form, qvalues, finish.epilogue)
+    offsets = Offsets(ctx, node.name, weight, dot.shift, conv.zero, conv.bias)
+    dot = Int8Filter(conv.x.dtype.is_signed, None, offsets.constant).dot(ctx.target, GROUP)
+    assert isinstance(dot, Int8Dot4)
+    finish = ConvEpilogue(conv.after, extra, y, conv.lanes)
+    kernel_form = Int8Depthwise(form, dot, finish.epilogue)
     kernel = ctx.kernel(
-        "depthwise_codes",
-        (form, qvalues, finish.key),
-        lambda m, name: emit_dot_depthwise(m, name, kernel_form),
+        f"depthwise_{dot.name}",
+        (form, dot, finish.key),
+        lambda m, name: emit_int8_depthwise(m, name, kernel_form),
     )
     pad = np.full(-(-channels // conv.lanes) * conv.lanes, conv.zero.number, conv.x.dtype.numpy)
     sizes: dict[str, Size] = {
@@ -117,12 +120,14 @@ def _lower_dots(ctx: Lowering, node: Node, conv: CodeConv) -> bool:
         **({} if offsets.constant is None else {"offset": offsets.constant}),
         **finish.pointers,
     }
-    ctx.call(kernel, node, pointers, sizes, why="depthwise, channels in lanes, four taps at a time")
+    ctx.call(
+        kernel, node, pointers, sizes, why="depthwise, lanes are channels, four taps at a time"
+    )
     return True
 
 
 class Bias:
-    """A bias for every channel, added to exact sums."""
+    """A bias per channel, added to the sums."""
 
     sizes: dict[str, Size] = {}  # noqa: RUF012
 
@@ -131,7 +136,14 @@ class Bias:
         self.pointers = {"offset": ctx.constant(held, f"{name}.bias")} if held.any() else {}
         self.key = bool(self.pointers)
 
-    def emit(self, f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+    def emit(
+        self,
+        f: emit.Kernel,
+        value: emit.Value,
+        row: emit.Value,
+        column: emit.Value,
+        mask: emit.Value | None,
+    ) -> emit.Value:
         if not self.pointers:
             return value
         return value + f.load(value.type, f.args.pointer("offset"), column, mask=mask)

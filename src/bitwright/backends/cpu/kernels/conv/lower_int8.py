@@ -1,9 +1,9 @@
-"""Convolutions of 8-bit codes with constant filters.
+"""Convolutions of 8-bit values with constant filters.
 
-They are laid out as those of `kernels.conv.lower_conv`: dense ones as products of rows that lie in the image,
-depthwise ones by their own kernels (`kernels.conv.lower_depthwise_int8`). Padding holds the image's
-zero point. A pixel of few channels (a first layer's three) gets some more, which change nothing, so
-that it is a whole number of steps of a sum.
+They use the layouts of `kernels.conv.lower_conv`: dense ones are implicit matrix products,
+depthwise ones have their own kernels (`kernels.conv.lower_depthwise_int8`). Padding holds the zero
+point of the image. Pixels of few channels (as in a first layer) are padded to whole groups of a dot
+product with channels that change no sum.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ import numpy as np
 
 from bitwright.backends.cpu.kernels.conv.lower_conv import (
     CHANNELS_LAST,
-    Finish,
+    ConvEpilogue,
     Window,
+    as_4d,
     dense,
-    four_axes,
     image_of,
     padded,
-    present,
+    required_input,
     result_of,
     run_of,
     window_of,
 )
-from bitwright.backends.cpu.kernels.conv.lower_depthwise_int8 import CodeConv, lower_code_depthwise
-from bitwright.backends.cpu.kernels.conv.lower_winograd_int8 import lower_code_winograd
+from bitwright.backends.cpu.kernels.conv.lower_depthwise_int8 import Int8Conv, lower_int8_depthwise
+from bitwright.backends.cpu.kernels.conv.lower_winograd_int8 import lower_int8_winograd
 from bitwright.backends.cpu.kernels.conv.pixels import WIDTH, Pixels, emit_pixels
-from bitwright.backends.cpu.kernels.matmul.dot.int16_dot import words
+from bitwright.backends.cpu.kernels.matmul.dot.int16_dot import int16_dot
 from bitwright.backends.cpu.kernels.matmul.lower_int8 import (
-    CodeFilter,
+    Int8Filter,
     Offsets,
     Weight,
     constant_of,
-    operands_of,
-    zero_of,
+    zero_point_of,
 )
+from bitwright.backends.cpu.kernels.matmul.lower_matmul import optional_inputs
 from bitwright.backends.cpu.kernels.matmul.lower_reorder import (
     SplitPlan,
-    ordered_image,
     permutation,
     plan_split,
+    reorder_image,
 )
-from bitwright.backends.cpu.kernels.matmul.lower_widen import Zero, widened_image
+from bitwright.backends.cpu.kernels.matmul.lower_widen import ZeroPoint, widen_image
 from bitwright.backends.cpu.kernels.movement.lower_movement import pad_view
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import operand_views, require_elements, split
@@ -62,15 +62,15 @@ FEW_CHANNELS = 16
 def lower_integer_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
     conv = _conv_of(ctx, node, region)
     if conv.is_depthwise:
-        lower_code_depthwise(ctx, node, conv)
-    elif words(ctx.target, 1) is None or not lower_code_winograd(ctx, node, conv):
+        lower_int8_depthwise(ctx, node, conv)
+    elif int16_dot(ctx.target, 1) is None or not lower_int8_winograd(ctx, node, conv):
         _lower_dense(ctx, node, conv)
 
 
-def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> CodeConv:
+def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> Int8Conv:
     anchor = region.anchor
     assert anchor is not None
-    x, w, x_zero, w_zero, bias = operands_of(anchor)
+    x, w, x_zero, w_zero, bias = optional_inputs(anchor, 5)
     array = constant_of(region, w, "weight")
     assert x is not None and array is not None
     if x.rank not in (3, 4):
@@ -80,14 +80,16 @@ def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> CodeConv:
     zeros = constant_of(region, w_zero, "weight's zero point")
     known_bias = constant_of(region, bias, "bias")
     window, array = window_of(anchor, array)
-    zero = zero_of(ctx, region, x_zero)
+    zero = zero_point_of(ctx, region, x_zero)
     if zero.view is not None:
-        zero = Zero(0, replace(zero.view, shape=(1,), strides=(0,)))  # the same for every row
+        zero = ZeroPoint(
+            0, replace(zero.view, shape=(1,), strides=(0,))
+        )  # one zero point for all pixels
     fill = zero.view or ctx.constant(np.array([zero.number], x.dtype.numpy), f"{node.name}.zero")
     count = len(array)
     extra = operand_views(ctx, region, after.inputs, node.outputs[0].shape)
-    return CodeConv(
-        region.outer(present(anchor, 0)),
+    return Int8Conv(
+        region.outer(required_input(anchor, 0)),
         array,
         None if zeros is None else np.broadcast_to(zeros.reshape(-1), (count,)),
         np.zeros(count, np.int64) if known_bias is None else known_bias.astype(np.int64),
@@ -96,21 +98,21 @@ def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> CodeConv:
         window,
         anchor.attrs["groups"],
         after,
-        [four_axes(view) for view in extra],
+        [as_4d(view) for view in extra],
         result_of(ctx, node),
         ctx.target.lanes(32),
     )
 
 
-def _lower_dense(ctx: Lowering, node: Node, conv: CodeConv) -> None:
-    """A product for every group, or for as many as fill a vector of columns."""
-    conv = _merged(conv)
+def _lower_dense(ctx: Lowering, node: Node, conv: Int8Conv) -> None:
+    """Calls a product for every group, or for the groups that fill a vector of columns."""
+    conv = _merge_groups(conv)
     signed, zeros, groups = conv.x.dtype.is_signed, conv.filter_zeros, conv.groups
     filters = conv.filters
     if groups == 1 and filters.shape[1] < FEW_CHANNELS:
-        filters = _whole_groups(filters, zeros, CodeFilter(signed), ctx.target)
+        filters = _pad_channels(filters, zeros, Int8Filter(signed), ctx.target)
     plan = _split_plan(ctx, conv, filters) if groups == 1 else None
-    wide = plan is None and words(ctx.target, 1) is not None
+    wide = plan is None and int16_dot(ctx.target, 1) is not None
     if plan is not None and plan.order is not None:
         filters = filters[:, permutation(plan.order, filters.shape[1])]
     source = _source_of(ctx, node, conv, filters, plan, wide)
@@ -121,26 +123,26 @@ def _lower_dense(ctx: Lowering, node: Node, conv: CodeConv) -> None:
         weight = (Weight.widened if wide else Weight.of)(
             columns, None if zeros is None else zeros[these]
         )
-        zero = Zero(0, None) if wide else conv.zero
-        filter = CodeFilter(signed, weight.zero, plan=plan)
+        zero = ZeroPoint(0, None) if wide else conv.zero
+        filter = Int8Filter(signed, weight.zero, plan=plan)
         run = run_of(conv.window, source, inner, filters.shape[3])
         lines = filters[0].size // run
         if plan is None:
-            filter = replace(filter, in_tiles=filter.tiles_pay(ctx.target, run, lines, outer))
-        shift = filter.numbers(ctx.target, run).shift
+            filter = replace(filter, use_amx=filter.amx_is_faster(ctx.target, run, lines, outer))
+        shift = filter.dot(ctx.target, run).shift
         offsets = Offsets(ctx, node.name, weight, shift, zero, conv.bias[these])
         filter = replace(filter, offset=offsets.constant)
         views = [view.slice(1, first, outer, 1) for view in conv.extra]
         part = conv.y.slice(1, first, outer, 1)
-        finish = Finish(conv.after, views, part, conv.lanes, offsets)
+        finish = ConvEpilogue(conv.after, views, part, conv.lanes, offsets)
         rows = source.slice(1, first // outer * inner, inner, 1)
         ready = weight.qvalues.transpose(3, 0, 1, 2)
         dense(ctx, node, rows, ready, conv.window, part, finish, filter)
 
 
-def _merged(conv: CodeConv) -> CodeConv:
-    """Groups of few columns side by side: a column has weights of 0 for the others' channels, which
-    takes no more products than a vector that is not full for each."""
+def _merge_groups(conv: Int8Conv) -> Int8Conv:
+    """Merges groups of few columns. A column has weights of 0 for the channels of other groups,
+    which takes no more products than an incomplete vector per group."""
     outer, inner = len(conv.filters) // conv.groups, conv.filters.shape[1]
     divisors = (m for m in range(2, conv.groups + 1) if conv.groups % m == 0)
     together = max((m for m in divisors if m * outer <= conv.lanes), default=1)
@@ -157,8 +159,8 @@ def _merged(conv: CodeConv) -> CodeConv:
     return replace(conv, filters=filters, groups=conv.groups // together)
 
 
-def _split_plan(ctx: Lowering, conv: CodeConv, filters: Array) -> SplitPlan | None:
-    """How filters of one group are multiplied by 8-bit products, if they are."""
+def _split_plan(ctx: Lowering, conv: Int8Conv, filters: Array) -> SplitPlan | None:
+    """The split of the filters for 8-bit products; None where those are not used."""
     weight = Weight.of(filters.transpose(2, 3, 1, 0), conv.filter_zeros)
     if weight.zero is not None:
         return None
@@ -174,12 +176,12 @@ def _split_plan(ctx: Lowering, conv: CodeConv, filters: Array) -> SplitPlan | No
 def _source_of(
     ctx: Lowering,
     node: Node,
-    conv: CodeConv,
+    conv: Int8Conv,
     filters: Array,
     plan: SplitPlan | None,
     wide: bool,
 ) -> View:
-    """The image as its kind of product reads it."""
+    """The image in the layout and type that its product reads."""
     if wide:
         return _wide_source(ctx, node, conv, filters)
     if plan is None:
@@ -192,88 +194,90 @@ def _source_of(
         return _source(ctx, node, conv, filters)
     if channels != image.shape[1]:
         image, begins, ends = _source(ctx, node, conv, filters), (0, 0), (0, 0)
-    return ordered_image(ctx, node, image, begins, ends, conv.fill, plan.order)
+    return reorder_image(ctx, node, image, begins, ends, conv.fill, plan.order)
 
 
-def _wide_source(ctx: Lowering, node: Node, conv: CodeConv, filters: Array) -> View:
-    """The image as 16-bit numbers with zeros around it."""
+def _wide_source(ctx: Lowering, node: Node, conv: Int8Conv, filters: Array) -> View:
+    """The image widened to 16 bits and padded with zeros."""
     window, image = conv.window, image_of(ctx, conv.x)
     begins, ends = window.begins, window.ends
     if conv.groups * filters.shape[1] != image.shape[1]:
         image = _source(ctx, node, conv, filters)
         begins = ends = (0, 0)
-    return widened_image(ctx, node, image, begins, ends, conv.zero)
+    return widen_image(ctx, node, image, begins, ends, conv.zero)
 
 
-def _source(ctx: Lowering, node: Node, conv: CodeConv, filters: Array) -> View:
-    """The image as products read it: padding around it, channels innermost, as many as the filters
-    have."""
+def _source(ctx: Lowering, node: Node, conv: Int8Conv, filters: Array) -> View:
+    """The channels-last image with padding, and as many channels as the filters."""
     channels = filters.shape[1]
-    planes = four_axes(ctx.view(conv.x))
+    planes = as_4d(ctx.view(conv.x))
     if conv.groups == 1 and channels == WIDTH and (planes.shape[1] != WIDTH or _is_planar(planes)):
         found = _few_channels(ctx, node, planes, conv.window, conv.fill)
         if found is not None:
             return found
     if conv.groups == 1 and channels != planes.shape[1] and planes.strides[3] == 1:
-        return _interleaved(ctx, node, planes, channels, conv.window, conv.fill)
+        return _interleave(ctx, node, planes, channels, conv.window, conv.fill)
     image = image_of(ctx, conv.x)
     return padded(ctx, node, image, conv.window, conv.fill, conv.groups * channels)
 
 
 def _is_planar(planes: View) -> bool:
-    """Whether the lines of a channel are runs."""
+    """Whether the lines of a channel are contiguous."""
     return planes.strides[3] == 1 and planes.shape[3] != 1
 
 
 def _few_channels(
     ctx: Lowering, node: Node, planes: View, window: Window, fill: View
 ) -> View | None:
-    """Pixels of four channels, the last of them like the padding; None for unusual strides."""
+    """Pixels of four channels, missing ones filled like the padding; None for unsupported
+    strides."""
     n, channels, h, w = planes.shape
     is_planar = _is_planar(planes)
+    if not isinstance(channels, int):
+        return None
     if not is_planar and planes.strides[1:] != (1, w * channels, channels):
         return None
     (top, left), (bottom, right) = window.begins, window.ends
     shape = (n, WIDTH, h + top + bottom, w + left + right)
-    room = ctx.buffer(f"{node.name}.pixels", planes.dtype, product(shape))
+    buffer = ctx.buffer(f"{node.name}.pixels", planes.dtype, product(shape))
     pixels = Pixels(channels, is_planar)
-    kernel = ctx.kernel("pad_pixels", pixels, lambda m, name: emit_pixels(m, name, pixels))
+    kernel = ctx.kernel("pad_nhwc4", pixels, lambda m, name: emit_pixels(m, name, pixels))
     sizes: dict[str, Size] = {
         **{"images": n, "ih": h, "iw": w, "oh": shape[2], "ow": shape[3]},
         **{"top": top, "left": left},
         **{f"x_{k}": planes.strides[a] for k, a in (("image", 0), ("line", 2), ("channel", 1))},
     }
-    found = dense_view(room, shape, CHANNELS_LAST)
+    found = dense_view(buffer, shape, CHANNELS_LAST)
     pointers = {"x": planes, "y": found, "fill": fill}
-    ctx.call(kernel, node, pointers, sizes, why="pixels of four channels, with padding around")
+    ctx.call(kernel, node, pointers, sizes, why="channels last, padded to four channels")
     return found
 
 
-def _whole_groups(array: Array, zero: Array | None, filter: CodeFilter, target: Target) -> Array:
-    """Filters with channels added that change no sum, so that a pixel is a number of whole steps.
+def _pad_channels(array: Array, zero: Array | None, filter: Int8Filter, target: Target) -> Array:
+    """Filters padded with channels that change no sum, so that a pixel is a multiple of the group.
 
-    An image is laid out with as many, which hold its zero point.
+    The image is padded with as many channels, which hold its zero point.
     """
     filters, channels, *taps = array.shape
-    more = -channels % filter.numbers(target, 1).group
+    more = -channels % filter.dot(target, 1).group
     neutral = np.zeros(filters, array.dtype) if zero is None else zero.astype(array.dtype)
     shape = (filters, more, *taps)
     added = np.broadcast_to(neutral.reshape(-1, *(1,) * (array.ndim - 1)), shape)
     return np.concatenate([array, added], axis=1)
 
 
-def _interleaved(
+def _interleave(
     ctx: Lowering, node: Node, planes: View, channels: int, window: Window, fill: View
 ) -> View:
-    """Planes of pixels with `channels` of them and padding around, then channels innermost."""
+    """A planar image padded to `channels` channels, then transposed to channels last."""
     n, _, h, w = planes.shape
     top, left = window.begins
     shape = (n, channels, h + top + window.ends[0], w + left + window.ends[1])
     count = product(shape)
-    apart = contiguous(ctx.buffer(f"{node.name}.padded", planes.dtype, count), shape)
-    pad_view(ctx, node, planes, apart, (0, 0, top, left), fills=fill)
-    together = dense_view(
+    planar = contiguous(ctx.buffer(f"{node.name}.padded", planes.dtype, count), shape)
+    pad_view(ctx, node, planes, planar, (0, 0, top, left), fills=fill)
+    interleaved = dense_view(
         ctx.buffer(f"{node.name}.pixels", planes.dtype, count), shape, CHANNELS_LAST
     )
-    ctx.copy(apart, together, node.name)
-    return together
+    ctx.copy(planar, interleaved, node.name)
+    return interleaved

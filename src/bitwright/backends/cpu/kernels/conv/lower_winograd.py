@@ -1,9 +1,8 @@
-"""Which 3×3 convolutions take fewer products (`kernels.conv.winograd`), and their call.
+"""Chooses and calls Winograd convolutions (`kernels.conv.winograd`).
 
-The choice counts vector operations: products with the loads they need, the ways into and out of the
-transformed numbers, and the cache lines of the filter. Tiles
-of 4 × 4 results save most; those of 2 × 2 waste less at the edge of a small image, and their filter
-is smaller.
+The choice counts vector operations: products with their loads, the transforms of data and results,
+and the cache lines of the filter. Tiles of 4 × 4 results save the most products; tiles of 2 × 2
+have less padding on small images, and a smaller filter.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from bitwright.backends.cpu.kernels.conv.winograd import (
     scratch_bytes,
     tile_for,
 )
-from bitwright.backends.cpu.kernels.matmul.matmul import Tile, best_tile
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
 from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.backends.cpu.lowering.layout import PIXELS
 from bitwright.ir.dim import Size
@@ -32,59 +31,63 @@ from bitwright.lir.buffer import View
 from bitwright.target import Target
 
 if TYPE_CHECKING:
-    from bitwright.backends.cpu.kernels.conv.lower_conv import Finish, Window
+    from bitwright.backends.cpu.kernels.conv.lower_conv import ConvEpilogue, Window
 
 Array = np.ndarray[Any, Any]
 STACK_BYTES = 384 << 10
-"""What the kernel may take of a thread's stack."""
+"""The scratch of the kernel on a thread's stack, in bytes."""
 FILTER_CACHES = 4
-"""Second-level caches that a transformed filter may fill: beyond, memory sets the pace."""
+"""The largest transformed filter, in L2 caches: larger ones are bound by memory."""
 NEAR_LINE, FAR_LINE = 2.5, 8.0
-"""Vector operations that fit into the time of a cache line from the second level, and beyond."""
+"""The cost of a cache line from the L2 cache and from beyond it, in vector operations."""
 SPILLED = 2
-"""A transform's operation with the loads and stores of what does not stay in registers."""
-WORTH = 0.9
-"""The part of the plain cost below which fewer products are taken."""
-USUAL_SIZE = 32
-"""Pixels in a direction where they are not known."""
+"""The cost of a transform operation including register spills."""
+MOST_COST = 0.9
+"""The largest cost of a Winograd convolution relative to the plain one."""
+ASSUMED_SIZE = 32
+"""The assumed height and width where they are not known."""
 MOST_CHANNELS = {2: 4096, 4: 512}
-"""Channels whose sums keep rounding below 1e-5 of the result's scale, as measured (3e-6 at 128)."""
+"""The most channels for which the measured error is below 1e-5 of the result's scale (3e-6 at
+128)."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Results of a tile in each direction, 0 for none, and the reason."""
+    """The results of a tile in each direction (0 for a plain convolution), and the reason."""
 
     results: int
     why: str
 
 
 def choose(target: Target, weight: Array, window: Window, y: View) -> Choice:
-    """The tiles of a convolution that is not grouped."""
+    """Chooses the tile of a convolution that is not grouped."""
     if weight.shape[2:] != (TAPS, TAPS):
         return Choice(0, "")
     if window.strides != (1, 1) or window.dilations != (1, 1):
-        return Choice(0, "its windows lie apart")
+        return Choice(0, "its stride or dilation is not 1")
     if knobs.WINOGRAD.get() == "off":
         return Choice(0, f"{knobs.WINOGRAD.name} is off")
     plain = _plain_cost(target, weight, y)
     costs = {
         results: _cost(target, weight, y, results)
         for results, most in MOST_CHANNELS.items()
-        if weight.shape[1] <= most and not _excess(target, weight, results)
+        if weight.shape[1] <= most and not _why_not(target, weight, results)
     }
     if not costs:
-        return Choice(0, _excess(target, weight, min(MOST_CHANNELS)) or "rounding would grow")
+        return Choice(
+            0,
+            _why_not(target, weight, min(MOST_CHANNELS)) or "its rounding error would be too large",
+        )
     results, cost = min(costs.items(), key=lambda item: item[1])
-    if cost > WORTH * plain:
-        return Choice(0, f"fewer products would take {cost / plain:.2f} of the cost")
+    if cost > MOST_COST * plain:
+        return Choice(0, f"Winograd would take {cost / plain:.2f} of the cost")
     count = (results + TAPS - 1) ** 2
     saved = f"{count} products for {results} × {results} results instead of {9 * results**2}"
     return Choice(results, f"{saved}: {cost / plain:.2f} of the cost")
 
 
-def _excess(target: Target, weight: Array, results: int) -> str:
-    """What does not fit."""
+def _why_not(target: Target, weight: Array, results: int) -> str:
+    """Why tiles of this size do not fit; empty if they do."""
     columns, channels = weight.shape[:2]
     tile = tile_for(target, columns)
     if scratch_bytes(results, tile, channels) > STACK_BYTES:
@@ -96,21 +99,20 @@ def _excess(target: Target, weight: Array, results: int) -> str:
 
 def _filter_count(tile: Tile, weight: Array, results: int) -> int:
     form = Winograd(results, tile, weight.shape[1], 1)
-    return form.positions * form.depth * -(-weight.shape[0] // tile.columns) * tile.columns
+    panels: int = -(-weight.shape[0] // tile.columns)
+    return form.positions * form.depth * panels * tile.columns
 
 
 def _per_product(tile: Tile) -> float:
-    """A product, and its share of the loads."""
+    """The cost of a multiply-add and its share of the loads."""
     return 1 + 1 / tile.rows + 1 / tile.vectors
 
 
 def pixels_of(y: View) -> tuple[int, int, int]:
-    """Images, lines and columns of a result, or what is usual."""
+    """Images, lines and columns of a result; assumed sizes where they are not known."""
     n, _, oh, ow = y.shape
-    return (
-        n if isinstance(n, int) else 1,
-        *(size if isinstance(size, int) else USUAL_SIZE for size in (oh, ow)),
-    )  # type: ignore[return-value]
+    high, wide = (size if isinstance(size, int) else ASSUMED_SIZE for size in (oh, ow))
+    return n if isinstance(n, int) else 1, high, wide
 
 
 def _plain_cost(target: Target, weight: Array, y: View) -> float:
@@ -118,8 +120,9 @@ def _plain_cost(target: Target, weight: Array, y: View) -> float:
     tile = best_tile(target, columns)
     n, oh, ow = pixels_of(y)
     vectors = -(-columns // tile.columns) * tile.vectors
-    depth = TAPS**2 * channels
-    return n * oh * ow * depth * vectors * _per_product(tile) + _reading(target, depth * columns, 1)
+    depth: int = TAPS**2 * channels
+    products: float = n * oh * ow * depth * vectors * _per_product(tile)
+    return products + _reading(target, depth * columns, 1)
 
 
 def _cost(target: Target, weight: Array, y: View, results: int) -> float:
@@ -135,14 +138,15 @@ def _cost(target: Target, weight: Array, y: View, results: int) -> float:
     enter = 2 * form.width * linear_map(maps.data).operations + 2 * form.positions
     back = (form.width + results) * linear_map(maps.back).operations + form.positions
     back += 8 * results**2  # the epilogue and its addresses
-    cost = rows * form.positions * form.depth * vectors * _per_product(tile)
+    cost: float = rows * form.positions * form.depth * vectors * _per_product(tile)
     cost += SPILLED * tiles * (form.depth // tile.lanes * enter + vectors * back)
     blocks = -(-tiles // (form.groups * tile.rows))
     return cost + _reading(target, _filter_count(tile, weight, results), blocks)
 
 
 def _reading(target: Target, count: int, times: int) -> float:
-    """Reading a filter of so many numbers; other layers have been in the cache before it."""
+    """The cost of reading a filter of `count` elements `times` times, from memory the first
+    time."""
     nbytes = 4 * count
     again = NEAR_LINE if nbytes <= target.l2_bytes else FAR_LINE
     return nbytes / 64 * (FAR_LINE + (times - 1) * again)
@@ -159,7 +163,7 @@ def call_winograd(
     weight: Array,
     window: Window,
     y: View,
-    finish: Finish,
+    finish: ConvEpilogue,
     choice: Choice,
 ) -> None:
     columns, channels = weight.shape[:2]
@@ -173,7 +177,7 @@ def call_winograd(
     )
     (n, _, oh, ow), (x_image, _, x_line, x_pixel) = y.shape, image.strides
     y_stride = y.run_stride(PIXELS)
-    assert y_stride is not None, "the result is dense"
+    assert y_stride is not None, "the result is contiguous"
     sizes: dict[str, Size] = {
         "images": n,
         "ih": image.shape[2],
@@ -189,7 +193,7 @@ def call_winograd(
         "y_stride": y_stride,
         **finish.sizes,
     }
-    real = pack_filter(weight.astype(np.float32, copy=False), results, tile)
-    packed = ctx.constant(real, f"{node.name}.weight")
+    transformed = pack_filter(weight.astype(np.float32, copy=False), results, tile)
+    packed = ctx.constant(transformed, f"{node.name}.weight")
     pointers = {"x": image, "w": packed, "y": y, **finish.pointers}
     ctx.call(kernel, node, pointers, sizes, why=choice.why)

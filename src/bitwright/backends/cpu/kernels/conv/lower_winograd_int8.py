@@ -1,4 +1,4 @@
-"""Which 3×3 convolutions of codes take fewer products, and their call to that kernel."""
+"""Chooses and calls exact Winograd convolutions of 8-bit values (`kernels.conv.winograd_int8`)."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import numpy as np
 
 from bitwright import knobs
 from bitwright.backends.cpu.codegen.instr import pairs_s16s16
-from bitwright.backends.cpu.kernels.conv.lower_conv import Finish, image_of
-from bitwright.backends.cpu.kernels.conv.lower_depthwise_int8 import Bias, CodeConv
+from bitwright.backends.cpu.kernels.conv.lower_conv import ConvEpilogue, image_of
+from bitwright.backends.cpu.kernels.conv.lower_depthwise_int8 import Bias, Int8Conv
 from bitwright.backends.cpu.kernels.conv.lower_winograd import (
+    MOST_COST,
     SPILLED,
     STACK_BYTES,
-    WORTH,
     pixels_of,
 )
 from bitwright.backends.cpu.kernels.conv.toom_cook import linear_map
 from bitwright.backends.cpu.kernels.conv.winograd import TAPS
 from bitwright.backends.cpu.kernels.conv.winograd_int8 import (
-    CodeWinograd,
-    code_block,
-    code_scratch_bytes,
-    code_tile,
-    emit_code_winograd,
+    Int8Winograd,
+    channel_block,
+    emit_int8_winograd,
+    int8_scratch_bytes,
+    int8_winograd_tile,
+    integer_maps,
     is_exact,
-    pack_code_filter,
+    pack_int8_filter,
     transformed,
-    whole_maps,
 )
-from bitwright.backends.cpu.kernels.matmul.lower_widen import widened_image
-from bitwright.backends.cpu.kernels.matmul.matmul import Tile, best_tile
+from bitwright.backends.cpu.kernels.matmul.lower_widen import widen_image
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
 from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.backends.cpu.lowering.layout import PIXELS
 from bitwright.ir.dim import Size
@@ -41,90 +41,92 @@ Array = np.ndarray[Any, Any]
 RESULTS = (2, 4)
 
 
-def lower_code_winograd(ctx: Lowering, node: Node, conv: CodeConv) -> bool:
-    """Whether the convolution was lowered: its products are pairs of 16-bit numbers, and fewer of
-    them take less time."""
+def lower_int8_winograd(ctx: Lowering, node: Node, conv: Int8Conv) -> bool:
+    """Lowers a convolution to the Winograd kernel; False where that does not apply or is slower."""
     window, filters = conv.window, conv.filters.astype(np.int16)
     if conv.groups != 1 or filters.shape[2:] != (TAPS, TAPS) or knobs.WINOGRAD.get() == "off":
         return False
     if window.strides != (1, 1) or window.dilations != (1, 1):
         return False
     columns, channels = filters.shape[:2]
-    block = code_block(ctx.target, channels)
+    block = channel_block(ctx.target, channels)
     if not block or columns % ctx.target.lanes(32) or pairs_s16s16(ctx.target) is None:
         return False
     if conv.filter_zeros is not None:
         filters -= conv.filter_zeros.astype(np.int16).reshape(-1, 1, 1, 1)
-    tile = code_tile(ctx.target, columns)
+    tile = int8_winograd_tile(ctx.target, columns)
     results = _best(ctx.target, conv, filters, tile, block)
-    numbers = transformed(filters, results) if results else None
-    if numbers is None:
+    weights = transformed(filters, results) if results else None
+    if weights is None:
         return False
-    _call(ctx, node, conv, results, tile, block, numbers)
+    _call(ctx, node, conv, results, tile, block, weights)
     return True
 
 
-def _best(target: Target, conv: CodeConv, filters: Array, tile: Tile, block: int) -> int:
-    """The results of a tile in each direction that take the least time; 0 for plain products."""
+def _best(target: Target, conv: Int8Conv, filters: Array, tile: Tile, block: int) -> int:
+    """The fastest number of results of a tile in each direction; 0 for a plain convolution."""
     costs = {
         results: _cost(conv, filters, tile, block, results)
         for results in RESULTS
         if is_exact(filters, results)
-        and code_scratch_bytes(results, tile, filters.shape[1]) <= STACK_BYTES
+        and int8_scratch_bytes(results, tile, filters.shape[1]) <= STACK_BYTES
     }
     results = min(costs, key=lambda r: costs[r], default=0)
-    return results if results and costs[results] <= WORTH * _plain_cost(target, conv) else 0
+    return results if results and costs[results] <= MOST_COST * _plain_cost(target, conv) else 0
 
 
 def _per_pair(tile: Tile) -> float:
-    """A product of pairs, its addition, and its share of the loads."""
+    """The cost of a product of pairs, its addition, and its share of the loads."""
     return 2 + 1 / tile.rows + 1 / tile.vectors
 
 
-def _plain_cost(target: Target, conv: CodeConv) -> float:
+def _plain_cost(target: Target, conv: Int8Conv) -> float:
     columns, channels = conv.filters.shape[:2]
     tile = best_tile(target, columns, fused=False)
     n, oh, ow = pixels_of(conv.y)
     vectors = -(-columns // tile.columns) * tile.vectors
-    return n * oh * ow * TAPS**2 * channels / 2 * vectors * _per_pair(tile)
+    cost: float = n * oh * ow * TAPS**2 * channels / 2 * vectors * _per_pair(tile)
+    return cost
 
 
-def _cost(conv: CodeConv, filters: Array, tile: Tile, block: int, results: int) -> float:
+def _cost(conv: Int8Conv, filters: Array, tile: Tile, block: int, results: int) -> float:
     columns, channels = filters.shape[:2]
     n, oh, ow = pixels_of(conv.y)
     tiles = n * -(-oh // results) * -(-ow // results)
-    form = CodeWinograd(results, tile, channels, 1)
+    form = Int8Winograd(results, tile, channels, 1)
     whole, rest = divmod(tiles, tile.rows)
     rows = whole * tile.rows + next(height for height in (0, *form.heights) if height >= rest)
     vectors = -(-columns // tile.columns) * tile.vectors
-    maps = whole_maps(results)
+    maps = integer_maps(results)
     enter = 2 * form.width * linear_map(maps.data, is_whole=True).operations + 2 * form.positions
     back = (form.width + results) * linear_map(maps.back, is_whole=True).operations
     back += form.positions + 8 * results**2  # the epilogue and its addresses
-    cost = rows * form.positions * channels / 2 * vectors * _per_pair(tile)
-    return cost + SPILLED * tiles * (channels // block * enter + vectors * back)
+    cost: float = rows * form.positions * channels / 2 * vectors * _per_pair(tile)
+    cost += SPILLED * tiles * (channels // block * enter + vectors * back)
+    return cost
 
 
 def _call(
     ctx: Lowering,
     node: Node,
-    conv: CodeConv,
+    conv: Int8Conv,
     results: int,
     tile: Tile,
     block: int,
-    numbers: Array,
+    weights: Array,
 ) -> None:
     columns, channels = conv.filters.shape[:2]
-    finish = Finish(conv.after, conv.extra, conv.y, conv.lanes, Bias(ctx, node.name, conv.bias))
-    groups = max(1, STACK_BYTES // code_scratch_bytes(results, tile, channels))
+    bias = Bias(ctx, node.name, conv.bias)
+    finish = ConvEpilogue(conv.after, conv.extra, conv.y, conv.lanes, bias)
+    groups = max(1, STACK_BYTES // int8_scratch_bytes(results, tile, channels))
     pairs = pairs_s16s16(ctx.target)
-    form = CodeWinograd(
+    form = Int8Winograd(
         results, tile, channels, groups, finish.epilogue, conv.x.dtype, block, pairs
     )
     kernel = ctx.kernel(
-        "winograd_codes",
+        "winograd_s16s16s32_pmaddwd",
         (results, tile, channels, groups, block, finish.key),
-        lambda m, name: emit_code_winograd(m, name, form),
+        lambda m, name: emit_int8_winograd(m, name, form),
     )
     image, y = image_of(ctx, conv.x), conv.y
     n, _, oh, ow = y.shape
@@ -133,16 +135,16 @@ def _call(
         (size + (results - 1)) // results * results + (TAPS - 1) - before - begin
         for size, before, begin in zip((oh, ow), image.shape[2:], begins, strict=True)
     )
-    x = widened_image(ctx, node, image, begins, ends, conv.zero)
+    x = widen_image(ctx, node, image, begins, ends, conv.zero)
     y_stride = y.run_stride(PIXELS)
-    assert y_stride is not None, "the result is dense"
+    assert y_stride is not None, "the result is contiguous"
     sizes: dict[str, Size] = {
         **{"images": n, "oh": oh, "ow": ow, "columns": columns},
         **{"x_image": x.strides[0], "x_line": x.strides[2], "x_pixel": x.strides[3]},
         "y_stride": y_stride,
         **finish.sizes,
     }
-    packed = ctx.constant(pack_code_filter(numbers, tile), f"{node.name}.weight")
+    packed = ctx.constant(pack_int8_filter(weights, tile), f"{node.name}.weight")
     pointers = {"x": x, "w": packed, "y": y, **finish.pointers}
     count = form.positions
     why = f"{count} products for {results} × {results} results instead of {9 * results**2}, exact"

@@ -1,9 +1,9 @@
-"""An image of few channels as pixels of four bytes, with padding around it.
+"""Converts an image of few channels to padded pixels of four bytes.
 
-    y[n, top + i, left + j, c] = x[n, c, i, j]      and `fill` everywhere else, further channels too
+    y[n, top + i, left + j, c] = x[n, c, i, j]      and `fill` in the padding and missing channels
 
-It is what a product of codes reads: a pixel is then one step of a sum (`kernels.matmul.dot.int8_dot`). The image
-lies in planes (lines of one channel side by side) or as pixels of its own few channels.
+A pixel is then one group of an int8 dot product (`kernels.matmul.dot.int8_dot`). The input is
+planar (lines of one channel are contiguous) or has pixels of contiguous channels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SIZES = ("images", "ih", "iw", "oh", "ow", "top", "left", "x_image", "x_line", 
 class Pixels:
     channels: int
     is_planar: bool
-    """Whether a line of one channel is a run; else a pixel's channels are neighbours."""
+    """Whether the lines of a channel are contiguous; otherwise the channels of a pixel are."""
 
     @property
     def signature(self) -> Signature:
@@ -38,11 +38,11 @@ class _Emitter:
         self.f, self.pixels = f, pixels
         self.lanes = f.target.lanes(32)
         self.size = {name: f.args.size(name) for name in _SIZES}
-        self.code = f.load(i8, f.args.pointer("fill"))
-        self.word = f.lane(f.bitcast(f.splat(self.code, WIDTH), i32.vector(1)), 0)
+        self.fill = f.load(i8, f.args.pointer("fill"))
+        self.word = f.lane(f.bitcast(f.splat(self.fill, WIDTH), i32.vector(1)), 0)
 
     def emit(self) -> None:
-        """Lines of the result, shared out."""
+        """Threads share the lines of the result."""
         f, size = self.f, self.size
         begin, end = f.share(size["images"] * size["oh"])
         with f.loop(begin, end) as loop:
@@ -52,13 +52,13 @@ class _Emitter:
             with f.if_(f.ult(row, size["ih"])) as branch:
                 x = f.gep(i8, f.args.pointer("x"), image * size["x_image"] + row * size["x_line"])
                 right = size["left"] + size["iw"]
-                self._fill(y, f.index(0), size["left"])
+                self._pad(y, f.index(0), size["left"])
                 self._line(x, f.gep(i32, y, size["left"]))
-                self._fill(y, right, size["ow"])
+                self._pad(y, right, size["ow"])
             with branch.else_():
-                self._fill(y, f.index(0), size["ow"])
+                self._pad(y, f.index(0), size["ow"])
 
-    def _fill(self, y: Value, begin: Value, end: Value) -> None:
+    def _pad(self, y: Value, begin: Value, end: Value) -> None:
         f = self.f
         stop = begin + f.max(end - begin, 0) - f.urem(f.max(end - begin, 0), self.lanes)
         with f.loop(begin, stop, self.lanes) as loop:
@@ -67,17 +67,17 @@ class _Emitter:
             f.store(self.word, y, loop.index, align=1)
 
     def _line(self, x: Value, y: Value) -> None:
-        """Vectors of pixels, then what is left one by one."""
+        """Writes whole vectors of pixels, then the remaining ones one by one."""
         f, size, lanes, channels = self.f, self.size, self.lanes, self.pixels.channels
         stop = size["iw"] - f.urem(size["iw"], lanes)
         with f.loop(0, stop, lanes) as loop:
             f.store(self._pixels(x, loop.index), y, loop.index * WIDTH, align=1)
         with f.loop(stop, size["iw"]) as loop:
             for channel in range(WIDTH):
-                code = self.code
+                value = self.fill
                 if channel < channels:
-                    code = f.load(i8, self._channel(x, loop.index, channel))
-                f.store(code, y, loop.index * WIDTH + channel)
+                    value = f.load(i8, self._channel(x, loop.index, channel))
+                f.store(value, y, loop.index * WIDTH + channel)
 
     def _channel(self, x: Value, pixel: Value, channel: int) -> Value:
         f = self.f
@@ -86,14 +86,14 @@ class _Emitter:
         return f.gep(i8, x, pixel * self.pixels.channels + channel)
 
     def _pixels(self, x: Value, pixel: Value) -> Value:
-        """The next pixels of the result, `lanes` of them."""
+        """`lanes` pixels of the result from `pixel` on."""
         f, lanes, channels = self.f, self.lanes, self.pixels.channels
         if self.pixels.is_planar:
             planes = [
                 f.load(i8.vector(lanes), self._channel(x, pixel, c), align=1)
                 for c in range(channels)
             ]
-            planes += [f.splat(self.code, lanes)] * (WIDTH - channels)
+            planes += [f.splat(self.fill, lanes)] * (WIDTH - channels)
             order = [lanes * (i % WIDTH) + i // WIDTH for i in range(WIDTH * lanes)]
             return f.shuffle(f.join(*planes), order)
         run = i8.vector(channels * lanes)
@@ -102,4 +102,4 @@ class _Emitter:
             i // WIDTH * channels + i % WIDTH if i % WIDTH < channels else channels * lanes
             for i in range(WIDTH * lanes)
         ]
-        return f.shuffle(found, order, f.splat(self.code, channels * lanes))
+        return f.shuffle(found, order, f.splat(self.fill, channels * lanes))

@@ -1,15 +1,15 @@
-"""Short convolutions with fewest products: y = A [(G g) · (B d)], by values at a few points.
+"""Toom-Cook matrices of short convolutions: y = A [(G g) · (B d)].
 
-m results of a filter of r taps are coefficients of a product of polynomials, and those follow from
-its values at n = m + r - 1 points, infinity among them: one product per point instead of one per
-result and tap. With P(x) = Π (x - p_j) over the finite points,
+m results of a filter of r taps are coefficients of a product of polynomials. They follow from its
+values at n = m + r - 1 points including infinity: one product per point instead of one per result
+and tap. With P(x) = Π (x - p_j) over the finite points,
 
     G[i] = p_i^k / Π_{j≠i} (p_i - p_j)      the filter's values, scaled    last row: its last tap
     A[k] = p_i^k                            back to results                last column: 0 … 0 1
     B[i] = coefficients of P(x) / (x - p_i)                                last row: those of P(x)
 
-The matrices are exact fractions. Points that differ in size, and of both signs, keep rounding
-small: with 0, 1, -1, 1/2, -2 four results a line lose a digit, not two.
+The matrices are exact fractions. Points of different magnitudes and both signs keep the rounding
+error small: with 0, 1, -1, 1/2, -2 four results per line lose one digit instead of two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _POINTS = (Fraction(0), Fraction(1), Fraction(-1), Fraction(1, 2), Fraction(-2))
 
 @dataclass(frozen=True)
 class Matrices:
-    """For `results` outputs of a filter of `taps`."""
+    """A, G and B for `results` outputs of a filter of `taps`."""
 
     back: tuple[tuple[Fraction, ...], ...]
     filter: tuple[tuple[Fraction, ...], ...]
@@ -42,7 +42,7 @@ class Matrices:
 
 @cache
 def matrices(results: int, taps: int, candidates: tuple[Fraction, ...] = _POINTS) -> Matrices:
-    """For values at the first of these points, and at infinity."""
+    """The matrices for the first of these points, and infinity."""
     count = results + taps - 1
     points = candidates[: count - 1]
     assert len(points) == count - 1
@@ -74,18 +74,19 @@ def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
 
 
 def transform_filter(weight: Array, results: int) -> Array:
-    """w[out, in, r, r] as u[n, n, in, out], rounded once."""
+    """Transforms w[out, in, r, r] to u[n, n, in, out], rounded once."""
     matrix = np.array(matrices(results, weight.shape[-1]).filter, np.float64)
     wide = weight.astype(np.float64)
-    return np.einsum("ij,ocjk,lk->ilco", matrix, wide, matrix).astype(np.float32)
+    found: Array = np.einsum("ij,ocjk,lk->ilco", matrix, wide, matrix)
+    return found.astype(np.float32)
 
 
 @dataclass(frozen=True)
 class LinearMap:
-    """Sums of multiples of values, those that several rows have in common formed once."""
+    """A matrix product as sums of multiples, with common subexpressions computed once."""
 
     shared: tuple[Row, ...]
-    """Values that are added behind the inputs, in order."""
+    """Common subexpressions, appended to the inputs in order."""
     rows: tuple[Row, ...]
 
     @property
@@ -101,8 +102,9 @@ class LinearMap:
 
 @cache
 def linear_map(matrix: tuple[tuple[Fraction, ...], ...], is_whole: bool = False) -> LinearMap:
-    """The matrix as few operations: a pair of inputs that stands in one proportion in several rows
-    becomes an input of its own, the commonest pair first. `is_whole` admits whole factors alone."""
+    """The matrix with common subexpressions eliminated: a pair of inputs that has the same ratio in
+    several rows becomes a new input, the most frequent pair first. `is_whole` permits only integer
+    ratios."""
     rows: list[Row] = [{k: c for k, c in enumerate(row) if c} for row in matrix]
     shared: list[Row] = []
     width = len(matrix[0])
@@ -125,11 +127,11 @@ def linear_map(matrix: tuple[tuple[Fraction, ...], ...], is_whole: bool = False)
 
 
 def _combine(f: Kernel, row: Row, values: Sequence[Value]) -> Value:
-    """Σ coefficient · value, beginning with one that stands as it is."""
+    """Σ coefficient · value, starting with a coefficient of 1 if there is one."""
     (first, scale), *rest = sorted(row.items(), key=lambda item: (item[1] != 1, item[0]))
     total = values[first]
     if scale != 1:
-        total = f.neg(total) if scale == -1 else total * _number(total, scale)
+        total = f.neg(total) if scale == -1 else total * _factor(total, scale)
     for place, coefficient in rest:
         value = values[place]
         if coefficient == 1:
@@ -137,14 +139,14 @@ def _combine(f: Kernel, row: Row, values: Sequence[Value]) -> Value:
         elif coefficient == -1:
             total = total - value
         elif value.type.is_int:
-            total = total + value * _number(value, coefficient)
+            total = total + value * _factor(value, coefficient)
         else:
             total = f.fma(value, f.const(value.type, float(coefficient)), total)
     return total
 
 
-def _number(value: Value, coefficient: Fraction) -> float:
-    """A factor of a value; one of integers is whole."""
+def _factor(value: Value, coefficient: Fraction) -> float:
+    """A coefficient as a factor of a value; an integer for integer values."""
     if not value.type.is_int:
         return float(coefficient)
     assert coefficient.denominator == 1

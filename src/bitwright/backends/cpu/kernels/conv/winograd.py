@@ -1,19 +1,20 @@
-"""3×3 convolutions of stride 1 with fewer products, channels innermost.
+"""Winograd convolution: 3×3 filters with stride 1, channels last.
 
-    y = epilogue(A [Σ_c (G w_c G') · (B d_c B')] A')      m × m results from n × n numbers, n = m+2
+    y = epilogue(A [Σ_c (G w_c G') · (B d_c B')] A')      m × m results from n × n pixels, n = m+2
 
 Instead of 9 products per result and channel there are n² per m² results: 2.25 (m = 4) or 4 (m = 2).
-What stands between the brackets is one product of matrices per position in n × n, its rows tiles
-of the image, its columns channels of the result; G w G' is formed when compiling (`toom_cook`).
+The term in brackets is one matrix product per position in n × n; its rows are tiles of the image,
+its columns channels of the result. G w G' is computed at compile time (`toom_cook`).
 
-A block of tiles goes through three stages, its numbers staying in the caches:
+A block of tiles passes three stages while its data stays in the caches:
 
-    v[group][position][channel / lanes][tile][lanes]   B d B' of every tile, zeros around the image
+    v[group][position][channel / lanes][tile][lanes]   B d B' of every tile, with zero padding
     sums[group][position][tile][columns]               products with one panel of weights
     y                                                  A … A', then the epilogue pixel by pixel
 
-Threads share out (block, panel) pairs. Each result is formed in one order by one thread. Rounding
-is that of a sum of larger terms (`toom_cook`); an infinity or NaN reaches all results of its tile.
+Threads share (block, panel) pairs. One thread forms each result in a fixed order. The rounding
+error is that of a sum of larger terms (`toom_cook`); an infinity or NaN spreads to all results of
+its tile.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ import numpy as np
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, f32, stored
 from bitwright.backends.cpu.codegen.expression import load_computed, to_stored
 from bitwright.backends.cpu.kernels.conv.toom_cook import linear_map, matrices, transform_filter
-from bitwright.backends.cpu.kernels.matmul.matmul import NO_EPILOGUE, Epilogue, Tile, pack
+from bitwright.backends.cpu.kernels.matmul.epilogue import NO_EPILOGUE, Epilogue
+from bitwright.backends.cpu.kernels.matmul.matmul import pack
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
 from bitwright.ir.dtype import DType
 from bitwright.ir.dtype import f32 as real
 from bitwright.target import Target
@@ -34,27 +37,27 @@ from bitwright.target import Target
 Array = np.ndarray[Any, Any]
 TAPS = 3
 _UNROLL = 2
-"""Channels per turn of the inner loop."""
+"""Channels per iteration of the inner loop."""
 
 
 @dataclass(frozen=True)
 class Winograd:
-    """What shapes the code."""
+    """The compile-time parameters of the kernel."""
 
     results: int
     """m: results of a tile in each direction."""
     tile: Tile
-    """Sums held in registers: tiles of the image × columns."""
+    """The register tile: tiles of the image × columns."""
     channels: int
     groups: int
-    """Groups of `tile.rows` tiles in a block at most."""
+    """The most groups of `tile.rows` tiles in a block."""
     epilogue: Epilogue = NO_EPILOGUE
     element: DType = real
     """The type of x."""
 
     @property
     def width(self) -> int:
-        """n: numbers that a tile reads in each direction."""
+        """n: pixels that a tile reads in each direction."""
         return self.results + TAPS - 1
 
     @property
@@ -63,12 +66,13 @@ class Winograd:
 
     @property
     def depth(self) -> int:
-        """Channels, filled up to whole vectors."""
+        """Channels, padded to whole vectors."""
         return -(-self.channels // self.tile.lanes) * self.tile.lanes
 
     @property
     def heights(self) -> tuple[int, ...]:
-        """Numbers of tiles multiplied at once: a group takes the lowest that holds its tiles."""
+        """The heights of register tiles that are emitted: a group uses the lowest that holds its
+        tiles."""
         return (*(height for height in (2, 4, 8, 16) if height < self.tile.rows), self.tile.rows)
 
     @property
@@ -82,9 +86,10 @@ class Winograd:
 
 
 def tile_for(target: Target, columns: int) -> Tile:
-    """As many sums as registers hold beside the panel, in as many columns as pad them little.
+    """The register tile with as many sums as fit besides the panel, and the least padding of
+    columns.
 
-    Rows lie at fixed distances, so that they take no registers for their addresses.
+    Rows have constant strides, so that their addresses take no registers.
     """
     sums = 24 if target.vector_registers >= 32 else 12 if target.has_fma else 8
     lanes = target.lanes(32)
@@ -94,19 +99,19 @@ def tile_for(target: Target, columns: int) -> Tile:
 
 
 def scratch_bytes(results: int, tile: Tile, channels: int) -> int:
-    """What one group of tiles takes of a thread's stack."""
+    """Bytes of a thread's stack per group of tiles."""
     one = Winograd(results, tile, channels, 1)
     return one.positions * tile.rows * (one.depth + tile.columns) * 4
 
 
 def pack_filter(weight: Array, results: int, tile: Tile) -> Array:
-    """w[out, in, 3, 3] as [out / columns][position][in, filled up][columns]."""
+    """Packs w[out, in, 3, 3] as [out / columns][position][in, padded][columns]."""
     u = transform_filter(weight, results)
     channels, columns = u.shape[2:]
     depth = -(-channels // tile.lanes) * tile.lanes
-    filled = np.zeros((u.shape[0] ** 2, depth, columns), np.float32)
-    filled[:, :channels] = u.reshape(len(filled), channels, columns)
-    return pack(filled.reshape(len(filled) * depth, columns), tile)
+    padded = np.zeros((u.shape[0] ** 2, depth, columns), np.float32)
+    padded[:, :channels] = u.reshape(len(padded), channels, columns)
+    return pack(padded.reshape(len(padded) * depth, columns), tile)
 
 
 def emit_winograd(module: Module, name: str, form: Winograd) -> Signature:
@@ -116,10 +121,10 @@ def emit_winograd(module: Module, name: str, form: Winograd) -> Signature:
 
 
 class Emitter:
-    """Emits the kernel; `kernels.conv.winograd_int8` has another for codes."""
+    """Emits the kernel; `kernels.conv.winograd_int8` derives the integer kernel from it."""
 
-    number, total = f32, f32
-    """What is multiplied, and what its sums are."""
+    operand, total = f32, f32
+    """The types of operands and sums."""
 
     def __init__(self, f: Kernel, form: Winograd) -> None:
         self.f, self.form, self.tile = f, form, form.tile
@@ -127,14 +132,14 @@ class Emitter:
         self.vector = self.total.vector(self.lanes)
         self.align = self.vector.total_bytes
         group = form.positions * form.tile.rows
-        self.v = f.scratch(self.number, form.groups * group * form.depth)
+        self.v = f.scratch(self.operand, form.groups * group * form.depth)
         self.sums = f.scratch(self.total, form.groups * group * form.tile.columns)
         self.results = f.scratch(self.total, form.results**2 * self.lanes)
         self.columns = f.args.size("columns")
         self.prepare()
 
     def prepare(self) -> None:
-        """What the first and the last stage need."""
+        """Prepares the transforms and the scratch of the first stage."""
         f, form = self.f, self.form
         maps = matrices(form.results, TAPS)
         self.data, self.back = linear_map(maps.data), linear_map(maps.back)
@@ -162,14 +167,14 @@ class Emitter:
             first = block * size
             count = f.min(size, total - first)
             with f.if_(f.ne(block, pairs.carried[0])), f.loop(0, count) as tiles:
-                self._enter(tiles.index, *self._place(first + tiles.index))
+                self._transform_tile(tiles.index, *self._position(first + tiles.index))
             self._multiply(panel, count)
             with f.loop(0, count) as tiles:
-                self._finish(tiles.index, panel, *self._place(first + tiles.index))
+                self._finish_tile(tiles.index, panel, *self._position(first + tiles.index))
             pairs.next(block)
 
-    def _place(self, number: Value) -> tuple[Value, Value, Value]:
-        """The image of a tile, and the line and column of its first result."""
+    def _position(self, number: Value) -> tuple[Value, Value, Value]:
+        """The image, line and column of a tile's first result."""
         f, results = self.f, self.form.results
         image = f.udiv(number, self.per_image)
         inside = number - image * self.per_image
@@ -177,13 +182,13 @@ class Emitter:
         return image, line * results, (inside - line * self.across) * results
 
     def _rank(self, number: Value) -> tuple[Value, Value]:
-        """A tile's group and its place in it."""
+        """A tile's group and its index in the group."""
         group = self.f.udiv(number, self.tile.rows)
         return group, number - group * self.tile.rows
 
-    # first stage: numbers of the image
+    # first stage: data transform
 
-    def _enter(self, number: Value, image: Value, line: Value, column: Value) -> None:
+    def _transform_tile(self, number: Value, image: Value, line: Value, column: Value) -> None:
         f, form, width = self.f, self.form, self.form.width
         top, left = line - f.args.size("top"), column - f.args.size("left")
         by_line, by_pixel = f.args.size("x_line"), f.args.size("x_pixel")
@@ -207,15 +212,17 @@ class Emitter:
             with branch.else_():
                 self._copy_patch(top, left, start + channel, mask)
                 branch.next(self.patch, f.index(width * self.lanes), f.index(self.lanes))
-            self._transform(*branch.results, mask, f.gep(f32, to, channel * self.tile.rows))
+            source, line_stride, pixel_stride = branch.results
+            target = f.gep(f32, to, channel * self.tile.rows)
+            self._transform(source, line_stride, pixel_stride, mask, target)
 
     def _copy_patch(self, top: Value, left: Value, start: Value, mask: Value | None) -> None:
-        """The numbers of a tile that reaches over the image's edge, zeros beyond it."""
+        """Copies the input of a tile at the edge of the image, padded with zeros."""
         f, width = self.f, self.form.width
         by_line, by_pixel = f.args.size("x_line"), f.args.size("x_pixel")
         columns = [
             f.ult(left + column, f.args.size("iw")) for column in range(width)
-        ]  # as unsigned numbers, those below 0 are large
+        ]  # an unsigned comparison also excludes negative columns
         with f.loop(0, width, nonempty=True) as lines:
             inside = f.ult(top + lines.index, f.args.size("ih"))
             at = start + lines.index * by_line
@@ -229,7 +236,7 @@ class Emitter:
     def _transform(
         self, x: Value, by_line: Value, by_pixel: Value, mask: Value | None, to: Value
     ) -> None:
-        """B d B' of one vector of channels, each position to its own place."""
+        """Stores B d B' of one vector of channels, by position."""
         f, width = self.f, self.form.width
         lines = [f.gep(self.element, x, by_line * line) for line in range(width)]
         element = self.form.element
@@ -243,11 +250,11 @@ class Emitter:
             )
             for column in range(width)
         ]
-        apart = self.form.depth * self.tile.rows
+        stride = self.form.depth * self.tile.rows
         for line in range(width):
             row = self.data.apply(f, [column[line] for column in halfway])
             for column, value in enumerate(row):
-                f.store(value, to, (line * width + column) * apart, align=self.align)
+                f.store(value, to, (line * width + column) * stride, align=self.align)
 
     # second stage: products
 
@@ -256,16 +263,16 @@ class Emitter:
         groups = f.udiv(count + (tile.rows - 1), tile.rows)
         with f.loop(0, form.positions, nonempty=True) as positions:
             number = panel * form.positions + positions.index
-            w = f.gep(self.number, f.args.pointer("w"), number * (form.depth * tile.columns))
+            w = f.gep(self.operand, f.args.pointer("w"), number * (form.depth * tile.columns))
             with f.loop(0, groups) as loop:
                 place = loop.index * form.positions + positions.index
-                v = f.gep(self.number, self.v, place * (form.depth * tile.rows))
+                v = f.gep(self.operand, self.v, place * (form.depth * tile.rows))
                 sums = f.gep(self.total, self.sums, place * (tile.rows * tile.columns))
                 left = f.min(count - loop.index * tile.rows, tile.rows)
                 self._choose(list(form.heights), left, v, w, sums)
 
     def _choose(self, heights: list[int], left: Value, v: Value, w: Value, sums: Value) -> None:
-        """The lowest height that holds the tiles; what is computed beyond them is not read."""
+        """Multiplies by the lowest height that holds the tiles; rows beyond them are not read."""
         f = self.f
         if len(heights) == 1:
             self._product(heights[0], v, w, sums)
@@ -290,19 +297,20 @@ class Emitter:
         for number, total in enumerate(blocks.results[1:]):
             f.store(total, sums, number * self.lanes, align=self.align)
 
-    def _add_products(self, height: int, numbers: Value, w: Value, totals: list[Value]) -> None:
-        """One channel of every tile, spread, times the panel's vectors."""
+    def _add_products(self, height: int, data: Value, w: Value, totals: list[Value]) -> None:
+        """Adds the products of one channel of every tile, broadcast, and the vectors of the
+        panel."""
         f, tile = self.f, self.tile
         panel = [f.load(self.vector, w, v * self.lanes) for v in range(tile.vectors)]
         for row in range(height):
-            number = f.splat(f.load(f32, numbers, row * self.lanes), self.lanes)
+            lhs = f.splat(f.load(f32, data, row * self.lanes), self.lanes)
             for v, part in enumerate(panel):
                 at = row * tile.vectors + v
-                totals[at] = f.fma(number, part, totals[at])
+                totals[at] = f.fma(lhs, part, totals[at])
 
-    # third stage: results
+    # third stage: result transform
 
-    def _finish(
+    def _finish_tile(
         self, number: Value, panel: Value, image: Value, line: Value, column: Value
     ) -> None:
         f, form, tile = self.f, self.form, self.tile
@@ -316,18 +324,18 @@ class Emitter:
         vectors = f.udiv(f.min(self.columns - first, tile.columns) + (self.lanes - 1), self.lanes)
         with f.loop(0, vectors) as loop:
             at = loop.index * self.lanes
-            self._back(f.gep(self.total, sums, at))
+            self._transform_results(f.gep(self.total, sums, at))
             self._store(row, first + at, high, wide)
 
-    def _back(self, sums: Value) -> None:
-        """A … A' of one vector of columns, into the scratch of results."""
+    def _transform_results(self, sums: Value) -> None:
+        """Stores A … A' of one vector of columns to the scratch of results."""
         f, form, width = self.f, self.form, self.form.width
-        apart = self.tile.rows * self.tile.columns
+        stride = self.tile.rows * self.tile.columns
         halfway = [
             self.back.apply(
                 f,
                 [
-                    f.load(self.vector, sums, (line * width + column) * apart, align=self.align)
+                    f.load(self.vector, sums, (line * width + column) * stride, align=self.align)
                     for line in range(width)
                 ],
             )
@@ -340,15 +348,15 @@ class Emitter:
                 f.store(self.scaled(value), self.results, place, align=self.align)
 
     def scaled(self, value: Value) -> Value:
-        """A result, as it leaves the last map."""
+        """A result of the last transform, with its scale removed."""
         return value
 
     def mask(self, column: Value) -> Value | None:
-        """Which of the columns from one on there are."""
+        """The mask of the existing columns from `column` on; None for all."""
         return self.f.mask(self.columns - column, self.lanes)
 
     def _store(self, row: Value, column: Value, high: Value, wide: Value) -> None:
-        """The epilogue, pixel by pixel as far as the image goes."""
+        """Applies the epilogue to the existing pixels and stores them."""
         f, form = self.f, self.form
         mask = self.mask(column)
         with f.loop(0, high) as lines, f.loop(0, wide) as pixels:

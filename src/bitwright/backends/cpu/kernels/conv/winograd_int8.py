@@ -1,18 +1,19 @@
-"""3×3 convolutions of codes with fewer products, exact in whole numbers.
+"""Exact Winograd convolution of 8-bit values in integer arithmetic.
 
     y = A [Σ_c (G w_c G') · (B d_c B')] A'                 as in `kernels.conv.winograd`
 
-With the points 0, ±1, ±2 and infinity B is whole, and so is G once its rows are multiplied by s[i],
-what they were divided by. With L a common multiple of all s,
+With the points 0, ±1, ±2 and infinity B is integer, and so is G with its rows multiplied by their
+denominators s[i]. With L a common multiple of all s,
 
     L² y = A" [Σ_c (s G w_c G' s') · (B d_c B')] A""       A"[k, i] = A[k, i] L / s[i]
 
-is an equation of whole numbers, and holds modulo 2^32 whatever leaves 32 bits on the way. L² is
-2^t r with an odd r, which has an inverse modulo 2^32; so y follows from a product and a shift to
-the right, if |y| < 2^(31 - t). B d B' has at most 100 times the largest number: codes without
-their zero point (`kernels.matmul.dot.int16_dot`) stay within 16 bits, and pairs of channels are one instruction.
+is an equation of integers, which holds modulo 2^32 even if intermediate values overflow 32 bits. L²
+is 2^t r with an odd r, which has an inverse modulo 2^32; so y follows from a product and a right
+shift if |y| < 2^(31 - t). B d B' is at most 100 times the largest input: values minus their zero
+points (`kernels.matmul.dot.int16_dot`) stay within 16 bits, and one instruction multiplies pairs of
+channels.
 
-    x          the image as 16-bit numbers, with so many zeros around it that every tile lies inside
+    x          the image in 16 bits, padded with zeros so that every tile is inside
     w          [out / columns][position][in / 2][columns][2]
 """
 
@@ -31,21 +32,21 @@ from bitwright.backends.cpu.codegen.instr import Instr
 from bitwright.backends.cpu.kernels.conv.toom_cook import Matrices, linear_map, matrices
 from bitwright.backends.cpu.kernels.conv.winograd import TAPS, Emitter, Winograd
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import pack_groups
-from bitwright.backends.cpu.kernels.matmul.matmul import Tile
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
 _POINTS = tuple(map(Fraction, (0, 1, -1, 2, -2)))
 LARGEST = 255
-"""A code without its zero point."""
+"""The largest magnitude of an 8-bit value minus its zero point."""
 
 
 @dataclass(frozen=True)
-class CodeWinograd(Winograd):
-    """Channels are whole blocks, columns whole vectors."""
+class Int8Winograd(Winograd):
+    """Channels are a multiple of the block, columns of the vector."""
 
     block: int = 0
-    """Channels that a vector of 16-bit numbers holds."""
+    """Channels of a vector of 16-bit elements."""
     pairs: Instr | None = None
 
     @property
@@ -59,8 +60,8 @@ class CodeWinograd(Winograd):
 
 
 @dataclass(frozen=True)
-class WholeMaps:
-    """The matrices, in whole numbers."""
+class IntegerMaps:
+    """The matrices in integers."""
 
     data: tuple[tuple[Fraction, ...], ...]
     filter: tuple[tuple[Fraction, ...], ...]
@@ -71,7 +72,7 @@ class WholeMaps:
 
 
 @cache
-def whole_maps(results: int) -> WholeMaps:
+def integer_maps(results: int) -> IntegerMaps:
     found: Matrices = matrices(results, TAPS, _POINTS)
     scales = [1 / row[0] for row in found.filter[:-1]] + [Fraction(1)]
     common = math.lcm(*(int(scale) for scale in scales))
@@ -80,65 +81,66 @@ def whole_maps(results: int) -> WholeMaps:
     odd, shift = common**2, 0
     while odd % 2 == 0:
         odd, shift = odd // 2, shift + 1
-    return WholeMaps(found.data, tuple(filters), tuple(back), shift, pow(odd, -1, 1 << 32))
+    return IntegerMaps(found.data, tuple(filters), tuple(back), shift, pow(odd, -1, 1 << 32))
 
 
-def code_tile(target: Target, columns: int) -> Tile:
-    """Sums, the panel, a product and a number that is spread fit the registers."""
+def int8_winograd_tile(target: Target, columns: int) -> Tile:
+    """The register tile: sums, the panel, a product and a broadcast element fit the registers."""
     sums, lanes = 16 if target.vector_registers >= 32 else 8, target.lanes(32)
     vectors = 2 if columns % (2 * lanes) == 0 else 1
     return Tile(sums // vectors, vectors, lanes)
 
 
-def code_block(target: Target, channels: int) -> int:
-    """Channels of a vector: as many as a register holds, or half; 0 where they do not fit."""
+def channel_block(target: Target, channels: int) -> int:
+    """Channels of a vector: a full register or half of one; 0 where neither divides the
+    channels."""
     lanes = target.lanes(16)
     return next((size for size in (lanes, lanes // 2) if size > 1 and channels % size == 0), 0)
 
 
-def code_scratch_bytes(results: int, tile: Tile, channels: int) -> int:
-    """What one group of tiles takes of a thread's stack."""
+def int8_scratch_bytes(results: int, tile: Tile, channels: int) -> int:
+    """Bytes of a thread's stack per group of tiles."""
     return (results + TAPS - 1) ** 2 * tile.rows * (channels * 2 + tile.columns * 4)
 
 
 def transformed(weight: Array, results: int) -> Array | None:
-    """w[out, in, 3, 3] as whole numbers [n, n, in, out]; None where 16 bits do not hold them."""
-    matrix = np.array([[int(c) for c in row] for row in whole_maps(results).filter], np.int64)
+    """Transforms w[out, in, 3, 3] to integers [n, n, in, out]; None where they exceed 16 bits."""
+    matrix = np.array([[int(c) for c in row] for row in integer_maps(results).filter], np.int64)
     found = np.einsum("ij,ocjk,lk->ilco", matrix, weight.astype(np.int64), matrix)
     fits = found.min(initial=0) >= -(2**15) and found.max(initial=0) < 2**15
     return found.astype(np.int16) if fits else None
 
 
 def is_exact(weight: Array, results: int) -> bool:
-    """Whether no sum of products is too large to be found again."""
+    """Whether every result is small enough to be recovered exactly."""
     largest = np.abs(weight.astype(np.int64)).sum(axis=(1, 2, 3)).max(initial=0) * LARGEST
-    return bool(largest < 1 << (31 - whole_maps(results).shift))
+    return bool(largest < 1 << (31 - integer_maps(results).shift))
 
 
-def pack_code_filter(numbers: Array, tile: Tile) -> Array:
-    lines, columns, *matrix = numbers.shape
-    return pack_groups(numbers.reshape(lines * columns, *matrix), tile, 2)
+def pack_int8_filter(weights: Array, tile: Tile) -> Array:
+    lines, columns, *matrix = weights.shape
+    return pack_groups(weights.reshape(lines * columns, *matrix), tile, 2)
 
 
-def emit_code_winograd(module: Module, name: str, form: CodeWinograd) -> Signature:
+def emit_int8_winograd(module: Module, name: str, form: Int8Winograd) -> Signature:
     with module.kernel(name, form.signature) as f:
-        _CodeEmitter(f, form).emit()
+        _Int8Emitter(f, form).emit()
     return form.signature
 
 
-class _CodeEmitter(Emitter):
-    number, total = i16, i32
-    form: CodeWinograd
+class _Int8Emitter(Emitter):
+    operand, total = i16, i32
+    form: Int8Winograd
 
     def prepare(self) -> None:
-        maps = whole_maps(self.form.results)
+        maps = integer_maps(self.form.results)
         self.data = linear_map(maps.data, is_whole=True)
         self.back = linear_map(maps.back, is_whole=True)
         self.shift, self.inverse = maps.shift, maps.inverse
         self.block = self.form.block
-        self.numbers = i16.vector(self.block)
+        self.data_vector = i16.vector(self.block)
 
-    def _enter(self, number: Value, image: Value, line: Value, column: Value) -> None:
+    def _transform_tile(self, number: Value, image: Value, line: Value, column: Value) -> None:
         f, form, rows = self.f, self.form, self.tile.rows
         by_line, by_pixel = f.args.size("x_line"), f.args.size("x_pixel")
         start = image * f.args.size("x_image") + line * by_line + column * by_pixel
@@ -146,22 +148,22 @@ class _CodeEmitter(Emitter):
         to = f.gep(i16, self.v, group * (form.positions * form.depth * rows) + rank * self.block)
         with f.loop(0, form.depth, self.block, nonempty=True) as blocks:
             x = f.gep(i16, f.args.pointer("x"), start + blocks.index)
-            self._transform_qvalues(x, f.gep(i16, to, blocks.index * rows))
+            self._transform_int16(x, f.gep(i16, to, blocks.index * rows))
 
-    def _transform_qvalues(self, x: Value, to: Value) -> None:
-        """B d B' of one block of channels, each position to its own place."""
+    def _transform_int16(self, x: Value, to: Value) -> None:
+        """Stores B d B' of one block of channels, by position."""
         f, width = self.f, self.form.width
         by_line, by_pixel = f.args.size("x_line"), f.args.size("x_pixel")
         lines = [f.gep(i16, x, by_line * line) for line in range(width)]
         halfway = [
-            self.data.apply(f, [f.load(self.numbers, s, by_pixel * c, align=2) for s in lines])
+            self.data.apply(f, [f.load(self.data_vector, s, by_pixel * c, align=2) for s in lines])
             for c in range(width)
         ]
-        apart = self.form.depth * self.tile.rows
+        stride = self.form.depth * self.tile.rows
         for line in range(width):
             row = self.data.apply(f, [column[line] for column in halfway])
             for column, value in enumerate(row):
-                f.store(value, to, (line * width + column) * apart, align=2)
+                f.store(value, to, (line * width + column) * stride, align=2)
 
     def _product(self, height: int, v: Value, w: Value, sums: Value) -> None:
         f, form, tile, block = self.f, self.form, self.tile, self.block
@@ -178,18 +180,19 @@ class _CodeEmitter(Emitter):
         for number, total in enumerate(blocks.results[1:]):
             f.store(total, sums, number * self.lanes, align=self.align)
 
-    def _add_pairs(self, height: int, numbers: Value, w: Value, totals: list[Value]) -> None:
-        """Two channels of every tile, spread, times the panel's vectors."""
+    def _add_pairs(self, height: int, data: Value, w: Value, totals: list[Value]) -> None:
+        """Adds the products of two channels of every tile, broadcast, and the vectors of the
+        panel."""
         f, tile, pairs = self.f, self.tile, self.form.pairs
         assert pairs is not None
         both = i16.vector(2 * self.lanes)
         panel = [f.load(both, w, v * both.lanes, align=2) for v in range(tile.vectors)]
         for row in range(height):
-            pair = f.load(i32, f.gep(i16, numbers, row * self.block), align=2)
-            number = f.bitcast(f.splat(pair, self.lanes), both)
+            pair = f.load(i32, f.gep(i16, data, row * self.block), align=2)
+            lhs = f.bitcast(f.splat(pair, self.lanes), both)
             for v, part in enumerate(panel):
                 at = row * tile.vectors + v
-                totals[at] = totals[at] + pairs(f, number, part)
+                totals[at] = totals[at] + pairs(f, lhs, part)
 
     def scaled(self, value: Value) -> Value:
         if self.inverse != 1:

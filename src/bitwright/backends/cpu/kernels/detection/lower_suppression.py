@@ -1,4 +1,4 @@
-"""Non-maximum suppression: how many boxes stay is read before their rows are written."""
+"""Lowering of non-maximum suppression: a size step reads the number of selected boxes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def lower_suppression(ctx: Lowering, node: Node, region: RegionView) -> None:
     centred = bool(node.attrs.get("center_point_box"))
     corners = ctx.scratch(f"{name}.corners", "f64", batch * count * PARTS)
     first = ctx.kernel(
-        "box_corners", (element, centred), lambda m, n: emit_corners(m, n, element, centred)
+        f"box_corners_{element}",
+        (element, centred),
+        lambda m, n: emit_corners(m, n, element, centred),
     )
     sizes: dict[str, Size] = {"batch": batch, "count": count}
     ctx.call(
@@ -46,7 +48,9 @@ def lower_suppression(ctx: Lowering, node: Node, region: RegionView) -> None:
     )
     kinds = Limits(*(None if limit is None else limit.dtype for limit in limits))
     second = ctx.kernel(
-        "suppression", (element, kinds), lambda m, n: emit_select(m, n, element, kinds)
+        f"non_max_suppression_{element}",
+        (element, kinds),
+        lambda m, n: emit_select(m, n, element, kinds),
     )
     made = {
         "left": ctx.scratch(f"{name}.left", "f64", rows * count),
@@ -63,7 +67,7 @@ def lower_suppression(ctx: Lowering, node: Node, region: RegionView) -> None:
     sizes = {"rows": rows, "classes": classes, "boxes": count}
     ctx.call(second, node, pointers, sizes, writes=tuple(made))
     _read_count(ctx, node, made["counts"])
-    last = ctx.kernel("suppression_rows", (), emit_rows)
+    last = ctx.kernel("non_max_suppression_rows", (), emit_rows)
     del made["left"]
     ctx.call(last, node, {**made, "y": ctx.output(node.outputs[0])}, sizes)
 

@@ -1,13 +1,13 @@
-"""Non-maximum suppression: of boxes that overlap, the one with the best score stays.
+"""Non-maximum suppression: of overlapping boxes, the one with the best score is selected.
 
     corners   low and high corner and area of every box, as [batch, 5, boxes] in f64
-    select    per batch and class: take the best score that is left, drop what overlaps it, again;
-              one pass over the boxes does both
-    rows      (batch, class, box) of every box that stays, once their number is known
+    select    per batch and class, repeatedly: select the best remaining score and suppress the
+              boxes that overlap it, in one pass over the boxes
+    rows      (batch, class, box) of every selected box, once their number is known
 
-Everything is computed in f64, as the reference does, so that no overlap falls on another side of
-the threshold. A score that is out is -inf; one that is -inf or NaN from the start counts as the
-lowest number, and comes last.
+All computations are in f64, as in the reference, so that overlaps compare equally with the
+threshold. A suppressed score is -inf; a score that is -inf or NaN initially is replaced by the
+lowest finite number and comes last.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PARTS = 5
 
 @dataclass(frozen=True)
 class Limits:
-    """The element types of the limits that are given."""
+    """The element types of the limits; None if absent."""
 
     count: DType | None
     overlap: DType | None
@@ -80,8 +80,8 @@ class _Selection:
         self.lanes = f.target.lanes(64)
         self.vector = f64.vector(self.lanes)
         self.boxes = f.args.size("boxes")
-        self.most = self._limit("count", limits.count, i64)
-        self.most = f.index(0) if self.most is None else self.most
+        most = self._limit("count", limits.count, i64)
+        self.most = f.index(0) if most is None else most
         overlap = self._limit("overlap", limits.overlap, f64)
         self.overlap = f.const(f64, 0.0) if overlap is None else overlap
         self.score = self._limit("score", limits.score, f64)
@@ -117,7 +117,7 @@ class _Selection:
             f.store(branch.results[0], f.args.pointer("counts"), self.row)
 
     def _best(self, column: Value, value: Value, totals: Sequence[Value]) -> tuple[Value, Value]:
-        """The best score of each lane and where it is; of equal ones, the first."""
+        """The best score of each lane and its index; of equal scores, the first."""
         f = self.f
         best, places = totals
         here = f.splat(column, self.lanes) + f.iota(i64, self.lanes)
@@ -129,14 +129,14 @@ class _Selection:
         return f.const(self.vector, float("-inf")), f.const(i64.vector(self.lanes), 0)
 
     def _joined(self, totals: Sequence[Value]) -> tuple[Value, Value]:
-        """The best of all lanes, and its first place."""
+        """The best score of all lanes, and its first index."""
         f = self.f
         best = f.reduce_max(totals[0])
         far = f.select(f.eq(totals[0], f.splat(best, self.lanes)), totals[1], (1 << 63) - 1)
         return best, f.reduce_min(far)
 
     def _start(self) -> tuple[Value, Value]:
-        """Copy the scores that count; the best of them and its place."""
+        """Copy the scores above the threshold; return the best one and its index."""
         f = self.f
         scores = f.gep(self.element, f.args.pointer("scores"), self.row * self.boxes)
 
@@ -154,7 +154,7 @@ class _Selection:
         return self._joined(f.vectors(0, self.boxes, self.lanes, body, self._nothing()))
 
     def _suppress(self, place: Value) -> tuple[Value, Value]:
-        """Drop a box and what overlaps it; the best score left and its place."""
+        """Suppress a box and those that overlap it; return the best score left and its index."""
         f = self.f
         f.store(f.const(f64, float("-inf")), self.left, place)
         parts = [f.gep(f64, self.corners, self.boxes * part) for part in range(PARTS)]

@@ -1,11 +1,10 @@
 """A kernel for any elementwise region: y = expression(x0, x1, …) with broadcasting.
 
-All tensors are seen with the region's shape, an operand's stride being 0 along an axis that it
-repeats. Axes are merged as far as every tensor allows (`collapse`), and what remains is rows of an
-inner axis. The elements are numbered row by row and dealt out to threads in equal runs, which may
-begin and end within a row; a row's last vector is masked. Sizes and strides are known only when the
-kernel runs; compiled in are the expression, the number of axes, and how each tensor moves along the
-inner one: `contiguous`, `repeated`, or `strided` (gathered).
+All tensors have the region's shape; an operand has stride 0 along broadcast axes. Axes are merged
+where every tensor allows it (`collapse`); the rest is a loop over rows of an inner axis. Threads
+take equal ranges of the elements in row-major order, which may begin and end within a row; a row's
+last vector is masked. Sizes and strides are run-time arguments; the expression, the rank, and the
+inner stride of each tensor are compiled in: `contiguous`, `repeated`, or `strided` (gathered).
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from bitwright.ir.dtype import DType
 
 CONTIGUOUS, REPEATED, STRIDED = "contiguous", "repeated", "strided"
 _CHUNK_BYTES = 256
-"""Threads' runs are cut at multiples of this, so that two of them rarely share a cache line."""
+"""Threads' ranges are split at multiples of this, so that two of them rarely share a cache line."""
 _CHAINS = frozenset({"erf", "exp", "gelu", "mish", "softplus", "tanh"})
-"""Long polynomials: chains of instructions that wait for each other."""
+"""Ops with long polynomials, which are chains of dependent instructions."""
 _TOGETHER = 4
-"""Vectors of them at once. A processor looks only a few chains ahead; LLVM cuts a long vector into
-instructions for each of its parts in turn, which are chains side by side."""
+"""Vectors per iteration for these ops: LLVM splits a long vector into independent chains, which
+out-of-order execution does not find by itself."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What is compiled in about shapes: number of axes, and the inner movement of each tensor."""
+    """The compiled-in layout: the rank, and the kind of inner stride of each tensor."""
 
     rank: int
     inputs: tuple[str, ...]
@@ -43,14 +42,14 @@ class Layout:
 
 
 def movement(stride: int) -> str:
-    """How a tensor with this inner stride moves."""
+    """The kind of an inner stride."""
     return {0: REPEATED, 1: CONTIGUOUS}.get(stride, STRIDED)
 
 
 def collapse(
     shape: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> tuple[list[int], list[list[int]]]:
-    """Drop axes of size 1 and merge neighbours that every tensor passes through in one run."""
+    """Drop axes of size 1 and merge neighbouring axes that are contiguous in every tensor."""
     kept = [axis for axis, size in enumerate(shape) if size != 1]
     sizes: list[int] = []
     moves: list[list[int]] = [[] for _ in strides]
@@ -88,7 +87,7 @@ def _names(expression: Expression) -> list[str]:
 def emit_elementwise(
     module: Module, name: str, expression: Expression, layout: Layout
 ) -> Signature:
-    """The kernel of a region."""
+    """Emit the kernel of a region."""
     signature = signature_of(expression, layout)
     with module.kernel(name, signature) as f:
         _Emitter(f, expression, layout).emit()
@@ -106,7 +105,7 @@ class _Emitter:
     def __init__(self, f: Kernel, expression: Expression, layout: Layout) -> None:
         self.f, self.expression, self.rank = f, expression, layout.rank
         self.in_half = f.target.computes_f16 and expression.is_exact_half
-        """Whether it is computed in f16, twice as many at a time, to the same bits."""
+        """Whether to compute in f16, with twice the lanes and the same bits."""
         self.lanes = f.target.lanes(16 if self.in_half else expression.widest_bits)
         dtypes = (*expression.inputs, *expression.results)
         moves = (*layout.inputs, *layout.outputs)
@@ -152,11 +151,11 @@ class _Emitter:
             loop.next(*values)
 
     def _position(self, row: Value, sizes: list[Value]) -> Value:
-        """Where the row stands along the last outer axis."""
+        """The row's coordinate on the last outer axis."""
         return row if self.rank == 2 else self.f.urem(row, sizes[-2])
 
     def _pointers(self, row: Value, sizes: list[Value]) -> list[Value]:
-        """Where the row begins in each tensor."""
+        """The row's address in each tensor."""
         f = self.f
         pointers = [f.args.pointer(tensor.name) for tensor in self.tensors]
         for axis in reversed(range(self.rank - 1)):
@@ -170,7 +169,7 @@ class _Emitter:
         return pointers
 
     def _row(self, pointers: list[Value], begin: Value, end: Value) -> None:
-        """Elements begin … end of one row."""
+        """Emit elements begin … end - 1 of one row."""
         f, count = self.f, len(self.expression.inputs)
         inputs = list(zip(self.tensors[:count], pointers[:count], strict=True))
         outputs = list(zip(self.tensors[count:], pointers[count:], strict=True))
@@ -211,7 +210,7 @@ class _Emitter:
         return self._entered(read, tensor)
 
     def _entered(self, value: Value, tensor: _Tensor) -> Value:
-        """A loaded value as it is computed with."""
+        """A loaded value in the computed type."""
         return value if self.in_half else from_stored(self.f, value, tensor.dtype)
 
     def _store(

@@ -1,14 +1,13 @@
-"""y[i] = table[code(x[i])], for element types of at most 16 bits and for f32.
+"""y[i] = table[index(x[i])], for element types of at most 16 bits and for f32.
 
-    1 byte     its bits are the code: 256 entries
-    2 bytes    its bits are the code: 65,536 entries
-    f32        the upper half of its bits, the last of them set if any bit of the lower half is
+    1 byte     the index is its bits: 256 entries
+    2 bytes    the index is its bits: 65,536 entries
+    f32        the upper half of its bits, with the last bit set if any lower bit is set (sticky)
 
-The code of an f32 tells it from every number that a type of up to five significant bits rounds or
-saturates at, ties included: what is cut off can only decide between above and exactly there.
+The index of an f32 distinguishes all rounding and saturation boundaries, ties included, of types
+with up to five significant bits: the dropped bits only tell whether x is exactly on a boundary.
 
-Bytes from bytes take four vectors of entries and an instruction that picks from two of them, where
-the target has it.
+Byte-to-byte tables are four vectors, looked up by two-vector permutes where the target has them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ WORDS = {1: i8, 2: i16, 4: i32, 8: i64}
 
 
 def emit_lookup(module: Module, name: str, source: int, target: int) -> Signature:
-    """From elements of `source` bytes (4 is f32) to elements of `target` bytes."""
+    """A lookup from elements of `source` bytes (4 is f32) to elements of `target` bytes."""
     signature = Signature(("x", "entries", "y"), ("count",))
     with module.kernel(name, signature) as f:
         if (source, target) == (1, 1) and (pick := pick_bytes(f.target)):
@@ -29,27 +28,27 @@ def emit_lookup(module: Module, name: str, source: int, target: int) -> Signatur
         begin, end = f.share(f.args.size("count"), 64)
         with f.loop(begin, end) as loop:
             bits = f.load(WORDS[source], f.args.pointer("x"), loop.index)
-            found = f.load(WORDS[target], f.args.pointer("entries"), _code(f, bits))
+            found = f.load(WORDS[target], f.args.pointer("entries"), _index(f, bits))
             f.store(found, f.args.pointer("y"), loop.index)
     return signature
 
 
 def _emit_bytes(f: Kernel, pick: Instr) -> None:
-    """64 bytes at once: seven bits pick from two vectors, the eighth tells which two."""
+    """64 bytes at once: seven bits index two vectors, the eighth selects the pair of vectors."""
     lanes = pick.result.lanes
     table = [f.load(pick.result, f.args.pointer("entries"), lanes * i, align=1) for i in range(4)]
     begin, end = f.share(f.args.size("count"), lanes)
 
     def step(at: Value, mask: Value | None) -> None:
-        qvalues = f.load(pick.result, f.args.pointer("x"), at, mask=mask, align=1)
-        low, high = pick(f, table[0], qvalues, table[1]), pick(f, table[2], qvalues, table[3])
-        found = f.select(f.lt(qvalues, 0), high, low)
+        index = f.load(pick.result, f.args.pointer("x"), at, mask=mask, align=1)
+        low, high = pick(f, table[0], index, table[1]), pick(f, table[2], index, table[3])
+        found = f.select(f.lt(index, 0), high, low)
         f.store(found, f.args.pointer("y"), at, mask=mask, align=1)
 
     f.vectors(begin, f.max(begin, end), lanes, step)
 
 
-def _code(f: Kernel, bits: Value) -> Value:
+def _index(f: Kernel, bits: Value) -> Value:
     if bits.type is i32:
         rest = f.convert(f.ne(f.and_(bits, 0xFFFF), 0), i32, False)
         bits = f.or_(f.lshr(bits, 16), rest)

@@ -1,10 +1,10 @@
-"""Counting through an index space row by row, with an offset per operand that follows along.
+"""A loop over an index space in row-major order, with an incremental offset per operand.
 
-    walk(f, (n0, n1), {"x": (s0, s1)}, begin, end, body)
+    emit_loop_nest(f, (n0, n1), {"x": (s0, s1)}, begin, end, body)
 
 calls `body(coordinates, offsets)` for the flat positions begin … end - 1 of a space of n0 x n1,
-with offsets["x"] = c0 * s0 + c1 * s1. The first position is divided out; from there on the last
-coordinate counts up, and the others only when it wraps.
+with offsets["x"] = c0 * s0 + c1 * s1. Only the first position is computed by division; then the
+last coordinate increments, and carries into the others when it wraps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bitwright.backends.cpu.codegen.emit import Function, Operand, Value
 Body = Callable[[tuple[Value, ...], Mapping[str, Value]], None]
 
 
-def walk(
+def emit_loop_nest(
     f: Function,
     sizes: Sequence[Value],
     strides: Mapping[str, Sequence[Operand]],
@@ -24,7 +24,7 @@ def walk(
     end: Value,
     body: Body,
 ) -> None:
-    """Emit the loop; an empty space divides by nothing."""
+    """Emit the loop; an empty range executes no division."""
     names, steps = tuple(strides), tuple(strides.values())
     rank = len(sizes)
     with f.if_(f.lt(begin, end)):
@@ -37,7 +37,7 @@ def walk(
 
 
 def position(f: Function, sizes: Sequence[Value], flat: Value) -> tuple[Value, ...]:
-    """The coordinates of a flat position; the sizes are not 0."""
+    """The coordinates of a flat position; sizes must not be 0."""
     found: list[Value] = []
     for size in reversed(sizes[1:]):
         found.append(f.urem(flat, size))
@@ -62,7 +62,7 @@ def product(f: Function, sizes: Sequence[Operand]) -> Value:
 
 
 def pieces(f: Function, count: Operand, size: int) -> Value:
-    """How many pieces of a size a count is cut into."""
+    """The number of pieces of `size` that cover `count`, rounded up."""
     return f.udiv(f.add(f.index(count), size - 1), size)
 
 
@@ -73,7 +73,7 @@ def _advance(
     here: Sequence[Value],
     axis: int,
 ) -> tuple[Value, ...]:
-    """Coordinates up to `axis`, then offsets, one position further on that axis."""
+    """Coordinates and offsets after one increment on `axis`."""
     if axis < 0:
         return tuple(here)
     outer, count = here[:axis], here[axis] + 1
@@ -83,7 +83,7 @@ def _advance(
         return (count, *inner, *moved)
     with f.if_(f.ge(count, sizes[axis]), carry=(*outer, count, *moved)) as branch:
         back = [f.sub(o, f.mul(sizes[axis], s[axis])) for o, s in zip(moved, steps, strict=True)]
-        transposed = _advance(f, sizes, steps, (*outer, *back), axis - 1)
-        branch.next(*transposed[:axis], f.index(0), *transposed[axis:])
+        carried = _advance(f, sizes, steps, (*outer, *back), axis - 1)
+        branch.next(*carried[:axis], f.index(0), *carried[axis:])
     results = branch.results
     return (*results[: axis + 1], *inner, *results[axis + 1 :])

@@ -1,4 +1,4 @@
-"""Elementwise regions, alone: one kernel, in the memory order of the operand that leads."""
+"""Lowering of standalone elementwise regions, in the memory order of a dense operand."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ def lower_elementwise(ctx: Lowering, node: Node, region: RegionView) -> None:
         tuple(_movement(view) for view in transposed[:-1]),
         (_movement(transposed[-1]),),
     )
+    op = expression.steps[0].op if len(expression.steps) == 1 else "elementwise"
     kernel = ctx.kernel(
-        "elementwise",
+        f"{op}_{result.dtype}",
         (expression, layout),
         lambda m, name: emit_elementwise(m, name, expression, layout),
     )
@@ -66,10 +67,10 @@ def lower_elementwise(ctx: Lowering, node: Node, region: RegionView) -> None:
 
 
 def leading_order(views: Sequence[View], shape: Sequence[Size]) -> tuple[int, ...]:
-    """The axis order of the first operand of full shape that lies densely, else row-major.
+    """The axis order of the first dense operand of full shape, else row-major.
 
-    Where sizes of the run decide which operand is repeated, any may have the full shape: then one
-    that is repeated on no axis for certain leads.
+    If symbolic sizes decide which operands are broadcast, the first dense operand that is not known
+    to be broadcast determines the order.
     """
     full = [view for view in views if tuple(view.shape) == tuple(shape)]
     for view in full or [view for view in views if _may_fill(view, shape)]:
@@ -79,14 +80,14 @@ def leading_order(views: Sequence[View], shape: Sequence[Size]) -> tuple[int, ..
 
 
 def _may_fill(view: View, shape: Sequence[Size]) -> bool:
-    """Whether a view is not known to be repeated along any axis."""
+    """Whether a view is not known to be broadcast along any axis."""
     if len(view.shape) != len(shape):
         return False
     return all(size != 1 or whole == 1 for size, whole in zip(view.shape, shape, strict=True))
 
 
 def dense_order(view: View) -> tuple[int, ...] | None:
-    """The order of axes, outermost first, in which a view fills its memory without gaps."""
+    """The axis order, outermost first, in which a view is dense, if any."""
     left = list(range(len(view.shape)))
     inner: list[int] = []
     stride: Size = 1
@@ -111,7 +112,7 @@ def _is_scalar(value: Value) -> bool:
 
 
 def _as_body(node: Node) -> Graph:
-    """A plain node as a body of its own; scalar constants stay inside."""
+    """A single node as a region body; scalar constants stay inside."""
     entries: dict[Value, Node] = {}
     for value in node.operands:
         if value not in entries:
@@ -124,7 +125,7 @@ def _as_body(node: Node) -> Graph:
 
 
 def _register() -> None:
-    """A plain elementwise node is a region of one."""
+    """Register the lowering for every op with a scalar form."""
     for name, op in all_ops().items():
         if op.scalar is not None and name not in LOWERINGS:
             LOWERINGS[name] = lower_elementwise

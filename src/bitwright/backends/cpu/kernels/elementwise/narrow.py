@@ -1,8 +1,8 @@
-"""Neighbouring vectors of whole numbers in i32 as one vector of 8-bit codes, saturated.
+"""Saturating narrowing of neighbouring i32 vectors to one vector of 8-bit integers.
 
-x86       two by two to 16 bits, again two by two to 8, then 32 bits at a time into order: five
-          instructions for four vectors, where narrowing each by itself takes three
-others    one by one
+x86       pack pairs to 16 bits, pairs of those to 8 bits, then permute 32-bit groups: five
+          instructions for four vectors, where separate narrowing takes three per vector
+others    one vector at a time
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ MOST = 4
 
 
 def narrowed(f: Function, values: Sequence[Value], to: DType) -> list[Value]:
-    """The codes of up to `MOST` vectors: together where the target has the instructions, the
-    lanes behind the last of three undefined, else each by itself."""
+    """Up to `MOST` vectors in 8 bits: packed into one vector where the target has the instructions
+    (for three vectors, the last lanes are undefined), else separately."""
     lanes = values[0].type.lanes
     found = packs(f.target, lanes, to.is_signed)
     if found is None or len(values) == 1:
@@ -31,8 +31,8 @@ def narrowed(f: Function, values: Sequence[Value], to: DType) -> list[Value]:
     mixed = f.bitcast(to_bytes(f, pairs[0], pairs[-1]), i32.vector(lanes))
     if lanes == MOST:
         ordered = mixed
-    else:  # every 16 bytes hold four codes of each vector
+    else:  # every 16 bytes hold four elements of each vector
         parts = lanes // 4
         ordered = f.shuffle(mixed, [4 * (i % parts) + i // parts for i in range(lanes)])
-    qvalues = f.bitcast(ordered, stored(to).vector(4 * lanes))
-    return [f.part(qvalues, 0, 2 * lanes) if len(values) == 2 else qvalues]
+    packed = f.bitcast(ordered, stored(to).vector(4 * lanes))
+    return [f.part(packed, 0, 2 * lanes) if len(values) == 2 else packed]

@@ -1,12 +1,12 @@
-"""y[…, m, n] = epilogue(Σ_k a[…, m, k] w[…, k, n]) for operands that are both made by the run.
+"""y[…, m, n] = epilogue(Σ_k a[…, m, k] w[…, k, n]), where both operands are known at run time.
 
-    outer axes   any number, each with its own stride in every operand (0 where it is broadcast)
+    batch axes   any number, each with a stride in every operand (0 where it is broadcast)
     a            any strides
-    w            columns side by side; rows any stride apart
+    w            columns contiguous, rows with any stride
 
-Nothing is packed: per k a tile loads a few vectors of one row of w and one number of a per row.
-Half floats are summed in f32, integers in the type of the result. Threads share out tiles; each sum
-is formed in the order of k by one thread.
+Nothing is packed: per k a tile loads a few vectors of one row of w and broadcasts one element of a
+per row. Half floats are summed in f32, integers in the type of the result. Threads share tiles; one
+thread forms each sum in the order of k.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ ROWS = 4
 
 @dataclass(frozen=True)
 class Form:
-    """What shapes the code."""
+    """The compile-time parameters of the kernel."""
 
     outer: int
-    """Axes in front of rows and columns."""
+    """The number of batch axes."""
     a: DType
     w: DType
     sum: DType
@@ -55,7 +55,7 @@ class Form:
 
 
 def tile_of(target: Target, total: DType, columns: object) -> tuple[int, int]:
-    """Vectors and lanes of a tile: fewer vectors for a known narrow result."""
+    """Vectors and lanes of a tile; fewer vectors where the result is known to be narrow."""
     lanes = target.lanes(computed(total).bits)
     most = 3 if target.vector_registers >= 32 else 2
     wanted = -(-columns // lanes) if isinstance(columns, int) else most
@@ -63,40 +63,40 @@ def tile_of(target: Target, total: DType, columns: object) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Finish:
-    """`emit(f, value, place, column, mask)` gives the computed value to store; `place` names the
-    outer axes and the row."""
+class BatchedEpilogue:
+    """`emit(f, value, place, column, mask)` returns the value to store; `place` is the index on the
+    batch axes and the row."""
 
     emit: Callable[[Kernel, Value, Sequence[Value], Value, Value], Value]
     pointers: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
 
 
-def emit_product(module: Module, name: str, form: Form, finish: Finish) -> Signature:
+def emit_product(module: Module, name: str, form: Form, epilogue: BatchedEpilogue) -> Signature:
     axes = range(form.outer)
     signature = Signature(
-        ("a", "w", "y", *finish.pointers),
+        ("a", "w", "y", *epilogue.pointers),
         (
             *(f"size{axis}" for axis in axes),
             *("rows", "columns", "depth"),
             *(f"{operand}.{axis}" for operand in "ay" for axis in range(form.outer + 1)),
             *(f"w.{axis}" for axis in axes),
             *("a_k", "w_k"),
-            *finish.sizes,
+            *epilogue.sizes,
         ),
     )
     with module.kernel(name, signature) as f, f.subnormals_as_zeros():
-        _Product(f, form, finish).emit()
+        _Product(f, form, epilogue).emit()
     return signature
 
 
 class _Product:
-    def __init__(self, f: Kernel, form: Form, finish: Finish) -> None:
-        self.f, self.form, self.finish = f, form, finish
+    def __init__(self, f: Kernel, form: Form, epilogue: BatchedEpilogue) -> None:
+        self.f, self.form, self.epilogue = f, form, epilogue
         self.rows, self.columns, self.depth = map(f.args.size, ("rows", "columns", "depth"))
 
     def emit(self) -> None:
-        """Tiles of all matrices in one count, dealt out to the threads."""
+        """Shares the tiles of all matrices among the threads."""
         f, form = self.f, self.form
         panels = f.udiv(self.columns + (form.columns - 1), form.columns)
         bands = f.udiv(self.rows + (ROWS - 1), ROWS)
@@ -109,10 +109,10 @@ class _Product:
             panel = tiles.index - rest * panels
             matrix = f.udiv(rest, bands)
             band = rest - matrix * bands
-            self._tile(self._outer(matrix), band * ROWS, panel * form.columns)
+            self._tile(self._batch_index(matrix), band * ROWS, panel * form.columns)
 
-    def _outer(self, matrix: Value) -> list[Value]:
-        """The place of a matrix on every outer axis."""
+    def _batch_index(self, matrix: Value) -> list[Value]:
+        """The index of a matrix on every batch axis."""
         f, found = self.f, []
         for axis in reversed(range(self.form.outer)):
             size = f.args.size(f"size{axis}")
@@ -129,11 +129,11 @@ class _Product:
             for v in range(form.vectors)
         ]
         with f.if_(f.le(row + ROWS, self.rows)) as branch:
-            self._some_rows(ROWS, outer, row, column, w, masks)
+            self._rows(ROWS, outer, row, column, w, masks)
         with branch.else_(), f.loop(row, self.rows) as loop:
-            self._some_rows(1, outer, loop.index, column, w, masks)
+            self._rows(1, outer, loop.index, column, w, masks)
 
-    def _some_rows(
+    def _rows(
         self,
         count: int,
         outer: list[Value],
@@ -142,7 +142,7 @@ class _Product:
         w: Value,
         masks: list[Value],
     ) -> None:
-        """The sums of a few rows: whole panels read w without masks."""
+        """Computes a few rows of a tile; whole tiles read w without masks."""
         f, form = self.f, self.form
         zeros = [f.const(form.type.vector(form.lanes), 0)] * (count * form.vectors)
         starts = [address_of(f, "a", stored(form.a), (*outer, row + i)) for i in range(count)]
@@ -155,7 +155,7 @@ class _Product:
             i, v = divmod(number, form.vectors)
             place = (*outer, row + i)
             at = column + v * form.lanes
-            value = self.finish.emit(f, total, place, at, masks[v])
+            value = self.epilogue.emit(f, total, place, at, masks[v])
             y = address_of(f, "y", stored(form.y), place)
             f.store(to_stored(f, value, form.y), y, at, mask=masks[v])
 
@@ -167,7 +167,7 @@ class _Product:
         with f.loop(0, self.depth, carry=zeros) as loop:
             line = f.gep(stored(form.w), w, loop.index * w_step)
             parts = [
-                self._entered(
+                self._convert(
                     f.load(stored(form.w).vector(form.lanes), line, v * form.lanes, mask=mask),
                     form.w,
                 )
@@ -175,15 +175,15 @@ class _Product:
             ]
             sums = list(loop.carried)
             for i, start in enumerate(starts):
-                number = self._entered(f.load(stored(form.a), start, loop.index * a_step), form.a)
-                spread = f.splat(number, form.lanes)
+                lhs = self._convert(f.load(stored(form.a), start, loop.index * a_step), form.a)
+                broadcast = f.splat(lhs, form.lanes)
                 for v, part in enumerate(parts):
                     at = i * form.vectors + v
-                    sums[at] = f.fma(spread, part, sums[at])
+                    sums[at] = f.fma(broadcast, part, sums[at])
             loop.next(*sums)
         return loop.results
 
-    def _entered(self, value: Value, element: DType) -> Value:
-        """A loaded element in the type of the sums."""
+    def _convert(self, value: Value, element: DType) -> Value:
+        """A loaded element converted to the type of the sums."""
         f = self.f
         return f.convert(from_stored(f, value, element), self.form.type, element.is_signed)

@@ -1,13 +1,13 @@
-"""Several constant matrices of 8-bit codes, packed when the program is made.
+"""Panels of several constant int8 matrices, packed at compile time.
 
-Panels and what is known of the columns are what `kernels.matmul.pack_rhs` makes of matrices that the run
-brings; the product reads both alike:
+The layout is the one of `kernels.matmul.pack_rhs`, which packs matrices at run time, so that one
+product reads both:
 
-    panels   [matrices][n / columns][k / group][columns][group] of signed codes w'
+    panels   [matrices][n / columns][k / group][columns][group] of signed weights w'
     sums     Σ w' - K wz'                        offset  (shift - x_zero) sums + bias
     w_zero   wz'
 
-Codes without a sign lose 128: w' = w - 128, wz' = wz - 128.
+Unsigned weights are moved by 128: w' = w - 128, wz' = wz - 128.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot, pack_qvalues
-from bitwright.backends.cpu.kernels.matmul.matmul import Tile
+from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot, pack_int8
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View, contiguous
@@ -30,30 +30,31 @@ def pack_constants(
     node: Node,
     w: Array,
     tile: Tile,
-    numbers: Int8Dot,
-    given: dict[str, Value | None],
-    makes: tuple[str, ...],
+    dot: Int8Dot,
+    inputs: dict[str, Value | None],
+    terms: tuple[str, ...],
 ) -> tuple[View, dict[str, View], View]:
-    """Panels of w[..., K, N], the facts in `makes`, and a view whose strides count matrices."""
+    """Panels of w[..., K, N], the column terms in `terms`, and a view whose strides count
+    matrices."""
     outer, (depth, columns) = w.shape[:-2], w.shape[-2:]
     moved = 128 if w.dtype == np.uint8 else 0
     signed = (w.astype(np.int16) - moved).astype(np.int8).reshape(-1, depth, columns)
-    packed = [pack_qvalues(matrix[None], tile, numbers.group) for matrix in signed]
+    packed = [pack_int8(matrix[None], tile, dot.group) for matrix in signed]
     panels = ctx.constant(np.stack(packed), f"{node.name}.weight")
-    known = {name: _known(value, name) for name, value in given.items()}
+    known = {name: _known(value, name) for name, value in inputs.items()}
     zero = np.broadcast_to(known["w_zero"] - moved, (*outer, 1, columns)).reshape(-1, columns)
-    facts: dict[str, Array] = {"w_zero": zero}
-    facts["sums"] = signed.sum(axis=1, dtype=np.int64) - depth * zero
-    spread = np.broadcast_to(known["bias"], (*outer, 1, columns)).reshape(-1, columns)
-    facts["offset"] = (numbers.shift - known["x_zero"]) * facts["sums"] + spread
-    made = {
-        name: ctx.constant(facts[name].astype(np.int32), f"{node.name}.{name}") for name in makes
+    found: dict[str, Array] = {"w_zero": zero}
+    found["sums"] = signed.sum(axis=1, dtype=np.int64) - depth * zero
+    bias = np.broadcast_to(known["bias"], (*outer, 1, columns)).reshape(-1, columns)
+    found["offset"] = (dot.shift - known["x_zero"]) * found["sums"] + bias
+    arrays = {
+        name: ctx.constant(found[name].astype(np.int32), f"{node.name}.{name}") for name in terms
     }
-    return panels, made, contiguous(panels.buffer, outer)
+    return panels, arrays, contiguous(panels.buffer, outer)
 
 
 def _known(value: Value | None, name: str) -> Array:
-    """A zero point or bias that is a constant, in i64; 0 where there is none."""
+    """A constant zero point or bias in i64; 0 where there is none."""
     if value is None:
         return np.zeros((), np.int64)
     found = constant_value(value)

@@ -1,13 +1,13 @@
-"""y[m, n] = epilogue(Σ_k a[m, k] w[k, n]) with f32 rows and weights that stay codes in memory.
+"""y[m, n] = epilogue(Σ_k a[m, k] w[k, n]) with f32 rows and quantized weights.
 
-A few rows are bound by how fast weights come in: codes become numbers in registers, a block's
-products are summed, and the sum is scaled once,
+A product with few rows is bound by the bandwidth of the weights: weights are dequantized in
+registers, the products of a block are summed, and the sum is scaled once,
 
     y += scale (Σ a q - zero Σ a)          over the k of a block
 
-For more rows a stretch of a panel is turned to f32 in a thread's own memory, where many tiles of
-the plain product read it. Which of the two it is depends on the number of rows alone, and each sum
-is formed in the order of k by one thread: results are the same for any number of threads.
+With more rows, a thread dequantizes a segment of a panel to f32 on its stack, where many tiles of
+the f32 product read it. The number of rows alone decides between the two, and one thread forms each
+sum in the order of k, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, f32, i64
-from bitwright.backends.cpu.kernels.matmul.matmul import LINE, UNROLL, Epilogue, Product, Tile
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
+from bitwright.backends.cpu.kernels.matmul.matmul import LINE, UNROLL, Product
 from bitwright.backends.cpu.kernels.matmul.quantized_weights import QuantizedWeights, Reader
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
 
 FEW_ROWS = 8
-"""Rows for which codes are read straight into the sums; no more than a tile has."""
+"""Up to as many rows, weights are dequantized in registers; at most the rows of a tile."""
 HELD_TILES = 16
-"""Tiles below each other that a stretch of weights serves."""
-STRETCH_BYTES = 256 << 10
-"""f32 weights that a thread holds: they lie on its stack, and stay in its second-level cache."""
+"""Tiles that share a segment of dequantized weights."""
+SEGMENT_BYTES = 256 << 10
+"""Bytes of f32 weights on a thread's stack, which stay in its L2 cache."""
 _AHEAD = 1024
-"""Bytes of codes that are asked for ahead of where they are read."""
+"""The prefetch distance for quantized weights, in bytes."""
 
 
 def emit_dequant_matmul(
@@ -37,9 +39,9 @@ def emit_dequant_matmul(
     form: QuantizedWeights,
     is_short: bool,
 ) -> Signature:
-    """The kernel; slots are those of `emit_matmul`, with scales and zero points.
+    """Emits the kernel; its slots are those of `emit_matmul`, scales and zero points.
 
-    `is_short` says that one stretch holds all of k.
+    `is_short` says that one segment holds all of k.
     """
     signature = Signature(
         ("a", "w", "y", *form.pointers, *epilogue.pointers),
@@ -51,13 +53,13 @@ def emit_dequant_matmul(
 
 
 def segment_of(tile: Tile, form: QuantizedWeights) -> int:
-    """How many of k a thread holds as f32: whole blocks."""
-    return max(1, STRETCH_BYTES // (form.block * tile.columns * f32.bytes)) * form.block
+    """How many k a segment of f32 weights holds: whole blocks."""
+    return max(1, SEGMENT_BYTES // (form.block * tile.columns * f32.bytes)) * form.block
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Where the codes of some columns begin, and what gives them a meaning."""
+    """The addresses of a panel's quantized weights, scales and zero points."""
 
     qvalues: Value
     scale: Value
@@ -76,17 +78,17 @@ class QuantizedProduct(Product):
         self.segment = segment_of(tile, form)
         if not is_short:
             self.scratch = f.scratch(self.vector, HELD_TILES * tile.rows * self.width)
-        self.room = f.scratch(self.vector, self.segment * tile.vectors)
+        self.weights = f.scratch(self.vector, self.segment * tile.vectors)
 
     def emit(self) -> None:
         f = self.f
         with f.if_(f.le(self.rows, self.few)) as branch, f.if_(f.gt(self.rows, 0)):
-            self._few()
+            self._sum_few_rows()
         with branch.else_():
             super().emit()
 
     def _panel(self, panel: Value, k: Value | int = 0) -> Panel:
-        """A panel from its k-th row on, which begins a block."""
+        """A panel from its k-th row on, the first of a block."""
         f, form, columns = self.f, self.form, self.tile.columns
         groups = f.udiv(self.depth + (form.group - 1), form.group)
         blocks = f.udiv(self.depth + (form.block - 1), form.block)
@@ -99,7 +101,7 @@ class QuantizedProduct(Product):
         )
 
     def _next_block(self, panel: Panel) -> Panel:
-        """Scales and zero points one block on; codes move by themselves."""
+        """The panel with scales and zero points of the next block."""
         f, form, columns = self.f, self.form, self.tile.columns
         zero = None
         if panel.zero is not None and form.zero is not None:
@@ -107,7 +109,7 @@ class QuantizedProduct(Product):
         return Panel(panel.qvalues, f.gep(form.scale, panel.scale, columns), zero)
 
     def _by_height(self, heights: Sequence[int], left: Value, body: Callable[[int], None]) -> None:
-        """The body for the lowest of these heights that holds the rows left."""
+        """Emits the body for the lowest of these heights that holds the remaining rows."""
         f = self.f
         if len(heights) == 1:
             body(heights[0])
@@ -119,7 +121,7 @@ class QuantizedProduct(Product):
 
     # few rows
 
-    def _few(self) -> None:
+    def _sum_few_rows(self) -> None:
         f, tile = self.f, self.tile
         begin, end = f.share(f.udiv(self.columns + (tile.columns - 1), tile.columns))
         with f.loop(begin, end) as loop:
@@ -129,12 +131,12 @@ class QuantizedProduct(Product):
                 self.few_heights, self.rows, lambda height: self._sum_blocks(height, panel)
             )
             masks = self._masks(column)
-            self._store(f.const(i64, 0), self.rows, column, masks)
+            self._store_scratch(f.const(i64, 0), self.rows, column, masks)
 
     def _sum_blocks(self, height: int, panel: Panel) -> None:
-        """All of k for the first rows, into the scratch tile."""
+        """Computes the sums of the first rows over all of k and stores them in the scratch tile."""
         f, form, tile = self.f, self.form, self.tile
-        rows = [self.address(f.min(self.rows - 1, i)) for i in range(height)]
+        rows = [self.row_address(f.min(self.rows - 1, i)) for i in range(height)]
         nothing = f.const(self.vector, 0.0)
         has_zero = panel.zero is not None
         moving = [panel.qvalues, panel.scale, *([panel.zero] if panel.zero is not None else [])]
@@ -143,7 +145,7 @@ class QuantizedProduct(Product):
             qvalues, scale, *more = blocks.carried
             here = Panel(qvalues, scale, more[0] if has_zero else None)
             totals = list(more[1:] if has_zero else more)
-            qvalues, sums, each = self._sum_block(rows, here.qvalues, blocks.index)
+            qvalues, sums, row_sums = self._sum_block(rows, here.qvalues, blocks.index)
             for v in range(tile.vectors):
                 factor = self.reader.scale(here.scale, v)
                 for i in range(height):
@@ -153,7 +155,7 @@ class QuantizedProduct(Product):
                         zero = self.reader.zero(here.zero, v)
                         if self.reader.factor != 1:
                             zero = zero * (1 / self.reader.factor)
-                        total = total - zero * each[i]
+                        total = total - zero * row_sums[i]
                     totals[at] = f.fma(total, factor, totals[at])
             after = self._next_block(here)
             zeros = [] if after.zero is None else [after.zero]
@@ -165,100 +167,99 @@ class QuantizedProduct(Product):
     def _sum_block(
         self, rows: list[Value], qvalues: Value, start: Value
     ) -> tuple[Value, list[Value], list[Value]]:
-        """Where the codes go on, Σ a q of all columns, and Σ a of every row where it is asked."""
+        """The next address of the weights, Σ a q of all columns, and Σ a of every row if needed."""
         f, form, tile = self.f, self.form, self.tile
         inside = f.min(self.depth - start, form.block)
-        rest = f.urem(inside, form.group) if form.has_rest else f.const(i64, 0)
-        # a single row would wait for each sum before it can add to it: even and odd k go apart
+        rest = f.urem(inside, form.group) if form.has_tail else f.const(i64, 0)
+        # a single row is bound by the latency of the sum: even and odd k have separate sums
         ways = 2 if len(rows) == 1 else 1
         count = len(rows) * tile.vectors
         sums = [f.const(self.vector, 0.0)] * (count * ways)
         of_a = f32.vector(form.group)
-        each = [f.const(of_a, 0.0)] * (len(rows) if form.zero is not None else 0)
-        with f.loop(0, inside - rest, form.group, carry=(qvalues, *sums, *each)) as groups:
+        row_sums = [f.const(of_a, 0.0)] * (len(rows) if form.zero is not None else 0)
+        with f.loop(0, inside - rest, form.group, carry=(qvalues, *sums, *row_sums)) as groups:
             qvalues, *totals = groups.carried
             at = start + groups.index
             for line in range(-(-tile.columns * form.unit_bytes // LINE)):
                 f.prefetch(f.offset(qvalues, _AHEAD + line * LINE))
-            numbers = [[f.load(f32, row, at + k) for k in range(form.group)] for row in rows]
-            whole = [f.load(of_a, row, at) for row in rows] if each else []
-            qvalues, totals = self._add_group(qvalues, numbers, whole, totals)
+            lhs = [[f.load(f32, row, at + k) for k in range(form.group)] for row in rows]
+            whole = [f.load(of_a, row, at) for row in rows] if row_sums else []
+            qvalues, totals = self._add_group(qvalues, lhs, whole, totals)
             groups.next(qvalues, *totals)
         carried = groups.results
-        if form.has_rest:
+        if form.has_tail:
             with f.if_(f.gt(rest, 0), carried) as branch:
                 qvalues, *totals = carried
                 at = start + (inside - rest)
                 whole = [f.load(of_a, row, at, mask=f.mask(rest, form.group)) for row in rows]
-                numbers = [[f.lane(row, k) for k in range(form.group)] for row in whole]
-                qvalues, totals = self._add_group(qvalues, numbers, whole if each else [], totals)
+                lhs = [[f.lane(row, k) for k in range(form.group)] for row in whole]
+                qvalues, totals = self._add_group(qvalues, lhs, whole if row_sums else [], totals)
                 branch.next(qvalues, *totals)
             carried = branch.results
         qvalues, *totals = carried
         found = [f.combine(totals[i : count * ways : count], f.add) for i in range(count)]
-        sides = [f.splat(f.reduce_add(side), tile.lanes) for side in totals[count * ways :]]
-        return qvalues, found, sides
+        row_totals = [f.splat(f.reduce_add(row), tile.lanes) for row in totals[count * ways :]]
+        return qvalues, found, row_totals
 
     def _add_group(
         self,
         qvalues: Value,
-        numbers: list[list[Value]],
+        lhs: list[list[Value]],
         whole: list[Value],
         totals: list[Value],
     ) -> tuple[Value, list[Value]]:
-        """One group of k; sums of columns, then those of rows."""
+        """Adds one group of k to the sums of columns, then to those of rows."""
         f, form, tile = self.f, self.form, self.tile
         totals = list(totals)
-        count = len(numbers) * tile.vectors
+        count = len(lhs) * tile.vectors
         ways = (len(totals) - len(whole)) // count
         for k, values in enumerate(self.reader.group(qvalues)):
-            for i, row in enumerate(numbers):
-                number = f.splat(row[k], tile.lanes)
+            for i, row in enumerate(lhs):
+                a = f.splat(row[k], tile.lanes)
                 for v, value in enumerate(values):
                     at = k % ways * count + i * tile.vectors + v
-                    totals[at] = f.fma(number, value, totals[at])
+                    totals[at] = f.fma(a, value, totals[at])
         for i, part in enumerate(whole):
             totals[count * ways + i] = totals[count * ways + i] + part
         return f.offset(qvalues, tile.columns * form.unit_bytes), totals
 
     # many rows
 
-    def _run(self, panel: Value, top: Value, count: Value) -> None:
-        """Tiles below each other in one panel."""
+    def _run_panel(self, panel: Value, top: Value, count: Value) -> None:
         f, tile = self.f, self.tile
         column = panel * tile.columns
         bottom = f.min(top + count * tile.rows, self.rows)
         if not self.is_short:
             self._run_segments(panel, top, bottom, column)
             return
-        after = self._decode(self._panel(panel), self.depth)
+        after = self._dequantize(self._panel(panel), self.depth)
         with f.loop(top, bottom, tile.rows) as loop:
             ahead = self._ahead(after, loop.index - top, self.depth)
-            self._tile(loop.index, bottom, column, self.room, ahead)
+            self._tile(loop.index, bottom, column, self.weights, ahead)
 
     def _run_segments(self, panel: Value, top: Value, bottom: Value, column: Value) -> None:
-        """Some tiles at a time, whose sums wait in memory while the next stretch is decoded."""
+        """Computes some tiles at a time; their sums stay in memory between segments."""
         f, tile = self.f, self.tile
         masks = self._masks(column)
         with f.loop(top, bottom, HELD_TILES * tile.rows) as parts:
             first = parts.index
             last = f.min(first + HELD_TILES * tile.rows, bottom)
-            with f.loop(0, (last - first) * self.width) as cells:
+            with f.loop(0, (last - first) * self.width) as sums:
                 nothing = f.const(self.vector, 0.0)
-                f.store(nothing, self.scratch, cells.index * tile.lanes)
+                f.store(nothing, self.scratch, sums.index * tile.lanes)
             with f.loop(0, self.depth, self.segment) as segments:
                 start = segments.index
                 length = f.min(self.depth - start, self.segment)
-                after = self._decode(self._panel(panel, start), length)
+                after = self._dequantize(self._panel(panel, start), length)
                 with f.loop(first, last, tile.rows) as tiles:
                     ahead = self._ahead(after, tiles.index - first, length)
                     self._add_tile(tiles.index, first, last, start, length, ahead)
-            self._store(first, last - first, column, masks)
+            self._store_scratch(first, last - first, column, masks)
 
     def _ahead(self, qvalues: Value, row: Value, length: Value) -> Value:
-        """What the tile in this row of a run asks for: a part of the codes that are decoded next.
+        """The address that the tile in this row prefetches: a part of the next quantized weights.
 
-        A tile asks for a line every few k; the first tiles ask for all there is to decode.
+        A tile prefetches a line every few k; the first tiles together prefetch all weights.
         """
         f, form, tile = self.f, self.form, self.tile
         asked = f.udiv(length, UNROLL) * LINE
@@ -268,25 +269,25 @@ class QuantizedProduct(Product):
     def _add_tile(
         self, row: Value, first: Value, last: Value, start: Value, length: Value, ahead: Value
     ) -> None:
-        """The products of a stretch of k, into a tile's sums."""
+        """Adds the products of a segment of k to a tile's sums."""
         f, tile = self.f, self.tile
         held = (row - first) * (self.width * tile.lanes)
         align = self.vector.total_bytes
 
         def add(height: int) -> None:
-            # rows beyond the last repeat it: computed, never stored
-            rows = [self.address(f.min(row + i, last - 1)) for i in range(height)]
+            # missing rows repeat the last one and are never stored
+            rows = [self.row_address(f.min(row + i, last - 1)) for i in range(height)]
             rows = [f.opaque(f.gep(f32, pointer, start)) for pointer in rows]
             places = [held + number * tile.lanes for number in range(height * self.width)]
             sums = [f.load(self.vector, self.scratch, at, align=align) for at in places]
-            sums = self.add_run(rows, self.room, sums, length, ahead)[1]
+            sums = self.add_run(rows, self.weights, sums, length, ahead)[1]
             for at, total in zip(places, sums, strict=True):
                 f.store(total, self.scratch, at, align=align)
 
         self._by_height(tile.heights, last - row, add)
 
-    def _decode(self, panel: Panel, length: Value) -> Value:
-        """A stretch of a panel as f32 weights; where its codes end."""
+    def _dequantize(self, panel: Panel, length: Value) -> Value:
+        """Dequantizes a segment of a panel to f32; returns the address behind its weights."""
         f, form, tile = self.f, self.form, self.tile
         moving = [panel.qvalues, panel.scale, *([panel.zero] if panel.zero is not None else [])]
         with f.loop(0, length, form.block, carry=moving) as blocks:
@@ -303,9 +304,9 @@ class QuantizedProduct(Product):
                 at = (blocks.index + groups.index) * tile.columns
                 for k, values in enumerate(self.reader.group(qvalues)):
                     for v, value in enumerate(values):
-                        number = (value - zeros[v] if zeros else value) * scales[v]
+                        weight = (value - zeros[v] if zeros else value) * scales[v]
                         place = at + (k * tile.columns + v * tile.lanes)
-                        f.store(number, self.room, place, align=self.vector.total_bytes)
+                        f.store(weight, self.weights, place, align=self.vector.total_bytes)
                 groups.next(f.offset(qvalues, tile.columns * form.unit_bytes))
             after = self._next_block(here)
             more = [] if after.zero is None else [after.zero]

@@ -1,4 +1,4 @@
-"""How constant weights of a product or convolution are packed and multiplied, by element type."""
+"""Packing and dot products of constant weights in matmuls and convolutions, by element type."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import numpy as np
 
 from bitwright.backends.cpu.kernels.matmul.dot.amx import (
     BLOCK,
-    SplitDots,
+    AmxSplitF16Dot,
+    amx_bf16_dot,
+    amx_split_f16_dot,
     pack_split,
     pack_tiles,
-    split_dots,
-    tile_dots,
 )
-from bitwright.backends.cpu.kernels.matmul.dot.dot_product import REAL, Numbers
-from bitwright.backends.cpu.kernels.matmul.dot.half_dot import best_halves, halves_tile, pack_halves
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import F32_DOT, DotProduct
+from bitwright.backends.cpu.kernels.matmul.dot.half_dot import choose_half_dot, half_tile, pack_half
 from bitwright.backends.cpu.kernels.matmul.dot.split_half_dot import MOST_DEPTH
-from bitwright.backends.cpu.kernels.matmul.matmul import Tile, best_tile, pack
+from bitwright.backends.cpu.kernels.matmul.matmul import pack
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
 from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.backends.cpu.lowering.region import require_elements
 from bitwright.ir.dim import Size
@@ -26,55 +27,54 @@ from bitwright.lir.buffer import View
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
-REALS = (f32, f16, bf16)
+FLOAT_TYPES = (f32, f16, bf16)
 FEW_ROWS, MANY_ROWS, MANY_COLUMNS = 4, 32, 128
 
 
 class Filter(Protocol):
-    """How a filter is multiplied."""
+    """Packing and dot product of constant weights."""
 
-    family: str
     item_bytes: int
 
-    def numbers(self, target: Target, run: int) -> Numbers:
-        """The numbers of rows that are read in runs of this length."""
+    def dot(self, target: Target, run: int) -> DotProduct:
+        """The dot product for rows that are read in runs of this length."""
 
-    def tile(self, target: Target, columns: int, numbers: Any) -> Tile: ...
+    def tile(self, target: Target, columns: int, dot: DotProduct) -> Tile: ...
 
     def line_tile(
         self,
         target: Target,
         columns: int,
-        numbers: Any,
+        dot: DotProduct,
         line: int,
         steps: int,
         tile: Tile,
         is_flat: bool,
     ) -> Tile | None:
-        """A tile that is part of a line of pixels, where it takes less time than the other."""
+        """A tile within one line of pixels, where it is faster than `tile`."""
 
-    def pack(self, runs: Array, tile: Tile, numbers: Any) -> Array:
-        """w[runs, run, columns] in panels."""
+    def pack(self, runs: Array, tile: Tile, dot: DotProduct) -> Array:
+        """Packs w[runs, run, columns] in panels."""
 
     def pointers(self, ctx: Lowering, name: str, tile: Tile) -> dict[str, View]:
-        """The slots that `numbers` reads."""
+        """The slots that the dot product reads."""
 
 
-class RealFilter:
-    """f32."""
+class F32Filter:
+    """f32 weights."""
 
-    family, item_bytes, products_at_once = "conv_f32", 4, 1
+    item_bytes, products_at_once = 4, 1
 
-    def numbers(self, target: Target, run: int) -> Numbers:
-        return REAL
+    def dot(self, target: Target, run: int) -> DotProduct:
+        return F32_DOT
 
-    def tile(self, target: Target, columns: int, numbers: Numbers) -> Tile:
+    def tile(self, target: Target, columns: int, dot: DotProduct) -> Tile:
         return best_tile(target, columns)
 
     def line_tile(self, *_: Any) -> Tile | None:
         return None
 
-    def pack(self, runs: Array, tile: Tile, numbers: Numbers) -> Array:
+    def pack(self, runs: Array, tile: Tile, dot: DotProduct) -> Array:
         lines, run, columns = runs.shape
         return pack(runs.reshape(lines * run, columns), tile)
 
@@ -82,54 +82,55 @@ class RealFilter:
         return {}
 
 
-class HalfFilter(RealFilter):
-    """bf16 or f16, summed in f32; `in_tiles` says whether tiles are worth it where there are."""
+class HalfFilter(F32Filter):
+    """bf16 or f16 weights, summed in f32; `use_amx` permits AMX where the target has it."""
 
     item_bytes = 2
 
-    def __init__(self, target: Target, half: DType, in_tiles: bool) -> None:
-        self.half, self.family, self.in_tiles = half, f"conv_{half}", in_tiles
-        self.products_at_once = self.numbers(target, 2).group
+    def __init__(self, target: Target, half: DType, use_amx: bool) -> None:
+        self.half, self.use_amx = half, use_amx
+        self.products_at_once = self.dot(target, 2).group
 
-    def numbers(self, target: Target, run: int) -> Numbers:
-        dots = tile_dots if self.half == bf16 else split_dots
-        tiles = dots(target) if self.in_tiles else None
-        return tiles or best_halves(target, self.half, run)
+    def dot(self, target: Target, run: int) -> DotProduct:
+        dots = amx_bf16_dot if self.half == bf16 else amx_split_f16_dot
+        tiles = dots(target) if self.use_amx else None
+        return tiles or choose_half_dot(target, self.half, run)
 
-    def tile(self, target: Target, columns: int, numbers: Any) -> Tile:
-        return BLOCK if numbers.tiles else halves_tile(target, columns, numbers)
+    def tile(self, target: Target, columns: int, dot: DotProduct) -> Tile:
+        return BLOCK if dot.tiles else half_tile(target, columns, dot)
 
-    def pack(self, runs: Array, tile: Tile, numbers: Any) -> Array:
-        if isinstance(numbers, SplitDots):
+    def pack(self, runs: Array, tile: Tile, dot: DotProduct) -> Array:
+        if isinstance(dot, AmxSplitF16Dot):
             return pack_split(runs)
-        return pack_tiles(runs) if numbers.tiles else pack_halves(runs, tile, numbers)
+        return pack_tiles(runs) if dot.tiles else pack_half(runs, tile, dot)
 
 
 def has_filter(x: DType, w: DType, result: DType) -> bool:
-    """Whether operands and result are of types that the packed kernels take."""
+    """Whether the kernels with packed weights support these types."""
     require_elements(result)
-    return x == w and x in REALS
+    return x == w and x in FLOAT_TYPES
 
 
 def filter_of(
     target: Target, element: DType, weight: Array | None = None, rows: Size | None = None
-) -> RealFilter:
-    """For a constant matrix, or an image where none is given, that `rows` rows are multiplied with.
+) -> F32Filter:
+    """The filter of a matmul with this constant weight and `rows` rows, or of a convolution where
+    no weight is given.
 
-    A block of tiles is wasted on a few rows. f16 becomes planes of bf16 first, which takes some
-    columns to pay, and its weights are twice as many bytes then: a few rows would wait for them.
-    Windows of an image overlap: each number would be made planes of many times.
+    AMX blocks are inefficient for few rows. f16 is split into planes of bf16 first, which takes
+    some columns to amortize and doubles the bytes of the weights, which bound products with few
+    rows. Windows of an image overlap, so that a convolution would split each element many times.
     """
     if element == f32:
-        return RealFilter()
+        return F32Filter()
     if element == bf16:
-        return HalfFilter(target, element, are_many(rows))
+        return HalfFilter(target, element, has_many_rows(rows))
     few = isinstance(rows, int) and rows < MANY_ROWS
     if few or weight is None or weight.shape[1] < MANY_COLUMNS or len(weight) > MOST_DEPTH:
         return HalfFilter(target, element, False)
     return HalfFilter(target, element, bool(np.isfinite(weight).all()))
 
 
-def are_many(rows: Size | None) -> bool:
-    """Whether a product has, or may have, rows enough for blocks of tiles."""
+def has_many_rows(rows: Size | None) -> bool:
+    """Whether a product has, or may have, enough rows for AMX blocks."""
     return not isinstance(rows, int) or rows > FEW_ROWS

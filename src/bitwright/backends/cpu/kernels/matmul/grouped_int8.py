@@ -1,27 +1,29 @@
-"""Rows of 8-bit codes, sorted by expert, times the panels of their expert.
+"""Rows of 8-bit values, sorted by expert, times the panels of their expert.
 
     for each expert e:  rows start … start + counts[e] of a, times panels[e], into those rows of y
 
-The number of rows of an expert is data. Threads share out the tiles of each expert; no two experts
-write the same row, so that they do not wait for each other. Counts that do not add up to the rows
-are a fault, and no row beyond the last is touched.
+The number of rows per expert is data. Threads share the tiles of each expert. Experts write
+different rows, so no barrier is needed between them. Counts that do not sum to the number of rows
+are a fault; no row beyond the last is touched.
 """
 
 from __future__ import annotations
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Value, i64
-from bitwright.backends.cpu.kernels.matmul.dot.dot_product import Numbers
-from bitwright.backends.cpu.kernels.matmul.matmul import Epilogue, Product, Tile
-from bitwright.backends.cpu.kernels.movement.fault import note_fault
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import DotProduct
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
+from bitwright.backends.cpu.kernels.matmul.matmul import Product
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
+from bitwright.backends.cpu.kernels.movement.fault import record_fault
 
 GROUPED_SIZES = ("experts", "rows", "columns", "depth", "a_stride", "y_stride", "block", "node")
 
 
 class GroupedProduct(Product):
-    """The expert at hand, and where its rows begin, are kept while tiles are emitted."""
+    """`expert` and `first` are the current expert and its first row while tiles are emitted."""
 
-    def __init__(self, f: Kernel, tile: Tile, epilogue: Epilogue, numbers: Numbers) -> None:
-        super().__init__(f, tile, epilogue, numbers)
+    def __init__(self, f: Kernel, tile: Tile, epilogue: Epilogue, dot: DotProduct) -> None:
+        super().__init__(f, tile, epilogue, dot)
         self.all_rows = self.rows
         self.expert = self.first = f.index(0)
 
@@ -32,13 +34,13 @@ class GroupedProduct(Product):
             given = f.load(i64, f.args.pointer("counts"), loop.index)
             count = f.min(f.max(given, 0), self.all_rows - start)
             with f.if_(f.not_(f.eq(given, count))):
-                note_fault(f, given)
+                record_fault(f, given)
             self.expert, self.first, self.rows = loop.index, start, count
             self._one_expert()
             loop.next(start + count)
         (end,) = loop.results
         with f.if_(f.not_(f.eq(end, self.all_rows))):
-            note_fault(f, end)
+            record_fault(f, end)
 
     def _one_expert(self) -> None:
         f, tile = self.f, self.tile
@@ -48,23 +50,20 @@ class GroupedProduct(Product):
         begin, end = f.share(tiles * panels)
         with f.if_(f.lt(begin, end)), f.do_while(carry=(begin,)) as runs:
             (at,) = runs.carried
-            first, tall, _, panel, top = self.in_order(at, height, panels, tiles)
+            first, tall, _, panel, top = self.tile_position(at, height, panels, tiles)
             count = f.min(tall - top, end - at)
-            self._run(panel, (first + top) * tile.rows, count)
+            self._run_panel(panel, (first + top) * tile.rows, count)
             after = at + count
             runs.next(after, again=f.lt(after, end))
 
     def panels(self) -> Value:
-        f, tile = self.f, self.tile
-        count = f.udiv(self.columns + (tile.columns - 1), tile.columns)
-        matrix_bytes = count * self.depth * (tile.columns * self.numbers.unit.total_bytes)
-        return f.offset(f.args.pointer("w"), self.expert * matrix_bytes)
+        return self.f.offset(self.f.args.pointer("w"), self.expert * self.matrix_bytes())
 
-    def constants_at(self, column: Value) -> Value:
+    def constant_offset(self, column: Value) -> Value:
         return self.expert * self.columns + column
 
-    def address(self, row: Value) -> Value:
-        return super().address(self.first + row)
+    def row_address(self, row: Value) -> Value:
+        return super().row_address(self.first + row)
 
-    def result_at(self, row: Value) -> Value:
-        return super().result_at(self.first + row)
+    def result_offset(self, row: Value) -> Value:
+        return super().result_offset(self.first + row)

@@ -1,23 +1,28 @@
-"""Products of operands that are both made by the run, and convolutions as such products.
+"""Matmuls of two operands known at run time, and convolutions by im2col.
 
-    matmul           the axes in front of rows and columns are broadcast by strides of 0
-    conv             the windows of the padded image, copied side by side, times the filter
-    conv_transpose   a convolution of the image with zeros between its pixels, the filter turned
+    matmul           batch axes are broadcast by strides of 0
+    conv             the windows of the padded image are copied (im2col), then multiplied
+    conv_transpose   a convolution of the dilated image with the flipped filter
 
-They take any element type and any number of axes, and serve where the packed kernels of
-`kernels.matmul.lower_matmul` and `kernels.conv.lower_conv` do not.
+They support any element type and number of axes, and are the fallback where the packed kernels of
+`kernels.matmul.lower_matmul` and `kernels.conv.lower_conv` do not apply.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from bitwright.backends.cpu.codegen import emit
-from bitwright.backends.cpu.kernels.matmul.batched import Finish, Form, emit_product, tile_of
+from bitwright.backends.cpu.kernels.matmul.batched import (
+    BatchedEpilogue,
+    Form,
+    emit_product,
+    tile_of,
+)
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView
 from bitwright.backends.cpu.lowering.region import (
     Part,
@@ -36,8 +41,11 @@ from bitwright.lir.buffer import View, contiguous
 
 @dataclass(frozen=True)
 class Operands:
-    """A product: a[*outer, k], w[*outer, k, n] (its last outer axis, the rows, with stride 0),
-    and y and what its epilogue reads, [*outer, n]."""
+    """The operands of a product: a[*outer, k], w[*outer, k, n], y and epilogue operands [*outer,
+    n].
+
+    The last axis of `outer` is the rows, on which w has stride 0.
+    """
 
     a: View
     w: View
@@ -45,8 +53,8 @@ class Operands:
     extra: Sequence[View]
 
 
-def lower_product(ctx: Lowering, node: Node, region: RegionView) -> None:
-    """A matmul of any two operands."""
+def lower_batched_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
+    """Lowers a matmul of any two operands."""
     anchor = region.anchor
     assert anchor is not None and anchor.inputs[0] is not None and anchor.inputs[1] is not None
     require_elements(anchor.inputs[0].dtype, anchor.inputs[1].dtype)
@@ -58,11 +66,11 @@ def lower_product(ctx: Lowering, node: Node, region: RegionView) -> None:
     extra = operand_views(ctx, region, after.inputs, node.outputs[0].shape)
     is_row, is_column = len(a.shape) == 1, len(w.shape) == 1
     if is_column:
-        w = _inserted(w, 1)
-        y, *extra = (_inserted(v, len(v.shape)) for v in (y, *extra))
+        w = _insert_axis(w, 1)
+        y, *extra = (_insert_axis(v, len(v.shape)) for v in (y, *extra))
     if is_row:
-        a = _inserted(a, 0)
-        y, *extra = (_inserted(v, len(v.shape) - 1) for v in (y, *extra))
+        a = _insert_axis(a, 0)
+        y, *extra = (_insert_axis(v, len(v.shape) - 1) for v in (y, *extra))
     if w.strides[-1] != 1 and w.shape[-1] != 1:
         w = ctx.packed(w, f"{node.name}.w")
     outer = y.shape[:-1]
@@ -70,12 +78,17 @@ def lower_product(ctx: Lowering, node: Node, region: RegionView) -> None:
     w = broadcast(w, (*outer[:-1], *w.shape[-2:]))
     w = replace(w, shape=(*outer, *w.shape[-2:]), strides=(*w.strides[:-2], 0, *w.strides[-2:]))
     call_product(
-        ctx, node, Operands(a, w, y, extra), after, anchor.outputs[0].dtype, "both operands vary"
+        ctx,
+        node,
+        Operands(a, w, y, extra),
+        after,
+        anchor.outputs[0].dtype,
+        "neither operand is constant",
     )
 
 
-def lower_windows(ctx: Lowering, node: Node, region: RegionView) -> None:
-    """A convolution of any element type, number of axes and filter."""
+def lower_im2col(ctx: Lowering, node: Node, region: RegionView) -> None:
+    """Lowers a convolution of any element type, number of axes and filter."""
     anchor = region.anchor
     assert anchor is not None and anchor.inputs[0] is not None and anchor.inputs[1] is not None
     x, w = region.outer(anchor.inputs[0]), region.outer(anchor.inputs[1])
@@ -85,12 +98,12 @@ def lower_windows(ctx: Lowering, node: Node, region: RegionView) -> None:
     dilations = attrs.get("dilations") or (1,) * rank
     pads = attrs.get("pads") or (0,) * (2 * rank)
     _convolve(
-        ctx, node, region, ctx.view(x), ctx.view(w), Steps(strides, dilations, pads, (1,) * rank)
+        ctx, node, region, ctx.view(x), ctx.view(w), Geometry(strides, dilations, pads, (1,) * rank)
     )
 
 
-def lower_transposed(ctx: Lowering, node: Node, region: RegionView) -> None:
-    """A transposed convolution: pixels `stride` apart with zeros between, then a convolution."""
+def lower_transposed_im2col(ctx: Lowering, node: Node, region: RegionView) -> None:
+    """Lowers a transposed convolution: the image is dilated by `stride`, then convolved."""
     anchor = region.anchor
     assert anchor is not None and anchor.inputs[0] is not None and anchor.inputs[1] is not None
     x, w = region.outer(anchor.inputs[0]), ctx.view(region.outer(anchor.inputs[1]))
@@ -100,7 +113,7 @@ def lower_transposed(ctx: Lowering, node: Node, region: RegionView) -> None:
     pads = attrs.get("pads") or (0,) * (2 * rank)
     more = attrs.get("output_padding") or (0,) * rank
     groups = attrs["groups"]
-    # w[C, M/g, *k], turned in space, as w[M, C/g, *k] of each group
+    # w[C, M/g, *k], flipped on the spatial axes, as w[M, C/g, *k] of each group
     for axis in range(2, rank + 2):
         w = w.slice(axis, w.shape[axis] - 1, w.shape[axis], -1)
     grouped = _split_axis(w, 0, groups)
@@ -108,33 +121,33 @@ def lower_transposed(ctx: Lowering, node: Node, region: RegionView) -> None:
     transposed = ctx.packed(grouped.transpose(perm), f"{node.name}.w")
     shape = (groups * w.shape[1], transposed.shape[2], *w.shape[2:])
     transposed = transposed.relabel(shape)
-    reach = [(w.shape[2 + i] - 1) * dilations[i] for i in range(rank)]
-    begins = [reach[i] - pads[i] for i in range(rank)]
-    ends = [reach[i] - pads[rank + i] + more[i] for i in range(rank)]
+    extent = [(w.shape[2 + i] - 1) * dilations[i] for i in range(rank)]
+    begins = [extent[i] - pads[i] for i in range(rank)]
+    ends = [extent[i] - pads[rank + i] + more[i] for i in range(rank)]
     if any(isinstance(p, int) and p < 0 for p in (*begins, *ends)):
-        raise NoKernelError("it cuts more off than the filter reaches")
+        raise NoKernelError("its padding exceeds the extent of the filter")
     _convolve(
         ctx,
         node,
         region,
         ctx.view(x),
         transposed,
-        Steps((1,) * rank, dilations, (*begins, *ends), strides),
+        Geometry((1,) * rank, dilations, (*begins, *ends), strides),
     )
 
 
 @dataclass(frozen=True)
-class Steps:
-    """The geometry of a convolution; `spread` is the distance that pixels are moved apart to."""
+class Geometry:
+    """The geometry of a convolution; `lhs_dilation` dilates the image."""
 
     strides: Sequence[int]
     dilations: Sequence[int]
     pads: Sequence[Size]
-    spread: Sequence[int]
+    lhs_dilation: Sequence[int]
 
 
 def _convolve(
-    ctx: Lowering, node: Node, region: RegionView, x: View, w: View, steps: Steps
+    ctx: Lowering, node: Node, region: RegionView, x: View, w: View, geometry: Geometry
 ) -> None:
     anchor = region.anchor
     assert anchor is not None
@@ -143,13 +156,13 @@ def _convolve(
     require_elements(after.dtype)
     rank, groups = len(x.shape) - 2, anchor.attrs["groups"]
     if len(anchor.inputs) > 2 and anchor.inputs[2] is not None:
-        raise NoKernelError("its bias is not an addition of its own")
+        raise NoKernelError("its bias is not a separate addition")
     result = node.outputs[0]
     order = (0, *range(2, rank + 2), 1)
     y = ctx.output(result, order)
     extra = operand_views(ctx, region, after.inputs, result.shape)
-    image = _split_axis(_spread(ctx, node, x, steps), 1, groups)
-    # a[g, n, *out, c, *k]: a window's numbers lie apart in the image, side by side in the copy
+    image = _split_axis(_pad(ctx, node, x, geometry), 1, groups)
+    # a[g, n, *out, c, *k]: the elements of a window are contiguous in the copy
     spatial = range(rank)
     sizes, moves = image.shape, image.strides
     windows = View(
@@ -158,15 +171,15 @@ def _convolve(
         (sizes[1], sizes[0], *result.shape[2:], sizes[2], *w.shape[2:]),
         (
             *(moves[1], moves[0]),
-            *(moves[3 + i] * steps.strides[i] for i in spatial),
+            *(moves[3 + i] * geometry.strides[i] for i in spatial),
             moves[2],
-            *(moves[3 + i] * steps.dilations[i] for i in spatial),
+            *(moves[3 + i] * geometry.dilations[i] for i in spatial),
         ),
     )
     depth = _count(windows.shape[rank + 2 :])
     copied = ctx.packed(windows, f"{node.name}.windows")
     a = copied.relabel((*windows.shape[: rank + 2], depth))
-    # w[g, k, m], its columns side by side
+    # w[g, k, m] with contiguous columns
     filters = _split_axis(w, 0, groups)
     transposed = filters.transpose((0, *range(2, rank + 3), 1))
     panel = ctx.packed(transposed, f"{node.name}.panel")
@@ -180,25 +193,30 @@ def _convolve(
         (*outer, depth, columns),
         (flat.strides[0], *zeros, *flat.strides[1:]),
     )
-    turn = (1, 0, *range(3, rank + 3), 2)
-    parts = [_split_axis(v, 1, groups).transpose(turn) for v in (y, *extra)]
+    perm = (1, 0, *range(3, rank + 3), 2)
+    parts = [_split_axis(v, 1, groups).transpose(perm) for v in (y, *extra)]
     operands = Operands(a, matrix, parts[0], parts[1:])
-    call_product(ctx, node, operands, after, anchor.outputs[0].dtype, "windows copied side by side")
+    call_product(
+        ctx, node, operands, after, anchor.outputs[0].dtype, "im2col, then a batched matmul"
+    )
 
 
-def _spread(ctx: Lowering, node: Node, x: View, steps: Steps) -> View:
-    """The image with zeros around it and between its pixels."""
+def _pad(ctx: Lowering, node: Node, x: View, geometry: Geometry) -> View:
+    """The image, dilated and padded with zeros."""
     rank = len(x.shape) - 2
-    if all(pad == 0 for pad in steps.pads) and all(step == 1 for step in steps.spread):
+    if all(pad == 0 for pad in geometry.pads) and all(step == 1 for step in geometry.lhs_dilation):
         return x
-    inner = [(x.shape[2 + i] - 1) * steps.spread[i] + 1 for i in range(rank)]
-    shape = (*x.shape[:2], *(inner[i] + steps.pads[i] + steps.pads[rank + i] for i in range(rank)))
+    inner = [(x.shape[2 + i] - 1) * geometry.lhs_dilation[i] + 1 for i in range(rank)]
+    shape = (
+        *x.shape[:2],
+        *(inner[i] + geometry.pads[i] + geometry.pads[rank + i] for i in range(rank)),
+    )
     around = contiguous(ctx.buffer(f"{node.name}.padded", x.dtype, _count(shape)), shape)
     zero = ctx.constant(np.zeros((), x.dtype.numpy), f"{node.name}.zero")
     ctx.copy(zero.expand(shape), around, node.name)
     inside = around
     for i in range(rank):
-        inside = inside.slice(2 + i, steps.pads[i], x.shape[2 + i], steps.spread[i])
+        inside = inside.slice(2 + i, geometry.pads[i], x.shape[2 + i], geometry.lhs_dilation[i])
     ctx.copy(x, inside, node.name)
     return around
 
@@ -210,8 +228,8 @@ def _count(shape: Sequence[Size]) -> Size:
     return total
 
 
-def _inserted(view: View, axis: int) -> View:
-    """With an axis of size 1 more."""
+def _insert_axis(view: View, axis: int) -> View:
+    """The view with an additional axis of size 1."""
     return replace(
         view,
         shape=(*view.shape[:axis], 1, *view.shape[axis:]),
@@ -233,7 +251,7 @@ def _split_axis(view: View, axis: int, groups: int) -> View:
 def call_product(
     ctx: Lowering, node: Node, operands: Operands, after: Part, total: DType, why: str
 ) -> None:
-    """The kernel over the fewest outer axes; the last of them are the rows."""
+    """Calls the kernel over the fewest outer axes; the last of them is the rows."""
     a, w, y = operands.a, operands.w, operands.y
     columns, depth = y.shape[-1], a.shape[-1]
     rest = w.strides[:-2]
@@ -245,26 +263,30 @@ def call_product(
     ]
     found = collapse(aligned, keep=1)
     if len(found[0].shape) == 1 or found[1].strides[-2] != 0:  # rows share one matrix
-        found = [_inserted(v, len(v.shape) - 1) for v in found]
+        found = [_insert_axis(v, len(v.shape) - 1) for v in found]
         found[1] = replace(found[1], strides=(*found[1].strides[:-2], 0, found[1].strides[-1]))
     x_, w_, y_, *extra = found
     if y_.strides[-1] != 1 and columns != 1:
-        raise NoKernelError("the result's columns do not lie side by side")
+        raise NoKernelError("the columns of its result are not contiguous")
     reads = Reads("e", extra)
     vectors, lanes = tile_of(ctx.target, total, columns)
     form = Form(len(x_.shape) - 2, a.dtype, w.dtype, total, y.dtype, vectors, lanes)
 
     def finish(
-        f: emit.Kernel, value: Any, place: Sequence[Any], column: Any, mask: Any
+        f: emit.Kernel,
+        value: emit.Value,
+        place: Sequence[emit.Value],
+        column: emit.Value,
+        mask: emit.Value,
     ) -> emit.Value:
         values = reads.at(f, place, lanes).load(column, mask)
         return after.evaluate(f, [value, *values], lanes)
 
     kernel = ctx.kernel(
-        "product",
+        f"batched_matmul_{type_names(a.dtype, w.dtype, total)}",
         (form, after.expression, reads.key),
         lambda m, name: emit_product(
-            m, name, form, Finish(finish, tuple(reads.pointers), tuple(reads.sizes))
+            m, name, form, BatchedEpilogue(finish, tuple(reads.pointers), tuple(reads.sizes))
         ),
     )
     sizes: dict[str, Size] = {

@@ -1,19 +1,26 @@
-"""Products with constant weights that stay codes: packed when the program is made.
+"""Matmuls with constant quantized weights, packed at compile time.
 
-What the kernel does not read (odd blocks, codes that are not finite) becomes f32 then.
+Weights that the kernel does not support (odd block sizes, values that are not finite) are
+dequantized to f32 at compile time.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from bitwright.backends.cpu.kernels.matmul.dequant import emit_dequant_matmul, segment_of
-from bitwright.backends.cpu.kernels.matmul.lower_matmul import lower_rows, row_epilogue, unit_rows
-from bitwright.backends.cpu.kernels.matmul.matmul import (
-    best_tile,
-    row_tiles_in_cache,
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
+from bitwright.backends.cpu.kernels.matmul.lower_matmul import (
+    lower_rows,
+    optional_inputs,
+    row_epilogue,
+    unit_rows,
 )
+from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
 from bitwright.backends.cpu.kernels.matmul.quantized_weights import pack_weights
+from bitwright.backends.cpu.kernels.matmul.register_tile import best_tile
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import require_elements, split
 from bitwright.ir.dim import Size, product
@@ -21,23 +28,23 @@ from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.ops.quant.dequant_matmul import dequantize_blocks
 
+Array = np.ndarray[Any, Any]
 FEWEST_TILES = 8
-"""Tiles that a panel's weights serve where there are as many: turning them to f32 costs as much as
-three rows do."""
+"""The fewest tiles per block: dequantizing a panel costs as much as three rows."""
 
 
 @lowers("dequant_matmul")
 def lower_dequant_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     anchor = region.anchor
     assert anchor is not None
-    x, q, scale, zero, bias = (*anchor.inputs, *(None,) * (5 - len(anchor.inputs)))
+    x, q, scale, zero, bias = optional_inputs(anchor, 5)
     qvalues, scales, zeros = (_constant(region, value) for value in (q, scale, zero))
     parts = split(region)
     assert x is not None
     if qvalues is None or scales is None or (zero is not None and zeros is None):
         raise NoKernelError("its weight is not a constant")
     if x.dtype != f32 or bias is not None:
-        raise NoKernelError("its rows are not f32, or its bias is not an addition of its own")
+        raise NoKernelError("its rows are not f32, or it has a bias input")
     require_elements(parts.after.dtype)
     columns, depth = qvalues.shape
     block = anchor.attrs["block"]
@@ -55,7 +62,7 @@ def lower_dequant_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     form = packed.form
     is_short = depth <= segment_of(tile, form)
     kernel = ctx.kernel(
-        "matmul_weight_codes",
+        f"dequant_matmul_f32_{type_names(form.kind)}",
         (tile, form, is_short, parts.after.expression, reads.key),
         lambda m, name: emit_dequant_matmul(m, name, tile, epilogue, form, is_short),
     )
@@ -77,8 +84,10 @@ def lower_dequant_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
         "block": max(FEWEST_TILES, row_tiles_in_cache(ctx.target, tile, 4 * depth)),
         **reads.sizes,
     }
-    ctx.call(kernel, node, pointers, sizes, why=f"weights in {form.kind}, read as codes")
+    ctx.call(
+        kernel, node, pointers, sizes, why=f"weights in {form.kind}, dequantized in the kernel"
+    )
 
 
-def _constant(region: RegionView, value: Value | None) -> Any:
+def _constant(region: RegionView, value: Value | None) -> Array | None:
     return None if value is None else constant_value(region.outer(value))

@@ -1,9 +1,10 @@
-"""Products of 8-bit codes that are both made by the run: w is packed first, one matrix after the
-other, then multiplied as a constant would be (`kernels.matmul.pack_rhs`). Several matrices of constants
-are packed when the program is made (`kernels.matmul.constant_panels`), and multiplied the same way.
+"""Products of 8-bit operands that are known at run time.
 
-The axes in front of rows and columns broadcast; a is read where it lies, and so is w, whichever of
-its two last axes its neighbours lie on.
+w is packed first, one matrix after the other, then multiplied like a constant
+(`kernels.matmul.pack_rhs`). Batches of constant matrices are packed at compile time
+(`kernels.matmul.constant_panels`) and multiplied by the same kernel.
+
+Batch axes broadcast. a is read in place, and so is w, whichever of its last two axes is contiguous.
 """
 
 from __future__ import annotations
@@ -17,22 +18,21 @@ import numpy as np
 from bitwright.backends.cpu.codegen import emit
 from bitwright.backends.cpu.kernels.attention.lower_attention import order_of
 from bitwright.backends.cpu.kernels.matmul.constant_panels import pack_constants
-from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot, best_qvalues, qvalues_tile
-from bitwright.backends.cpu.kernels.matmul.matmul import (
-    Epilogue,
-    Tile,
-    is_light,
-    row_tiles_in_cache,
-)
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
+from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot, choose_int8_dot, int8_tile
+from bitwright.backends.cpu.kernels.matmul.epilogue import fused_epilogue
+from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
 from bitwright.backends.cpu.kernels.matmul.pack_rhs import (
-    Panels,
-    RunProduct,
-    emit_panels,
+    BatchedProduct,
+    PackForm,
+    emit_pack_rhs,
+    load_row_zero_point,
     product_sizes,
-    zero_of_row,
 )
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView
 from bitwright.backends.cpu.lowering.region import (
+    Part,
     Reads,
     broadcast,
     close,
@@ -42,21 +42,20 @@ from bitwright.backends.cpu.lowering.region import (
     split,
 )
 from bitwright.ir.dim import Size, product
-from bitwright.ir.dtype import DType
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View, contiguous
 
 Array = np.ndarray[Any, Any]
-USUAL = 64
-"""What sizes that only a run knows are taken for a multiple of."""
+ASSUMED_SIZE = 64
+"""The assumed value of sizes that are not known at compile time."""
 
 
 @dataclass(frozen=True)
 class _Packed:
-    """Panels of w and what is known of its columns; `outer` has the axes in front of them."""
+    """Panels of w and the terms of its columns; `outer` has the batch axes."""
 
     panels: View
-    facts: dict[str, View]
+    terms: dict[str, View]
     outer: View
 
 
@@ -64,43 +63,46 @@ def lower_matmul_dynamic_rhs(
     ctx: Lowering,
     node: Node,
     region: RegionView,
-    values: Sequence[Any],
+    values: Sequence[Value | None],
     known: Array | None = None,
 ) -> None:
-    """`values` are x, w, x_zero, w_zero and bias in the outer graph; `known` is w where it is a
-    constant."""
+    """Lowers a product of x, w, x_zero, w_zero and bias (`values`, in the outer graph); `known` is
+    w where it is constant."""
     anchor = region.anchor
     assert anchor is not None
     x, w, x_zero, w_zero, bias = values
+    assert x is not None and w is not None
     if x.rank < 2 or w.rank < 2:
         raise NoKernelError("its operands are not matrices")
     if bias is not None and bias.rank > 1:
-        raise NoKernelError("its bias differs from row to row")
+        raise NoKernelError("its bias differs between rows")
     after = split(region).after
     require_elements(after.dtype)
     depth, columns = w.shape[-2:]
-    # constants are packed before a zero point of the run is known: it is taken off row by row then
-    is_late = known is not None and _number(x_zero) is None
+    # constants are packed before x_zero is known, which is then subtracted row by row
+    is_late = known is not None and _scalar(x_zero) is None
     one_zero = x_zero is None or (x_zero.tensor.count == 1 and not is_late)
-    extra = _number(w_zero) != (0 if w.dtype.is_signed else 128)
+    extra = _scalar(w_zero) != (0 if w.dtype.is_signed else 128)
     has_sums = not one_zero and x_zero is not None
-    numbers = best_qvalues(ctx.target, x.dtype.is_signed, _known(depth, 1), extra)
-    point = _number(x_zero) if one_zero else None
-    has_offset = bias is not None or numbers.shift != (0 if has_sums else point)
-    numbers = replace(numbers, offset=has_offset)
-    tile = qvalues_tile(ctx.target, _known(columns, USUAL), numbers)
-    given = {"x_zero": x_zero if one_zero else None, "w_zero": w_zero, "bias": bias}
-    makes = [("sums", has_sums), ("offset", has_offset), ("w_zero", extra)]
-    made = tuple(name for name, is_made in makes if is_made)
-    if known is not None and _is_known(given, made):
-        packed = _Packed(*pack_constants(ctx, node, known, tile, numbers, given, made))
+    dot = choose_int8_dot(ctx.target, x.dtype.is_signed, _known(depth, 1), extra)
+    point = _scalar(x_zero) if one_zero else None
+    has_offset = bias is not None or dot.shift != (0 if has_sums else point)
+    dot = replace(dot, offset=has_offset)
+    tile = int8_tile(ctx.target, _known(columns, ASSUMED_SIZE), dot)
+    inputs = {"x_zero": x_zero if one_zero else None, "w_zero": w_zero, "bias": bias}
+    needed = [("sums", has_sums), ("offset", has_offset), ("w_zero", extra)]
+    terms = tuple(name for name, is_needed in needed if is_needed)
+    if known is not None and _are_constant(inputs, terms):
+        packed = _Packed(*pack_constants(ctx, node, known, tile, dot, inputs, terms))
     else:
-        packed = _pack(ctx, node, w, tile, numbers, given, made)
+        packed = _pack(ctx, node, w, tile, dot, inputs, terms)
     shape = node.outputs[0].shape
     a = close(ctx, x)
     y = ctx.output(node.outputs[0], order_of(ctx, node.outputs[0]))
     others = operand_views(ctx, region, after.inputs, shape)
-    zeros = [broadcast(ctx.view(x_zero), shape)] if has_sums else []
+    zeros = []
+    if has_sums and x_zero is not None:
+        zeros = [broadcast(ctx.view(x_zero), shape)]
     outer = shape[:-2]
     a = broadcast(a, (*outer, *a.shape[-2:]))
     index = broadcast(packed.outer, outer)
@@ -109,17 +111,17 @@ def lower_matmul_dynamic_rhs(
         replace(index, shape=shape, strides=(*index.strides, 0, 0)),
         *(y, *zeros, *others),
     ]
-    _call(ctx, node, aligned, packed, (tile, numbers), depth, after, len(zeros))
+    _call(ctx, node, aligned, packed, tile, dot, depth, after, len(zeros))
 
 
-def _is_known(given: dict[str, Value | None], makes: tuple[str, ...]) -> bool:
-    """Whether what the columns need to know is there when the program is made."""
-    needed = given.values() if "offset" in makes else [given["w_zero"]]
+def _are_constant(inputs: dict[str, Value | None], terms: tuple[str, ...]) -> bool:
+    """Whether the inputs of the column terms are constant."""
+    needed = inputs.values() if "offset" in terms else [inputs["w_zero"]]
     return all(v is None or constant_value(v) is not None for v in needed)
 
 
-def _number(value: Value | None) -> int | None:
-    """A zero point that is one known number; none is 0."""
+def _scalar(value: Value | None) -> int | None:
+    """A zero point that is one constant; 0 where there is none, None where it is not constant."""
     if value is None:
         return 0
     known = constant_value(value)
@@ -135,11 +137,11 @@ def _pack(
     node: Node,
     w: Value,
     tile: Tile,
-    numbers: Int8Dot,
-    given: dict[str, Value | None],
-    makes: tuple[str, ...],
+    dot: Int8Dot,
+    inputs: dict[str, Value | None],
+    terms: tuple[str, ...],
 ) -> _Packed:
-    """The step that packs w."""
+    """Calls the kernel that packs w."""
     view = ctx.view(w)
     by_rows = view.strides[-1] == 1 or view.shape[-1] == 1
     if not by_rows and view.strides[-2] != 1 and view.shape[-2] != 1:
@@ -147,28 +149,30 @@ def _pack(
     outer, (depth, columns) = view.shape[:-2], view.shape[-2:]
     count = product(outer)
     panels = (columns + (tile.columns - 1)) // tile.columns
-    steps = (depth + (numbers.group - 1)) // numbers.group
-    room = count * panels * steps * (tile.columns * numbers.group)
-    place = ctx.scratch(f"{node.name}.panels", "i8", room)
-    facts = {made: ctx.scratch(f"{node.name}.{made}", "i32", count * columns) for made in makes}
-    needed = {name: v for name, v in given.items() if v is not None and makes}
+    steps = (depth + (dot.group - 1)) // dot.group
+    size = count * panels * steps * (tile.columns * dot.group)
+    place = ctx.scratch(f"{node.name}.panels", "i8", size)
+    results = {name: ctx.scratch(f"{node.name}.{name}", "i32", count * columns) for name in terms}
+    needed = {name: v for name, v in inputs.items() if v is not None and terms}
     shape = (*outer, columns)
-    reads = Reads("r", [_spread(ctx.view(v), shape, name) for name, v in needed.items()])
-    form = Panels(
+    reads = Reads("r", [_per_column(ctx.view(v), shape, name) for name, v in needed.items()])
+    form = PackForm(
         tile,
-        numbers.group,
+        dot.group,
         w.dtype.is_signed,
         len(outer),
         by_rows,
-        numbers.shift,
-        makes,
+        dot.shift,
+        terms,
         tuple(needed),
     )
     kernel = ctx.kernel(
-        "code_panels", (form, reads.key), lambda m, name: emit_panels(m, name, form, reads)
+        f"pack_rhs_{type_names(w.dtype)}",
+        (form, reads.key),
+        lambda m, name: emit_pack_rhs(m, name, form, reads),
     )
     pointers = {"w": view, "panels": place, **reads.pointers}
-    pointers |= {f"{made}.made": facts[made] for made in makes}
+    pointers |= {f"{name}.made": view for name, view in results.items()}
     sizes: dict[str, Size] = {
         **{f"size{axis}": size for axis, size in enumerate(outer)},
         "columns": columns,
@@ -177,19 +181,19 @@ def _pack(
         "step": view.strides[-2 if by_rows else -1],
         **reads.sizes,
     }
-    writes = ("panels", *(f"{made}.made" for made in makes))
+    writes = ("panels", *(f"{name}.made" for name in terms))
     ctx.call(kernel, f"{node.name}.w", pointers, sizes, writes=writes)
-    return _Packed(place, facts, contiguous(place.buffer, outer))
+    return _Packed(place, results, contiguous(place.buffer, outer))
 
 
-def _spread(view: View, shape: tuple[Size, ...], name: str) -> View:
-    """A zero point or bias, for every column of every matrix."""
+def _per_column(view: View, shape: tuple[Size, ...], name: str) -> View:
+    """A zero point or bias, broadcast to every column of every matrix."""
     if name == "w_zero" and len(view.shape) > 1:  # […, 1, n]
-        kept = [axis for axis in range(len(view.shape)) if axis != len(view.shape) - 2]
+        axes = [axis for axis in range(len(view.shape)) if axis != len(view.shape) - 2]
         view = replace(
             view,
-            shape=tuple(view.shape[axis] for axis in kept),
-            strides=tuple(view.strides[axis] for axis in kept),
+            shape=tuple(view.shape[axis] for axis in axes),
+            strides=tuple(view.strides[axis] for axis in axes),
         )
     elif name == "x_zero":
         view = replace(view, shape=(1,), strides=(0,))
@@ -201,72 +205,68 @@ def _call(
     node: Node,
     aligned: Sequence[View],
     packed: _Packed,
-    way: tuple[Tile, Int8Dot],
+    tile: Tile,
+    dot: Int8Dot,
     depth: Size,
-    after: Any,
+    after: Part,
     zeros: int,
 ) -> None:
-    """The step that multiplies, over the fewest outer axes."""
-    tile, numbers = way
+    """Calls the kernel that multiplies, over the fewest outer axes."""
     found = collapse(aligned, keep=1)
-    if len(found[0].shape) == 1 or found[1].strides[-2] != 0:  # the rows share one matrix of w
+    if len(found[0].shape) == 1 or found[1].strides[-2] != 0:  # all rows share one matrix of w
         found = collapse(aligned, keep=2)
     a, index, y, *more = found
     if y.strides[-1] != 1 and y.shape[-1] != 1:
-        raise NoKernelError("the result's columns do not lie side by side")
+        raise NoKernelError("the columns of its result are not contiguous")
     outer = len(y.shape) - 2
     points, reads = Reads("z", more[:zeros]), Reads("e", more[zeros:])
-    emitted: list[RunProduct] = []
+    emitted: list[BatchedProduct] = []
 
-    def values(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> list[Any]:
+    def operands(
+        f: emit.Kernel,
+        value: emit.Value,
+        row: emit.Value,
+        column: emit.Value,
+        mask: emit.Value | None,
+    ) -> list[emit.Value]:
         place = (*emitted[-1].outer, row)
         if zeros:
-            at = emitted[-1].constants_at(column)
+            at = emitted[-1].constant_offset(column)
             sums = f.load(value.type, f.args.pointer("sums"), at, mask=mask)
-            value = value - zero_of_row(f, points, place, tile.lanes) * sums
+            value = value - load_row_zero_point(f, points, place, tile.lanes) * sums
         return [value, *reads.at(f, place, tile.lanes).load(column, mask)]
 
-    def finish(f: emit.Kernel, *place: Any) -> Any:
-        return after.evaluate(f, values(f, *place), tile.lanes)
-
-    def finish_wide(f: emit.Kernel, *place: Any) -> Any:
-        return after.evaluate_wide(f, values(f, *place), tile.lanes)
-
-    result: DType = after.dtype
-    narrowest = min(d.bits for d in (result, *(view.dtype for view in reads.views)))
     pointers = {**points.pointers, **reads.pointers}
     if zeros:
-        pointers["sums"] = packed.facts["sums"]
+        pointers["sums"] = packed.terms["sums"]
     strides: dict[str, Size] = {**points.sizes, **reads.sizes}
-    slots = tuple(pointers), (*product_sizes(outer), *strides)
-    wide = finish_wide if after.expression.narrows else None
-    light = is_light(after.expression)
-    epilogue = Epilogue(finish, *slots, light, result, narrowest, wide)
+    slots = pointers, (*product_sizes(outer), *strides), [view.dtype for view in reads.views]
+    epilogue = fused_epilogue(after, operands, tile.lanes, *slots)
 
     def emit_product(module: emit.Module, name: str) -> emit.Signature:
         signature = emit.Signature(
-            ("a", "w", "y", *numbers.pointers, *epilogue.pointers),
+            ("a", "w", "y", *dot.pointers, *epilogue.pointers),
             ("rows", "columns", "depth", "y_stride", "block", *epilogue.sizes),
         )
         with module.kernel(name, signature) as f, f.subnormals_as_zeros():
-            emitted.append(RunProduct(f, tile, epilogue, numbers, outer))
+            emitted.append(BatchedProduct(f, tile, epilogue, dot, outer))
             emitted[-1].emit()
         return signature
 
-    key = (tile, numbers, after.expression, reads.key, points.key, outer)
-    kernel = ctx.kernel("product_codes", key, emit_product)
+    key = (tile, dot, after.expression, reads.key, points.key, outer)
+    kernel = ctx.kernel(f"batched_matmul_{dot.name}", key, emit_product)
     pointers |= {"a": a, "w": packed.panels, "y": y}
-    pointers |= {name: packed.facts[name] for name in numbers.pointers}
+    pointers |= {name: packed.terms[name] for name in dot.pointers}
     sizes: dict[str, Size] = {
         "rows": y.shape[-2],
         "columns": y.shape[-1],
         "depth": depth,
         "y_stride": y.strides[-2],
-        "block": row_tiles_in_cache(ctx.target, tile, _known(depth, USUAL)),
+        "block": row_tiles_in_cache(ctx.target, tile, _known(depth, ASSUMED_SIZE)),
         **{f"size{axis}": size for axis, size in enumerate(y.shape[:-2])},
         **{f"a.{axis}": stride for axis, stride in enumerate(a.strides[:-1])},
         **{f"w.{axis}": stride for axis, stride in enumerate(index.strides[:-2])},
         **{f"y.{axis}": stride for axis, stride in enumerate(y.strides[:-2])},
         **strides,
     }
-    ctx.call(kernel, node, pointers, sizes, why="8-bit codes of the run, summed in i32")
+    ctx.call(kernel, node, pointers, sizes, why="int8 operands known at run time, summed in i32")

@@ -1,16 +1,16 @@
-"""Products of quantized rows with the constant weight of their expert."""
+"""Products of quantized rows with the constant weights of their expert."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from bitwright.backends.cpu.codegen import emit
 from bitwright.backends.cpu.kernels.matmul.constant_panels import pack_constants
-from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import best_qvalues, qvalues_tile
+from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import choose_int8_dot, int8_tile
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
 from bitwright.backends.cpu.kernels.matmul.grouped_int8 import GROUPED_SIZES, GroupedProduct
 from bitwright.backends.cpu.kernels.matmul.lower_matmul import constant_matrix, unit_rows
-from bitwright.backends.cpu.kernels.matmul.matmul import Epilogue, row_tiles_in_cache
+from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import broadcast
 from bitwright.ir.dim import Size
@@ -28,30 +28,36 @@ def lower_integer_grouped(ctx: Lowering, node: Node, region: RegionView) -> None
     experts, depth, columns = weight.shape
     known = None if x_zero is None else constant_value(x_zero)
     is_late = x_zero is not None and (known is None or known.size != 1)
-    numbers = best_qvalues(ctx.target, x.dtype.is_signed, depth)
+    dot = choose_int8_dot(ctx.target, x.dtype.is_signed, depth)
     point = 0 if known is None or is_late else int(known.reshape(-1)[0])
-    numbers = replace(numbers, offset=numbers.shift != point)
-    tile = qvalues_tile(ctx.target, columns, numbers)
-    given = {"x_zero": None if is_late else x_zero, "w_zero": None, "bias": None}
-    makes = ("sums",) * is_late + ("offset",) * numbers.offset
-    panels, facts, _ = pack_constants(ctx, node, weight, tile, numbers, given, makes)
+    dot = replace(dot, offset=dot.shift != point)
+    tile = int8_tile(ctx.target, columns, dot)
+    inputs = {"x_zero": None if is_late else x_zero, "w_zero": None, "bias": None}
+    terms = ("sums",) * is_late + ("offset",) * dot.offset
+    panels, results, _ = pack_constants(ctx, node, weight, tile, dot, inputs, terms)
     more: dict[str, View] = {"scale": ctx.constant(scales, f"{node.name}.scale")}
     sizes: dict[str, Size] = {}
     if is_late:
         assert x_zero is not None
         points = broadcast(ctx.view(x_zero), (x.shape[0], 1))
-        more |= {"sums": facts["sums"], "x_zero": points}
+        more |= {"sums": results["sums"], "x_zero": points}
         sizes["x_zero.0"] = points.strides[0]
     emitted: list[GroupedProduct] = []
     element = x.dtype
 
-    def finish(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+    def finish(
+        f: emit.Kernel,
+        value: emit.Value,
+        row: emit.Value,
+        column: emit.Value,
+        mask: emit.Value | None,
+    ) -> emit.Value:
         product = emitted[-1]
-        at = product.constants_at(column)
+        at = product.constant_offset(column)
         if is_late:
             place = f.mul(product.first + row, f.args.size("x_zero.0"))
-            code = f.load(emit.stored(element), f.args.pointer("x_zero"), place)
-            zero = f.convert(code, emit.i32, element.is_signed)
+            stored = f.load(emit.stored(element), f.args.pointer("x_zero"), place)
+            zero = f.convert(stored, emit.i32, element.is_signed)
             value = value - zero * f.load(value.type, f.args.pointer("sums"), at, mask=mask)
         real = emit.f32.vector(tile.lanes)
         return f.convert(value, emit.f32) * f.load(real, f.args.pointer("scale"), at, mask=mask)
@@ -60,15 +66,15 @@ def lower_integer_grouped(ctx: Lowering, node: Node, region: RegionView) -> None
 
     def emit_grouped(module: emit.Module, name: str) -> emit.Signature:
         signature = emit.Signature(
-            ("a", "w", "y", "counts", "fault", *numbers.pointers, *epilogue.pointers),
+            ("a", "w", "y", "counts", "fault", *dot.pointers, *epilogue.pointers),
             (*GROUPED_SIZES, *epilogue.sizes),
         )
         with module.kernel(name, signature) as f, f.subnormals_as_zeros():
-            emitted.append(GroupedProduct(f, tile, epilogue, numbers))
+            emitted.append(GroupedProduct(f, tile, epilogue, dot))
             emitted[-1].emit()
         return signature
 
-    kernel = ctx.kernel("grouped_codes", (tile, numbers, element, is_late), emit_grouped)
+    kernel = ctx.kernel(f"grouped_matmul_{dot.name}", (tile, dot, element, is_late), emit_grouped)
     a = unit_rows(ctx, x)
     pointers = {
         "a": a,
@@ -76,7 +82,7 @@ def lower_integer_grouped(ctx: Lowering, node: Node, region: RegionView) -> None
         "y": ctx.output(node.outputs[0]),
         "counts": ctx.contiguous(counts),
         "fault": ctx.fault(),
-        **{name: facts[name] for name in numbers.pointers},
+        **{name: results[name] for name in dot.pointers},
         **more,
     }
     sizes |= {
@@ -89,4 +95,4 @@ def lower_integer_grouped(ctx: Lowering, node: Node, region: RegionView) -> None
         "block": row_tiles_in_cache(ctx.target, tile, depth),
         "node": ctx.number(node),
     }
-    ctx.call(kernel, node, pointers, sizes, why="8-bit codes by expert, summed in i32")
+    ctx.call(kernel, node, pointers, sizes, why="int8 rows by expert, summed in i32")

@@ -1,7 +1,7 @@
-"""Matrix products: rows of x against a weight packed for the register tile.
+"""Matmuls with a constant weight, packed for the register tile at compile time.
 
-A constant weight is packed when the program is made, and all axes in front of x are rows. What is
-not f32, bf16 or f16 times a constant matrix of the same goes to `kernels.matmul.lower_batched`.
+All axes in front of the last one of x are rows. Operands other than f32, bf16 or f16 times a
+constant matrix of the same type are lowered by `kernels.matmul.lower_batched`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import numpy as np
 
 from bitwright.backends.cpu.codegen import emit
 from bitwright.backends.cpu.kernels.elementwise.streaming import streamed_from
-from bitwright.backends.cpu.kernels.matmul.dot.amx import SplitDots
+from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxSplitF16Dot
 from bitwright.backends.cpu.kernels.matmul.dot.split_half_dot import blocks_in_plane
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, is_light
 from bitwright.backends.cpu.kernels.matmul.filters import filter_of, has_filter
-from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_product
-from bitwright.backends.cpu.kernels.matmul.matmul import (
-    Epilogue,
-    emit_matmul,
-    is_light,
-    row_tiles_in_cache,
+from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_batched_matmul
+from bitwright.backends.cpu.kernels.matmul.matmul import emit_matmul, row_tiles_in_cache
+from bitwright.backends.cpu.kernels.matmul.upcast_product import (
+    choose_upcast,
+    emit_half_product,
+    tiles_in_buffer,
 )
-from bitwright.backends.cpu.kernels.matmul.upcast_product import emit_half, tiles_in_room, whole_way
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import Part, Parts, Reads, operand_views, split
 from bitwright.ir.dim import Size, product
@@ -43,7 +43,7 @@ def lower_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     parts = split(region)
     fits = has_filter(x.dtype, w.dtype, parts.after.dtype)
     if not fits or weight is None or weight.ndim != 2 or x.rank < 2:
-        lower_product(ctx, node, region)
+        lower_batched_matmul(ctx, node, region)
         return
     lower_rows(ctx, node, region, parts, region.outer(x), weight)
 
@@ -51,18 +51,18 @@ def lower_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
 def lower_rows(
     ctx: Lowering, node: Node, region: RegionView, parts: Parts, x: Value, weight: Array
 ) -> None:
-    """[..., K] @ [K, N] with all axes in front of K as rows."""
+    """Lowers [..., K] @ [K, N] with all axes in front of K as rows."""
     depth, columns = weight.shape
     shape = node.outputs[0].shape
     rows = product(shape[:-1])
     filter = filter_of(ctx.target, x.dtype, weight, rows)
-    numbers = filter.numbers(ctx.target, depth)
-    tile = filter.tile(ctx.target, columns, numbers)
+    dot = filter.dot(ctx.target, depth)
+    tile = filter.tile(ctx.target, columns, dot)
     block = row_tiles_in_cache(ctx.target, tile, filter.item_bytes * depth)
-    if way := whole_way(ctx.target, numbers, depth, columns, rows):
-        numbers, tile = way
-        block = tiles_in_room(tile, depth)
-    elif isinstance(numbers, SplitDots):
+    if choice := choose_upcast(ctx.target, dot, depth, columns, rows):
+        dot, tile = choice
+        block = tiles_in_buffer(tile, depth)
+    elif isinstance(dot, AmxSplitF16Dot):
         block = blocks_in_plane(depth)
     a = unit_rows(ctx, x)
     y = ctx.output(node.outputs[0])
@@ -70,11 +70,11 @@ def lower_rows(
     streams = streamed_from(ctx.target, y, columns)
     epilogue = replace(epilogue, streams=streams)
     kernel = ctx.kernel(
-        f"matmul_{x.dtype}",
-        (tile, parts.after.expression, reads.key, numbers, streams),
-        lambda m, name: emit_matmul(m, name, tile, epilogue, numbers, emit_half),
+        f"matmul_{dot.name}",
+        (tile, parts.after.expression, reads.key, dot, streams),
+        lambda m, name: emit_matmul(m, name, tile, epilogue, dot, emit_half_product),
     )
-    packed = ctx.constant(filter.pack(weight[None], tile, numbers), f"{node.name}.weight")
+    packed = ctx.constant(filter.pack(weight[None], tile, dot), f"{node.name}.weight")
     sizes: dict[str, Size] = {
         "rows": rows,
         "columns": columns,
@@ -88,7 +88,7 @@ def lower_rows(
 
 
 def unit_rows(ctx: Lowering, value: Value) -> View:
-    """A value as rows whose numbers lie side by side; copied where they do not."""
+    """A value as rows of contiguous elements; copied where the strides require it."""
     found = as_rows(ctx, ctx.view(value), value.name)
     return found if found.strides[1] == 1 else as_rows(ctx, ctx.contiguous(value), value.name)
 
@@ -96,11 +96,17 @@ def unit_rows(ctx: Lowering, value: Value) -> View:
 def row_epilogue(
     ctx: Lowering, node: Node, region: RegionView, after: Part, lanes: int
 ) -> tuple[Reads, Epilogue]:
-    """What stands behind a product of rows, and the operands that it reads."""
+    """The operands that the epilogue of a matmul reads, and the epilogue."""
     others = operand_views(ctx, region, after.inputs, node.outputs[0].shape)
     reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
 
-    def finish(f: emit.Kernel, value: Any, row: Any, column: Any, mask: Any) -> Any:
+    def finish(
+        f: emit.Kernel,
+        value: emit.Value,
+        row: emit.Value,
+        column: emit.Value,
+        mask: emit.Value | None,
+    ) -> emit.Value:
         operands = reads.at(f, (row,), lanes).load(column, mask)
         return after.evaluate(f, [value, *operands], lanes)
 
@@ -110,8 +116,13 @@ def row_epilogue(
     return reads, Epilogue(finish, *slots, light, after.dtype, narrowest)
 
 
+def optional_inputs(anchor: Node, count: int) -> list[Value | None]:
+    """The first `count` inputs of a node; None where one is absent."""
+    return [*anchor.inputs, *(None,) * (count - len(anchor.inputs))]
+
+
 def constant_matrix(value: Value) -> Array | None:
-    """The array of a constant, or of a constant that is only transposed."""
+    """The array of a constant or of a transposed constant; None for other values."""
     if value.node.op == "transpose":
         (source,) = value.node.operands
         array = constant_value(source)
@@ -120,9 +131,9 @@ def constant_matrix(value: Value) -> Array | None:
 
 
 def as_rows(ctx: Lowering, view: View, name: str) -> View:
-    """All axes but the last as one; copied where the strides forbid it."""
+    """All axes but the last as one; copied where the strides require it."""
     shape = (product(view.shape[:-1]), view.shape[-1])
     found = view.reshape(shape) or ctx.packed(view, name).reshape(shape)
     if found is None:
-        raise NoKernelError(f"{view} cannot be seen as rows")
+        raise NoKernelError(f"{view} cannot be reshaped to rows")
     return found

@@ -1,4 +1,4 @@
-"""Rows and images of 8-bit integers in the order of k that their weights are multiplied in."""
+"""Calls of the reorder kernel: 8-bit rows and images in the channel order of their weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.codegen.instr import shuffle_bytes
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
 from bitwright.backends.cpu.kernels.matmul.dot.int8_pairs import (
     GROUP,
     LARGEST,
     MOST_REST,
     SplitWeights,
-    split_pairs,
+    int8_pair_dot,
 )
 from bitwright.backends.cpu.kernels.matmul.reorder import BLOCK, best_order, emit_reorder, masks_of
 from bitwright.backends.cpu.lowering.context import Lowering
@@ -24,16 +25,16 @@ from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
 _CHANNELS_LAST = (0, 2, 3, 1)
-_WHY = "8-bit integers in the order of their weights"
+_WHY = "channels permuted to the order of their weights"
 _PASS = 5.0
-"""What bringing a number into order costs beside a column of products, in parts of one."""
+"""The cost of permuting an element, relative to its products with one column."""
 
 
 @dataclass(frozen=True, eq=False)
 class SplitPlan:
-    """Weights in two parts, and the order of neighbouring channels that leaves few in the second.
+    """Weights split in two parts, and the order of channels that keeps the second part small.
 
-    `order` is None where the channels stay as they are.
+    `order` is None where channels are not permuted.
     """
 
     weights: SplitWeights
@@ -47,10 +48,10 @@ def plan_split(
     counts: tuple[int, ...] = (),
     is_padded: bool = False,
 ) -> SplitPlan | None:
-    """How weights taps[taps, channels, n], read in runs of this length, are multiplied by 8-bit
-    products; None where 16-bit products take less time. Pixels with padding around them are brought
-    into order line by line, which needs whole blocks in each."""
-    if split_pairs(target, False) is None or run % GROUP or not taps.size:
+    """The split of weights taps[taps, channels, n] that are read in runs of this length; None where
+    16-bit products are faster. Padded images are permuted line by line, which requires pixels of
+    whole blocks."""
+    if int8_pair_dot(target, False) is None or run % GROUP or not taps.size:
         return None
     channels, columns = taps.shape[1:]
     lanes = target.lanes(32)
@@ -61,19 +62,19 @@ def plan_split(
         order = best_order(taps, LARGEST)
         moved = taps[:, permutation(order, channels)].reshape(-1, run, columns)
         ordered = SplitWeights(moved, lanes, counts)
-        if ordered.part + _PASS / columns < plain.part:
+        if ordered.rest_fraction + _PASS / columns < plain.rest_fraction:
             found = SplitPlan(ordered, order)
-    return found if found.weights.part <= MOST_REST else None
+    return found if found.weights.rest_fraction <= MOST_REST else None
 
 
 def permutation(order: Array, channels: int) -> Array:
-    """The channel that each place holds."""
+    """The source channel of each place."""
     whole = (order + BLOCK * np.arange(len(order))[:, None]).reshape(-1)
     return np.concatenate([whole, np.arange(whole.size, channels)])
 
 
-def ordered_rows(ctx: Lowering, node: Node, a: View, order: Array | None) -> View:
-    """Rows of neighbouring numbers, behind each other."""
+def reorder_rows(ctx: Lowering, node: Node, a: View, order: Array | None) -> View:
+    """Contiguous rows with permuted channels."""
     if order is None and not a.dtype.is_signed:
         return a
     rows, depth = a.shape
@@ -87,7 +88,7 @@ def ordered_rows(ctx: Lowering, node: Node, a: View, order: Array | None) -> Vie
     return y
 
 
-def ordered_image(
+def reorder_image(
     ctx: Lowering,
     node: Node,
     image: View,
@@ -96,10 +97,10 @@ def ordered_image(
     fill: View,
     order: Array | None,
 ) -> View:
-    """An image with channels innermost, and what `fill` holds around it.
+    """A channels-last image with permuted channels, padded with `fill`.
 
-    Without padding every pixel is a row of its own; else a line is one, in which the pattern of a
-    pixel repeats.
+    Without padding each pixel is a row; otherwise each line is one, with the order of a pixel
+    repeated.
     """
     n, c, h, w = image.shape
     if not image.transpose(_CHANNELS_LAST).is_contiguous:
@@ -107,12 +108,12 @@ def ordered_image(
         image = packed.transpose((0, 3, 1, 2))
     if (*begins, *ends) == (0, 0, 0, 0):
         pixels = View(image.buffer, image.offset, (n * h * w, c), (c, 1))
-        found = ordered_rows(ctx, node, pixels, order)
+        found = reorder_rows(ctx, node, pixels, order)
         return image if found is pixels else dense(found.buffer, image.shape, _CHANNELS_LAST)
     (top, left), (bottom, right) = begins, ends
     shape = (n, c, h + top + bottom, w + left + right)
-    room = ctx.buffer(f"{node.name}.ordered", image.dtype, n * shape[2] * shape[3] * c)
-    y = dense(room, shape, _CHANNELS_LAST)
+    buffer = ctx.buffer(f"{node.name}.ordered", image.dtype, n * shape[2] * shape[3] * c)
+    y = dense(buffer, shape, _CHANNELS_LAST)
     sizes: dict[str, Size] = {
         **{"lines": n * shape[2], "oh": shape[2], "ih": h, "top": top, "left": left * c},
         **{"run": w * c, "width": shape[3] * c},
@@ -132,7 +133,9 @@ def _call(
     sizes: dict[str, Size],
 ) -> None:
     signed = x.dtype.is_signed
-    kernel = ctx.kernel("reorder_codes", signed, lambda m, name: emit_reorder(m, name, signed))
+    kernel = ctx.kernel(
+        f"reorder_{type_names(x.dtype)}", signed, lambda m, name: emit_reorder(m, name, signed)
+    )
     masks = np.zeros((1, 2, BLOCK), np.uint8) if order is None else masks_of(order)
     table = ctx.constant(masks, f"{node.name}.order")
     period = 0 if order is None else len(order)

@@ -1,4 +1,4 @@
-"""Codes as 16-bit numbers without their zero point, for targets that multiply pairs of those."""
+"""Calls of the widen kernel: 8-bit values as 16 bits minus their zero point."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
 from bitwright.backends.cpu.kernels.matmul.dot.int16_dot import emit_widen
 from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.ir.dim import Size
@@ -14,25 +15,25 @@ from bitwright.ir.graph import Node
 from bitwright.lir.buffer import View, contiguous, dense
 
 _CHANNELS_LAST = (0, 2, 3, 1)
-_WHY = "codes as 16-bit numbers, without their zero point"
+_WHY = "8-bit values widened to 16 bits, minus their zero point"
 
 
 @dataclass(frozen=True)
-class Zero:
-    """The zero point of x: a number, or one for each row, in memory."""
+class ZeroPoint:
+    """The zero point of x: a constant number, or a view with one for each row."""
 
     number: int
     view: View | None
 
-    def in_memory(self, ctx: Lowering, node: Node, qvalues: View) -> View:
-        """Where it lies; one that is known becomes a constant."""
+    def as_view(self, ctx: Lowering, node: Node, x: View) -> View:
+        """The zero point in memory, of the type of x."""
         if self.view is not None:
             return self.view
-        return ctx.constant(np.array([self.number], qvalues.dtype.numpy), f"{node.name}.zero")
+        return ctx.constant(np.array([self.number], x.dtype.numpy), f"{node.name}.zero")
 
 
-def widened_rows(ctx: Lowering, node: Node, a: View, zero: Zero) -> View:
-    """Rows whose numbers are neighbours, behind each other."""
+def widen_rows(ctx: Lowering, node: Node, a: View, zero: ZeroPoint) -> View:
+    """Contiguous rows, widened."""
     rows, depth = a.shape
     y = contiguous(ctx.buffer(f"{node.name}.wide", i16, rows * depth), (rows, depth))
     sizes: dict[str, Size] = {
@@ -44,23 +45,23 @@ def widened_rows(ctx: Lowering, node: Node, a: View, zero: Zero) -> View:
     return y
 
 
-def widened_image(
+def widen_image(
     ctx: Lowering,
     node: Node,
     image: View,
     begins: tuple[Size, ...],
     ends: tuple[Size, ...],
-    zero: Zero,
+    zero: ZeroPoint,
 ) -> View:
-    """An image with channels innermost, and zeros around it."""
+    """A channels-last image, widened and padded with zeros."""
     n, c, h, w = image.shape
     if image.strides[1] != 1 or image.strides[3] != c:
         packed = ctx.packed(image.transpose(_CHANNELS_LAST), node.name)
         image = packed.transpose((0, 3, 1, 2))
     (top, left), (bottom, right) = begins, ends
     shape = (n, c, h + top + bottom, w + left + right)
-    room = ctx.buffer(f"{node.name}.wide", i16, n * shape[2] * shape[3] * c)
-    y = dense(room, shape, _CHANNELS_LAST)
+    buffer = ctx.buffer(f"{node.name}.wide", i16, n * shape[2] * shape[3] * c)
+    y = dense(buffer, shape, _CHANNELS_LAST)
     sizes: dict[str, Size] = {
         **{"lines": n * shape[2], "oh": shape[2], "ih": h, "top": top, "left": left * c},
         **{"run": w * c, "width": shape[3] * c, "zero_line": 0},
@@ -70,8 +71,12 @@ def widened_image(
     return y
 
 
-def _call(ctx: Lowering, node: Node, x: View, y: View, zero: Zero, sizes: dict[str, Size]) -> None:
+def _call(
+    ctx: Lowering, node: Node, x: View, y: View, zero: ZeroPoint, sizes: dict[str, Size]
+) -> None:
     signed = x.dtype.is_signed
-    kernel = ctx.kernel("widen_codes", signed, lambda m, name: emit_widen(m, name, signed))
-    pointers = {"x": x, "y": y, "zero": zero.in_memory(ctx, node, x)}
+    kernel = ctx.kernel(
+        f"widen_{type_names(x.dtype, i16)}", signed, lambda m, name: emit_widen(m, name, signed)
+    )
+    pointers = {"x": x, "y": y, "zero": zero.as_view(ctx, node, x)}
     ctx.call(kernel, node, pointers, sizes, why=_WHY)

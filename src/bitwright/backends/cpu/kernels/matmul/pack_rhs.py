@@ -1,16 +1,16 @@
-"""Panels of 8-bit codes that the run makes, and what a product needs to know of their columns.
+"""Packs 8-bit matrices into panels at run time, and multiplies them.
 
-    w[…, k, n]  ->  panels [n / columns][k / group][columns][group] of signed codes w', zeros behind
-                    the last k; codes without a sign lose 128: w' = w ^ 128, wz' = wz - 128
+    w[…, k, n]  ->  panels [n / columns][k / group][columns][group] of signed weights w', padded
+                    with zeros; unsigned values are moved by 128: w' = w ^ 128, wz' = wz - 128
 
-and for each column, as far as `kernels.matmul.dot.int8_dot` asks for them,
+and computes the terms of each column that `kernels.matmul.dot.int8_dot` needs,
 
-    sums    Σ w' - K wz'                        where x_zero differs from row to row
+    sums    Σ w' - K wz'                        where x_zero differs between rows
     offset  (shift - x_zero) sums + bias        where it is one number
     w_zero  wz'
 
-`RunProduct` is the product of `kernels.matmul.matmul` for as many matrices as lie on the outer axes; w may
-be shared along some of them. Threads share out panels here and tiles there.
+`BatchedProduct` is the product of `kernels.matmul.matmul` over batch axes; w may be shared along
+some of them. Threads share panels when packing, and tiles when multiplying.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from dataclasses import dataclass
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, i8, i32, stored
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import position, product
-from bitwright.backends.cpu.kernels.matmul.dot.dot_product import Numbers
-from bitwright.backends.cpu.kernels.matmul.matmul import Epilogue, Product, Tile
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import DotProduct
+from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
+from bitwright.backends.cpu.kernels.matmul.matmul import Product
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
 from bitwright.backends.cpu.lowering.region import Reads, address_of
 from bitwright.ir.dtype import DType
 
@@ -29,43 +31,43 @@ _TOP_BITS = 0x80808080
 
 
 @dataclass(frozen=True)
-class Panels:
-    """What shapes the code that packs."""
+class PackForm:
+    """The compile-time parameters of the packing kernel."""
 
     tile: Tile
     group: int
     signed: bool
     outer: int
-    """Axes in front of k and n."""
+    """The number of batch axes."""
     by_rows: bool
-    """Whether neighbours on n lie side by side, else those on k do."""
+    """Whether w is contiguous on n; otherwise it is contiguous on k."""
     shift: int
-    """See `Codes.shift`."""
-    makes: tuple[str, ...]
+    """See `Int8Dot.shift`."""
+    terms: tuple[str, ...]
     """Which of `sums`, `offset` and `w_zero` are written."""
-    given: tuple[str, ...]
+    inputs: tuple[str, ...]
     """Which of `x_zero`, `w_zero` and `bias` are read, in this order."""
 
 
-def emit_panels(module: Module, name: str, form: Panels, reads: Reads) -> Signature:
-    """The kernel; `reads` are the operands that `form.given` names, [*outer, n]."""
+def emit_pack_rhs(module: Module, name: str, form: PackForm, reads: Reads) -> Signature:
+    """Emits the kernel; `reads` are the operands that `form.inputs` names, [*outer, n]."""
     sizes = [f"size{axis}" for axis in range(form.outer)] + ["columns", "depth"]
     strides = [f"w.{axis}" for axis in range(form.outer)] + ["step"]
     signature = Signature(
-        ("w", "panels", *(f"{made}.made" for made in form.makes), *reads.names),
+        ("w", "panels", *(f"{term}.made" for term in form.terms), *reads.names),
         (*sizes, *strides, *reads.sizes),
     )
     with module.kernel(name, signature) as f:
-        _Packing(f, form, reads).emit()
+        _Emitter(f, form, reads).emit()
     return signature
 
 
-class _Packing:
-    def __init__(self, f: Kernel, form: Panels, reads: Reads) -> None:
+class _Emitter:
+    def __init__(self, f: Kernel, form: PackForm, reads: Reads) -> None:
         self.f, self.form, self.reads = f, form, reads
         self.columns, self.depth = f.args.size("columns"), f.args.size("depth")
         self.steps = f.udiv(self.depth + (form.group - 1), form.group)
-        self.words = (i32 if form.group == 4 else i8).vector(form.tile.lanes)
+        self.group_vector = (i32 if form.group == 4 else i8).vector(form.tile.lanes)
 
     def emit(self) -> None:
         f, form = self.f, self.form
@@ -83,11 +85,11 @@ class _Packing:
                 self._pack_rows(w, column, packed)
             else:
                 self._pack_columns(w, column, packed)
-            if form.makes:
-                self._facts(outer, matrix, column, packed)
+            if form.terms:
+                self._write_terms(outer, matrix, column, packed)
 
     def _pack_rows(self, w: Value, column: Value, packed: Value) -> None:
-        """Neighbouring columns of a few k at a time."""
+        """Packs w that is contiguous on n, one group of k at a time."""
         f, form = self.f, self.form
         step, lanes = f.args.size("step"), form.tile.lanes
         whole = f.udiv(self.depth, form.group)
@@ -96,20 +98,22 @@ class _Packing:
             for v in range(form.tile.vectors):
                 start = column + v * lanes
                 mask = f.mask(self.columns - start, lanes, 8) if masked else None
-                word = f.const(self.words, 0)
+                word = f.const(self.group_vector, 0)
                 for i in range(form.group):
                     k = at * form.group + i
-                    if count is not None:  # what is behind the last k is read again, and dropped
+                    if (
+                        count is not None
+                    ):  # positions behind the last k read it again; the value is masked
                         k = f.min(k, self.depth - 1)
                     row = f.gep(i8, w, k * step)
-                    qvalues = f.load(i8.vector(lanes), row, start, mask=mask)
+                    values = f.load(i8.vector(lanes), row, start, mask=mask)
                     if form.group == 1:
-                        word = qvalues
+                        word = values
                         continue
-                    wide = f.shl(f.convert(qvalues, i32, False), 8 * i)
+                    wide = f.shl(f.convert(values, i32, False), 8 * i)
                     word = f.or_(word, wide)
                 place = (at * form.tile.columns + v * lanes) * form.group
-                f.store(self._centred(word, count), f.offset(packed, place), align=1)
+                f.store(self._to_signed(word, count), f.offset(packed, place), align=1)
 
         for masked in (False, True):
             is_whole = f.le(column + form.tile.columns, self.columns)
@@ -122,18 +126,18 @@ class _Packing:
                         group(whole, left, masked)
 
     def _pack_columns(self, w: Value, column: Value, packed: Value) -> None:
-        """One column at a time, whose neighbours on k lie side by side."""
+        """Packs w that is contiguous on k, one column at a time."""
         f, form = self.f, self.form
         whole = f.udiv(self.depth, form.group)
-        unit = self.words.scalar
+        unit = self.group_vector.scalar
         with f.loop(0, form.tile.columns, nonempty=True) as loop:
-            # columns behind the last one repeat it: their sums are never stored
+            # missing columns repeat the last one; their sums are never stored
             number = f.min(column + loop.index, self.columns - 1)
             source = f.gep(i8, w, number * f.args.size("step"))
 
             def put(word: Value, at: Value, count: Value | None, number: Value) -> None:
                 place = (at * form.tile.columns + number) * form.group
-                f.store(self._centred(word, count), f.offset(packed, place), align=1)
+                f.store(self._to_signed(word, count), f.offset(packed, place), align=1)
 
             with f.loop(0, whole) as steps:
                 word = f.load(unit, f.offset(source, steps.index * form.group), align=1)
@@ -144,53 +148,55 @@ class _Packing:
                     word = f.const(i32, 0)
                     for i in range(form.group - 1):  # no byte behind the column is read
                         k = f.min(whole * form.group + i, self.depth - 1)
-                        code = f.convert(f.load(i8, source, k), i32, False)
-                        word = f.or_(word, f.shl(code, 8 * i))
+                        value = f.convert(f.load(i8, source, k), i32, False)
+                        word = f.or_(word, f.shl(value, 8 * i))
                     put(word, whole, left, loop.index)
 
-    def _centred(self, word: Value, count: Value | None) -> Value:
-        """Codes with a sign; zeros behind the first `count` of a group."""
+    def _to_signed(self, word: Value, count: Value | None) -> Value:
+        """Values as signed; zeros behind the first `count` of a group."""
         f, form = self.f, self.form
         if not form.signed:
             word = f.xor(word, 0x80 if form.group == 1 else _TOP_BITS)
         if count is None:
             return word
-        kept = f.sub(f.shl(1, f.convert(count, i32) * 8), 1)
-        return f.and_(word, f.splat(kept, word.type.lanes) if word.type.is_vector else kept)
+        mask = f.sub(f.shl(1, f.convert(count, i32) * 8), 1)
+        return f.and_(word, f.splat(mask, word.type.lanes) if word.type.is_vector else mask)
 
-    def _facts(self, outer: Sequence[Value], matrix: Value, column: Value, packed: Value) -> None:
-        """What is known of the columns of a panel once it is packed."""
+    def _write_terms(
+        self, outer: Sequence[Value], matrix: Value, column: Value, packed: Value
+    ) -> None:
+        """Computes the terms of a packed panel's columns."""
         f, form, lanes = self.f, self.form, self.form.tile.lanes
         row = self.reads.at(f, outer, lanes)
         for v in range(form.tile.vectors):
             start = column + v * lanes
             mask = f.mask(self.columns - start, lanes)
-            loaded = zip(form.given, row.load(start, mask), strict=True)
-            given = {
+            loaded = zip(form.inputs, row.load(start, mask), strict=True)
+            inputs = {
                 name: f.convert(value, i32, view.dtype.is_signed)
                 for (name, value), view in zip(loaded, self.reads.views, strict=True)
             }
-            w_zero = given.get("w_zero", f.const(i32.vector(lanes), 0))
+            w_zero = inputs.get("w_zero", f.const(i32.vector(lanes), 0))
             if not form.signed:
                 w_zero = w_zero - 128
             sums = self._sums(packed, v) - w_zero * f.splat(f.convert(self.depth, i32), lanes)
-            made = {"sums": sums, "w_zero": w_zero}
-            if "offset" in form.makes:
+            terms = {"sums": sums, "w_zero": w_zero}
+            if "offset" in form.terms:
                 factor = f.const(sums.type, form.shift)
-                if "x_zero" in given:
-                    factor = factor - given["x_zero"]
+                if "x_zero" in inputs:
+                    factor = factor - inputs["x_zero"]
                 offset = factor * sums
-                made["offset"] = offset + given["bias"] if "bias" in given else offset
-            for name in form.makes:
+                terms["offset"] = offset + inputs["bias"] if "bias" in inputs else offset
+            for name in form.terms:
                 at = matrix * self.columns + start
-                f.store(made[name], f.args.pointer(f"{name}.made"), at, mask=mask)
+                f.store(terms[name], f.args.pointer(f"{name}.made"), at, mask=mask)
 
     def _sums(self, packed: Value, v: int) -> Value:
         """Σ w' of a vector of columns."""
         f, form, lanes = self.f, self.form, self.form.tile.lanes
         with f.loop(0, self.steps, carry=(f.const(i32.vector(lanes), 0),)) as loop:
             place = (loop.index * form.tile.columns + v * lanes) * form.group
-            word = f.load(self.words, f.offset(packed, place), align=1)
+            word = f.load(self.group_vector, f.offset(packed, place), align=1)
             total = loop.carried[0]
             if form.group == 1:
                 total = total + f.convert(word, i32)
@@ -201,15 +207,16 @@ class _Packing:
         return loop.results[0]
 
 
-class RunProduct(Product):
-    """Products of many matrices; the place of the one at hand is kept while tiles are emitted."""
+class BatchedProduct(Product):
+    """Products of many matrices; `outer` is the index of the current one while tiles are
+    emitted."""
 
     def __init__(
-        self, f: Kernel, tile: Tile, epilogue: Epilogue, numbers: Numbers, outer: int
+        self, f: Kernel, tile: Tile, epilogue: Epilogue, dot: DotProduct, outer: int
     ) -> None:
         self.sizes = [f.args.size(f"size{axis}") for axis in range(outer)]
         self.outer: tuple[Value, ...] = ()
-        super().__init__(f, tile, epilogue, numbers)
+        super().__init__(f, tile, epilogue, dot)
 
     def emit(self) -> None:
         f, tile = self.f, self.tile
@@ -223,14 +230,14 @@ class RunProduct(Product):
             matrix = f.udiv(at, each)
             self.outer = position(f, self.sizes, matrix)
             inside = at - matrix * each
-            first, tall, _, panel, top = self.in_order(inside, height, panels, tiles)
+            first, tall, _, panel, top = self.tile_position(inside, height, panels, tiles)
             count = f.min(tall - top, end - at)
-            self._run(panel, (first + top) * tile.rows, count)
+            self._run_panel(panel, (first + top) * tile.rows, count)
             after = at + count
             runs.next(after, again=f.lt(after, end))
 
-    def shared(self) -> Value:
-        """The number of the matrix of w, which may serve several of a."""
+    def rhs_index(self) -> Value:
+        """The index of the matrix of w, which several matrices of a may share."""
         f = self.f
         total = f.index(0)
         for axis, place in enumerate(self.outer):
@@ -238,18 +245,16 @@ class RunProduct(Product):
         return total
 
     def panels(self) -> Value:
-        f, tile = self.f, self.tile
-        count = f.udiv(self.columns + (tile.columns - 1), tile.columns)
-        matrix_bytes = count * self.depth * (tile.columns * self.numbers.unit.total_bytes)
-        return f.offset(f.args.pointer("w"), self.shared() * matrix_bytes)
+        matrix_bytes = self.matrix_bytes()
+        return self.f.offset(self.f.args.pointer("w"), self.rhs_index() * matrix_bytes)
 
-    def constants_at(self, column: Value) -> Value:
-        return self.shared() * self.columns + column
+    def constant_offset(self, column: Value) -> Value:
+        return self.rhs_index() * self.columns + column
 
-    def address(self, row: Value) -> Value:
-        return address_of(self.f, "a", self.numbers.element, (*self.outer, row))
+    def row_address(self, row: Value) -> Value:
+        return address_of(self.f, "a", self.dot.element, (*self.outer, row))
 
-    def result_at(self, row: Value) -> Value:
+    def result_offset(self, row: Value) -> Value:
         f = self.f
         total = row * self.y_stride
         for axis, place in enumerate(self.outer):
@@ -258,7 +263,7 @@ class RunProduct(Product):
 
 
 def product_sizes(outer: int) -> tuple[str, ...]:
-    """Slots of a product of many matrices besides those of `Product`."""
+    """The slots of a batched product besides those of `Product`."""
     axes = range(outer)
     return (
         *(f"size{axis}" for axis in axes),
@@ -267,9 +272,9 @@ def product_sizes(outer: int) -> tuple[str, ...]:
     )
 
 
-def zero_of_row(f: Kernel, reads: Reads, place: Sequence[Value], lanes: int) -> Value:
-    """A row's zero point, which is all that `reads` has, in i32."""
-    (code,) = reads.at(f, place, lanes).load(0)
+def load_row_zero_point(f: Kernel, reads: Reads, place: Sequence[Value], lanes: int) -> Value:
+    """The zero point of a row, the only operand of `reads`, in i32."""
+    (zero,) = reads.at(f, place, lanes).load(0)
     element: DType = reads.views[0].dtype
     assert stored(element).bits == 8
-    return f.convert(code, i32, element.is_signed)
+    return f.convert(zero, i32, element.is_signed)

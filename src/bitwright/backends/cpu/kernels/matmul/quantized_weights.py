@@ -1,14 +1,14 @@
-"""Constant weights kept as codes of 2 to 8 bits: how they lie in memory, and how they are read.
+"""Constant weights quantized to 2 to 8 bits: their packed format, and its loads.
 
-    w[k, n] = (codes[k, n] - zero[k // block, n]) * scale[k // block, n]
+    w[k, n] = (q[k, n] - zero[k // block, n]) * scale[k // block, n]
 
-Panels of `columns` columns follow each other, as for the f32 product. Within one, 8-bit codes lie
-[k][columns]; narrower ones [k / group][columns] in 32-bit words, the first of a column's `group`
-codes in the lowest bits. A lane then holds a column, and one shift brings its next code down:
-where a vector can be looked up in (vpermps), the four lowest bits of the lane choose among 16
-numbers, whatever numbers a code stands for. Codes are signed: unsigned ones are moved by half
-their range, and their zero points with them. Scales lie [k / block][columns], as narrow as they
-are exact: powers of two in 8 bits, then f16, then f32.
+Panels of `columns` columns follow each other, as for the f32 product. Within a panel, 8-bit values
+are [k][columns]; narrower ones are [k / group][columns] in 32-bit words, with the first of the
+`group` values of a column in the lowest bits. A lane holds a column, and a shift extracts its next
+value. Where the target has a lookup in a vector (vpermps), the four lowest bits of the lane index a
+table of 16 values of any format. Integers are signed: unsigned ones and their zero points are moved
+by half their range. Scales are [k / block][columns] in the narrowest exact type: 8-bit exponents of
+powers of two, then f16, then f32.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ import numpy as np
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Type, Value, f16, f32, i8, i16, i32
 from bitwright.backends.cpu.codegen.instr import lookup_f32
-from bitwright.backends.cpu.kernels.matmul.matmul import Tile
+from bitwright.backends.cpu.kernels.matmul.matmul import pack
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
 from bitwright.ir.dtype import DType, dtype, f4e2m1, f8e4m3fn, f8e5m2
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
 LONGEST = 512
-"""Codes that share a scale in memory at most: longer blocks repeat theirs."""
+"""The longest block in memory; longer blocks repeat their scale."""
 GROUP = {8: 8, 4: 8, 2: 16}
-"""Codes of a column that are read together."""
+"""Values of a column per load, by bits."""
 _E4M3_FACTOR = 256.0
 _DOUBLED_F4 = 0xC8643210
 """2 |x| of the eight magnitudes of f4e2m1, four bits each."""
@@ -38,16 +39,16 @@ _EXPONENT_BITS = 23
 
 @dataclass(frozen=True)
 class QuantizedWeights:
-    """All of it shapes the code that reads them."""
+    """The format of packed weights, a parameter of the kernel."""
 
     kind: DType
     """A signed integer or a float of 2, 4 or 8 bits."""
     block: int
-    """Codes that share a scale: whole groups."""
+    """Values that share a scale: whole groups."""
     scale: Type
-    """i8 stands for the exponent of a power of two."""
+    """i8 is the exponent of a power of two."""
     zero: Type | None
-    has_rest: bool
+    has_tail: bool
     """Whether a column ends within a group."""
 
     @property
@@ -60,7 +61,7 @@ class QuantizedWeights:
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of one column's group."""
+        """Bytes of one group of a column."""
         return self.group * self.bits // 8
 
     @property
@@ -79,20 +80,21 @@ class Packed:
 def pack_weights(
     qvalues: Array, scale: Array, zero: Array | None, block: int, tile: Tile, target: Target
 ) -> Packed | str:
-    """Codes [n, k] with scales and zero points [n, k / block] as they are read, or why not."""
+    """Packed values [n, k] with scales and zero points [n, k / block], or why they have no
+    kernel."""
     kind = dtype(qvalues.dtype)
     is_float = kind.is_float
     if is_float and kind not in (f4e2m1, f8e4m3fn, f8e5m2):
         return f"there is no kernel for {kind} weights"
     if kind.bits == 8 and is_float and not target.converts_f16:
-        return "the target does not convert half floats, through which f8 goes"
+        return "the target has no conversion of f16, which the f8 kernel uses"
     if is_float and not np.isfinite(qvalues.astype(np.float32)).all():
         return "a weight is not finite"
     depth = qvalues.shape[1]
     group = GROUP[kind.bits]
     shared = _shared(block, depth, group)
     if not shared:
-        return f"blocks of {block} are no whole groups of {group}"
+        return f"the block size {block} is not a multiple of {group}"
     wide = scale.astype(np.float32)
     factor = _E4M3_FACTOR if kind == f8e4m3fn else 1.0
     if not np.isfinite(wide * np.float32(factor)).all():
@@ -119,14 +121,14 @@ def pack_weights(
     )
     return Packed(
         form,
-        _panels_of_qvalues(qvalues.T, kind.bits, tile),
-        _panels(stored.T, tile),
-        None if held is None else _panels(held.T, tile),
+        _quantized_panels(qvalues.T, kind.bits, tile),
+        pack(stored.T, tile, stored.dtype),
+        None if held is None else pack(held.T, tile, held.dtype),
     )
 
 
 def _shared(block: int, depth: int, group: int) -> int:
-    """The longest block of whole groups that divides this one; 0 if there is none."""
+    """The longest supported block size that divides `block`; 0 if there is none."""
     if block >= depth:
         return min(LONGEST, -(-max(depth, 1) // group) * group)
     if block <= LONGEST:
@@ -136,13 +138,13 @@ def _shared(block: int, depth: int, group: int) -> int:
 
 
 def _repeated(parameter: Array, block: int, shared: int, depth: int) -> Array:
-    """Numbers [n, k / block] as [n, k / shared]."""
+    """A parameter [n, k / block] repeated to [n, k / shared]."""
     starts = np.arange(0, depth, shared)
     return parameter if shared == block else parameter[:, starts // min(block, max(depth, 1))]
 
 
 def _narrowest(scale: Array, target: Target) -> Array:
-    """f32 scales in the fewest bytes that hold them exactly."""
+    """f32 scales in the narrowest type that represents them exactly."""
     bits = scale.view(np.uint32)
     exponent = bits >> _EXPONENT_BITS
     if (bits == exponent << _EXPONENT_BITS).all() and ((exponent > 0) & (exponent < 255)).all():
@@ -155,34 +157,25 @@ def _narrowest(scale: Array, target: Target) -> Array:
     return scale
 
 
-def _panels(rows: Array, tile: Tile) -> Array:
-    """[k, n] as [n / columns][k][columns], filled up with zeros."""
-    depth, columns = rows.shape
-    panels = -(-columns // tile.columns)
-    padded = np.zeros((depth, panels * tile.columns), rows.dtype)
-    padded[:, :columns] = rows
-    return np.ascontiguousarray(padded.reshape(depth, panels, tile.columns).transpose(1, 0, 2))
-
-
-def _panels_of_qvalues(qvalues: Array, bits: int, tile: Tile) -> Array:
-    """Codes [k, n] in panels, a column's group side by side."""
+def _quantized_panels(qvalues: Array, bits: int, tile: Tile) -> Array:
+    """Packs values [k, n] in panels, with the groups of a column contiguous."""
     depth, columns = qvalues.shape
     group = GROUP[bits]
     padded = np.zeros((-(-depth // group) * group, columns), np.uint8)
     padded[:depth] = np.ascontiguousarray(qvalues).view(np.uint8)
     if bits == 8:
-        return _panels(padded, tile)
+        return pack(padded, tile, np.uint8)
     each = 8 // bits
     lanes = padded.reshape(len(padded) // each, each, columns) & ((1 << bits) - 1)
     packed = lanes[:, 0].copy()
     for lane in range(1, each):
         packed |= lanes[:, lane] << (lane * bits)
-    words = packed.reshape(len(packed) // 4, 4, columns).transpose(0, 2, 1)
-    return _panels(np.ascontiguousarray(words).view(np.uint32)[..., 0], tile)
+    by_word = packed.reshape(len(packed) // 4, 4, columns).transpose(0, 2, 1)
+    return pack(np.ascontiguousarray(by_word).view(np.uint32)[..., 0], tile, np.uint32)
 
 
 class Reader:
-    """Emits the numbers that codes, scales and zero points stand for."""
+    """Emits the loads of quantized values, scales and zero points."""
 
     def __init__(self, f: Kernel, form: QuantizedWeights, tile: Tile) -> None:
         self.f, self.form, self.tile = f, form, tile
@@ -192,24 +185,24 @@ class Reader:
 
     @property
     def factor(self) -> float:
-        """What `values` are too small by."""
+        """The factor that `group` leaves to the scale."""
         if self.form.kind == f8e4m3fn:
             return _E4M3_FACTOR
         return 0.5 if self.form.kind == f4e2m1 and self.lookup is None else 1.0
 
     def group(self, qvalues: Value) -> Iterator[list[Value]]:
-        """The group of codes at an address: for each k, the values of the tile's columns."""
+        """For each k of the group at an address, the vectors of the tile's columns."""
         f, form, tile = self.f, self.form, self.tile
         if form.bits == 8:
             for k in range(form.group):
                 places = [k * tile.columns + v * tile.lanes for v in range(tile.vectors)]
                 yield [self._byte(f.load(i8.vector(self.lanes), qvalues, at)) for at in places]
             return
-        words = [
+        loaded = [
             f.load(i32.vector(self.lanes), qvalues, v * self.lanes) for v in range(tile.vectors)
         ]
         for k in range(form.group):
-            yield [self._narrow(word, k) for word in words]
+            yield [self._narrow(word, k) for word in loaded]
 
     def _byte(self, qvalues: Value) -> Value:
         f, kind = self.f, self.form.kind
@@ -217,16 +210,16 @@ class Reader:
             return f.convert(f.convert(qvalues, i32), f32)
         if kind == f8e5m2:  # the upper half of an f16
             wide = f.shl(f.convert(qvalues, i16), 8)
-        else:  # sign, and the other bits at the place of an f16's, whose exponents are 8 lower
+        else:  # the bits of an f16 whose exponent is lower by 8
             wide = f.and_(f.shl(f.convert(qvalues, i16), 7), 0xBF80)
         return f.convert(f.bitcast(wide, f16.vector(self.lanes)), f32)
 
     def _narrow(self, word: Value, k: int) -> Value:
-        """The k-th code of each lane's word."""
+        """The k-th value of each lane's word."""
         f, bits, kind = self.f, self.form.bits, self.form.kind
         low = word if k == 0 else f.lshr(word, k * bits)
         if self.lookup is not None:
-            return self.lookup(f, f.const_vector(f32, numbers_of(kind)), low)
+            return self.lookup(f, f.const_vector(f32, decode_table(kind)), low)
         high = f.shl(word, 32 - bits * (k + 1))
         if kind.is_integer:
             return f.convert(f.ashr(high, 32 - bits), f32)
@@ -237,7 +230,7 @@ class Reader:
         return f.bitcast(bits_, f32.vector(self.lanes))
 
     def scale(self, pointer: Value, v: int) -> Value:
-        """Scales of the v-th vector of columns, with the factor in them."""
+        """The scales of the v-th vector of columns times `factor`."""
         f, type_ = self.f, self.form.scale
         held = f.load(type_.vector(self.lanes), pointer, v * self.lanes)
         if type_ is i8:
@@ -253,10 +246,10 @@ class Reader:
         return held if type_ is f32 else f.convert(f.convert(held, i32), f32)
 
 
-def numbers_of(kind: DType) -> list[float]:
-    """What the 16 values of four bits stand for; the upper ones do not matter to two."""
+def decode_table(kind: DType) -> list[float]:
+    """The lookup table of 4-bit patterns; 2-bit types repeat theirs."""
     qvalues = np.arange(16, dtype=np.uint8) & ((1 << kind.bits) - 1)
     if kind.is_integer:
         half = 1 << (kind.bits - 1)
-        return [float((int(code) ^ half) - half) for code in qvalues]
+        return [float((int(q) ^ half) - half) for q in qvalues]
     return [float(number) for number in qvalues.view(kind.numpy).astype(np.float32)]

@@ -1,4 +1,4 @@
-"""How many sums a product holds in registers at a time, by target and columns."""
+"""The register tile of a product: how many sums it holds in registers, by target and columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bitwright.target import Target
 
 @dataclass(frozen=True)
 class Tile:
-    """Sums held in registers: rows × (vectors · lanes)."""
+    """The sums held in registers: rows × (vectors · lanes)."""
 
     rows: int
     vectors: int
@@ -21,21 +21,22 @@ class Tile:
 
     @property
     def heights(self) -> tuple[int, ...]:
-        """Tile heights that are emitted: rows left over take the lowest that holds them."""
+        """The tile heights that are emitted: remaining rows use the lowest that holds them."""
         found = [self.rows]
         while found[-1] > 1:
             found.append(found[-1] // 2)
         return tuple(reversed(found))
 
 
-# rows × vectors: sums, the panel's vectors, a broadcast number (and a product, where multiplying
-# and adding are two instructions) fit the registers
-_TILES_32 = ((8, 3), (6, 4), (5, 5), (12, 2), (12, 1))
-_TILES_32_UNFUSED = ((8, 2), (8, 1))
+_Choices = tuple[tuple[int, int], ...]
+# rows × vectors: the sums, the vectors of the panel, a broadcast element and, where multiply and
+# add are two instructions, a product fit the registers
+_TILES_32: _Choices = ((8, 3), (6, 4), (5, 5), (12, 2), (12, 1))
+_TILES_32_UNFUSED: _Choices = ((8, 2), (8, 1))
 _TILES_16 = ((6, 2), (3, 3), (12, 1))
 _TILES_16_UNFUSED = ((6, 2), (3, 3), (8, 1))
 _TILES_16_TWO_OPERANDS = ((4, 2), (8, 1))
-"""Where an instruction overwrites one of its operands, a product takes a copy as well."""
+"""For two-operand instructions, which overwrite an operand, so that a product needs a copy."""
 
 
 def best_tile(
@@ -45,13 +46,13 @@ def best_tile(
     extra: int = 0,
     unpacking: int = 0,
 ) -> Tile:
-    """The tile for a target; for a known number of columns, the one that takes the least time.
+    """The register tile for a target; for a known number of columns, the fastest.
 
-    `fused` says whether adding a product is one instruction (as it is for f32 unless given),
-    `extra` how many vectors of sums a row has beside those of its columns, `unpacking` how many
-    instructions make a vector of the panel ready.
+    `fused` says whether multiply-add is one instruction (by default, as for f32 on the target),
+    `extra` counts the vectors of sums that a row has besides those of its columns, `unpacking` the
+    instructions that unpack a vector of the panel.
     """
-    plain, unfused = (_TILES_32, _TILES_32_UNFUSED)
+    plain, unfused = _TILES_32, _TILES_32_UNFUSED
     if target.vector_registers < 32:
         plain, unfused = _TILES_16, _TILES_16_UNFUSED
         if target.is_x86 and not target.has("avx"):
@@ -69,5 +70,5 @@ def best_tile(
 
 
 def step_cycles(rows: int, vectors: int, unpacking: int = 0) -> float:
-    """What a step of k takes, as measured: two sums a cycle and some waiting, or a load a cycle."""
+    """The measured cycles of a step of k: bound by two multiply-adds or one load per cycle."""
     return max(1.17 * (rows + unpacking) * vectors / 2, 1.03 * (rows + vectors))

@@ -1,11 +1,11 @@
-"""Rows of 8-bit integers with every block of 32 in another order, and padding around them.
+"""Permutes every block of 32 channels of 8-bit rows, and pads them.
 
     y[line, 32 b + i] = x[line, 32 b + order[b, i]]
 
-The order is chosen for the weights that the rows are multiplied with: neighbours of which no pair
-can saturate (`kernels.matmul.dot.int8_pairs`). A block is two shuffles of 16-byte halves and a blend; the
-pattern of blocks repeats along a line of whole pixels. What is left of a line behind its last whole
-block keeps its order. Signed values get their top bit flipped: u8 = s8 + 128.
+The order depends on the weights: it avoids pairs of neighbours that can saturate
+(`kernels.matmul.dot.int8_pairs`). A block takes two shuffles of 16-byte halves and a blend. The
+order of blocks repeats along a line of whole pixels. The end of a line behind its last whole block
+is not permuted. Signed values get their top bit flipped: u8 = s8 + 128.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ SIZES = (
     "lines", "oh", "ih", "top", "left", "run", "width", "x_image", "x_line", "period",
 )  # fmt: skip
 _NOTHING = 0x80
-"""A place that gives 0."""
+"""A shuffle index that yields 0."""
 _FLIP = 0x80
 
 
 def masks_of(order: Array) -> Array:
-    """order[blocks, 32] as places for two shuffles: of the block, and of it with halves swapped."""
+    """order[blocks, 32] as indices of two shuffles: of the block, and of the block with its 16-byte
+    halves swapped."""
     target = np.arange(BLOCK) // HALF
     same = order // HALF == target
     place = (order % HALF).astype(np.uint8)
@@ -36,23 +37,23 @@ def masks_of(order: Array) -> Array:
 
 
 def best_order(weights: Array, largest: int) -> Array:
-    """For w[..., k, n], the order[blocks, 32] of the first whole blocks of k, in which few pairs of
-    neighbours have weights of one sign in a column that add up to more than `largest`."""
+    """The order[blocks, 32] of the whole blocks of k in w[..., k, n] that minimizes the pairs whose
+    weights of one sign in a column sum to more than `largest`."""
     depth, columns = weights.shape[-2:]
     blocks = depth // BLOCK
     wide = weights.astype(np.int16).reshape(-1, depth, columns)[:, : blocks * BLOCK]
-    kept = np.moveaxis(wide, 1, 0).reshape(blocks, BLOCK, -1)
-    if kept.shape[2] > _SAMPLE:
-        kept = kept[:, :, :: -(-kept.shape[2] // _SAMPLE)]
-    return np.array([_matched(_conflicts(block, largest)) for block in kept]).reshape(-1, BLOCK)
+    rows = np.moveaxis(wide, 1, 0).reshape(blocks, BLOCK, -1)
+    if rows.shape[2] > _SAMPLE:
+        rows = rows[:, :, :: -(-rows.shape[2] // _SAMPLE)]
+    return np.array([_match(_conflicts(block, largest)) for block in rows]).reshape(-1, BLOCK)
 
 
 _SAMPLE = 2048
-"""Columns that are looked at: more say nothing else about a block."""
+"""The largest number of columns that is sampled."""
 
 
 def _conflicts(block: Array, largest: int) -> Array:
-    """For each two of the 32 rows, the columns in which they cannot be neighbours."""
+    """For each two of the 32 rows, the number of columns in which they would saturate as a pair."""
     high, low = np.maximum(block, 0), np.maximum(-block, 0)
     found = np.empty((BLOCK, BLOCK), np.int64)
     for i in range(BLOCK):
@@ -61,9 +62,9 @@ def _conflicts(block: Array, largest: int) -> Array:
     return found
 
 
-def _matched(conflicts: Array) -> list[int]:
-    """Pairs of few conflicts behind each other: those that are hardest to match come first, then
-    two pairs exchange members as long as that helps. Pairs alike in conflicts share a group."""
+def _match(conflicts: Array) -> list[int]:
+    """An order of the rows in pairs with few conflicts: greedy matching, hardest rows first, then
+    exchanges between two pairs while they reduce conflicts. Pairs are sorted by conflicts."""
     cost: list[list[int]] = conflicts.tolist()
     free = set(range(BLOCK))
     pairs: list[tuple[int, int]] = []
@@ -89,8 +90,8 @@ def _matched(conflicts: Array) -> list[int]:
 
 
 def emit_reorder(module: Module, name: str, signed: bool) -> Signature:
-    """Lines of images as in `kernels.matmul.dot.int16_dot.emit_widen`; `period` counts the blocks after which the
-    pattern repeats, 0 where the order stays."""
+    """Emits the kernel; slots as in `kernels.matmul.dot.int16_dot.emit_widen`. `period` is the
+    number of blocks after which the order repeats, 0 for no permutation."""
     signature = Signature(("x", "y", "fill", "masks"), SIZES)
     with module.kernel(name, signature) as f:
         size = {slot: f.args.size(slot) for slot in SIZES}
@@ -103,15 +104,15 @@ def emit_reorder(module: Module, name: str, signed: bool) -> Signature:
             y = f.gep(i8, f.args.pointer("y"), loop.index * size["width"])
             with f.if_(f.ult(line, size["ih"])) as branch:
                 x = f.gep(i8, f.args.pointer("x"), image * size["x_image"] + line * size["x_line"])
-                _filled(f, y, f.index(0), size["left"], fill)
-                _ordered(f, x, f.gep(i8, y, size["left"]), size["run"], size["period"], signed)
-                _filled(f, y, size["left"] + size["run"], size["width"], fill)
+                _fill(f, y, f.index(0), size["left"], fill)
+                _permute(f, x, f.gep(i8, y, size["left"]), size["run"], size["period"], signed)
+                _fill(f, y, size["left"] + size["run"], size["width"], fill)
             with branch.else_():
-                _filled(f, y, f.index(0), size["width"], fill)
+                _fill(f, y, f.index(0), size["width"], fill)
     return signature
 
 
-def _filled(f: Kernel, y: Value, begin: Value, end: Value, fill: Value) -> None:
+def _fill(f: Kernel, y: Value, begin: Value, end: Value, fill: Value) -> None:
     vector = f.splat(fill, BLOCK)
     stop = end - f.urem(end - begin, BLOCK)
     with f.loop(begin, stop, BLOCK) as loop:
@@ -120,8 +121,8 @@ def _filled(f: Kernel, y: Value, begin: Value, end: Value, fill: Value) -> None:
         f.store(fill, y, loop.index)
 
 
-def _ordered(f: Kernel, x: Value, y: Value, count: Value, period: Value, signed: bool) -> None:
-    """Whole blocks in their order, as often as the pattern repeats; the rest as it is."""
+def _permute(f: Kernel, x: Value, y: Value, count: Value, period: Value, signed: bool) -> None:
+    """Permutes whole blocks and copies the rest of the line."""
     stop = f.select(f.gt(period, 0), count - f.urem(count, BLOCK), 0)
     shuffle = shuffle_bytes(f.target)
     assert shuffle is not None

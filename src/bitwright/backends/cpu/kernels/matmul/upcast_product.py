@@ -1,85 +1,84 @@
-"""Products of halves by f32 kernels: a block of rows and a panel become f32 once for many tiles.
+"""Half-precision products by the f32 kernel, with rows and panels converted once for many tiles.
 
-A thread widens the rows of a block when it comes to it, and each panel before the tiles that it
-serves; both lie in a room of its stack that the second-level cache holds:
+Each thread converts the rows of a block when it starts the block, and each panel before its tiles.
+Both are in a buffer on the thread's stack that fits the L2 cache:
 
-    room = panel[k][columns], then rows[block][k]
+    buffer = panel[k][columns], then rows[block][k]
 
-What then runs is the f32 product, on half the bytes from beyond that cache. Few rows go the way of
-`halves.Widened`: for them it is the weights that take time, and they are read once.
+The f32 product then runs with half the memory traffic. Products with few rows are bound by the
+weights, which are read once: they use `dot.half_dot.UpcastDot` directly.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from bitwright.backends.cpu.codegen.emit import Value, f32
-from bitwright.backends.cpu.kernels.matmul.dot.amx import SplitDots
-from bitwright.backends.cpu.kernels.matmul.dot.dot_product import REAL
-from bitwright.backends.cpu.kernels.matmul.dot.half_dot import Widened
-from bitwright.backends.cpu.kernels.matmul.dot.split_half_dot import SplitProduct
+from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxSplitF16Dot
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import F32_DOT, DotProduct
+from bitwright.backends.cpu.kernels.matmul.dot.half_dot import UpcastDot
+from bitwright.backends.cpu.kernels.matmul.dot.split_half_dot import SplitF16Product
 from bitwright.backends.cpu.kernels.matmul.matmul import Product
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
 from bitwright.target import Target
 
-ROOM = 96 << 10
-"""Numbers that a thread holds as f32."""
+BUFFER_FLOATS = 96 << 10
+"""f32 elements in a thread's buffer."""
 LEAST_TILES, MANY_TILES = 3, 12
-"""Tiles below each other for which widening a panel pays, and those that a room must hold: panels
-beyond it would be widened too often."""
+"""The fewest tiles of rows for which converting a panel is faster, and the fewest that the buffer
+must hold: with fewer, panels would be converted too often."""
 
 
-def whole_way(
-    target: Target, numbers: Any, depth: int, columns: int, rows: object
-) -> tuple[Widened, Tile] | None:
-    """The numbers and tile of a product that may go this way; None if it never does."""
-    if not isinstance(numbers, Widened):
+def choose_upcast(
+    target: Target, dot: DotProduct, depth: int, columns: int, rows: object
+) -> tuple[UpcastDot, Tile] | None:
+    """The dot product and tile of an upcast product; None where it does not apply."""
+    if not isinstance(dot, UpcastDot):
         return None
     tile = best_tile(target, columns)
     few = isinstance(rows, int) and rows < LEAST_TILES * tile.rows
-    if few or not 0 < depth <= ROOM // (tile.columns + MANY_TILES * tile.rows):
+    if few or not 0 < depth <= BUFFER_FLOATS // (tile.columns + MANY_TILES * tile.rows):
         return None
-    return replace(numbers, whole=True), tile
+    return replace(dot, whole=True), tile
 
 
-def tiles_in_room(tile: Tile, depth: int) -> int:
-    """Tiles of rows for which there is room beside a panel."""
-    return (ROOM // depth - tile.columns) // tile.rows
+def tiles_in_buffer(tile: Tile, depth: int) -> int:
+    """How many tiles of rows fit in the buffer besides a panel."""
+    return (BUFFER_FLOATS // depth - tile.columns) // tile.rows
 
 
-def emit_half(product: Product) -> None:
-    """A product of any numbers: this way where they say so and there are rows enough, in planes
-    where they are `SplitDots`, else its own way."""
-    f, numbers = product.f, product.numbers
-    if isinstance(numbers, SplitDots):
-        SplitProduct(product).emit()
+def emit_half_product(product: Product) -> None:
+    """Emits a product of any element type: upcast where its dot product says so and there are
+    enough rows, split into planes for `AmxSplitF16Dot`."""
+    f, dot = product.f, product.dot
+    if isinstance(dot, AmxSplitF16Dot):
+        SplitF16Product(product).emit()
         return
-    if not (isinstance(numbers, Widened) and numbers.whole):
+    if not (isinstance(dot, UpcastDot) and dot.whole):
         product.emit()
         return
     with f.if_(f.ge(product.rows, LEAST_TILES * product.tile.rows)) as branch:
-        _WideProduct(product, numbers).emit()
+        _UpcastProduct(product, dot).emit()
     with branch.else_():
         product.emit()
 
 
-class _WideProduct(Product):
-    def __init__(self, narrow: Product, halves: Widened) -> None:
-        self.narrow, self.halves = narrow, halves
-        super().__init__(narrow.f, narrow.tile, narrow.epilogue, REAL)
-        self.panel = self.f.scratch(f32, ROOM)
+class _UpcastProduct(Product):
+    def __init__(self, narrow: Product, half: UpcastDot) -> None:
+        self.narrow, self.half = narrow, half
+        super().__init__(narrow.f, narrow.tile, narrow.epilogue, F32_DOT)
+        self.panel = self.f.scratch(f32, BUFFER_FLOATS)
         self.block = self.f.gep(f32, self.panel, self.depth * self.tile.columns)
         self.first: Value = self.f.index(0)
         """The first row of the block."""
 
-    def whole_depth(self) -> Value:
+    def total_steps(self) -> Value:
         return self.narrow.depth
 
-    def result_at(self, row: Value) -> Value:
-        return self.narrow.result_at(row)
+    def result_offset(self, row: Value) -> Value:
+        return self.narrow.result_offset(row)
 
-    def address(self, row: Value) -> Value:
+    def row_address(self, row: Value) -> Value:
         return self.f.gep(f32, self.block, (row - self.first) * self.depth)
 
     def add_products(
@@ -87,29 +86,32 @@ class _WideProduct(Product):
     ) -> list[Value]:
         return self.add_run(rows, w, sums, self.depth, ahead)[1]
 
-    def in_block(self, is_new: Value, first: Value, top: Value, tall: Value, left: Value) -> None:
-        """The rows of a new block as f32: those of one panel's tiles if the thread has no more."""
+    def begin_block(
+        self, is_new: Value, first: Value, top: Value, tall: Value, left: Value
+    ) -> None:
+        """Converts the rows of a new block; only those of one panel's tiles if the thread has no
+        more."""
         f, height, lanes = self.f, self.tile.rows, self.tile.lanes
         alone = f.le(top + left, tall)
         begin = (first + f.select(alone, top, 0)) * height
         count = f.select(alone, left, tall) * height
-        half = self.halves.element.vector(lanes)
+        half = self.half.element.vector(lanes)
         self.first = first * height
         end = f.select(is_new, f.min(begin + count, self.rows), begin)
         with f.loop(begin, end) as loop:
-            row, to = self.narrow.address(loop.index), self.address(loop.index)
+            row, to = self.narrow.row_address(loop.index), self.row_address(loop.index)
 
             def widen(at: Value, mask: Value | None, row: Value = row, to: Value = to) -> None:
                 f.store(f.convert(f.load(half, row, at, mask=mask), f32), to, at, mask=mask)
 
             f.vectors(0, self.depth, lanes, widen)
 
-    def _run(self, panel: Value, top: Value, count: Value) -> None:
+    def _run_panel(self, panel: Value, top: Value, count: Value) -> None:
         f, tile = self.f, self.tile
-        line = tile.columns * self.halves.unit.total_bytes
+        line = tile.columns * self.half.unit.total_bytes
         w = f.offset(self.panels(), panel * (self.depth * line))
         with f.loop(0, self.depth, nonempty=True) as loop:
-            parts = self.halves.panel(f, f.offset(w, loop.index * line), tile.vectors, tile.lanes)
+            parts = self.half.load_rhs(f, f.offset(w, loop.index * line), tile.vectors, tile.lanes)
             for v, part in enumerate(parts):
                 at = loop.index * tile.columns + v * tile.lanes
                 f.store(part, self.panel, at, align=self.vector.total_bytes)

@@ -1,26 +1,25 @@
-"""Rows of halves become f32 a piece at a time, on their way into a product."""
+"""Conversion of half-precision rows to f32, one piece at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Type, Value, f32
 
 PIECE = 256
-"""Numbers of a row that are widened at a time: those of a tile fit the first-level cache."""
+"""Elements of a row that are converted at a time: those of a tile fit the L1 cache."""
 STEP_BYTES = 32
-"""Of the next panel that are prefetched in a step of k: a cache line every two steps."""
+"""Bytes of the next panel that are prefetched per step of k: a cache line every two steps."""
 Add = Callable[..., tuple[Value, list[Value]]]
 
 
-class WideRows:
-    """The scratch that holds a piece of every row of a tile."""
+class UpcastRows:
+    """The scratch for a piece of every row of a tile."""
 
     def __init__(self, f: Kernel, element: Type, rows: int, lanes: int) -> None:
         self.f, self.element, self.lanes = f, element, lanes
-        room = f.scratch(f32, rows * PIECE)
-        self.rows = [f.gep(f32, room, i * PIECE) for i in range(rows)]
+        buffer = f.scratch(f32, rows * PIECE)
+        self.rows = [f.gep(f32, buffer, i * PIECE) for i in range(rows)]
 
     def add(
         self,
@@ -31,22 +30,23 @@ class WideRows:
         ahead: Value | None,
         add: Add,
     ) -> tuple[Value, list[Value]]:
-        """`add` (a run of f32 numbers into the sums) for every piece of the rows."""
+        """Calls `add`, which adds a run of f32 elements to the sums, for every piece of the
+        rows."""
         f, wide = self.f, self.rows[: len(rows)]
         with f.loop(0, count, PIECE, carry=(w, *sums)) as loop:
             size = f.min(count - loop.index, PIECE)
-            self._widen([f.gep(self.element, r, loop.index) for r in rows], wide, size)
+            self._convert([f.gep(self.element, r, loop.index) for r in rows], wide, size)
             line = None if ahead is None else f.offset(ahead, loop.index * STEP_BYTES)
             after, totals = add(wide, loop.carried[0], list(loop.carried[1:]), size, line)
             loop.next(after, *totals)
         return loop.results[0], list(loop.results[1:])
 
-    def _widen(self, rows: list[Value], wide: list[Value], size: Value) -> None:
-        """`size` numbers of every row as f32."""
+    def _convert(self, rows: list[Value], wide: list[Value], size: Value) -> None:
+        """Converts `size` elements of every row to f32."""
         f, lanes = self.f, self.lanes
         half = self.element.vector(lanes)
 
-        def copy(at: Any, mask: Value | None) -> None:
+        def copy(at: Value, mask: Value | None) -> None:
             for row, to in zip(rows, wide, strict=True):
                 f.store(f.convert(f.load(half, row, at, mask=mask), f32), to, at)
 

@@ -1,1 +1,1 @@
-"""Ops that move elements: selection and emission of kernels."""
+"""Data movement ops: selection and emission of kernels."""

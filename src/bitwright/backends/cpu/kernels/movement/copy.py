@@ -1,13 +1,13 @@
-"""Copies between two strided views of one shape, by the form their innermost axis takes.
+"""Copies between two strided views of one shape, by the strides of the innermost axis.
 
-    run        both sides lie close: bytes are copied a row at a time, for any element
-    fill       the source has stride 0: one element fills a row
-    general    both sides may skip: element by element
-    transpose  the target lies close, the source does on another axis: square tiles in registers
+    contiguous  stride 1 on both sides: rows of bytes, for any element type
+    fill        source stride 0: one element fills a row
+    strided     any strides: element by element
+    transpose   target stride 1, source stride 1 on another axis: square tiles in registers
 
-Sizes and strides are slots (n, x or y and the number of the axis), so a kernel is made for a form,
-a rank and, except for `run`, a width. Work is cut into pieces that threads share evenly, however
-the elements are spread over the axes.
+Sizes and strides are slots (n, x or y and the axis number), so a kernel is specialized for a form,
+a rank and, except for `contiguous`, an element width. Work is split into pieces of equal size for
+the threads, independent of the shape.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from bitwright.backends.cpu.codegen.emit import (
     i32,
     i64,
 )
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 
 WORD = {1: i8, 2: i16, 4: i32, 8: i64}
-"""The type that stands for an element of so many bytes."""
+"""The integer type of an element with this many bytes."""
 PIECE_BYTES = 16384
 BLOCK = 128
-"""Elements on the sides of the blocks in which a transpose goes through memory: each row is a page
-to look up, and both sides of a block fit the second cache."""
+"""Side of the blocks of a transpose, in elements: few TLB misses, and both sides of a block fit the
+second-level cache."""
 ALIGN_FROM = 16
-"""Rows of at least so many vectors are worth aligning their stores."""
+"""Rows of at least this many vectors have their stores aligned."""
 AHEAD_BYTES = 128
-"""How far ahead of its stores a transpose asks for the lines it will write."""
+"""Prefetch distance of a transpose, ahead of its stores."""
 Row = Callable[[Value, Value, Value], None]
 
 
 def emit_run(module: Module, name: str, rank: int) -> Signature:
-    """Rows of bytes; all sizes and strides are counted in bytes."""
+    """Rows of bytes; all sizes and strides are in bytes."""
     return _emit_rows(module, name, rank, i8, 1, 1, lambda f: lambda *row: copy_bytes(f, *row))
 
 
@@ -57,7 +57,7 @@ def emit_fill(module: Module, name: str, rank: int, width: int) -> Signature:
     return _emit_rows(module, name, rank, word, 0, 1, filled)
 
 
-def emit_general(module: Module, name: str, rank: int, width: int) -> Signature:
+def emit_strided(module: Module, name: str, rank: int, width: int) -> Signature:
     word = WORD[width]
 
     def stepped(f: Kernel) -> Row:
@@ -76,7 +76,7 @@ def _emit_rows(
     y_step: int | None,
     make_row: Callable[[Kernel], Row],
 ) -> Signature:
-    """A kernel that walks over pieces of rows; the steps within a row are slots where not known."""
+    """A kernel over pieces of rows; strides within a row that are not known are slots."""
     known = {f"x{rank - 1}": x_step, f"y{rank - 1}": y_step}
     slots = [f"{letter}{axis}" for letter in "nxy" for axis in range(rank)]
     signature = Signature("xy", [slot for slot in slots if known.get(slot) is None])
@@ -98,7 +98,7 @@ def _emit_rows(
             x, y = (f.gep(word, f.args.pointer(o), offsets[o]) for o in "xy")
             row(x, y, f.min(sizes[-1] - coordinates[-1] * piece, piece))
 
-        walk(f, counts, steps, begin, end, body)
+        emit_loop_nest(f, counts, steps, begin, end, body)
     return signature
 
 
@@ -106,12 +106,12 @@ def _emit_rows(
 
 
 def copy_bytes(f: Function, x: Value, y: Value, count: Value) -> None:
-    """Copy any number of bytes: whole vectors, the last one ending where the row ends."""
+    """Copy any number of bytes in whole vectors; the last one may overlap the one before."""
     size = f.target.vector_bytes
     vector = i8.vector(size)
     with f.if_(f.ge(count, size)) as long:
         f.store(f.load(vector, x), y)
-        # a long row goes on where the target's next line starts: stores across two lines cost more
+        # a long row continues at an aligned target address: stores across cache lines are slower
         head = f.and_(f.neg(f.emit(i64, f"ptrtoint ptr {y.text} to i64")), size - 1)
         start = f.select(f.ge(count, ALIGN_FROM * size), head, 0)
         whole = start + f.and_(count - start, -4 * size)
@@ -128,7 +128,7 @@ def copy_bytes(f: Function, x: Value, y: Value, count: Value) -> None:
 
 
 def _copy_few(f: Function, x: Value, y: Value, count: Value, size: int) -> None:
-    """Fewer than 2 * size bytes: two vectors of a size that fits, which may overlap."""
+    """Copy fewer than 2 * size bytes: two vectors of a fitting size, which may overlap."""
     if size == 1:
         with f.if_(f.gt(count, 0)):
             f.store(f.load(i8, x), y)
@@ -158,7 +158,7 @@ def fill(f: Function, value: Value, y: Value, count: Value) -> None:
 def copy_strided(
     f: Function, word: Type, x: tuple[Value, Operand], y: tuple[Value, Operand], count: Value
 ) -> None:
-    """Element by element, with a pointer and a step for each side."""
+    """Copy element by element; each side is a pointer and a stride."""
     unroll = 4
     whole = f.and_(count, -unroll)
 
@@ -176,7 +176,7 @@ def copy_strided(
 
 
 def emit_transpose(module: Module, name: str, rank: int, width: int, lanes: int) -> Signature:
-    """The last axis but one lies close in x, the last one in y; tiles have sides of `lanes`."""
+    """The last axis but one is contiguous in x, the last in y; tiles have sides of `lanes`."""
     close = (f"x{rank - 2}", f"y{rank - 1}")
     slots = [f"{letter}{axis}" for letter in "nxy" for axis in range(rank)]
     signature = Signature("xy", [slot for slot in slots if slot not in close])
@@ -202,7 +202,7 @@ def emit_transpose(module: Module, name: str, rank: int, width: int, lanes: int)
                 block,
             )
 
-        walk(f, counts, strides, begin, end, body)
+        emit_loop_nest(f, counts, strides, begin, end, body)
     return signature
 
 
@@ -215,16 +215,16 @@ def _transpose_block(
     vector: Type,
     block: int,
 ) -> None:
-    """One block, given where it starts and where the axes end; a pointer and a step per side.
+    """Transpose one block; rows and columns are (start, size), x and y are (pointer, stride).
 
-    Where both axes are as long as a tile, the last tile of an axis ends where the axis ends and
-    overlaps the one before it.
+    If both axes are at least as long as a tile, the last tile of an axis ends at the axis' end and
+    overlaps the tile before it.
     """
     lanes, word = vector.lanes, vector.scalar
     stops = [f.min(start + block, size) for start, size in (rows, columns)]
     with f.if_(f.and_(f.ge(rows[1], lanes), f.ge(columns[1], lanes))) as tiles:
         first, second = (f.min(start, size - lanes) for start, size in (rows, columns))
-        # along the target: what a tile leaves of a cache line, the next one fills
+        # inner loop along the target: consecutive tiles complete a cache line
         with f.loop(first, stops[0], lanes, nonempty=True) as outer:
             row = f.min(outer.index, stops[0] - lanes)
             with f.loop(second, stops[1], lanes, nonempty=True) as inner:
@@ -254,7 +254,7 @@ def _transpose_tile(
     lanes = vector.lanes
     x_start = f.gep(vector, x[0], column * x[1] + row)
     y_start = f.gep(vector, y[0], row * y[1] + column)
-    if vector.bytes > 1:  # rows of bytes share a line with the tiles to come
+    if vector.bytes > 1:  # rows of single bytes share cache lines with the next tiles
         ahead = f.offset(y_start, AHEAD_BYTES)
         for turn in range(lanes):
             f.prefetch(f.gep(vector, ahead, y[1] * turn) if turn else ahead, write=True)

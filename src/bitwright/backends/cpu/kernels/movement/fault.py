@@ -1,6 +1,6 @@
-"""Indices that a kernel cannot use: it reads or writes elsewhere, and notes the fault.
+"""Index checks: an out-of-range index is replaced by a valid one, and a fault is recorded.
 
-    place = checked_index(f, index, size)       # from 0 to size - 1 whatever the index is
+    place = checked_index(f, index, size)       # always in 0 … size - 1
 
 A kernel that uses this has the slots `FAULT_SLOTS` and the pointer `fault` (`Lowering.fault`).
 """
@@ -12,31 +12,31 @@ from collections.abc import Callable
 from bitwright.backends.cpu.codegen.emit import Kernel, Value, i64
 
 FAULT_SLOTS = ("node",)
-"""The number of the node, as `Lowering.number` gives it."""
+"""The number of the node (`Lowering.number`)."""
 
 
-def note_fault(f: Kernel, index: Value) -> None:
-    """Write down an index that is outside; of several, any one stays."""
-    cells = f.args.pointer("fault")
-    f.store(index, cells, 1)
-    f.store(f.args.size("node"), cells, 0)
+def record_fault(f: Kernel, index: Value) -> None:
+    """Record an out-of-range index; of several, any one remains."""
+    fault = f.args.pointer("fault")
+    f.store(index, fault, 1)
+    f.store(f.args.size("node"), fault, 0)
 
 
 def checked_index(f: Kernel, index: Value, size: Value, signed: bool = True) -> Value:
-    """The index counted from the front (negative ones count from the end); 0 for one outside."""
+    """The index with negative values counted from the end; 0 if it is out of range."""
     index = f.convert(index, i64, signed)
     place = f.select(f.lt(index, 0), index + size, index)
     outside = f.uge(place, size)
     with f.if_(outside):
-        note_fault(f, index)
+        record_fault(f, index)
     return f.select(outside, 0, place)
 
 
 def unless_empty(
     f: Kernel, count: Value, begin: Value, end: Value, emit: Callable[[], None]
 ) -> None:
-    """Emit what reads a tensor of `count` elements; where it has none, work to do is a fault."""
+    """Run `emit` if the tensor has elements (`count`); else a nonempty range is a fault."""
     with f.if_(f.gt(count, 0)) as branch:
         emit()
     with branch.else_(), f.if_(f.lt(begin, end)):
-        note_fault(f, f.index(0))
+        record_fault(f, f.index(0))

@@ -1,9 +1,9 @@
-"""Reading slices or elements at places that an index tensor names.
+"""Gathers slices or elements by an index tensor.
 
-    gather           y[b, m, :] = x[b, places[b, m], :], a place being one index or a tuple of them
+    gather           y[b, m, :] = x[b, indices[b, m], :], with one index or a tuple of indices
     gather_elements  y[…, j] = x[…, j] with the coordinate on one axis replaced by indices[…, j]
 
-Slices are copied as runs of bytes; slices of one element are moved as such.
+Slices are copied as bytes; slices of one element are copied as elements.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value, stored
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, checked_index, unless_empty
 from bitwright.ir.dtype import DType
 
 PIECE = 1024
-"""How many elements are gathered in one piece of work."""
+"""Elements per piece of work."""
 
 
-class Tuples:
-    """Places on `count` axes, from tuples of indices; axis j has size n{j} and stride s{j}."""
+class IndexTuples:
+    """IndexTuples of indices on `count` axes; axis j has size n{j} and stride s{j}."""
 
     def __init__(self, count: int, index: DType) -> None:
         self.count, self.index = count, index
         self.slots = tuple(f"{letter}{j}" for letter in "ns" for j in range(count))
 
     def offset(self, f: Kernel, address: Value) -> Value:
-        """Where the tuple at this address points to, counted as the strides are."""
+        """The offset that the tuple at this address selects, in units of the strides."""
         total: Operand = 0
         for j in range(self.count):
             index = f.load(stored(self.index), address, j)
@@ -36,18 +36,18 @@ class Tuples:
             total = place * f.args.size(f"s{j}") + total
         return f.index(total)
 
-    def reached(self, f: Kernel) -> Value:
-        """How many places there are."""
+    def position_count(self, f: Kernel) -> Value:
+        """The number of addressable positions."""
         return product(f, [f.args.size(f"n{j}") for j in range(self.count)])
 
 
 def emit_gather(module: Module, name: str, count: int, index: DType, width: int) -> Signature:
-    """Slots: b batches of m tuples; strides x_b and i_b of a batch; the bytes of a slice.
+    """Slots: b batches of m tuples; batch strides x_b and i_b; the bytes of a slice.
 
-    The tuples of a batch, and the slices of the result, lie one after the other. `width` is that of
-    a slice which is one element, else 0; strides of x are in bytes or in such elements.
+    The tuples of a batch and the slices of the result are contiguous. `width` is the element size
+    if a slice is one element, else 0; strides of x are then in elements, else in bytes.
     """
-    tuples = Tuples(count, index)
+    tuples = IndexTuples(count, index)
     sizes = ("b", "m", "x_b", "i_b", *tuples.slots, *(() if width else ("bytes",)), *FAULT_SLOTS)
     signature = Signature(("x", "i", "y", "fault"), sizes)
     with module.kernel(name, signature) as f:
@@ -72,14 +72,18 @@ def emit_gather(module: Module, name: str, count: int, index: DType, width: int)
                 _slice(f, tuples, tuple_address, coordinates[2], offsets)
 
         unless_empty(
-            f, tuples.reached(f), begin, end, lambda: walk(f, counts, steps, begin, end, body)
+            f,
+            tuples.position_count(f),
+            begin,
+            end,
+            lambda: emit_loop_nest(f, counts, steps, begin, end, body),
         )
     return signature
 
 
 def _elements(
     f: Kernel,
-    tuples: Tuples,
+    tuples: IndexTuples,
     address: Value,
     piece: Value,
     offsets: Mapping[str, Value],
@@ -94,7 +98,7 @@ def _elements(
 
 
 def _slice(
-    f: Kernel, tuples: Tuples, address: Value, piece: Value, offsets: Mapping[str, Value]
+    f: Kernel, tuples: IndexTuples, address: Value, piece: Value, offsets: Mapping[str, Value]
 ) -> None:
     size = f.args.size("bytes")
     start = piece * PIECE_BYTES
@@ -108,7 +112,7 @@ def emit_gather_elements(
 ) -> Signature:
     """Slots: sizes n of the indices; strides x, i, y; size and stride of the axis in x.
 
-    The strides of x hold 0 on the axis that the indices replace.
+    The stride of x is 0 on the axis that the indices replace.
     """
     slots = [f"{letter}{axis}" for letter in "nxiy" for axis in range(rank)]
     signature = Signature(("x", "i", "y", "fault"), (*slots, "size", "stride", *FAULT_SLOTS))
@@ -130,5 +134,7 @@ def emit_gather_elements(
                 value = f.load(word, x, loop.index * strides["x"][-1] + place * stride)
                 f.store(value, y, loop.index * strides["y"][-1])
 
-        unless_empty(f, size, begin, end, lambda: walk(f, counts, steps, begin, end, body))
+        unless_empty(
+            f, size, begin, end, lambda: emit_loop_nest(f, counts, steps, begin, end, body)
+        )
     return signature

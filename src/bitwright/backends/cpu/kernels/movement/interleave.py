@@ -1,9 +1,9 @@
-"""Few rows dealt out into one, or one into few: the transpose of a matrix with 2 to 4 rows.
+"""Interleaving 2 to 4 rows into one, and deinterleaving: transposes of a matrix with few rows.
 
-    zipped     y[i, k] = x[k, i]        planes of colours to pixels
-    unzipped   y[k, i] = x[i, k]        and back; real and imaginary parts
+    interleave     y[i, k] = x[k, i]        colour planes to pixels
+    deinterleave   y[k, i] = x[i, k]        the reverse; real and imaginary parts
 
-One vector of each row makes as many vectors of the other side, by shuffles.
+Shuffles turn one vector of each row into the same number of vectors of the other side.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Type, Value
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD
 
-MOST_ROWS = 4
+MAX_ROWS = 4
 
 
-def emit_deal(module: Module, name: str, rank: int, width: int, rows: int, zips: bool) -> Signature:
-    """Slots: sizes n and strides x, y of the outer axes; so many rows of `count` elements, which
-    lie `stride` apart on the side where they are rows."""
+def emit_interleave(
+    module: Module, name: str, rank: int, width: int, rows: int, zips: bool
+) -> Signature:
+    """Slots: sizes n and strides x, y of the outer axes; `count` elements per row, and the
+    `stride` between rows on the side that has rows."""
     outer = [f"{letter}{axis}" for letter in "nxy" for axis in range(rank)]
     signature = Signature("xy", (*outer, "count", "stride"))
     word = WORD[width]
@@ -37,19 +39,19 @@ def emit_deal(module: Module, name: str, rank: int, width: int, rows: int, zips:
         def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:
             x, y = (f.gep(word, f.args.pointer(o), offsets[o]) for o in "xy")
             length = f.min(count - coordinates[-1] * piece, piece)
-            _Dealer(f, x, y, rows, zips).deal(length, vector)
+            _Interleaver(f, x, y, rows, zips).emit(length, vector)
 
-        walk(f, counts, steps, begin, end, body)
+        emit_loop_nest(f, counts, steps, begin, end, body)
     return signature
 
 
-class _Dealer:
+class _Interleaver:
     def __init__(self, f: Kernel, x: Value, y: Value, rows: int, zips: bool) -> None:
         self.f, self.x, self.y, self.rows, self.zips = f, x, y, rows, zips
         self.stride = f.args.size("stride")
 
-    def deal(self, count: Value, vector: Type) -> None:
-        """Vectors, the last one ending at the end; a row shorter than one goes by elements."""
+    def emit(self, count: Value, vector: Type) -> None:
+        """Vectors, the last one ending at the row's end; shorter rows are copied by elements."""
         f, lanes = self.f, vector.lanes
         with f.if_(f.ge(count, lanes)) as long, f.loop(0, count, lanes) as loop:
             self._move(f.min(loop.index, count - lanes), vector)
@@ -63,10 +65,10 @@ class _Dealer:
         places, targets = (apart, close) if self.zips else (close, apart)
         loaded = [f.load(type_, self.x, place) for place in places]
         for number, target in enumerate(targets):
-            f.store(self._dealt(loaded, number), self.y, target)
+            f.store(self._shuffled(loaded, number), self.y, target)
 
-    def _dealt(self, loaded: Sequence[Value], number: int) -> Value:
-        """Vector `number` of the other side: lane by lane, which vector and lane it comes from."""
+    def _shuffled(self, loaded: Sequence[Value], number: int) -> Value:
+        """Vector `number` of the other side; `picks` are the source vector and lane per lane."""
         lanes, rows = loaded[0].type.lanes, self.rows
         if self.zips:
             flat = range(number * lanes, (number + 1) * lanes)
@@ -77,7 +79,7 @@ class _Dealer:
             return loaded[picks[0][0]]
         found = loaded[0]
         for source in range(1, rows):
-            # lanes of earlier vectors are in place once the first shuffle has brought them there
+            # after the first shuffle, lanes of earlier vectors are in place
             order = [
                 lanes + lane if vector == source else (lane if source == 1 else at)
                 for at, (vector, lane) in enumerate(picks)

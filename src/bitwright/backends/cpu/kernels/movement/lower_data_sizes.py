@@ -1,11 +1,11 @@
-"""Ops whose sizes only the data decides: a step reads them, the rest is views and copies as ever.
+"""Lowering of ops with data-dependent sizes: a step reads them; the rest is views and copies.
 
-    reshape, expand   views in the shape that is read
-    slice             a view whose offset and strides are read
-    range             start + i · delta, as many as the three numbers say
-    require           its operand, behind a step that looks at the condition
+    reshape, expand   views in the shape that was read
+    slice             a view whose offset and strides were read
+    range             start + i · delta; the operands determine the length
+    require           its operand, after a step that checks the condition
 
-Numbers of either sign are held as a difference of two sizes, which are never negative.
+A signed number is the difference of two sizes, because sizes are never negative.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Bindings = Mapping[str, int]
 
 
 def read_integers(ctx: Lowering, node: Node, operand: Value | None) -> tuple[Size, ...]:
-    """The numbers of a vector of known length."""
+    """The elements of a vector of known length, as sizes."""
     assert operand is not None
     if operand.rank != 1 or not isinstance(operand.shape[0], int):
         raise NoKernelError("the length of a vector of sizes is not known")
@@ -41,7 +41,7 @@ def read_integers(ctx: Lowering, node: Node, operand: Value | None) -> tuple[Siz
 
 
 def known_sizes(ctx: Lowering, node: Node, sizes: Sequence[Size]) -> None:
-    """The shape of a node's result, from sizes that are known by now."""
+    """Set the shape of a node's result from sizes that are already known."""
 
     def read(_: Sequence[Array], bindings: Bindings) -> list[int]:
         found = [evaluate(size, bindings) for size in sizes]
@@ -55,7 +55,7 @@ def known_sizes(ctx: Lowering, node: Node, sizes: Sequence[Size]) -> None:
 def _signed(
     ctx: Lowering, node: Node, what: str, count: int
 ) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
-    """New numbers of either sign, and the pairs of sizes that they are differences of."""
+    """New signed numbers, and the pairs of sizes whose differences they are."""
     prefix = f"data{ctx.number(node)}.{what}"
     halves = tuple(symbol(f"{prefix}{i}") for i in range(2 * count))
     return tuple(halves[2 * i] - halves[2 * i + 1] for i in range(count)), halves
@@ -120,11 +120,11 @@ def lower_slice(ctx: Lowering, node: Node, region: RegionView) -> None:
         begin, stride = [0] * rank, [1] * rank
         for number, axis in enumerate(axes if axes is not None else range(len(first))):
             if not -rank <= axis < rank:
-                raise RunError("there is no such axis", expected=f"rank {rank}", found=axis)
+                raise RunError("the axis is out of range", expected=f"rank {rank}", found=axis)
             move = 1 if step is None else step[number]
             start, end = normalize_slice(shape[axis], first[number], stop[number], move)
-            begin[axis], stride[axis] = int(start), move  # type: ignore[call-overload]
-            shape[axis] = int(slice_size(start, end, move))  # type: ignore[call-overload]
+            begin[axis], stride[axis] = evaluate(start, bindings), move
+            shape[axis] = evaluate(slice_size(start, end, move), bindings)
         return [*shape, *begin, *_halves(stride)]
 
     present = [operand for operand in operands if operand is not None]

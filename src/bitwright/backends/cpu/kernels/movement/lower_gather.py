@@ -1,4 +1,4 @@
-"""Lowerings of the gathers; an index that is a constant number makes a view."""
+"""Lowering of gathers; a constant scalar index gives a view."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bitwright.lir.buffer import View, row_major
 
 
 def index_type(value: Value) -> DType:
-    """The element type of indices, which must be whole numbers of 8 to 64 bits."""
+    """The element type of indices, which must be an integer type of 8 to 64 bits."""
     if not value.dtype.is_integer or value.dtype.bits < 8:
         raise NoKernelError(f"indices of type {value.dtype}")
     return value.dtype
@@ -32,14 +32,14 @@ def byte_width(element: DType) -> int:
 
 
 def word_width(element: DType) -> int:
-    """Bytes of an element that is moved on its own, at most 8."""
+    """Bytes of an element that is copied individually, at most 8."""
     if byte_width(element) > 8:
         raise NoKernelError(f"elements of type {element} are wider than a register")
     return byte_width(element)
 
 
 def grouped(ctx: Lowering, value: Value, shape: tuple[Size, ...]) -> View:
-    """The value in a shape that joins its axes, close on the last; copied if it must be."""
+    """The value with merged axes and a contiguous last axis; copied if necessary."""
     view = ctx.view(value).reshape(shape)
     if view is not None and (view.strides[-1] == 1 or shape[-1] == 1):
         return view
@@ -47,7 +47,7 @@ def grouped(ctx: Lowering, value: Value, shape: tuple[Size, ...]) -> View:
 
 
 def _gather_view(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
-    """The slice at a constant place, which needs no copy; the place is known to be inside."""
+    """The slice at a constant in-range index as a view, else None."""
     x, indices = node.operands
     if not indices.is_constant or indices.rank:
         return None
@@ -98,13 +98,14 @@ def _gather(
     work: tuple[Size, Size, Size],
     inner: Size,
 ) -> None:
-    """x is [batches, one axis per index, inner]; `work`: batches, tuples, indices of a batch."""
+    """x is [batches, one axis per index, inner]; `work` is (batches, tuples, indices per batch)."""
     index = index_type(indices)
     element = byte_width(x.dtype)
     width = element if inner == 1 and element <= 8 else 0
     scale = 1 if width else element
     key = count, index, width
-    kernel = ctx.kernel("gather", key, lambda module, name: emit_gather(module, name, *key))
+    family = f"gather_{8 * width}bit_{index}" if width else f"gather_slices_{index}"
+    kernel = ctx.kernel(family, key, lambda module, name: emit_gather(module, name, *key))
     sizes: dict[str, Size] = {"b": work[0], "m": work[1], "i_b": work[2]}
     sizes |= {"x_b": x.strides[0] * scale, "node": ctx.number(node)}
     for j in range(count):
@@ -129,9 +130,8 @@ def lower_gather_elements(ctx: Lowering, node: Node, region: RegionView) -> None
     views = dict(zip("xiy", collapse([along, ctx.view(indices), y], keep=1), strict=True))
     rank = len(views["y"].shape)
     key = rank, index, width
-    kernel = ctx.kernel(
-        "gather_elements", key, lambda module, name: emit_gather_elements(module, name, *key)
-    )
+    family = f"gather_elements_{8 * width}bit_{index}"
+    kernel = ctx.kernel(family, key, lambda module, name: emit_gather_elements(module, name, *key))
     sizes: dict[str, Size] = {"size": x.shape[axis], "stride": source.strides[axis]}
     sizes |= {f"n{at}": size for at, size in enumerate(views["y"].shape)}
     for operand, view in views.items():

@@ -1,4 +1,4 @@
-"""Movement ops that are copies into parts of their result: concat, tile, pad and roll."""
+"""Lowering of movement ops that copy into parts of their result: concat, tile, pad and roll."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bitwright.lir.buffer import View, row_major
 
 @lowers("concat")
 def lower_concat(ctx: Lowering, node: Node, region: RegionView) -> None:
-    """Each operand is copied to its place in the result, which lies as an image among them does."""
+    """Copy each operand into its slice of the result, which uses the layout of an image operand."""
     orders = [image_order(ctx.view(value)) for value in node.operands]
     y = ctx.output(node.outputs[0], max(orders, key=lambda order: order != tuple(sorted(order))))
     axis = normalize_axis(node.attrs["axis"], len(y.shape))
@@ -33,7 +33,7 @@ def lower_concat(ctx: Lowering, node: Node, region: RegionView) -> None:
 
 @lowers("tile")
 def lower_tile(ctx: Lowering, node: Node, region: RegionView) -> None:
-    """Every axis becomes two, the outer one repeating with stride 0."""
+    """Split every axis in two; the outer one has stride 0."""
     value = node.inputs[0]
     assert value is not None
     repeats = node.attrs.get("repeats") or read_integers(ctx, node, node.inputs[1])
@@ -51,7 +51,7 @@ def lower_tile(ctx: Lowering, node: Node, region: RegionView) -> None:
 
 @dataclass(frozen=True)
 class _Axis:
-    """Sizes of result and source, where the source begins in the result, its stride."""
+    """The sizes of result and source, the begin of the source in the result, its stride."""
 
     n: Size
     m: Size
@@ -60,7 +60,7 @@ class _Axis:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is added or taken away."""
+        """Whether the axis is neither padded nor cropped."""
         return self.n == self.m and self.b == 0
 
 
@@ -79,7 +79,7 @@ def lower_pad(ctx: Lowering, node: Node, region: RegionView) -> None:
 
 @lowers("roll")
 def lower_roll(ctx: Lowering, node: Node, region: RegionView) -> None:
-    """A shift is padding in front that wraps around, with as much taken away behind."""
+    """A shift is wrap padding at the begin with the same amount cropped at the end."""
     begins = [0] * node.outputs[0].rank
     for shift, axis in zip(node.attrs["shifts"], node.attrs["axes"], strict=True):
         begins[axis % len(begins)] += shift
@@ -107,7 +107,7 @@ def pad_view(
     mode: str = "constant",
     fills: View | None = None,
 ) -> None:
-    """A step that lays x into a row-major y, behind `begins` elements on every axis."""
+    """Append a call that pads x into a row-major y, with `begins` elements before it per axis."""
     axes = _merged(x, y.shape, begins, mode)
     if axes[-1].x != 1:
         x = ctx.packed(x, node.name)
@@ -115,7 +115,8 @@ def pad_view(
     if fills is None:
         fills = ctx.constant(np.zeros(1, x.dtype.numpy), "zero")
     key = mode, len(axes), word_width(x.dtype)
-    kernel = ctx.kernel("pad", key, lambda module, name: emit_pad(module, name, *key))
+    family = f"pad_{mode}_{8 * key[2]}bit"
+    kernel = ctx.kernel(family, key, lambda module, name: emit_pad(module, name, *key))
     sizes = {f"{o}{i}": getattr(axis, o) for i, axis in enumerate(axes) for o in "nmb"}
     strides = row_major([axis.n for axis in axes])
     sizes |= {f"x{i}": axis.x for i, axis in enumerate(axes[:-1])}
@@ -125,7 +126,7 @@ def pad_view(
 
 
 def _merged(x: View, shape: Sequence[Size], begins: Sequence[Size], mode: str) -> list[_Axis]:
-    """The fewest axes: one that is whole joins the axis before it where x lies in one run."""
+    """The axes after merging unpadded axes into the one before them where x is contiguous."""
     found: list[_Axis] = []
     for axis in map(_Axis, shape, x.shape, begins, x.strides):
         if axis.n == 1 and axis.is_whole:

@@ -1,4 +1,4 @@
-"""nonzero: the chunks' counts are summed by a step of sizes, then the coordinates are written."""
+"""Lowering of nonzero: a size step sums the counts of chunks, then coordinates are written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def lower_nonzero(ctx: Lowering, node: Node, region: RegionView) -> None:
     chunks = (count + (CHUNK - 1)) // CHUNK
     counts = ctx.scratch(f"{node.name}.counts", "i64", chunks)
     sizes: dict[str, Size] = {"count": count, "chunks": chunks}
-    first = ctx.kernel("nonzero_count", element, lambda m, n: emit_count(m, n, element))
+    family = f"nonzero_count_{element}"
+    first = ctx.kernel(family, element, lambda m, n: emit_count(m, n, element))
     ctx.call(first, node, {"x": view, "counts": counts}, sizes, writes=("counts",))
 
     def read(arrays: Sequence[Array], _: Mapping[str, int]) -> list[int]:
@@ -36,7 +37,7 @@ def lower_nonzero(ctx: Lowering, node: Node, region: RegionView) -> None:
     found = node.outputs[0].shape[1]
     ctx.read_sizes(node, [counts], [found], read)
     key = element, rank
-    second = ctx.kernel("nonzero", key, lambda m, n: emit_write(m, n, *key))
+    second = ctx.kernel(f"nonzero_{element}", key, lambda m, n: emit_write(m, n, *key))
     sizes |= {"found": found, **{f"n{axis}": size for axis, size in enumerate(x.shape)}}
     pointers = {"x": view, "counts": counts, "y": ctx.output(node.outputs[0])}
     ctx.call(second, node, pointers, sizes)

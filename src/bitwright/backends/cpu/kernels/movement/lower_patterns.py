@@ -1,4 +1,4 @@
-"""Lowerings of the ops whose results follow a rule of positions (`kernels.movement.patterns`)."""
+"""Lowering of ops whose results depend on positions (`kernels.movement.patterns`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from bitwright.ir.types import normalize_axis
 def lower_iota(ctx: Lowering, node: Node, region: RegionView) -> None:
     element = node.outputs[0].dtype
     require_elements(element)
-    kernel = ctx.kernel("iota", element, lambda m, name: patterns.emit_iota(m, name, element))
+    family = f"iota_{element}"
+    kernel = ctx.kernel(family, element, lambda m, name: patterns.emit_iota(m, name, element))
     y = ctx.output(node.outputs[0])
     ctx.call(kernel, node, {"y": y}, {"count": node.attrs["length"]})
 
@@ -29,7 +30,7 @@ def lower_iota(ctx: Lowering, node: Node, region: RegionView) -> None:
 def lower_sizes(ctx: Lowering, node: Node, region: RegionView) -> None:
     values = node.attrs["values"] if node.op == "sizes" else next(node.operands).shape
     count = len(values)
-    kernel = ctx.kernel("sizes", count, lambda m, name: patterns.emit_sizes(m, name, count))
+    kernel = ctx.kernel("shape_of_i64", count, lambda m, name: patterns.emit_sizes(m, name, count))
     y = ctx.output(node.outputs[0])
     ctx.call(kernel, node, {"y": y}, {f"v{j}": value for j, value in enumerate(values)})
 
@@ -42,7 +43,8 @@ def lower_one_hot(ctx: Lowering, node: Node, region: RegionView) -> None:
     if rest:
         ctx.read_sizes(node, rest, [depth], lambda arrays, _: [int(arrays[0].item())])
     key = index_type(indices), word_width(values.dtype)
-    kernel = ctx.kernel("one_hot", key, lambda m, name: patterns.emit_one_hot(m, name, *key))
+    family = f"one_hot_{8 * key[1]}bit_{key[0]}"
+    kernel = ctx.kernel(family, key, lambda m, name: patterns.emit_one_hot(m, name, *key))
     pointers = {"i": ctx.contiguous(indices), "values": ctx.contiguous(values)}
     sizes = {"p": product(indices.shape[:axis]), "q": product(indices.shape[axis:])}
     sizes["d"] = depth
@@ -55,7 +57,8 @@ def lower_trilu(ctx: Lowering, node: Node, region: RegionView) -> None:
     key = node.attrs["upper"], word_width(x.dtype), index_type(rest[0]) if rest else None
     matrices, (rows, columns) = product(x.shape[:-2]), x.shape[-2:]
     view = grouped(ctx, x, (matrices, rows, columns))
-    kernel = ctx.kernel("trilu", key, lambda m, name: patterns.emit_trilu(m, name, *key))
+    family = f"trilu_{8 * key[1]}bit"
+    kernel = ctx.kernel(family, key, lambda m, name: patterns.emit_trilu(m, name, *key))
     pointers = {"x": view, "y": ctx.output(node.outputs[0])}
     sizes: dict[str, Size] = {"matrices": matrices, "rows": rows, "columns": columns}
     sizes |= {"x0": view.strides[0], "x1": view.strides[1]}

@@ -1,6 +1,6 @@
-"""Lowerings of the scatters: the result starts as a copy of x, or is x where nobody else reads it.
+"""Lowering of scatters: the result starts as a copy of x.
 
-A state that becomes the result when the run ends is written in place.
+A state that the result replaces at the end of the run is updated in place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bitwright.lir.buffer import View, row_major
 
 
 def _start(ctx: Lowering, node: Node) -> View:
-    """The result's memory, holding x."""
+    """The result's memory, initialized with x."""
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
     becomes = dict(ctx.graph.updates).get(x)
@@ -41,12 +41,12 @@ def _start(ctx: Lowering, node: Node) -> View:
 
 
 def _element(value: Value, reduction: str) -> DType:
-    """What the kernel moves: bits of a width, or numbers that it combines."""
+    """The element type of the kernel: an unsigned type of the width if it only copies."""
     if reduction == "none":
         return dtype(f"u{8 * word_width(value.dtype)}")
     require_elements(value.dtype)
     if value.dtype == bool_:
-        raise NoKernelError("booleans are not combined")
+        raise NoKernelError("there is no kernel for reductions of booleans")
     return value.dtype
 
 
@@ -56,7 +56,8 @@ def lower_scatter_nd(ctx: Lowering, node: Node, region: RegionView) -> None:
     reduction = node.attrs["reduction"]
     count = int(indices.shape[-1])
     key = count, index_type(indices), _element(x, reduction), reduction
-    kernel = ctx.kernel("scatter", key, lambda module, name: emit_scatter(module, name, *key))
+    family = f"scatter_nd_{reduction}_{key[2]}_{key[1]}"
+    kernel = ctx.kernel(family, key, lambda module, name: emit_scatter(module, name, *key))
     y = _start(ctx, node)
     sizes: dict[str, Size] = {"m": product(indices.shape[:-1]), "columns": product(x.shape[count:])}
     for j in range(count):
@@ -80,9 +81,8 @@ def lower_scatter_elements(ctx: Lowering, node: Node, region: RegionView) -> Non
     if len(views[0].shape) == 1:
         views = [replace(v, shape=(1, *v.shape), strides=(0, *v.strides)) for v in views]
     key = len(views[0].shape), index, element, reduction
-    kernel = ctx.kernel(
-        "scatter_elements", key, lambda module, name: emit_scatter_elements(module, name, *key)
-    )
+    family = f"scatter_elements_{reduction}_{element}_{index}"
+    kernel = ctx.kernel(family, key, lambda module, name: emit_scatter_elements(module, name, *key))
     sizes: dict[str, Size] = {f"n{at}": size for at, size in enumerate(views[0].shape)}
     pointers = dict(zip("iuy", views, strict=True))
     for operand, view in pointers.items():

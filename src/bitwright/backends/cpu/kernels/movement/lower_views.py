@@ -1,4 +1,4 @@
-"""Movement ops that move nothing: their results are views of their operands."""
+"""Lowering of movement ops whose results are views of their operands."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def _identity(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
 
 
 def _reshape(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
-    """A copy is made first where the strides do not allow the new shape."""
+    """A view; x is copied first if its strides do not allow the new shape."""
     x = node.inputs[0]
     if len(node.inputs) != 1 or x is None:
         return None
     shape = node.outputs[0].shape
     view = ctx.view(x).reshape(shape)
-    if view is None:  # both shapes hold as many elements: that is checked when sizes are known
+    if view is None:  # equal element counts are checked when sizes are known
         view = replace(ctx.contiguous(x), shape=shape, strides=row_major(shape))
     return (view,)
 

@@ -1,6 +1,6 @@
-"""Where elements are not zero: counted chunk by chunk, then written once their number is known.
+"""Coordinates of nonzero elements: counted per chunk, then written once the total is known.
 
-count   counts[chunk] = how many elements of the chunk are not 0
+count   counts[chunk] = number of nonzero elements of the chunk
 write   y[axis, k] = coordinate of the k-th such element, in row-major order
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, i64, stored
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest
 from bitwright.ir.dtype import DType
 
 CHUNK = 4096
-"""Elements that one thread counts at a time."""
+"""Elements per chunk."""
 
 
 def _is_set(f: Kernel, element: DType, place: Value, lanes: int = 1) -> Value:
@@ -58,5 +58,5 @@ def emit_write(module: Module, name: str, element: DType, rank: int) -> Signatur
         steps = [f.index(1)]
         for size in reversed(shape[1:]):
             steps.append(steps[-1] * size)
-        walk(f, shape, {"x": steps[::-1]}, begin * CHUNK, last, body)
+        emit_loop_nest(f, shape, {"x": steps[::-1]}, begin * CHUNK, last, body)
     return signature

@@ -1,12 +1,12 @@
-"""Padding and cyclic shifts: every element of the result looks for its source along each axis.
+"""Padding and cyclic shifts, as a map from result positions to source positions per axis.
 
     place = index - begin                          on each axis of the source, of size m
-    constant   the value where a place is outside
+    constant   the value where a place is out of range
     edge       place clamped to 0 … m - 1
     wrap       place mod m
     reflect    place mod 2(m - 1), mirrored beyond m - 1
 
-Rows are contiguous on both sides. Inside a row, what maps to neighbours is copied as one run.
+Rows are contiguous on both sides. Within a row, consecutive source positions are copied as one run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bitwright.backends.cpu.codegen.emit import Function, Kernel, Module, Signature, Value, i1
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import dot, pieces, product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import (
+    dot,
+    emit_loop_nest,
+    pieces,
+    product,
+)
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes, fill
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, unless_empty
 
@@ -45,17 +50,17 @@ def emit_pad(module: Module, name: str, mode: str, rank: int, width: int) -> Sig
                 row.mapped(mode)
 
         def pad() -> None:
-            walk(f, counts, {"y": [*y_strides, 0]}, begin, end, body)
+            emit_loop_nest(f, counts, {"y": [*y_strides, 0]}, begin, end, body)
 
         if mode == "constant":
             pad()
-        else:  # an empty axis has nothing to show
+        else:  # an empty source has no elements to repeat
             unless_empty(f, product(f, inner), begin, end, pad)
     return signature
 
 
 def source_place(f: Function, mode: str, place: Value, size: Value) -> Value:
-    """The place on an axis of the source, which is not empty, that a place outside it shows."""
+    """The source position for a position out of range; the axis is not empty."""
     if mode in ("constant", "edge"):
         return f.max(f.min(place, size - 1), 0)
     with f.if_(f.ult(place, size), carry=(place,)) as branch:
@@ -77,7 +82,7 @@ def _places(
     begins: Sequence[Value],
     sizes: Sequence[Value],
 ) -> tuple[list[Value], Value]:
-    """Places on the outer axes, and whether all of them lie in the source as they are."""
+    """Source positions on the outer axes, and whether all were in range."""
     inside = f.const(i1, 1)
     places = []
     for coordinate, begin, size in zip(coordinates, begins, sizes, strict=False):
@@ -114,7 +119,7 @@ class _Row:
         fill(f, value, f.gep(self.word, self.y, end), self.stop - end)
 
     def run(self, start: Value, end: Value) -> None:
-        """Elements of the result that lie in the source in the same order."""
+        """Copy a contiguous run from the source."""
         f = self.f
         x = f.gep(self.word, self.x, start - self.begin)
         y = f.gep(self.word, self.y, start)
@@ -135,7 +140,7 @@ class _Row:
             self.run(start, end)
 
     def _wrapped(self) -> None:
-        """Runs up to the end of the source, again and again."""
+        """Copy runs up to the end of the source repeatedly."""
         f = self.f
         with f.do_while(carry=(self.first,)) as loop:
             (at,) = loop.carried

@@ -1,4 +1,4 @@
-"""Results that follow a rule of positions: counters, sizes, one-hot codes, triangles, turns."""
+"""Position-dependent results: iota, range, sizes, one_hot, trilu, reverse_sequence."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from bitwright.backends.cpu.codegen.emit import Module, Signature, Value, computed, f64, i64, stored
 from bitwright.backends.cpu.codegen.expression import load_computed, to_stored
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes, fill
-from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, note_fault
+from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
 from bitwright.ir.dtype import DType
 
 
@@ -29,7 +29,7 @@ def emit_iota(module: Module, name: str, element: DType) -> Signature:
 
 
 def emit_range(module: Module, name: str, element: DType) -> Signature:
-    """y[i] = start + i · delta, floats in f64 up to the last rounding."""
+    """y[i] = start + i · delta; floats are computed in f64 and rounded once."""
     signature = Signature(("start", "delta", "y"), ("count",))
     wide = f64 if element.is_float else stored(element)
     with module.kernel(name, signature) as f:
@@ -60,7 +60,7 @@ def emit_sizes(module: Module, name: str, count: int) -> Signature:
 
 
 def emit_one_hot(module: Module, name: str, index: DType, width: int) -> Signature:
-    """y[p, d, q] = on where d is the code at [p, q], else off; slots p, d and q."""
+    """y[p, d, q] = on where d is the index at [p, q], else off; slots p, d and q."""
     signature = Signature(("i", "values", "y"), ("p", "d", "q"))
     word, type_ = WORD[width], stored(index)
     with module.kernel(name, signature) as f:
@@ -69,26 +69,26 @@ def emit_one_hot(module: Module, name: str, index: DType, width: int) -> Signatu
         begin, end = f.share(f.args.size("p") * inner)
 
         def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:
-            code = f.convert(f.load(type_, f.args.pointer("i"), offsets["i"]), i64, index.is_signed)
+            at = f.convert(f.load(type_, f.args.pointer("i"), offsets["i"]), i64, index.is_signed)
             if index.is_signed:
-                code = f.select(f.lt(code, 0), code + depth, code)
+                at = f.select(f.lt(at, 0), at + depth, at)
             y = f.gep(word, f.args.pointer("y"), offsets["y"])
             with f.if_(f.eq(inner, 1)) as close:
                 fill(f, off, y, depth)
             with close.else_(), f.loop(0, depth) as loop:
                 f.store(off, y, loop.index * inner)
-            with f.if_(f.ult(code, depth)):
-                f.store(on, y, code * inner)
+            with f.if_(f.ult(at, depth)):
+                f.store(on, y, at * inner)
 
         counts = [f.args.size("p"), inner]
-        walk(f, counts, {"i": [inner, 1], "y": [depth * inner, 1]}, begin, end, body)
+        emit_loop_nest(f, counts, {"i": [inner, 1], "y": [depth * inner, 1]}, begin, end, body)
     return signature
 
 
 def emit_trilu(
     module: Module, name: str, upper: bool, width: int, diagonal: DType | None
 ) -> Signature:
-    """Rows of matrices: zeros on one side of the diagonal; slots in elements, rows lie close."""
+    """Rows of matrices with zeros on one side of the diagonal; slots in elements."""
     slots = ("matrices", "rows", "columns", "x0", "x1", *(() if diagonal else ("k",)))
     signature = Signature(("x", "y", *(("k",) if diagonal else ())), slots)
     word = WORD[width]
@@ -107,7 +107,7 @@ def emit_trilu(
 
         def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:
             x, y = (f.gep(word, f.args.pointer(o), offsets[o]) for o in "xy")
-            # the shift is bounded first: any i64 may be given
+            # clamp the shift first, because it may be any i64
             reach = f.max(f.min(shift, columns), f.neg(rows))
             cut = coordinates[1] + reach + (0 if upper else 1)
             cut = f.max(f.min(cut, columns), 0)
@@ -117,12 +117,12 @@ def emit_trilu(
             copy_bytes(f, source, target, (stop - start) * width)
             fill(f, f.const(word, 0), f.gep(word, y, stop), columns - stop)
 
-        walk(f, counts, steps, begin, end, body)
+        emit_loop_nest(f, counts, steps, begin, end, body)
     return signature
 
 
 def emit_reverse_sequence(module: Module, name: str, time_axis: int, index: DType) -> Signature:
-    """Slots: sizes n0 and n1 of time and batch, one of which comes first; the bytes of a step."""
+    """Slots: sizes n0 and n1 of time and batch, in either order; the bytes of a time step."""
     signature = Signature(("x", "lengths", "y", "fault"), ("n0", "n1", "bytes", *FAULT_SLOTS))
     with module.kernel(name, signature) as f:
         size = f.args.size("bytes")
@@ -136,12 +136,12 @@ def emit_reverse_sequence(module: Module, name: str, time_axis: int, index: DTyp
             length = f.convert(f.load(stored(index), f.args.pointer("lengths"), batch), i64)
             wrong = f.ugt(length, axes[time_axis])
             with f.if_(wrong):
-                note_fault(f, length)
-            transposed = f.and_(f.lt(step, length), f.not_(wrong))
-            place = f.select(transposed, length - 1 - step, step)
+                record_fault(f, length)
+            is_reversed = f.and_(f.lt(step, length), f.not_(wrong))
+            place = f.select(is_reversed, length - 1 - step, step)
             x = f.offset(f.args.pointer("x"), offsets["y"] + (place - step) * strides[time_axis])
             y = f.offset(f.args.pointer("y"), offsets["y"])
             copy_bytes(f, x, y, f.min(size - coordinates[2] * PIECE_BYTES, PIECE_BYTES))
 
-        walk(f, counts, {"y": [*strides, PIECE_BYTES]}, begin, end, body)
+        emit_loop_nest(f, counts, {"y": [*strides, PIECE_BYTES]}, begin, end, body)
     return signature

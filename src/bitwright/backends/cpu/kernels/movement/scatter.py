@@ -1,11 +1,11 @@
-"""Writing slices or elements at places that an index tensor names, into a copy of x.
+"""Scatters slices or elements into a copy of x by an index tensor.
 
-    scatter           y[places[m], :] = updates[m, :], a place being a tuple of indices
+    scatter           y[indices[m], :] = updates[m, :], with tuples of indices
     scatter_elements  y[…, j] = updates[…, j], with indices[…, j] as the coordinate on one axis of y
     tensor_scatter    y[b, :, start[b] + c, :] = update[b, :, c, :], a run of rows of a cache
 
-Where updates meet on one place they are combined in the order they come in, each place by one
-thread: threads share the columns of slices, or the lines along the axis, never the updates.
+Updates of one position are applied in order, by one thread: threads divide the columns of slices,
+or the lines along the axis, never the updates.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from bitwright.backends.cpu.codegen.emit import (
     stored,
 )
 from bitwright.backends.cpu.codegen.expression import from_stored, to_stored
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, copy_bytes
 from bitwright.backends.cpu.kernels.movement.fault import (
     FAULT_SLOTS,
     checked_index,
-    note_fault,
+    record_fault,
     unless_empty,
 )
-from bitwright.backends.cpu.kernels.movement.gather import PIECE, Tuples
+from bitwright.backends.cpu.kernels.movement.gather import PIECE, IndexTuples
 from bitwright.ir.dtype import DType
 
 CHUNK = 64
-"""The least number of columns that a thread takes."""
+"""The minimum number of columns per thread."""
 
 
 def combine(f: Kernel, reduction: str, old: Value, new: Value, element: DType) -> Value:
-    """Two stored values as one, in the type they are computed in."""
+    """The reduction of two stored values, in the computed type."""
     a, b = from_stored(f, old, element), from_stored(f, new, element)
     if reduction in ("max", "min"):
         both = getattr(f, reduction)(a, b, element.is_signed)
@@ -50,8 +50,8 @@ def combine(f: Kernel, reduction: str, old: Value, new: Value, element: DType) -
 def emit_scatter(
     module: Module, name: str, count: int, index: DType, element: DType, reduction: str
 ) -> Signature:
-    """Slots: m tuples, the columns of a slice; sizes and strides of the axes they point to."""
-    tuples = Tuples(count, index)
+    """Slots: m tuples, the columns of a slice; sizes and strides of the indexed axes."""
+    tuples = IndexTuples(count, index)
     signature = Signature(("y", "i", "u", "fault"), ("m", "columns", *tuples.slots, *FAULT_SLOTS))
     type_ = stored(element)
     with module.kernel(name, signature) as f:
@@ -67,7 +67,7 @@ def emit_scatter(
                 u = f.gep(type_, f.args.pointer("u"), loop.index * columns + begin)
                 _write_row(f, y, u, end - begin, element, reduction)
 
-        unless_empty(f, tuples.reached(f), begin, end, update)
+        unless_empty(f, tuples.position_count(f), begin, end, update)
     return signature
 
 
@@ -91,7 +91,7 @@ def emit_scatter_elements(
 ) -> Signature:
     """Slots: sizes n of the updates; strides y, i, u; the size of the axis in y.
 
-    The last axis is the one that indices replace, whichever it was; at least one stands before it.
+    The last axis is the indexed one, after a transpose; at least one axis precedes it.
     """
     slots = [f"{letter}{axis}" for letter in "nyiu" for axis in range(rank)]
     signature = Signature(("y", "i", "u", "fault"), (*slots, "size", *FAULT_SLOTS))
@@ -123,14 +123,16 @@ def emit_scatter_elements(
                 )
                 write(offsets["y"] + loop.index * strides["y"][-2], i, u)
 
-        unless_empty(f, size, begin, end, lambda: walk(f, counts, steps, begin, end, body))
+        unless_empty(
+            f, size, begin, end, lambda: emit_loop_nest(f, counts, steps, begin, end, body)
+        )
     return signature
 
 
 def emit_tensor_scatter(module: Module, name: str, index: DType | None, mode: str) -> Signature:
-    """Slots: b batches, m slices, c rows of so many bytes; room for rows; strides in bytes.
+    """Slots: b batches, m slices, c rows of `bytes` bytes; `room` in rows; strides in bytes.
 
-    A batch whose rows do not fit is left as it is, and noted.
+    A batch whose rows do not fit is unchanged, and a fault is recorded.
     """
     strides = tuple(f"{operand}{axis}" for operand in "yu" for axis in "bmc")
     signature = Signature(
@@ -153,7 +155,7 @@ def emit_tensor_scatter(module: Module, name: str, index: DType | None, mode: st
             if mode == "linear":
                 wrong = f.or_(wrong, f.gt(start, room - rows))
             with f.if_(wrong) as branch:
-                note_fault(f, start)
+                record_fault(f, start)
             with branch.else_():
                 place = start + coordinates[2]
                 place = f.urem(place, room) if mode == "circular" else place
@@ -162,5 +164,5 @@ def emit_tensor_scatter(module: Module, name: str, index: DType | None, mode: st
                 copy_bytes(f, u, y, f.min(size - coordinates[3] * PIECE_BYTES, PIECE_BYTES))
 
         begin, end = f.share(product(f, counts))
-        walk(f, counts, steps, begin, end, body)
+        emit_loop_nest(f, counts, steps, begin, end, body)
     return signature

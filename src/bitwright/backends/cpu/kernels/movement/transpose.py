@@ -1,9 +1,9 @@
-"""Square tiles transposed in registers.
+"""Transposes square tiles in registers.
 
-`transposed(f, rows)` takes n vectors of n lanes and gives n vectors, lane by vector. Inside each
-16-byte part of a register, rows are interleaved pairwise, by one element, by two, …, until every
-part holds a column; then whole parts change places between registers. Each step is one instruction
-on every x86 (unpack, permute of 128-bit parts) and on NEON (zip).
+`transposed(f, rows)` takes n vectors of n lanes and returns the n columns. Within each 16-byte part
+of a register, rows are interleaved pairwise, by one element, by two, …, until every part holds a
+column; then whole parts are exchanged between registers. Each step is one instruction on x86
+(unpack, permute of 128-bit parts) and on NEON (zip).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ PART_BYTES = 16
 
 
 def tile_lanes(target: Target, width: int, shortest: int) -> int:
-    """The side of a tile of elements of this many bytes on an axis of this size; 0 for none.
+    """The tile side for elements of `width` bytes on an axis of size `shortest`; 0 for none.
 
-    All rows of a tile fit the registers.
+    All rows of a tile fit into registers.
     """
     most = 16 if target.vector_registers >= 32 else 8
     lanes = max(2, min(most, target.vector_bytes // width))
@@ -46,7 +46,7 @@ def transposed(f: Function, rows: Sequence[Value]) -> list[Value]:
 
 
 def _zip(f: Function, a: Value, b: Value, part: int, unit: int) -> tuple[Value, Value]:
-    """The lower, then the upper halves of each part of a and b, interleaved in units."""
+    """The lower and the upper halves of each part of a and b, interleaved in units."""
     lanes = a.type.lanes
     orders: list[list[int]] = [[], []]
     for start in range(0, lanes, part):
@@ -59,7 +59,7 @@ def _zip(f: Function, a: Value, b: Value, part: int, unit: int) -> tuple[Value, 
 
 
 def _exchange(f: Function, members: Sequence[Value], part: int) -> list[Value]:
-    """Vector q, part p goes to vector p, part q."""
+    """Transpose of parts: vector q, part p becomes vector p, part q."""
 
     def pick(a: Value, b: Value, *parts: int) -> Value:
         return f.shuffle(a, [p * part + lane for p in parts for lane in range(part)], b)

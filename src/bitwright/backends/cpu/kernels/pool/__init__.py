@@ -1,1 +1,1 @@
-"""Pools and resampling: selection and emission of kernels."""
+"""Pooling and resampling: selection and emission of kernels."""

@@ -1,7 +1,7 @@
-"""Sampling at free positions: y[n, c, p] = sum over taps t of weight[t, p] * x[n, c, place[t, p]].
+"""Sampling at a grid: y[n, c, p] = sum over taps t of weight[t, p] * x[n, c, place[t, p]].
 
-Lanes run along positions. Their taps are computed once, in f64 as the reference does
-(`ops.vision.grid_sample`), and serve all channels, whose elements are gathered.
+Lanes run along positions. Taps are computed once for all channels, in f64 as the reference does
+(`ops.vision.grid_sample`); elements are gathered.
 
     slots   x [N, C, *spatial]   grid [N, positions, axes]   y [N, C, positions]
             batch, channels, positions, d0 … (the spatial axes)
@@ -21,9 +21,9 @@ from bitwright.ir.dtype import DType
 
 OFFSETS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}
 CUBIC = -0.75
-"""The parameter of Keys' spline."""
+"""The parameter a of the cubic convolution kernel (Keys)."""
 Tap = tuple[Value, Value]
-"""A place, and its weight."""
+"""An offset and its weight."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class _Samples:
         unless_empty(f, self.plane, begin, end, body)
 
     def _chunk(self, image: Value, first: Value) -> None:
-        """A vector of positions of one image, through all channels."""
+        """Sample a vector of positions of one image in all channels."""
         f, element = self.f, stored(self.kernel.element)
         mask = f.mask(self.positions - first, self.lanes, 64)
         taps = self._taps(self._grid(image, first, mask))
@@ -76,7 +76,7 @@ class _Samples:
             for place, weight in taps:
                 read = f.gather(element.vector(self.lanes), x, place, mask=mask)
                 share = f.convert(read, f64) * weight
-                # a pixel without weight must not turn an infinite one into NaN
+                # 0 · inf would be NaN
                 total = total + f.select(f.eq(weight, 0.0), 0.0, share)
             y = f.gep(element, f.args.pointer("y"), row * self.positions + first)
             f.store(f.convert(total, element), y, mask=mask)
@@ -93,7 +93,7 @@ class _Samples:
         ]
 
     def _taps(self, coordinates: Sequence[Value]) -> list[Tap]:
-        """Offsets in a plane and weights of all combinations of the axes' taps."""
+        """Plane offsets and weights of all combinations of the axes' taps."""
         per_axis = [self._axis(at, size) for at, size in zip(coordinates, self.sizes, strict=True)]
         found = []
         for taps in combinations(*per_axis):
@@ -124,12 +124,12 @@ class _Samples:
             if kernel.padding == "zeros":
                 valid = f.and_(f.ge(pixel, 0.0), f.le(pixel, last))
                 weight = f.select(valid, weight, 0.0)
-            near = f.quick_min(f.quick_max(pixel, 0.0), last)  # NaN counts as the first
+            near = f.quick_min(f.quick_max(pixel, 0.0), last)  # NaN becomes 0
             taps.append((f.convert(near, i64), weight))
         return taps
 
     def _inside(self, place: Value, length: Value) -> Value:
-        """Places off the image moved onto it, as the padding says."""
+        """Positions outside the image mapped into it according to the padding mode."""
         f, kernel = self.f, self.kernel
         if kernel.padding == "zeros":
             return place
@@ -139,8 +139,8 @@ class _Samples:
         if kernel.padding == "border":
             return f.select(outside, f.max(f.min(place, length - 1.0), 0.0), place)
         span = high - low
-        turn = span * 2.0
+        period = span * 2.0
         beyond = place - low
-        beyond = beyond - f.floor(f.div(beyond, turn)) * turn
-        mirrored = low + f.select(f.gt(beyond, span), turn - beyond, beyond)
+        beyond = beyond - f.floor(f.div(beyond, period)) * period
+        mirrored = low + f.select(f.gt(beyond, span), period - beyond, beyond)
         return f.select(outside, f.select(f.gt(span, 0.0), mirrored, low), place)

@@ -1,4 +1,4 @@
-"""grid_sample: images and grid row by row, all positions of an image as one axis."""
+"""Lowering of grid_sample: contiguous images and grid, all positions of an image as one axis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bitwright.ir.dim import Size, product
 from bitwright.ir.graph import Node
 from bitwright.ops.core.registry import get
 
-MOST_AXES = 3
+MAX_AXES = 3
 
 
 @lowers("grid_sample")
@@ -17,13 +17,14 @@ def lower_grid_sample(ctx: Lowering, node: Node, region: RegionView) -> None:
     x, grid = node.operands
     require_elements(x.dtype, grid.dtype)
     if not x.dtype.is_float:
-        raise NoKernelError(f"{x.dtype} is not sampled")
+        raise NoKernelError(f"grid_sample has no kernel for {x.dtype}")
     axes, attrs = x.rank - 2, get(node.op).call_attrs(node.attrs)
-    if axes > MOST_AXES:
-        raise NoKernelError(f"{axes} spatial axes have too many taps")
+    if axes > MAX_AXES:
+        raise NoKernelError(f"grid_sample has no kernel for {axes} spatial axes")
     how = attrs["mode"], attrs["padding_mode"], bool(attrs["align_corners"])
     kernel = Sampling(x.dtype, grid.dtype, axes, *how)
-    code = ctx.kernel("grid_sample", kernel, lambda m, name: emit_grid_sample(m, name, kernel))
+    family = f"grid_sample_{kernel.mode}_{x.dtype}"
+    code = ctx.kernel(family, kernel, lambda m, name: emit_grid_sample(m, name, kernel))
     sizes: dict[str, Size] = {
         "batch": x.shape[0],
         "channels": x.shape[1],

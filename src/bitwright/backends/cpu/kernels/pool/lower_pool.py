@@ -1,4 +1,4 @@
-"""Lowerings of the pools, in the layout that their operand has: channels first or last."""
+"""Lowering of pooling, in the layout of the operand: channels first or last."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node
 from bitwright.ops.nn.windows import make_windows
 
-MOST = 1 << 30
-"""What lanes of 32 bits count places with: sums of two of them fit."""
+MAX_PLACE = 1 << 30
+"""The largest position in 32-bit lanes: a sum of two fits."""
 
 
 @lowers("max_pool", "avg_pool", "lp_pool")
@@ -28,8 +28,8 @@ def lower_pool(ctx: Lowering, node: Node, region: RegionView) -> None:
     if not all(isinstance(size, int) for size in windows.kernel):
         raise NoKernelError("the window has no fixed size")
     numbers = (*windows.extents, *windows.strides, *windows.begins, *windows.ends)
-    if any(isinstance(number, int) and number > MOST for number in numbers):
-        raise NoKernelError("places in its windows do not fit 32 bits")
+    if any(isinstance(number, int) and number > MAX_PLACE for number in numbers):
+        raise NoKernelError("positions in the windows do not fit 32 bits")
     order = image_order(ctx.view(x))
     is_last = order == channels_last(x.rank)
     pool = Pool(
@@ -43,7 +43,8 @@ def lower_pool(ctx: Lowering, node: Node, region: RegionView) -> None:
         attrs.get("p", 2),
     )
     pointers = {"x": ctx.ordered(x, order), "y": ctx.output(y, order)}
-    kernel = ctx.kernel(node.op, pool, lambda module, name: emit_pool(module, name, pool))
+    family = f"{node.op}_{x.dtype}"
+    kernel = ctx.kernel(family, pool, lambda module, name: emit_pool(module, name, pool))
     sizes: dict[str, Size] = {"images": x.shape[0] * (1 if is_last else x.shape[1])}
     if is_last:
         sizes["channels"] = x.shape[1]
@@ -62,7 +63,7 @@ def _kind(node: Node) -> str:
 
 
 def _lanes(ctx: Lowering, node: Node, is_last: bool) -> int:
-    """Lanes of a vector, fewer where the axis they run along is known to be short."""
+    """Lanes of a vector, fewer if their axis is known to be short."""
     y = node.outputs[0]
     lanes = ctx.target.lanes(max(computed(y.dtype).bits, 32))
     along = y.shape[1] if is_last else y.shape[-1]

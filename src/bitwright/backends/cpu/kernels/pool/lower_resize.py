@@ -1,6 +1,6 @@
-"""The lowering of resize: tables for the axes that change, then one pass over the result.
+"""Lowering of resize: tables of taps for the resized axes, then one pass over the result.
 
-Where the data decides the sizes, any axis may change: there they are taken one behind the other.
+With data-dependent sizes any axis may be resized; the axes are then processed one after another.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, Reg
 from bitwright.backends.cpu.lowering.layout import image_order
 from bitwright.backends.cpu.lowering.region import require_elements
 from bitwright.errors import RunError
-from bitwright.ir.dim import Size, product
+from bitwright.ir.dim import Size, evaluate, product
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Node, Value
 from bitwright.lir.buffer import View, contiguous, row_major
 from bitwright.ops.vision.resize import CROP, scaled_size
 
 Array = np.ndarray[Any, Any]
-MOST_TAPS = 64
-"""Taps of all axes together that are written out: 4 for each of three axes."""
+MAX_TAPS = 64
+"""The most unrolled taps of all axes together: 4 for each of three axes."""
 
 
 @lowers("resize")
@@ -54,7 +54,7 @@ def lower_resize(ctx: Lowering, node: Node, region: RegionView) -> None:
         ctx.copy(view, ctx.output(y), node.name)
         return
     first, last = changed[0], changed[-1] + 1
-    if _grid(node, None).taps ** (last - first) > MOST_TAPS:
+    if _grid(node, None).taps ** (last - first) > MAX_TAPS:
         _each_axis(ctx, node, x, scales, order, changed)
         return
     _resample(
@@ -70,7 +70,7 @@ def lower_resize(ctx: Lowering, node: Node, region: RegionView) -> None:
 def _require(node: Node, x: Value) -> None:
     attrs = node.attrs
     if attrs["coordinate_mode"] == CROP or attrs["antialias"]:
-        raise NoKernelError("crops and antialiasing have no kernel")
+        raise NoKernelError("there is no kernel for crops and antialiasing")
     if attrs["mode"] != "nearest":
         require_elements(x.dtype)
         if x.dtype.is_integer and x.dtype.bits > 32:
@@ -78,10 +78,10 @@ def _require(node: Node, x: Value) -> None:
 
 
 def _axis_by_axis(ctx: Lowering, node: Node, x: Value) -> None:
-    """The sizes are read, then every axis is a step of its own."""
+    """Read the sizes, then resize one axis after another."""
     wanted, scales = (*node.inputs[1:], None, None)[:2]
     if scales is not None and scales.dtype != f32:
-        raise NoKernelError(f"scales of {scales.dtype} are not read")
+        raise NoKernelError(f"there is no kernel for scales of {scales.dtype}")
 
     def read(arrays: Sequence[Array], bindings: Mapping[str, int]) -> list[int]:
         if wanted is not None:
@@ -89,7 +89,7 @@ def _axis_by_axis(ctx: Lowering, node: Node, x: Value) -> None:
         else:
             shape = x.tensor.concrete(bindings)
             pairs = zip(shape, arrays[0].tolist(), strict=True)
-            found = [int(scaled_size(size, scale)) for size, scale in pairs]
+            found = [evaluate(scaled_size(size, scale), bindings) for size, scale in pairs]
         if min(found, default=0) < 0:
             raise RunError("a size would be negative", found=found)
         return found
@@ -109,10 +109,9 @@ def _each_axis(
     order: Sequence[int],
     changed: Sequence[int],
 ) -> None:
-    """A step for every axis that changes, numbered as they lie in memory; `scales` are known, or
-    lie in memory themselves."""
+    """Append a step per resized axis, in memory order; `scales` are constants or a view."""
     if x.dtype.is_integer and node.attrs["mode"] != "nearest":
-        raise NoKernelError("integers are rounded once for all axes, not axis by axis")
+        raise NoKernelError("integers must be rounded once for all axes, not axis by axis")
     shape = tuple(x.shape[axis] for axis in order)
     view, result = ctx.ordered(x, order), ctx.output(node.outputs[0], order)
     for at in changed:
@@ -160,7 +159,7 @@ def _resample(
     grids: Sequence[Grid],
     scale: View | None = None,
 ) -> None:
-    """x and y are [outer, axes that change, inner] in memory."""
+    """x and y are [outer, resized axes, inner] in memory."""
     x = node.inputs[0]
     assert x is not None
     rank, inner, width = len(grids), shape[-1], byte_width(x.dtype)
@@ -172,14 +171,16 @@ def _resample(
     if grid.taps == 1:
         element = width if inner == 1 and width <= 8 else 0
         key = rank, element
-        kernel = ctx.kernel("resize_nearest", key, lambda m, name: emit_nearest(m, name, *key))
+        family = f"resize_nearest_{8 * element}bit" if element else "resize_nearest_slices"
+        kernel = ctx.kernel(family, key, lambda m, name: emit_nearest(m, name, *key))
         scale_by = 1 if element else width
         slots |= {f"s{axis}": stride * scale_by for axis, stride in enumerate(strides)}
         if not element:
             slots["bytes"] = inner * width
     else:
         spec = rank, grid.taps, x.dtype, inner != 1
-        kernel = ctx.kernel("resize", spec, lambda m, name: emit_sums(m, name, *spec))
+        family = f"resize_{grid.mode}_{x.dtype}"
+        kernel = ctx.kernel(family, spec, lambda m, name: emit_sums(m, name, *spec))
         slots |= {f"s{axis}": stride for axis, stride in enumerate(strides)}
         if inner != 1:
             slots["inner"] = inner
@@ -196,11 +197,13 @@ def _table(
     count: Size,
     scale: View | None,
 ) -> dict[str, View]:
-    """The step that fills the table of one axis, and where it lies."""
+    """Append the call that fills the table of one axis; return its views."""
     assert node.inputs[0] is not None
     weight = sum_type(node.inputs[0].dtype)
     kernel = ctx.kernel(
-        "resize_table", (grid, weight.mangled), lambda m, name: emit_table(m, name, grid, weight)
+        f"resize_taps_{grid.mode}_{weight.mangled}",
+        (grid, weight.mangled),
+        lambda m, name: emit_table(m, name, grid, weight),
     )
     name = f"{node.name}.{axis}"
     tables = {"place": ctx.scratch(f"{name}.places", "i32", count * grid.taps)}

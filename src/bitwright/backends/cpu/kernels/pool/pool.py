@@ -1,9 +1,9 @@
 """Pooling over windows of 1, 2 or 3 spatial axes: max, mean and p-norm.
 
-    tap k of window o reads place o * stride - begin + k * dilation, if that is inside the axis
+    tap k of window o reads position o * stride - begin + k * dilation, if it is in range
 
-Images lie channels first, [N * C, spatial], and lanes run along the last spatial axis; or channels
-last, [N, spatial, C], and lanes run along the channels. The window, its strides and dilations are
+Images are channels first, [N * C, spatial], with lanes along the last spatial axis; or channels
+last, [N, spatial, C], with lanes along the channels. The window, its strides and dilations are
 compiled in; sizes and padding are slots: in{a}, out{a}, begin{a}, end{a} for each spatial axis a,
 `images` and `channels`.
 """
@@ -26,23 +26,23 @@ from bitwright.backends.cpu.codegen.emit import (
     stored,
 )
 from bitwright.backends.cpu.codegen.expression import from_stored, load_computed, to_stored
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, product
 from bitwright.ir.dtype import DType
 
 GROUP = 4
-"""Vectors of channels that one pass over a window gathers."""
-MOST_TAPS = 32
-"""Taps of a line that are written out; longer lines are a loop."""
-MOST_FACTORS = 8
-"""Powers up to this are written out as products."""
+"""Vectors of channels per pass over a window."""
+MAX_TAPS = 32
+"""The most taps of a line that are unrolled."""
+MAX_FACTORS = 8
+"""The largest power that is computed by products."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """What is compiled in."""
+    """The compile-time parameters."""
 
     kind: str
-    """max, avg, avg_padded (padding counts) or lp"""
+    """max, avg, avg_padded (count_include_pad) or lp"""
     element: DType
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -57,7 +57,7 @@ class Pool:
 
     @property
     def empty(self) -> float:
-        """What adds nothing to a window."""
+        """The identity element of the reduction."""
         if self.kind != "max":
             return 0.0
         return float("-inf") if self.element.is_float else self.element.min
@@ -73,17 +73,17 @@ class Pool:
         return total + value
 
     def _power(self, f: Kernel, value: Value) -> Value:
-        if self.p > MOST_FACTORS:
+        if self.p > MAX_FACTORS:
             return math.pow_(f, value, f.const(value.type, float(self.p)))
         power = value
         for _ in range(self.p - 1):
             power = power * value
         return power
 
-    def finish(self, f: Kernel, total: Value, cells: Value) -> Value:
-        """The result; a mean divides by the number of cells, one for all or one for each lane."""
+    def finish(self, f: Kernel, total: Value, counted: Value) -> Value:
+        """The result; a mean divides by `counted`, one number or one per lane."""
         if self.kind in ("avg", "avg_padded"):
-            return f.div(total, f.convert(f.max(cells, 1), total.type.scalar))
+            return f.div(total, f.convert(f.max(counted, 1), total.type.scalar))
         if self.kind == "lp" and self.p > 1:
             return f.sqrt(total) if self.p == 2 else _root(f, total, self.p)
         return total
@@ -94,14 +94,14 @@ def _root(f: Kernel, total: Value, p: int) -> Value:
 
 
 @dataclass(frozen=True)
-class _Observed:
-    """The taps of one window along one axis that are inside."""
+class _WindowTaps:
+    """The in-range taps of a window along one axis."""
 
     start: Value
     first: Value
     stop: Value
-    cells: Value
-    """How many of them a mean counts."""
+    counted: Value
+    """The number of taps that a mean divides by."""
 
 
 class _Emitter:
@@ -111,8 +111,8 @@ class _Emitter:
         self.counts = [f.args.size(f"out{a}") for a in range(pool.rank)]
         self.x, self.y = f.args.pointer("x"), f.args.pointer("y")
 
-    def taps(self, axis: int, window: Value) -> _Observed:
-        """The taps of a window, or of one in each lane; counted in the type of its number."""
+    def taps(self, axis: int, window: Value) -> _WindowTaps:
+        """The taps of a window, or of one window per lane, in the type of `window`."""
         f, pool = self.f, self.pool
         taps, step = pool.kernel[axis], pool.dilations[axis]
 
@@ -122,32 +122,32 @@ class _Emitter:
         start = window * pool.strides[axis] - slot("begin")
 
         def before(limit: Operand) -> Value:
-            """The number of taps that lie before a place."""
+            """The number of taps before a position."""
             distance = f.add(f.sub(limit, start), step - 1)
             return f.max(f.min(f.sdiv(distance, step) if step > 1 else distance, taps), 0)
 
         first, stop = before(0), before(slot("in"))
-        cells = f.sub(stop, first)
+        counted = f.sub(stop, first)
         if pool.kind == "avg_padded":
-            cells = before(slot("in") + slot("end"))
-        return _Observed(start, first, stop, cells)
+            counted = before(slot("in") + slot("end"))
+        return _WindowTaps(start, first, stop, counted)
 
-    def over(
+    def loop_over_taps(
         self,
-        taps: Sequence[_Observed],
+        taps: Sequence[_WindowTaps],
         strides: Sequence[Operand],
         offset: Value,
         carry: Sequence[Value],
-        leaf: Callable[[Value, Sequence[Value]], Sequence[Value]],
+        accumulate: Callable[[Value, Sequence[Value]], Sequence[Value]],
     ) -> tuple[Value, ...]:
-        """Loops over the taps of a window, with running totals; `leaf` gets an offset in x."""
+        """Loops over a window's taps with carried totals; `accumulate` takes an offset in x."""
         f = self.f
         if not taps:
-            return tuple(leaf(offset, carry))
+            return tuple(accumulate(offset, carry))
         step = self.pool.dilations[self.pool.rank - len(strides)]
         with f.loop(taps[0].first, taps[0].stop, carry=carry) as loop:
             place = (taps[0].start + loop.index * step) * strides[0] + offset
-            loop.next(*self.over(taps[1:], strides[1:], place, loop.carried, leaf))
+            loop.next(*self.loop_over_taps(taps[1:], strides[1:], place, loop.carried, accumulate))
         return loop.results
 
     def load(self, lanes: int, place: Value, mask: Value | None = None) -> Value:
@@ -174,32 +174,32 @@ class _Emitter:
             taps = [self.taps(a, coordinates[1 + a]) for a in range(self.pool.rank)]
             self._over_channels(taps, strides, offsets["x"], offsets["y"], channels)
 
-        walk(f, counts, steps, begin, end, body)
+        emit_loop_nest(f, counts, steps, begin, end, body)
 
     def _over_channels(
         self,
-        taps: Sequence[_Observed],
+        taps: Sequence[_WindowTaps],
         strides: Sequence[Operand],
         x: Value,
         y: Value,
         channels: Value,
     ) -> None:
         f, pool, lanes = self.f, self.pool, self.pool.lanes
-        cells = product(f, [t.cells for t in taps])
+        counted = product(f, [t.counted for t in taps])
         wide = lanes * GROUP
         whole = channels - f.urem(channels, wide)
 
         def group(channel: Value, count: int, mask: Value | None) -> None:
-            def leaf(offset: Value, totals: Sequence[Value]) -> list[Value]:
+            def accumulate(offset: Value, totals: Sequence[Value]) -> list[Value]:
                 return [
                     pool.add(f, total, self.load(lanes, offset + turn * lanes, mask))
                     for turn, total in enumerate(totals)
                 ]
 
             empty = [pool.start(f, lanes)] * count
-            totals = self.over(taps, strides, x + channel, empty, leaf)
+            totals = self.loop_over_taps(taps, strides, x + channel, empty, accumulate)
             for turn, total in enumerate(totals):
-                value = pool.finish(f, total, cells)
+                value = pool.finish(f, total, counted)
                 self.store(value, y + channel + turn * lanes, mask)
 
         with f.loop(0, whole, wide) as loop:
@@ -222,12 +222,12 @@ class _Emitter:
             taps = [self.taps(a, coordinates[1 + a]) for a in range(rank - 1)]
             self._row(taps, strides, offsets["x"], offsets["y"])
 
-        walk(f, counts, steps, begin, end, body)
+        emit_loop_nest(f, counts, steps, begin, end, body)
 
     def _row(
-        self, taps: Sequence[_Observed], strides: Sequence[Operand], x: Value, y: Value
+        self, taps: Sequence[_WindowTaps], strides: Sequence[Operand], x: Value, y: Value
     ) -> None:
-        """Windows along the last axis, in lanes; vectors that reach over an edge are masked."""
+        """Windows along the last axis, one per lane; vectors that cross an edge are masked."""
         f, pool, lanes = self.f, self.pool, self.pool.lanes
         count, stride = self.counts[-1], pool.strides[-1]
         extent = (pool.kernel[-1] - 1) * pool.dilations[-1] + 1
@@ -240,10 +240,10 @@ class _Emitter:
                 place = start + tap * pool.dilations[-1]
                 return pool.add(f, total, self._strided(offset, place, is_masked))
 
-            def leaf(offset: Value, totals: Sequence[Value]) -> list[Value]:
+            def accumulate(offset: Value, totals: Sequence[Value]) -> list[Value]:
                 total = totals[0]
-                if pool.kernel[-1] > MOST_TAPS:
-                    with f.loop(*self._reached(start), carry=(total,)) as taps_of_row:
+                if pool.kernel[-1] > MAX_TAPS:
+                    with f.loop(*self._taps_in_range(start), carry=(total,)) as taps_of_row:
                         (before,) = taps_of_row.carried
                         taps_of_row.next(add(offset, before, taps_of_row.index))
                     return list(taps_of_row.results)
@@ -251,13 +251,13 @@ class _Emitter:
                     total = add(offset, total, tap)
                 return [total]
 
-            (total,) = self.over(taps, strides, x, [pool.start(f, lanes)], leaf)
-            cells = product(f, [t.cells for t in taps])
+            (total,) = self.loop_over_taps(taps, strides, x, [pool.start(f, lanes)], accumulate)
+            counted = product(f, [t.counted for t in taps])
             if is_masked and pool.kind in ("avg", "avg_padded"):
                 own = self.taps(pool.rank - 1, f.iota(i32, lanes) + f.convert(first, i32))
-                total = pool.finish(f, total, own.cells * f.convert(cells, i32))
+                total = pool.finish(f, total, own.counted * f.convert(counted, i32))
             else:
-                total = pool.finish(f, total, cells * pool.kernel[-1])
+                total = pool.finish(f, total, counted * pool.kernel[-1])
             self.store(total, y + first, stored_lanes)
 
         with f.if_(f.lt(count, lanes)) as short:
@@ -272,9 +272,8 @@ class _Emitter:
             with branch.else_():
                 windows(first, True)
 
-    def _reached(self, start: Value) -> tuple[Value, Value]:
-        """The taps that fall inside the row for any of the windows of a vector, the first of which
-        begins at `start`."""
+    def _taps_in_range(self, start: Value) -> tuple[Value, Value]:
+        """The range of taps in range for any window of a vector; the first starts at `start`."""
         f, pool = self.f, self.pool
         step = pool.dilations[-1]
         last = start + (pool.lanes - 1) * pool.strides[-1]
@@ -283,7 +282,7 @@ class _Emitter:
         return first, f.min(behind, pool.kernel[-1])
 
     def _strided(self, row: Value, place: Value, is_masked: bool) -> Value:
-        """Every stride-th element of a row from a place on; nothing outside the row is read."""
+        """Every stride-th element of a row from `place` on; reads nothing outside the row."""
         f, pool, lanes = self.f, self.pool, self.pool.lanes
         size, stride = self.sizes[-1], pool.strides[-1]
         empty = pool.empty

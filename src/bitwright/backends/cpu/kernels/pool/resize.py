@@ -1,13 +1,13 @@
 """Resampling on a regular grid, by tables: y[o] = sum over taps t of weight[t, o] * x[place[t, o]].
 
-A kernel first writes the table of each axis that changes, in the same steps of f64 as the reference
-(`ops.vision.resize`): places as i32, weights in the type that the sums are made in. Then
+A first kernel writes the table of each resized axis, with the same f64 operations as the reference
+(`ops.vision.resize`): positions as i32, weights in the type of the sums. Then
 
     nearest   copies elements or slices
-    sums      weighs 2 (linear) or 4 (cubic) taps per axis, the first axis innermost
+    sums      sums 2 (linear) or 4 (cubic) weighted taps per axis, the first axis innermost
 
-x is seen as [outer, axes that change, inner]. Lanes run along the inner elements where there are
-any (images with channels last), else along the last axis, whose taps are gathered.
+x is [outer, resized axes, inner]. Lanes run along the inner elements if there are any (images with
+channels last), else along the last axis, whose taps are gathered.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from bitwright.backends.cpu.codegen.emit import (
     stored,
 )
 from bitwright.backends.cpu.codegen.expression import from_stored
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, product, walk
+from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, unless_empty
 from bitwright.backends.cpu.kernels.movement.gather import PIECE
 from bitwright.ir.dtype import DType, f64
 
 _Rows = Sequence[Sequence[tuple[Value, Value]]]
-"""For each axis, offset and weight of its taps."""
+"""Per axis, the offsets and weights of its taps."""
 ROW_LIMIT = 2048
-"""Elements of a row that is summed on the stack."""
+"""The longest row that is summed on the stack, in elements."""
 CLOSE = 1e-6
-"""How far from a whole size a scale may lead that is meant to lead there (`ops.vision.resize`)."""
+"""Relative tolerance within which size · scale counts as an integer (`ops.vision.resize`)."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the positions of a result lie on an axis, and how its taps are weighed."""
+    """The coordinate transformation and interpolation of one axis."""
 
     mode: str
     coordinates: str
@@ -53,7 +53,7 @@ class Grid:
     exclude_outside: bool
     scale: float | None
     is_data: bool = False
-    """Whether a slot holds the address of the scale, an f32."""
+    """Whether the scale, an f32, is read from a slot."""
 
     @property
     def taps(self) -> int:
@@ -61,7 +61,7 @@ class Grid:
 
 
 def sum_type(element: DType) -> Type:
-    """What sums are made in: integers in f64, so that they round as the reference does."""
+    """The type of sums: f64 for integers, to round as the reference does."""
     return emit.f64 if element.is_integer or element == f64 else emit.f32
 
 
@@ -69,7 +69,7 @@ def sum_type(element: DType) -> Type:
 
 
 def emit_table(module: Module, name: str, grid: Grid, weight: Type) -> Signature:
-    """Slots: the sizes of the axis in x and y; one row of `place` and `weight` for each tap."""
+    """Slots: the sizes of the axis in x and y; one row of `place` and `weight` per tap."""
     pointers = ("place", "fault") if grid.taps == 1 else ("place", "weight", "fault")
     pointers = (*pointers, "scale") if grid.is_data else pointers
     signature = Signature(pointers, ("size", "count", *FAULT_SLOTS))
@@ -91,7 +91,7 @@ def emit_table(module: Module, name: str, grid: Grid, weight: Type) -> Signature
 
 
 def _coordinate(f: Kernel, grid: Grid, index: Value, size: Value, count: Value) -> Value:
-    """The place on the axis of x of a position of y, as `ops.vision.resize` computes it."""
+    """The coordinate in x of a position of y, as `ops.vision.resize` computes it."""
     place, length, total = (f.convert(value, emit.f64) for value in (index, size, count))
     width = total
     scale: Operand | None = grid.scale
@@ -124,16 +124,16 @@ def _nearest(f: Kernel, at: Value, rule: str) -> Value:
 
 
 def _inside(f: Kernel, place: Value, size: Value) -> Value:
-    """A whole f64, moved to the nearest place of the axis."""
+    """An integral f64 clamped to the axis, as i32."""
     last = f.convert(size - 1, emit.f64)
     return f.convert(f.max(f.min(place, last), 0.0), i32)
 
 
 def _taps(f: Kernel, grid: Grid, at: Value, size: Value) -> list[tuple[Value, Value | None]]:
-    """Places and weights of the pixels around a coordinate; the nearest has no weight."""
+    """Positions and weights of the taps of a coordinate; nearest has no weight."""
     if grid.mode == "nearest":
         return [(_nearest(f, at, grid.nearest), None)]
-    left = f.ceil(at) - 1.0  # the pixel before the coordinate, never on it
+    left = f.ceil(at) - 1.0  # the pixel strictly before the coordinate
     first = 1 - grid.taps // 2
     places = [left + float(first + tap) for tap in range(grid.taps)]
     weights = [tap_weight(f, grid.mode, grid.cubic, f.abs(place - at)) for place in places]
@@ -152,7 +152,7 @@ def _taps(f: Kernel, grid: Grid, at: Value, size: Value) -> list[tuple[Value, Va
 
 
 def tap_weight(f: Kernel, mode: str, a: float, d: Value) -> Value:
-    """The hat, or Keys' spline with parameter a, at a distance."""
+    """The linear kernel, or the cubic convolution kernel with parameter a, at distance d."""
     if mode == "linear":
         return f.max(1.0 - d, 0.0)
     near = ((a + 2) * d - (a + 3)) * d * d + 1.0
@@ -164,9 +164,9 @@ def tap_weight(f: Kernel, mode: str, a: float, d: Value) -> Value:
 
 
 def _slots(rank: int, inner: str) -> tuple[str, ...]:
-    """Sizes n of y and strides s of x: axis 0 is the outer one, the others change.
+    """Sizes n of y and strides s of x: axis 0 is the outer one, the others are resized.
 
-    Without inner elements the last axis lies close, and has no slot for its stride.
+    Without inner elements the last axis is contiguous and has no stride slot.
     """
     sizes = [f"n{axis}" for axis in range(rank + 1)]
     strides = [f"s{axis}" for axis in range(rank + bool(inner))]
@@ -174,13 +174,13 @@ def _slots(rank: int, inner: str) -> tuple[str, ...]:
 
 
 def _shared(f: Kernel, counts: Sequence[Value]) -> tuple[Value, Value]:
-    """This thread's part; none where x is empty, whose tables hold nothing."""
+    """This thread's range; empty if x is empty, because its tables are not filled."""
     begin, end = f.share(product(f, counts))
     return begin, f.select(f.gt(f.args.size("s0"), 0), end, begin)
 
 
 def emit_nearest(module: Module, name: str, rank: int, width: int) -> Signature:
-    """Slices of so many `bytes`, strides in bytes; or elements of this width, where it is not 0."""
+    """Slices of `bytes` bytes with strides in bytes; or elements of `width`, if it is not 0."""
     places = [f"place{axis}" for axis in range(1, rank + 1)]
     signature = Signature(("x", "y", *places), _slots(rank, "" if width else "bytes"))
     with module.kernel(name, signature) as f:
@@ -212,12 +212,12 @@ def emit_nearest(module: Module, name: str, rank: int, width: int) -> Signature:
                 place = f.convert(f.load(i32, table, loop.index), i64)
                 f.store(f.load(word, x, place), y, loop.index)
 
-        walk(f, counts, {"y": steps}, begin, end, body)
+        emit_loop_nest(f, counts, {"y": steps}, begin, end, body)
     return signature
 
 
 class _Sums:
-    """Weighted sums over the taps of all axes but those that lanes run along."""
+    """Weighted sums over the taps of all axes except the one along lanes."""
 
     def __init__(self, f: Kernel, rank: int, taps: int, element: DType, lanes: int) -> None:
         self.f, self.rank, self.taps, self.element, self.lanes = f, rank, taps, element, lanes
@@ -225,15 +225,15 @@ class _Sums:
         self.vector = self.type.vector(lanes)
 
     def tap(self, axis: int, tap: int, position: Value) -> tuple[Value, Value]:
-        """Offset in x and weight of one tap at a position."""
+        """The offset in x and the weight of one tap at a position."""
         f = self.f
         where = f.args.size(f"n{axis}") * tap + position
         place = f.load(i32, f.args.pointer(f"place{axis}"), where)
         weight = f.load(self.type, f.args.pointer(f"weight{axis}"), where)
         return f.convert(place, i64) * f.args.size(f"s{axis}"), weight
 
-    def weigh(self, parts: Sequence[tuple[Value, Value]]) -> Value:
-        """Values by their weights; an absent pixel counts nothing, even if it is infinite."""
+    def weighted_sum(self, parts: Sequence[tuple[Value, Value]]) -> Value:
+        """The weighted sum of values; a weight of 0 excludes infinite values."""
         f = self.f
         total = f.const(self.vector, 0.0)
         for value, weight in parts:
@@ -241,12 +241,14 @@ class _Sums:
             total = total + share
         return total
 
-    def blend(self, rows: _Rows, offset: Value, load: Callable[[Value], Value]) -> Value:
-        """The sum over all taps of `rows` (one list for each axis, the first axis innermost)."""
+    def interpolate(self, rows: _Rows, offset: Value, load: Callable[[Value], Value]) -> Value:
+        """The sum over all taps of `rows` (one list per axis, the first axis innermost)."""
         if not rows:
             return load(offset)
         *inner, outer = rows
-        return self.weigh([(self.blend(inner, offset + at, load), w) for at, w in outer])
+        return self.weighted_sum(
+            [(self.interpolate(inner, offset + at, load), w) for at, w in outer]
+        )
 
     def read(self, value: Value) -> Value:
         return self.f.convert(
@@ -264,7 +266,7 @@ class _Sums:
 def emit_sums(
     module: Module, name: str, rank: int, taps: int, element: DType, has_inner: bool
 ) -> Signature:
-    """Slots as for `emit_nearest`, in elements; `inner` of them lie behind the axes, or none."""
+    """Slots as for `emit_nearest`, in elements; `inner` elements follow the axes, or none."""
     tables = [f"{table}{axis}" for table in ("place", "weight") for axis in range(1, rank + 1)]
     signature = Signature(("x", "y", *tables), _slots(rank, "inner" if has_inner else ""))
     with module.kernel(name, signature) as f:
@@ -290,38 +292,38 @@ def emit_sums(
             else:
                 _along_axis(sums, rows, row, y, coordinates[-1] * PIECE)
 
-        walk(f, counts, {"y": steps}, begin, end, body)
+        emit_loop_nest(f, counts, {"y": steps}, begin, end, body)
     return signature
 
 
 def _along_inner(sums: _Sums, rows: _Rows, row: Value, y: Value, count: Value) -> None:
-    _blend_row(sums, rows, row, count, lambda value, i, mask: sums.write(value, y, i, mask))
+    _interpolate_row(sums, rows, row, count, lambda value, i, mask: sums.write(value, y, i, mask))
 
 
-def _blend_row(
+def _interpolate_row(
     sums: _Sums,
     rows: _Rows,
     row: Value,
     count: Value,
     put: Callable[[Value, Value, Value | None], None],
 ) -> None:
-    """The sums over `rows` for elements that lie close."""
+    """The sums over `rows` for contiguous elements."""
     f, vector = sums.f, stored(sums.element).vector(sums.lanes)
 
     def body(index: Value, mask: Value | None) -> None:
         def load(offset: Value) -> Value:
             return sums.read(f.load(vector, f.args.pointer("x"), offset + index, mask=mask))
 
-        put(sums.blend(rows, row, load), index, mask)
+        put(sums.interpolate(rows, row, load), index, mask)
 
     f.vectors(0, count, sums.lanes, body)
 
 
 def _along_axis(sums: _Sums, rows: _Rows, row: Value, y: Value, first: Value) -> None:
-    """Positions on the last axis, whose neighbours lie close in x.
+    """Positions on the last axis, which is contiguous in x.
 
-    Its taps are gathered: from one row that all other axes are summed to first, if that is short
-    enough for the stack, else from every row.
+    Its taps are gathered: from one row on the stack to which all other axes are summed first, if it
+    is short enough, else from every row.
     """
     f, vector = sums.f, stored(sums.element).vector(sums.lanes)
 
@@ -330,7 +332,7 @@ def _along_axis(sums: _Sums, rows: _Rows, row: Value, y: Value, first: Value) ->
             x = f.gep(vector, f.args.pointer("x"), offset)
             return sums.read(f.gather(vector, x, places, mask=mask))
 
-        return sums.blend(rows, row, load)
+        return sums.interpolate(rows, row, load)
 
     if not rows:
         _gathered(sums, from_x, y, first)
@@ -338,7 +340,7 @@ def _along_axis(sums: _Sums, rows: _Rows, row: Value, y: Value, first: Value) ->
     width = f.args.size(f"s{sums.rank - 1}")
     line = f.scratch(sums.type, ROW_LIMIT)
     with f.if_(f.le(width, ROW_LIMIT)) as short:
-        _blend_row(
+        _interpolate_row(
             sums, rows, row, width, lambda value, i, mask: f.store(value, line, i, mask=mask)
         )
         _gathered(sums, lambda at, mask: f.gather(sums.vector, line, at, mask=mask), y, first)
@@ -349,7 +351,7 @@ def _along_axis(sums: _Sums, rows: _Rows, row: Value, y: Value, first: Value) ->
 def _gathered(
     sums: _Sums, take: Callable[[Value, Value | None], Value], y: Value, first: Value
 ) -> None:
-    """The sums over the taps of the last axis; `take` reads each lane at a place of its own."""
+    """The sums over the taps of the last axis; `take` gathers at the positions."""
     f, lanes, size = sums.f, sums.lanes, sums.f.args.size(f"n{sums.rank}")
     places, weights = (f.args.pointer(f"{table}{sums.rank}") for table in ("place", "weight"))
 
@@ -359,6 +361,6 @@ def _gathered(
             where = size * tap + first + index
             at = f.load(i32.vector(lanes), places, where, mask=mask)
             parts.append((take(at, mask), f.load(sums.vector, weights, where, mask=mask)))
-        sums.write(sums.weigh(parts), y, index, mask)
+        sums.write(sums.weighted_sum(parts), y, index, mask)
 
     f.vectors(0, f.min(size - first, PIECE), lanes, body)

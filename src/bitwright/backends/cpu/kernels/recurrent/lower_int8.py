@@ -1,4 +1,4 @@
-"""Recurrent layers whose steps multiply codes; R must be a constant."""
+"""Lowering of int8 recurrent layers; R must be a constant."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import best_qvalues
+from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import choose_int8_dot
 from bitwright.backends.cpu.kernels.recurrent.int8 import MIDDLE, SLOTS, emit_int8_recurrence
 from bitwright.backends.cpu.kernels.recurrent.lower_recurrent import RecurrentLayer, pack_recurrent
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
@@ -26,32 +26,31 @@ def lower_integer_recurrent(ctx: Lowering, node: Node, region: RegionView) -> No
         raise NoKernelError("its weight is not a constant")
     layer = RecurrentLayer.of(ctx, node, _OPERANDS, SLOTS)
     kernel, vectors = layer.kernel, layer.vectors
-    # rows of codes are as long as whole groups, so that none is left over
-    qvalues = best_qvalues(ctx.target, False, 0)
+    # rows of quantized states are padded to whole groups, so there is no remainder
+    dot = choose_int8_dot(ctx.target, False, 0)
     code = ctx.kernel(
-        node.op,
-        (kernel, vectors, qvalues),
-        lambda m, name: emit_int8_recurrence(m, name, kernel, vectors, qvalues),
+        f"{kernel.op}_recurrent_step_int8",
+        (kernel, vectors, dot),
+        lambda m, name: emit_int8_recurrence(m, name, kernel, vectors, dot),
     )
     panels = [
         ctx.constant(
-            _pack(array, GATES[kernel.op], gates, width, qvalues.group),
+            _pack(array, GATES[kernel.op], gates, width, dot.group),
             f"{node.name}.r{gates.start}",
         )
         for gates, width in layer.panels
     ]
     directions, batch, hidden = node.outputs[1].shape
-    depth = -(-hidden // qvalues.group) * qvalues.group
-    offset = (qvalues.shift - MIDDLE) * array.sum(axis=2, dtype=np.int32)
+    depth = -(-hidden // dot.group) * dot.group
+    offset = (dot.shift - MIDDLE) * array.sum(axis=2, dtype=np.int32)
     more = {
-        "codes": ctx.scratch(f"{node.name}.codes", "u8", directions * batch * depth),
-        "units": ctx.scratch(f"{node.name}.units", "f32", directions * batch),
+        "h_q": ctx.scratch(f"{node.name}.h_q", "u8", directions * batch * depth),
+        "h_scale": ctx.scratch(f"{node.name}.h_scale", "f32", directions * batch),
         "offset": ctx.constant(offset.astype(np.int32), f"{node.name}.offset"),
         "scale": ctx.contiguous(scale),
     }
-    layer.call(
-        ctx, code, ctx.contiguous(p), panels, more, ("codes", "units"), "8-bit codes in every step"
-    )
+    scratch = ("h_q", "h_scale")
+    layer.call(ctx, code, ctx.contiguous(p), panels, more, scratch, "int8 products in every step")
 
 
 def _pack(r: Array, total: int, gates: slice, width: int, group: int) -> Array:

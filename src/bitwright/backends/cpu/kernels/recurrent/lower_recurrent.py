@@ -1,9 +1,9 @@
-"""rnn, gru and lstm: x·W of all steps and directions as one product, then the steps.
+"""Lowering of rnn, gru and lstm: x·W of all steps and directions as one product, then the steps.
 
     p[S·B, directions · gates · H] = x[S·B, I] · W'       (the packed kernel for constant weights)
     steps                                                 (`kernels.recurrent.recurrent`)
 
-Constant R is packed when the program is made, else by copies in front of the steps.
+Constant R is packed at compile time, otherwise by copies before the steps.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import numpy as np
 
 from bitwright.backends.cpu.codegen.emit import stored
 from bitwright.backends.cpu.kernels.matmul.lower_batched import Operands, call_product
-from bitwright.backends.cpu.kernels.matmul.lower_matmul import row_tiles_in_cache
-from bitwright.backends.cpu.kernels.matmul.matmul import best_tile, emit_matmul, pack
+from bitwright.backends.cpu.kernels.matmul.matmul import emit_matmul, pack, row_tiles_in_cache
+from bitwright.backends.cpu.kernels.matmul.register_tile import best_tile
 from bitwright.backends.cpu.kernels.recurrent.recurrent import (
     Recurrence,
     emit_recurrence,
     vectors_of,
 )
+from bitwright.backends.cpu.lowering.artifact import KernelCode
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import split
 from bitwright.ir.dim import Size
@@ -41,11 +42,13 @@ def lower_recurrent(ctx: Lowering, node: Node, region: RegionView) -> None:
     x = node.inputs[0]
     assert x is not None
     if x.dtype not in (f32, f64):
-        raise NoKernelError(f"elements of type {x.dtype} are computed in another type")
+        raise NoKernelError(f"{node.op} has no kernel for {x.dtype}")
     layer = RecurrentLayer.of(ctx, node, _OPERANDS)
     kernel, vectors = layer.kernel, layer.vectors
     code = ctx.kernel(
-        node.op, (kernel, vectors), lambda m, name: emit_recurrence(m, name, kernel, vectors)
+        f"{node.op}_recurrent_step_{x.dtype}",
+        (kernel, vectors),
+        lambda m, name: emit_recurrence(m, name, kernel, vectors),
     )
     panels = [_packed(ctx, node, gates, width) for gates, width in layer.panels]
     layer.call(ctx, code, _projected(ctx, node, region), panels)
@@ -53,7 +56,7 @@ def lower_recurrent(ctx: Lowering, node: Node, region: RegionView) -> None:
 
 @dataclass(frozen=True)
 class RecurrentLayer:
-    """A layer and the shape of its kernel; steps of codes are `kernels.recurrent.lower_int8`."""
+    """A layer and its kernel parameters, shared with `kernels.recurrent.lower_int8`."""
 
     node: Node
     given: dict[str, Value | None]
@@ -64,7 +67,7 @@ class RecurrentLayer:
     def of(
         cls, ctx: Lowering, node: Node, operands: Sequence[str], more: Sequence[str] = ()
     ) -> RecurrentLayer:
-        """`operands` are the names of the node's, `more` those of pointers besides."""
+        """`operands` names the node's operands, `more` additional pointers."""
         op = node.op.removeprefix(PREFIX)
         given = dict(zip(operands, node.inputs, strict=False))
         element = node.outputs[0].dtype
@@ -101,14 +104,14 @@ class RecurrentLayer:
     def call(
         self,
         ctx: Lowering,
-        code: Any,
+        code: KernelCode,
         p: View,
         panels: Sequence[View],
         more: Mapping[str, View] | None = None,
         scratch: Sequence[str] = (),
         why: str = "",
     ) -> None:
-        """The steps, over p = x·W and packed R; those of `more` in `scratch` are written."""
+        """Append the call of the steps on p = x·W and packed R; `scratch` names written views."""
         node, kernel, given = self.node, self.kernel, self.given
         element = node.outputs[0].dtype
         steps, _, batch, hidden = node.outputs[0].shape
@@ -162,7 +165,7 @@ def _projected(ctx: Lowering, node: Node, region: RegionView) -> View:
             transposed, shape=(rows, *transposed.shape), strides=(0, *transposed.strides)
         )
         after = split(region).after
-        call_product(ctx, node, Operands(a, transposed, p, ()), after, x.dtype, "the input's share")
+        call_product(ctx, node, Operands(a, transposed, p, ()), after, x.dtype, "input projection")
         return p
     weight = weight.reshape(weight.shape[0] * weight.shape[1], weight.shape[2]).T
     tile = best_tile(ctx.target, weight.shape[1])
@@ -176,7 +179,7 @@ def _projected(ctx: Lowering, node: Node, region: RegionView) -> View:
         "block": row_tiles_in_cache(ctx.target, tile, weight.shape[0]),
     }
     held = ctx.constant(pack(weight, tile), f"{node.name}.w")
-    ctx.call(code, node, {"a": a, "w": held, "y": p}, sizes, why="the input's share of all steps")
+    ctx.call(code, node, {"a": a, "w": held, "y": p}, sizes, why="input projection of all steps")
     return p
 
 

@@ -1,18 +1,18 @@
-"""The steps of a recurrent layer, with x·W of all steps computed before (`kernels.recurrent.lower_recurrent`).
+"""The time steps of a recurrent layer; x·W of all steps is computed before (`lower_recurrent`).
 
     for t in steps:      s = h[t-1] · R                      a vector of units for every gate
                          h[t] = cell(x·W[t] + s, …)          (`kernels.recurrent.recurrent_cell`)
 
-R lies in panels [units / width][k][gate][width], so that one pass over k gives every gate of
-`width` units, and the cell runs on sums that have not left the core. A GRU that resets before its
-product takes two passes a step: update and reset gates, then the candidate from r*h.
+R is packed in panels [units / width][k][gate][width], so one pass over k gives every gate of
+`width` units, and the cell uses the sums while they are in cache. A GRU that resets before its
+product takes two passes per step: update and reset gates, then the candidate from r*h.
 
-Threads share out directions and rows of the batch, each with all of its steps: nobody waits for
-anybody, and each sum is formed in the order of k, so results do not depend on their number. The
-rows of one thread read a panel while it is in the cache.
+Directions and rows of the batch are divided among threads, each with all of its steps: there are no
+barriers, and each sum is in the order of k, so results do not depend on the number of threads. The
+rows of one thread read a panel while it is in cache.
 
     slots   p        x·W as [S, B, directions, gates, H]      r, r_new   packed weights
-            h        2 scratch states, taken in turn          keep       scratch: z and r*h
+            h        2 alternating scratch states             keep       scratch: z and r*h
             y, last  results                                  c, c0, h0, bias, peephole, lengths
 """
 
@@ -22,42 +22,42 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Type, Value, i64, stored
-from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, note_fault
-from bitwright.backends.cpu.kernels.recurrent.recurrent_cell import CELLS, Cell, Where
+from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
+from bitwright.backends.cpu.kernels.recurrent.recurrent_cell import CELL_CLASSES, Cell, CellContext
 from bitwright.ir.dtype import DType
 from bitwright.ops.nn.recurrence import Activation
 from bitwright.target import Target
 
 _UNROLL = 4
-"""Steps of k per turn of the inner loop."""
+"""Steps of k per iteration of the inner loop."""
 
 Source = tuple[str, Value]
-"""An array of states and which of its halves."""
+"""An array of states, and which of its halves."""
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What shapes the code of a layer."""
+    """The compile-time parameters of a layer."""
 
     op: str
     element: DType
     activations: tuple[tuple[Activation, ...], ...]
     """f, g, h of each direction."""
     operands: tuple[str, ...]
-    """Those of bias, lengths, h0, c0, peephole that are there."""
+    """Those of bias, lengths, h0, c0, peephole that are present."""
     lengths: DType | None
-    resets_late: bool
+    linear_before_reset: bool
     """GRU: the reset gate multiplies h·R instead of h."""
-    couples: bool
-    """LSTM: the forget gate is what the input gate leaves."""
+    input_forget: bool
+    """LSTM: the forget gate is 1 minus the input gate."""
     lanes: int
     more: tuple[str, ...] = ()
-    """Other pointers."""
+    """Additional pointers."""
 
     @property
     def passes(self) -> tuple[int, ...]:
-        """How many gates each product of a step gives."""
-        return CELLS[self.op].passes(self.resets_late)
+        """The number of gates of each product of a step."""
+        return CELL_CLASSES[self.op].passes(self.linear_before_reset)
 
     @property
     def signature(self) -> Signature:
@@ -70,14 +70,14 @@ class Recurrence:
 
 
 def vectors_of(target: Target, lanes: int, gates: int, hidden: int) -> int:
-    """Vectors of units in a panel: enough sums to hide the latency of one, little padding."""
+    """Vectors of units per panel: enough sums to hide latency, with little padding."""
     most = 8 if target.vector_registers >= 32 else 4
     choices = [v for v in (8, 4, 2, 1) if v * gates <= max(most, gates)]
     return min(choices, key=lambda v: (-(-hidden // (v * lanes)) * v, -v))
 
 
 def rows_of(target: Target, sums: int) -> int:
-    """Rows of the batch that share a load of the weights."""
+    """Rows of the batch that share each load of weights."""
     free = 24 if target.vector_registers >= 32 else 8
     return max(1, free // sums)
 
@@ -85,7 +85,7 @@ def rows_of(target: Target, sums: int) -> int:
 def emit_recurrence(
     module: Module, name: str, kernel: Recurrence, vectors: tuple[int, ...]
 ) -> Signature:
-    """The kernel; `vectors` gives the width of the panels of each pass."""
+    """Emit the kernel; `vectors` is the width of the panels of each pass."""
     signature = kernel.signature
     with module.kernel(name, signature) as f, f.subnormals_as_zeros():
         Layer(f, kernel, vectors).emit()
@@ -104,20 +104,20 @@ class Layer:
         self.scratch = f.scratch(self.sum, most)
         self.gates = sum(kernel.passes)
         self.depth = self.hidden
-        """Terms of a sum as panels hold them."""
+        """Terms per sum in the panels."""
 
     @property
     def sum(self) -> Type:
-        """Vectors of sums as products leave them."""
+        """The vector type of sums."""
         return self.vector
 
     @property
     def weight(self) -> Type:
-        """An element of a panel."""
+        """The element type of panels."""
         return self.type
 
     def emit(self) -> None:
-        """Directions and runs of rows; a thread has one of them, or several whole ones."""
+        """Emit the loop over directions and blocks of rows of this thread."""
         f = self.f
         self.count = self.directions * self.batch
         fair = f.max(f.udiv(self.count + (f.threads - 1), f.threads), 1)
@@ -141,11 +141,11 @@ class Layer:
         return f.gep(self.type, f.args.pointer(name), place)
 
     def _half(self, name: str, half: Value, row: Value) -> Value:
-        """A row of the first or second of two such arrays."""
+        """A row of one half of a double array."""
         return self.f.gep(self.type, self._state(name, row), self.count * self.hidden * half)
 
     def _start(self) -> None:
-        """The states before the first step."""
+        """Set the states before the first step."""
         given = self.kernel.operands
         self._copy_rows("h0" if "h0" in given else None, "h")
         if self.kernel.op == "lstm":
@@ -166,7 +166,7 @@ class Layer:
             f.vectors(0, self.hidden, self.kernel.lanes, body)
 
     def _finish(self) -> None:
-        """The states after the last step; those of an empty sequence are zeros."""
+        """Store the states after the last step; zeros for an empty sequence."""
         f = self.f
         half = f.and_(self.steps, 1)
         with f.loop(self.top, self.bottom) as loop:
@@ -184,7 +184,7 @@ class Layer:
             f.vectors(0, self.hidden, self.kernel.lanes, body)
 
     def _length(self, row: Value) -> Value:
-        """How many steps a row takes; a length outside 0 … S is a fault."""
+        """The number of steps of a row; a length outside 0 … S is a fault."""
         f = self.f
         if self.kernel.lengths is None:
             return self.steps
@@ -192,32 +192,32 @@ class Layer:
         length = f.convert(read, i64)
         outside = f.ugt(length, self.steps)
         with f.if_(outside):
-            note_fault(f, length)
+            record_fault(f, length)
         return f.select(outside, 0, length)
 
     def _step(self, time: Value) -> None:
         f = self.f
         half = f.and_(time, 1)
-        cell = CELLS[self.kernel.op](self.f, self.kernel, self.reverse)
+        cell = CELL_CLASSES[self.kernel.op](self.f, self.kernel, self.reverse)
 
-        def where(row: Value, unit: Value, mask: Value) -> Where:
+        def where(row: Value, unit: Value, mask: Value) -> CellContext:
             length = self._length(row)
-            goes_on = f.lt(time, length) if self.kernel.lengths else None
+            is_active = f.lt(time, length) if self.kernel.lengths else None
             back = length - 1 - time
-            if goes_on is not None:
-                back = f.select(goes_on, back, time)
+            if is_active is not None:
+                back = f.select(is_active, back, time)
             place = f.select(self.reverse, back, time)
             given = ((place * self.batch + row) * self.directions + self.direction) * self.gates
             kept = None
             if len(self.kernel.passes) > 1:
                 kept = self._half("keep", f.index(0), row), self._half("keep", f.index(1), row)
             result = ((place * self.directions + self.direction) * self.batch + row) * self.hidden
-            return Where(
+            return CellContext(
                 self.direction,
                 self.hidden,
                 unit,
                 mask,
-                goes_on,
+                is_active,
                 p=f.gep(self.type, f.args.pointer("p"), given * self.hidden),
                 y=f.gep(self.type, f.args.pointer("y"), result),
                 before=self._half("h", half, row),
@@ -235,16 +235,16 @@ class Layer:
         number: int,
         source: Source,
         cell: Cell,
-        where: Callable[[Value, Value, Value], Where],
+        where: Callable[[Value, Value, Value], CellContext],
     ) -> None:
-        """One product with the weights, panel by panel, and what the cell makes of it."""
+        """One product with the weights, panel by panel, followed by the cell."""
         f, lanes = self.f, self.kernel.lanes
         gates, vectors, rows = self.kernel.passes[number], self.vectors[number], self.rows[number]
         width = vectors * lanes
         panels = f.udiv(self.hidden + (width - 1), width)
         base = f.args.pointer("r" if number == 0 else "r_new")
         size = self.depth * (gates * width)
-        self._enter(source)
+        self._prepare_states(source)
         with f.loop(0, panels) as loop:
             panel = f.gep(self.weight, base, (self.direction * panels + loop.index) * size)
             first = loop.index * width
@@ -252,7 +252,7 @@ class Layer:
             filled = f.min(filled, vectors)
             with f.loop(self.top, self.bottom, rows) as tiles:
                 left = f.min(self.bottom - tiles.index, rows)
-                self._choose(number, source, tiles.index, left, panel)
+                self._tile_sums(number, source, tiles.index, left, panel)
                 with f.loop(0, left, nonempty=True) as each:
                     row = tiles.index + each.index
                     with f.loop(0, filled, nonempty=True) as vector:
@@ -265,17 +265,21 @@ class Layer:
                         ]
                         place = where(row, unit, mask)
                         first_gate = sum(self.kernel.passes[:number])
-                        cell.emit(number, place, self._real(totals, row, place, first_gate))
+                        cell.emit(number, place, self._dequantize(totals, row, place, first_gate))
 
-    def _enter(self, source: Source) -> None:
-        """What a product needs to know of the states that it reads."""
+    def _prepare_states(self, source: Source) -> None:
+        """Hook: prepare the states that a product reads."""
 
-    def _real(self, totals: list[Value], row: Value, at: Where, first_gate: int) -> list[Value]:
-        """Sums of some gates as real numbers."""
+    def _dequantize(
+        self, totals: list[Value], row: Value, at: CellContext, first_gate: int
+    ) -> list[Value]:
+        """Hook: convert the sums of some gates to floats."""
         return totals
 
-    def _choose(self, number: int, source: Source, row: Value, left: Value, panel: Value) -> None:
-        """The sums of a tile: of all its rows, or of a single one."""
+    def _tile_sums(
+        self, number: int, source: Source, row: Value, left: Value, panel: Value
+    ) -> None:
+        """Compute the sums of a tile: of all its rows, or of a single one."""
         rows = self.rows[number]
         if rows == 1:
             self._sums(number, source, row, left, panel, 1)
@@ -296,7 +300,7 @@ class Layer:
     ) -> None:
         f, lanes = self.f, self.kernel.lanes
         each = self.kernel.passes[number] * self.vectors[number]
-        # rows beyond the last repeat it: computed, never used
+        # rows past the last one repeat it; their results are not used
         rows = [self._half(*source, row + f.min(f.index(i), left - 1)) for i in range(height)]
         whole = self.hidden - f.urem(self.hidden, _UNROLL)
         carry = (panel, *[f.const(self.vector, 0.0)] * (height * each))

@@ -1,7 +1,8 @@
-"""Where the extreme element along an axis stands (`kernels.reduce.ordering`), and its 0-1 form, hardmax.
+"""argmax and argmin along an axis (`kernels.reduce.ordering`), and the one-hot form, hardmax.
 
-Walked as `kernels.reduce.reduce` does: lanes along the axis, with four candidates a lane that take turns
-and a fixed tournament at the end; or lanes along kept columns, with one candidate a lane.
+Loops are those of `kernels.reduce.reduce`: lanes along the axis, with four alternating candidates
+per lane and a fixed tournament at the end; or lanes along kept columns, with one candidate per
+lane.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ CANDIDATES = 4
 class ArgReduction:
     order: Order
     last: bool
-    """Whether the last of equal elements wins."""
+    """Whether the last of equal elements is selected."""
     before: Part
     x: Reads
     kept: int
     along_rows: bool
     hard: bool = False
-    """Whether the result is a row with 1 at the place, instead of the place."""
+    """Whether the result is a one-hot row instead of the index."""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -85,7 +86,7 @@ class _Emission:
                 else:
                     f.store(f.convert(place, i64), f.args.pointer("y"), loop.index)
 
-        if self.kernel.hard:  # a row without elements is written by doing nothing
+        if self.kernel.hard:  # an empty row needs no writes
             with f.if_(f.gt(self.columns, 0)):
                 rows()
         else:
@@ -117,10 +118,10 @@ class _Emission:
 
     def _value(self, row: Row, column: Operand, mask: Value | None, lanes: int) -> Value:
         v = self.kernel.before.evaluate(self.f, row.load(column, mask), lanes)
-        return self.order.enter(self.f, v)
+        return self.order.to_compared(self.f, v)
 
     def _wins(self, v: Value, held: Value) -> Value:
-        """Whether an element further on takes the place of the one held."""
+        """Whether a later element replaces the candidate."""
         wins = self.order.before(self.f, v, held)
         return self.f.or_(wins, self.order.ties(self.f, v, held)) if self.kernel.last else wins
 

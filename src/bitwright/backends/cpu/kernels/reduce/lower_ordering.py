@@ -1,4 +1,4 @@
-"""argmax, argmin, hardmax, top_k, and running sums: what depends on the order along one axis."""
+"""Lowering of argmax, argmin, hardmax, top_k, cumsum and cumprod."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bitwright.lir.buffer import View
 
 
 def _operand(ctx: Lowering, node: Node, region: RegionView) -> tuple[Part, list[View], int]:
-    """How the operand is made, where its parts lie, and the axis."""
+    """The prologue, the views of its operands, and the axis."""
     before = split(region).before
     require_elements(before.dtype)
     anchor = region.anchor
@@ -48,7 +48,8 @@ def lower_arg_reduction(ctx: Lowering, node: Node, region: RegionView) -> None:
     order = Order(before.dtype, node.op == "argmax")
     x = Reads("x", found.views)
     kernel = ArgReduction(order, node.attrs["select_last"], before, x, found.kept, found.along_rows)
-    code = ctx.kernel(node.op, kernel.key, lambda m, name: emit_arg_reduction(m, name, kernel))
+    family = f"{node.op}_{before.dtype}"
+    code = ctx.kernel(family, kernel.key, lambda m, name: emit_arg_reduction(m, name, kernel))
     y = ctx.output(node.outputs[0])
     pointers = {**x.pointers, "y": y, "fault": ctx.fault()}
     sizes = found.sizes | x.sizes | {"node": ctx.number(node)}
@@ -57,13 +58,14 @@ def lower_arg_reduction(ctx: Lowering, node: Node, region: RegionView) -> None:
 
 @lowers("hardmax")
 def lower_hardmax(ctx: Lowering, node: Node, region: RegionView) -> None:
-    """Rows are written with their axis innermost, whatever its place in the shape."""
+    """The result is written with the axis innermost in memory."""
     before, views, axis = _operand(ctx, node, region)
     order = _axis_last(axis, len(views[0].shape))
     views = collapse_rows([view.transpose(order) for view in views])
     x = Reads("x", views)
     kernel = ArgReduction(Order(before.dtype, True), False, before, x, x.rank - 1, True, hard=True)
-    code = ctx.kernel("hardmax", kernel.key, lambda m, name: emit_arg_reduction(m, name, kernel))
+    family = f"hardmax_{before.dtype}"
+    code = ctx.kernel(family, kernel.key, lambda m, name: emit_arg_reduction(m, name, kernel))
     y = ctx.output(node.outputs[0], order)
     sizes = {f"k{n}": size for n, size in enumerate(views[0].shape[:-1])}
     sizes["columns"] = views[0].shape[-1]
@@ -77,15 +79,16 @@ def lower_top_k(ctx: Lowering, node: Node, region: RegionView) -> None:
     if count is None:
         count = node.outputs[0].shape[axis]
         counts = [value.shape[axis] for value in node.outputs]
-        ctx.read_sizes(
-            node, [node.inputs[1]], counts, lambda arrays, _: [int(arrays[0].item())] * 2
-        )
+        k = node.inputs[1]
+        assert k is not None
+        ctx.read_sizes(node, [k], counts, lambda arrays, _: [int(arrays[0].item())] * 2)
     order = _axis_last(axis, len(views[0].shape))
     views = collapse_rows([view.transpose(order) for view in views])
     largest = node.attrs["largest"]
     x = Reads("x", views)
     kernel = TopK(Order(before.dtype, largest, nan_first=largest), before, x)
-    code = ctx.kernel("top_k", kernel.key, lambda m, name: emit_top_k(m, name, kernel))
+    family = f"top_k_{before.dtype}"
+    code = ctx.kernel(family, kernel.key, lambda m, name: emit_top_k(m, name, kernel))
     values, places = (ctx.output(value, order) for value in node.outputs)
     sizes = {f"k{n}": size for n, size in enumerate(views[0].shape[:-1])}
     sizes |= {"columns": views[0].shape[-1], "count": count, "node": ctx.number(node)}
@@ -103,7 +106,8 @@ def lower_scan(ctx: Lowering, node: Node, region: RegionView) -> None:
     has_columns = shape[-1] != 1
     how = node.op, attrs["exclusive"], attrs["reverse"]
     kernel = Scan(*how, before, x, len(shape) - 2, has_columns)
-    code = ctx.kernel(node.op, kernel.key, lambda m, name: emit_scan(m, name, kernel))
+    family = f"{node.op}_{before.dtype}"
+    code = ctx.kernel(family, kernel.key, lambda m, name: emit_scan(m, name, kernel))
     y = ctx.output(node.outputs[0])
     sizes = {f"k{n}": size for n, size in enumerate(shape[:-2])}
     sizes |= {"count": shape[-2], "columns": shape[-1]}
@@ -111,7 +115,7 @@ def lower_scan(ctx: Lowering, node: Node, region: RegionView) -> None:
 
 
 def _with_columns(ctx: Lowering, node: Node, views: Sequence[View], axis: int) -> list[View]:
-    """The views with all axes behind `axis` as one."""
+    """The views with all axes after `axis` merged."""
     if axis == len(views[0].shape) - 1:
         return [replace(v, shape=(*v.shape, 1), strides=(*v.strides, 0)) for v in views]
     return merged(ctx, node, views, axis + 1)

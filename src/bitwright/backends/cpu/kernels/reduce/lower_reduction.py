@@ -1,4 +1,4 @@
-"""Reductions over any axes: lanes along a reduced axis, or along the columns that are kept."""
+"""Lowering of reductions over any axes: lanes along a reduced axis, or along kept columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bitwright.backends.cpu.kernels.reduce.reduce import Reduction, emit_reduction
-from bitwright.backends.cpu.kernels.reduce.reduction import OPS, Fold
+from bitwright.backends.cpu.kernels.reduce.reduction import OPS, ReductionOp
 from bitwright.backends.cpu.lowering.context import Lowering, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import (
     Reads,
@@ -21,7 +21,7 @@ from bitwright.ir.types import normalize_axis
 from bitwright.lir.buffer import View
 
 SHORT = 6
-"""A contiguous axis of up to so many elements leaves most lanes empty."""
+"""The longest contiguous axis that would leave most lanes empty."""
 
 
 @lowers(*OPS)
@@ -33,22 +33,23 @@ def lower_reduction(ctx: Lowering, node: Node, region: RegionView) -> None:
     require_elements(before.dtype)
     axes = [normalize_axis(axis, len(shape)) for axis in anchor.attrs["axes"]]
     found = arrange(operand_views(ctx, region, before.inputs, shape), axes)
-    fold = Fold(anchor.op, before.dtype)
+    op = ReductionOp(anchor.op, before.dtype)
     x = Reads("x", found.views)
-    kernel = Reduction(fold, before, x, found.kept, found.reduced, found.along_rows)
-    code = ctx.kernel(anchor.op, kernel.key, lambda m, name: emit_reduction(m, name, kernel))
+    kernel = Reduction(op, before, x, found.kept, found.reduced, found.along_rows)
+    family = f"{anchor.op}_{before.dtype}"
+    code = ctx.kernel(family, kernel.key, lambda m, name: emit_reduction(m, name, kernel))
     y = ctx.output(node.outputs[0])
     ctx.call(code, node, {**x.pointers, "y": y}, found.sizes | x.sizes, why=found.why)
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Views with axes in the order kept, reduced, and the one that lanes run along."""
+    """Views with axes in the order kept, reduced, lanes."""
 
     views: tuple[View, ...]
     kept: int
     reduced: int
-    """Axes of each kind, without the last."""
+    """The number of axes of each kind, without the last."""
     along_rows: bool
 
     @property
@@ -64,7 +65,7 @@ class Arrangement:
 
 
 def arrange(views: Sequence[View], axes: Sequence[int]) -> Arrangement:
-    """How to walk over operands that are reduced over `axes`."""
+    """The loop order for operands that are reduced over `axes`."""
     first = views[0]
     rank = len(first.shape)
     kept = [axis for axis in range(rank) if axis not in axes and first.shape[axis] != 1]
@@ -93,7 +94,7 @@ def _is_short(size: Size) -> bool:
 
 
 def _group(views: Sequence[View], axes: Sequence[int]) -> list[View]:
-    """These axes alone, collapsed; one of size 1 where nothing is left of reduced ones."""
+    """The views restricted to these axes, collapsed; at least one axis."""
     found = collapse(
         [
             replace(

@@ -1,7 +1,7 @@
-"""Which of two elements comes first: larger or smaller, NaN beyond every number, ties by index.
+"""The order of elements: larger or smaller first, NaN beyond every number, ties by index.
 
-`argmax`, `argmin` and `top_k` agree on it. For argmin NaN counts as the smallest (it is the extreme
-either way); among the k smallest of top_k it is the largest.
+`argmax`, `argmin` and `top_k` use it. argmax and argmin both select NaN; among the k smallest
+elements of top_k, NaN is the largest.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Order:
 
     @property
     def type(self) -> Type:
-        """What elements are compared in; a boolean is a byte."""
+        """The type in which elements are compared; a boolean is a byte."""
         return i8 if self.element == bool_ else computed(self.element)
 
-    def enter(self, f: Function, v: Value) -> Value:
+    def to_compared(self, f: Function, v: Value) -> Value:
         return f.convert(v, self.type, self.element.is_signed)
 
     def before(self, f: Function, a: Value, b: Value) -> Value:
@@ -32,14 +32,14 @@ class Order:
             if self.element.is_signed:
                 return f.gt(a, b) if self.largest else f.lt(a, b)
             return f.ugt(a, b) if self.largest else f.ult(a, b)
-        if self.nan_first:  # unordered is true beside a NaN, which must then be a alone
+        if self.nan_first:  # unordered comparisons are true for NaN; only a may be NaN
             beats = f.ugt(a, b) if self.largest else f.ult(a, b)
             return f.and_(beats, f.eq(b, b))
         beats = f.gt(a, b) if self.largest else f.lt(a, b)
         return f.or_(beats, f.and_(f.is_nan(b), f.eq(a, a)))
 
     def ties(self, f: Function, a: Value, b: Value) -> Value:
-        """Whether neither comes first."""
+        """Whether neither comes before the other."""
         if not self.element.is_float:
             return f.eq(a, b)
         return f.or_(f.eq(a, b), f.and_(f.is_nan(a), f.is_nan(b)))

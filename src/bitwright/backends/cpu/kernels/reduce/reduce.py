@@ -1,12 +1,12 @@
 """Reductions of strided operands (`kernels.reduce.reduction`): along rows, or down columns.
 
-    rows      the last axis is reduced: lanes run along it, accumulators take turns, and a fixed
-              tree joins the lanes at the end
+    rows      the last axis is reduced: lanes run along it, accumulators alternate, and a fixed
+              tree combines the lanes at the end
     columns   the last axis is kept: lanes run along it, four vectors of columns at a time
 
 Views have their axes in the order kept …, reduced … (rows) or kept …, reduced …, columns. Sizes of
 kept axes are slots `k0` …, of reduced ones `r0` …, and `columns` is the last axis. A long axis is
-folded piece by piece, so that rounding errors grow with the logarithm of its length, nearly.
+reduced in pieces, so that rounding errors grow slowly with its length.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from typing import Any
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, position, product
-from bitwright.backends.cpu.kernels.reduce.reduction import Fold
+from bitwright.backends.cpu.kernels.reduce.reduction import ReductionOp
 from bitwright.backends.cpu.kernels.rows.formulas import Pass
 from bitwright.backends.cpu.lowering.region import STEP, Part, Reads
 
 ACCUMULATORS = 4
 VECTORS = 4
-"""Vectors of columns folded side by side."""
+"""Vectors of columns reduced together."""
 PIECE = 512
-"""Vectors, or rows of columns, that one set of accumulators takes."""
+"""Vectors, or rows of columns, per set of accumulators."""
 
 
 @dataclass(frozen=True)
 class Reduction:
-    fold: Fold
+    op: ReductionOp
     before: Part
     x: Reads
     kept: int
     reduced: int
-    """Axes of each kind, the columns left out."""
+    """The number of axes of each kind, without the columns."""
     along_rows: bool
 
     @property
     def key(self) -> tuple[Any, ...]:
         shape = self.kept, self.reduced, self.along_rows
-        return self.fold, self.before.expression, self.x.key, shape
+        return self.op, self.before.expression, self.x.key, shape
 
     @property
     def signature(self) -> Signature:
@@ -59,18 +59,18 @@ def emit_reduction(module: Module, name: str, kernel: Reduction) -> Signature:
     return kernel.signature
 
 
-class _Walk:
-    """What both ways share: the walk through the reduced axes but the last."""
+class _Emission:
+    """Shared by both loop orders: the loops over the reduced axes except the last."""
 
     def __init__(
         self, f: Kernel, kernel: Reduction, kept: Sequence[Value], reduced: Sequence[Value]
     ) -> None:
         self.f, self.kernel, self.kept, self.reduced = f, kernel, kept, reduced
-        self.fold = kernel.fold
-        # what is gathered is read element by element: more lanes only make more code
+        self.op = kernel.op
+        # gathers read element by element: more lanes would only add code
         skips = STEP in kernel.x.columns
-        self.lanes = f.target.lanes(max(self.fold.type.bits, 32 if skips else 8))
-        self.vector = self.fold.type.vector(self.lanes)
+        self.lanes = f.target.lanes(max(self.op.type.bits, 32 if skips else 8))
+        self.vector = self.op.type.vector(self.lanes)
         self.columns = f.args.size("columns")
 
     def _nest(
@@ -80,14 +80,14 @@ class _Walk:
         body: Callable[..., Sequence[Value]],
         index: tuple[Value, ...] = (),
     ) -> Sequence[Value]:
-        """Loops over axes, outermost first; `body(index, *carried)` inside."""
+        """Loops over axes, outermost first, around `body(index, *carried)`."""
         if not axes:
             return body(index, *carry)
         with self.f.loop(0, axes[0], carry=carry) as loop:
             loop.next(*self._nest(axes[1:], loop.carried, body, (*index, loop.index)))
         return loop.results
 
-    def _turns(
+    def _accumulate(
         self,
         step: Pass,
         end: Value,
@@ -96,11 +96,11 @@ class _Walk:
         value: Callable[[Value, Value | None], Value],
         stats: Sequence[Value],
     ) -> Value:
-        """The total with elements 0 … end - 1, `unit` at a time; accumulators take turns."""
+        """The total plus elements 0 … end - 1, `unit` at a time, with alternating accumulators."""
         f = self.f
 
         def body(at: Value, mask: Value | None, *totals: Value) -> tuple[Value, ...]:
-            folded = step.fold(f, totals[0], value(at, mask), stats)
+            folded = step.accumulate(f, totals[0], value(at, mask), stats)
             if mask is not None:
                 folded = f.select(mask, folded, totals[0])
             return (*totals[1:], folded)
@@ -109,43 +109,43 @@ class _Walk:
         with f.loop(0, end, PIECE * unit, carry=(total,)) as loop:
             stop = f.min(loop.index + PIECE * unit, end)
             found = f.vectors(loop.index, stop, unit, body, start, unroll=ACCUMULATORS)
-            together = f.combine(found, partial(step.join, f))
-            loop.next(step.join(f, loop.carried[0], together))
+            together = f.combine(found, partial(step.combine, f))
+            loop.next(step.combine(f, loop.carried[0], together))
         return loop.results[0]
 
 
-class _Rows(_Walk):
+class _Rows(_Emission):
     def emit(self) -> None:
         f = self.f
         begin, end = f.share(product(f, self.kept))
         with f.loop(begin, end) as loop:
             result = self._row(position(f, self.kept, loop.index))
-            result = self.fold.leave(f, result)
+            result = self.op.to_stored(f, result)
             f.store(result, f.args.pointer("y"), loop.index)
 
     def _row(self, index: Sequence[Value]) -> Value:
         f, kernel = self.f, self.kernel
         count = product(f, (*self.reduced, self.columns))
         stats: list[Value] = []
-        for step in self.fold.passes:
+        for step in self.op.passes:
 
             def inner(place: Sequence[Value], total: Value, step: Pass = step) -> list[Value]:
                 row = kernel.x.at(f, (*index, *place), self.lanes)
 
                 def value(column: Value, mask: Value | None) -> Value:
                     v = kernel.before.evaluate(f, row.load(column, mask), self.lanes)
-                    return self.fold.enter(f, v)
+                    return self.op.to_accumulator(f, v)
 
-                return [self._turns(step, self.columns, self.lanes, total, value, stats)]
+                return [self._accumulate(step, self.columns, self.lanes, total, value, stats)]
 
             start = (f.const(self.vector, step.start),)
             (total,) = self._nest(self.reduced, start, inner)
-            total = f.reduce(total, partial(step.join, f))
+            total = f.reduce(total, partial(step.combine, f))
             stats.append(step.finish(f, total, count))
-        return self.fold.result(f, stats)
+        return self.op.result(f, stats)
 
 
-class _Columns(_Walk):
+class _Columns(_Emission):
     def emit(self) -> None:
         f = self.f
         width = self.lanes * VECTORS
@@ -170,15 +170,15 @@ class _Columns(_Walk):
         columns = [column + v * self.lanes for v in range(vectors)]
         count = product(f, self.reduced)
         stats: list[list[Value]] = [[] for _ in columns]
-        for step in self.fold.passes:
-            totals = self._down(step, index, columns, mask, stats)
+        for step in self.op.passes:
+            totals = self._reduce_columns(step, index, columns, mask, stats)
             for v, total in enumerate(totals):
                 stats[v].append(step.finish(f, total, f.index(count)))
         for v, at in enumerate(columns):
-            result = self.fold.leave(f, self.fold.result(f, stats[v]))
+            result = self.op.to_stored(f, self.op.result(f, stats[v]))
             f.store(result, f.args.pointer("y"), row + at, mask=mask)
 
-    def _down(
+    def _reduce_columns(
         self,
         step: Pass,
         index: Sequence[Value],
@@ -193,13 +193,13 @@ class _Columns(_Walk):
         def value(place: Sequence[Value], v: int) -> Value:
             row = self.kernel.x.at(f, (*index, *place), self.lanes)
             loaded = row.load(columns[v], mask)
-            return self.fold.enter(f, self.kernel.before.evaluate(f, loaded, self.lanes))
+            return self.op.to_accumulator(f, self.kernel.before.evaluate(f, loaded, self.lanes))
 
         def inner(place: Sequence[Value], *totals: Value) -> Sequence[Value]:
             last = self.reduced[-1]
             if len(columns) == 1:
                 return [
-                    self._turns(
+                    self._accumulate(
                         step, last, 1, totals[0], lambda at, _: value((*place, at), 0), stats[0]
                     )
                 ]
@@ -208,12 +208,15 @@ class _Columns(_Walk):
                 with f.loop(piece.index, stop, carry=start) as loop:
                     loop.next(
                         *(
-                            step.fold(f, total, value((*place, loop.index), v), stats[v])
+                            step.accumulate(f, total, value((*place, loop.index), v), stats[v])
                             for v, total in enumerate(loop.carried)
                         )
                     )
                 piece.next(
-                    *(step.join(f, a, b) for a, b in zip(piece.carried, loop.results, strict=True))
+                    *(
+                        step.combine(f, a, b)
+                        for a, b in zip(piece.carried, loop.results, strict=True)
+                    )
                 )
             return piece.results
 

@@ -1,12 +1,12 @@
-"""Reductions as folds (`formulas.Pass`), without saying how elements are walked.
+"""Reductions as passes (`formulas.Pass`), independent of the loop order.
 
-sum mean prod max min l1 l2 as one fold; log_sum_exp as two, the first being the maximum:
+sum mean prod max min l1 l2 are one pass; log_sum_exp is two, the first being the maximum:
 
     ln Σ e^(v - top) + top, with 0 in place of an infinite top
 
-A fold's type is the operand's own for sums, products and extremes (integers wrap, as the wide sum
-would when it is narrowed); means of integers are summed in i64, roots and logarithms of integers
-taken in f64. A boolean counts as a byte.
+The accumulator has the operand's type for sums, products, minima and maxima (integers wrap, as a
+wide sum would after narrowing); means of integers are summed in i64, roots and logarithms of
+integers are computed in f64. A boolean is a byte.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ OPS = (
 
 
 @dataclass(frozen=True)
-class Fold:
+class ReductionOp:
     op: str
     element: DType
 
     @property
     def type(self) -> Type:
-        """The type that is folded in."""
+        """The type of the accumulator."""
         if self.element == bool_:
             return i8
         if self.element.is_integer and self.op in ("reduce_l2", "reduce_log_sum_exp"):
@@ -56,12 +56,12 @@ class Fold:
             return i64
         return computed(self.element)
 
-    def enter(self, f: Function, v: Value) -> Value:
-        """A computed element in the fold's type."""
+    def to_accumulator(self, f: Function, v: Value) -> Value:
+        """A computed element in the accumulator's type."""
         return f.convert(v, self.type, self.element.is_signed)
 
-    def leave(self, f: Function, total: Value) -> Value:
-        """A result as it is stored; a whole number too large for its type wraps, as in numpy."""
+    def to_stored(self, f: Function, total: Value) -> Value:
+        """A result in its storage type; an integer that is too large wraps, as in numpy."""
         if total.type.is_float and self.element.is_integer and self.element.bits < 64:
             total = f.convert(total, i64)
         return f.convert(total, stored(self.element), self.element.is_signed)
@@ -123,7 +123,7 @@ def _finite(f: Function, total: Value, count: Value) -> Value:
     return f.select(f.lt(f.abs(total), math.inf), total, 0.0)
 
 
-# A NaN that gets lost in the maximum comes back with its power.
+# The maximum does not propagate NaN, but e^(v - top) does.
 _TOP = Pass(
     -math.inf, lambda f, total, v, stats: f.quick_max(v, total), Function.quick_max, _finite
 )

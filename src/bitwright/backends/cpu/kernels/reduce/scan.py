@@ -1,7 +1,7 @@
-"""Running sums and products along an axis, with lanes along the columns behind it.
+"""Cumulative sums and products along an axis, with lanes along the columns after it.
 
-Floats are summed in f64, so that a long axis costs no accuracy; integers wrap. Without columns (the
-axis is the last) the lanes are one. Slots: `k0` … kept axes, `count` the axis, `columns`.
+Floats are accumulated in f64, so a long axis loses no accuracy; integers wrap. Without columns (the
+axis is the last) there is one lane. Slots: `k0` … kept axes, `count` the axis, `columns`.
 """
 
 from __future__ import annotations

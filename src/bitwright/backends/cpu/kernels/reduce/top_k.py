@@ -1,9 +1,9 @@
-"""The k first elements of each row (`kernels.reduce.ordering`), in order, by a heap of the best so far.
+"""The first k elements of each row in order (`kernels.reduce.ordering`), by a heap of k elements.
 
-The heap lies where the results go, its root being the worst of the k. A vector of elements is
-compared with the root at once; only a vector with a better one is looked at element by element.
-At the end the heap is taken apart from the back. Elements come by rising index, so one that equals
-the root never enters.
+The heap is built in the result buffers; its root is the worst of the k. A vector of elements is
+compared with the root at once; only a vector with a better element is processed element by element.
+At the end the heap is sorted in place. Elements are visited by increasing index, so an element
+equal to the root is never inserted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bitwright.backends.cpu.codegen.emit import (
 )
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import position, product
-from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, note_fault
+from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
 from bitwright.backends.cpu.kernels.reduce.ordering import Order
 from bitwright.backends.cpu.lowering.region import Part, Reads, store
 
@@ -55,9 +55,9 @@ def emit_top_k(module: Module, name: str, kernel: TopK) -> Signature:
         kept = [f.args.size(f"k{axis}") for axis in range(kernel.x.rank - 1)]
         begin, end = f.share(product(f, kept))
         count, columns = f.args.size("count"), f.args.size("columns")
-        outside = f.ult(columns, count)  # more than there are, or less than none
+        outside = f.ult(columns, count)  # k is too large or negative
         with f.if_(outside) as branch, f.if_(f.lt(begin, end)):
-            note_fault(f, count)
+            record_fault(f, count)
         with branch.else_(), f.if_(f.gt(count, 0)), f.loop(begin, end) as loop:
             _Row(f, kernel, sift, loop.index, position(f, kept, loop.index)).emit()
     return kernel.signature
@@ -65,20 +65,20 @@ def emit_top_k(module: Module, name: str, kernel: TopK) -> Signature:
 
 @dataclass(frozen=True)
 class _Heap:
-    """Pairs (value, place) in two arrays; no pair comes before its parent's turn to be worse."""
+    """A heap of pairs (value, index) in two arrays; a parent is never better than its children."""
 
     order: Order
 
     def value(self, f: Function, values: Value, at: Operand) -> Value:
-        return self.order.enter(f, load_computed(f, self.order.element, 1, values, at))
+        return self.order.to_compared(f, load_computed(f, self.order.element, 1, values, at))
 
     def worse(self, f: Function, a: tuple[Value, Value], b: tuple[Value, Value]) -> Value:
-        """Whether a stands behind b in the result."""
+        """Whether a comes after b in the result."""
         tied = f.and_(self.order.ties(f, a[0], b[0]), f.gt(a[1], b[1]))
         return f.or_(self.order.before(f, b[0], a[0]), tied)
 
     def emit_sift(self, module: Module, name: str) -> Function:
-        """Move the pair at `start` down a heap of `size` pairs to where it belongs."""
+        """A function that sifts down the pair at `start` in a heap of `size` pairs."""
         params = (("values", ptr), ("places", ptr), ("start", i64), ("size", i64))
         element = self.order.element
         with module.function(name, void, params) as f:
@@ -143,14 +143,14 @@ class _Row:
 
     def _value(self, column: Value) -> Value:
         v = self.kernel.before.evaluate(self.f, self.one.load(column), 1)
-        return self.order.enter(self.f, v)
+        return self.order.to_compared(self.f, v)
 
     def _compare(self, column: Value, mask: Value | None) -> None:
-        """Look at a vector of elements; take in those that come before the root."""
+        """Compare a vector of elements with the root; insert those that come before it."""
         f = self.f
         v = self.kernel.before.evaluate(f, self.many.load(column, mask), self.lanes)
         root = self.heap.value(f, self.values, 0)
-        wins = self.order.before(f, self.order.enter(f, v), f.splat(root, self.lanes))
+        wins = self.order.before(f, self.order.to_compared(f, v), f.splat(root, self.lanes))
         wins = wins if mask is None else f.and_(wins, mask)
         with f.if_(f.any(wins)):
             stop = f.min(column + self.lanes, self.columns)

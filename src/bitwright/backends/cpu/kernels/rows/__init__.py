@@ -1,1 +1,1 @@
-"""Normalizations along rows and channels: selection and emission of kernels."""
+"""Normalization along rows and channels: selection and emission of kernels."""

@@ -1,9 +1,9 @@
-"""Normalizations with channels: group_norm (and instance_norm), batch_norm, lrn.
+"""Normalization with channels: group_norm (and instance_norm), batch_norm, lrn.
 
-group_norm   rows are (batch, group); a row is the channels of the group, each a run of columns:
-             the passes of layer_norm over all of them, then scale and bias by channel
+group_norm   a row is one (batch, group): all columns of the group's channels; the passes of
+             layer_norm, then scale and bias per channel
 batch_norm   (x - mean) · scale / √(var + eps) + bias, elementwise with broadcast operands
-lrn          x / (bias + alpha / size · Σ x² over the channels around) ^ beta
+lrn          x / (bias + alpha / size · Σ x² over neighbouring channels) ^ beta
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Group:
                     row: Row = row,
                 ) -> tuple[Value, ...]:
                     (v,) = row.load(column, mask)
-                    total = step.fold(f, totals[0], v, self.stats)
+                    total = step.accumulate(f, totals[0], v, self.stats)
                     if mask is not None:
                         total = f.select(mask, total, totals[0])
                     return (*totals[1:], total)
@@ -223,7 +223,7 @@ def emit_lrn(module: Module, name: str, kernel: Lrn) -> Signature:
 
 
 def _power(f: Kernel, x: Value, exponent: float) -> Value:
-    if exponent == 0.75:  # the usual one: two roots
+    if exponent == 0.75:  # the common case: two square roots
         root = f.sqrt(x)
         return f.mul(root, f.sqrt(root))
     return vector_math.pow_(f, x, f.as_value(exponent, x.type))

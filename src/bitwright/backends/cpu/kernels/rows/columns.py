@@ -1,8 +1,7 @@
-"""Normalizations along an inner axis (`kernels.rows.formulas`), for a vector of columns at once.
+"""Normalization along an inner axis (`kernels.rows.formulas`), one vector of columns at a time.
 
-The axis is walked with its stride; lanes run along the contiguous axis behind it, so that folds
-need no horizontal step. The kernel is described as for `kernels.rows.rows`; its views have the axis as
-last but one, and `count` is its size.
+The loop strides along the axis; lanes run along the contiguous axis after it, so reductions need no
+horizontal step. `kernels.rows.rows` defines the parameters; views have the axis as last but one.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def emit_columns(module: Module, name: str, kernel: RowKernel) -> Signature:
 
 
 class _Emission:
-    """A vector of columns."""
+    """Emits one vector of columns."""
 
     def __init__(
         self,
@@ -52,16 +51,16 @@ class _Emission:
         f = self.f
         count = f.convert(size, self.type)
         for number in range(len(self.formula.passes)):
-            self._fold(number, size, count)
+            self._run_pass(number, size, count)
         with f.loop(0, size) as loop:
             self._write(loop.index, size)
 
     def _place(self, at: Value, size: Value) -> Value:
-        """The first of the columns' elements in the result."""
+        """The offset of the columns in the result."""
         f = self.f
         return f.add(f.mul(f.add(f.mul(self.row, size), at), self.columns), self.column)
 
-    def _fold(self, number: int, size: Value, count: Value) -> None:
+    def _run_pass(self, number: int, size: Value, count: Value) -> None:
         f, step = self.f, self.formula.passes[number]
         start = f.const(self.type.vector(self.lanes), step.start)
         with f.loop(0, size, carry=(start,)) as loop:
@@ -69,15 +68,15 @@ class _Emission:
             if step.replace is not None:
                 v = step.replace(f, v, self.stats)
             if self.kernel.stores(number):
-                kept = f.args.pointer(self.kernel.keeps)
+                kept = f.args.pointer(self.kernel.row_storage)
                 f.store(v, kept, self._place(loop.index, size), mask=self.mask)
-            loop.next(step.fold(f, loop.carried[0], v, self.stats))
+            loop.next(step.accumulate(f, loop.carried[0], v, self.stats))
         self.stats.append(step.finish(f, loop.results[0], f.splat(count, self.lanes)))
 
     def _value(self, number: int, at: Value, size: Value) -> Value:
         f = self.f
         if self.kernel.rereads(number):
-            vector, kept = self.type.vector(self.lanes), f.args.pointer(self.kernel.keeps)
+            vector, kept = self.type.vector(self.lanes), f.args.pointer(self.kernel.row_storage)
             return f.load(vector, kept, self._place(at, size), mask=self.mask)
         loaded = self.kernel.x.at(f, (*self.outer, at), self.lanes).load(self.column, self.mask)
         return self.kernel.before.evaluate(f, loaded, self.lanes)

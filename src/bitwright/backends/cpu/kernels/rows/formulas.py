@@ -1,6 +1,6 @@
-"""Normalizations of a row as passes over it, without saying how the row is walked.
+"""Normalizations of a row as reduction passes, independent of the loop structure.
 
-Each pass folds the row into one number, which later passes and the output may use:
+Each pass reduces the row to one number, which later passes and the output may use:
 
     layer_norm   mean = Σ v / n; spread = 1 / √(Σ (v - mean)² / n + eps); y = (v - mean) · spread
     rms_norm     spread = 1 / √(Σ v² / n + eps);                          y = v · spread
@@ -9,12 +9,12 @@ Each pass folds the row into one number, which later passes and the output may u
     lp_norm      norm = (Σ |v|^p)^(1/p);                                  y = v / norm, or 0
     dynamic_quantize                                                      y = v
 
-`kernels.rows.rows` walks along contiguous rows, `kernels.rows.columns` along an inner axis for many columns
-at once; there a fold is a vector of folds.
+`kernels.rows.rows` loops along contiguous rows, `kernels.rows.columns` along an inner axis for many
+columns at once, where each statistic is a vector.
 
-Sums of floats depend on their order. Those of layer_norm and rms_norm have an `Order` of their own
-along rows, the one that ONNX Runtime takes: a norm often stands before codes of 8 bits, where one
-last bit can become another code, so every machine has to find the same bits.
+Float sums depend on their order. Along rows, layer_norm and rms_norm use the `Order` of ONNX
+Runtime: a norm is often followed by 8-bit quantization, where a different last bit can change the
+quantized value, so every machine must compute the same bits.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from dataclasses import dataclass
 
 from bitwright.backends.cpu.codegen import math as vector_math
 from bitwright.backends.cpu.codegen.emit import Function, Operand, Value
-from bitwright.backends.cpu.codegen.math.decay import decay
+from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive
 
 Stats = Sequence[Value]
 
 
 @dataclass(frozen=True)
 class Order:
-    """An order of folding a row that does not depend on how wide vectors are.
+    """A reduction order that does not depend on the vector width.
 
-    Column c is folded into total c mod `totals`; then totals are joined by halving, the first half
-    with the second, until one is left.
+    Column c is accumulated into total c mod `totals`; then the totals are combined by halving, the
+    first half with the second, until one is left.
     """
 
     totals: int
     wide: bool = False
-    """Whether totals are f64 whatever rows are computed in."""
+    """Whether totals are f64 regardless of the computed type."""
     rest_last: bool = False
-    """Whether columns behind the last whole group of `totals` are folded one by one into what the
-    totals have been joined to: first four by `Pass.fold_apart`, if there are as many."""
+    """Whether the remaining columns after the last whole group of `totals` are accumulated one by
+    one into the combined total: the first four, if present, by `Pass.accumulate_unfused`."""
 
 
 @dataclass(frozen=True)
 class Pass:
     start: float
-    fold: Callable[[Function, Value, Value, Stats], Value]
-    """(f, total so far, v, results of earlier passes) -> total with v."""
-    join: Callable[[Function, Value, Value], Value]
-    """Two totals as one."""
+    accumulate: Callable[[Function, Value, Value, Stats], Value]
+    """(f, total, v, results of earlier passes) -> new total."""
+    combine: Callable[[Function, Value, Value], Value]
+    """Combines two totals."""
     finish: Callable[[Function, Value, Value], Value]
     """(f, total, n) -> the pass's result."""
     replace: Callable[[Function, Value, Stats], Value] | None = None
-    """What v becomes, for this fold and everything behind it."""
+    """Replaces v in this pass and everything after it."""
     order: Order | None = None
-    """The order along contiguous rows; None leaves it to the walk."""
-    fold_apart: Callable[[Function, Value, Value, Stats], Value] | None = None
-    """As `fold`, with its product rounded before the sum is."""
+    """The order along contiguous rows; None allows any."""
+    accumulate_unfused: Callable[[Function, Value, Value, Stats], Value] | None = None
+    """As `accumulate`, without fma."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,13 @@ def _squares(of: Callable[[Function, Value, Stats], Value], eps: float) -> Pass:
         x = of(f, v, stats)
         return f.fma(x, x, total)
 
-    def fold_apart(f: Function, total: Value, v: Value, stats: Stats) -> Value:
+    def accumulate_unfused(f: Function, total: Value, v: Value, stats: Stats) -> Value:
         x = of(f, v, stats)
         return f.add(total, f.mul(x, x))
 
-    return Pass(0.0, fold, _add, _inverse_root(eps), order=_SQUARES, fold_apart=fold_apart)
+    return Pass(
+        0.0, fold, _add, _inverse_root(eps), order=_SQUARES, accumulate_unfused=accumulate_unfused
+    )
 
 
 def layer_norm(eps: float) -> Formula:
@@ -127,12 +129,12 @@ def rms_norm(eps: float) -> Formula:
     return Formula((squares,), lambda f, v, stats: f.mul(v, stats[0]))
 
 
-# A NaN may get lost here: it comes back with e^(v - top), and from there through the sum.
+# The maximum does not propagate NaN, but e^(v - top) and the sum do.
 _TOP = Pass(-math.inf, lambda f, total, v, stats: f.quick_max(v, total), Function.quick_max, _keep)
 
 
 def _power(f: Function, v: Value, stats: Stats) -> Value:
-    return decay(f, f.sub(v, stats[0]))
+    return exp_nonpositive(f, f.sub(v, stats[0]))
 
 
 def softmax() -> Formula:
@@ -180,7 +182,7 @@ def lp_norm(p: int) -> Formula:
 
 
 def formula(op: str, attr: float) -> Formula:
-    """The formula of an op; `attr` is its eps or p, where it has one."""
+    """The formula of an op; `attr` is its eps or p, if it has one."""
     if op == "layer_norm":
         return layer_norm(attr)
     if op == "rms_norm":

@@ -1,4 +1,4 @@
-"""Normalizations with channels: group, instance and batch norm, local response."""
+"""Lowering of group norm, instance norm, batch norm and local response normalization."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bitwright.lir.buffer import View
 
 
 def _as_shape(ctx: Lowering, value: Value, shape: Sequence[Size]) -> View:
-    """The value in another shape, with its last axis close."""
+    """The value in another shape, with a contiguous last axis."""
     view = ctx.view(value).reshape(shape)
     if view is not None and (view.strides[-1] == 1 or view.shape[-1] == 1):
         return view
@@ -52,7 +52,8 @@ def lower_group_norm(ctx: Lowering, node: Node, region: RegionView) -> None:
     extras = Reads("e", [reshaped(ctx, view, shape, node.name) for view in views])
     has = "scale" in given, "bias" in given
     kernel = GroupNorm(x.dtype, anchor.attrs["eps"], reads, *has, after, extras)
-    code = ctx.kernel("group_norm", kernel.key, lambda m, name: emit_group_norm(m, name, kernel))
+    family = f"group_norm_{x.dtype}"
+    code = ctx.kernel(family, kernel.key, lambda m, name: emit_group_norm(m, name, kernel))
     pointers = {name: ctx.contiguous(value) for name, value in given.items()}
     pointers |= {**reads.pointers, **extras.pointers, "y": ctx.output(node.outputs[0])}
     names = ("batches", "groups", "channels", "columns")
@@ -67,7 +68,8 @@ def lower_batch_norm(ctx: Lowering, node: Node, region: RegionView) -> None:
     views = [ctx.view(x), *(_by_channel(ctx.view(value), x) for value in parameters)]
     reads = Reads("x", collapse_rows(views))
     kernel = BatchNorm(x.dtype, node.attrs["eps"], reads)
-    code = ctx.kernel("batch_norm", kernel.key, lambda m, name: emit_batch_norm(m, name, kernel))
+    family = f"batch_norm_{x.dtype}"
+    code = ctx.kernel(family, kernel.key, lambda m, name: emit_batch_norm(m, name, kernel))
     *rows, columns = reads.views[0].shape
     sizes = {f"n{axis}": size for axis, size in enumerate(rows)} | {"columns": columns}
     pointers = {**reads.pointers, "y": ctx.output(node.outputs[0])}
@@ -75,7 +77,7 @@ def lower_batch_norm(ctx: Lowering, node: Node, region: RegionView) -> None:
 
 
 def _by_channel(view: View, x: Value) -> View:
-    """A vector of channels in the shape of x; channels are axis 1, or there is only one."""
+    """A vector of channels broadcast to the shape of x; channels are axis 1 if there is one."""
     if x.rank < 2:
         return broadcast(view, x.shape)
     behind = x.rank - 2
@@ -94,7 +96,8 @@ def lower_lrn(ctx: Lowering, node: Node, region: RegionView) -> None:
     attrs = node.attrs
     how = attrs["size"], attrs["alpha"], attrs["beta"], attrs["bias"]
     kernel = Lrn(x.dtype, *how, reads)
-    code = ctx.kernel("lrn", kernel.key, lambda m, name: emit_lrn(m, name, kernel))
+    family = f"lrn_{x.dtype}"
+    code = ctx.kernel(family, kernel.key, lambda m, name: emit_lrn(m, name, kernel))
     pointers = {**reads.pointers, "y": ctx.output(node.outputs[0])}
     names = ("batches", "channels", "columns")
     ctx.call(code, node, pointers, dict(zip(names, shape, strict=True)) | reads.sizes)

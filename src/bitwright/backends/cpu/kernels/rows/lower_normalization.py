@@ -1,4 +1,4 @@
-"""Norms and softmax: along contiguous rows, or along an inner axis for many columns at once."""
+"""Lowering of norms, softmax and dynamic quantization: along rows, or along an inner axis."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROWS = "along contiguous rows"
 def lower_normalization(ctx: Lowering, node: Node, region: RegionView) -> None:
     anchor = region.anchor
     assert anchor is not None
-    if quantized_by(region) is not None:
+    if quantize_node(region) is not None:
         lower_quantize_rows(ctx, node, region)
         return
     parts = split(region)
@@ -63,34 +63,36 @@ def lower_normalization(ctx: Lowering, node: Node, region: RegionView) -> None:
     )
     y = ctx.output(node.outputs[0])
     pointers, writes = {**kernel.pointers, "y": y}, ["y"]
-    if kernel.keeps == "t":
+    if kernel.row_storage == "t":
         kept = "f64" if before.dtype.name == "f64" else "f32"
         pointers["t"] = ctx.scratch(f"{node.name}.rows", kept, y.count)
         writes.append("t")
     emit = emit_rows if along_rows else emit_columns
-    code = ctx.kernel(anchor.op, (along_rows, kernel.key), lambda m, name: emit(m, name, kernel))
+    family = f"{anchor.op}_{before.dtype}"
+    code = ctx.kernel(family, (along_rows, kernel.key), lambda m, name: emit(m, name, kernel))
     why = ROWS if along_rows else "along an inner axis, columns in lanes"
     ctx.call(code, node, pointers, kernel.sizes(views[0].shape), writes=writes, why=why)
 
 
 @lowers("dynamic_quantize")
 def lower_quantize_rows(ctx: Lowering, node: Node, region: RegionView) -> None:
-    """Codes of rows, which may come out of a norm; what others read of it is the last result."""
-    anchor, coder = region.anchor, quantized_by(region)
-    assert anchor is not None and coder is not None and coder.inputs[0] is not None
-    is_norm, shows = anchor is not coder, len(node.outputs) > 3
-    operand = coder.inputs[0]
-    shown = region.body.outputs[3][1] if region.body is not None and shows else operand
+    """Quantize rows, possibly after a norm; the norm's result is the last output if it has other
+    readers."""
+    anchor, quantize = region.anchor, quantize_node(region)
+    assert anchor is not None and quantize is not None and quantize.inputs[0] is not None
+    is_norm, stores_result = anchor is not quantize, len(node.outputs) > 3
+    operand = quantize.inputs[0]
+    shown = region.body.outputs[3][1] if region.body is not None and stores_result else operand
     before = part_before(region)
     source = anchor.outputs[0] if is_norm else operand
-    after, match_dequantize = (
+    after, quantize_operand = (
         part_between(region, source, shown),
         part_between(region, shown, operand),
     )
     weights = [value for value in anchor.inputs[1:] if value is not None]
     shape = operand.shape
     axis = normalize_axis(anchor.attrs["axis"], len(shape)) if is_norm else len(shape) - 1
-    groups = (before.inputs, weights, after.inputs, match_dequantize.inputs)
+    groups = (before.inputs, weights, after.inputs, quantize_operand.inputs)
     values = [value for group in groups for value in group]
     views = iter(collapse_rows(merged(ctx, node, operand_views(ctx, region, values, shape), axis)))
     x, w, e, c = (Reads(k, [next(views) for _ in g]) for k, g in zip("xwec", groups, strict=True))
@@ -105,28 +107,29 @@ def lower_quantize_rows(ctx: Lowering, node: Node, region: RegionView) -> None:
         after,
         e,
         after.dtype,
-        match_dequantize,
+        quantize_operand,
         c,
-        shows,
-        coder.outputs[0].dtype,
+        stores_result,
+        quantize.outputs[0].dtype,
     )
-    writes = ["codes", "scale", "zero", *(["y"] if shows else [])]
+    writes = ["q", "scale", "zero", *(["y"] if stores_result else [])]
     results = {slot: ctx.output(v) for slot, v in zip(writes, node.outputs, strict=True)}
-    if kernel.keeps == "t":
+    if kernel.row_storage == "t":
         results["t"] = ctx.scratch(f"{node.name}.rows", "f32", operand.tensor.count)
-    code = ctx.kernel("row_codes", kernel.key, lambda m, name: emit_quantize_rows(m, name, kernel))
+    family = f"{f'{anchor.op}_' if is_norm else ''}dynamic_quantize_rows_{kernel.to}"
+    code = ctx.kernel(family, kernel.key, lambda m, name: emit_quantize_rows(m, name, kernel))
     pointers, sizes = {**kernel.pointers, **results}, kernel.sizes(x.views[0].shape)
     ctx.call(code, node, pointers, sizes, writes=list(results), why=ROWS)
 
 
-def quantized_by(region: RegionView) -> Node | None:
-    """The node of a region that makes codes of rows."""
+def quantize_node(region: RegionView) -> Node | None:
+    """The `dynamic_quantize` node of a region, if any."""
     nodes = [region.anchor] if region.body is None else region.body.nodes
     return next((n for n in nodes if n is not None and n.op == "dynamic_quantize"), None)
 
 
 def merged(ctx: Lowering, node: Node, views: Sequence[View], axis: int) -> list[View]:
-    """The views with all axes from `axis` on as one; copied where their strides forbid it."""
+    """The views with all axes from `axis` on merged; copied where the strides do not allow it."""
     shape = views[0].shape
     target: tuple[Size, ...] = (*shape[:axis], product(shape[axis:]))
     return [reshaped(ctx, view, target, node.name) for view in views]

@@ -1,19 +1,19 @@
-"""Rows become 8-bit codes with a scale and a zero point of their own, where they are computed.
+"""Dynamic 8-bit quantization of rows with a scale and zero point per row, fused with a norm.
 
-    v        what stands before, a norm of it, and an expression behind (`kernels.rows.rows`)
+    v        the prologue, an optional norm, and the epilogue (`kernels.rows.rows`)
     scale    (max(v, 0) - min(v, 0)) / levels, or 1 for a row of zeros
     zero     rne(clip(lowest - min(v, 0) / scale))
-    code     saturate(rne(v / scale) + zero)
+    q        saturate(rne(v / scale) + zero)
 
-The range is taken while v is computed, the codes in one more pass over the row, which finds it in
-the first-level cache. A NaN anywhere in a row makes its scale NaN.
+The range is accumulated while v is computed; a second pass over the row, then in the first-level
+cache, quantizes. A NaN in a row makes its scale NaN.
 
-Rows are divided by their scale with multiplications (`codegen.math.division`). Quotients below 1/2, where
-those might underflow, become code 0 either way; rows whose scale is too small or too large are
-divided one by one.
+Division by the scale uses multiplications (`codegen.math.division`). Quotients below 1/2, where
+these might underflow, quantize to 0 either way; rows with a very small or large scale use real
+divisions.
 
-    slots   those of `kernels.rows.rows`, and c0 … operands of the expression that makes v of y;
-            codes, scale, zero; y only where somebody else reads it
+    slots   those of `kernels.rows.rows`, and c0 … operands of the expression from y to v;
+            q, scale, zero; y only if it has other readers
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, computed, stored
 from bitwright.backends.cpu.codegen.math.division import divider
-from bitwright.backends.cpu.codegen.scalars import whole_between
-from bitwright.backends.cpu.kernels.matmul.matmul import is_light
+from bitwright.backends.cpu.codegen.scalars import round_clamped
+from bitwright.backends.cpu.kernels.matmul.epilogue import is_light
 from bitwright.backends.cpu.kernels.rows.row_groups import emit_each_row
 from bitwright.backends.cpu.kernels.rows.rows import ACCUMULATORS, RowEmission, RowKernel
 from bitwright.backends.cpu.lowering.region import Part, Reads, store
@@ -35,35 +35,35 @@ from bitwright.ir.dtype import DType, f32
 from bitwright.lir.buffer import View
 
 _SMALLEST, _LARGEST = 2.0**-60, 2.0**100
-"""Scales between which multiplying divides."""
+"""The range of scales for which multiplication gives exact quotients."""
 
 
 @dataclass(frozen=True)
 class QuantizedRows(RowKernel):
-    """A row kernel whose rows end as codes."""
+    """A row kernel with quantized results."""
 
-    match_dequantize: Part
-    """What is coded, from the row kernel's result."""
+    quantize_operand: Part
+    """The expression from the row kernel's result to the quantized operand."""
     quantized_extras: Reads
-    shows: bool
-    """Whether the row kernel's result is stored too."""
+    stores_result: bool
+    """Whether the row kernel's result is also stored."""
     to: DType
 
     @property
     def key(self) -> tuple[Any, ...]:
-        match_dequantize = (self.match_dequantize.expression, self.quantized_extras.key)
-        return (*super().key, *match_dequantize, self.shows, self.to)
+        quantize_operand = (self.quantize_operand.expression, self.quantized_extras.key)
+        return (*super().key, *quantize_operand, self.stores_result, self.to)
 
     @property
-    def keeps(self) -> str:
+    def row_storage(self) -> str:
         if self.formula.passes:
-            return "t" if super().keeps and not self.shows else super().keeps
+            return "t" if super().row_storage and not self.stores_result else super().row_storage
         return "" if self.is_direct or is_light(self.before.expression) else "t"
 
     @property
     def slots(self) -> tuple[str, ...]:
-        base = [name for name in super().slots if name != "y" or self.shows]
-        return (*base, *self.quantized_extras.names, "codes", "scale", "zero")
+        base = [name for name in super().slots if name != "y" or self.stores_result]
+        return (*base, *self.quantized_extras.names, "q", "scale", "zero")
 
     @property
     def strides(self) -> dict[str, Size]:
@@ -86,17 +86,17 @@ class _Emission(RowEmission):
     ) -> None:
         super().__init__(f, kernel, row, index)
         self.row = row
-        self.qvalues = f.gep(stored(kernel.to), f.args.pointer("codes"), f.mul(row, self.columns))
+        self.q = f.gep(stored(kernel.to), f.args.pointer("q"), f.mul(row, self.columns))
         self.quantized_extras = kernel.quantized_extras.at(f, index, self.lanes)
-        self.keeps_codable = not self.formula.passes and kernel.keeps == "t"
+        self.saves_operand = not self.formula.passes and kernel.row_storage == "t"
 
     def write(self) -> None:
         f = self.f
-        top, bottom, is_spoilt = self._range()
+        top, bottom, is_nan = self._range()
         low, high = float(self.kernel.to.min), float(self.kernel.to.max)
         spread = f.div(f.sub(top, bottom), high - low)
         scale = f.select(f.eq(top, bottom), 1.0, spread)
-        scale = f.select(is_spoilt, math.nan, scale)
+        scale = f.select(is_nan, math.nan, scale)
         point = f.sub(low, f.div(bottom, scale))
         zero = f.round_to_int(f.quick_min(f.quick_max(point, low), high))
         f.store(scale, f.args.pointer("scale"), self.row)
@@ -116,18 +116,18 @@ class _Emission(RowEmission):
             self._write_qvalues(lambda v: f.div(v, f.splat(scale, self.lanes)))
 
     def _range(self) -> tuple[Value, Value, Value]:
-        """The largest and the smallest of the row and 0, and whether a NaN is there."""
+        """The maximum and minimum of the row and 0, and whether it contains NaN."""
         f = self.f
 
         def body(column: Value, mask: Value | None, *totals: Value) -> tuple[Value, ...]:
-            v = self._codable(column, mask, first=True)
+            v = self._quantize_operand(column, mask, first=True)
             if mask is not None:
                 v = f.select(mask, v, 0.0)
-            top, bottom, spoilt = totals[:3]
+            top, bottom, has_nan = totals[:3]
             found = (
                 f.quick_max(v, top),
                 f.quick_min(v, bottom),
-                f.select(f.is_nan(v), v, spoilt),
+                f.select(f.is_nan(v), v, has_nan),
             )
             return (*totals[3:], *found)
 
@@ -137,25 +137,25 @@ class _Emission(RowEmission):
             f.reduce(f.combine(totals[number::3], join), join)
             for number, join in enumerate((f.quick_max, f.quick_min))
         )
-        spoilt = f.combine([f.is_nan(total) for total in totals[2::3]], f.or_)
-        return top, bottom, f.any(spoilt)
+        has_nan = f.combine([f.is_nan(total) for total in totals[2::3]], f.or_)
+        return top, bottom, f.any(has_nan)
 
-    def _codable(self, column: Value, mask: Value | None, first: bool) -> Value:
-        """What is coded; the first time its range is taken, the second time it is stored."""
+    def _quantize_operand(self, column: Value, mask: Value | None, first: bool) -> Value:
+        """The operand of the quantization; `first` is the pass that computes the range."""
         f, kernel = self.f, self.kernel
         vector = self.type.vector(self.lanes)
-        if self.keeps_codable and not first:
+        if self.saves_operand and not first:
             return f.load(vector, self.kept, column, mask=mask)
-        if kernel.shows and not first:
+        if kernel.stores_result and not first:
             y = f.load(vector, self.y, column, mask=mask)
         else:
             y = self.result(column, mask)
-        if kernel.shows and first:
+        if kernel.stores_result and first:
             store(f, y, f32, self.y, column, mask)
-        v = kernel.match_dequantize.evaluate(
+        v = kernel.quantize_operand.evaluate(
             f, [y, *self.quantized_extras.load(column, mask)], self.lanes
         )
-        if self.keeps_codable:
+        if self.saves_operand:
             f.store(v, self.kept, column, mask=mask)
         return v
 
@@ -163,8 +163,8 @@ class _Emission(RowEmission):
         f, to = self.f, self.kernel.to
 
         def body(column: Value, mask: Value | None) -> None:
-            quotient = divide(self._codable(column, mask, first=False))
-            code = f.add(whole_between(f, quotient, *self.bounds), self.zero)
-            store(f, f.convert(code, computed(to)), to, self.qvalues, column, mask)
+            quotient = divide(self._quantize_operand(column, mask, first=False))
+            q = f.add(round_clamped(f, quotient, *self.bounds), self.zero)
+            store(f, f.convert(q, computed(to)), to, self.q, column, mask)
 
         f.vectors(0, self.columns, self.lanes, body, unroll=2)

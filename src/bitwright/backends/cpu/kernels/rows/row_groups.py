@@ -1,10 +1,10 @@
-"""From row to row: rows are shared out to the threads, and a few go together where that is quicker.
+"""The loop over rows: rows are divided among threads and, where that is faster, grouped.
 
-A pass whose order is fixed (`formulas.Order`) may leave a row one vector of totals, and so one
-chain of additions that wait for each other. A few rows have as many chains, which do not:
+A pass with a fixed order (`formulas.Order`) may have only one vector of totals per row, hence one
+chain of dependent additions. Several rows together have independent chains:
 
     for each group of rows
-        for each pass           of all its rows together, or row by row
+        for each pass           all rows of the group together, or row by row
         for each row            the output
 """
 
@@ -20,9 +20,9 @@ from bitwright.backends.cpu.kernels.rows.rows import ACCUMULATORS, RowEmission, 
 from bitwright.backends.cpu.lowering.region import Row
 
 GROUP = ACCUMULATORS
-"""Rows of a group."""
+"""Rows per group."""
 _FOUR = 4
-"""Columns of a rest whose products are rounded apart; a rest is shorter than twice as many."""
+"""Remaining columns that are accumulated without fma; a remainder is shorter than twice this."""
 
 
 def emit_rows(module: Module, name: str, kernel: RowKernel) -> Signature:
@@ -32,7 +32,7 @@ def emit_rows(module: Module, name: str, kernel: RowKernel) -> Signature:
 def emit_each_row(
     module: Module, name: str, kernel: RowKernel, emission: Callable[..., RowEmission]
 ) -> Signature:
-    """The kernel; `emission` takes f, kernel, row and the row's place."""
+    """Emit the kernel; `emission` takes f, kernel, row and the row's coordinates."""
     with module.kernel(name, kernel.signature) as f:
         counts = [f.args.size(f"n{axis}") for axis in range(kernel.row_axes)]
         begin, end = f.share(product(f, counts))
@@ -47,13 +47,13 @@ def emit_each_row(
             with f.loop(begin, end) as loop:
                 row = at(loop.index)
                 for number in range(len(kernel.formula.passes)):
-                    row.stats.append(row.fold(number))
+                    row.stats.append(row.run_pass(number))
                 row.write()
     return kernel.signature
 
 
 class _Group:
-    """Rows begin … end - 1; what passes find stays on the stack."""
+    """Rows begin … end - 1; results of passes are on the stack."""
 
     def __init__(
         self,
@@ -72,30 +72,30 @@ class _Group:
         f = self.f
         for number, step in enumerate(self.passes):
             if step.order is None or self._keeps_busy(step.order):
-                self._fold_each(number)
+                self._run_each(number)
                 continue
             with f.if_(f.eq(f.sub(self.end, self.begin), GROUP)) as branch:
-                self._fold([self.begin + row for row in range(GROUP)], number)
+                self._run_pass([self.begin + row for row in range(GROUP)], number)
             with branch.else_():
-                self._fold_each(number)
+                self._run_each(number)
         with f.loop(self.begin, self.end) as loop:
             self._resumed(loop.index, len(self.passes)).write()
 
     def _keeps_busy(self, order: Order) -> bool:
-        """Whether one row has totals enough."""
+        """Whether one row has enough independent totals."""
         bits = f64.bits if order.wide else self.type.bits
         return order.totals >= ACCUMULATORS * self.f.target.lanes(bits)
 
-    def _fold_each(self, number: int) -> None:
+    def _run_each(self, number: int) -> None:
         with self.f.loop(self.begin, self.end) as loop:
-            self._fold([loop.index], number)
+            self._run_pass([loop.index], number)
 
-    def _fold(self, rows: Sequence[Value], number: int) -> None:
+    def _run_pass(self, rows: Sequence[Value], number: int) -> None:
         emissions = [self._resumed(row, number) for row in rows]
         if self.passes[number].order is None:
-            results = [row.fold(number) for row in emissions]
+            results = [row.run_pass(number) for row in emissions]
         else:
-            results = _OrderedFold(emissions, number).emit()
+            results = _OrderedPass(emissions, number).emit()
         for row, result in zip(rows, results, strict=True):
             self.f.store(result, self.found, self._place(row, number))
 
@@ -103,14 +103,14 @@ class _Group:
         return self.f.sub(row, self.begin) * len(self.passes) + number
 
     def _resumed(self, row: Value, number: int) -> RowEmission:
-        """A row behind its first passes."""
+        """A row with the results of its first passes."""
         emission, places = self.at(row), [self._place(row, n) for n in range(number)]
         emission.stats = [self.f.load(self.type, self.found, place) for place in places]
         return emission
 
 
-class _OrderedFold:
-    """A pass that has an order, over several rows side by side."""
+class _OrderedPass:
+    """A pass with a fixed order, over several rows at once."""
 
     def __init__(self, rows: Sequence[RowEmission], number: int) -> None:
         first = rows[0]
@@ -142,8 +142,8 @@ class _OrderedFold:
         return [f.convert(result, self.rows[0].type) for result in results]
 
     def _joined(self, totals: Sequence[Value]) -> list[Value]:
-        """The totals of each row as one."""
-        f, join = self.f, partial(self.step.join, self.f)
+        """The combined totals of each row."""
+        f, join = self.f, partial(self.step.combine, self.f)
         firsts = range(0, len(totals), self.turns)
         return [
             f.reduce(f.halve(totals[first : first + self.turns], join), join) for first in firsts
@@ -152,7 +152,7 @@ class _OrderedFold:
     def _block(
         self, at: Value, left: Value | None, totals: Sequence[Value], sources: Sequence[Row]
     ) -> list[Value]:
-        """The next column for every total; only `left` of them, if given."""
+        """Accumulate one column per total; only `left` columns, if given."""
         f = self.f
         places = [at + turn * self.lanes for turn in range(self.turns)]
         masks: list[Value | None] = [None] * self.turns
@@ -164,37 +164,37 @@ class _OrderedFold:
             for row, source in zip(self.rows, sources, strict=True)
             for place, mask in zip(places, masks, strict=True)
         ]
-        return self._folded(visits, totals, self.step.fold)
+        return self._accumulated(visits, totals, self.step.accumulate)
 
     def _rest(self, stop: Value, totals: Sequence[Value]) -> list[Value]:
-        """Each row's total with the columns from `stop` on, one by one."""
+        """Each row's total plus the columns from `stop` on, one by one."""
         f, step = self.f, self.step
         sources = [row.reads(1) for row in self.rows]
-        runs = [(stop, self.columns, step.fold)]
-        if step.fold_apart is not None:
+        runs = [(stop, self.columns, step.accumulate)]
+        if step.accumulate_unfused is not None:
             four = stop + f.and_(self.columns - stop, _FOUR)
-            runs = [(stop, four, step.fold_apart), (four, self.columns, step.fold)]
+            runs = [(stop, four, step.accumulate_unfused), (four, self.columns, step.accumulate)]
         for begin, end, fold in runs:
             with f.loop(begin, end, carry=totals) as loop:
                 pairs = zip(self.rows, sources, strict=True)
                 visits = [(row, source, loop.index, None) for row, source in pairs]
-                loop.next(*self._folded(visits, loop.carried, fold))
+                loop.next(*self._accumulated(visits, loop.carried, fold))
             totals = loop.results
         return list(totals)
 
-    def _folded(
+    def _accumulated(
         self,
         visits: Sequence[tuple[RowEmission, Row, Value, Value | None]],
         totals: Sequence[Value],
         fold: Callable[[Function, Value, Value, Stats], Value],
     ) -> list[Value]:
-        """Each total with what a visit finds. All is read before anything is stored: rows often
-        lie a multiple of a page apart, where a processor takes loads to depend on stores."""
+        """The totals after these visits. All loads precede all stores: rows are often a multiple of
+        a page apart, where processors assume that loads alias earlier stores."""
         f, number = self.f, self.number
         values = [row.value(number, at, mask, x) for row, x, at, mask in visits]
         found = []
         for (row, _, at, mask), v, total in zip(visits, values, totals, strict=True):
-            row.keep(number, v, at, mask)
+            row.save(number, v, at, mask)
             fresh = fold(f, total, f.convert(v, self.type), row.stats)
             found.append(fresh if mask is None else f.select(mask, fresh, total))
         return found

@@ -1,13 +1,13 @@
-"""Normalizations along contiguous rows (`kernels.rows.formulas`), with what stands before and after.
+"""Normalization along contiguous rows (`kernels.rows.formulas`) with prologue and epilogue.
 
-The first pass computes the row's values (residual sums and the like) and keeps them in `t`, which
-is the result's own row where types allow; later passes read them back from the first-level cache.
-Four accumulators take turns, so that no pass waits for the latency of an addition; passes with an
-order of their own are in `kernels.rows.row_groups`, as is the walk from row to row.
+The first pass computes the row's values (residual sums, for example) and saves them in `t`, or in
+the result's row where types allow; later passes read them from the first-level cache. Four
+accumulators hide the latency of additions. `kernels.rows.row_groups` has the loop over rows and the
+passes with a fixed order.
 
-    slots   x0 …  operands of the expression before     w0 …  scale and bias, if present
-            e0 …  operands of the expression after      y     the result
-            t     where rows are kept (`keeps` only)    n0 …  sizes of the axes of rows, columns
+    slots   x0 …  operands of the prologue              w0 …  scale and bias, if present
+            e0 …  operands of the epilogue              y     the result
+            t     saved rows, if `row_storage` is "t"   n0 …  sizes of the row axes; columns
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class RowKernel:
 
     @property
     def type(self) -> Type:
-        """What rows are computed and kept in."""
+        """The type that rows are computed and saved in."""
         return computed(self.before.dtype)
 
     @property
     def is_direct(self) -> bool:
-        """Whether the operand can be read again as it lies in memory."""
+        """Whether passes can reread the operand from memory without conversion."""
         return (
             self.before.is_empty
             and stored(self.before.dtype) is self.type
@@ -75,30 +75,30 @@ class RowKernel:
         )
 
     @property
-    def keeps(self) -> str:
-        """Where computed rows are kept: "" (nowhere), "y" or "t"."""
+    def row_storage(self) -> str:
+        """The slot that saves computed rows: "" (none), "y" or "t"."""
         if self.is_direct and not self.formula.replaces:
             return ""
         return "y" if stored(self.result) is self.type else "t"
 
     def stores(self, number: int) -> bool:
-        """Whether a pass keeps the values that it computes."""
+        """Whether a pass saves the values that it computes."""
         changed = self.formula.passes[number].replace is not None
         return changed or (number == 0 and not self.is_direct)
 
     def rereads(self, number: int) -> bool:
-        """Whether a pass finds its values kept; the output is the pass behind the last."""
+        """Whether a pass reads saved values; the output counts as the pass after the last."""
         return any(self.stores(earlier) for earlier in range(number))
 
     @property
     def row_axes(self) -> int:
-        """Axes that count rows."""
+        """The number of row axes."""
         return self.x.rank - 1
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Slots of pointers."""
-        kept = ("t",) if self.keeps == "t" else ()
+        """The pointer slots."""
+        kept = ("t",) if self.row_storage == "t" else ()
         return (*self.x.names, *self.weights.names, *self.extras.names, "y", *kept)
 
     @property
@@ -119,7 +119,7 @@ class RowKernel:
         return self.x.pointers | self.weights.pointers | self.extras.pointers
 
     def affine(self, f: Kernel, v: Value, weights: Sequence[Value]) -> Value:
-        """v * scale + bias, as far as they are there."""
+        """v * scale + bias, each if present."""
         if self.has_scale and self.has_bias:
             return f.fma(v, weights[0], weights[1])
         if self.has_scale:
@@ -128,7 +128,7 @@ class RowKernel:
 
 
 class RowEmission:
-    """One row."""
+    """Emits one row."""
 
     def __init__(self, f: Kernel, kernel: RowKernel, row: Value, index: Sequence[Value]) -> None:
         self.f, self.kernel, self.index = f, kernel, index
@@ -149,36 +149,36 @@ class RowEmission:
         self.stats: list[Value] = []
 
     def reads(self, lanes: int) -> Row:
-        """The operands before, in vectors of some lanes."""
+        """The operands of the prologue in vectors of `lanes`."""
         return self.x if lanes == self.lanes else self.kernel.x.at(self.f, self.index, lanes)
 
     def value(self, number: int, column: Value, mask: Value | None, x: Row) -> Value:
-        """What a pass folds."""
+        """The values that a pass accumulates."""
         step = self.formula.passes[number]
         v = self._value(number, column, mask, x)
         return v if step.replace is None else step.replace(self.f, v, self.stats)
 
-    def keep(self, number: int, v: Value, column: Value, mask: Value | None) -> None:
-        """Store what a pass folds, if it is one that does."""
+    def save(self, number: int, v: Value, column: Value, mask: Value | None) -> None:
+        """Save the values of a pass, if it `stores` them."""
         if self.kernel.stores(number):
             self.f.store(v, self.kept, column, mask=mask)
 
-    def fold(self, number: int) -> Value:
-        """The result of a pass that has no order."""
+    def run_pass(self, number: int) -> Value:
+        """The result of a pass without a fixed order."""
         f, step = self.f, self.formula.passes[number]
 
         def body(column: Value, mask: Value | None, *totals: Value) -> tuple[Value, ...]:
             v = self.value(number, column, mask, self.x)
-            self.keep(number, v, column, mask)
-            total = step.fold(f, totals[0], v, self.stats)
+            self.save(number, v, column, mask)
+            total = step.accumulate(f, totals[0], v, self.stats)
             if mask is not None:
                 total = f.select(mask, total, totals[0])
             return (*totals[1:], total)
 
         start = (f.const(self.type.vector(self.lanes), step.start),) * ACCUMULATORS
         totals = f.vectors(0, self.columns, self.lanes, body, start, unroll=ACCUMULATORS)
-        together = f.combine(totals, partial(step.join, f))
-        total = f.reduce(together, partial(step.join, f))
+        together = f.combine(totals, partial(step.combine, f))
+        total = f.reduce(together, partial(step.combine, f))
         return step.finish(f, total, f.convert(self.columns, self.type))
 
     def _value(self, number: int, column: Value, mask: Value | None, x: Row) -> Value:
@@ -187,11 +187,11 @@ class RowEmission:
         return self.kernel.before.evaluate(self.f, x.load(column, mask), x.lanes)
 
     def write(self) -> None:
-        """Everything behind the passes."""
+        """Emit the output after the passes."""
         self.f.vectors(0, self.columns, self.lanes, self._write, unroll=2)
 
     def result(self, column: Value, mask: Value | None) -> Value:
-        """The output at some columns, computed."""
+        """The computed output at some columns."""
         f = self.f
         v = self._value(len(self.formula.passes), column, mask, self.x)
         v = self.formula.output(f, v, self.stats)

@@ -1,1 +1,1 @@
-"""Dot products of a register tile, by element type and instruction: selection and emission of kernels."""
+"""Dot products of a register tile, by element type and instruction."""

@@ -1,4 +1,4 @@
-"""A block of 32 × 32 sums in tiles, while a product goes through k (`kernels.matmul.dot.amx`)."""
+"""A block of 32 × 32 sums in AMX tile registers (`kernels.matmul.dot.amx`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Value, i1, i32, i64
-from bitwright.backends.cpu.kernels.matmul.dot.dot_product import Numbers
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import DotProduct
 
 ROWS, BYTES = 16, 64
 """Rows of a tile, and bytes of a row."""
@@ -21,50 +21,51 @@ _PANEL = ROWS * 2 * BYTES
 
 
 class Tiles(Protocol):
-    """How tiles are held and multiplied."""
+    """Operations on tile registers."""
 
     def zeros(self, f: Kernel) -> list[Value]:
-        """A tile of sums that are 0."""
+        """A tile of zeros."""
 
     def sums(self, f: Kernel, pointer: Value, stride: Value) -> list[Value]:
-        """A tile of sums from memory; `stride` counts bytes between its rows."""
+        """A tile of sums loaded from memory; `stride` is in bytes."""
 
     def read(self, f: Kernel, pointer: Value, stride: Value) -> Any:
-        """A tile of numbers."""
+        """A tile of operands loaded from memory."""
 
     def dot(self, f: Kernel, total: list[Value], a: Any, b: Any) -> list[Value]:
-        """The sums with the products of two tiles of numbers."""
+        """The sums plus the product of two operand tiles."""
 
     def write(self, f: Kernel, total: list[Value], pointer: Value, stride: Value) -> None: ...
 
 
 @dataclass(frozen=True)
 class BlockRows:
-    """Where the rows of a block begin, if they lie `stride` bytes apart in both of its halves."""
+    """The addresses of a block's rows, if both of its halves have a constant `stride` in bytes."""
 
     start: Value
     stride: Value
     lower: Value
-    """Bytes from the first row to the first of the second half."""
+    """Bytes from the first row to the first row of the second half."""
     is_even: Value
     run: Value
-    """Neighbouring numbers of a row."""
+    """Contiguous elements of a row."""
 
 
-class TileRun:
-    """The sums of one block of a product, in tiles, and the rows that they read."""
+class AmxBlock:
+    """The sums of one block of a product in tile registers, and the rows that it reads."""
 
-    def __init__(self, f: Kernel, numbers: Numbers, sums: Value) -> None:
-        element = numbers.element
-        self.tiles: Tiles = numbers.tiles
-        self.f, self.element, self.sums, self.parts = f, element, sums, numbers.parts
+    def __init__(self, f: Kernel, dot: DotProduct, sums: Value) -> None:
+        element = dot.element
+        assert dot.tiles is not None
+        self.tiles: Tiles = dot.tiles
+        self.f, self.element, self.sums, self.plane_pairs = f, element, sums, dot.plane_pairs
         self.plane: Value = f.index(0)
-        """Bytes from one plane of the rows to the next, where there are several."""
+        """Bytes between planes of the rows, where there are several."""
         self.step = BYTES // element.bytes
-        """Numbers of a row that one instruction takes."""
+        """Elements of a row per instruction."""
         self.copies = f.scratch(element, SIZE * self.step)
-        self.apart = f.scratch(i64, SIZE)
-        """How many bytes behind the first row each row begins."""
+        self.row_offsets = f.scratch(i64, SIZE)
+        """Byte offsets of the rows from the first row."""
         self.rows: Value = f.index(0)
         self.stride = self.lower = self.rows
         self.is_even: Value = f.const(i1, 1)
@@ -72,17 +73,17 @@ class TileRun:
     def start(
         self, rows: BlockRows, others: Callable[[], list[Value]], left: Value, begin: list[Value]
     ) -> list[Value]:
-        """The sums of a block of `left` rows, every row of which begins with these vectors.
+        """The initial sums of a block of `left` rows; every row starts with the vectors `begin`.
 
-        `others` finds where each row begins, which is asked where rows are copied.
+        `others` returns the addresses of all rows, which are needed where rows are copied.
         """
         f = self.f
         self.rows, self.stride, self.lower = left, rows.stride, rows.lower
         self.is_even = f.and_(f.eq(left, SIZE), rows.is_even)
-        has_rest = f.ne(f.urem(rows.run, self.step), 0)
-        with f.if_(f.or_(f.not_(self.is_even), has_rest)):
+        has_tail = f.ne(f.urem(rows.run, self.step), 0)
+        with f.if_(f.or_(f.not_(self.is_even), has_tail)):
             for i, row in enumerate(others()):
-                f.store(f.distance(rows.start, row), self.apart, i)
+                f.store(f.distance(rows.start, row), self.row_offsets, i)
         for v, value in enumerate(begin):
             f.store(value, self.sums, v * ROWS)
         halves = [f.offset(self.sums, right * BYTES) for right in (0, 1)] * 2
@@ -91,7 +92,7 @@ class TileRun:
     def add(
         self, row: Value, w: Value, sums: list[Value], count: Value
     ) -> tuple[Value, list[Value]]:
-        """The sums after `count` numbers from `row` on, and where the weights go on."""
+        """The address of the next weights, and the sums after `count` elements from `row` on."""
         f = self.f
         steps = f.udiv(count, self.step)
         whole = f.select(self.is_even, steps, 0)
@@ -106,28 +107,28 @@ class TileRun:
         return branch.results[0], list(branch.results[1:])
 
     def _in_place(self, start: Value) -> list[Any]:
-        """The tiles of both halves of the block, from where their rows lie."""
+        """The tiles of both halves of the block, loaded in place."""
         f = self.f
         return [self.tiles.read(f, f.offset(start, at), self.stride) for at in (0, self.lower)]
 
     def _copied(self, start: Value, mask: Value | None = None) -> list[Any]:
-        """The same, from rows that are copied side by side first."""
+        """The tiles of both halves of the block, from rows copied to a scratch."""
         f = self.f
         with f.loop(0, self.rows, nonempty=True) as loop:
-            there = f.offset(start, f.load(i64, self.apart, loop.index))
-            numbers = f.load(self.element.vector(self.step), there, mask=mask)
-            f.store(numbers, self.copies, loop.index * self.step)
+            there = f.offset(start, f.load(i64, self.row_offsets, loop.index))
+            values = f.load(self.element.vector(self.step), there, mask=mask)
+            f.store(values, self.copies, loop.index * self.step)
         starts = [f.offset(self.copies, half * ROWS * BYTES) for half in (0, 1)]
         return [self.tiles.read(f, start, f.index(BYTES)) for start in starts]
 
     def _dots(
         self, read: Callable[[Value], list[Any]], row: Value, carried: tuple[Value, ...]
     ) -> list[Value]:
-        """One step of four tiles, for each plane of the rows."""
+        """One step of all four tiles, for each plane of the rows."""
         f, (w, *sums) = self.f, carried
         size, line, b, last = len(sums) // 4, f.index(2 * BYTES), [], -1
         tiles = [list(sums[n * size : (n + 1) * size]) for n in range(4)]
-        for plane, part in self.parts:
+        for plane, part in self.plane_pairs:
             if part != last:
                 starts = [f.offset(w, part * _PANEL + half * BYTES) for half in (0, 1)]
                 b, last = [self.tiles.read(f, start, line) for start in starts], part
@@ -139,13 +140,13 @@ class TileRun:
         return [after, *(value for tile in tiles for value in tile)]
 
     def _places(self) -> list[Value]:
-        """Where the four tiles of sums lie in the scratch, [32][32]."""
+        """The addresses of the four tiles in the scratch [32][32]."""
         f = self.f
         corners = [(down, right) for down in (0, 1) for right in (0, 1)]
         return [f.offset(self.sums, down * ROWS * _LINE + right * BYTES) for down, right in corners]
 
     def finish(self, sums: list[Value]) -> None:
-        """The sums to the scratch."""
+        """Stores the sums to the scratch."""
         f, size = self.f, len(sums) // 4
         for n, place in enumerate(self._places()):
             self.tiles.write(f, sums[n * size : (n + 1) * size], place, f.index(_LINE))

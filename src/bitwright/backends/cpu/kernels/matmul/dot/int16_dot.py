@@ -1,13 +1,13 @@
-"""Products of 8-bit codes as 16-bit numbers, two at a time, summed exactly in i32.
+"""Dot products of 8-bit integers widened to 16 bits, two at a time, summed exactly in i32.
 
-Where no instruction multiplies four codes, one multiplies two 16-bit numbers (pmaddwd), and both
-operands are widened before the product instead of within it: weights when the program is made, rows
-by a step of its own,
+Where no instruction multiplies groups of four 8-bit values, pmaddwd multiplies pairs of 16-bit
+values. Both operands are widened beforehand: weights at compile time, rows by a kernel of their
+own,
 
-    a'[line, i] = a[line, i] - zero[line]         0 where there is nothing to read
+    a'[line, i] = a[line, i] - zero[line]         0 in the padding
 
-so that zero points are gone and padding is 0. A difference of two codes has nine bits: neither a
-pair of products nor its sum can leave 32.
+which removes zero points. A difference of two 8-bit values has nine bits, so neither a pair of
+products nor its sum overflows 32 bits.
 
 Panels hold [n / columns][k / 2][columns][2].
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Type, Value, i8, i16
 from bitwright.backends.cpu.codegen.instr import Instr, dot_s8s8, dot_u8s8, pairs_s16s16
-from bitwright.backends.cpu.kernels.matmul.dot.dot_product import half_a_pair, pair
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import load_last_pair, load_pair
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot
 from bitwright.target import Target
 
@@ -28,46 +28,50 @@ WIDEN_SIZES = (
 
 
 @dataclass(frozen=True)
-class Words(Int8Dot):
-    """Two products and their sum are one instruction, adding them another."""
+class Int16Dot(Int8Dot):
+    """One instruction per two products and their sum, and one addition."""
 
-    pairs: Instr | None = None
-    element, group = i16, 2
+    instr: Instr | None = None
+    element, group, name = i16, 2, "s16s16s32_pmaddwd"
 
     def __repr__(self) -> str:
-        assert self.pairs is not None
-        return f"Words({self.pairs.llvm_name}, {self.form})"
+        assert self.instr is not None
+        return f"Int16Dot({self.instr.llvm_name}, {self.form})"
 
     @property
     def unit(self) -> Type:
         return i16.vector(2)
 
-    def panel(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Value]:
+    def load_rhs(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Value]:
         width = 2 * lanes
         return [f.load(i16.vector(width), w, v * width, align=2) for v in range(vectors)]
 
-    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
-        return pair(f, i16, row, step, lanes)
+    def load_lhs(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
+        return load_pair(f, i16, row, step, lanes)
 
-    def rest(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Value:
-        return half_a_pair(f, i16, row, step, lanes)
+    def load_lhs_tail(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Value:
+        return load_last_pair(f, i16, row, step, lanes)
 
-    def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
-        assert self.pairs is not None
-        return total + self.pairs(f, number, part)
+    def multiply_add(self, f: Kernel, lhs: Value, rhs: Value, total: Value) -> Value:
+        assert self.instr is not None
+        return total + self.instr(f, lhs, rhs)
 
 
-def words(target: Target, run: int, offset: bool = False) -> Words | None:
-    """For rows that are read in runs of this length; None where another way is better."""
+def int16_dot(target: Target, run: int, offset: bool = False) -> Int16Dot | None:
+    """The dot product for rows that are read in runs of this length; None where the target has a
+    faster one."""
     pairs = pairs_s16s16(target)
     if pairs is None or dot_u8s8(target) or dot_s8s8(target):
         return None
-    return Words(True, run % 2 != 0, 0, offset, pairs)
+    return Int16Dot(True, run % 2 != 0, 0, offset, pairs)
 
 
 def emit_widen(module: Module, name: str, signed: bool) -> Signature:
-    """Lines of images, with padding around them; `left`, `run` and `width` count elements, and
-    `lines` are those of the result in all images, `oh` in each."""
+    """Emits the kernel that widens the lines of images and pads them with zeros.
+
+    `left`, `run` and `width` count elements. `lines` counts the result's lines in all images, `oh`
+    in each.
+    """
     signature = Signature(("x", "y", "zero"), WIDEN_SIZES)
     with module.kernel(name, signature) as f:
         size = {slot: f.args.size(slot) for slot in WIDEN_SIZES}
@@ -78,9 +82,9 @@ def emit_widen(module: Module, name: str, signed: bool) -> Signature:
             y = f.gep(i16, f.args.pointer("y"), loop.index * size["width"])
             with f.if_(f.ult(line, size["ih"])) as branch:
                 x = f.gep(i8, f.args.pointer("x"), image * size["x_image"] + line * size["x_line"])
-                code = f.load(i8, f.args.pointer("zero"), loop.index * size["zero_line"])
+                zero = f.load(i8, f.args.pointer("zero"), loop.index * size["zero_line"])
                 _zeros(f, y, f.index(0), size["left"])
-                _widened(f, x, f.gep(i16, y, size["left"]), code, size["run"], signed)
+                _widen(f, x, f.gep(i16, y, size["left"]), zero, size["run"], signed)
                 _zeros(f, y, size["left"] + size["run"], size["width"])
             with branch.else_():
                 _zeros(f, y, f.index(0), size["width"])
@@ -96,14 +100,14 @@ def _zeros(f: Kernel, y: Value, begin: Value, end: Value) -> None:
         f.store(f.const(i16, 0), y, loop.index)
 
 
-def _widened(f: Kernel, x: Value, y: Value, zero: Value, count: Value, signed: bool) -> None:
-    """Vectors of codes, then what is left one by one."""
+def _widen(f: Kernel, x: Value, y: Value, zero: Value, count: Value, signed: bool) -> None:
+    """Widens whole vectors, then the remaining values one by one."""
     lanes = f.target.lanes(16)
     point = f.convert(zero, i16, signed)
     stop = count - f.urem(count, lanes)
     with f.loop(0, stop, lanes) as loop:
-        qvalues = f.load(i8.vector(lanes), x, loop.index, align=1)
-        wide = f.convert(qvalues, i16, signed) - f.splat(point, lanes)
+        values = f.load(i8.vector(lanes), x, loop.index, align=1)
+        wide = f.convert(values, i16, signed) - f.splat(point, lanes)
         f.store(wide, y, loop.index, align=2)
     with f.loop(stop, count) as loop:
         f.store(f.convert(f.load(i8, x, loop.index), i16, signed) - point, y, loop.index)

@@ -1,19 +1,18 @@
-"""Products of 8-bit codes, summed exactly in i32.
+"""Dot products of 8-bit integers, summed exactly in i32.
 
-    Dots      four at a time by an instruction (vpdpbusd, usdot, sdot)
-    Pairs     two at a time, widened to 16 bits (pmaddwd), from groups of four
-    Singles   one at a time, widened to 32 bits: any target
+    Int8Dot4   four at a time by an instruction (vpdpbusd, usdot, sdot)
+    Int8Dot2   two at a time, widened to 16 bits (pmaddwd), from groups of four
+    Int8Dot1   one at a time, widened to 32 bits: any target
 
-Panels hold signed codes [n / columns][k / group][columns][group], the last group filled with zeros.
-A dot instruction wants its first operand of one sign: codes of the other have their top bit
-flipped, x' = x ^ 128, which moves them by 128; x - x' is `shift`. A zero point of w that differs
-from 0 needs the sum of each row's codes, which is one more vector of sums per row, with ones for
-weights:
+Panels hold signed weights [n / columns][k / group][columns][group]; the last group is padded with
+zeros. A dot instruction takes a first operand of one signedness. Values of the other have their top
+bit flipped, x' = x ^ 128, which moves them by 128; `shift` is x - x'. A zero point of w other than
+0 needs the sum of each row of a: one more vector of sums per row, with weights of 1:
 
     Σ (x - xz)(w - wz)  =  Σ x'w - wz Σ x' + (shift - xz)(Σ w - K wz)
 
-The last term is known per column where xz is, when the program is made: with the bias it is the
-`offset` that sums begin with.
+Where xz is constant, the last term is a constant of the column. With the bias it is the `offset`
+that sums start at.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ import numpy as np
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Type, Value, i8, i16, i32
 from bitwright.backends.cpu.codegen.instr import Instr, dot_s8s8, dot_u8s8, pairs_s16s16
-from bitwright.backends.cpu.kernels.matmul.dot.dot_product import ONE_PLANE
-from bitwright.backends.cpu.kernels.matmul.matmul import Tile, best_tile
+from bitwright.backends.cpu.kernels.matmul.dot.dot_product import DotProduct
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
@@ -35,22 +34,24 @@ _TOP_BITS = 0x80808080
 
 
 @dataclass(frozen=True)
-class Int8Dot:
-    """What the three ways have in common."""
+class Int8Dot(DotProduct):
+    """Base of the integer dot products."""
 
     signed: bool
-    """Whether the codes of a are."""
-    has_rest: bool
+    """Whether the values of a are signed."""
+    has_tail: bool
     extra: int = 0
     offset: bool = False
-    """Whether sums begin with a number of their column instead of 0."""
-    element, sum, group, widens = i8, i32, 1, False
-    tiles = None
-    parts = ONE_PLANE
+    """Whether the sums of a column start at its `offset` instead of 0."""
+    element, sum_type = i8, i32
 
     @property
     def form(self) -> tuple[bool, bool, int, bool]:
-        return self.signed, self.has_rest, self.extra, self.offset
+        return self.signed, self.has_tail, self.extra, self.offset
+
+    @property
+    def name(self) -> str:
+        return f"{'s8' if self.signed else 'u8'}s8s32"
 
     @property
     def unit(self) -> Type:
@@ -58,14 +59,16 @@ class Int8Dot:
 
     @property
     def shift(self) -> int:
-        """How much is missing from each code of a as it is multiplied."""
+        """x - x': what is missing from each value of a as it is multiplied."""
         return 0
 
     @property
     def pointers(self) -> tuple[str, ...]:
         return ("offset",) * self.offset + ("w_zero",) * self.extra
 
-    def start(self, f: Kernel, column: Value, masks: list[Value], lanes: int) -> list[Value]:
+    def initial_sums(
+        self, f: Kernel, column: Value, masks: Sequence[Value | None], lanes: int
+    ) -> list[Value]:
         zero = f.const(i32.vector(lanes), 0)
         found = [zero] * (len(masks) + self.extra)
         if self.offset:
@@ -74,45 +77,43 @@ class Int8Dot:
                 found[v] = f.load(zero.type, f.args.pointer("offset"), at, mask=mask)
         return found
 
-    def panel(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Any]:
+    def load_rhs(self, f: Kernel, w: Value, vectors: int, lanes: int) -> list[Any]:
         width = lanes * self.group
         parts = [
-            self.factor(f, f.load(i8.vector(width), w, v * width, align=1)) for v in range(vectors)
+            self.prepare_rhs(f, f.load(i8.vector(width), w, v * width, align=1))
+            for v in range(vectors)
         ]
-        return parts + [self.ones(f, part) for part in parts[: self.extra]]
+        return parts + [self.ones(f, rhs) for rhs in parts[: self.extra]]
 
-    def factor(self, f: Kernel, qvalues: Value) -> Any:
-        """Weights as they are multiplied."""
+    def prepare_rhs(self, f: Kernel, qvalues: Value) -> Any:
+        """Packed weights in the form that `multiply_add` takes."""
         return qvalues
 
-    def ones(self, f: Kernel, part: Any) -> Any:
-        """Weights of 1."""
-        return f.const(part.type, 1)
+    def ones(self, f: Kernel, rhs: Any) -> Any:
+        """Weights of 1, which sum up a row."""
+        return f.const(rhs.type, 1)
 
-    def rest(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Any:
-        # no byte behind the row is read: the buffer may end there
+    def load_lhs_tail(self, f: Kernel, row: Value, step: Value, count: Value, lanes: int) -> Any:
+        # the buffer may end with the row: no byte behind it is read
         start = f.offset(row, step * self.group)
         qvalues = f.const(i8.vector(self.group), 0)
         for place in range(self.group - 1):
             inside = f.lt(place, count)
-            code = f.load(i8, start, f.min(place, count - 1))
-            qvalues = f.with_lane(qvalues, place, f.select(inside, self.entered(f, code), 0))
-        return self.spread(f, qvalues, lanes)
+            q = f.load(i8, start, f.min(place, count - 1))
+            qvalues = f.with_lane(qvalues, place, f.select(inside, self.prepare_lhs(f, q), 0))
+        return self.broadcast_group(f, qvalues, lanes)
 
-    def entered(self, f: Kernel, code: Value) -> Value:
-        """A code of a as it is multiplied."""
-        return code
+    def prepare_lhs(self, f: Kernel, q: Value) -> Value:
+        """A value of a in the form that `multiply_add` takes."""
+        return q
 
-    def spread(self, f: Kernel, qvalues: Value, lanes: int) -> Any:
-        """A group of codes, for every lane."""
+    def broadcast_group(self, f: Kernel, qvalues: Value, lanes: int) -> Any:
+        """A group of values, broadcast to all lanes."""
         raise NotImplementedError
 
-    def corrected(
-        self, product: Any, rows: Sequence[Value], column: Value, sums: list[Value]
-    ) -> list[Value]:
-        return sums
-
-    def finished(self, f: Kernel, sums: list[Value], column: Value, masks: list[Value]) -> None:
+    def subtract_zero_points(
+        self, f: Kernel, sums: list[Value], column: Value, masks: Sequence[Value | None]
+    ) -> None:
         if not self.extra:
             return
         total = sums[len(masks)]
@@ -123,17 +124,23 @@ class Int8Dot:
 
 
 @dataclass(frozen=True)
-class Dots(Int8Dot):
-    """Four products and their sum are one instruction."""
+class Int8Dot4(Int8Dot):
+    """One instruction per four products and their sum."""
 
-    dot: Instr | None = None
+    instr: Instr | None = None
     takes_signed: bool = False
-    """Whether the instruction takes a's codes as signed."""
+    """Whether the instruction takes the values of a as signed."""
     group = 4
 
     def __repr__(self) -> str:
-        assert self.dot is not None
-        return f"Dots({self.dot.llvm_name}, {self.form})"
+        assert self.instr is not None
+        return f"Int8Dot4({self.instr.llvm_name}, {self.form})"
+
+    @property
+    def name(self) -> str:
+        assert self.instr is not None
+        mnemonic = self.instr.mnemonic
+        return f"{super().name}_{'vnni' if mnemonic.startswith('vpdp') else mnemonic}"
 
     @property
     def shift(self) -> int:
@@ -141,108 +148,112 @@ class Dots(Int8Dot):
             return 0
         return -128 if self.signed else 128
 
-    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
+    def load_lhs(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
         word = f.load(i32, f.offset(row, step * 4), align=1)
         if self.shift:
             word = f.xor(word, _TOP_BITS)
         return f.bitcast(f.splat(word, lanes), i8.vector(4 * lanes))
 
-    def entered(self, f: Kernel, code: Value) -> Value:
-        return f.xor(code, 0x80) if self.shift else code
+    def prepare_lhs(self, f: Kernel, q: Value) -> Value:
+        return f.xor(q, 0x80) if self.shift else q
 
-    def spread(self, f: Kernel, qvalues: Value, lanes: int) -> Value:
+    def broadcast_group(self, f: Kernel, qvalues: Value, lanes: int) -> Value:
         return f.bitcast(f.splat(f.bitcast(qvalues, i32), lanes), i8.vector(4 * lanes))
 
-    def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
-        assert self.dot is not None
-        return self.dot(f, total, number, part)
+    def multiply_add(self, f: Kernel, lhs: Value, rhs: Value, total: Value) -> Value:
+        assert self.instr is not None
+        return self.instr(f, total, lhs, rhs)
 
 
 @dataclass(frozen=True)
-class Pairs(Int8Dot):
-    """Two products of 16-bit numbers and their sum are one instruction; it cannot overflow.
+class Int8Dot2(Int8Dot):
+    """One instruction per two products of 16-bit integers and their sum, which cannot overflow.
 
-    A 16-bit number of memory holds two codes: the upper one by a shift, the lower one by two (or a
-    mask). That gives the first and third, and the second and fourth of a group, on both sides,
-    without a single shuffle.
+    Each 16-bit element in memory holds two values. One shift extracts the upper value; two shifts
+    or a mask extract the lower one. Both operands then hold the even and the odd values of a group
+    without a shuffle.
     """
 
-    pairs: Instr | None = None
+    instr: Instr | None = None
     group = 4
 
     def __repr__(self) -> str:
-        assert self.pairs is not None
-        return f"Pairs({self.pairs.llvm_name}, {self.form})"
+        assert self.instr is not None
+        return f"Int8Dot2({self.instr.llvm_name}, {self.form})"
 
-    def factor(self, f: Kernel, qvalues: Value) -> Any:
-        return self._halves(f, qvalues, True)
+    @property
+    def name(self) -> str:
+        return f"{super().name}_pmaddwd"
 
-    def ones(self, f: Kernel, part: Any) -> Any:
-        return tuple(f.const(half.type, 1) for half in part)
+    def prepare_rhs(self, f: Kernel, qvalues: Value) -> Any:
+        return self._even_odd(f, qvalues, True)
 
-    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Any:
+    def ones(self, f: Kernel, rhs: Any) -> Any:
+        return tuple(f.const(half.type, 1) for half in rhs)
+
+    def load_lhs(self, f: Kernel, row: Value, step: Value, lanes: int) -> Any:
         word = f.load(i32, f.offset(row, step * 4), align=1)
-        return self._halves(f, f.splat(word, lanes), self.signed)
+        return self._even_odd(f, f.splat(word, lanes), self.signed)
 
-    def spread(self, f: Kernel, qvalues: Value, lanes: int) -> Any:
-        return self._halves(f, f.splat(f.bitcast(qvalues, i32), lanes), self.signed)
+    def broadcast_group(self, f: Kernel, qvalues: Value, lanes: int) -> Any:
+        return self._even_odd(f, f.splat(f.bitcast(qvalues, i32), lanes), self.signed)
 
-    def _halves(self, f: Kernel, qvalues: Value, signed: bool) -> tuple[Value, Value]:
-        """The even and the odd codes, in 16 bits each."""
+    def _even_odd(self, f: Kernel, qvalues: Value, signed: bool) -> tuple[Value, Value]:
+        """The even and the odd values, in 16 bits each."""
         both = f.bitcast(qvalues, i16.vector(qvalues.type.total_bytes // 2))
         if signed:
             return f.ashr(f.shl(both, 8), 8), f.ashr(both, 8)
         return f.and_(both, 0xFF), f.lshr(both, 8)
 
-    def multiply(self, f: Kernel, number: Any, part: Any, total: Value) -> Value:
-        assert self.pairs is not None
-        for ours, theirs in zip(number, part, strict=True):
-            total = total + self.pairs(f, ours, theirs)
+    def multiply_add(self, f: Kernel, lhs: Any, rhs: Any, total: Value) -> Value:
+        assert self.instr is not None
+        for a, b in zip(lhs, rhs, strict=True):
+            total = total + self.instr(f, a, b)
         return total
 
 
 @dataclass(frozen=True)
-class Singles(Int8Dot):
-    """Plain 32-bit arithmetic."""
+class Int8Dot1(Int8Dot):
+    """32-bit multiply and add."""
 
-    def factor(self, f: Kernel, qvalues: Value) -> Value:
+    def prepare_rhs(self, f: Kernel, qvalues: Value) -> Value:
         return f.convert(qvalues, i32)
 
-    def number(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
+    def load_lhs(self, f: Kernel, row: Value, step: Value, lanes: int) -> Value:
         return f.splat(f.convert(f.load(i8, row, step), i32, self.signed), lanes)
 
-    def multiply(self, f: Kernel, number: Value, part: Value, total: Value) -> Value:
-        return total + number * part
+    def multiply_add(self, f: Kernel, lhs: Value, rhs: Value, total: Value) -> Value:
+        return total + lhs * rhs
 
 
-def best_qvalues(
+def choose_int8_dot(
     target: Target, signed: bool, run: int, row_sums: bool = False, offset: bool = False
 ) -> Int8Dot:
-    """The fastest exact way for rows that are read in runs of this length."""
+    """The fastest exact dot product for rows that are read in runs of this length."""
     extra = int(row_sums)
     unsigned_dot, signed_dot = dot_u8s8(target), dot_s8s8(target)
     dot = signed_dot if signed and signed_dot else unsigned_dot or signed_dot
     if dot is not None:
-        return Dots(signed, run % 4 != 0, extra, offset, dot, dot is signed_dot)
+        return Int8Dot4(signed, run % 4 != 0, extra, offset, dot, dot is signed_dot)
     pairs = pairs_s16s16(target)
     if pairs is not None:
-        return Pairs(signed, run % 4 != 0, extra, offset, pairs)
-    return Singles(signed, False, extra, offset)
+        return Int8Dot2(signed, run % 4 != 0, extra, offset, pairs)
+    return Int8Dot1(signed, False, extra, offset)
 
 
-def qvalues_tile(target: Target, columns: int, qvalues: Int8Dot) -> Tile:
+def int8_tile(target: Target, columns: int, dot: DotProduct) -> Tile:
     """The register tile for a known number of columns."""
-    return best_tile(target, columns, isinstance(qvalues, Dots), qvalues.extra)
+    return best_tile(target, columns, isinstance(dot, Int8Dot4), dot.extra)
 
 
-def pack_qvalues(w: Array, tile: Tile, group: int) -> Array:
-    """Runs of signed codes in panels."""
+def pack_int8(w: Array, tile: Tile, group: int) -> Array:
+    """Packs signed weights w[runs, run, n] in panels."""
     return pack_groups(w.astype(np.int8, copy=False), tile, group)
 
 
 def pack_groups(w: Array, tile: Tile, group: int) -> Array:
-    """Runs of numbers w[runs, run, n] as panels [n / columns][runs · run / group][columns][group];
-    every run is filled up to whole groups."""
+    """Packs w[runs, run, n] as panels [n / columns][runs · run / group][columns][group]; runs are
+    padded to whole groups."""
     runs, run, columns = w.shape
     panels = -(-columns // tile.columns)
     groups = -(-run // group)

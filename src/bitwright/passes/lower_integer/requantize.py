@@ -1,0 +1,207 @@
+"""A quantize behind a product becomes a requantize, and its division joins the scales before it.
+
+    quantize(relu(cast(y) * m) + residual)  ->  requantize(relu(cast(y) * (m / s)) + residual / s)
+    quantize(gelu(cast(y) * m))             ->  requantize(gelu(cast(y) * m) * (1 / s))
+
+Clips and relus at or beyond the ends of the integer range are dropped: requantize saturates there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bitwright.ir.dtype import DType, f32
+from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.passes.lower_integer.operands import (
+    INT32_LIMIT,
+    QuantizedOperand,
+    comes_from_product,
+    match_dequantize,
+    quantize_operands,
+)
+from bitwright.passes.lower_integer.scales import (
+    match_positive_scale,
+    match_scaled_product,
+    round_f32,
+    scale_constant,
+)
+from bitwright.rewrite import Match, Rule, any_operands
+
+Array = np.ndarray[Any, Any]
+BOUND = 2.0**29
+"""A value below this can be rounded and shifted by a zero point without a range check."""
+_NOT_LARGER = frozenset({"relu", "hard_swish", "silu", "gelu", "tanh", "neg", "abs"})
+"""Functions with |f(x)| <= |x|."""
+_WITHIN_ONE = frozenset({"sigmoid", "hard_sigmoid", "erf", "sin", "cos"})
+
+
+def requantize_rule() -> Rule:
+    return Rule.from_plan("quantize-to-requantize", any_operands("quantize"), _plan, _lower)
+
+
+class _Requantize(NamedTuple):
+    scale: Array
+    is_linear: bool
+    """Whether the division can join the scales of the operands (`_is_linear`)."""
+
+
+def _plan(m: Match) -> _Requantize | str:
+    node = m.root
+    x, scale, _ = quantize_operands(node)
+    known = constant_value(scale)
+    to: DType = node.attrs["to"]
+    if node.attrs.get("axis") is not None or known is None or not to.is_integer:
+        return "it has no single constant scale, or no integer type"
+    if x.dtype != f32 or scale.dtype != f32 or to.bits > 16:
+        return "it is not f32"
+    if not (np.isfinite(known).all() and (known > 0).all()):
+        return "its scale is not a positive number"
+    is_linear = _is_linear(m, x)
+    if is_linear or comes_from_product(x):
+        return _Requantize(np.asarray(known.reshape(-1)[0], np.float64), is_linear)
+    return "it does not come from a product"
+
+
+def _is_linear(m: Match, value: Value, top: bool = True) -> bool:
+    """Whether a value consists of scaled integers, their sums and differences, and clips only."""
+    node = value.node
+    if constant_value(value) is not None:
+        return not top
+    known = match_dequantize(value)
+    if isinstance(known, QuantizedOperand):
+        return known.is_static and not top
+    if m.uses(value) != 1 and not top:
+        return False
+    if match_scaled_product(value) is not None:
+        return True
+    if node.op in ("add", "sub"):
+        parts = [_is_linear(m, v, False) for v in node.operands]
+        return all(parts) and not all(v.is_constant for v in node.operands)
+    if node.op in ("relu", "clip"):
+        return all(_is_linear(m, v, False) for v in node.operands)
+    if found := match_positive_scale(value):
+        return _is_linear(m, found[0], False) and not found[0].is_constant
+    return False
+
+
+def _lower(op: Any, m: Match, plan: _Requantize) -> Any:
+    x, _, zero = quantize_operands(m.root)
+    to = m.root.attrs["to"]
+    point = constant_value(zero) if zero is not None else np.zeros(())
+    if zero is not None and zero.rank:
+        zero = op.reshape(zero, shape=())
+    ends = None
+    if point is not None:
+        first = float(point.reshape(-1)[0])
+        ends = float(to.min) - first, float(to.max) - first
+    inner, scale, upper = _drop_clips(x, plan.scale, ends)
+    divided = _divide_scales(op, inner, scale) if plan.is_linear else _divide(op, inner, scale)
+    upper_bound = None if upper is None else op.constant(upper)
+    bounded = _max_abs(inner, scale) < BOUND
+    return op.requantize(divided, zero, upper_bound, to=to, bounded=bounded)
+
+
+def _divide(op: Any, value: Value, scale: Array) -> Value:
+    """value / scale, with the division in a trailing scale and constant, if there are any.
+
+    The rounding of a sum of products and its bias stays as the graph has it, as in other runtimes.
+    """
+    if value.node.op == "add":
+        for x, other in (value.node.inputs, value.node.inputs[::-1]):
+            known = None if other is None else constant_value(other)
+            if known is None or x is None or x.shape != value.shape:
+                continue
+            if match_positive_scale(x):
+                rest = op.constant(round_f32(known / scale))
+                return op.add(_divide(op, x, scale), rest)  # type: ignore[no-any-return]
+    if found := match_positive_scale(value):
+        value, scale = found[0], scale / found[1]
+    return op.mul(value, op.constant(round_f32(1 / scale)))  # type: ignore[no-any-return]
+
+
+def _divide_scales(op: Any, value: Value, scale: Array) -> Value:
+    """value / scale, with the division in the scales of the operands; it may be per channel."""
+    array = constant_value(value)
+    if array is not None:
+        return op.constant(round_f32(array / scale))  # type: ignore[no-any-return]
+    known = match_dequantize(value)
+    if isinstance(known, QuantizedOperand) and known.scale is not None:
+        # (q - zero) f -> q f - (zero f), one operation less
+        ratio = known.scale / scale
+        real = op.mul(op.cast(known.qvalues, to=f32), op.constant(round_f32(ratio)))
+        zero = known.constant_zero
+        if zero is not None and zero.any():
+            real = op.add(real, op.constant(round_f32(-float(zero.reshape(-1)[0]) * ratio)))
+        return real  # type: ignore[no-any-return]
+    if found := match_scaled_product(value):
+        product, factor = found
+        real = op.cast(product.outputs[0], to=f32)
+        return op.mul(real, scale_constant(op, factor / scale))  # type: ignore[no-any-return]
+    if scaled := match_positive_scale(value):
+        return _divide_scales(op, scaled[0], scale / scaled[1])
+    parts = [None if v is None else _divide_scales(op, v, scale) for v in value.node.inputs]
+    return op.like(value.node, *parts)  # type: ignore[no-any-return]
+
+
+def _drop_clips(
+    value: Value, scale: Array, ends: tuple[float, float] | None
+) -> tuple[Value, Array, Array | None]:
+    """The value without clips that the saturation at `ends` implies.
+
+    Also returns its scale, and an upper bound (in units of the scale) that remains to be applied.
+    """
+    upper: Array | None = None
+    while ends is not None and match_scaled_product(value) is None:
+        if found := match_positive_scale(value):
+            value, scale = found[0], scale / found[1]
+            continue
+        limits = _clip_limits(value.node)
+        if limits is None:
+            break
+        low, high = limits
+        if low is not None and not (round_f32(low / scale) <= ends[0]).all():
+            break
+        if high is not None:
+            top = round_f32(high / scale)
+            if upper is not None:
+                top = np.minimum(top, upper)
+            if not (np.rint(top) >= ends[1]).all():
+                upper = top
+        value = next(value.node.operands)
+    return value, scale, upper
+
+
+def _clip_limits(node: Node) -> tuple[Array | None, Array | None] | None:
+    """The constant lower and upper limit of a relu or clip, or None for any other node."""
+    if node.op == "relu":
+        return np.zeros(()), None
+    if node.op != "clip":
+        return None
+    low, high = (*node.inputs, None, None)[1:3]
+    lows, highs = (None if v is None else constant_value(v) for v in (low, high))
+    is_known = (low is None or lows is not None) and (high is None or highs is not None)
+    return (lows, highs) if is_known else None
+
+
+def _max_abs(value: Value, scale: Array) -> float:
+    """An upper bound of |value / scale|."""
+    node = value.node
+    array = constant_value(value)
+    if array is not None:
+        return float(np.abs(array / scale).max(initial=0))
+    known = match_dequantize(value)
+    if isinstance(known, QuantizedOperand) and known.scale is not None:
+        return float(known.max_distance * np.max(known.scale / scale))
+    if product := match_scaled_product(value):
+        return float(INT32_LIMIT * np.abs(product[1] / scale).max(initial=0))
+    if found := match_positive_scale(value):
+        return _max_abs(found[0], scale / found[1])
+    if node.op in _WITHIN_ONE:
+        return float(np.max(1 / scale))
+    if node.op in _NOT_LARGER:
+        return _max_abs(next(node.operands), scale)
+    if node.op in ("add", "sub", "clip"):
+        return sum(_max_abs(v, scale) for v in node.operands)
+    return float("inf")
