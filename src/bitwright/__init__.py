@@ -20,12 +20,12 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.frontend.parameters import load_parameters
     from bitwright.frontend.torch import from_torch
     from bitwright.ir import Graph, dtype, parse, to_text
+    from bitwright.ir.quant_params import QuantizationParameters, QuantParams
     from bitwright.ops.control.custom import register_custom
     from bitwright.ops.core.builder import Builder
     from bitwright.ops.core.check import verify
     from bitwright.passes.precision.apply import apply_precision
     from bitwright.quant.calibration.calibrate import calibrate
-    from bitwright.quant.core.parameters import QuantizationParameters
     from bitwright.quant.model.convert import convert
     from bitwright.quant.model.quantize import quantize
     from bitwright.quant.tensor.cast_configuration import CastConfiguration
@@ -54,6 +54,7 @@ __all__ = [
     "Executable",
     "Graph",
     "Observer",
+    "QuantParams",
     "QuantizationParameters",
     "QuantizationSystem",
     "QuantizedTensor",
@@ -92,7 +93,8 @@ _HOME = {
     "Executable": "bitwright.executable",
     "Graph": "bitwright.ir",
     "Observer": "bitwright.quant.tensor.observer",
-    "QuantizationParameters": "bitwright.quant.core.parameters",
+    "QuantParams": "bitwright.ir.quant_params",
+    "QuantizationParameters": "bitwright.ir.quant_params",
     "QuantizationSystem": "bitwright.quant.tensor.system",
     "QuantizedTensor": "bitwright.quant.tensor.tensor",
     "apply_precision": "bitwright.passes.precision.apply",

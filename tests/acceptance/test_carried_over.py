@@ -117,9 +117,9 @@ class TestSystem:
         assert tensor.shape == (2, 3) and tensor.parameters.dtype.name == "int8"
 
     def test_ideal_savings(self):
-        from bitwright.quant.core import types
+        from bitwright.ir import quant_types
 
-        saving = [types.get(name).ideal_saving for name in ("int8", "int4", "binary")]
+        saving = [quant_types.get(name).ideal_saving for name in ("int8", "int4", "binary")]
         assert saving == [0.75, 0.875, 0.96875]
 
     def test_measured_accuracy_orders_widths_and_granularities(self):

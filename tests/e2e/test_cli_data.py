@@ -110,10 +110,10 @@ def test_a_table_is_data(small, tmp_path):
     np.savetxt(tmp_path / "data.csv", rows, delimiter=",", header=head, comments="")
     output = tmp_path / "q.bw"
     result = call("quantize", small, "--data", tmp_path / "data.csv", "-o", output)
-    assert "columns 'label' belong to no input" in " ".join(result.stdout.split())
+    assert "columns 'label' match no input" in " ".join(result.stdout.split())
     assert output.exists()
     compared = call("compare", small, output, "--data", tmp_path / "data.csv")
-    assert "note: columns 'label' belong to no input: left out" in compared.stderr
+    assert "note: columns 'label' match no input: ignored" in compared.stderr
 
 
 def test_weights_alone_to_the_nearest_value_need_no_data(small, tmp_path):
@@ -141,7 +141,7 @@ def test_folders_of_images_are_data(tmp_path):
     (row,) = [row for row in facts["values"] if row["value"] == "x"]
     assert row["min"] == pytest.approx(-51, abs=1e-2) and row["max"] == pytest.approx(204, abs=1e-2)
     assert "is not HEIGHT,WIDTH" in call(*base, "--resize", "big", code=2).output
-    assert "no list of numbers" in call(*base, "--mean", "a", code=2).output
+    assert "not a list of numbers" in call(*base, "--mean", "a", code=2).output
     np.save(tmp_path / "x.npy", np.ones((1, 3, 4, 6), np.float32))
     (tmp_path / "arrays").mkdir()
     np.save(tmp_path / "arrays/x.npy", np.ones((1, 3, 4, 6), np.float32))

@@ -149,7 +149,7 @@ def test_an_interrupted_command_keeps_its_statistics(tmp_path, folder, monkeypat
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     command = "calibrate", demo.model_path(), "--data", folder, "-o", stats
     try:
-        assert "(--resume) goes on" in call(*command, code=130)
+        assert "(--resume) continues" in call(*command, code=130)
     finally:
         signal.signal(signal.SIGINT, before)
     assert Ranges.load(stats).batches == 3

@@ -109,10 +109,10 @@ def test_data_that_tells_nothing_is_said(tmp_path):
     np.savez(tmp_path / "zeros.npz", **{name: np.zeros_like(array[:1])})
     options = "--data", tmp_path / "zeros.npz", "-o", tmp_path / "q.bw", "--recipe", "w8"
     text = call("quantize", demo.model_path(), *options)
-    assert "note: only one batch" in text and "note: the data never varies" in text
+    assert "note: only one batch" in text and "note: the data is constant" in text
     arguments = [str(item) for item in ("quantize", demo.model_path(), *options, "--json")]
     facts = CliRunner().invoke(main, arguments)
-    assert len(json.loads(facts.stdout)["notes"]) == 3 and "never varies" in facts.stderr
+    assert len(json.loads(facts.stdout)["notes"]) == 3 and "data is constant" in facts.stderr
 
 
 def test_a_yaml_recipe(tmp_path, folder):
@@ -163,7 +163,7 @@ def test_another_recipe_takes_its_statistics_from_a_file(tmp_path, folder):
         (["-o", tmp_path / "w8.onnx"], "data, or a file of statistics"),
         (["-o", output, "--statistics", tmp_path / "none"], "no file"),
         (["-o", output, "--statistics", output], "both"),
-        (["-o", tmp_path / "q.bw", "--statistics", output], "holds no statistics"),
+        (["-o", tmp_path / "q.bw", "--statistics", output], "is not a file of statistics"),
     ):
         assert message in call("quantize", demo.model_path(), *options, code=2)
 
@@ -184,7 +184,7 @@ def test_an_interrupted_run_goes_on_with_the_same_command(tmp_path, folder, monk
     command = ["quantize", demo.model_path(), "--data", folder, "-o", output]
     command += ["--statistics", seen] if is_named else []
     try:
-        assert f"3 batches showed is in {seen}; running" in call(*command, code=130)
+        assert f"statistics of 3 batches are in {seen}; the same command" in call(*command, code=130)
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen.exists() and not output.exists()

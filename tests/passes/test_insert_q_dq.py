@@ -1,11 +1,11 @@
-"""Q/DQ pairs behind tagged values: who reads them, what stays, what is refused."""
+"""insert_q_dq: users of the pairs, idempotence, bodies, errors."""
 
 import numpy as np
 import pytest
 
 import bitwright as bw
-from bitwright.errors import CalibrationError, GraphError
-from bitwright.quant import CalibrationEntry, CalibrationRecord, insert_q_dq
+from bitwright.errors import CalibrationError, GraphError, QuantizationError
+from bitwright.quant import CalibrationEntry, CalibrationRecord, QuantParams, insert_q_dq
 
 per_tensor, per_channel = CalibrationEntry.per_tensor, CalibrationEntry.per_channel
 
@@ -35,7 +35,7 @@ def run(graph, **feeds):
     return bw.compile(graph, target="reference").run(feeds)
 
 
-def test_readers_and_outputs_read_the_dequantized_value():
+def test_users_and_outputs_read_the_dequantized_value():
     graph = insert_q_dq(chain(), CalibrationRecord({"r": per_tensor(0.5)}))
     (_, y), (output, pair) = graph.outputs
     assert output == "r" and pair.name == "r.dequantized"
@@ -53,14 +53,14 @@ def test_a_value_that_is_only_an_output_is_quantized_too():
     assert len(graph.nodes) == len(chain().nodes) + 3
 
 
-def test_doing_it_twice_changes_nothing_more():
+def test_the_pass_is_idempotent():
     record = CalibrationRecord({"x": per_tensor(0.1, 3, "u8"), "r": per_channel(1, [1, 2, 3])})
     once = insert_q_dq(chain(), record)
     assert insert_q_dq(once, record) is once
     assert insert_q_dq(once, {}) is once
 
 
-def test_other_parameters_are_another_pair():
+def test_other_parameters_insert_another_pair():
     once = insert_q_dq(chain(), {"r": per_tensor(0.5)})
     twice = insert_q_dq(once, {"r": per_tensor(0.25)})
     assert sum(node.op == "quantize" for node in twice.nodes) == 2
@@ -76,14 +76,14 @@ def test_the_value_keeps_its_own_type(element):
     np.testing.assert_array_equal(run(graph, x=x)["r"].astype(np.float64), expected)
 
 
-@pytest.mark.parametrize("code", ["i4", "u2", "i16", "f8e4m3fn"])
-def test_other_quantized_values(code):
-    graph = insert_q_dq(chain(), {"r": per_tensor(0.5, dtype=code)})
+@pytest.mark.parametrize("element", ["i4", "u2", "i16", "f8e4m3fn"])
+def test_other_element_types(element):
+    graph = insert_q_dq(chain(), {"r": per_tensor(0.5, dtype=element)})
     got = run(graph, x=np.array([[0.25, 1, 1.5], [0.5, 0, -4]], np.float32))["r"]
     np.testing.assert_array_equal(got[1], [0.5, 0, 0])
 
 
-def test_channels_have_scales_of_their_own():
+def test_per_channel_scales():
     entry = per_channel(-1, [0.5, 1, 2], [1, 0, -128])
     x = np.full((2, 3), 1.2, np.float32)
     got = run(insert_q_dq(chain(), {"r": entry}), x=x)["r"]
@@ -107,7 +107,7 @@ def test_a_name_of_several_values_must_be_a_path():
         insert_q_dq(branches(), {"sum": per_tensor(1)})
 
 
-def test_the_state_takes_the_dequantized_value():
+def test_a_state_update_reads_the_dequantized_value():
     b = bw.Builder("counter")
     total = b.state("total", np.zeros(2, np.float32))
     total_after = b.add(total, b.input("x", "f32[2]"), name="after")
@@ -121,26 +121,39 @@ def test_the_state_takes_the_dequantized_value():
 @pytest.mark.parametrize(
     "entry, message",
     [
-        (per_tensor(0), "scale is no f32 step"),
-        (per_tensor(-1), "positive, finite, found -1"),
+        (per_tensor(0), "a scale is not positive.*found 0"),
+        (per_tensor(-1), "not positive.*found -1"),
         (per_tensor(np.nan), "found nan"),
         (per_tensor(1e60), "found inf"),
         (per_tensor(1e-60), "found 0.0"),
-        (per_tensor(1, 128), "outside i8.*from -128 to 127.*found 128"),
+        (per_tensor(1, 128), r"outside the type.*-128\.\.127 for int8.*found 128"),
         (per_tensor(1, 0.5), "whole number"),
-        (per_tensor(1, 1, "f8e4m3fn"), "a zero point is outside f8e4m3fn"),
-        (per_tensor(1, dtype="i32"), "no value is quantized to this type"),
+        (per_tensor(1, 1, "f8e4m3fn"), "f8e4m3fn has no asymmetric scheme"),
         (per_channel(2, [1, 1, 1]), "axis 2 is outside a tensor of rank 2"),
-        (per_channel(1, [1, 1]), r"number of scales for axis 1 of f32\[2, 3\].*expected 3"),
-        (per_channel(1, [1, -1, 1]), "scale of channel 1"),
-        (per_channel(1, [1, 1, 1], [0, 0]), "differ in number"),
+        (per_channel(1, [1, 1]), r"scales do not match axis 1.*expected \[3\], found \[2\]"),
+        (per_channel(1, [1, -1, 1]), "a scale at index 1"),
+        (per_channel(1, [1, 1, 1], [0, 0]), "differ in shape"),
         (CalibrationEntry(None, [1, 2], [0, 0], "i8"), "expected 1, found"),
     ],
 )
-def test_entries_that_do_not_fit_are_refused(entry, message):
+def test_invalid_entries_are_errors(entry, message):
     with pytest.raises(CalibrationError, match=message) as error:
         insert_q_dq(chain(), CalibrationRecord({"r": entry}))
     assert "the entry of 'r'" in str(error.value)
+
+
+def test_an_entry_has_a_quantized_type():
+    with pytest.raises(QuantizationError, match="no quantized type is named 'i32'"):
+        per_tensor(1, dtype="i32")
+
+
+def test_quant_params_are_entries_too():
+    params = QuantParams.asymmetric("uint8", [0.5, 1, 2], [1, 2, 3], axis=1)
+    entry = per_channel(1, [0.5, 1, 2], [1, 2, 3], "u8")
+    assert CalibrationEntry.from_params(params) == entry
+    x = np.full((2, 3), 1.2, np.float32)
+    found, expected = (run(insert_q_dq(chain(), {"r": one}), x=x)["r"] for one in (params, entry))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_only_floating_values_with_fixed_channels_are_quantized():
@@ -155,7 +168,7 @@ def test_an_unknown_value_is_named():
         insert_q_dq(chain(), {"rr": per_tensor(1)})
 
 
-def test_a_record_survives_its_bytes_and_its_file(tmp_path):
+def test_a_record_round_trips_through_bytes_and_file(tmp_path):
     scales = np.float32([0.1, 1 / 3, 7])
     record = CalibrationRecord(
         {"a": per_tensor(0.1, 7, "u8"), "b/then/é": per_channel(-1, scales, dtype="i4")}
@@ -170,7 +183,7 @@ def test_a_record_survives_its_bytes_and_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"format": "x", "entries": {}}', b"\xff"])
-def test_other_bytes_are_no_record(data):
+def test_other_bytes_are_not_a_record(data):
     with pytest.raises(CalibrationError):
         CalibrationRecord.from_bytes(data)
     with pytest.raises(CalibrationError, match="cannot read"):

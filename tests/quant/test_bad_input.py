@@ -1,4 +1,4 @@
-"""What bw.quantize does with data and models that are not as they should be: one test a fault."""
+"""bw.quantize with invalid data and models: one test per fault."""
 
 import warnings
 
@@ -74,7 +74,7 @@ def test_one_sample_works_and_is_noted(rng):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_none_name_value_and_batch(rng, bad):
+def test_non_finite_values_name_value_and_batch(rng, bad):
     data = batches(rng)
     data[2]["x"][1, 3, 0, 0] = bad
     with pytest.raises(CalibrationError, match=r"batch 2 of the data: the value 'x' holds NaN or"):
@@ -90,11 +90,11 @@ def test_a_model_that_overflows_names_the_value(rng):
 
 
 @pytest.mark.parametrize("value", [0.0, 0.75])
-def test_constant_data_is_said_in_the_report_and_on_the_console(rng, value):
+def test_constant_data_is_noted_in_the_report_and_warned_about(rng, value):
     graph, data = network(rng), [{"x": np.full(SHAPE, value, np.float32)}] * 3
-    with pytest.warns(DataWarning, match=f"the data never varies .x is {value:g} throughout"):
+    with pytest.warns(DataWarning, match=f"the data is constant .x is {value:g}"):
         q = bw.quantize(graph, data)
-    assert "the data never varies" in str(q.report)
+    assert "the data is constant" in str(q.report)
     exact = run(graph, data[0])
     np.testing.assert_allclose(run(q, data[0]), exact, atol=0.05 * np.abs(exact).max())
     assert "x: all values are" in "".join(bw.calibrate(graph, data).notes())
@@ -122,7 +122,7 @@ def test_all_zero_channels_of_weights_and_data(rng):
     [
         ({"y": np.zeros(SHAPE, np.float32)}, "batch 1 of the data: .*input 'x' is missing"),
         ({"x": np.zeros((2, 5, 6, 6), np.float32)}, "wrong size on axis 1"),
-        ({"x": np.zeros((4, 6, 6), np.float32)}, "lack its batch axis"),
+        ({"x": np.zeros((4, 6, 6), np.float32)}, "batch axis of 'x' missing"),
         ({"x": np.zeros(SHAPE)}, "wrong element type"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Block formats of floats: stored and rounded as ml_dtypes rounds, in casts and in recipes."""
+"""Float block formats: rounding as in ml_dtypes, in casts and in recipes."""
 
 import ml_dtypes
 import numpy as np
@@ -35,7 +35,7 @@ def test_rounding_is_that_of_ml_dtypes(kind):
 
 
 def mx_by_hand(x, element, block):
-    """codes and e8m0 scales of rows, with ml_dtypes and nothing else."""
+    """Quantized values and e8m0 scales of rows, computed with ml_dtypes only."""
     cut = x.reshape(-1, block)
     peak = np.abs(cut).max(axis=1, keepdims=True)
     largest = float(ml_dtypes.finfo(element).max)
@@ -52,7 +52,7 @@ def mx_by_hand(x, element, block):
         ("mxfp8e5m2", ml_dtypes.float8_e5m2),
     ],
 )
-def test_mx_formats_to_the_bit(format, element):
+def test_mx_formats_are_bit_exact(format, element):
     x = (rng.normal(size=(6, 64)) * 10.0 ** rng.integers(-6, 6, (6, 1))).astype(np.float32)
     x[2, :32] = 0
     qvalues, scales = mx_by_hand(x, element, 32)
@@ -106,14 +106,14 @@ def test_squares_short_edges_and_plain_casts():
         assert square.round_trip(np.ones(shape, np.float32)).shape == shape
 
 
-def test_what_a_cast_refuses():
+def test_errors_of_casts():
     with pytest.raises(QuantizationError, match="goes to a floating type"):
         CastConfiguration("i8")
-    with pytest.raises(QuantizationError, match="block does not fit"):
+    with pytest.raises(QuantizationError, match="block size is invalid"):
         CastConfiguration("f8e4m3fn", (0, 4))
     with pytest.raises(QuantizationError, match="no block format is named 'mxfp3'"):
         CastConfiguration.named("mxfp3")
-    with pytest.raises(QuantizationError, match="NaN has no code"):
+    with pytest.raises(QuantizationError, match="NaN cannot be quantized"):
         CastConfiguration.named("mxfp4").cast(np.array([np.nan], np.float32))
     with pytest.raises(BitwrightError, match="weight format"):
         bw.quantize(Builder("g").build(), [], {"base": "mxfp4", "weight_format": "mxfp3"})

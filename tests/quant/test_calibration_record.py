@@ -1,4 +1,4 @@
-"""From ranges to a calibration record in one call, and what is not a record, graph or batch."""
+"""Ranges -> calibration record, and errors for wrong objects."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from bitwright.quant import (
     choose,
     insert_q_dq,
 )
-from bitwright.quant.calibration.record import entry_of
 from bitwright.report.compare import compare
 from bitwright.warn import DataWarning
 
@@ -46,7 +45,7 @@ def test_ranges_become_a_record_in_one_call(method, dtype):
     assert quantized.value("y").node.inputs[0].node.op == "dequantize"
 
 
-def test_a_record_of_the_demo_model_keeps_its_outputs():
+def test_a_record_of_the_demo_model_preserves_its_outputs():
     graph = bw.load(demo.model_path())
     ranges = bw.calibrate(demo.model_path(), demo.calibration())
     quantized = insert_q_dq(graph, ranges.record("uint8", "mse"))
@@ -85,7 +84,7 @@ def test_a_tensor_of_zeros_gets_scale_1():
     assert ranges.record("int8")["m"].scales == 1
 
 
-def test_what_the_data_never_reached_is_left_out_and_named():
+def test_values_that_the_data_never_reached_are_skipped_with_a_warning():
     feeds = {"flag": np.array(True), "x": np.array([1, -5, 3], np.float32)}
     calibrator = Calibrator(branches(), ["choice/then/r", "minus"])
     calibrator.step(feeds)
@@ -107,14 +106,14 @@ def test_moved_values_are_left_out_unless_named():
         ranges.record("int8", values=["tt"])
 
 
-def test_types_without_a_pair_of_ops_are_refused_by_name_of_the_value():
+def test_unsupported_types_are_errors_that_name_the_value():
     ranges = bw.calibrate(perceptron(), batches(2))
     for dtype in ("binary", "mixed"):
         with pytest.raises(CalibrationError):
             ranges.record(dtype)
     with pytest.raises(CalibrationError, match="logarithmic int8"):
         ranges.record("int8", scheme="logarithmic")
-    with pytest.raises(CalibrationError, match=r"value 'x'.*no codes for negative values"):
+    with pytest.raises(CalibrationError, match=r"value 'x'.*cannot represent negative values"):
         ranges.record("uint8", scheme="symmetric")
 
 
@@ -125,18 +124,19 @@ def test_float8_has_entries_too():
     insert_q_dq(perceptron(), ranges.record("f8e4m3fn"))
 
 
-def test_weights_join_a_record_through_their_parameters():
+def test_a_record_takes_quant_params_of_weights():
     graph = perceptron()
     w = graph.value("w2").node.attrs["value"]
-    entry = entry_of(Observer(axis=1).add(w).calibrate("int8"))
-    record = CalibrationRecord({**bw.calibrate(graph, batches(2)).record(), "w2": entry})
+    params = Observer(axis=1).add(w).calibrate("int8")
+    record = CalibrationRecord({**bw.calibrate(graph, batches(2)).record(), "w2": params})
+    assert record["w2"] == CalibrationEntry.from_params(params)
     assert insert_q_dq(graph, record).value("y").node.inputs[1].node.attrs["axis"] == 1
 
 
 # values of the last step
 
 
-def test_values_are_those_of_the_step_though_the_buffer_is_used_again():
+def test_values_are_copies_of_the_last_step():
     calibrator = Calibrator(perceptron(), ["x", "h", "w1"])
     buffer = batches(1)[0]["x"].copy()
     expected = buffer.copy()
@@ -149,7 +149,7 @@ def test_values_are_those_of_the_step_though_the_buffer_is_used_again():
     assert calibrator.values()["h"].max() != 7
 
 
-def test_values_of_random_ops_are_those_that_were_counted():
+def test_values_of_random_ops_match_the_statistics():
     b = bw.Builder("noise")
     x = b.input("x", "f32[64]")
     noise = b.random_normal(shape=(64,), name="noise")
@@ -159,7 +159,7 @@ def test_values_of_random_ops_are_those_that_were_counted():
     assert np.abs(calibrator.values()["y"]).max() == calibrator.max_abs()[0]
 
 
-def test_values_are_read_once_also_in_several_runs_and_bodies():
+def test_values_are_read_once_in_several_runs_and_bodies():
     calibrator = Calibrator(perceptron(), ["m", "h", "y"], budget=0)
     runs = []
     for feeds in batches(2):
@@ -172,14 +172,14 @@ def test_values_are_read_once_also_in_several_runs_and_bodies():
         without.values()
 
 
-# a refused batch
+# rejected batches
 
 
 @pytest.mark.parametrize("budget", [None, 0])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_refused_batch_leaves_no_trace(budget, threads, monkeypatch):
+def test_a_rejected_batch_changes_nothing(budget, threads, monkeypatch):
     monkeypatch.setattr(
-        "bitwright.quant.calibration.calibrate.LEAST_SHARE", 1
+        "bitwright.quant.calibration.calibrate.MIN_SHARE", 1
     )  # so that threads are used
     options = {"axes": {"h": 1}, "budget": budget, "threads": threads}
     calibrator = Calibrator(perceptron(), ["y", "x", "m", "h"], **options)
@@ -201,7 +201,7 @@ def test_a_refused_batch_leaves_no_trace(budget, threads, monkeypatch):
         assert calibrator.ranges[name] == other.ranges[name]
 
 
-def test_a_batch_refused_at_first_leaves_nothing():
+def test_a_rejected_first_batch_changes_nothing():
     calibrator = Calibrator(perceptron(), ["x", "m"], axes={"m": 0})
     with pytest.raises(CalibrationError):
         calibrator.step({"x": np.full((2, 8), np.inf, np.float32)})
@@ -210,7 +210,7 @@ def test_a_batch_refused_at_first_leaves_nothing():
         calibrator.values()
 
 
-def test_a_refused_batch_leaves_states_as_they_were():
+def test_a_rejected_batch_does_not_change_states():
     calibrator = Calibrator(counter(), ["after"])
     calibrator.step({"x": np.array([1, 2], np.float32)})
     with pytest.raises(CalibrationError):
@@ -221,7 +221,7 @@ def test_a_refused_batch_leaves_states_as_they_were():
 
 @pytest.mark.parametrize("axis", [None, 0])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_an_array_that_an_observer_refuses_leaves_no_trace(axis, bad):
+def test_an_array_that_an_observer_rejects_changes_nothing(axis, bad):
     x = np.random.default_rng(0).normal(size=(4, 200_000 if axis is None else 50))
     broken = x.astype(np.float32)
     broken[-1, -1] = bad
@@ -237,7 +237,7 @@ def test_an_array_that_an_observer_refuses_leaves_no_trace(axis, bad):
     assert fresh.statistics == Statistics(axis) and fresh.arrays == 0
 
 
-# the wrong object is an error of ours
+# wrong objects raise BitwrightError
 
 
 X = np.ones((4, 8), np.float32)
@@ -265,7 +265,7 @@ WRONG = {
     "an observer chosen for": lambda: choose(Observer().add(X), "int8"),
     "array as statistics": lambda: bw.QuantizationParameters.from_statistics(X, "int8"),
     "array for the system": lambda: bw.QuantizationSystem().parameters("int8", statistics=X),
-    "entry as parameters": lambda: entry_of(CalibrationEntry.per_tensor(1.0)),
+    "entry as parameters": lambda: CalibrationEntry.from_params(CalibrationEntry.per_tensor(1.0)),
     "ranges as data": lambda: bw.quantize(GRAPH, bw.calibrate(GRAPH, [X])),
     "ranges as calibration data": lambda: bw.calibrate(GRAPH, bw.calibrate(GRAPH, [X])),
     "ragged array": lambda: Observer().add([[1], [1, 2]]),
@@ -274,13 +274,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("call", WRONG.values(), ids=list(WRONG))
-def test_a_wrong_object_is_an_error_of_ours(call):
+def test_a_wrong_object_raises_a_bitwright_error(call):
     with pytest.raises(BitwrightError) as raised:
         call()
     assert str(raised.value)
 
 
-def test_errors_lead_from_ranges_to_a_record():
+def test_errors_for_ranges_name_the_record_method():
     ranges = bw.calibrate(GRAPH, [X])
     for call in (
         lambda: insert_q_dq(GRAPH, ranges),

@@ -1,4 +1,4 @@
-"""Taps of the compiled model against the interpreter, and the statistics kept of them."""
+"""Taps of the compiled model against the interpreter, and their statistics."""
 
 import gc
 import os
@@ -23,7 +23,7 @@ from bitwright.quant import Calibrator, IntermediateOutputs, Ranges, Statistics
 
 
 def observed(graph, feeds, names):
-    """What the interpreter computes at these values of the graph itself."""
+    """The interpreter's results for these values."""
     found = {}
     bw.compile(graph, target="reference").run(
         feeds, observe=lambda value, array: found.setdefault(value.name, array)
@@ -33,7 +33,7 @@ def observed(graph, feeds, names):
 
 @pytest.mark.parametrize("budget", [None, 0, 500])
 @pytest.mark.parametrize("simplify", [True, False])
-def test_taps_have_the_values_of_the_interpreter(budget, simplify):
+def test_taps_match_the_interpreter(budget, simplify):
     graph, names = perceptron(), ["y", "x", "m", "h", "t"]
     taps = IntermediateOutputs(graph, names, budget=budget, simplify=simplify)
     for feeds in batches(4):
@@ -57,7 +57,7 @@ def test_a_tap_behind_which_passes_would_fold():
         np.testing.assert_allclose(found[name], reference[name], rtol=1e-4, atol=1e-4)
 
 
-def test_statistics_are_those_of_all_batches_together():
+def test_statistics_cover_all_batches():
     graph, data = perceptron(), batches(7)
     calibrator = Calibrator(graph, ["h", "y"])
     whole = {"h": Statistics(), "y": Statistics()}
@@ -128,7 +128,7 @@ def test_integer_and_boolean_taps():
     assert list(calibrator.max_abs()) == [1 << 29, 1 << 30, 1]
 
 
-def test_scales_have_no_floor_but_stay_normal():
+def test_scales_are_small_but_normal():
     b = bw.Builder("small")
     x = b.input("x", "f32[2]")
     graph = b.build(b.mul(x, 1e-30, name="tiny"), b.mul(x, 0.0, name="zero"))
@@ -139,7 +139,7 @@ def test_scales_have_no_floor_but_stay_normal():
     calibrator.step({"x": np.array([1e-7, 0], np.float32)})
     assert list(calibrator.scales()[1:]) == [1, 1]
     notes = "\n".join(calibrator.report())
-    assert "tiny: its scale" in notes and "zero: all values are zero" in notes
+    assert "tiny: scale" in notes and "zero: all values are zero" in notes
 
 
 def test_per_channel_statistics():
@@ -153,7 +153,7 @@ def test_per_channel_statistics():
     np.testing.assert_array_equal(calibrator.ranges["h"].max_abs, expected)
 
 
-def test_an_infinity_stops_and_names_tap_and_batch():
+def test_an_infinity_raises_and_names_tap_and_batch():
     calibrator = Calibrator(perceptron(), ["x", "m"])
     calibrator.step(batches(1)[0])
     bad = np.zeros((2, 8), np.float32)
@@ -162,11 +162,11 @@ def test_an_infinity_stops_and_names_tap_and_batch():
         calibrator.step({"x": bad})
 
 
-def test_infinities_can_be_left_out_and_are_reported():
+def test_infinities_can_be_skipped_and_are_reported():
     calibrator = Calibrator(perceptron(), ["x"], nonfinite="ignore")
     calibrator.step({"x": np.array([[np.nan, np.inf, -np.inf, 3, 0, 0, 0, -2]], np.float32)})
     assert list(calibrator.max_abs()) == [3]
-    assert calibrator.report() == ["x: 1 NaN and 2 infinities left out", *calibrator.report()[1:]]
+    assert calibrator.report() == ["x: 1 NaN and 2 infinities skipped", *calibrator.report()[1:]]
 
 
 def test_taps_in_branches_count_when_they_are_reached():
@@ -182,7 +182,7 @@ def test_taps_in_branches_count_when_they_are_reached():
     assert calibrator.values()["minus"].tolist() == [-1, 5, -3]
 
 
-def test_a_loop_counts_each_turn():
+def test_a_loop_counts_each_iteration():
     body = bw.Builder("body")
     _, go, h = body.input("i", "i64[]"), body.input("go", "bool[]"), body.input("h", "f32[2]")
     body.output("go_on", go)
@@ -197,7 +197,7 @@ def test_a_loop_counts_each_turn():
     assert found.count == 8 and list(calibrator.max_abs()) == [48]
 
 
-def test_state_goes_on_from_step_to_step():
+def test_state_continues_from_step_to_step():
     calibrator = Calibrator(counter(), ["after", "total"])
     for _ in range(3):
         calibrator.step({"x": np.array([1, 2], np.float32)})
@@ -208,7 +208,7 @@ def test_state_goes_on_from_step_to_step():
     assert calibrator.values()["after"].tolist() == [1, 2]
 
 
-def test_what_cannot_be_calibrated_is_said():
+def test_errors_of_calibration():
     with pytest.raises(GraphError, match=r"no value 'hh'.*Did you mean 'h'"):
         Calibrator(perceptron(), ["hh"])
     for question in ("max_abs", "scales", "values"):
@@ -216,7 +216,7 @@ def test_what_cannot_be_calibrated_is_said():
             getattr(Calibrator(perceptron(), ["h"]), question)()
     with pytest.raises(CalibrationError, match="nonfinite"):
         Calibrator(perceptron(), ["h"], nonfinite="maybe")
-    with pytest.raises(CalibrationError, match="is no tap"):
+    with pytest.raises(CalibrationError, match="is not a tap"):
         Calibrator(perceptron(), ["h"], axes={"m": 0})
     with pytest.raises(CalibrationError, match="axis 2 of tap 'h'"):
         Calibrator(perceptron(), ["h"], axes={"h": 2})
@@ -239,7 +239,7 @@ def test_values_can_be_chosen_on_the_graph_as_it_was_written():
     x = np.random.default_rng(0).normal(size=(1, 3, 9, 9)).astype(np.float32)
     assert list(bw.calibrate(convolution(), [x], values=["c", "bn"])) == ["c", "bn"]
     assert set(bw.calibrate(convolution(), [x], values="all")) == {"x", "bn", "y"}
-    with pytest.raises(CalibrationError, match="values is no list"):
+    with pytest.raises(CalibrationError, match="values is not a list"):
         bw.calibrate(convolution(), [x], values="c")
 
 
@@ -293,7 +293,7 @@ def test_no_file_is_written_when_calibration_fails(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"BWRANGE1", b"BWRANGE1" + b"\xff" * 30, b"x" * 100])
-def test_other_bytes_are_no_statistics(data, tmp_path):
+def test_other_bytes_are_not_statistics(data, tmp_path):
     (tmp_path / "s").write_bytes(data)
     with pytest.raises(BitwrightError):
         Ranges.load(tmp_path / "s")

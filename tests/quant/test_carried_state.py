@@ -14,10 +14,10 @@ import pytest
 
 import bitwright as bw
 from bitwright.ops.core.interpret import run
-from bitwright.quant.calibration.window_rows import has_window_rows, window_rows
 from bitwright.quant.model.carried_state import carries_state
 from bitwright.quant.model.points import find_points
 from bitwright.quant.model.quantize import prepare
+from bitwright.quant.model.window_rows import has_window_rows, window_rows
 
 SAMPLES, FILTERS, HIDDEN = 64, 16, 32
 

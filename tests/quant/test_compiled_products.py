@@ -1,4 +1,4 @@
-"""Products of quantized tensors by compiled kernels have the bits of numpy's."""
+"""Compiled products of quantized tensors are bit-identical to numpy."""
 
 import gc
 
@@ -7,12 +7,12 @@ import pytest
 
 import bitwright as bw
 from bitwright.errors import QuantizationError
-from bitwright.quant import QuantizationParameters, quantize_tensor
+from bitwright.quant import QuantParams, quantize_tensor
 from bitwright.quant.tensor import compiled_elementwise, compiled_products
 from bitwright.quant.tensor.tensor import QuantizedTensor
 
 rng = np.random.default_rng(0)
-BYTES = QuantizationParameters.asymmetric("uint8", 0.7, 117)
+BYTES = QuantParams.asymmetric("uint8", 0.7, 117)
 
 
 def tensor(kind, *shape, **options):
@@ -23,7 +23,7 @@ def tensor(kind, *shape, **options):
 
 @pytest.fixture
 def both(monkeypatch):
-    """Runs a product in numpy and in compiled code, whatever its size, and compares the bits."""
+    """Runs a product in numpy and in a compiled kernel, at any size, and compares bits."""
     ran = []
     run = compiled_products.program_of
 
@@ -34,9 +34,9 @@ def both(monkeypatch):
     monkeypatch.setattr(compiled_products, "program_of", program)
 
     def compare(product, compiled=True):
-        monkeypatch.setattr(compiled_products, "LEAST_TERMS", 1 << 60)
+        monkeypatch.setattr(compiled_products, "MIN_TERMS", 1 << 60)
         expected = product()
-        monkeypatch.setattr(compiled_products, "LEAST_TERMS", 0)
+        monkeypatch.setattr(compiled_products, "MIN_TERMS", 0)
         monkeypatch.setattr(compiled_products, "TERMS_AT_ONCE", 0)
         before = len(ran)
         found = product()
@@ -61,11 +61,11 @@ def test_matrices(both, x_kind, w_kind):
     both(lambda: bw.qmatmul(x, w, bias, BYTES))
 
 
-def test_batches_whole_biases_and_wide_results(both):
+def test_batches_integer_biases_and_wide_results(both):
     x, w = tensor("uint8", 2, 3, 5, 16), tensor("int8", 16, 9)
     bias = rng.integers(-999, 999, 9).astype(np.int32)
     both(lambda: bw.qmatmul(x, w, bias))
-    wide = QuantizationParameters.symmetric("int16", rng.uniform(0.1, 1, 9), axis=3)
+    wide = QuantParams.symmetric("int16", rng.uniform(0.1, 1, 9), axis=3)
     both(lambda: bw.qmatmul(x, w, None, wide))
 
 
@@ -79,13 +79,13 @@ def test_convolutions(both, groups):
     both(lambda: bw.qconv2d(x, w, bias, BYTES, **attrs))
 
 
-def test_what_numpy_computes(both):
+def test_cases_that_numpy_computes(both):
     x, w = tensor("uint8", 4, 8), tensor("int8", 8, 5)
     both(lambda: bw.qmatmul(x, w, None, BYTES, fixed_point=True), compiled=False)
     both(lambda: bw.qmatmul(tensor_rows, w), compiled=False)
     both(lambda: bw.qmatmul(x, tensor_blocks), compiled=False)
     both(lambda: bw.qmatmul(tensor_16, w), compiled=False)
-    both(lambda: bw.qmatmul(x, w, None, QuantizationParameters.symmetric("int4", 1.0)), False)
+    both(lambda: bw.qmatmul(x, w, None, QuantParams.symmetric("int4", 1.0)), False)
     both(lambda: bw.qmatmul(tensor_none, w), compiled=False)
 
 
@@ -93,23 +93,23 @@ tensor_rows = tensor("uint8", 4, 8, axis=0)
 tensor_blocks = tensor("int4", 8, 5, axis=0, block=4)
 tensor_16 = tensor("int16", 4, 8)
 tensor_none = QuantizedTensor.from_qvalues(
-    np.zeros((0, 8), np.uint8), QuantizationParameters.asymmetric("uint8", 1.0, 3)
+    np.zeros((0, 8), np.uint8), QuantParams.asymmetric("uint8", 1.0, 3)
 )
 
 
-def test_sums_beyond_32_bits_are_an_error_still(both, monkeypatch):
-    plain = QuantizationParameters.symmetric("int8", 1.0)
+def test_overflow_is_an_error(both, monkeypatch):
+    plain = QuantParams.symmetric("int8", 1.0)
     x = QuantizedTensor.from_qvalues(np.full((1, 140000), 127, np.int8), plain)
     w = QuantizedTensor.from_qvalues(np.full((140000, 2), 127, np.int8), plain)
     monkeypatch.setattr(compiled_products, "TERMS_AT_ONCE", 0)
-    with pytest.raises(QuantizationError, match="a sum leaves int32"):
+    with pytest.raises(QuantizationError, match="a sum overflows int32"):
         bw.qmatmul(x, w)
 
 
-def test_aprogram_of_serves_other_rows_and_goes_with_its_weight(monkeypatch):
+def test_a_program_takes_other_rows_and_is_freed_with_its_weight(monkeypatch):
     made = []
     run = compiled_products.program_of
-    monkeypatch.setattr(compiled_products, "LEAST_TERMS", 0)
+    monkeypatch.setattr(compiled_products, "MIN_TERMS", 0)
     monkeypatch.setattr(compiled_products, "program_of", lambda g: made.append(g) or run(g))
     w = tensor("int8", 12, 5)
     for rows in (3, 3, 8, 1):  # the first time in numpy
@@ -122,16 +122,16 @@ def test_aprogram_of_serves_other_rows_and_goes_with_its_weight(monkeypatch):
 
 
 @pytest.mark.parametrize("kinds", [("uint8", "int8"), ("int4", "uint8"), ("int8", "int8")])
-@pytest.mark.parametrize("output", [None, BYTES, QuantizationParameters.symmetric("int8", 0.02)])
-def test_sums_and_products_element_by_element(monkeypatch, kinds, output):
+@pytest.mark.parametrize("output", [None, BYTES, QuantParams.symmetric("int8", 0.02)])
+def test_elementwise_sums_and_products(monkeypatch, kinds, output):
     x, y = (tensor(kind, 7, 33) for kind in kinds)
     ops = [lambda: bw.qadd(x, y, output), lambda: bw.qmul(x, y, output)]
     if output is not None:
         ops.append(lambda: bw.requantize(x, output))
     for op in ops:
-        monkeypatch.setattr(compiled_elementwise, "LEAST_ELEMENTS", 1 << 60)
+        monkeypatch.setattr(compiled_elementwise, "MIN_ELEMENTS", 1 << 60)
         expected = op()
-        monkeypatch.setattr(compiled_elementwise, "LEAST_ELEMENTS", 0)
+        monkeypatch.setattr(compiled_elementwise, "MIN_ELEMENTS", 0)
         op()
         found = op()
         if output is not None:

@@ -1,4 +1,4 @@
-"""Every kind of data source, and what is said about data that does not fit."""
+"""Every kind of data source, and errors for data that does not fit."""
 
 import numpy as np
 import pytest
@@ -99,12 +99,12 @@ def test_repeatable_sources_start_over():
     "data, message",
     [
         ([], "the data is empty"),
-        (3, "no source of batches.*found int"),
+        (3, "not a data source.*found int"),
         ([{"y": ROWS[0]}], "batch 0 of the data: .*input 'x' is missing"),
         ([ROWS[0], {"z": ROWS[0]}], "batch 1 of the data: .*input 'x' is missing"),
         ([ROWS[0].astype(np.float64)], "wrong element type.*expected f32"),
         ([ROWS[0][:, :7]], "wrong size on axis 1"),
-        ([ROWS[0][0]], r"wrong rank.*lack its batch axis\? Give array\[None\]"),
+        ([ROWS[0][0]], r"wrong rank.*batch axis of 'x' missing\? Pass array\[None\]"),
         ([None], "too few arrays"),
         ([()], r"too few arrays.*expected 1 \(x\)"),
     ],

@@ -13,7 +13,7 @@ def system():
     return bw.QuantizationSystem("cpu")
 
 
-def test_facts_about_the_machine(system):
+def test_hardware(system):
     hardware = system.hardware
     assert hardware.parallel_units >= 1 and hardware.vector_bytes >= 8 and hardware.name
     with pytest.raises(QuantizationError, match="expected cpu, found abacus"):
@@ -32,7 +32,7 @@ def test_speed_and_accuracy(system):
         system.parameters("int8", "beauty")
 
 
-def test_the_way_through(system):
+def test_quantize_matmul_and_measure(system):
     rng = np.random.default_rng(1)
     x, w = rng.normal(size=(5, 32)), rng.normal(size=(32, 4))
     parameters = system.calibrate([x, 2 * x], "uint8", "mse")
@@ -73,7 +73,7 @@ def test_quality_by_hand():
         quality(np.zeros(3), np.zeros(4))
 
 
-def test_wider_quantized_values_and_finer_scales_lose_less():
+def test_wider_types_and_finer_scales_have_lower_errors():
     x = np.random.default_rng(3).standard_t(4, size=(16, 256)) * np.geomspace(1e-2, 10, 16)[:, None]
     sqnr = [quality(x, quantize_tensor(x, kind)).sqnr for kind in ("int2", "int4", "int8", "int16")]
     assert sqnr == sorted(sqnr)

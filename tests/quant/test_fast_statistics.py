@@ -1,4 +1,4 @@
-"""The machine code behind `Statistics` counts what numpy counts."""
+"""The native code of `Statistics` matches numpy."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,7 +22,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", SIZES)
-def test_the_same_as_in_numpy(kind, size):
+def test_results_match_numpy(kind, size):
     rng = np.random.default_rng(size)
     fast, plain = Statistics(), Statistics()
     for scale in (0.5, 1):
@@ -36,7 +36,7 @@ def test_the_same_as_in_numpy(kind, size):
     assert abs(fast.total - plain.total) <= bound
 
 
-def test_values_that_are_not_finite_are_left_out():
+def test_non_finite_values_are_skipped():
     x = np.arange(1 << 18, dtype=np.float32)
     x[5], x[(1 << 17) + 3], x[-1] = np.nan, np.inf, -np.inf
     found = Statistics()
@@ -58,7 +58,7 @@ def test_other_orders_and_narrow_types():
     assert halves.minimum == -65504
 
 
-def test_threads_that_start_together():
+def test_concurrent_first_calls():
     arrays = [np.random.default_rng(i).normal(size=5000).astype(np.float32) for i in range(16)]
     found = [Statistics() for _ in arrays]
     with ThreadPoolExecutor(8) as workers:

@@ -27,9 +27,9 @@ def statistics_of(x, axis=None):
 
 
 def mean_error(x, scale, zero_point, low, high):
-    """The mean squared error of a plain integer quantizer, in this file's own words."""
-    code = np.minimum(np.maximum(np.round(x / scale) + zero_point, low), high)
-    return np.mean(((code - zero_point) * scale - x) ** 2)
+    """The mean squared error of a plain integer quantizer, written independently."""
+    q = np.minimum(np.maximum(np.round(x / scale) + zero_point, low), high)
+    return np.mean(((q - zero_point) * scale - x) ** 2)
 
 
 def brute_symmetric(x, low, high):
@@ -71,7 +71,7 @@ def test_mse_is_within_one_percent_of_the_best_asymmetric_range(name, kind, low,
     "kind, scheme",
     [("f8e4m3fn", "symmetric"), ("f4e2m1", "symmetric"), ("int4", "logarithmic")],
 )
-def test_mse_is_within_one_percent_of_the_best_scale_of_other_quantized_values(name, kind, scheme):
+def test_mse_is_within_one_percent_of_the_best_scale_of_other_types(name, kind, scheme):
     x = DATA[name][::4]
     if scheme == "logarithmic":
         levels = np.concatenate([[0], 2.0 ** -np.arange(7)])
@@ -81,7 +81,7 @@ def test_mse_is_within_one_percent_of_the_best_scale_of_other_quantized_values(n
         levels = np.unique(np.abs(levels[np.isfinite(levels)]))
 
     def error(scale):
-        """On magnitudes: the codes are symmetric. Logarithms round in the logarithm."""
+        """On magnitudes, since levels are symmetric; logarithmic types round in the log domain."""
         u = np.abs(x) / scale
         if scheme == "logarithmic":
             k = np.maximum(np.round(-np.log2(u)), 0)
@@ -106,7 +106,7 @@ FINER = 8
 
 
 def divergence(counts, middles, top, levels):
-    """KL of the clipped histogram from its quantized form, code by code, for -top..top."""
+    """KL of the clipped histogram from its quantized form, level by level, for -top..top."""
     inside = np.abs(middles) <= top
     p = np.where(inside, counts, 0.0)
     first, last = np.flatnonzero(inside & (counts > 0))[[0, -1]]
@@ -115,8 +115,8 @@ def divergence(counts, middles, top, levels):
     qvalues = np.clip(np.round(middles / np.float32(top / levels)), -levels - 1, levels)
     q = np.zeros(p.shape)
     held = inside & (counts > 0)
-    for code in np.unique(qvalues[held]):
-        own = held & (qvalues == code)
+    for level in np.unique(qvalues[held]):
+        own = held & (qvalues == level)
         q[own] = counts[own].mean()
     p, q = p / p.sum(), q / q.sum()
     held = p > 0
@@ -125,7 +125,7 @@ def divergence(counts, middles, top, levels):
 
 @pytest.mark.parametrize("name", ["normal", "laplace", "student"])
 @pytest.mark.parametrize("kind, levels", [("int8", 127), ("int4", 7)])
-def test_entropy_is_near_the_least_divergence_there_is(name, kind, levels):
+def test_entropy_is_near_the_lowest_divergence(name, kind, levels):
     rng = np.random.default_rng(11)
     draw = {
         "normal": rng.normal,
@@ -145,7 +145,7 @@ def test_entropy_is_near_the_least_divergence_there_is(name, kind, levels):
 
 @pytest.mark.parametrize("kind", ["int8", "uint4"])
 @pytest.mark.parametrize("method", ["minmax", "percentile", "entropy", "mse"])
-def test_the_expected_error_is_the_error_that_happens(kind, method):
+def test_the_expected_error_matches_the_measured_error(kind, method):
     x = DATA["laplace"].astype(np.float32)
     statistics = statistics_of(x)
     found = choose(statistics, kind, "asymmetric", method)
@@ -192,7 +192,7 @@ def test_channels_are_chosen_one_by_one():
                 assert choose(alone, "int4", scheme, method).scale[0] == scale
 
 
-def test_adaptive_takes_the_lowest_error_and_says_so():
+def test_adaptive_uses_the_lowest_error_and_notes_it():
     statistics = statistics_of(DATA["outlier"])
     found = choose(statistics, "int4", method="adaptive")
     others = [choose(statistics, "int4", method=m) for m in ("minmax", "entropy", "mse")]
@@ -207,20 +207,20 @@ def test_custom_functions_give_a_range():
     statistics = statistics_of(DATA["normal"])
     found = choose(statistics, "int8", method=lambda seen: (-1.27, 0.5))
     assert found.scale == np.float32(0.01) and found.method.startswith("custom")
-    with pytest.raises(QuantizationError, match="gives no range"):
+    with pytest.raises(QuantizationError, match="did not return a range"):
         choose(statistics, "int8", method=lambda seen: None)
     with pytest.raises(QuantizationError, match="not finite"):
         choose(statistics, "int8", method=lambda seen: (0, np.inf))
 
 
-def test_faults_are_named():
+def test_errors():
     with pytest.raises(QuantizationError, match="nothing was observed"):
         choose(Statistics(), "int8", method="mse")
     with pytest.raises(QuantizationError, match="no calibration method is named 'best'"):
         choose(statistics_of(np.ones(3)), "int8", method="best")
-    with pytest.raises(QuantizationError, match="percentile does not fit"):
+    with pytest.raises(QuantizationError, match="percentile is out of range"):
         choose(statistics_of(np.ones(3)), "int8", method="percentile(101)")
-    with pytest.raises(QuantizationError, match="no codes for negative"):
+    with pytest.raises(QuantizationError, match="cannot represent negative"):
         choose(statistics_of(-np.ones(3)), "uint8", "symmetric", "mse")
 
 

@@ -10,10 +10,10 @@ import torch
 import bitwright as bw
 from bitwright import warn
 from bitwright.errors import BitwrightError, QuantizationError
-from bitwright.quant import QuantizationParameters, quantize_tensor
+from bitwright.quant import QuantParams, quantize_tensor
 from bitwright.quant.tensor.arithmetic import fixed_point_of, rounding_shift
 
-P = QuantizationParameters
+P = QuantParams
 KINDS = ["int8", "uint8", "int4", "uint4", "int2", "binary", "int16"]
 
 
@@ -24,7 +24,7 @@ def tensor(seed, shape, kind="int8", **options):
 
 
 def whole(t):
-    """Codes less zero points in int64, broadcast by plain indexing."""
+    """q - zero_point in int64, broadcast by plain indexing."""
     qvalues = t.qvalues().astype(np.int64)
     if t.parameters.dtype.name == "binary":
         return 2 * qvalues - 1
@@ -88,7 +88,7 @@ def test_matmul_takes_batches_biases_and_channelled_outputs():
     found = bw.qmatmul(x, w, units)
     exact = (whole(x) @ whole(w) + units).astype(np.float32) * unit.astype(np.float32)
     np.testing.assert_array_equal(found, exact)
-    per_token = tensor(0, (6, 8), axis=0)  # one bias code cannot serve rows of different scales
+    per_token = tensor(0, (6, 8), axis=0)  # rows with different scales: no integer bias
     expected = bw.qmatmul(per_token, w) + bias
     np.testing.assert_array_equal(bw.qmatmul(per_token, w, bias), expected)
 
@@ -179,7 +179,7 @@ def test_relu_is_exact_on_quantized_values(kind):
     assert found.parameters == x.parameters
     logs = quantize_tensor(np.linspace(-2, 2, 9), "int4", scheme="logarithmic")
     np.testing.assert_array_equal(bw.qrelu(logs).dequantize(), np.maximum(logs.dequantize(), 0))
-    with pytest.raises(QuantizationError, match="no code for 0"):
+    with pytest.raises(QuantizationError, match="cannot represent 0"):
         bw.qrelu(tensor(0, (3,), "binary"))
 
 
@@ -204,7 +204,7 @@ def test_pooling(kind, ceil):
     assert bw.qaverage_pool2d(x, (2, 2)).parameters == x.parameters
 
 
-def test_concat_keeps_quantized_values_or_requantizes():
+def test_concat_with_and_without_requantization():
     x, y = tensor(10, (2, 3), axis=0), tensor(11, (4, 3), axis=0)
     both = bw.qconcat([x, y], 0)
     expected = np.concatenate([x.dequantize(), y.dequantize()])
@@ -248,7 +248,7 @@ def round_half_even(value, shift):
     return quotient + (twice > 0 or (twice == 0 and quotient % 2 == 1))
 
 
-def test_float_and_logarithmic_quantized_values_say_that_they_leave_integers():
+def test_float_and_logarithmic_types_warn_that_they_compute_in_f32():
     warn.forget()
     x = quantize_tensor(np.linspace(-1, 1, 12).reshape(3, 4), "f8e4m3fn")
     w = tensor(16, (4, 2))
@@ -267,22 +267,22 @@ def test_float_and_logarithmic_quantized_values_say_that_they_leave_integers():
         bw.qmatmul(tensor(1, (2, 4)), w)
 
 
-def test_sums_that_leave_int32_are_an_error():
+def test_int32_overflow_is_an_error():
     size = 40_000
     ones = bw.QuantizedTensor.from_qvalues(np.full((1, size), 255), P.asymmetric("uint8", 1.0, 0))
-    with pytest.raises(QuantizationError, match="a sum leaves int32"):
+    with pytest.raises(QuantizationError, match="a sum overflows int32"):
         bw.qmatmul(ones, ones.transpose())
     assert bw.qmatmul(ones, tensor(0, (size, 1), "int16")).shape == (1, 1)
 
 
-def test_operands_that_do_not_fit_are_named():
-    with pytest.raises(QuantizationError, match="matrices do not fit"):
+def test_errors_of_operands():
+    with pytest.raises(QuantizationError, match="matrix shapes do not match"):
         bw.qmatmul(tensor(0, (2, 3)), tensor(0, (2, 3)))
-    with pytest.raises(QuantizationError, match="axis 1, which is summed over"):
+    with pytest.raises(QuantizationError, match="axis 1, which is contracted"):
         bw.qconv2d(tensor(0, (1, 2, 3, 3), axis=1), tensor(0, (1, 2, 1, 1)))
     with pytest.raises(QuantizationError, match="wrong rank"):
         bw.qmax_pool2d(tensor(0, (2, 3)), (1, 1))
     with pytest.raises(BitwrightError, match="groups"):
         bw.qconv2d(tensor(0, (1, 2, 3, 3)), tensor(0, (1, 2, 1, 1)), groups=3)
-    with pytest.raises(QuantizationError, match="nothing to join"):
+    with pytest.raises(QuantizationError, match="no tensors to concatenate"):
         bw.qconcat([], 0)

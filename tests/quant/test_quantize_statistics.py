@@ -1,4 +1,4 @@
-"""What bw.quantize saw of its data: saved, used again without data, gone on with after Ctrl-C."""
+"""Statistics of bw.quantize: saved, reused without data, resumed after Ctrl-C."""
 
 import os
 import signal
@@ -10,14 +10,14 @@ from small_models import Interrupted, raises
 import bitwright as bw
 from bitwright.errors import BitwrightError, CalibrationError, ParseError
 from bitwright.quant import CalibrationEntry, CalibrationRecord
-from bitwright.quant.calibration import stats_file as stats_file
+from bitwright.quant.calibration import stats_file
 from bitwright.quant.calibration.stats import BATCHES_WITH_ROWS, StatsBuilder
 from bitwright.quant.calibration.stats_file import StatsFile
 from bitwright.quant.model.points import find_points
 
 
 def network(seed=0):
-    """A convolution and a matrix product, so that there are two kinds of windows."""
+    """A convolution and a matrix product: two kinds of windows."""
     rng = np.random.default_rng(seed)
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
     b = bw.Builder("net")
@@ -48,7 +48,7 @@ def test_another_recipe_needs_no_data(tmp_path):
 
 @pytest.mark.parametrize("sends", [raises, lambda: os.kill(os.getpid(), signal.SIGINT)])
 @pytest.mark.parametrize(("count", "at"), [(7, 1), (7, 5), (40, 33)])
-def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path, sends, count, at):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, sends, count, at):
     data, path = batches(count), tmp_path / "seen"
     source = Interrupted(data, at, sends)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -57,15 +57,15 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path, sends, count
             bw.quantize(network(), source, statistics=path)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert f"{path}; running the same again goes on" in interrupt.value.__notes__[0]
+    assert f"{path}; the same command continues" in interrupt.value.__notes__[0]
     if at > 1:
-        bw.quantize(network(), statistics=path)  # what there is can be used as it is
+        bw.quantize(network(), statistics=path)  # partial statistics are usable
     resumed = bw.quantize(network(), source, statistics=path)
     assert constants(resumed) == constants(bw.quantize(network(), data))
     assert constants(bw.quantize(network(), statistics=path)) == constants(resumed)
 
 
-def test_an_interrupt_behind_the_data_keeps_it_too(tmp_path, monkeypatch):
+def test_an_interrupt_after_the_data_saves_statistics(tmp_path, monkeypatch):
     data, file = batches(3), StatsFile(tmp_path / "seen", is_temporary=True)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as interrupt:
         patch.setattr("bitwright.quant.model.quantize.assign", lambda *_: raises())
@@ -76,7 +76,7 @@ def test_an_interrupt_behind_the_data_keeps_it_too(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_saved_when_a_batch_is_broken(tmp_path):
+def test_nothing_is_saved_after_an_error(tmp_path):
     data = batches(3)
     data[2]["x"][0] = np.nan
     with pytest.raises(CalibrationError, match="batch 2"):
@@ -86,7 +86,7 @@ def test_nothing_is_saved_when_a_batch_is_broken(tmp_path):
     assert not list(tmp_path.iterdir()) and not hasattr(interrupt.value, "__notes__")
 
 
-def test_more_data_is_added_and_other_data_is_refused(tmp_path):
+def test_more_data_is_added_and_other_data_is_an_error(tmp_path):
     data, path = batches(6), tmp_path / "seen"
     bw.quantize(network(), data[:4], statistics=path)
     bw.quantize(network(), data, statistics=path)
@@ -95,14 +95,14 @@ def test_more_data_is_added_and_other_data_is_refused(tmp_path):
             bw.quantize(network(), other, statistics=path)
 
 
-def test_what_belongs_to_another_model_or_is_no_such_file(tmp_path, monkeypatch):
+def test_unusable_files_are_errors(tmp_path, monkeypatch):
     data, path = batches(2), tmp_path / "seen"
     bw.quantize(network(), data, statistics=path)
-    with pytest.raises(CalibrationError, match="seen are of another model"):
+    with pytest.raises(CalibrationError, match="seen belong to another model"):
         bw.quantize(network(seed=5), data, statistics=path)
     with monkeypatch.context() as later:
         later.setattr(stats_file, "FORMAT", stats_file.FORMAT + 1)
-        with pytest.raises(ParseError, match=r"another version.*remove this one"):
+        with pytest.raises(ParseError, match=r"another format version.*remove this one"):
             bw.quantize(network(), data, statistics=path)
     ranges = bw.calibrate(network(), data, save=tmp_path / "ranges")
     record = CalibrationRecord({"logits": CalibrationEntry.per_tensor(1.0, dtype="int8")})
@@ -117,7 +117,7 @@ def test_what_belongs_to_another_model_or_is_no_such_file(tmp_path, monkeypatch)
     for statistics, message in (
         (None, "data, or a file of statistics"),
         (tmp_path / "none", "found no file"),
-        (3, "statistics is no path"),
+        (3, "statistics is not a path"),
     ):
         with pytest.raises(CalibrationError, match=message):
             bw.quantize(network(), statistics=statistics)
@@ -139,7 +139,7 @@ def test_memory_does_not_grow_with_the_batches(count):
     assert max(sizes) <= (512 if count == 320 else sizes[0])
 
 
-def test_inputs_of_a_type_that_numpy_has_not(tmp_path):
+def test_inputs_of_ml_dtypes(tmp_path):
     b = bw.Builder("narrow")
     x = b.cast(b.input("x", "bf16[n, 8]"), to="f32")
     weight = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)

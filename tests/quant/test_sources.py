@@ -1,4 +1,4 @@
-"""Samples in arrays, tables and images become batches; what is left out is said."""
+"""Batches from arrays, tables and images, and notes on ignored data."""
 
 import numpy as np
 import pytest
@@ -32,11 +32,11 @@ SAMPLES = np.arange(100 * 8, dtype=np.float32).reshape(100, 8)
 # keys that are no inputs
 
 
-def test_keys_that_are_no_inputs_are_left_out_with_a_note(tmp_path):
+def test_keys_that_are_not_inputs_are_ignored_with_a_note(tmp_path):
     data = [{"x": SAMPLES[:4], "labels": np.zeros(4), "idx": 3}, {"x": SAMPLES[4:6]}]
     arrays, notes = found(data, perceptron())
     assert [len(a) for a in arrays] == [4, 2]
-    assert notes == ["the data holds 'labels', 'idx', which the model does not take: left out"]
+    assert notes == ["the data holds 'labels', 'idx', which are not inputs of the model: ignored"]
     assert notes[0] in bw.calibrate(perceptron(), data).notes()
     with pytest.warns(DataWarning, match="labels"):
         quantized = bw.quantize(perceptron(), data, recipe="w8")
@@ -82,7 +82,7 @@ def test_sizes_subsets_and_lengths_of_split_samples():
         found(SAMPLES, perceptron(), batch_size=0)
 
 
-def test_a_sequence_is_no_batch_of_samples():
+def test_a_sequence_axis_is_not_a_batch_axis():
     for name in ("seq", "tokens", "past_length", "time"):
         assert [len(a) for a in found(SAMPLES, model(f"f32[{name}, 8]"))[0]] == [100]
     graph = model("f32[batch, 8]", "f32[other, 8]")
@@ -104,22 +104,22 @@ def test_a_sequence_is_no_batch_of_samples():
     ids=["array", "arrays", "dicts", "tuples", "iterator"],
 )
 @pytest.mark.parametrize("size", [1, 4])
-def test_batches_are_cut_to_the_size_that_the_model_fixes(data, size):
+def test_batches_are_split_to_the_fixed_batch_size(data, size):
     arrays, _ = found(data(), model(f"f32[{size}, 8]"))
     assert [len(a) for a in arrays] == [size] * (12 // size)
     np.testing.assert_array_equal(np.concatenate(arrays), SAMPLES[:12])
 
 
-def test_what_is_no_whole_batch_is_left_out_with_a_note():
+def test_an_incomplete_batch_is_dropped_with_a_note():
     loader = [SAMPLES[:10], SAMPLES[10:20], SAMPLES[20:23]]
     arrays, notes = found(loader, model("f32[4, 8]"))
     assert [a[0, 0] / 8 for a in arrays] == [0, 4, 10, 14]
-    assert notes == ["7 samples are no whole batch of the size that the model fixes: left out"]
+    assert notes == ["7 samples do not fill a batch of the model's fixed size: ignored"]
     arrays, notes = found(SAMPLES, model("f32[32, 8]"))
     assert len(arrays) == 3 and notes[0].startswith("4 samples")
 
 
-def test_inputs_are_cut_together_and_others_are_shared():
+def test_inputs_are_split_together_and_others_are_shared():
     graph = model("f32[2, 8]", "i64[2]", "f32[3, 5]")
     table = np.ones((3, 5), np.float32)
     data = [{"x": SAMPLES[:6], "x0": np.arange(6), "x1": table}]
@@ -136,7 +136,7 @@ def test_the_number_of_batches_is_known_where_it_can_be():
     assert Batches(iter([SAMPLES[:8]]), graph).known_length is None
 
 
-def test_a_batch_that_is_too_small_or_of_another_shape_is_refused():
+def test_a_batch_with_a_wrong_shape_is_an_error():
     for wrong in (SAMPLES[:3], SAMPLES[:8, :5]):
         with pytest.raises(CalibrationError, match="wrong size on axis"):
             found([wrong], model("f32[4, 8]"))
@@ -165,7 +165,7 @@ def test_columns_go_to_inputs_by_name(tmp_path, header):
     path = written(tmp_path / "a.csv", f"{header}\n1,cat,2,3\n\n4,dog,5,6\n")
     arrays, notes = found(path, model("f32[n, 3]"))
     assert arrays[0].tolist() == [[1, 2, 3], [4, 5, 6]] and arrays[0].dtype == np.float32
-    assert notes == ["columns 'label' belong to no input: left out"]
+    assert notes == ["columns 'label' match no input: ignored"]
 
 
 def test_columns_of_several_inputs_and_types(tmp_path):
@@ -177,13 +177,13 @@ def test_columns_of_several_inputs_and_types(tmp_path):
     assert batch["x"].tolist() == [2.5, np.float32(1e-3)]
 
 
-def test_names_of_features_are_taken_in_order(tmp_path):
+def test_other_column_names_map_in_order(tmp_path):
     path = written(tmp_path / "a.csv", "age,height,weight\n1,2,3\n")
     assert found(path, model("f32[n, 3]"))[0][0].tolist() == [[1, 2, 3]]
     assert found(path, model("f32[n, 1, 3]"))[0][0].shape == (1, 1, 3)
 
 
-def test_a_fixed_batch_takes_the_rows_of_a_table(tmp_path):
+def test_rows_of_a_table_fill_a_fixed_batch(tmp_path):
     path = written(tmp_path / "a.csv", "1,2\n" * 7)
     arrays, notes = found(path, model("f32[3, 2]"))
     assert [len(a) for a in arrays] == [3, 3] and notes[0].startswith("1 samples")
@@ -194,13 +194,17 @@ def test_a_fixed_batch_takes_the_rows_of_a_table(tmp_path):
     [
         ("", "f32[n, 3]", "a.csv is empty"),
         ("1,2\n", "f32[n, 3]", r"expected 3 columns for x \(3\), found 2 columns"),
-        ("1,2,3\n1,2\n", "f32[n, 3]", "a.csv, row 2: has another number of columns"),
+        ("1,2,3\n1,2\n", "f32[n, 3]", "a.csv, row 2: has the wrong number of columns"),
         ("1,2,3\n1,,3\n", "f32[n, 3]", "row 2: has no number in column 2; .*found ''"),
-        ("1,2,3\n", "f32[n, m]", "a table does not tell the sizes of input 'x'"),
-        ("1,2,3\n", "f32[]", "no sample of input 'x'"),
-        ("1,2,3\n1,2,1e300\n", "f32[n, 3]", r"row 2: has a number that f32 .*found 1e\+300"),
-        ("1,2,3\n1,300,3\n", "u8[n, 3]", "row 2: has a number that u8 does not hold.*found 300"),
-        ("1,2.5,3\n", "i64[n, 3]", r"row 1: .*i64 does not hold.*found 2\.5"),
+        ("1,2,3\n", "f32[n, m]", "a table cannot provide input 'x' with dynamic sizes"),
+        ("1,2,3\n", "f32[]", "cannot provide samples of input 'x'"),
+        (
+            "1,2,3\n1,2,1e300\n",
+            "f32[n, 3]",
+            r"row 2: .*does not fit f32.*found 1e\+300",
+        ),
+        ("1,2,3\n1,300,3\n", "u8[n, 3]", "row 2: has a number that does not fit u8.*found 300"),
+        ("1,2.5,3\n", "i64[n, 3]", r"row 1: .*does not fit i64.*found 2\.5"),
     ],
 )
 def test_tables_that_do_not_fit(tmp_path, text, type_, message):
@@ -256,15 +260,15 @@ def test_other_channels_and_types(pictures):
 @pytest.mark.parametrize(
     "type_, options, message",
     [
-        ("f32[n, 8]", {}, "takes no images"),
-        ("i64[n, 3, 6, 4]", {}, "takes no pixels"),
-        ("f32[n, 7, 6, 5]", {}, "a number of channels that no image has"),
-        ("f32[n, 3, 6, 4]", {"resize": 8}, "another height than images are resized to"),
-        ("f32[n, 3, 6, 4]", {"mean": (1, 2)}, "another number of channels; expected 3, found 2"),
+        ("f32[n, 8]", {}, "is not an image input"),
+        ("i64[n, 3, 6, 4]", {}, "has no pixel type"),
+        ("f32[n, 7, 6, 5]", {}, "an unsupported number of channels"),
+        ("f32[n, 3, 6, 4]", {"resize": 8}, "another height than the resized images"),
+        ("f32[n, 3, 6, 4]", {"mean": (1, 2)}, "wrong number of channels; expected 3, found 2"),
         ("f32[n, 3, 6, 4]", {"std": 0}, "std is not positive"),
         ("u8[n, 3, 6, 4]", {"mean": 0.5}, "mean is for floating inputs"),
-        ("f32[n, 3, 6, 4]", {"layout": "hwc"}, "layout is not known"),
-        ("f32[n, 3, 6, 4]", {"resize": (1, 2, 3)}, "cannot be resized"),
+        ("f32[n, 3, 6, 4]", {"layout": "hwc"}, "unknown layout"),
+        ("f32[n, 3, 6, 4]", {"resize": (1, 2, 3)}, "invalid image size"),
     ],
 )
 def test_images_that_do_not_fit(pictures, type_, options, message):

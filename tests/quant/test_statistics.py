@@ -1,4 +1,4 @@
-"""Statistics: exact merging, constant memory, own dtypes, the byte form."""
+"""Statistics: exact merges, constant memory, dtypes, file format."""
 
 import ml_dtypes
 import numpy as np
@@ -45,7 +45,7 @@ def test_merge_equals_one_pass_in_any_grouping(a, b, c, axis):
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1, 2, -1])
-def test_counts_are_those_of_a_plain_histogram(axis):
+def test_counts_match_a_plain_histogram(axis):
     rng = np.random.default_rng(0)
     x = (rng.normal(size=(5, 7, 70)) * 10.0 ** rng.integers(-3, 3, (5, 7, 1))).astype(np.float32)
     found = of(x[:2], x[2:], axis=axis) if axis != 0 else of(x[..., :9], x[..., 9:], axis=0)
@@ -75,14 +75,14 @@ def test_memory_does_not_grow_with_the_data(number):
 @pytest.mark.parametrize(
     "element", [np.float16, ml_dtypes.bfloat16, np.float64, np.int8, np.uint8, np.int64, np.bool_]
 )
-def test_every_dtype_is_read_as_its_own_values(element):
+def test_every_dtype(element):
     x = np.arange(-100, 100).astype(element)
     found = of(x.reshape(10, 20).T)
     assert found.minimum[0] == float(x.min()) and found.maximum[0] == float(x.max())
     assert found.zeros[0] == (x.astype(np.float64) == 0).sum()
 
 
-def test_what_is_not_finite_is_counted_and_left_out():
+def test_non_finite_values_are_counted_and_skipped():
     x = np.array([[1, np.nan, -2], [np.inf, 3, -np.inf]], np.float32)
     found = of(x)
     assert (found.nan, found.infinite, found.count[0]) == (1, 2, 3)
@@ -116,7 +116,7 @@ def test_empty_arrays_clear_and_mismatches():
         found.add(np.array(["a"]))
 
 
-def test_the_byte_form_is_exact_and_guarded():
+def test_the_file_format_is_exact_and_checked():
     found = of(np.random.default_rng(2).normal(size=(4, 50)), axis=0)
     data = found.to_bytes()
     assert Statistics.from_bytes(data) == found

@@ -1,4 +1,4 @@
-"""`calibrate` and `compare`: what a model's values look like on data, and what a change cost."""
+"""`calibrate` and `compare`: statistics of a model's values, and errors between two models."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ threads_option = click.option(
 @click.option("-o", "--output", required=True, type=click.Path(), help="File of statistics.")
 @subset_option
 @click.option(
-    "--patience", type=click.IntRange(1), help="Stop when this many batches widened no range."
+    "--patience", type=click.IntRange(1), help="Stop after this many batches without a wider range."
 )
 @click.option("--value", "values", multiple=True, help="Observe this value (repeatable).")
-@click.option("--ignore-nonfinite", is_flag=True, help="Leave NaN and infinities out.")
-@click.option("--resume", is_flag=True, help="Go on from an interrupted run's file.")
+@click.option("--ignore-nonfinite", is_flag=True, help="Skip NaN and infinities.")
+@click.option("--resume", is_flag=True, help="Continue from the file of an interrupted run.")
 @threads_option
 @json_option
 def calibrate(
@@ -53,7 +53,7 @@ def calibrate(
 ) -> None:
     """Run MODEL over DATA and write statistics of its values.
 
-    Ctrl-C ends the run between two batches and keeps what was counted.
+    Ctrl-C stops the run after the current batch and saves the statistics.
     """
     ranges = bitwright.calibrate(
         load(model),
@@ -100,7 +100,7 @@ def compare(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Hold model SECOND against model FIRST on DATA: SQNR, cosine, errors, worst batches, size."""
+    """Compare model SECOND with model FIRST on DATA: SQNR, cosine, errors, worst batches, size."""
     from bitwright.report.compare import compare as measure
 
     with notes_of_data():

@@ -1,4 +1,4 @@
-"""`--data` and the options that say how to read it."""
+"""`--data` and its options."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import click
 from bitwright.errors import CalibrationError
 
 HELP = (
-    "Calibration data: a folder of .npz (one array per input) or .npy files, a batch each; one "
-    "such file of many samples; .csv; or a folder of images."
+    "Calibration data: a folder of .npz (one array per input) or .npy files, one batch per file; "
+    "one such file of many samples; .csv; or a folder of images."
 )
 _IMAGE_OPTIONS = ("resize", "mean", "std", "layout")
 
@@ -26,7 +26,7 @@ def _numbers(ctx: click.Context, option: click.Parameter, value: str | None) -> 
     try:
         return [float(Fraction(part.strip())) for part in value.split(",")]
     except (ValueError, ZeroDivisionError):
-        raise click.BadParameter(f"{value!r} is no list of numbers") from None
+        raise click.BadParameter(f"{value!r} is not a list of numbers") from None
 
 
 def _size(ctx: click.Context, option: click.Parameter, value: str | None) -> Any:
@@ -43,14 +43,14 @@ _OPTIONS = (
     click.option(
         "--batch-size",
         type=click.IntRange(1),
-        help="Samples of a batch, where neither files nor model say it.",
+        help="Samples per batch, if neither files nor model fix it.",
     ),
-    click.option("--resize", callback=_size, help="Images: HEIGHT,WIDTH; the model's by default."),
+    click.option("--resize", callback=_size, help="Images: HEIGHT,WIDTH; default: the model's."),
     click.option("--mean", callback=_numbers, help="Images: subtracted from pixels / 255."),
     click.option(
-        "--std", callback=_numbers, help="Images: divides what is left; 1/255 undoes 255."
+        "--std", callback=_numbers, help="Images: divisor after the mean; 1/255 undoes the 255."
     ),
-    click.option("--layout", type=click.Choice(["nchw", "nhwc"]), help="Images: order of axes."),
+    click.option("--layout", type=click.Choice(["nchw", "nhwc"]), help="Images: axis order."),
 )
 
 
@@ -72,10 +72,10 @@ def data_options(required: bool = False) -> Callable[[Any], Any]:
 
 
 def _source(path: str | None, batch_size: int | None, images: dict[str, Any]) -> Any:
-    """What the library takes for data."""
+    """The data source of the library."""
     if path is None:
         if images or batch_size:
-            raise CalibrationError("options of --data are given without it")
+            raise CalibrationError("options of --data need --data")
         return None
     if not images and batch_size is None:
         return path
@@ -87,5 +87,5 @@ def _source(path: str | None, batch_size: int | None, images: dict[str, Any]) ->
     place = Path(path)
     if place.exists() and not (place.is_file() or Images.are_in(place)):
         option = next(iter(images))
-        raise CalibrationError(f"--{option} is for images, and {path} holds none")
+        raise CalibrationError(f"--{option} is for images, and {path} has none")
     return Images(path, batch_size=batch_size, **images)

@@ -1,140 +1,151 @@
-"""What calibration found out: how each value is to be quantized.
+"""Calibration results: the quantization parameters of each value.
 
     q = saturate(rne(x / scale) + zero_point)
 
-An entry has one scale for the whole value (axis None) or one for every index of an axis. A record
-maps names of values to entries; its byte form is JSON, in which the f32 scales are exact.
+A record maps names of values to entries. An entry holds `QuantParams` that the ops `quantize` and
+`dequantize` support: linear, per tensor or per axis. The file format is JSON with exact f32 scales.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
 
-from bitwright.errors import CalibrationError, GraphError
+from bitwright.errors import CalibrationError, GraphError, QuantizationError
 from bitwright.ir.container import write_atomically
-from bitwright.ir.dtype import DType, dtype
+from bitwright.ir.dtype import DType
+from bitwright.ir.quant_params import QuantParams
+from bitwright.ir.quant_types import QuantType, Scheme
 from bitwright.ir.types import TensorType, ValueType, normalize_axis
 
 Array = np.ndarray[Any, Any]
-# The names that other tools (numpy, PyTorch, ONNX) give to the types of codes.
-_ALIASES = {f"{word}{n}": f"{word[0]}{n}" for word in ("int", "uint") for n in (2, 4, 8, 16)}
 FORMAT = "bitwright calibration record 1"
+RECORD_HINT = "bw.calibrate's result has a method for it: ranges.record('int8', 'minmax')."
 
 
-def code_dtype(name: str | DType) -> DType:
-    """The element type of codes with this name: `i8`, or `int8` as others call it."""
-    return dtype(_ALIASES.get(name, name) if isinstance(name, str) else name)
-
-
-@dataclass(frozen=True, eq=False)
 class CalibrationEntry:
-    """How one value is quantized. `scales` and `zero_points` are one-dimensional."""
+    """How one value is quantized; `params` has its scales, zero points, axis and type."""
 
-    axis: int | None
-    scales: Array
-    zero_points: Array
-    dtype: DType
-
-    def __post_init__(self) -> None:
-        with np.errstate(over="ignore"):
-            scales = np.atleast_1d(np.asarray(self.scales, np.float64)).astype(np.float32)
-        zeros = np.zeros(scales.shape) if self.zero_points is None else self.zero_points
-        zeros = np.atleast_1d(np.asarray(zeros, np.float64))
-        object.__setattr__(self, "scales", scales)
-        object.__setattr__(self, "zero_points", zeros)
-        object.__setattr__(self, "dtype", code_dtype(self.dtype))
+    def __init__(
+        self, axis: int | None, scales: Any, zero_points: Any, dtype: str | DType | QuantType
+    ) -> None:
+        scales = np.asarray(scales, np.float64)
+        zeros = np.asarray(0 if zero_points is None else zero_points, np.float64)
+        if np.isfinite(zeros).all() and (zeros == np.rint(zeros)).all():
+            zeros = zeros.astype(np.int64)
+        if axis is None and scales.size == zeros.size == 1:
+            scales, zeros = scales.reshape(()), zeros.reshape(())
+        self.params = QuantParams.linear(dtype, scales, zeros, axis)
 
     @classmethod
     def per_tensor(
         cls, scale: float, zero_point: int = 0, dtype: str | DType = "i8"
     ) -> CalibrationEntry:
         """One scale and zero point for the whole value."""
-        return cls(None, np.asarray(scale), np.asarray(zero_point), code_dtype(dtype))
+        return cls(None, scale, zero_point, dtype)
 
     @classmethod
     def per_channel(
         cls, axis: int, scales: Any, zero_points: Any = None, dtype: str | DType = "i8"
     ) -> CalibrationEntry:
-        """One scale and zero point (0 unless given) for every index of `axis`."""
-        return cls(axis, scales, zero_points, code_dtype(dtype))
+        """One scale and zero point (default 0) for every index of `axis`."""
+        return cls(axis, scales, zero_points, dtype)
+
+    @classmethod
+    def from_params(cls, params: QuantParams) -> CalibrationEntry:
+        """The entry with these parameters; raises if no pair of ops supports them."""
+        if not isinstance(params, QuantParams):
+            raise CalibrationError(
+                "this is not a QuantParams object",
+                expected="QuantParams, as choose and Observer.calibrate return",
+                found=type(params).__name__,
+            )
+        by = params.scheme
+        if by not in (Scheme.symmetric, Scheme.asymmetric) or params.block or params.widths:
+            raise CalibrationError(
+                f"the ops do not support {by} {params.dtype} {params.granularity}",
+                expected="symmetric or asymmetric, per tensor or per axis",
+            )
+        return cls(params.axis, params.effective_scale, params.zero_point, params.dtype)
+
+    @property
+    def axis(self) -> int | None:
+        return self.params.axis
+
+    @property
+    def scales(self) -> Array:
+        return self.params.scale.reshape(-1)
+
+    @property
+    def zero_points(self) -> Array:
+        return self.params.zero_point.reshape(-1)
+
+    @property
+    def dtype(self) -> DType:
+        return self.params.dtype.element
 
     def validate(self, type_: ValueType, where: str = "") -> None:
         """Raise a `CalibrationError` unless a value of this type can be quantized like this."""
-
-        def reject(what: str, expected: object, found: object) -> CalibrationError:
-            return CalibrationError(what, where=where, expected=expected, found=found)
-
         if not isinstance(type_, TensorType) or not type_.dtype.is_float or type_.dtype.bits < 16:
-            raise reject("only floating values are quantized", "f16, bf16, f32 or f64", type_)
-        is_code = self.dtype.is_integer and self.dtype.bits <= 16
-        if not is_code and not (self.dtype.is_float and self.dtype.bits <= 8):
-            expected = "an integer of at most 16 bits, float8 or float4"
-            raise reject("no value is quantized to this type", expected, self.dtype)
-        channels = self._channels(type_, where)
-        if self.scales.shape != (channels,):
-            what = "scales" if self.axis is None else f"scales for axis {self.axis} of {type_}"
-            raise reject(f"the number of {what} is wrong", channels, list(self.scales.shape))
-        if self.zero_points.shape != self.scales.shape:
-            found = list(self.zero_points.shape)
-            raise reject("zero points and scales differ in number", channels, found)
-        good = np.isfinite(self.scales) & (self.scales > 0)
-        if not good.all():
-            channel = int(np.argmin(good))
-            at = "" if self.axis is None else f" of channel {channel}"
-            raise reject(f"scale{at} is no f32 step", "positive, finite", self.scales[channel])
-        low, high = (self.dtype.min, self.dtype.max) if self.dtype.is_integer else (0, 0)
-        inside = (self.zero_points >= low) & (self.zero_points <= high)
-        inside &= self.zero_points == np.rint(self.zero_points)
-        if not inside.all():
-            found = self.zero_points[int(np.argmin(inside))]
-            whole = f"a whole number from {low} to {high}"
-            raise reject(f"a zero point is outside {self.dtype}", whole, found)
-
-    def _channels(self, type_: TensorType, where: str) -> int:
-        if self.axis is None:
-            return 1
-        try:
-            size = type_.shape[normalize_axis(self.axis, type_.rank)]
-        except GraphError as error:
-            raise CalibrationError(str(error), where=where) from None
-        if not isinstance(size, int):
             raise CalibrationError(
-                f"axis {self.axis} has no fixed number of channels", where=where, found=type_
+                "only floating values are quantized",
+                where=where,
+                expected="f16, bf16, f32 or f64",
+                found=type_,
             )
-        return size
+        try:
+            if self.axis is None:
+                self.params.validate()
+                return
+            at = normalize_axis(self.axis, type_.rank)
+            size = type_.shape[at]
+            if not isinstance(size, int):
+                raise CalibrationError(
+                    f"axis {self.axis} has no fixed number of channels", where=where, found=type_
+                )
+            self.params.validate(tuple(size if i == at else 1 for i in range(type_.rank)))
+        except (GraphError, QuantizationError) as error:
+            raise CalibrationError(str(error), where=where) from None
 
     def as_json(self) -> dict[str, Any]:
         return {
             "axis": self.axis,
             "scales": self.scales.astype(np.float64).tolist(),
-            "zero_points": self.zero_points.tolist(),
+            "zero_points": self.zero_points.astype(np.float64).tolist(),
             "dtype": self.dtype.name,
         }
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, CalibrationEntry) and self.as_json() == other.as_json()
+        return isinstance(other, CalibrationEntry) and self.params == other.params
 
     __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"CalibrationEntry(**{self.as_json()!r})"
+
+
+def as_entry(name: str, found: Any) -> CalibrationEntry:
+    """The entry of a value, from an entry or from QuantParams."""
+    if isinstance(found, CalibrationEntry):
+        return found
+    if isinstance(found, QuantParams):
+        return CalibrationEntry.from_params(found)
+    raise CalibrationError(
+        f"the entry of {name!r} has the wrong type",
+        expected="a CalibrationEntry or QuantParams",
+        found=type(found).__name__,
+        hint=RECORD_HINT,
+    )
 
 
 class CalibrationRecord(Mapping[str, CalibrationEntry]):
     """Entries by name of value (or path, for values of bodies), in order."""
 
-    def __init__(self, entries: Mapping[str, CalibrationEntry] | None = None) -> None:
-        self._entries = dict(entries or {})
-        for name, entry in self._entries.items():
-            if not isinstance(entry, CalibrationEntry):
-                raise CalibrationError(
-                    f"the entry of {name!r} is none",
-                    expected="a CalibrationEntry",
-                    found=type(entry).__name__,
-                    hint="Ranges of bw.calibrate give a record: ranges.record('int8', 'minmax').",
-                )
+    def __init__(self, entries: Mapping[str, CalibrationEntry | QuantParams] | None = None) -> None:
+        self._entries = {name: as_entry(name, found) for name, found in (entries or {}).items()}
 
     def __getitem__(self, name: str) -> CalibrationEntry:
         return self._entries[name]
@@ -159,11 +170,14 @@ class CalibrationRecord(Mapping[str, CalibrationEntry]):
             record = json.loads(data)
             if record["format"] != FORMAT:
                 raise CalibrationError(
-                    "the record has another format", expected=FORMAT, found=record["format"]
+                    "the record has an unknown format", expected=FORMAT, found=record["format"]
                 )
             entries = {name: CalibrationEntry(**row) for name, row in record["entries"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError, GraphError) as error:
-            raise CalibrationError(f"this is no calibration record: {error}") from None
+        except (
+            *(ValueError, KeyError, TypeError, AttributeError),
+            *(GraphError, QuantizationError),
+        ) as error:
+            raise CalibrationError(f"this is not a calibration record: {error}") from None
         return cls(entries)
 
     def save(self, path: Any) -> None:

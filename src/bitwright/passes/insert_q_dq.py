@@ -1,9 +1,9 @@
-"""Quantize and dequantize behind every value that a calibration record names.
+"""Insert quantize -> dequantize behind every value that a calibration record names.
 
     x -> relu -> r -> add              x -> relu -> r -> quantize -> dequantize -> add
 
-Every reader of a tagged value, be it a node, a graph output or a state's update, reads the
-dequantized value instead. Names and source locations stay; the new nodes are named after the value.
+Every user of such a value (node, graph output or state update) reads the dequantized value instead.
+Names and source locations are preserved; the new nodes are named after the value.
 """
 
 from __future__ import annotations
@@ -14,69 +14,64 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import CalibrationError
-from bitwright.ir.calibration import CalibrationEntry
+from bitwright.ir.calibration import RECORD_HINT, CalibrationEntry, as_entry
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.naming import take_name
 from bitwright.ir.paths import find_values
+from bitwright.ir.quant_params import QuantParams
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core.check import verify
 
 Array = np.ndarray[Any, Any]
 
 
-def insert_q_dq(graph: Graph, record: Mapping[str, CalibrationEntry]) -> Graph:
-    """The graph with a pair behind each value of the record, bodies of if / loop / scan included.
+def insert_q_dq(graph: Graph, record: Mapping[str, CalibrationEntry | QuantParams]) -> Graph:
+    """The graph with a pair behind each value of the record, including bodies of if / loop / scan.
 
-    Names are those of `bitwright.ir.paths`. What has its pair already stays as it is, so doing it
-    twice changes nothing more.
+    Names are those of `bitwright.ir.paths`. A value that already has its pair is unchanged, so the
+    pass is idempotent.
     """
-    _require_record(graph, record)
-    found = find_values(graph, record)
+    _require_types(graph, record)
+    entries = {name: as_entry(name, found) for name, found in record.items()}
+    found = find_values(graph, entries)
     for name, value in found.items():
-        record[name].validate(value.type, where=f"the entry of {name!r}")
-    changed = _insert(graph, {value: record[name] for name, value in found.items()})
+        entries[name].validate(value.type, where=f"the entry of {name!r}")
+    changed = _insert(graph, {value: entries[name].params for name, value in found.items()})
     return graph if changed is graph else verify(changed)
 
 
-def _require_record(graph: Any, record: Any) -> None:
-    """Raise where an argument is something else than a graph and entries by name."""
+def _require_types(graph: Any, record: Any) -> None:
+    """Raise unless the arguments are a graph and a mapping."""
     if not isinstance(graph, Graph):
         raise CalibrationError(
             "pairs are inserted into a graph",
             expected="a Graph",
             found=type(graph).__name__,
-            hint="bw.load gives the graph of a file.",
+            hint="bw.load returns the graph of a file.",
         )
-    hint = "Ranges of bw.calibrate give one: ranges.record('int8', 'minmax')."
     if not isinstance(record, Mapping):
-        found = type(record).__name__
         raise CalibrationError(
-            "this is no calibration record", expected="entries by name", found=found, hint=hint
+            "this is not a calibration record",
+            expected="entries by name",
+            found=type(record).__name__,
+            hint=RECORD_HINT,
         )
-    for name, entry in record.items():
-        if not isinstance(entry, CalibrationEntry):
-            raise CalibrationError(
-                f"the entry of {name!r} is none",
-                expected="a CalibrationEntry",
-                found=type(entry).__name__,
-                hint=hint,
-            )
 
 
 class _Insertion:
-    """One graph (the model or a body) while its pairs are inserted."""
+    """Insertion of pairs into one graph (the model or a body)."""
 
-    def __init__(self, graph: Graph, tags: Mapping[Value, CalibrationEntry]) -> None:
+    def __init__(self, graph: Graph, tags: Mapping[Value, QuantParams]) -> None:
         self.graph, self.tags = graph, tags
         self.names = {name for node in graph.nodes for name in node.names}
         self.nodes: list[Node] = []
-        self.same: dict[Value, Value] = {}  # what a value has become
-        self.read: dict[Value, Value] = {}  # what its readers read
+        self.same: dict[Value, Value] = {}  # new value of each old one
+        self.read: dict[Value, Value] = {}  # what its users read
         self.open = {v for v in graph.values.values() if v in tags} - self._done()
 
     def _done(self) -> set[Value]:
-        """Tagged values that only their own quantize nodes read."""
+        """Tagged values whose only users are their quantize nodes."""
         done = set(self.tags)
         done.difference_update(self.graph.results)
         for node in self.graph.nodes:
@@ -87,7 +82,7 @@ class _Insertion:
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
-            new = self._renewed(node)
+            new = self._rebuilt(node)
             self.nodes.append(new)
             for old, value in zip(node.outputs, new.outputs, strict=True):
                 self.same[old] = value
@@ -100,7 +95,7 @@ class _Insertion:
             updates=tuple((self.same[s], self.read[v]) for s, v in self.graph.updates),
         )
 
-    def _renewed(self, node: Node) -> Node:
+    def _rebuilt(self, node: Node) -> Node:
         inputs = tuple(None if v is None else self._operand(node, v) for v in node.inputs)
         bodies = {key: _insert(body, self.tags) for key, body in node.bodies.items()}
         if inputs == node.inputs and all(bodies[k] is node.bodies[k] for k in bodies):
@@ -109,21 +104,20 @@ class _Insertion:
 
     def _operand(self, node: Node, value: Value) -> Value:
         if value in self.open and _quantizes(node, value, self.tags[value]):
-            return self.same[value]  # a pair that is there already needs no second one in front
+            return self.same[value]  # an existing pair needs no second one
         return self.read[value]
 
-    def _pair(self, value: Value, entry: CalibrationEntry) -> Value:
-        axis = None if entry.axis is None else normalize_axis(entry.axis, value.rank)
-        shape = () if axis is None else entry.scales.shape
-        parameters = [self._constant(value, "scale", entry.scales.reshape(shape))]
-        if entry.zero_points.any():
-            zeros = entry.zero_points.astype(np.int64).astype(entry.dtype.numpy)
-            parameters.append(self._constant(value, "zero_point", zeros.reshape(shape)))
-        granularity: dict[str, Any] = {"axis": axis, "block": 0}
-        to = {**granularity, "to": entry.dtype, "saturate": True, "precision": None}
-        qvalues = self._node(value, "quantize", [value, *parameters], to, entry.dtype)
+    def _pair(self, value: Value, params: QuantParams) -> Value:
+        element = params.dtype.element
+        operands = [self._constant(value, "scale", params.scale)]
+        if params.zero_point.any():
+            zeros = params.zero_point.astype(element.numpy)
+            operands.append(self._constant(value, "zero_point", zeros))
+        granularity: dict[str, Any] = {"axis": _axis(params, value), "block": 0}
+        to = {**granularity, "to": element, "saturate": True, "precision": None}
+        quantized = self._node(value, "quantize", [value, *operands], to, element)
         back = {**granularity, "to": value.dtype}
-        return self._node(value, "dequantize", [qvalues, *parameters], back, value.dtype)
+        return self._node(value, "dequantize", [quantized, *operands], back, value.dtype)
 
     def _node(
         self, value: Value, op: str, inputs: list[Value], attrs: dict[str, Any], element: DType
@@ -141,23 +135,27 @@ class _Insertion:
         return node.outputs[0]
 
 
-def _insert(graph: Graph, tags: Mapping[Value, CalibrationEntry]) -> Graph:
+def _insert(graph: Graph, tags: Mapping[Value, QuantParams]) -> Graph:
     return _Insertion(graph, tags).run()
 
 
-def _quantizes(node: Node, value: Value, entry: CalibrationEntry) -> bool:
-    """Whether a node quantizes the value just as the entry says."""
+def _quantizes(node: Node, value: Value, params: QuantParams) -> bool:
+    """Whether a node quantizes the value with these parameters."""
     if node.op != "quantize" or node.inputs[0] is not value or value in node.inputs[1:]:
         return False
     _, scale, zero_point = (*node.inputs, None)[:3]
-    axis = None if entry.axis is None else normalize_axis(entry.axis, value.rank)
     zeros = np.zeros(1) if zero_point is None else constant_value(zero_point)
     scales = constant_value(scale)
+    attrs = _axis(params, value), 0, params.dtype.element
     return (
-        (node.attrs["axis"], node.attrs["block"], node.attrs["to"]) == (axis, 0, entry.dtype)
+        (node.attrs["axis"], node.attrs["block"], node.attrs["to"]) == attrs
         and node.attrs["precision"] is None
         and scales is not None
         and zeros is not None
-        and np.array_equal(scales.reshape(-1), entry.scales)
-        and bool((zeros.reshape(-1).astype(np.float64) == entry.zero_points).all())
+        and np.array_equal(scales.reshape(-1), params.scale.reshape(-1))
+        and bool((zeros.reshape(-1).astype(np.float64) == params.zero_point.reshape(-1)).all())
     )
+
+
+def _axis(params: QuantParams, value: Value) -> int | None:
+    return None if params.axis is None else normalize_axis(params.axis, value.rank)

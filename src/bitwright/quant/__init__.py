@@ -1,7 +1,10 @@
-"""Quantization: types, statistics, parameters, tensors, calibration and recipes.
+"""Quantization: `QuantParams`, tensors, calibration and model quantization.
 
-    statistics  one streaming pass over data          types       what a code can be
-    methods     statistics -> a range -> parameters   parameters  scale, zero point, granularity
+    core         formats, packing, quantize and dequantize arrays
+    data         data sources -> batches by input name
+    calibration  batches -> statistics -> ranges -> QuantParams
+    model        quantize a graph: recipe, points, search, weights, report
+    tensor       QuantizedTensor and operations on it
 
 Names are imported when they are first used.
 """
@@ -12,6 +15,8 @@ from bitwright.lazy import lazy_names
 
 if TYPE_CHECKING:  # type checkers and editors read these, and nothing is imported
     from bitwright.ir.calibration import CalibrationEntry, CalibrationRecord
+    from bitwright.ir.quant_params import QuantizationParameters, QuantParams
+    from bitwright.ir.quant_types import Granularity, PerAxis, PerGroup, PerTensor, Scheme
     from bitwright.passes.insert_q_dq import insert_q_dq
     from bitwright.quant.calibration.calibrate import Calibrator
     from bitwright.quant.calibration.intermediate_outputs import IntermediateOutputs
@@ -19,8 +24,6 @@ if TYPE_CHECKING:  # type checkers and editors read these, and nothing is import
     from bitwright.quant.calibration.ranges import Ranges
     from bitwright.quant.calibration.statistics import Statistics
     from bitwright.quant.core.measure import Quality, quality
-    from bitwright.quant.core.parameters import QuantizationParameters
-    from bitwright.quant.core.types import Granularity, Scheme
     from bitwright.quant.data.batches import Batches
     from bitwright.quant.model.quantize import Quantized, quantize
     from bitwright.quant.model.recipe import Recipe
@@ -34,9 +37,14 @@ __all__ = [
     "CalibrationRecord",
     "Calibrator",
     "Granularity",
+    "IntermediateOutputs",
     "Observer",
+    "PerAxis",
+    "PerGroup",
+    "PerTensor",
     "Percentile",
     "Quality",
+    "QuantParams",
     "QuantizationParameters",
     "QuantizationSystem",
     "Quantized",
@@ -45,7 +53,6 @@ __all__ = [
     "Recipe",
     "Scheme",
     "Statistics",
-    "IntermediateOutputs",
     "choose",
     "insert_q_dq",
     "quality",
@@ -58,17 +65,21 @@ _HOME = {
     "CalibrationEntry": "bitwright.ir.calibration",
     "CalibrationRecord": "bitwright.ir.calibration",
     "Calibrator": "bitwright.quant.calibration.calibrate",
-    "Granularity": "bitwright.quant.core.types",
+    "Granularity": "bitwright.ir.quant_types",
     "Observer": "bitwright.quant.tensor.observer",
+    "PerAxis": "bitwright.ir.quant_types",
+    "PerGroup": "bitwright.ir.quant_types",
+    "PerTensor": "bitwright.ir.quant_types",
     "Percentile": "bitwright.quant.calibration.methods",
     "Quality": "bitwright.quant.core.measure",
-    "QuantizationParameters": "bitwright.quant.core.parameters",
+    "QuantParams": "bitwright.ir.quant_params",
+    "QuantizationParameters": "bitwright.ir.quant_params",
     "QuantizationSystem": "bitwright.quant.tensor.system",
     "QuantizedTensor": "bitwright.quant.tensor.tensor",
     "Quantized": "bitwright.quant.model.quantize",
     "Ranges": "bitwright.quant.calibration.ranges",
     "Recipe": "bitwright.quant.model.recipe",
-    "Scheme": "bitwright.quant.core.types",
+    "Scheme": "bitwright.ir.quant_types",
     "Statistics": "bitwright.quant.calibration.statistics",
     "IntermediateOutputs": "bitwright.quant.calibration.intermediate_outputs",
     "choose": "bitwright.quant.calibration.methods",

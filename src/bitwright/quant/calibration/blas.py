@@ -1,7 +1,7 @@
-"""numpy's products of matrices on one thread.
+"""Limit numpy's BLAS to one thread.
 
-The threads of OpenBLAS, which most builds of numpy come with, wait for their next product by
-spinning, and take the cores from whoever computes in between: here that is the compiled model.
+OpenBLAS, which most numpy builds include, keeps its idle threads spinning. They would take cores
+from the compiled model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 @contextmanager
 def products_on_one_thread() -> Iterator[None]:
-    """Within it numpy's products of matrices use one thread, where numpy can be told so."""
+    """Limit numpy's matrix products to one thread inside this context, if numpy uses OpenBLAS."""
     functions = _openblas()
     if functions is None:
         yield
@@ -32,7 +32,7 @@ def products_on_one_thread() -> Iterator[None]:
 
 @cache
 def _openblas() -> tuple[Any, Any] | None:
-    """How numpy's OpenBLAS tells and takes its number of threads; None for another library."""
+    """Getter and setter of the number of OpenBLAS threads; None for other libraries."""
     with suppress(ImportError, OSError, AttributeError):
         library = ctypes.CDLL(importlib.import_module("numpy._core._multiarray_umath").__file__)
         for name in ("scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads"):

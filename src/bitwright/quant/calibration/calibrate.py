@@ -1,11 +1,11 @@
-"""Calibration: a model runs over data, and statistics of its values are kept.
+"""Run a model over data and keep statistics of its values.
 
     calibrator = Calibrator(graph, ["x", "r"])       ranges = bw.calibrate(model, batches)
     for batch in batches:
         calibrator.step(batch)
 
-Statistics are streaming and of constant memory, and one pass feeds every method that chooses ranges
-(`quant.calibration.methods`). The model runs compiled, with its taps as further outputs (`quant.calibration.intermediate_outputs`).
+Statistics are streaming and use constant memory. One pass serves all calibration methods
+(`methods`). The model runs compiled, with its taps as extra outputs (`intermediate_outputs`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from bitwright.errors import CalibrationError
 from bitwright.frontend.load import load
 from bitwright.ir.calibration import CalibrationRecord
 from bitwright.ir.graph import Graph
+from bitwright.ir.quant_params import whole_axis
+from bitwright.ir.quant_types import QuantType, Scheme
 from bitwright.passes.manager import run_passes
 from bitwright.pipeline import INFERENCE
 from bitwright.quant.calibration.intermediate_outputs import IntermediateOutputs
@@ -30,29 +32,27 @@ from bitwright.quant.calibration.methods import Method
 from bitwright.quant.calibration.observed import observed_values
 from bitwright.quant.calibration.progress import progress_bar
 from bitwright.quant.calibration.ranges import Ranges
-from bitwright.quant.calibration.statistics import Statistics, whole_axis
-from bitwright.quant.core.types import QuantType, Scheme
+from bitwright.quant.calibration.statistics import Statistics
 from bitwright.quant.data.batches import Batches, Transform
 from bitwright.quant.data.traced import with_graph
 from bitwright.target import host
 
 Array = np.ndarray[Any, Any]
 NONFINITE = ("error", "ignore")
-LEAST_SHARE = 1 << 17
-"""Values that keep a thread busy for longer than waking it takes."""
+MIN_SHARE = 1 << 17
+"""Values per thread; with fewer, starting the thread takes longer than the work."""
 TOLERANCE = 0.01
-"""A range that grows by less than this part of its width has not really changed."""
+"""A range that grows by less than this fraction of its width counts as unchanged."""
 
 
 class Calibrator:
-    """Keeps statistics at chosen values of a graph while batches run through it.
+    """Accumulates statistics of chosen values (taps) of a graph over batches.
 
-    A tap is a name of a value, or a path for one inside a body. `axes` gives taps statistics per
-    index of an axis. What NaN and infinities do is `nonfinite`: "error" stops and names tap and
-    batch, "ignore" leaves them out and says so in the report. A batch that is refused, for that or
-    for any other reason, leaves statistics, values and states as they were. `simplify=False` is for
-    a graph that the inference passes went over already, `keep_values=False` saves the memory of
-    `values()`.
+    A tap is the name of a value, or its path if it is inside a body. `axes` maps taps to the axis
+    of per-channel statistics. `nonfinite` is "error" (NaN and infinities raise) or "ignore" (they
+    are skipped and reported). A rejected batch leaves statistics, values and states unchanged.
+    `simplify=False` is for graphs that the inference passes have already processed.
+    `keep_values=False` saves the memory of `values()`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Calibrator:
     ) -> None:
         if nonfinite not in NONFINITE:
             raise CalibrationError(
-                "nonfinite is not a known choice", expected=" or ".join(NONFINITE), found=nonfinite
+                "nonfinite has an unknown value", expected=" or ".join(NONFINITE), found=nonfinite
             )
         taps = tuple(taps) if isinstance(taps, Iterable) and not isinstance(taps, str) else taps
         self._taps = IntermediateOutputs(
@@ -78,14 +78,15 @@ class Calibrator:
         self.graph, self.taps = graph, tuple(taps)
         axes = axes or {}
         if not isinstance(axes, Mapping):
-            raise CalibrationError("axes are no dict", expected="{tap: axis}", found=repr(axes))
+            raise CalibrationError("axes is not a dict", expected="{tap: axis}", found=repr(axes))
         if unknown := set(axes) - set(self.taps):
-            raise CalibrationError(f"axes names {min(unknown)!r}, which is no tap")
+            raise CalibrationError(f"axes names {min(unknown)!r}, which is not a tap")
         for name, axis in axes.items():
             rank = self._taps.values[name].rank
             if not -rank <= whole_axis(axis) < rank:
                 raise CalibrationError(
-                    f"axis {axis} of tap {name!r} is outside", expected=f"an axis of rank {rank}"
+                    f"axis {axis} of tap {name!r} is out of range",
+                    expected=f"an axis of rank {rank}",
                 )
         self._nonfinite, self._threads = nonfinite, threads or host().cores
         self._keeps_values = keep_values
@@ -93,7 +94,7 @@ class Calibrator:
         self.ranges = Ranges({name: Statistics(axes.get(name)) for name in self.taps})
 
     def step(self, batch: Mapping[str, Any]) -> None:
-        """Run one batch and add what its taps saw."""
+        """Run one batch and add the values of its taps to the statistics."""
         if not isinstance(batch, Mapping):
             raise CalibrationError(
                 "a batch is a dict of arrays by input name",
@@ -117,12 +118,12 @@ class Calibrator:
         self.ranges.batches += 1
 
     def _add_all(self, found: list[tuple[str, Array]], before: dict[str, Statistics]) -> None:
-        """Add all taps of one run, on all threads; `before` gets what they are restored from."""
+        """Add all taps of one run, on all threads; `before` collects copies for a rollback."""
         shares = _shares(found, self._threads)
         others = [self._workers.submit(self._add, share, before) for share in shares[1:]]
         try:
             self._add(shares[0], before)
-        finally:  # nothing may be added any more when the statistics are restored
+        finally:  # all threads must stop before a rollback
             if others:
                 wait(others)
         for other in others:
@@ -140,7 +141,7 @@ class Calibrator:
                 raise CalibrationError(
                     f"tap {name!r} has {bad} values that are NaN or infinite",
                     where=f"batch {self.ranges.batches} of the data",
-                    hint='nonfinite="ignore" leaves such values out.',
+                    hint='nonfinite="ignore" skips such values.',
                 )
 
     @cached_property
@@ -148,24 +149,24 @@ class Calibrator:
         return ThreadPoolExecutor(self._threads, "bitwright-statistics")
 
     def max_abs(self) -> Array:
-        """The largest magnitude of each tap, in the order the taps were given."""
+        """The largest magnitude of each tap, in the order of the taps."""
         self._require_batches()
         return np.array([self.ranges[name].max_abs.max(initial=0) for name in self.taps])
 
     def scales(self) -> Array:
-        """max_abs / 127; 1 for a tap of zeros and where the quotient is no normal f32."""
+        """max_abs / 127; 1 for all-zero taps and for quotients that are not normal f32 numbers."""
         scales = self.max_abs() / 127
         limits = np.finfo(np.float32)
         normal = (scales >= limits.tiny) & (scales <= limits.max)
         return np.where(normal, scales, 1.0)
 
     def values(self) -> dict[str, Array]:
-        """The tapped values of the last step (of a body that ran more than once: the last)."""
+        """The tapped values of the last step; for bodies, those of their last execution."""
         self._require_batches()
         if not self._keeps_values:
-            raise CalibrationError("values were not kept", hint="Leave keep_values=False out.")
+            raise CalibrationError("values were not kept", hint="Remove keep_values=False.")
         if self._values is None:
-            raise CalibrationError("statistics of other runs have no values", hint="Call step.")
+            raise CalibrationError("loaded statistics have no values", hint="Call step.")
         return {name: array.copy() for name, array in self._values.items()}
 
     def record(
@@ -176,16 +177,16 @@ class Calibrator:
         scheme: str | Scheme | None = None,
         values: Iterable[str] | None = None,
     ) -> CalibrationRecord:
-        """How to quantize each tap, for `quant.insert_q_dq`; see `Ranges.record`."""
+        """Parameters of each tap, for `quant.insert_q_dq`; see `Ranges.record`."""
         self._require_batches()
         return self.ranges.record(dtype, method, scheme=scheme, values=values)
 
     def report(self) -> list[str]:
-        """What to know before using the numbers: values left out, zeros, taps not reached."""
+        """Notes on the statistics: skipped values, all-zero taps, taps that were not reached."""
         notes = self.ranges.notes()
         for name, top, scale in zip(self.taps, self.max_abs(), self.scales(), strict=True):
             if top and scale == 1.0 and top / 127 != 1.0:
-                notes.append(f"{name}: its scale {top / 127:.3g} is no normal f32, so it is 1")
+                notes.append(f"{name}: scale {top / 127:.3g} is not a normal f32, so it is 1")
         return notes
 
     def _require_batches(self) -> None:
@@ -193,13 +194,13 @@ class Calibrator:
             raise CalibrationError("no batch has been run", hint="Call step(batch) first.")
 
     def reset(self) -> None:
-        """Forget statistics and state."""
+        """Clear statistics and states."""
         self.ranges.clear()
         self._taps.reset()
         self._values = None
 
     def merge(self, other: Calibrator | Ranges) -> Calibrator:
-        """Add what another run over other data found at the same taps; returns itself."""
+        """Add the statistics of another run with the same taps; returns itself."""
         self.ranges.merge(other.ranges if isinstance(other, Calibrator) else other)
         return self
 
@@ -208,7 +209,7 @@ class Calibrator:
         self.ranges.save(path)
 
     def load(self, path: str | Path) -> Calibrator:
-        """Take the statistics of a file, which must be of the same taps; returns itself."""
+        """Load statistics of the same taps from a file; returns itself."""
         found = Ranges.load(path)
         empty = Ranges({n: Statistics(s.axis, s.bins) for n, s in self.ranges.statistics.items()})
         self.ranges = empty.merge(found)
@@ -216,11 +217,11 @@ class Calibrator:
 
 
 def _shares(found: list[tuple[str, Array]], threads: int) -> list[list[tuple[str, Array]]]:
-    """The arrays in shares of about the same size, one a thread; a tap is in one share only."""
+    """Split the arrays into shares of similar size, one per thread; a tap is in one share only."""
     sizes: dict[str, int] = {}
     for name, array in found:
         sizes[name] = sizes.get(name, 0) + array.size
-    count = max(1, min(threads, sum(sizes.values()) // LEAST_SHARE))
+    count = max(1, min(threads, sum(sizes.values()) // MIN_SHARE))
     totals = [0] * count
     home: dict[str, int] = {}
     for name in sorted(sizes, key=lambda name: -sizes[name]):
@@ -249,10 +250,10 @@ def calibrate(
 ) -> Ranges:
     """Statistics of the model's floating values over the data, by name of value.
 
-    `values` names them; by default they are those that a run stores, and "all" adds those inside
-    fused regions. `subset` batches are used at most, and with `patience` the run ends when that
-    many batches in a row widened no range. The statistics go to the file `save`, also when the run
-    is interrupted; `resume=True` goes on from there with the batches behind those counted already.
+    `values` names them; the default is the values that a run stores, and "all" adds those inside
+    fused regions. `subset` limits the number of batches. With `patience` the run stops after that
+    many consecutive batches widened no range. The statistics are written to the file `save`, also
+    if the run is interrupted; `resume=True` continues from that file.
     """
     model, data = with_graph(model, data, transform)
     graph = load(model)
@@ -260,7 +261,7 @@ def calibrate(
     is_simple = values is None or isinstance(values, str)
     if values is None or isinstance(values, str):
         if values not in (None, "all"):
-            raise CalibrationError("values is no list of names", expected="all", found=values)
+            raise CalibrationError("values is not a list of names", expected="all", found=values)
         graph = run_passes(graph, INFERENCE)
         values, same = observed_values(graph, inside=values == "all")
     calibrator = Calibrator(
@@ -277,16 +278,16 @@ def calibrate(
     calibrator.ranges.same = same
     batches = Batches(data, graph, transform=transform, subset=subset)
 
-    def keep() -> str:
+    def write() -> str:
         if save is None or not calibrator.ranges.batches:
             return ""
         calibrator.ranges.save(save)
-        return f"the statistics so far are in {save}; resume=True (--resume) goes on"
+        return f"the statistics so far are in {save}; resume=True (--resume) continues"
 
-    with saved_on_interrupt(keep), interrupt_between_steps() as check:
+    with saved_on_interrupt(write), interrupt_between_steps() as check:
         _run(calibrator, batches, patience, progress, check)
     calibrator.ranges.remarks = batches.notes()
-    keep()
+    write()
     return calibrator.ranges
 
 
@@ -298,7 +299,7 @@ def _run(
     check: Callable[[], None],
 ) -> None:
     done = calibrator.ranges.batches
-    quiet, before = 0, _ends(calibrator.ranges)
+    unchanged, before = 0, _ends(calibrator.ranges)
     with progress_bar("calibrating", batches.known_length, progress) as advance:
         for number, batch in enumerate(batches):
             advance()
@@ -309,9 +310,9 @@ def _run(
             if patience is None:
                 continue
             after = _ends(calibrator.ranges)
-            quiet = quiet + 1 if _is_settled(before, after) else 0
+            unchanged = unchanged + 1 if _is_unchanged(before, after) else 0
             before = after
-            if quiet >= patience:
+            if unchanged >= patience:
                 return
 
 
@@ -323,7 +324,7 @@ def _ends(ranges: Ranges) -> Array:
     )
 
 
-def _is_settled(before: Array, after: Array) -> bool:
+def _is_unchanged(before: Array, after: Array) -> bool:
     width = np.maximum(after[:, 1] - after[:, 0], 0)[:, None]
     with np.errstate(invalid="ignore"):
         moved = np.abs(after - before) > TOLERANCE * width

@@ -1,12 +1,12 @@
-"""How far a clipped histogram is from its quantized form: the measure of the entropy method.
+"""KL divergence of a clipped histogram from its quantized form, for the entropy method.
 
-    P   the density of the values, what lies outside added to a bin of the outermost filled cells
-    Q   what lies inside, its mass in each code's cell spread evenly over the part that is filled
-    KL  integral of P log(P / Q), both scaled to 1
+    P   the density of the values; clipped mass is added to a bin of the outermost filled cells
+    Q   the mass inside the range, spread evenly over the filled part of each quantization cell
+    KL  integral of P log(P / Q), both normalized to 1
 
-Values spread evenly within a bin, so the mass, the filled length and the integral of d log d of the
-density d are piecewise linear: they are interpolated at the thresholds between codes, wherever
-those cut a bin, and KL changes smoothly with the range.
+The density d is constant within a bin, so mass, filled length and the integral of d log d are
+piecewise linear. They are interpolated at the thresholds between quantization levels, so KL is a
+continuous function of the range.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Cumulative:
         )
 
     def at(self, x: Array) -> tuple[Array, Array, Array]:
-        """The three integrals up to x[tries, rows, n]."""
+        """The three integrals from the left end to x[tries, rows, n]."""
         found = [np.empty(x.shape) for _ in range(3)]
         for row, edges in enumerate(self.edges):
             place = x[:, row].reshape(-1)
@@ -63,7 +63,7 @@ def _running(values: Array) -> Array:
 
 
 def divergence(sums: Cumulative, cells: Array, bin_width: Array) -> Array:
-    """KL for cells[tries, rows, codes + 1]: the ends of the codes' cells, in rising order."""
+    """KL for cells[tries, rows, levels + 1]: ascending boundaries of the quantization cells."""
     mass, filled, entropy = sums.at(cells)
     total = np.maximum(sums.mass[:, -1], 1)
     held, length = np.diff(mass), np.diff(filled)
@@ -82,6 +82,6 @@ def divergence(sums: Cumulative, cells: Array, bin_width: Array) -> Array:
 
 
 def _extra(own: Array, outside: Array, width: Array) -> Array:
-    """What the integral of d log d gains when a bin of mass `own` also takes what lies outside."""
+    """The increase of the integral of d log d when a bin of mass `own` gains mass `outside`."""
     both = own + outside
     return np.asarray(both * np.log(both / width) - own * np.log(own / width))

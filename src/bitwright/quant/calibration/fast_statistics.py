@@ -1,6 +1,6 @@
-"""The parts of `Statistics` that touch every value, as machine code, for f32 arrays.
+"""Native code for the per-element loops of `Statistics`, for f32 arrays.
 
-A call releases the interpreter lock, so statistics of different values can be kept in parallel.
+Calls release the GIL, so statistics of different values are computed in parallel.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from bitwright.quant.calibration.machine_code import ADDRESS, NUMBER, REAL, Mach
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
-TURNS = 2  # histograms that take turns, as in `kernels.calibration.statistics`
+TURNS = 2  # alternating histograms, as in `kernels.calibration.statistics`
 _scratch = threading.local()
 
 
 def _text(target: Target) -> str:
-    # the emitter is slow to import, and a warm start does not need it
+    # the emitter is slow to import, and a warm start skips it
     from bitwright.backends.cpu.kernels.calibration.statistics import statistics_text
 
     return statistics_text(target)
@@ -37,7 +37,7 @@ _FUNCTIONS = MachineCode(
 
 
 def summary(flat: Array) -> tuple[float, float, float, float, int] | None:
-    """Minimum, maximum, sum, sum of squares, zeros; None if a value is not finite."""
+    """Minimum, maximum, sum, sum of squares and number of zeros; None if a value is not finite."""
     result = np.empty(5)
     _FUNCTIONS["range_f32"](flat.ctypes.data, flat.size, result.ctypes.data)
     low, high, total, squares, zeros = result.tolist()
@@ -45,9 +45,9 @@ def summary(flat: Array) -> tuple[float, float, float, float, int] | None:
 
 
 def count(flat: Array, exponent: int, first: int, counts: Array) -> None:
-    """counts[floor(x / 2**exponent) - first] += 1 for every x, all of which have a bin.
+    """counts[floor(x / 2**exponent) - first] += 1 for every x; every x must have a bin.
 
-    At most 2**31 values, which are counted in 32 bits before they are added.
+    Takes at most 2**31 values, because it counts in 32 bits.
     """
     bins = counts.size
     held = getattr(_scratch, "array", None)

@@ -1,10 +1,9 @@
-"""Chosen values of a graph, readable after each run of the compiled model.
+"""Run a compiled graph with chosen intermediate values (taps) as extra outputs.
 
-Tapped values become outputs of a copy of the graph before any pass runs, so fusion stores them and
-the memory plan keeps them; nothing else changes. The arrays are used again from run to run.
-Where one batch's taps would take more than the budget, they are read in several runs of the batch,
-each of which computes what its own taps need. Values inside bodies of if / loop / scan are seen by
-an observer, once for each time the body runs.
+Taps become outputs of a copy of the graph before any pass runs, so fusion stores them and the
+memory plan keeps them. Output arrays are reused from run to run. If the taps of a batch exceed the
+memory budget, the batch runs several times, each time with some of the taps. Values inside bodies
+of if / loop / scan are reported by an observer callback, once per execution of the body.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Feeds = Mapping[str, Any]
 
 
 class IntermediateOutputs:
-    """Runs a graph and gives the values of its taps, by the names they were asked for with."""
+    """Runs a graph and returns the values of its taps, by the requested names."""
 
     def __init__(
         self,
@@ -54,38 +53,38 @@ class IntermediateOutputs:
                 "taps are values of a graph",
                 expected="a Graph",
                 found=type(graph).__name__,
-                hint="bw.load gives the graph of a file.",
+                hint="bw.load returns the graph of a file.",
             )
         if isinstance(names, str) or not isinstance(names, Iterable):
             found = repr(names)
-            raise CalibrationError("taps are no list of names", expected='["name"]', found=found)
+            raise CalibrationError("taps is not a list of names", expected='["name"]', found=found)
         self.graph, self.names = graph, tuple(dict.fromkeys(names))
         if wrong := [name for name in self.names if not isinstance(name, str)]:
-            raise CalibrationError("a tap is no name of a value", found=repr(wrong[0]))
+            raise CalibrationError("a tap is not a name of a value", found=repr(wrong[0]))
         self._threads, self._simplify = threads, simplify
         self._budget = knobs.TAP_BYTES.number() if budget is None else budget
         self.values = find_values(graph, self.names)
         for name, value in self.values.items():
             if not isinstance(value.type, TensorType) or value.dtype == string:
-                raise CalibrationError(f"tap {name!r} is no tensor of numbers", found=value.type)
+                raise CalibrationError(f"tap {name!r} is not a numeric tensor", found=value.type)
         outside = set(graph.values.values())
         given = {v for v in outside if v.node.op in ("input", "constant", "parameter")}
         self._given = [n for n in self.names if self.values[n] in given]
         self._inner = [n for n in self.names if self.values[n] not in outside]
-        apart = {*self._given, *self._inner}
-        self._stored = [n for n in self.names if n not in apart]
+        others = {*self._given, *self._inner}
+        self._stored = [n for n in self.names if n not in others]
         self._runs: list[_Run] = []
 
     def run(self, feeds: Feeds) -> Iterator[tuple[str, Array]]:
-        """Name and array of every tap; an array is only good until the next one is asked for.
+        """Name and array of every tap; an array is valid until the next one is requested.
 
-        A value inside a body comes once for each run of the body, perhaps not at all.
+        A value inside a body is yielded once per execution of the body.
         """
         for found in self.run_parts(feeds):
             yield from found
 
     def run_parts(self, feeds: Feeds) -> Iterator[list[tuple[str, Array]]]:
-        """The same, all taps of one run of the model at a time."""
+        """Like `run`, but yields all taps of one run of the model at once."""
         check_inputs(self.graph, feeds)
         bindings = Sizes(input_sizes(self.graph, feeds))
         if self._given:
@@ -96,29 +95,29 @@ class IntermediateOutputs:
 
     @property
     def states(self) -> dict[str, Array]:
-        """Copies of what states of the graph hold, for `restore`."""
+        """Copies of the graph's states, for `restore`."""
         return {n: a.copy() for part in self._runs for n, a in part.exe.engine.states.items()}
 
     def restore(self, states: Mapping[str, Array]) -> None:
-        """Let states of the graph hold what they held before; those without a value start anew."""
+        """Restore the graph's states; states without a saved value are reset."""
         for part in self._runs:
             part.exe.engine.states.clear()
             part.exe.engine.states.update({name: a.copy() for name, a in states.items()})
 
     def reset(self) -> None:
-        """Forget what states of the graph hold."""
+        """Reset the graph's states."""
         for part in self._runs:
             part.exe.reset()
 
     @property
     def kernels(self) -> list[KernelCode]:
-        """Those of the compiled model, as far as it was needed."""
+        """The kernels of the models compiled so far."""
         programs = [p.exe.engine for p in self._runs if isinstance(p.exe.engine, Program)]
         return [kernel for program in programs for kernel in program.artifact.kernels.values()]
 
     @property
     def passes(self) -> int:
-        """Runs of the model that one batch takes."""
+        """The number of runs of the model per batch."""
         return len(self._runs)
 
     def _given_array(self, value: Value, feeds: Feeds) -> Array:
@@ -127,7 +126,7 @@ class IntermediateOutputs:
         )
 
     def _group(self, bindings: Mapping[str, int]) -> None:
-        """Share the taps out to runs, unless those that exist fit this batch."""
+        """Distribute the taps over runs, unless the existing runs fit this batch."""
         sizes = {name: _nbytes(self.values[name].tensor, bindings) for name in self._stored}
         if self._runs and all(self._fits(run.names, sizes) for run in self._runs):
             return
@@ -148,7 +147,7 @@ class IntermediateOutputs:
         return len(found) <= 1 or sum(found) <= self._budget
 
     def _compile(self, graph: Graph, holders: list[Node]) -> Executable:
-        """Compiled; bodies of `holders` stay as they are, so that their values are found."""
+        """Compile; bodies of `holders` are not changed, so that their values can be observed."""
         history = History()
         passes = INFERENCE if self._simplify else (freeze_parameters,)
         simple = run_passes(graph, passes, history)
@@ -166,7 +165,7 @@ def _same_operands(node: Node, other: Node) -> bool:
 
 
 class _Run:
-    """One compiled copy of the graph with some of the taps."""
+    """A compiled copy of the graph with some of the taps."""
 
     def __init__(
         self,
@@ -203,7 +202,7 @@ class _Run:
         return [(name, results[output]) for output, name in self._outputs.items()] + seen
 
     def _arrays(self, bindings: Mapping[str, int]) -> dict[str, Array]:
-        """An array for every tap whose size is known before the run."""
+        """An output array for every tap whose size is known before the run."""
         arrays: dict[str, Array] = {}
         for output, name in self._outputs.items():
             type_ = self._types[name]
@@ -219,7 +218,7 @@ class _Run:
 
 
 def _holders(graph: Graph, inner: set[Value]) -> list[Node]:
-    """The nodes of the graph whose bodies hold tapped values."""
+    """The nodes whose bodies contain tapped values."""
 
     def holds(body: Graph) -> bool:
         return any(value in inner for _, node in body.walk() for value in node.outputs)
@@ -228,7 +227,7 @@ def _holders(graph: Graph, inner: set[Value]) -> list[Node]:
 
 
 def _with_bodies(graph: Graph, wanted: Mapping[str, Node]) -> Graph:
-    """The graph with the bodies that nodes of the same names have in `wanted`."""
+    """The graph with the bodies of `wanted`, by name of node."""
 
     def change(node: Node) -> Node:
         if node.name not in wanted:
@@ -243,7 +242,7 @@ def _is_known(type_: TensorType, bindings: Mapping[str, int]) -> bool:
 
 
 def _nbytes(type_: TensorType, bindings: Mapping[str, int]) -> int:
-    """Bytes of a tensor, 0 where the data decides its size."""
+    """Bytes of a tensor; 0 if its size depends on the data."""
     if not _is_known(type_, bindings):
         return 0
     return math.prod(type_.concrete(bindings)) * type_.dtype.numpy.itemsize

@@ -1,6 +1,6 @@
-"""Ctrl-C between two steps of a run rather than inside one, so that what was counted is whole.
+"""Defer Ctrl-C to the end of a step, so that statistics contain whole batches.
 
-The first interrupt waits for the step to end; a second one does not.
+The first interrupt is deferred; a second one takes effect at once.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 
 @contextmanager
 def interrupt_between_steps() -> Iterator[Callable[[], None]]:
-    """A function that raises KeyboardInterrupt if one came since it was called last."""
+    """Yields a function that raises KeyboardInterrupt if an interrupt is pending."""
     before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or not callable(before):  # nobody here handles interrupts
+    if not is_main or not callable(before):  # this thread does not handle interrupts
         yield lambda: None
         return
-    came = threading.Event()
+    pending = threading.Event()
 
     def handle(number: int, frame: Any) -> None:
-        if came.is_set():
+        if pending.is_set():
             before(number, frame)
-        came.set()
+        pending.set()
 
     def check() -> None:
-        if came.is_set():
-            came.clear()
+        if pending.is_set():
+            pending.clear()
             before(signal.SIGINT, None)
 
     signal.signal(signal.SIGINT, handle)
@@ -42,9 +42,9 @@ def interrupt_between_steps() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def saved_on_interrupt(save: Callable[[], str]) -> Iterator[None]:
-    """An interrupt saves what there is first; what `save` says becomes a note of the exception.
+    """Call `save` on an interrupt and add its message to the exception as a note.
 
-    A run that fails saves nothing: what it would keep may hold the fault.
+    Other exceptions do not save, because the statistics may contain the fault.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""Functions that bitwright emits for itself, called from numpy's side.
+"""Native functions that bitwright compiles for its own use, called through ctypes.
 
-A call releases the interpreter lock.
+Calls release the GIL.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ ADDRESS, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 _all: weakref.WeakSet[MachineCode] = weakref.WeakSet()
 
 
-def _renew_after_fork() -> None:
-    """In a child, a thread that is gone may have held a lock."""
+def _replace_locks_after_fork() -> None:
+    """Replace locks in a forked child: a thread that no longer exists may hold them."""
     for code in list(_all):
         code._loading = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_after_fork)
+    os.register_at_fork(after_in_child=_replace_locks_after_fork)
 
 
 class MachineCode:
-    """Functions of one module, by name; compiled, or taken from the cache, when one is called."""
+    """Functions of one module by name; compiled, or loaded from the cache, at first use."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class MachineCode:
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._functions:
-            with self._loading:  # a second library, made at the same time, would go with its code
+            with self._loading:  # a second library would free the code of the first
                 if name not in self._functions:
                     self._load()
         return self._functions[name]

@@ -1,13 +1,13 @@
-"""Calibration methods: from statistics to a range, and from the range to parameters.
+"""Calibration methods: statistics -> range -> QuantParams.
 
-    minmax          the whole range
-    percentile(p)   what holds p percent of the values; one side where all have one sign
-    entropy         least divergence of the clipped histogram from its quantized form
-    mse             least expected squared error of the quantizer that will run
-    adaptive        whichever of these has the lowest error at the consumer
+    minmax          the full range
+    percentile(p)   contains p percent of the values; one-sided if all values have one sign
+    entropy         lowest KL divergence of the clipped histogram from its quantized form
+    mse             lowest expected squared error of the quantizer
+    adaptive        the method with the lowest error at the consumer
     custom          a function from statistics to (low, high)
 
-All read the same statistics, and every range holds 0.
+All methods read the same statistics, and every range contains 0.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import QuantizationError
-from bitwright.quant.calibration.scoring import Distribution
-from bitwright.quant.calibration.search import Problem, least_divergence, least_error
-from bitwright.quant.calibration.statistics import Statistics, require_statistics
-from bitwright.quant.core import types
-from bitwright.quant.core.parameters import (
-    QuantizationParameters,
-    observed_range,
-    require_qvalues_for,
+from bitwright.ir import quant_types
+from bitwright.ir.quant_params import (
+    QuantParams,
+    require_negative_values,
+    require_statistics,
     require_widths,
 )
-from bitwright.quant.core.types import Granularity, QuantType, Scheme
+from bitwright.ir.quant_types import QuantType, Scheme
+from bitwright.quant.calibration.scoring import Distribution
+from bitwright.quant.calibration.search import RangeProblem, least_divergence, least_error
+from bitwright.quant.calibration.statistics import Statistics
 
 Array = np.ndarray[Any, Any]
 Range = tuple[Any, Any]
 Custom = Callable[[Statistics], Range]
-ErrorFunction = Callable[[QuantizationParameters], float]
+ErrorFunction = Callable[[QuantParams], float]
 
 NAMES = ("minmax", "percentile", "entropy", "mse", "adaptive")
 
 
 @dataclass(frozen=True)
 class Percentile:
-    """The range that holds this percentage of the values."""
+    """The range that contains this percentage of the values."""
 
     percent: float = 99.99
 
     def __post_init__(self) -> None:
         if not 0 < self.percent <= 100:
             raise QuantizationError(
-                "the percentile does not fit", expected="above 0, up to 100", found=self.percent
+                "the percentile is out of range", expected="above 0, up to 100", found=self.percent
             )
 
     def __str__(self) -> str:
@@ -58,11 +58,11 @@ class Percentile:
 
 Method = str | Percentile | Custom
 _TRIED: tuple[Method, ...] = ("mse", "minmax", Percentile(99.99), Percentile(99.9), "entropy")
-_TRIED_ON_VALUES: tuple[Method, ...] = ("mse", "minmax")  # few values have no other percentile
+_TRIED_ON_VALUES: tuple[Method, ...] = ("mse", "minmax")  # percentiles need many values
 
 
 def method_of(text: Method) -> Method:
-    """A method by name; "percentile(99.9)" gives the percentage."""
+    """The method of this name; "percentile(99.9)" includes the percentage."""
     if not isinstance(text, str):
         return text
     found = re.fullmatch(r"percentile(?:\((\d+(?:\.\d+)?)\))?", text)
@@ -86,26 +86,24 @@ def choose(
     base: float = 2.0,
     widths: Sequence[int] = (),
     error: ErrorFunction | None = None,
-) -> QuantizationParameters:
-    """Parameters for values like those observed.
+) -> QuantParams:
+    """Choose parameters for the observed values.
 
-    `adaptive` takes the method whose parameters have the lowest `error`, a function of parameters
-    that measures at the consumer; without it, the expected squared error of the values themselves.
+    `adaptive` picks the method whose parameters have the lowest `error`, a function that measures
+    parameters at the consumer. The default is the expected squared error of the values.
     """
     require_statistics(statistics)
-    kind = types.get(dtype)
-    by = types.scheme(scheme, kind)
-    types.check(
-        kind, by, Granularity.per_tensor if statistics.axis is None else Granularity.per_axis
-    )
-    low, high = observed_range(statistics)
-    require_qvalues_for(kind, by, low)
+    kind = quant_types.get(dtype)
+    by = quant_types.scheme(scheme, kind)
+    quant_types.check(kind, by, quant_types.granularity(statistics.axis))
+    low, high = statistics.observed_range()
+    require_negative_values(kind, by, low)
     require_widths(kind, widths, statistics.channels)
-    problem = Problem(Distribution.of_statistics(statistics), kind, by, base, tuple(widths))
+    problem = RangeProblem(Distribution.of_statistics(statistics), kind, by, base, tuple(widths))
 
-    def finish(bounds: Range, name: str) -> QuantizationParameters:
+    def finish(bounds: Range, name: str) -> QuantParams:
         bottom, top = (np.reshape(side, np.shape(low)) for side in bounds)
-        found = QuantizationParameters.from_range(
+        found = QuantParams.from_range(
             kind, bottom, top, by, statistics.axis, base=base, widths=widths
         )
         return replace(found, minimum=low, maximum=high, method=name)
@@ -114,13 +112,13 @@ def choose(
 
 
 def select(
-    problem: Problem,
+    problem: RangeProblem,
     statistics: Callable[[], Statistics],
     method: Method,
-    finish: Callable[[Range, str], QuantizationParameters],
+    finish: Callable[[Range, str], QuantParams],
     error: ErrorFunction | None = None,
-) -> QuantizationParameters:
-    """The parameters that `finish` makes of the method's range and name."""
+) -> QuantParams:
+    """Apply a method; `finish` turns its range and name into parameters."""
     method = method_of(method)
     if method == "entropy":
         bounds, sparse = _entropy(problem, statistics)
@@ -142,24 +140,27 @@ def select(
 
 
 def name_of(method: Method) -> str:
+    """The name of a method in notes."""
     if callable(method):
         return f"custom({getattr(method, '__name__', type(method).__name__)})"
     return str(method)
 
 
-def expected_error(statistics: Statistics, parameters: QuantizationParameters) -> Array:
-    """The expected mean squared error of each scale on values like those observed."""
+def expected_error(statistics: Statistics, parameters: QuantParams) -> Array:
+    """Expected mean squared error of each scale on the observed values."""
     data = Distribution.of_statistics(statistics)
-    problem = Problem(data, parameters.dtype, parameters.scheme, parameters.base, parameters.widths)
+    problem = RangeProblem(
+        data, parameters.dtype, parameters.scheme, parameters.base, parameters.widths
+    )
     scale = np.reshape(parameters.effective_scale, -1).astype(np.float64)
     zero_point = np.reshape(parameters.zero_point, -1).astype(np.float64)
     return np.asarray(problem.error_of(scale, zero_point) / data.number)
 
 
-def _range(method: Method, statistics: Callable[[], Statistics], problem: Problem) -> Range:
-    """Low and high of each row, 0 between them."""
+def _range(method: Method, statistics: Callable[[], Statistics], problem: RangeProblem) -> Range:
+    """Low and high of each row, with low <= 0 <= high."""
     if problem.scheme is Scheme.binary:
-        size = problem.data.mean_magnitude  # of all {-s, +s} the one with the least squared error
+        size = problem.data.mean_magnitude  # {-s, +s} has the least squared error at s = mean |x|
         return -size, size
     if method == "minmax":
         return problem.data.range
@@ -173,11 +174,10 @@ def _range(method: Method, statistics: Callable[[], Statistics], problem: Proble
     return _custom(method, statistics())
 
 
-def _entropy(problem: Problem, statistics: Callable[[], Statistics]) -> tuple[Range, Array]:
-    """The range of least divergence, and for which rows it is that of least squared error.
+def _entropy(problem: RangeProblem, statistics: Callable[[], Statistics]) -> tuple[Range, Array]:
+    """The range of lowest divergence, and the rows that use the lowest squared error instead.
 
-    A divergence compares densities. A histogram most of whose bins are empty tells none: within the
-    few that hold a value any range fits, and noise would decide.
+    A divergence compares densities. A sparse histogram has none, so noise would decide.
     """
     bins = problem
     if not problem.data.is_histogram:
@@ -194,12 +194,12 @@ def _entropy(problem: Problem, statistics: Callable[[], Statistics]) -> tuple[Ra
 
 def _sparse_note(sparse: Array) -> str:
     rows = "" if sparse.size == 1 else f" for {int(sparse.sum())} of {sparse.size} scales"
-    return f"entropy: too few values for a histogram{rows}; the least squared error decided"
+    return f"entropy: too few values for a histogram{rows}; used the lowest squared error"
 
 
 def _percentile(statistics: Statistics, share: float) -> tuple[Array, Array]:
-    """Quantiles: of each side where a row has both signs, else of the one it has."""
-    low, high = (np.atleast_1d(side) for side in observed_range(statistics))
+    """Quantiles on both sides for rows with both signs, else on one side."""
+    low, high = (np.atleast_1d(side) for side in statistics.observed_range())
     both = (low < 0) & (high > 0)
     outside = np.where(both, (1 - share) / 2, 1 - share)
     top = _quantile(statistics, 1 - outside, low, high)
@@ -208,7 +208,7 @@ def _percentile(statistics: Statistics, share: float) -> tuple[Array, Array]:
 
 
 def _quantile(statistics: Statistics, share: Array, low: Array, high: Array) -> Array:
-    """Linear within a bin, whose edges are cut to the observed range."""
+    """Quantiles, linear within a bin; bin edges are clipped to the observed range."""
     sums = np.cumsum(statistics.counts, axis=1)
     target = share * statistics.count
     at = np.argmax(sums >= target[:, None], axis=1)[:, None]
@@ -229,7 +229,7 @@ def _custom(method: Custom, statistics: Statistics) -> tuple[Array, Array]:
         low, high = np.broadcast_to(low, rows), np.broadcast_to(high, rows)
     except (TypeError, ValueError) as fault:
         raise QuantizationError(
-            f"the method gives no range: {fault}",
+            f"the method did not return a range: {fault}",
             where=where,
             expected=f"(low, high), numbers or arrays[{statistics.channels}]",
         ) from None

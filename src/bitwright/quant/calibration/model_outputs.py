@@ -1,12 +1,12 @@
-"""The compiled model as a probe: what a batch shows at every site, but not the values themselves.
+"""Per-channel ranges and sampled rows of every quantization point, computed inside the model.
 
-    minima, maxima    reduce_min(x), reduce_max(x) over all axes but the channels'; one vector
-                      holds those of all sites
+    minima, maxima    reduce_min(x), reduce_max(x) over all axes but the channel axis; one output
+                      concatenates those of all points
     rows              gather(x as [positions, channels], places)
 
-Both are nodes of the graph, so a value is read where the model leaves it. The places of all rows
-are one input [numbers, drawn]: `drawn` is 1, or 0 for a batch that no rows are wanted of. Values in
-bodies of if / loop / scan, values whose size the data decides and empty ones come as they are.
+Both are nodes of the compiled graph, so full values are not stored. The row indices of all points
+are one input [numbers, drawn]; `drawn` is 1, or 0 for batches without sampled rows. Values in
+bodies of if / loop / scan, values with data-dependent sizes and empty values are read in full.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from bitwright.quant.model.products import Places, Product
 
 Array = np.ndarray[Any, Any]
 Rows = dict[Any, Array]
-"""Of one site, by the keys of its windows."""
+"""Rows of one point, by window key."""
 Place = tuple[QuantizationPoint, Value]
-"""A site and one of its values."""
+"""A point and one of its values."""
 Counts = Mapping[tuple[str, Any], int]
-"""Rows that one value gives for a window, by name of the site and key of the window."""
+"""Rows to sample from one value, by name of the point and window key."""
 
 
 @dataclass
 class Channels:
-    """Minimum and maximum of each channel; 0 is always between them."""
+    """Minimum and maximum of each channel, with low <= 0 <= high."""
 
     low: Array
     high: Array
@@ -62,8 +62,8 @@ class Channels:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a batch showed at one site; no rows if none were drawn."""
+class BatchStats:
+    """Channel ranges and sampled rows of one point in one batch."""
 
     point: QuantizationPoint
     channels: Channels
@@ -72,16 +72,16 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """Rows of one kind that the model gathers itself."""
+    """Rows of one window that the compiled model gathers."""
 
     point: QuantizationPoint
     value: Value
     key: Any
     product: Product
     count: int
-    """Rows that one batch gives at most."""
+    """Maximum number of rows per batch."""
     first: int
-    """Where its part of the places begins."""
+    """Offset of its indices in the input of places."""
 
     @property
     def end(self) -> int:
@@ -89,7 +89,7 @@ class _Window:
 
 
 class _Compiled:
-    """The model with the probes as nodes; the values of sites in `whole` are read themselves."""
+    """The model with reductions and gathers as nodes; values in `whole` are read in full."""
 
     def __init__(
         self,
@@ -125,12 +125,12 @@ class _Compiled:
 
     @property
     def numbers(self) -> int:
-        """How many places there are."""
+        """The total number of row indices."""
         return self.windows[-1].end if self.windows else 0
 
 
 class ReducedOutputs:
-    """Runs batches; `counts` says how many rows a window of a value draws from one of them."""
+    """Runs batches; `counts` is the number of rows to sample per batch, value and window."""
 
     def __init__(
         self,
@@ -155,8 +155,8 @@ class ReducedOutputs:
 
     def run(
         self, batch: Mapping[str, Any], number: int, draw: np.random.Generator | None
-    ) -> Iterator[Seen]:
-        """What the batch of this number shows; without `draw` no rows of it."""
+    ) -> Iterator[BatchStats]:
+        """Statistics of batch `number`; rows are sampled only if `draw` is given."""
         shapes = {} if draw is None else self._shapes(batch)
         empty = {place for place, shape in shapes.items() if 0 in shape} - self._whole
         if self._made is None or empty:
@@ -176,31 +176,33 @@ class ReducedOutputs:
                 for point, channels in _split(array, model.outside):
                     if not is_finite:
                         _require_finite(point.name, number, channels)
-                    yield Seen(point, channels, _joined([rows[point, v] for v in point.values]))
+                    yield BatchStats(
+                        point, channels, _joined([rows[point, v] for v in point.values])
+                    )
             elif name in model.rows:
                 window = model.rows[name]
                 if window in places:
                     held = array[: places[window].flat.size, 0]
                     drawn = window.product.as_rows(held, places[window])
                     rows[window.point, window.value][window.key] = drawn
-            elif array.size:  # a past of no tokens has nothing to show
+            elif array.size:  # e.g. an empty key-value cache
                 for point, value in model.whole[name]:
-                    rows[point, value] = self._drawn(point, value, array, draw)
+                    rows[point, value] = self._sampled(point, value, array, draw)
                     if point.is_inside:
                         channels = Channels.of(array, _channel_axis(point, value))
                         _require_finite(point.name, number, channels)
-                        yield Seen(point, channels, rows[point, value])
+                        yield BatchStats(point, channels, rows[point, value])
 
     def _compiled(self) -> _Compiled:
         return _Compiled(self._graph, self._points, self._whole, self._counts, self._threads)
 
     def _shapes(self, batch: Mapping[str, Any]) -> dict[Place, tuple[int, ...]]:
-        """Of the values that do not come as they are."""
+        """Shapes of the values that are not read in full."""
         bindings = input_sizes(self._graph, batch)
-        apart = [place for place in _places(self._points) if place not in self._whole]
-        return {(point, value): value.tensor.concrete(bindings) for point, value in apart}
+        reduced = [place for place in _places(self._points) if place not in self._whole]
+        return {(point, value): value.tensor.concrete(bindings) for point, value in reduced}
 
-    def _drawn(
+    def _sampled(
         self, point: QuantizationPoint, value: Value, array: Array, draw: np.random.Generator | None
     ) -> Rows:
         if draw is None:
@@ -214,7 +216,7 @@ def _places(points: list[QuantizationPoint]) -> list[Place]:
 
 
 def _windows(point: QuantizationPoint, value: Value) -> dict[Any, Product]:
-    """One product for each kind of rows that the readers of a value see."""
+    """One product for each window key of the products that read a value."""
     return {product.window_key: product for product in point.readers(value)}
 
 
@@ -223,19 +225,19 @@ def _channel_axis(point: QuantizationPoint, value: Value) -> int:
 
 
 def _joined(parts: list[Rows]) -> Rows:
-    """Rows of all values of a site, those of different values in turn."""
+    """Rows of all values of a point, interleaved."""
     if len(parts) == 1:
         return parts[0]
     found: Rows = {}
     for key in dict.fromkeys(key for rows in parts for key in rows):
         drawn = [rows[key] for rows in parts if key in rows]
-        turn = np.argsort(np.concatenate([np.arange(len(rows)) for rows in drawn]), kind="stable")
-        found[key] = np.concatenate(drawn)[turn]
+        order = np.argsort(np.concatenate([np.arange(len(rows)) for rows in drawn]), kind="stable")
+        found[key] = np.concatenate(drawn)[order]
     return found
 
 
 def _gathered(b: Builder, window: _Window, places: Value) -> Value:
-    """The rows of x at its part of the places, [places, drawn, channels]."""
+    """The rows of x at the indices of this window, [places, drawn, channels]."""
     x, axis = window.value, window.product.channel_axis
     order = [*(i for i in range(x.rank) if i != axis), axis]
     transposed = b.transpose(x, perm=order)
@@ -247,9 +249,9 @@ def _gathered(b: Builder, window: _Window, places: Value) -> Value:
 
 
 def _ends(b: Builder, point: QuantizationPoint, value: Value) -> Iterator[Value]:
-    """Minima and maxima of a value's channels; of one that is never negative no minima.
+    """Minima and maxima of the channels; maxima only for values that are never negative.
 
-    NaN is seen among the maxima.
+    NaN propagates to the maxima.
     """
     axes = [i for i in range(value.rank) if i != _channel_axis(point, value)]
     if not is_never_negative(value):
@@ -260,6 +262,7 @@ def _ends(b: Builder, point: QuantizationPoint, value: Value) -> Iterator[Value]
 def _split(
     ends: Array, points: list[QuantizationPoint]
 ) -> Iterator[tuple[QuantizationPoint, Channels]]:
+    """Channel ranges of each point, from the concatenated output of `_ends`."""
     lows, highs, start = np.minimum(ends, 0), np.maximum(ends, 0), 0
     for point in points:
         count, found = point.channels, None
@@ -276,11 +279,11 @@ def _split(
 
 
 def _require_finite(name: str, number: int, channels: Channels) -> None:
-    """Minima and maxima pass NaN on, so they tell of every number they were taken from."""
+    """Raise if a range is not finite; minima and maxima propagate NaN."""
     bad = ~(np.isfinite(channels.low) & np.isfinite(channels.high))
     if bad.any():
         raise CalibrationError(
             f"the value {name!r} holds NaN or infinity in {int(bad.sum())} of its channels",
             where=f"batch {number} of the data",
-            hint="Look for broken samples, or for a model that overflows on them.",
+            hint="Check the samples, and whether the model overflows on them.",
         )

@@ -1,12 +1,12 @@
-"""Which values of a graph calibration looks at by default.
+"""The values of a graph that calibration observes by default.
 
-Every floating value that a run stores, but for
+Every floating value that a run stores, except
 
-    moved data      reshape, transpose, expand, ...: it has the statistics of what it moves
-    masks           infinities by design: built from infinite constants and meant for a softmax
+    moved data      reshape, transpose, expand, ...: shares the statistics of its source
+    masks           built from infinite constants, for a softmax
 
-Values inside a region that one kernel computes (`passes.fuse.fuse_regions`: a convolution's result
-before its activation) are not stored, so no code of a quantized model stands for them.
+Values inside a fused region (`passes.fuse.fuse_regions`: e.g. a convolution's result before its
+activation) are not stored, so a quantized model does not quantize them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from bitwright.ops.core.registry import get
 from bitwright.passes.fuse.fuse_regions import Fusion
 from bitwright.rewrite.trace import Trace
 
-# Ops whose result has the values of their first operand and no others.
+# Ops whose result contains exactly the values of their first operand.
 MOVES = frozenset({"reshape", "transpose", "expand", "identity", "roll"})
-# Ops that hand an infinity on, as long as the value is still a mask or masked scores.
+# Ops that propagate infinities of masks and masked scores.
 _CARRIES = frozenset({"add", "sub", "mul", "where", "cast", "min", "max", "neg"})
 ALMOST_INFINITE = 1e30
-"""Exporters write the lowest finite number for minus infinity."""
+"""Exporters write the lowest finite number instead of minus infinity."""
 
 
 def observed_values(graph: Graph, inside: bool = False) -> tuple[list[str], dict[str, str]]:
-    """Paths of the values to observe, and of those that only move one of them, with which.
+    """Paths of the values to observe, and the source of each value that only moves one of them.
 
-    `inside` adds the values inside regions.
+    `inside` adds the values inside fused regions.
     """
     skipped = set(_masks(graph))
     if not inside:

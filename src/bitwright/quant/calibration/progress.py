@@ -1,4 +1,4 @@
-"""A line with bar and estimated time of arrival, on a terminal only."""
+"""A progress bar with estimated time, on terminals only."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(what: str, total: int | None, show: bool | None) -> Iterator[Callable[[], None]]:
-    """A function to call once per step; `show` None means: if standard error is a terminal."""
+    """Yields a function to call once per step; `show=None`: only if stderr is a terminal."""
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     if not (is_terminal if show is None else show):
         yield lambda: None
         return
-    from rich.console import Console  # slow to import, and most runs show nothing
+    from rich.console import Console  # slow to import, and most runs do not need it
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

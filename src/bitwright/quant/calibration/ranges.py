@@ -1,9 +1,9 @@
-"""Statistics by name of value: what a calibration run found, as a table with a file form.
+"""Ranges: statistics by name of value, the result of `bw.calibrate`, with a file format.
 
 8 bytes  magic "BWRANGE1"
 8 bytes  length of the index, little endian
 index    JSON: {"batches": ..., "values": {name: [offset, length]}, "same": {name: name}}
-then the byte forms of the statistics, at offsets counted from the index's end
+then the serialized statistics, at offsets from the end of the index
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from bitwright.errors import CalibrationError, ParseError
 from bitwright.ir.calibration import CalibrationRecord
 from bitwright.ir.container import write_atomically
 from bitwright.ir.graph import nearest
+from bitwright.ir.quant_types import QuantType, Scheme
 from bitwright.quant.calibration.methods import Method
 from bitwright.quant.calibration.record import make_record
 from bitwright.quant.calibration.statistics import Statistics
-from bitwright.quant.core.types import QuantType, Scheme
 
 MAGIC = b"BWRANGE1"
 
 
 class Ranges(Mapping[str, Statistics]):
-    """The statistics of each value, in order; `same` names values that only move another's data."""
+    """Statistics by name, in order; `same` maps values that only move data to their source."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Ranges(Mapping[str, Statistics]):
         self.statistics, self.batches = dict(statistics or {}), batches
         self.same = dict(same or {})
         self.remarks: list[str] = []
-        """What the run says about its data; a file does not hold it."""
+        """Notes of the run on its data; not saved."""
 
     def __getitem__(self, name: str) -> Statistics:
         source = self.same.get(name, name)
@@ -60,21 +60,21 @@ class Ranges(Mapping[str, Statistics]):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the statistics, which the number of batches does not change."""
+        """Memory of the statistics; independent of the number of batches."""
         return sum(found.nbytes for found in self.statistics.values())
 
     def merge(self, other: Ranges) -> Ranges:
-        """Add what another run found at the same values; returns itself."""
+        """Add the statistics of another run with the same values; returns itself."""
         if not isinstance(other, Ranges):
             raise CalibrationError(
-                "this is no table of statistics",
-                expected="Ranges, as bw.calibrate gives them",
+                "this is not a Ranges object",
+                expected="Ranges, as bw.calibrate returns",
                 found=type(other).__name__,
             )
         if set(self.statistics) != set(other.statistics):
-            apart = sorted(set(self.statistics) ^ set(other.statistics))
+            differing = sorted(set(self.statistics) ^ set(other.statistics))
             raise CalibrationError(
-                "the statistics are of different values", found=", ".join(map(repr, apart[:5]))
+                "the statistics are of different values", found=", ".join(map(repr, differing[:5]))
             )
         for name, found in self.statistics.items():
             found.merge(other.statistics[name])
@@ -87,11 +87,11 @@ class Ranges(Mapping[str, Statistics]):
         self.batches = 0
 
     def notes(self) -> list[str]:
-        """What a reader should know before using the numbers."""
+        """Notes on the statistics: skipped values, all-zero values, too few batches."""
         found = list(self.remarks)
         for name, one in self.statistics.items():
             if one.nan or one.infinite:
-                found.append(f"{name}: {one.nan} NaN and {one.infinite} infinities left out")
+                found.append(f"{name}: {one.nan} NaN and {one.infinite} infinities skipped")
             if one.is_empty and self.batches:
                 found.append(f"{name}: the data never reached it")
             elif not one.max_abs.any() and self.batches:
@@ -103,7 +103,7 @@ class Ranges(Mapping[str, Statistics]):
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a value: number of values, range, mean."""
+        """One row per value: count, range, mean."""
         return [
             {
                 "value": name,
@@ -124,16 +124,16 @@ class Ranges(Mapping[str, Statistics]):
         scheme: str | Scheme | None = None,
         values: Iterable[str] | None = None,
     ) -> CalibrationRecord:
-        """How to quantize each value (or those named) with a range that the method chooses.
+        """Quantization parameters of all values (or of `values`), for `quant.insert_q_dq`.
 
-        The record is what `quant.insert_q_dq` takes. A value with statistics along an axis gets a
-        scale for each channel; channels that were always zero get scale 1. Values that only move
-        another's data are left out unless they are named, and so are those never reached.
-        `bw.quantize` does not use it: it measures errors at the products, which ranges do not tell.
+        A value with statistics along an axis gets a scale for each channel; all-zero channels get
+        scale 1. Values that only move data are skipped unless they are named. Values that the data
+        never reached are skipped with a warning. `bw.quantize` does not use records, because it
+        measures errors at the products.
         """
         return make_record(self, dtype, method, scheme, values)
 
-    # the file
+    # file format
 
     def to_bytes(self) -> bytes:
         blobs, places, offset = [], {}, 0
@@ -148,7 +148,7 @@ class Ranges(Mapping[str, Statistics]):
     @classmethod
     def from_bytes(cls, data: bytes) -> Ranges:
         if data[:8] != MAGIC:
-            raise ParseError("this is no table of statistics", hint="Its first bytes differ.")
+            raise ParseError("this is not a file of statistics", hint="Its first bytes differ.")
         start = 16 + int.from_bytes(data[8:16], "little")
         try:
             index = json.loads(data[16:start])
@@ -159,10 +159,10 @@ class Ranges(Mapping[str, Statistics]):
             same = {str(name): str(source) for name, source in index["same"].items()}
             return cls(found, int(index["batches"]), same)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ParseError(f"the table of statistics is damaged: {error}") from None
+            raise ParseError(f"the file of statistics is damaged: {error}") from None
 
     def save(self, path: str | Path) -> None:
-        """Write the table; never half of it."""
+        """Write the file atomically."""
         data = self.to_bytes()
 
         def write(file: IO[bytes]) -> None:
@@ -181,5 +181,5 @@ class Ranges(Mapping[str, Statistics]):
 
 def _part(data: bytes, start: int, length: int) -> bytes:
     if start < 0 or length < 0 or start + length > len(data):
-        raise ValueError("a part lies outside the file")
+        raise ValueError("an offset is outside the file")
     return data[start : start + length]

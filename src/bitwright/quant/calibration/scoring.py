@@ -1,12 +1,13 @@
-"""The expected squared error of a quantizer on a distribution: the quantizer scored is the one run.
+"""Expected squared error of a quantizer on a distribution.
 
-A quantizer maps u = x / scale to the value v(u) of its code. On a bin of a histogram the density is
-taken as constant, so the error is a difference of the antiderivative of (u - v(u))**2,
+A quantizer maps u = x / scale to its nearest representable value v(u). The density is constant
+within a histogram bin, so the error of a bin is a difference of the antiderivative of
+(u - v(u))**2,
 
     F(u) = C(v) + (u - v)**3 / 3        C makes F continuous where v steps,
 
-exact for bins wider and narrower than a step alike, and for values that are clipped. For whole
-numbers C(v) = v / 12. Data at hand rather than in a histogram is scored value by value.
+which is exact for any bin width and for clipped values. For integers C(v) = v / 12. Arrays without
+a histogram are scored value by value.
 """
 
 from __future__ import annotations
@@ -18,27 +19,28 @@ from typing import Any
 import numpy as np
 
 from bitwright.quant.calibration.statistics import Statistics
+from bitwright.quant.core.levels import Codebook
 
 Array = np.ndarray[Any, Any]
-_FEW = 4  # values in a bin that say little about the density there
-_SPARSE = 0.01  # of all values, in bins with few, from which on a histogram tells no density
-_LEAST_WIDTH = 2.0**-10  # of a bin: where all its values are equal, or its edge is the maximum
+_FEW = 4  # bins with fewer values give no usable density
+_SPARSE = 0.01  # a histogram with more than this fraction of its values in such bins is sparse
+_LEAST_WIDTH = 2.0**-10  # minimum bin width, relative to the grid
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """Rows of bins, or of single values: `places` [rows, bins + 1] edges or [rows, n] values."""
+    """Rows of bins or of values: `places` is [rows, bins + 1] edges or [rows, n] values."""
 
     places: Array
     weights: Array
     is_histogram: bool
-    number: Array  # of values in each row, zeros included, at least 1
+    number: Array  # values in each row, zeros included, at least 1
     low: Array  # the lowest and highest value of each row
     high: Array
 
     @staticmethod
     def of_statistics(statistics: Statistics) -> Distribution:
-        """Bins cut to minimum..maximum, without the zeros, which every quantizer keeps."""
+        """Bins clipped to minimum..maximum, without exact zeros, which have no error."""
         edges = statistics.edges()
         width = np.ldexp(1.0, statistics.exponent) * _LEAST_WIDTH
         weights = statistics.counts.astype(np.float64)
@@ -60,7 +62,7 @@ class Distribution:
 
     @staticmethod
     def of_rows(rows: Array) -> Distribution:
-        """Values [rows, n] themselves; NaN pads a short row."""
+        """Values [rows, n]; NaN pads short rows."""
         valid = ~np.isnan(rows)
         number = np.maximum(valid.sum(1), 1)
         weights = np.ones((1, 1), rows.dtype) if valid.all() else valid.astype(rows.dtype)
@@ -69,13 +71,13 @@ class Distribution:
 
     @cached_property
     def density(self) -> Array:
-        """Values per unit of length in each bin."""
+        """Values per unit length in each bin."""
         width = np.diff(self.places)
         return np.asarray(self.weights / np.where(width > 0, width, np.inf))
 
     @cached_property
     def is_sparse(self) -> Array:
-        """For each row of bins, whether they hold too few values to tell a density."""
+        """Whether the histogram of each row has too few values for a density."""
         thin = np.where(self.weights < _FEW, self.weights, 0).sum(1)
         return np.asarray(thin > _SPARSE * self.weights.sum(1))
 
@@ -85,7 +87,7 @@ class Distribution:
 
     @cached_property
     def range(self) -> tuple[Array, Array]:
-        """Lowest and highest value of each row, widened to hold 0."""
+        """Lowest and highest value of each row, widened to contain 0."""
         return np.minimum(self.low, 0), np.maximum(self.high, 0)
 
     @cached_property
@@ -95,40 +97,22 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Whole:
-    """Codes low..high around the zero point: values are whole numbers, rounded half to even."""
+class IntegerGrid:
+    """Integers low..high, relative to the zero point, rounded half to even."""
 
     low: Array
     high: Array
 
     def values(self, u: Array) -> tuple[Array, Array]:
+        """The nearest integer of each u, and its offset C."""
         v = np.rint(u)
         low, high = self.low[..., None], self.high[..., None]
         np.clip(v, low.item() if low.size == 1 else low, high.item() if low.size == 1 else high, v)
         return v, v * (1 / 12)
 
 
-@dataclass(frozen=True)
-class Codebook:
-    """Values in rising order, and the thresholds between neighbours."""
-
-    levels: Array
-    thresholds: Array
-
-    @cached_property
-    def offsets(self) -> Array:
-        """C of each level: the sum of the steps that make F continuous at the thresholds."""
-        left = (self.thresholds - self.levels[:-1]) ** 3
-        right = (self.thresholds - self.levels[1:]) ** 3
-        return np.concatenate([[0.0], np.cumsum(left - right) / 3])
-
-    def values(self, u: Array) -> tuple[Array, Array]:
-        at = np.searchsorted(self.thresholds, u)
-        return self.levels[at], self.offsets[at]
-
-
-def squared_error(data: Distribution, scale: Array, quantizer: Whole | Codebook) -> Array:
-    """The sum of squared errors of each row, for scales [..., rows]."""
+def squared_error(data: Distribution, scale: Array, quantizer: IntegerGrid | Codebook) -> Array:
+    """Sum of squared errors of each row, for scales [..., rows]."""
     factor = np.asarray(scale, data.places.dtype)[..., None]
     u = data.places / factor
     v, offsets = quantizer.values(u)

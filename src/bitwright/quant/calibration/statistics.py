@@ -1,20 +1,19 @@
-"""Statistics of a stream of arrays: constant memory, one pass, mergeable to the bit.
+"""Streaming statistics of arrays: one pass, constant memory, exact merges.
 
 Per tensor, or per index of an axis: count, minimum, maximum, sum, sum of squares, exact zeros, and
 a histogram of at most `bins` bins [k * 2**e, (k + 1) * 2**e). The exponent e is the smallest that
-spans minimum..maximum, so it is a function of those alone; when they widen, the bins fold in pairs,
+spans minimum..maximum. When that range widens, bins are merged in pairs,
 
     floor(x / 2**(e + 1)) = floor(floor(x / 2**e) / 2)
 
-and what was counted before is exactly what would have been counted at the new width. Hence
-`merge` gives the counts of one pass over both streams, in any order and grouping.
-NaN and infinities are counted and left out of everything else.
+so the counts equal those of a pass that starts with the wider bins. Hence `merge` gives the counts
+of one pass over both streams, in any order and grouping. NaN and infinities are counted, and
+excluded from everything else.
 """
 
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +21,8 @@ import numpy as np
 
 from bitwright.errors import GraphError, ParseError, QuantizationError, UnsupportedError
 from bitwright.ir.arrays import as_array
-from bitwright.ir.dtype import Family, dtype
+from bitwright.ir.dtype import Family, dtype, f32
+from bitwright.ir.quant_params import require_statistics, whole_axis
 from bitwright.ir.types import normalize_axis
 from bitwright.quant.calibration import fast_statistics
 
@@ -30,11 +30,11 @@ Array = np.ndarray[Any, Any]
 
 BINS = 2048
 CHANNEL_BINS = 512
-_CHUNK = 1 << 14  # values converted at a time: the f64 copy stays in a core's cache
-_CHANNEL_CHUNK = 1 << 16  # the same per axis, where each piece has many more bins to add up
-_SINGLES = 1 << 17  # values that machine code reads twice, the second time from a cache
+_CHUNK = 1 << 14  # values converted at a time, so that the f64 copy stays in cache
+_CHANNEL_CHUNK = 1 << 16  # the same per axis, where each chunk adds up more bins
+_SINGLES = 1 << 17  # values that native code reads twice, the second time from cache
 _GROUP_BINS = 1 << 14
-_DOT = 1 << 13  # short enough for a BLAS to stay on one thread
+_DOT = 1 << 13  # short enough for BLAS to stay on one thread
 _LEAST_EXPONENT = -1000
 _PRECISION = 40  # no bin is narrower than this many bits below the largest magnitude
 _MAGIC = b"BWSTATS1"
@@ -52,17 +52,17 @@ _FIELDS = {
 
 
 class Statistics:
-    """What a calibration method may know about a stream of values."""
+    """Statistics of a stream of values: the input of the calibration methods."""
 
     def __init__(self, axis: int | None = None, bins: int | None = None) -> None:
         self.axis = None if axis is None else whole_axis(axis)
         self.bins = bins or (BINS if axis is None else CHANNEL_BINS)
         if self.bins < 2:
-            raise QuantizationError("a histogram has too few bins", expected=2, found=self.bins)
+            raise QuantizationError("a histogram needs more bins", expected=2, found=self.bins)
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything, the number of channels too."""
+        """Reset everything, including the number of channels."""
         self.nan = self.infinite = 0
         self._allocate(0 if self.axis is not None else 1)
 
@@ -79,7 +79,7 @@ class Statistics:
 
     @property
     def channels(self) -> int:
-        """1 for a whole tensor; 0 as long as an axis has not been seen."""
+        """The number of channels: 1 per tensor; 0 per axis before the first array."""
         return len(self.count)
 
     @property
@@ -88,7 +88,7 @@ class Statistics:
 
     @property
     def max_abs(self) -> Array:
-        """The largest magnitude of each channel, 0 where nothing was seen."""
+        """The largest magnitude of each channel, 0 for channels without values."""
         widest = np.maximum(np.abs(self.minimum), np.abs(self.maximum))
         return np.where(self.count > 0, widest, 0.0)
 
@@ -98,18 +98,36 @@ class Statistics:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: a function of channels and bins, never of the data's amount."""
+        """Bytes held, which depend on channels and bins only."""
         return sum(getattr(self, name).nbytes for name in _FIELDS)
 
     def edges(self) -> Array:
-        """The bins' edges, [channels, bins + 1]."""
+        """Bin edges, [channels, bins + 1]."""
         marks = self.first[:, None] + np.arange(self.bins + 1)
         return np.asarray(np.ldexp(marks.astype(np.float64), self.exponent[:, None]))
 
-    # Reading data
+    def observed_range(self) -> tuple[Array, Array]:
+        """Minimum and maximum, in the shape of the scales."""
+        if self.is_empty:
+            raise QuantizationError(
+                "nothing was observed", hint="Add at least one array with a finite value"
+            )
+        seen = self.count > 0
+        low, high = np.where(seen, self.minimum, 0.0), np.where(seen, self.maximum, 0.0)
+        widest = float(np.maximum(-low, high).max())
+        if widest > f32.max:
+            raise QuantizationError(
+                "the observed values exceed f32, the type that quantization computes in",
+                expected=f"magnitudes up to {f32.max:.4g}",
+                found=widest,
+                hint="Clip or rescale the data",
+            )
+        return (low[0], high[0]) if self.axis is None else (low, high)
+
+    # Adding data
 
     def add(self, array: Any) -> None:
-        """Count every value of an array of any real type and shape."""
+        """Add every value of an array of any real type and shape."""
         x = real_array(array)
         if self.axis is not None:
             self._require_channels(x.shape[normalize_axis(self.axis, x.ndim)])
@@ -127,7 +145,7 @@ class Statistics:
                 self._count_finite(start, values)
 
     def _add_singles(self, x: Array) -> None:
-        """Values that f32 holds exactly: the same counts, by machine code."""
+        """Add values that are exact in f32, with native code; the counts are the same."""
         flat = x.ravel(order="K")
         for start in range(0, flat.size, _SINGLES):
             part = flat[start : start + _SINGLES]
@@ -154,7 +172,7 @@ class Statistics:
             )
 
     def _blocks(self, x: Array) -> Iterator[tuple[int, Array]]:
-        """First channel and values [outer, channels, inner], in pieces that fit a cache."""
+        """First channel and values [outer, channels, inner], in chunks that fit a cache."""
         if not x.size:
             return
         if self.axis is None:
@@ -188,7 +206,7 @@ class Statistics:
                 self._count(start + c, whole, whole.min((0, 2)), whole.max((0, 2)))
 
     def _count(self, start: int, values: Array, low: Array, high: Array) -> None:
-        """Add finite values [outer, channels, inner], which are overwritten."""
+        """Add finite values [outer, channels, inner]; overwrites them."""
         channels = values.shape[1]
         own = slice(start, start + channels)
         number = values.shape[0] * values.shape[2]
@@ -198,7 +216,7 @@ class Statistics:
             self.zeros[start] += np.count_nonzero(flat == 0)
             self.total[start] += flat.sum()
             parts = [flat[at : at + _DOT] for at in range(0, number, _DOT)]
-            with np.errstate(over="ignore"):  # of f64 data beyond 1e154: infinite is the answer
+            with np.errstate(over="ignore"):  # f64 data beyond 1e154 gives infinity
                 self.total_squares[start] += sum(np.dot(part, part) for part in parts)
         else:
             self.zeros[own] += (values == 0).sum((0, 2))
@@ -213,39 +231,39 @@ class Statistics:
         found = np.bincount(values.astype(np.intp).reshape(-1), minlength=channels * self.bins)
         self.counts[own] += found.reshape(channels, self.bins)
 
-    # The grid
+    # The histogram grid
 
     def _widen(self, own: slice, low: Array, high: Array) -> None:
-        """Fold so that low..high has bins too."""
+        """Merge bins until the histogram spans low..high."""
         low = np.minimum(self.minimum[own], low)
         high = np.maximum(self.maximum[own], high)
         seen = low <= high
         exponent, first = self.exponent[own].copy(), self.first[own].copy()
         exponent[seen], first[seen] = _grid(low[seen], high[seen], self.bins)
         moved = (exponent != self.exponent[own]) | (first != self.first[own])
-        moved &= self.minimum[own] <= self.maximum[own]  # empty rows have nothing to fold
+        moved &= self.minimum[own] <= self.maximum[own]  # empty rows have no counts
         rows = own.start + np.flatnonzero(moved)
         if rows.size:
-            self.counts[rows] = self._folded(rows, exponent[moved], first[moved])
+            self.counts[rows] = self._rebinned(rows, exponent[moved], first[moved])
         self.exponent[own], self.first[own] = exponent, first
         self.minimum[own], self.maximum[own] = low, high
 
-    def _folded(self, rows: Array, exponent: Array, first: Array) -> Array:
-        """The counts of these rows on another, coarser or shifted, grid."""
+    def _rebinned(self, rows: Array, exponent: Array, first: Array) -> Array:
+        """Counts of these rows on a coarser or shifted grid."""
         shift = np.minimum(exponent - self.exponent[rows], 62)[:, None]
         marks = (self.first[rows][:, None] + np.arange(self.bins)) >> shift
         place = marks - first[:, None] + np.arange(rows.size)[:, None] * self.bins
         old = self.counts[rows]
-        used = old > 0  # f64 holds any count below 2**53 exactly
+        used = old > 0  # f64 represents counts below 2**53 exactly
         new = np.bincount(place[used], weights=old[used], minlength=rows.size * self.bins)
         return new.astype(np.int64).reshape(rows.size, self.bins)
 
     def merge(self, other: Statistics) -> Statistics:
-        """Add what another stream counted; returns itself."""
+        """Add the statistics of another stream; returns itself."""
         require_statistics(other)
         if (self.axis, self.bins) != (other.axis, other.bins):
             raise QuantizationError(
-                "statistics of different kinds do not merge",
+                "statistics with different axes or bins do not merge",
                 expected=f"axis {self.axis}, {self.bins} bins",
                 found=f"axis {other.axis}, {other.bins} bins",
             )
@@ -264,14 +282,14 @@ class Statistics:
     def copy(self) -> Statistics:
         twin = Statistics.__new__(Statistics)
         twin.axis, twin.bins = self.axis, self.bins
-        twin._take(self, copied=True)
+        twin._assign(self, copied=True)
         return twin
 
     def restore(self, saved: Statistics) -> None:
-        """Become what `saved`, an earlier copy of these statistics, holds."""
-        self._take(saved, copied=False)
+        """Reset to `saved`, an earlier copy of these statistics."""
+        self._assign(saved, copied=False)
 
-    def _take(self, other: Statistics, copied: bool) -> None:
+    def _assign(self, other: Statistics, copied: bool) -> None:
         self.nan, self.infinite = other.nan, other.infinite
         for name in _FIELDS:
             array = getattr(other, name)
@@ -282,7 +300,7 @@ class Statistics:
 
     __hash__ = None  # type: ignore[assignment]
 
-    # The byte form: magic, length of the header, JSON header, then the arrays, little endian
+    # File format: magic, length of the header, JSON header, then the arrays, little endian
 
     def to_bytes(self) -> bytes:
         header = {
@@ -306,28 +324,8 @@ class Statistics:
             raise ParseError(f"these bytes are not statistics: {error}") from None
 
 
-def require_statistics(found: Any) -> None:
-    """Raise unless this is a `Statistics`."""
-    if not isinstance(found, Statistics):
-        raise QuantizationError(
-            "these are no statistics",
-            expected="a Statistics: that of an Observer, or of a value of what bw.calibrate gives",
-            found=type(found).__name__,
-        )
-
-
-def whole_axis(axis: Any) -> int:
-    """The axis as an int; anything but a whole number is an error."""
-    try:
-        if not isinstance(axis, bool):
-            return operator.index(axis)
-    except TypeError:
-        pass
-    raise QuantizationError("an axis is no whole number", found=repr(axis))
-
-
 def real_array(x: Any) -> Array:
-    """The array of anything array-like; only real numbers pass."""
+    """Convert anything array-like to an array; raises unless its numbers are real."""
     try:
         array = as_array(x)
         if dtype(array.dtype).family not in (Family.STRING, Family.COMPLEX):
@@ -335,7 +333,7 @@ def real_array(x: Any) -> Array:
         found: Any = array.dtype
     except (ValueError, TypeError, GraphError, UnsupportedError) as error:
         found = f"{type(x).__name__}: {str(error).splitlines()[0]}"
-    raise QuantizationError("this is no array of real numbers", found=found)
+    raise QuantizationError("this is not an array of real numbers", found=found)
 
 
 def _read(data: memoryview) -> Statistics:
@@ -360,14 +358,15 @@ def _read(data: memoryview) -> Statistics:
 
 
 def _grid(low: Array, high: Array, bins: int) -> tuple[Array, Array]:
-    """The least exponent, and the first bin, with which `bins` bins hold low..high.
+    """The smallest exponent with which `bins` bins span low..high, and the first bin.
 
-    The exponent never falls when the range widens, which is what folding relies on.
+    The exponent never decreases when the range widens; `_rebinned` relies on that.
     """
     magnitude = np.maximum(np.abs(low), np.abs(high))
     least = np.where(magnitude > 0, np.frexp(magnitude)[1] - _PRECISION, _LEAST_EXPONENT)
     half = high / 2 - low / 2
-    span = np.where(half > 0, np.frexp(half / bins)[1], _LEAST_EXPONENT)  # one below, to be sure
+    # a lower bound, which the loop raises
+    span = np.where(half > 0, np.frexp(half / bins)[1], _LEAST_EXPONENT)
     exponent = np.maximum(np.maximum(span, least), _LEAST_EXPONENT).astype(np.int64)
     while True:
         first = np.floor(np.ldexp(low, -exponent))

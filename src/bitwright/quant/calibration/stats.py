@@ -1,10 +1,10 @@
-"""What quantizing a model needs to know of its data, gathered in one pass.
+"""CalibrationStats: statistics of each quantization point, for quantizing a model.
 
-For each site: minimum and maximum of every channel, a bounded number of rows drawn from all
-batches, and the Gram matrix of many rows. Memory does not grow with the number of batches.
+For each point: minimum and maximum of every channel, a bounded sample of rows, and the Gram matrix
+of more rows. Memory does not grow with the number of batches.
 
-Ranges come from the even batches and rows from the odd ones when choices are scored, so that a
-range too tight for data it has not seen is not chosen; the final ranges come from all batches.
+Candidates are scored with ranges of the even batches on rows of the odd batches, which penalizes
+ranges that are too narrow for unseen data. Final ranges use all batches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from bitwright import system
 from bitwright.ir.graph import Graph
-from bitwright.quant.calibration.model_outputs import Channels, ReducedOutputs, Seen
+from bitwright.quant.calibration.model_outputs import BatchStats, Channels, ReducedOutputs
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Product
 
@@ -27,26 +27,26 @@ ROWS_SCORED = 256
 ROWS_OF_TERM = 4
 FEWEST_ROWS, MOST_ROWS = 512, 4096
 NUMBERS_SCORED = 1 << 19
-"""Rows that are kept for scoring are fewer where they are long."""
+"""Upper bound of rows x row length for scoring."""
 BATCHES_WITH_ROWS = 16
 FEWEST_BYTES = 1 << 20
-"""Of rows, before their second moments are taken."""
+"""Pending rows are accumulated when they reach this size."""
 
 
 @dataclass
 class Sample:
-    """Rows that products of one window see: some of them kept, second moments of all.
+    """Rows of one window: a sample of them, and second moments of all.
 
-    New rows wait until there are as many as make a product of matrices worth its result.
+    New rows are buffered, because one large matrix product is faster than many small ones.
     """
 
     first: Array
     rows: list[Array]
     gram: Array
-    """Σ xᵀx over the rows x, but those that wait, [groups, terms, terms]."""
+    """Σ xᵀx over the rows x, without pending rows, [groups, terms, terms]."""
     total: Array
     counted: int
-    waiting: list[Array] = field(default_factory=list)
+    pending: list[Array] = field(default_factory=list)
 
     @classmethod
     def of(cls, rows: Array) -> Sample:
@@ -57,19 +57,19 @@ class Sample:
     def add(self, rows: Array, keep: int) -> None:
         if keep:
             self.rows.append(rows[:keep].copy())
-        is_first = not self.counted  # what a product takes in memory is taken early, then no more
+        is_first = not self.counted  # allocate the memory of the product early
         self.counted += len(rows)
-        self.waiting.append(rows)
-        held = sum(part.nbytes for part in self.waiting)
+        self.pending.append(rows)
+        held = sum(part.nbytes for part in self.pending)
         if is_first or held >= max(FEWEST_BYTES, self.gram.nbytes // 4):
-            self._settle()
+            self._accumulate()
 
-    def _settle(self) -> None:
-        """Second moments and sums of the rows that wait."""
-        if not self.waiting:
+    def _accumulate(self) -> None:
+        """Add the pending rows to second moments and sums."""
+        if not self.pending:
             return
-        rows = np.concatenate(self.waiting)
-        self.waiting.clear()
+        rows = np.concatenate(self.pending)
+        self.pending.clear()
         if rows.shape[1] == 1:
             self.gram[0] += rows[:, 0].T @ rows[:, 0]
         else:
@@ -80,28 +80,28 @@ class Sample:
 
     @cached_property
     def scored(self) -> Array:
-        """Rows of the odd batches, or of the only one."""
+        """Rows of the odd batches; if there is one batch, its rows."""
         return np.concatenate(self.rows) if self.rows else self.first
 
     @property
     def second_moment(self) -> Array:
-        self._settle()
+        self._accumulate()
         return self.gram / np.float32(max(1, self.counted))
 
     @property
     def mean(self) -> Array:
-        self._settle()
+        self._accumulate()
         return np.asarray((self.total / max(1, self.counted)).astype(np.float32))
 
 
 @dataclass
 class CalibrationStats:
-    """All that was seen at one site."""
+    """Statistics of one quantization point."""
 
     point: QuantizationPoint
     every: Channels
     some: Channels
-    """Of the even batches alone."""
+    """Ranges of the even batches only."""
     samples: dict[Any, Sample] = field(default_factory=dict)
 
     def widen(self, channels: Channels, is_even: bool) -> None:
@@ -110,8 +110,8 @@ class CalibrationStats:
             self.some = self.some.widened(channels)
 
     def sample(self, product: Product) -> Sample:
-        """The rows that a product sees; where its own value was always empty, those of another
-        product that has the same number of terms."""
+        """The rows of a product's window; if its value was always empty, those of another product
+        with the same number of terms."""
         found = self.samples.get(product.window_key)
         if found is not None:
             return found
@@ -121,11 +121,11 @@ class CalibrationStats:
 
 
 class StatsBuilder:
-    """Gathers evidence by name of the site's value; `count` is the number of batches, if known.
+    """Accumulates CalibrationStats by name of point; `count` is the number of batches, if known.
 
-    Rows are drawn from every `stride`-th batch; of the others only minima and maxima of the
-    channels are taken. Where there are more batches than were announced, the stride doubles and
-    every other part of the kept rows goes.
+    Rows are sampled from every `stride`-th batch; other batches contribute channel ranges only. If
+    there are more batches than expected, the stride doubles and every other part of the sampled
+    rows is dropped.
     """
 
     def __init__(
@@ -140,12 +140,12 @@ class StatsBuilder:
         self.stats: dict[str, CalibrationStats] = {}
         self.batches = 0
         self.reached: set[str] = set()
-        """The bodies whose sites the last batch showed."""
+        """The bodies that the last batch executed."""
         self.is_between_batches = True
-        """False while a batch runs, and after one that was broken off: it is counted in part."""
+        """False while a batch runs, and after a batch that was aborted and is counted in part."""
         self.stride = max(1, (count or 1) // BATCHES_WITH_ROWS)
         self.turns = -(-(count or BATCHES_WITH_ROWS) // self.stride)
-        """Batches that rows are drawn from, as far as is known."""
+        """The expected number of batches that rows are sampled from."""
         self.draw = np.random.default_rng(0)
         counts = {
             (point.name, key): -(-_rows_wanted(product) // (self.turns * len(point.values)))
@@ -155,7 +155,7 @@ class StatsBuilder:
         self._reduced = ReducedOutputs(graph, self.points, counts, threads)
 
     def step(self, batch: Mapping[str, Any]) -> None:
-        """Run one batch and add what it shows."""
+        """Run one batch and add its statistics."""
         if self.batches // self.stride >= 2 * BATCHES_WITH_ROWS:
             self.stride *= 2
             for stats in self.stats.values():
@@ -165,21 +165,21 @@ class StatsBuilder:
         turn, rest = divmod(self.batches, self.stride)
         is_even = (self.batches if rest else turn) % 2 == 0
         self.reached = set()
-        for seen in self._reduced.run(batch, self.batches, None if rest else self.draw):
-            self._add(seen, is_even)
-            self.reached.add(seen.point.path)
+        for found in self._reduced.run(batch, self.batches, None if rest else self.draw):
+            self._add(found, is_even)
+            self.reached.add(found.point.path)
         self.batches += 1
         self.is_between_batches = True
 
-    def _add(self, seen: Seen, is_even: bool) -> None:
-        point, channels = seen.point, seen.channels
+    def _add(self, batch: BatchStats, is_even: bool) -> None:
+        point, channels = batch.point, batch.channels
         if point.name not in self.stats:
-            if not seen.rows:
+            if not batch.rows:
                 return
             self.stats[point.name] = CalibrationStats(point, channels, channels)
         stats = self.stats[point.name]
         stats.widen(channels, is_even)
-        for key, rows in seen.rows.items():
+        for key, rows in batch.rows.items():
             if key not in stats.samples:
                 stats.samples[key] = Sample.of(rows)
             wanted = 2 * _rows_scored(point.windows[key])
@@ -187,20 +187,20 @@ class StatsBuilder:
             stats.samples[key].add(rows, 0 if is_even or full else -(-wanted // self.turns))
 
     def close(self) -> None:
-        """Give back what only running batches needed, but the kernels: models compiled next have
-        the same ones."""
+        """Free memory that only running batches needs; keeps the kernels, because the models
+        compiled next share them."""
         self._kernels = self._reduced.kernels
         del self._reduced
         system.trim_memory()
 
 
 def _rows_wanted(product: Product) -> int:
-    """Rows that second moments of so many terms are taken from."""
+    """The number of rows for second moments."""
     terms = int(product.matrix.shape[2])
     return min(MOST_ROWS, max(FEWEST_ROWS, ROWS_OF_TERM * terms))
 
 
 def _rows_scored(product: Product) -> int:
-    """Rows of this product that errors are measured on."""
+    """The number of rows for measuring errors."""
     groups, _, terms = product.matrix.shape
     return int(min(ROWS_SCORED, max(32, NUMBERS_SCORED // (groups * terms))))

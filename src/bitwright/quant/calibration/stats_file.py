@@ -1,15 +1,15 @@
-"""The file of what `bw.quantize` saw of its data, so that nobody has to run the data again.
+"""StatsFile: saves and restores the state of a CalibrationRun.
 
-An .npz of plain arrays: `header` is JSON (model, data and counts, the draws' state), then for site
-i and its window j
+An .npz of plain arrays: `header` is JSON (model, data, counts, random state), then for point i and
+its window j
 
-    i.ends          [4, channels]: low and high of all batches, low and high of the even ones
+    i.ends          [4, channels]: low and high of all batches, low and high of the even batches
     i.j.first, i.j.rows, i.j.gram, i.j.total, i.j.waiting
     held.k.name     the batches that choices are checked on
     out.k.name      batches that were held out
 
-A file belongs to one model and one order of batches, both known by digests: going on with other
-data would count some of it twice.
+Digests tie a file to one model and one sequence of batches: with other data some batches would be
+counted twice.
 """
 
 from __future__ import annotations
@@ -47,54 +47,53 @@ MAGIC = b"PK"
 
 
 @dataclass
-class Passed:
-    """The batches that went by: which, a few of them, and how far each input reached."""
+class ProcessedBatches:
+    """The batches processed so far: digest, a few of them, and the range of each input."""
 
     digest: str = ""
     batches: int = 0
-    """How many."""
     held: list[Batch] = field(default_factory=list)
     last: Batch = field(default_factory=dict)
-    """Stands in for the held ones as long as there are none."""
+    """Used for checks while `held` is empty."""
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
     covered: dict[str, int] = field(default_factory=dict)
-    """How many of `held` reach each branch, by its path."""
+    """The number of `held` batches that execute each branch, by path."""
     held_out: list[Batch] = field(default_factory=list)
-    """Some of those that nothing was learned from: every `held_out_step`-th of all."""
+    """Every `held_out_step`-th held-out batch."""
     held_out_count: int = 0
     held_out_step: int = 1
 
 
 @dataclass(frozen=True)
 class StatsFile:
-    """Where the evidence of a run is kept."""
+    """The file of a run's statistics."""
 
     path: Path
     is_temporary: bool = False
-    """Only for the time that a run is interrupted: removed when one ends."""
+    """Whether the file is removed after a completed run."""
 
     @classmethod
     def at(cls, place: Any) -> StatsFile | None:
-        """The file of a path; statistics that cannot serve are an error that says why."""
+        """The file of a path; raises for other objects."""
         if place is None or isinstance(place, StatsFile):
             return place
         if isinstance(place, (Ranges, CalibrationRecord)):
             raise _only_ranges(type(place).__name__)
         if not isinstance(place, (str, Path)):
             raise CalibrationError(
-                "statistics is no path", expected="a str or Path", found=type(place).__name__
+                "statistics is not a path", expected="a str or Path", found=type(place).__name__
             )
         return cls(Path(place))
 
     def require_usable(self, has_data: bool) -> None:
-        """Say what is wrong with the path before anything long runs."""
+        """Raise for an unusable path before the run starts."""
         if has_data:
             require_writable(self.path)
         if not self.path.exists():
             if has_data:
                 return
             raise CalibrationError(
-                "there is nothing to learn the sizes of the model's values from",
+                "there is no data to calibrate with",
                 expected="data, or a file of statistics",
                 found=f"no file {self.path}",
                 hint=NO_DATA_HINT,
@@ -107,10 +106,12 @@ class StatsFile:
         if first == RANGES_MAGIC:
             raise _only_ranges(str(self.path))
         if not first.startswith(MAGIC):
-            raise ParseError(f"{self.path} holds no statistics", hint="Its first bytes differ.")
+            raise ParseError(
+                f"{self.path} is not a file of statistics", hint="Its first bytes differ."
+            )
 
-    def save(self, model: str, builder: StatsBuilder, passed: Passed) -> None:
-        """Write what was gathered; never half of it."""
+    def save(self, model: str, builder: StatsBuilder, processed: ProcessedBatches) -> None:
+        """Write the state of a run atomically."""
         arrays: dict[str, Array] = {}
         points: dict[str, list[dict[str, Any]]] = {}
         for i, (name, stats) in enumerate(builder.stats.items()):
@@ -119,37 +120,36 @@ class StatsFile:
             points[name] = []
             for j, key in enumerate(stats.point.windows):
                 sample = stats.samples.get(key)
-                if sample is None:  # its value was always empty
+                if sample is None:  # the value was always empty
                     points[name].append({"counted": -1})
                     continue
                 for part in ("first", "gram", "total"):
                     arrays[f"{i}.{j}.{part}"] = getattr(sample, part)
-                for part in ("rows", "waiting"):
-                    found = [sample.first[:0], *getattr(sample, part)]
-                    arrays[f"{i}.{j}.{part}"] = np.concatenate(found)
+                for part, rows in (("rows", sample.rows), ("waiting", sample.pending)):
+                    arrays[f"{i}.{j}.{part}"] = np.concatenate([sample.first[:0], *rows])
                 parts = [len(rows) for rows in sample.rows]
                 points[name].append({"counted": sample.counted, "parts": parts})
-        held = passed.held or [passed.last]
-        for stem, kept in (("held", held), ("out", passed.held_out)):
+        held = processed.held or [processed.last]
+        for stem, kept in (("held", held), ("out", processed.held_out)):
             for k, batch in enumerate(kept):
                 arrays.update((f"{stem}.{k}.{n}", _plain(array)) for n, array in batch.items())
         header = {
             "format": FORMAT,
             "model": model,
-            "data": passed.digest,
-            "spans": passed.spans,
-            "passed": passed.batches,
+            "data": processed.digest,
+            "spans": processed.spans,
+            "passed": processed.batches,
             "batches": builder.batches,
             "stride": builder.stride,
             "turns": builder.turns,
             "draw": builder.draw.bit_generator.state,
             "sites": points,
-            "chosen": len(passed.held),
+            "chosen": len(processed.held),
             "held": [_elements(batch) for batch in held],
-            "out": [_elements(batch) for batch in passed.held_out],
-            "covered": passed.covered,
-            "out_count": passed.held_out_count,
-            "out_step": passed.held_out_step,
+            "out": [_elements(batch) for batch in processed.held_out],
+            "covered": processed.covered,
+            "out_count": processed.held_out_count,
+            "out_step": processed.held_out_step,
         }
         arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
 
@@ -158,8 +158,8 @@ class StatsFile:
 
         write_atomically(self.path, write)
 
-    def load(self, model: str, builder: StatsBuilder) -> Passed | None:
-        """Let the collector go on from the file; None where there is no file yet."""
+    def load(self, model: str, builder: StatsBuilder) -> ProcessedBatches | None:
+        """Restore the builder from the file; None if there is no file."""
         if not self.path.exists():
             return None
         try:
@@ -178,20 +178,22 @@ class StatsFile:
     def _require_same_model(self, header: Mapping[str, Any], model: str) -> None:
         if header["format"] != FORMAT:
             raise ParseError(
-                f"the statistics in {self.path} are of another version",
+                f"the statistics in {self.path} have another format version",
                 expected=FORMAT,
                 found=header["format"],
-                hint="Give another file, or remove this one.",
+                hint="Use another file, or remove this one.",
             )
         if header["model"] != model:
             raise CalibrationError(
-                f"the statistics in {self.path} are of another model",
-                hint="Its structure, its weights or the version of bitwright differ: "
-                "give another file, or remove this one.",
+                f"the statistics in {self.path} belong to another model",
+                hint="The structure, the weights or the version of bitwright differ: "
+                "use another file, or remove this one.",
             )
 
 
-def _restore(arrays: Mapping[str, Array], header: Mapping[str, Any], to: StatsBuilder) -> Passed:
+def _restore(
+    arrays: Mapping[str, Array], header: Mapping[str, Any], to: StatsBuilder
+) -> ProcessedBatches:
     for i, (name, found) in enumerate(header["sites"].items()):
         point = to.points[name]
         low, high, some_low, some_high = arrays[f"{i}.ends"]
@@ -199,12 +201,12 @@ def _restore(arrays: Mapping[str, Array], header: Mapping[str, Any], to: StatsBu
         for j, (key, facts) in enumerate(zip(point.windows, found, strict=True)):
             if facts["counted"] < 0:
                 continue
-            first, rows, gram, total, waiting = (arrays[f"{i}.{j}.{part}"] for part in _PARTS)
+            first, rows, gram, total, pending = (arrays[f"{i}.{j}.{part}"] for part in _PARTS)
             ends = np.cumsum([0, *facts["parts"]])
             parts = [rows[a:b] for a, b in pairwise(ends)]
             counted = int(facts["counted"])
-            behind = [waiting] if len(waiting) else []
-            stats.samples[key] = Sample(first, parts, gram, total, counted, behind)
+            buffered = [pending] if len(pending) else []
+            stats.samples[key] = Sample(first, parts, gram, total, counted, buffered)
         to.stats[name] = stats
     to.batches, to.stride, to.turns = (int(header[k]) for k in ("batches", "stride", "turns"))
     to.draw.bit_generator.state = header["draw"]
@@ -218,8 +220,10 @@ def _restore(arrays: Mapping[str, Array], header: Mapping[str, Any], to: StatsBu
     spans = {name: (float(low), float(high)) for name, (low, high) in header["spans"].items()}
     counts = (int(header[key]) for key in ("out_count", "out_step"))
     covered = {str(path): int(count) for path, count in header["covered"].items()}
-    chosen, passed = held[: int(header["chosen"])], int(header["passed"])
-    return Passed(str(header["data"]), passed, chosen, held[-1], spans, covered, held_out, *counts)
+    chosen, batches = held[: int(header["chosen"])], int(header["passed"])
+    return ProcessedBatches(
+        str(header["data"]), batches, chosen, held[-1], spans, covered, held_out, *counts
+    )
 
 
 def _elements(batch: Batch) -> dict[str, str]:
@@ -227,8 +231,8 @@ def _elements(batch: Batch) -> dict[str, str]:
 
 
 def _plain(array: Array) -> Array:
-    """An array of a type that numpy has itself, which is all that a file of it can hold."""
-    if array.dtype.kind == "V":  # bf16 and narrower, by ml_dtypes
+    """The array in a builtin numpy type, which .npz files require."""
+    if array.dtype.kind == "V":  # ml_dtypes: bf16 and narrower
         return array.view(np.dtype(f"u{array.dtype.itemsize}"))
     return array.astype(str) if array.dtype.kind == "O" else array
 
@@ -239,20 +243,20 @@ def _restored(array: Array, element: str) -> Array:
 
 
 def model_digest(graph: Graph) -> str:
-    """Of the graph's text, in which arrays stand by their contents."""
+    """Digest of the graph's text and the contents of its arrays."""
     return hashlib.sha256(Printer().graph(graph).encode()).hexdigest()
 
 
 def batch_digest(before: str, batch: Batch) -> str:
-    """Of a sequence of batches, from that of those before and the next one."""
+    """Digest of a sequence of batches: that of the previous ones, and the next batch."""
     parts = [before, *(f"{n} {blob_key(_plain(array))}" for n, array in sorted(batch.items()))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _only_ranges(what: str) -> CalibrationError:
     return CalibrationError(
-        f"{what} holds ranges of values, and quantizing measures errors on rows of them",
-        expected="a file that bw.quantize wrote (it is made where it does not exist)",
-        hint="Ranges go into a graph as they are: "
+        f"{what} holds ranges, but bw.quantize needs rows of values to measure errors",
+        expected="a file that bw.quantize wrote (it creates a missing file)",
+        hint="Use ranges with insert_q_dq: "
         "quant.insert_q_dq(graph, ranges.record('int8', 'minmax')).",
     )

@@ -1,1 +1,1 @@
-"""Quantized types, parameters and values."""
+"""Quantize and dequantize arrays: formats, scales, packing, measurement."""

@@ -1,7 +1,7 @@
-"""What quantization cost, measured on the values: never a table of constants.
+"""Quantization error, measured on values.
 
-sqnr     10 log10(sum x**2 / sum (x - y)**2) in dB, infinite where nothing was lost
-cosine   of the angle between x and y as vectors; 1 where both are zero
+sqnr     10 log10(sum x**2 / sum (x - y)**2) in dB; infinite if x == y
+cosine   cosine similarity of x and y as vectors; 1 if both are zero
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import QuantizationError
-from bitwright.quant.tensor.tensor import QuantizedTensor
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Of an approximation, on the finite values of what it approximates."""
+    """Error of an approximation, on the finite values of the original."""
 
     sqnr: float
     max_error: float
@@ -31,9 +30,9 @@ class Quality:
 
 
 def quality(x: Any, y: Any) -> Quality:
-    """How well y (an array or a quantized tensor) stands for x."""
+    """The error of y (an array or a QuantizedTensor) against x."""
     exact = np.asarray(x)
-    other = y.dequantize() if isinstance(y, QuantizedTensor) else np.asarray(y)
+    other = y.dequantize() if hasattr(y, "dequantize") else np.asarray(y)
     if exact.shape != other.shape:
         raise QuantizationError(
             "the shapes differ", expected=list(exact.shape), found=list(other.shape)

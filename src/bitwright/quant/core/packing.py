@@ -1,9 +1,9 @@
-"""Codes in bytes: the first code in the lowest bits, as ONNX packs its narrow types.
+"""Pack sub-byte values into bytes, the first value in the lowest bits (as ONNX does).
 
-    4 bits   two a byte, the even index in the low nibble
-    2 bits   four a byte           1 bit   eight a byte, least significant first
+    4 bits   two per byte, the even index in the low nibble
+    2 bits   four per byte         1 bit   eight per byte, least significant first
 
-The last byte is filled with zeros; the true length is the tensor's matter.
+The last byte is zero-padded; the caller stores the number of values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 def pack(qvalues: Array, bits: int) -> Array:
-    """Unsigned bytes of the low `bits` bits of each code, in order."""
+    """Pack the low `bits` bits of each value into u8, in order."""
     flat = np.ascontiguousarray(qvalues).reshape(-1).view(np.uint8)
     if bits == 1:
         return np.packbits(flat & 1, bitorder="little")
@@ -31,13 +31,13 @@ def pack(qvalues: Array, bits: int) -> Array:
 
 
 def unpack(packed: Array, bits: int, count: int, signed: bool) -> Array:
-    """`count` codes as bytes, i8 with their sign or u8."""
+    """Unpack `count` values to i8 (sign-extended) or u8."""
     if bits == 1:
         return np.unpackbits(packed, count=count, bitorder="little")
     each = 8 // bits
     lanes = np.empty((packed.size, each), np.uint8)
     for lane in range(each):
-        np.left_shift(packed, 8 - bits * (lane + 1), out=lanes[:, lane])  # to the top of the byte
+        np.left_shift(packed, 8 - bits * (lane + 1), out=lanes[:, lane])  # to the top bits
     flat = lanes.reshape(-1)[:count]
     if signed:
         return flat.view(np.int8) >> (8 - bits)

@@ -1,1 +1,1 @@
-"""Calibration data from arrays, files and folders."""
+"""Calibration data: sources (arrays, files, tables, images, loaders) -> batches by input name."""

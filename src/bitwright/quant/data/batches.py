@@ -1,9 +1,8 @@
-"""Calibration data: from whatever the user has (`quant.data.sources`) to batches, dicts by input name.
+"""Batches of a data source (`sources`): dicts of arrays by input name, checked against the model.
 
-`transform` is applied to each item first. Arrays and tuples go to the inputs in order; items of a
-tuple behind the last input, and keys of a dict that are no inputs, are left out: that is where
-loaders put labels. A model that fixes its batch size gets batches of that size (`quant.data.splitting`).
-Batches are checked against the model before anything runs.
+`transform` is applied to each item first. Arrays and tuples map to the inputs in order. Further
+items of a tuple, and keys of a dict that are not inputs, are ignored, because loaders put labels
+there. A model with a fixed batch size gets batches of that size (`splitting`).
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ Transform = Callable[[Any], Any]
 
 
 class Batches:
-    """Batches of a data source for one graph; iterating starts over where the source can.
+    """Batches of a data source for one graph; iterates repeatedly if the source can.
 
-    `subset` batches are given at most. `batch_size` is for samples that come in one array, table or
-    folder of images, where the model does not fix it.
+    `subset` limits the number of batches. `batch_size` is for samples in one array, table or folder
+    of images, if the model does not fix it.
     """
 
     def __init__(
@@ -63,17 +62,17 @@ class Batches:
         return not isinstance(self._source, Iterator)
 
     def __len__(self) -> int:
-        """The number of batches; TypeError where the source does not tell it."""
+        """The number of batches; raises TypeError if it is unknown."""
         size = len(self._source) * self._parts  # type: ignore[arg-type]
         return size if self._subset is None else min(size, self._subset)
 
     @cached_property
     def _parts(self) -> int:
-        """Batches that an item of the source holds, as the first one tells."""
+        """Batches per item of the source, determined from the first item."""
         if not self._splitter.is_needed:
             return 1
         if not isinstance(self._source, Sequence):
-            raise TypeError("the source does not tell how many batches an item holds")
+            raise TypeError("the number of batches per item is unknown")
         if not self._source:
             return 1
         item = self._read(self._source[0])
@@ -103,13 +102,13 @@ class Batches:
             raise CalibrationError(
                 "the data is empty",
                 expected="at least one batch",
-                hint="" if self.is_repeatable else "An iterator can be read once only.",
+                hint="" if self.is_repeatable else "An iterator can be read only once.",
             )
         if is_empty:
             raise no_samples(count)
 
     def _chosen(self) -> Iterable[Any]:
-        """All items, or `subset` of them: spread evenly where there is a length, else the first."""
+        """All items, or `subset` of them: spread evenly if the length is known, else the first."""
         if self._subset is None:
             return self._source
         try:
@@ -162,39 +161,39 @@ class Batches:
             if array is None or not isinstance(value.type, TensorType):
                 continue
             if array.ndim == value.rank - 1:
-                return f"Does {value.name!r} lack its batch axis? Give array[None]."
+                return f"Is the batch axis of {value.name!r} missing? Pass array[None]."
         return ""
 
     def notes(self) -> list[str]:
-        """What was left out of the batches that were given so far."""
+        """Notes on data that was ignored so far."""
         found = list(getattr(self._source, "notes", ()))
         if self._ignored:
             names = ", ".join(map(repr, self._ignored))
-            found.append(f"the data holds {names}, which the model does not take: left out")
+            found.append(f"the data holds {names}, which are not inputs of the model: ignored")
         if self._splitter.left_over:
             found.append(
-                f"{self._splitter.left_over} samples are no whole batch of the size that the model "
-                "fixes: left out"
+                f"{self._splitter.left_over} samples do not fill a batch of the model's fixed "
+                "size: ignored"
             )
         return found
 
     def warn(self) -> None:
-        """Give the notes as warnings, for those who have no report for them."""
+        """Issue the notes as warnings, for callers without a report."""
         for note in self.notes():
             warnings.warn(note, DataWarning, stacklevel=3)
 
 
 def has_samples(batch: Batch) -> bool:
-    """Whether any input that is no single number has elements."""
+    """Whether any non-scalar input has elements."""
     arrays = [array for array in batch.values() if array.ndim]
     return not arrays or any(array.size for array in arrays)
 
 
 def no_samples(count: int) -> CalibrationError:
-    """The error for batches that hold nothing."""
+    """The error for batches without samples."""
     return CalibrationError(
         "the data has no samples",
         expected="a batch whose inputs have elements",
-        found=f"{count} batch{'es' * (count != 1)} of none",
-        hint="Look at the shapes of the arrays: is the batch axis 0?",
+        found=f"{count} empty batch{'es' * (count != 1)}",
+        hint="Check the shapes of the arrays: is the batch axis 0?",
     )

@@ -1,10 +1,9 @@
-"""Calibration data from a folder of images, of folders of images, or from one image.
+"""Calibration data from image files in a folder (and its subfolders), or from one image.
 
-    x = (pixel / 255 - mean) / std        for a floating input; pixels as they are for one of u8
+    x = (pixel / 255 - mean) / std        for floating inputs; unchanged pixels for u8 inputs
 
-Images are scaled to `resize`, else to the size that the model fixes, without keeping their
-proportions. Where neither says a size, each image is a batch of its own. Pillow reads the files
-(`pip install bitwright[images]`).
+Images are resized to `resize`, or to the model's fixed size, without keeping the aspect ratio.
+Without a size, each image is one batch. Pillow reads the files (`pip install bitwright[images]`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 class Images:
-    """Images at a path, laid out for the model that takes them."""
+    """Images at a path, converted to the layout of the model's input."""
 
     def __init__(
         self,
@@ -47,7 +46,7 @@ class Images:
     ) -> None:
         self.path = Path(path)
         if layout not in LAYOUTS:
-            raise CalibrationError("the layout is not known", expected=LAYOUTS, found=layout)
+            raise CalibrationError("unknown layout", expected=LAYOUTS, found=layout)
         self.resize = _height_and_width(resize)
         self.mean, self.std = _per_channel("mean", mean), _per_channel("std", std)
         if self.std is not None and not (self.std > 0).all():
@@ -81,7 +80,7 @@ class Images:
 
 @dataclass(frozen=True)
 class _Form:
-    """What an image must look like."""
+    """Shape and layout of the model's image input."""
 
     input: Value
     is_channels_last: bool
@@ -97,11 +96,14 @@ class _Form:
         where = f"input {value.name!r}"
         if not isinstance(type_, TensorType) or type_.rank not in (3, 4):
             raise CalibrationError(
-                "takes no images", where=where, expected="a tensor of rank 4 (or 3)", found=type_
+                "is not an image input",
+                where=where,
+                expected="a tensor of rank 4 (or 3)",
+                found=type_,
             )
         if not type_.dtype.is_float and type_.dtype != u8:
             raise CalibrationError(
-                "takes no pixels", where=where, expected="a floating type or u8", found=type_
+                "has no pixel type", where=where, expected="a floating type or u8", found=type_
             )
         first, second, last = type_.shape[-3:]
         is_last = images.layout == "nhwc" or (
@@ -110,20 +112,20 @@ class _Form:
         channels, height, width = (last, first, second) if is_last else (first, second, last)
         if isinstance(channels, Dim) or channels not in _MODES:
             raise CalibrationError(
-                "has a number of channels that no image has",
+                "has an unsupported number of channels",
                 where=where,
                 expected=f"1, 3 or 4 in layout {'nhwc' if is_last else 'nchw'}",
                 found=type_,
-                hint="The layout says on which axis they are (--layout, layout=).",
+                hint="The layout sets the channel axis (--layout, layout=).",
             )
         fixed = tuple(size if isinstance(size, int) else None for size in (height, width))
         size = images.resize or fixed
-        for axis, mine, asked in zip(("height", "width"), fixed, size, strict=True):
-            if mine is not None and asked != mine:
+        for axis, fixed_size, asked in zip(("height", "width"), fixed, size, strict=True):
+            if fixed_size is not None and asked != fixed_size:
                 raise CalibrationError(
-                    f"has another {axis} than images are resized to",
+                    f"has another {axis} than the resized images",
                     where=where,
-                    expected=mine,
+                    expected=fixed_size,
                     found=asked,
                 )
         has_batch_axis = type_.rank == 4
@@ -136,7 +138,7 @@ class _Form:
 
 
 class _Batches(Sequence[Any]):
-    """Images, read when their batch is asked for."""
+    """Batches of images, read on access."""
 
     def __init__(self, files: list[Path], images: Images, form: _Form) -> None:
         self._files, self._form = files, form
@@ -178,7 +180,7 @@ def _read(path: Path, form: _Form) -> Array:
 
 
 def require_pillow() -> Any:
-    """Pillow's module of images, or an error that says what to install."""
+    """Pillow's image module; raises with installation instructions."""
     try:
         return importlib.import_module("PIL.Image")
     except ImportError:
@@ -194,9 +196,7 @@ def _height_and_width(size: Any) -> tuple[int, int] | None:
     if len(sizes) == 1:
         sizes *= 2
     if len(sizes) != 2 or not all(isinstance(s, int) and s > 0 for s in sizes):
-        raise CalibrationError(
-            "images cannot be resized to this", expected="height and width", found=size
-        )
+        raise CalibrationError("invalid image size", expected="height and width", found=size)
     return sizes[0], sizes[1]
 
 
@@ -205,18 +205,18 @@ def _per_channel(name: str, values: Any) -> Array | None:
         return None
     found = np.atleast_1d(np.asarray(values, np.float32))
     if found.ndim != 1 or not np.isfinite(found).all():
-        raise CalibrationError(f"{name} is no list of numbers", found=values)
+        raise CalibrationError(f"{name} is not a list of numbers", found=values)
     return found
 
 
 def _fitted(name: str, values: Array | None, form: _Form, default: float) -> Array:
-    """A number for each channel."""
+    """One value per channel."""
     if values is None:
         return np.full(form.channels, default, np.float32)
     if form.input.dtype == u8:
         raise CalibrationError(f"{name} is for floating inputs", found=form.input.type)
     if values.size not in (1, form.channels):
         raise CalibrationError(
-            f"{name} has another number of channels", expected=form.channels, found=values.size
+            f"{name} has the wrong number of channels", expected=form.channels, found=values.size
         )
     return np.broadcast_to(values, (form.channels,))

@@ -1,11 +1,11 @@
-"""Where batches come from: whatever the user has, as a sequence or stream of items.
+"""Data sources, as sequences or streams of items.
 
-an iterable of dicts, arrays or tuples          as it is
-a reader with `get_next()`                      as ONNX Runtime's quantizer takes it
-one array, dict of arrays, .npz or .npy file    in batches, where it holds many samples
-a folder of .npz (by input name) or .npy        in order of the file names, one batch a file
-a .csv file, or a folder of them                `quant.data.tables`
-a folder of images                              `quant.data.images`
+an iterable of dicts, arrays or tuples          used directly
+a reader with `get_next()`                      the interface of ONNX Runtime's quantizer
+one array, dict of arrays, .npz or .npy file    split into batches if it holds many samples
+a folder of .npz (by input name) or .npy        sorted by file name, one batch per file
+a .csv file, or a folder of them                `tables`
+a folder of images                              `images`
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ ARRAYS = (".npz", ".npy")
 
 @runtime_checkable
 class Source(Protocol):
-    """Data that is laid out for the model that takes it."""
+    """A data source that adapts to the model."""
 
     def batches_for(self, graph: Graph) -> Iterable[Any]: ...
 
 
 class File:
-    """A file of arrays, read when its turn comes."""
+    """A file of arrays, read on access."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +51,7 @@ class File:
 
 
 class Folder:
-    """A path whose samples are taken in batches of a size of one's own."""
+    """A path with a batch size."""
 
     def __init__(self, path: str | Path, batch_size: int | None = None) -> None:
         self.path, self.batch_size = Path(path), batch_size
@@ -61,11 +61,11 @@ class Folder:
 
 
 def source_of(data: Any, graph: Graph, batch_size: int | None = None) -> Iterable[Any]:
-    """The items of the data, for a model."""
+    """The items of the data for a model."""
     if isinstance(data, (Ranges, CalibrationRecord)):
         raise CalibrationError(
-            f"{type(data).__name__} hold what data showed, and are no data themselves",
-            hint="They go into a graph: quant.insert_q_dq(graph, ranges.record('int8', 'minmax')).",
+            f"{type(data).__name__} holds calibration results, not data",
+            hint="quant.insert_q_dq(graph, ranges.record('int8', 'minmax')) uses it.",
         )
     if isinstance(data, (str, Path)):
         return _at_path(Path(data), graph, batch_size)
@@ -81,7 +81,7 @@ def source_of(data: Any, graph: Graph, batch_size: int | None = None) -> Iterabl
         data = data()
     if not isinstance(data, Iterable):
         raise CalibrationError(
-            "this is no source of batches",
+            "this is not a data source",
             expected="an iterable of dicts, arrays or tuples, a reader with get_next, or a path",
             found=type(data).__name__,
         )
@@ -120,7 +120,7 @@ def _at_path(path: Path, graph: Graph, batch_size: int | None) -> Iterable[Any]:
     raise CalibrationError(
         f"{path} has no .npz and no .npy file, no .csv and no images",
         expected=", ".join((*ARRAYS, *TABLES, *IMAGES)),
-        hint="Tensors of PyTorch are saved as arrays: numpy.savez(path, input=tensor.numpy())."
+        hint="Save PyTorch tensors as arrays: numpy.savez(path, input=tensor.numpy())."
         if any(file.suffix in (".pt", ".pth") for file in path.iterdir())
         else "",
     )

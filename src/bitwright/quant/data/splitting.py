@@ -1,11 +1,11 @@
-"""Samples into batches of the size that a model takes.
+"""Split samples into batches of the model's batch size.
 
-    fixed batch     a model whose inputs begin with a size of 4 gets 4 samples at a time, whatever
-                    the data's own batches are; what is left over at the end is not used
-    free batch      samples that come in one array, table or folder of images are taken BATCH_SIZE
-                    at a time
+    fixed batch     a model with a first axis of size 4 gets 4 samples at a time, whatever the
+                    batches of the data are; an incomplete last batch is dropped
+    dynamic batch   samples in one array, table or folder of images are split into batches of
+                    BATCH_SIZE
 
-Which axis counts samples is the model's first axis; a size named after time or length is none.
+The batch axis is the model's first axis, unless its symbol is named after time or length.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from bitwright.ir.types import TensorType
 Array = np.ndarray[Any, Any]
 Batch = dict[str, Array]
 BATCH_SIZE = 32
-_NO_SAMPLES = re.compile(r"seq|len|time|token|step|past|frame|position|height|width", re.I)
+_NOT_A_BATCH_AXIS = re.compile(r"seq|len|time|token|step|past|frame|position|height|width", re.I)
 
 
 def batch_size_of(graph: Graph, wanted: int | None = None) -> int | None:
-    """Samples that a batch has: what the model fixes, else `wanted` or BATCH_SIZE; None where no
-    first axis, the same for all inputs, counts samples.
+    """Samples per batch: the model's fixed size, else `wanted` or BATCH_SIZE; None if the inputs
+    have no common batch axis.
     """
     firsts = {v.type.shape[0] for v in graph.inputs if isinstance(v.type, TensorType) and v.rank}
     if len(firsts) != 1:
@@ -39,13 +39,13 @@ def batch_size_of(graph: Graph, wanted: int | None = None) -> int | None:
     if isinstance(first, int):
         return first
     names = [symbol.name for symbol in first.symbols]
-    if wanted is None and (len(names) != 1 or _NO_SAMPLES.search(names[0])):
+    if wanted is None and (len(names) != 1 or _NOT_A_BATCH_AXIS.search(names[0])):
         return None
     return wanted or BATCH_SIZE
 
 
 class Samples(Sequence[Any]):
-    """An array, or arrays by name, of many samples as a list of batches."""
+    """An array, or arrays by name, of many samples as a sequence of batches."""
 
     def __init__(self, arrays: Any, size: int) -> None:
         self._arrays, self._size = arrays, size
@@ -65,7 +65,7 @@ class Samples(Sequence[Any]):
 
 
 def in_batches(arrays: Any, graph: Graph, wanted: int | None) -> Sequence[Any]:
-    """An array, or a dict of arrays, of samples as a list of batches: of one, where it is one."""
+    """An array, or a dict of arrays, of samples as a sequence of one or more batches."""
     size = batch_size_of(graph, wanted)
     lengths = {_length(arrays)}
     if isinstance(arrays, Mapping):
@@ -81,7 +81,7 @@ def _length(array: Any) -> int:
 
 
 class Splitter:
-    """Cuts batches to the size that a model's inputs fix, and counts what is left over."""
+    """Splits batches to the model's fixed batch size, and counts dropped samples."""
 
     def __init__(self, inputs: Sequence[Value]) -> None:
         self._fixed = {
@@ -96,13 +96,13 @@ class Splitter:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the model takes batches of one size only."""
+        """Whether the model has a fixed batch size."""
         return bool(self._fixed)
 
     def split(self, batch: Batch) -> list[Batch]:
-        """The batch, or those that it holds: none where it is the short rest of the samples.
+        """Split a batch; an incomplete last batch gives none.
 
-        A batch that fits in no way stays as it is, for others to refuse.
+        A batch with other shapes is returned unchanged; `Batches` raises the error.
         """
         found, is_first = self._length_and_size(batch), self._is_first
         self._is_first = False
@@ -119,7 +119,7 @@ class Splitter:
         ]
 
     def _length_and_size(self, batch: Batch) -> tuple[int, int] | None:
-        """Samples in the batch and in one that the model takes, where they differ."""
+        """Samples in the batch, and the model's batch size, if they differ."""
         found = set()
         for name, (rank, size) in self._fixed.items():
             array = batch.get(name)
@@ -131,5 +131,5 @@ class Splitter:
 
 
 def _counts(array: Array, length: int) -> bool:
-    """Whether an array's first axis counts these samples."""
+    """Whether the first axis of an array has this length."""
     return bool(array.ndim) and len(array) == length

@@ -1,13 +1,12 @@
-"""Calibration data from .csv files: a row is a sample.
+"""Calibration data from .csv files; a row is a sample.
 
-Columns go to inputs by their names in the header:
+Columns map to inputs by their names in the header:
 
     x                   an input [batch] or [batch, 1]
-    x.0 x.1 x.2         an input [batch, 3]; x_0 and x[0] are the same
-    anything            in order, where the model has one input and as many columns as it has values
+    x.0 x.1 x.2         an input [batch, 3]; x_0 and x[0] are equivalent
+    other names         in order, if the model has one input with as many values as columns
 
-Columns that belong to no input, such as labels, are left out. Without a header columns are taken in
-order.
+Other columns, such as labels, are ignored. Without a header, columns map in order.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _WORDS = {"true": 1, "false": 0}
 
 
 class Tables:
-    """Tables at a path, laid out for the model that takes them."""
+    """Tables at a path, mapped to the model's inputs."""
 
     def __init__(self, path: str | Path, *, batch_size: int | None = None) -> None:
         self.path, self.batch_size = Path(path), batch_size
@@ -44,7 +43,7 @@ class Tables:
         return any(file.suffix in SUFFIXES for file in folder.iterdir())
 
     def batches_for(self, graph: Graph) -> _Rows:
-        """Batches for the model's inputs; columns are checked now, rows when they are read."""
+        """Batches for the model's inputs; columns are checked now, rows on access."""
         files = files_in(self.path, SUFFIXES) if self.path.is_dir() else [self.path]
         tables = [_Table(file, graph) for file in files]
         firsts = {v.type.shape[0] for v in graph.inputs if isinstance(v.type, TensorType)}
@@ -60,10 +59,10 @@ class _Rows:
 
     @property
     def notes(self) -> list[str]:
-        names = dict.fromkeys(name for table in self._tables for name in table.left_out)
+        names = dict.fromkeys(name for table in self._tables for name in table.ignored)
         if not names:
             return []
-        return [f"columns {', '.join(map(repr, names))} belong to no input: left out"]
+        return [f"columns {', '.join(map(repr, names))} match no input: ignored"]
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
         for table in self._tables:
@@ -71,7 +70,7 @@ class _Rows:
 
 
 class _Table:
-    """One file, and which of its columns make which input."""
+    """One file, with the mapping of its columns to inputs."""
 
     def __init__(self, path: Path, graph: Graph) -> None:
         self._path, self._inputs = path, {value.name: value for value in graph.inputs}
@@ -84,7 +83,7 @@ class _Table:
         widths = {name: self._width_of(value) for name, value in self._inputs.items()}
         self._columns = self._by_name(names, widths) or self._in_order(widths)
         used = {at for columns in self._columns.values() for at in columns}
-        self.left_out = [name for at, name in enumerate(names) if at not in used]
+        self.ignored = [name for at, name in enumerate(names) if at not in used]
 
     def _rows(self) -> Iterator[list[str]]:
         try:
@@ -94,18 +93,18 @@ class _Table:
             raise CalibrationError(f"cannot read {self._path.name}: {error}") from None
 
     def _width_of(self, value: Value) -> int:
-        """Numbers of one sample."""
+        """Values per sample."""
         type_ = value.type
         if not isinstance(type_, TensorType) or not type_.rank:
             raise CalibrationError(
-                f"a row of a table is no sample of input {value.name!r}",
-                expected="an input that begins with a batch axis",
+                f"a table cannot provide samples of input {value.name!r}",
+                expected="an input with a batch axis",
                 found=type_,
             )
         sizes = type_.shape[1:]
         if any(isinstance(size, Dim) for size in sizes):
             raise CalibrationError(
-                f"a table does not tell the sizes of input {value.name!r}",
+                f"a table cannot provide input {value.name!r} with dynamic sizes",
                 expected="a fixed size on every axis but the first",
                 found=type_,
                 hint="Use .npz files.",
@@ -133,7 +132,7 @@ class _Table:
         if sum(widths.values()) != self._width or (self._has_header and len(widths) > 1):
             wanted = ", ".join(f"{n} ({w})" if w > 1 else n for n, w in widths.items())
             raise CalibrationError(
-                f"the columns of {self._path.name} are not the inputs of the model",
+                f"the columns of {self._path.name} do not match the inputs of the model",
                 expected=f"{sum(widths.values())} columns for {wanted}",
                 found=f"{self._width} columns",
                 hint="A header names them: x for one number, x.0, x.1, … for several.",
@@ -145,18 +144,18 @@ class _Table:
         return found
 
     def batches(self, size: int) -> Iterator[dict[str, Array]]:
-        waiting: list[list[str]] = []
+        pending: list[list[str]] = []
         for number, row in enumerate(self._rows()):
             if number == 0 and self._has_header:
                 continue
             if len(row) != self._width:
-                raise self._fault(number, "has another number of columns", self._width, len(row))
-            waiting.append(row)
-            if len(waiting) == size:
-                yield self._batch(waiting, number - size + 1)
-                waiting = []
-        if waiting:
-            yield self._batch(waiting, number - len(waiting) + 1)
+                raise self._fault(number, "has the wrong number of columns", self._width, len(row))
+            pending.append(row)
+            if len(pending) == size:
+                yield self._batch(pending, number - size + 1)
+                pending = []
+        if pending:
+            yield self._batch(pending, number - len(pending) + 1)
 
     def _batch(self, rows: Sequence[list[str]], first: int) -> dict[str, Array]:
         batch = {}
@@ -170,7 +169,7 @@ class _Table:
         return batch
 
     def _converted(self, numbers: Array, value: Value, first: int) -> Array:
-        """Numbers [rows, columns] in the type of an input, which must hold them."""
+        """Numbers [rows, columns] in the type of an input; raises if one does not fit."""
         with np.errstate(over="ignore", invalid="ignore"):
             found = numbers.astype(value.dtype.numpy)
             if value.dtype.is_float:
@@ -179,7 +178,7 @@ class _Table:
                 lost = found.astype(numbers.dtype) != numbers
         if lost.any():
             row, column = (int(place[0]) for place in np.nonzero(lost))
-            text = f"has a number that {value.dtype} does not hold, for input {value.name!r}"
+            text = f"has a number that does not fit {value.dtype}, for input {value.name!r}"
             raise self._fault(first + row, text, value.dtype, numbers[row, column])
         return np.asarray(found)
 

@@ -1,4 +1,4 @@
-"""A PyTorch module with data: traced with the first batches as its examples."""
+"""Trace PyTorch modules with the first batches of the data as example inputs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bitwright.ir.arrays import read_arrays
 from bitwright.quant.data.folders import files_in
 from bitwright.quant.data.sources import ARRAYS
 
-PEEKED = 4
+EXAMPLES = 4
 
 
 def with_graph(model: Any, data: Any, transform: Any = None) -> tuple[Any, Any]:
-    """The model, traced if it is a module, and the data, of which nothing is lost by that."""
+    """The model, traced if it is a module, and the complete data."""
     if not is_module(model) or data is None:
         return model, data
     items, data = _first_items(data)
@@ -31,15 +31,15 @@ def with_graph(model: Any, data: Any, transform: Any = None) -> tuple[Any, Any]:
 
 
 def _first_items(data: Any) -> tuple[list[Any], Any]:
-    """The first items of the data, and the data with them still in it."""
+    """The first items of the data, and the data including them."""
     if isinstance(data, (str, Path)):
         path = Path(data)
-        files = files_in(path, ARRAYS)[:PEEKED] if path.is_dir() else [path]
+        files = files_in(path, ARRAYS)[:EXAMPLES] if path.is_dir() else [path]
         if not files:
             raise ImportModelError(
                 f"{path} holds no arrays to trace the module with",
                 expected=" or ".join(ARRAYS),
-                hint="bw.from_torch(module, (x,)) gives the graph to use with other data.",
+                hint="bw.from_torch(module, (x,)) returns a graph to use with other data.",
             )
         return [read_arrays(file, CalibrationError) for file in files], data
     if hasattr(data, "get_next"):
@@ -52,5 +52,5 @@ def _first_items(data: Any) -> tuple[list[Any], Any]:
         raise CalibrationError(
             "a module is traced with its data", expected="batches", found=type(data).__name__
         )
-    items = list(itertools.islice(data, PEEKED))
+    items = list(itertools.islice(data, EXAMPLES))
     return items, itertools.chain(items, data) if isinstance(data, Iterator) else data

@@ -18,8 +18,8 @@ import numpy as np
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.nn.recurrent import GATES
-from bitwright.quant.calibration.window_rows import has_window_rows
 from bitwright.quant.model.products import BatchedProduct, Product
+from bitwright.quant.model.window_rows import has_window_rows
 
 Array = np.ndarray[Any, Any]
 FEWEST_IN_LOOP = 1 << 16

@@ -41,7 +41,7 @@ from bitwright.quant.calibration.interrupt import saved_on_interrupt
 from bitwright.quant.calibration.run import CalibrationRun
 from bitwright.quant.calibration.stats import CalibrationStats
 from bitwright.quant.calibration.stats_file import StatsFile
-from bitwright.quant.core.types import FORMATS
+from bitwright.quant.core.formats import FORMATS
 from bitwright.quant.data.batches import Batches, Transform
 from bitwright.quant.data.traced import with_graph
 from bitwright.quant.model.assign import Choice, assign, fallback, without_ignored

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import BitwrightError
-from bitwright.quant.core.types import FORMATS
+from bitwright.quant.core.formats import FORMATS
 
 INT8_SCHEMES = ("static", "dynamic", "dynamic-tensor")
 """Schemes in which both operands of a product are 8-bit codes."""

@@ -26,7 +26,6 @@ from bitwright.ir.edit import prune
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
-from bitwright.quant.calibration.window_rows import window_rows
 from bitwright.quant.model.assign import Choice
 from bitwright.quant.model.embeddings import Lookup
 from bitwright.quant.model.equalize import Folded, fold_factors
@@ -34,6 +33,7 @@ from bitwright.quant.model.products import Product
 from bitwright.quant.model.quantized_inputs import dynamic_qvalues, static_qvalues, with_constant
 from bitwright.quant.model.stored_weights import StoredWeights
 from bitwright.quant.model.weights.weights import Weights
+from bitwright.quant.model.window_rows import window_rows
 
 Array = np.ndarray[Any, Any]
 

@@ -1,1 +1,1 @@
-"""Quantization of arrays without a graph."""
+"""Quantized tensors: QuantizedTensor, operations on them, Observer, casts, interchange."""

@@ -1,9 +1,8 @@
-"""Integer arithmetic of codes: centred operands, exact sums, and the fixed way back to codes.
+"""Integer arithmetic on quantized values: centred operands, exact accumulation, requantization.
 
-    operand   q - zero_point, a whole number (a bit of `binary` is +1 or -1)
-    acc       sums of products, int32 from 8 bits down, int64 from 16 bits; a sum that leaves its
-              type is an error, nothing wraps
-    m         f32(s) for an f32 result, f32(s / s_y) for codes: formed in f64, rounded once
+    operand   q - zero_point, an integer (a bit of `binary` is +1 or -1)
+    acc       sums of products, int32 up to 8 bits, int64 for 16 bits; overflow is an error
+    m         f32(s) for an f32 result, f32(s / s_y) for a quantized one: f64, rounded once
     t         f32(acc) * m                          q_y = saturate(rne(t) + zero_point_y)
 
 In fixed point, m is an int32 mantissa with a shift: q_y = saturate(rne(acc * M / 2**shift) + zp_y).
@@ -16,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import QuantizationError
+from bitwright.ir.quant_params import QuantParams
+from bitwright.ir.quant_types import BINARY, Scheme
 from bitwright.ops.core.numeric import narrow
-from bitwright.quant.core.parameters import QuantizationParameters
 from bitwright.quant.core.quantize_values import spread_scale, spread_zero_point
-from bitwright.quant.core.types import BINARY, Scheme
 from bitwright.quant.tensor.tensor import QuantizedTensor
 
 Array = np.ndarray[Any, Any]
@@ -28,14 +27,14 @@ Result = QuantizedTensor | Array
 _MANTISSA_BITS = 31
 
 
-def is_integer_quantized(parameters: QuantizationParameters) -> bool:
-    """Whether values are whole multiples of a scale."""
-    by_whole_numbers = (Scheme.symmetric, Scheme.asymmetric, Scheme.binary)
-    return parameters.dtype.is_integer and parameters.scheme in by_whole_numbers
+def is_integer_quantized(parameters: QuantParams) -> bool:
+    """Whether values are integer multiples of a scale."""
+    linear = (Scheme.symmetric, Scheme.asymmetric, Scheme.binary)
+    return parameters.dtype.is_integer and parameters.scheme in linear
 
 
 def centred(tensor: QuantizedTensor) -> Array:
-    """Codes less their zero point: i16 for codes of up to 8 bits, else i32."""
+    """q - zero_point: i16 for types of up to 8 bits, else i32."""
     parameters, qvalues = tensor.parameters, tensor.qvalues()
     wide = np.dtype(np.int16 if parameters.dtype.bits <= 8 else np.int32)
     if parameters.dtype == BINARY:
@@ -47,46 +46,46 @@ def centred(tensor: QuantizedTensor) -> Array:
 
 
 def accumulator(*operands: QuantizedTensor) -> np.dtype[Any]:
-    """The type that sums of products of these are formed in."""
+    """The accumulator type for products of these operands."""
     wide = any(operand.parameters.dtype.bits > 8 for operand in operands)
     return np.dtype(np.int64 if wide else np.int32)
 
 
 def exact(sums: Array, element: np.dtype[Any], where: str) -> Array:
-    """Sums, formed in int64, in the accumulator's type."""
+    """Convert int64 sums to the accumulator type; raises on overflow."""
     limit = np.iinfo(element)
     if sums.size and (sums.min() < limit.min or sums.max() > limit.max):
         raise QuantizationError(
-            f"a sum leaves {element}",
+            f"a sum overflows {element}",
             where=where,
             expected=f"{limit.min}..{limit.max}",
             found=f"{sums.min()}..{sums.max()}",
-            hint="Split the contraction, or take wider codes",
+            hint="Split the contraction, or use a wider type",
         )
     return sums.astype(element)
 
 
 def scale_of(tensor: QuantizedTensor) -> Array:
-    """The scales in f64, ready to broadcast over the tensor."""
+    """Scales in f64, broadcastable to the tensor."""
     return spread_scale(tensor.parameters, tensor.shape).astype(np.float64)
 
 
-def terms(acc: Array, scale: Array, output: QuantizationParameters | None) -> Array:
-    """t = f32(acc) * m, in units of the result: numbers, or steps of the output's codes."""
+def terms(acc: Array, scale: Array, output: QuantParams | None) -> Array:
+    """t = f32(acc) * m: real values, or values in units of the output scale."""
     if output is not None:
         scale = scale / spread_scale(output, acc.shape).astype(np.float64)
     with np.errstate(over="ignore"):
         return np.asarray(acc.astype(np.float32) * scale.astype(np.float32))
 
 
-def rounded(t: Array, output: QuantizationParameters) -> QuantizedTensor:
-    """Codes saturate(rne(t) + zero_point) of values in steps of the output."""
+def rounded(t: Array, output: QuantParams) -> QuantizedTensor:
+    """saturate(rne(t) + zero_point), for t in units of the output scale."""
     return _saturated(np.rint(t.astype(np.float64)), output)
 
 
-def _saturated(steps: Array, output: QuantizationParameters) -> QuantizedTensor:
+def _saturated(rounded: Array, output: QuantParams) -> QuantizedTensor:
     kind = output.dtype
-    qvalues = steps + spread_zero_point(output, steps.shape).astype(np.float64)
+    qvalues = rounded + spread_zero_point(output, rounded.shape).astype(np.float64)
     qvalues = np.clip(qvalues, float(kind.min), float(kind.max))
     return QuantizedTensor.from_qvalues(narrow(qvalues, kind.element), output)
 
@@ -94,32 +93,32 @@ def _saturated(steps: Array, output: QuantizationParameters) -> QuantizedTensor:
 def finish(
     acc: Array,
     scale: Array,
-    output: QuantizationParameters | None,
+    output: QuantParams | None,
     fixed_point: bool = False,
 ) -> Result:
-    """The result of an exact sum whose unit is `scale`: an f32 array, or codes of `output`."""
+    """The result of an exact sum in units of `scale`: f32, or quantized with `output`."""
     if output is not None:
         output.validate(acc.shape)
-    if output is None or not takes_steps(output):
+    if output is None or not is_linear(output):
         values = terms(acc, scale, None)
         return values if output is None else QuantizedTensor.quantize(values, output)
     if not fixed_point:
         return rounded(terms(acc, scale, output), output)
     if acc.dtype != np.int32:
-        raise QuantizationError("fixed point takes int32 sums", found=acc.dtype)
+        raise QuantizationError("fixed point needs int32 sums", found=acc.dtype)
     multiplier = scale / spread_scale(output, acc.shape).astype(np.float64)
     mantissa, shift = fixed_point_of(np.broadcast_to(multiplier, acc.shape))
-    steps = rounding_shift(acc.astype(np.int64) * mantissa, shift)
-    return _saturated(steps.astype(np.float64), output)
+    shifted = rounding_shift(acc.astype(np.int64) * mantissa, shift)
+    return _saturated(shifted.astype(np.float64), output)
 
 
-def takes_steps(output: QuantizationParameters) -> bool:
-    """Whether a result is rounded from steps of its own codes."""
+def is_linear(output: QuantParams) -> bool:
+    """Whether results are rounded from values in units of the output scale."""
     return is_integer_quantized(output) and output.dtype != BINARY and not output.widths
 
 
 def fixed_point_of(multiplier: Array) -> tuple[Array, Array]:
-    """Mantissa below 2**31 and shift: multiplier is about mantissa / 2**shift."""
+    """Mantissa below 2**31 and shift, with multiplier ≈ mantissa / 2**shift."""
     fraction, exponent = np.frexp(np.asarray(multiplier, np.float64))
     mantissa = np.rint(np.ldexp(fraction, _MANTISSA_BITS)).astype(np.int64)
     carried = mantissa == 1 << _MANTISSA_BITS

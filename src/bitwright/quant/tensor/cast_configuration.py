@@ -1,14 +1,14 @@
-"""How an array is cast to a narrow float type: plainly, or in blocks with scales of their own.
+"""Casts to narrow float types, without scales or with one scale for each block.
 
     CastConfiguration.plain("bf16")                  no scales
     CastConfiguration.named("mxfp4")                 f4e2m1, blocks (1, 32), powers of two
-    CastConfiguration("f8e4m3fn", (128, 128))        f32 scales for squares
+    CastConfiguration("f8e4m3fn", (128, 128))        f32 scales for 128 x 128 blocks
 
-    scale = largest |x| of a block / largest number of the type, stored in `scale_type`
-    codes = the nearest numbers of the type to x / scale, halves to even, saturating
+    scale = max |x| of a block / largest number of the type, stored in `scale_type`
+    q     = x / scale rounded to the type, ties to even, saturating
 
-A block is (rows, columns) of the last two axes; those at the edges may be smaller. Codes are held
-packed, a scale is never 0, and `values` are what the codes stand for, in f32.
+A block is (rows, columns) of the last two axes; blocks at the edges may be smaller. Data is packed,
+and a scale is never 0.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import numpy as np
 
 from bitwright.errors import QuantizationError
 from bitwright.ir.dtype import DType, dtype, f8e8m0, f32
+from bitwright.ir.quant_params import scale_type
 from bitwright.ops.math.cast import cast
+from bitwright.quant.core.formats import FORMATS
 from bitwright.quant.core.measure import Quality, quality
 from bitwright.quant.core.packing import pack, unpack
-from bitwright.quant.core.scales import PLAIN, ScaleFormat, scale_type
-from bitwright.quant.core.types import FORMATS
+from bitwright.quant.core.scales import PLAIN, ScaleFormat
 
 Array = np.ndarray[Any, Any]
 _TINY = np.finfo(np.float32).tiny
@@ -35,7 +36,7 @@ _TINY = np.finfo(np.float32).tiny
 class CastConfiguration:
     dtype: DType
     block: tuple[int, int] | None = None
-    """Rows and columns that share a scale; None: there are no scales."""
+    """Rows and columns that share a scale; None: no scales."""
     power_of_two: bool = False
     """Scales are powers of two (e8m0), rounded up."""
     scale_type: DType = f32
@@ -50,11 +51,11 @@ class CastConfiguration:
                 "a cast goes to a floating type",
                 expected="f4e2m1, f8e4m3fn, f8e5m2, f16, bf16 or f32",
                 found=self.dtype,
-                hint="quantize_tensor makes integer codes",
+                hint="quantize_tensor quantizes to integers",
             )
         if self.block is not None and (len(self.block) != 2 or min(self.block) < 1):
             raise QuantizationError(
-                "the block does not fit", expected="(rows, columns), 1 or more", found=self.block
+                "the block size is invalid", expected="(rows, columns), 1 or more", found=self.block
             )
 
     @staticmethod
@@ -73,17 +74,17 @@ class CastConfiguration:
         return CastConfiguration(dtype(form.element), (1, form.block), scale_type=dtype(form.scale))
 
     def is_noop(self, source: str | DType) -> bool:
-        """Whether an array of this type stays what it is."""
+        """Whether the cast leaves arrays of this type unchanged."""
         return self.block is None and dtype(source) == self.dtype
 
     def cast(self, x: Any) -> CastArray:
-        """The array in the type, with its scales."""
+        """Cast an array; returns data and scales."""
         array = np.asarray(x)
         if self.block is None:
             qvalues = cast(array, self.dtype)
             return CastArray(_stored(qvalues, self.dtype), array.shape, None, PLAIN, self)
         if np.isnan(array.astype(np.float32, copy=False)).any():
-            raise QuantizationError("NaN has no code", where="CastConfiguration.cast")
+            raise QuantizationError("NaN cannot be quantized", where="CastConfiguration.cast")
         peaks = self._peaks(array.astype(np.float64))
         exact = peaks / float(self.dtype.max)
         exact = np.where((exact >= _TINY) & np.isfinite(exact), exact, 1.0)
@@ -95,20 +96,20 @@ class CastConfiguration:
         return CastArray(_stored(qvalues, self.dtype), array.shape, scales, form, self)
 
     def round_trip(self, x: Any) -> Array:
-        """What is left of an array, in f32."""
+        """Cast an array and convert it back to f32."""
         return self.cast(x).values()
 
     def quality(self, x: Any) -> Quality:
-        """What the cast costs this array."""
+        """The error of the cast on this array."""
         return quality(x, self.round_trip(x))
 
     def _grid(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int, int]:
-        """The axes in front, and rows and columns of an array."""
+        """Leading axes, rows and columns of an array."""
         rows, columns = (1, 1, *shape)[-2:]
         return shape[:-2], rows, columns
 
     def _peaks(self, x: Array) -> Array:
-        """The largest size of every block, [..., rows / block, columns / block]."""
+        """The largest magnitude of every block, [..., rows / block, columns / block]."""
         assert self.block is not None
         outer, rows, columns = self._grid(x.shape)
         height, width = self.block
@@ -128,10 +129,10 @@ class CastConfiguration:
 
 @dataclass(frozen=True, eq=False)
 class CastArray:
-    """A cast array as it is stored."""
+    """A cast array: packed data and scales."""
 
     data: Array
-    """Packed codes."""
+    """Packed values."""
     shape: tuple[int, ...]
     scales: Array | None
     scale_format: ScaleFormat
@@ -139,7 +140,7 @@ class CastArray:
 
     @property
     def qvalues(self) -> Array:
-        """One code a numpy element, in shape."""
+        """Unpacked values, in shape."""
         element = self.configuration.dtype
         if element.bits >= 8:
             return self.data.reshape(self.shape)
@@ -147,17 +148,17 @@ class CastArray:
         return flat.view(element.numpy).reshape(self.shape)
 
     def values(self) -> Array:
-        """The numbers that the codes stand for, in f32."""
+        """The array in f32."""
         wide = self.qvalues.astype(np.float32)
         if self.scales is None:
             return wide
         factor = self.configuration._spread(_real(self.scales, self.scale_format), self.shape)
-        with np.errstate(over="ignore"):  # a power of two is rounded up, perhaps beyond f32
+        with np.errstate(over="ignore"):  # scales are rounded up, so products may exceed f32
             return np.clip(wide * factor, f32.min, f32.max)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: codes and scales."""
+        """Bytes of data and scales."""
         second = 4 if self.scale_format.tensor_scale != 1 else 0
         return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes + second)
 

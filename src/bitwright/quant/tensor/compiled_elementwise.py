@@ -1,12 +1,12 @@
-"""Sums and products of quantized tensors, element by element, in one compiled pass.
+"""Elementwise add, mul and requantize of quantized tensors, by one compiled kernel.
 
     add         t = f32(x - x_zero) * m_x + f32(y - y_zero) * m_y
     mul         t = f32((x - x_zero) (y - y_zero)) * m
     requantize  t = f32(x - x_zero) * m
 
-and saturate(rne(t) + zero_point) for a result in codes, with the bits of numpy. A program is made
-for each pair of types when it is asked for a second time; scales and zero points are operands.
-Small arrays, several scales in a tensor, and codes beyond 8 bits give None.
+then saturate(rne(t) + zero_point) for a quantized result; bit-identical to numpy. A program is
+compiled for each combination of types at its second use; scales and zero points are inputs.
+Small arrays, more than one scale per tensor, and types wider than 8 bits are not supported (None).
 """
 
 from __future__ import annotations
@@ -18,34 +18,39 @@ import numpy as np
 from bitwright.executable import Executable
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.graph import Graph
+from bitwright.ir.quant_params import QuantParams
+from bitwright.ir.quant_types import BINARY
 from bitwright.ops.core.builder import Builder
-from bitwright.quant.core.parameters import QuantizationParameters
-from bitwright.quant.core.types import BINARY
-from bitwright.quant.tensor.arithmetic import Result, takes_steps
-from bitwright.quant.tensor.compiled_products import PLAIN_QVALUES, is_narrow, program_of
+from bitwright.quant.tensor.arithmetic import Result, is_linear
+from bitwright.quant.tensor.compiled_products import (
+    INTEGER_TYPES,
+    int8_values,
+    is_narrow,
+    program_of,
+)
 from bitwright.quant.tensor.tensor import QuantizedTensor
 
 Array = np.ndarray[Any, Any]
-LEAST_ELEMENTS = 1 << 14
-"""Smaller arrays take less time in numpy than a program takes to start."""
+MIN_ELEMENTS = 1 << 14
+"""Smaller arrays are faster in numpy."""
 
 _PROGRAMS: dict[Any, Executable | None] = {}
 
 
 def elementwise(
-    op: str, tensors: tuple[QuantizedTensor, ...], output: QuantizationParameters | None
+    op: str, tensors: tuple[QuantizedTensor, ...], output: QuantParams | None
 ) -> Result | None:
-    """The result, or None where numpy has to compute it."""
+    """The result; None if numpy must compute it."""
     first = tensors[0]
-    if first.size < LEAST_ELEMENTS or any(t.shape != first.shape for t in tensors):
+    if first.size < MIN_ELEMENTS or any(t.shape != first.shape for t in tensors):
         return None
     if not all(is_narrow(t) and _is_plain(t.parameters) for t in tensors):
         return None
     if output is not None and not (
-        takes_steps(output) and _is_plain(output) and output.dtype.element in PLAIN_QVALUES
+        is_linear(output) and _is_plain(output) and output.dtype.element in INTEGER_TYPES
     ):
         return None
-    kinds = tuple(dtype(_stored(t).dtype) for t in tensors)
+    kinds = tuple(dtype(int8_values(t).dtype) for t in tensors)
     to = None if output is None else output.dtype.element
     key = op, kinds, to
     if key not in _PROGRAMS:
@@ -53,14 +58,14 @@ def elementwise(
         return None
     found = _PROGRAMS[key] = _PROGRAMS[key] or program_of(_graph(op, kinds, to))
     feeds: dict[str, Array] = {}
-    step = 1.0 if output is None else float(output.effective_scale.reshape(-1)[0])
+    unit = 1.0 if output is None else float(output.effective_scale.reshape(-1)[0])
     scales = [float(t.parameters.effective_scale.reshape(-1)[0]) for t in tensors]
     if op == "mul":
         scales = [scales[0] * scales[1]]
     for number, scale in enumerate(scales):
-        feeds[f"m{number}"] = np.array([scale / step], np.float32)
+        feeds[f"m{number}"] = np.array([scale / unit], np.float32)
     for number, tensor in enumerate(tensors):
-        feeds[f"x{number}"] = _stored(tensor).reshape(-1)
+        feeds[f"x{number}"] = int8_values(tensor).reshape(-1)
         feeds[f"zero{number}"] = tensor.parameters.zero_point.reshape(1).astype(np.int32)
     if output is not None and to is not None:
         feeds["zero"] = output.zero_point.reshape(1).astype(to.numpy)
@@ -68,14 +73,9 @@ def elementwise(
     return y if output is None else QuantizedTensor.from_qvalues(y, output)
 
 
-def _is_plain(parameters: QuantizationParameters) -> bool:
-    """Whether one scale serves the tensor."""
+def _is_plain(parameters: QuantParams) -> bool:
+    """Whether the tensor has one scale."""
     return parameters.scale.size == 1 and not parameters.block and parameters.dtype != BINARY
-
-
-def _stored(tensor: QuantizedTensor) -> Array:
-    qvalues = tensor.qvalues()
-    return qvalues.astype(np.int8 if tensor.parameters.dtype.is_signed else np.uint8, copy=False)
 
 
 def _graph(op: str, kinds: tuple[DType, ...], to: DType | None) -> Graph:

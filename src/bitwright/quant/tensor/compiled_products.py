@@ -1,13 +1,13 @@
-"""Products of quantized tensors by the compiled integer kernels, where that pays.
+"""Matmul and convolution of quantized tensors by compiled integer kernels.
 
-    sums     Σ (x - x_zero)(w - w_zero) + bias, in i32        real     f32(sums) * m
-    codes    saturate(rne(real) + zero_point), for a result in codes
+    acc          Σ (x - x_zero)(w - w_zero) + bias, in i32        t    f32(acc) * m
+    quantized    saturate(rne(t) + zero_point), for a quantized result
 
-with the bits that `operations` computes in numpy (see `arithmetic` for the rules); one pass writes
-the result. A program is made for a weight, whose codes are packed in it, when the weight is used a
-second time, or at once for a large product; it takes any number of rows or size of image, any x
-scale and zero point, and goes with the weight. What a kernel does not take gives None: codes beyond
-8 bits, scales or zero points that differ from row to row, sums that could leave 32 bits.
+The result is bit-identical to numpy (see `arithmetic` for the rules). A program is compiled for a
+weight, which it packs, at the weight's second use, or at once for a large product. It supports any
+number of rows or image size, any x scale and zero point, and is freed with the weight. Types wider
+than 8 bits, scales or zero points that vary by row, and sums that could overflow 32 bits are not
+supported (None).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ import numpy as np
 from bitwright.executable import Executable
 from bitwright.ir.dtype import DType, i8, i16, u8, u16
 from bitwright.ir.graph import Graph
+from bitwright.ir.quant_params import QuantParams
+from bitwright.ir.quant_types import BINARY, Scheme
 from bitwright.ops.core.builder import Builder
-from bitwright.quant.core.parameters import QuantizationParameters
 from bitwright.quant.core.quantize_values import spread_scale, spread_zero_point
-from bitwright.quant.core.types import BINARY, Scheme
-from bitwright.quant.tensor.arithmetic import Result, is_integer_quantized, takes_steps
+from bitwright.quant.tensor.arithmetic import Result, is_integer_quantized, is_linear
 from bitwright.quant.tensor.tensor import QuantizedTensor
 
 Array = np.ndarray[Any, Any]
-LEAST_TERMS = 1 << 18
-"""Products of fewer terms take less time in numpy than a program takes to start."""
+MIN_TERMS = 1 << 18
+"""Products with fewer terms are faster in numpy."""
 TERMS_AT_ONCE = 1 << 28
-"""So many take longer in numpy than making a program does."""
+"""Products with more terms take longer in numpy than compiling a program."""
 _LIMIT = 2**31
-PLAIN_QVALUES = (i8, u8, i16, u16)
+INTEGER_TYPES = (i8, u8, i16, u16)
 
 
 @dataclass
 class _Weight:
-    """What is known of a weight that was used."""
+    """Use count, bound and programs of a weight."""
 
     uses: int = 0
     largest: int = 0
@@ -54,17 +54,17 @@ _WEIGHTS: WeakKeyDictionary[QuantizedTensor, _Weight] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Product:
-    """x · w with the unit of its sums, and a bias in that unit for each output channel."""
+    """x · w; `scale` is the unit of its sums, `bias` is in that unit for each output channel."""
 
     op: str
     x: QuantizedTensor
     w: QuantizedTensor
     attrs: Mapping[str, Any]
     shape: tuple[int, ...]
-    """Of the result."""
+    """Shape of the result."""
     scale: Array
     bias: Array | None
-    output: QuantizationParameters | None
+    output: QuantParams | None
 
     @property
     def is_matmul(self) -> bool:
@@ -75,7 +75,7 @@ class Product:
         return self.shape[-1 if self.is_matmul else 1]
 
     def per_channel(self, values: Array) -> Array | None:
-        """Numbers that broadcast over the result as one for each channel; None if they do not."""
+        """Values that broadcast to the result, as [channels]; None if they vary otherwise."""
         if values.size == 1:
             return np.broadcast_to(values.reshape(()), (self.channels,))
         axis = len(self.shape) - 1 if self.is_matmul else 1
@@ -85,12 +85,12 @@ class Product:
 
 
 def compiled(product: Product) -> Result | None:
-    """The result, or None where numpy has to compute it."""
+    """The result; None if numpy must compute it."""
     x, w, output = product.x, product.w, product.output
     if not (is_narrow(x) and is_narrow(w)) or w.ndim != (2 if product.is_matmul else 4):
         return None
     terms = math.prod(product.shape) * (w.size // max(1, product.channels))
-    if not terms or terms < LEAST_TERMS:
+    if not terms or terms < MIN_TERMS:
         return None
     known = _WEIGHTS.setdefault(w, _Weight())
     known.uses += 1
@@ -99,7 +99,7 @@ def compiled(product: Product) -> Result | None:
     zero = spread_zero_point(x.parameters, x.shape) if _has_zero(x) else None
     if zero is not None and zero.size != 1:
         return None
-    if output is not None and not (takes_steps(output) and output.dtype.element in PLAIN_QVALUES):
+    if output is not None and not (is_linear(output) and output.dtype.element in INTEGER_TYPES):
         return None
     unit = product.scale
     point: Array | None = None
@@ -113,7 +113,7 @@ def compiled(product: Product) -> Result | None:
     if factor is None or not _fits(product, known, zero):
         return None
     to = None if output is None else output.dtype.element
-    feeds = {"x": _qvalues(x), "m": np.ascontiguousarray(factor)}
+    feeds = {"x": int8_values(x), "m": np.ascontiguousarray(factor)}
     if zero is not None:
         feeds["x_zero"] = zero.reshape(1).astype(feeds["x"].dtype)
     if product.bias is not None:
@@ -130,7 +130,7 @@ def compiled(product: Product) -> Result | None:
 
 
 def is_narrow(tensor: QuantizedTensor) -> bool:
-    """Whether codes are whole numbers of at most 8 bits, of one width."""
+    """Whether values are integers of at most 8 bits, of one width."""
     parameters = tensor.parameters
     return is_integer_quantized(parameters) and parameters.dtype.bits <= 8 and not parameters.widths
 
@@ -139,8 +139,8 @@ def _has_zero(tensor: QuantizedTensor) -> bool:
     return tensor.parameters.scheme is Scheme.asymmetric
 
 
-def _qvalues(tensor: QuantizedTensor) -> Array:
-    """Codes as i8 or u8; the two of `binary` are -1 and 1."""
+def int8_values(tensor: QuantizedTensor) -> Array:
+    """Quantized values as i8 or u8; `binary` becomes -1 and 1."""
     qvalues = tensor.qvalues()
     if tensor.parameters.dtype == BINARY:
         return 2 * qvalues.astype(np.int8) - np.int8(1)
@@ -148,7 +148,7 @@ def _qvalues(tensor: QuantizedTensor) -> Array:
 
 
 def _fits(product: Product, known: _Weight, zero: Array | None) -> bool:
-    """Whether no sum can leave 32 bits, whatever the codes of x are."""
+    """Whether no sum can overflow 32 bits, for any x."""
     if not known.largest:
         known.largest = _largest(product.w, product.is_matmul)
     kind = product.x.parameters.dtype
@@ -161,7 +161,7 @@ def _fits(product: Product, known: _Weight, zero: Array | None) -> bool:
 
 
 def _largest(w: QuantizedTensor, is_matmul: bool) -> int:
-    distance = _qvalues(w).astype(np.int32)
+    distance = int8_values(w).astype(np.int32)
     if _has_zero(w):
         distance = distance - spread_zero_point(w.parameters, w.shape).astype(np.int32)
     axes = (0,) if is_matmul else (1, 2, 3)
@@ -170,15 +170,15 @@ def _largest(w: QuantizedTensor, is_matmul: bool) -> int:
 
 def program_of(graph: Graph) -> Executable:
     """The compiled graph."""
-    from bitwright.pipeline import compile_graph  # with all its passes it is slow to import
+    from bitwright.pipeline import compile_graph  # slow to import
 
     return compile_graph(graph)
 
 
 def _graph(product: Product, feeds: Mapping[str, Array], to: DType | None) -> Graph:
-    """The product as a graph of which only the weight is fixed."""
+    """The product as a graph with the weight as its only constant."""
     b, w = Builder("product"), product.w
-    qvalues = _qvalues(w)
+    qvalues = int8_values(w)
     element = "u8" if feeds["x"].dtype == np.uint8 else "i8"
     channels = product.channels
     if product.is_matmul:

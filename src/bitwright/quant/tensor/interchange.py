@@ -1,7 +1,7 @@
-"""Quantized tensors to and from ONNX and PyTorch. Their packing is ours, so bytes are taken as is.
+"""Convert quantized tensors to and from ONNX and PyTorch, which use the same packing.
 
-ONNX      codes, scales, zero points: the inputs of DequantizeLinear (blocks as opset 21 has them)
-PyTorch   the packed data as a tensor that shares its memory, scales and zero points
+ONNX      data, scales, zero points: the inputs of DequantizeLinear (blocks as in opset 21)
+PyTorch   the packed data as a tensor that shares memory, scales and zero points
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from bitwright.errors import QuantizationError
-from bitwright.ir.dtype import f32
-from bitwright.quant.core import types
+from bitwright.ir import quant_types
+from bitwright.ir.quant_params import QuantParams
+from bitwright.ir.quant_types import Scheme
 from bitwright.quant.core.packing import pack
-from bitwright.quant.core.parameters import QuantizationParameters
-from bitwright.quant.core.types import Scheme
 from bitwright.quant.tensor.tensor import QuantizedTensor, storage
 
 Array = np.ndarray[Any, Any]
@@ -40,20 +39,17 @@ _ONNX = {
 def to_onnx(
     tensor: QuantizedTensor, name: str
 ) -> tuple[onnx.TensorProto, onnx.TensorProto, onnx.TensorProto]:
-    """Codes, scales and zero points, named `name`, `name_scale` and `name_zero_point`."""
+    """Data, scales and zero points, named `name`, `name_scale` and `name_zero_point`."""
     parameters = tensor.parameters
     element = getattr(TensorProto, _ONNX.get(parameters.dtype.name, ""), None)
     if element is None or parameters.scheme in (Scheme.logarithmic, Scheme.binary):
         raise QuantizationError(
-            f"no ONNX tensor holds {parameters.scheme} {parameters.dtype}",
+            f"ONNX has no tensor type for {parameters.scheme} {parameters.dtype}",
             where=name,
             expected="a symmetric or asymmetric type of " + ", ".join(_ONNX),
         )
     data = _proto(name, element, tensor.shape, tensor.data)
-    if parameters.scale_type == f32:
-        scale = numpy_helper.from_array(parameters.scale, f"{name}_scale")
-    else:
-        scale = numpy_helper.from_array(parameters.effective_scale, f"{name}_scale")
+    scale = numpy_helper.from_array(parameters.effective_scale, f"{name}_scale")
     zero = _proto(
         f"{name}_zero_point",
         element,
@@ -68,7 +64,7 @@ def _proto(name: str, element: int, shape: tuple[int, ...], data: Array) -> onnx
     return onnx.TensorProto(name=name, data_type=element, dims=shape, raw_data=raw.tobytes())
 
 
-def _packed_zero_points(parameters: QuantizationParameters) -> Array:
+def _packed_zero_points(parameters: QuantParams) -> Array:
     kind = parameters.dtype
     if not kind.is_integer:
         return np.zeros(kind.nbytes(parameters.scale.size), np.uint8)
@@ -83,26 +79,25 @@ def from_onnx(
     axis: int | None = None,
     block: int = 0,
 ) -> QuantizedTensor:
-    """The tensor that DequantizeLinear would read from these; without an axis, one scale."""
+    """The tensor with these DequantizeLinear inputs; without an axis, one scale."""
     qvalues = numpy_helper.to_array(data)
     scales = numpy_helper.to_array(scale).astype(np.float32)
-    kind = types.get(_name_of(qvalues.dtype, data.name))
+    kind = quant_types.get(_name_of(qvalues.dtype, data.name))
     points = np.zeros(scales.shape, np.int64)
     if zero_point is not None:
         points = numpy_helper.to_array(zero_point).astype(np.float32).astype(np.int64)
     if axis is None:
         scales, points = scales.reshape(()), points.reshape(())
-    by = Scheme.asymmetric if points.any() or not kind.is_signed else Scheme.symmetric
-    parameters = QuantizationParameters(kind, by, scales, points, axis, block)
+    parameters = QuantParams.linear(kind, scales, points, axis, block)
     return QuantizedTensor.from_qvalues(qvalues, parameters)
 
 
 def _name_of(element: np.dtype[Any], where: str) -> str:
-    for one in types.TYPES.values():
+    for one in quant_types.TYPES.values():
         if one.name in _ONNX and one.element.numpy == element:
             return one.name
     raise QuantizationError(
-        "these are no codes", where=where, expected=", ".join(_ONNX), found=element
+        "this is not a quantized type", where=where, expected=", ".join(_ONNX), found=element
     )
 
 
@@ -121,10 +116,8 @@ def to_torch(tensor: QuantizedTensor) -> tuple[Any, Any, Any]:
     return shared(tensor.data), shared(np.array(scale)), shared(np.array(points))
 
 
-def from_torch(
-    data: Any, parameters: QuantizationParameters, shape: tuple[int, ...]
-) -> QuantizedTensor:
-    """The inverse of `to_torch`; the data is shared where it lies in the processor's memory."""
+def from_torch(data: Any, parameters: QuantParams, shape: tuple[int, ...]) -> QuantizedTensor:
+    """The inverse of `to_torch`; shares memory with tensors on the CPU."""
     import torch
 
     flat = data.detach().cpu().contiguous().reshape(-1)
@@ -137,16 +130,14 @@ def from_torch_quantized(tensor: Any) -> QuantizedTensor:
     import torch
 
     if not getattr(tensor, "is_quantized", False):
-        raise QuantizationError("this is no quantized tensor of PyTorch", found=type(tensor))
+        raise QuantizationError("this is not a quantized PyTorch tensor", found=type(tensor))
     qvalues = tensor.int_repr().cpu().numpy()
-    kind = types.get({"int8": "int8", "uint8": "uint8"}.get(qvalues.dtype.name, str(qvalues.dtype)))
+    kind = quant_types.get(qvalues.dtype.name)
     if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         axis, scale, points = None, np.float32(tensor.q_scale()), np.array(tensor.q_zero_point())
     else:
         axis = int(tensor.q_per_channel_axis())
         scale = tensor.q_per_channel_scales().cpu().numpy().astype(np.float32)
         points = tensor.q_per_channel_zero_points().cpu().numpy()
-    by = Scheme.asymmetric if points.any() or not kind.is_signed else Scheme.symmetric
-    return QuantizedTensor.from_qvalues(
-        qvalues, QuantizationParameters(kind, by, np.asarray(scale), points, axis)
-    )
+    parameters = QuantParams.linear(kind, np.asarray(scale), points, axis)
+    return QuantizedTensor.from_qvalues(qvalues, parameters)

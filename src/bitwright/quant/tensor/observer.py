@@ -1,7 +1,7 @@
-"""Quantization of arrays at hand: `quantize_tensor`, and `Observer` for arrays that come in parts.
+"""Quantize arrays: `quantize_tensor`, and `Observer` for streams of arrays.
 
-A tensor is cut into rows, one for each scale: all of it, an index of an axis, or a block. A row of
-few values is scored value by value, a longer one through its histogram.
+A tensor is split into rows, one for each scale: the tensor, an index of an axis, or a block. Short
+rows are scored value by value, long rows by their histogram.
 """
 
 from __future__ import annotations
@@ -14,47 +14,52 @@ from typing import Any, Self
 import numpy as np
 
 from bitwright.errors import QuantizationError
+from bitwright.ir import quant_types
 from bitwright.ir.dtype import DType
-from bitwright.ir.types import normalize_axis
-from bitwright.quant.calibration.methods import Method, choose, method_of, select
-from bitwright.quant.calibration.scoring import Distribution
-from bitwright.quant.calibration.search import Problem
-from bitwright.quant.calibration.statistics import Statistics, real_array, whole_axis
-from bitwright.quant.core import types
-from bitwright.quant.core.mixed import assign_widths
-from bitwright.quant.core.parameters import (
-    QuantizationParameters,
-    require_qvalues_for,
+from bitwright.ir.quant_params import (
+    QuantParams,
+    require_negative_values,
     require_widths,
     scale_and_zero_point,
     scale_shape,
+    scale_type,
+    whole_axis,
 )
-from bitwright.quant.core.quantize_values import as_f32, decode, encode
-from bitwright.quant.core.scales import ScaleFormat, scale_type
-from bitwright.quant.core.types import FORMATS, MIXED, Granularity, QuantType, Scheme
+from bitwright.ir.quant_types import MIXED, QuantType, Scheme
+from bitwright.ir.types import normalize_axis
+from bitwright.quant.calibration.methods import Method, choose, method_of, select
+from bitwright.quant.calibration.mixed_widths import assign_widths
+from bitwright.quant.calibration.scoring import Distribution
+from bitwright.quant.calibration.search import RangeProblem
+from bitwright.quant.calibration.statistics import Statistics, real_array
+from bitwright.quant.core.formats import FORMATS
+from bitwright.quant.core.quantize_values import as_f32, dequantize_values, quantize_values
+from bitwright.quant.core.scales import ScaleFormat
 from bitwright.quant.tensor.tensor import QuantizedTensor
 
 Array = np.ndarray[Any, Any]
 
-_FEW = 4096  # values in a row that are scored one by one
-_TOGETHER = 1 << 15  # values scored at a time
+_FEW = 4096  # rows up to this length are scored value by value
+_CHUNK = 1 << 15  # values scored at a time
 
 
 class Observer:
-    """Collects statistics of arrays, and gives parameters for a type."""
+    """Accumulates statistics of arrays and computes parameters from them."""
 
     def __init__(self, axis: int | None = None, nonfinite: str = "error") -> None:
         if nonfinite not in ("error", "ignore"):
             raise QuantizationError(
-                "'nonfinite' is not known", expected="'error' or 'ignore'", found=nonfinite
+                "'nonfinite' has an unknown value", expected="'error' or 'ignore'", found=nonfinite
             )
         self.statistics = Statistics(axis)
         self.nonfinite = nonfinite
         self.arrays = 0
 
     def add(self, array: Any) -> Self:
-        """Observe one array; NaN and infinities are left out and counted, or they are an error,
-        which leaves the statistics as they were.
+        """Observe one array; returns itself.
+
+        NaN and infinities are skipped and counted, or raise an error that leaves the statistics
+        unchanged.
         """
         before, statistics = self.statistics.copy(), self.statistics
         try:
@@ -64,7 +69,7 @@ class Observer:
                 raise QuantizationError(
                     f"array {self.arrays + 1} holds values that are not finite",
                     found=f"{found} of {np.size(array)}",
-                    hint="nonfinite='ignore' leaves them out",
+                    hint="nonfinite='ignore' skips them",
                 )
         except BaseException:
             statistics.restore(before)
@@ -75,7 +80,7 @@ class Observer:
     def merge(self, other: Observer) -> Self:
         if not isinstance(other, Observer):
             raise QuantizationError(
-                "this is no observer", expected="Observer", found=type(other).__name__
+                "this is not an observer", expected="Observer", found=type(other).__name__
             )
         self.statistics.merge(other.statistics)
         self.arrays += other.arrays
@@ -91,8 +96,8 @@ class Observer:
         method: Method = "minmax",
         scheme: str | Scheme | None = None,
         **options: Any,
-    ) -> QuantizationParameters:
-        """Parameters for values like those observed."""
+    ) -> QuantParams:
+        """Parameters for the observed values."""
         found = choose(self.statistics, dtype, scheme, method, **options)
         left_out = self.statistics.nan + self.statistics.infinite
         return found.with_notes(f"{left_out} values were not finite") if left_out else found
@@ -112,10 +117,10 @@ def quantize_tensor(
     scale_type: str | DType | None = None,
     strict: bool = True,
 ) -> QuantizedTensor:
-    """An array as codes, with parameters chosen for it.
+    """Quantize an array with parameters chosen for it.
 
     `dtype` is a type or a block format ("mxfp4", "nvfp4"...); `mixed` takes the `widths` of the
-    channels, or the average `bits` to spend on them.
+    channels, or their average in `bits`.
     """
     array = real_array(x)
     if not isinstance(dtype, QuantType) and dtype in FORMATS:
@@ -151,21 +156,23 @@ def parameters_for(
     bits: float = 4.0,
     scale_element: str | DType | None = None,
     strict: bool = True,
-) -> QuantizationParameters:
-    """Parameters chosen for this very array."""
-    kind = types.get(dtype)
-    by = types.scheme(scheme, kind)
+) -> QuantParams:
+    """Parameters chosen for the values of this array."""
+    kind = quant_types.get(dtype)
+    by = quant_types.scheme(scheme, kind)
     axis = None if axis is None else whole_axis(axis)
     if block and axis is None:
-        raise QuantizationError("a block has no axis", expected="an axis", found=f"block {block}")
+        raise QuantizationError(
+            "a block size needs an axis", expected="an axis", found=f"block {block}"
+        )
     if block < 0:
-        raise QuantizationError("the block does not fit", expected="a size from 1 on", found=block)
-    types.check(kind, by, Granularity.of(axis, block))
+        raise QuantizationError("the block size is out of range", expected="1 or more", found=block)
+    quant_types.check(kind, by, quant_types.granularity(axis, block))
     if axis is not None:
         if not -x.ndim <= axis < x.ndim:
             raise QuantizationError(
-                f"axis {axis} is outside the tensor",
-                expected=f"an axis of {list(x.shape)}" if x.ndim else "no axis: it is a scalar",
+                f"axis {axis} is out of range",
+                expected=f"an axis of {list(x.shape)}" if x.ndim else "no axis, for a scalar",
             )
         axis = normalize_axis(axis, x.ndim)
     single = as_f32(x, strict)
@@ -181,7 +188,7 @@ def parameters_for(
 
 
 def rows_of(x: Array, axis: int | None, block: int) -> Array:
-    """The values of each scale, [scales, n] in f32 or f64; NaN where there is nothing to count."""
+    """The values of each scale, [scales, n]; NaN for padding and non-finite values."""
     if x.dtype != np.float64:
         x = x.astype(np.float32, copy=False)
     if not np.isfinite(x).all():
@@ -199,7 +206,7 @@ def rows_of(x: Array, axis: int | None, block: int) -> Array:
 
 
 class _Chooser:
-    """Chooses ranges for rows in groups that fit a cache, and puts them together again."""
+    """Chooses ranges for rows, in groups that fit a cache, and joins the results."""
 
     def __init__(
         self,
@@ -215,21 +222,21 @@ class _Chooser:
         self.rows, self.shape, self.kind, self.by = rows, shape, kind, by
         self.axis, self.block, self.base, self.widths = axis, block, base, widths
 
-    def choose(self, method: Method, element: DType) -> QuantizationParameters:
+    def choose(self, method: Method, element: DType) -> QuantParams:
         method = method_of(method)
         low, high = self._observed()
-        require_qvalues_for(self.kind, self.by, low)
+        require_negative_values(self.kind, self.by, low)
         largest = scale_and_zero_point(self.kind, self.by, low, high, self.widths)[0]
         scales = ScaleFormat.fitting(element, float(largest.max(initial=0)))
         number, size = self.rows.shape
-        group = max(1, _TOGETHER // max(size, 1))
+        group = max(1, _CHUNK // max(size, 1))
         found = [
             self._group(slice(start, start + group), method, scales)
             for start in range(0, number, group)
         ]
         bottom = np.concatenate([one.minimum for one in found]) if found else low
         top = np.concatenate([one.maximum for one in found]) if found else high
-        parameters = QuantizationParameters.from_range(
+        parameters = QuantParams.from_range(
             self.kind,
             self._placed(bottom),
             self._placed(top),
@@ -238,12 +245,12 @@ class _Chooser:
             self.block,
             self.base,
             self.widths,
-            scales,
+            scales.rounded,
         )
         names = sorted({one.method for one in found}) or [str(method)]
         notes = found[0].notes if len(found) == 1 else ()
         return replace(
-            parameters,
+            scales.store(parameters),
             minimum=self._placed(low),
             maximum=self._placed(high),
             method=", ".join(names),
@@ -257,8 +264,8 @@ class _Chooser:
         empty = low > high
         return np.where(empty, 0.0, low), np.where(empty, 0.0, high)
 
-    def _group(self, own: slice, method: Method, scales: ScaleFormat) -> QuantizationParameters:
-        """Ranges as minimum and maximum of per-row parameters, with the method's name and notes."""
+    def _group(self, own: slice, method: Method, scales: ScaleFormat) -> QuantParams:
+        """Per-row parameters of one group, with the method's name and notes."""
         rows, widths = self.rows[own], self.widths[own]
 
         def statistics() -> Statistics:
@@ -268,24 +275,24 @@ class _Chooser:
 
         few = rows.shape[1] <= _FEW
         data = Distribution.of_rows(rows) if few else Distribution.of_statistics(statistics())
-        problem = Problem(data, self.kind, self.by, self.base, widths, scales)
+        problem = RangeProblem(data, self.kind, self.by, self.base, widths, scales)
 
-        def finish(bounds: Any, name: str) -> QuantizationParameters:
+        def finish(bounds: Any, name: str) -> QuantParams:
             low, high = (np.asarray(side, np.float64) for side in bounds)
-            made = QuantizationParameters.from_range(
-                self.kind, low, high, self.by, 0, 0, self.base, widths, scales
+            made = QuantParams.from_range(
+                self.kind, low, high, self.by, 0, 0, self.base, widths, scales.rounded
             )
-            return replace(made, method=name, notes=())
+            return replace(scales.store(made), method=name, notes=())
 
-        def measured(parameters: QuantizationParameters) -> float:
+        def measured(parameters: QuantParams) -> float:
             valid = np.nan_to_num(rows)
-            back = decode(encode(valid, parameters), parameters)
+            back = dequantize_values(quantize_values(valid, parameters), parameters)
             return float(((back.astype(np.float64) - valid) ** 2).sum())
 
         return select(problem, statistics, method, finish, None if few else measured)
 
     def _placed(self, values: Array) -> Array:
-        """One value a row in the shape of the scales."""
+        """One value per row, reshaped to the shape of the scales."""
         if self.axis is None:
             return values.reshape(())
         shape = scale_shape(self.shape, self.axis, self.block)

@@ -1,14 +1,14 @@
 """Operations on quantized tensors, in exact integer arithmetic (see `arithmetic` for the rules).
 
-    qmatmul qconv2d qadd qmul   an f32 array, or codes where `output` gives their parameters
-    qrelu qmax_pool2d           the same parameters, no rounding
-    qaverage_pool2d             codes of x's parameters, or of `output`
-    qconcat requantize          codes of `output`
+    qmatmul qconv2d qadd qmul   return f32, or a QuantizedTensor if `output` has its parameters
+    qrelu qmax_pool2d           keep the parameters, no rounding
+    qaverage_pool2d             quantized with x's parameters, or with `output`
+    qconcat requantize          quantized with `output`
 
-Scales may differ along any axis that is not summed over. Where they differ along the contracted
-axis of a product, each piece with constant scales is summed exactly, and the pieces' f32 terms are
-added in order. Float and logarithmic codes have no integer arithmetic: they are dequantized into a
-float kernel, and a warning says so.
+Scales may vary along any axis that is not contracted. Where they vary along the contracted axis,
+each piece with constant scales is accumulated exactly, and the f32 terms of the pieces are added in
+order. Float and logarithmic types have no integer arithmetic: they are dequantized, computed in
+f32, and a warning is issued.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy as np
 
 from bitwright.errors import QuantizationError
 from bitwright.ir.dtype import dtype
+from bitwright.ir.quant_params import QuantParams
+from bitwright.ir.quant_types import PerAxis, Scheme
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.math.matmul import multiply
 from bitwright.ops.nn.conv import convolve, infer_conv
 from bitwright.ops.nn.windows import make_windows
-from bitwright.quant.core.parameters import QuantizationParameters
-from bitwright.quant.core.quantize_values import spread_scale, spread_zero_point
-from bitwright.quant.core.types import BINARY, Granularity, Scheme
+from bitwright.quant.core.quantize_values import along, spread_scale, spread_zero_point
 from bitwright.quant.tensor.arithmetic import (
     Result,
     accumulator,
@@ -36,6 +36,7 @@ from bitwright.quant.tensor.arithmetic import (
     exact,
     finish,
     is_integer_quantized,
+    is_linear,
     rounded,
     scale_of,
     terms,
@@ -50,9 +51,9 @@ _INT32 = np.iinfo(np.int32)
 
 
 def requantize(
-    x: QuantizedTensor, output: QuantizationParameters, fixed_point: bool = False
+    x: QuantizedTensor, output: QuantParams, fixed_point: bool = False
 ) -> QuantizedTensor:
-    """The same numbers in other codes."""
+    """Requantize x with the parameters `output`."""
     if not is_integer_quantized(x.parameters):
         return QuantizedTensor.quantize(x.dequantize(), output)
     direct = None if fixed_point else elementwise("requantize", (x,), output)
@@ -68,17 +69,17 @@ def qmatmul(
     x: QuantizedTensor,
     w: QuantizedTensor,
     bias: Array | None = None,
-    output: QuantizationParameters | None = None,
+    output: QuantParams | None = None,
     fixed_point: bool = False,
 ) -> Result:
     """x[..., M, K] @ w[..., K, N] + bias[N].
 
-    A whole bias is in units of both scales. A float one is added in f32 where the result is f32;
-    for quantized values it is rounded to those units first, as kernels add it.
+    An integer bias is in units of both scales. A float bias is added in f32 to an f32 result; for a
+    quantized result it is first rounded to those units, as the kernels do.
     """
     if x.ndim < 2 or w.ndim < 2 or x.shape[-1] != w.shape[-2]:
         raise QuantizationError(
-            "the matrices do not fit",
+            "the matrix shapes do not match",
             where="qmatmul",
             expected="[..., M, K] and [..., K, N]",
             found=f"{list(x.shape)} and {list(w.shape)}",
@@ -88,8 +89,8 @@ def qmatmul(
     block = _common_block(x, w)
     element = accumulator(x, w)
     if block == 0:
-        _require_free("qmatmul", x, x.ndim - 1)
-        _require_free("qmatmul", w, w.ndim - 2)
+        _require_constant_scale("qmatmul", x, x.ndim - 1)
+        _require_constant_scale("qmatmul", w, w.ndim - 2)
         scale = scale_of(x) * scale_of(w)
         shape = (*x.shape[:-1], w.shape[-1])
         found = _compiled("integer_matmul", x, w, {}, shape, scale, bias, output, fixed_point)
@@ -103,7 +104,7 @@ def qmatmul(
         own = slice(start, start + block)
         acc = exact(multiply(factors[0][..., own], factors[1][..., own, :]), element, "qmatmul")
         scale = _piece_scale(x, x.ndim - 1, start) * _piece_scale(w, w.ndim - 2, start)
-        total = total + terms(acc, scale, output if _steps(output) else None)
+        total = total + terms(acc, scale, output if output and is_linear(output) else None)
     return _finish_terms(np.asarray(total), bias, output)
 
 
@@ -111,7 +112,7 @@ def qconv2d(
     x: QuantizedTensor,
     w: QuantizedTensor,
     bias: Array | None = None,
-    output: QuantizationParameters | None = None,
+    output: QuantParams | None = None,
     *,
     strides: Sequence[int] | None = None,
     pads: Sequence[int] | None = None,
@@ -137,8 +138,8 @@ def qconv2d(
         add = 0 if bias is None else np.asarray(bias)[:, None, None]
         return _in_f32(lambda a, b: convolved(a, b) + add, output, x, w)
     for axis in (1, 2, 3):
-        _require_free("qconv2d", x, axis)
-        _require_free("qconv2d", w, axis)
+        _require_constant_scale("qconv2d", x, axis)
+        _require_constant_scale("qconv2d", w, axis)
     windows = {"strides": strides, "pads": pads, "dilations": dilations}
     given = {name: tuple(value) for name, value in windows.items() if value is not None}
     attrs: dict[str, Any] = {**given, "groups": groups}
@@ -158,45 +159,43 @@ def _compiled(
     shape: tuple[Any, ...],
     scale: Array,
     bias: Array | None,
-    output: QuantizationParameters | None,
+    output: QuantParams | None,
     fixed_point: bool,
 ) -> Result | None:
-    """The product by a compiled kernel, where one takes it."""
+    """The product by a compiled kernel; None if no kernel supports it."""
     if fixed_point:
         return None
-    whole, axis = None, -1 if op == "integer_matmul" else 1
+    integer, axis = None, -1 if op == "integer_matmul" else 1
     if bias is not None:
         bias = np.asarray(bias).reshape(-1)
         if bias.size != shape[axis]:
             return None
         if output is not None or bias.dtype.kind in "iu":
-            whole = _whole_bias(bias, scale)
-            if whole is None:
+            integer = _integer_bias(bias, scale)
+            if integer is None:
                 return None
-    found = compiled(Product(op, x, w, attrs, shape, scale, whole, output))
-    if bias is None or whole is not None or found is None:
+    found = compiled(Product(op, x, w, attrs, shape, scale, integer, output))
+    if bias is None or integer is not None or found is None:
         return found
     assert isinstance(found, np.ndarray)
-    return _finish_terms(found, _along(bias, found.ndim, axis), None)
+    return _finish_terms(found, along(bias, found.ndim, axis), None)
 
 
 def _channels(w: QuantizedTensor) -> Array:
-    """The scales of a convolution's output channels."""
+    """Scales of a convolution's output channels."""
     scale = scale_of(w)
     return scale.reshape(1, -1, 1, 1) if scale.ndim else scale
 
 
-def qadd(
-    x: QuantizedTensor, y: QuantizedTensor, output: QuantizationParameters | None = None
-) -> Result:
-    """x + y with broadcasting: each in steps of the result, added in f32, rounded once."""
+def qadd(x: QuantizedTensor, y: QuantizedTensor, output: QuantParams | None = None) -> Result:
+    """x + y with broadcasting: both rescaled to the output scale, added in f32, rounded once."""
     if not _all_integer("qadd", x, y):
         return _in_f32(np.add, output, x, y)
     direct = elementwise("add", (x, y), output)
     if direct is not None:
         return direct
     shape = np.broadcast_shapes(x.shape, y.shape)
-    into = output if _steps(output) else None
+    into = output if output and is_linear(output) else None
     parts = []
     for one in (x, y):
         values = np.broadcast_to(centred(one), shape)
@@ -204,10 +203,8 @@ def qadd(
     return _finish_terms(parts[0] + parts[1], None, output)
 
 
-def qmul(
-    x: QuantizedTensor, y: QuantizedTensor, output: QuantizationParameters | None = None
-) -> Result:
-    """x * y with broadcasting, the product exact."""
+def qmul(x: QuantizedTensor, y: QuantizedTensor, output: QuantParams | None = None) -> Result:
+    """x * y with broadcasting; the integer product is exact."""
     if not _all_integer("qmul", x, y):
         return _in_f32(np.multiply, output, x, y)
     direct = elementwise("mul", (x, y), output)
@@ -219,10 +216,10 @@ def qmul(
 
 
 def qrelu(x: QuantizedTensor) -> QuantizedTensor:
-    """max(x, 0): a comparison of codes with the code of 0."""
+    """max(x, 0), computed as max(q, zero_point)."""
     parameters = x.parameters
     if parameters.scheme is Scheme.binary:
-        raise QuantizationError("binary has no code for 0", where="qrelu", hint="Dequantize first")
+        raise QuantizationError("binary cannot represent 0", where="qrelu", hint="Dequantize first")
     qvalues = x.qvalues()
     if not parameters.dtype.is_integer:
         zero = np.zeros((), qvalues.dtype)
@@ -239,7 +236,7 @@ def qmax_pool2d(
     dilations: Sequence[int] | None = None,
     ceil: bool = False,
 ) -> QuantizedTensor:
-    """The largest value of each window; padding never wins."""
+    """Max pooling; padding is ignored."""
     _require_images("qmax_pool2d", x)
     windows = make_windows(2, kernel, strides, pads, dilations)
     counts: Any = windows.counts(x.shape[2:], ceil)
@@ -257,10 +254,10 @@ def qaverage_pool2d(
     kernel: Sequence[int],
     strides: Sequence[int] | None = None,
     pads: Sequence[int] | None = None,
-    output: QuantizationParameters | None = None,
+    output: QuantParams | None = None,
     ceil: bool = False,
 ) -> QuantizedTensor:
-    """The mean of each window's cells that are not padding: an exact sum, divided once."""
+    """Average pooling without padding: an exact sum, divided once."""
     _require_images("qaverage_pool2d", x)
     windows = make_windows(2, kernel, strides, pads, None)
     counts: Any = windows.counts(x.shape[2:], ceil)
@@ -279,11 +276,11 @@ def qaverage_pool2d(
 
 
 def qconcat(
-    parts: Sequence[QuantizedTensor], axis: int, output: QuantizationParameters | None = None
+    parts: Sequence[QuantizedTensor], axis: int, output: QuantParams | None = None
 ) -> QuantizedTensor:
-    """The parts behind one another; codes stay as they are where their parameters agree."""
+    """Concatenate; parts with equal parameters are not requantized."""
     if not parts:
-        raise QuantizationError("there is nothing to join", where="qconcat")
+        raise QuantizationError("there are no tensors to concatenate", where="qconcat")
     at = normalize_axis(axis, parts[0].ndim)
     if output is None:
         output = _joined_parameters(parts, at)
@@ -294,10 +291,10 @@ def qconcat(
     )
 
 
-def _joined_parameters(parts: Sequence[QuantizedTensor], at: int) -> QuantizationParameters:
+def _joined_parameters(parts: Sequence[QuantizedTensor], at: int) -> QuantParams:
     first = parts[0].parameters
     own_axis = None if first.axis is None else normalize_axis(first.axis, parts[0].ndim)
-    if first.granularity is Granularity.per_axis and own_axis == at:
+    if isinstance(first.granularity, PerAxis) and own_axis == at:
         joined = replace(
             first,
             scale=np.concatenate([one.parameters.scale for one in parts]),
@@ -316,64 +313,48 @@ def _joined_parameters(parts: Sequence[QuantizedTensor], at: int) -> Quantizatio
     raise QuantizationError(
         "the parts have different parameters",
         where="qconcat",
-        hint="Give `output`, and they are requantized to it",
+        hint="Pass `output` to requantize them",
     )
 
 
-# What the operations share
+# Helpers
 
 
-def _steps(output: QuantizationParameters | None) -> bool:
-    """Whether a result is rounded from steps of its own codes."""
-    if output is None or output.widths:
-        return False
-    return is_integer_quantized(output) and output.dtype != BINARY
-
-
-def _finish_terms(
-    total: Array, bias: Array | None, output: QuantizationParameters | None
-) -> Result:
-    """A sum of f32 terms, with a bias in real units, as the result."""
+def _finish_terms(total: Array, bias: Array | None, output: QuantParams | None) -> Result:
+    """The result of a sum of f32 terms plus a float bias."""
     if bias is not None:
-        unit = spread_scale(output, total.shape) if output and _steps(output) else np.float64(1)
+        unit = spread_scale(output, total.shape) if output and is_linear(output) else np.float64(1)
         total = total + (np.asarray(bias, np.float64) / unit).astype(np.float32)
     if output is None:
         return total
     output.validate(total.shape)
-    return rounded(total, output) if _steps(output) else QuantizedTensor.quantize(total, output)
+    return rounded(total, output) if is_linear(output) else QuantizedTensor.quantize(total, output)
 
 
 def _with_bias(
     acc: Array,
     scale: Array,
     bias: Array | None,
-    output: QuantizationParameters | None,
+    output: QuantParams | None,
     fixed_point: bool,
     axis: int,
 ) -> Result:
-    """Add a bias along an axis: whole numbers to the sum, where one scale serves a channel."""
+    """Add a bias along an axis: in the accumulator if each channel has one scale, else in f32."""
     if bias is None:
         return finish(acc, scale, output, fixed_point)
-    bias = _along(np.asarray(bias), acc.ndim, axis)
-    whole = None
+    bias = along(np.asarray(bias), acc.ndim, axis)
+    integer = None
     if output is not None or bias.dtype.kind in "iu":
-        whole = _whole_bias(bias, scale)
-    if whole is None:
-        into = output if _steps(output) else None
+        integer = _integer_bias(bias, scale)
+    if integer is None:
+        into = output if output and is_linear(output) else None
         return _finish_terms(terms(acc, scale, into), bias, output)
-    total = exact(acc.astype(np.int64) + whole, acc.dtype, "the bias")
+    total = exact(acc.astype(np.int64) + integer, acc.dtype, "the bias")
     return finish(total, scale, output, fixed_point)
 
 
-def _along(bias: Array, rank: int, axis: int) -> Array:
-    """A bias as an array that broadcasts along one axis of this rank."""
-    place = [1] * rank
-    place[axis] = -1
-    return bias.reshape(place)
-
-
-def _whole_bias(bias: Array, scale: Array) -> Array | None:
-    """A bias in units of the scale, where one scale serves a channel."""
+def _integer_bias(bias: Array, scale: Array) -> Array | None:
+    """The bias in units of the scale; None if a channel has more than one scale."""
     if bias.dtype.kind in "iu":
         return bias.astype(np.int64)
     if scale.size not in (1, bias.size):
@@ -386,14 +367,14 @@ def _all_integer(name: str, *tensors: QuantizedTensor) -> bool:
     for one in tensors:
         if not is_integer_quantized(one.parameters):
             what = f"{name} of {one.parameters.scheme} {one.parameters.dtype}"
-            warn_once(what, "these codes have no integer arithmetic; dequantized, computed in f32")
+            warn_once(what, "this type has no integer arithmetic; dequantized and computed in f32")
             return False
     return True
 
 
 def _in_f32(
     function: Callable[..., Array],
-    output: QuantizationParameters | None,
+    output: QuantParams | None,
     x: QuantizedTensor,
     y: QuantizedTensor,
     *more: Any,
@@ -407,12 +388,12 @@ def _matmul_f32(x: Array, w: Array, bias: Array | None) -> Array:
     return y if bias is None else y + np.asarray(bias)
 
 
-def _require_free(name: str, x: QuantizedTensor, axis: int) -> None:
-    """Raise if scales differ along an axis that is summed over."""
+def _require_constant_scale(name: str, x: QuantizedTensor, axis: int) -> None:
+    """Raise if scales vary along an axis that is contracted."""
     scale = spread_scale(x.parameters, x.shape)
     if scale.ndim and scale.shape[axis] != 1:
         raise QuantizationError(
-            f"the scales differ along axis {axis}, which is summed over",
+            f"the scales vary along axis {axis}, which is contracted",
             where=name,
             expected="scales per tensor, or along another axis",
             found=f"{list(x.parameters.scale.shape)} for {list(x.shape)}",
@@ -420,13 +401,13 @@ def _require_free(name: str, x: QuantizedTensor, axis: int) -> None:
 
 
 def _common_block(x: QuantizedTensor, w: QuantizedTensor) -> int:
-    """The length of contracted pieces over which both have constant scales; 0: all of it."""
+    """The length of pieces of the contracted axis with constant scales; 0: the whole axis."""
     found = 0
     for one, contracted in ((x, x.ndim - 1), (w, w.ndim - 2)):
         parameters = one.parameters
         if parameters.axis is None or normalize_axis(parameters.axis, one.ndim) != contracted:
             if parameters.block:
-                _require_free("qmatmul", one, contracted)
+                _require_constant_scale("qmatmul", one, contracted)
             continue
         own = parameters.block or 1
         found = math.gcd(found, own) if found else own
@@ -434,7 +415,7 @@ def _common_block(x: QuantizedTensor, w: QuantizedTensor) -> int:
 
 
 def _piece_scale(x: QuantizedTensor, axis: int, start: int) -> Array:
-    """The scales of the piece of the contracted axis that begins there, the axis of size 1."""
+    """Scales of the piece of the contracted axis at `start`; the axis has size 1."""
     scale = scale_of(x)
     if scale.ndim == 0 or scale.shape[axis] == 1:
         return scale
@@ -442,7 +423,7 @@ def _piece_scale(x: QuantizedTensor, axis: int, start: int) -> Array:
 
 
 def _broadcast_scale(x: QuantizedTensor, shape: tuple[int, ...]) -> Array:
-    """Scales that broadcast over a shape that x broadcasts to."""
+    """Scales, broadcastable to a shape that x broadcasts to."""
     scale = scale_of(x)
     return scale.reshape((1,) * (len(shape) - scale.ndim) + scale.shape)
 
@@ -453,4 +434,4 @@ def _require_images(name: str, x: QuantizedTensor) -> None:
             "x has the wrong rank", where=name, expected="x[N, C, H, W]", found=list(x.shape)
         )
     for axis in (2, 3):
-        _require_free(name, x, axis)
+        _require_constant_scale(name, x, axis)

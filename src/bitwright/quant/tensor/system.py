@@ -1,9 +1,8 @@
-"""QuantizationSystem: one object for quantizing without a graph on a device.
+"""QuantizationSystem: a facade for quantizing tensors without a graph.
 
-Everything it does is a function elsewhere: `choose` and `quantize_tensor` pick parameters,
-`Observer` reads samples, `operations` compute, `measure` measures. It adds the machine's facts and
-a preference: speed is symmetric, asymmetric only for unsigned types; accuracy is measured where
-there is data.
+It calls `choose` and `quantize_tensor` for parameters, `Observer` for samples, `operations` for
+arithmetic and `measure` for errors. It adds hardware facts and a preference: "speed" is symmetric
+(asymmetric for unsigned types), "accuracy" compares schemes on data.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ import numpy as np
 
 from bitwright import target
 from bitwright.errors import QuantizationError
+from bitwright.ir import quant_types
+from bitwright.ir.quant_params import QuantParams
+from bitwright.ir.quant_types import QuantType, Scheme
 from bitwright.quant.calibration.methods import Method, choose, expected_error
 from bitwright.quant.calibration.statistics import Statistics
-from bitwright.quant.core import types
 from bitwright.quant.core.measure import Quality, quality
-from bitwright.quant.core.parameters import QuantizationParameters
-from bitwright.quant.core.types import QuantType, Scheme
 from bitwright.quant.tensor.arithmetic import Result
 from bitwright.quant.tensor.observer import Observer, quantize_tensor
 from bitwright.quant.tensor.operations import qmatmul
@@ -31,7 +30,7 @@ from bitwright.warn import BitwrightWarning
 
 Array = np.ndarray[Any, Any]
 
-_FEATURES = {  # what each name is called by LLVM; any of them will do
+_FEATURES = {  # LLVM's names; any of them
     "avx2": ("avx2",),
     "fma": ("fma",),
     "f16c": ("f16c",),
@@ -49,7 +48,7 @@ PREFERENCES = ("accuracy", "speed")
 
 @dataclass(frozen=True)
 class Hardware:
-    """Facts about a device that matter to quantized arithmetic."""
+    """Properties of a device that matter for quantized arithmetic."""
 
     name: str
     architecture: str
@@ -59,7 +58,7 @@ class Hardware:
     caches: tuple[int, int, int]
 
     @staticmethod
-    def of_fallback() -> Hardware:
+    def of_host() -> Hardware:
         host = target.host()
         found = [name for name, any_of in _FEATURES.items() if host.features & set(any_of)]
         return Hardware(
@@ -73,13 +72,13 @@ class Hardware:
 
 
 class QuantizationSystem:
-    """Quantization on a device; only "cpu" holds quantized tensors."""
+    """Quantization on a device; only "cpu" is supported."""
 
     def __init__(self, device: str = "cpu") -> None:
         if device != "cpu":
-            raise QuantizationError("the device is not known", expected="cpu", found=device)
+            raise QuantizationError("unknown device", expected="cpu", found=device)
         self.device = device
-        self.hardware = Hardware.of_fallback()
+        self.hardware = Hardware.of_host()
 
     def __repr__(self) -> str:
         return f"QuantizationSystem({self.device}: {self.hardware.name})"
@@ -91,27 +90,27 @@ class QuantizationSystem:
         statistics: Statistics | Observer | None = None,
         *,
         x: Any = None,
-    ) -> QuantizationParameters:
-        """Parameters for a type: for the values of `x`, or for those observed.
+    ) -> QuantParams:
+        """Parameters for a type, for the values of `x` or for observed statistics.
 
-        Without either they are for values within -1..1, and a warning says so. Speed takes the
-        whole range, symmetric unless the type is unsigned. Accuracy takes, of both schemes, the one
-        whose best range has the lower expected error.
+        Without either, the range is -1..1 and a warning is issued. "speed" uses the full range,
+        symmetric unless the type is unsigned. "accuracy" uses the scheme whose best range has the
+        lower expected error.
         """
-        kind = types.get(dtype)
+        kind = quant_types.get(dtype)
         if prefer not in PREFERENCES:
             raise QuantizationError(
-                "the preference is not known", expected=" or ".join(PREFERENCES), found=prefer
+                "unknown preference", expected=" or ".join(PREFERENCES), found=prefer
             )
-        usual = types.scheme(None, kind)
+        usual = quant_types.scheme(None, kind)
         if x is not None:
             if statistics is not None:
-                raise QuantizationError("x and statistics both say what the values are")
+                raise QuantizationError("x and statistics are both given")
             statistics = Observer().add(x)
         if statistics is None:
             warnings.warn(
-                f"parameters({str(kind)!r}) without data are for values within -1..1, and clip all "
-                "others: give x= or statistics=",
+                f"parameters({str(kind)!r}) without data clip values to -1..1: pass x= or "
+                "statistics=",
                 BitwrightWarning,
                 stacklevel=2,
             )
@@ -133,18 +132,18 @@ class QuantizationSystem:
         method: Method = "minmax",
         scheme: str | Scheme | None = None,
         axis: int | None = None,
-    ) -> QuantizationParameters:
-        """Parameters for values like those of the samples."""
+    ) -> QuantParams:
+        """Parameters for the values of the samples."""
         observer = Observer(axis)
         for sample in samples:
             observer.add(sample)
         return observer.calibrate(dtype, method, scheme)
 
     def quantize(
-        self, x: Any, dtype: str | QuantType | QuantizationParameters = "int8", **options: Any
+        self, x: Any, dtype: str | QuantType | QuantParams = "int8", **options: Any
     ) -> QuantizedTensor:
-        """Codes of x, by these parameters, or by ones chosen for it as `quantize_tensor` does."""
-        if isinstance(dtype, QuantizationParameters):
+        """Quantize x with these parameters, or with chosen ones (see `quantize_tensor`)."""
+        if isinstance(dtype, QuantParams):
             return QuantizedTensor.quantize(x, dtype, **options)
         return quantize_tensor(x, dtype, **options)
 
@@ -156,7 +155,7 @@ class QuantizationSystem:
         x: QuantizedTensor,
         w: QuantizedTensor,
         bias: Array | None = None,
-        output: QuantizationParameters | None = None,
+        output: QuantParams | None = None,
     ) -> Result:
         return qmatmul(x, w, bias, output)
 
@@ -164,16 +163,16 @@ class QuantizationSystem:
         self,
         shape: Sequence[int],
         dtype: str | QuantType = "int8",
-        parameters: QuantizationParameters | None = None,
+        parameters: QuantParams | None = None,
     ) -> QuantizedTensor:
         """A tensor of zeros."""
-        parameters = parameters or _of_unit_range(types.get(dtype))
+        parameters = parameters or _of_unit_range(quant_types.get(dtype))
         return QuantizedTensor.quantize(np.zeros(tuple(shape), np.float32), parameters)
 
     def measure(self, x: Any, tensor: QuantizedTensor) -> Quality:
-        """What the tensor lost of x, measured."""
+        """The error of the tensor against x."""
         return quality(x, tensor)
 
 
-def _of_unit_range(kind: QuantType) -> QuantizationParameters:
-    return QuantizationParameters.from_range(kind, -1.0, 1.0, types.scheme(None, kind))
+def _of_unit_range(kind: QuantType) -> QuantParams:
+    return QuantParams.from_range(kind, -1.0, 1.0, quant_types.scheme(None, kind))

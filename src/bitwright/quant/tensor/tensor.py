@@ -1,9 +1,9 @@
-"""QuantizedTensor: packed codes, a logical shape, and the parameters that give them a meaning.
+"""QuantizedTensor: packed quantized values, a logical shape and QuantParams.
 
-    data        one flat array: the element's own numpy type from 8 bits up, packed bytes below
-    mixed       the codes of each channel, packed at its width, every channel from a whole byte
+    data        one flat array: the element's numpy type from 8 bits up, packed bytes below
+    mixed       the values of each channel packed at its width; channels start at whole bytes
 
-Nothing here computes; see `operations` for arithmetic on codes.
+See `operations` for arithmetic.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import numpy as np
 
 from bitwright.errors import QuantizationError
 from bitwright.ir.dtype import DType, dtype
+from bitwright.ir.quant_params import QuantParams, scale_shape
+from bitwright.ir.quant_types import BINARY, MIXED, PerAxis
 from bitwright.ir.types import normalize_axis
 from bitwright.quant.calibration.statistics import real_array
 from bitwright.quant.core.packing import pack, unpack
-from bitwright.quant.core.parameters import QuantizationParameters, scale_shape
-from bitwright.quant.core.quantize_values import decode, encode
-from bitwright.quant.core.types import BINARY, MIXED, Granularity
+from bitwright.quant.core.quantize_values import dequantize_values, quantize_values
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
-    """Codes and what they mean; `device` says where the data lies."""
+    """Packed data with shape and parameters; `device` names the memory it is in."""
 
     data: Array
     shape: tuple[int, ...]
-    parameters: QuantizationParameters
+    parameters: QuantParams
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -55,34 +55,32 @@ class QuantizedTensor:
             )
 
     @staticmethod
-    def quantize(
-        x: Any, parameters: QuantizationParameters, strict: bool = True
-    ) -> QuantizedTensor:
-        """Numbers as codes, by these parameters."""
+    def quantize(x: Any, parameters: QuantParams, strict: bool = True) -> QuantizedTensor:
+        """Quantize x with these parameters."""
         array = real_array(x)
-        return QuantizedTensor.from_qvalues(encode(array, parameters, strict), parameters)
+        return QuantizedTensor.from_qvalues(quantize_values(array, parameters, strict), parameters)
 
     @staticmethod
-    def from_qvalues(qvalues: Array, parameters: QuantizationParameters) -> QuantizedTensor:
-        """Unpacked codes of any integer or ml_dtypes type, which must be in range."""
+    def from_qvalues(qvalues: Array, parameters: QuantParams) -> QuantizedTensor:
+        """Pack quantized values of any integer or ml_dtypes type; they must be in range."""
         parameters.validate(qvalues.shape)
         kind = parameters.dtype
         if kind.is_integer and (qvalues.dtype != kind.element.numpy or kind == BINARY):
             least, most = (int(qvalues.min()), int(qvalues.max())) if qvalues.size else (0, 0)
             if least < kind.min or most > kind.max:
                 raise QuantizationError(
-                    "a code is outside the type",
+                    "a quantized value is outside the type",
                     expected=f"{kind.min}..{kind.max} for {kind}",
                     found=f"{least}..{most}",
                 )
         elif qvalues.dtype != kind.element.numpy:
             raise QuantizationError(
-                "the codes have the wrong type", expected=kind, found=qvalues.dtype
+                "the quantized values have the wrong type", expected=kind, found=qvalues.dtype
             )
         return QuantizedTensor(_packed(qvalues, parameters), qvalues.shape, parameters)
 
     def qvalues(self) -> Array:
-        """One code a numpy element (ml_dtypes where numpy has no such type), in shape."""
+        """Unpacked values in shape (ml_dtypes for types that numpy lacks)."""
         kind, size = self.parameters.dtype, self.size
         if kind == MIXED:
             return self._mixed_qvalues()
@@ -109,10 +107,10 @@ class QuantizedTensor:
         return np.moveaxis(qvalues.reshape(moved), 0, at)
 
     def dequantize(self, to: str | DType = "f32") -> Array:
-        """The numbers the codes stand for."""
-        return decode(self.qvalues(), self.parameters, dtype(to))
+        """The dequantized array."""
+        return dequantize_values(self.qvalues(), self.parameters, dtype(to))
 
-    # What is held
+    # Size
 
     @property
     def dtype(self) -> Any:
@@ -128,17 +126,17 @@ class QuantizedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: codes, scales and zero points."""
+        """Bytes of data, scales and zero points."""
         return self.data.nbytes + self.parameters.nbytes
 
     @property
     def compression_ratio(self) -> float:
-        """The bytes of the same values in f32, over the bytes held."""
+        """Bytes of the values in f32, divided by `nbytes`."""
         return self.size * 4 / max(self.nbytes, 1)
 
     @property
     def saving(self) -> float:
-        """The share of f32's bytes that is saved, scales and zero points counted."""
+        """The fraction of f32's bytes that is saved, counting scales and zero points."""
         return 1 - self.nbytes / max(self.size * 4, 1)
 
     def __repr__(self) -> str:
@@ -148,7 +146,7 @@ class QuantizedTensor:
     # Movement
 
     def reshape(self, *shape: int | Sequence[int]) -> QuantizedTensor:
-        """The same data in another shape, where every scale still serves the same codes."""
+        """The same data in another shape; every scale must still apply to the same values."""
         new = _shape(shape, self.size)
         axis = self.parameters.axis
         if axis is None:
@@ -168,20 +166,20 @@ class QuantizedTensor:
                 )
                 return QuantizedTensor(self.data, new, parameters, self.device)
         raise QuantizationError(
-            f"{list(self.shape)} quantized along axis {at} has no such shape",
+            f"{list(self.shape)} quantized along axis {at} cannot have this shape",
             expected=f"a shape that keeps axis {at} whole and in its place",
             found=list(new),
             hint="Dequantize first",
         )
 
     def transpose(self, *axes: int | Sequence[int]) -> QuantizedTensor:
-        """Axes in another order (reversed unless given); scales follow, codes are moved."""
+        """Permute axes (default: reverse them); moves data and scales."""
         given = axes[0] if axes and not isinstance(axes[0], int) else axes
         order = [normalize_axis(int(i), self.ndim) for i in given]  # type: ignore[arg-type]
         order = order or list(range(self.ndim))[::-1]
         if sorted(order) != list(range(self.ndim)):
             raise QuantizationError(
-                "the axes are no order of all axes", expected=f"{self.ndim} axes", found=order
+                "the axes are not a permutation", expected=f"{self.ndim} axes", found=order
             )
         parameters = self.parameters
         if parameters.axis is not None:
@@ -196,23 +194,23 @@ class QuantizedTensor:
         return QuantizedTensor.from_qvalues(self.qvalues().transpose(order), parameters)
 
     def __getitem__(self, rows: slice) -> QuantizedTensor:
-        """A view of some rows of the first axis, where they begin at a whole byte."""
+        """A view of rows of the first axis; the first row must start at a whole byte."""
         start, stop, step = _rows(rows, self.shape)
         each = self.size // max(self.shape[0], 1)
         per_byte = self.dtype.values_per_byte
         parameters = self._parameters_of_rows(start, stop)
         if self.dtype == MIXED or step != 1 or start * each % per_byte:
             raise QuantizationError(
-                "these rows are no view of packed data",
-                expected=f"step 1, beginning at a multiple of {per_byte} codes",
+                "these rows are not a view of packed data",
+                expected=f"step 1, starting at a multiple of {per_byte} values",
                 found=rows,
-                hint="Dequantize first, or take the codes",
+                hint="Dequantize first, or use qvalues()",
             )
         first = start * each // per_byte
         data = self.data[first : first + -(-(stop - start) * each // per_byte)]
         return QuantizedTensor(data, (stop - start, *self.shape[1:]), parameters, self.device)
 
-    def _parameters_of_rows(self, start: int, stop: int) -> QuantizationParameters:
+    def _parameters_of_rows(self, start: int, stop: int) -> QuantParams:
         parameters = self.parameters
         if parameters.axis is None:
             return parameters
@@ -221,10 +219,12 @@ class QuantizedTensor:
         if block and at == 0:
             if start % block:
                 raise QuantizationError(
-                    "rows begin within a block", expected=f"a multiple of {block}", found=start
+                    "the first row is inside a block",
+                    expected=f"a multiple of {block}",
+                    found=start,
                 )
             start, stop = start // block, -(-stop // block)
-        elif at and parameters.granularity is Granularity.per_axis:
+        elif at and isinstance(parameters.granularity, PerAxis):
             return parameters
         own = slice(start, stop)
         return replace(
@@ -236,15 +236,15 @@ class QuantizedTensor:
         )
 
 
-def storage(parameters: QuantizationParameters) -> np.dtype[Any]:
+def storage(parameters: QuantParams) -> np.dtype[Any]:
     """The numpy type of a tensor's data."""
     kind = parameters.dtype
     packed = kind.bits < 8 or kind == MIXED
     return np.dtype(np.uint8) if packed else kind.element.numpy
 
 
-def stored_elements(shape: tuple[int, ...], parameters: QuantizationParameters) -> int:
-    """How many elements of `storage` a tensor of this shape has."""
+def stored_elements(shape: tuple[int, ...], parameters: QuantParams) -> int:
+    """The number of elements of `storage` for a tensor of this shape."""
     count = math.prod(shape)
     if parameters.dtype == MIXED:
         each = count // max(len(parameters.widths), 1)
@@ -252,7 +252,7 @@ def stored_elements(shape: tuple[int, ...], parameters: QuantizationParameters) 
     return -(-count // parameters.dtype.values_per_byte)
 
 
-def _packed(qvalues: Array, parameters: QuantizationParameters) -> Array:
+def _packed(qvalues: Array, parameters: QuantParams) -> Array:
     kind = parameters.dtype
     if kind == MIXED:
         assert parameters.axis is not None
@@ -281,7 +281,7 @@ def _shape(given: tuple[int | Sequence[int], ...], size: int) -> tuple[int, ...]
 def _rows(rows: slice, shape: tuple[int, ...]) -> tuple[int, int, int]:
     if not isinstance(rows, slice) or not shape:
         raise QuantizationError(
-            "only rows can be taken", expected="a slice of the first axis", found=rows
+            "only rows can be sliced", expected="a slice of the first axis", found=rows
         )
     start, stop, step = rows.indices(shape[0])
     return start, max(stop, start), step

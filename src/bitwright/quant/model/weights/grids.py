@@ -16,8 +16,8 @@ import ml_dtypes
 import numpy as np
 
 from bitwright.ir.dtype import DType, dtype, f4e2m1, f8e8m0, f32
+from bitwright.quant.core.formats import FORMATS
 from bitwright.quant.core.scales import ScaleFormat
-from bitwright.quant.core.types import FORMATS
 from bitwright.quant.model.weights.nearest import weight_scales
 
 Array = np.ndarray[Any, Any]

@@ -1,4 +1,4 @@
-"""What one pass over the data shows of each site, against numpy on the values themselves."""
+"""Statistics of each quantization point, against numpy on the full values."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def model(rng):
     return graph, graph.with_(outputs=tuple(values))
 
 
-def test_ranges_are_those_of_every_batch():
+def test_ranges_cover_every_batch():
     rng = np.random.default_rng(5)
     graph, open_graph = model(rng)
     data = [{"x": rng.normal(size=(1, 4, 9, 9)).astype(np.float32)} for _ in range(40)]
@@ -57,7 +57,7 @@ def gathered(graph, data):
     return calibration.stats
 
 
-def test_rows_are_those_of_the_values():
+def test_rows_are_rows_of_the_values():
     rng = np.random.default_rng(6)
     graph, open_graph = model(rng)
     batch = {"x": rng.normal(size=(1, 4, 9, 9)).astype(np.float32)}
@@ -72,7 +72,7 @@ def test_rows_are_those_of_the_values():
         np.testing.assert_allclose(sample.mean, rows.mean(axis=0), rtol=1e-4, atol=1e-5)
 
 
-def test_values_whose_size_the_data_decides_and_empty_ones():
+def test_values_of_dynamic_size_and_empty_values():
     rng = np.random.default_rng(7)
     b = Builder()
     x, past = b.input("x", "f32[n, 6]"), b.input("past", "f32[m, 6]")
@@ -91,7 +91,7 @@ def test_values_whose_size_the_data_decides_and_empty_ones():
     np.testing.assert_allclose(found.every.high, np.maximum(high, 0))
 
 
-def test_products_of_numpy_have_their_threads_again():
+def test_blas_threads_are_restored():
     if _openblas() is None:
         pytest.skip("numpy has another library of products")
     count, _ = _openblas()

@@ -1,38 +1,54 @@
-"""Quantization parameters: what turns codes into numbers, and the checks that they make sense.
+"""QuantParams: scale, zero point, granularity, element type and range of quantized values.
 
     signed symmetric     scale = max(|low|, |high|) / qmax            zero_point = 0
     asymmetric           scale = (high - low) / (qmax - qmin)         low <= 0 <= high
                          zero_point = saturate(rne(qmin - low / scale))
     logarithmic          scale = max(|low|, |high|), the largest magnitude
 
-Scales are f32. A range of zeros, or one whose scale is not a normal f32, gets scale 1 and a note.
-A scale may itself be a code, of type `scale_type`, under one `tensor_scale` for all of them.
+Scales are f32. An all-zero range, or one whose scale is not a normal f32, gets scale 1 and a note.
+Scales may be stored in a narrower type, `scale_type`, multiplied by one f32 `tensor_scale`.
+Calibration (`ir.calibration`, `quant.calibration.methods`), the tensor API (`quant.tensor`) and
+`passes.insert_q_dq` all use this class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from bitwright.errors import QuantizationError
-from bitwright.ir.dtype import DType, f32
+from bitwright.ir import quant_types
+from bitwright.ir.dtype import DType, bf16, dtype, f8e4m3fn, f8e8m0, f16, f32, u8
+from bitwright.ir.quant_types import MIXED, WIDTHS, Granularity, QuantType, Scheme
 from bitwright.ir.types import normalize_axis
-from bitwright.quant.calibration.statistics import Statistics, require_statistics, whole_axis
-from bitwright.quant.core import types
-from bitwright.quant.core.scales import PLAIN, ScaleFormat, scale_type
-from bitwright.quant.core.types import MIXED, WIDTHS, Granularity, QuantType, Scheme
 
 Array = np.ndarray[Any, Any]
+SCALE_TYPES = (f32, f16, bf16, f8e8m0, f8e4m3fn, u8)
 _NORMAL = np.finfo(np.float32)
 
 
+def _as_f32(scale: Array) -> Array:
+    return np.asarray(scale, np.float32)
+
+
+@runtime_checkable
+class ObservedValues(Protocol):
+    """Statistics of a tensor, or of each index of an axis (`quant.calibration.statistics`)."""
+
+    axis: int | None
+
+    def observed_range(self) -> tuple[Array, Array]:
+        """Minimum and maximum, in the shape of the scales."""
+
+
 @dataclass(frozen=True, eq=False)
-class QuantizationParameters:
-    """Scales have shape () per tensor, [size] per axis, and per block the tensor's rank, with the
-    number of blocks in place of the axis. Zero points have the same shape.
+class QuantParams:
+    """Scales have shape () per tensor and [size] per axis. Per group they have the tensor's rank,
+    with the number of groups in place of the axis. Zero points have the same shape.
     """
 
     dtype: QuantType
@@ -51,21 +67,21 @@ class QuantizationParameters:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        kind = types.get(self.dtype)
+        kind = quant_types.get(self.dtype)
 
-        def keep(name: str, value: Any) -> None:
+        def set_(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
-        keep("dtype", kind)
-        keep("axis", None if self.axis is None else whole_axis(self.axis))
-        keep("scheme", types.scheme(self.scheme, kind))
-        keep("scale_type", scale_type(self.scale_type))
-        with np.errstate(over="ignore"):  # `validate` tells of what is infinite then
-            keep("scale", np.asarray(self.scale, self.scale_type.numpy))
-        keep("zero_point", self._held_zero_point(np.asarray(self.zero_point)))
+        set_("dtype", kind)
+        set_("axis", None if self.axis is None else whole_axis(self.axis))
+        set_("scheme", quant_types.scheme(self.scheme, kind))
+        set_("scale_type", scale_type(self.scale_type))
+        with np.errstate(over="ignore"):  # `validate` rejects infinite scales
+            set_("scale", np.asarray(self.scale, self.scale_type.numpy))
+        set_("zero_point", self._converted_zero_point(np.asarray(self.zero_point)))
 
-    def _held_zero_point(self, zero_point: Array) -> Array:
-        """In whole bytes of the codes' own width; what is wrong is left for `validate` to tell."""
+    def _converted_zero_point(self, zero_point: Array) -> Array:
+        """Zero points in the integer type of the quantized values; `validate` rejects others."""
         if zero_point.ndim == 0:
             zero_point = np.broadcast_to(zero_point, self.scale.shape)
         if zero_point.dtype.kind == "f":
@@ -81,27 +97,27 @@ class QuantizationParameters:
 
     @property
     def granularity(self) -> Granularity:
-        return Granularity.of(self.axis, self.block)
+        return quant_types.granularity(self.axis, self.block)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that scales and zero points take."""
+        """Bytes of scales and zero points."""
         second = 4 if self.scale_type != f32 and self.tensor_scale != 1 else 0
         points = self.zero_point.nbytes if self.scheme is Scheme.asymmetric else 0
         return self.scale.nbytes + second + points + len(self.widths)
 
     @property
     def effective_scale(self) -> Array:
-        """The f32 that multiplies a code, the scale of the scales included."""
+        """The f32 scales, with `tensor_scale` multiplied in."""
         if self.scale_type == f32:
             return self.scale
         return np.asarray(self.scale.astype(np.float32) * np.float32(self.tensor_scale), np.float32)
 
-    def with_notes(self, *notes: str) -> QuantizationParameters:
+    def with_notes(self, *notes: str) -> QuantParams:
         return replace(self, notes=(*self.notes, *notes))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, QuantizationParameters):
+        if not isinstance(other, QuantParams):
             return NotImplemented
         same = ("dtype", "scheme", "axis", "block", "base", "widths", "scale_type", "tensor_scale")
         return all(getattr(self, name) == getattr(other, name) for name in same) and all(
@@ -114,19 +130,33 @@ class QuantizationParameters:
     # Constructors
 
     @staticmethod
+    def linear(
+        dtype: str | QuantType | DType,
+        scale: Any,
+        zero_point: Any = 0,
+        axis: int | None = None,
+        block: int = 0,
+    ) -> QuantParams:
+        """Symmetric for signed types with zero points 0, else asymmetric; not validated."""
+        kind = quant_types.get(dtype)
+        is_asymmetric = np.any(zero_point) or not kind.is_signed
+        by = Scheme.asymmetric if is_asymmetric else Scheme.symmetric
+        return QuantParams(kind, by, scale, zero_point, axis, block)
+
+    @staticmethod
     def symmetric(
         dtype: str | QuantType, scale: Any, axis: int | None = None, block: int = 0
-    ) -> QuantizationParameters:
-        return QuantizationParameters(
-            types.get(dtype), Scheme.symmetric, scale, axis=axis, block=block
+    ) -> QuantParams:
+        return QuantParams(
+            quant_types.get(dtype), Scheme.symmetric, scale, axis=axis, block=block
         ).validate()
 
     @staticmethod
     def asymmetric(
         dtype: str | QuantType, scale: Any, zero_point: Any, axis: int | None = None, block: int = 0
-    ) -> QuantizationParameters:
-        return QuantizationParameters(
-            types.get(dtype), Scheme.asymmetric, scale, zero_point, axis, block
+    ) -> QuantParams:
+        return QuantParams(
+            quant_types.get(dtype), Scheme.asymmetric, scale, zero_point, axis, block
         ).validate()
 
     @staticmethod
@@ -136,21 +166,21 @@ class QuantizationParameters:
         base: float = 2.0,
         axis: int | None = None,
         block: int = 0,
-    ) -> QuantizationParameters:
-        return QuantizationParameters(
-            types.get(dtype), Scheme.logarithmic, scale, axis=axis, block=block, base=base
+    ) -> QuantParams:
+        return QuantParams(
+            quant_types.get(dtype), Scheme.logarithmic, scale, axis=axis, block=block, base=base
         ).validate()
 
     @staticmethod
-    def binary(scale: Any, axis: int | None = None, block: int = 0) -> QuantizationParameters:
-        return QuantizationParameters(
-            types.BINARY, Scheme.binary, scale, axis=axis, block=block
+    def binary(scale: Any, axis: int | None = None, block: int = 0) -> QuantParams:
+        return QuantParams(
+            quant_types.BINARY, Scheme.binary, scale, axis=axis, block=block
         ).validate()
 
     @staticmethod
-    def mixed(scale: Any, widths: Sequence[int], axis: int) -> QuantizationParameters:
-        """Signed codes with a width of 2, 4 or 8 bits for each index of an axis."""
-        return QuantizationParameters(
+    def mixed(scale: Any, widths: Sequence[int], axis: int) -> QuantParams:
+        """Signed values with a width of 2, 4 or 8 bits for each index of an axis."""
+        return QuantParams(
             MIXED, Scheme.symmetric, scale, axis=axis, widths=tuple(widths)
         ).validate()
 
@@ -164,21 +194,20 @@ class QuantizationParameters:
         block: int = 0,
         base: float = 2.0,
         widths: Sequence[int] = (),
-        scales: ScaleFormat | None = None,
-    ) -> QuantizationParameters:
-        """Parameters whose codes span low..high (arrays for more than one scale)."""
-        kind = types.get(dtype)
-        by = types.scheme(scheme, kind)
+        round_scale: Callable[[Array], Array] = _as_f32,
+    ) -> QuantParams:
+        """Parameters whose quantized values span low..high (arrays for more than one scale)."""
+        kind = quant_types.get(dtype)
+        by = quant_types.scheme(scheme, kind)
         low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
         _check_range(low, high)
-        require_qvalues_for(kind, by, low)
-        scales = scales or PLAIN
-        scale, zero_point, fault = scale_and_zero_point(kind, by, low, high, widths, scales)
+        require_negative_values(kind, by, low)
+        scale, zero_point, fault = scale_and_zero_point(kind, by, low, high, widths, round_scale)
         notes = (_degenerate_note(fault),) if fault.any() else ()
-        return QuantizationParameters(
+        return QuantParams(
             kind,
             by,
-            scales.qvalues(scale),
+            scale,
             zero_point.astype(np.int32),
             axis,
             block,
@@ -186,32 +215,30 @@ class QuantizationParameters:
             high,
             base=base,
             widths=tuple(widths),
-            scale_type=scales.element,
-            tensor_scale=scales.tensor_scale,
             notes=notes,
         ).validate()
 
     @staticmethod
     def from_statistics(
-        statistics: Statistics,
+        statistics: ObservedValues,
         dtype: str | QuantType,
         scheme: str | Scheme | None = None,
         base: float = 2.0,
         widths: Sequence[int] = (),
-    ) -> QuantizationParameters:
-        """Codes that span the whole observed range; `choose` has the other methods."""
+    ) -> QuantParams:
+        """Parameters that span the observed range; `choose` has the other methods."""
         require_statistics(statistics)
-        low, high = observed_range(statistics)
-        found = QuantizationParameters.from_range(
+        low, high = statistics.observed_range()
+        found = QuantParams.from_range(
             dtype, low, high, scheme, statistics.axis, base=base, widths=widths
         )
         return replace(found, method="minmax")
 
     # Checks
 
-    def validate(self, shape: tuple[int, ...] | None = None) -> QuantizationParameters:
-        """Itself, or the first fault as an error; with a shape, against that tensor too."""
-        types.check(self.dtype, self.scheme, self.granularity)
+    def validate(self, shape: tuple[int, ...] | None = None) -> QuantParams:
+        """Return itself, or raise for the first fault; `shape` is that of the quantized tensor."""
+        quant_types.check(self.dtype, self.scheme, self.granularity)
         if self.minimum is not None and self.maximum is not None:
             _check_range(np.asarray(self.minimum), np.asarray(self.maximum))
         self._check_scale()
@@ -228,12 +255,10 @@ class QuantizationParameters:
 
     def _check_scale(self) -> None:
         scale = self.effective_scale
-        if not np.isfinite(scale).all():
-            raise QuantizationError(
-                "a scale is not finite", found=_first(scale, ~np.isfinite(scale))
-            )
-        if not (scale > 0).all():
-            raise QuantizationError("a scale is not positive", found=_first(scale, ~(scale > 0)))
+        for is_good, what in ((np.isfinite(scale), "finite"), (scale > 0, "positive")):
+            if not is_good.all():
+                at = "" if scale.size == 1 else f" at index {int(np.argmin(is_good))}"
+                raise QuantizationError(f"a scale{at} is not {what}", found=_first(scale, ~is_good))
 
     def _check_zero_point(self) -> None:
         zero_point = self.zero_point
@@ -310,10 +335,12 @@ def scale_and_zero_point(
     low: Array,
     high: Array,
     widths: Sequence[int] = (),
-    scales: ScaleFormat = PLAIN,
+    round_scale: Callable[[Array], Array] = _as_f32,
 ) -> tuple[Array, Array, Array]:
-    """For a range, widened to hold 0: the scale in f32 as it is stored, the zero point in f64, and
-    where the scale is not a normal f32, so that it is 1 and the zero point 0.
+    """Scale (f32, after `round_scale`), zero point (f64) and a mask of degenerate ranges.
+
+    The range is widened to contain 0. Where the scale is not a normal f32 it becomes 1, and the
+    zero point 0.
     """
     low, high = np.minimum(low, 0), np.maximum(high, 0)
     if by is Scheme.asymmetric:
@@ -323,7 +350,7 @@ def scale_and_zero_point(
     if by is Scheme.symmetric:
         exact = exact / (2.0 ** (np.asarray(widths) - 1) - 1 if kind == MIXED else float(kind.max))
     fault = np.asarray(~((exact >= _NORMAL.tiny) & (exact <= _NORMAL.max)))
-    scale = scales.rounded(np.where(fault, 1.0, exact).astype(np.float32))
+    scale = round_scale(np.where(fault, 1.0, exact).astype(np.float32))
     if by is not Scheme.asymmetric:
         return scale, np.zeros(scale.shape), fault
     with np.errstate(over="ignore"):
@@ -331,39 +358,49 @@ def scale_and_zero_point(
     return scale, np.where(fault, 0.0, zero_point), fault
 
 
-def observed_range(statistics: Statistics) -> tuple[Array, Array]:
-    """Minimum and maximum, in the shape of the scales."""
-    if statistics.is_empty:
+def scale_type(name: str | DType | None) -> DType:
+    """A type that scales can have; None is f32."""
+    found = f32 if name is None else dtype(name)
+    if found not in SCALE_TYPES:
         raise QuantizationError(
-            "nothing was observed", hint="Add at least one array with a finite value"
+            "scales do not have this type", expected=", ".join(map(str, SCALE_TYPES)), found=found
         )
-    seen = statistics.count > 0
-    low = np.where(seen, statistics.minimum, 0.0)
-    high = np.where(seen, statistics.maximum, 0.0)
-    widest = np.maximum(-low, high)
-    if (widest > _NORMAL.max).any():
-        raise QuantizationError(
-            "the observed values are beyond f32, which quantizing computes in",
-            expected=f"magnitudes up to {_NORMAL.max:.4g}",
-            found=_first(widest, widest > _NORMAL.max),
-            hint="Clip or rescale the data",
-        )
-    return (low[0], high[0]) if statistics.axis is None else (low, high)
+    return found
 
 
-def require_qvalues_for(kind: QuantType, by: Scheme, low: Any) -> None:
-    """Raise if there are negative values and no codes for them."""
+def whole_axis(axis: Any) -> int:
+    """The axis as an int; raises for anything but a whole number."""
+    try:
+        if not isinstance(axis, bool):
+            return operator.index(axis)
+    except TypeError:
+        pass
+    raise QuantizationError("an axis is not a whole number", found=repr(axis))
+
+
+def require_statistics(found: Any) -> None:
+    """Raise unless this is a `Statistics`."""
+    if not isinstance(found, ObservedValues):
+        raise QuantizationError(
+            "this is not a Statistics object",
+            expected="a Statistics: `Observer.statistics`, or a value of bw.calibrate's result",
+            found=type(found).__name__,
+        )
+
+
+def require_negative_values(kind: QuantType, by: Scheme, low: Any) -> None:
+    """Raise if there are negative values and the type cannot represent them."""
     if by is not Scheme.asymmetric and not kind.is_signed and np.min(low, initial=0) < 0:
         raise QuantizationError(
-            f"{by} {kind} has no codes for negative values",
+            f"{by} {kind} cannot represent negative values",
             expected="a minimum of 0 or more",
             found=f"{np.min(low):g}",
-            hint="Take the asymmetric scheme, or a signed type",
+            hint="Use the asymmetric scheme, or a signed type",
         )
 
 
 def require_widths(kind: QuantType, widths: Sequence[int], channels: int) -> None:
-    """Raise unless the channels of `mixed` have a width each."""
+    """Raise unless `mixed` has one width for each channel."""
     if kind == MIXED and len(widths) != channels:
         raise QuantizationError(
             "the widths do not match the channels",
@@ -391,3 +428,6 @@ def _degenerate_note(fault: Array) -> str:
 
 def _first(values: Array, where: Array) -> str:
     return str(np.asarray(values)[np.asarray(where)].flat[0])
+
+
+QuantizationParameters = QuantParams  # the name of the last release

@@ -1,10 +1,10 @@
-"""What a code can be: the quantized element types and the schemes that give codes a meaning.
+"""Quantized element types, schemes and granularities.
 
     symmetric     x = q * scale                          asymmetric   x = (q - zero_point) * scale
     logarithmic   x = sign(q) * scale * base**(1 - |q|), 0 for q = 0
     binary        x = scale where the bit is set, else -scale
 
-COMBINATIONS is the one table of what exists; everything else is an error.
+COMBINATIONS lists every supported combination; any other is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from bitwright.ir.dtype import (
     DType,
     f4e2m1,
     f8e4m3fn,
+    f8e4m3fnuz,
     f8e5m2,
+    f8e5m2fnuz,
     i2,
     i4,
     i8,
@@ -40,25 +42,49 @@ class Scheme(Enum):
         return self.value
 
 
-class Granularity(Enum):
-    per_tensor = "per tensor"
-    per_axis = "per axis"
-    per_block = "per block"
-
-    @staticmethod
-    def of(axis: int | None, block: int) -> Granularity:
-        """That of scales along an axis (or none) for `block` indices (0: one)."""
-        if axis is None:
-            return Granularity.per_tensor
-        return Granularity.per_block if block else Granularity.per_axis
+@dataclass(frozen=True)
+class PerTensor:
+    """One scale for the tensor."""
 
     def __str__(self) -> str:
-        return self.value
+        return "per tensor"
+
+
+@dataclass(frozen=True)
+class PerAxis:
+    """One scale for each index of an axis."""
+
+    axis: int
+
+    def __str__(self) -> str:
+        return "per axis"
+
+
+@dataclass(frozen=True)
+class PerGroup:
+    """One scale for each group of `size` consecutive indices of an axis, at each other index."""
+
+    axis: int
+    size: int
+
+    def __str__(self) -> str:
+        return "per group"
+
+
+Granularity = PerTensor | PerAxis | PerGroup
+GRANULARITIES: tuple[type[Granularity], ...] = (PerTensor, PerAxis, PerGroup)
+
+
+def granularity(axis: int | None, block: int = 0) -> Granularity:
+    """The granularity of scales along an axis (None: one scale), in blocks (0: no blocks)."""
+    if axis is None:
+        return PerTensor()
+    return PerGroup(axis, block) if block else PerAxis(axis)
 
 
 @dataclass(frozen=True)
 class QuantType:
-    """A quantized element type; `element` is how numpy and the IR hold one code."""
+    """A quantized element type; `element` is the IR type of one quantized value."""
 
     name: str
     bits: int
@@ -89,71 +115,49 @@ class QuantType:
 
     @property
     def ideal_saving(self) -> float:
-        """Of the bytes of f32, without scales and zero points."""
+        """The fraction of f32's bytes that is saved, without scales and zero points."""
         return 1 - self.bits / 32
 
     def nbytes(self, count: int) -> int:
-        """Bytes that `count` codes take when packed."""
+        """Bytes of `count` packed values."""
         return (count * self.bits + 7) // 8
 
 
-_INTEGERS = (
-    QuantType("int8", 8, i8),
-    QuantType("uint8", 8, u8),
-    QuantType("int16", 16, i16),
-    QuantType("uint16", 16, u16),
-    QuantType("int4", 4, i4),
-    QuantType("uint4", 4, u4),
-    QuantType("int2", 2, i2),
-    QuantType("uint2", 2, u2),
+_INTEGERS = tuple(
+    QuantType(f"{word}{element.bits}", element.bits, element)
+    for word, element in (
+        *(("int", i8), ("uint", u8), ("int", i16), ("uint", u16)),
+        *(("int", i4), ("uint", u4), ("int", i2), ("uint", u2)),
+    )
 )
-_FLOATS = (
-    QuantType("f8e4m3fn", 8, f8e4m3fn),
-    QuantType("f8e5m2", 8, f8e5m2),
-    QuantType("f4e2m1", 4, f4e2m1),
+_FLOATS = tuple(
+    QuantType(element.name, element.bits, element)
+    for element in (f8e4m3fn, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f4e2m1)
 )
 BINARY = QuantType("binary", 1, u8)
-MIXED = QuantType("mixed", 8, i8)  # at most 8 bits, a width of its own for each channel
+MIXED = QuantType("mixed", 8, i8)  # at most 8 bits, a width for each channel
 WIDTHS = (2, 4, 8)  # of the channels of `mixed`
 
 TYPES = {one.name: one for one in (*_INTEGERS, *_FLOATS, BINARY, MIXED)}
 _ALIASES = {
-    **{one.element.name: one for one in (*_INTEGERS, *_FLOATS)},
+    **{one.element.name: one for one in _INTEGERS},
     "float8_e4m3fn": TYPES["f8e4m3fn"],
     "float8_e5m2": TYPES["f8e5m2"],
     "float4_e2m1": TYPES["f4e2m1"],
 }
 
-
-@dataclass(frozen=True)
-class BlockFormat:
-    """A float type in blocks, with scales of a narrow type."""
-
-    element: str
-    block: int
-    scale: str
-
-
-FORMATS = {
-    "f8": BlockFormat("f8e4m3fn", 128, "f32"),
-    "mxfp4": BlockFormat("f4e2m1", 32, "f8e8m0"),
-    "mxfp8": BlockFormat("f8e4m3fn", 32, "f8e8m0"),
-    "mxfp8e5m2": BlockFormat("f8e5m2", 32, "f8e8m0"),
-    "nvfp4": BlockFormat("f4e2m1", 16, "f8e4m3fn"),
-}
-
-_ALL = frozenset(Granularity)
-COMBINATIONS: dict[tuple[str, Scheme], frozenset[Granularity]] = {
+_ALL = frozenset(GRANULARITIES)
+COMBINATIONS: dict[tuple[str, Scheme], frozenset[type[Granularity]]] = {
     **{(one.name, Scheme.symmetric): _ALL for one in (*_INTEGERS, *_FLOATS)},
     **{(one.name, Scheme.asymmetric): _ALL for one in _INTEGERS},
     **{(one.name, Scheme.logarithmic): _ALL for one in _INTEGERS},
     ("binary", Scheme.binary): _ALL,
-    ("mixed", Scheme.symmetric): frozenset({Granularity.per_axis}),
+    ("mixed", Scheme.symmetric): frozenset({PerAxis}),
 }
 
 
 def get(name: str | QuantType | DType) -> QuantType:
-    """The type of this name: "int8", or the element type's own name, "i8"."""
+    """The type of this name: "int8", or the element type's name, "i8"."""
     if isinstance(name, QuantType):
         return name
     text = name.name if isinstance(name, DType) else name
@@ -166,7 +170,7 @@ def get(name: str | QuantType | DType) -> QuantType:
 
 
 def scheme(name: str | Scheme | None, of: QuantType) -> Scheme:
-    """The scheme of this name; None is the type's usual one, "linear" the asymmetric one."""
+    """The scheme of this name; None is the type's default, "linear" is asymmetric."""
     if isinstance(name, Scheme):
         return name
     if name is None:
@@ -184,16 +188,17 @@ def scheme(name: str | Scheme | None, of: QuantType) -> Scheme:
 
 
 def check(of: QuantType, by: Scheme, granularity: Granularity) -> None:
-    """Raise unless the table holds this combination."""
+    """Raise unless COMBINATIONS has this combination."""
     allowed = COMBINATIONS.get((of.name, by))
     if allowed is None:
         schemes = [str(one) for name, one in COMBINATIONS if name == of.name]
         raise QuantizationError(
             f"{of} has no {by} scheme", expected=" or ".join(schemes), found=str(by)
         )
-    if granularity not in allowed:
+    if type(granularity) not in allowed:
+        names = {PerTensor: "per tensor", PerAxis: "per axis", PerGroup: "per group"}
         raise QuantizationError(
             f"{by} {of} is not quantized {granularity}",
-            expected=" or ".join(sorted(map(str, allowed))),
+            expected=" or ".join(sorted(names[one] for one in allowed)),
             found=str(granularity),
         )

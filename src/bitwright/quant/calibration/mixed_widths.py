@@ -1,7 +1,7 @@
-"""A bit width for each channel: the widths with the least squared error within a budget.
+"""Choose a bit width for each channel: least squared error within a budget of average bits.
 
-Every channel begins at 2 bits; whichever step (2 to 4, 4 to 8) removes the most error for each bit
-is taken next, as long as the average stays within the budget.
+Greedy: all channels start at 2 bits; the step (2 to 4, 4 to 8) that removes the most error per bit
+is taken next, while the average stays within the budget.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import QuantizationError
+from bitwright.ir import quant_types
+from bitwright.ir.quant_types import WIDTHS, Scheme
 from bitwright.quant.calibration.scoring import Distribution
-from bitwright.quant.calibration.search import Problem, least_error
-from bitwright.quant.core import types
-from bitwright.quant.core.types import WIDTHS, Scheme
+from bitwright.quant.calibration.search import RangeProblem, least_error
 
 Array = np.ndarray[Any, Any]
 
 
 def assign_widths(rows: Array, bits: float) -> tuple[int, ...]:
-    """Widths of the rows [channels, n] whose average is at most `bits`."""
+    """Widths for the rows [channels, n], with an average of at most `bits`."""
     if not WIDTHS[0] <= bits <= WIDTHS[-1]:
         raise QuantizationError(
-            "the average width does not fit", expected=f"{WIDTHS[0]}..{WIDTHS[-1]}", found=bits
+            "the average width is out of range", expected=f"{WIDTHS[0]}..{WIDTHS[-1]}", found=bits
         )
     errors = _errors(rows)
     level = np.zeros(len(rows), int)
@@ -44,6 +44,7 @@ def assign_widths(rows: Array, bits: float) -> tuple[int, ...]:
 
 
 def _step(errors: Array, level: int, row: int) -> tuple[float, int]:
+    """Negated error reduction per bit of the next step of a row, for the heap."""
     gain = errors[level, row] - errors[level + 1, row]
     return -float(gain) / (WIDTHS[level + 1] - WIDTHS[level]), row
 
@@ -51,6 +52,6 @@ def _step(errors: Array, level: int, row: int) -> tuple[float, int]:
 def _errors(rows: Array) -> Array:
     """The least squared error of each row at each width, [widths, rows]."""
     data = Distribution.of_rows(rows)
-    kinds = [types.get(f"int{width}") for width in WIDTHS]
-    problems = [Problem(data, kind, Scheme.symmetric) for kind in kinds]
+    kinds = [quant_types.get(f"int{width}") for width in WIDTHS]
+    problems = [RangeProblem(data, kind, Scheme.symmetric) for kind in kinds]
     return np.stack([problem.error(*least_error(problem)) for problem in problems])
