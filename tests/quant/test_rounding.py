@@ -11,8 +11,8 @@ from bitwright.quant.calibration.model_outputs import Channels
 from bitwright.quant.calibration.stats import CalibrationStats, Sample
 from bitwright.quant.model.points import find_points
 from bitwright.quant.model.weights import weights as weights_module
-from bitwright.quant.model.weights.adaround import Descent
-from bitwright.quant.model.weights.gptq import ErrorSpread, damping
+from bitwright.quant.model.weights.adaround import CoordinateDescent
+from bitwright.quant.model.weights.gptq import Gptq, damping
 from bitwright.quant.model.weights.nearest import weight_qvalues, weight_scales
 from bitwright.quant.model.weights.weights import WeightFormat, quantize_weights
 
@@ -44,7 +44,7 @@ def test_spreading_errors_beats_nearest_rounding(groups, columns, terms, limit):
     rows = correlated_rows(rng, 4 * terms + 8, groups, terms)
     matrix = rng.normal(size=(groups, columns, terms)).astype(np.float32)
     scales = weight_scales(matrix, limit)
-    found = ErrorSpread(gram_of(rows)).qvalues(matrix, scales, limit, -limit)
+    found = Gptq(gram_of(rows)).qvalues(matrix, scales, limit, -limit)
     assert np.array_equal(found, np.rint(found)) and np.abs(found).max() <= limit
     nearest = error(rows, matrix, weight_qvalues(matrix, scales, limit) * scales)
     assert error(rows, matrix, found * scales) <= nearest * (1 + 1e-3)
@@ -58,7 +58,7 @@ def test_spreading_errors_is_near_the_best_of_all_roundings():
         matrix = rng.normal(size=(1, 1, 8)).astype(np.float32)
         scales = weight_scales(matrix, 7)
         best = min(all_errors(rows, matrix, scales, 7))
-        found = ErrorSpread(gram_of(rows)).qvalues(matrix, scales, 7, -7)
+        found = Gptq(gram_of(rows)).qvalues(matrix, scales, 7, -7)
         nearest = error(rows, matrix, weight_qvalues(matrix, scales, 7) * scales)
         ratios.append((error(rows, matrix, found * scales) / best, nearest / best))
     spread, nearest = np.mean(ratios, axis=0)
@@ -113,7 +113,7 @@ def test_descent_is_nearly_the_best_of_all_roundings():
         rows = correlated_rows(rng, 64, 1, 8)
         matrix = rng.normal(size=(1, 1, 8)).astype(np.float32)
         scales = weight_scales(matrix, 7)
-        found = Descent(gram_of(rows)).qvalues(matrix, scales, 7, -7)
+        found = CoordinateDescent(gram_of(rows)).qvalues(matrix, scales, 7, -7)
         ratios.append(
             error(rows, matrix, found * scales) / min(all_errors(rows, matrix, scales, 7))
         )
@@ -133,8 +133,8 @@ def test_descent_only_lowers_the_error_of_each_column(groups, columns, terms, hi
     lost = lambda qvalues: matrix - qvalues * scales
     errors = lambda qvalues: np.einsum("gnk,gkj,gnj->gn", lost(qvalues), damped, lost(qvalues))
     nearest = weight_qvalues(matrix, scales, highest, lowest)
-    spread = ErrorSpread(gram).qvalues(matrix, scales, highest, lowest)
-    found = Descent(gram).qvalues(matrix, scales, highest, lowest)
+    spread = Gptq(gram).qvalues(matrix, scales, highest, lowest)
+    found = CoordinateDescent(gram).qvalues(matrix, scales, highest, lowest)
     assert np.array_equal(found, np.clip(np.rint(found), lowest, highest))
     least = np.minimum(errors(nearest), errors(spread))
     assert (errors(found) <= least * (1 + 1e-3) + 1e-7).all()
@@ -167,7 +167,7 @@ def test_searched_ranges_never_measure_worse(rounding, bits, block):
 @pytest.mark.parametrize("groups, terms", [(1, 1), (3, 9), (1, 64), (2, 65), (1, 200)])
 def test_errors_spread_along_the_root_of_the_inverse(groups, terms):
     gram = gram_of(correlated_rows(np.random.default_rng(0), terms // 2 + 2, groups, terms))
-    spread = ErrorSpread(gram)
+    spread = Gptq(gram)
     damped = gram + np.eye(terms) * damping(gram)[:, :, None]
     for own, upper, order in zip(damped, spread.upper, spread.order, strict=True):
         assert np.abs(np.tril(upper, -1)).max(initial=0) < 1e-9
@@ -182,7 +182,7 @@ def test_more_bits_are_taken_where_f32_finds_no_root(monkeypatch):
     gram = (rows.T @ rows / 200).astype(np.float32)[None]
     scale = np.full((1, 20, 1), 0.05, np.float32)
     matrix = rng.normal(size=(1, 20, 70)).astype(np.float32)
-    plain, cholesky, asked = ErrorSpread(gram), np.linalg.cholesky, set()
+    plain, cholesky, asked = Gptq(gram), np.linalg.cholesky, set()
 
     def singular_in_f32(a):
         asked.add(a.dtype.name)
@@ -191,7 +191,7 @@ def test_more_bits_are_taken_where_f32_finds_no_root(monkeypatch):
         return cholesky(a)
 
     monkeypatch.setattr(np.linalg, "cholesky", singular_in_f32)
-    found = ErrorSpread(gram)
+    found = Gptq(gram)
     assert asked == {"float32", "float64"} and found.upper.dtype == np.float32
     np.testing.assert_allclose(found.upper, plain.upper, atol=1e-4)
     qvalues = found.qvalues(matrix, scale, 127, -127)
