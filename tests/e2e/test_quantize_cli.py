@@ -123,7 +123,7 @@ def test_a_yaml_recipe(tmp_path, folder):
     text = call("quantize", demo.model_path(), "--data", folder / "0.npz", "-o", output, *given)
     schemes = {row["name"]: row["scheme"] for row in json.loads(text)["layers"]}
     assert schemes["block2.conv1"] == schemes["block2.conv2"] == "float"
-    assert schemes["widen"] == schemes["head"] == "weights"
+    assert schemes["widen"] == schemes["head"] == "weight_only"
 
 
 def test_what_is_refused_is_said_at_once_and_writes_nothing(tmp_path, folder, script):
@@ -158,7 +158,7 @@ def test_another_recipe_takes_its_statistics_from_a_file(tmp_path, folder):
     call("quantize", demo.model_path(), "--data", folder, "-o", output, "--statistics", seen)
     options = "--recipe", "w8", "--statistics", seen, "--json"
     facts = json.loads(call("quantize", demo.model_path(), "-o", tmp_path / "w8.onnx", *options))
-    assert {row["scheme"] for row in facts["layers"]} == {"weights"}
+    assert {row["scheme"] for row in facts["layers"]} == {"weight_only"}
     for options, message in (
         (["-o", tmp_path / "w8.onnx"], "data, or a file of statistics"),
         (["-o", output, "--statistics", tmp_path / "none"], "no file"),

@@ -143,7 +143,7 @@ def test_zero_points_that_are_not_zero_are_refused_with_the_way_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "recipe", ["int8-dynamic", {"symmetric": True, "schemes": {"up": "dynamic"}}]
+    "recipe", ["int8-dynamic", {"symmetric": True, "schemes": {"up": "dynamic_per_token"}}]
 )
 def test_symmetric_recipes_have_no_dynamic_quantized_values(recipe):
     chosen = {"base": recipe, "symmetric": True} if isinstance(recipe, str) else recipe

@@ -12,7 +12,7 @@ from bitwright.quant.model.points import find_points
 from bitwright.warn import BitwrightWarning, forget
 from other_runtimes import onnxruntime_is_exact
 
-TENSORS = {"schemes": {"*": "dynamic-tensor"}}
+TENSORS = {"schemes": {"*": "dynamic_per_tensor"}}
 
 
 def draw(*shape, seed=0):
@@ -97,7 +97,7 @@ def test_they_run_as_integer_kernels_here_and_right_elsewhere(make, recipe, tmp_
 def test_weights_alone(make, recipe, tmp_path):
     graph, shape = make()
     q = bw.quantize(graph, batches(shape), recipe)
-    assert {layer.scheme for layer in q.report.layers} == {"weights"}
+    assert {layer.scheme for layer in q.report.layers} == {"weight_only"}
     assert q.report.quantized_bytes < 0.36 * q.report.float_bytes
     (test,) = batches(shape, 1, seed=2)
     found = bw.compile(q).run(test)["y"]
@@ -114,7 +114,10 @@ def test_products_of_values_count_as_work_and_stay_float():
     graph = b.build(y=b.einsum(q, x, equation="btd,bsd->bts", name="scores"))
     report = bw.quantize(graph, batches((2, 6, 32))).report
     work = {layer.name: (layer.scheme, layer.multiply_adds) for layer in report.layers}
-    assert work == {"q": ("dynamic", 2 * 6 * 32 * 32), "scores": ("float", 2 * 6 * 6 * 32)}
+    assert work == {
+        "q": ("dynamic_per_token", 2 * 6 * 32 * 32),
+        "scores": ("float", 2 * 6 * 6 * 32),
+    }
     assert report.int8_mac_fraction == pytest.approx(32 / 38)
 
 

@@ -17,7 +17,7 @@ from bitwright.ops.core.interpret import run
 from bitwright.quant.calibration.window_rows import has_window_rows, window_rows
 from bitwright.quant.model.carried_state import carries_state
 from bitwright.quant.model.points import find_points
-from bitwright.quant.model.quantize import prepare
+from bitwright.quant.model.stages import simplify
 
 SAMPLES, FILTERS, HIDDEN = 64, 16, 32
 
@@ -77,7 +77,7 @@ def test_a_carried_state_keeps_as_much_as_other_recurrent_models(is_branched):
     q = bw.quantize(graph, steps(graph, 96, 1))
     assert min(q.report.output_sqnr_db.values()) > 33
     schemes = {layer.name.split("/")[-1]: layer.scheme for layer in q.report.layers}
-    assert schemes["spectrum"] in ("dynamic", "float")
+    assert schemes["spectrum"] in ("dynamic_per_token", "float")
     exact, found = bw.compile(graph), bw.compile(q)
     test = steps(graph, 64, 2)
     states = lambda exe: np.stack([exe.run(batch)["after"] for batch in test])
@@ -113,7 +113,7 @@ def test_static_ranges_in_a_branch_are_exchanged_like_others():
     score = b.if_(flag, x, **bodies)
     power = b.reduce_sum(b.mul(score, score), axes=[1, 2])
     graph = b.build(y=b.div(score, b.sqrt(power)))  # a quiet frame counts as much as a loud one
-    assert not carries_state(prepare(graph)[0])
+    assert not carries_state(simplify(graph))
     rng = np.random.default_rng(0)
     loud = 10 ** rng.uniform(-2, 0, 96)
     data = [
@@ -126,12 +126,12 @@ def test_static_ranges_in_a_branch_are_exchanged_like_others():
     static = bw.quantize(graph, data, {"static_sqnr_db": -99, "bias_correction": False}).report
     report = bw.quantize(graph, data, {"bias_correction": False}).report
     assert {layer.scheme for layer in static.layers} == {"static"}
-    assert {layer.scheme for layer in report.layers} == {"dynamic"}
+    assert {layer.scheme for layer in report.layers} == {"dynamic_per_token"}
     assert static.output_sqnr_db["y"] < 24 and report.output_sqnr_db["y"] > 35
 
 
 def test_what_carries_a_state():
-    assert carries_state(prepare(model())[0]) and carries_state(prepare(model(False))[0])
+    assert carries_state(simplify(model())) and carries_state(simplify(model(False)))
 
     def layer(first=True, last=True):
         b = bw.Builder("layer")
@@ -206,7 +206,7 @@ def test_windows_that_are_none():
 def test_dynamic_windows_survive_their_file(tmp_path):
     graph = model()
     q = bw.quantize(graph, steps(graph, 96, 1))
-    assert "dynamic" in {layer.scheme for layer in q.report.layers if layer.op == "conv"}
+    assert "dynamic_per_token" in {layer.scheme for layer in q.report.layers if layer.op == "conv"}
     q.save(tmp_path / "q.onnx")
     again = bw.compile(tmp_path / "q.onnx")
     for batch in steps(graph, 4, 3):

@@ -45,8 +45,8 @@ def test_an_effect_is_that_of_the_value_in_quantized_values(rng):
     for batch in data[:2]:
         held = activations[first].range.round_trip(batch["x"])
         losses.add(float_model.run(batch), float_model.run({"x": held}))
-    assert sensitivity.together(first) == pytest.approx(losses.worst, rel=1e-3)
-    assert sensitivity.together() == 0
+    assert sensitivity.output_error(first) == pytest.approx(losses.worst, rel=1e-3)
+    assert sensitivity.output_error() == 0
     for batch, expected in zip(data, sensitivity.expected, strict=False):
         np.testing.assert_array_equal(expected["y"], float_model.run(batch)["y"])
 
@@ -58,9 +58,9 @@ def test_batches_behind_one_that_loses_little_are_not_asked(rng):
     calibration.run(False)
     activations = {s: static_activation(calibration.stats[s.name], smooth=False) for s in points}
     one, two = (SensitivityAnalysis(graph, activations, data[:count], None) for count in (1, 2))
-    alone = one.together(points[0])
-    assert two.together(points[0], little=alone) == alone
-    assert two.together(points[0], little=alone / 2) == two.together(points[0]) != alone
+    alone = one.output_error(points[0])
+    assert two.output_error(points[0], negligible=alone) == alone
+    assert two.output_error(points[0], negligible=alone / 2) == two.output_error(points[0]) != alone
 
 
 def test_sites_are_relieved_until_the_outputs_keep_what_is_asked(rng):

@@ -120,9 +120,9 @@ def test_scales_have_all_their_bits_where_the_run_finds_ranges():
     for scheme, exact_sums, bits in (
         ("static", True, SCALE_BITS),
         ("static", False, FACTOR_BITS),
-        ("dynamic-tensor", True, 24),
+        ("dynamic_per_tensor", True, 24),
     ):
-        form = WeightFormat(ranges="peak", exact_sums=exact_sums)
+        form = WeightFormat(ranges="peak", round_scales=exact_sums)
         activation = ActivationQuant(scheme, None, range_, 0.0)
         (made,) = quantize_weights(stats, activation, form).values()
         assert has_bits(made.scales, bits) and not has_bits(made.scales, bits // 2)

@@ -9,7 +9,7 @@ import bitwright as bw
 from bitwright import demo
 from bitwright.errors import BitwrightError
 from bitwright.quant.model.layer_names import LayerNames
-from bitwright.quant.model.quantize import prepare
+from bitwright.quant.model.stages import simplify
 from bitwright.report.compare import compare
 
 
@@ -57,15 +57,27 @@ def test_the_report_names_layers_by_their_weights():
 )  # fmt: skip
 def test_patterns_match_layers_and_weights(pattern):
     found = schemes(block(), batches(), {"ignore": [pattern]})
-    assert found == {NAMES[0]: "dynamic", NAMES[1]: "dynamic", NAMES[2]: "float"}
+    assert found == {
+        NAMES[0]: "dynamic_per_token",
+        NAMES[1]: "dynamic_per_token",
+        NAMES[2]: "float",
+    }
     asked = schemes(block(), batches(), {"schemes": {pattern: "static"}})
-    assert asked == {NAMES[0]: "dynamic", NAMES[1]: "dynamic", NAMES[2]: "static"}
+    assert asked == {
+        NAMES[0]: "dynamic_per_token",
+        NAMES[1]: "dynamic_per_token",
+        NAMES[2]: "static",
+    }
 
 
 def test_what_is_ignored_does_not_take_its_neighbours_along():
     """Both projections read x: one of them stays float, the other does not."""
     found = schemes(block(), batches(), {"ignore": ["*.q_proj.weight"]})
-    assert found == {NAMES[0]: "float", NAMES[1]: "dynamic", NAMES[2]: "dynamic"}
+    assert found == {
+        NAMES[0]: "float",
+        NAMES[1]: "dynamic_per_token",
+        NAMES[2]: "dynamic_per_token",
+    }
     q = bw.quantize(block(), batches(), {"ignore": ["*.q_proj.weight"]})
     exact, held = (bw.compile(m).run(batches()[0])["y"] for m in (block(), q))
     assert np.abs(exact - held).max() < 0.05 * np.abs(exact).max()
@@ -105,7 +117,7 @@ def test_it_is_said_before_any_data_is_read():
 
 def test_folded_weights_keep_the_name_of_what_they_were_made_from():
     """Of a convolution whose batch norm was folded, and a product turned around by the importer."""
-    _, names = prepare(bw.load(demo.model_path()))
+    names = LayerNames(simplify(bw.load(demo.model_path())))
     found = [names.readable(path) for path in ("getitem", "getitem_3", "matmul")]
     assert found == ["stem", "block1.conv1", "head"]
     assert "block1.conv1.weight" in names.all("getitem_3")
@@ -165,7 +177,7 @@ def test_module_paths_of_exported_files():
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
     assert "in net.layer.0.query" in bw.load(model).value("val_2").node.loc
     found = schemes(model, batches(), {"ignore": ["net.layer.0.query.weight"]})
-    assert found == {"net.layer.0.query": "float", "net.out": "dynamic"}
+    assert found == {"net.layer.0.query": "float", "net.out": "dynamic_per_token"}
 
 
 def test_values_keep_their_names_and_models_are_compared_by_them():
@@ -265,7 +277,7 @@ def test_the_example_of_the_documents_matches_a_model_with_such_layers(tmp_path)
     assert schemes(graph, data, path) == {
         "model.layers.0.mlp.up_proj": "float",
         "model.layers.0.mlp.down_proj": "float",
-        "model.layers.1.mlp.up_proj": "dynamic",
-        "model.layers.1.mlp.down_proj": "dynamic",
+        "model.layers.1.mlp.up_proj": "dynamic_per_token",
+        "model.layers.1.mlp.down_proj": "dynamic_per_token",
         "lm_head": "float",
     }

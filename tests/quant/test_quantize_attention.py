@@ -40,7 +40,7 @@ def test_quantized_values_are_chosen_by_their_effect():
     q, data, graph = quantized({})
     assert attention_of(q.graph).attrs["int8"]
     (row,) = [x for x in q.report.layers if x.op == "attention"]
-    assert row.scheme == "dynamic" and "dB of the outputs" in row.reason
+    assert row.scheme == "dynamic_per_token" and "dB of the outputs" in row.reason
     assert q.report.int8_mac_fraction == 1.0
     exact, found = (bw.compile(g).run(data[0])["y"] for g in (graph, q.graph))
     assert np.square(found - exact).sum() < np.square(exact).sum() / 100

@@ -1,7 +1,6 @@
 """bw.quantize on small models: what it gives, that it runs everywhere, and what it refuses."""
 
 from dataclasses import replace
-from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,8 +9,9 @@ import pytest
 import bitwright as bw
 from bitwright.errors import BitwrightError
 from bitwright.ops.core.interpret import run
+from bitwright.quant.model import stages
 from bitwright.quant.model.assign import Choice
-from bitwright.quant.model.recipe import matches, recipe
+from bitwright.quant.model.recipe import RECIPES, matches, recipe
 from bitwright.quant.model.weights.nearest import Range, rows_round_trip
 from bitwright.warn import DataWarning
 
@@ -73,7 +73,7 @@ def test_everything_that_multiplies_is_in_8_bits_and_listed(quantized):
 def test_a_model_in_quantized_values_stays_as_it_is_and_the_report_says_so(quantized):
     with pytest.warns(DataWarning, match="6 of 6 layers came in codes"):
         again = bw.quantize(quantized.graph, batches(4))
-    assert {layer.scheme for layer in again.report.layers} == {"given"}
+    assert {layer.scheme for layer in again.report.layers} == {"already_quantized"}
     assert again.report.int8_mac_fraction == 1 and "came in codes" in str(again.report)
     data = batches(2, seed=3)
     np.testing.assert_array_equal(outputs(again, data), outputs(quantized, data))
@@ -101,7 +101,7 @@ def test_the_compiled_model_agrees_with_the_interpreter(quantized):
     assert sqnr(exact, outputs(quantized, data)) > 35
 
 
-TENSORS = {"schemes": {"*": "dynamic-tensor"}}
+TENSORS = {"schemes": {"*": "dynamic_per_tensor"}}
 
 
 @pytest.mark.parametrize("name", ["int8", "int8-static", "int8-dynamic", "w8", "w4", TENSORS])
@@ -129,7 +129,7 @@ def test_an_outlier_channel_is_smoothed_or_quantized_row_by_row():
     data = batches(seed=2)
     assert sqnr(outputs(graph, data), outputs(quantized, data)) > 22
     layer = next(x for x in quantized.report.layers if x.name == "narrow")
-    assert layer.scheme == "dynamic" or layer.smoothing > 0
+    assert layer.scheme == "dynamic_per_token" or layer.smoothing > 0
 
 
 def test_mean_errors_go_into_a_constant_that_is_added_anyway():
@@ -180,7 +180,7 @@ def test_smoothing_divides_before_a_relu_that_nothing_else_reads():
         graph = b.build(y=y, held=held) if kept else b.build(y=y)
         quantized = bw.quantize(graph, batches(), recipe="int8-static")
         qvalues = next(
-            n for n in quantized.graph.nodes if n.op == "quantize" and n.name != "x.codes"
+            n for n in quantized.graph.nodes if n.op == "quantize" and n.name != "x.quantized"
         )
         assert qvalues.inputs[0].node.op == ("mul" if kept else "relu")
         data = batches(2, seed=3)
@@ -189,26 +189,29 @@ def test_smoothing_divides_before_a_relu_that_nothing_else_reads():
 
 
 def test_a_recipe_names_what_stays_in_float_and_what_is_dynamic():
-    chosen = {"ignore": ["re:fir", "down"], "schemes": {"na*": "dynamic", "point": "static"}}
+    chosen = {
+        "ignore": ["re:fir", "down"],
+        "schemes": {"na*": "dynamic_per_token", "point": "static"},
+    }
     report = bw.quantize(network(), batches(), recipe=chosen).report
     schemes = {layer.name: layer.scheme for layer in report.layers}
     assert schemes["first"] == schemes["down"] == "float"
-    assert schemes["narrow"] == "dynamic" and schemes["point"] == "static"
+    assert schemes["narrow"] == "dynamic_per_token" and schemes["point"] == "static"
 
 
 def test_one_range_for_each_tensor_that_the_run_finds():
     quantized = bw.quantize(network(), batches(), recipe=TENSORS)
-    assert {layer.scheme for layer in quantized.report.layers} == {"dynamic-tensor"}
+    assert {layer.scheme for layer in quantized.report.layers} == {"dynamic_per_tensor"}
     assert quantized.report.int8_mac_fraction == 1
     loud = [{"x": 100 * batch["x"]} for batch in batches(4, seed=2)]  # no range foresaw these
     assert sqnr(outputs(network(), loud), outputs(quantized, loud)) > 28
     lowered = bw.compile(quantized).history.stages[-1].graph
     made = [node.op for _, node in lowered.walk()]
     assert made.count("integer_conv") == 4 and made.count("integer_matmul") == 2
-    asked = bw.quantize(network(), batches(), recipe={"schemes": {"*": "dynamic"}}).report
+    asked = bw.quantize(network(), batches(), recipe={"schemes": {"*": "dynamic_per_token"}}).report
     schemes = {layer.name: layer.scheme for layer in asked.layers}
-    assert schemes["first"] == schemes["deep"] == "dynamic-tensor"
-    assert schemes["point"] == schemes["up"] == "dynamic"
+    assert schemes["first"] == schemes["deep"] == "dynamic_per_tensor"
+    assert schemes["point"] == schemes["up"] == "dynamic_per_token"
 
 
 def test_lookups_keep_their_table_in_quantized_values():
@@ -308,8 +311,8 @@ def test_bad_data_is_an_error_that_says_what(data, message):
     ["int3", {"base": "int8", "bits": 3}, {"ignore": ["re:("]}, {"schemes": {"a": "magic"}},
      {"weight_bits": 5}, "missing.yaml", {"schemes": ["static"]}, {"schemes": {"a": 1}},
      {"min_int8_fraction": 2}, {"min_int8_fraction": -0.1},
-     {"ignore": 5}, {"targets": [None]}, {"min_output_sqnr_db": "high"}, {"min_output_sqnr_db": float("nan")},
-     {"static_sqnr_db": None}, {"block": "32"}, {"weight_bits": True}, {"smooth": "no"},
+     {"ignore": 5}, {"targets": [None]}, {"min_output_sqnr_db": "high"},
+     {"min_output_sqnr_db": float("nan")}, {"static_sqnr_db": None}, {"block": "32"}, {"weight_bits": True}, {"smooth": "no"},
      {"rounding": 1}, {1: 2, "bits": 3}, {"ignore": {"a": 1}}, 5, ["int8"], None],
 )  # fmt: skip
 def test_bad_recipes_are_errors(wrong):
@@ -329,22 +332,28 @@ def test_options_take_numbers_and_lists_of_any_kind():
     assert (made.targets, made.ignore) == (("matmul",), ("head",))
 
 
-def test_weights_are_made_again_for_other_quantized_values_only(monkeypatch):
-    """A guard that changes what one layer reads leaves the others' weights as they are."""
-    module, seen = import_module("bitwright.quant.model.quantize"), []
+def test_weights_are_rounded_again_only_for_a_changed_input(monkeypatch):
+    """A fallback of one point leaves the weights of the others unchanged."""
+    seen = []
     make = lambda stats, activation, form, tables: seen.append(activation) or {stats: len(seen)}
-    monkeypatch.setattr(module, "quantize_weights", make)
-    qvalues = [object() for _ in range(3)]
+    monkeypatch.setattr(stages, "quantize_weights", make)
+    activations = [object() for _ in range(3)]
     first, second = (
         Choice(SimpleNamespace(name=name), "static", "", activation)
-        for name, activation in (("a", qvalues[0]), ("b", qvalues[1]))
+        for name, activation in (("a", activations[0]), ("b", activations[1]))
     )
-    made, stats = {}, {"a": "a", "b": "b"}
-    assert module._weights([first, second], stats, None, made, []) == {"a": 1, "b": 2}
-    other = replace(second, activation=qvalues[2])
-    assert module._weights([first, other], stats, None, made, []) == {"a": 1, "b": 3}
-    left = replace(first, scheme="float", activation=None)
-    assert module._weights([left, other], stats, None, made, []) == {"b": 3}
+    state = stages.QuantizationState(None, None, None, RECIPES["int8"], None)
+    state.stats = {"a": "a", "b": "b"}
+
+    def rounded(*choices):
+        state.choices = list(choices)
+        stages.round_weights(state)
+        return state.weights
+
+    assert rounded(first, second) == {"a": 1, "b": 2}
+    other = replace(second, activation=activations[2])
+    assert rounded(first, other) == {"a": 1, "b": 3}
+    assert rounded(replace(first, scheme="float", activation=None), other) == {"b": 3}
     assert len(seen) == 3
 
 
@@ -428,7 +437,7 @@ def test_branches_are_quantized_where_the_data_goes(tmp_path):
     q = bw.quantize(model, data[:36])
     layers = {layer.name: layer for layer in q.report.layers}
     assert layers["choice/then/windows"].scheme == "static"
-    assert layers["choice/then/rows"].scheme == "dynamic"
+    assert layers["choice/then/rows"].scheme == "dynamic_per_token"
     assert layers["choice/else/rows"].scheme == "float"
     assert layers["choice/else/rows"].reason == "no calibration batch reached it"
     assert q.report.int8_mac_fraction == 1

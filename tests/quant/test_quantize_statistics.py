@@ -10,7 +10,7 @@ from small_models import Interrupted, raises
 import bitwright as bw
 from bitwright.errors import BitwrightError, CalibrationError, ParseError
 from bitwright.quant import CalibrationEntry, CalibrationRecord
-from bitwright.quant.calibration import stats_file as stats_file
+from bitwright.quant.calibration import stats_file
 from bitwright.quant.calibration.stats import BATCHES_WITH_ROWS, StatsBuilder
 from bitwright.quant.calibration.stats_file import StatsFile
 from bitwright.quant.model.points import find_points
@@ -68,7 +68,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path, sends, count
 def test_an_interrupt_behind_the_data_keeps_it_too(tmp_path, monkeypatch):
     data, file = batches(3), StatsFile(tmp_path / "seen", is_temporary=True)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as interrupt:
-        patch.setattr("bitwright.quant.model.quantize.assign", lambda *_: raises())
+        patch.setattr("bitwright.quant.model.stages.assign", lambda *_: raises())
         bw.quantize(network(), data, statistics=file)
     assert file.path.exists() and "3 batches" in interrupt.value.__notes__[0]
     resumed = bw.quantize(network(), data, statistics=file)

@@ -6,7 +6,7 @@ import pytest
 import bitwright as bw
 from bitwright.ir.dtype import i8
 from bitwright.quant.model.points import find_points
-from bitwright.quant.model.quantize import prepare
+from bitwright.quant.model.stages import simplify
 from other_runtimes import onnxruntime_is_exact
 
 WORDS, WIDTH, STEPS = 512, 64, 20
@@ -81,7 +81,7 @@ def test_an_embedding_and_the_head_that_is_tied_to_it_are_one(is_folded, recipe,
     tables = [value for value in qvalues(q.graph) if value.shape == (WORDS, WIDTH)]
     assert len(tables) == 1  # of 8 bits, also where other weights have 4
     schemes = {layer.value: layer.scheme for layer in q.report.layers}
-    assert schemes["embedded"] == "weights" and schemes["head"] != "float"
+    assert schemes["embedded"] == "weight_only" and schemes["head"] != "float"
     (test,) = tokens(1, seed=1)
     found = bw.compile(q).run(test)["logits"]
     assert sqnr(bw.compile(graph).run(test)["logits"], found) > 22
@@ -159,7 +159,7 @@ def test_stats_does_not_grow_with_the_steps():
 
     held = []
     for length in (2, STEPS):
-        graph = prepare(unrolled(length))[0]
+        graph = simplify(unrolled(length))
         builder = StatsBuilder(graph, find_points(graph), count=8)
         for batch in steps(length=length):
             builder.step(batch)
@@ -175,7 +175,7 @@ def test_values_that_meet_one_weight_share_one_range():
     w = b.parameter("w", draw(WIDTH, WIDTH))
     x, y = (b.input(name, f"f32[n, {WIDTH}]") for name in "xy")
     graph = b.build(a=b.matmul(x, w), b=b.matmul(y, w))
-    (point,) = find_points(prepare(graph)[0])
+    (point,) = find_points(simplify(graph))
     assert [value.name for value in point.values] == ["x", "y"] and len(point.distinct) == 1
     rng = np.random.default_rng(0)
     batch = lambda: {
@@ -191,7 +191,7 @@ def test_values_that_meet_one_weight_share_one_range():
 def test_rows_of_all_values_count_alike():
     from bitwright.quant.calibration.stats import StatsBuilder
 
-    graph = prepare(unrolled(3))[0]
+    graph = simplify(unrolled(3))
     points = find_points(graph)
     builder = StatsBuilder(graph, points, count=1)
     (batch,) = steps(1, length=3)

@@ -31,7 +31,7 @@ def test_every_weight_only_recipe_works_without_data(base, ranges):
         warnings.simplefilter("error")
         found = bw.quantize(graph, recipe=nearest(base, ranges=ranges))
     (layer,) = found.report.layers
-    assert layer.scheme == "weights" and not found.report.is_measured
+    assert layer.scheme == "weight_only" and not found.report.is_measured
     assert not found.report.output_sqnr_db and "outputs not measured" in found.report.summary()
     assert "that of its weights" in found.report.notes[0]
     assert found.report.quantized_bytes < 0.4 * found.report.float_bytes
@@ -60,7 +60,7 @@ def test_the_demo_model_keeps_its_accuracy():
 def test_what_the_recipe_leaves_out_stays_float():
     found = bw.quantize(perceptron(), recipe=nearest("w8", ignore=["m"]))
     schemes = {layer.name: layer.scheme for layer in found.report.layers}
-    assert schemes == {"m": "float", "y": "weights"}
+    assert schemes == {"m": "float", "y": "weight_only"}
 
 
 @pytest.mark.parametrize("base", ["int8", "int8-static", "w8", "w4", "nvfp4"])
@@ -68,5 +68,5 @@ def test_other_recipes_ask_for_data_and_say_which_need_none(base):
     assert recipe(base).needs_data
     with pytest.raises(CalibrationError, match=r"expected data.*\"rounding\": \"nearest\""):
         bw.quantize(perceptron(), recipe=base)
-    weights_only = RECIPES[base].schemes_allowed == ("weights",)
+    weights_only = RECIPES[base].schemes_allowed == ("weight_only",)
     assert recipe(nearest(base)).needs_data is not weights_only

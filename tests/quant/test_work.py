@@ -13,7 +13,7 @@ def draw(*shape):
 
 def total(graph, batch):
     work = Work(graph, batch)
-    return sum(work.of(node) for _, node in graph.walk())
+    return sum(work.macs(node) for _, node in graph.walk())
 
 
 def test_sizes_that_only_the_data_tells():
