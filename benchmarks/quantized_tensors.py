@@ -51,7 +51,7 @@ def main() -> None:
             seconds = least(lambda m=method, p=place: parameters_for(w, "int4", m, **p), 3)
             print(f"{method} of int4 weights {words}: {w.size / seconds / 1e6:.1f} M weights/s")
     x, qvalues = bw.quantize_tensor(w, "int8"), bw.quantize_tensor(w.T, "int8", "minmax", axis=1)
-    seconds = least(lambda: bw.qmatmul(x, qvalues), 3)
+    seconds = least(lambda: bw.quant.qmatmul(x, qvalues), 3)
     print(f"qmatmul 384 x 1536 x 384: {2 * 384 * 1536 * 384 / seconds / 1e9:.1f} GOPS")
 
 

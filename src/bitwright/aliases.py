@@ -1,7 +1,7 @@
-"""Names of the last release and what they are called now; the old ones work and warn once.
+"""Names of the last release and their present names; the old names work and warn once.
 
-The one place that knows them: recipe options and schemes, saved ops and their attributes, public
-names. Entries go with the next release.
+The only table of them: recipe options and schemes, saved ops and attributes, public names. The next
+release removes the entries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCHEMES = {
 }
 REPORT = {"share_in_8_bit": "int8_mac_fraction"}
 QUANT = {"Taps": "IntermediateOutputs", "QuantizationParameters": "QuantParams"}
-"""Names of `bitwright.quant`."""
+"""Names of `bitwright` and `bitwright.quant`."""
 MOVED = dict.fromkeys(
     (
         "qadd",
@@ -42,12 +42,27 @@ MOVED = dict.fromkeys(
     ),
     "bitwright.quant",
 )
-"""Names of `bitwright` that another module has now."""
+"""Names of `bitwright` that moved to another module."""
 
 
 def current(table: Mapping[str, str], name: str, what: str) -> str:
-    """The present name; `what` says in the warning what it names ("recipe option")."""
+    """The present name; the warning says `what` it names ("recipe option")."""
     if name not in table:
         return name
-    warn_once(f"{what} {name!r}", f"it is called {table[name]!r} now, and the old name is going")
+    _warn(f"{what} {name!r}", table[name])
     return table[name]
+
+
+def public_name(package: str, name: str) -> tuple[str, str] | None:
+    """The module and present name of an old public name, or None."""
+    if package == "bitwright" and name in MOVED:
+        _warn(f"bitwright.{name}", f"{MOVED[name]}.{name}")
+        return MOVED[name], name
+    if package in ("bitwright", "bitwright.quant") and name in QUANT:
+        _warn(f"{package}.{name}", f"bitwright.quant.{QUANT[name]}")
+        return "bitwright.quant", QUANT[name]
+    return None
+
+
+def _warn(old: str, new: str) -> None:
+    warn_once(old, f"renamed to {new!r}; the next release removes the old name")

@@ -312,8 +312,8 @@ def test_bad_data_is_an_error_that_says_what(data, message):
      {"weight_bits": 5}, "missing.yaml", {"schemes": ["static"]}, {"schemes": {"a": 1}},
      {"min_int8_fraction": 2}, {"min_int8_fraction": -0.1},
      {"ignore": 5}, {"targets": [None]}, {"min_output_sqnr_db": "high"},
-     {"min_output_sqnr_db": float("nan")}, {"static_sqnr_db": None}, {"block": "32"}, {"weight_bits": True}, {"smooth": "no"},
-     {"rounding": 1}, {1: 2, "bits": 3}, {"ignore": {"a": 1}}, 5, ["int8"], None],
+     {"min_output_sqnr_db": float("nan")}, {"static_sqnr_db": None}, {"block": "32"},
+     {"weight_bits": True}, {"smooth": "no"}, {"rounding": 1}, {1: 2, "bits": 3}, {"ignore": {"a": 1}}, 5, ["int8"], None],
 )  # fmt: skip
 def test_bad_recipes_are_errors(wrong):
     with pytest.raises(BitwrightError):

@@ -1,17 +1,18 @@
-"""Quantization: types, statistics, parameters, tensors, calibration and recipes.
+"""Quantization: formats, calibration, quantized tensors, and quantization of models.
 
-    statistics  one streaming pass over data          types       what a code can be
-    methods     statistics -> a range -> parameters   parameters  scale, zero point, granularity
+    core         element types, parameters, packing     calibration   statistics and ranges
+    tensor       quantized tensors and their ops         model         `bw.quantize`
 
-Names are imported when they are first used.
+Names are imported on first use.
 """
 
 from typing import TYPE_CHECKING
 
 from bitwright.lazy import lazy_names
 
-if TYPE_CHECKING:  # type checkers and editors read these, and nothing is imported
+if TYPE_CHECKING:  # for type checkers and editors only
     from bitwright.ir.calibration import CalibrationEntry, CalibrationRecord
+    from bitwright.ir.granularity import PerAxis, PerGroup, PerTensor, PerToken
     from bitwright.passes.insert_q_dq import insert_q_dq
     from bitwright.quant.calibration.calibrate import Calibrator
     from bitwright.quant.calibration.intermediate_outputs import IntermediateOutputs
@@ -22,9 +23,21 @@ if TYPE_CHECKING:  # type checkers and editors read these, and nothing is import
     from bitwright.quant.core.parameters import QuantizationParameters
     from bitwright.quant.core.types import Granularity, Scheme
     from bitwright.quant.data.batches import Batches
+    from bitwright.quant.model.config import QuantConfig
     from bitwright.quant.model.quantize import Quantized, quantize
     from bitwright.quant.model.recipe import Recipe
     from bitwright.quant.tensor.observer import Observer, quantize_tensor
+    from bitwright.quant.tensor.operations import (
+        qadd,
+        qaverage_pool2d,
+        qconcat,
+        qconv2d,
+        qmatmul,
+        qmax_pool2d,
+        qmul,
+        qrelu,
+        requantize,
+    )
     from bitwright.quant.tensor.system import QuantizationSystem
     from bitwright.quant.tensor.tensor import QuantizedTensor
 
@@ -34,9 +47,15 @@ __all__ = [
     "CalibrationRecord",
     "Calibrator",
     "Granularity",
+    "IntermediateOutputs",
     "Observer",
+    "PerAxis",
+    "PerGroup",
+    "PerTensor",
+    "PerToken",
     "Percentile",
     "Quality",
+    "QuantConfig",
     "QuantizationParameters",
     "QuantizationSystem",
     "Quantized",
@@ -45,12 +64,20 @@ __all__ = [
     "Recipe",
     "Scheme",
     "Statistics",
-    "IntermediateOutputs",
     "choose",
     "insert_q_dq",
+    "qadd",
+    "qaverage_pool2d",
+    "qconcat",
+    "qconv2d",
+    "qmatmul",
+    "qmax_pool2d",
+    "qmul",
+    "qrelu",
     "quality",
     "quantize",
     "quantize_tensor",
+    "requantize",
 ]
 
 _HOME = {
@@ -59,24 +86,38 @@ _HOME = {
     "CalibrationRecord": "bitwright.ir.calibration",
     "Calibrator": "bitwright.quant.calibration.calibrate",
     "Granularity": "bitwright.quant.core.types",
+    "IntermediateOutputs": "bitwright.quant.calibration.intermediate_outputs",
     "Observer": "bitwright.quant.tensor.observer",
+    "PerAxis": "bitwright.ir.granularity",
+    "PerGroup": "bitwright.ir.granularity",
+    "PerTensor": "bitwright.ir.granularity",
+    "PerToken": "bitwright.ir.granularity",
     "Percentile": "bitwright.quant.calibration.methods",
     "Quality": "bitwright.quant.core.measure",
+    "QuantConfig": "bitwright.quant.model.config",
     "QuantizationParameters": "bitwright.quant.core.parameters",
     "QuantizationSystem": "bitwright.quant.tensor.system",
-    "QuantizedTensor": "bitwright.quant.tensor.tensor",
     "Quantized": "bitwright.quant.model.quantize",
+    "QuantizedTensor": "bitwright.quant.tensor.tensor",
     "Ranges": "bitwright.quant.calibration.ranges",
     "Recipe": "bitwright.quant.model.recipe",
     "Scheme": "bitwright.quant.core.types",
     "Statistics": "bitwright.quant.calibration.statistics",
-    "IntermediateOutputs": "bitwright.quant.calibration.intermediate_outputs",
     "choose": "bitwright.quant.calibration.methods",
     "insert_q_dq": "bitwright.passes.insert_q_dq",
+    "qadd": "bitwright.quant.tensor.operations",
+    "qaverage_pool2d": "bitwright.quant.tensor.operations",
+    "qconcat": "bitwright.quant.tensor.operations",
+    "qconv2d": "bitwright.quant.tensor.operations",
+    "qmatmul": "bitwright.quant.tensor.operations",
+    "qmax_pool2d": "bitwright.quant.tensor.operations",
+    "qmul": "bitwright.quant.tensor.operations",
+    "qrelu": "bitwright.quant.tensor.operations",
     "quality": "bitwright.quant.core.measure",
     "quantize": "bitwright.quant.model.quantize",
     "quantize_tensor": "bitwright.quant.tensor.observer",
+    "requantize": "bitwright.quant.tensor.operations",
 }
 
-if not TYPE_CHECKING:  # else every name would do
+if not TYPE_CHECKING:  # a type checker would accept any name
     __getattr__, __dir__ = lazy_names(__name__, _HOME)
