@@ -34,7 +34,7 @@ def test_rounding_is_that_of_ml_dtypes(kind):
 
 
 def mx_by_hand(x, element, block):
-    """codes and e8m0 scales of rows, with ml_dtypes and nothing else."""
+    """Quantized values and e8m0 scales of rows, by ml_dtypes alone."""
     cut = x.reshape(-1, block)
     peak = np.abs(cut).max(axis=1, keepdims=True)
     largest = float(ml_dtypes.finfo(element).max)

@@ -1,4 +1,4 @@
-"""What one pass over the data shows of each site, against numpy on the values themselves."""
+"""Calibration statistics of each quantization point, compared with numpy."""
 
 import numpy as np
 import pytest
@@ -72,7 +72,7 @@ def test_rows_are_those_of_the_values():
         np.testing.assert_allclose(sample.mean, rows.mean(axis=0), rtol=1e-4, atol=1e-5)
 
 
-def test_values_whose_size_the_data_decides_and_empty_ones():
+def test_values_of_data_dependent_size_and_empty_values():
     rng = np.random.default_rng(7)
     b = Builder()
     x, past = b.input("x", "f32[n, 6]"), b.input("past", "f32[m, 6]")
@@ -91,7 +91,7 @@ def test_values_whose_size_the_data_decides_and_empty_ones():
     np.testing.assert_allclose(found.every.high, np.maximum(high, 0))
 
 
-def test_products_of_numpy_have_their_threads_again():
+def test_numpy_matmul_gets_its_threads_back():
     if _openblas() is None:
         pytest.skip("numpy has another library of products")
     count, _ = _openblas()

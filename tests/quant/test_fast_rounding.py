@@ -1,4 +1,4 @@
-"""The machine code of the rounding loop gives the codes that numpy's steps give, to the bit."""
+"""The compiled rounding loop equals the numpy loop to the bit."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from bitwright.quant.model.weights.gptq import Gptq, IntegerGrid
 
 
 def plain(rest, steps, upper, qvalues, lowest, highest):
-    """The same steps, one term at a time."""
+    """The numpy loop, one term at a time."""
     nearest = IntegerGrid(lowest, highest)
     for k in range(rest.shape[1]):
         qvalues[:, k] = rest[:, k] / steps[:, k]
@@ -39,7 +39,7 @@ def test_the_same_bits(groups, terms, columns, limits, each):
     assert qvalues.min() >= limits[0] and qvalues.max() <= limits[1]
 
 
-def test_rounding_takes_it_and_keeps_its_quantized_values(monkeypatch):
+def test_gptq_uses_the_compiled_loop_with_equal_results(monkeypatch):
     rng = np.random.default_rng(0)
     terms, columns = 48, 2 * FEWEST_COLUMNS
     rows = rng.normal(size=(200, terms)) @ rng.normal(size=(terms, terms))

@@ -1,4 +1,4 @@
-"""Outputs are measured on batches that nothing was learned from."""
+"""Outputs are measured on held-out batches."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_every_8th_batch_from_the_4th_on_is_held_out():
     assert [number for number in range(1, 30) if is_held_out(number)] == [4, 12, 20, 28]
 
 
-def test_nothing_is_learned_from_a_held_out_batch():
+def test_held_out_batches_do_not_change_the_model():
     data = batches(12)
     for number in (3, 11):
         data[number]["x"] *= 1000
@@ -61,7 +61,7 @@ def is_same(first, second):
 
 
 @pytest.mark.parametrize("count, held_out", [(4, 1), (11, 1), (12, 1), (28, 2)])
-def test_the_report_says_what_the_figure_was_measured_on(count, held_out):
+def test_the_report_names_the_data_it_measured(count, held_out):
     q = bw.quantize(network(), batches(count))
     report = q.report
     assert report.held_out_batches == held_out and report.notes == []
@@ -74,15 +74,15 @@ def test_the_report_says_what_the_figure_was_measured_on(count, held_out):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_of_few_batches_none_is_held_out_and_the_report_says_so(count):
+def test_few_batches_hold_none_out_and_the_report_says_so(count):
     with pytest.warns(DataWarning, match="no batch was held out, since there were fewer than 4"):
         report = bw.quantize(network(), batches(count)).report
     assert report.held_out_batches == 0 and "no batch was held out" in str(report)
     assert "outputs on calibration data" in report.summary()
 
 
-def test_few_rows_do_not_look_better_than_fresh_ones_are():
-    """64 rows, which weights are fitted to when they are rounded."""
+def test_few_rows_do_not_overstate_the_sqnr():
+    """64 rows, which rounding fits the weights to."""
     recipe = {"base": "w4", "block": 0}
     q = bw.quantize(network(), batches(8), recipe)
     run = lambda model: np.concatenate([bw.compile(model).run(b)["y"] for b in batches(40, seed=9)])
@@ -98,7 +98,7 @@ def test_memory_does_not_grow_with_the_batches():
     assert all(map(is_held_out, numbers)) and numbers[-1] > 800  # spread over all of them
 
 
-def test_large_batches_are_kept_in_few(monkeypatch):
+def test_few_large_batches_are_kept(monkeypatch):
     monkeypatch.setattr(
         "bitwright.quant.calibration.run.BYTES_HELD_OUT", 3 * batches(1)[0]["x"].nbytes
     )
@@ -116,7 +116,7 @@ def test_a_file_of_statistics_holds_them_too(tmp_path):
     assert more.held_out_batches == 1
 
 
-def test_a_broken_sample_is_said_of_a_held_out_batch_too():
+def test_a_broken_sample_of_a_held_out_batch_is_an_error_too():
     data = batches(8)
     data[3]["x"][2, 5] = np.nan
     with pytest.raises(CalibrationError, match="batch 3 of the data: the input 'x' holds NaN"):

@@ -1,4 +1,4 @@
-"""Readable names of layers, patterns that mean them by any of their names, and near misses."""
+"""Readable layer names, patterns that match any of them, and similar names in errors."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def draw(*shape, seed=0):
 
 
 def block():
-    """Two projections of one value with made-up names of results, as importers write them."""
+    """Two projections of one value with generated result names, as importers write them."""
     b = bw.Builder("block")
     x = b.input("x", "f32[n, 16]")
     names = "layers.0.q_proj.weight", "layers.0.k_proj.weight"
@@ -70,7 +70,7 @@ def test_patterns_match_layers_and_weights(pattern):
     }
 
 
-def test_what_is_ignored_does_not_take_its_neighbours_along():
+def test_ignoring_a_layer_does_not_affect_other_readers():
     """Both projections read x: one of them stays float, the other does not."""
     found = schemes(block(), batches(), {"ignore": ["*.q_proj.weight"]})
     assert found == {
@@ -93,7 +93,7 @@ def test_what_is_ignored_does_not_take_its_neighbours_along():
         ("layers.0.q_proj.weigth", "layers.0.q_proj.weight"),
     ],
 )
-def test_a_pattern_that_matches_nothing_is_an_error_with_near_misses(option, pattern, near):
+def test_a_pattern_that_matches_nothing_is_an_error_with_similar_names(option, pattern, near):
     key, given = next(iter(option.items()))
     recipe = {key: [pattern] if isinstance(given, list) else {pattern: "static"}}
     with pytest.raises(BitwrightError, match=r"matches no layer.*Did you mean") as error:
@@ -101,12 +101,12 @@ def test_a_pattern_that_matches_nothing_is_an_error_with_near_misses(option, pat
     assert repr(pattern) in str(error.value) and repr(near) in str(error.value)
 
 
-def test_a_pattern_like_nothing_is_shown_some_names():
+def test_a_pattern_without_similar_names_gets_examples():
     with pytest.raises(BitwrightError, match=r"Layers are, for example, 'layers.0.q_proj'"):
         bw.quantize(block(), batches(), {"ignore": ["zzz"]})
 
 
-def test_it_is_said_before_any_data_is_read():
+def test_the_error_comes_before_data_is_read():
     def data():
         raise AssertionError("read")
         yield
@@ -115,15 +115,15 @@ def test_it_is_said_before_any_data_is_read():
         bw.quantize(block(), data(), {"ignore": ["zzz"]})
 
 
-def test_folded_weights_keep_the_name_of_what_they_were_made_from():
-    """Of a convolution whose batch norm was folded, and a product turned around by the importer."""
+def test_folded_weights_keep_their_original_name():
+    """A convolution with a folded batch norm, and a matmul transposed by the importer."""
     names = LayerNames(simplify(bw.load(demo.model_path())))
     found = [names.readable(path) for path in ("getitem", "getitem_3", "matmul")]
     assert found == ["stem", "block1.conv1", "head"]
     assert "block1.conv1.weight" in names.all("getitem_3")
 
 
-def test_names_that_somebody_gave_stay_and_shared_ones_are_counted():
+def test_given_names_stay_and_shared_names_are_numbered():
     b = bw.Builder("named")
     x, w = b.input("x", "f32[n, 16]"), b.parameter("cell.weight_hh", draw(16, 16))
     h = b.tanh(b.matmul(x, w))
@@ -220,15 +220,15 @@ def test_precision_patterns_that_match_nothing_are_errors(precision, message):
             use()
 
 
-def test_a_policy_of_a_file_is_not_held_against_what_became_of_the_model(tmp_path):
-    """Its layers were there when it was written; passes may have joined them since."""
+def test_a_policy_of_a_file_is_not_checked_against_changed_layers(tmp_path):
+    """Its layers existed when it was written; passes may have merged them since."""
     policy = "mixed_bf16:layer:*down_proj*=f32"
     q = bw.quantize(block(), batches(), {"ignore": ["*down_proj"]}, float_precision=policy)
     q.save(tmp_path / "q.onnx")
     bw.compile(tmp_path / "q.onnx").run(batches()[0])
 
 
-def test_the_example_of_the_documents_matches_a_model_with_such_layers(tmp_path):
+def test_the_example_of_the_documentation_matches(tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("yaml")
     text = (Path(__file__).parents[2] / "docs" / "quantization.md").read_text()

@@ -1,4 +1,4 @@
-"""bw.quantize on small models: what it gives, that it runs everywhere, and what it refuses."""
+"""bw.quantize on small models: results, execution in other runtimes, and errors."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -58,7 +58,7 @@ def test_keeps_the_outputs_on_data_it_has_not_seen(quantized):
     assert sqnr(outputs(network(), data), outputs(quantized, data)) > 25
 
 
-def test_everything_that_multiplies_is_in_8_bits_and_listed(quantized):
+def test_all_products_are_in_8_bits_and_listed(quantized):
     report = quantized.report
     assert report.int8_mac_fraction == 1
     assert {layer.name for layer in report.layers} == {
@@ -70,22 +70,20 @@ def test_everything_that_multiplies_is_in_8_bits_and_listed(quantized):
     assert report.quantized_bytes < 0.45 * report.float_bytes
 
 
-def test_a_model_in_quantized_values_stays_as_it_is_and_the_report_says_so(quantized):
-    with pytest.warns(DataWarning, match="6 of 6 layers came in codes"):
+def test_a_quantized_model_stays_unchanged_and_the_report_says_so(quantized):
+    with pytest.warns(DataWarning, match="6 of 6 layers are already quantized"):
         again = bw.quantize(quantized.graph, batches(4))
     assert {layer.scheme for layer in again.report.layers} == {"already_quantized"}
-    assert again.report.int8_mac_fraction == 1 and "came in codes" in str(again.report)
+    assert again.report.int8_mac_fraction == 1 and "already quantized" in str(again.report)
     data = batches(2, seed=3)
     np.testing.assert_array_equal(outputs(again, data), outputs(quantized, data))
     weights = bw.quantize(network(), batches(4), "w8")
     again = bw.quantize(weights.graph, batches(4))
     assert again.report.notes == [] and again.report.int8_mac_fraction == 0
-    assert {layer.reason for layer in again.report.layers} == {
-        "its weight came in codes, which stay"
-    }
+    assert {layer.reason for layer in again.report.layers} == {"its weight is already quantized"}
 
 
-def test_weights_and_activations_are_quantized_values_where_they_meet(quantized):
+def test_products_have_quantized_weights_and_activations(quantized):
     for node in quantized.graph.nodes:
         if node.op in ("matmul", "conv"):
             x, w = node.inputs[:2]
@@ -105,7 +103,7 @@ TENSORS = {"schemes": {"*": "dynamic_per_tensor"}}
 
 
 @pytest.mark.parametrize("name", ["int8", "int8-static", "int8-dynamic", "w8", "w4", TENSORS])
-def test_the_exported_model_runs_in_onnx_runtime_and_comes_back(name, tmp_path):
+def test_the_exported_model_runs_in_onnx_runtime_and_loads_again(name, tmp_path):
     import onnxruntime
 
     quantized = bw.quantize(network(), batches(), recipe=name)
@@ -132,8 +130,8 @@ def test_an_outlier_channel_is_smoothed_or_quantized_row_by_row():
     assert layer.scheme == "dynamic_per_token" or layer.smoothing > 0
 
 
-def test_mean_errors_go_into_a_constant_that_is_added_anyway():
-    """Not into a sum of their own, which a compiler would make one with it."""
+def test_bias_correction_folds_into_an_added_constant():
+    """A second addition could be merged by a compiler and round differently."""
     rng, b = np.random.default_rng(0), bw.Builder("positions")
     w, positions = (rng.normal(size=size).astype(np.float32) for size in ((16, 24), (5, 24)))
     graph = b.build(y=b.add(b.matmul(b.input("x", "f32[n, 5, 16]"), w, name="m"), positions))
@@ -145,7 +143,7 @@ def test_mean_errors_go_into_a_constant_that_is_added_anyway():
     assert "m" in {node.name for node in made.nodes if node.op == "matmul"}
 
 
-def test_tables_of_angles_are_made_in_f64_and_waves_of_data_are_not():
+def test_rope_tables_are_upcast_to_f64_and_sines_of_data_are_not():
     rng, b = np.random.default_rng(0), bw.Builder("turned")
     places = b.cast(b.input("places", "i64[n, 1]"), to="f32")
     table = b.cos(b.mul(places, np.float32([1, 0.1, 0.01])), name="table")
@@ -168,7 +166,7 @@ def test_tables_of_angles_are_made_in_f64_and_waves_of_data_are_not():
         assert {str(n.outputs[0].dtype) for n in kept.nodes if n.op == "cos"} == {"f32"}
 
 
-def test_smoothing_divides_before_a_relu_that_nothing_else_reads():
+def test_smoothing_divides_before_a_relu_without_other_readers():
     rng = np.random.default_rng(0)
     wide = rng.normal(size=(16, 3, 1, 1)).astype(np.float32)
     wide[3] *= 50
@@ -199,7 +197,7 @@ def test_a_recipe_names_what_stays_in_float_and_what_is_dynamic():
     assert schemes["narrow"] == "dynamic_per_token" and schemes["point"] == "static"
 
 
-def test_one_range_for_each_tensor_that_the_run_finds():
+def test_dynamic_per_tensor_ranges():
     quantized = bw.quantize(network(), batches(), recipe=TENSORS)
     assert {layer.scheme for layer in quantized.report.layers} == {"dynamic_per_tensor"}
     assert quantized.report.int8_mac_fraction == 1
@@ -214,7 +212,7 @@ def test_one_range_for_each_tensor_that_the_run_finds():
     assert schemes["point"] == schemes["up"] == "dynamic_per_token"
 
 
-def test_lookups_keep_their_table_in_quantized_values():
+def test_lookups_have_quantized_tables():
     rng = np.random.default_rng(0)
     b = bw.Builder("words")
     ids = b.input("ids", "i64[n]")
@@ -257,7 +255,7 @@ def test_a_value_that_was_always_zero_or_empty_stays_float():
         np.testing.assert_allclose(found[name], value, atol=0.02 * np.abs(value).max())
 
 
-def test_outputs_that_are_masked_or_silent_do_not_alarm_the_guard():
+def test_masked_or_zero_outputs_cause_no_fallback():
     rng = np.random.default_rng(0)
     b = bw.Builder()
     y = b.matmul(b.input("x", "f32[n, 32]"), rng.normal(size=(32, 8)).astype(np.float32))
@@ -285,7 +283,7 @@ def test_the_quantizers_scored_are_the_ops_that_run():
     np.testing.assert_array_equal(chosen.round_trip(x), run(tensor, {"x": x})["y"])
 
 
-def test_weights_of_two_bits_are_stored_as_such():
+def test_two_bit_weights_are_stored_packed():
     made = bw.quantize(network(), batches(4), recipe={"base": "w4", "weight_bits": 2, "block": 8})
     stored = {v.dtype.name for v in made.graph.constants}
     assert "i2" in stored and "i4" not in stored
@@ -313,7 +311,8 @@ def test_bad_data_is_an_error_that_says_what(data, message):
      {"min_int8_fraction": 2}, {"min_int8_fraction": -0.1},
      {"ignore": 5}, {"targets": [None]}, {"min_output_sqnr_db": "high"},
      {"min_output_sqnr_db": float("nan")}, {"static_sqnr_db": None}, {"block": "32"},
-     {"weight_bits": True}, {"smooth": "no"}, {"rounding": 1}, {1: 2, "bits": 3}, {"ignore": {"a": 1}}, 5, ["int8"], None],
+     {"weight_bits": True}, {"smooth": "no"}, {"rounding": 1},
+     {1: 2, "bits": 3}, {"ignore": {"a": 1}}, 5, ["int8"], None],
 )  # fmt: skip
 def test_bad_recipes_are_errors(wrong):
     with pytest.raises(BitwrightError):
@@ -400,7 +399,7 @@ def test_recurrent_layers_are_in_8_bits(op, gates, tmp_path):
         assert sqnr(exact, session.run(None, batch)[0]) > 28
 
 
-def test_recurrent_layers_may_be_left_alone_or_keep_their_states(tmp_path):
+def test_recurrent_layers_may_stay_float_or_keep_their_states(tmp_path):
     rng = np.random.default_rng(1)
     data = [{"x": rng.normal(size=(9, 2, 16)).astype(np.float32)} for _ in range(4)]
     model = recurrent("lstm", 4, directions=1)
@@ -415,8 +414,8 @@ def test_recurrent_layers_may_be_left_alone_or_keep_their_states(tmp_path):
         assert sqnr(exact, bw.compile(q).run(data[0])["logits"]) > (35 if name == "w8" else 15)
 
 
-def test_branches_are_quantized_where_the_data_goes(tmp_path):
-    """Both branches use the same names; one is taken by every batch, the other by none."""
+def test_branches_are_quantized_where_data_reaches_them(tmp_path):
+    """Both branches use the same names; every batch takes one of them."""
     onnxruntime = pytest.importorskip("onnxruntime")
     rng = np.random.default_rng(0)
     bodies = {}

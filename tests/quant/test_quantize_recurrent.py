@@ -1,4 +1,4 @@
-"""Recurrent layers of PyTorch, quantized: held against PyTorch itself, here and in ONNX Runtime."""
+"""Quantized recurrent layers of PyTorch, compared with PyTorch, here and in ONNX Runtime."""
 
 import numpy as np
 import pytest

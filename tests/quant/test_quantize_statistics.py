@@ -1,4 +1,4 @@
-"""What bw.quantize saw of its data: saved, used again without data, gone on with after Ctrl-C."""
+"""The statistics file of bw.quantize: saved, reused without data, resumed after Ctrl-C."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def test_another_recipe_needs_no_data(tmp_path):
 
 @pytest.mark.parametrize("sends", [raises, lambda: os.kill(os.getpid(), signal.SIGINT)])
 @pytest.mark.parametrize(("count", "at"), [(7, 1), (7, 5), (40, 33)])
-def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path, sends, count, at):
+def test_an_interrupted_run_resumes_with_equal_results(tmp_path, sends, count, at):
     data, path = batches(count), tmp_path / "seen"
     source = Interrupted(data, at, sends)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,7 +65,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path, sends, count
     assert constants(bw.quantize(network(), statistics=path)) == constants(resumed)
 
 
-def test_an_interrupt_behind_the_data_keeps_it_too(tmp_path, monkeypatch):
+def test_an_interrupt_after_calibration_saves_too(tmp_path, monkeypatch):
     data, file = batches(3), StatsFile(tmp_path / "seen", is_temporary=True)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as interrupt:
         patch.setattr("bitwright.quant.model.stages.assign", lambda *_: raises())
@@ -95,7 +95,7 @@ def test_more_data_is_added_and_other_data_is_refused(tmp_path):
             bw.quantize(network(), other, statistics=path)
 
 
-def test_what_belongs_to_another_model_or_is_no_such_file(tmp_path, monkeypatch):
+def test_files_of_another_model_or_format_are_errors(tmp_path, monkeypatch):
     data, path = batches(2), tmp_path / "seen"
     bw.quantize(network(), data, statistics=path)
     with pytest.raises(CalibrationError, match="seen are of another model"):
@@ -139,7 +139,7 @@ def test_memory_does_not_grow_with_the_batches(count):
     assert max(sizes) <= (512 if count == 320 else sizes[0])
 
 
-def test_inputs_of_a_type_that_numpy_has_not(tmp_path):
+def test_inputs_of_a_non_numpy_type(tmp_path):
     b = bw.Builder("narrow")
     x = b.cast(b.input("x", "bf16[n, 8]"), to="f32")
     weight = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Rounding weights for the product's sake: against nearest rounding and against all roundings."""
+"""GPTQ and adaptive rounding, compared with nearest and with all roundings."""
 
 import itertools
 import tracemalloc
@@ -31,7 +31,7 @@ def error(rows, matrix, held):
 
 
 def all_errors(rows, matrix, scales, limit):
-    """Of one column: the error of every code that is within a step of its weight."""
+    """The errors of all roundings of one column within one scale of its weights."""
     below = np.floor(matrix / scales)
     tries = [below + up for up in itertools.product((0, 1), repeat=matrix.shape[2])]
     return [error(rows, matrix, np.clip(c, -limit, limit) * scales) for c in tries]
@@ -39,7 +39,7 @@ def all_errors(rows, matrix, scales, limit):
 
 @pytest.mark.parametrize("groups, columns, terms", [(1, 1, 1), (1, 7, 33), (3, 2, 9), (1, 40, 127)])
 @pytest.mark.parametrize("limit", [127, 7, 1])
-def test_spreading_errors_beats_nearest_rounding(groups, columns, terms, limit):
+def test_gptq_beats_nearest_rounding(groups, columns, terms, limit):
     rng = np.random.default_rng(terms)
     rows = correlated_rows(rng, 4 * terms + 8, groups, terms)
     matrix = rng.normal(size=(groups, columns, terms)).astype(np.float32)
@@ -50,7 +50,7 @@ def test_spreading_errors_beats_nearest_rounding(groups, columns, terms, limit):
     assert error(rows, matrix, found * scales) <= nearest * (1 + 1e-3)
 
 
-def test_spreading_errors_is_near_the_best_of_all_roundings():
+def test_gptq_is_near_the_best_of_all_roundings():
     rng = np.random.default_rng(0)
     ratios = []
     for _ in range(20):
@@ -66,7 +66,7 @@ def test_spreading_errors_is_near_the_best_of_all_roundings():
 
 
 def stats_of(*weights, seed=0):
-    """A site of products with these weights, and what correlated rows would have shown of it."""
+    """A point of products with these weights, and its statistics for correlated rows."""
     rng = np.random.default_rng(seed)
     terms = weights[0].shape[0]
     b = bw.Builder()
@@ -83,7 +83,7 @@ def stats_of(*weights, seed=0):
 @pytest.mark.parametrize(
     "form", [WeightFormat(), WeightFormat(4, 16), WeightFormat(8, 0, "nearest")]
 )
-def test_columns_worked_on_in_parts_are_those_worked_on_at_once(form, monkeypatch):
+def test_columns_in_chunks_equal_all_at_once(form, monkeypatch):
     rng = np.random.default_rng(0)
     stats = stats_of(*(rng.normal(size=(40, n)).astype(np.float32) for n in (5, 33, 1)))
     whole = quantize_weights(stats, None, form)
@@ -103,10 +103,10 @@ def test_memory_does_not_grow_with_the_width_of_a_layer():
     quantize_weights(stats, None, WeightFormat())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 2 * size  # codes twice, and a part of them in floats
+    assert peak < 2 * size  # two copies of the integers, and a chunk of them in float
 
 
-def test_descent_is_nearly_the_best_of_all_roundings():
+def test_coordinate_descent_is_nearly_the_best_of_all_roundings():
     rng = np.random.default_rng(1)
     ratios = []
     for _ in range(20):
@@ -122,7 +122,9 @@ def test_descent_is_nearly_the_best_of_all_roundings():
 
 @pytest.mark.parametrize("groups, columns, terms", [(1, 1, 1), (2, 5, 17), (1, 40, 127), (8, 1, 9)])
 @pytest.mark.parametrize("highest, lowest", [(127, -127), (7, -8), (1, -2)])
-def test_descent_only_lowers_the_error_of_each_column(groups, columns, terms, highest, lowest):
+def test_coordinate_descent_only_lowers_the_error_of_each_column(
+    groups, columns, terms, highest, lowest
+):
     rng = np.random.default_rng(terms)
     rows = correlated_rows(rng, 8 * terms + 8, groups, terms)
     unseen = correlated_rows(np.random.default_rng(terms), 8 * terms + 8, groups, terms)
@@ -165,7 +167,7 @@ def test_searched_ranges_never_measure_worse(rounding, bits, block):
 
 
 @pytest.mark.parametrize("groups, terms", [(1, 1), (3, 9), (1, 64), (2, 65), (1, 200)])
-def test_errors_spread_along_the_root_of_the_inverse(groups, terms):
+def test_gptq_uses_the_root_of_the_inverse(groups, terms):
     gram = gram_of(correlated_rows(np.random.default_rng(0), terms // 2 + 2, groups, terms))
     spread = Gptq(gram)
     damped = gram + np.eye(terms) * damping(gram)[:, :, None]
@@ -176,7 +178,7 @@ def test_errors_spread_along_the_root_of_the_inverse(groups, terms):
         np.testing.assert_allclose(wide.T @ wide @ transposed, np.eye(terms), atol=1e-3)
 
 
-def test_more_bits_are_taken_where_f32_finds_no_root(monkeypatch):
+def test_f64_is_used_where_f32_is_singular(monkeypatch):
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(200, 70))
     gram = (rows.T @ rows / 200).astype(np.float32)[None]

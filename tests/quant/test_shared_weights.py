@@ -1,4 +1,4 @@
-"""A weight that several layers read is rounded once, and held once."""
+"""A weight with several readers is rounded once and stored once."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def tied(is_folded=False):
 
 
 def unrolled(steps=STEPS):
-    """A recurrent network whose steps are all written out."""
+    """An unrolled recurrent network."""
     b = bw.Builder("unrolled")
     x = b.input("x", f"f32[n, {steps}, {WIDTH}]")
     names = "weight_ih", "weight_hh"
@@ -61,14 +61,14 @@ def steps(count=8, seed=0, length=STEPS):
 
 
 def qvalues(graph):
-    """The constants of i8 that are no vectors."""
+    """The i8 constants that are matrices."""
     constants = (node.outputs[0] for _, node in graph.walk() if node.op == "constant")
     return [value for value in constants if value.dtype == i8 and value.rank > 1]
 
 
 @pytest.mark.parametrize("is_folded", [False, True])
 @pytest.mark.parametrize("recipe", ["int8", "int8-static", "w8", "w4", "nvfp4"])
-def test_an_embedding_and_the_head_that_is_tied_to_it_are_one(is_folded, recipe, tmp_path):
+def test_tied_embedding_and_head_share_one_constant(is_folded, recipe, tmp_path):
     graph = tied(is_folded)
     q = bw.quantize(graph, tokens(), recipe)
     graph.save(tmp_path / "float.onnx")
@@ -89,8 +89,8 @@ def test_an_embedding_and_the_head_that_is_tied_to_it_are_one(is_folded, recipe,
     np.testing.assert_array_equal(again, found)
 
 
-def test_the_lookup_of_a_tied_table_is_as_exact_as_its_own_would_be():
-    """The rows of the table count as much as the products do when it is rounded."""
+def test_a_tied_lookup_is_as_exact_as_a_separate_one():
+    """Rounding weights lookups and products equally."""
     both = bw.quantize(tied(), tokens()).report
     alone = bw.quantize(tied(), tokens(), {"targets": ["embedding"], "ignore": []}).report
     rows = {layer.name: layer for layer in both.layers}
@@ -153,7 +153,7 @@ def test_a_network_unrolled_in_time(recipe, tmp_path):
     np.testing.assert_array_equal(bw.compile(tmp_path / "q.onnx").run(test)["y"], found)
 
 
-def test_stats_does_not_grow_with_the_steps():
+def test_statistics_do_not_grow_with_the_steps():
     """Rows and second moments are those of one weight, however often it is read."""
     from bitwright.quant.calibration.stats import StatsBuilder
 
@@ -169,8 +169,8 @@ def test_stats_does_not_grow_with_the_steps():
     assert held[1] < 5 * held[0]  # few rows of two steps, not ten times as many
 
 
-def test_values_that_meet_one_weight_share_one_range():
-    """A static scale belongs to the weight's readers together: it is that of the widest."""
+def test_inputs_of_one_weight_share_one_range():
+    """The static scale is that of the widest input."""
     b = bw.Builder("ranges")
     w = b.parameter("w", draw(WIDTH, WIDTH))
     x, y = (b.input(name, f"f32[n, {WIDTH}]") for name in "xy")
@@ -188,7 +188,7 @@ def test_values_that_meet_one_weight_share_one_range():
     assert len(arrays) == 1 and sum(node.op == "quantize" for node in made.nodes) == 2
 
 
-def test_rows_of_all_values_count_alike():
+def test_rows_of_all_values_have_equal_weight():
     from bitwright.quant.calibration.stats import StatsBuilder
 
     graph = simplify(unrolled(3))
@@ -205,8 +205,8 @@ def test_rows_of_all_values_count_alike():
     assert sorted(places) == [0, 1, 2]
 
 
-def test_layers_of_two_branches_have_weights_of_their_own():
-    """Each branch is a graph with constants of its own."""
+def test_layers_of_two_branches_do_not_share_weights():
+    """Each branch is a graph with its own constants."""
     w, bodies = draw(WIDTH, WIDTH), {}
     for name in ("then", "else"):
         inner = bw.Builder(name)

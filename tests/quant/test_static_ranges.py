@@ -18,7 +18,8 @@ def sqnr(model, quantized, batch):
     exact = bw.compile(model).run(batch)
     found = bw.compile(quantized).run(batch)
     return min(
-        10 * np.log10((exact[n] ** 2).sum() / ((exact[n] - found[n]) ** 2 + 1e-20).sum()) for n in exact
+        10 * np.log10((exact[n] ** 2).sum() / ((exact[n] - found[n]) ** 2 + 1e-20).sum())
+        for n in exact
     )
 
 
