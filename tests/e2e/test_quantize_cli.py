@@ -153,6 +153,22 @@ def test_what_is_refused_is_said_at_once_and_writes_nothing(tmp_path, folder, sc
     assert [p for p in sorted(tmp_path.rglob("*")) if "__pycache__" not in p.parts] == before
 
 
+def test_ranges_of_calibrate_give_static_schemes(tmp_path, folder):
+    ranges, output = tmp_path / "ranges", tmp_path / "q.onnx"
+    bw.calibrate(demo.model_path(), folder, save=ranges)
+    facts = json.loads(
+        call("quantize", demo.model_path(), "--statistics", ranges, "-o", output, "--json")
+    )
+    assert not facts["is_measured"] and "nothing was measured" in facts["notes"][0]
+    assert {row["scheme"] for row in facts["layers"]} == {"static"}
+    inputs, labels = demo.held_out()
+    assert (bw.compile(output).run(inputs)["logits"].argmax(1) == labels).mean() > 0.9
+    assert [path.name for path in tmp_path.glob("*statistics*")] == []
+    wrong = call("quantize", demo.model_path(), "--data", folder, "--statistics", ranges,
+                 "-o", output, code=2)  # fmt: skip
+    assert "holds ranges" in wrong
+
+
 def test_another_recipe_takes_its_statistics_from_a_file(tmp_path, folder):
     seen, output = tmp_path / "seen", tmp_path / "q.onnx"
     call("quantize", demo.model_path(), "--data", folder, "-o", output, "--statistics", seen)

@@ -165,7 +165,7 @@ def check_output(output: str) -> None:
 
     path = Path(output)
     if path.suffix not in WRITERS:
-        raise ExportError(f"{path.name!r} has an unknown format", expected=" or ".join(WRITERS))
+        raise ExportError(f"no format is known for {path.name!r}", expected=" or ".join(WRITERS))
     require_writable(path)
 
 
