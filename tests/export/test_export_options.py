@@ -286,5 +286,5 @@ def test_a_recipe_made_for_onnx_runtime_keeps_its_bits_and_no_other_does(tmp_pat
     path = tmp_path / "q.onnx"
     made.save(path)
     assert onnx.load(path).functions  # what the consumer takes
-    with pytest.raises(BitwrightError, match="'tensorrt' is no consumer"):
+    with pytest.raises(BitwrightError, match="no consumer 'tensorrt'"):
         bw.quantize(network(), data, {"consumer": "tensorrt"})

@@ -78,7 +78,7 @@ def test_it_converts_to_a_recipe(config, text):
         (QuantConfig(activations="sometimes"), "expected auto, static, dynamic, None"),
         (QuantConfig(activations="static", activation_granularity=PerToken()), "of static"),
         (QuantConfig(activations=None, activation_granularity=PerToken()), "of None"),
-        (QuantConfig(weight_rounding="up"), "'up' is not a rounding"),
+        (QuantConfig(weight_rounding="up"), "no rounding 'up'"),
         (QuantConfig(min_int8_fraction=2.0), "min_int8_fraction"),
         (QuantConfig(activations="dynamic", symmetric_activations=True), "symmetric"),
     ],

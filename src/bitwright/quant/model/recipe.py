@@ -266,7 +266,7 @@ def _check(made: Recipe) -> None:
     ):
         if wrong := [v for v in values if v not in allowed]:
             raise BitwrightError(
-                f"{wrong[0]!r} is not a {what} of a recipe", expected=", ".join(allowed)
+                f"a recipe has no {what} {wrong[0]!r}", expected=", ".join(allowed)
             )
     if not 0 <= made.min_int8_fraction <= 1:
         raise BitwrightError(
