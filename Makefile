@@ -20,7 +20,7 @@ FLOORS_STAMP := $(FLOORS_VENV)/.bitwright-stamp
 # What uses every dependency, in about a minute: no torch, no other runtime is in that environment.
 FLOORS_TESTS := tests/ir tests/ops tests/rewrite tests/frontend/test_onnx_import.py \
 	tests/frontend/test_onnx_read.py tests/frontend/test_parameters.py tests/export/test_saved_files.py \
-	tests/quant/test_statistics.py tests/quant/test_tensor.py tests/quant/test_few_bits.py \
+	tests/quant/test_statistics.py tests/quant/test_tensor.py tests/quant/test_round_scales.py \
 	tests/quant/test_without_data.py tests/quant/test_sources.py tests/e2e/test_cli.py \
 	tests/e2e/test_cli_data.py tests/e2e/test_executables.py tests/e2e/test_run.py \
 	tests/test_public_names.py tests/test_packaging.py

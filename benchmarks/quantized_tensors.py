@@ -50,7 +50,7 @@ def main() -> None:
             seconds = min_seconds(lambda m=method, p=axes: parameters_for(w, "int4", m, **p), 3)
             print(f"{method} of int4 weights {words}: {w.size / seconds / 1e6:.1f} M weights/s")
     x, y = bw.quantize_tensor(w, "int8"), bw.quantize_tensor(w.T, "int8", "minmax", axis=1)
-    seconds = min_seconds(lambda: bw.qmatmul(x, y), 3)
+    seconds = min_seconds(lambda: bw.quant.qmatmul(x, y), 3)
     print(f"qmatmul 384 x 1536 x 384: {2 * 384 * 1536 * 384 / seconds / 1e9:.1f} GOPS")
 
 

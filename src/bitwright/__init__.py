@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from bitwright.lazy import lazy_names
 
 if TYPE_CHECKING:  # for type checkers and editors
+    from bitwright import quant
     from bitwright.compiler import compile
     from bitwright.errors import BitwrightError
     from bitwright.executable import Executable
@@ -20,30 +21,22 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.frontend.parameters import load_parameters
     from bitwright.frontend.torch import from_torch
     from bitwright.ir import Graph, dtype, parse, to_text
-    from bitwright.ir.quant_params import QuantizationParameters, QuantParams
+    from bitwright.ir.quant_params import QuantParams
     from bitwright.ops.control.custom import register_custom
     from bitwright.ops.core.builder import Builder
     from bitwright.ops.core.check import verify
     from bitwright.passes.precision.apply import apply_precision
     from bitwright.quant.calibration.calibrate import calibrate
+    from bitwright.quant.model.config import QuantConfig
     from bitwright.quant.model.convert import convert
     from bitwright.quant.model.quantize import quantize
     from bitwright.quant.tensor.cast_configuration import CastConfiguration
     from bitwright.quant.tensor.observer import Observer, quantize_tensor
-    from bitwright.quant.tensor.operations import (
-        qadd,
-        qaverage_pool2d,
-        qconcat,
-        qconv2d,
-        qmatmul,
-        qmax_pool2d,
-        qmul,
-        qrelu,
-        requantize,
-    )
     from bitwright.quant.tensor.system import QuantizationSystem
     from bitwright.quant.tensor.tensor import QuantizedTensor
     from bitwright.report.bench import bench
+    from bitwright.report.compare import compare
+    from bitwright.report.profile import profile
 
 __version__ = "0.1.0"
 
@@ -54,14 +47,15 @@ __all__ = [
     "Executable",
     "Graph",
     "Observer",
+    "QuantConfig",
     "QuantParams",
-    "QuantizationParameters",
     "QuantizationSystem",
     "QuantizedTensor",
     "__version__",
     "apply_precision",
     "bench",
     "calibrate",
+    "compare",
     "compile",
     "convert",
     "dtype",
@@ -70,18 +64,11 @@ __all__ = [
     "load",
     "load_parameters",
     "parse",
-    "qadd",
-    "qaverage_pool2d",
-    "qconcat",
-    "qconv2d",
-    "qmatmul",
-    "qmax_pool2d",
-    "qmul",
-    "qrelu",
+    "profile",
+    "quant",
     "quantize",
     "quantize_tensor",
     "register_custom",
-    "requantize",
     "to_text",
     "verify",
 ]
@@ -93,13 +80,14 @@ _HOME = {
     "Executable": "bitwright.executable",
     "Graph": "bitwright.ir",
     "Observer": "bitwright.quant.tensor.observer",
+    "QuantConfig": "bitwright.quant.model.config",
     "QuantParams": "bitwright.ir.quant_params",
-    "QuantizationParameters": "bitwright.ir.quant_params",
     "QuantizationSystem": "bitwright.quant.tensor.system",
     "QuantizedTensor": "bitwright.quant.tensor.tensor",
     "apply_precision": "bitwright.passes.precision.apply",
     "bench": "bitwright.report.bench",
     "calibrate": "bitwright.quant.calibration.calibrate",
+    "compare": "bitwright.report.compare",
     "compile": "bitwright.compiler",
     "convert": "bitwright.quant.model.convert",
     "dtype": "bitwright.ir",
@@ -108,18 +96,11 @@ _HOME = {
     "load": "bitwright.frontend.load",
     "load_parameters": "bitwright.frontend.parameters",
     "parse": "bitwright.ir",
-    "qadd": "bitwright.quant.tensor.operations",
-    "qaverage_pool2d": "bitwright.quant.tensor.operations",
-    "qconcat": "bitwright.quant.tensor.operations",
-    "qconv2d": "bitwright.quant.tensor.operations",
-    "qmatmul": "bitwright.quant.tensor.operations",
-    "qmax_pool2d": "bitwright.quant.tensor.operations",
-    "qmul": "bitwright.quant.tensor.operations",
-    "qrelu": "bitwright.quant.tensor.operations",
+    "profile": "bitwright.report.profile",
+    "quant": "bitwright",
     "quantize": "bitwright.quant.model.quantize",
     "quantize_tensor": "bitwright.quant.tensor.observer",
     "register_custom": "bitwright.ops.control.custom",
-    "requantize": "bitwright.quant.tensor.operations",
     "to_text": "bitwright.ir",
     "verify": "bitwright.ops.core.check",
 }

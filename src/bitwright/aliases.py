@@ -32,7 +32,7 @@ SCHEMES = {
 }
 REPORT = {"share_in_8_bit": "int8_mac_fraction"}
 QUANT = {"Taps": "IntermediateOutputs", "QuantizationParameters": "QuantParams"}
-"""Deprecated names of `bitwright.quant`."""
+"""Deprecated names of `bitwright` and `bitwright.quant`."""
 MOVED = dict.fromkeys(
     (
         "qadd",
@@ -54,5 +54,20 @@ def current(table: Mapping[str, str], name: str, what: str) -> str:
     """The current name; `what` describes it in the warning ("recipe option")."""
     if name not in table:
         return name
-    warn_once(f"{what} {name!r}", f"deprecated; use {table[name]!r}")
+    _warn(f"{what} {name!r}", table[name])
     return table[name]
+
+
+def public_name(package: str, name: str) -> tuple[str, str] | None:
+    """The module and present name of an old public name, or None."""
+    if package == "bitwright" and name in MOVED:
+        _warn(f"bitwright.{name}", f"{MOVED[name]}.{name}")
+        return MOVED[name], name
+    if package in ("bitwright", "bitwright.quant") and name in QUANT:
+        _warn(f"{package}.{name}", f"bitwright.quant.{QUANT[name]}")
+        return "bitwright.quant", QUANT[name]
+    return None
+
+
+def _warn(old: str, new: str) -> None:
+    warn_once(old, f"deprecated; use {new!r}")

@@ -18,8 +18,11 @@ def lazy_names(
 
     def find(name: str) -> Any:
         if name not in home:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(home[name]), name)
+            return _old_name(package, name)
+        if home[name] == package:  # a subpackage
+            value = importlib.import_module(f"{package}.{name}")
+        else:
+            value = getattr(importlib.import_module(home[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
@@ -27,3 +30,14 @@ def lazy_names(
         return sorted({*home, *vars(sys.modules[package])})
 
     return find, names
+
+
+def _old_name(package: str, name: str) -> Any:
+    """What a name of the last release stands for now."""
+    if not name.startswith("_"):
+        from bitwright.aliases import public_name
+
+        if found := public_name(package, name):
+            module, present = found
+            return getattr(importlib.import_module(module), present)
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")

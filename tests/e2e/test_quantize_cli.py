@@ -123,7 +123,7 @@ def test_a_yaml_recipe(tmp_path, folder):
     text = call("quantize", demo.model_path(), "--data", folder / "0.npz", "-o", output, *given)
     schemes = {row["name"]: row["scheme"] for row in json.loads(text)["layers"]}
     assert schemes["block2.conv1"] == schemes["block2.conv2"] == "float"
-    assert schemes["widen"] == schemes["head"] == "weights"
+    assert schemes["widen"] == schemes["head"] == "weight_only"
 
 
 def test_what_is_refused_is_said_at_once_and_writes_nothing(tmp_path, folder, script):
@@ -153,12 +153,28 @@ def test_what_is_refused_is_said_at_once_and_writes_nothing(tmp_path, folder, sc
     assert [p for p in sorted(tmp_path.rglob("*")) if "__pycache__" not in p.parts] == before
 
 
+def test_ranges_of_calibrate_give_static_schemes(tmp_path, folder):
+    ranges, output = tmp_path / "ranges", tmp_path / "q.onnx"
+    bw.calibrate(demo.model_path(), folder, save=ranges)
+    facts = json.loads(
+        call("quantize", demo.model_path(), "--statistics", ranges, "-o", output, "--json")
+    )
+    assert not facts["is_measured"] and "nothing was measured" in facts["notes"][0]
+    assert {row["scheme"] for row in facts["layers"]} == {"static"}
+    inputs, labels = demo.held_out()
+    assert (bw.compile(output).run(inputs)["logits"].argmax(1) == labels).mean() > 0.9
+    assert [path.name for path in tmp_path.glob("*statistics*")] == []
+    wrong = call("quantize", demo.model_path(), "--data", folder, "--statistics", ranges,
+                 "-o", output, code=2)  # fmt: skip
+    assert "holds ranges" in wrong
+
+
 def test_another_recipe_takes_its_statistics_from_a_file(tmp_path, folder):
     seen, output = tmp_path / "seen", tmp_path / "q.onnx"
     call("quantize", demo.model_path(), "--data", folder, "-o", output, "--statistics", seen)
     options = "--recipe", "w8", "--statistics", seen, "--json"
     facts = json.loads(call("quantize", demo.model_path(), "-o", tmp_path / "w8.onnx", *options))
-    assert {row["scheme"] for row in facts["layers"]} == {"weights"}
+    assert {row["scheme"] for row in facts["layers"]} == {"weight_only"}
     for options, message in (
         (["-o", tmp_path / "w8.onnx"], "data, or a file of statistics"),
         (["-o", output, "--statistics", tmp_path / "none"], "no file"),
@@ -184,7 +200,9 @@ def test_an_interrupted_run_goes_on_with_the_same_command(tmp_path, folder, monk
     command = ["quantize", demo.model_path(), "--data", folder, "-o", output]
     command += ["--statistics", seen] if is_named else []
     try:
-        assert f"statistics of 3 batches are in {seen}; the same command" in call(*command, code=130)
+        assert f"statistics of 3 batches are in {seen}; the same command" in call(
+            *command, code=130
+        )
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen.exists() and not output.exists()

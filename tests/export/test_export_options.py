@@ -143,7 +143,7 @@ def test_zero_points_that_are_not_zero_are_refused_with_a_hint(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "recipe", ["int8-dynamic", {"symmetric": True, "schemes": {"up": "dynamic"}}]
+    "recipe", ["int8-dynamic", {"symmetric": True, "schemes": {"up": "dynamic_per_token"}}]
 )
 def test_symmetric_recipes_have_no_dynamic_quantized_values(recipe):
     chosen = {"base": recipe, "symmetric": True} if isinstance(recipe, str) else recipe
@@ -286,5 +286,5 @@ def test_a_recipe_made_for_onnx_runtime_keeps_its_bits_and_no_other_does(tmp_pat
     path = tmp_path / "q.onnx"
     made.save(path)
     assert onnx.load(path).functions  # the default of that consumer
-    with pytest.raises(BitwrightError, match="'tensorrt' is no consumer"):
+    with pytest.raises(BitwrightError, match="no consumer 'tensorrt'"):
         bw.quantize(network(), data, {"consumer": "tensorrt"})

@@ -101,7 +101,7 @@ def test_a_reader_that_falls_back_to_float_needs_a_power_of_two_scale(monkeypatc
     asked = {"min_output_sqnr_db": 200, "schemes": {"*": "static"}, "consumer": "onnxruntime"}
 
     def scale_of_first(fallback):
-        monkeypatch.setattr(import_module("bitwright.quant.model.quantize"), "fallback", fallback)
+        monkeypatch.setattr(import_module("bitwright.quant.model.stages"), "fallback", fallback)
         found = bw.quantize(graph, data, recipe=asked).graph
         makers = {value: node for node in found.nodes for value in node.outputs}
         conv = next(node for node in found.nodes if node.op == "conv")

@@ -59,6 +59,6 @@ def test_branches_with_captured_weights_are_quantized():
     ]
     report = bw.quantize(graph, data).report
     schemes = {layer.name.split("/")[-1]: layer.scheme for layer in report.layers}
-    assert schemes["a"] == schemes["b"] == "dynamic"
+    assert schemes["a"] == schemes["b"] == "dynamic_per_token"
     (why,) = {layer.reason for layer in report.layers if layer.scheme == "float"}
     assert "no constant" in why  # the weight of both: not "in the body of a loop"

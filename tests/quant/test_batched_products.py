@@ -12,7 +12,7 @@ from bitwright.quant.model.points import find_points
 from bitwright.warn import BitwrightWarning, forget
 from other_runtimes import onnxruntime_is_exact
 
-TENSORS = {"schemes": {"*": "dynamic-tensor"}}
+TENSORS = {"schemes": {"*": "dynamic_per_tensor"}}
 
 
 def draw(*shape, seed=0):
@@ -68,7 +68,7 @@ def batches(shape, count=8, seed=1):
 @pytest.mark.parametrize("make", MODELS)
 @pytest.mark.parametrize("recipe", ["int8", "int8-static", "int8-dynamic", TENSORS], ids=str)
 @pytest.mark.filterwarnings("ignore::bitwright.warn.BitwrightWarning")
-def test_they_run_as_integer_kernels_here_and_right_elsewhere(make, recipe, tmp_path):
+def test_they_run_as_integer_kernels_and_in_onnx_runtime(make, recipe, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     graph, shape = make()
     q = bw.quantize(graph, batches(shape), recipe)
@@ -94,10 +94,10 @@ def test_they_run_as_integer_kernels_here_and_right_elsewhere(make, recipe, tmp_
 @pytest.mark.parametrize("make", MODELS)
 @pytest.mark.parametrize("recipe", ["w8", "w4", "mxfp8"])
 @pytest.mark.filterwarnings("ignore::bitwright.warn.BitwrightWarning")
-def test_weights_alone(make, recipe, tmp_path):
+def test_weight_only(make, recipe, tmp_path):
     graph, shape = make()
     q = bw.quantize(graph, batches(shape), recipe)
-    assert {layer.scheme for layer in q.report.layers} == {"weights"}
+    assert {layer.scheme for layer in q.report.layers} == {"weight_only"}
     assert q.report.quantized_bytes < 0.36 * q.report.float_bytes
     (test,) = batches(shape, 1, seed=2)
     found = bw.compile(q).run(test)["y"]
@@ -107,14 +107,17 @@ def test_weights_alone(make, recipe, tmp_path):
 
 
 def test_products_of_values_count_as_work_and_stay_float():
-    """Scores as an einsum: 2 * 6 * 6 * 32 of the multiply-adds, none of them in 8 bits."""
+    """Scores as an einsum: 2 * 6 * 6 * 32 multiply-adds, all in float."""
     b = bw.Builder("scores")
     x = b.input("x", "f32[n, 6, 32]")
     q = b.matmul(x, draw(32, 32), name="q")
     graph = b.build(y=b.einsum(q, x, equation="btd,bsd->bts", name="scores"))
     report = bw.quantize(graph, batches((2, 6, 32))).report
     work = {layer.name: (layer.scheme, layer.multiply_adds) for layer in report.layers}
-    assert work == {"q": ("dynamic", 2 * 6 * 32 * 32), "scores": ("float", 2 * 6 * 6 * 32)}
+    assert work == {
+        "q": ("dynamic_per_token", 2 * 6 * 32 * 32),
+        "scores": ("float", 2 * 6 * 6 * 32),
+    }
     assert report.int8_mac_fraction == pytest.approx(32 / 38)
 
 
@@ -144,7 +147,7 @@ def test_rows_times_matrix_is_the_product(x_shape, w_shape, groups):
     assert some.shape == (2, groups, 8)
 
 
-def test_a_mean_error_goes_into_what_is_added_anyway():
+def test_bias_correction_folds_into_an_existing_addition():
     graph, shape = batched()
     made = bw.quantize(graph, batches(shape), "int8-dynamic").graph
     count = sum(node.op == "add" for node in made.nodes)

@@ -263,7 +263,7 @@ WRONG = {
     "an array merged": lambda: Statistics().merge(X),
     "an array chosen for": lambda: choose(X, "int8"),
     "an observer chosen for": lambda: choose(Observer().add(X), "int8"),
-    "array as statistics": lambda: bw.QuantizationParameters.from_statistics(X, "int8"),
+    "array as statistics": lambda: bw.QuantParams.from_statistics(X, "int8"),
     "array for the system": lambda: bw.QuantizationSystem().parameters("int8", statistics=X),
     "entry as parameters": lambda: CalibrationEntry.from_params(CalibrationEntry.per_tensor(1.0)),
     "ranges as data": lambda: bw.quantize(GRAPH, bw.calibrate(GRAPH, [X])),

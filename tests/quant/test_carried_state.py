@@ -16,7 +16,7 @@ import bitwright as bw
 from bitwright.ops.core.interpret import run
 from bitwright.quant.model.carried_state import carries_state
 from bitwright.quant.model.points import find_points
-from bitwright.quant.model.quantize import prepare
+from bitwright.quant.model.stages import simplify
 from bitwright.quant.model.window_rows import has_window_rows, window_rows
 
 SAMPLES, FILTERS, HIDDEN = 64, 16, 32
@@ -72,12 +72,12 @@ def steps(graph, count, seed):
 
 
 @pytest.mark.parametrize("is_branched", [False, True])
-def test_a_carried_state_keeps_as_much_as_other_recurrent_models(is_branched):
+def test_a_carried_state_reaches_the_sqnr_of_other_recurrent_models(is_branched):
     graph = model(is_branched)
     q = bw.quantize(graph, steps(graph, 96, 1))
     assert min(q.report.output_sqnr_db.values()) > 33
     schemes = {layer.name.split("/")[-1]: layer.scheme for layer in q.report.layers}
-    assert schemes["spectrum"] in ("dynamic", "float")
+    assert schemes["spectrum"] in ("dynamic_per_token", "float")
     exact, found = bw.compile(graph), bw.compile(q)
     test = steps(graph, 64, 2)
     states = lambda exe: np.stack([exe.run(batch)["after"] for batch in test])
@@ -92,8 +92,8 @@ def test_a_carried_state_keeps_as_much_as_other_recurrent_models(is_branched):
     assert sqnr(*runs) > 30
 
 
-def test_without_the_measure_inside_branches_it_was_low():
-    """What one static range costs: the figures of before, asked for by the recipe."""
+def test_static_ranges_inside_branches_lower_the_sqnr():
+    """The recipe asks for static ranges."""
     graph = model()
     recipe = {"static_sqnr_db": -99, "carried_state_sqnr_db": -99}
     report = bw.quantize(graph, steps(graph, 96, 1), recipe).report
@@ -101,8 +101,8 @@ def test_without_the_measure_inside_branches_it_was_low():
     assert {layer.scheme for layer in report.layers if layer.op == "conv"} == {"static"}
 
 
-def test_static_ranges_in_a_branch_are_exchanged_like_others():
-    """Also where no state is carried."""
+def test_static_ranges_in_a_branch_are_replaced_like_others():
+    """Also without a carried state."""
     bodies = {}
     for name in ("then", "else"):
         inner = bw.Builder(name)
@@ -113,7 +113,7 @@ def test_static_ranges_in_a_branch_are_exchanged_like_others():
     score = b.if_(flag, x, **bodies)
     power = b.reduce_sum(b.mul(score, score), axes=[1, 2])
     graph = b.build(y=b.div(score, b.sqrt(power)))  # a quiet frame counts as much as a loud one
-    assert not carries_state(prepare(graph)[0])
+    assert not carries_state(simplify(graph))
     rng = np.random.default_rng(0)
     loud = 10 ** rng.uniform(-2, 0, 96)
     data = [
@@ -126,12 +126,12 @@ def test_static_ranges_in_a_branch_are_exchanged_like_others():
     static = bw.quantize(graph, data, {"static_sqnr_db": -99, "bias_correction": False}).report
     report = bw.quantize(graph, data, {"bias_correction": False}).report
     assert {layer.scheme for layer in static.layers} == {"static"}
-    assert {layer.scheme for layer in report.layers} == {"dynamic"}
+    assert {layer.scheme for layer in report.layers} == {"dynamic_per_token"}
     assert static.output_sqnr_db["y"] < 24 and report.output_sqnr_db["y"] > 35
 
 
 def test_what_carries_a_state():
-    assert carries_state(prepare(model())[0]) and carries_state(prepare(model(False))[0])
+    assert carries_state(simplify(model())) and carries_state(simplify(model(False)))
 
     def layer(first=True, last=True):
         b = bw.Builder("layer")
@@ -149,7 +149,7 @@ def test_what_carries_a_state():
     assert not carries_state(layer(last=False))  # its state is not handed out
 
 
-def test_a_cell_that_is_written_out_carries_a_state_too():
+def test_a_cell_of_elementwise_ops_carries_a_state_too():
     b = bw.Builder("cell")
     x, c = b.input("x", "f32[n, 8]"), b.input("c", "f32[n, 4]")
     gates = b.matmul(x, draw(8, 8))
@@ -191,7 +191,7 @@ def test_windows_as_rows(shape, weight, attrs):
     assert dict(laid_out.outputs)["y"].shape == dict(graph.outputs)["y"].shape
 
 
-def test_windows_that_are_none():
+def test_convolutions_without_window_rows():
     def product(w, **attrs):
         b = bw.Builder("conv")
         graph = b.build(y=b.conv(b.input("x", "f32[n, 4, 9, 9]"), w, **attrs))
@@ -203,10 +203,10 @@ def test_windows_that_are_none():
     assert has_window_rows(product(draw(4, 4, 5, 5), strides=(2, 2)))
 
 
-def test_dynamic_windows_survive_their_file(tmp_path):
+def test_dynamic_windows_survive_saving(tmp_path):
     graph = model()
     q = bw.quantize(graph, steps(graph, 96, 1))
-    assert "dynamic" in {layer.scheme for layer in q.report.layers if layer.op == "conv"}
+    assert "dynamic_per_token" in {layer.scheme for layer in q.report.layers if layer.op == "conv"}
     q.save(tmp_path / "q.onnx")
     again = bw.compile(tmp_path / "q.onnx")
     for batch in steps(graph, 4, 3):

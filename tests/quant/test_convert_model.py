@@ -1,4 +1,4 @@
-"""bw.convert: what data keeps wide, what is written, and who can read it."""
+"""bw.convert: ops that stay in f32, and the files it writes."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def test_written_models_run_in_onnxruntime_with_their_own_types(case, name, tmp_
     assert found.report.output_sqnr_db["y"] > (40 if "bf16" in name else 55)
 
 
-def test_a_bf16_file_computes_in_bf16_when_it_comes_back(tmp_path):
+def test_a_bf16_file_computes_in_bf16_when_loaded(tmp_path):
     found = convert(block(), "mixed_bf16")
     found.save(tmp_path / "half.onnx")
     types = {v.dtype.name for v in bw.load(tmp_path / "half.onnx").parameters}
@@ -95,7 +95,7 @@ def exploding():
     return b.build(y=y, z=b.sqrt(small, name="back"))
 
 
-def test_values_that_overflow_or_vanish_stay_wide_and_are_reported():
+def test_values_that_overflow_or_underflow_stay_in_f32_and_are_reported():
     data = [{"x": normal(4, 32, scale=1e3), "e": normal(4, 32, scale=1e-8)} for _ in range(3)]
     graph = exploding()
     blind = bw.compile(graph, precision="f16", target="reference").run(data[0])
@@ -114,7 +114,7 @@ def test_values_that_overflow_or_vanish_stay_wide_and_are_reported():
     assert "squares" not in convert(graph, "mixed_bf16", data).report.kept
 
 
-def test_a_shared_parameter_that_is_read_wide_keeps_its_type():
+def test_a_shared_parameter_with_an_f32_reader_keeps_its_type():
     b = bw.Builder("shared")
     w = b.parameter("w", np.eye(4, dtype=np.float32))
     y = b.softmax(b.matmul(b.input("x", "f32[2, 4]"), w), axis=-1)
@@ -129,7 +129,7 @@ def test_no_data_is_an_error_when_it_is_given():
         convert(image(), "f16", [])
 
 
-def test_what_stays_float_in_an_8_bit_model_runs_in_bf16(tmp_path):
+def test_float_layers_of_a_quantized_model_run_in_bf16(tmp_path):
     graph = block()
     data = [{"ids": rng.integers(0, 3000, (2, 6))} for _ in range(4)]
     learned = all_learned(data)
@@ -148,7 +148,7 @@ def test_what_stays_float_in_an_8_bit_model_runs_in_bf16(tmp_path):
     assert np.abs(session.run(None, feeds)[0] - exact).max() < 0.05 * np.abs(exact).max()
 
 
-def test_the_command_converts_and_says_what_it_kept(tmp_path):
+def test_the_command_converts_and_prints_what_it_kept(tmp_path):
     from click.testing import CliRunner
 
     from bitwright.cli import main

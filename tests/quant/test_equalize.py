@@ -1,4 +1,4 @@
-"""Channels of very different sizes between products, and the factors that even them out."""
+"""Cross-layer equalization: channels of very different ranges between products."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def quality(graph, **options):
     return sqnr(run(graph), run(made)), made
 
 
-def test_channels_of_any_size_quantize_as_well_as_even_ones():
+def test_channels_of_any_range_quantize_as_well_as_equal_ones():
     even, _ = quality(network())
     found, made = quality(network(spread=5))
     without, _ = quality(network(spread=5), equalize=False)
@@ -74,7 +74,7 @@ def test_clip_keeps_its_bound():
     assert {"a", "point.equalized"} <= {node.name for node in made.graph.nodes}
 
 
-def test_values_that_others_read_keep_their_size():
+def test_values_with_other_readers_are_not_scaled():
     graph = network(spread=3, also_output=True)
     _, made = quality(graph)
     assert "deep" in {node.name for node in made.graph.nodes}
@@ -107,7 +107,7 @@ def test_folding_changes_no_result(scheme):
     assert sqnr(*results) > 50  # a code that lay between two may fall to the other side
 
 
-def test_chains_follow_the_axis_of_channels():
+def test_chains_follow_the_channel_axis():
     rng = np.random.default_rng(0)
     b = bw.Builder()
     x = b.input("x", "f32[n, 4, 6, 5]")
@@ -123,8 +123,8 @@ def test_chains_follow_the_axis_of_channels():
 
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 @pytest.mark.parametrize("read_twice", [False, True])
-def test_factors_go_into_the_norm_before_them(op, read_twice):
-    """As long as nothing else reads what the norm makes."""
+def test_factors_fold_into_the_preceding_norm(op, read_twice):
+    """Only if the norm has no other reader."""
     rng = np.random.default_rng(3)
     b = bw.Builder("block")
     x = b.input("x", "f32[n, 64]")

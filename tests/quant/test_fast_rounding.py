@@ -1,16 +1,16 @@
-"""The machine code of the rounding loop gives the codes that numpy's steps give, to the bit."""
+"""The compiled rounding loop equals the numpy loop to the bit."""
 
 import numpy as np
 import pytest
 
 from bitwright.quant.model.weights import gptq as rounding
 from bitwright.quant.model.weights.fast_rounding import FEWEST_COLUMNS, round_terms
-from bitwright.quant.model.weights.gptq import ErrorSpread, WholeNumbers
+from bitwright.quant.model.weights.gptq import Gptq, IntegerGrid
 
 
 def plain(rest, steps, upper, qvalues, lowest, highest):
-    """The same steps, one term at a time."""
-    nearest = WholeNumbers(lowest, highest)
+    """The numpy loop, one term at a time."""
+    nearest = IntegerGrid(lowest, highest)
     for k in range(rest.shape[1]):
         qvalues[:, k] = rest[:, k] / steps[:, k]
         nearest(qvalues[:, k])
@@ -39,11 +39,11 @@ def test_the_same_bits(groups, terms, columns, limits, each):
     assert qvalues.min() >= limits[0] and qvalues.max() <= limits[1]
 
 
-def test_rounding_takes_it_and_keeps_its_quantized_values(monkeypatch):
+def test_gptq_uses_the_compiled_loop_with_equal_results(monkeypatch):
     rng = np.random.default_rng(0)
     terms, columns = 48, 2 * FEWEST_COLUMNS
     rows = rng.normal(size=(200, terms)) @ rng.normal(size=(terms, terms))
-    spread = ErrorSpread((rows.T @ rows).astype(np.float32)[None] / 200)
+    spread = Gptq((rows.T @ rows).astype(np.float32)[None] / 200)
     matrix = rng.normal(size=(1, columns, terms)).astype(np.float32)
     scales = np.full((1, columns, 1), 0.05, np.float32)
     calls = []

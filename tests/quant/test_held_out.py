@@ -98,7 +98,7 @@ def test_memory_does_not_grow_with_the_batches():
     assert all(map(is_held_out, numbers)) and numbers[-1] > 800  # spread over all of them
 
 
-def test_large_batches_are_kept_in_few(monkeypatch):
+def test_few_large_batches_are_kept(monkeypatch):
     monkeypatch.setattr(
         "bitwright.quant.calibration.run.BYTES_HELD_OUT", 3 * batches(1)[0]["x"].nbytes
     )

@@ -1,4 +1,4 @@
-"""Readable names of layers, patterns that mean them by any of their names, and near misses."""
+"""Readable layer names, patterns that match any of them, and similar names in errors."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import bitwright as bw
 from bitwright import demo
 from bitwright.errors import BitwrightError
 from bitwright.quant.model.layer_names import LayerNames
-from bitwright.quant.model.quantize import prepare
+from bitwright.quant.model.stages import simplify
 from bitwright.report.compare import compare
 
 
@@ -18,7 +18,7 @@ def draw(*shape, seed=0):
 
 
 def block():
-    """Two projections of one value with made-up names of results, as importers write them."""
+    """Two projections of one value with generated result names, as importers write them."""
     b = bw.Builder("block")
     x = b.input("x", "f32[n, 16]")
     names = "layers.0.q_proj.weight", "layers.0.k_proj.weight"
@@ -57,15 +57,27 @@ def test_the_report_names_layers_by_their_weights():
 )  # fmt: skip
 def test_patterns_match_layers_and_weights(pattern):
     found = schemes(block(), batches(), {"ignore": [pattern]})
-    assert found == {NAMES[0]: "dynamic", NAMES[1]: "dynamic", NAMES[2]: "float"}
+    assert found == {
+        NAMES[0]: "dynamic_per_token",
+        NAMES[1]: "dynamic_per_token",
+        NAMES[2]: "float",
+    }
     asked = schemes(block(), batches(), {"schemes": {pattern: "static"}})
-    assert asked == {NAMES[0]: "dynamic", NAMES[1]: "dynamic", NAMES[2]: "static"}
+    assert asked == {
+        NAMES[0]: "dynamic_per_token",
+        NAMES[1]: "dynamic_per_token",
+        NAMES[2]: "static",
+    }
 
 
-def test_what_is_ignored_does_not_take_its_neighbours_along():
+def test_ignoring_a_layer_does_not_affect_other_readers():
     """Both projections read x: one of them stays float, the other does not."""
     found = schemes(block(), batches(), {"ignore": ["*.q_proj.weight"]})
-    assert found == {NAMES[0]: "float", NAMES[1]: "dynamic", NAMES[2]: "dynamic"}
+    assert found == {
+        NAMES[0]: "float",
+        NAMES[1]: "dynamic_per_token",
+        NAMES[2]: "dynamic_per_token",
+    }
     q = bw.quantize(block(), batches(), {"ignore": ["*.q_proj.weight"]})
     exact, held = (bw.compile(m).run(batches()[0])["y"] for m in (block(), q))
     assert np.abs(exact - held).max() < 0.05 * np.abs(exact).max()
@@ -81,7 +93,7 @@ def test_what_is_ignored_does_not_take_its_neighbours_along():
         ("layers.0.q_proj.weigth", "layers.0.q_proj.weight"),
     ],
 )
-def test_a_pattern_that_matches_nothing_is_an_error_with_near_misses(option, pattern, near):
+def test_a_pattern_that_matches_nothing_is_an_error_with_similar_names(option, pattern, near):
     key, given = next(iter(option.items()))
     recipe = {key: [pattern] if isinstance(given, list) else {pattern: "static"}}
     with pytest.raises(BitwrightError, match=r"matches no layer.*Did you mean") as error:
@@ -89,12 +101,12 @@ def test_a_pattern_that_matches_nothing_is_an_error_with_near_misses(option, pat
     assert repr(pattern) in str(error.value) and repr(near) in str(error.value)
 
 
-def test_a_pattern_like_nothing_is_shown_some_names():
+def test_a_pattern_without_similar_names_gets_examples():
     with pytest.raises(BitwrightError, match=r"Layers are, for example, 'layers.0.q_proj'"):
         bw.quantize(block(), batches(), {"ignore": ["zzz"]})
 
 
-def test_it_is_said_before_any_data_is_read():
+def test_the_error_comes_before_data_is_read():
     def data():
         raise AssertionError("read")
         yield
@@ -103,15 +115,15 @@ def test_it_is_said_before_any_data_is_read():
         bw.quantize(block(), data(), {"ignore": ["zzz"]})
 
 
-def test_folded_weights_keep_the_name_of_what_they_were_made_from():
-    """Of a convolution whose batch norm was folded, and a product turned around by the importer."""
-    _, names = prepare(bw.load(demo.model_path()))
+def test_folded_weights_keep_their_original_name():
+    """A convolution with a folded batch norm, and a matmul transposed by the importer."""
+    names = LayerNames(simplify(bw.load(demo.model_path())))
     found = [names.readable(path) for path in ("getitem", "getitem_3", "matmul")]
     assert found == ["stem", "block1.conv1", "head"]
     assert "block1.conv1.weight" in names.all("getitem_3")
 
 
-def test_names_that_somebody_gave_stay_and_shared_ones_are_counted():
+def test_given_names_stay_and_shared_names_are_numbered():
     b = bw.Builder("named")
     x, w = b.input("x", "f32[n, 16]"), b.parameter("cell.weight_hh", draw(16, 16))
     h = b.tanh(b.matmul(x, w))
@@ -165,7 +177,7 @@ def test_module_paths_of_exported_files():
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
     assert "in net.layer.0.query" in bw.load(model).value("val_2").node.loc
     found = schemes(model, batches(), {"ignore": ["net.layer.0.query.weight"]})
-    assert found == {"net.layer.0.query": "float", "net.out": "dynamic"}
+    assert found == {"net.layer.0.query": "float", "net.out": "dynamic_per_token"}
 
 
 def test_values_keep_their_names_and_models_are_compared_by_them():
@@ -208,15 +220,15 @@ def test_precision_patterns_that_match_nothing_are_errors(precision, message):
             use()
 
 
-def test_a_policy_of_a_file_is_not_held_against_what_became_of_the_model(tmp_path):
-    """Its layers were there when it was written; passes may have joined them since."""
+def test_a_policy_of_a_file_is_not_checked_against_changed_layers(tmp_path):
+    """Its layers existed when it was written; passes may have merged them since."""
     policy = "mixed_bf16:layer:*down_proj*=f32"
     q = bw.quantize(block(), batches(), {"ignore": ["*down_proj"]}, float_precision=policy)
     q.save(tmp_path / "q.onnx")
     bw.compile(tmp_path / "q.onnx").run(batches()[0])
 
 
-def test_the_example_of_the_documents_matches_a_model_with_such_layers(tmp_path):
+def test_the_example_of_the_documentation_matches(tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("yaml")
     text = (Path(__file__).parents[2] / "docs" / "quantization.md").read_text()
@@ -265,7 +277,7 @@ def test_the_example_of_the_documents_matches_a_model_with_such_layers(tmp_path)
     assert schemes(graph, data, path) == {
         "model.layers.0.mlp.up_proj": "float",
         "model.layers.0.mlp.down_proj": "float",
-        "model.layers.1.mlp.up_proj": "dynamic",
-        "model.layers.1.mlp.down_proj": "dynamic",
+        "model.layers.1.mlp.up_proj": "dynamic_per_token",
+        "model.layers.1.mlp.down_proj": "dynamic_per_token",
         "lm_head": "float",
     }

@@ -128,7 +128,7 @@ FAULTS = {
     "not quantized per tensor": lambda: bw.quantize_tensor(X, "mixed"),
     "not a whole number; found 'rows'": lambda: bw.quantize_tensor(X, "mixed", axis="rows"),
     r"not a whole number; found \(0, 1\)": lambda: bw.quantize_tensor(X, "mixed", axis=(0, 1)),
-    "not a whole number; found 1.0": lambda: bw.QuantizationParameters.mixed([1.0], [4], 1.0),
+    "not a whole number; found 1.0": lambda: bw.QuantParams.mixed([1.0], [4], 1.0),
     "widths do not match.*expected 4, .*found 2": lambda: bw.quantize_tensor(
         X, "mixed", axis=0, widths=(2, 4)
     ),
@@ -136,7 +136,7 @@ FAULTS = {
     "the block size is out of range": lambda: bw.quantize_tensor(X, "int8", axis=0, block=-2),
     r"exceeds f32.*found 1e\+300": lambda: bw.quantize_tensor([1e300, 1.0]),
     r"exceeds f32.*one of 2": lambda: QuantizedTensor.quantize(
-        np.array([-1e300, 1.0, 1e39]), bw.QuantizationParameters.symmetric("int8", 0.1)
+        np.array([-1e300, 1.0, 1e39]), bw.QuantParams.symmetric("int8", 0.1)
     ),
     "observed values exceed f32": lambda: Observer().add([1e300, 1.0]).calibrate("int8", "mse"),
     "not an array of real numbers": lambda: bw.quantize_tensor([[1], [2, 3]]),

@@ -1,4 +1,4 @@
-"""Products as rows times a matrix: the form that all algorithms work on."""
+"""Products as rows times a matrix, the form that all algorithms use."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_rows_times_matrix_is_the_convolution(spec):
     np.testing.assert_array_equal(product.as_weight(product.matrix), product.weight)
 
 
-def test_products_of_one_value_share_a_site_and_find_their_bias():
+def test_products_of_one_value_share_a_point_and_find_their_bias():
     rng = np.random.default_rng(0)
     b = bw.Builder("shared")
     x = b.input("x", "f32[n, 8]")

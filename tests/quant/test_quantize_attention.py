@@ -1,4 +1,4 @@
-"""Attention in codes: chosen where the outputs allow it, asked for, or left out."""
+"""Int8 attention: chosen by output error, asked for, or left in float."""
 
 from functools import partial
 
@@ -36,21 +36,21 @@ def attention_of(graph):
     return node
 
 
-def test_quantized_values_are_chosen_by_their_effect():
+def test_int8_is_chosen_by_output_error():
     q, data, graph = quantized({})
     assert attention_of(q.graph).attrs["int8"]
     (row,) = [x for x in q.report.layers if x.op == "attention"]
-    assert row.scheme == "dynamic" and "dB of the outputs" in row.reason
+    assert row.scheme == "dynamic_per_token" and "dB of the outputs" in row.reason
     assert q.report.int8_mac_fraction == 1.0
     exact, found = (bw.compile(g).run(data[0])["y"] for g in (graph, q.graph))
     assert np.square(found - exact).sum() < np.square(exact).sum() / 100
 
 
-def test_too_large_an_effect_leaves_it_in_float():
+def test_a_large_output_error_leaves_it_in_float():
     q, _, _ = quantized({"attention_sqnr_db": 90.0})
     assert not attention_of(q.graph).attrs.get("int8")
     (row,) = [x for x in q.report.layers if x.op == "attention"]
-    assert row.scheme == "float" and "less than the recipe allows" in row.reason
+    assert row.scheme == "float" and "less than the recipe requires" in row.reason
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ def test_too_large_an_effect_leaves_it_in_float():
         ({"base": "int8-static"}, 40, False, "which the recipe does not allow"),
     ],
 )
-def test_what_is_asked_for(recipe, tokens, int8, reason):
+def test_the_recipe_decides(recipe, tokens, int8, reason):
     q, _, _ = quantized(recipe, tokens)
     assert bool(attention_of(q.graph).attrs.get("int8")) == int8
     (row,) = [x for x in q.report.layers if x.op == "attention"]
     assert reason in row.reason
 
 
-def test_a_token_hears_nothing_of_later_ones():
+def test_a_token_does_not_depend_on_later_ones():
     q, data, _ = quantized({}, causal=True)
     assert attention_of(q.graph).attrs["int8"]
     batch = dict(data[0])
@@ -84,8 +84,8 @@ def test_a_token_hears_nothing_of_later_ones():
         assert (one[:, 25:] != other[:, 25:]).any()
 
 
-def test_a_way_that_is_none_is_refused():
-    with pytest.raises(BitwrightError, match="no way of attention"):
+def test_an_unknown_mode_is_an_error():
+    with pytest.raises(BitwrightError, match="no attention mode .int4."):
         quantized({"attention": "int4"})
 
 

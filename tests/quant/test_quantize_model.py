@@ -1,7 +1,6 @@
-"""bw.quantize on small models: what it gives, that it runs everywhere, and what it refuses."""
+"""bw.quantize on small models: results, execution in other runtimes, and errors."""
 
 from dataclasses import replace
-from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,8 +9,9 @@ import pytest
 import bitwright as bw
 from bitwright.errors import BitwrightError
 from bitwright.ops.core.interpret import run
+from bitwright.quant.model import stages
 from bitwright.quant.model.assign import Choice
-from bitwright.quant.model.recipe import matches, recipe
+from bitwright.quant.model.recipe import RECIPES, matches, recipe
 from bitwright.quant.model.weights.nearest import Range, rows_round_trip
 from bitwright.warn import DataWarning
 
@@ -58,7 +58,7 @@ def test_keeps_the_outputs_on_data_it_has_not_seen(quantized):
     assert sqnr(outputs(network(), data), outputs(quantized, data)) > 25
 
 
-def test_everything_that_multiplies_is_in_8_bits_and_listed(quantized):
+def test_all_products_are_in_8_bits_and_listed(quantized):
     report = quantized.report
     assert report.int8_mac_fraction == 1
     assert {layer.name for layer in report.layers} == {
@@ -70,22 +70,20 @@ def test_everything_that_multiplies_is_in_8_bits_and_listed(quantized):
     assert report.quantized_bytes < 0.45 * report.float_bytes
 
 
-def test_a_model_in_quantized_values_stays_as_it_is_and_the_report_says_so(quantized):
-    with pytest.warns(DataWarning, match="6 of 6 layers came in codes"):
+def test_a_quantized_model_stays_unchanged_and_the_report_says_so(quantized):
+    with pytest.warns(DataWarning, match="6 of 6 layers are already quantized"):
         again = bw.quantize(quantized.graph, batches(4))
-    assert {layer.scheme for layer in again.report.layers} == {"given"}
-    assert again.report.int8_mac_fraction == 1 and "came in codes" in str(again.report)
+    assert {layer.scheme for layer in again.report.layers} == {"already_quantized"}
+    assert again.report.int8_mac_fraction == 1 and "already quantized" in str(again.report)
     data = batches(2, seed=3)
     np.testing.assert_array_equal(outputs(again, data), outputs(quantized, data))
     weights = bw.quantize(network(), batches(4), "w8")
     again = bw.quantize(weights.graph, batches(4))
     assert again.report.notes == [] and again.report.int8_mac_fraction == 0
-    assert {layer.reason for layer in again.report.layers} == {
-        "its weight came in codes, which stay"
-    }
+    assert {layer.reason for layer in again.report.layers} == {"its weight is already quantized"}
 
 
-def test_weights_and_activations_are_quantized_values_where_they_meet(quantized):
+def test_products_have_quantized_weights_and_activations(quantized):
     for node in quantized.graph.nodes:
         if node.op in ("matmul", "conv"):
             x, w = node.inputs[:2]
@@ -101,11 +99,11 @@ def test_the_compiled_model_agrees_with_the_interpreter(quantized):
     assert sqnr(exact, outputs(quantized, data)) > 35
 
 
-TENSORS = {"schemes": {"*": "dynamic-tensor"}}
+TENSORS = {"schemes": {"*": "dynamic_per_tensor"}}
 
 
 @pytest.mark.parametrize("name", ["int8", "int8-static", "int8-dynamic", "w8", "w4", TENSORS])
-def test_the_exported_model_runs_in_onnx_runtime_and_comes_back(name, tmp_path):
+def test_the_exported_model_runs_in_onnx_runtime_and_loads_again(name, tmp_path):
     import onnxruntime
 
     quantized = bw.quantize(network(), batches(), recipe=name)
@@ -129,11 +127,11 @@ def test_an_outlier_channel_is_smoothed_or_quantized_row_by_row():
     data = batches(seed=2)
     assert sqnr(outputs(graph, data), outputs(quantized, data)) > 22
     layer = next(x for x in quantized.report.layers if x.name == "narrow")
-    assert layer.scheme == "dynamic" or layer.smoothing > 0
+    assert layer.scheme == "dynamic_per_token" or layer.smoothing > 0
 
 
-def test_mean_errors_go_into_a_constant_that_is_added_anyway():
-    """Not into a sum of their own, which a compiler would make one with it."""
+def test_bias_correction_folds_into_an_added_constant():
+    """A second addition could be merged by a compiler and round differently."""
     rng, b = np.random.default_rng(0), bw.Builder("positions")
     w, positions = (rng.normal(size=size).astype(np.float32) for size in ((16, 24), (5, 24)))
     graph = b.build(y=b.add(b.matmul(b.input("x", "f32[n, 5, 16]"), w, name="m"), positions))
@@ -145,7 +143,7 @@ def test_mean_errors_go_into_a_constant_that_is_added_anyway():
     assert "m" in {node.name for node in made.nodes if node.op == "matmul"}
 
 
-def test_tables_of_angles_are_made_in_f64_and_waves_of_data_are_not():
+def test_rope_tables_are_upcast_to_f64_and_sines_of_data_are_not():
     rng, b = np.random.default_rng(0), bw.Builder("turned")
     places = b.cast(b.input("places", "i64[n, 1]"), to="f32")
     table = b.cos(b.mul(places, np.float32([1, 0.1, 0.01])), name="table")
@@ -168,7 +166,7 @@ def test_tables_of_angles_are_made_in_f64_and_waves_of_data_are_not():
         assert {str(n.outputs[0].dtype) for n in kept.nodes if n.op == "cos"} == {"f32"}
 
 
-def test_smoothing_divides_before_a_relu_that_nothing_else_reads():
+def test_smoothing_divides_before_a_relu_without_other_readers():
     rng = np.random.default_rng(0)
     wide = rng.normal(size=(16, 3, 1, 1)).astype(np.float32)
     wide[3] *= 50
@@ -180,7 +178,7 @@ def test_smoothing_divides_before_a_relu_that_nothing_else_reads():
         graph = b.build(y=y, held=held) if kept else b.build(y=y)
         quantized = bw.quantize(graph, batches(), recipe="int8-static")
         qvalues = next(
-            n for n in quantized.graph.nodes if n.op == "quantize" and n.name != "x.codes"
+            n for n in quantized.graph.nodes if n.op == "quantize" and n.name != "x.quantized"
         )
         assert qvalues.inputs[0].node.op == ("mul" if kept else "relu")
         data = batches(2, seed=3)
@@ -189,29 +187,32 @@ def test_smoothing_divides_before_a_relu_that_nothing_else_reads():
 
 
 def test_a_recipe_names_what_stays_in_float_and_what_is_dynamic():
-    chosen = {"ignore": ["re:fir", "down"], "schemes": {"na*": "dynamic", "point": "static"}}
+    chosen = {
+        "ignore": ["re:fir", "down"],
+        "schemes": {"na*": "dynamic_per_token", "point": "static"},
+    }
     report = bw.quantize(network(), batches(), recipe=chosen).report
     schemes = {layer.name: layer.scheme for layer in report.layers}
     assert schemes["first"] == schemes["down"] == "float"
-    assert schemes["narrow"] == "dynamic" and schemes["point"] == "static"
+    assert schemes["narrow"] == "dynamic_per_token" and schemes["point"] == "static"
 
 
-def test_one_range_for_each_tensor_that_the_run_finds():
+def test_dynamic_per_tensor_ranges():
     quantized = bw.quantize(network(), batches(), recipe=TENSORS)
-    assert {layer.scheme for layer in quantized.report.layers} == {"dynamic-tensor"}
+    assert {layer.scheme for layer in quantized.report.layers} == {"dynamic_per_tensor"}
     assert quantized.report.int8_mac_fraction == 1
     loud = [{"x": 100 * batch["x"]} for batch in batches(4, seed=2)]  # no range foresaw these
     assert sqnr(outputs(network(), loud), outputs(quantized, loud)) > 28
     lowered = bw.compile(quantized).history.stages[-1].graph
     made = [node.op for _, node in lowered.walk()]
     assert made.count("integer_conv") == 4 and made.count("integer_matmul") == 2
-    asked = bw.quantize(network(), batches(), recipe={"schemes": {"*": "dynamic"}}).report
+    asked = bw.quantize(network(), batches(), recipe={"schemes": {"*": "dynamic_per_token"}}).report
     schemes = {layer.name: layer.scheme for layer in asked.layers}
-    assert schemes["first"] == schemes["deep"] == "dynamic-tensor"
-    assert schemes["point"] == schemes["up"] == "dynamic"
+    assert schemes["first"] == schemes["deep"] == "dynamic_per_tensor"
+    assert schemes["point"] == schemes["up"] == "dynamic_per_token"
 
 
-def test_lookups_keep_their_table_in_quantized_values():
+def test_lookups_have_quantized_tables():
     rng = np.random.default_rng(0)
     b = bw.Builder("words")
     ids = b.input("ids", "i64[n]")
@@ -247,14 +248,14 @@ def test_a_value_that_was_always_zero_or_empty_stays_float():
     quantized = bw.quantize(graph, data)
     rows = [layer for layer in quantized.report.layers if layer.op == "conv"]
     assert [layer.scheme for layer in rows] == ["static", "float", "float"]
-    assert "always zero" in rows[1].reason and "no calibration batch" in rows[2].reason
+    assert "zero on all data" in rows[1].reason and "no calibration batch" in rows[2].reason
     later = {"x": data[0]["x"], "silent": 9 * data[1]["x"], "past": 9 * data[2]["x"]}
     exact, found = (bw.compile(model).run(later) for model in (graph, quantized))
     for name, value in exact.items():
         np.testing.assert_allclose(found[name], value, atol=0.02 * np.abs(value).max())
 
 
-def test_outputs_that_are_masked_or_silent_do_not_alarm_the_guard():
+def test_masked_or_zero_outputs_cause_no_fallback():
     rng = np.random.default_rng(0)
     b = bw.Builder()
     y = b.matmul(b.input("x", "f32[n, 32]"), rng.normal(size=(32, 8)).astype(np.float32))
@@ -282,7 +283,7 @@ def test_the_quantizers_scored_are_the_ops_that_run():
     np.testing.assert_array_equal(chosen.round_trip(x), run(tensor, {"x": x})["y"])
 
 
-def test_weights_of_two_bits_are_stored_as_such():
+def test_two_bit_weights_are_stored_packed():
     made = bw.quantize(network(), batches(4), recipe={"base": "w4", "weight_bits": 2, "block": 8})
     stored = {v.dtype.name for v in made.graph.constants}
     assert "i2" in stored and "i4" not in stored
@@ -308,9 +309,10 @@ def test_bad_data_is_an_error_that_says_what(data, message):
     ["int3", {"base": "int8", "bits": 3}, {"ignore": ["re:("]}, {"schemes": {"a": "magic"}},
      {"weight_bits": 5}, "missing.yaml", {"schemes": ["static"]}, {"schemes": {"a": 1}},
      {"min_int8_fraction": 2}, {"min_int8_fraction": -0.1},
-     {"ignore": 5}, {"targets": [None]}, {"min_output_sqnr_db": "high"}, {"min_output_sqnr_db": float("nan")},
-     {"static_sqnr_db": None}, {"block": "32"}, {"weight_bits": True}, {"smooth": "no"},
-     {"rounding": 1}, {1: 2, "bits": 3}, {"ignore": {"a": 1}}, 5, ["int8"], None],
+     {"ignore": 5}, {"targets": [None]}, {"min_output_sqnr_db": "high"},
+     {"min_output_sqnr_db": float("nan")}, {"static_sqnr_db": None}, {"block": "32"},
+     {"weight_bits": True}, {"smooth": "no"}, {"rounding": 1},
+     {1: 2, "bits": 3}, {"ignore": {"a": 1}}, 5, ["int8"], None],
 )  # fmt: skip
 def test_bad_recipes_are_errors(wrong):
     with pytest.raises(BitwrightError):
@@ -329,22 +331,28 @@ def test_options_take_numbers_and_lists_of_any_kind():
     assert (made.targets, made.ignore) == (("matmul",), ("head",))
 
 
-def test_weights_are_made_again_for_other_quantized_values_only(monkeypatch):
-    """A guard that changes what one layer reads leaves the others' weights as they are."""
-    module, seen = import_module("bitwright.quant.model.quantize"), []
+def test_weights_are_rounded_again_only_for_a_changed_input(monkeypatch):
+    """A fallback of one point leaves the weights of the others unchanged."""
+    seen = []
     make = lambda stats, activation, form, tables: seen.append(activation) or {stats: len(seen)}
-    monkeypatch.setattr(module, "quantize_weights", make)
-    qvalues = [object() for _ in range(3)]
+    monkeypatch.setattr(stages, "quantize_weights", make)
+    activations = [object() for _ in range(3)]
     first, second = (
         Choice(SimpleNamespace(name=name), "static", "", activation)
-        for name, activation in (("a", qvalues[0]), ("b", qvalues[1]))
+        for name, activation in (("a", activations[0]), ("b", activations[1]))
     )
-    made, stats = {}, {"a": "a", "b": "b"}
-    assert module._weights([first, second], stats, None, made, []) == {"a": 1, "b": 2}
-    other = replace(second, activation=qvalues[2])
-    assert module._weights([first, other], stats, None, made, []) == {"a": 1, "b": 3}
-    left = replace(first, scheme="float", activation=None)
-    assert module._weights([left, other], stats, None, made, []) == {"b": 3}
+    state = stages.QuantizationState(None, None, None, RECIPES["int8"], None)
+    state.stats = {"a": "a", "b": "b"}
+
+    def rounded(*choices):
+        state.choices = list(choices)
+        stages.round_weights(state)
+        return state.weights
+
+    assert rounded(first, second) == {"a": 1, "b": 2}
+    other = replace(second, activation=activations[2])
+    assert rounded(first, other) == {"a": 1, "b": 3}
+    assert rounded(replace(first, scheme="float", activation=None), other) == {"b": 3}
     assert len(seen) == 3
 
 
@@ -391,7 +399,7 @@ def test_recurrent_layers_are_in_8_bits(op, gates, tmp_path):
         assert sqnr(exact, session.run(None, batch)[0]) > 28
 
 
-def test_recurrent_layers_may_be_left_alone_or_keep_their_states(tmp_path):
+def test_recurrent_layers_may_stay_float_or_keep_their_states(tmp_path):
     rng = np.random.default_rng(1)
     data = [{"x": rng.normal(size=(9, 2, 16)).astype(np.float32)} for _ in range(4)]
     model = recurrent("lstm", 4, directions=1)
@@ -406,8 +414,8 @@ def test_recurrent_layers_may_be_left_alone_or_keep_their_states(tmp_path):
         assert sqnr(exact, bw.compile(q).run(data[0])["logits"]) > (35 if name == "w8" else 15)
 
 
-def test_branches_are_quantized_where_the_data_goes(tmp_path):
-    """Both branches use the same names; one is taken by every batch, the other by none."""
+def test_branches_are_quantized_where_data_reaches_them(tmp_path):
+    """Both branches use the same names; every batch takes one of them."""
     onnxruntime = pytest.importorskip("onnxruntime")
     rng = np.random.default_rng(0)
     bodies = {}
@@ -428,7 +436,7 @@ def test_branches_are_quantized_where_the_data_goes(tmp_path):
     q = bw.quantize(model, data[:36])
     layers = {layer.name: layer for layer in q.report.layers}
     assert layers["choice/then/windows"].scheme == "static"
-    assert layers["choice/then/rows"].scheme == "dynamic"
+    assert layers["choice/then/rows"].scheme == "dynamic_per_token"
     assert layers["choice/else/rows"].scheme == "float"
     assert layers["choice/else/rows"].reason == "no calibration batch reached it"
     assert q.report.int8_mac_fraction == 1

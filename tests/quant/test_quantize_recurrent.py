@@ -1,4 +1,4 @@
-"""Recurrent layers of PyTorch, quantized: held against PyTorch itself, here and in ONNX Runtime."""
+"""Quantized recurrent layers of PyTorch, compared with PyTorch, here and in ONNX Runtime."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def sqnr(exact, found):
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-@pytest.mark.parametrize("recipe", ["int8", {"schemes": {"*": "dynamic-tensor"}}, "w8"])
+@pytest.mark.parametrize("recipe", ["int8", {"schemes": {"*": "dynamic_per_tensor"}}, "w8"])
 def test_layers_of_torch(kind, recipe, tmp_path):
     torch.manual_seed(0)
     module, rng = Tagger(kind).eval(), np.random.default_rng(0)

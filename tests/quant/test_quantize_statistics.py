@@ -68,7 +68,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, sends, count, at):
 def test_an_interrupt_after_the_data_saves_statistics(tmp_path, monkeypatch):
     data, file = batches(3), StatsFile(tmp_path / "seen", is_temporary=True)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as interrupt:
-        patch.setattr("bitwright.quant.model.quantize.assign", lambda *_: raises())
+        patch.setattr("bitwright.quant.model.stages.assign", lambda *_: raises())
         bw.quantize(network(), data, statistics=file)
     assert file.path.exists() and "3 batches" in interrupt.value.__notes__[0]
     resumed = bw.quantize(network(), data, statistics=file)

@@ -1,4 +1,4 @@
-"""Rounding weights for the product's sake: against nearest rounding and against all roundings."""
+"""GPTQ and adaptive rounding, compared with nearest and with all roundings."""
 
 import itertools
 import tracemalloc
@@ -11,8 +11,8 @@ from bitwright.quant.calibration.model_outputs import Channels
 from bitwright.quant.calibration.stats import CalibrationStats, Sample
 from bitwright.quant.model.points import find_points
 from bitwright.quant.model.weights import weights as weights_module
-from bitwright.quant.model.weights.adaround import Descent
-from bitwright.quant.model.weights.gptq import ErrorSpread, damping
+from bitwright.quant.model.weights.adaround import CoordinateDescent
+from bitwright.quant.model.weights.gptq import Gptq, damping
 from bitwright.quant.model.weights.nearest import weight_qvalues, weight_scales
 from bitwright.quant.model.weights.weights import WeightFormat, quantize_weights
 
@@ -31,7 +31,7 @@ def error(rows, matrix, held):
 
 
 def all_errors(rows, matrix, scales, limit):
-    """Of one column: the error of every code that is within a step of its weight."""
+    """The errors of all roundings of one column within one scale of its weights."""
     below = np.floor(matrix / scales)
     tries = [below + up for up in itertools.product((0, 1), repeat=matrix.shape[2])]
     return [error(rows, matrix, np.clip(c, -limit, limit) * scales) for c in tries]
@@ -39,18 +39,18 @@ def all_errors(rows, matrix, scales, limit):
 
 @pytest.mark.parametrize("groups, columns, terms", [(1, 1, 1), (1, 7, 33), (3, 2, 9), (1, 40, 127)])
 @pytest.mark.parametrize("limit", [127, 7, 1])
-def test_spreading_errors_beats_nearest_rounding(groups, columns, terms, limit):
+def test_gptq_beats_nearest_rounding(groups, columns, terms, limit):
     rng = np.random.default_rng(terms)
     rows = correlated_rows(rng, 4 * terms + 8, groups, terms)
     matrix = rng.normal(size=(groups, columns, terms)).astype(np.float32)
     scales = weight_scales(matrix, limit)
-    found = ErrorSpread(gram_of(rows)).qvalues(matrix, scales, limit, -limit)
+    found = Gptq(gram_of(rows)).qvalues(matrix, scales, limit, -limit)
     assert np.array_equal(found, np.rint(found)) and np.abs(found).max() <= limit
     nearest = error(rows, matrix, weight_qvalues(matrix, scales, limit) * scales)
     assert error(rows, matrix, found * scales) <= nearest * (1 + 1e-3)
 
 
-def test_spreading_errors_is_near_the_best_of_all_roundings():
+def test_gptq_is_near_the_best_of_all_roundings():
     rng = np.random.default_rng(0)
     ratios = []
     for _ in range(20):
@@ -58,7 +58,7 @@ def test_spreading_errors_is_near_the_best_of_all_roundings():
         matrix = rng.normal(size=(1, 1, 8)).astype(np.float32)
         scales = weight_scales(matrix, 7)
         best = min(all_errors(rows, matrix, scales, 7))
-        found = ErrorSpread(gram_of(rows)).qvalues(matrix, scales, 7, -7)
+        found = Gptq(gram_of(rows)).qvalues(matrix, scales, 7, -7)
         nearest = error(rows, matrix, weight_qvalues(matrix, scales, 7) * scales)
         ratios.append((error(rows, matrix, found * scales) / best, nearest / best))
     spread, nearest = np.mean(ratios, axis=0)
@@ -66,7 +66,7 @@ def test_spreading_errors_is_near_the_best_of_all_roundings():
 
 
 def stats_of(*weights, seed=0):
-    """A site of products with these weights, and what correlated rows would have shown of it."""
+    """A point of products with these weights, and its statistics for correlated rows."""
     rng = np.random.default_rng(seed)
     terms = weights[0].shape[0]
     b = bw.Builder()
@@ -83,7 +83,7 @@ def stats_of(*weights, seed=0):
 @pytest.mark.parametrize(
     "form", [WeightFormat(), WeightFormat(4, 16), WeightFormat(8, 0, "nearest")]
 )
-def test_columns_worked_on_in_parts_are_those_worked_on_at_once(form, monkeypatch):
+def test_columns_in_chunks_equal_all_at_once(form, monkeypatch):
     rng = np.random.default_rng(0)
     stats = stats_of(*(rng.normal(size=(40, n)).astype(np.float32) for n in (5, 33, 1)))
     whole = quantize_weights(stats, None, form)
@@ -103,17 +103,17 @@ def test_memory_does_not_grow_with_the_width_of_a_layer():
     quantize_weights(stats, None, WeightFormat())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 2 * size  # codes twice, and a part of them in floats
+    assert peak < 2 * size  # two copies of the integers, and a chunk of them in float
 
 
-def test_descent_is_nearly_the_best_of_all_roundings():
+def test_coordinate_descent_is_nearly_the_best_of_all_roundings():
     rng = np.random.default_rng(1)
     ratios = []
     for _ in range(20):
         rows = correlated_rows(rng, 64, 1, 8)
         matrix = rng.normal(size=(1, 1, 8)).astype(np.float32)
         scales = weight_scales(matrix, 7)
-        found = Descent(gram_of(rows)).qvalues(matrix, scales, 7, -7)
+        found = CoordinateDescent(gram_of(rows)).qvalues(matrix, scales, 7, -7)
         ratios.append(
             error(rows, matrix, found * scales) / min(all_errors(rows, matrix, scales, 7))
         )
@@ -122,7 +122,9 @@ def test_descent_is_nearly_the_best_of_all_roundings():
 
 @pytest.mark.parametrize("groups, columns, terms", [(1, 1, 1), (2, 5, 17), (1, 40, 127), (8, 1, 9)])
 @pytest.mark.parametrize("highest, lowest", [(127, -127), (7, -8), (1, -2)])
-def test_descent_only_lowers_the_error_of_each_column(groups, columns, terms, highest, lowest):
+def test_coordinate_descent_only_lowers_the_error_of_each_column(
+    groups, columns, terms, highest, lowest
+):
     rng = np.random.default_rng(terms)
     rows = correlated_rows(rng, 8 * terms + 8, groups, terms)
     unseen = correlated_rows(np.random.default_rng(terms), 8 * terms + 8, groups, terms)
@@ -133,8 +135,8 @@ def test_descent_only_lowers_the_error_of_each_column(groups, columns, terms, hi
     lost = lambda qvalues: matrix - qvalues * scales
     errors = lambda qvalues: np.einsum("gnk,gkj,gnj->gn", lost(qvalues), damped, lost(qvalues))
     nearest = weight_qvalues(matrix, scales, highest, lowest)
-    spread = ErrorSpread(gram).qvalues(matrix, scales, highest, lowest)
-    found = Descent(gram).qvalues(matrix, scales, highest, lowest)
+    spread = Gptq(gram).qvalues(matrix, scales, highest, lowest)
+    found = CoordinateDescent(gram).qvalues(matrix, scales, highest, lowest)
     assert np.array_equal(found, np.clip(np.rint(found), lowest, highest))
     least = np.minimum(errors(nearest), errors(spread))
     assert (errors(found) <= least * (1 + 1e-3) + 1e-7).all()
@@ -165,9 +167,9 @@ def test_searched_ranges_never_measure_worse(rounding, bits, block):
 
 
 @pytest.mark.parametrize("groups, terms", [(1, 1), (3, 9), (1, 64), (2, 65), (1, 200)])
-def test_errors_spread_along_the_root_of_the_inverse(groups, terms):
+def test_gptq_uses_the_root_of_the_inverse(groups, terms):
     gram = gram_of(correlated_rows(np.random.default_rng(0), terms // 2 + 2, groups, terms))
-    spread = ErrorSpread(gram)
+    spread = Gptq(gram)
     damped = gram + np.eye(terms) * damping(gram)[:, :, None]
     for own, upper, order in zip(damped, spread.upper, spread.order, strict=True):
         assert np.abs(np.tril(upper, -1)).max(initial=0) < 1e-9
@@ -176,13 +178,13 @@ def test_errors_spread_along_the_root_of_the_inverse(groups, terms):
         np.testing.assert_allclose(wide.T @ wide @ transposed, np.eye(terms), atol=1e-3)
 
 
-def test_more_bits_are_taken_where_f32_finds_no_root(monkeypatch):
+def test_f64_is_used_where_f32_is_singular(monkeypatch):
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(200, 70))
     gram = (rows.T @ rows / 200).astype(np.float32)[None]
     scale = np.full((1, 20, 1), 0.05, np.float32)
     matrix = rng.normal(size=(1, 20, 70)).astype(np.float32)
-    plain, cholesky, asked = ErrorSpread(gram), np.linalg.cholesky, set()
+    plain, cholesky, asked = Gptq(gram), np.linalg.cholesky, set()
 
     def singular_in_f32(a):
         asked.add(a.dtype.name)
@@ -191,7 +193,7 @@ def test_more_bits_are_taken_where_f32_finds_no_root(monkeypatch):
         return cholesky(a)
 
     monkeypatch.setattr(np.linalg, "cholesky", singular_in_f32)
-    found = ErrorSpread(gram)
+    found = Gptq(gram)
     assert asked == {"float32", "float64"} and found.upper.dtype == np.float32
     np.testing.assert_allclose(found.upper, plain.upper, atol=1e-4)
     qvalues = found.qvalues(matrix, scale, 127, -127)

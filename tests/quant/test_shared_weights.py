@@ -1,4 +1,4 @@
-"""A weight that several layers read is rounded once, and held once."""
+"""A weight with several readers is rounded once and stored once."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 import bitwright as bw
 from bitwright.ir.dtype import i8
 from bitwright.quant.model.points import find_points
-from bitwright.quant.model.quantize import prepare
+from bitwright.quant.model.stages import simplify
 from other_runtimes import onnxruntime_is_exact
 
 WORDS, WIDTH, STEPS = 512, 64, 20
@@ -35,7 +35,7 @@ def tied(is_folded=False):
 
 
 def unrolled(steps=STEPS):
-    """A recurrent network whose steps are all written out."""
+    """An unrolled recurrent network."""
     b = bw.Builder("unrolled")
     x = b.input("x", f"f32[n, {steps}, {WIDTH}]")
     names = "weight_ih", "weight_hh"
@@ -61,14 +61,14 @@ def steps(count=8, seed=0, length=STEPS):
 
 
 def qvalues(graph):
-    """The constants of i8 that are no vectors."""
+    """The i8 constants that are matrices."""
     constants = (node.outputs[0] for _, node in graph.walk() if node.op == "constant")
     return [value for value in constants if value.dtype == i8 and value.rank > 1]
 
 
 @pytest.mark.parametrize("is_folded", [False, True])
 @pytest.mark.parametrize("recipe", ["int8", "int8-static", "w8", "w4", "nvfp4"])
-def test_an_embedding_and_the_head_that_is_tied_to_it_are_one(is_folded, recipe, tmp_path):
+def test_tied_embedding_and_head_share_one_constant(is_folded, recipe, tmp_path):
     graph = tied(is_folded)
     q = bw.quantize(graph, tokens(), recipe)
     graph.save(tmp_path / "float.onnx")
@@ -81,7 +81,7 @@ def test_an_embedding_and_the_head_that_is_tied_to_it_are_one(is_folded, recipe,
     tables = [value for value in qvalues(q.graph) if value.shape == (WORDS, WIDTH)]
     assert len(tables) == 1  # of 8 bits, also where other weights have 4
     schemes = {layer.value: layer.scheme for layer in q.report.layers}
-    assert schemes["embedded"] == "weights" and schemes["head"] != "float"
+    assert schemes["embedded"] == "weight_only" and schemes["head"] != "float"
     (test,) = tokens(1, seed=1)
     found = bw.compile(q).run(test)["logits"]
     assert sqnr(bw.compile(graph).run(test)["logits"], found) > 22
@@ -89,8 +89,8 @@ def test_an_embedding_and_the_head_that_is_tied_to_it_are_one(is_folded, recipe,
     np.testing.assert_array_equal(again, found)
 
 
-def test_the_lookup_of_a_tied_table_is_as_exact_as_its_own_would_be():
-    """The rows of the table count as much as the products do when it is rounded."""
+def test_a_tied_lookup_is_as_exact_as_a_separate_one():
+    """Rounding weights lookups and products equally."""
     both = bw.quantize(tied(), tokens()).report
     alone = bw.quantize(tied(), tokens(), {"targets": ["embedding"], "ignore": []}).report
     rows = {layer.name: layer for layer in both.layers}
@@ -153,13 +153,13 @@ def test_a_network_unrolled_in_time(recipe, tmp_path):
     np.testing.assert_array_equal(bw.compile(tmp_path / "q.onnx").run(test)["y"], found)
 
 
-def test_stats_does_not_grow_with_the_steps():
+def test_statistics_do_not_grow_with_the_steps():
     """Rows and second moments are those of one weight, however often it is read."""
     from bitwright.quant.calibration.stats import StatsBuilder
 
     held = []
     for length in (2, STEPS):
-        graph = prepare(unrolled(length))[0]
+        graph = simplify(unrolled(length))
         builder = StatsBuilder(graph, find_points(graph), count=8)
         for batch in steps(length=length):
             builder.step(batch)
@@ -169,13 +169,13 @@ def test_stats_does_not_grow_with_the_steps():
     assert held[1] < 5 * held[0]  # few rows of two steps, not ten times as many
 
 
-def test_values_that_meet_one_weight_share_one_range():
-    """A static scale belongs to the weight's readers together: it is that of the widest."""
+def test_inputs_of_one_weight_share_one_range():
+    """The static scale is that of the widest input."""
     b = bw.Builder("ranges")
     w = b.parameter("w", draw(WIDTH, WIDTH))
     x, y = (b.input(name, f"f32[n, {WIDTH}]") for name in "xy")
     graph = b.build(a=b.matmul(x, w), b=b.matmul(y, w))
-    (point,) = find_points(prepare(graph)[0])
+    (point,) = find_points(simplify(graph))
     assert [value.name for value in point.values] == ["x", "y"] and len(point.distinct) == 1
     rng = np.random.default_rng(0)
     batch = lambda: {
@@ -188,10 +188,10 @@ def test_values_that_meet_one_weight_share_one_range():
     assert len(arrays) == 1 and sum(node.op == "quantize" for node in made.nodes) == 2
 
 
-def test_rows_of_all_values_count_alike():
+def test_rows_of_all_values_have_equal_weight():
     from bitwright.quant.calibration.stats import StatsBuilder
 
-    graph = prepare(unrolled(3))[0]
+    graph = simplify(unrolled(3))
     points = find_points(graph)
     builder = StatsBuilder(graph, points, count=1)
     (batch,) = steps(1, length=3)
@@ -205,8 +205,8 @@ def test_rows_of_all_values_count_alike():
     assert sorted(places) == [0, 1, 2]
 
 
-def test_layers_of_two_branches_have_weights_of_their_own():
-    """Each branch is a graph with constants of its own."""
+def test_layers_of_two_branches_do_not_share_weights():
+    """Each branch is a graph with its own constants."""
     w, bodies = draw(WIDTH, WIDTH), {}
     for name in ("then", "else"):
         inner = bw.Builder(name)

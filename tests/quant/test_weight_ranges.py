@@ -1,4 +1,4 @@
-"""Scales of least error, against every scale of a fine grid."""
+"""Scales of least error, compared with every scale of a fine grid."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_no_scale_of_a_fine_grid_is_much_better(kind, bits, terms, block):
     best = np.min(
         [errors(matrix, importance, peaks * r, *limits) for r in np.linspace(0.1, 1, 600)], axis=0
     )
-    # where codes are fine, only scales that suit a few weights by chance are passed over
+    # with many bits, the search only misses scales that suit a few weights by chance
     missed = {8: 0.2, 4: 0.05, 2: 0.02}[bits]
     assert least.sum() <= best.sum() + missed * start.sum()
 

@@ -1,4 +1,4 @@
-"""Weights rounded to the nearest value need no data, and say on what they were measured."""
+"""Weight-only quantization with nearest rounding needs no data."""
 
 import warnings
 
@@ -31,7 +31,7 @@ def test_every_weight_only_recipe_works_without_data(base, ranges):
         warnings.simplefilter("error")
         found = bw.quantize(graph, recipe=nearest(base, ranges=ranges))
     (layer,) = found.report.layers
-    assert layer.scheme == "weights" and not found.report.is_measured
+    assert layer.scheme == "weight_only" and not found.report.is_measured
     assert not found.report.output_sqnr_db and "outputs not measured" in found.report.summary()
     assert "that of its weights" in found.report.notes[0]
     assert found.report.quantized_bytes < 0.4 * found.report.float_bytes
@@ -43,7 +43,7 @@ def test_every_weight_only_recipe_works_without_data(base, ranges):
 
 @pytest.mark.parametrize("make", [perceptron, convolution])
 @pytest.mark.filterwarnings("ignore::bitwright.warn.DataWarning")
-def test_the_weights_are_those_that_data_would_have_given(make):
+def test_the_weights_equal_those_with_data(make):
     rules = nearest("w8", ranges="peak", bias_correction=False)
     images = [{"x": np.random.default_rng(0).normal(size=(2, 3, 9, 9)).astype(np.float32)}]
     data = batches(4) if make is perceptron else images
@@ -57,16 +57,16 @@ def test_the_demo_model_keeps_its_accuracy():
     assert (bw.compile(found).run(inputs)["logits"].argmax(1) == labels).mean() > 0.98
 
 
-def test_what_the_recipe_leaves_out_stays_float():
+def test_ignored_layers_stay_float():
     found = bw.quantize(perceptron(), recipe=nearest("w8", ignore=["m"]))
     schemes = {layer.name: layer.scheme for layer in found.report.layers}
-    assert schemes == {"m": "float", "y": "weights"}
+    assert schemes == {"m": "float", "y": "weight_only"}
 
 
 @pytest.mark.parametrize("base", ["int8", "int8-static", "w8", "w4", "nvfp4"])
-def test_other_recipes_ask_for_data_and_say_which_need_none(base):
+def test_other_recipes_need_data_and_the_error_names_one_that_does_not(base):
     assert recipe(base).needs_data
     with pytest.raises(CalibrationError, match=r"expected data.*\"rounding\": \"nearest\""):
         bw.quantize(perceptron(), recipe=base)
-    weights_only = RECIPES[base].schemes_allowed == ("weights",)
+    weights_only = RECIPES[base].schemes_allowed == ("weight_only",)
     assert recipe(nearest(base)).needs_data is not weights_only

@@ -1,4 +1,4 @@
-"""Multiply-adds on a batch: sizes that only the data tells, and bodies that run many times."""
+"""Multiply-adds on a batch: data-dependent sizes, and loop bodies."""
 
 import numpy as np
 import pytest
@@ -13,10 +13,10 @@ def draw(*shape):
 
 def total(graph, batch):
     work = Work(graph, batch)
-    return sum(work.of(node) for _, node in graph.walk())
+    return sum(work.macs(node) for _, node in graph.walk())
 
 
-def test_sizes_that_only_the_data_tells():
+def test_data_dependent_sizes():
     b = bw.Builder("chosen")
     x = b.input("x", "f32[n, 6]")
     positive = b.gt(b.reduce_sum(x, axes=[1], keepdims=False), 0.0)
@@ -36,7 +36,7 @@ def step():
 
 
 @pytest.mark.parametrize("length", [1, 5])
-def test_a_scan_counts_as_often_as_it_has_elements(length):
+def test_a_scan_counts_once_per_element(length):
     b = bw.Builder("scan")
     xs, start = b.input("xs", "f32[t, n, 8]"), b.input("start", "f32[n, 8]")
     graph = b.build(y=b.scan(start, xs, body=step(), carried=1, scanned=1))

@@ -55,6 +55,12 @@ def test_operations_go_to_the_steps_that_compute():
     assert sum(row.share for row in found.steps) == pytest.approx(1)
 
 
+def test_a_model_is_compiled_and_gets_random_inputs():
+    found = bw.profile(network(), rounds=1, sizes={"batch": 2}, threads=1)
+    assert isinstance(found, ProfileReport) and found.sizes == {"batch": 2}
+    assert {"conv", "matmul"} <= {row.op for row in found.steps} and found.verdict()
+
+
 def test_integer_products_have_their_own_peak():
     b = bw.Builder("quantized")
     x, w = b.input("x", "u8[64, 256]"), b.constant(np.ones((256, 256), np.int8))

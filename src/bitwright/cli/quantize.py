@@ -1,4 +1,4 @@
-"""`quantize`: a smaller model, what each layer got, and what that cost."""
+"""`quantize`: writes a quantized model and prints the report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from bitwright.warn import DataWarning
 
 Scores = dict[str, dict[str, float]]
 
-if TYPE_CHECKING:  # what a command needs is imported when it runs, so that --help is quick
+if TYPE_CHECKING:  # commands import on use, so that --help is quick
+    from bitwright.quant.calibration.ranges import Ranges
+    from bitwright.quant.calibration.stats_file import StatsFile
     from bitwright.quant.model.recipe import Recipe
     from bitwright.report.evaluate import Evaluation
 
@@ -34,8 +36,9 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs, so that --he
 @click.option(
     "--statistics",
     type=click.Path(),
-    help="File of what the data showed. It is written, and read again if it exists: another recipe "
-    "then needs no --data, and an interrupted run goes on.",
+    help="File of collected statistics, written and reused: another recipe then needs no --data, "
+    "and an interrupted run continues. A file of `bitwright calibrate` gives static ranges "
+    "without measurement.",
 )
 @click.option("-o", "--output", required=True, type=click.Path(), help="File to write: .onnx, .bw.")
 @click.option(
@@ -48,7 +51,7 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs, so that --he
     "--float-precision",
     default="f32",
     show_default=True,
-    help="What stays float: f32, bf16, f16 or a policy.",
+    help="Precision of float layers: f32, bf16, f16 or a policy.",
 )
 @export_options
 @subset_option
@@ -56,8 +59,8 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs, so that --he
     "--eval",
     "evaluation",
     metavar="SCRIPT.py:FUNCTION",
-    help="Your own score, of the float and of the quantized model: the function gets a callable "
-    "from a dict of arrays to a dict of arrays, and gives a number or a dict of numbers.",
+    help="Score the float and the quantized model: the function gets a callable "
+    "from a dict of arrays to a dict of arrays, and returns a number or a dict of numbers.",
 )
 @threads_option
 @json_option
@@ -74,12 +77,11 @@ def quantize(
     as_json: bool,
     **export: str | None,
 ) -> None:
-    """Quantize MODEL with calibration batches from DATA, and say what each layer got and why.
+    """Quantize MODEL with calibration batches from DATA, and print each layer's scheme and why.
 
-    The file is written whole or not at all, and never over MODEL. Ctrl-C ends the run between two
-    batches and keeps what they showed, in the file of --statistics or beside OUTPUT.
+    The file is written atomically and never over MODEL. Ctrl-C ends the run between two batches
+    and saves their statistics, in the file of --statistics or next to OUTPUT.
     """
-    from bitwright.quant.calibration.stats_file import StatsFile
     from bitwright.quant.data.batches import Batches
     from bitwright.report.compare import file_bytes
     from bitwright.report.evaluate import Evaluation
@@ -87,32 +89,24 @@ def quantize(
     form = options_given(output, export)
     rules = _rules(recipe, form)
     check_output(output)
-    beside = StatsFile(Path(f"{output}.statistics"), is_temporary=True)
-    place = beside if statistics is None else StatsFile(Path(statistics))
-    if place.path.resolve() == Path(output).resolve():
-        raise ExportError(f"--statistics and --output are both {output}")
-    if data is not None or statistics is not None or rules.needs_data:
-        place.require_usable(has_data=data is not None)
-        file = place
-    else:
-        file = None
+    source = _statistics(statistics, output, data is not None, rules)
     script = Evaluation(evaluation) if evaluation else None
     scores: Scores = {}
     with (
         redirect_stdout(sys.stderr) if as_json else nullcontext(),  # the script may print
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore", DataWarning)  # the report says it
+        warnings.simplefilter("ignore", DataWarning)  # the report has them
         graph = working(f"reading {Path(model).name}")(load_beside)(model, output)
         if data is not None:
-            Batches(data, graph)  # whose faults are said before a long evaluation
+            Batches(data, graph)  # raises for bad data before a long evaluation
         if script:
             scores["float"] = _score(script, graph, threads)
         result = bitwright.quantize(
             graph,
             data,
             rules,
-            statistics=file,
+            statistics=source,
             subset=subset,
             threads=threads,
             float_precision=float_precision,
@@ -122,7 +116,7 @@ def quantize(
         if script:
             try:
                 scores["quantized"] = _score(script, output, threads)
-            except BitwrightError as error:  # the model is finished: show what there is first
+            except BitwrightError as error:  # the model is finished: print the report first
                 fault = error
     sizes = file_bytes(Path(model)), file_bytes(Path(output))
     if as_json:
@@ -140,13 +134,32 @@ def quantize(
 
 
 def _require_scored(fault: BitwrightError | None, output: str) -> None:
-    """End with the fault of a score; the model's file stays."""
+    """Raise the error of a score; the model's file stays."""
     if fault is not None:
         raise BitwrightError(str(fault), hint=f"The quantized model is finished, in {output}.")
 
 
+def _statistics(
+    statistics: str | None, output: str, has_data: bool, rules: Recipe
+) -> StatsFile | Ranges | None:
+    """What --statistics names: ranges or a file; else a temporary file next to OUTPUT."""
+    from bitwright.quant.calibration.stats_file import StatsFile
+    from bitwright.quant.model.static_ranges import find_ranges
+
+    temporary = StatsFile(Path(f"{output}.statistics"), is_temporary=True)
+    file = temporary if statistics is None else StatsFile(Path(statistics))
+    if file.path.resolve() == Path(output).resolve():
+        raise ExportError(f"--statistics and --output are both {output}")
+    if (ranges := find_ranges(statistics, has_data)) is not None:
+        return ranges
+    if not has_data and statistics is None and not rules.needs_data:
+        return None
+    file.require_usable(has_data=has_data)
+    return file
+
+
 def check_output(output: str) -> None:
-    """What would stop the writing is said before the minutes of calibration, not after."""
+    """Raise before calibration for anything that would prevent writing OUTPUT."""
     from bitwright.ir.container import require_writable
     from bitwright.ir.graph import WRITERS
 
@@ -157,7 +170,7 @@ def check_output(output: str) -> None:
 
 
 def load_beside(model: str, output: str) -> bitwright.Graph:
-    """The model's graph; an output that would replace one of the model's files is refused."""
+    """The model's graph; raises if OUTPUT would replace one of the model's files."""
     from bitwright.frontend.load import load_with_files
 
     graph, files = load_with_files(model)
@@ -176,7 +189,7 @@ def _score(script: Evaluation, model: Any, threads: int | None) -> dict[str, flo
 
 
 def _finite(scores: Scores) -> dict[str, dict[str, float | None]]:
-    """Scores as JSON can say them: it has no NaN and no infinity."""
+    """Scores for JSON, which has no NaN and no infinity."""
     return {
         side: {name: value if math.isfinite(value) else None for name, value in found.items()}
         for side, found in scores.items()
@@ -192,7 +205,7 @@ def _show_scores(before: dict[str, float], after: dict[str, float]) -> None:
 
 
 def _rules(recipe: str, form: Mapping[str, str]) -> Recipe:
-    """The recipe, changed to what the file is to be."""
+    """The recipe with the export options that affect quantization."""
     from bitwright.quant.model.recipe import recipe as find_recipe
     from bitwright.quant.model.recipe import without_zero_points
 

@@ -428,6 +428,3 @@ def _degenerate_note(fault: Array) -> str:
 
 def _first(values: Array, where: Array) -> str:
     return str(np.asarray(values)[np.asarray(where)].flat[0])
-
-
-QuantizationParameters = QuantParams  # the name of the last release

@@ -64,11 +64,19 @@ class PerAxis:
 class PerGroup:
     """One scale for each group of `size` consecutive indices of an axis, at each other index."""
 
-    axis: int
     size: int
+    axis: int = -1
 
     def __str__(self) -> str:
         return "per group"
+
+
+@dataclass(frozen=True)
+class PerToken:
+    """One scale for each row of the last axis, computed at run time."""
+
+    def __str__(self) -> str:
+        return "per token"
 
 
 Granularity = PerTensor | PerAxis | PerGroup
@@ -79,7 +87,7 @@ def granularity(axis: int | None, block: int = 0) -> Granularity:
     """The granularity of scales along an axis (None: one scale), in blocks (0: no blocks)."""
     if axis is None:
         return PerTensor()
-    return PerGroup(axis, block) if block else PerAxis(axis)
+    return PerGroup(block, axis) if block else PerAxis(axis)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Reports where the time of a run goes: `bitwright explain MODEL --profile`.
 
-    report = profile(exe, feeds, rounds=20)
+    report = bw.profile("model.onnx", sizes={"batch": 8})
     print(report.verdict())
 
 Totals over the steps of a run (`report.step_rows`), and the limit of the model: the category of
@@ -15,10 +15,12 @@ from typing import Any
 
 from bitwright.backends.cpu.profile.peaks import Peaks, measure
 from bitwright.backends.cpu.runtime.program import Program
+from bitwright.compiler import compile
 from bitwright.errors import RunError
 from bitwright.executable import Executable
 from bitwright.passes.lower_integer.products import INTEGER_PRODUCTS
 from bitwright.passes.manager import History
+from bitwright.report.feeds import random_inputs
 from bitwright.report.step_rows import SMALL_BARRIERS, StepRow, is_product, step_rows
 
 _QUANTIZED = frozenset(
@@ -146,8 +148,21 @@ class ProfileReport:
         }
 
 
-def profile(exe: Executable, feeds: Mapping[str, Any], rounds: int = 20) -> ProfileReport:
-    """Times every step of a compiled model on these inputs."""
+def profile(
+    model: Any,
+    feeds: Mapping[str, Any] | None = None,
+    rounds: int = 20,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    threads: int | None = None,
+) -> ProfileReport:
+    """Time every step of a model (an executable, or what `bw.compile` accepts).
+
+    Without `feeds`, inputs are random, with `sizes` for their symbolic dimensions (default 1).
+    """
+    exe = model if isinstance(model, Executable) else compile(model, threads=threads)
+    if feeds is None:
+        feeds = random_inputs(exe.graph, sizes or {}, seed=0)
     if not isinstance(exe.engine, Program):
         raise RunError("only compiled models have steps to time", expected="target 'cpu'")
     if rounds < 1:

@@ -1,4 +1,4 @@
-"""Which scheme each part of a model gets, from measured error, with the reason said."""
+"""Assigns a scheme to each quantization point from measured error, with the reason."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from bitwright.quant.model.weights.choose import (
 )
 
 UNREACHED = "no calibration batch reached it"
+ZERO_INPUT = "its input is zero on all data, so its range is unknown"
 STATIC_GAIN = 1.5
-"""Decibels by which a static range must be better than one for each token."""
+"""Decibels by which a static range must beat dynamic per-token ranges."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What one site gets."""
+    """The scheme of one quantization point."""
 
     point: QuantizationPoint
     scheme: str
@@ -36,9 +37,9 @@ class Choice:
 def without_ignored(
     points: list[QuantizationPoint], stats: dict[str, CalibrationStats], recipe: Recipe
 ) -> tuple[list[QuantizationPoint], dict[str, CalibrationStats]]:
-    """Sites, and what was seen at them, with the products apart that the recipe leaves in float.
+    """Points and statistics, with the products that the recipe leaves in float split off.
 
-    What reads the same value as one of those is quantized all the same.
+    Other products that read the same value are still quantized.
     """
     found: list[QuantizationPoint] = []
     seen = dict(stats)
@@ -57,40 +58,52 @@ def without_ignored(
 def assign(
     points: list[QuantizationPoint], stats: dict[str, CalibrationStats], recipe: Recipe
 ) -> list[Choice]:
+    """One choice per point: what the recipe asks for, or else by measured error."""
     return [_choose(point, stats.get(point.name), recipe) for point in points]
 
 
-def _choose(point: QuantizationPoint, stats: CalibrationStats | None, recipe: Recipe) -> Choice:
+def asked_schemes(point: QuantizationPoint, recipe: Recipe) -> set[str]:
+    """The schemes that the recipe asks for by name."""
+    found = {recipe.scheme_of(product.name) for product in point.products}
+    return {scheme for scheme in found if scheme is not None}
+
+
+def why_float(point: QuantizationPoint, recipe: Recipe) -> str:
+    """The reason why the recipe leaves a point in float, or ""."""
     kinds = {product.kind for product in point.products}
     if not kinds <= set(recipe.targets):
-        return Choice(point, "float", f"{', '.join(sorted(kinds))} is no target of the recipe")
-    asked = {recipe.scheme_of(product.name) for product in point.products} - {None}
-    if "float" in asked:
-        return Choice(point, "float", "the recipe leaves it in float")
+        return f"the recipe has no target {', '.join(sorted(kinds))}"
+    return "the recipe leaves it in float" if "float" in asked_schemes(point, recipe) else ""
+
+
+def _choose(point: QuantizationPoint, stats: CalibrationStats | None, recipe: Recipe) -> Choice:
+    if reason := why_float(point, recipe):
+        return Choice(point, "float", reason)
+    asked = asked_schemes(point, recipe)
     if stats is None and recipe.needs_data:
         return Choice(point, "float", UNREACHED)
-    if "weights" in recipe.schemes_allowed or "weights" in asked:
-        return Choice(point, "weights", "the recipe quantizes weights only")
+    if "weight_only" in recipe.schemes_allowed or "weight_only" in asked:
+        return Choice(point, "weight_only", "the recipe quantizes weights only")
     assert stats is not None
     if not stats.every.peaks.any():
-        return Choice(point, "float", "its input was always zero on the data, which tells no range")
+        return Choice(point, "float", ZERO_INPUT)
     if asked:
         return _asked(point, stats, asked, recipe)
     return _measured(point, stats, recipe)
 
 
 def _asked(
-    point: QuantizationPoint, stats: CalibrationStats, asked: set[str | None], recipe: Recipe
+    point: QuantizationPoint, stats: CalibrationStats, asked: set[str], recipe: Recipe
 ) -> Choice:
-    if "dynamic" in asked and point.is_rowwise:
+    if "dynamic_per_token" in asked and point.is_rowwise:
         activation = dynamic_activation(stats, recipe.smooth)
-        return Choice(point, "dynamic", "the recipe asks for it", activation)
+        return Choice(point, "dynamic_per_token", "the recipe asks for it", activation)
     reason = "the recipe asks for it"
-    if asked & {"dynamic", "dynamic-tensor"}:
-        if "dynamic" in asked:
-            reason = "rows of a window have no range of their own, so one for the tensor"
+    if asked & {"dynamic_per_token", "dynamic_per_tensor"}:
+        if "dynamic_per_token" in asked:
+            reason = "a convolution window has no per-token range, so the range is per tensor"
         activation = dynamic_tensor_activation(stats, recipe.smooth)
-        return Choice(point, "dynamic-tensor", reason, activation)
+        return Choice(point, "dynamic_per_tensor", reason, activation)
     activation = static_activation(stats, recipe.smooth, recipe.symmetric)
     return Choice(point, "static", reason, activation)
 
@@ -99,44 +112,48 @@ def _measured(point: QuantizationPoint, stats: CalibrationStats, recipe: Recipe)
     allowed = recipe.schemes_allowed
     dynamic = None
     by_token = not point.products[0].is_conv
-    if "dynamic" in allowed and point.is_rowwise and (by_token or allowed[0] == "dynamic"):
+    is_first = allowed[0] == "dynamic_per_token"
+    if "dynamic_per_token" in allowed and point.is_rowwise and (by_token or is_first):
         dynamic = dynamic_activation(stats, recipe.smooth)
-        if allowed[0] == "dynamic":
-            return Choice(point, "dynamic", f"{dynamic.sqnr:.1f} dB at the products", dynamic)
+        if is_first:
+            reason = f"{dynamic.sqnr:.1f} dB at the products"
+            return Choice(point, "dynamic_per_token", reason, dynamic)
     static = static_activation(stats, recipe.smooth, recipe.symmetric)
-    # A token that no calibration text held would be cut off by a static range: tokens differ from
-    # each other more than pixels do, so that a static range must be better to be chosen.
+    # A static range clips tokens that the calibration text does not contain. Tokens vary more than
+    # pixels, so a static range must have a margin to be chosen.
     if dynamic is not None and dynamic.sqnr > static.sqnr - STATIC_GAIN:
         reason = f"{dynamic.sqnr:.1f} dB at the products; a static range {static.sqnr:.1f}"
-        return Choice(point, "dynamic", reason, dynamic)
+        return Choice(point, "dynamic_per_token", reason, dynamic)
     if "float" in allowed and static.sqnr < recipe.min_layer_sqnr_db:
-        return Choice(point, "float", f"8 bits would keep {static.sqnr:.1f} dB only", static)
+        return Choice(point, "float", f"8 bits would reach only {static.sqnr:.1f} dB", static)
     return Choice(point, "static", f"{static.sqnr:.1f} dB at the products", static)
 
 
 def fallback(
     choices: list[Choice], stats: dict[str, CalibrationStats], recipe: Recipe
 ) -> list[Choice]:
-    """The sites that make half of all error, one step safer; the same list if none can be."""
-    match_dequantize = [c for c in choices if c.scheme in INT8_SCHEMES]
-    match_dequantize.sort(key=lambda c: -c.error)
+    """The choices with the points that cause half of all error moved to a more accurate scheme.
+
+    The list is unchanged if no point is in 8 bits.
+    """
+    int8 = sorted((c for c in choices if c.scheme in INT8_SCHEMES), key=lambda c: -c.error)
     chosen: set[int] = set()
-    limit, total = sum(c.error for c in match_dequantize) / 2, 0.0
-    for choice in match_dequantize:
+    limit, total = sum(c.error for c in int8) / 2, 0.0
+    for choice in int8:
         if total >= limit and chosen:
             break
         chosen.add(id(choice))
         total += choice.error
-    return [_step(c, stats, recipe) if id(c) in chosen else c for c in choices]
+    return [_more_accurate(c, stats, recipe) if id(c) in chosen else c for c in choices]
 
 
-def _step(choice: Choice, stats: dict[str, CalibrationStats], recipe: Recipe) -> Choice:
-    found = stats[choice.point.name]
-    why = "the outputs lost too much with"
-    if choice.scheme == "static" and choice.point.has_rows and "dynamic" in recipe.schemes_allowed:
-        activation = dynamic_activation(found, recipe.smooth)
+def _more_accurate(choice: Choice, stats: dict[str, CalibrationStats], recipe: Recipe) -> Choice:
+    """The choice with dynamic per-token ranges in place of a static one, or in float."""
+    why = f"the outputs lost too much with {choice.scheme}"
+    allows_dynamic = "dynamic_per_token" in recipe.schemes_allowed
+    if choice.scheme == "static" and choice.point.has_rows and allows_dynamic:
+        activation = dynamic_activation(stats[choice.point.name], recipe.smooth)
         if activation.error < choice.error:
-            return replace(
-                choice, scheme="dynamic", activation=activation, reason=f"{why} static codes"
-            )
-    return replace(choice, scheme="float", activation=None, reason=f"{why} {choice.scheme} codes")
+            scheme = "dynamic_per_token"
+            return replace(choice, scheme=scheme, activation=activation, reason=why)
+    return replace(choice, scheme="float", activation=None, reason=why)

@@ -1,10 +1,10 @@
-"""Whether a model hands a recurrent state from one run to the next, as an input and an output.
+"""Detects a recurrent state that the caller passes from one run to the next.
 
-    h0 = input, moved        h, c = lstm(x, ..., h0, c0)        output = h, moved or shifted
-    c0 = input, moved        c = sigmoid(...) * c0 + ...        a cell that is written out
+    h0 = view of an input    h, c = lstm(x, ..., h0, c0)        output = view of h
+    c0 = view of an input    c = sigmoid(...) * c0 + ...        a cell built from elementwise ops
 
-A caller runs such a model step by step. What one step gets wrong is the next step's input, so that
-errors add up over the steps, where a batch of steps in one run shows the error of each alone.
+Such a model runs step by step, and the error of one step enters the next. Errors accumulate over
+the steps; a calibration batch shows only the error of one step.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from bitwright.ops.core.registry import get
 from bitwright.ops.nn.recurrent import GATES
 
 _FIRST_STATE = 5
-"""The operand that holds the first state, behind the lengths; those behind it hold others."""
+"""The operand with the initial state; further states follow it."""
 _STATES = {"lstm": 2, "gru": 1, "rnn": 1}
 _GATES = frozenset({"sigmoid", "hard_sigmoid"})
 
 
 def carries_state(graph: Graph) -> bool:
-    """Whether an output holds what a recurrent layer leaves of a state that an input brought."""
+    """Whether an output is a recurrent state that was computed from an input state."""
     states = [v for node in graph.nodes if node.op == "state" for v in node.outputs]
     return any(_carried(graph, {*graph.inputs, *states}))
 
 
 def _carried(graph: Graph, given: Collection[Value]) -> list[bool]:
-    """For each result whether it is a state that a layer made of one in `given`."""
+    """For each result, whether it is a state computed from one in `given`."""
     moved, made, gates = set(given), set[Value](), set[Value]()
     for node in graph.nodes:
         if node.op in GATES:
@@ -45,7 +45,7 @@ def _carried(graph: Graph, given: Collection[Value]) -> list[bool]:
             if kind not in (Kind.MOVEMENT, Kind.ELEMENTWISE):
                 continue
             is_gate = bool(operands & gates) and all(v in gates or v.is_constant for v in operands)
-            if node.op in _GATES or is_gate:  # also parts of one, and 1 - z
+            if node.op in _GATES or is_gate:  # also slices of a gate, and 1 - z
                 gates.update(node.outputs)
             is_kept = node.op == "mul" and bool(operands & gates) and bool(operands & moved)
             if is_kept or operands & made:
@@ -59,7 +59,7 @@ def _first_states(node: Node) -> list[Value]:
 
 
 def _out_of_branches(node: Node, moved: Collection[Value]) -> list[Value]:
-    """Results of an `if` that are carried states in one of its branches."""
+    """Results of an `if` that are carried states in any branch."""
     captures = [value in moved for value in node.inputs[1:]]
     found = set[Value]()
     for body in node.bodies.values():

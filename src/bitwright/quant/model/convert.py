@@ -1,12 +1,12 @@
-"""bw.convert: a model at another precision, checked on data, ready to be saved.
+"""bw.convert: converts a model to another float precision and measures the error on data.
 
     c = bw.convert("model.onnx", "f16", data=batches)
     print(c.report)
     c.save("model-f16.onnx")
 
-Data shows how large and how small every value gets (a dry run in full precision): ops whose values
-would overflow or vanish in a half stay wide, and the report says which and why. The converted model
-then runs on the same data, and what its outputs lost is measured.
+A run in full precision records the range of every value. Ops whose values would overflow or
+underflow in half precision stay in f32; the report lists them with the reason. The converted model
+then runs on the same data to measure its output error.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from bitwright.quant.model.sensitivity import Losses
 from bitwright.rewrite.trace import Trace
 
 CHECKED_BATCHES = 8
-"""Batches that the outputs are compared on, at most."""
+"""The most batches that the outputs are compared on."""
 
 
 @dataclass(repr=False)
 class PrecisionReport:
-    """What a conversion changed, what it left wide and why, and what that cost."""
+    """What a conversion changed, what stayed in f32 and why, and the output error."""
 
     policy: str
     changed: dict[str, str] = field(default_factory=dict)
-    """The precision of each node that changed."""
+    """The new precision by node."""
     kept: dict[str, str] = field(default_factory=dict)
-    """Why a node stayed in full precision."""
+    """The reason by node that stayed in full precision."""
     float_bytes: int = 0
     converted_bytes: int = 0
-    """Of all parameters and constants."""
+    """Bytes of all parameters and constants."""
     output_sqnr_db: dict[str, float] = field(default_factory=dict)
-    """Against the model as it was, on data; empty without."""
+    """Against the original model, on data; empty without data."""
 
     def __repr__(self) -> str:
         return f"<report: {str(self).splitlines()[0]}>"
@@ -69,7 +69,7 @@ class PrecisionReport:
 
 @dataclass(frozen=True, repr=False)
 class Converted:
-    """A converted model and the report of what changed."""
+    """A converted model and its report."""
 
     graph: Graph
     report: PrecisionReport
@@ -78,9 +78,9 @@ class Converted:
     def save(self, path: str | Path, *, bf16_ops: bool = False, **options: Any) -> None:
         """Write the model (.onnx, .bw or .txt).
 
-        Few runtimes have ops of bf16: an .onnx file of a bf16 model holds its weights as bf16 and
-        casts them to f32, which any runtime reads, and bitwright computes in bf16 again because
-        the file's metadata says so. `bf16_ops=True` writes the ops in bf16.
+        Few runtimes have bf16 ops. An .onnx file of a bf16 model stores bf16 weights and casts them
+        to f32, which any runtime reads; metadata in the file makes bitwright compute in bf16.
+        `bf16_ops=True` writes bf16 ops.
         """
         graph = self.graph
         if Path(path).suffix == ".onnx" and not bf16_ops and _computes_in_bf16(graph):
@@ -106,10 +106,10 @@ def convert(
     subset: int | None = None,
     threads: int | None = None,
 ) -> Converted:
-    """The model (graph, path, bytes or ModelProto) at a precision.
+    """Convert a model (graph, path, bytes or ModelProto) to a precision.
 
-    `data` is whatever `bw.calibrate` takes, `statistics` what it gave: either shows what a half
-    cannot hold. `io=True` changes the types of inputs and outputs as well.
+    `data` is what `bw.calibrate` accepts, `statistics` what it returns; either gives the ranges
+    that decide what stays in f32. `io=True` also changes the types of inputs and outputs.
     """
     chosen = policy(precision)
     model, data = with_graph(model, data, transform)
@@ -135,7 +135,7 @@ def convert(
 
 
 def extents_of(statistics: Mapping[str, Statistics]) -> dict[str, Extent]:
-    """The largest magnitude of every observed value, by path."""
+    """The largest magnitude of each observed value, by path."""
     return {
         name: Extent(float(found.max_abs.max(initial=0.0)))
         for name, found in statistics.items()
@@ -144,7 +144,7 @@ def extents_of(statistics: Mapping[str, Statistics]) -> dict[str, Extent]:
 
 
 def _observe(graph: Graph, batches: Batches, threads: int | None) -> Mapping[str, Statistics]:
-    """Statistics of every floating value that the graph computes."""
+    """Statistics of every float value that the graph computes."""
     names = [
         path
         for path, value in value_paths(graph).items()
@@ -157,7 +157,7 @@ def _observe(graph: Graph, batches: Batches, threads: int | None) -> Mapping[str
 
 
 def _losses(before: Graph, after: Graph, batches: Batches, threads: int | None) -> dict[str, float]:
-    """Signal-to-noise ratios of the outputs on the first batches."""
+    """The output SQNR in dB on the first batches."""
     exact, converted = compile_graph(before, threads=threads), compile_graph(after, threads=threads)
     found = Losses()
     types = {value.name: value.dtype.numpy for value in after.inputs if is_changeable(value)}

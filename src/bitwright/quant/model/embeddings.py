@@ -1,11 +1,10 @@
-"""Lookups in large constant tables, whose rows become i8 with a scale each.
+"""Embedding lookups in large constant tables: i8 rows, one scale per row.
 
     y = f32(q[i]) * scale[i]
 
-A table may be the weight of a product too (an embedding tied to the head of a language model). It
-is rounded once then, for both, and both read the same bytes: a row of the table is a column of the
-product, so that both have the same scales. Where smoothing multiplied the weight by factors, the
-lookup divides by them.
+A table may also be the weight of a product (tied embeddings of a language model). It is then
+rounded once, and both read the same constant: a row of the table is a column of the product, with
+the same scale. Where smoothing multiplied the weight by factors, the lookup divides by them.
 """
 
 from __future__ import annotations
@@ -20,21 +19,23 @@ from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Product, weight_key
 from bitwright.quant.model.recipe import Recipe
 from bitwright.quant.model.weights.nearest import weight_qvalues, weight_scales
-from bitwright.quant.model.weights.weights import Weights
+from bitwright.quant.model.weights.weights import QuantizedWeights
 
 Array = np.ndarray[Any, Any]
-SMALLEST_TABLE = 4096
+MIN_TABLE_SIZE = 4096
 
 
 @dataclass(frozen=True)
 class Lookup:
+    """A gather from a constant table."""
+
     node: Node
     product: Product | None = None
-    """The product whose weight is the table, turned around."""
+    """The product whose weight is the transposed table."""
 
     @property
     def constant(self) -> Value:
-        """What holds the table."""
+        """The value of the table."""
         value = self.node.inputs[0]
         assert value is not None
         return value
@@ -45,9 +46,11 @@ class Lookup:
         assert array is not None
         return array
 
-    def error(self, made: Weights | None = None, factors: Array | None = None) -> float:
-        """Mean squared error of the table, relative to its mean square; `made` is what its product
-        has, if it has one, for a table whose columns were multiplied by `factors`."""
+    def error(self, made: QuantizedWeights | None = None, factors: Array | None = None) -> float:
+        """Mean squared error of the table, relative to its mean square.
+
+        `made` are the quantized weights of its product, smoothed by `factors`.
+        """
         array = self.table
         if made is None:
             scales = weight_scales(array)
@@ -62,7 +65,7 @@ class Lookup:
 
 
 def chosen_lookups(graph: Graph, points: list[QuantizationPoint], recipe: Recipe) -> list[Lookup]:
-    """The lookups that the recipe quantizes, with the products that share their tables."""
+    """The lookups that the recipe quantizes, each with the product that shares its table."""
     if "embedding" not in recipe.targets:
         return []
     products = {p.key: p for point in points for p in point.distinct if p.node.op == "matmul"}
@@ -73,6 +76,6 @@ def chosen_lookups(graph: Graph, points: list[QuantizationPoint], recipe: Recipe
         table = constant_value(node.inputs[0])
         if table is None or table.ndim != 2 or table.dtype != np.float32:
             continue
-        if table.size >= SMALLEST_TABLE and recipe.scheme_of(node.name) != "float":
+        if table.size >= MIN_TABLE_SIZE and recipe.scheme_of(node.name) != "float":
             found.append(Lookup(node, products.get(("", weight_key(table.T)))))
     return found

@@ -1,15 +1,15 @@
-"""Cross-layer equalization: the channels between two products get sizes that suit the codes.
+"""Cross-layer equalization: folds smoothing factors into the preceding product.
 
     y = C(h(P(x)))  =  (C f)(h((P / f)(x)))      for f > 0 and h(f x) = f h(x)
 
-P is a product, h a chain of channelwise functions that are positively homogeneous (relu, leaky
-relu, pooling, turning axes around), C the products of one site. f is what smoothing found by
-measured error for that site (`quant.model.weights.choose`); here it goes from a multiplication at
-run time into the scales and bias of P, where it costs nothing. Channels whose sizes differ because
-the weights before them do (`relate_channels`) may be evened out further than merely quiet ones.
+P is a product, h a chain of channelwise, positively homogeneous functions (relu, leaky relu,
+pooling, transpose), C the products of one quantization point. f are the smoothing factors of that
+point (`quant.model.weights.choose`). Folded into the scales and bias of P, they cost nothing at run
+time. `relate_channels` allows larger factors where the weights of P explain the ratio of channel
+ranges.
 
-A clip at a constant is not homogeneous: only one number for all channels goes through it, with its
-bounds, clip(f x, f a, f b) = f clip(x, a, b).
+A clip at constants is not homogeneous. It passes only one factor for all channels, which also
+scales its bounds: clip(f x, f a, f b) = f clip(x, a, b).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from bitwright.ir.graph import Graph, Node, Value
 from bitwright.quant.model.assign import Choice
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Product
-from bitwright.quant.model.weights.weights import Weights
+from bitwright.quant.model.weights.weights import QuantizedWeights
 
 Array = np.ndarray[Any, Any]
 CHANNELWISE = frozenset({"relu", "leaky_relu", "prelu", "max_pool", "avg_pool", "identity"})
-SMALLEST_SIZE = 1e-6
+MIN_RELATIVE_SIZE = 1e-6
 REDUCTIONS = frozenset({"reduce_mean", "reduce_max"})
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The way from a product to a value; `nodes` lie behind the product, the last one first."""
+    """The path from a product to a value; `nodes` follow the product, the last one first."""
 
     product: Node
     nodes: tuple[Node, ...]
 
 
 def find_chain(value: Value, axis: int, with_clips: bool = False) -> Chain | None:
-    """The chain that ends in a value whose channels lie on `axis`; possibly with clips in it."""
+    """The chain that ends in a value with channels on `axis`; `with_clips` allows clips."""
     nodes: list[Node] = []
     while True:
         node = value.node
@@ -58,12 +58,12 @@ def find_chain(value: Value, axis: int, with_clips: bool = False) -> Chain | Non
 
 
 def _is_clip(node: Node) -> bool:
-    """Whether it is a clip at constants."""
+    """Whether the node is a clip at constants."""
     return node.op == "clip" and all(v is None or v.is_constant for v in node.inputs[1:])
 
 
 def _before(node: Node, axis: int, with_clips: bool) -> tuple[Value, int] | None:
-    """The operand that a homogeneous function scales with, and the axis of its channels."""
+    """The operand of a homogeneous function and its channel axis, or None."""
     value = node.inputs[0] if node.inputs else None
     if value is None or len(node.outputs) != 1:
         return None
@@ -83,7 +83,7 @@ def _before(node: Node, axis: int, with_clips: bool) -> tuple[Value, int] | None
 
 
 def relate_channels(points: list[QuantizationPoint]) -> None:
-    """Tell each site how large its channels are by the weights alone; sites in graph order."""
+    """Set `sizes` of each point: its channels' magnitudes by the weights alone, in graph order."""
     home = {product.node: point for point in points for product in point.products}
     products = {product.node: product for point in points for product in point.products}
     for point in points:
@@ -97,11 +97,11 @@ def relate_channels(points: list[QuantizationPoint]) -> None:
                 weights = weights * product.spread(before)[:, None, :]
             sizes = np.sqrt(np.square(weights).mean(axis=2)).reshape(-1)
             largest = sizes.max(initial=0)
-            point.sizes = np.maximum(sizes, largest * SMALLEST_SIZE) if largest > 0 else None
+            point.sizes = np.maximum(sizes, largest * MIN_RELATIVE_SIZE) if largest > 0 else None
 
 
 def _complete(chain: Chain, products: Mapping[Node, Product]) -> Product | None:
-    """The product of a chain whose additions, if any, hold the product's bias."""
+    """The product of a chain if every addition in it is the product's bias."""
     product = products.get(chain.product)
     if product is None or not product.is_plain:
         return None
@@ -111,28 +111,28 @@ def _complete(chain: Chain, products: Mapping[Node, Product]) -> Product | None:
 
 @dataclass(frozen=True)
 class Folded:
-    """Choices and weights with factors in the products before them, and new names of what changed.
+    """Choices and weights after folding, and new names of the scaled values.
 
-    A value that is f times what it was must not be taken for the one of the float model.
+    A scaled value gets a new name because it no longer equals the float model's value.
     """
 
     choices: list[Choice]
-    weights: dict[str, Weights]
+    weights: dict[str, QuantizedWeights]
     names: dict[Node, str]
     bounds: dict[Node, float]
-    """Clips whose bounds are so many times what they were."""
+    """The factor of each clip's bounds."""
 
 
 def fold_factors(
     graph: Graph,
     choices: list[Choice],
-    weights: Mapping[str, Weights],
+    weights: Mapping[str, QuantizedWeights],
     tied: Collection[str] = (),
 ) -> Folded:
-    """Move factors from the values of sites into the products that make them, where that is exact.
+    """Fold factors into the preceding products, where that is exact.
 
-    The product must be in codes, with a weight that no other product and no lookup reads (`tied`),
-    and everything between read by nothing else.
+    The product must be quantized, no other product or lookup (`tied`) may read its weight, and the
+    values in between must have no other readers.
     """
     shares: dict[Node, Array] = {}
     names: dict[Node, str] = {}
@@ -155,7 +155,10 @@ def fold_factors(
 
 
 def _foldable(
-    graph: Graph, choices: list[Choice], weights: Mapping[str, Weights], tied: Collection[str]
+    graph: Graph,
+    choices: list[Choice],
+    weights: Mapping[str, QuantizedWeights],
+    tied: Collection[str],
 ) -> Iterator[tuple[Choice, Chain]]:
     counts = Counter(id(made) for made in weights.values())
     products = {
@@ -188,8 +191,8 @@ def _foldable(
             yield choice, chain
 
 
-def _scaled(made: Weights, share: Array) -> Weights:
-    """Weights whose results are `share` times what they were, one number for each channel."""
+def _scaled(made: QuantizedWeights, share: Array) -> QuantizedWeights:
+    """The weights with results multiplied by `share`, one number per channel."""
     return replace(
         made,
         scales=(made.scales * share).astype(np.float32),
@@ -198,7 +201,7 @@ def _scaled(made: Weights, share: Array) -> Weights:
 
 
 def _with_shares(choice: Choice, shares: Mapping[Node, Array], is_done: bool) -> Choice:
-    """The choice with scaled biases, and without factors where they are in the product before."""
+    """The choice with scaled biases, and without factors if they were folded."""
     products = [
         replace(p, bias=(p.bias.reshape(-1) * shares[p.node]).astype(np.float32))
         if p.node in shares and p.bias is not None

@@ -1,11 +1,11 @@
-"""What layers are called: readable names for reports, and all names that patterns may match.
+"""Readable layer names for reports, and all names that recipe patterns may match.
 
     layers.0.mlp.down_proj     from its weight, layers.0.mlp.down_proj.weight
     layers.0.mlp.down_proj     or from the PyTorch module that it was exported from
-    logits                     or the name of its result, where nobody made that up (`getitem_3`)
+    logits                     or the name of its result, unless generated (`getitem_3`)
 
-A name that several layers share gets a number, `cell.weight_hh #2`. Names of values in the graph
-stay as they are: they are unique, and models are compared by them.
+A name that several layers share gets a number, `cell.weight_hh #2`. Names of values in the graph do
+not change: they are unique, and comparisons of models use them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from bitwright.ops.core.registry import all_ops, get
 from bitwright.quant.model.recipe import Recipe, matches
 
 _WEIGHT = re.compile(r"\.(weight|kernel|weights|w)$")
-_MADE_UP = re.compile(
+_GENERATED = re.compile(
     r"(onnx::\w+|val|getitem|node|const(ant)?|initializer|tensor|transpose|t|mm|addmm|bmm|baddbmm|"
     r"linear|conv\dd|convolution|embedding|einsum|_?\d+|[A-Z]\w*_output)([._]?\d+)*"
 )
-"""Names that exporters count up; those of ops are such names too."""
+"""Names that exporters generate; names of ops count as generated too."""
 
 
 class LayerNames:
@@ -40,7 +40,7 @@ class LayerNames:
         self._all = {path: (path, *names_of(node)) for path, node in layers.items()}
         self._readable: dict[str, str] = {}
         self.weights = weights
-        """The weight of each layer, as the model names it, or ""."""
+        """The name of each layer's weight in the model, or ""."""
         taken: Counter[str] = Counter()
         for path, node in layers.items():
             alone = weights[path] if shared[weights[path]] == 1 else ""
@@ -52,22 +52,22 @@ class LayerNames:
             self._all[path] = (*self._all[path], name)
 
     def readable(self, path: str) -> str:
-        """How a layer is shown; one that the model did not have by its path."""
+        """The name of a layer in reports; the path if the layer is unknown."""
         return self._readable.get(path, path)
 
     def all(self, path: str) -> tuple[str, ...]:
-        """All that a pattern may call a layer by."""
+        """All names of a layer that a pattern may match."""
         return self._all.get(path, (path,))
 
     def resolved(self, recipe: Recipe) -> Recipe:
-        """The recipe for this model; a pattern of it that matches no layer is an error."""
+        """The recipe with its patterns resolved; a pattern that matches no layer is an error."""
         self.require_matches((*recipe.ignore, *recipe.schemes), "the recipe")
         found = {path: recipe.scheme_by(names) for path, names in self._all.items()}
         asked = {path: scheme for path, scheme in found.items() if scheme is not None}
         return replace(recipe, asked=asked)
 
     def require_matches(self, patterns: Iterable[str], what: str) -> None:
-        """Raise for a pattern that matches no layer; near misses are named."""
+        """Raise for a pattern that matches no layer; the hint lists similar names."""
         every = list(dict.fromkeys(name for names in self._all.values() for name in names))
         for pattern in patterns:
             if not any(matches(pattern, name) for name in every):
@@ -79,7 +79,7 @@ class LayerNames:
 
 
 def _layers(graph: Graph, path: str) -> Iterator[tuple[str, Node]]:
-    """The nodes that reports show: what multiplies, and lookups in tables of constants."""
+    """The nodes that reports show: products, and lookups in constant tables."""
     for node in graph.nodes:
         is_lookup = node.op == "gather" and bool(weight_names(node))
         if is_lookup or (get(node.op).kind is Kind.COMPUTE and not node.is_boundary):
@@ -89,19 +89,19 @@ def _layers(graph: Graph, path: str) -> Iterator[tuple[str, Node]]:
 
 
 def _readable(node: Node, alone: str, weight: str) -> str:
-    """The first of its names that somebody gave."""
+    """The first name of the node that is not generated."""
     if alone and _WEIGHT.search(alone):
         return _WEIGHT.sub("", alone)
     if module := module_of(node.loc):
         return module
-    if not _is_made_up(node.name):
+    if not _is_generated(node.name):
         return node.name
-    return _WEIGHT.sub("", weight) if weight and not _is_made_up(weight) else node.name
+    return _WEIGHT.sub("", weight) if weight and not _is_generated(weight) else node.name
 
 
-def _is_made_up(name: str) -> bool:
+def _is_generated(name: str) -> bool:
     stem = re.sub(r"([._]?\d+)+$", "", name)
-    return bool(_MADE_UP.fullmatch(name)) or stem in all_ops()
+    return bool(_GENERATED.fullmatch(name)) or stem in all_ops()
 
 
 def _first(names: tuple[str, ...]) -> str:

@@ -1,16 +1,15 @@
-"""Static ranges that cost the outputs too much are exchanged, the cheapest way first.
+"""Mixed-precision search: replaces static ranges that cost the outputs too much accuracy.
 
-Each convolution's range is tried alone in the float model (`quant.model.sensitivity`). Errors of different
-sites hardly know of each other, so that their squares add up; where the sum is above what the
-recipe allows, sites are relieved until it is not, those first that bring most for the time they
-will take when the model runs:
+`quant.model.sensitivity` measures each convolution's static range alone in the float model. Errors
+of different points are nearly independent, so their squares add. While the sum exceeds the recipe's
+limit, the search replaces the static range with the largest gain per added run time:
 
-    float     x is stored and read in f32 instead of codes, and multiplied at a quarter of the speed
-    dynamic   x is stored in f32, read for its rows' ranges, and stored again in codes; windows
-              are laid out as rows before
+    float               x is stored and read in f32, and multiplied at a quarter of the speed
+    dynamic_per_token   x is stored in f32, read for the ranges of its rows, and quantized;
+                        convolution windows are first copied into rows (im2col)
 
-Work is counted in multiply-adds of codes. What a byte and a row cost in them are round numbers for
-today's processors, not a measurement: the same model and data give the same choices everywhere.
+Run time is counted in int8 multiply-adds. The costs of a byte and of a row are fixed round numbers,
+not measurements, so that the same model and data give the same choices on every machine.
 """
 
 from __future__ import annotations
@@ -29,24 +28,25 @@ from bitwright.quant.model.weights.choose import ActivationQuant, dynamic_activa
 from bitwright.quant.model.weights.nearest import decibels
 from bitwright.quant.model.work import Work
 
-WORK_OF_A_BYTE = 25
-"""Multiply-adds of codes in the time that a byte takes from the third-level cache."""
-WORK_OF_A_ROW = 1000
-"""In the time that the range of a row takes, besides its bytes."""
-WORK_IN_FLOAT = 3
-"""For each multiply-add in f32, on top of what it takes in codes."""
-TRIED_TOGETHER = 4
-WIDER = 6
-"""Bytes written and read more where a number is f32 and not a code."""
-LAID_OUT = 10
-"""Bytes written and read for a number of a row that is laid out, in f32 and then as a code."""
+MACS_PER_BYTE = 25
+"""Int8 multiply-adds in the time of one byte from the L3 cache."""
+MACS_PER_ROW = 1000
+"""The same for the range of a row, in addition to its bytes."""
+EXTRA_MACS_IN_FLOAT = 3
+"""For each f32 multiply-add, in addition to its int8 cost."""
+GROUP_SIZE = 4
+"""Points measured together first."""
+EXTRA_BYTES_F32 = 6
+"""Additional bytes written and read per value in f32 instead of u8."""
+BYTES_IM2COL = 10
+"""Bytes written and read per value copied into a row, in f32 and then as u8."""
 
 
 def open_activations(
     choices: list[Choice], recipe: Recipe
 ) -> dict[QuantizationPoint, ActivationQuant]:
-    """The static codings that may be exchanged: of convolutions, unless the recipe names them or
-    they lie in the body of a loop."""
+    """Static ranges that the search may replace: of convolutions that the recipe does not name,
+    outside of loops."""
     if len(recipe.schemes_allowed) == 1:
         return {}
     return {
@@ -60,13 +60,13 @@ def open_activations(
 
 
 @dataclass(frozen=True)
-class _Exchange:
+class _Candidate:
     choice: Choice
     loss: float
-    """That is left with it."""
+    """The output error that remains."""
     work: float
     float_work: int = 0
-    """Multiply-adds that leave 8 bits."""
+    """Multiply-adds that move from int8 to float."""
 
 
 def search_mixed_precision(
@@ -77,37 +77,37 @@ def search_mixed_precision(
     work: Work,
     is_carried: bool = False,
 ) -> list[Choice]:
-    """The choices with as few static ranges exchanged as keep the outputs.
+    """The choices with static ranges replaced until the output error is within the limit.
 
-    Of a model with a carried state (`quant.model.carried_state`) they keep more, whatever part of the
-    work that takes out of 8 bits: an error there is made again in every step.
+    A model with a carried state (`quant.model.carried_state`) has a tighter limit and no minimum
+    int8 fraction, because its errors accumulate over the steps.
     """
     points = open_activations(choices, recipe)
     limit = max(recipe.static_sqnr_db, recipe.carried_state_sqnr_db if is_carried else 0.0)
     budget = 10 ** (-limit / 10)
     has_branches = any(point.is_inside for point in points)
-    if not points or (not has_branches and decibels(sensitivity.together(*points)) >= limit):
+    if not points or (not has_branches and decibels(sensitivity.output_error(*points)) >= limit):
         return choices
     alone = _alone(list(points), sensitivity, budget / len(points) / 4)
-    costs = {c.point: sum(work.of(p.node) for p in c.point.products) for c in choices}
+    costs = {c.point: sum(work.macs(p.node) for p in c.point.products) for c in choices}
     spare = (1 - recipe.min_int8_fraction) * sum(costs.values())
     current = {choice.point: choice for choice in choices}
-    every = [
-        exchange
+    candidates = [
+        candidate
         for point in sorted(alone, key=lambda s: -alone[s])
         if alone[point] > budget / len(points) / 4
-        for exchange in _exchanges(
+        for candidate in _candidates(
             current[point], alone[point], stats[point.name], recipe, costs[point], work.bindings
         )
     ]
     losses, spent = dict(alone), dict.fromkeys(alone, 0.0)
     while path := _worst_path(losses, budget):
-        offers = [one for one in every if path[0].startswith(one.choice.point.path)]
-        if is_carried:  # any part of the work may leave 8 bits, so that as few sites do as can be
-            in_8_bits = [one for one in offers if not one.float_work]
-            best = _best(in_8_bits, losses, spent) or _best(offers, losses)
+        open_ = [one for one in candidates if path[0].startswith(one.choice.point.path)]
+        if is_carried:  # no minimum int8 fraction: move as few points to float as possible
+            int8 = [one for one in open_ if not one.float_work]
+            best = _best(int8, losses, spent) or _best(open_, losses)
         else:
-            best = _best([one for one in offers if one.float_work <= spare], losses, spent)
+            best = _best([one for one in open_ if one.float_work <= spare], losses, spent)
         if best is None:
             break
         point = best.choice.point
@@ -118,7 +118,7 @@ def search_mixed_precision(
 
 
 def _worst_path(losses: Mapping[QuantizationPoint, float], budget: float) -> list[str]:
-    """The branch whose sites, with those around it, lose most, if that is above the budget."""
+    """The branch with the largest total loss, its enclosing points included, if over budget."""
     paths = dict.fromkeys(point.path for point in losses)
     totals = {
         path: sum(loss for point, loss in losses.items() if path.startswith(point.path))
@@ -129,72 +129,76 @@ def _worst_path(losses: Mapping[QuantizationPoint, float], budget: float) -> lis
 
 
 def _best(
-    exchanges: list[_Exchange],
+    candidates: list[_Candidate],
     losses: Mapping[QuantizationPoint, float],
     spent: Mapping[QuantizationPoint, float] | None = None,
-) -> _Exchange | None:
-    """The exchange that brings most, for the work it adds to what was spent if that is given."""
-    best, gain = None, 0.0
-    for exchange in exchanges:
-        point = exchange.choice.point
-        gained = losses[point] - exchange.loss
+) -> _Candidate | None:
+    """The candidate with the largest gain, per work added to `spent` if that is given."""
+    best, best_gain = None, 0.0
+    for candidate in candidates:
+        point = candidate.choice.point
+        gain = losses[point] - candidate.loss
         if spent is not None:
-            gained /= max(1.0, exchange.work - spent[point])
-        if gained > gain:
-            best, gain = exchange, gained
+            gain /= max(1.0, candidate.work - spent[point])
+        if gain > best_gain:
+            best, best_gain = candidate, gain
     return best
 
 
 def _alone(
-    points: list[QuantizationPoint], sensitivity: SensitivityAnalysis, little: float
+    points: list[QuantizationPoint], sensitivity: SensitivityAnalysis, negligible: float
 ) -> dict[QuantizationPoint, float]:
-    """What each site costs by itself.
+    """The output error of each point alone.
 
-    Sites are first tried a few at once on one batch: where all of them together cost no more than
-    `little` for each, they share that evenly and are not looked at one by one. Those in branches
-    are tried on every batch, since not every one comes by.
+    Small groups are measured first, on one batch. If a group's error is at most `negligible` per
+    point, its points share it evenly and are not measured one by one. Points in branches are
+    measured on every batch, because not every batch reaches a branch.
     """
     found = {
-        point: sensitivity.together(point, reached=True) for point in points if point.is_inside
+        point: sensitivity.output_error(point, only_reached=True)
+        for point in points
+        if point.is_inside
     }
     outside = [point for point in points if not point.is_inside]
-    for start in range(0, len(outside), TRIED_TOGETHER):
-        group = outside[start : start + TRIED_TOGETHER]
-        together = sensitivity.together(*group, little=math.inf)
-        if together <= little * len(group):
-            found.update(dict.fromkeys(group, together / len(group)))
+    for start in range(0, len(outside), GROUP_SIZE):
+        group = outside[start : start + GROUP_SIZE]
+        error = sensitivity.output_error(*group, negligible=math.inf)
+        if error <= negligible * len(group):
+            found.update(dict.fromkeys(group, error / len(group)))
         else:
-            found.update({point: sensitivity.together(point, little=little) for point in group})
+            for point in group:
+                found[point] = sensitivity.output_error(point, negligible=negligible)
     return found
 
 
-def _exchanges(
+def _candidates(
     choice: Choice,
     loss: float,
     stats: CalibrationStats,
     recipe: Recipe,
     cost: int,
     bindings: Mapping[str, int],
-) -> list[_Exchange]:
+) -> list[_Candidate]:
+    """The replacements of one static range: dynamic per-token ranges, and float."""
     found, point = [], choice.point
     why = f"a static range would leave the outputs {decibels(loss):.1f} dB"
     size = sum(evaluate(value.tensor.count, bindings) for value in point.values)
-    wider = 1 + WIDER * WORK_OF_A_BYTE * size
-    if "dynamic" in recipe.schemes_allowed and point.has_rows:
+    wider = 1 + EXTRA_BYTES_F32 * MACS_PER_BYTE * size
+    if "dynamic_per_token" in recipe.schemes_allowed and point.has_rows:
         activation = dynamic_activation(stats, recipe.smooth)
         left = loss * min(1.0, activation.error / max(choice.error, 1e-30))
         rows = size // max(1, len(stats.every.low))
-        extra = WIDER * WORK_OF_A_BYTE * size
+        extra = EXTRA_BYTES_F32 * MACS_PER_BYTE * size
         for product in point.products:
-            if not product.is_rowwise:  # its windows are laid out before
+            if not product.is_rowwise:  # needs im2col
                 rows = evaluate(product.node.outputs[0].tensor.count, bindings)
                 rows //= max(1, product.weight.shape[0])
-                extra += LAID_OUT * WORK_OF_A_BYTE * rows * int(product.matrix.shape[2])
-        extra += WORK_OF_A_ROW * rows
-        made = replace(choice, scheme="dynamic", activation=activation, reason=why)
-        found.append(_Exchange(made, left, wider + extra))
+                extra += BYTES_IM2COL * MACS_PER_BYTE * rows * int(product.matrix.shape[2])
+        extra += MACS_PER_ROW * rows
+        made = replace(choice, scheme="dynamic_per_token", activation=activation, reason=why)
+        found.append(_Candidate(made, left, wider + extra))
     if "float" in recipe.schemes_allowed:
         made = replace(choice, scheme="float", activation=None, reason=why)
-        extra = WORK_IN_FLOAT * cost
-        found.append(_Exchange(made, 0.0, wider + extra, cost))
+        extra = EXTRA_MACS_IN_FLOAT * cost
+        found.append(_Candidate(made, 0.0, wider + extra, cost))
     return found

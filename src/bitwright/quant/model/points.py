@@ -1,8 +1,8 @@
-"""Sites: the values that products with constant weights read, and which products share what.
+"""Quantization points: values that products with constant weights read, grouped by sharing.
 
-Products that read the same value make one `Site`, since they share the quantized values of it. So
-do products that read the same weight (a network unrolled in time): the weight is rounded once, for
-the rows of all values that it meets, and these values share scale and factors.
+Products that read the same value form one point, because they share its quantized form. Products
+that read the same weight (a network unrolled in time) do too: the weight is rounded once for the
+rows of all its inputs, and these inputs share scale and factors.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from bitwright.quant.model.products import BatchedProduct, Product
 from bitwright.quant.model.window_rows import has_window_rows
 
 Array = np.ndarray[Any, Any]
-FEWEST_IN_LOOP = 1 << 16
-"""Weights that a value meets in one step of a loop: with fewer, steps are all overhead anyway."""
+MIN_WEIGHTS_IN_LOOP = 1 << 16
+"""Points in loop bodies with fewer weights stay float: overhead dominates their iterations."""
 _OPS = ("matmul", "grouped_matmul", "conv", *GATES)
 
 
 @dataclass(eq=False)
 class QuantizationPoint:
-    """Values and the products that read them: they share scale, factors and weights."""
+    """Values and the products that read them; they share scale, factors and weights."""
 
     products: list[Product] = field(default_factory=list)
     sizes: Array | None = None
-    """How large each channel is by the weights that make it, where a product makes it."""
+    """Channel magnitudes by the weights of the preceding product, if there is one."""
     is_shared: bool = False
-    """Whether products of another site read the first value along another axis."""
+    """Whether products of another point read the first value along another axis."""
     is_in_loop: bool = False
 
     @cached_property
@@ -44,7 +44,7 @@ class QuantizationPoint:
 
     @property
     def only_value(self) -> Value | None:
-        """The value, unless there are several."""
+        """The value if there is only one, else None."""
         return self.values[0] if len(self.values) == 1 else None
 
     def readers(self, value: Value) -> list[Product]:
@@ -52,37 +52,38 @@ class QuantizationPoint:
 
     @cached_property
     def distinct(self) -> list[Product]:
-        """One product for each weight."""
+        """One product per weight."""
         return list({product.key: product for product in reversed(self.products)}.values())[::-1]
 
     @property
     def path(self) -> str:
-        """The way to the body that it lies in."""
+        """The path of the body that contains it."""
         return self.products[0].path
 
     @property
     def name(self) -> str:
-        """The path of its first value; no two sites have one name."""
+        """The path of its first value; unique among points."""
         tap = self.path + self.values[0].name
         return f"{tap} along axis {self.products[0].channel_axis}" if self.is_shared else tap
 
     @property
     def windows(self) -> dict[Any, Product]:
-        """One product for each kind of rows that its products see, by `window_key`."""
+        """One product for each kind of rows, by `window_key`."""
         return {product.window_key: product for product in self.products}
 
     @property
     def weights(self) -> int:
+        """The number of weights."""
         return sum(product.weight.size for product in self.distinct)
 
     @property
     def is_inside(self) -> bool:
-        """Whether it lies in a body, which runs once, many times or not at all."""
+        """Whether it is in the body of a branch or loop."""
         return bool(self.path)
 
     @cached_property
     def channels(self) -> int:
-        """The number of channels, which the weights tell."""
+        """The number of channels, from the weights."""
         product = self.products[0]
         return product.groups * int(product.matrix.shape[2]) // product.window_size
 
@@ -92,25 +93,24 @@ class QuantizationPoint:
 
     @property
     def has_rows(self) -> bool:
-        """Whether rows can have ranges of their own, those of windows laid out for it included."""
+        """Whether rows can have their own ranges, after im2col if necessary."""
         return all(p.is_rowwise or has_window_rows(p) for p in self.products)
 
 
 def find_points(graph: Graph, path: str = "") -> list[QuantizationPoint]:
-    """Sites in the graph's order; then those in branches and in bodies of loops, where a step is
-    often too short for a small product to gain anything."""
+    """Quantization points in graph order, then those in branches and in loop bodies."""
     found = _joined(list(_products(graph, path)))
     for node in graph.nodes:
         for name, body in node.bodies.items():
             inside = find_points(body, f"{path}{node.name}/{name}/")
             for point in inside:
                 point.is_in_loop |= node.op != "if"
-            found += [s for s in inside if node.op == "if" or s.weights >= FEWEST_IN_LOOP]
+            found += [s for s in inside if node.op == "if" or s.weights >= MIN_WEIGHTS_IN_LOOP]
     return found
 
 
 def _joined(products: list[Product]) -> list[QuantizationPoint]:
-    """Sites of products that share a value and its axis of channels, or a weight."""
+    """Points of products that share a value and its channel axis, or a weight."""
     groups: dict[Hashable, list[Product]] = {}
     for product in products:
         keys = (product.x, product.channel_axis), product.key
@@ -147,7 +147,7 @@ def _products(graph: Graph, path: str) -> Iterator[Product]:
         if node.op == "conv":
             bias = constant_value(node.inputs[2]) if len(node.inputs) > 2 else None
             if len(node.inputs) > 2 and node.inputs[2] is not None and bias is None:
-                continue  # a bias that the data decides
+                continue  # its bias is not constant
             if all(isinstance(size, int) for size in node.attrs.get("pads") or ()):
                 yield Product(node, weight, bias, None, path, source)
         elif node.op in GATES:
@@ -165,7 +165,7 @@ def _products(graph: Graph, path: str) -> Iterator[Product]:
 
 
 def _axes_in_x(x: Value, weight: Array) -> tuple[int, ...] | None:
-    """Axes of matrices that x has too; None where only the run tells whether it does."""
+    """Batch axes of the weight that x also has; None if that is only known at run time."""
     found = []
     for axis in range(weight.ndim - 2):
         place = x.rank - weight.ndim + axis
@@ -178,14 +178,14 @@ def _axes_in_x(x: Value, weight: Array) -> tuple[int, ...] | None:
 
 
 def weight_constant(value: Value | None) -> Value | None:
-    """The constant that a weight is, or that is only turned around for it."""
+    """The constant of a weight, possibly behind a transpose."""
     if value is not None and value.node.op == "transpose":
         value = value.node.inputs[0]
     return None if constant_value(value) is None else value
 
 
 def _constant_weight(value: Value | None) -> Array | None:
-    """A constant, or one that is only turned around."""
+    """The array of a constant, possibly behind a transpose."""
     if value is not None and value.node.op == "transpose":
         array = constant_value(value.node.inputs[0])
         return None if array is None else array.transpose(value.node.attrs["perm"])
@@ -193,7 +193,7 @@ def _constant_weight(value: Value | None) -> Array | None:
 
 
 def _bias_add(node: Node, readers: dict[Value, list[Node]], results: set[Value]) -> Node | None:
-    """The addition of a vector that alone reads a product."""
+    """The addition of a constant vector that is the only reader of a product."""
     result = node.outputs[0]
     found = readers.get(result, [])
     if len(found) != 1 or found[0].op != "add" or result in results:

@@ -1,13 +1,13 @@
-"""Static codes of convolutions whose sums other runtimes add up in f32.
+"""Power-of-two scales for static inputs of convolutions that other runtimes compute in f32.
 
-ONNX Runtime makes one integer operator of a convolution whose result becomes codes at once:
+ONNX Runtime fuses a convolution into one integer operator if its result is quantized directly:
 
-    dequantize -> conv -> (relu, clip) -> quantize          only a factor is to be the same
+    dequantize -> conv -> (relu, clip) -> quantize
 
-Any other it runs in f32 on dequantized numbers, which is exact where the scale of the input is a
-power of two (`quant.model.weights.round_scales`). Codings with factors have such a scale already; here the
-others get it, with one factor for all channels. It goes into the product before where that is in
-codes (`quant.model.equalize`), and costs nothing then.
+It runs any other convolution in f32 on dequantized values. That is exact if the scale of the input
+is a power of two (`quant.model.weights.round_scales`). Smoothed inputs have such a scale already.
+The others get it here, with one factor for all channels, which costs nothing where it folds into
+the preceding quantized product (`quant.model.equalize`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from bitwright.quant.model.weights.nearest import LEVELS
 
 
 def use_power_of_two_scales(graph: Graph, choices: list[Choice]) -> list[Choice]:
-    """The choices, with a power of two for a scale where a convolution's result stays real."""
+    """The choices, with power-of-two scales where a convolution's result stays float."""
     readers = _Readers(graph, choices)
     found = list(choices)
-    for place in reversed(range(len(found))):  # a factor before may follow from one behind
+    for place in reversed(range(len(found))):  # a later factor can require an earlier one
         choice = found[place]
         activation, point = choice.activation, choice.point
         if choice.scheme != "static" or activation is None or activation.factors is not None:
@@ -43,7 +43,7 @@ def use_power_of_two_scales(graph: Graph, choices: list[Choice]) -> list[Choice]
 
 
 class _Readers:
-    """What reads each value, and the static codes of it."""
+    """The readers and the static choices of each value."""
 
     def __init__(self, graph: Graph, choices: list[Choice]) -> None:
         self.results = set(graph.results)
@@ -58,7 +58,7 @@ class _Readers:
                     self.static[value].append(choice)
 
     def are_qvalues(self, product: Product) -> bool:
-        """Whether a product's result is read as codes only, behind nothing that they do not do."""
+        """Whether a product's result is only read quantized, after at most relu and no-op clips."""
         value = product.node.outputs[0]
         clips: list[Node] = []
         while value not in self.results:
@@ -66,7 +66,7 @@ class _Readers:
             if known := self.static.get(value):
                 is_alone = len(known) == 1 and len(readers) == len(known[0].point.readers(value))
                 activation = known[0].activation
-                return is_alone and activation is not None and _is_left_out(clips, activation)
+                return is_alone and activation is not None and _are_no_ops(clips, activation)
             if len(readers) != 1 or readers[0].op not in ("relu", "clip"):
                 return False
             if readers[0].op == "clip":
@@ -75,8 +75,8 @@ class _Readers:
         return False
 
 
-def _is_left_out(clips: list[Node], activation: ActivationQuant) -> bool:
-    """Whether codes end before the bounds, and factors, if any, go into the product."""
+def _are_no_ops(clips: list[Node], activation: ActivationQuant) -> bool:
+    """Whether the quantized range lies within the clips' bounds, with one factor at most."""
     factors = activation.factors
     if activation.range is None or (clips and factors is not None and np.ptp(factors) > 0):
         return False

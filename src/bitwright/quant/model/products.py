@@ -1,14 +1,14 @@
-"""One product with a constant weight, seen as what all of them are: rows times a matrix.
+"""A product with a constant weight, in one form for all ops: rows times a matrix.
 
     matmul            x[..., K] @ w[K, N]               one group of N columns over K terms
-                      x[..., E, M, K] @ w[E, K, N]      E groups, each with rows of its own
+                      x[..., E, M, K] @ w[E, K, N]      E groups, each with its own rows
                       x[M, K] @ w[E, K, N]              one group of E * N columns: rows are shared
     grouped_matmul    rows of x, each with w[e]         one group of E * N columns
-    rnn, gru, lstm    x[S, B, K] @ W'                   a column for every unit of gates, directions
+    rnn, gru, lstm    x[S, B, K] @ W'                   a column per unit of gates, directions
     conv              windows of x[N, C, ...]           `groups` of them; K = C / groups * window
 
-Algorithms work on that form only: weights as [groups, columns, terms], rows as [rows, groups,
-terms], and per-channel factors of x spread over the terms.
+Algorithms use only this form: weights as [groups, columns, terms], rows as [rows, groups, terms],
+and per-channel factors of x repeated over the terms.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ COLUMNS_SCORED = 96
 
 
 def weight_key(weight: Array) -> Hashable:
-    """Equal for arrays that are the same numbers in memory, seen the same way."""
+    """A key that is equal for arrays with the same memory, shape, strides and dtype."""
     return weight.ctypes.data, weight.shape, weight.strides, weight.dtype
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where rows of a product lie in its x: an index for every axis but the channels', each of
-    them [rows, numbers of the window]; in front of the first and behind the last there are zeros.
+    """Positions of a product's rows in x: an index [rows, window size] for each axis except the
+    channels'. Indices outside of x are padding.
     """
 
     at: tuple[Array, ...]
@@ -44,36 +44,36 @@ class Places:
 
     @cached_property
     def outside(self) -> Array:
-        """Those that lie in the margin."""
+        """A mask of the padding."""
         pairs = zip(self.at, self.sizes, strict=True)
         return np.asarray(np.logical_or.reduce([(at < 0) | (at >= n) for at, n in pairs]))
 
     @cached_property
     def inside(self) -> tuple[Array, ...]:
-        """The indices, with the nearest one inside for each in the margin."""
+        """The indices, clipped into x."""
         pairs = zip(self.at, self.sizes, strict=True)
         return tuple(np.clip(at, 0, size - 1) for at, size in pairs)
 
     @cached_property
     def flat(self) -> Array:
-        """The indices as one, where the axes but the channels' are one."""
+        """The indices as one flat index over all axes except the channels'."""
         return np.asarray(np.ravel_multi_index(self.inside, self.sizes)).reshape(-1)
 
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A matmul or conv with a constant weight, and the constant that is added to its result; or the
-    input's share of a recurrent layer, whose weight is seen as W[terms, directions · gates · H]."""
+    """A matmul or conv with a constant weight and bias, or the input projection of a recurrent
+    layer with weight W[terms, directions · gates · H]."""
 
     node: Node
     weight: Array
     bias: Array | None
     add: Node | None
-    """The addition that holds the bias of a matmul; a conv has its own operand for it."""
+    """The addition of a matmul's bias; the bias of a conv is an operand."""
     path: str = ""
-    """The way to the branch that it lies in (`ir.paths`)."""
+    """The path of the body that contains it (`ir.paths`)."""
     constant: Value | None = None
-    """What holds the weight in the graph."""
+    """The value of the weight in the graph."""
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ class Product:
 
     @cached_property
     def key(self) -> Hashable:
-        """Equal for products that read the same weight."""
+        """A key that is equal for products of the same weight."""
         return self.path, weight_key(self.weight)
 
     @property
@@ -100,7 +100,7 @@ class Product:
 
     @property
     def kind(self) -> str:
-        """What recipes call it."""
+        """Its name in the targets of a recipe."""
         return "recurrent" if self.is_recurrent else self.node.op
 
     @property
@@ -109,27 +109,27 @@ class Product:
 
     @property
     def channel_axis(self) -> int:
-        """The axis of x that holds channels."""
+        """The channel axis of x."""
         return 1 if self.is_conv else self.x.rank - 1
 
     @property
     def output_axis(self) -> int:
-        """The axis of the weight that counts output channels."""
+        """The output channel axis of the weight."""
         return 0 if self.is_conv else 1
 
     @property
     def term_axis(self) -> int:
-        """The axis of a matrix that is summed over, and that blocks of scales run along."""
+        """The contraction axis of a matrix, along which scales have blocks."""
         return 0
 
     @property
     def is_plain(self) -> bool:
-        """Whether its result has one axis of channels, each with one scale."""
+        """Whether its result has one channel axis with one scale per channel."""
         return True
 
     @property
     def takes_bias(self) -> bool:
-        """Whether the same number may be added to a column of every row's result."""
+        """Whether a bias per column can be added to its result."""
         return self.node.op != "grouped_matmul"
 
     @property
@@ -142,12 +142,12 @@ class Product:
 
     @property
     def window_key(self) -> Any:
-        """Products of a site with the same key see the same rows."""
+        """Products of a point with the same key read the same rows."""
         return self.groups, self.window, *map(str, self.node.attrs.values())
 
     @property
     def is_rowwise(self) -> bool:
-        """Whether each result depends on the channels of one position of x alone."""
+        """Whether each result depends only on the channels of one position of x."""
         if not self.is_conv:
             return True
         plain = (
@@ -165,26 +165,26 @@ class Product:
         return self.weight.reshape(self.groups, self.weight.shape[0] // self.groups, -1)
 
     def as_weight(self, matrix: Array) -> Array:
-        """A matrix of the form of `matrix` in the weight's own layout."""
+        """The inverse of `matrix`: [groups, columns, terms] in the layout of the weight."""
         if not self.is_conv:
             return np.ascontiguousarray(matrix[0].T)
         return matrix.reshape(self.weight.shape)
 
     def spread(self, factors: Array) -> Array:
-        """One number for each channel of x as one for each term, [groups, terms]."""
+        """Factors per channel of x, repeated per term, [groups, terms]."""
         if not self.is_conv:
             return factors[None]
         return np.repeat(factors.reshape(self.groups, -1), self.window_size, axis=1)
 
     @cached_property
     def some_columns(self) -> Array:
-        """Columns of the matrix spread over all of them, enough to tell how the product fares."""
+        """Evenly spaced columns of the matrix, enough to estimate the error of the product."""
         matrix = self.matrix
         return np.ascontiguousarray(matrix[:, :: max(1, matrix.shape[1] // COLUMNS_SCORED)])
 
     @cached_property
     def channel_peaks(self) -> Array:
-        """The largest magnitude of the weights that meet each channel of x."""
+        """The largest weight magnitude for each channel of x."""
         matrix = self.matrix
         peaks = np.maximum(matrix.max(axis=1), -matrix.min(axis=1))
         if not self.is_conv:
@@ -192,7 +192,7 @@ class Product:
         return np.asarray(peaks.reshape(self.groups, -1, self.window_size).max(axis=2).reshape(-1))
 
     def places(self, shape: tuple[int, ...], count: int, draw: np.random.Generator) -> Places:
-        """Where at most `count` rows lie, drawn from all that a value of x of this shape has."""
+        """Positions of at most `count` rows, drawn at random from x of this shape."""
         if not self.is_conv:
             positions = shape[:-1]
             total = math.prod(positions)
@@ -227,14 +227,14 @@ class Product:
         return self.as_rows(transposed[places.inside].reshape(-1, transposed.shape[-1]), places)
 
     def as_rows(self, found: Array, places: Places) -> Array:
-        """Numbers of x that lie at these places, [places, channels], as [rows, groups, terms]."""
+        """Values of x at these places, [places, channels], as [rows, groups, terms]."""
         if places.outside.any():
             found = np.where(places.outside.reshape(-1, 1), np.float32(0), found)
         wide = found.reshape(-1, self.window_size, found.shape[-1]).transpose(0, 2, 1)
         return wide.reshape(len(wide), self.groups, -1).astype(np.float32)
 
     def each(self, name: str, default: int) -> tuple[int, ...]:
-        """An attribute of a conv with one number for each spatial axis (two for pads)."""
+        """An attribute of a conv with one number per spatial axis (two for pads)."""
         rank = len(self.window) * (2 if name == "pads" else 1)
         return tuple(self.node.attrs.get(name) or (default,) * rank)
 
@@ -243,8 +243,8 @@ class Product:
 class BatchedProduct(Product):
     """A product with a constant w[..., K, N] of several matrices.
 
-    x has an axis for some of them (`own`, axes of w): these make groups, each with rows of its own.
-    The other matrices all see the same rows; they make columns side by side.
+    The batch axes of w that x also has (`own`) make groups, each with its own rows. Matrices along
+    the other axes read the same rows; they are concatenated along the columns.
     """
 
     own: tuple[int, ...] = ()
@@ -267,7 +267,7 @@ class BatchedProduct(Product):
 
     @property
     def window_size(self) -> int:
-        """A row has one place in x for each group."""
+        """A row has one position in x per group."""
         return self.groups
 
     @property
@@ -276,14 +276,14 @@ class BatchedProduct(Product):
 
     @cached_property
     def _order(self) -> tuple[int, ...]:
-        """The axes of w as those of groups, of columns and of terms."""
+        """The axes of w in the order groups, columns, terms."""
         last = self.weight.ndim - 1
         shared = [axis for axis in range(last - 1) if axis not in self.own]
         return (*self.own, *shared, last, last - 1)
 
     @property
     def _axes_of_x(self) -> tuple[int, ...]:
-        """Counted from the last."""
+        """Axes of x that correspond to `own`, negative."""
         return tuple(axis - self.weight.ndim for axis in self.own)
 
     @property
@@ -292,7 +292,7 @@ class BatchedProduct(Product):
         return self.weight.transpose(self._order).reshape(self.groups, -1, terms)
 
     def as_weight(self, matrix: Array) -> Array:
-        """Also of a matrix with another number of terms, of scales for instance."""
+        """As in `Product`; the number of terms may differ (scales)."""
         sizes = [self.weight.shape[axis] for axis in self._order[:-1]]
         transposed = matrix.reshape(*sizes, matrix.shape[-1])
         return np.ascontiguousarray(transposed.transpose(np.argsort(self._order)))

@@ -1,9 +1,9 @@
-"""The input of a product, quantized and dequantized, as nodes of the graph.
+"""Nodes that quantize and dequantize the input of a product.
 
-    static    one range, known beforehand
-    dynamic   ranges that the run finds: one for each row, or one for the tensor
+    static    one range, fixed at calibration
+    dynamic   ranges computed at run time, one per row or one for the tensor
 
-Channels are divided by factors first where smoothing asks for it.
+Smoothing divides channels by factors first.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Array = np.ndarray[Any, Any]
 def static_qvalues(
     b: Builder, x: Value, activation: ActivationQuant, axis: int, alone: bool = False
 ) -> Value:
-    """x / f in codes of one range, dequantized; f has one factor for each channel on `axis`."""
+    """x / f, quantized with the static range and dequantized; f has one factor per channel."""
     range_ = activation.range
     assert range_ is not None
     scale, zero = np.float32(range_.scale), np.uint8(range_.zero_point)
-    stem = f"{x.name}.codes"
-    qvalues = b.quantize(_smoothed(b, x, activation, axis, alone), scale, zero, to="u8", name=stem)
+    name = f"{x.name}.quantized"
+    qvalues = b.quantize(_smoothed(b, x, activation, axis, alone), scale, zero, to="u8", name=name)
     return b.dequantize(qvalues, scale, zero)  # type: ignore[no-any-return]
 
 
@@ -39,27 +39,27 @@ def dynamic_qvalues(
     activation: ActivationQuant,
     axis: int,
     alone: bool,
-    lay_out: Callable[[Value], Value] | None = None,
+    im2col: Callable[[Value], Value] | None = None,
 ) -> Value:
-    """x / f in codes of a range that the run finds, for each row or for the tensor; dequantized.
+    """x / f, quantized with ranges computed at run time and dequantized.
 
-    `lay_out` makes rows of it, where its last axis holds none.
+    `im2col` copies convolution windows into rows first.
     """
-    per_token = activation.scheme == "dynamic"
+    per_token = activation.scheme == "dynamic_per_token"
     x = _smoothed(b, x, activation, axis, alone)
-    if lay_out is not None:
-        x = lay_out(x)
+    if im2col is not None:
+        x = im2col(x)
     qvalues, scale, zero = b.dynamic_quantize(x, to="u8", per_token=per_token)
     rows = {"axis": -1, "block": int(x.shape[-1])} if per_token else {}
     return b.dequantize(qvalues, scale, zero, **rows)  # type: ignore[no-any-return]
 
 
 def _smoothed(b: Builder, x: Value, activation: ActivationQuant, axis: int, alone: bool) -> Value:
-    """x / f, with one factor for each channel on `axis`.
+    """x / f, with one factor per channel on `axis`.
 
-    What is read for this `alone` takes the division in: a relu comes after it, relu(v / f), so that
-    it joins the scales of the product before (OpenVINO 2026.4 is wrong on the other order); of
-    v a + c, and of a norm with a scale, it goes into the constants.
+    If x has no other reader (`alone`), the division folds into its producer. It precedes a relu,
+    relu(v / f), where it joins the scales of the preceding product (OpenVINO 2026.4 computes the
+    other order wrongly). For v a + c, and for a norm with a scale, it folds into the constants.
     """
     if activation.factors is None:
         return x
@@ -80,7 +80,7 @@ def _smoothed(b: Builder, x: Value, activation: ActivationQuant, axis: int, alon
 
 
 def _constants_of_norm(node: Node) -> list[Array]:
-    """Scale, and bias if there is one, of a norm of f32 rows that has a number for each column."""
+    """Scale, and bias if there is one, of an f32 norm with one number per column."""
     if node.op not in ("layer_norm", "rms_norm") or node.outputs[0].dtype != f32:
         return []
     scale, *more = (*node.inputs[1:], None)
@@ -91,14 +91,14 @@ def _constants_of_norm(node: Node) -> list[Array]:
 
 
 def _multiple_and_constant(x: Value) -> tuple[Value, Array, Array] | None:
-    """v, a and c of x = v a + c with constants that spread over v."""
+    """v, a and c of x = v a + c with constants that broadcast over v."""
     outer = with_constant(x, "add")
     inner = None if outer is None else with_constant(outer[0], "mul")
     return None if outer is None or inner is None else (*inner, outer[1])
 
 
 def with_constant(x: Value, op: str) -> tuple[Value, Array] | None:
-    """The two operands of an f32 node, one as large as its result and one a constant."""
+    """The operands of an f32 node if one has its shape and the other is constant."""
     if x.node.op != op or x.dtype != f32:
         return None
     for value, other in (x.node.inputs, x.node.inputs[::-1]):

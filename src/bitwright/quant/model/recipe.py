@@ -1,18 +1,20 @@
 """Recipes: which parts of a model get which precision, and by which rules.
 
-    int8           static where the error allows it, dynamic where that is better, else float
-    int8-static    one range for each activation
-    int8-dynamic   ranges for each row, found when the model runs
-    w8, w4         weights only; activations stay as they are
-    f8             the same in f8e4m3fn, a scale for 128 of them
-    mxfp8, mxfp4   in blocks of 32 with powers of two for scales
-    nvfp4          in blocks of 16 with f8 scales
+    int8           static ranges, or dynamic per-token ranges where better, or float
+    int8-static    one static range per activation
+    int8-dynamic   dynamic per-token ranges
+    w8, w4         weight-only
+    f8             weight-only, f8e4m3fn in groups of 128
+    mxfp8, mxfp4   weight-only, in groups of 32 with power-of-two scales
+    nvfp4          weight-only, in groups of 16 with f8 scales
 
-    {"base": "int8", "ignore": ["lm_head", "re:.*gate$"], "schemes": {"re:.*down": "dynamic"}}
+    {"base": "int8", "ignore": ["lm_head", "re:.*gate$"],
+     "schemes": {"re:.*down": "dynamic_per_token"}}
 
-A pattern is a name, a shell pattern (`block.*`), or `re:` with a regular expression that must match
-from the start. It is held against the names of a layer, of its weight and of its module
+A pattern is a name, a shell pattern (`block.*`), or `re:` with a regular expression that matches
+from the start. It is compared with the names of a layer, of its weight and of its module
 (`quant.model.layer_names`). Recipes are dicts, YAML or JSON files, or one of the names above.
+`quant.model.config` has the typed form. Old names of options and schemes (`aliases`) still work.
 """
 
 from __future__ import annotations
@@ -28,19 +30,20 @@ from typing import Any
 
 import numpy as np
 
+from bitwright import aliases
 from bitwright.errors import BitwrightError
 from bitwright.quant.core.formats import FORMATS
 
-INT8_SCHEMES = ("static", "dynamic", "dynamic-tensor")
-"""Schemes in which both operands of a product are 8-bit codes."""
-SCHEMES = (*INT8_SCHEMES, "weights", "float")
+INT8_SCHEMES = ("static", "dynamic_per_token", "dynamic_per_tensor")
+"""Schemes in which both operands of a product are 8-bit integers."""
+SCHEMES = (*INT8_SCHEMES, "weight_only", "float")
 KINDS = ("matmul", "conv", "recurrent", "embedding")
 ROUNDINGS = ("gptq", "adaround", "nearest")
 FLOAT_ROUNDINGS = ("gptq", "nearest")
 RANGES = ("mse", "peak")
 NO_DATA_HINT = (
-    'Weights alone, rounded to the nearest value, need none: recipe={"base": "w8", "rounding": '
-    '"nearest"}.'
+    "Weight-only quantization with nearest rounding needs no data: "
+    'recipe={"base": "w8", "rounding": "nearest"}.'
 )
 CONSUMERS = ("any", "onnxruntime", "openvino", "bitwright")
 ATTENTION = ("auto", "int8", "float")
@@ -48,61 +51,63 @@ ATTENTION = ("auto", "int8", "float")
 
 @dataclass(frozen=True)
 class Recipe:
+    """The rules of one quantization."""
+
     name: str = "int8"
-    schemes_allowed: tuple[str, ...] = ("static", "dynamic", "float")
+    schemes_allowed: tuple[str, ...] = ("static", "dynamic_per_token", "float")
     weight_bits: int = 8
     block: int = 0
-    """Weights that share a scale; 0 for all of an output channel."""
+    """Weights per scale; 0 means one scale per output channel."""
     weight_format: str = ""
-    """A block format of floats for weights, in place of integers."""
+    """A float block format for weights, in place of integers."""
     targets: tuple[str, ...] = KINDS
     ignore: tuple[str, ...] = ()
     schemes: Mapping[str, str] = field(default_factory=dict)
-    """Schemes by pattern, before any measurement."""
+    """Schemes by pattern; they override measurements."""
     symmetric: bool = False
-    """Activations have codes around 0, without zero points; none are coded row by row then."""
+    """Activations without zero points; excludes dynamic per-token ranges."""
     smooth: bool = True
+    """SmoothQuant: move magnitude from activations to weights."""
     equalize: bool = True
-    """Smoothing goes into the weights before, wherever only homogeneous functions lie between."""
+    """Fold smoothing factors into the preceding product where that is exact."""
     rounding: str = "gptq"
-    """`nearest` codes, or those that keep the product's result: `gptq`, or `adaround` after it."""
+    """`nearest`, or by the error of the product's result: `gptq`, or `adaround` after it."""
     ranges: str = "mse"
-    """Scales of weights: of least squared `mse`, or those of the largest weight, its `peak`."""
+    """Weight scales of least squared error (`mse`), or of the largest weight (`peak`)."""
     bias_correction: bool = True
     static_sqnr_db: float = 24.0
-    """What the outputs keep, in decibels, of all static ranges of convolutions together."""
+    """The lowest output SQNR with all static ranges of convolutions."""
     carried_state_sqnr_db: float = 40.0
-    """The same where a recurrent state is carried from run to run, which adds errors up."""
+    """The same for a model with a carried recurrent state, where errors accumulate."""
     min_int8_fraction: float = 0.95
-    """The part of all multiply-adds that no measured effect takes out of 8 bits."""
+    """The fraction of multiply-adds that the mixed-precision search keeps in int8."""
     min_layer_sqnr_db: float = 12.0
-    """Below this no 8-bit coding is used."""
+    """Layers below this SQNR stay float."""
     attention: str = "auto"
-    """Whether attention multiplies codes: where the outputs allow it, or always: `int8`, `float`
-    for never."""
+    """`int8` or `float` attention; `auto` measures the output error."""
     attention_sqnr_db: float = 30.0
-    """What the outputs keep, in decibels, of all attentions in codes together."""
+    """The lowest output SQNR with all int8 attention ops."""
     min_output_sqnr_db: float = 12.0
-    """What the model's outputs keep on the calibration data, or layers go back to safer schemes."""
+    """The lowest output SQNR on calibration data; below it, layers fall back to other schemes."""
 
     consumer: str = "any"
-    """The runtime that the model is made for (`export.onnx.options`). "onnxruntime" takes scales
-    and tables that it computes with to the same bits as bitwright, at some cost in accuracy."""
+    """The runtime that will run the model (`export.onnx.options`). "onnxruntime" restricts scales
+    and tables so that it computes the same bits as bitwright, at some cost in accuracy."""
     asked: Mapping[str, str] | None = None
-    """Schemes by path of layer, once the patterns were held against the layers of a model."""
+    """Schemes by path of layer, after the patterns are resolved for a model."""
 
     @property
     def matches_onnxruntime(self) -> bool:
-        """Whether another runtime is to find the same bits."""
+        """Whether ONNX Runtime must compute the same bits."""
         return self.consumer == "onnxruntime"
 
     @property
     def needs_data(self) -> bool:
-        """Whether it measures anything: rounding weights to the nearest value does not."""
-        return self.schemes_allowed != ("weights",) or self.rounding != "nearest"
+        """Whether the recipe needs data; weight-only with nearest rounding does not."""
+        return self.schemes_allowed != ("weight_only",) or self.rounding != "nearest"
 
     def scheme_of(self, name: str) -> str | None:
-        """The scheme that the recipe asks for by name."""
+        """The scheme that the recipe asks for by name, or None."""
         return self.scheme_by([name]) if self.asked is None else self.asked.get(name)
 
     def scheme_by(self, names: Iterable[str]) -> str | None:
@@ -115,12 +120,15 @@ class Recipe:
 RECIPES = {
     "int8": Recipe(),
     "int8-static": Recipe("int8-static", ("static",)),
-    "int8-dynamic": Recipe("int8-dynamic", ("dynamic", "static", "float")),
-    "w8": Recipe("w8", ("weights",), smooth=False),
-    "w4": Recipe("w4", ("weights",), weight_bits=4, block=32, smooth=False),
+    "int8-dynamic": Recipe("int8-dynamic", ("dynamic_per_token", "static", "float")),
+    "w8": Recipe("w8", ("weight_only",), smooth=False),
+    "w4": Recipe("w4", ("weight_only",), weight_bits=4, block=32, smooth=False),
     **{
         name: Recipe(
-            name, ("weights",), weight_format=name, targets=("matmul", "embedding"), smooth=False
+            *(name, ("weight_only",)),
+            weight_format=name,
+            targets=("matmul", "embedding"),
+            smooth=False,
         )
         for name in ("f8", "mxfp8", "mxfp4", "nvfp4")
     },
@@ -128,13 +136,14 @@ RECIPES = {
 
 
 def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern of a recipe matches a name."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], name) is not None
     return pattern == name or fnmatch.fnmatchcase(name, pattern)
 
 
 def recipe(source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:
-    """The recipe of this name, file or dict."""
+    """The recipe with this name, or from this file or dict."""
     if isinstance(source, Recipe):
         return source
     if isinstance(source, Mapping):
@@ -172,12 +181,16 @@ def _read(path: Path) -> Mapping[str, Any]:
     except problem as error:
         raise BitwrightError(f"the recipe {path} is malformed", found=error) from None
     if not isinstance(found, Mapping):
-        raise BitwrightError(f"the recipe {path} is no mapping", found=type(found).__name__)
+        raise BitwrightError(f"the recipe {path} is not a mapping", found=type(found).__name__)
     return found
 
 
 def _from_mapping(found: Mapping[str, Any]) -> Recipe:
-    options = dict(found)
+    """The base recipe with these options; old names of options and schemes are translated."""
+    options = {
+        aliases.current(aliases.RECIPE_OPTIONS, name, "recipe option"): value
+        for name, value in found.items()
+    }
     base = recipe(str(options.pop("base", "int8")))
     known = {f.name for f in fields(Recipe)} - {"name", "schemes_allowed", "asked"}
     if unknown := set(options) - known:
@@ -191,7 +204,7 @@ def _from_mapping(found: Mapping[str, Any]) -> Recipe:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """The value of an option, which has the type of the option's default."""
+    """The value of an option, checked against the type of the option's default."""
     default = getattr(RECIPES["int8"], name)
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(default, tuple):
@@ -200,6 +213,11 @@ def _typed(name: str, value: Any) -> Any:
     elif isinstance(default, Mapping):
         fits = isinstance(value, Mapping) and _are_names([*value, *value.values()])
         expected = "a mapping of patterns to schemes"
+        if fits:
+            value = {
+                pattern: aliases.current(aliases.SCHEMES, scheme, "scheme")
+                for pattern, scheme in value.items()
+            }
     elif isinstance(default, float):
         fits = isinstance(value, int | float) and not isinstance(value, bool)
         fits, expected = fits and not math.isnan(value), "a number"
@@ -207,7 +225,7 @@ def _typed(name: str, value: Any) -> Any:
         fits, expected = type(value) is type(default), f"a value like {default!r}"
     if not fits:
         raise BitwrightError(
-            f"option {name!r} of a recipe has another type", expected=expected, found=repr(value)
+            f"option {name!r} of a recipe has the wrong type", expected=expected, found=repr(value)
         )
     return value
 
@@ -218,13 +236,14 @@ def _are_names(found: Any) -> bool:
 
 
 def without_zero_points(made: Recipe) -> Recipe:
-    """The recipe with symmetric activations; rows coded when the model runs have zero points."""
-    if made.schemes_allowed[0] == "dynamic" or "dynamic" in made.schemes.values():
+    """The recipe with symmetric activations; dynamic per-token ranges need zero points."""
+    per_token = "dynamic_per_token"
+    if made.schemes_allowed[0] == per_token or per_token in made.schemes.values():
         raise BitwrightError(
-            "dynamic codes have zero points, which a symmetric recipe has not",
+            "dynamic_per_token has zero points, which a symmetric recipe excludes",
             hint='Leave out "symmetric", or use static schemes.',
         )
-    allowed = tuple(scheme for scheme in made.schemes_allowed if scheme != "dynamic")
+    allowed = tuple(scheme for scheme in made.schemes_allowed if scheme != per_token)
     return replace(made, symmetric=True, schemes_allowed=allowed)
 
 
@@ -239,19 +258,19 @@ def _check(made: Recipe) -> None:
         ("scheme", made.schemes.values(), SCHEMES),
         ("target", made.targets, KINDS),
         ("rounding", (made.rounding,), ROUNDINGS),
-        ("way to find ranges", (made.ranges,), RANGES),
-        ("way of attention", (made.attention,), ATTENTION),
+        ("range method", (made.ranges,), RANGES),
+        ("attention mode", (made.attention,), ATTENTION),
         ("consumer", (made.consumer,), CONSUMERS),
         ("weight format", (made.weight_format,), ("", *FORMATS)),
-        ("rounding to floats", (made.rounding,) if made.weight_format else (), FLOAT_ROUNDINGS),
+        ("float rounding", (made.rounding,) if made.weight_format else (), FLOAT_ROUNDINGS),
     ):
         if wrong := [v for v in values if v not in allowed]:
             raise BitwrightError(
-                f"{wrong[0]!r} is no {what} of a recipe", expected=", ".join(allowed)
+                f"a recipe has no {what} {wrong[0]!r}", expected=", ".join(allowed)
             )
     if not 0 <= made.min_int8_fraction <= 1:
         raise BitwrightError(
-            "option 'least_share' of a recipe is a part of all multiply-adds",
+            "option 'min_int8_fraction' of a recipe is a fraction of all multiply-adds",
             expected="0 to 1",
             found=made.min_int8_fraction,
         )

@@ -1,4 +1,4 @@
-"""What each layer of a quantized model got, why, and what it cost."""
+"""The report of a quantization: the scheme of each layer, the reason, and the error."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Any
 
+from bitwright import aliases
 from bitwright.ir.container import write_atomically
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ops.core.opdef import Kind
@@ -21,12 +22,12 @@ from bitwright.quant.model.products import weight_key
 from bitwright.quant.model.recipe import INT8_SCHEMES
 from bitwright.quant.model.sensitivity import Losses
 from bitwright.quant.model.weights.nearest import decibels
-from bitwright.quant.model.weights.weights import Weights
+from bitwright.quant.model.weights.weights import QuantizedWeights
 from bitwright.quant.model.work import Work
 
 HEADER = ("layer", "op", "scheme", "SQNR dB", "multiply-adds", "why")
-GIVEN = "given"
-"""The scheme of what the model had in codes before."""
+ALREADY_QUANTIZED = "already_quantized"
+"""The scheme of layers that the input model had quantized."""
 
 
 @dataclass(frozen=True)
@@ -34,60 +35,68 @@ class Layer:
     """One row of the report."""
 
     name: str
-    """A readable one (`quant.model.layer_names`)."""
+    """A readable name (`quant.model.layer_names`)."""
     op: str
     scheme: str
     reason: str
     sqnr_db: float | None
-    """Measured at the layer's result on calibration rows; None where nothing was coded."""
+    """Measured at the layer's result on calibration rows; None for layers in float."""
     multiply_adds: int
     smoothing: float = 0.0
     clip_ratio: float = 1.0
     value: str = ""
-    """The path of its result in the graph, which is what models are compared by."""
+    """The path of its result in the graph, which comparisons of models use."""
     weight: str | None = None
-    """The name that the model has for its weight."""
+    """The name of its weight in the model."""
 
 
 @dataclass(repr=False)
 class QuantizationReport:
+    """What `bw.quantize` did: a row per layer, output errors, sizes and notes."""
+
     recipe: str
     layers: list[Layer]
     output_sqnr_db: dict[str, float]
-    """Against the float model, on batches that were held out, or where there were too few batches
-    for that, on those that it was calibrated with."""
+    """Against the float model, on held-out batches, or on calibration batches if those were too
+    few to hold any out."""
     float_bytes: int
     quantized_bytes: int
     held_out_batches: int = 0
-    """Batches that the outputs were measured on and nothing was learned from."""
+    """Batches that only the outputs were measured on."""
     weights_rounded: int = 0
     """Weights and tables in 8 bits or fewer; one that several layers read counts once."""
     seconds: float = field(default=0.0)
     notes: list[str] = field(default_factory=list)
-    """What to know before trusting the numbers."""
+    """Caveats about the numbers."""
     is_measured: bool = True
-    """Whether there was data; without, the SQNR of a layer is that of its weights."""
+    """Whether errors were measured on data; if not, the SQNR of a layer is that of its weights."""
 
     @property
     def int8_mac_fraction(self) -> float:
-        """Part of all multiply-adds whose operands are both codes."""
+        """The fraction of multiply-adds with two 8-bit operands."""
         total = sum(layer.multiply_adds for layer in self.layers)
-        match_dequantize = sum(
-            x.multiply_adds for x in self.layers if x.scheme in (*INT8_SCHEMES, GIVEN)
-        )
-        return match_dequantize / total if total else 0.0
+        schemes = (*INT8_SCHEMES, ALREADY_QUANTIZED)
+        int8 = sum(layer.multiply_adds for layer in self.layers if layer.scheme in schemes)
+        return int8 / total if total else 0.0
+
+    @property
+    def share_in_8_bit(self) -> float:
+        """The old name of `int8_mac_fraction`."""
+        aliases.current(aliases.REPORT, "share_in_8_bit", "report property")
+        return self.int8_mac_fraction
 
     def already_quantized(self) -> list[str]:
-        """A note where the model came in codes, in whole or in part."""
-        given = sum(layer.scheme == GIVEN for layer in self.layers)
-        if not given:
+        """A note if layers of the input model were already quantized."""
+        count = sum(layer.scheme == ALREADY_QUANTIZED for layer in self.layers)
+        if not count:
             return []
         return [
-            f"{given} of {len(self.layers)} layers came in codes and stay as they are: "
+            f"{count} of {len(self.layers)} layers are already quantized and stay unchanged: "
             "quantize the float model to have them chosen and measured"
         ]
 
     def to_json(self) -> dict[str, Any]:
+        """The report as a dict of plain values."""
         return {**asdict(self), "int8_mac_fraction": self.int8_mac_fraction}
 
     def save(self, path: Any) -> None:
@@ -100,6 +109,7 @@ class QuantizationReport:
         write_atomically(path, write)
 
     def summary(self) -> str:
+        """Int8 fraction, sizes and output errors in one line."""
         outputs = ", ".join(f"{n} {v:.1f} dB" for n, v in self.output_sqnr_db.items())
         ratio = self.quantized_bytes / max(1, self.float_bytes)
         count = self.held_out_batches
@@ -145,7 +155,7 @@ def make_report(
     graph: Graph,
     quantized: Graph,
     choices: list[Choice],
-    weights: Mapping[str, Weights],
+    weights: Mapping[str, QuantizedWeights],
     lookups: list[Lookup],
     outputs: tuple[Losses, int],
     work: Work,
@@ -153,26 +163,28 @@ def make_report(
     attentions: Attentions,
     names: LayerNames,
 ) -> QuantizationReport:
+    """The report: one row for each product, lookup and attention op of the float graph."""
     chosen = {p.node: (p.name, c) for c in choices for p in c.point.products}
     tables = {one.node: one for one in lookups}
     layers = []
     for path, owner, node, is_in_loop in _with_paths(graph, ""):
-        count = work.of(node)
+        count = work.macs(node)
         layer = None
         if node in chosen:
             _, choice = chosen[node]
             if choice.reason == UNREACHED:
-                count = 0  # the batch that work is counted on does not come by
+                count = 0  # the batch that work is counted on does not reach it
             layer = _product_layer(path, node, choice, weights.get(path), count)
         elif node in tables:
             layer = _lookup_layer(tables[node], chosen, weights, names)
         elif node.name in attentions.reasons and owner is graph:
             scheme = SCHEME if node.name in attentions.chosen else "float"
             layer = Layer(path, node.op, scheme, attentions.reasons[node.name], None, count)
-        elif _came_in_qvalues(node):
-            layer = Layer(path, node.op, GIVEN, "it came in codes", None, count)
+        elif _is_already_quantized(node):
+            why = "the model has it quantized"
+            layer = Layer(path, node.op, ALREADY_QUANTIZED, why, None, count)
         elif get(node.op).kind is Kind.COMPUTE and not node.is_boundary:
-            why = "a small product in the body of a loop" if is_in_loop else _why_float(node)
+            why = "a small product in a loop body" if is_in_loop else _why_float(node)
             layer = Layer(path, node.op, "float", why, None, count)
         if layer is not None:
             name, weight = names.readable(path), names.weights.get(path)
@@ -189,18 +201,18 @@ def make_report(
 
 
 def _count_rounded(
-    choices: list[Choice], weights: Mapping[str, Weights], lookups: list[Lookup]
+    choices: list[Choice], weights: Mapping[str, QuantizedWeights], lookups: list[Lookup]
 ) -> int:
     found: set[Any] = {id(made) for made in weights.values()}
     found.update(weight_key(one.table) for one in lookups if one.product is None)
     for product in (p for choice in choices for p in choice.point.products):
-        if product.is_recurrent and product.name in weights:  # of the states, beside that of x
+        if product.is_recurrent and product.name in weights:  # the recurrent weight R
             found.add(weight_key(product.node.inputs[2].node.attrs["value"]))  # type: ignore[union-attr]
     return len(found)
 
 
 def _product_layer(
-    name: str, node: Node, choice: Choice, made: Weights | None, count: int
+    name: str, node: Node, choice: Choice, made: QuantizedWeights | None, count: int
 ) -> Layer:
     activation = choice.activation
     return Layer(
@@ -218,8 +230,7 @@ def _product_layer(
 def _with_paths(
     graph: Graph, path: str, is_in_loop: bool = False
 ) -> Iterator[tuple[str, Graph, Node, bool]]:
-    """Every node with its path, its graph and whether that runs many times; those of bodies behind
-    those of their graph."""
+    """Every node with its path, graph and whether it is in a loop; bodies follow their graph."""
     for node in graph.nodes:
         yield path + node.name, graph, node, is_in_loop
     for node in graph.nodes:
@@ -231,13 +242,13 @@ def _with_paths(
 def _lookup_layer(
     lookup: Lookup,
     chosen: Mapping[Node, tuple[str, Choice]],
-    weights: Mapping[str, Weights],
+    weights: Mapping[str, QuantizedWeights],
     names: LayerNames,
 ) -> Layer:
     name, product = lookup.node.name, lookup.product
     if product is None:
         sqnr = decibels(lookup.error())
-        return Layer(name, "embedding", "weights", "rows of i8", sqnr, 0)
+        return Layer(name, "embedding", "weight_only", "rows of i8", sqnr, 0)
     made = weights.get(product.name)
     if made is None:
         why = f"its table is the weight of {names.readable(product.name)}, which stays float"
@@ -245,19 +256,19 @@ def _lookup_layer(
     activation = chosen[product.node][1].activation
     sqnr = decibels(lookup.error(made, None if activation is None else activation.factors))
     why = f"rows of i8, the weight of {names.readable(product.name)}"
-    return Layer(name, "embedding", "weights", why, sqnr, 0)
+    return Layer(name, "embedding", "weight_only", why, sqnr, 0)
 
 
 def _why_float(node: Node) -> str:
     if node.op in ("matmul", "grouped_matmul", "conv", *GATES):
         if _is_dequantized(node.inputs[1]):
-            return "its weight came in codes, which stay"
-        return "its weight is no constant of f32"
+            return "its weight is already quantized"
+        return "its weight is not an f32 constant"
     return f"{node.op} runs in float"
 
 
-def _came_in_qvalues(node: Node) -> bool:
-    """Whether the model multiplies codes here already, which is left as it is."""
+def _is_already_quantized(node: Node) -> bool:
+    """Whether the node multiplies two quantized operands."""
     if node.op in ("integer_matmul", "integer_conv", "integer_grouped_matmul"):
         return True
     operands = node.inputs[:2]
@@ -275,8 +286,7 @@ def _is_dequantized(value: Value | None) -> bool:
 
 
 def weight_bytes(graph: Graph) -> int:
-    """Bytes of all constants and parameters, packed as a file holds them; those of one array are
-    counted once."""
+    """Bytes of all constants and parameters, packed as in a file; shared arrays count once."""
     found: dict[Any, int] = {}
     for _, node in graph.walk():
         array = node.attrs.get("value") if node.op in ("constant", "parameter") else None

@@ -1,17 +1,17 @@
-"""A graph with chosen products and lookups in codes.
+"""Rewrites a graph: the chosen products and lookups become quantized (Q/DQ form).
 
-    static    y = (x / f coded in u8) . (w f coded in i8) + bias in i32
-    dynamic   y = (x / f coded row by row) . (w f coded) + bias
-              of a conv too: as a matrix product over the channels, moved last, or over the
-              windows, laid out as rows
-    dynamic-tensor   the same with one range for all of x
-    weights   y = x . (w coded) + bias
-    recurrent W like any weight; R in i8 with a scale for each unit, and states coded when they run
-    lookup    y = cast(codes[i]) * scale[i], one scale for each row of the table; a table that is
-              the weight of a product too has the codes and scales of that product
+    static               y = q_u8(x / f) . q_i8(w f) + bias in i32
+    dynamic_per_token    y = q_u8(x / f, range per row) . q_i8(w f) + bias;
+                         a conv becomes a matmul over its channels (moved last) or over its
+                         windows (im2col)
+    dynamic_per_tensor   the same with one range for all of x
+    weight_only          y = x . q(w) + bias
+    recurrent            W like any weight; R in i8 with a scale per unit, dynamic states
+    lookup               y = cast(q[i]) * scale[i], one scale per row of the table; a table that is
+                         also the weight of a product shares that product's values and scales
 
-Results keep their names, so that a quantized model can be compared value by value; those that
-equalization made larger or smaller get others.
+Results keep their names, so that a quantized model can be compared value by value. Values that
+equalization scaled get new names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bitwright.quant.model.equalize import Folded, fold_factors
 from bitwright.quant.model.products import Product
 from bitwright.quant.model.quantized_inputs import dynamic_qvalues, static_qvalues, with_constant
 from bitwright.quant.model.stored_weights import StoredWeights
-from bitwright.quant.model.weights.weights import Weights
+from bitwright.quant.model.weights.weights import QuantizedWeights
 from bitwright.quant.model.window_rows import window_rows
 
 Array = np.ndarray[Any, Any]
@@ -41,14 +41,14 @@ Array = np.ndarray[Any, Any]
 def apply_choices(
     graph: Graph,
     choices: list[Choice],
-    weights: Mapping[str, Weights],
+    weights: Mapping[str, QuantizedWeights],
     lookups: list[Lookup],
     *,
     equalize: bool = True,
 ) -> Graph:
     """The graph in Q/DQ form; `weights` by name of the product.
 
-    With `equalize`, factors go into the product before where they can (`quant.model.equalize`).
+    `equalize` folds factors into the preceding products (`quant.model.equalize`).
     """
     folded = Folded(choices, dict(weights), {}, {})
     if equalize:
@@ -78,7 +78,7 @@ class _Rewrite:
                 self.b.fresh_name(name)
         self.b.reserve_symbols(s.name for s in graph.input_symbols)
         self.new: dict[Value, Value] = {}
-        self.match_dequantize: dict[tuple[str, Value, Any], Value] = {}
+        self.quantized: dict[tuple[str, Value, Any], Value] = {}
         tables = [one.product.name for one in lookups.values() if one.product is not None]
         self.stored = StoredWeights(self.b, tables)
 
@@ -115,20 +115,20 @@ class _Rewrite:
         )
 
     def _bodies(self, node: Node) -> dict[str, Graph]:
-        """Branches and bodies of loops in codes."""
+        """The quantized bodies of a node."""
         inner = replace(self.folded, names={}, bounds={})
         return {
             name: _Rewrite(body, inner, self.lookups).run() for name, body in node.bodies.items()
         }
 
     def _bounds(self, clip: Node) -> list[Value | None]:
-        """The bounds of a clip whose input is a multiple of what it was."""
+        """The bounds of a clip, scaled with its input."""
         known = [None if v is None else constant_value(v) for v in clip.inputs[1:]]
         share = self.folded.bounds[clip]
         return [None if a is None else self.b.constant((a * share).astype(a.dtype)) for a in known]
 
     def _named(self, node: Node, value: Value) -> None:
-        """Let `value`, made last, carry the name of the result it stands for."""
+        """Give `value`, the last node's result, the name of the result it replaces."""
         last = self.b.nodes[-1]
         assert last.outputs[0] is value
         renamed = last.with_(names=(self.names.get(node, node.name), *last.names[1:]))
@@ -140,7 +140,7 @@ class _Rewrite:
     def _product(self, node: Node) -> None:
         product, choice = self.products[node]
         made, stored = self.weights[product.name], self.stored
-        as_rows = choice.scheme == "dynamic" and product.is_conv
+        as_rows = choice.scheme == "dynamic_per_token" and product.is_conv
         x = self._input(product, choice, as_rows)
         w = stored.weight(product, made, as_rows)
         if product.is_conv and not as_rows:
@@ -158,7 +158,7 @@ class _Rewrite:
         self._named(node, y)
 
     def _recurrent(self, node: Node) -> None:
-        """A layer in codes; the mean error of the input's share goes into its half of the bias."""
+        """Quantize a recurrent layer; the bias correction goes into the input half of the bias."""
         product, choice = self.products[node]
         made, b = self.weights[product.name], self.b
         inputs = [None if v is None else self.new[v] for v in node.inputs]
@@ -183,7 +183,7 @@ class _Rewrite:
         if choice.activation is None:
             return x
         key = choice.point.name, product.x, product.window_key if as_rows else None
-        if key not in self.match_dequantize:
+        if key not in self.quantized:
             source, axis = x, product.channel_axis
             if as_rows and product.is_rowwise:
                 source = self.b.transpose(x, perm=(0, *range(2, x.rank), 1))
@@ -191,14 +191,13 @@ class _Rewrite:
             alone = self.graph.uses[product.x] == len(choice.point.readers(product.x))
             given = self.b, source, choice.activation, axis, alone
             if choice.scheme == "static":
-                self.match_dequantize[key] = static_qvalues(*given)
+                self.quantized[key] = static_qvalues(*given)
             elif as_rows and not product.is_rowwise:
-                self.match_dequantize[key] = dynamic_qvalues(
-                    *given, lambda v: window_rows(self.b, v, product)
-                )
+                im2col = lambda v: window_rows(self.b, v, product)
+                self.quantized[key] = dynamic_qvalues(*given, im2col)
             else:
-                self.match_dequantize[key] = dynamic_qvalues(*given)
-        return self.match_dequantize[key]
+                self.quantized[key] = dynamic_qvalues(*given)
+        return self.quantized[key]
 
     def _bias_add(self, node: Node) -> None:
         product, choice = self.adds[node]
@@ -207,10 +206,10 @@ class _Rewrite:
         self._named(node, self.b.add(y, bias))
 
     def _shifted(self, add: Node) -> Product | None:
-        """The product that alone this adds a constant to, one that is no vector (positions, say).
+        """The product to which this node adds a constant that is not a vector (e.g. positions).
 
-        Its mean error goes into that constant: two sums of constants would be made one by whoever
-        runs the model, or not, and rounded otherwise.
+        Its bias correction is added to that constant: runtimes may or may not merge two constant
+        additions, which would round differently.
         """
         split = None if add in self.adds else with_constant(add.outputs[0], "add")
         if split is None or split[0].node not in self.products or self.graph.uses[split[0]] != 1:

@@ -1,13 +1,13 @@
-"""What coding a value costs the model's outputs, measured with the rest of the model in float.
+"""Sensitivity analysis: the output error of quantizing one value, with the rest in float.
 
-The float model gets a switch in front of every product in question,
+The float model gets a switch before each analyzed product,
 
     x  ->  where(switch, dequantize(quantize(x / f)) * f, x)
 
-and one behind every attention in question, between its result in codes and that in f32. It is
-compiled once: with all switches off it is the float model, with one on it shows the effect of that
-site alone. A small error where the model is sensitive can cost more than a large one where it is
-not, which no measurement at the product itself can tell.
+and one after each analyzed attention op, which selects its int8 or f32 result. The model is
+compiled once. With all switches off it is the float model; with one on it shows the effect of that
+point alone. A small error at a sensitive point can cost more than a large error elsewhere, which
+the error at the product does not show.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from bitwright.quant.model.weights.nearest import decibels
 
 Array = np.ndarray[Any, Any]
 Outputs = Mapping[str, Any]
-NUMBERS_COMPARED = 1 << 20
-BYTES_HELD_OUT = 1 << 26
-"""Outputs of held-out batches that are kept, of at least one batch."""
-LOST = 1e3
-"""The error, relative to its place, of a number that is finite in the float model alone."""
+CHUNK = 1 << 20
+"""Values compared at a time."""
+MAX_HELD_OUT_BYTES = 1 << 26
+"""Outputs kept for held-out batches; at least those of one batch."""
+NONFINITE_ERROR = 1e3
+"""The relative error of a value that is finite only in the float model."""
 
 
 def compiled(graph: Graph, threads: int | None) -> Executable:
@@ -45,7 +46,7 @@ def compiled(graph: Graph, threads: int | None) -> Executable:
 
 
 class Losses:
-    """Squared errors of each real output, added up over batches, relative to its square."""
+    """Squared error and signal of each float output, summed over batches."""
 
     def __init__(self) -> None:
         self._signal: dict[str, float] = {}
@@ -64,7 +65,7 @@ class Losses:
 
     @property
     def relative(self) -> dict[str, float]:
-        """By output; one that was empty or zero on all batches has nothing to lose."""
+        """Relative squared error by output; outputs that are empty or zero are left out."""
         return {n: self._noise[n] / s for n, s in self._signal.items() if s > 0}
 
     @property
@@ -77,23 +78,23 @@ class Losses:
 
 
 def _power_and_loss(exact: Array, found: Array) -> tuple[float, float]:
-    """The sums of squares of an output and of its error, a part at a time to save memory."""
+    """The sums of squares of an output and of its error, in chunks to bound memory."""
     power = loss = 0.0
     flat, other = exact.reshape(-1), found.reshape(-1)
-    for start in range(0, flat.size, NUMBERS_COMPARED):
-        part = slice(start, start + NUMBERS_COMPARED)
-        told = np.isfinite(flat[part])  # masked places say nothing
-        wide = flat[part][told].astype(np.float64)
-        near = other[part][told]
-        error = np.where(np.isfinite(near), near - wide, LOST * np.abs(wide))
+    for start in range(0, flat.size, CHUNK):
+        part = slice(start, start + CHUNK)
+        finite = np.isfinite(flat[part])  # masked positions do not count
+        wide = flat[part][finite].astype(np.float64)
+        near = other[part][finite]
+        error = np.where(np.isfinite(near), near - wide, NONFINITE_ERROR * np.abs(wide))
         power += float(wide @ wide)
         loss += float(error @ error)
     return power, loss
 
 
 class SensitivityAnalysis:
-    """The float model with switches, on the batches that a quantized model is checked on; and what
-    it gives on batches that nothing was learned from (`held_out`)."""
+    """The float model with switches, run on the batches that choices are checked on, and its
+    outputs on held-out batches."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class SensitivityAnalysis:
         self._exe = compiled(_with_switches(graph, activations, self._names), threads)
         self.expected = [self._run(batch, ()) for batch in batches]
         self._held_out: list[tuple[Batch, dict[str, Any]]] = []
-        room = BYTES_HELD_OUT
+        room = MAX_HELD_OUT_BYTES
         for batch in held_out:
             expected = self._run(batch, ())
             room -= sum(array.nbytes for array in expected.values() if hasattr(array, "nbytes"))
@@ -122,11 +123,11 @@ class SensitivityAnalysis:
             self.forget_switches()
 
     def forget_switches(self) -> None:
-        """Give the memory of the model with switches back: only `of` is asked from now on."""
+        """Free the model with switches; `output_error` is not available afterwards."""
         self._exe = None
 
-    def of(self, graph: Graph) -> Losses:
-        """What a quantized graph loses."""
+    def measure(self, graph: Graph) -> Losses:
+        """The output losses of a quantized graph."""
         self._last = compiled(run_passes(graph, INFERENCE), self._threads)
         losses = Losses()
         for batch, expected in zip(self._batches, self.expected, strict=True):
@@ -134,8 +135,8 @@ class SensitivityAnalysis:
         return losses
 
     def on_held_out(self) -> tuple[Losses, int] | None:
-        """What the graph that `of` was asked about last loses on batches that were held out, and
-        how many those are; None where there are none."""
+        """The losses of the last graph measured on the held-out batches, and their number; None
+        without held-out batches."""
         if not self._held_out:
             return None
         losses = Losses()
@@ -143,24 +144,24 @@ class SensitivityAnalysis:
             losses.add(expected, self._last.run(batch))
         return losses, len(self._held_out)
 
-    def together(
-        self, *points: QuantizationPoint | Node, little: float = 0.0, reached: bool = False
+    def output_error(
+        self, *points: QuantizationPoint | Node, negligible: float = 0.0, only_reached: bool = False
     ) -> float:
-        """Relative squared error of the worst output with these sites and attentions in codes.
+        """Relative squared error of the worst output with these points and attention ops in int8.
 
-        Where the first batch loses no more than `little`, the others are not asked. With `reached`
-        only the batches count that lose anything: those that come by a branch.
+        Batches after the first run only if its error exceeds `negligible`. With `only_reached`,
+        only batches with an error count: those that reach the branch.
         """
         losses = Losses()
         for batch, expected in zip(self._batches, self.expected, strict=True):
             found = self._run(batch, points)
-            if reached:
+            if only_reached:
                 one = Losses()
                 one.add(expected, found)
                 if not one.worst:
                     continue
             losses.add(expected, found)
-            if not reached and losses.worst <= little:
+            if not only_reached and losses.worst <= negligible:
                 break
         return losses.worst
 
@@ -179,8 +180,7 @@ def _with_switches(
 
 
 class _Switched:
-    """One graph with switches: the model, whose inputs they are, or a branch, which they reach as
-    operands of its `if`."""
+    """Adds switches to one graph, as its inputs; those of a branch are operands of its `if`."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class _Switched:
         new: dict[Value, Value] = {}
         seen: dict[tuple[QuantizationPoint, Value], Value] = {}
         inputs = [node for node in graph.nodes if node.op == "input"]
-        for node in inputs:  # the switches come behind them
+        for node in inputs:  # the switches follow them
             new.update(zip(node.outputs, b.append(node).outputs, strict=True))
         self.switches: dict[QuantizationPoint | Node, Value] = {
             part: b.input(name, "bool[]") for part, name in self.names.items()
@@ -231,8 +231,8 @@ class _Switched:
             x = inputs[0]
             assert x is not None
             if (point, x) not in seen:
-                held = _round_trip(b, x, self.activations[point], product.channel_axis)
-                seen[point, x] = b.where(switches[point], held, x)
+                rounded = _round_trip(b, x, self.activations[point], product.channel_axis)
+                seen[point, x] = b.where(switches[point], rounded, x)
             inputs[0] = seen[point, x]
         elif node.op == "if" and self._holds_points(node):
             inner = {p: f"{name}.inside" for p, name in self.names.items() if _is_inside(p)}
@@ -248,8 +248,8 @@ class _Switched:
         new.update(zip(node.outputs, kept.outputs, strict=True))
         if node in self.names:
             (y,) = kept.outputs
-            match_dequantize = b.attention(*kept.inputs, **{**kept.attrs, "int8": True})
-            new[node.outputs[0]] = b.where(switches[node], match_dequantize, y)
+            int8 = b.attention(*kept.inputs, **{**kept.attrs, "int8": True})
+            new[node.outputs[0]] = b.where(switches[node], int8, y)
 
     def _holds_points(self, node: Node) -> bool:
         return any(
@@ -262,8 +262,9 @@ def _is_inside(part: QuantizationPoint | Node) -> bool:
 
 
 def _round_trip(b: Builder, x: Value, activation: ActivationQuant, axis: int) -> Value:
-    held = static_qvalues(b, x, activation, axis)
+    """x after quantize and dequantize, without smoothing factors."""
+    rounded = static_qvalues(b, x, activation, axis)
     if activation.factors is not None:
         shape = [-1 if i == axis else 1 for i in range(x.rank)]
-        held = b.mul(held, activation.factors.reshape(shape))
-    return held
+        rounded = b.mul(rounded, activation.factors.reshape(shape))
+    return rounded

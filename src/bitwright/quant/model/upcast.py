@@ -1,9 +1,9 @@
-"""Models in half precision, computed in f32 before they are quantized.
+"""Upcasts half-precision models to f32 before quantization.
 
-    f16 constants -> f32        inputs and outputs keep their types, with a cast behind or before
+    f16 constants -> f32        inputs and outputs keep their types, through casts
 
-Codes have scales in f32, and everything between coded products runs in f32 on most processors
-anyway; what is left of the f16 model afterwards is the type of its inputs and outputs.
+Scales are f32, and ops between quantized products run in f32 on most processors anyway. Only the
+types of inputs and outputs remain f16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HALVES = (f16, bf16)
 
 
 def upcast_halves(graph: Graph) -> Graph:
-    """The graph in f32; as it is where nothing is narrower, or where a body or a state is."""
+    """The graph in f32; unchanged without half-precision values, or with bodies or states."""
     values = [value for node in graph.nodes for value in node.outputs]
     if not any(map(_is_half, values)):
         return graph
@@ -63,7 +63,7 @@ def _wide(type_: ValueType) -> ValueType:
 
 
 def _wide_attr(value: Any) -> Any:
-    """A type or a constant in f32."""
+    """A half-precision dtype or array attribute in f32."""
     if isinstance(value, np.ndarray):
         is_half = any(value.dtype == half.numpy for half in HALVES)
         return value.astype(np.float32) if is_half else value

@@ -1,10 +1,10 @@
-"""Sines and cosines of positions, in f64 on the way.
+"""Computes the sine and cosine tables of rotary embeddings in f64.
 
-    cos(x)  ->  f32(cos(f64(x)))          x made of whole numbers and constants: a rotary table
+    cos(x)  ->  f32(cos(f64(x)))          x depends only on integers and constants
 
-No two libraries round a cosine of f32 alike, and what is turned by it becomes codes: one other last
-bit in a table, and all that follows differs. Computed in f64 and rounded to f32, it is the f32
-nearest to the cosine nearly always, whoever runs the model. Tables are small beside the model.
+Libraries round cosines of f32 differently, and one different last bit in a table changes quantized
+values that depend on it. Computed in f64 and rounded to f32, the result is nearly always the same
+in every runtime. Tables are small compared with the model.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _DATA = frozenset({"dequantize", "state"})
 
 
 def upcast_rope_tables(graph: Graph) -> Graph:
-    """The graph with such tables, if it makes codes at all."""
+    """The graph with its tables in f64, if it quantizes any value."""
     return rewrite(graph, _RULES) if has_quantize(graph) else graph
 
 
 def _is_data(value: Value) -> bool:
-    """Whether it depends on more than whole numbers and constants."""
+    """Whether the value depends on more than integers and constants."""
     seen: set[Value] = set()
-    waiting = [value]
-    while waiting:
-        found = waiting.pop()
+    pending = [value]
+    while pending:
+        found = pending.pop()
         if found in seen:
             continue
         seen.add(found)
         node = found.node
         if node.op in _DATA or node.bodies or (node.op == "input" and found.dtype.is_float):
             return True
-        waiting += node.operands
+        pending += node.operands
     return False
 
 
-def _refuse(m: Match) -> str | bool:
+def _why_not_upcast(m: Match) -> str | bool:
     if m.x.dtype != f32:
-        return f"it is of {m.x.dtype}"
+        return f"its type is {m.x.dtype}"
     return _is_data(m.x) and "its operand is data"
 
 
@@ -50,7 +50,8 @@ def _rule(name: str) -> Rule:
     def replace(op: Any, x: Any) -> Any:
         return op.cast(getattr(op, name)(op.cast(x, to="f64")), to="f32")
 
-    return Rule(f"{name}-of-positions", lambda op, x: getattr(op, name)(x), replace, _refuse)
+    match = lambda op, x: getattr(op, name)(x)
+    return Rule(f"{name}-of-positions", match, replace, _why_not_upcast)
 
 
 _RULES = [_rule("cos"), _rule("sin")]

@@ -1,9 +1,9 @@
-"""How much each product of a model has to do on one batch, in multiply-adds.
+"""Counts the multiply-adds of each product of a model on one batch.
 
-    sizes     of the inputs from the batch; sizes that only the data tells from a run on it
-    bodies    those of a scan as often as it has elements, of a loop by its trip count
+    sizes     from the inputs of the batch; data-dependent sizes from a run on it
+    bodies    times the number of elements of a scan, or the trip count of a loop
 
-Only what nothing tells (a loop that ends by its condition alone) is counted as one run.
+A loop that ends only by its condition counts as one iteration.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from bitwright.quant.data.batches import Batch
 
 
 class Work:
-    """The multiply-adds of a graph's nodes, those of bodies included, on one batch.
+    """The multiply-adds of a graph's nodes on one batch, bodies included.
 
-    Without a batch every free size counts as 1.
+    Without a batch every symbolic size counts as 1.
     """
 
     def __init__(self, graph: Graph, batch: Batch | None, threads: int | None = None) -> None:
@@ -38,18 +38,18 @@ class Work:
         else:
             self.bindings = input_sizes(graph, batch)
         self.given = dict(self.bindings)
-        """The sizes that inputs have, without those that only a run knows."""
+        """The sizes of the inputs, without data-dependent sizes."""
         if batch is not None:
-            self._found = self._ask(graph, batch, threads)
+            self._found = self._observe(graph, batch, threads)
         self._times: dict[Node, int] = {}
         self._count_runs(graph, 1)
 
-    def of(self, node: Node) -> int:
-        """Multiply-adds of a product; 0 of any other node."""
+    def macs(self, node: Node) -> int:
+        """Multiply-adds of a node; 0 if it is not a product."""
         return self._times[node] * multiply_adds(node, self.bindings)
 
-    def _ask(self, graph: Graph, batch: Batch, threads: int | None) -> dict[str, Any]:
-        """Values that sizes and trip counts follow from and only a run knows; sizes are bound."""
+    def _observe(self, graph: Graph, batch: Batch, threads: int | None) -> dict[str, Any]:
+        """Run the graph for data-dependent sizes and trip counts; binds the sizes."""
         carriers = _carriers(graph, self.bindings)
         counts = [v for node in graph.nodes if (v := _trip_count(node)) and not v.is_constant]
         names = list(dict.fromkeys(v.name for v in (*carriers.values(), *counts)))
@@ -70,7 +70,7 @@ class Work:
                 self._count_runs(body, times * self._runs(node))
 
     def _runs(self, node: Node) -> int:
-        """How often a node runs its body."""
+        """The number of times a node runs its body."""
         if node.op == "scan":
             first = node.inputs[node.attrs["carried"]]
             assert first is not None
@@ -100,7 +100,7 @@ def _trip_count(node: Node) -> Value | None:
 
 
 def _carriers(graph: Graph, bindings: Mapping[str, int]) -> dict[Symbol, Value]:
-    """For each size that a product has and only the data tells, a value with an axis of it."""
+    """For each data-dependent size of a product, a value with an axis of that size."""
     wanted: set[Symbol] = set()
     for node in graph.nodes:
         count = node_flops(node) if get(node.op).kind is Kind.COMPUTE else None
@@ -116,6 +116,6 @@ def _carriers(graph: Graph, bindings: Mapping[str, int]) -> dict[Symbol, Value]:
 
 
 def _axes(value: Value) -> list[Symbol | None]:
-    """For each axis its size where that is nothing but a symbol."""
+    """The symbol of each axis, or None where its size is not a plain symbol."""
     symbols = {symbol.name: symbol for symbol in value.tensor.symbols}
     return [symbols.get(str(size)) for size in value.shape]

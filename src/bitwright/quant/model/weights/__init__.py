@@ -1,1 +1,1 @@
-"""Algorithms that choose codes: scales, rounding, smoothing, bias correction."""
+"""Algorithms for quantized weights: scales, rounding, smoothing, bias correction."""

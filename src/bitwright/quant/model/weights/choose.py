@@ -1,12 +1,13 @@
-"""How a site's value becomes codes: candidates, each scored by the error it makes at the products.
+"""Activation quantization of one point: candidates, each scored by its error at the products.
 
-    static    one range for the tensor; the channels may be divided by factors first (smoothing)
-    dynamic   a range for each row, found when the model runs
-    dynamic-tensor   one range for the tensor, found when the model runs
+    static               one range for the tensor, fixed at calibration
+    dynamic_per_token    one range per row, computed at run time
+    dynamic_per_tensor   one range for the tensor, computed at run time
 
-Smoothing moves size from activations to weights, x / f and w * f, with f = |x|^a / |w|^(1 - a) for
-each channel; the strength a, and how far a range reaches, are searched. Errors are measured on
-rows that the ranges were not taken from, with the mean error left out: it goes into the bias.
+SmoothQuant moves magnitude from activations to weights, x / f and w * f, with
+f = |x|^a / |w|^(1 - a) per channel. The search covers alpha (a) and the clip ratio of the range.
+Errors are measured on rows that did not set the ranges, without the mean error: bias correction
+removes that.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ from bitwright.quant.model.weights.round_scales import nearest_power, rounded, r
 
 Array = np.ndarray[Any, Any]
 MakeRange = Callable[[float, float], Range]
-STRENGTHS = (0.0, 0.5, 1.0)
-DYNAMIC_STRENGTHS = (0.0, 0.5)
-REACHES = (0.75, 1.25)
-SMALLEST_FACTOR = 0.03
-"""A channel that was nearly silent in the data may speak up later."""
-WORTH = 0.9
-"""A candidate replaces a simpler one if its error is below this part of the simpler one's."""
+ALPHAS = (0.0, 0.5, 1.0)
+DYNAMIC_ALPHAS = (0.0, 0.5)
+CLIP_RATIOS = (0.75, 1.25)
+MIN_FACTOR = 0.03
+"""Channels with a calibration range near zero keep this factor: later data may exceed the range."""
+REQUIRED_GAIN = 0.9
+"""A candidate replaces a simpler one if its error is below this fraction of the simpler one's."""
 
 
 @dataclass(frozen=True)
 class ActivationQuant:
-    """How the codes of a site's value are made, and the error that this made when measured."""
+    """How one value is quantized, and the measured error."""
 
     scheme: str
     factors: Array | None
-    """Per channel, or None where nothing is divided."""
+    """SmoothQuant factors per channel, or None."""
     range: Range | None
     error: float
-    """Mean squared error at the products relative to their results."""
+    """Mean squared error of the products' results, relative to their mean square."""
     smoothquant_alpha: float = 0.0
     clip_ratio: float = 1.0
 
@@ -60,13 +61,13 @@ class ActivationQuant:
 
     @property
     def inverse(self) -> Array:
-        """What channels are multiplied by before they are coded, in f64."""
+        """The f64 factors that multiply channels before quantization."""
         assert self.factors is not None
         inverse = 1 / self.factors.astype(np.float64)
         return inverse if self.range is None else rounded(inverse)
 
     def with_power_of_two(self, channels: int) -> ActivationQuant:
-        """The same codes with a scale that is a power of two; the factors take up the rest."""
+        """The same quantized values with a power-of-two scale; the factors absorb the rest."""
         if self.range is None:
             return self
         scale, zero_point = self.range
@@ -78,7 +79,7 @@ class ActivationQuant:
         )
 
     def round_trip(self, rows: Array, factors: Array | None) -> Array:
-        """Rows [rows, groups, terms] with `factors` [groups, terms] as the products see them."""
+        """Quantize and dequantize rows [rows, groups, terms] / `factors` [groups, terms]."""
         x = rows if factors is None else rows / factors
         return rows_round_trip(x) if self.range is None else self.range.round_trip(x)
 
@@ -86,28 +87,28 @@ class ActivationQuant:
 def static_activation(
     stats: CalibrationStats, smooth: bool = True, symmetric: bool = False
 ) -> ActivationQuant:
-    """The best static range; a symmetric one reaches as far below 0 as above."""
+    """The best static quantization; `symmetric` centers the range at 0."""
     make = Range.around_zero if symmetric else Range.over
     scores = Scores(stats)
     best = _whole_range(scores, smooth, make)
-    for clip_ratio in REACHES:
+    for clip_ratio in CLIP_RATIOS:
         best = _better(best, scores, best.smoothquant_alpha, clip_ratio, make)
     return best
 
 
 def dynamic_tensor_activation(stats: CalibrationStats, smooth: bool = True) -> ActivationQuant:
-    """The best way to code with one range, which is that of the tensor at hand.
+    """The best dynamic per-tensor quantization.
 
-    It is scored with the range of all batches together, which no tensor of them exceeds.
+    It is scored with the range over all batches, an upper bound of each tensor's range.
     """
     best = _whole_range(Scores(stats), smooth, Range.over)
-    return replace(best, scheme="dynamic-tensor")
+    return replace(best, scheme="dynamic_per_tensor")
 
 
 def _whole_range(scores: Scores, smooth: bool, make: MakeRange) -> ActivationQuant:
-    """The best static range that cuts nothing off."""
+    """The best static quantization without clipping."""
     best: ActivationQuant | None = None
-    for smoothquant_alpha in STRENGTHS if smooth else STRENGTHS[:1]:
+    for smoothquant_alpha in ALPHAS if smooth else ALPHAS[:1]:
         best = _better(best, scores, smoothquant_alpha, 1.0, make)
     assert best is not None
     return best
@@ -120,11 +121,11 @@ def _better(
     clip_ratio: float,
     make: MakeRange,
 ) -> ActivationQuant:
-    """The best so far, or the static coding of this strength and reach if that is better."""
+    """`best`, or the static candidate with this alpha and clip ratio if it is better."""
     stats = scores.stats
     sample = _activation("static", stats, stats.some, smoothquant_alpha, clip_ratio, make)
     error = scores.error(sample)
-    if best is not None and error >= WORTH * best.error:
+    if best is not None and error >= REQUIRED_GAIN * best.error:
         return best
     final = _activation("static", stats, stats.every, smoothquant_alpha, clip_ratio, make)
     if final.factors is not None:
@@ -133,13 +134,13 @@ def _better(
 
 
 def dynamic_activation(stats: CalibrationStats, smooth: bool = True) -> ActivationQuant:
-    """The best way to code row by row."""
+    """The best dynamic per-token quantization."""
     best: ActivationQuant | None = None
     scores = Scores(stats)
-    for smoothquant_alpha in DYNAMIC_STRENGTHS if smooth else DYNAMIC_STRENGTHS[:1]:
-        activation = _activation("dynamic", stats, stats.every, smoothquant_alpha, 1.0)
+    for smoothquant_alpha in DYNAMIC_ALPHAS if smooth else DYNAMIC_ALPHAS[:1]:
+        activation = _activation("dynamic_per_token", stats, stats.every, smoothquant_alpha, 1.0)
         error = scores.error(activation)
-        if best is None or error < WORTH * best.error:
+        if best is None or error < REQUIRED_GAIN * best.error:
             best = replace(activation, error=error)
     assert best is not None
     return best
@@ -167,9 +168,9 @@ def _activation(
 def smoothing_factors(
     peaks: Array, point: QuantizationPoint, smoothquant_alpha: float
 ) -> Array | None:
-    """One factor for each channel, the largest of them 1; None for strength 0.
+    """One factor per channel, the largest 1; None for alpha 0.
 
-    How far channels are evened out is bounded, beyond what the sizes of the weights explain.
+    `MIN_FACTOR` bounds the ratio of factors, beyond the ratio that `point.sizes` explains.
     """
     if smoothquant_alpha == 0 or not peaks.max(initial=0) > 0:
         return None
@@ -177,9 +178,9 @@ def smoothing_factors(
     weights = np.max([product.channel_peaks for product in point.distinct], axis=0) * sizes
     inputs = peaks / sizes
     largest = inputs.max()
-    inputs = np.where(inputs > 0, inputs, largest)  # a silent channel told nothing of its size
-    inputs = np.maximum(inputs, largest * SMALLEST_FACTOR) * sizes
-    floor = max(float(weights.max()) * SMALLEST_FACTOR, float(np.finfo(np.float32).tiny))
+    inputs = np.where(inputs > 0, inputs, largest)  # an all-zero channel has no known range
+    inputs = np.maximum(inputs, largest * MIN_FACTOR) * sizes
+    floor = max(float(weights.max()) * MIN_FACTOR, float(np.finfo(np.float32).tiny))
     factors = inputs**smoothquant_alpha / (np.maximum(weights, floor) / sizes) ** (
         1 - smoothquant_alpha
     )
@@ -187,9 +188,9 @@ def smoothing_factors(
 
 
 class Scores:
-    """What codings of one site cost at its products.
+    """Scores candidates by their error at the products of one quantization point.
 
-    Codings of the same strength divide by the same factors, and meet the same weights in codes.
+    Candidates with the same alpha share factors and quantized weights.
     """
 
     def __init__(self, stats: CalibrationStats) -> None:
@@ -199,25 +200,23 @@ class Scores:
 
     def error(self, activation: ActivationQuant) -> float:
         """Mean squared error of the products' results over their mean square."""
-        match_dequantize: dict[int, Array] = {}
+        inputs: dict[int, Array] = {}
         errors = []
         for product in self.stats.point.distinct:
             sample = self.stats.sample(product)
             factors = None if activation.factors is None else product.spread(activation.factors)
-            if id(sample) not in match_dequantize:
-                match_dequantize[id(sample)] = activation.round_trip(sample.scored, factors)
+            if id(sample) not in inputs:
+                inputs[id(sample)] = activation.round_trip(sample.scored, factors)
             exact, power = self._exact_of(product)
-            error = times(
-                match_dequantize[id(sample)],
-                self._weights_of(product, activation.smoothquant_alpha, factors),
-            )
+            weights = self._weights_of(product, activation.smoothquant_alpha, factors)
+            error = times(inputs[id(sample)], weights)
             error -= exact
             error -= error.mean(axis=1, keepdims=True)
             errors.append(float(np.vdot(error, error)) / max(power, 1e-30))
         return float(np.mean(errors))
 
     def _exact_of(self, product: Product) -> tuple[Array, float]:
-        """Results in float, and the sum of their squares."""
+        """Float results and the sum of their squares."""
         if product.name not in self._exact:
             exact = times(self.stats.sample(product).scored, product.some_columns)
             self._exact[product.name] = exact, float(np.vdot(exact, exact))
@@ -226,7 +225,7 @@ class Scores:
     def _weights_of(
         self, product: Product, smoothquant_alpha: float, factors: Array | None
     ) -> Array:
-        """The weights as their codes stand for them."""
+        """The weights after quantize and dequantize."""
         key = product.name, smoothquant_alpha
         if key not in self._weights:
             matrix = product.some_columns
@@ -238,6 +237,6 @@ class Scores:
 
 def times(rows: Array, matrix: Array) -> Array:
     """Rows [rows, groups, terms] times [groups, columns, terms], as [groups, rows, columns]."""
-    if matrix.shape[1] == 1:  # one column a group: a product of matrices would be all overhead
+    if matrix.shape[1] == 1:  # one column per group: matmul would be all overhead
         return np.asarray(np.einsum("rgk,gk->gr", rows, matrix[:, 0])[:, :, None])
     return np.asarray(rows.transpose(1, 0, 2) @ matrix.transpose(0, 2, 1))

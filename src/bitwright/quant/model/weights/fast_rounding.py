@@ -1,4 +1,4 @@
-"""The inner loop of `quant.model.weights.gptq` as machine code, for columns enough to fill a vector."""
+"""The inner loop of `quant.model.weights.gptq`, compiled; it vectorizes over columns."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
 FEWEST_COLUMNS = 8
-"""With fewer, and groups many, numpy's loops over the groups are the longer ones."""
+"""With fewer columns, numpy's loops over groups are faster."""
 
 
 def _text(target: Target) -> str:
-    # the emitter is slow to import, and a warm start does not need it
+    # imported late: the emitter is slow to import, and a cached kernel does not need it
     from bitwright.backends.cpu.kernels.calibration.term_rounding import term_rounding_text
 
     return term_rounding_text(target)
@@ -27,15 +27,15 @@ _FUNCTIONS = MachineCode(
 
 
 def round_terms(
-    rest: Array, steps: Array, upper: Array, qvalues: Array, lowest: int, highest: int
+    rest: Array, scales: Array, upper: Array, qvalues: Array, lowest: int, highest: int
 ) -> None:
-    """Codes of [groups, terms, columns] weights; `rest` holds the errors then.
+    """Quantize [groups, terms, columns] weights `rest` into `qvalues`; `rest` becomes the errors.
 
-    Columns lie side by side in every array; `upper` is [groups, terms, terms].
+    Columns are contiguous in every array; `upper` is [groups, terms, terms].
     """
     function = _FUNCTIONS["round_terms_f32"]
     _, terms, columns = rest.shape
-    for own, step, share, code in zip(rest, steps, upper, qvalues, strict=True):
-        pointers = (array.ctypes.data for array in (own, step, share, code))
-        strides = (array.strides[0] // array.itemsize for array in (step, share))
+    for own, scale, factor, q in zip(rest, scales, upper, qvalues, strict=True):
+        pointers = (array.ctypes.data for array in (own, scale, factor, q))
+        strides = (array.strides[0] // array.itemsize for array in (scale, factor))
         function(*pointers, terms, columns, *strides, lowest, highest)

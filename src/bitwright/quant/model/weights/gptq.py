@@ -1,11 +1,11 @@
-"""Rounding weights so that the product's result, not the weight, changes least.
+"""GPTQ: rounds weights to minimize the error of the product's result.
 
-Terms are rounded one after another, those with the largest input first, and the error that each
-makes is spread over the terms still to come, along the inputs' correlations (GPTQ):
+Terms are rounded one after another, largest input first. The error of each term is compensated in
+the remaining terms through the inputs' correlations:
 
     w[k:] -= (w[k] - round(w[k])) * U[k, k:] / U[k, k],      U'U = inverse of E[x x'] + damping
 
-Columns do not know of each other: U is found once, and columns are rounded a few at a time.
+Columns are independent: U is computed once, and columns are rounded a few at a time.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from bitwright.quant.model.weights.fast_rounding import FEWEST_COLUMNS, round_te
 Array = np.ndarray[Any, Any]
 Nearest = Callable[[Array], None]
 DAMPING = 0.01
-FEW = 8
-"""Terms whose errors are spread one by one; those of more terms are spread by one product."""
-FEW_IN_MACHINE_CODE = 64
-"""The same where machine code goes through them (`quant.model.weights.fast_rounding`)."""
-SMALL = 64
+BLOCK = 8
+"""Terms whose errors are propagated one by one; larger blocks use one matrix product."""
+COMPILED_BLOCK = 64
+"""The same for the compiled loop (`quant.model.weights.fast_rounding`)."""
+MAX_DIRECT_INVERSE = 64
 
 
 @dataclass(frozen=True)
-class WholeNumbers:
-    """Rounds ratios to codes, in place."""
+class IntegerGrid:
+    """Rounds ratios to integers within bounds, in place."""
 
     lowest: int
     highest: int
 
     def __call__(self, ratio: Array) -> None:
         np.rint(ratio, out=ratio)
-        np.maximum(ratio, self.lowest, out=ratio)  # np.clip takes longer for so few numbers
+        np.maximum(ratio, self.lowest, out=ratio)  # np.clip is slower on small arrays
         np.minimum(ratio, self.highest, out=ratio)
 
 
 def damping(gram: Array) -> Array:
-    """What is added to the diagonal, [groups, 1]: part of its mean, so that no input is free."""
+    """The term added to the diagonal, [groups, 1]: a fraction of the diagonal's mean."""
     mean = np.einsum("gkk->g", gram)[:, None] / np.float32(max(1, gram.shape[1]))
     return np.asarray(DAMPING * np.where(mean > 0, mean, 1), np.float32)
 
 
-class ErrorSpread:
-    """The order in which terms are rounded, and how the error of each is spread.
+class Gptq:
+    """The rounding order of the terms, and the factors that propagate their errors.
 
     `gram` is E[x x'] of each group's terms, [groups, terms, terms].
     """
@@ -62,74 +62,73 @@ class ErrorSpread:
         last_first[:, terms, terms] += damping(gram)
         try:
             root = _inverse_root(last_first)
-        except np.linalg.LinAlgError:  # so near to singular that 24 bits cannot tell
+        except np.linalg.LinAlgError:  # singular in f32
             root = _inverse_root(last_first.astype(np.float64)).astype(np.float32)
-        # gram = L L' with the order turned around gives U as the inverse of L, turned again
+        # with the terms reversed, gram = L L'; U is the inverse of L, reversed again
         self.upper = np.ascontiguousarray(root[:, ::-1, ::-1])
 
     def qvalues(self, matrix: Array, scales: Array, highest: int, lowest: int) -> Array:
-        """Whole codes (as f32) of [groups, columns, terms] weights.
+        """Integers (as f32) of [groups, columns, terms] weights.
 
-        Scales have one number for each column, or one for each weight.
+        Scales have one number per column, or one per weight.
         """
-        return self.on_grid(matrix, scales, WholeNumbers(lowest, highest))
+        return self.on_grid(matrix, scales, IntegerGrid(lowest, highest))
 
     def on_grid(self, matrix: Array, scales: Array, nearest: Nearest) -> Array:
-        """The same for any numbers that `nearest` rounds to, in place, in steps of their scale."""
-        # terms first, so that a step works on contiguous columns
+        """The same for any grid; `nearest` rounds weight / scale in place."""
+        # terms first: each iteration works on contiguous columns
         rest = self._sorted(matrix)
-        # one scale for all terms of a column stays one
         if scales.shape[2] == 1:
-            steps = np.ascontiguousarray(scales.transpose(0, 2, 1), np.float32)
+            scales = np.ascontiguousarray(scales.transpose(0, 2, 1), np.float32)
         else:
-            steps = self._sorted(scales)
+            scales = self._sorted(scales)
         qvalues = np.empty_like(rest)
-        self._round(rest, np.broadcast_to(steps, rest.shape), qvalues, nearest, 0)
+        self._round(rest, np.broadcast_to(scales, rest.shape), qvalues, nearest, 0)
         result = np.empty(matrix.shape, np.float32)
         np.put_along_axis(result.transpose(0, 2, 1), self.order[:, :, None], qvalues, axis=1)
         return result
 
     def _sorted(self, matrix: Array) -> Array:
-        """[groups, columns, terms] as [groups, terms, columns], the terms in their order."""
+        """[groups, columns, terms] as [groups, terms, columns] in rounding order."""
         transposed = matrix.transpose(0, 2, 1)
         found = np.take_along_axis(transposed, self.order[:, :, None], axis=1)
         return np.ascontiguousarray(found, np.float32)
 
     def _round(
-        self, rest: Array, steps: Array, qvalues: Array, nearest: Nearest, start: int
+        self, rest: Array, scales: Array, qvalues: Array, nearest: Nearest, start: int
     ) -> None:
-        """Round all terms of `rest`, the first of them the one `start`; it holds errors then."""
+        """Round the terms of `rest`, which begin at term `start`; `rest` becomes the errors."""
         number = rest.shape[1]
         is_wide = rest.shape[2] >= FEWEST_COLUMNS
-        whole = nearest if isinstance(nearest, WholeNumbers) and is_wide else None
-        if number > (FEW if whole is None else FEW_IN_MACHINE_CODE):
+        integers = nearest if isinstance(nearest, IntegerGrid) and is_wide else None
+        if number > (BLOCK if integers is None else COMPILED_BLOCK):
             half = number // 2
             middle = start + half
-            self._round(rest[:, :half], steps[:, :half], qvalues[:, :half], nearest, start)
-            spread = self.upper[:, start:middle, middle : start + number]
-            rest[:, half:] -= spread.transpose(0, 2, 1) @ rest[:, :half]
-            self._round(rest[:, half:], steps[:, half:], qvalues[:, half:], nearest, middle)
+            self._round(rest[:, :half], scales[:, :half], qvalues[:, :half], nearest, start)
+            factors = self.upper[:, start:middle, middle : start + number]
+            rest[:, half:] -= factors.transpose(0, 2, 1) @ rest[:, :half]
+            self._round(rest[:, half:], scales[:, half:], qvalues[:, half:], nearest, middle)
             return
-        if whole is not None:
+        if integers is not None:
             upper = self.upper[:, start : start + number, start : start + number]
-            round_terms(rest, steps, upper, qvalues, whole.lowest, whole.highest)
+            round_terms(rest, scales, upper, qvalues, integers.lowest, integers.highest)
             return
         for k in range(number):
-            code, step = qvalues[:, k], steps[:, k]
-            np.divide(rest[:, k], step, out=code)
-            nearest(code)
+            q, scale = qvalues[:, k], scales[:, k]
+            np.divide(rest[:, k], scale, out=q)
+            nearest(q)
             error = rest[:, k]
-            error -= code * step
+            error -= q * scale
             error /= self.upper[:, start + k, start + k, None]
             if k + 1 < number:
-                spread = self.upper[:, start + k, start + k + 1 : start + number, None]
-                rest[:, k + 1 :] -= spread * error[:, None, :]
+                factors = self.upper[:, start + k, start + k + 1 : start + number, None]
+                rest[:, k + 1 :] -= factors * error[:, None, :]
 
 
 def _inverse_root(gram: Array) -> Array:
-    """The inverse of the lower triangular L with L L' = gram, by halves: nearly all is products."""
+    """The inverse of the Cholesky factor L, L L' = gram; recursive, so that matmuls dominate."""
     size = gram.shape[-1]
-    if size <= SMALL:
+    if size <= MAX_DIRECT_INVERSE:
         return np.linalg.inv(np.linalg.cholesky(gram))
     half = size // 2
     inverse = np.zeros_like(gram)

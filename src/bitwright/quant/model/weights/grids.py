@@ -1,10 +1,9 @@
-"""What weights are rounded to: the numbers that codes stand for, and how scales are stored.
+"""Float grids for weights (f8, f4) in blocks with scales in f32, powers of two (MX) or f8 (NV).
 
-f8 or f4, in blocks whose scales are f32, powers of two (MX) or f8 themselves (NV).
-
-A scale lets the largest weight of a block have the last code. Where that wastes codes (a power of
-two is rounded up; f4 has few codes near its end) other scales are tried, and each block keeps the
-one with the least squared error, weighed by how large the inputs of its terms are.
+The default scale maps the largest weight of a block to the largest grid value. Where that wastes
+resolution (MX rounds scales up to powers of two; f4 is coarse near its maximum), other scales are
+tried. Each block takes the scale with the least squared error, weighted by the inputs' mean
+square.
 """
 
 from __future__ import annotations
@@ -23,13 +22,15 @@ from bitwright.quant.model.weights.nearest import weight_scales
 Array = np.ndarray[Any, Any]
 _FRACTION_BITS, _EXPONENT, _BIAS = 23, 255, 127
 _SMALLER = (1.0, 0.5)
-"""A power of two, and the next below it: the largest weights are cut off then."""
+"""The default power of two, and the next lower one, which clips the largest weights."""
 _OTHERS = (1.0, 1.5, 0.9)
-"""For f4: the largest weight at 6, at 4, or cut off a little."""
+"""For f4: the largest weight at 6, at 4, or clipped by 10%."""
 
 
 @dataclass(frozen=True)
 class Grid:
+    """The values of a block format's element type, and the type of its scales."""
+
     element: DType
     scale: DType = f32
 
@@ -41,35 +42,35 @@ class Grid:
 
     @property
     def limit(self) -> float:
-        """The largest number a code stands for."""
+        """The largest value of the element type."""
         return float(self.element.max)
 
     @property
     def storage(self) -> np.dtype[Any]:
-        """The numpy type of a code."""
+        """The numpy dtype of the elements."""
         return self.element.numpy
 
     def nearest(self, ratio: Array) -> None:
-        """Numbers in steps of their scale become the nearest that have a code."""
-        # the distance of neighbouring numbers is a power of two, which x has in its exponent
+        """Round weight / scale to the nearest grid values, in place."""
+        # the spacing of grid values is a power of two, given by the exponent of x
         np.clip(ratio, -self.limit, self.limit, out=ratio)
         facts = ml_dtypes.finfo(self.element.numpy)  # type: ignore[no-untyped-call]
         exponent = (ratio.view(np.int32) >> _FRACTION_BITS) & _EXPONENT
         np.maximum(exponent, int(facts.minexp) + _BIAS, out=exponent)
         exponent -= int(facts.nmant)
-        step = (exponent << _FRACTION_BITS).view(np.float32)
-        ratio /= step
+        spacing = (exponent << _FRACTION_BITS).view(np.float32)
+        ratio /= spacing
         np.rint(ratio, out=ratio)
-        ratio *= step
+        ratio *= spacing
 
     def format(self, largest: float) -> ScaleFormat:
-        """How scales are stored where the largest weight has this size."""
+        """The scale format for weights whose largest magnitude is `largest`."""
         return ScaleFormat.fitting(self.scale, largest / self.limit)
 
     def scales(
         self, matrix: Array, block: int, form: ScaleFormat, importance: Array | None = None
     ) -> Array:
-        """Scales [groups, columns, blocks] of weights [groups, columns, terms], as stored.
+        """Stored scales [groups, columns, blocks] of weights [groups, columns, terms].
 
         `importance` [groups, terms] is the mean square of the inputs.
         """
@@ -88,7 +89,7 @@ class Grid:
         return np.asarray(np.choose(best, tried))
 
     def _errors(self, matrix: Array, scales: Array, block: int, weight: Any) -> Array:
-        """The squared error of every block."""
+        """The squared error of each block."""
         each = spread(scales, block, matrix.shape[2])
         qvalues = matrix / each
         self.nearest(qvalues)
@@ -102,5 +103,5 @@ class Grid:
 
 
 def spread(scales: Array, block: int, terms: int) -> Array:
-    """Scales so that they broadcast over the weights."""
+    """Scales repeated so that they broadcast over the weights."""
     return np.repeat(scales, block, axis=2)[:, :, :terms] if block else scales

@@ -1,8 +1,8 @@
-"""The quantizers of products, in numpy: what is scored here is what will be run.
+"""Quantizers of weights and activations in numpy, equal to the ops of the quantized graph.
 
-weights      symmetric codes -127..127, one scale for each output channel
-activations  asymmetric u8, one scale for the tensor (static) or one for each row (dynamic);
-             symmetric ones are u8 around 128, which other tools call i8 around 0
+weights      symmetric i8 in -127..127, one scale per output channel
+activations  asymmetric u8, one scale for the tensor (static) or one per row (dynamic);
+             symmetric activations are u8 with zero point 128 (i8 with zero point 0)
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MIDDLE = 128
 
 
 class Range(NamedTuple):
-    """Where a static activation's codes 0..255 lie."""
+    """Scale and zero point of a static u8 activation."""
 
     scale: np.float32
     zero_point: int
 
     @classmethod
     def over(cls, low: float, high: float) -> Range:
-        """The range widened to hold 0, so that 0 is exact."""
+        """The asymmetric range of [low, high], widened to contain 0."""
         low, high = min(low, 0.0), max(high, 0.0)
         scale = np.float32((high - low) / LEVELS)
         if not np.isfinite(scale) or scale < np.finfo(np.float32).tiny:
@@ -34,13 +34,14 @@ class Range(NamedTuple):
 
     @classmethod
     def around_zero(cls, low: float, high: float) -> Range:
-        """As far to both sides of 0: the codes are those of i8 with zero point 0, plus 128."""
+        """The symmetric range of [low, high]: i8 with zero point 0, shifted by 128."""
         scale = np.float32(max(-low, high, 0.0) / (LEVELS // 2))
         if not np.isfinite(scale) or scale < np.finfo(np.float32).tiny:
             scale = np.float32(1)
         return cls(scale, MIDDLE)
 
     def round_trip(self, x: Array) -> Array:
+        """Quantize and dequantize."""
         qvalues = np.rint(x / self.scale)
         qvalues += self.zero_point
         np.clip(qvalues, 0, LEVELS, out=qvalues)
@@ -50,7 +51,7 @@ class Range(NamedTuple):
 
 
 def rows_round_trip(x: Array) -> Array:
-    """Rows along the last axis, each with a range of its own."""
+    """Quantize and dequantize with one range per row of the last axis."""
     low = np.minimum(x.min(axis=-1, keepdims=True), 0)
     high = np.maximum(x.max(axis=-1, keepdims=True), 0)
     scale = np.where(high == low, np.float32(1), (high - low) / np.float32(LEVELS))
@@ -59,9 +60,9 @@ def rows_round_trip(x: Array) -> Array:
 
 
 def weight_scales(matrix: Array, limit: float = WEIGHT_LIMIT, block: int = 0) -> Array:
-    """Scales [..., columns, blocks] so that the largest weight of each has the last code.
+    """Scales [..., columns, blocks] that map the largest weight of each block to `limit`.
 
-    Block 0 is all terms of a column.
+    Block 0 means all terms of a column.
     """
     if block:
         starts = list(range(0, matrix.shape[-1], block))
@@ -76,12 +77,12 @@ def weight_scales(matrix: Array, limit: float = WEIGHT_LIMIT, block: int = 0) ->
 def weight_qvalues(
     matrix: Array, scales: Array, highest: int = WEIGHT_LIMIT, lowest: int | None = None
 ) -> Array:
-    """Nearest codes, as floating numbers; those below zero reach as far unless told."""
+    """Nearest integers, as floats, within [lowest, highest]; `lowest` defaults to -highest."""
     qvalues = np.divide(matrix, scales)
     np.rint(qvalues, out=qvalues)
     return np.clip(qvalues, -highest if lowest is None else lowest, highest, out=qvalues)
 
 
 def decibels(error: float) -> float:
-    """A squared error, relative to the mean square, as a signal-to-noise ratio."""
+    """The signal-to-noise ratio in dB of a relative squared error."""
     return float(-10 * np.log10(max(error, 1e-20)))

@@ -1,11 +1,11 @@
-"""Scales of weights that make the least squared error, each weight counted by its input's size.
+"""Weight scales of least squared error, weighted by the mean square of the inputs.
 
     error(s) = Σ h_k (w_k - s clip(round(w_k / s)))²,      h_k = E[x_k²]
 
-The scale of the largest weight p, s = |p| / L with L the last code, is lowered by a part d. That
-saves at most 2d of the rounding error, s² Σh / 12 at most, and costs h_p (d p)² where p is cut off:
-so no d beyond Σh / (6 L² h_p) helps, and where that is small nothing is searched. For 8 bits that
-is nearly everywhere; for 2 bits nowhere.
+The search reduces the scale s = |p| / L of the largest weight p (L the largest integer) by a
+fraction d. That saves at most 2d of the rounding error (at most s² Σh / 12) and costs h_p (d p)²
+for clipping p, so no d above Σh / (6 L² h_p) helps. Blocks whose bound is small are not searched:
+nearly all blocks of 8 bits, none of 2 bits.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from bitwright.quant.model.weights.nearest import weight_qvalues, weight_scales
 
 Array = np.ndarray[Any, Any]
-SMALLEST_CUT = 0.02
-"""Scales that could be lowered by less than this are not worth a search."""
-LARGEST_CUT = 0.85
+MIN_CUT = 0.02
+"""Scales with a lower bound on d are not searched."""
+MAX_CUT = 0.85
 COARSE = 16
 FINE = (0.5, 0.25, 0.125)
 
@@ -29,13 +29,13 @@ def least_error_scales(
 ) -> Array:
     """Scales [groups, columns, blocks] of weights [groups, columns, terms].
 
-    `importance` has a number h for each term, [groups, terms]; block 0 is all terms of a column.
+    `importance` is h, [groups, terms]; block 0 means all terms of a column.
     """
     scales = weight_scales(matrix, highest, block)
     blocks, counts = _in_blocks(matrix, importance, block)
     flat = scales.reshape(-1)
     cuts = _largest_cuts(blocks, counts, highest, lowest)
-    chosen = np.flatnonzero(cuts >= SMALLEST_CUT)
+    chosen = np.flatnonzero(cuts >= MIN_CUT)
     if chosen.size:
         searched = _search(
             blocks[chosen], counts[chosen], flat[chosen], cuts[chosen], highest, lowest
@@ -45,7 +45,7 @@ def least_error_scales(
 
 
 def _in_blocks(matrix: Array, importance: Array, block: int) -> tuple[Array, Array]:
-    """Weights and their importance as [blocks, terms]; a short last block is filled with zeros."""
+    """Weights and their importance as [blocks, terms]; a short last block is zero-padded."""
     terms = matrix.shape[2]
     size = block or terms
     counts = np.broadcast_to(importance[:, None, :], matrix.shape)
@@ -56,14 +56,14 @@ def _in_blocks(matrix: Array, importance: Array, block: int) -> tuple[Array, Arr
 
 
 def _largest_cuts(blocks: Array, counts: Array, highest: int, lowest: int) -> Array:
-    """The largest part by which lowering each scale may help."""
+    """The largest useful d of each block."""
     at = np.abs(blocks).argmax(axis=1)[:, None]
     own = np.take_along_axis(counts, at, 1)[:, 0]
     total = counts.sum(axis=1)
     bound = 6.0 * highest**2 * own
     cuts = np.divide(total, bound, out=np.full(total.shape, np.inf, np.float32), where=bound > 0)
-    free = 1 - highest / -lowest  # a largest weight below zero is cut off later
-    cuts = np.minimum(cuts, LARGEST_CUT)
+    free = 1 - highest / -lowest  # a negative weight clips later where -lowest > highest
+    cuts = np.minimum(cuts, MAX_CUT)
     is_negative = np.take_along_axis(blocks, at, 1)[:, 0] < 0
     return np.asarray(np.where(is_negative, free + (1 - free) * cuts, cuts))
 
@@ -71,7 +71,7 @@ def _largest_cuts(blocks: Array, counts: Array, highest: int, lowest: int) -> Ar
 def _search(
     blocks: Array, counts: Array, peaks: Array, cuts: Array, highest: int, lowest: int
 ) -> Array:
-    """The best scale of each block between that of its largest weight and the lowest useful one."""
+    """The best scale of each block: a coarse grid over d, then refinement."""
     step = (cuts / COARSE).astype(np.float32)
     best = np.zeros_like(peaks)
     least = _errors(blocks, counts, peaks, highest, lowest)

@@ -1,15 +1,14 @@
-"""Scales of few bits: what is computed with them does not depend on who computes it.
+"""Scales with few significant bits: results do not depend on the runtime's order of operations.
 
-    y = (Σ q w) s_x s_w          here: a sum of whole numbers, times one factor
-    y = Σ (q s_x) (w s_w)        a runtime that sums dequantized numbers in f32, in its own order
+    y = (Σ q w) s_x s_w          bitwright: an integer sum times one factor
+    y = Σ (q s_x) (w s_w)        a runtime that sums dequantized values in f32, in any order
 
-The two are the same number, and every partial sum is exact, if s_x is a power of two and Σ q w and
-s_w have at most the 24 bits of f32 together: s_w then has `SCALE_BITS`. A code never falls to the
-other side of a tie because somebody added up in another order; in a deep model one such code is
-followed by many.
+Both are equal, and every partial sum is exact, if s_x is a power of two and Σ q w and s_w together
+have at most the 24 bits of f32: s_w then has `SCALE_BITS`. Without this, a different summation
+order can flip a rounding tie, and in a deep model one flipped value changes many others.
 
-Scales of at most `FACTOR_BITS` make s_x s_w exact, so that s_x s_w / s_y is rounded once, in
-whatever order it is computed.
+Scales of at most `FACTOR_BITS` make s_x s_w exact, so that s_x s_w / s_y is rounded once in any
+order of evaluation.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 F32_BITS = 24
 FACTOR_BITS = F32_BITS // 2
-"""Two numbers of so many bits have an exact product in f32."""
+"""Two factors of this width have an exact product in f32."""
 SUM_BITS = 18
-"""Of a sum of products of codes; those of a convolution are hardly ever larger."""
+"""Bits of an integer sum; sums of convolutions rarely exceed them."""
 SCALE_BITS = F32_BITS - SUM_BITS
 
 
 def rounded(x: Any, bits: int = FACTOR_BITS) -> Array:
-    """The nearest numbers with so many significant bits."""
+    """x rounded to the nearest number with `bits` significant bits."""
     return _with_bits(x, bits, np.rint)
 
 
 def rounded_up(x: Any, bits: int = FACTOR_BITS) -> Array:
-    """The least numbers of so many bits that are not below positive ones."""
+    """Positive x rounded up to `bits` significant bits."""
     return _with_bits(x, bits, np.ceil)
 
 
 def rounded_down(x: Any, bits: int = FACTOR_BITS) -> Array:
-    """The largest numbers of so many bits that are not above positive ones."""
+    """Positive x rounded down to `bits` significant bits."""
     return _with_bits(x, bits, np.floor)
 
 
 def round_scales_for_sums(scales: Array, terms: int, limit: int) -> Array:
-    """Scales of weights, of `SCALE_BITS`, each next to the one that gives the largest code `limit`.
+    """Weight scales rounded to `SCALE_BITS`, up or down by the lower estimated error.
 
-    A lower one makes less rounding error, s² / 12 for each of the terms, but cuts the largest off.
+    A lower scale has less rounding error, s² / 12 per term, but clips the largest weight.
     """
     low, high = rounded_down(scales, SCALE_BITS), rounded_up(scales, SCALE_BITS)
     lost = np.square(limit * (scales - low))
@@ -53,7 +52,7 @@ def round_scales_for_sums(scales: Array, terms: int, limit: int) -> Array:
 
 
 def nearest_power(x: Any) -> np.float32:
-    """The power of two next to a positive number, by ratio."""
+    """The nearest power of two of positive x, by ratio."""
     return np.float32(np.exp2(np.rint(np.log2(np.float64(x)))))
 
 

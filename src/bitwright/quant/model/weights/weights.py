@@ -1,4 +1,4 @@
-"""Codes, scales and bias of one product, given how its input is coded."""
+"""Quantized weights, scales and bias correction of products, given their input quantization."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from bitwright.quant.calibration.stats import CalibrationStats
 from bitwright.quant.core.scales import PLAIN, ScaleFormat
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Product
-from bitwright.quant.model.weights.adaround import Descent
+from bitwright.quant.model.weights.adaround import CoordinateDescent
 from bitwright.quant.model.weights.choose import ActivationQuant, times
-from bitwright.quant.model.weights.gptq import ErrorSpread, damping
+from bitwright.quant.model.weights.gptq import Gptq, damping
 from bitwright.quant.model.weights.grids import Grid, spread
 from bitwright.quant.model.weights.nearest import decibels, weight_qvalues, weight_scales
 from bitwright.quant.model.weights.ranges import least_error_scales
@@ -23,28 +23,28 @@ from bitwright.quant.model.weights.round_scales import round_scales_for_sums, ro
 
 Array = np.ndarray[Any, Any]
 Rounding = Callable[[Array, Array, int, int], Array]
-"""Weights, scales, highest and lowest code to codes."""
+"""Weights, scales, largest and smallest integer -> quantized values."""
 STORAGE = {8: np.int8, 4: ml_dtypes.int4, 2: ml_dtypes.int2}
-NUMBERS_TOGETHER = 1 << 20
-"""Weights that are worked on at a time, so that memory does not grow with a layer's width."""
+WEIGHTS_AT_ONCE = 1 << 20
+"""Weights processed at a time, which bounds the memory for wide layers."""
 
 
 @dataclass(frozen=True)
-class Weights:
-    """A product in codes: what takes the place of its weight and bias."""
+class QuantizedWeights:
+    """The quantized weight and the bias correction of one product."""
 
     qvalues: Array
-    """Signed integers, or floats of few bits, in the weight's own layout."""
+    """Signed integers or narrow floats in the layout of the weight."""
     scales: Array
-    """f32: one for each output channel, or the weight's shape with blocks along `block_axis`."""
+    """f32: one per output channel, or the weight's shape with blocks along `block_axis`."""
     correction: Array
-    """f32, one for each output channel, added to the result: its mean error, taken back."""
+    """f32, one per output channel: bias correction, added to the result."""
     error: float
-    """Mean squared error of the result on the rows scored, relative to its mean square."""
+    """Mean squared error of the result on the scored rows, relative to its mean square."""
     block: int = 0
     block_axis: int | None = None
     scale_format: ScaleFormat = PLAIN
-    """How the scales are stored, which they are rounded to."""
+    """The storage format of the scales; they are rounded to it."""
 
     @property
     def sqnr(self) -> float:
@@ -53,7 +53,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How weights are stored and rounded."""
+    """Storage type and rounding method of weights."""
 
     bits: int = 8
     block: int = 0
@@ -61,9 +61,9 @@ class WeightFormat:
     bias_correction: bool = True
     ranges: str = "mse"
     format: str = ""
-    """A block format of floats, in place of integers."""
-    exact_sums: bool = False
-    """Scales of convolutions have so few bits that sums of dequantized numbers are exact in f32."""
+    """A float block format, in place of integers."""
+    round_scales: bool = False
+    """Round scales of convolutions so that f32 sums of dequantized values are exact."""
 
     @property
     def highest(self) -> int:
@@ -71,12 +71,11 @@ class WeightFormat:
 
     @property
     def lowest(self) -> int:
-        """As far below zero as above for 8 bits, whose products of pairs stay small; of few codes
-        none is left out."""
+        """Symmetric for 8 bits, so that pairs of products fit i16; the full range below 8 bits."""
         return -self.highest - (self.bits < 8)
 
     def block_of(self, product: Product) -> int:
-        """Blocks run along the terms of a matrix; windows of images keep one scale a channel."""
+        """Terms per scale of a matmul; 0 for convolutions, which have one scale per channel."""
         terms = int(product.matrix.shape[2])
         return 0 if product.is_conv or self.block >= terms else self.block
 
@@ -86,54 +85,57 @@ def quantize_weights(
     activation: ActivationQuant | None,
     form: WeightFormat,
     tables: Collection[str] = (),
-) -> dict[str, Weights]:
-    """Codes of a site's products, by name; `coding` None leaves the input as it is (weight-only).
+) -> dict[str, QuantizedWeights]:
+    """Quantized weights of a point's products, by name; `activation` None means weight-only.
 
-    Products that see the same rows are rounded together, and those of one weight share the result.
-    The weights of products named in `tables` are read by lookups too, whose rows are of i8.
+    Products that read the same rows are rounded together. Products of one weight share the result.
+    Lookups also read the weights of products named in `tables`; those are i8 with one scale a row.
     """
     together: dict[tuple[int, bool], list[Product]] = {}
     for product in stats.point.distinct:
         key = id(stats.sample(product)), product.name in tables
         together.setdefault(key, []).append(product)
-    found: dict[str, Weights] = {}
+    found: dict[str, QuantizedWeights] = {}
     for (_, is_table), products in together.items():
-        found.update(_Together(products, stats, activation, form, is_table).made())
+        found.update(_WeightRounder(products, stats, activation, form, is_table).made())
     made = {product.key: found[product.name] for product in stats.point.distinct}
     return {product.name: made[product.key] for product in stats.point.products}
 
 
-def round_weights(
-    point: QuantizationPoint, form: WeightFormat, tables: Collection[str] = ()
-) -> dict[str, Weights]:
-    """Products rounded to the nearest values without data: their errors are those of the weights.
+def round_to_nearest(
+    point: QuantizationPoint,
+    form: WeightFormat,
+    tables: Collection[str] = (),
+    activation: ActivationQuant | None = None,
+) -> dict[str, QuantizedWeights]:
+    """Weights rounded to nearest without data; their error is that of the weights.
 
-    Whatever the inputs are, nothing is known of a mean error, so none is corrected.
+    Bias correction needs data and is off.
     """
     alone = replace(form, rounding="nearest", bias_correction=False)
     table = _table_form(alone)
     made = {
-        p.key: _Unseen(p, table if p.name in tables else alone).made()[p.name]
+        p.key: _DataFreeRounder(p, table if p.name in tables else alone, activation).made()[p.name]
         for p in point.distinct
     }
     return {product.name: made[product.key] for product in point.products}
 
 
 def _table_form(form: WeightFormat) -> WeightFormat:
-    """The form of a weight that lookups read too, whose rows are of i8."""
+    """The format of a weight that lookups also read: i8, one scale per row."""
     return replace(form, bits=8, block=0, format="")
 
 
 ROUNDINGS: dict[str, Callable[[Array], Rounding]] = {
-    "gptq": lambda gram: ErrorSpread(gram).qvalues,
-    "adaround": lambda gram: Descent(gram).qvalues,
+    "gptq": lambda gram: Gptq(gram).qvalues,
+    "adaround": lambda gram: CoordinateDescent(gram).qvalues,
     "nearest": lambda gram: weight_qvalues,
 }
-"""How codes of [groups, columns, terms] weights are found, given their inputs' Gram matrix."""
+"""Rounding of [groups, columns, terms] weights by name, given the inputs' Gram matrix."""
 
 
-class _Together:
-    """Products that see the same rows, worked on a few columns at a time."""
+class _WeightRounder:
+    """Rounds products that read the same rows, a few columns at a time."""
 
     def __init__(
         self,
@@ -146,27 +148,30 @@ class _Together:
         form = _table_form(form) if is_table else form
         self.products, self.form = products, form
         self.sample = stats.sample(products[0])
-        self.factors = None
-        self.is_static = activation is not None and activation.scheme == "static"
-        if activation is not None and activation.factors is not None:
-            self.factors = products[0].spread(activation.factors)
+        self._set_activation(activation)
         rows = self.sample.scored
         self.inputs = rows if self.factors is None else rows / self.factors
-        self.match_dequantize = (
+        self.quantized_inputs = (
             rows if activation is None else activation.round_trip(rows, self.factors)
         )
-        # the weights' part of a mean error is known from many more rows than those scored
-        self.unseen = self.sample.mean - rows.mean(axis=0)
+        # bias correction uses the mean over all rows, not only over the scored ones
+        self.mean_offset = self.sample.mean - rows.mean(axis=0)
         self.block = form.block_of(products[0])
         self.corrects = form.bias_correction and products[0].takes_bias
         gram = self._gram(is_table)
         self.importance = np.einsum("gkk->gk", gram) + damping(gram)
-        self.floats = _Floats(form, gram, self._largest()) if form.format else None
+        self.floats = _FloatRounder(form, gram, self._largest()) if form.format else None
         if self.floats is None:
             self.rounded = ROUNDINGS[form.rounding](gram)
 
+    def _set_activation(self, activation: ActivationQuant | None) -> None:
+        self.factors: Array | None = None
+        self.is_static = activation is not None and activation.scheme == "static"
+        if activation is not None and activation.factors is not None:
+            self.factors = self.products[0].spread(activation.factors)
+
     def _gram(self, is_table: bool) -> Array:
-        """Second moments of the inputs as the weights meet them, divided by the factors."""
+        """Second moments of the smoothed inputs."""
         gram, factors = self.sample.second_moment, self.factors
         if is_table:
             gram = self._with_lookups(gram)
@@ -175,10 +180,10 @@ class _Together:
         return gram
 
     def _with_lookups(self, gram: Array) -> Array:
-        """Second moments G for weights W that lookups read too.
+        """Second moments G for weights W that lookups also read.
 
-        A lookup gives a row of the table as it is: each of its terms counts the same. Relative
-        errors of the product and of lookups count the same too: G / tr(W G W') + 1 / tr(W W').
+        A lookup returns a row of the table: its terms have equal weight. The relative errors of
+        product and lookups have equal weight too: G / tr(W G W') + 1 / tr(W W').
         """
         power = lookups = 0.0
         for product in self.products:
@@ -189,11 +194,11 @@ class _Together:
         return np.asarray(gram + np.float32(share) * np.eye(gram.shape[-1], dtype=np.float32))
 
     def _largest(self) -> float:
-        """The size of the largest weight."""
+        """The largest magnitude of the smoothed weights."""
         factors = 1 if self.factors is None else self.factors[:, None, :]
         return max(float(np.abs(p.matrix * factors).max(initial=0)) for p in self.products)
 
-    def made(self) -> dict[str, Weights]:
+    def made(self) -> dict[str, QuantizedWeights]:
         parts: dict[str, list[_Part]] = {product.name: [] for product in self.products}
         for columns in self._pieces():
             matrix = np.concatenate([p.matrix[:, part] for p, part in columns], axis=1)
@@ -209,9 +214,9 @@ class _Together:
         return {p.name: self._whole(p, parts[p.name]) for p in self.products}
 
     def _pieces(self) -> Iterator[list[tuple[Product, slice]]]:
-        """Columns of the products, at most `NUMBERS_TOGETHER` weights at a time."""
+        """Columns of the products, at most `WEIGHTS_AT_ONCE` weights at a time."""
         groups, _, terms = self.products[0].matrix.shape
-        room = most = max(1, NUMBERS_TOGETHER // (groups * terms))
+        room = most = max(1, WEIGHTS_AT_ONCE // (groups * terms))
         piece: list[tuple[Product, slice]] = []
         for product in self.products:
             start, columns = 0, product.matrix.shape[1]
@@ -227,23 +232,23 @@ class _Together:
             yield piece
 
     def _qvalues(self, matrix: Array) -> tuple[Array, Array]:
-        """Codes as f32, and scales [groups, columns, blocks].
+        """Quantized values as f32, and scales [groups, columns, blocks].
 
-        A scale is that of the largest weight, or a lower one where that measures better.
+        The scale maps the largest weight to `highest`, or is lower where that has less error.
         """
         if self.floats is not None:
             return self.floats.qvalues(matrix, self.block, self.importance)
         form = self.form
         limits = form.highest, form.lowest
         scales = weight_scales(matrix, form.highest, self.block)
-        peak_scales, scales = scales, self._held(scales)
+        peak_scales, scales = scales, self._rounded_scales(scales)
         qvalues = self.rounded(matrix, self._each(scales), *limits)
         if form.ranges == "peak":
             return qvalues, scales
         lower = least_error_scales(matrix, self.importance, *limits, self.block)
         columns = np.flatnonzero((lower < peak_scales).any(axis=(0, 2)))
         if columns.size:
-            matrix, lower = matrix[:, columns], self._held(lower[:, columns])
+            matrix, lower = matrix[:, columns], self._rounded_scales(lower[:, columns])
             tried = self.rounded(matrix, self._each(lower), *limits)
             before = self._lost(matrix, qvalues[:, columns], scales[:, columns])
             better = (self._lost(matrix, tried, lower) < before)[:, :, None]
@@ -251,74 +256,78 @@ class _Together:
             scales[:, columns] = np.where(better, lower, scales[:, columns])
         return qvalues, scales
 
-    def _held(self, scales: Array) -> Array:
-        """Scales as they are kept: of few bits where static codes meet them, so that the product
-        of two scales is exact."""
+    def _rounded_scales(self, scales: Array) -> Array:
+        """The scales, rounded to few bits for static inputs: the product of two scales is exact."""
         if not self.is_static or self.block:
             return scales
-        if self.form.exact_sums and self.products[0].is_conv:
+        if self.form.round_scales and self.products[0].is_conv:
             terms = self.products[0].matrix.shape[2]
             return round_scales_for_sums(scales, terms, self.form.highest).astype(np.float32)
         return rounded_up(scales).astype(np.float32)
 
     def _lost(self, matrix: Array, qvalues: Array, scales: Array) -> Array:
-        """The squared error [groups, columns] that codes make on the rows scored, less its mean."""
+        """The variance [groups, columns] of the result's error on the scored rows."""
         lost = qvalues * self._each(scales)
         lost -= matrix
         return np.asarray(times(self.inputs, lost).var(axis=1))
 
     def _each(self, scales: Array) -> Array:
-        """Scales so that they broadcast over the weights."""
+        """Scales repeated so that they broadcast over the weights."""
         return spread(scales, self.block, self.products[0].matrix.shape[2])
 
     def _part(self, exact_matrix: Array, qvalues: Array, scales: Array) -> _Part:
-        """The codes as they are stored, the mean error of each column, the error without it."""
-        held = qvalues * self._each(scales)
+        """Stored values, mean error per column, and the error that remains after correction."""
+        dequantized = qvalues * self._each(scales)
         exact = times(self.sample.scored, exact_matrix)
-        error = times(self.match_dequantize, held)
+        error = times(self.quantized_inputs, dequantized)
         np.subtract(exact, error, out=error)
         mean = error.mean(axis=1) if self.corrects else np.zeros_like(error[:, 0])
         if self.corrects:
             error -= mean[:, None, :]
-            lost = held
+            lost = dequantized
             if self.factors is not None:
-                np.divide(held, self.factors[:, None, :], out=held)
+                np.divide(lost, self.factors[:, None, :], out=lost)
             np.subtract(exact_matrix, lost, out=lost)
-            mean += np.matvec(lost, self.unseen)
+            mean += np.matvec(lost, self.mean_offset)
         return _Part(self._stored(qvalues), scales, mean, _square(error), _square(exact))
 
     def _stored(self, qvalues: Array) -> Array:
         element = STORAGE[self.form.bits] if self.floats is None else self.floats.grid.storage
         return np.asarray(qvalues.astype(element))
 
-    def _whole(self, product: Product, parts: list[_Part]) -> Weights:
+    def _whole(self, product: Product, parts: list[_Part]) -> QuantizedWeights:
         qvalues = product.as_weight(_joined([part.qvalues for part in parts]))
         scales = _joined([part.scales for part in parts])
         correction = _joined([part.mean for part in parts]).reshape(-1).astype(np.float32)
         error = sum(part.noise for part in parts) / max(sum(part.power for part in parts), 1e-30)
         block = self.block
-        if not block and not product.is_plain:  # each column of each matrix has one scale
+        if not block and not product.is_plain:  # one scale per column of each matrix
             block = int(product.matrix.shape[2])
         if block:
             blocks, axis = product.as_weight(scales), product.term_axis
-            return Weights(qvalues, blocks, correction, error, block, axis, self._scale_format)
+            return QuantizedWeights(
+                qvalues, blocks, correction, error, block, axis, self._scale_format
+            )
         flat = scales.reshape(-1)
-        return Weights(qvalues, flat, correction, error, scale_format=self._scale_format)
+        return QuantizedWeights(qvalues, flat, correction, error, scale_format=self._scale_format)
 
     @property
     def _scale_format(self) -> ScaleFormat:
         return PLAIN if self.floats is None else self.floats.scale_format
 
 
-class _Unseen(_Together):
-    """A product whose inputs are unknown: every term counts the same."""
+class _DataFreeRounder(_WeightRounder):
+    """Rounds one product without data: all terms have equal weight."""
 
-    def __init__(self, product: Product, form: WeightFormat) -> None:
-        self.products, self.form, self.factors, self.is_static = [product], form, None, False
+    def __init__(
+        self, product: Product, form: WeightFormat, activation: ActivationQuant | None = None
+    ) -> None:
+        self.products, self.form = [product], form
+        self._set_activation(activation)
         self.block = form.block_of(product)
         groups, _, terms = product.matrix.shape
         self.importance = np.ones((groups, terms), np.float32)
-        self.floats = _Floats(form, None, self._largest()) if form.format else None
+        self.floats = _FloatRounder(form, None, self._largest()) if form.format else None
         self.rounded = weight_qvalues
 
     def _lost(self, matrix: Array, qvalues: Array, scales: Array) -> Array:
@@ -328,28 +337,30 @@ class _Unseen(_Together):
 
     def _part(self, exact_matrix: Array, qvalues: Array, scales: Array) -> _Part:
         lost = qvalues * self._each(scales)
+        if self.factors is not None:
+            lost /= self.factors[:, None, :]
         np.subtract(exact_matrix, lost, out=lost)
         mean = np.zeros(exact_matrix.shape[:2], np.float32)
         return _Part(self._stored(qvalues), scales, mean, _square(lost), _square(exact_matrix))
 
 
-class _Floats:
-    """Rounding to a block format of floats."""
+class _FloatRounder:
+    """Rounds to a float block format."""
 
     def __init__(self, form: WeightFormat, gram: Array | None, largest: float) -> None:
         self.grid = Grid.named(form.format)
         self.scale_format = self.grid.format(largest)
-        self.spread = None
+        self.gptq = None
         if form.rounding == "gptq":
             assert gram is not None
-            self.spread = ErrorSpread(gram)
+            self.gptq = Gptq(gram)
 
     def qvalues(self, matrix: Array, block: int, importance: Array) -> tuple[Array, Array]:
-        """Codes as f32, and scales [groups, columns, blocks]."""
+        """Quantized values as f32, and scales [groups, columns, blocks]."""
         scales = self.grid.scales(matrix, block, self.scale_format, importance)
         each = spread(scales, block, matrix.shape[2])
-        if self.spread is not None:
-            return self.spread.on_grid(matrix, each, self.grid.nearest), scales
+        if self.gptq is not None:
+            return self.gptq.on_grid(matrix, each, self.grid.nearest), scales
         qvalues = matrix / each
         self.grid.nearest(qvalues)
         return qvalues, scales
@@ -366,7 +377,7 @@ class _Part(NamedTuple):
 
 
 def _joined(parts: list[Array]) -> Array:
-    """Parts side by side along the columns."""
+    """Parts concatenated along the columns."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 

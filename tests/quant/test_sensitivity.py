@@ -1,4 +1,4 @@
-"""Effects of static ranges on the outputs, and which sites are relieved of them."""
+"""The output error of static ranges, and which of them the search replaces."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def rng():
     return np.random.default_rng(3)
 
 
-def test_an_effect_is_that_of_the_value_in_quantized_values(rng):
+def test_output_error_equals_that_of_the_quantized_value(rng):
     graph, data = chain(rng), batches(rng)
     points = find_points(graph)
     calibration = CalibrationRun(graph, points, Batches(data, graph), None, None)
@@ -45,25 +45,25 @@ def test_an_effect_is_that_of_the_value_in_quantized_values(rng):
     for batch in data[:2]:
         held = activations[first].range.round_trip(batch["x"])
         losses.add(float_model.run(batch), float_model.run({"x": held}))
-    assert sensitivity.together(first) == pytest.approx(losses.worst, rel=1e-3)
-    assert sensitivity.together() == 0
+    assert sensitivity.output_error(first) == pytest.approx(losses.worst, rel=1e-3)
+    assert sensitivity.output_error() == 0
     for batch, expected in zip(data, sensitivity.expected, strict=False):
         np.testing.assert_array_equal(expected["y"], float_model.run(batch)["y"])
 
 
-def test_batches_behind_one_that_loses_little_are_not_asked(rng):
+def test_batches_after_a_negligible_error_do_not_run(rng):
     graph, data = chain(rng), batches(rng)
     points = find_points(graph)
     calibration = CalibrationRun(graph, points, Batches(data, graph), None, None)
     calibration.run(False)
     activations = {s: static_activation(calibration.stats[s.name], smooth=False) for s in points}
     one, two = (SensitivityAnalysis(graph, activations, data[:count], None) for count in (1, 2))
-    alone = one.together(points[0])
-    assert two.together(points[0], little=alone) == alone
-    assert two.together(points[0], little=alone / 2) == two.together(points[0]) != alone
+    alone = one.output_error(points[0])
+    assert two.output_error(points[0], negligible=alone) == alone
+    assert two.output_error(points[0], negligible=alone / 2) == two.output_error(points[0]) != alone
 
 
-def test_sites_are_relieved_until_the_outputs_keep_what_is_asked(rng):
+def test_static_ranges_are_replaced_until_the_outputs_meet_the_limit(rng):
     graph, data = chain(rng), batches(rng)
     schemes = {}
     for wanted in (20.0, 50.0, 200.0):
@@ -74,13 +74,13 @@ def test_sites_are_relieved_until_the_outputs_keep_what_is_asked(rng):
     assert "static" not in schemes[200.0]
 
 
-def test_no_measured_effect_takes_more_out_of_8_bits_than_the_recipe_allows(rng):
+def test_the_search_keeps_the_minimum_int8_fraction(rng):
     options = {"static_sqnr_db": 200.0, "min_int8_fraction": 1.0}
     found = bw.quantize(chain(rng), batches(rng), options)
     assert found.report.int8_mac_fraction == 1.0
 
 
-def test_what_the_recipe_names_stays(rng):
+def test_schemes_that_the_recipe_names_are_not_replaced(rng):
     options = {"static_sqnr_db": 200.0, "schemes": {"first": "static"}}
     found = bw.quantize(chain(rng), batches(rng), options)
     assert found.report.layers[0].scheme == "static"

@@ -1,4 +1,4 @@
-"""Scales of few bits: next to what they stand for, and exact in f32."""
+"""Scales rounded to few bits: near the original, and exact in f32."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def has_bits(x, bits):
 
 
 @given(POSITIVE, st.integers(1, 24))
-def test_numbers_of_few_bits_lie_next_to_it(x, bits):
+def test_rounding_to_bits_gives_the_neighbours(x, bits):
     low, near, high = (f(x, bits) for f in (rounded_down, rounded, rounded_up))
     assert low <= x <= high and near in (low, high)
     assert abs(near - x) == min(x - low, high - x)
@@ -45,7 +45,7 @@ def test_numbers_of_few_bits_lie_next_to_it(x, bits):
 
 
 @given(POSITIVE)
-def test_a_power_of_two_is_the_next_one(x):
+def test_nearest_power_of_two(x):
     power = float(nearest_power(x))
     assert has_bits(power, 1) and 0.7 < x / power < 1.42
 
@@ -65,7 +65,7 @@ def test_sums_with_such_scales_are_exact_in_any_order(terms):
         np.testing.assert_array_equal(total, exact)
 
 
-def test_a_scale_is_lowered_only_where_many_terms_gain_by_it():
+def test_a_scale_is_rounded_down_only_for_many_terms():
     scales = np.full(1, 0.0102, np.float32)
     assert (
         round_scales_for_sums(scales, 9, 127)[0]
@@ -74,7 +74,7 @@ def test_a_scale_is_lowered_only_where_many_terms_gain_by_it():
     )
 
 
-def test_factors_take_up_what_a_power_of_two_leaves():
+def test_factors_absorb_the_rest_of_a_power_of_two():
     factors = np.array([1.0, 0.3, 0.07], np.float32)
     before = ActivationQuant("static", factors, Range(np.float32(0.0123), 17), 0.0)
     after = before.with_power_of_two(3)
@@ -94,9 +94,7 @@ def stats_of(graph, data):
 
 
 @pytest.mark.parametrize("tail, seed, clip_ratio", [(3, 1, 0.75), (8, 2, 1.25)])
-def test_ranges_of_divided_channels_are_compared_by_the_error_that_they_make(
-    tail, seed, clip_ratio
-):
+def test_ranges_of_smoothed_channels_are_compared_by_their_error(tail, seed, clip_ratio):
     rng = np.random.default_rng(seed)
     b = bw.Builder()
     weight = rng.normal(size=(32, 64)).astype(np.float32)
@@ -110,26 +108,26 @@ def test_ranges_of_divided_channels_are_compared_by_the_error_that_they_make(
     assert undivided.factors is None and has_bits(undivided.range.scale, FACTOR_BITS)
 
 
-def test_scales_have_all_their_bits_where_the_run_finds_ranges():
+def test_scales_of_dynamic_inputs_are_not_rounded():
     rng = np.random.default_rng(3)
     b = bw.Builder()
     weight = rng.normal(size=(8, 4, 3, 3)).astype(np.float32)
     graph = b.build(y=b.conv(b.input("x", "f32[1, 4, 9, 9]"), weight))
     stats = stats_of(graph, [{"x": rng.normal(size=(1, 4, 9, 9)).astype(np.float32)}] * 2)
     range_ = Range(np.float32(0.02), 128)
-    for scheme, exact_sums, bits in (
+    for scheme, round_scales, bits in (
         ("static", True, SCALE_BITS),
         ("static", False, FACTOR_BITS),
-        ("dynamic-tensor", True, 24),
+        ("dynamic_per_tensor", True, 24),
     ):
-        form = WeightFormat(ranges="peak", exact_sums=exact_sums)
+        form = WeightFormat(ranges="peak", round_scales=round_scales)
         activation = ActivationQuant(scheme, None, range_, 0.0)
         (made,) = quantize_weights(stats, activation, form).values()
         assert has_bits(made.scales, bits) and not has_bits(made.scales, bits // 2)
 
 
 @pytest.mark.parametrize("highest, is_exact", [(5.9, False), (6.1, True)])
-def test_a_clip_that_quantized_values_do_not_do_needs_exact_sums(highest, is_exact):
+def test_a_clip_inside_the_quantized_range_needs_a_power_of_two_scale(highest, is_exact):
     rng = np.random.default_rng(4)
     b = bw.Builder()
     weight = rng.normal(size=(8, 8, 1, 1)).astype(np.float32)

@@ -1,0 +1,266 @@
+"""The stages of `bw.quantize`; each reads and extends one `QuantizationState`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bitwright import system
+from bitwright.ir.graph import Graph
+from bitwright.passes.manager import run_passes
+from bitwright.passes.precision.policy import Policy, require_layers
+from bitwright.passes.simplify.canonicalize import canonicalize
+from bitwright.passes.simplify.expose_weights import expose_weights
+from bitwright.passes.simplify.separate_phases import separate_phases
+from bitwright.passes.simplify.share_constants import share_constants
+from bitwright.passes.simplify.sink_constants import sink_constants
+from bitwright.pipeline import INFERENCE, PRECISION
+from bitwright.quant.calibration.ranges import Ranges
+from bitwright.quant.calibration.run import CalibrationRun
+from bitwright.quant.calibration.stats import CalibrationStats
+from bitwright.quant.core.formats import FORMATS
+from bitwright.quant.model import mixed_precision_search
+from bitwright.quant.model.assign import Choice, assign, fallback, without_ignored
+from bitwright.quant.model.attention import Attentions
+from bitwright.quant.model.carried_state import carries_state
+from bitwright.quant.model.embeddings import Lookup, chosen_lookups
+from bitwright.quant.model.equalize import relate_channels
+from bitwright.quant.model.layer_names import LayerNames
+from bitwright.quant.model.points import QuantizationPoint, find_points
+from bitwright.quant.model.power_of_two_scales import use_power_of_two_scales
+from bitwright.quant.model.recipe import Recipe
+from bitwright.quant.model.report import QuantizationReport, make_report, weight_bytes
+from bitwright.quant.model.rewrite import apply_choices
+from bitwright.quant.model.sensitivity import Losses, SensitivityAnalysis
+from bitwright.quant.model.static_ranges import assign_from_ranges, unmeasured
+from bitwright.quant.model.upcast import upcast_halves
+from bitwright.quant.model.upcast_rope_tables import upcast_rope_tables
+from bitwright.quant.model.weights.choose import ActivationQuant
+from bitwright.quant.model.weights.nearest import decibels
+from bitwright.quant.model.weights.weights import (
+    QuantizedWeights,
+    WeightFormat,
+    quantize_weights,
+    round_to_nearest,
+)
+from bitwright.quant.model.work import Work
+
+MAX_ATTEMPTS = 4
+"""Quantized models that are checked before the last one is taken."""
+_UNMEASURED = "the SQNR of a layer is that of its weights, and symbolic sizes count as 1"
+
+
+@dataclass
+class QuantizationState:
+    """The inputs, intermediate results and result of one quantization."""
+
+    original: Graph
+    graph: Graph
+    """The prepared float model."""
+    names: LayerNames
+    rules: Recipe
+    policy: Policy
+    """The precision of what stays float."""
+    threads: int | None = None
+    ranges: Ranges | None = None
+    """Saved ranges, in place of data."""
+    calibration: CalibrationRun | None = None
+    """None without data."""
+    points: list[QuantizationPoint] = field(default_factory=list)
+    stats: dict[str, CalibrationStats] = field(default_factory=dict)
+    lookups: list[Lookup] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    work: Work = field(init=False)
+    attentions: Attentions = field(init=False)
+    sensitivity: SensitivityAnalysis | None = None
+    rounded: dict[str, tuple[ActivationQuant | None, dict[str, QuantizedWeights]]] = field(
+        default_factory=dict
+    )
+    """Weights by name of point, with the input quantization that they were rounded for."""
+    weights: dict[str, QuantizedWeights] = field(default_factory=dict)
+    quantized: Graph = field(init=False)
+    losses: Losses = field(default_factory=Losses)
+    held_out_batches: int = 0
+
+
+def simplify(model: Graph) -> Graph:
+    """The model simplified and in f32, with every weight a constant that is stored once."""
+    given = run_passes(model, (*INFERENCE, sink_constants, canonicalize))
+    graph = upcast_halves(given)
+    if graph is not given:
+        graph = run_passes(graph, INFERENCE)
+    graph = run_passes(graph, (expose_weights, separate_phases, canonicalize))
+    return run_passes(graph, (share_constants,))
+
+
+def prepare(
+    model: Graph, rules: Recipe, policy: Policy, threads: int | None, ranges: Ranges | None
+) -> QuantizationState:
+    """Simplify the model and resolve the recipe's patterns."""
+    graph = simplify(model)
+    names = LayerNames(graph)
+    rules = names.resolved(rules if ranges is None else unmeasured(rules))
+    require_layers(policy, [model, graph])
+    return QuantizationState(model, graph, names, rules, policy, threads, ranges)
+
+
+def find_quantization_points(state: QuantizationState) -> None:
+    """Find the values that products with constant weights read."""
+    state.points = find_points(state.graph)
+
+
+def calibrate(state: QuantizationState, progress: bool | None) -> None:
+    """Run the data and collect statistics at every point."""
+    if state.calibration is not None:
+        state.calibration.run(progress)
+        state.stats = state.calibration.stats
+
+
+def choose_schemes(state: QuantizationState) -> None:
+    """Choose the scheme of every point and lookup."""
+    state.points, state.stats = without_ignored(state.points, state.stats, state.rules)
+    state.lookups = chosen_lookups(state.graph, state.points, state.rules)
+    if state.rules.equalize and state.calibration is not None:
+        relate_channels(state.points)
+    if state.ranges is not None:
+        state.choices = assign_from_ranges(state.points, state.ranges, state.rules)
+    else:
+        state.choices = assign(state.points, state.stats, state.rules)
+
+
+def search_mixed_precision(state: QuantizationState) -> None:
+    """Replace static ranges that cost the outputs too much, and choose int8 attention."""
+    run = state.calibration
+    state.work = Work(state.graph, None if run is None else run.checked[0], state.threads)
+    state.attentions = Attentions(state.graph, state.rules, state.work.given)
+    if run is None:
+        state.attentions.choose_unmeasured()
+    else:
+        state.sensitivity = sensitivity = SensitivityAnalysis(
+            state.graph,
+            mixed_precision_search.open_activations(state.choices, state.rules),
+            run.checked,
+            state.threads,
+            state.attentions.open,
+            run.held_out,
+        )
+        state.choices = mixed_precision_search.search_mixed_precision(
+            *(state.choices, state.stats, state.rules, sensitivity, state.work),
+            carries_state(state.graph),
+        )
+        state.attentions.choose(sensitivity)
+        sensitivity.forget_switches()
+    _match_onnxruntime(state)
+
+
+def _match_onnxruntime(state: QuantizationState) -> None:
+    if state.rules.matches_onnxruntime:
+        state.choices = use_power_of_two_scales(state.graph, state.choices)
+
+
+def round_weights(state: QuantizationState) -> None:
+    """Round the weights of every quantized product; reuse those whose input did not change."""
+    form = weight_format(state.rules)
+    tables = {one.product.name for one in state.lookups if one.product is not None}
+    state.weights = {}
+    for choice in state.choices:
+        if choice.scheme == "float":
+            continue
+        name, activation = choice.point.name, choice.activation
+        before = state.rounded.get(name)
+        if before is None or before[0] is not activation:
+            stats = state.stats.get(name)
+            state.rounded[name] = (
+                activation,
+                (
+                    round_to_nearest(choice.point, form, tables, activation)
+                    if stats is None
+                    else quantize_weights(stats, activation, form, tables)
+                ),
+            )
+        state.weights.update(state.rounded[name][1])
+    system.trim_memory()
+
+
+def weight_format(rules: Recipe) -> WeightFormat:
+    """How the recipe stores and rounds weights."""
+    return WeightFormat(
+        rules.weight_bits,
+        rules.block or (FORMATS[rules.weight_format].block if rules.weight_format else 0),
+        rules.rounding,
+        rules.bias_correction,
+        rules.ranges,
+        rules.weight_format,
+        rules.matches_onnxruntime,
+    )
+
+
+def rewrite_graph(state: QuantizationState) -> None:
+    """Write the choices and weights into the graph (Q/DQ form)."""
+    lookups = [
+        one for one in state.lookups if one.product is None or one.product.name in state.weights
+    ]
+    equalize = state.rules.equalize and (state.calibration is not None or state.ranges is not None)
+    graph = apply_choices(state.graph, state.choices, state.weights, lookups, equalize=equalize)
+    graph = state.attentions.apply(graph)
+    if state.rules.matches_onnxruntime:
+        graph = upcast_rope_tables(graph)
+    if not state.policy.is_plain:
+        graph = graph.with_(meta={**graph.meta, PRECISION: state.policy.to_json()})
+    state.quantized = graph
+
+
+def meets_output_sqnr(state: QuantizationState) -> bool:
+    """Whether the outputs on calibration batches keep what the recipe requires."""
+    if state.sensitivity is None:
+        return True
+    state.losses = state.sensitivity.measure(state.quantized)
+    is_met = decibels(state.losses.worst) >= state.rules.min_output_sqnr_db
+    return is_met or "float" not in state.rules.schemes_allowed
+
+
+def fall_back(state: QuantizationState) -> bool:
+    """Move attention, then the worst points, to a more accurate scheme; False if none is left."""
+    if state.attentions.chosen:
+        state.attentions.revert()
+        return True
+    choices = fallback(state.choices, state.stats, state.rules)
+    if choices == state.choices:
+        return False
+    state.choices = choices
+    _match_onnxruntime(state)
+    return True
+
+
+def verify_on_held_out(state: QuantizationState) -> None:
+    """Measure the outputs on batches that nothing was learned from, if there are any."""
+    measured = None if state.sensitivity is None else state.sensitivity.on_held_out()
+    if measured is not None:
+        state.losses, state.held_out_batches = measured
+
+
+def report(state: QuantizationState) -> QuantizationReport:
+    """The report of what each layer got and what it cost."""
+    made = make_report(
+        state.graph,
+        state.quantized,
+        state.choices,
+        state.weights,
+        state.lookups,
+        (state.losses, state.held_out_batches),
+        state.work,
+        state.rules.name,
+        state.attentions,
+        state.names,
+    )
+    made.float_bytes = weight_bytes(state.original)
+    if state.calibration is not None:
+        made.notes = state.calibration.notes()
+    elif state.ranges is not None:
+        made.notes = [
+            f"quantized from saved ranges of {state.ranges.batches} batches, with static schemes "
+            f"and nearest rounding; nothing was measured: {_UNMEASURED}"
+        ]
+    else:
+        made.notes = [f"there was no data: {_UNMEASURED}"]
+    made.is_measured = state.calibration is not None
+    return made
