@@ -28,6 +28,17 @@ if TYPE_CHECKING:  # type checkers and editors read these, and nothing is import
     from bitwright.quant.model.quantize import Quantized, quantize
     from bitwright.quant.model.recipe import Recipe
     from bitwright.quant.tensor.observer import Observer, quantize_tensor
+    from bitwright.quant.tensor.operations import (
+        qadd,
+        qaverage_pool2d,
+        qconcat,
+        qconv2d,
+        qmatmul,
+        qmax_pool2d,
+        qmul,
+        qrelu,
+        requantize,
+    )
     from bitwright.quant.tensor.system import QuantizationSystem
     from bitwright.quant.tensor.tensor import QuantizedTensor
 
@@ -55,9 +66,18 @@ __all__ = [
     "Statistics",
     "choose",
     "insert_q_dq",
+    "qadd",
+    "qaverage_pool2d",
+    "qconcat",
+    "qconv2d",
+    "qmatmul",
+    "qmax_pool2d",
+    "qmul",
+    "qrelu",
     "quality",
     "quantize",
     "quantize_tensor",
+    "requantize",
 ]
 
 _HOME = {
@@ -87,6 +107,15 @@ _HOME = {
     "quality": "bitwright.quant.core.measure",
     "quantize": "bitwright.quant.model.quantize",
     "quantize_tensor": "bitwright.quant.tensor.observer",
+    "qadd": "bitwright.quant.tensor.operations",
+    "qaverage_pool2d": "bitwright.quant.tensor.operations",
+    "qconcat": "bitwright.quant.tensor.operations",
+    "qconv2d": "bitwright.quant.tensor.operations",
+    "qmatmul": "bitwright.quant.tensor.operations",
+    "qmax_pool2d": "bitwright.quant.tensor.operations",
+    "qmul": "bitwright.quant.tensor.operations",
+    "qrelu": "bitwright.quant.tensor.operations",
+    "requantize": "bitwright.quant.tensor.operations",
 }
 
 if not TYPE_CHECKING:  # else every name would do
