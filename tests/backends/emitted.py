@@ -7,7 +7,7 @@ import numpy as np
 
 from bitwright.backends.cpu.cache.objects import ObjectCache
 from bitwright.backends.cpu.codegen import jit
-from bitwright.backends.cpu.codegen.emit import Module, Signature, f32, stored
+from bitwright.backends.cpu.codegen.emit import Module, Signature, f32, storage_type
 from bitwright.ir.dtype import dtype
 from bitwright.target import NAMES, named
 
@@ -59,7 +59,7 @@ def lanewise(target, function, *operands, result=None, lanes=4):
 
 def element(array):
     """The emitted type of an array's elements."""
-    return stored(dtype(array.dtype))
+    return storage_type(dtype(array.dtype))
 
 
 def instructions(module):

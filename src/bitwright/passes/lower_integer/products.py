@@ -36,7 +36,7 @@ Array = np.ndarray[Any, Any]
 INTEGER_PRODUCTS = ("matmul-to-integer", "conv-to-integer")
 """The rules that make integer products."""
 MAX_TAPS = 256
-"""Taps of a depthwise filter up to which its sums of products are exact in f32."""
+"""Depthwise filters of at most so many taps have exact sums in f32."""
 
 
 def product_rules() -> list[Rule]:

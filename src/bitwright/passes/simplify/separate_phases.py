@@ -48,7 +48,7 @@ class _Axis:
 
     @property
     def count(self) -> int:
-        """Taps per phase."""
+        """The number of taps per phase."""
         return -(-self.taps // self.stride)
 
     @property

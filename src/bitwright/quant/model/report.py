@@ -79,11 +79,11 @@ class QuantizationReport:
         int8 = sum(layer.multiply_adds for layer in self.layers if layer.scheme in schemes)
         return int8 / total if total else 0.0
 
-    @property
-    def share_in_8_bit(self) -> float:
-        """The old name of `int8_mac_fraction`."""
-        aliases.current(aliases.REPORT, "share_in_8_bit", "report property")
-        return self.int8_mac_fraction
+    def __getattr__(self, name: str) -> Any:
+        """Properties under the names of the last release."""
+        if name not in aliases.REPORT:
+            raise AttributeError(f"a report has no attribute {name!r}")
+        return getattr(self, aliases.current(aliases.REPORT, name, "report property"))
 
     def already_quantized(self) -> list[str]:
         """A note if layers of the input model were already quantized."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.codegen.emit import Function, Value, computed, stored
+from bitwright.backends.cpu.codegen.emit import Function, Value, computed, storage_type
 from bitwright.backends.cpu.codegen.scalars import HalfScalars, LlvmScalars, Term
 from bitwright.errors import CompileError
 from bitwright.ir.dtype import DType, bool_, f16, f32
@@ -189,7 +189,7 @@ def _operand(
 
 def load_computed(f: Function, dtype: DType, lanes: int, *where: Any, **how: Any) -> Value:
     """`f.load` of stored elements, converted to their computed type."""
-    value = f.load(stored(dtype).vector(lanes), *where, **how)
+    value = f.load(storage_type(dtype).vector(lanes), *where, **how)
     return from_stored(f, value, dtype)
 
 
@@ -199,4 +199,4 @@ def from_stored(f: Function, value: Value, dtype: DType) -> Value:
 
 def to_stored(f: Function, value: Value, dtype: DType) -> Value:
     """A computed value in its storage type."""
-    return f.convert(value, stored(dtype))
+    return f.convert(value, storage_type(dtype))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bitwright.backends.cpu.codegen import math
-from bitwright.backends.cpu.codegen.emit import Function, Value, computed, stored
+from bitwright.backends.cpu.codegen.emit import Function, Value, computed, storage_type
 from bitwright.backends.cpu.codegen.emit import f32 as emitted_f32
 from bitwright.backends.cpu.codegen.emit import i32 as emitted_i32
 from bitwright.errors import CompileError
@@ -279,7 +279,7 @@ class LlvmScalars:
         """A computed value rounded to this storage type."""
         if widened(dtype) == dtype:
             return a
-        half = self.f.convert(a.value, stored(dtype))
+        half = self.f.convert(a.value, storage_type(dtype))
         return Term(self.f.convert(half, computed(dtype)), a.dtype)
 
     def _truncated(self, x: Value, to: DType) -> Value:
@@ -345,4 +345,4 @@ class HalfScalars(LlvmScalars):
     def _as_term(self, a: Operand, dtype: DType | None = None) -> Term:
         if isinstance(a, Term):
             return a
-        return Term(self.f.const(stored(f16).vector(self.lanes), a), f16)
+        return Term(self.f.const(storage_type(f16).vector(self.lanes), a), f16)

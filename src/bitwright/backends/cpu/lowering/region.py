@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bitwright.backends.cpu.codegen import emit
-from bitwright.backends.cpu.codegen.emit import Function, Kernel, i64, stored
+from bitwright.backends.cpu.codegen.emit import Function, Kernel, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import (
     Expression,
     from_stored,
@@ -155,7 +155,7 @@ def require_elements(*elements: DType) -> None:
     """Raise a `NoKernelError` for element types without CPU support."""
     for element in elements:
         try:
-            stored(element)
+            storage_type(element)
         except CompileError as error:
             raise NoKernelError(str(error)) from None
 
@@ -275,7 +275,7 @@ class Reads:
         addresses = []
         for name, view, moves in zip(self.names, self.views, self.moves, strict=True):
             indices = [i if moved else 0 for i, moved in zip(index, moves, strict=True)]
-            addresses.append(address_of(f, name, stored(view.dtype), indices))
+            addresses.append(address_of(f, name, storage_type(view.dtype), indices))
         return Row(self, f, addresses, lanes)
 
 
@@ -340,7 +340,7 @@ def gather(
     if lanes == 1:
         return load_computed(f, element, 1, pointer, f.mul(index, stride), mask=mask)
     indices = f.mul(f.add(f.iota(i64, lanes), f.splat(f.index(index), lanes)), stride)
-    value = f.gather(stored(element).vector(lanes), pointer, indices, mask=mask)
+    value = f.gather(storage_type(element).vector(lanes), pointer, indices, mask=mask)
     return from_stored(f, value, element)
 
 

@@ -20,7 +20,7 @@ from bitwright.backends.cpu.codegen.emit.types import (
     i32,
     i64,
     ptr,
-    stored,
+    storage_type,
     void,
 )
 from bitwright.backends.cpu.codegen.signature import SLOT_BYTES, Signature, Slot
@@ -46,6 +46,6 @@ __all__ = [
     "i32",
     "i64",
     "ptr",
-    "stored",
+    "storage_type",
     "void",
 ]

@@ -92,7 +92,7 @@ _STORED = {
 }
 
 
-def stored(dtype: DType) -> Type:
+def storage_type(dtype: DType) -> Type:
     """The type of a tensor element in memory (a bool is a byte; signedness is in the ops)."""
     if dtype.name not in _STORED:
         raise CompileError(
@@ -105,7 +105,7 @@ def computed(dtype: DType) -> Type:
     """The type that elements are computed in: f32 for half floats, i1 for bools."""
     if dtype.name in ("f16", "bf16"):
         return f32
-    return i1 if dtype.name == "bool" else stored(dtype)
+    return i1 if dtype.name == "bool" else storage_type(dtype)
 
 
 @lru_cache(4096)

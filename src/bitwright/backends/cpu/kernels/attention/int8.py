@@ -29,7 +29,7 @@ from bitwright.backends.cpu.codegen.emit import (
     f32,
     i8,
     i32,
-    stored,
+    storage_type,
 )
 from bitwright.backends.cpu.codegen.instr import dot_u8s8
 from bitwright.backends.cpu.codegen.math.division import divider
@@ -405,7 +405,7 @@ class _QuantizedBlock(Block):
         f, kernel, item, width = self.f, self.kernel, self.item, self.quantized_keys.width
         index = (item.batch, item.head, item.first + query)
         result = kernel.after.dtype
-        y = address_of(f, "y", stored(result), index)
+        y = address_of(f, "y", storage_type(result), index)
         extras = kernel.extras.at(f, index, self.lanes)
         total = f.load(f32, self.scratch.factors, query)
         divided, is_hidden = divider(f, total, self.lanes), f.eq(total, 0.0)

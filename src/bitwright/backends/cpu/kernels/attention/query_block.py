@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from bitwright.backends.cpu.codegen import math as vector_math
-from bitwright.backends.cpu.codegen.emit import Kernel, Operand, Value, i32, i64, stored
+from bitwright.backends.cpu.codegen.emit import Kernel, Operand, Value, i32, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive
 from bitwright.backends.cpu.kernels.attention.spec import (
@@ -70,7 +70,7 @@ class Scratch:
         size, type_ = tiles(f.target, kernel), kernel.type
         self.q = f.scratch(type_, kernel.features * size.queries)
         self.values = f.scratch(type_, size.block * self.width)
-        widens = stored(kernel.element) is not type_
+        widens = storage_type(kernel.element) is not type_
         self.keys = (
             f.scratch(type_, size.block * whole(kernel.features, size.lanes)) if widens else None
         )
@@ -85,7 +85,7 @@ class Block:
         self.f, self.kernel, self.scratch, self.item = f, kernel, scratch, item
         self.size = tiles(f.target, kernel)
         self.type, self.lanes = kernel.type, self.size.lanes
-        self.stored = stored(kernel.element)
+        self.stored = storage_type(kernel.element)
         self.vector = self.type.vector(self.lanes)
         self.align = self.vector.total_bytes
         self.pitch = self.size.queries
@@ -426,7 +426,7 @@ class Block:
         f, kernel, item = self.f, self.kernel, self.item
         index = (item.batch, item.head, item.first + query)
         result = kernel.after.dtype
-        y = address_of(f, "y", stored(result), index)
+        y = address_of(f, "y", storage_type(result), index)
         extras = kernel.extras.at(f, index, self.lanes)
         factor = f.splat(f.load(self.type, self.scratch.factors, query), self.lanes)
         for column in range(0, self.scratch.width, self.lanes):

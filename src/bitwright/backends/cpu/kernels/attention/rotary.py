@@ -22,7 +22,7 @@ from bitwright.backends.cpu.codegen.emit import (
     Value,
     computed,
     i64,
-    stored,
+    storage_type,
 )
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
@@ -77,7 +77,7 @@ class _Row:
     ) -> None:
         self.f, self.kernel = f, kernel
         self.batch, self.position = batch, position
-        self.stored = stored(kernel.element)
+        self.stored = storage_type(kernel.element)
         self.lanes = f.target.lanes(computed(kernel.element).bits)
         self.x, self.y = (
             address_of(f, name, self.stored, (batch, head, position)) for name in ("x", "y")
@@ -106,8 +106,8 @@ class _Row:
         """The table row of this position; 0 for an id out of range."""
         f, element = self.f, self.kernel.ids
         assert element is not None
-        address = address_of(f, "ids", stored(element), (self.batch, self.position))
-        number = f.convert(f.load(stored(element), address), i64, element.is_signed)
+        address = address_of(f, "ids", storage_type(element), (self.batch, self.position))
+        number = f.convert(f.load(storage_type(element), address), i64, element.is_signed)
         outside = f.uge(number, f.args.size("limit"))
         with f.if_(outside):
             record_fault(f, number)

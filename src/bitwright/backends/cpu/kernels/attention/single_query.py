@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from bitwright.backends.cpu.codegen import math as vector_math
-from bitwright.backends.cpu.codegen.emit import Kernel, Value, i32, i64, stored
+from bitwright.backends.cpu.codegen.emit import Kernel, Value, i32, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive
 from bitwright.backends.cpu.kernels.attention.spec import (
@@ -71,7 +71,7 @@ class _Query:
     def emit(self) -> None:
         f, item = self.f, self.item
         index = (item.batch, item.head, item.first)
-        row = address_of(f, "q", stored(self.kernel.element), index)
+        row = address_of(f, "q", storage_type(self.kernel.element), index)
         for d, mask in self._columns(self.kernel.features):
             x = self._load(row, d, mask)
             f.store(x * self.kernel.scale, self.q, d, align=self.align)
@@ -135,7 +135,7 @@ class _Query:
         f, kernel, lanes = self.f, self.kernel, self.lanes
         rows = [
             f.gep(
-                stored(kernel.element), part.k, (first + f.min(start + t, count - 1)) * part.k_step
+                storage_type(kernel.element), part.k, (first + f.min(start + t, count - 1)) * part.k_step
             )
             for t in range(lanes)
         ]
@@ -183,7 +183,7 @@ class _Query:
 
         def key(number: Value, _: None, *totals: Value) -> list[Value]:
             """Two sets of totals alternate to hide the latency of the sums."""
-            row = f.gep(stored(kernel.element), part.v, (first + number) * part.v_step)
+            row = f.gep(storage_type(kernel.element), part.v, (first + number) * part.v_step)
             power = f.splat(f.load(kernel.type, self.scores, number), self.lanes)
             mine, others = totals[: len(columns)], totals[len(columns) :]
             found = [
@@ -200,7 +200,7 @@ class _Query:
     def _write(self, index: Sequence[Value], factor: Value) -> None:
         f, kernel = self.f, self.kernel
         result = kernel.after.dtype
-        y = address_of(f, "y", stored(result), index)
+        y = address_of(f, "y", storage_type(result), index)
         extras = kernel.extras.at(f, index, self.lanes)
         for d, mask in self._columns(kernel.value_features):
             value = f.load(self.vector, self.results, d, align=self.align) * factor

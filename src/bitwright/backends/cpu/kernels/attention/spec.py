@@ -25,7 +25,7 @@ from bitwright.backends.cpu.codegen.emit import (
     Value,
     computed,
     i64,
-    stored,
+    storage_type,
 )
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxBf16Dot
@@ -206,7 +206,7 @@ def work_item(f: Kernel, kernel: Attention, group: Value, first: Value, count: V
 def segment(f: Kernel, kernel: Attention, item: WorkItem, number: Value | None) -> Segment:
     """The present keys; with a number, the past (0) or present (1) keys."""
     index = (item.batch, item.key_head)
-    type_ = stored(kernel.element)
+    type_ = storage_type(kernel.element)
 
     def run(prefix: str, start: Value, count: Value) -> Segment:
         k, v = f"{prefix}k", f"{prefix}v"
@@ -263,7 +263,7 @@ def mask_bias(
     """The additive bias of the mask for keys key, key + 1, … of a query."""
     element = kernel.mask_element
     assert element is not None
-    row = address_of(f, "mask", stored(element), index)
+    row = address_of(f, "mask", storage_type(element), index)
     if kernel.mask_column == ONE:
         found = f.splat(load_computed(f, element, 1, row), lanes)
     elif kernel.mask_column == RUN:

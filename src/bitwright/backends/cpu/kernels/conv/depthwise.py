@@ -26,7 +26,7 @@ from bitwright.backends.cpu.codegen.emit import (
     Signature,
     Value,
     f32,
-    stored,
+    storage_type,
 )
 from bitwright.backends.cpu.codegen.expression import to_stored
 from bitwright.backends.cpu.kernels.matmul.epilogue import NO_EPILOGUE, Epilogue
@@ -82,7 +82,7 @@ class Depthwise:
 
 
 MOST_TAPS = 32
-"""Taps of a filter line that are unrolled; longer lines are a loop over as many."""
+"""Unrolled taps of a filter line; longer lines are a loop over as many."""
 EXACT_TAPS = 2**24 // 255**2
 """The most taps for which sums of 8-bit products are exact in f32."""
 
@@ -118,8 +118,8 @@ class _Emitter:
     def __init__(self, f: Kernel, conv: Depthwise) -> None:
         self.f, self.form, self.epilogue, self.x_type = f, conv.form, conv.epilogue, conv.element
         form = conv.form
-        self.element = stored(conv.element or real)
-        self.result = stored(conv.epilogue.result)
+        self.element = storage_type(conv.element or real)
+        self.result = storage_type(conv.epilogue.result)
         self.lanes = f.target.lanes(32)
         self.vector = f32.vector(self.lanes)
         self.size = size = {name: f.args.size(name) for name in _SIZES}

@@ -32,7 +32,7 @@ from bitwright.backends.cpu.codegen.emit import (
     Signature,
     Value,
     i8,
-    stored,
+    storage_type,
 )
 from bitwright.backends.cpu.codegen.expression import to_stored
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot4
@@ -202,7 +202,7 @@ class _Emitter:
         self.f, self.form, self.dot, self.epilogue = f, conv.form, conv.dot, conv.epilogue
         self.lanes = f.target.lanes(32)
         self.vector = conv.dot.sum_type.vector(self.lanes)
-        self.result = stored(conv.epilogue.result)
+        self.result = storage_type(conv.epilogue.result)
         self.size = {name: f.args.size(name) for name in _SIZES}
         self.rows, self.columns, self.dots = self.form.rows, self.form.columns, self.form.dots
         self.sums = f.scratch(self.vector, self.form.lines * self.form.pixels)

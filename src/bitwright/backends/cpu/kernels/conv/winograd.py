@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, f32, stored
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, f32, storage_type
 from bitwright.backends.cpu.codegen.expression import load_computed, to_stored
 from bitwright.backends.cpu.kernels.conv.toom_cook import linear_map, matrices, transform_filter
 from bitwright.backends.cpu.kernels.matmul.epilogue import NO_EPILOGUE, Epilogue
@@ -143,7 +143,7 @@ class Emitter:
         f, form = self.f, self.form
         maps = matrices(form.results, TAPS)
         self.data, self.back = linear_map(maps.data), linear_map(maps.back)
-        self.element = stored(form.element)
+        self.element = storage_type(form.element)
         self.patch = f.scratch(self.element, form.positions * self.lanes)
         self.zeros = f.scratch(f32, self.lanes)
         f.store(f.const(self.vector, 0.0), self.zeros, align=self.align)
@@ -365,5 +365,5 @@ class Emitter:
             at = row + lines.index * f.args.size("ow") + pixels.index
             value = self.form.epilogue.emit(f, value, at, column, mask)
             result = form.epilogue.result
-            y = f.gep(stored(result), f.args.pointer("y"), at * f.args.size("y_stride") + column)
+            y = f.gep(storage_type(result), f.args.pointer("y"), at * f.args.size("y_stride") + column)
             f.store(to_stored(f, value, result), y, mask=mask)

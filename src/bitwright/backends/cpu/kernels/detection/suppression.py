@@ -25,7 +25,7 @@ from bitwright.backends.cpu.codegen.emit import (
     Value,
     f64,
     i64,
-    stored,
+    storage_type,
 )
 from bitwright.ir.dtype import DType
 
@@ -50,8 +50,8 @@ def emit_corners(module: Module, name: str, element: DType, centred: bool) -> Si
         begin, end = f.share(batch * count)
         with f.loop(begin, end) as loop:
             row = f.udiv(loop.index, f.max(count, 1))
-            box = f.gep(stored(element), f.args.pointer("boxes"), loop.index * 4)
-            a, b, c, d = (f.convert(f.load(stored(element), box, i), f64) for i in range(4))
+            box = f.gep(storage_type(element), f.args.pointer("boxes"), loop.index * 4)
+            a, b, c, d = (f.convert(f.load(storage_type(element), box, i), f64) for i in range(4))
             if centred:
                 low = [a - f.div(c, 2.0), b - f.div(d, 2.0)]
                 high = [a + f.div(c, 2.0), b + f.div(d, 2.0)]
@@ -76,7 +76,7 @@ def emit_select(module: Module, name: str, element: DType, limits: Limits) -> Si
 
 class _Selection:
     def __init__(self, f: Kernel, element: DType, limits: Limits) -> None:
-        self.f, self.element = f, stored(element)
+        self.f, self.element = f, storage_type(element)
         self.lanes = f.target.lanes(64)
         self.vector = f64.vector(self.lanes)
         self.boxes = f.args.size("boxes")
@@ -90,7 +90,7 @@ class _Selection:
         if element is None:
             return None
         return self.f.convert(
-            self.f.load(stored(element), self.f.args.pointer(f"max_{name}")), type_
+            self.f.load(storage_type(element), self.f.args.pointer(f"max_{name}")), type_
         )
 
     def emit(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, i64, stored
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import Expression, from_stored, to_stored
 from bitwright.errors import CompileError
 from bitwright.ir.dtype import DType
@@ -128,7 +128,7 @@ class _Emitter:
             self._rows(sizes, begin, end)
 
     def _narrowest(self) -> int:
-        return min(stored(tensor.dtype).bits for tensor in self.tensors)
+        return min(storage_type(tensor.dtype).bits for tensor in self.tensors)
 
     def _rows(self, sizes: list[Value], begin: Value, end: Value) -> None:
         f, inner = self.f, sizes[-1]
@@ -140,7 +140,7 @@ class _Emitter:
             right = f.min(inner, end - row * inner)
             self._row(pointers, left, right)
             moved = [
-                f.gep(stored(tensor.dtype), pointer, f.args.size(f"{tensor.name}_{self.rank - 2}"))
+                f.gep(storage_type(tensor.dtype), pointer, f.args.size(f"{tensor.name}_{self.rank - 2}"))
                 for tensor, pointer in zip(self.tensors, pointers, strict=True)
             ]
             values = (position + 1, *moved)
@@ -163,7 +163,7 @@ class _Emitter:
             along = row - outer * sizes[axis] if axis else row
             row = outer
             pointers = [
-                f.gep(stored(t.dtype), pointer, along * f.args.size(f"{t.name}_{axis}"))
+                f.gep(storage_type(t.dtype), pointer, along * f.args.size(f"{t.name}_{axis}"))
                 for t, pointer in zip(self.tensors, pointers, strict=True)
             ]
         return pointers
@@ -174,7 +174,7 @@ class _Emitter:
         inputs = list(zip(self.tensors[:count], pointers[:count], strict=True))
         outputs = list(zip(self.tensors[count:], pointers[count:], strict=True))
         repeated = {
-            tensor.name: self._entered(f.load(stored(tensor.dtype), pointer), tensor)
+            tensor.name: self._entered(f.load(storage_type(tensor.dtype), pointer), tensor)
             for tensor, pointer in inputs
             if tensor.move == REPEATED
         }
@@ -203,7 +203,7 @@ class _Emitter:
         self, tensor: _Tensor, pointer: Value, index: Value, mask: Value | None, lanes: int
     ) -> Value:
         f = self.f
-        type_ = stored(tensor.dtype).vector(lanes)
+        type_ = storage_type(tensor.dtype).vector(lanes)
         if tensor.move == CONTIGUOUS:
             return self._entered(f.load(type_, pointer, index, mask=mask), tensor)
         read = f.gather(type_, pointer, self._steps(tensor, index, lanes), mask=mask)

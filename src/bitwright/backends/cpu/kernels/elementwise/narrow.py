@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bitwright.backends.cpu.codegen.emit import Function, Value, i32, stored
+from bitwright.backends.cpu.codegen.emit import Function, Value, i32, storage_type
 from bitwright.backends.cpu.codegen.instr import packs
 from bitwright.ir.dtype import DType
 
@@ -22,7 +22,7 @@ def narrowed(f: Function, values: Sequence[Value], to: DType) -> list[Value]:
     lanes = values[0].type.lanes
     found = packs(f.target, lanes, to.is_signed)
     if found is None or len(values) == 1:
-        return [f.saturated(v, stored(to), int(to.min), int(to.max)) for v in values]
+        return [f.saturated(v, storage_type(to), int(to.min), int(to.max)) for v in values]
     to_words, to_bytes = found
     pairs = [
         to_words(f, values[i], values[min(i + 1, len(values) - 1)])
@@ -34,5 +34,5 @@ def narrowed(f: Function, values: Sequence[Value], to: DType) -> list[Value]:
     else:  # every 16 bytes hold four elements of each vector
         parts = lanes // 4
         ordered = f.shuffle(mixed, [4 * (i % parts) + i // parts for i in range(lanes)])
-    packed = f.bitcast(ordered, stored(to).vector(4 * lanes))
+    packed = f.bitcast(ordered, storage_type(to).vector(4 * lanes))
     return [f.part(packed, 0, 2 * lanes) if len(values) == 2 else packed]

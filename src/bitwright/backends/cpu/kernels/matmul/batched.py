@@ -21,7 +21,7 @@ from bitwright.backends.cpu.codegen.emit import (
     Type,
     Value,
     computed,
-    stored,
+    storage_type,
 )
 from bitwright.backends.cpu.codegen.expression import from_stored, to_stored
 from bitwright.backends.cpu.lowering.region import address_of
@@ -123,7 +123,7 @@ class _Product:
 
     def _tile(self, outer: list[Value], row: Value, column: Value) -> None:
         f, form = self.f, self.form
-        w = f.gep(stored(form.w), address_of(f, "w", stored(form.w), outer), column)
+        w = f.gep(storage_type(form.w), address_of(f, "w", storage_type(form.w), outer), column)
         masks = [
             f.mask(self.columns - column - v * form.lanes, form.lanes, form.type.bits)
             for v in range(form.vectors)
@@ -145,7 +145,7 @@ class _Product:
         """Computes a few rows of a tile; whole tiles read w without masks."""
         f, form = self.f, self.form
         zeros = [f.const(form.type.vector(form.lanes), 0)] * (count * form.vectors)
-        starts = [address_of(f, "a", stored(form.a), (*outer, row + i)) for i in range(count)]
+        starts = [address_of(f, "a", storage_type(form.a), (*outer, row + i)) for i in range(count)]
         whole = f.le(column + form.columns, self.columns)
         with f.if_(whole, carry=zeros) as branch:
             branch.next(*self._sums(starts, w, zeros, [None] * form.vectors))
@@ -156,7 +156,7 @@ class _Product:
             place = (*outer, row + i)
             at = column + v * form.lanes
             value = self.epilogue.emit(f, total, place, at, masks[v])
-            y = address_of(f, "y", stored(form.y), place)
+            y = address_of(f, "y", storage_type(form.y), place)
             f.store(to_stored(f, value, form.y), y, at, mask=masks[v])
 
     def _sums(
@@ -165,17 +165,17 @@ class _Product:
         f, form = self.f, self.form
         a_step, w_step = f.args.size("a_k"), f.args.size("w_k")
         with f.loop(0, self.depth, carry=zeros) as loop:
-            line = f.gep(stored(form.w), w, loop.index * w_step)
+            line = f.gep(storage_type(form.w), w, loop.index * w_step)
             parts = [
                 self._convert(
-                    f.load(stored(form.w).vector(form.lanes), line, v * form.lanes, mask=mask),
+                    f.load(storage_type(form.w).vector(form.lanes), line, v * form.lanes, mask=mask),
                     form.w,
                 )
                 for v, mask in enumerate(masks)
             ]
             sums = list(loop.carried)
             for i, start in enumerate(starts):
-                lhs = self._convert(f.load(stored(form.a), start, loop.index * a_step), form.a)
+                lhs = self._convert(f.load(storage_type(form.a), start, loop.index * a_step), form.a)
                 broadcast = f.splat(lhs, form.lanes)
                 for v, part in enumerate(parts):
                     at = i * form.vectors + v

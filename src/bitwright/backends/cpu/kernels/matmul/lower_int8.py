@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.codegen import emit
-from bitwright.backends.cpu.codegen.emit import stored
+from bitwright.backends.cpu.codegen.emit import storage_type
 from bitwright.backends.cpu.codegen.instr import Instr, dot_s16s16
 from bitwright.backends.cpu.kernels.conv.conv import line_tile
 from bitwright.backends.cpu.kernels.elementwise.streaming import streamed_from
@@ -144,7 +144,7 @@ class Offsets:
     ) -> emit.Value:
         if self.zero is not None:
             at = f.mul(row, f.args.size("x_zero.0"))
-            zero = f.load(stored(self.zero.dtype), f.args.pointer("x_zero"), at)
+            zero = f.load(storage_type(self.zero.dtype), f.args.pointer("x_zero"), at)
             zero = f.convert(zero, emit.i32, self.zero.dtype.is_signed)
             sums = f.load(value.type, f.args.pointer("sums"), column, mask=mask)
             if self.pair_dot is None:

@@ -29,7 +29,7 @@ from bitwright.backends.cpu.codegen.emit import (
     i1,
     i32,
     i64,
-    stored,
+    storage_type,
 )
 from bitwright.backends.cpu.codegen.expression import to_stored
 from bitwright.backends.cpu.kernels.elementwise.narrow import MOST, narrowed
@@ -319,7 +319,7 @@ class Product:
         f, tile, element = self.f, self.tile, self.epilogue.result
         totals = list(sums)
         self.dot.subtract_zero_points(f, totals, self.constant_offset(column), masks)
-        y = f.gep(stored(element), f.args.pointer("y"), self.result_offset(row) + column)
+        y = f.gep(storage_type(element), f.args.pointer("y"), self.result_offset(row) + column)
         if self.epilogue.wide and (masks[0] is None or not self._masked_stores_are_slow):
             for first in range(0, tile.vectors, MOST):
                 self._write_int8(row, column, masks, totals, first, y)

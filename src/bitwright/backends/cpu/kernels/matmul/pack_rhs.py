@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, i8, i32, stored
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, i8, i32, storage_type
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import position, product
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import DotProduct
 from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
@@ -276,5 +276,5 @@ def load_row_zero_point(f: Kernel, reads: Reads, place: Sequence[Value], lanes: 
     """The zero point of a row, the only operand of `reads`, in i32."""
     (zero,) = reads.at(f, place, lanes).load(0)
     element: DType = reads.views[0].dtype
-    assert stored(element).bits == 8
+    assert storage_type(element).bits == 8
     return f.convert(zero, i32, element.is_signed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value, stored
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value, storage_type
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, checked_index, unless_empty
@@ -31,7 +31,7 @@ class IndexTuples:
         """The offset that the tuple at this address selects, in units of the strides."""
         total: Operand = 0
         for j in range(self.count):
-            index = f.load(stored(self.index), address, j)
+            index = f.load(storage_type(self.index), address, j)
             place = checked_index(f, index, f.args.size(f"n{j}"), self.index.is_signed)
             total = place * f.args.size(f"s{j}") + total
         return f.index(total)
@@ -65,7 +65,7 @@ def emit_gather(module: Module, name: str, count: int, index: DType, width: int)
         begin, end = f.share(product(f, counts))
 
         def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:
-            tuple_address = f.gep(stored(index), f.args.pointer("i"), offsets["i"])
+            tuple_address = f.gep(storage_type(index), f.args.pointer("i"), offsets["i"])
             if width:
                 _elements(f, tuples, tuple_address, coordinates[1], offsets, width)
             else:
@@ -93,7 +93,7 @@ def _elements(
     x = f.gep(word, f.args.pointer("x"), offsets["x"])
     y = f.gep(word, f.args.pointer("y"), offsets["y"])
     with f.loop(0, f.min(f.args.size("m") - piece * PIECE, PIECE)) as loop:
-        row = f.gep(stored(tuples.index), address, loop.index * tuples.count)
+        row = f.gep(storage_type(tuples.index), address, loop.index * tuples.count)
         f.store(f.load(word, x, tuples.offset(f, row)), y, loop.index)
 
 
@@ -126,10 +126,10 @@ def emit_gather_elements(
         size, stride = f.args.size("size"), f.args.size("stride")
 
         def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:
-            i = f.gep(stored(index), f.args.pointer("i"), offsets["i"])
+            i = f.gep(storage_type(index), f.args.pointer("i"), offsets["i"])
             x, y = (f.gep(word, f.args.pointer(o), offsets[o]) for o in "xy")
             with f.loop(0, f.min(sizes[-1] - coordinates[-1] * PIECE, PIECE)) as loop:
-                found = f.load(stored(index), i, loop.index * strides["i"][-1])
+                found = f.load(storage_type(index), i, loop.index * strides["i"][-1])
                 place = checked_index(f, found, size, index.is_signed)
                 value = f.load(word, x, loop.index * strides["x"][-1] + place * stride)
                 f.store(value, y, loop.index * strides["y"][-1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, i64, stored
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, i64, storage_type
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest
 from bitwright.ir.dtype import DType
 
@@ -17,7 +17,7 @@ CHUNK = 4096
 
 
 def _is_set(f: Kernel, element: DType, place: Value, lanes: int = 1) -> Value:
-    value = f.load(stored(element).vector(lanes), f.args.pointer("x"), place)
+    value = f.load(storage_type(element).vector(lanes), f.args.pointer("x"), place)
     return f.ne(value, 0.0 if element.is_float else 0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bitwright.backends.cpu.codegen.emit import Module, Signature, Value, computed, f64, i64, stored
+from bitwright.backends.cpu.codegen.emit import Module, Signature, Value, computed, f64, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import load_computed, to_stored
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes, fill
@@ -15,7 +15,7 @@ from bitwright.ir.dtype import DType
 def emit_iota(module: Module, name: str, element: DType) -> Signature:
     """y[i] = i, in the element type."""
     signature = Signature(("y",), ("count",))
-    type_ = stored(element)
+    type_ = storage_type(element)
     with module.kernel(name, signature) as f:
         lanes = f.target.lanes(64)
         begin, end = f.share(f.args.size("count"), lanes)
@@ -31,7 +31,7 @@ def emit_iota(module: Module, name: str, element: DType) -> Signature:
 def emit_range(module: Module, name: str, element: DType) -> Signature:
     """y[i] = start + i · delta; floats are computed in f64 and rounded once."""
     signature = Signature(("start", "delta", "y"), ("count",))
-    wide = f64 if element.is_float else stored(element)
+    wide = f64 if element.is_float else storage_type(element)
     with module.kernel(name, signature) as f:
         lanes = f.target.lanes(64)
         start, delta = (
@@ -62,7 +62,7 @@ def emit_sizes(module: Module, name: str, count: int) -> Signature:
 def emit_one_hot(module: Module, name: str, index: DType, width: int) -> Signature:
     """y[p, d, q] = on where d is the index at [p, q], else off; slots p, d and q."""
     signature = Signature(("i", "values", "y"), ("p", "d", "q"))
-    word, type_ = WORD[width], stored(index)
+    word, type_ = WORD[width], storage_type(index)
     with module.kernel(name, signature) as f:
         depth, inner = f.args.size("d"), f.args.size("q")
         off, on = (f.load(word, f.args.pointer("values"), place) for place in (0, 1))
@@ -95,7 +95,7 @@ def emit_trilu(
     with module.kernel(name, signature) as f:
         rows, columns = f.args.size("rows"), f.args.size("columns")
         if diagonal:
-            shift = f.convert(f.load(stored(diagonal), f.args.pointer("k")), i64)
+            shift = f.convert(f.load(storage_type(diagonal), f.args.pointer("k")), i64)
         else:
             shift = f.args.size("k")
         counts = [f.args.size("matrices"), rows]
@@ -133,7 +133,7 @@ def emit_reverse_sequence(module: Module, name: str, time_axis: int, index: DTyp
 
         def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:
             step, batch = coordinates[time_axis], coordinates[1 - time_axis]
-            length = f.convert(f.load(stored(index), f.args.pointer("lengths"), batch), i64)
+            length = f.convert(f.load(storage_type(index), f.args.pointer("lengths"), batch), i64)
             wrong = f.ugt(length, axes[time_axis])
             with f.if_(wrong):
                 record_fault(f, length)

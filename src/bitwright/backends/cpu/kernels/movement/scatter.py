@@ -19,7 +19,7 @@ from bitwright.backends.cpu.codegen.emit import (
     Signature,
     Value,
     i64,
-    stored,
+    storage_type,
 )
 from bitwright.backends.cpu.codegen.expression import from_stored, to_stored
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
@@ -53,7 +53,7 @@ def emit_scatter(
     """Slots: m tuples, the columns of a slice; sizes and strides of the indexed axes."""
     tuples = IndexTuples(count, index)
     signature = Signature(("y", "i", "u", "fault"), ("m", "columns", *tuples.slots, *FAULT_SLOTS))
-    type_ = stored(element)
+    type_ = storage_type(element)
     with module.kernel(name, signature) as f:
         columns = f.args.size("columns")
         begin, end = f.share(columns, CHUNK)
@@ -61,7 +61,7 @@ def emit_scatter(
 
         def update() -> None:
             with f.if_(f.lt(begin, end)), f.loop(0, f.args.size("m")) as loop:
-                address = f.gep(stored(index), f.args.pointer("i"), loop.index * count)
+                address = f.gep(storage_type(index), f.args.pointer("i"), loop.index * count)
                 place = tuples.offset(f, address) + begin
                 y = f.gep(type_, f.args.pointer("y"), place)
                 u = f.gep(type_, f.args.pointer("u"), loop.index * columns + begin)
@@ -72,7 +72,7 @@ def emit_scatter(
 
 
 def _write_row(f: Kernel, y: Value, u: Value, count: Value, element: DType, reduction: str) -> None:
-    type_ = stored(element)
+    type_ = storage_type(element)
     if reduction == "none":
         copy_bytes(f, u, y, count * type_.bytes)
         return
@@ -95,7 +95,7 @@ def emit_scatter_elements(
     """
     slots = [f"{letter}{axis}" for letter in "nyiu" for axis in range(rank)]
     signature = Signature(("y", "i", "u", "fault"), (*slots, "size", *FAULT_SLOTS))
-    type_ = stored(element)
+    type_ = storage_type(element)
     with module.kernel(name, signature) as f:
         *outer, columns, turns = (f.args.size(f"n{axis}") for axis in range(rank))
         strides = {o: [f.args.size(f"{o}{axis}") for axis in range(rank)] for o in "yiu"}
@@ -106,7 +106,7 @@ def emit_scatter_elements(
         end = f.select(f.gt(turns, 0), end, begin)
 
         def write(y: Value, i: Value, u: Value) -> None:
-            found = f.load(stored(index), f.args.pointer("i"), i)
+            found = f.load(storage_type(index), f.args.pointer("i"), i)
             place = checked_index(f, found, size, index.is_signed) * strides["y"][-1] + y
             value = f.load(type_, f.args.pointer("u"), u)
             if reduction != "none":
@@ -150,7 +150,7 @@ def emit_tensor_scatter(module: Module, name: str, index: DType | None, mode: st
         def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:
             start = f.index(0)
             if index:
-                start = f.convert(f.load(stored(index), f.args.pointer("i"), coordinates[0]), i64)
+                start = f.convert(f.load(storage_type(index), f.args.pointer("i"), coordinates[0]), i64)
             wrong = f.or_(f.lt(start, 0), f.gt(rows, room))
             if mode == "linear":
                 wrong = f.or_(wrong, f.gt(start, room - rows))

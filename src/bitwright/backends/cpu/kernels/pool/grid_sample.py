@@ -1,6 +1,6 @@
 """Sampling at a grid: y[n, c, p] = sum over taps t of weight[t, p] * x[n, c, place[t, p]].
 
-Lanes run along positions. Taps are computed once for all channels, in f64 as the reference does
+Lanes run along positions. The taps are computed once for all channels, in f64 as the reference does
 (`ops.vision.grid_sample`); elements are gathered.
 
     slots   x [N, C, *spatial]   grid [N, positions, axes]   y [N, C, positions]
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product as combinations
 
-from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, f64, i64, stored
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, f64, i64, storage_type
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, product
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, unless_empty
 from bitwright.backends.cpu.kernels.pool.resize import tap_weight
@@ -66,7 +66,7 @@ class _Samples:
 
     def _chunk(self, image: Value, first: Value) -> None:
         """Sample a vector of positions of one image in all channels."""
-        f, element = self.f, stored(self.kernel.element)
+        f, element = self.f, storage_type(self.kernel.element)
         mask = f.mask(self.positions - first, self.lanes, 64)
         taps = self._taps(self._grid(image, first, mask))
         with f.loop(0, self.channels) as channel:
@@ -84,7 +84,7 @@ class _Samples:
     def _grid(self, image: Value, first: Value, mask: Value) -> list[Value]:
         """The coordinates of the positions, outermost axis first."""
         f, axes = self.f, self.kernel.axes
-        type_ = stored(self.kernel.grid)
+        type_ = storage_type(self.kernel.grid)
         start = f.gep(type_, f.args.pointer("grid"), (image * self.positions + first) * axes)
         lanes = f.iota(i64, self.lanes) * axes
         return [

@@ -23,7 +23,7 @@ from bitwright.backends.cpu.codegen.emit import (
     computed,
     i32,
     i64,
-    stored,
+    storage_type,
 )
 from bitwright.backends.cpu.codegen.expression import from_stored, load_computed, to_stored
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, product
@@ -106,7 +106,7 @@ class _WindowTaps:
 
 class _Emitter:
     def __init__(self, f: Kernel, pool: Pool) -> None:
-        self.f, self.pool, self.type = f, pool, stored(pool.element)
+        self.f, self.pool, self.type = f, pool, storage_type(pool.element)
         self.sizes = [f.args.size(f"in{a}") for a in range(pool.rank)]
         self.counts = [f.args.size(f"out{a}") for a in range(pool.rank)]
         self.x, self.y = f.args.pointer("x"), f.args.pointer("y")

@@ -25,7 +25,7 @@ from bitwright.backends.cpu.codegen.emit import (
     Value,
     i32,
     i64,
-    stored,
+    storage_type,
 )
 from bitwright.backends.cpu.codegen.expression import from_stored
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
@@ -259,7 +259,7 @@ class _Sums:
         f, element = self.f, self.element
         if element.is_integer:
             value = f.clamp(f.round(value), float(element.min), float(element.max))
-        held = f.convert(value, stored(element), element.is_signed)
+        held = f.convert(value, storage_type(element), element.is_signed)
         f.store(held, y, index, mask=mask)
 
 
@@ -286,7 +286,7 @@ def emit_sums(
                 for axis in range(1, fixed + 1)
             ]
             row = coordinates[0] * f.args.size("s0")
-            y = f.gep(stored(element), f.args.pointer("y"), offsets["y"])
+            y = f.gep(storage_type(element), f.args.pointer("y"), offsets["y"])
             if has_inner:
                 _along_inner(sums, rows, row, y, inner)
             else:
@@ -308,7 +308,7 @@ def _interpolate_row(
     put: Callable[[Value, Value, Value | None], None],
 ) -> None:
     """The sums over `rows` for contiguous elements."""
-    f, vector = sums.f, stored(sums.element).vector(sums.lanes)
+    f, vector = sums.f, storage_type(sums.element).vector(sums.lanes)
 
     def body(index: Value, mask: Value | None) -> None:
         def load(offset: Value) -> Value:
@@ -325,7 +325,7 @@ def _along_axis(sums: _Sums, rows: _Rows, row: Value, y: Value, first: Value) ->
     Its taps are gathered: from one row on the stack to which all other axes are summed first, if it
     is short enough, else from every row.
     """
-    f, vector = sums.f, stored(sums.element).vector(sums.lanes)
+    f, vector = sums.f, storage_type(sums.element).vector(sums.lanes)
 
     def from_x(places: Value, mask: Value | None) -> Value:
         def load(offset: Value) -> Value:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.codegen.emit import stored
+from bitwright.backends.cpu.codegen.emit import storage_type
 from bitwright.backends.cpu.kernels.matmul.lower_batched import Operands, call_product
 from bitwright.backends.cpu.kernels.matmul.matmul import emit_matmul, pack, row_tiles_in_cache
 from bitwright.backends.cpu.kernels.matmul.register_tile import best_tile
@@ -78,7 +78,7 @@ class RecurrentLayer:
         names = ("direction", "activations", "alpha", "beta", "clip")
         chosen = gate_activations(op, **{name: attrs[name] for name in names})
         lengths = given.get("lengths")
-        lanes = ctx.target.lanes(stored(element).bits)
+        lanes = ctx.target.lanes(storage_type(element).bits)
         kernel = Recurrence(
             op,
             element,

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Type, Value, i64, stored
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Type, Value, i64, storage_type
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
 from bitwright.backends.cpu.kernels.recurrent.recurrent_cell import CELL_CLASSES, Cell, CellContext
 from bitwright.ir.dtype import DType
@@ -95,7 +95,7 @@ def emit_recurrence(
 class Layer:
     def __init__(self, f: Kernel, kernel: Recurrence, vectors: tuple[int, ...]) -> None:
         self.f, self.kernel, self.vectors = f, kernel, vectors
-        self.type = stored(kernel.element)
+        self.type = storage_type(kernel.element)
         self.vector = self.type.vector(kernel.lanes)
         names = ("steps", "batch", "directions", "hidden")
         self.steps, self.batch, self.directions, self.hidden = (f.args.size(n) for n in names)
@@ -188,7 +188,7 @@ class Layer:
         f = self.f
         if self.kernel.lengths is None:
             return self.steps
-        read = f.load(stored(self.kernel.lengths), f.args.pointer("lengths"), row)
+        read = f.load(storage_type(self.kernel.lengths), f.args.pointer("lengths"), row)
         length = f.convert(read, i64)
         outside = f.ugt(length, self.steps)
         with f.if_(outside):

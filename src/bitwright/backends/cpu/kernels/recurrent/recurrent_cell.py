@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bitwright.backends.cpu.codegen.emit import Kernel, Value, stored
+from bitwright.backends.cpu.codegen.emit import Kernel, Value, storage_type
 from bitwright.backends.cpu.codegen.scalars import LlvmScalars
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Cell(ABC):
 
     def __init__(self, f: Kernel, kernel: Recurrence, reverse: Value) -> None:
         self.f, self.kernel, self.reverse = f, kernel, reverse
-        self.type = stored(kernel.element)
+        self.type = storage_type(kernel.element)
         self.vector = self.type.vector(kernel.lanes)
         self.scalars = LlvmScalars(f, kernel.element, kernel.lanes)
 

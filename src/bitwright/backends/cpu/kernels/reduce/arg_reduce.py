@@ -19,7 +19,7 @@ from bitwright.backends.cpu.codegen.emit import (
     Value,
     i32,
     i64,
-    stored,
+    storage_type,
 )
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, position, product
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, unless_empty
@@ -142,7 +142,7 @@ class _Emission:
 
     def _write_row(self, row: Value, place: Value) -> None:
         f, lanes = self.f, self.lanes
-        element = stored(self.kernel.before.dtype)
+        element = storage_type(self.kernel.before.dtype)
         one, zero = f.const(element.vector(lanes), 1.0), f.const(element.vector(lanes), 0.0)
         wanted = f.splat(place, lanes)
 

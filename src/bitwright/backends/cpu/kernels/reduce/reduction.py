@@ -23,7 +23,7 @@ from bitwright.backends.cpu.codegen.emit import (
     f64,
     i8,
     i64,
-    stored,
+    storage_type,
 )
 from bitwright.backends.cpu.kernels.rows.formulas import Pass, Stats
 from bitwright.ir.dtype import DType, bool_
@@ -64,7 +64,7 @@ class ReductionOp:
         """A result in its storage type; an integer that is too large wraps, as in numpy."""
         if total.type.is_float and self.element.is_integer and self.element.bits < 64:
             total = f.convert(total, i64)
-        return f.convert(total, stored(self.element), self.element.is_signed)
+        return f.convert(total, storage_type(self.element), self.element.is_signed)
 
     @property
     def passes(self) -> tuple[Pass, ...]:

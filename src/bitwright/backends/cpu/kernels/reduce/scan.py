@@ -17,7 +17,7 @@ from bitwright.backends.cpu.codegen.emit import (
     Value,
     computed,
     f64,
-    stored,
+    storage_type,
 )
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, position, product
 from bitwright.backends.cpu.lowering.region import Part, Reads, store
@@ -81,7 +81,7 @@ def _run(
         v = f.convert(kernel.before.evaluate(f, loaded, lanes), type_, element.is_signed)
         total = loop.carried[0]
         after = join(total, v)
-        y = f.gep(stored(element), f.args.pointer("y"), (row * count + at) * columns + column)
+        y = f.gep(storage_type(element), f.args.pointer("y"), (row * count + at) * columns + column)
         result = total if kernel.exclusive else after
         store(f, f.convert(result, computed(element)), element, y, 0, mask)
         loop.next(after)

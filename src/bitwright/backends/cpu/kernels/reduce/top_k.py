@@ -22,7 +22,7 @@ from bitwright.backends.cpu.codegen.emit import (
     i1,
     i64,
     ptr,
-    stored,
+    storage_type,
     void,
 )
 from bitwright.backends.cpu.codegen.expression import load_computed
@@ -117,7 +117,7 @@ class _Row:
         self.lanes = f.target.lanes(self.order.type.bits)
         self.columns, self.count = f.args.size("columns"), f.args.size("count")
         start = row * self.count
-        self.values = f.gep(stored(self.order.element), f.args.pointer("values"), start)
+        self.values = f.gep(storage_type(self.order.element), f.args.pointer("values"), start)
         self.places = f.gep(i64, f.args.pointer("places"), start)
         self.one = kernel.x.at(f, index, 1)
         self.many = kernel.x.at(f, index, self.lanes)

@@ -19,7 +19,7 @@ from bitwright.backends.cpu.codegen.emit import (
     Type,
     Value,
     computed,
-    stored,
+    storage_type,
 )
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import position, product
@@ -121,7 +121,7 @@ class _Group:
         index = (self.batch, self.group, channel)
         row, extras = (reads.at(f, index, self.lanes) for reads in (kernel.x, kernel.extras))
         start = (self.row * self.channels + channel) * self.columns
-        y = f.gep(stored(kernel.after.dtype), f.args.pointer("y"), start)
+        y = f.gep(storage_type(kernel.after.dtype), f.args.pointer("y"), start)
 
         def body(column: Value, mask: Value | None) -> None:
             (v,) = row.load(column, mask)
@@ -161,7 +161,7 @@ def emit_batch_norm(module: Module, name: str, kernel: BatchNorm) -> Signature:
         begin, end = f.share(product(f, counts))
         with f.loop(begin, end) as loop:
             row = kernel.x.at(f, position(f, counts, loop.index), lanes)
-            y = f.gep(stored(kernel.element), f.args.pointer("y"), loop.index * columns)
+            y = f.gep(storage_type(kernel.element), f.args.pointer("y"), loop.index * columns)
 
             def body(column: Value, mask: Value | None) -> None:
                 loaded = [f.convert(v, type_) for v in row.load(column, mask)]
@@ -205,7 +205,7 @@ def emit_lrn(module: Module, name: str, kernel: Lrn) -> Signature:
             low = f.max(channel - (kernel.size - 1) // 2, 0)
             high = f.min(channel + (kernel.size // 2 + 1), channels)
             row = kernel.x.at(f, (batch, channel), lanes)
-            y = f.gep(stored(kernel.element), f.args.pointer("y"), loop.index * columns)
+            y = f.gep(storage_type(kernel.element), f.args.pointer("y"), loop.index * columns)
 
             def body(column: Value, mask: Value | None) -> None:
                 zero = f.const(type_.vector(lanes), 0.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, stored
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, storage_type
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, position, product
 from bitwright.backends.cpu.kernels.rows.rows import RowKernel
 from bitwright.backends.cpu.lowering.region import store
@@ -90,5 +90,5 @@ class _Emission:
         v = kernel.affine(f, v, weights)
         extras = kernel.extras.at(f, index, self.lanes).load(self.column, self.mask)
         v = kernel.after.evaluate(f, [v, *extras], self.lanes)
-        y = f.gep(stored(kernel.result), f.args.pointer("y"), self._place(at, size))
+        y = f.gep(storage_type(kernel.result), f.args.pointer("y"), self._place(at, size))
         store(f, v, kernel.result, y, 0, self.mask)

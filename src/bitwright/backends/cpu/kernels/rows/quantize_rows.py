@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, computed, stored
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value, computed, storage_type
 from bitwright.backends.cpu.codegen.math.division import divider
 from bitwright.backends.cpu.codegen.scalars import round_clamped
 from bitwright.backends.cpu.kernels.matmul.epilogue import is_light
@@ -86,7 +86,7 @@ class _Emission(RowEmission):
     ) -> None:
         super().__init__(f, kernel, row, index)
         self.row = row
-        self.q = f.gep(stored(kernel.to), f.args.pointer("q"), f.mul(row, self.columns))
+        self.q = f.gep(storage_type(kernel.to), f.args.pointer("q"), f.mul(row, self.columns))
         self.quantized_extras = kernel.quantized_extras.at(f, index, self.lanes)
         self.saves_operand = not self.formula.passes and kernel.row_storage == "t"
 

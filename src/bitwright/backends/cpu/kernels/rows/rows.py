@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from bitwright.backends.cpu.codegen.emit import Kernel, Signature, Type, Value, computed, stored
+from bitwright.backends.cpu.codegen.emit import Kernel, Signature, Type, Value, computed, storage_type
 from bitwright.backends.cpu.kernels.rows.formulas import Formula, formula
 from bitwright.backends.cpu.lowering.region import STEP, Part, Reads, Row, store
 from bitwright.ir.dim import Size
@@ -70,7 +70,7 @@ class RowKernel:
         """Whether passes can reread the operand from memory without conversion."""
         return (
             self.before.is_empty
-            and stored(self.before.dtype) is self.type
+            and storage_type(self.before.dtype) is self.type
             and STEP not in self.x.columns
         )
 
@@ -79,7 +79,7 @@ class RowKernel:
         """The slot that saves computed rows: "" (none), "y" or "t"."""
         if self.is_direct and not self.formula.replaces:
             return ""
-        return "y" if stored(self.result) is self.type else "t"
+        return "y" if storage_type(self.result) is self.type else "t"
 
     def stores(self, number: int) -> bool:
         """Whether a pass saves the values that it computes."""
@@ -138,7 +138,7 @@ class RowEmission:
         start = f.mul(row, self.columns)
         rows = {
             slot: f.gep(type_, f.args.pointer(slot), start)
-            for slot, type_ in (("y", stored(kernel.result)), ("t", self.type))
+            for slot, type_ in (("y", storage_type(kernel.result)), ("t", self.type))
             if slot in kernel.slots
         }
         self.y = rows.get("y", start)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Type, Value, bf16, f32, i32
-from bitwright.backends.cpu.codegen.emit import stored as stored_type
+from bitwright.backends.cpu.codegen.emit import storage_type as stored_type
 from bitwright.backends.cpu.codegen.instr import Instr, dot_bf16
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import (
     DotProduct,
