@@ -20,7 +20,8 @@ TABLE = {  # compute, reduction, elementwise, movement
 }
 KINDS = (Kind.COMPUTE, Kind.REDUCTION, Kind.ELEMENTWISE, Kind.MOVEMENT)
 OPS = {
-    Kind.COMPUTE: "matmul conv attention solve fft lstm gru rnn custom fallback conv_transpose einsum",
+    Kind.COMPUTE: "matmul conv attention solve fft lstm gru rnn custom fallback "
+    "conv_transpose einsum",
     Kind.REDUCTION: "layer_norm rms_norm group_norm softmax log_softmax reduce_sum reduce_mean "
     "avg_pool cumsum sample selective_scan cross_entropy",
     Kind.ELEMENTWISE: "relu gelu add mul eq where quantize dequantize complex sigmoid",

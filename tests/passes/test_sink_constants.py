@@ -61,4 +61,4 @@ def test_branches_with_captured_weights_are_quantized():
     schemes = {layer.name.split("/")[-1]: layer.scheme for layer in report.layers}
     assert schemes["a"] == schemes["b"] == "dynamic_per_token"
     (why,) = {layer.reason for layer in report.layers if layer.scheme == "float"}
-    assert "no constant" in why  # the weight of both: not "in the body of a loop"
+    assert "not an f32 constant" in why  # the weight of both: not "in a loop body"

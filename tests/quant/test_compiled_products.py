@@ -57,16 +57,16 @@ def both(monkeypatch):
 def test_matrices(both, x_kind, w_kind):
     x, w = tensor(x_kind, 7, 33), tensor(w_kind, 33, 17, axis=1)
     bias = rng.normal(size=17).astype(np.float32)
-    both(lambda: bw.qmatmul(x, w))
-    both(lambda: bw.qmatmul(x, w, bias, BYTES))
+    both(lambda: bw.quant.qmatmul(x, w))
+    both(lambda: bw.quant.qmatmul(x, w, bias, BYTES))
 
 
 def test_batches_integer_biases_and_wide_results(both):
     x, w = tensor("uint8", 2, 3, 5, 16), tensor("int8", 16, 9)
     bias = rng.integers(-999, 999, 9).astype(np.int32)
-    both(lambda: bw.qmatmul(x, w, bias))
+    both(lambda: bw.quant.qmatmul(x, w, bias))
     wide = QuantParams.symmetric("int16", rng.uniform(0.1, 1, 9), axis=3)
-    both(lambda: bw.qmatmul(x, w, None, wide))
+    both(lambda: bw.quant.qmatmul(x, w, None, wide))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 6])
@@ -75,18 +75,18 @@ def test_convolutions(both, groups):
     w = tensor("int8", 12, 6 // groups, 3, 2, axis=0)
     bias = rng.normal(size=12).astype(np.float32)
     attrs = {"strides": (2, 1), "pads": (1, 0, 2, 1), "groups": groups}
-    both(lambda: bw.qconv2d(x, w, bias, **attrs))
-    both(lambda: bw.qconv2d(x, w, bias, BYTES, **attrs))
+    both(lambda: bw.quant.qconv2d(x, w, bias, **attrs))
+    both(lambda: bw.quant.qconv2d(x, w, bias, BYTES, **attrs))
 
 
 def test_cases_that_numpy_computes(both):
     x, w = tensor("uint8", 4, 8), tensor("int8", 8, 5)
-    both(lambda: bw.qmatmul(x, w, None, BYTES, fixed_point=True), compiled=False)
-    both(lambda: bw.qmatmul(tensor_rows, w), compiled=False)
-    both(lambda: bw.qmatmul(x, tensor_blocks), compiled=False)
-    both(lambda: bw.qmatmul(tensor_16, w), compiled=False)
-    both(lambda: bw.qmatmul(x, w, None, QuantParams.symmetric("int4", 1.0)), False)
-    both(lambda: bw.qmatmul(tensor_none, w), compiled=False)
+    both(lambda: bw.quant.qmatmul(x, w, None, BYTES, fixed_point=True), compiled=False)
+    both(lambda: bw.quant.qmatmul(tensor_rows, w), compiled=False)
+    both(lambda: bw.quant.qmatmul(x, tensor_blocks), compiled=False)
+    both(lambda: bw.quant.qmatmul(tensor_16, w), compiled=False)
+    both(lambda: bw.quant.qmatmul(x, w, None, QuantParams.symmetric("int4", 1.0)), False)
+    both(lambda: bw.quant.qmatmul(tensor_none, w), compiled=False)
 
 
 tensor_rows = tensor("uint8", 4, 8, axis=0)
@@ -103,7 +103,7 @@ def test_overflow_is_an_error(both, monkeypatch):
     w = QuantizedTensor.from_qvalues(np.full((140000, 2), 127, np.int8), plain)
     monkeypatch.setattr(compiled_products, "TERMS_AT_ONCE", 0)
     with pytest.raises(QuantizationError, match="a sum overflows int32"):
-        bw.qmatmul(x, w)
+        bw.quant.qmatmul(x, w)
 
 
 def test_a_program_takes_other_rows_and_is_freed_with_its_weight(monkeypatch):
@@ -113,7 +113,7 @@ def test_a_program_takes_other_rows_and_is_freed_with_its_weight(monkeypatch):
     monkeypatch.setattr(compiled_products, "program_of", lambda g: made.append(g) or run(g))
     w = tensor("int8", 12, 5)
     for rows in (3, 3, 8, 1):  # the first time in numpy
-        bw.qmatmul(tensor("uint8", rows, 12), w)
+        bw.quant.qmatmul(tensor("uint8", rows, 12), w)
     assert len(made) == 1
     held = len(compiled_products._WEIGHTS)
     del w
@@ -125,9 +125,9 @@ def test_a_program_takes_other_rows_and_is_freed_with_its_weight(monkeypatch):
 @pytest.mark.parametrize("output", [None, BYTES, QuantParams.symmetric("int8", 0.02)])
 def test_elementwise_sums_and_products(monkeypatch, kinds, output):
     x, y = (tensor(kind, 7, 33) for kind in kinds)
-    ops = [lambda: bw.qadd(x, y, output), lambda: bw.qmul(x, y, output)]
+    ops = [lambda: bw.quant.qadd(x, y, output), lambda: bw.quant.qmul(x, y, output)]
     if output is not None:
-        ops.append(lambda: bw.requantize(x, output))
+        ops.append(lambda: bw.quant.requantize(x, output))
     for op in ops:
         monkeypatch.setattr(compiled_elementwise, "MIN_ELEMENTS", 1 << 60)
         expected = op()

@@ -8,10 +8,10 @@ import bitwright as bw
 from bitwright.quant.calibration.run import CalibrationRun
 from bitwright.quant.data.batches import Batches
 from bitwright.quant.model.assign import assign
-from bitwright.quant.model.equalize import find_chain, fold_factors, relate_channels
 from bitwright.quant.model.points import find_points
 from bitwright.quant.model.recipe import recipe
 from bitwright.quant.model.rewrite import apply_choices
+from bitwright.quant.model.transforms.equalize import find_chain, fold_factors, relate_channels
 from bitwright.quant.model.weights.weights import WeightFormat, quantize_weights
 
 CHANNELS = 24

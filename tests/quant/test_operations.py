@@ -71,10 +71,10 @@ def test_matmul_equals_the_int64_reference(kinds):
         w = tensor(seed + 9, (k, n), kinds[1], **({"axis": 1} if seed else {}))
         acc = whole(x) @ whole(w)
         unit = scales(x)[:, :1] * scales(w)[:1, :]
-        y = bw.qmatmul(x, w)
+        y = bw.quant.qmatmul(x, w)
         np.testing.assert_array_equal(y, acc.astype(np.float32) * unit.astype(np.float32))
         for output in OUTPUTS:
-            check(bw.qmatmul(x, w, output=output), requantize(acc, unit, output))
+            check(bw.quant.qmatmul(x, w, output=output), requantize(acc, unit, output))
 
 
 def test_matmul_takes_batches_biases_and_channelled_outputs():
@@ -83,14 +83,14 @@ def test_matmul_takes_batches_biases_and_channelled_outputs():
     unit = scales(x)[..., :1] * scales(w)[:1]
     acc = whole(x) @ whole(w) + np.rint(bias / (scales(x).flat[0] * scales(w)[0])).astype(np.int64)
     output = P.symmetric("int8", np.linspace(0.02, 0.1, 5), axis=2)
-    check(bw.qmatmul(x, w, bias, output), requantize(acc, unit, output))
+    check(bw.quant.qmatmul(x, w, bias, output), requantize(acc, unit, output))
     units = np.arange(5, dtype=np.int32)
-    found = bw.qmatmul(x, w, units)
+    found = bw.quant.qmatmul(x, w, units)
     exact = (whole(x) @ whole(w) + units).astype(np.float32) * unit.astype(np.float32)
     np.testing.assert_array_equal(found, exact)
     per_token = tensor(0, (6, 8), axis=0)  # rows with different scales: no integer bias
-    expected = bw.qmatmul(per_token, w) + bias
-    np.testing.assert_array_equal(bw.qmatmul(per_token, w, bias), expected)
+    expected = bw.quant.qmatmul(per_token, w) + bias
+    np.testing.assert_array_equal(bw.quant.qmatmul(per_token, w, bias), expected)
 
 
 def test_matmul_with_blocks_sums_each_exactly():
@@ -103,7 +103,7 @@ def test_matmul_with_blocks_sums_each_exactly():
             acc = whole(x)[:, own] @ whole(w)[own]
             unit = (scales(x)[:, :1] * scales(w)[start : start + 1]).astype(np.float32)
             total = total + acc.astype(np.float32) * unit
-        np.testing.assert_array_equal(bw.qmatmul(x, w), total)
+        np.testing.assert_array_equal(bw.quant.qmatmul(x, w), total)
         np.testing.assert_allclose(total, x.dequantize() @ w.dequantize(), rtol=1e-4, atol=1e-5)
 
 
@@ -138,9 +138,9 @@ def test_conv2d_equals_the_int64_reference(kinds, shape, weight, stride, pad, di
     acc += bias[:, None, None]
     unit = scales(x).flat[0] * w.parameters.scale.astype(np.float64)[:, None, None]
     options = {"strides": stride, "pads": pad, "dilations": dilation, "groups": groups}
-    found = bw.qconv2d(x, w, bias, **options)
+    found = bw.quant.qconv2d(x, w, bias, **options)
     np.testing.assert_array_equal(found, acc.astype(np.float32) * unit.astype(np.float32))
-    check(bw.qconv2d(x, w, bias, OUTPUTS[1], **options), requantize(acc, unit, OUTPUTS[1]))
+    check(bw.quant.qconv2d(x, w, bias, OUTPUTS[1], **options), requantize(acc, unit, OUTPUTS[1]))
     theirs = torch.nn.functional.conv2d(
         torch.nn.functional.pad(
             torch.from_numpy(x.dequantize()), (pad[1], pad[3], pad[0], pad[2])
@@ -164,36 +164,38 @@ def test_add_and_mul_broadcast(kind):
         )
         zero = plain(output.zero_point.astype(np.int64), like)
         qvalues = np.clip(np.rint(t) + zero, output.dtype.min, output.dtype.max)
-        check(bw.qadd(x, y, output), qvalues)
+        check(bw.quant.qadd(x, y, output), qvalues)
         product = whole(x) * whole(y)
-        check(bw.qmul(x, y, output), requantize(product, scales(x) * scales(y), output))
-    np.testing.assert_allclose(bw.qadd(x, y), x.dequantize() + y.dequantize(), atol=1e-5)
-    np.testing.assert_allclose(bw.qmul(x, y), x.dequantize() * y.dequantize(), rtol=1e-5)
+        check(bw.quant.qmul(x, y, output), requantize(product, scales(x) * scales(y), output))
+    np.testing.assert_allclose(bw.quant.qadd(x, y), x.dequantize() + y.dequantize(), atol=1e-5)
+    np.testing.assert_allclose(bw.quant.qmul(x, y), x.dequantize() * y.dequantize(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "uint4", "f8e4m3fn"])
 def test_relu_is_exact_on_quantized_values(kind):
     x = tensor(8, (3, 5), kind, axis=0)
-    found = bw.qrelu(x)
+    found = bw.quant.qrelu(x)
     np.testing.assert_array_equal(found.dequantize(), np.maximum(x.dequantize(), 0))
     assert found.parameters == x.parameters
     logs = quantize_tensor(np.linspace(-2, 2, 9), "int4", scheme="logarithmic")
-    np.testing.assert_array_equal(bw.qrelu(logs).dequantize(), np.maximum(logs.dequantize(), 0))
+    np.testing.assert_array_equal(
+        bw.quant.qrelu(logs).dequantize(), np.maximum(logs.dequantize(), 0)
+    )
     with pytest.raises(QuantizationError, match="cannot represent 0"):
-        bw.qrelu(tensor(0, (3,), "binary"))
+        bw.quant.qrelu(tensor(0, (3,), "binary"))
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int4"])
 @pytest.mark.parametrize("ceil", [False, True])
 def test_pooling(kind, ceil):
     x = tensor(9, (2, 3, 7, 8), kind, axis=1)
-    found = bw.qmax_pool2d(x, (3, 2), (2, 2), (1, 0, 1, 0), ceil=ceil)
+    found = bw.quant.qmax_pool2d(x, (3, 2), (2, 2), (1, 0, 1, 0), ceil=ceil)
     real = torch.from_numpy(x.dequantize())
     theirs = torch.nn.functional.max_pool2d(real, (3, 2), 2, (1, 0), ceil_mode=ceil)
     np.testing.assert_array_equal(found.dequantize(), theirs)
 
     output = P.asymmetric("uint8", 0.02, 100)
-    mean = bw.qaverage_pool2d(x, (3, 2), (2, 2), (1, 0, 1, 0), output, ceil)
+    mean = bw.quant.qaverage_pool2d(x, (3, 2), (2, 2), (1, 0, 1, 0), output, ceil)
     values = whole(x)
     for n, c, i, j in np.ndindex(mean.shape):
         rows = slice(max(2 * i - 1, 0), min(2 * i + 2, 7))
@@ -201,18 +203,18 @@ def test_pooling(kind, ceil):
         unit = scales(x)[n, c, 0, 0] / cells.size
         expected = requantize(np.array([cells.sum()]), np.array([unit]), output)
         assert mean.qvalues()[n, c, i, j] == expected[0]
-    assert bw.qaverage_pool2d(x, (2, 2)).parameters == x.parameters
+    assert bw.quant.qaverage_pool2d(x, (2, 2)).parameters == x.parameters
 
 
 def test_concat_with_and_without_requantization():
     x, y = tensor(10, (2, 3), axis=0), tensor(11, (4, 3), axis=0)
-    both = bw.qconcat([x, y], 0)
+    both = bw.quant.qconcat([x, y], 0)
     expected = np.concatenate([x.dequantize(), y.dequantize()])
     np.testing.assert_array_equal(both.dequantize(), expected)
     with pytest.raises(QuantizationError, match="different parameters"):
-        bw.qconcat([tensor(1, (2, 2)), tensor(2, (2, 2))], 1)
+        bw.quant.qconcat([tensor(1, (2, 2)), tensor(2, (2, 2))], 1)
     x, y = tensor(1, (2, 2)), tensor(2, (2, 3), "uint8")
-    joined = bw.qconcat([x, y], 1, OUTPUTS[1])
+    joined = bw.quant.qconcat([x, y], 1, OUTPUTS[1])
     qvalues = [requantize(whole(one), scales(one), OUTPUTS[1]) for one in (x, y)]
     check(joined, np.concatenate(qvalues, 1))
 
@@ -221,7 +223,7 @@ def test_concat_with_and_without_requantization():
 def test_requantize_equals_the_reference(kind):
     x = tensor(12, (5, 6), kind, axis=1)
     for output in OUTPUTS:
-        check(bw.requantize(x, output), requantize(whole(x), scales(x), output))
+        check(bw.quant.requantize(x, output), requantize(whole(x), scales(x), output))
 
 
 def test_fixed_point_is_the_exact_quotient_rounded_half_to_even():
@@ -237,8 +239,8 @@ def test_fixed_point_is_the_exact_quotient_rounded_half_to_even():
         expected = exact << -int(s) if s < 0 else round_half_even(exact, int(s))
         assert got == expected
     x, w = tensor(14, (5, 40), "uint8"), tensor(15, (40, 6), axis=1)
-    plain_qvalues = bw.qmatmul(x, w, output=OUTPUTS[1]).qvalues().astype(int)
-    fixed = bw.qmatmul(x, w, output=OUTPUTS[1], fixed_point=True).qvalues().astype(int)
+    plain_qvalues = bw.quant.qmatmul(x, w, output=OUTPUTS[1]).qvalues().astype(int)
+    fixed = bw.quant.qmatmul(x, w, output=OUTPUTS[1], fixed_point=True).qvalues().astype(int)
     assert np.abs(plain_qvalues - fixed).max() <= 1
 
 
@@ -255,34 +257,34 @@ def test_float_and_logarithmic_types_warn_that_they_compute_in_f32():
     with pytest.warns(
         warn.BitwrightWarning, match="qmatmul of symmetric f8e4m3fn.*computed in f32"
     ):
-        found = bw.qmatmul(x, w)
+        found = bw.quant.qmatmul(x, w)
     np.testing.assert_allclose(found, x.dequantize() @ w.dequantize(), rtol=1e-5)
     warn.forget()
     logs = quantize_tensor(np.linspace(-1, 1, 12).reshape(3, 4), "int8", scheme="logarithmic")
     with pytest.warns(warn.BitwrightWarning, match="logarithmic int8"):
-        qvalues = bw.qadd(logs, logs, OUTPUTS[0])
+        qvalues = bw.quant.qadd(logs, logs, OUTPUTS[0])
     np.testing.assert_allclose(qvalues.dequantize(), 2 * logs.dequantize(), atol=0.06)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        bw.qmatmul(tensor(1, (2, 4)), w)
+        bw.quant.qmatmul(tensor(1, (2, 4)), w)
 
 
 def test_int32_overflow_is_an_error():
     size = 40_000
     ones = bw.QuantizedTensor.from_qvalues(np.full((1, size), 255), P.asymmetric("uint8", 1.0, 0))
     with pytest.raises(QuantizationError, match="a sum overflows int32"):
-        bw.qmatmul(ones, ones.transpose())
-    assert bw.qmatmul(ones, tensor(0, (size, 1), "int16")).shape == (1, 1)
+        bw.quant.qmatmul(ones, ones.transpose())
+    assert bw.quant.qmatmul(ones, tensor(0, (size, 1), "int16")).shape == (1, 1)
 
 
 def test_errors_of_operands():
     with pytest.raises(QuantizationError, match="matrix shapes do not match"):
-        bw.qmatmul(tensor(0, (2, 3)), tensor(0, (2, 3)))
+        bw.quant.qmatmul(tensor(0, (2, 3)), tensor(0, (2, 3)))
     with pytest.raises(QuantizationError, match="axis 1, which is contracted"):
-        bw.qconv2d(tensor(0, (1, 2, 3, 3), axis=1), tensor(0, (1, 2, 1, 1)))
+        bw.quant.qconv2d(tensor(0, (1, 2, 3, 3), axis=1), tensor(0, (1, 2, 1, 1)))
     with pytest.raises(QuantizationError, match="wrong rank"):
-        bw.qmax_pool2d(tensor(0, (2, 3)), (1, 1))
+        bw.quant.qmax_pool2d(tensor(0, (2, 3)), (1, 1))
     with pytest.raises(BitwrightError, match="groups"):
-        bw.qconv2d(tensor(0, (1, 2, 3, 3)), tensor(0, (1, 2, 1, 1)), groups=3)
+        bw.quant.qconv2d(tensor(0, (1, 2, 3, 3)), tensor(0, (1, 2, 1, 1)), groups=3)
     with pytest.raises(QuantizationError, match="no tensors to concatenate"):
-        bw.qconcat([], 0)
+        bw.quant.qconcat([], 0)

@@ -23,8 +23,8 @@ def test_a_float_bias_of_qmatmul_is_exact_in_f32(dtype, fixed_point):
     x = bw.quantize_tensor(RNG.normal(size=(3, 16)), dtype)
     w = bw.quantize_tensor(RNG.normal(size=(16, 5)), dtype, axis=1)
     bias = RNG.normal(size=5).astype(np.float32) * 4.3
-    plain = bw.qmatmul(x, w, fixed_point=fixed_point)
-    found = bw.qmatmul(x, w, bias, fixed_point=fixed_point)
+    plain = bw.quant.qmatmul(x, w, fixed_point=fixed_point)
+    found = bw.quant.qmatmul(x, w, bias, fixed_point=fixed_point)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, plain + bias)
 
@@ -32,7 +32,7 @@ def test_a_float_bias_of_qmatmul_is_exact_in_f32(dtype, fixed_point):
 def test_a_float_bias_is_added_to_zero_products():
     zero = bw.quantize_tensor(np.zeros((1, 2), np.float32), "int2")
     w = bw.quantize_tensor(np.ones((2, 1), np.float32), "int2")
-    assert bw.qmatmul(zero, w, np.array([4.3], np.float32)) == np.float32(4.3)
+    assert bw.quant.qmatmul(zero, w, np.array([4.3], np.float32)) == np.float32(4.3)
 
 
 @pytest.mark.parametrize("dtype", ["int2", "int8", "int16"])
@@ -40,16 +40,16 @@ def test_a_float_bias_of_qconv2d_is_exact_in_f32(dtype):
     x = bw.quantize_tensor(RNG.normal(size=(2, 3, 6, 6)), dtype)
     w = bw.quantize_tensor(RNG.normal(size=(4, 3, 3, 3)), dtype, axis=0)
     bias = RNG.normal(size=4).astype(np.float32) * 4.3
-    found = bw.qconv2d(x, w, bias)
-    np.testing.assert_array_equal(found, bw.qconv2d(x, w) + bias[:, None, None])
+    found = bw.quant.qconv2d(x, w, bias)
+    np.testing.assert_array_equal(found, bw.quant.qconv2d(x, w) + bias[:, None, None])
 
 
 def test_an_integer_bias_is_in_units_of_both_scales():
     x = bw.quantize_tensor(RNG.normal(size=(3, 16)), "int8")
     w = bw.quantize_tensor(RNG.normal(size=(16, 5)), "int8")
     unit = np.float64(x.parameters.scale) * np.float64(w.parameters.scale)
-    found = bw.qmatmul(x, w, np.full(5, 1000, np.int32))
-    np.testing.assert_allclose(found - bw.qmatmul(x, w), 1000 * unit, rtol=1e-4)
+    found = bw.quant.qmatmul(x, w, np.full(5, 1000, np.int32))
+    np.testing.assert_allclose(found - bw.quant.qmatmul(x, w), 1000 * unit, rtol=1e-4)
 
 
 # parameters without data

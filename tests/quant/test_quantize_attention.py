@@ -85,7 +85,7 @@ def test_a_token_does_not_depend_on_later_ones():
 
 
 def test_an_unknown_mode_is_an_error():
-    with pytest.raises(BitwrightError, match="no attention mode .int4."):
+    with pytest.raises(BitwrightError, match="no attention mode 'int4'"):
         quantized({"attention": "int4"})
 
 

@@ -11,7 +11,7 @@ from bitwright.quant.calibration.run import CalibrationRun
 from bitwright.quant.data.batches import Batches
 from bitwright.quant.model.assign import Choice
 from bitwright.quant.model.points import find_points
-from bitwright.quant.model.power_of_two_scales import use_power_of_two_scales
+from bitwright.quant.model.transforms.power_of_two_scales import use_power_of_two_scales
 from bitwright.quant.model.weights.choose import ActivationQuant, static_activation
 from bitwright.quant.model.weights.nearest import Range
 from bitwright.quant.model.weights.round_scales import (

@@ -87,7 +87,7 @@ def test_columns_in_chunks_equal_all_at_once(form, monkeypatch):
     rng = np.random.default_rng(0)
     stats = stats_of(*(rng.normal(size=(40, n)).astype(np.float32) for n in (5, 33, 1)))
     whole = quantize_weights(stats, None, form)
-    monkeypatch.setattr(weights_module, "NUMBERS_TOGETHER", 40 * 4)
+    monkeypatch.setattr(weights_module, "WEIGHTS_AT_ONCE", 40 * 4)
     for name, part in quantize_weights(stats, None, form).items():
         qvalues = [x.qvalues.astype(np.int32) for x in (part, whole[name])]
         assert (qvalues[0] == qvalues[1]).mean() > 0.99  # products of other widths round otherwise

@@ -1,9 +1,10 @@
 """Run a compiled graph with chosen intermediate values (taps) as extra outputs.
 
-Observed values become outputs of a copy of the graph before any pass runs, so fusion stores them and the
-memory plan keeps them. Output arrays are reused from run to run. If the taps of a batch exceed the
-memory budget, the batch runs several times, each time with some of the taps. Values inside bodies
-of if / loop / scan are reported by an observer callback, once per execution of the body.
+Observed values become outputs of a copy of the graph before any pass runs, so fusion stores them
+and the memory plan keeps them. Output arrays are reused from run to run. If the taps of a batch
+exceed the memory budget, the batch runs several times, each time with some of the taps. Values
+inside bodies of if / loop / scan are reported by an observer callback, once per execution of the
+body.
 """
 
 from __future__ import annotations

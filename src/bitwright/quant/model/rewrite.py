@@ -28,10 +28,10 @@ from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.quant.model.assign import Choice
 from bitwright.quant.model.embeddings import Lookup
-from bitwright.quant.model.equalize import Folded, fold_factors
 from bitwright.quant.model.products import Product
 from bitwright.quant.model.quantized_inputs import dynamic_qvalues, static_qvalues, with_constant
 from bitwright.quant.model.stored_weights import StoredWeights
+from bitwright.quant.model.transforms.equalize import Folded, fold_factors
 from bitwright.quant.model.weights.weights import QuantizedWeights
 from bitwright.quant.model.window_rows import window_rows
 
@@ -48,7 +48,7 @@ def apply_choices(
 ) -> Graph:
     """The graph in Q/DQ form; `weights` by name of the product.
 
-    `equalize` folds factors into the preceding products (`quant.model.equalize`).
+    `equalize` folds factors into the preceding products (`quant.model.transforms.equalize`).
     """
     folded = Folded(choices, dict(weights), {}, {})
     if equalize:

@@ -23,17 +23,17 @@ from bitwright.quant.model.assign import Choice, assign, fallback, without_ignor
 from bitwright.quant.model.attention import Attentions
 from bitwright.quant.model.carried_state import carries_state
 from bitwright.quant.model.embeddings import Lookup, chosen_lookups
-from bitwright.quant.model.equalize import relate_channels
 from bitwright.quant.model.layer_names import LayerNames
 from bitwright.quant.model.points import QuantizationPoint, find_points
-from bitwright.quant.model.power_of_two_scales import use_power_of_two_scales
 from bitwright.quant.model.recipe import Recipe
 from bitwright.quant.model.report import QuantizationReport, make_report, weight_bytes
 from bitwright.quant.model.rewrite import apply_choices
 from bitwright.quant.model.sensitivity import Losses, SensitivityAnalysis
 from bitwright.quant.model.static_ranges import assign_from_ranges, unmeasured
-from bitwright.quant.model.upcast import upcast_halves
-from bitwright.quant.model.upcast_rope_tables import upcast_rope_tables
+from bitwright.quant.model.transforms.equalize import relate_channels
+from bitwright.quant.model.transforms.power_of_two_scales import use_power_of_two_scales
+from bitwright.quant.model.transforms.upcast import upcast_halves
+from bitwright.quant.model.transforms.upcast_rope_tables import upcast_rope_tables
 from bitwright.quant.model.weights.choose import ActivationQuant
 from bitwright.quant.model.weights.nearest import decibels
 from bitwright.quant.model.weights.weights import (

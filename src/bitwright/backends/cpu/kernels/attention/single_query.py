@@ -135,7 +135,9 @@ class _Query:
         f, kernel, lanes = self.f, self.kernel, self.lanes
         rows = [
             f.gep(
-                storage_type(kernel.element), part.k, (first + f.min(start + t, count - 1)) * part.k_step
+                storage_type(kernel.element),
+                part.k,
+                (first + f.min(start + t, count - 1)) * part.k_step,
             )
             for t in range(lanes)
         ]

@@ -365,5 +365,7 @@ class Emitter:
             at = row + lines.index * f.args.size("ow") + pixels.index
             value = self.form.epilogue.emit(f, value, at, column, mask)
             result = form.epilogue.result
-            y = f.gep(storage_type(result), f.args.pointer("y"), at * f.args.size("y_stride") + column)
+            y = f.gep(
+                storage_type(result), f.args.pointer("y"), at * f.args.size("y_stride") + column
+            )
             f.store(to_stored(f, value, result), y, mask=mask)

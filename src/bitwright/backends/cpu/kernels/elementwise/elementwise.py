@@ -140,7 +140,11 @@ class _Emitter:
             right = f.min(inner, end - row * inner)
             self._row(pointers, left, right)
             moved = [
-                f.gep(storage_type(tensor.dtype), pointer, f.args.size(f"{tensor.name}_{self.rank - 2}"))
+                f.gep(
+                    storage_type(tensor.dtype),
+                    pointer,
+                    f.args.size(f"{tensor.name}_{self.rank - 2}"),
+                )
                 for tensor, pointer in zip(self.tensors, pointers, strict=True)
             ]
             values = (position + 1, *moved)

@@ -168,14 +168,18 @@ class _Product:
             line = f.gep(storage_type(form.w), w, loop.index * w_step)
             parts = [
                 self._convert(
-                    f.load(storage_type(form.w).vector(form.lanes), line, v * form.lanes, mask=mask),
+                    f.load(
+                        storage_type(form.w).vector(form.lanes), line, v * form.lanes, mask=mask
+                    ),
                     form.w,
                 )
                 for v, mask in enumerate(masks)
             ]
             sums = list(loop.carried)
             for i, start in enumerate(starts):
-                lhs = self._convert(f.load(storage_type(form.a), start, loop.index * a_step), form.a)
+                lhs = self._convert(
+                    f.load(storage_type(form.a), start, loop.index * a_step), form.a
+                )
                 broadcast = f.splat(lhs, form.lanes)
                 for v, part in enumerate(parts):
                     at = i * form.vectors + v

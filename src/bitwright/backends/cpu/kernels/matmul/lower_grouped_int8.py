@@ -56,7 +56,7 @@ def lower_integer_grouped(ctx: Lowering, node: Node, region: RegionView) -> None
         at = product.constant_offset(column)
         if is_late:
             place = f.mul(product.first + row, f.args.size("x_zero.0"))
-            stored = f.load(emit.stored(element), f.args.pointer("x_zero"), place)
+            stored = f.load(emit.storage_type(element), f.args.pointer("x_zero"), place)
             zero = f.convert(stored, emit.i32, element.is_signed)
             value = value - zero * f.load(value.type, f.args.pointer("sums"), at, mask=mask)
         real = emit.f32.vector(tile.lanes)

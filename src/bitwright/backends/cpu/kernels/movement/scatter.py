@@ -150,7 +150,9 @@ def emit_tensor_scatter(module: Module, name: str, index: DType | None, mode: st
         def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:
             start = f.index(0)
             if index:
-                start = f.convert(f.load(storage_type(index), f.args.pointer("i"), coordinates[0]), i64)
+                start = f.convert(
+                    f.load(storage_type(index), f.args.pointer("i"), coordinates[0]), i64
+                )
             wrong = f.or_(f.lt(start, 0), f.gt(rows, room))
             if mode == "linear":
                 wrong = f.or_(wrong, f.gt(start, room - rows))

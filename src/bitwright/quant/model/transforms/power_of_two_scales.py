@@ -7,7 +7,7 @@ ONNX Runtime fuses a convolution into one integer operator if its result is quan
 It runs any other convolution in f32 on dequantized values. That is exact if the scale of the input
 is a power of two (`quant.model.weights.round_scales`). Smoothed inputs have such a scale already.
 The others get it here, with one factor for all channels, which costs nothing where it folds into
-the preceding quantized product (`quant.model.equalize`).
+the preceding quantized product (`quant.model.transforms.equalize`).
 """
 
 from __future__ import annotations

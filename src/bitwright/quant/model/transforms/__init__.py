@@ -1,0 +1,1 @@
+"""Rewrites of the float graph before and after quantization."""
