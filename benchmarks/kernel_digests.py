@@ -44,6 +44,12 @@ def digests(path: Path, target: str, precision: str) -> Counter[str]:
 def digest(text: str, name: str) -> str:
     lines = [line for line in text.replace(name, "kernel").splitlines() if ";" not in line[:4]]
     plain = re.sub(r"\s+;.*", "", "\n".join(lines))
+    numbers: dict[str, str] = {}  # values count in the order in which the text has them
+    plain = re.sub(
+        r"%[a-z]+\d+|\b[a-z]+\d+(?=:)",
+        lambda m: "%" + numbers.setdefault(m[0].lstrip("%"), f"n{len(numbers)}"),
+        plain,
+    )
     return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
 

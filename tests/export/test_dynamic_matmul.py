@@ -100,7 +100,7 @@ def test_files_with_the_name_of_the_last_release_load(functions):
         node.op_type = node.op_type.replace("quantized_matmul", old)
     for entry in model.metadata_props:
         entry.value = entry.value.replace("quantized_matmul", old)
-    with pytest.warns(BitwrightWarning, match="is called 'quantized_matmul' now"):
+    with pytest.warns(BitwrightWarning, match="use 'quantized_matmul'"):
         forget()
         again = load(model)
     assert [node.op for node in again.nodes].count("matmul") == 1

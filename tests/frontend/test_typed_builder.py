@@ -3,7 +3,7 @@
 from bitwright.frontend.builder import TypedBuilder
 from bitwright.ops.core.registry import all_ops
 
-ANY_NUMBER = {"if", "loop", "scan", "host", "custom"}
+ANY_NUMBER = {"if", "loop", "scan", "fallback", "custom"}
 """Ops whose number of results depends on the node; importers make them with `Builder.node`."""
 
 

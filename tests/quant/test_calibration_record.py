@@ -284,7 +284,6 @@ def test_errors_for_ranges_name_the_record_method():
     ranges = bw.calibrate(GRAPH, [X])
     for call in (
         lambda: insert_q_dq(GRAPH, ranges),
-        lambda: bw.quantize(GRAPH, statistics=ranges),
         lambda: bw.quantize(GRAPH, ranges),
     ):
         with pytest.raises(CalibrationError, match=r"ranges\.record\('int8', 'minmax'\)"):

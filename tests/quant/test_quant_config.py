@@ -70,7 +70,7 @@ def test_it_converts_to_a_recipe(config, text):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (QuantConfig("int3"), r"weight_dtype .*expected int8, int4, int2, f8.*found int3"),
+        (QuantConfig("int3"), r"weight_dtype .*expected int8, int4, int2, f8.*found .int3."),
         (QuantConfig("mxfp4"), "activations with mxfp4 weights"),
         (QuantConfig("mxfp4", PerAxis(0), activations=None), "weight_granularity of mxfp4"),
         (QuantConfig(weight_granularity=PerTensor()), r"expected PerAxis\(0\), PerGroup"),

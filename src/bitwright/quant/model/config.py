@@ -119,6 +119,6 @@ def as_recipe(source: str | Path | Mapping[str, Any] | Recipe | QuantConfig) -> 
 def _raise(what: str, found: Any, expected: tuple[Any, ...]) -> None:
     raise BitwrightError(
         f"QuantConfig: {what} is not supported",
-        expected=", ".join(map(str, expected)),
-        found=found,
+        expected=", ".join(x if isinstance(x, str) else repr(x) for x in expected),
+        found=repr(found),
     )
