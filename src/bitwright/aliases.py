@@ -31,6 +31,7 @@ SCHEMES = {
     "dynamic-tensor": "dynamic_per_tensor",
 }
 REPORT = {"share_in_8_bit": "int8_mac_fraction"}
+TENSOR = {"codes": "qvalues", "from_codes": "from_qvalues"}
 QUANT = {"Taps": "IntermediateOutputs", "QuantizationParameters": "QuantParams"}
 """Deprecated names of `bitwright` and `bitwright.quant`."""
 MOVED = dict.fromkeys(

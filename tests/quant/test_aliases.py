@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 from small_models import batches, perceptron
 
@@ -47,6 +48,12 @@ def test_the_report_property():
     report = bw.quantize(perceptron(), recipe={"base": "w8", "rounding": "nearest"}).report
     with pytest.warns(warn.BitwrightWarning, match=r"share_in_8_bit.*int8_mac_fraction"):
         assert report.share_in_8_bit == report.int8_mac_fraction
+
+
+def test_methods_of_a_quantized_tensor():
+    tensor = bw.quantize_tensor(np.ones(3, np.float32), "int8")
+    with pytest.warns(warn.BitwrightWarning, match=r"'codes'.*qvalues"):
+        np.testing.assert_array_equal(tensor.codes(), tensor.qvalues())
 
 
 @pytest.mark.parametrize("name", aliases.MOVED)

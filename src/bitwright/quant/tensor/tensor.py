@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from bitwright import aliases
 from bitwright.errors import QuantizationError
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.quant_params import QuantParams, scale_shape
@@ -78,6 +79,12 @@ class QuantizedTensor:
                 "the quantized values have the wrong type", expected=kind, found=qvalues.dtype
             )
         return QuantizedTensor(_packed(qvalues, parameters), qvalues.shape, parameters)
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods under the names of the last release."""
+        if name not in aliases.TENSOR:
+            raise AttributeError(f"a quantized tensor has no attribute {name!r}")
+        return getattr(self, aliases.current(aliases.TENSOR, name, "method of a quantized tensor"))
 
     def qvalues(self) -> Array:
         """Unpacked values in shape (ml_dtypes for types that numpy lacks)."""
