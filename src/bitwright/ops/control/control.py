@@ -287,10 +287,7 @@ def _running_sum() -> Graph:
 def _if_samples() -> list[Sample]:
     bodies: dict[str, Any] = {"then": _branch("then", "add"), "else": _branch("else", "mul")}
     x, y = draw(3), draw(3, seed=1)
-    return [
-        sample(np.array(True), x, y, **bodies),
-        sample(np.array([False]), x, y, **bodies),
-    ]
+    return [sample(np.array(True), x, y, **bodies), sample(np.array([False]), x, y, **bodies)]
 
 
 def _loop_samples() -> list[Sample]:

@@ -113,12 +113,7 @@ def _reference(
 
 def _step(*operands: Any, node: NodeProto, types: list[str]) -> Sample:
     return sample(
-        *operands,
-        op_type=node.op_type,
-        domain="",
-        version=21,
-        proto=encode_node(node),
-        types=types,
+        *operands, op_type=node.op_type, domain="", version=21, proto=encode_node(node), types=types
     )
 
 

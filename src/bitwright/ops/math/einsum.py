@@ -164,5 +164,5 @@ OPDEFS = [
         samples=_samples,
         attrs={"equation": Attr("str")},
         doc="Products of the operands, summed over the axes that are not in the result.",
-    ),
+    )
 ]

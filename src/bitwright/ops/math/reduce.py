@@ -18,16 +18,7 @@ from bitwright.ir.dtype import DType, bool_, dtype
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core.inference import is_number, reduced_shape, require_dtype
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import (
-    Array,
-    Attr,
-    Kind,
-    NotYet,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
 from bitwright.ops.core.symbolic import on_elements
 from bitwright.ops.math.arithmetic import divide
 
@@ -189,10 +180,7 @@ OPDEFS = [
         doc="The sum of magnitudes over axes.",
     ),
     _op(
-        "reduce_l2",
-        _l2,
-        infer=_infer_real,
-        doc="The square root of the sum of squares over axes.",
+        "reduce_l2", _l2, infer=_infer_real, doc="The square root of the sum of squares over axes."
     ),
     _op(
         "reduce_log_sum_exp",

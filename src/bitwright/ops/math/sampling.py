@@ -228,11 +228,7 @@ OPDEFS = [
             sample(draw(2, 5, dtype="f64"), sample_size=1, seed=2.0, dtype="i64"),
             sample(draw(2, 5), sample_size=0, seed=2.0),
         ],
-        attrs={
-            "sample_size": Attr("size", 1),
-            "dtype": Attr("dtype", i32),
-            "seed": _SEED,
-        },
+        attrs={"sample_size": Attr("size", 1), "dtype": Attr("dtype", i32), "seed": _SEED},
         doc="Class indices drawn with replacement; a row of x holds log-probabilities, which "
         "need not be normalized.",
     ),

@@ -20,12 +20,7 @@ from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, d
 
 
 def _infer(
-    x: TensorType,
-    count: TensorType | None,
-    k: Size | None,
-    axis: int,
-    largest: bool,
-    sorted: bool,
+    x: TensorType, count: TensorType | None, k: Size | None, axis: int, largest: bool, sorted: bool
 ) -> tuple[TensorType, TensorType]:
     require_dtype("x", x, lambda d: d.is_float or d.is_integer, "a real number type")
     position = normalize_axis(axis, x.rank)
@@ -48,12 +43,7 @@ def _require_enough(k: int, size: Size) -> None:
 
 
 def _reference(
-    x: Array,
-    count: Array | None,
-    k: int | None,
-    axis: int,
-    largest: bool,
-    sorted: bool,
+    x: Array, count: Array | None, k: int | None, axis: int, largest: bool, sorted: bool
 ) -> tuple[Array, Array]:
     if k is None:
         k = int(np.asarray(count).item())
@@ -109,5 +99,5 @@ OPDEFS = [
             "sorted": Attr("bool", True),
         },
         doc="The k largest (or smallest) values along an axis, in order, and their indices.",
-    ),
+    )
 ]

@@ -210,11 +210,7 @@ OPDEFS = [
         gamma=_SELU_GAMMA,
     ),
     _activation(
-        "celu",
-        celu,
-        _celu_scalar,
-        "max(0, x) + min(0, alpha * (exp(x / alpha) - 1))",
-        alpha=1.0,
+        "celu", celu, _celu_scalar, "max(0, x) + min(0, alpha * (exp(x / alpha) - 1))", alpha=1.0
     ),
     _activation(
         "leaky_relu",

@@ -27,12 +27,7 @@ from bitwright.ops.core.inference import (
 )
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
-from bitwright.ops.math.matmul import (
-    product_dtype,
-    product_operands,
-    product_result,
-    require_bias,
-)
+from bitwright.ops.math.matmul import product_dtype, product_operands, product_result, require_bias
 from bitwright.ops.nn.channels import add_channel_bias, require_groups
 from bitwright.ops.nn.windows import WINDOW_ATTRS, Windows, make_windows
 
@@ -252,12 +247,7 @@ def _col2im_samples() -> list[Sample]:
         sample(draw(1, 5, 5), image_shape=(5, 5), block_shape=(1, 5)),
         sample(draw(2, 8, 4), image_shape=(5, 5), block_shape=(2, 2), strides=(3, 3)),
         sample(draw(1, 9, 16), image_shape=(6, 6), block_shape=(3, 3)),
-        sample(
-            draw(1, 4, 20),
-            image_shape=(4, 4),
-            block_shape=(2, 2),
-            pads=(1, 0, 1, 1),
-        ),
+        sample(draw(1, 4, 20), image_shape=(4, 4), block_shape=(2, 2), pads=(1, 0, 1, 1)),
         sample(draw(1, 6, 4), image_shape=(6,), block_shape=(3,), dilations=(1,)),
     ]
 

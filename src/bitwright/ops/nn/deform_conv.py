@@ -165,5 +165,5 @@ OPDEFS = [
         attrs={**WINDOW_ATTRS, "groups": Attr("int", 1), "offset_groups": Attr("int", 1)},
         doc="Convolution whose taps read x at positions moved by offset, weighted by mask.",
         keeps=("offset",),
-    ),
+    )
 ]

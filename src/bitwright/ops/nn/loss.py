@@ -112,5 +112,5 @@ OPDEFS = [
             "from_log_probs": Attr("bool", False),
         },
         doc="The negative weighted log probability of each label, reduced over all labels.",
-    ),
+    )
 ]

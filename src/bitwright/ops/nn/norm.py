@@ -15,11 +15,7 @@ import numpy as np
 
 from bitwright.errors import InferenceError
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.inference import (
-    is_float,
-    require_dtype,
-    require_same_dtype,
-)
+from bitwright.ops.core.inference import is_float, require_dtype, require_same_dtype
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
 

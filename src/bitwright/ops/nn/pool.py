@@ -21,12 +21,7 @@ from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import dtype, i64
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import (
-    is_float,
-    require_dtype,
-    require_rank,
-    require_size,
-)
+from bitwright.ops.core.inference import is_float, require_dtype, require_rank, require_size
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
 from bitwright.ops.nn.windows import WINDOW_ATTRS, Windows, make_windows

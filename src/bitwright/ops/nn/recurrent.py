@@ -59,12 +59,7 @@ def _weights(
     gates = w.shape[1]
     both = np.zeros(2 * gates) if bias is None else wide(bias[direction])
     given, recalled = wide(w[direction]).T, wide(r[direction]).T
-    return (
-        lambda x: x @ given,
-        lambda h, part: h @ recalled[:, part],
-        both[:gates],
-        both[gates:],
-    )
+    return (lambda x: x @ given, lambda h, part: h @ recalled[:, part], both[:gates], both[gates:])
 
 
 def _infer_rnn(

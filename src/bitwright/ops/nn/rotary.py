@@ -76,12 +76,7 @@ def _infer_rotary(
 
 
 def _rotary(
-    x: Array,
-    cos: Array,
-    sin: Array,
-    position_ids: Array | None,
-    interleaved: bool,
-    rotary_dim: int,
+    x: Array, cos: Array, sin: Array, position_ids: Array | None, interleaved: bool, rotary_dim: int
 ) -> Array:
     if position_ids is not None:
         wrong = position_ids[(position_ids < 0) | (position_ids >= len(cos))]

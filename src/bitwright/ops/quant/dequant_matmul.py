@@ -28,11 +28,7 @@ from bitwright.ops.shape.gather import check_shape
 
 
 def _require_blocks(
-    x: TensorType,
-    q: TensorType,
-    scale: TensorType,
-    zero_point: TensorType | None,
-    block: int,
+    x: TensorType, q: TensorType, scale: TensorType, zero_point: TensorType | None, block: int
 ) -> None:
     """Check q[..., K] and its scale and zero point per block of K."""
     is_8_bit = lambda d: is_quantized_dtype(d) and d.bits <= 8

@@ -24,16 +24,7 @@ from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType, f32, i32
 from bitwright.ir.types import TensorType, broadcast_shapes
 from bitwright.ops.core.inference import require_dtype, require_rank, require_size
-from bitwright.ops.core.opdef import (
-    ROUNDS,
-    Array,
-    Attr,
-    Kind,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core.opdef import ROUNDS, Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.math.matmul import infer_matmul, multiply
 from bitwright.ops.nn.channels import add_channel_bias
 from bitwright.ops.nn.conv import convolve, infer_conv
@@ -132,12 +123,7 @@ def _infer_integer_conv(
 
 
 def _integer_conv(
-    x: Array,
-    w: Array,
-    x_zero: Array | None,
-    w_zero: Array | None,
-    bias: Array | None,
-    **attrs: Any,
+    x: Array, w: Array, x_zero: Array | None, w_zero: Array | None, bias: Array | None, **attrs: Any
 ) -> Array:
     centre = None if x_zero is None else x_zero.reshape(())
     per_filter = None if w_zero is None else w_zero.reshape(-1, *(1,) * (w.ndim - 1))

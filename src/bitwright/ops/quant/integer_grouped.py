@@ -18,11 +18,7 @@ from bitwright.ops.math.matmul import multiply_grouped, require_counts
 
 
 def _infer(
-    x: TensorType,
-    w: TensorType,
-    counts: TensorType,
-    scale: TensorType,
-    x_zero: TensorType | None,
+    x: TensorType, w: TensorType, counts: TensorType, scale: TensorType, x_zero: TensorType | None
 ) -> TensorType:
     require_dtype("x", x, lambda d: d.is_integer and d.bits == 8, "i8 or u8")
     require_dtype("w", w, lambda d: d == i8, "i8")
@@ -75,5 +71,5 @@ OPDEFS = [
         samples=_samples,
         doc="`grouped_matmul` of 8-bit rows and weights, exact in i32, times a scale per expert "
         "and column, in f32.",
-    ),
+    )
 ]

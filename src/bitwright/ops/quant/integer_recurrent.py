@@ -18,16 +18,7 @@ from bitwright.ir.dtype import f32, i8
 from bitwright.ir.types import TensorType
 from bitwright.ops.core.inference import require_dtype, require_rank
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import (
-    ROUNDS,
-    Array,
-    Attr,
-    Kind,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core.opdef import ROUNDS, Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.nn.recurrence import (
     ATTRS,
     Cell,

@@ -32,17 +32,7 @@ from bitwright.ir.dtype import (
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core.inference import is_float, require_dtype, require_rank, require_size
 from bitwright.ops.core.numeric import narrow, wide
-from bitwright.ops.core.opdef import (
-    ROUNDS,
-    Array,
-    Attr,
-    Kind,
-    NotYet,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core.opdef import ROUNDS, Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
 from bitwright.ops.math.cast import cast
 
 FLOAT_DTYPES = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f4e2m1)
@@ -55,11 +45,7 @@ def is_quantized_dtype(element: DType) -> bool:
 
 
 def check_granularity(
-    x: TensorType,
-    scale: TensorType,
-    zero_point: TensorType | None,
-    axis: int | None,
-    block: int,
+    x: TensorType, scale: TensorType, zero_point: TensorType | None, axis: int | None, block: int
 ) -> None:
     """Raise unless scale and zero point have the shape that axis and block require."""
     if axis is None or block < 0:
@@ -191,12 +177,7 @@ def _natural_result(scale: DType) -> DType:
 
 
 def _dequantize(
-    x: Array,
-    scale: Array,
-    zero_point: Array | None,
-    axis: int | None,
-    block: int,
-    to: DType | None,
+    x: Array, scale: Array, zero_point: Array | None, axis: int | None, block: int, to: DType | None
 ) -> Array:
     factor = spread(scale, x.shape, axis, block)
     assert factor is not None

@@ -22,16 +22,7 @@ from bitwright.ops.core.inference import (
     require_rank,
     require_size,
 )
-from bitwright.ops.core.opdef import (
-    Array,
-    Attr,
-    Kind,
-    NotYet,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
 from bitwright.ops.core.symbolic import on_elements
 
 

@@ -229,13 +229,7 @@ def _op(
 ) -> OpDef:
     rest.setdefault("grad", NonDifferentiable("its results are indices or sizes"))
     return OpDef(
-        name,
-        Kind.MOVEMENT,
-        inputs,
-        infer=infer,
-        reference=reference,
-        samples=samples,
-        **rest,
+        name, Kind.MOVEMENT, inputs, infer=infer, reference=reference, samples=samples, **rest
     )
 
 

@@ -140,5 +140,5 @@ OPDEFS = [
         doc="Rows (batch, class, box) of the kept boxes: at most max_output for each class "
         "(none if absent), scores above score_threshold, overlaps at most iou_threshold. Boxes "
         "are two corners, or centre and extent with center_point_box.",
-    ),
+    )
 ]

@@ -150,5 +150,5 @@ OPDEFS = [
         },
         doc="x[N, C, ...] interpolated at the positions in grid[N, ..., spatial axes].",
         keeps=("grid",),
-    ),
+    )
 ]

@@ -288,5 +288,5 @@ OPDEFS = [
         doc="x resampled to `sizes` (one for each axis); `scales`, where given, place the "
         "coordinates, else the ratio of the sizes does.",
         keeps=("scales", "roi"),
-    ),
+    )
 ]
