@@ -16,9 +16,10 @@ from bitwright.errors import RunError
 from bitwright.ir.dim import max_size, min_size
 from bitwright.ir.dtype import DType, bool_, dtype
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.inference import is_number, reduced_shape, require_dtype
+from bitwright.ops.core import expect
+from bitwright.ops.core.inference import reduced_shape
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.core.symbolic import on_elements
 from bitwright.ops.math.arithmetic import divide
 
@@ -30,17 +31,17 @@ def is_ordered(element: DType) -> bool:
 
 
 def _infer(x: TensorType, axes: Sequence[int], keepdims: bool) -> TensorType:
-    require_dtype("x", x, is_number, "a number type")
+    expect.number("x", x)
     return x.with_shape(reduced_shape(x.shape, axes, keepdims))
 
 
 def _infer_real(x: TensorType, axes: Sequence[int], keepdims: bool) -> TensorType:
-    require_dtype("x", x, lambda d: d.is_float or d.is_integer, "a real number type")
+    expect.real("x", x)
     return x.with_shape(reduced_shape(x.shape, axes, keepdims))
 
 
 def _infer_extreme(x: TensorType, axes: Sequence[int], keepdims: bool) -> TensorType:
-    require_dtype("x", x, is_ordered, "a real number type or bool")
+    expect.dtype("x", x, is_ordered, "a real number type or bool")
     return x.with_shape(reduced_shape(x.shape, axes, keepdims))
 
 
@@ -116,7 +117,6 @@ def _op(name: str, reference: Callable[..., Any], **rest: Any) -> OpDef:
         Kind.REDUCTION,
         "x",
         reference=reference,
-        grad=NotYet,
         attrs={"axes": Attr("ints"), "keepdims": Attr("bool", True)},
         sizes=on_elements(sizes) if sizes else None,
         **rest,

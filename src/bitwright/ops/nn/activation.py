@@ -117,8 +117,8 @@ def _activation(
     return unary(
         name,
         reference,
-        scalar,
         doc,
+        scalar,
         infer=real_float,
         low=-4,
         high=4,
@@ -138,8 +138,8 @@ OPDEFS = [
     unary(
         "relu",
         lambda x: np.maximum(x, 0),
-        lambda e, x: e.max(x, 0),
         "max(x, 0)",
+        lambda e, x: e.max(x, 0),
         infer=real_number,
         onnx="Relu",
         is_cheap=True,
@@ -238,8 +238,8 @@ OPDEFS = [
     unary(
         "gelu",
         gelu,
-        _gelu_scalar,
         "x * P(normal <= x): x/2 * (1 + erf(x / sqrt(2))), or its tanh approximation",
+        _gelu_scalar,
         infer=real_float,
         low=-4,
         high=4,

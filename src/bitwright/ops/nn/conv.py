@@ -18,15 +18,9 @@ import numpy as np
 from bitwright.errors import InferenceError
 from bitwright.ir.dim import Size, product
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import (
-    is_float,
-    require_dtype,
-    require_rank,
-    require_same_dtype,
-    require_size,
-)
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.math.matmul import product_dtype, product_operands, product_result, require_bias
 from bitwright.ops.nn.channels import add_channel_bias, require_groups
 from bitwright.ops.nn.windows import WINDOW_ATTRS, Windows, make_windows
@@ -41,7 +35,7 @@ def require_images(x: TensorType, w: TensorType) -> int:
         raise InferenceError(
             "x has the wrong rank", expected="batch, channels and spatial axes", found=x
         )
-    require_rank("w", w, x.rank)
+    expect.rank("w", w, x.rank)
     return x.rank - 2
 
 
@@ -55,11 +49,11 @@ def infer_conv(
     groups: int,
 ) -> TensorType:
     rank = require_images(x, w)
-    require_dtype("x", x, lambda d: d.is_float or d.is_integer, "a real number type")
+    expect.real("x", x)
     element = product_dtype(x, w)
     require_groups("x", x.shape[1], groups)
     require_groups("w", w.shape[0], groups)
-    require_size("axis 1 of w, times groups,", w.shape[1] * groups, x.shape[1])
+    expect.size("axis 1 of w, times groups,", w.shape[1] * groups, x.shape[1])
     require_bias(bias, element, w.shape[0])
     windows = make_windows(rank, w.shape[2:], strides, pads, dilations)
     return TensorType(element, (x.shape[0], w.shape[0], *windows.counts(x.shape[2:])))
@@ -143,10 +137,10 @@ def _infer_conv_transpose(
     groups: int,
 ) -> TensorType:
     rank = require_images(x, w)
-    require_dtype("x", x, is_float, "a floating type")
-    element = require_same_dtype(x, w)
+    expect.floating("x", x)
+    element = expect.same_dtype(x, w)
     require_groups("x", x.shape[1], groups)
-    require_size("axis 0 of w", w.shape[0], x.shape[1])
+    expect.size("axis 0 of w", w.shape[0], x.shape[1])
     channels = w.shape[1] * groups
     require_bias(bias, element, channels)
     windows = make_windows(rank, w.shape[2:], strides, pads, dilations)
@@ -185,14 +179,14 @@ def _infer_col2im(
     pads: Sequence[Size] | None,
     dilations: Sequence[int] | None,
 ) -> TensorType:
-    require_rank("x", x, 3)
+    expect.rank("x", x, 3)
     windows = make_windows(len(image_shape), block_shape, strides, pads, dilations)
     cells = product(list(block_shape))
     if isinstance(x.shape[1], int) and x.shape[1] % cells:
         raise InferenceError(
             "axis 1 of x does not hold whole blocks", expected=f"a multiple of {cells}", found=x
         )
-    require_size("axis 2 of x", x.shape[2], product(list(windows.counts(image_shape))))
+    expect.size("axis 2 of x", x.shape[2], product(list(windows.counts(image_shape))))
     return x.with_shape((x.shape[0], x.shape[1] // cells, *image_shape))
 
 
@@ -259,7 +253,6 @@ OPDEFS = [
         "x, w, bias?",
         infer=infer_conv,
         reference=convolve,
-        grad=NotYet,
         takes_epilogue=True,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_conv_samples,
@@ -272,7 +265,6 @@ OPDEFS = [
         "x, w, bias?",
         infer=_infer_conv_transpose,
         reference=_conv_transpose,
-        grad=NotYet,
         flops=lambda xs, ys, attrs: 2 * xs[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_conv_transpose_samples,
         attrs={**WINDOW_ATTRS, "output_padding": Attr("ints", None), "groups": Attr("int", 1)},
@@ -284,7 +276,6 @@ OPDEFS = [
         "x",
         infer=_infer_col2im,
         reference=_col2im,
-        grad=NotYet,
         samples=_col2im_samples,
         attrs={"image_shape": Attr("sizes"), "block_shape": Attr("ints"), **WINDOW_ATTRS},
         doc="Columns x[N, C * block, windows] added back into an image [N, C, *image_shape].",

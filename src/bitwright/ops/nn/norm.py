@@ -15,9 +15,9 @@ import numpy as np
 
 from bitwright.errors import InferenceError
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.inference import is_float, require_dtype, require_same_dtype
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 
 EPS = Attr("float", 1e-5)
 
@@ -39,8 +39,8 @@ def _require_fits(what: str, type_: TensorType | None, x: TensorType) -> None:
 def _infer_trailing(
     x: TensorType, scale: TensorType | None, bias: TensorType | None, axis: int, eps: float
 ) -> TensorType:
-    require_dtype("x", x, is_float, "a floating type")
-    require_same_dtype(x, scale, bias)
+    expect.floating("x", x)
+    expect.same_dtype(x, scale, bias)
     normalize_axis(axis, x.rank)
     _require_fits("scale", scale, x)
     _require_fits("bias", bias, x)
@@ -74,7 +74,7 @@ def _trailing(x: Array, axis: int) -> tuple[int, ...]:
 
 
 def _infer_lp_norm(x: TensorType, axis: int, p: int) -> TensorType:
-    require_dtype("x", x, is_float, "a floating type")
+    expect.floating("x", x)
     normalize_axis(axis, x.rank)
     if p < 1:
         raise InferenceError("p is too small", expected="at least 1", found=p)
@@ -102,7 +102,7 @@ def _trailing_samples() -> list[Sample]:
 
 
 def _op(name: str, inputs: str, **rest: Any) -> OpDef:
-    return OpDef(name, Kind.REDUCTION, inputs, grad=NotYet, **rest)
+    return OpDef(name, Kind.REDUCTION, inputs, **rest)
 
 
 _FUSION = {"takes_epilogue": True, "takes_prologue": True, "quantizes_rows": True}

@@ -21,9 +21,9 @@ from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import dtype, i64
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import is_float, require_dtype, require_rank, require_size
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.nn.windows import WINDOW_ATTRS, Windows, make_windows
 from bitwright.ops.shape.gather import check_shape
 
@@ -48,12 +48,12 @@ def _infer(
 
 
 def _infer_max(x: TensorType, **attrs: Any) -> TensorType:
-    require_dtype("x", x, lambda d: d.is_float or d.is_integer, "a real number type")
+    expect.real("x", x)
     return _infer(x, **attrs)
 
 
 def _infer_float(x: TensorType, **attrs: Any) -> TensorType:
-    require_dtype("x", x, is_float, "a floating type")
+    expect.floating("x", x)
     attrs.pop("count_include_pad", None)
     if attrs.pop("p", 1) < 1:
         raise InferenceError("p is too small", expected="at least 1")
@@ -140,10 +140,8 @@ def _lp_pool(x: Array, p: int, **attrs: Any) -> Array:
 
 
 def _infer_unpool(x: TensorType, indices: TensorType, shape: Sequence[Size]) -> TensorType:
-    require_dtype("indices", indices, lambda d: d == i64, "i64")
-    require_rank("indices", indices, x.rank)
-    for axis, size in enumerate(x.shape):
-        require_size(f"axis {axis} of indices", indices.shape[axis], size)
+    expect.element("indices", indices, i64)
+    expect.shape("indices", indices, x.shape)
     if len(shape) != x.rank:
         raise InferenceError("shape has the wrong rank", expected=x.rank, found=list(shape))
     return x.with_shape(shape)
@@ -197,7 +195,7 @@ def _unpool_samples() -> list[Sample]:
 
 
 def _op(name: str, kind: Kind, **rest: Any) -> OpDef:
-    return OpDef(name, kind, "x", grad=NotYet, **rest)
+    return OpDef(name, kind, "x", **rest)
 
 
 OPDEFS = [
@@ -244,7 +242,6 @@ OPDEFS = [
         "x, indices",
         infer=_infer_unpool,
         reference=_unpool,
-        grad=NotYet,
         samples=_unpool_samples,
         attrs={"shape": Attr("sizes")},
         doc="Zeros of the given shape with each x at its flat index.",

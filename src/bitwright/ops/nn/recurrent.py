@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import require_same_dtype
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.nn.recurrence import (
     ATTRS,
     Activation,
@@ -29,7 +29,6 @@ from bitwright.ops.nn.recurrence import (
     check_activations,
     choose_activations,
     infer_recurrent,
-    require_shape,
     run_directions,
 )
 
@@ -182,8 +181,8 @@ def _infer_lstm(
     states = {"h0": h0, "c0": c0}
     y, last = infer_recurrent(x, w, r, bias, lengths, states, GATES["lstm"], hidden, direction)
     if peephole is not None:
-        require_same_dtype(x, peephole)
-        require_shape("peephole", peephole, (last.shape[0], 3 * last.shape[2]))
+        expect.same_dtype(x, peephole)
+        expect.shape("peephole", peephole, (last.shape[0], 3 * last.shape[2]))
     return y, last, last
 
 
@@ -282,7 +281,6 @@ OPDEFS = [
         "x, w, r, bias?, lengths?, h0?",
         infer=_infer_rnn,
         reference=_rnn,
-        grad=NotYet,
         flops=_flops,
         samples=lambda: _samples(1, ["LeakyRelu"]),
         attrs=ATTRS,
@@ -294,7 +292,6 @@ OPDEFS = [
         "x, w, r, bias?, lengths?, h0?",
         infer=_infer_gru,
         reference=_gru,
-        grad=NotYet,
         flops=_flops,
         samples=lambda: _samples(3, ["Affine", "ScaledTanh"], linear_before_reset=True),
         attrs={**ATTRS, "linear_before_reset": Attr("bool", False)},
@@ -306,7 +303,6 @@ OPDEFS = [
         "x, w, r, bias?, lengths?, h0?, c0?, peephole?",
         infer=_infer_lstm,
         reference=_lstm,
-        grad=NotYet,
         flops=_flops,
         samples=_lstm_samples,
         attrs={**ATTRS, "input_forget": Attr("bool", False)},

@@ -16,7 +16,7 @@ import numpy as np
 
 from bitwright.ir.dtype import f32, i8
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import require_dtype, require_rank
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import ROUNDS, Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.nn.recurrence import (
@@ -24,7 +24,6 @@ from bitwright.ops.nn.recurrence import (
     Cell,
     check_activations,
     infer_recurrent,
-    require_shape,
     run_directions,
 )
 from bitwright.ops.nn.recurrent import (
@@ -57,14 +56,14 @@ def _infer(
     activations: Any,
 ) -> tuple[TensorType, ...]:
     check_activations(activations, _ACTIVATIONS[op], direction)
-    require_dtype("r", r, lambda d: d == i8, "i8")
-    require_dtype("p", p, lambda d: d == f32, "f32")
+    expect.element("r", r, i8)
+    expect.element("p", p, f32)
     for name, type_, rank in (("p", p, 3), ("r", r, 3), ("scale", scale, 2)):
-        require_rank(name, type_, rank)
+        expect.rank(name, type_, rank)
     directions, rows, size = r.shape
     units = size if isinstance(size, int) else None
-    require_shape("p", p, (*p.shape[:2], directions * rows))
-    require_shape("scale", scale, (directions, rows))
+    expect.shape("p", p, (*p.shape[:2], directions * rows))
+    expect.shape("scale", scale, (directions, rows))
     # check with the float op's rules, for an input without features
     empty = TensorType(f32, (*p.shape[:2], 0))
     w = TensorType(f32, (directions, rows, 0))
@@ -73,7 +72,7 @@ def _infer(
         empty, w, r.with_dtype(f32), bias, lengths, states, GATES[op], hidden or units, direction
     )
     if peephole is not None:
-        require_shape("peephole", peephole, (last.shape[0], 3 * last.shape[2]))
+        expect.shape("peephole", peephole, (last.shape[0], 3 * last.shape[2]))
     return (y, last, last) if op == "lstm" else (y, last)
 
 

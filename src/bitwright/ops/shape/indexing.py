@@ -16,26 +16,9 @@ from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import UNKNOWN, Size, product
 from bitwright.ir.dtype import DType, bool_, i64, string
 from bitwright.ir.types import Shape, TensorType, ValueType, normalize_axis
-from bitwright.ops.core.inference import (
-    is_number,
-    require_dtype,
-    require_one_form,
-    require_rank,
-    require_same_dtype,
-    require_size,
-)
-from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import (
-    Array,
-    Attr,
-    Kind,
-    NonDifferentiable,
-    NotYet,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core import expect
+from bitwright.ops.core.numeric import Array, wide
+from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef, Sample, draw, sample
 from bitwright.ops.core.symbolic import on_elements
 from bitwright.ops.shape.slicing import slice_size
 
@@ -51,9 +34,9 @@ def _object_array(values: tuple[Size, ...], shape: tuple[int, ...]) -> Array:
 
 def _infer_range(start: TensorType, limit: TensorType, delta: TensorType) -> TensorType:
     for operand in (start, limit, delta):
-        require_dtype("an operand", operand, is_number, "a number type")
-        require_size("an operand", operand.count, 1)
-    return TensorType(require_same_dtype(start, limit, delta), (UNKNOWN,))
+        expect.number("an operand", operand)
+        expect.size("an operand", operand.count, 1)
+    return TensorType(expect.same_dtype(start, limit, delta), (UNKNOWN,))
 
 
 def _range(start: Array, limit: Array, delta: Array) -> Array:
@@ -92,12 +75,12 @@ def _range_samples() -> list[Sample]:
 
 def _infer_iota(length: Size, dtype: DType) -> TensorType:
     found = TensorType(dtype, (length,))
-    require_dtype("the result", found, is_number, "a number type")
+    expect.number("the result", found)
     return found
 
 
 def _infer_sizes(values: Shape, shape: tuple[int, ...]) -> TensorType:
-    require_size("the list of sizes", len(values), product(shape))
+    expect.size("the list of sizes", len(values), product(shape))
     return TensorType(i64, shape)
 
 
@@ -117,13 +100,13 @@ def _shape_of_sizes(x: Array | TensorType) -> Array:
 def _infer_one_hot(
     indices: TensorType, values: TensorType, given: TensorType | None, depth: Any, axis: int
 ) -> TensorType:
-    require_one_form("depth", depth, given)
-    require_dtype("the index operand", indices, is_number, "a number type")
-    require_rank("values", values, 1)
-    require_size("values (off, on)", values.shape[0], 2)
+    expect.one_form("depth", depth, given)
+    expect.number("the index operand", indices)
+    expect.rank("values", values, 1)
+    expect.size("values (off, on)", values.shape[0], 2)
     if given is not None:
-        require_dtype("depth", given, is_number, "a number type")
-        require_size("depth", given.count, 1)
+        expect.number("depth", given)
+        expect.size("depth", given.count, 1)
     axis = normalize_axis(axis, indices.rank + 1)
     size = UNKNOWN if depth is None else depth
     return values.with_shape((*indices.shape[:axis], size, *indices.shape[axis:]))
@@ -158,7 +141,7 @@ def _one_hot_samples() -> list[Sample]:
 
 
 def _infer_nonzero(x: TensorType) -> TensorType:
-    require_dtype("x", x, lambda d: is_number(d) or d == bool_, "a number type or bool")
+    expect.dtype("x", x, lambda d: expect.is_number(d) or d == bool_, "a number type or bool")
     return TensorType(i64, (x.rank, UNKNOWN))
 
 
@@ -287,7 +270,6 @@ OPDEFS = [
         _infer_one_hot,
         _one_hot,
         _one_hot_samples,
-        grad=NotYet,
         attrs={"depth": Attr("size", None), "axis": Attr("int", -1)},
         doc="A new axis of size depth: values[1] at the index, values[0] elsewhere. Negative "
         "indices count from the end; one outside has no place.",
