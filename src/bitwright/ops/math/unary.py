@@ -163,7 +163,6 @@ OPDEFS = [
     unary("acosh", np.arccosh, "inverse of cosh", low=1, onnx="Acosh"),
     unary("atanh", np.arctanh, "inverse of tanh", low=-0.9, high=0.9, onnx="Atanh"),
     unary("erf", erf, "error function", infer=real_float, onnx="Erf", max_abs=1.0),
-    unary("trunc", np.trunc, "x without its fraction", _trunc_scalar, infer=real_float),
     *(
         unary(name, reference, doc, infer=real_float, onnx=name.capitalize())
         for name, reference, doc in (
@@ -172,4 +171,5 @@ OPDEFS = [
             ("round", np.rint, "the nearest whole number, halves to even"),
         )
     ),
+    unary("trunc", np.trunc, "x without its fraction", _trunc_scalar, infer=real_float),
 ]
