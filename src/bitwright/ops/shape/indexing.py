@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -202,23 +201,11 @@ def _unique_samples() -> list[Sample]:
     ]
 
 
-def _op(
-    name: str,
-    inputs: str,
-    infer: Callable[..., Any],
-    reference: Callable[..., Any],
-    samples: Callable[[], list[Sample]],
-    **rest: Any,
-) -> OpDef:
-    rest.setdefault("grad", NonDifferentiable("its results are indices or sizes"))
-    return OpDef(
-        name, Kind.MOVEMENT, inputs, infer=infer, reference=reference, samples=samples, **rest
-    )
-
-
+_INDICES = NonDifferentiable("its results are indices or sizes")
 OPDEFS = [
-    _op(
+    OpDef(
         "range",
+        Kind.MOVEMENT,
         "start, limit, delta",
         _infer_range,
         _range,
@@ -229,19 +216,22 @@ OPDEFS = [
         fixed_types=True,
         doc="start, start + delta, ... up to but not including limit.",
     ),
-    _op(
+    OpDef(
         "iota",
+        Kind.MOVEMENT,
         "",
         _infer_iota,
         lambda length, dtype: np.arange(length),
         lambda: [sample(length=5), sample(length=0), sample(length=4, dtype="bf16")],
+        _INDICES,
         attrs={"length": Attr("size"), "dtype": Attr("dtype", i64)},
         sizes=lambda length, dtype: np.arange(length).astype(object),
         fixed_types=True,
         doc="0, 1, ... length - 1",
     ),
-    _op(
+    OpDef(
         "sizes",
+        Kind.MOVEMENT,
         "",
         _infer_sizes,
         lambda values, shape: np.array(values, np.int64).reshape(shape),
@@ -250,22 +240,26 @@ OPDEFS = [
             sample(values=(7,), shape=()),
             sample(values=(), shape=(0, 2)),
         ],
+        _INDICES,
         attrs={"values": Attr("sizes"), "shape": Attr("ints")},
         sizes=_object_array,
         doc="Sizes as an i64 tensor of this shape.",
     ),
-    _op(
+    OpDef(
         "shape_of",
+        Kind.MOVEMENT,
         "x",
         _infer_shape_of,
         lambda x: np.array(x.shape, np.int64),
         lambda: [sample(draw(2, 3)), sample(draw()), sample(draw(0, 1, dtype="i8"))],
+        _INDICES,
         sizes=_shape_of_sizes,
         onnx="Shape",
         doc="The shape of x as an i64 vector.",
     ),
-    _op(
+    OpDef(
         "one_hot",
+        Kind.MOVEMENT,
         "indices, values, depth?",
         _infer_one_hot,
         _one_hot,
@@ -274,8 +268,9 @@ OPDEFS = [
         doc="A new axis of size depth: values[1] at the index, values[0] elsewhere. Negative "
         "indices count from the end; one outside has no place.",
     ),
-    _op(
+    OpDef(
         "nonzero",
+        Kind.MOVEMENT,
         "x",
         _infer_nonzero,
         _nonzero,
@@ -285,11 +280,13 @@ OPDEFS = [
             sample(np.array(5)),
             sample(draw(0, 3)),
         ],
+        _INDICES,
         onnx="NonZero",
         doc="The coordinates of the elements that are not zero, one row for each axis.",
     ),
-    _op(
+    OpDef(
         "unique",
+        Kind.MOVEMENT,
         "x",
         _infer_unique,
         _unique,
