@@ -40,13 +40,7 @@ def require_images(x: TensorType, w: TensorType) -> int:
 
 
 def infer_conv(
-    x: TensorType,
-    w: TensorType,
-    bias: TensorType | None,
-    strides: Sequence[int] | None,
-    pads: Sequence[Size] | None,
-    dilations: Sequence[int] | None,
-    groups: int,
+    x: TensorType, w: TensorType, bias: TensorType | None, groups: int, **window: Any
 ) -> TensorType:
     rank = require_images(x, w)
     expect.real("x", x)
@@ -55,20 +49,12 @@ def infer_conv(
     require_groups("w", w.shape[0], groups)
     expect.size("axis 1 of w, times groups,", w.shape[1] * groups, x.shape[1])
     require_bias(bias, element, w.shape[0])
-    windows = make_windows(rank, w.shape[2:], strides, pads, dilations)
+    windows = make_windows(rank, w.shape[2:], **window)
     return TensorType(element, (x.shape[0], w.shape[0], *windows.counts(x.shape[2:])))
 
 
-def convolve(
-    x: Array,
-    w: Array,
-    bias: Array | None,
-    strides: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    dilations: Sequence[int] | None,
-    groups: int,
-) -> Array:
-    windows = make_windows(x.ndim - 2, w.shape[2:], strides, pads, dilations)
+def convolve(x: Array, w: Array, bias: Array | None, groups: int, **window: Any) -> Array:
+    windows = make_windows(x.ndim - 2, w.shape[2:], **window)
     counts: tuple[Any, ...] = windows.counts(x.shape[2:])
     images, kernels = product_operands(x, w, int(np.prod(w.shape[1:])))
     images = windows.pad(images, counts, 0)
@@ -130,11 +116,9 @@ def _infer_conv_transpose(
     x: TensorType,
     w: TensorType,
     bias: TensorType | None,
-    strides: Sequence[int] | None,
-    pads: Sequence[Size] | None,
-    dilations: Sequence[int] | None,
     output_padding: Sequence[int] | None,
     groups: int,
+    **window: Any,
 ) -> TensorType:
     rank = require_images(x, w)
     expect.floating("x", x)
@@ -143,7 +127,7 @@ def _infer_conv_transpose(
     expect.size("axis 0 of w", w.shape[0], x.shape[1])
     channels = w.shape[1] * groups
     require_bias(bias, element, channels)
-    windows = make_windows(rank, w.shape[2:], strides, pads, dilations)
+    windows = make_windows(rank, w.shape[2:], **window)
     sizes = _transposed_sizes(windows, x.shape[2:], output_padding)
     return TensorType(element, (x.shape[0], channels, *sizes))
 
@@ -152,13 +136,11 @@ def _conv_transpose(
     x: Array,
     w: Array,
     bias: Array | None,
-    strides: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    dilations: Sequence[int] | None,
     output_padding: Sequence[int] | None,
     groups: int,
+    **window: Any,
 ) -> Array:
-    windows = make_windows(x.ndim - 2, w.shape[2:], strides, pads, dilations)
+    windows = make_windows(x.ndim - 2, w.shape[2:], **window)
     sizes = _transposed_sizes(windows, x.shape[2:], output_padding)
     channels, per_group = len(w), w.shape[1]
     taps, pixels_of_image = (int(np.prod(shape)) for shape in (w.shape[1:], x.shape[2:]))
@@ -172,15 +154,10 @@ def _conv_transpose(
 
 
 def _infer_col2im(
-    x: TensorType,
-    image_shape: Sequence[Size],
-    block_shape: Sequence[int],
-    strides: Sequence[int] | None,
-    pads: Sequence[Size] | None,
-    dilations: Sequence[int] | None,
+    x: TensorType, image_shape: Sequence[Size], block_shape: Sequence[int], **window: Any
 ) -> TensorType:
     expect.rank("x", x, 3)
-    windows = make_windows(len(image_shape), block_shape, strides, pads, dilations)
+    windows = make_windows(len(image_shape), block_shape, **window)
     cells = product(list(block_shape))
     if isinstance(x.shape[1], int) and x.shape[1] % cells:
         raise InferenceError(
@@ -191,14 +168,9 @@ def _infer_col2im(
 
 
 def _col2im(
-    x: Array,
-    image_shape: Sequence[int],
-    block_shape: Sequence[int],
-    strides: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    dilations: Sequence[int] | None,
+    x: Array, image_shape: Sequence[int], block_shape: Sequence[int], **window: Any
 ) -> Array:
-    windows = make_windows(len(image_shape), block_shape, strides, pads, dilations)
+    windows = make_windows(len(image_shape), block_shape, **window)
     counts: tuple[Any, ...] = windows.counts(image_shape)
     channels = x.shape[1] // int(np.prod(block_shape))
     return windows.fold(wide(x).reshape(len(x), channels, *block_shape, *counts), image_shape)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.ir.dim import Size, product
+from bitwright.ir.dim import product
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
@@ -32,11 +32,9 @@ def _infer(
     offset: TensorType,
     bias: TensorType | None,
     mask: TensorType | None,
-    strides: Sequence[int] | None,
-    pads: Sequence[Size] | None,
-    dilations: Sequence[int] | None,
     groups: int,
     offset_groups: int,
+    **window: Any,
 ) -> TensorType:
     rank = require_images(x, w)
     expect.floating("x", x)
@@ -46,7 +44,7 @@ def _infer(
     require_groups("w", w.shape[0], groups)
     expect.size("axis 1 of w, times groups,", w.shape[1] * groups, x.shape[1])
     require_bias(bias, element, w.shape[0])
-    windows = make_windows(rank, w.shape[2:], strides, pads, dilations)
+    windows = make_windows(rank, w.shape[2:], **window)
     counts = windows.counts(x.shape[2:])
     taps = offset_groups * product(list(w.shape[2:]))
     for what, type_, channels in (("offset", offset, taps * rank), ("mask", mask, taps)):
@@ -92,13 +90,11 @@ def _reference(
     offset: Array,
     bias: Array | None,
     mask: Array | None,
-    strides: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    dilations: Sequence[int] | None,
     groups: int,
     offset_groups: int,
+    **window: Any,
 ) -> Array:
-    windows = make_windows(x.ndim - 2, w.shape[2:], strides, pads, dilations)
+    windows = make_windows(x.ndim - 2, w.shape[2:], **window)
     counts: tuple[Any, ...] = windows.counts(x.shape[2:])
     places = _places(windows, counts)
     grid = (*windows.kernel, *counts)

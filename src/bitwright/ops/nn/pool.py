@@ -28,22 +28,14 @@ from bitwright.ops.nn.windows import WINDOW_ATTRS, Windows, make_windows
 from bitwright.ops.shape.gather import check_shape
 
 POOL_ATTRS = {"kernel": Attr("ints"), **WINDOW_ATTRS, "ceil": Attr("bool", False)}
-Ints = Sequence[int] | None
 
 
-def _infer(
-    x: TensorType,
-    kernel: Sequence[int],
-    strides: Ints,
-    pads: Sequence[Size] | None,
-    dilations: Ints,
-    ceil: bool,
-) -> TensorType:
+def _infer(x: TensorType, ceil: bool, **window: Any) -> TensorType:
     if x.rank < 3:
         raise InferenceError(
             "x has the wrong rank", expected="batch, channels and spatial axes", found=x
         )
-    windows = make_windows(x.rank - 2, kernel, strides, pads, dilations)
+    windows = make_windows(x.rank - 2, **window)
     return x.with_shape((*x.shape[:2], *windows.counts(x.shape[2:], ceil)))
 
 
@@ -69,10 +61,8 @@ def _infer_indices(
     return y, y.with_dtype(i64)
 
 
-def _arrange(
-    x: Array, kernel: Sequence[int], strides: Ints, pads: Ints, dilations: Ints, ceil: bool
-) -> tuple[Windows, tuple[Any, ...]]:
-    windows = make_windows(x.ndim - 2, kernel, strides, pads, dilations)
+def _arrange(x: Array, ceil: bool, **window: Any) -> tuple[Windows, tuple[Any, ...]]:
+    windows = make_windows(x.ndim - 2, **window)
     return windows, windows.counts(x.shape[2:], ceil)
 
 
