@@ -63,10 +63,10 @@ def _infer(
     *operands: ValueType | None,
     op_type: str,
     domain: str,
-    version: int,
     proto: str,
     types: Sequence[str],
     captures: Sequence[str],
+    **_: Any,
 ) -> tuple[ValueType, ...]:
     node = decode_node(proto)
     if node.op_type != op_type:

@@ -35,9 +35,9 @@ def _infer(x: TensorType, axes: Sequence[int], keepdims: bool) -> TensorType:
     return x.with_shape(reduced_shape(x.shape, axes, keepdims))
 
 
-def _infer_real(x: TensorType, axes: Sequence[int], keepdims: bool) -> TensorType:
+def _infer_real(x: TensorType, **attrs: Any) -> TensorType:
     expect.real("x", x)
-    return x.with_shape(reduced_shape(x.shape, axes, keepdims))
+    return _infer(x, **attrs)
 
 
 def _infer_extreme(x: TensorType, axes: Sequence[int], keepdims: bool) -> TensorType:
@@ -108,6 +108,11 @@ def _samples() -> list[Sample]:
     ]
 
 
+def _extreme_samples(element: str) -> list[Sample]:
+    more = draw(2, 0), draw(2, 0, dtype=element), draw(2, 3, dtype="bool")
+    return [*_samples(), *(sample(x, axes=(1,)) for x in more)]
+
+
 def _op(name: str, reference: Callable[..., Any], **rest: Any) -> OpDef:
     sizes = rest.pop("sizes", None)
     rest.setdefault("infer", _infer)
@@ -151,12 +156,7 @@ OPDEFS = [
         sizes=_extreme_sizes(max_size),
         reads_cast=True,
         keeps_nonnegative=True,
-        samples=lambda: [
-            *_samples(),
-            sample(draw(2, 0), axes=(1,)),
-            sample(draw(2, 0, dtype="i32"), axes=(1,)),
-            sample(draw(2, 3, dtype="bool"), axes=(1,)),
-        ],
+        samples=lambda: _extreme_samples("i32"),
         doc="The largest value over axes; NaN propagates.",
     ),
     _op(
@@ -165,12 +165,7 @@ OPDEFS = [
         infer=_infer_extreme,
         sizes=_extreme_sizes(min_size),
         reads_cast=True,
-        samples=lambda: [
-            *_samples(),
-            sample(draw(2, 0), axes=(1,)),
-            sample(draw(2, 0, dtype="u64"), axes=(1,)),
-            sample(draw(2, 3, dtype="bool"), axes=(1,)),
-        ],
+        samples=lambda: _extreme_samples("u64"),
         doc="The smallest value over axes; NaN propagates.",
     ),
     _op(

@@ -9,8 +9,6 @@ var is the mean squared deviation.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from bitwright.errors import InferenceError
@@ -101,34 +99,29 @@ def _trailing_samples() -> list[Sample]:
     ]
 
 
-def _op(name: str, inputs: str, **rest: Any) -> OpDef:
-    return OpDef(name, Kind.REDUCTION, inputs, **rest)
-
-
-_FUSION = {"takes_epilogue": True, "takes_prologue": True, "quantizes_rows": True}
 OPDEFS = [
-    _op(
-        "layer_norm",
-        "x, scale?, bias?",
-        infer=_infer_trailing,
-        reference=_layer_norm,
-        **_FUSION,
-        samples=_trailing_samples,
-        attrs={"axis": Attr("int", -1), "eps": EPS},
-        doc="(x - mean) / sqrt(var + eps) * scale + bias over the axes from axis on.",
+    *(
+        OpDef(
+            name,
+            Kind.REDUCTION,
+            "x, scale?, bias?",
+            infer=_infer_trailing,
+            reference=reference,
+            takes_epilogue=True,
+            takes_prologue=True,
+            quantizes_rows=True,
+            samples=_trailing_samples,
+            attrs={"axis": Attr("int", -1), "eps": EPS},
+            doc=f"{formula} * scale + bias over the axes from axis on.",
+        )
+        for name, reference, formula in (
+            ("layer_norm", _layer_norm, "(x - mean) / sqrt(var + eps)"),
+            ("rms_norm", _rms_norm, "x / sqrt(mean(x ** 2) + eps)"),
+        )
     ),
-    _op(
-        "rms_norm",
-        "x, scale?, bias?",
-        infer=_infer_trailing,
-        reference=_rms_norm,
-        **_FUSION,
-        samples=_trailing_samples,
-        attrs={"axis": Attr("int", -1), "eps": EPS},
-        doc="x / sqrt(mean(x ** 2) + eps) * scale + bias over the axes from axis on.",
-    ),
-    _op(
+    OpDef(
         "lp_norm",
+        Kind.REDUCTION,
         "x",
         infer=_infer_lp_norm,
         reference=_lp_norm,

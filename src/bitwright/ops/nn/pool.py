@@ -184,14 +184,11 @@ def _unpool_samples() -> list[Sample]:
     ]
 
 
-def _op(name: str, kind: Kind, **rest: Any) -> OpDef:
-    return OpDef(name, kind, "x", **rest)
-
-
 OPDEFS = [
-    _op(
+    OpDef(
         "max_pool",
         Kind.MOVEMENT,
+        "x",
         infer=_infer_max,
         reference=_max_pool,
         keeps_nonnegative=True,
@@ -199,27 +196,30 @@ OPDEFS = [
         attrs=POOL_ATTRS,
         doc="The largest value of each window, ignoring padding; NaN propagates.",
     ),
-    _op(
+    OpDef(
         "max_pool_indices",
         Kind.MOVEMENT,
+        "x",
         infer=_infer_indices,
         reference=_max_pool_indices,
         samples=lambda: [*_max_samples(), *_samples(storage_order=1)()],
         attrs={**POOL_ATTRS, "storage_order": Attr("int", 0)},
         doc="max_pool, and the flat index of each maximum.",
     ),
-    _op(
+    OpDef(
         "avg_pool",
         Kind.REDUCTION,
+        "x",
         infer=_infer_float,
         reference=_avg_pool,
         samples=lambda: [*_samples()(), *_samples(count_include_pad=True)()],
         attrs={**POOL_ATTRS, "count_include_pad": Attr("bool", False)},
         doc="The mean of each window, with or without its padding.",
     ),
-    _op(
+    OpDef(
         "lp_pool",
         Kind.REDUCTION,
+        "x",
         infer=_infer_float,
         reference=_lp_pool,
         samples=lambda: [*_samples()(), *_samples(p=3)()],

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,12 +40,10 @@ def _infer_align(
     x: TensorType,
     rois: TensorType,
     batch_indices: TensorType,
-    mode: str,
     output_height: int,
     output_width: int,
     sampling_ratio: int,
-    spatial_scale: float,
-    coordinate_mode: str,
+    **_: Any,
 ) -> TensorType:
     _require_boxes(x, rois, 4)
     expect.rank("batch_indices", batch_indices, 1)
