@@ -65,20 +65,22 @@ class DType:
     @property
     def min(self) -> float | int:
         """The lowest finite value."""
-        if self.family is Family.BOOL:
-            return 0
-        if self.is_integer:
-            return int(ml_dtypes.iinfo(self.numpy).min)  # type: ignore[no-untyped-call]
-        return float(ml_dtypes.finfo(self.numpy).min)  # type: ignore[no-untyped-call]
+        return self._range[0]
 
     @property
     def max(self) -> float | int:
         """The highest finite value."""
+        return self._range[1]
+
+    @cached_property
+    def _range(self) -> tuple[float | int, float | int]:
         if self.family is Family.BOOL:
-            return 1
+            return 0, 1
         if self.is_integer:
-            return int(ml_dtypes.iinfo(self.numpy).max)  # type: ignore[no-untyped-call]
-        return float(ml_dtypes.finfo(self.numpy).max)  # type: ignore[no-untyped-call]
+            whole = ml_dtypes.iinfo(self.numpy)  # type: ignore[no-untyped-call]
+            return int(whole.min), int(whole.max)
+        real = ml_dtypes.finfo(self.numpy)  # type: ignore[no-untyped-call]
+        return float(real.min), float(real.max)
 
     def nbytes(self, count: int) -> int:
         """Bytes that `count` values take when packed."""

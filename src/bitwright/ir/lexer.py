@@ -8,11 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from bitwright.errors import ParseError
-from bitwright.ir.dim import (
-    FUNCTIONS,
-    Size,
-    symbol,
-)
+from bitwright.ir.dim import FUNCTIONS, Size, symbol
 from bitwright.ir.substitute import apply_function
 
 T = TypeVar("T")

@@ -89,10 +89,8 @@ class QuantParams:
         zero_point = zero_point.astype(np.int64)
         if not self.dtype.is_integer:
             return zero_point.astype(np.int32)
-        container = np.dtype(
-            f"{'i' if self.dtype.is_signed else 'u'}{max(self.dtype.bits, 8) // 8}"
-        )
-        narrow = zero_point.astype(container)
+        sign = "i" if self.dtype.is_signed else "u"
+        narrow = zero_point.astype(f"{sign}{max(self.dtype.bits, 8) // 8}")
         return narrow if np.array_equal(narrow, zero_point) else zero_point
 
     @property
@@ -147,17 +145,13 @@ class QuantParams:
     def symmetric(
         dtype: str | QuantType, scale: Any, axis: int | None = None, block: int = 0
     ) -> QuantParams:
-        return QuantParams(
-            quant_types.get(dtype), Scheme.symmetric, scale, axis=axis, block=block
-        ).validate()
+        return _validated(dtype, Scheme.symmetric, scale, axis=axis, block=block)
 
     @staticmethod
     def asymmetric(
         dtype: str | QuantType, scale: Any, zero_point: Any, axis: int | None = None, block: int = 0
     ) -> QuantParams:
-        return QuantParams(
-            quant_types.get(dtype), Scheme.asymmetric, scale, zero_point, axis, block
-        ).validate()
+        return _validated(dtype, Scheme.asymmetric, scale, zero_point, axis, block)
 
     @staticmethod
     def logarithmic(
@@ -167,22 +161,16 @@ class QuantParams:
         axis: int | None = None,
         block: int = 0,
     ) -> QuantParams:
-        return QuantParams(
-            quant_types.get(dtype), Scheme.logarithmic, scale, axis=axis, block=block, base=base
-        ).validate()
+        return _validated(dtype, Scheme.logarithmic, scale, axis=axis, block=block, base=base)
 
     @staticmethod
     def binary(scale: Any, axis: int | None = None, block: int = 0) -> QuantParams:
-        return QuantParams(
-            quant_types.BINARY, Scheme.binary, scale, axis=axis, block=block
-        ).validate()
+        return _validated(quant_types.BINARY, Scheme.binary, scale, axis=axis, block=block)
 
     @staticmethod
     def mixed(scale: Any, widths: Sequence[int], axis: int) -> QuantParams:
         """Signed values with a width of 2, 4 or 8 bits for each index of an axis."""
-        return QuantParams(
-            MIXED, Scheme.symmetric, scale, axis=axis, widths=tuple(widths)
-        ).validate()
+        return _validated(MIXED, Scheme.symmetric, scale, axis=axis, widths=tuple(widths))
 
     @staticmethod
     def from_range(
@@ -204,19 +192,8 @@ class QuantParams:
         require_negative_values(kind, by, low)
         scale, zero_point, fault = scale_and_zero_point(kind, by, low, high, widths, round_scale)
         notes = (_degenerate_note(fault),) if fault.any() else ()
-        return QuantParams(
-            kind,
-            by,
-            scale,
-            zero_point.astype(np.int32),
-            axis,
-            block,
-            low,
-            high,
-            base=base,
-            widths=tuple(widths),
-            notes=notes,
-        ).validate()
+        points, rest = zero_point.astype(np.int32), {"widths": tuple(widths), "notes": notes}
+        return _validated(kind, by, scale, points, axis, block, low, high, base=base, **rest)
 
     @staticmethod
     def from_statistics(
@@ -285,7 +262,6 @@ class QuantParams:
             )
 
     def _check_block(self) -> None:
-        rank = self.scale.ndim
         if self.block < 0 or (self.block and self.axis is None):
             raise QuantizationError(
                 "the block does not fit",
@@ -296,7 +272,7 @@ class QuantParams:
             raise QuantizationError(
                 "a tensor has one scale; an axis is missing", expected=1, found=self.scale.size
             )
-        if self.axis is not None and not self.block and rank != 1:
+        if self.axis is not None and not self.block and self.scale.ndim != 1:
             raise QuantizationError(
                 "scales per axis have one axis; or the block size is missing",
                 expected="scales[size]",
@@ -317,6 +293,12 @@ class QuantParams:
                 expected=list(expected),
                 found=list(self.scale.shape),
             )
+
+
+def _validated(
+    dtype: str | QuantType, by: Scheme, scale: Any, *rest: Any, **fields: Any
+) -> QuantParams:
+    return QuantParams(quant_types.get(dtype), by, scale, *rest, **fields).validate()
 
 
 def scale_shape(shape: tuple[int, ...], axis: int | None, block: int) -> tuple[int, ...]:

@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bitwright.errors import GraphError
-from bitwright.ir.dim import (
-    UNKNOWN,
-    Dim,
-    Size,
-    Symbol,
-    broadcast_size,
-    evaluate,
-    product,
-)
+from bitwright.ir.dim import UNKNOWN, Dim, Size, Symbol, broadcast_size, evaluate, product
 from bitwright.ir.dtype import DType
 from bitwright.ir.substitute import substitute
 

@@ -23,9 +23,7 @@ def place(graph: Graph, node: Node) -> str:
 
 
 def verify_structure(
-    graph: Graph,
-    outer: frozenset[Symbol] = frozenset(),
-    settled: Container[Node] = (),
+    graph: Graph, outer: frozenset[Symbol] = frozenset(), settled: Container[Node] = ()
 ) -> None:
     """Raise a `GraphError` that names node, operand, expected and found.
 
@@ -87,10 +85,7 @@ def _check_boundary(graph: Graph, node: Node) -> None:
     found = TensorType(dtype(value.dtype), tuple(value.shape))
     if not compatible(found, node.types[0]):
         raise GraphError(
-            "the value does not fit",
-            where=place(graph, node),
-            expected=node.types[0],
-            found=found,
+            "the value does not fit", where=place(graph, node), expected=node.types[0], found=found
         )
 
 

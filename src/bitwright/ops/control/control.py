@@ -20,6 +20,7 @@ from bitwright.ir.dim import UNKNOWN, Size
 from bitwright.ir.dtype import bool_, i64
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import OpaqueType, TensorType, ValueType, normalize_axis
+from bitwright.ops.core import expect
 from bitwright.ops.core.bodies import (
     carried_type,
     check_fit,
@@ -32,8 +33,7 @@ from bitwright.ops.core.bodies import (
     result_types,
 )
 from bitwright.ops.core.builder import Builder
-from bitwright.ops.core.inference import require_size
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 
 _SCALAR = TensorType(i64, ())
 _FLAG = TensorType(bool_, ())
@@ -191,7 +191,7 @@ def _infer_scan(
             raise InferenceError(f"operand {i} cannot be scanned", found=whole)
         at = normalize_axis(axis, whole.rank)
         length = whole.shape[at] if length is None else length
-        require_size(f"the scanned axis of operand {i}", whole.shape[at], length)
+        expect.size(f"the scanned axis of operand {i}", whole.shape[at], length)
         given[i] = whole.with_shape(size for j, size in enumerate(whole.shape) if j != at)
     check_fit(body, given)
     finals, rows = _iterated(body, given, [(i, i) for i in range(carried)], carried)
@@ -287,10 +287,7 @@ def _running_sum() -> Graph:
 def _if_samples() -> list[Sample]:
     bodies: dict[str, Any] = {"then": _branch("then", "add"), "else": _branch("else", "mul")}
     x, y = draw(3), draw(3, seed=1)
-    return [
-        sample(np.array(True), x, y, **bodies),
-        sample(np.array([False]), x, y, **bodies),
-    ]
+    return [sample(np.array(True), x, y, **bodies), sample(np.array([False]), x, y, **bodies)]
 
 
 def _loop_samples() -> list[Sample]:
@@ -327,7 +324,6 @@ OPDEFS = [
         "condition, captures*",
         infer=_infer_if,
         reference=_if,
-        grad=NotYet,
         samples=_if_samples,
         attrs={"then": Attr("graph"), "else": Attr("graph")},
         doc="The results of one of two bodies.",
@@ -338,7 +334,6 @@ OPDEFS = [
         "trip_count?, condition?, operands*",
         infer=_infer_loop,
         reference=_loop,
-        grad=NotYet,
         samples=_loop_samples,
         attrs={"body": Attr("graph"), "carried": Attr("int")},
         doc="Repeats a body up to trip_count times while its condition holds; operands are the "
@@ -350,7 +345,6 @@ OPDEFS = [
         "operands*",
         infer=_infer_scan,
         reference=_scan,
-        grad=NotYet,
         samples=_scan_samples,
         attrs={
             "body": Attr("graph"),

@@ -63,10 +63,10 @@ def _infer(
     *operands: ValueType | None,
     op_type: str,
     domain: str,
-    version: int,
     proto: str,
     types: Sequence[str],
     captures: Sequence[str],
+    **_: Any,
 ) -> tuple[ValueType, ...]:
     node = decode_node(proto)
     if node.op_type != op_type:
@@ -113,12 +113,7 @@ def _reference(
 
 def _step(*operands: Any, node: NodeProto, types: list[str]) -> Sample:
     return sample(
-        *operands,
-        op_type=node.op_type,
-        domain="",
-        version=21,
-        proto=encode_node(node),
-        types=types,
+        *operands, op_type=node.op_type, domain="", version=21, proto=encode_node(node), types=types
     )
 
 

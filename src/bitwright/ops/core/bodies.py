@@ -16,7 +16,7 @@ from bitwright.ir.dtype import DType, bool_
 from bitwright.ir.graph import Graph, symbols_in
 from bitwright.ir.substitute import substitute
 from bitwright.ir.types import OpaqueType, TensorType, ValueType
-from bitwright.ops.core.inference import require_dtype
+from bitwright.ops.core import expect
 
 Sizes = Mapping[str, Size]
 
@@ -57,7 +57,7 @@ def require_scalar(what: str, type_: ValueType, element: DType) -> None:
     """One element, as [] or [1]."""
     if isinstance(type_, OpaqueType):
         raise InferenceError(f"{what} is not a tensor", expected=f"{element}[]", found=type_)
-    require_dtype(what, type_, lambda d: d == element, str(element))
+    expect.element(what, type_, element)
     if type_.rank > 1 or any(isinstance(size, int) and size != 1 for size in type_.shape):
         raise InferenceError(f"{what} is not one value", expected=f"{element}[]", found=type_)
 

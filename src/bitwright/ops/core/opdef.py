@@ -176,8 +176,8 @@ class OpDef:
     """Operands: `"x, w, bias?"` (optional) or `"xs*"` (any number)."""
     infer: Callable[..., Any]
     reference: Callable[..., Any]
-    grad: Gradient
     samples: Callable[[], Iterable[Sample]]
+    grad: Gradient = NotYet
     attrs: Mapping[str, Attr] = field(default_factory=dict)
     scalar: Callable[..., Any] | None = None
     """The op on one element, in terms of `ops.core.scalar` (elementwise ops)."""

@@ -10,7 +10,7 @@ import numpy as np
 from bitwright.errors import RunError
 from bitwright.ir.types import ValueType
 from bitwright.ops.core.bodies import require_condition
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, draw, sample
 
 
 def _infer(condition: ValueType, x: ValueType, *, message: str) -> ValueType:
@@ -31,7 +31,6 @@ OPDEFS = [
         "condition, x",
         infer=_infer,
         reference=_reference,
-        grad=NotYet,
         samples=lambda: [
             sample(np.array(True), draw(3, 4), message="no"),
             sample(np.array([True]), draw(0, dtype="i64"), message="no"),

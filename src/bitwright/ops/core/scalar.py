@@ -8,6 +8,7 @@ the renderer or Python numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -87,6 +88,11 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 def erf(x: Any) -> Any:
     """The error function, elementwise in f64."""
     return np.asarray(_erf(np.asarray(x, np.float64)), np.float64)
+
+
+def scalar_form(operation: str) -> Callable[..., Term]:
+    """The scalar form that is one operation of the renderer."""
+    return lambda e, *operands: getattr(e, operation)(*operands)
 
 
 class NumpyScalars:

@@ -17,9 +17,9 @@ from bitwright.ir.dim import UNKNOWN, Size
 from bitwright.ir.dtype import bool_
 from bitwright.ir.graph import Value
 from bitwright.ir.types import TensorType
+from bitwright.ops.core.opdef import Array, Kind, OpDef, Sample
 from bitwright.ops.core.registry import get
 
-Array = np.ndarray[Any, Any]
 MAX_ELEMENTS = 256
 MAX_MAGNITUDE = 1 << 64  # Python integers grow where tensors overflow
 
@@ -33,6 +33,19 @@ def on_elements(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*operands, **attrs)
 
     return sizes
+
+
+def movement(
+    name: str,
+    inputs: str,
+    infer: Callable[..., Any],
+    reference: Callable[..., Any],
+    samples: Callable[[], list[Sample]],
+    **rest: Any,
+) -> OpDef:
+    """A movement op whose reference also moves symbolic sizes."""
+    functions = (infer, reference, samples)
+    return OpDef(name, Kind.MOVEMENT, inputs, *functions, sizes=on_elements(reference), **rest)
 
 
 class SizeEvaluator:

@@ -10,23 +10,15 @@ import numpy as np
 from bitwright.errors import InferenceError
 from bitwright.ir.dtype import i64
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.inference import reduced_shape, require_dtype
-from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import (
-    Array,
-    Attr,
-    Kind,
-    NonDifferentiable,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core import expect
+from bitwright.ops.core.inference import reduced_shape
+from bitwright.ops.core.numeric import Array, wide
+from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef, Sample, draw, sample
 from bitwright.ops.math.reduce import is_ordered
 
 
 def _infer(x: TensorType, axis: int, keepdims: bool, select_last: bool) -> TensorType:
-    require_dtype("x", x, is_ordered, "a real number type or bool")
+    expect.dtype("x", x, is_ordered, "a real number type or bool")
     if x.shape[normalize_axis(axis, x.rank)] == 0:
         raise InferenceError(f"axis {axis} is empty", expected="at least one value", found=x)
     return TensorType(i64, reduced_shape(x.shape, [axis], keepdims))

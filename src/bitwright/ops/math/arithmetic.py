@@ -9,15 +9,17 @@ import numpy as np
 
 from bitwright.errors import RunError
 from bitwright.ir.dim import max_size, min_size
-from bitwright.ops.core.inference import broadcast, is_number, require_dtype
+from bitwright.ops.core import expect
+from bitwright.ops.core.inference import broadcast
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.scalar import scalar_form
 from bitwright.ops.core.symbolic import on_elements
 
 
 def _infer(x: Any, y: Any, **_: Any) -> Any:
     for operand in (x, y):
-        require_dtype("an operand", operand, is_number, "a number type")
+        expect.number("an operand", operand)
     return broadcast(x, y)
 
 
@@ -45,29 +47,20 @@ def power(x: Array, y: Array) -> Array:
 
 
 def _samples(integers: bool = True, low: float = -2) -> Callable[[], list[Sample]]:
+    def pair(x: tuple[int, ...], y: tuple[int, ...], element: str = "f32") -> list[Array]:
+        return [draw(*x, dtype=element, low=low), draw(*y, dtype=element, seed=1, low=0.5)]
+
     def make() -> list[Sample]:
+        shapes = [((3, 5), (3, 5)), ((4, 1, 5), (3, 1)), ((2, 3), ())]
         found = [
-            sample(draw(3, 5, low=low), draw(3, 5, seed=1, low=0.5)),
-            sample(draw(4, 1, 5, low=low), draw(3, 1, seed=1, low=0.5)),
-            sample(draw(2, 3, low=low), draw(seed=1, low=0.5)),
+            *(sample(*pair(x, y)) for x, y in shapes),
             sample(draw(0, 3), draw(1, 3)),
-            sample(draw(2, 7, dtype="f64", low=low), draw(7, dtype="f64", seed=1, low=0.5)),
-            sample(
-                draw(2, 7, dtype="bf16", low=low),
-                draw(7, dtype="bf16", seed=1, low=0.5),
-                tolerance=2e-2,
-            ),
+            sample(*pair((2, 7), (7,), "f64")),
+            sample(*pair((2, 7), (7,), "bf16"), tolerance=2e-2),
         ]
-        if integers:
-            found += [
-                sample(
-                    draw(6, dtype="i64", low=-9, high=9),
-                    draw(6, dtype="i64", seed=2, low=1, high=9),
-                ),
-                sample(
-                    draw(6, dtype="u8", low=0, high=9), draw(6, dtype="u8", seed=2, low=1, high=9)
-                ),
-            ]
+        for element, lowest in [("i64", -9), ("u8", 0)] if integers else []:
+            divisor = draw(6, dtype=element, seed=2, low=1, high=9)
+            found.append(sample(draw(6, dtype=element, low=lowest, high=9), divisor))
         return found
 
     return make
@@ -76,7 +69,8 @@ def _samples(integers: bool = True, low: float = -2) -> Callable[[], list[Sample
 def _op(
     name: str,
     reference: Callable[..., Any],
-    scalar: Callable[..., Any],
+    doc: str,
+    scalar: str | Callable[..., Any],
     sizes: Callable[..., Any] | None = None,
     **rest: Any,
 ) -> OpDef:
@@ -90,9 +84,9 @@ def _op(
         "x, y",
         infer=_infer,
         reference=compute,
-        grad=NotYet,
-        scalar=scalar,
+        scalar=scalar_form(scalar) if isinstance(scalar, str) else scalar,
         sizes=on_elements(sizes) if sizes else None,
+        doc=doc,
         **rest,
     )
 
@@ -105,79 +99,54 @@ def _rem_scalar(e: Any, x: Any, y: Any, fmod: bool) -> Any:
     return e.select(wrong_side, e.add(truncated, y), truncated)
 
 
+_SYMMETRIC = {"commutative": True, "is_cheap": True}
+_max_size, _min_size = np.frompyfunc(max_size, 2, 1), np.frompyfunc(min_size, 2, 1)
 OPDEFS = [
-    _op(
-        "add",
-        np.add,
-        lambda e, x, y: e.add(x, y),
-        np.add,
-        onnx="Add",
-        commutative=True,
-        is_cheap=True,
-        keeps_nonnegative=True,
-        doc="x + y",
-    ),
-    _op(
-        "sub",
-        np.subtract,
-        lambda e, x, y: e.sub(x, y),
-        np.subtract,
-        onnx="Sub",
-        is_cheap=True,
-        doc="x - y",
-    ),
+    _op("add", np.add, "x + y", "add", np.add, onnx="Add", keeps_nonnegative=True, **_SYMMETRIC),
+    _op("sub", np.subtract, "x - y", "sub", np.subtract, onnx="Sub", is_cheap=True),
     _op(
         "mul",
         np.multiply,
-        lambda e, x, y: e.mul(x, y),
+        "x * y",
+        "mul",
         np.multiply,
         onnx="Mul",
-        commutative=True,
-        is_cheap=True,
         keeps_nonnegative=True,
-        doc="x * y",
+        **_SYMMETRIC,
     ),
     _op(
         "div",
         divide,
-        lambda e, x, y: e.div(x, y),
+        "x / y; integers truncate towards zero",
+        "div",
         np.floor_divide,
         onnx="Div",
         keeps_nonnegative=True,
-        doc="x / y; integers truncate towards zero",
     ),
     _op(
         "mod",
         remainder,
+        "Remainder with the sign of y, or of x for fmod.",
         _rem_scalar,
         lambda x, y, fmod: np.mod(x, y),
         attrs={"fmod": Attr("bool", False)},
-        doc="Remainder with the sign of y, or of x for fmod.",
     ),
-    _op(
-        "pow",
-        power,
-        lambda e, x, y: e.pow(x, y),
-        samples=_samples(integers=False, low=0.1),
-        doc="x to the power y",
-    ),
+    _op("pow", power, "x to the power y", "pow", samples=_samples(integers=False, low=0.1)),
     _op(
         "maximum",
         np.maximum,
-        lambda e, x, y: e.max(x, y),
-        np.frompyfunc(max_size, 2, 1),
-        commutative=True,
-        is_cheap=True,
+        "The larger of x and y; NaN propagates.",
+        "max",
+        _max_size,
         keeps_nonnegative=True,
-        doc="The larger of x and y; NaN propagates.",
+        **_SYMMETRIC,
     ),
     _op(
         "minimum",
         np.minimum,
-        lambda e, x, y: e.min(x, y),
-        np.frompyfunc(min_size, 2, 1),
-        commutative=True,
-        is_cheap=True,
-        doc="The smaller of x and y; NaN propagates.",
+        "The smaller of x and y; NaN propagates.",
+        "min",
+        _min_size,
+        **_SYMMETRIC,
     ),
 ]

@@ -7,16 +7,8 @@ import numpy as np
 from bitwright.errors import InferenceError
 from bitwright.ir.dtype import DType, Family, dtype, string
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.opdef import (
-    Array,
-    Attr,
-    Kind,
-    NonDifferentiable,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core.numeric import Array
+from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef, Sample, draw, sample
 
 
 def _infer(x: TensorType, to: DType) -> TensorType:

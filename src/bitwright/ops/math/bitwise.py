@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import broadcast, is_integer, require_dtype
+from bitwright.ops.core import expect
+from bitwright.ops.core.inference import broadcast
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Kind, NonDifferentiable, OpDef, Sample, draw, sample
+from bitwright.ops.core.scalar import scalar_form
 
 _INTEGER = NonDifferentiable("its result is an integer")
 
 
 def _infer(*operands: TensorType) -> TensorType:
     for operand in operands:
-        require_dtype("an operand", operand, is_integer, "an integer type")
+        expect.integer("an operand", operand)
     return broadcast(*operands)
 
 
@@ -40,14 +42,7 @@ def _samples(low: int = -100, high: int = 100) -> list[Sample]:
     ]
 
 
-def _op(
-    name: str,
-    reference: Callable[..., Any],
-    scalar: Callable[..., Any],
-    doc: str,
-    samples: Callable[[], list[Sample]] = _samples,
-    **rest: Any,
-) -> OpDef:
+def _op(name: str, reference: Callable[..., Any], doc: str, scalar: str = "", **rest: Any) -> OpDef:
     return OpDef(
         name,
         Kind.ELEMENTWISE,
@@ -55,52 +50,29 @@ def _op(
         infer=_infer,
         reference=lambda x, y: reference(wide(x), wide(y)),
         grad=_INTEGER,
-        samples=samples,
-        scalar=scalar,
+        scalar=scalar_form(scalar or name),
         doc=doc,
         **rest,
     )
 
 
+def _logic(name: str, reference: Callable[..., Any], doc: str) -> OpDef:
+    """`bit_<name>` of the renderer and Bitwise<Name> of ONNX."""
+    traits: dict[str, Any] = {"onnx": f"Bitwise{name.capitalize()}", "commutative": True}
+    return _op(f"bitwise_{name}", reference, doc, f"bit_{name}", samples=_samples, **traits)
+
+
 OPDEFS = [
-    _op(
-        "bitwise_and",
-        np.bitwise_and,
-        lambda e, x, y: e.bit_and(x, y),
-        "the bits set in both",
-        onnx="BitwiseAnd",
-        commutative=True,
-    ),
-    _op(
-        "bitwise_or",
-        np.bitwise_or,
-        lambda e, x, y: e.bit_or(x, y),
-        "the bits set in either",
-        onnx="BitwiseOr",
-        commutative=True,
-    ),
-    _op(
-        "bitwise_xor",
-        np.bitwise_xor,
-        lambda e, x, y: e.bit_xor(x, y),
-        "the bits set in exactly one",
-        onnx="BitwiseXor",
-        commutative=True,
-    ),
+    _logic("and", np.bitwise_and, "the bits set in both"),
+    _logic("or", np.bitwise_or, "the bits set in either"),
+    _logic("xor", np.bitwise_xor, "the bits set in exactly one"),
     _op(
         "shift_left",
         np.left_shift,
-        lambda e, x, y: e.shift_left(x, y),
         "x * 2**y, bits beyond the width lost",
         samples=lambda: _samples(0, 7),
     ),
-    _op(
-        "shift_right",
-        np.right_shift,
-        lambda e, x, y: e.shift_right(x, y),
-        "floor(x / 2**y)",
-        samples=lambda: _samples(0, 7),
-    ),
+    _op("shift_right", np.right_shift, "floor(x / 2**y)", samples=lambda: _samples(0, 7)),
     OpDef(
         "bitwise_not",
         Kind.ELEMENTWISE,
@@ -114,7 +86,7 @@ OPDEFS = [
             sample(draw(dtype="i64")),
             sample(draw(0, 3, dtype="u64")),
         ],
-        scalar=lambda e, x: e.bit_not(x),
+        scalar=scalar_form("bit_not"),
         onnx="BitwiseNot",
         doc="every bit flipped",
     ),

@@ -38,7 +38,7 @@ from bitwright.ir.dtype import (
 from bitwright.ir.types import TensorType
 from bitwright.ops.core.decide import below, decided, equal, negated
 from bitwright.ops.core.numeric import narrow, wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 
 _SATURATING = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz)
 _E8M0_BIAS = 127
@@ -180,7 +180,6 @@ OPDEFS = [
         "x",
         infer=_infer,
         reference=cast,
-        grad=NotYet,
         samples=_samples,
         attrs={
             "to": Attr("dtype"),

@@ -14,19 +14,12 @@ import numpy as np
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import Family, bool_, dtype
 from bitwright.ir.types import TensorType
+from bitwright.ops.core import expect
 from bitwright.ops.core.decide import below, decided, equal, negated
-from bitwright.ops.core.inference import broadcast_to_bool, require_dtype
-from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import (
-    Array,
-    Attr,
-    Kind,
-    NonDifferentiable,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core.inference import broadcast_to_bool
+from bitwright.ops.core.numeric import Array, wide
+from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef, Sample, draw, sample
+from bitwright.ops.core.scalar import scalar_form
 from bitwright.ops.math.unary import real_float
 
 _BOOLEAN = NonDifferentiable("its result is boolean")
@@ -34,15 +27,13 @@ _BOOLEAN = NonDifferentiable("its result is boolean")
 
 def _infer_order(x: TensorType, y: TensorType) -> TensorType:
     for operand in (x, y):
-        require_dtype(
-            "an operand", operand, lambda d: d.is_float or d.is_integer, "a real number type"
-        )
+        expect.real("an operand", operand)
     return broadcast_to_bool(x, y)
 
 
 def _infer_logic(*operands: TensorType) -> TensorType:
     for operand in operands:
-        require_dtype("an operand", operand, lambda d: d == bool_, "bool")
+        expect.element("an operand", operand, bool_)
     return broadcast_to_bool(*operands)
 
 
@@ -96,7 +87,6 @@ def _test_samples(name: str) -> Callable[[], list[Sample]]:
 def _compare(
     name: str,
     reference: Callable[..., Any],
-    scalar: Callable[..., Any],
     rule: Callable[[Size, Size], bool | None],
     onnx: str,
     doc: str,
@@ -110,7 +100,7 @@ def _compare(
         reference=lambda x, y: reference(_comparable(x), _comparable(y)),
         grad=_BOOLEAN,
         samples=_compare_samples,
-        scalar=scalar,
+        scalar=scalar_form(name),
         sizes=decided(rule),
         onnx=onnx,
         commutative=symmetric,
@@ -118,13 +108,7 @@ def _compare(
     )
 
 
-def _logic(
-    name: str,
-    reference: Callable[..., Any],
-    scalar: Callable[..., Any],
-    rule: Callable[..., bool],
-    doc: str,
-) -> OpDef:
+def _logic(name: str, reference: Callable[..., Any], rule: Callable[..., bool], doc: str) -> OpDef:
     return OpDef(
         name,
         Kind.ELEMENTWISE,
@@ -133,7 +117,7 @@ def _logic(
         reference=reference,
         grad=_BOOLEAN,
         samples=_logic_samples,
-        scalar=scalar,
+        scalar=scalar_form(f"bit_{name}"),
         sizes=decided(rule),
         onnx=name.capitalize(),
         commutative=True,
@@ -178,57 +162,32 @@ def _is_inf_scalar(e: Any, x: Any, detect_positive: bool, detect_negative: bool)
     return e.bit_and(positive, negative)  # no number is both
 
 
+def _not_equal(a: Size, b: Size) -> bool | None:
+    return negated(equal(a, b))
+
+
+def _above(a: Size, b: Size) -> bool | None:
+    return below(b, a)
+
+
+def _at_most(a: Size, b: Size) -> bool | None:
+    return negated(below(b, a))
+
+
+def _at_least(a: Size, b: Size) -> bool | None:
+    return negated(below(a, b))
+
+
 OPDEFS = [
-    _compare("eq", np.equal, lambda e, x, y: e.eq(x, y), equal, "Equal", "x == y"),
-    _compare(
-        "ne",
-        np.not_equal,
-        lambda e, x, y: e.ne(x, y),
-        lambda a, b: negated(equal(a, b)),
-        "",
-        "x != y",
-    ),
-    _compare("lt", np.less, lambda e, x, y: e.lt(x, y), below, "Less", "x < y"),
-    _compare(
-        "le",
-        np.less_equal,
-        lambda e, x, y: e.le(x, y),
-        lambda a, b: negated(below(b, a)),
-        "LessOrEqual",
-        "x <= y",
-    ),
-    _compare(
-        "gt", np.greater, lambda e, x, y: e.gt(x, y), lambda a, b: below(b, a), "Greater", "x > y"
-    ),
-    _compare(
-        "ge",
-        np.greater_equal,
-        lambda e, x, y: e.ge(x, y),
-        lambda a, b: negated(below(a, b)),
-        "GreaterOrEqual",
-        "x >= y",
-    ),
-    _logic(
-        "and",
-        np.logical_and,
-        lambda e, x, y: e.bit_and(x, y),
-        lambda a, b: bool(a and b),
-        "true where both are",
-    ),
-    _logic(
-        "or",
-        np.logical_or,
-        lambda e, x, y: e.bit_or(x, y),
-        lambda a, b: bool(a or b),
-        "true where one is",
-    ),
-    _logic(
-        "xor",
-        np.logical_xor,
-        lambda e, x, y: e.bit_xor(x, y),
-        lambda a, b: bool(a) != bool(b),
-        "true where exactly one is",
-    ),
+    _compare("eq", np.equal, equal, "Equal", "x == y"),
+    _compare("ne", np.not_equal, _not_equal, "", "x != y"),
+    _compare("lt", np.less, below, "Less", "x < y"),
+    _compare("le", np.less_equal, _at_most, "LessOrEqual", "x <= y"),
+    _compare("gt", np.greater, _above, "Greater", "x > y"),
+    _compare("ge", np.greater_equal, _at_least, "GreaterOrEqual", "x >= y"),
+    _logic("and", np.logical_and, lambda a, b: bool(a and b), "true where both are"),
+    _logic("or", np.logical_or, lambda a, b: bool(a or b), "true where one is"),
+    _logic("xor", np.logical_xor, lambda a, b: bool(a) != bool(b), "true where exactly one is"),
     OpDef(
         "not",
         Kind.ELEMENTWISE,
@@ -237,7 +196,7 @@ OPDEFS = [
         reference=np.logical_not,
         grad=_BOOLEAN,
         samples=lambda: [sample(draw(*shape, dtype="bool")) for shape in ((7,), (), (0, 3))],
-        scalar=lambda e, x: e.bit_not(x),
+        scalar=scalar_form("bit_not"),
         sizes=decided(lambda a: not a),
         onnx="Not",
         doc="true where x is false",

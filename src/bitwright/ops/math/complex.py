@@ -13,16 +13,17 @@ import numpy as np
 from bitwright.errors import InferenceError
 from bitwright.ir.dtype import DType, c64, c128, f32, f64
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import broadcast, require_dtype
+from bitwright.ops.core import expect
+from bitwright.ops.core.inference import broadcast
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Kind, OpDef, Sample, draw, sample
 
 _PART: dict[DType, DType] = {c64: f32, c128: f64}
 _WHOLE: dict[DType, DType] = {part: whole for whole, part in _PART.items()}
 
 
 def _same_complex(x: TensorType) -> TensorType:
-    require_dtype("the operand", x, lambda d: d.is_complex, "a complex type")
+    expect.dtype("the operand", x, lambda d: d.is_complex, "a complex type")
     return x
 
 
@@ -68,7 +69,6 @@ def _op(name: str, infer: Callable[..., Any], reference: Callable[..., Any], doc
         "x",
         infer=infer,
         reference=lambda x: reference(wide(x)),
-        grad=NotYet,
         samples=_samples,
         doc=doc,
     )
@@ -85,7 +85,6 @@ OPDEFS = [
         "real, imag",
         infer=_infer_complex,
         reference=_join,
-        grad=NotYet,
         samples=lambda: [
             sample(draw(3, 5), draw(3, 5, seed=1)),
             sample(draw(4, 1, dtype="f64"), draw(3, dtype="f64", seed=1)),

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.inference import is_number, require_dtype
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 
 
 def _infer(x: TensorType, axis: int, exclusive: bool, reverse: bool) -> TensorType:
-    require_dtype("x", x, is_number, "a number type")
+    expect.number("x", x)
     normalize_axis(axis, x.rank)
     return x
 
@@ -59,7 +59,6 @@ def _op(name: str, ufunc: np.ufunc, doc: str) -> OpDef:
         "x",
         infer=_infer,
         reference=compute,
-        grad=NotYet,
         samples=_samples,
         attrs={
             "axis": Attr("int"),

@@ -18,9 +18,9 @@ import numpy as np
 from bitwright.errors import GraphError, InferenceError
 from bitwright.ir.dim import Size, broadcast_size, product
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import is_number, require_dtype, require_same_dtype
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 
 Labels = list[str]
 
@@ -95,8 +95,8 @@ def _infer(*xs: TensorType, equation: str) -> TensorType:
     if not xs:
         raise InferenceError("has no operand", expected="one or more")
     for x in xs:
-        require_dtype("an operand", x, is_number, "a number type")
-    element = require_same_dtype(*xs)
+        expect.number("an operand", x)
+    element = expect.same_dtype(*xs)
     operands, result = parse_equation(equation, [x.rank for x in xs])
     sizes = _sizes(operands, [x.shape for x in xs])
     return TensorType(element, tuple(sizes[label] for label in result))
@@ -159,10 +159,9 @@ OPDEFS = [
         "xs*",
         infer=_infer,
         reference=_reference,
-        grad=NotYet,
         flops=_flops,
         samples=_samples,
         attrs={"equation": Attr("str")},
         doc="Products of the operands, summed over the axes that are not in the result.",
-    ),
+    )
 ]

@@ -8,24 +8,24 @@ import numpy as np
 
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.types import TensorType, broadcast_shapes
-from bitwright.ops.core.inference import require_dtype, require_same_dtype, require_size
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Kind, OpDef, Sample, draw, sample
 
 
 def _require_square(what: str, x: TensorType) -> None:
-    require_dtype(what, x, lambda d: d.is_float or d.is_complex, "a floating type")
+    expect.dtype(what, x, lambda d: d.is_float or d.is_complex, "a floating type")
     if x.rank < 2:
         raise InferenceError(f"{what} has the wrong rank", expected="rank 2 or more", found=x)
-    require_size(f"the last axis of {what}", x.shape[-1], x.shape[-2])
+    expect.size(f"the last axis of {what}", x.shape[-1], x.shape[-2])
 
 
 def _infer_solve(a: TensorType, b: TensorType) -> TensorType:
     _require_square("a", a)
-    element = require_same_dtype(a, b)
+    element = expect.same_dtype(a, b)
     if b.rank < 2:
         raise InferenceError("b has the wrong rank", expected="rank 2 or more", found=b)
-    require_size("axis -2 of b", b.shape[-2], a.shape[-1])
+    expect.size("axis -2 of b", b.shape[-2], a.shape[-1])
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return TensorType(element, (*batch, *b.shape[-2:]))
 
@@ -59,7 +59,6 @@ OPDEFS = [
         "a, b",
         infer=_infer_solve,
         reference=_solve,
-        grad=NotYet,
         samples=_solve_samples,
         doc="The x with a @ x = b, for square matrices a[..., n, n] and columns b[..., n, k].",
     ),
@@ -69,7 +68,6 @@ OPDEFS = [
         "x",
         infer=_infer_det,
         reference=lambda x: np.linalg.det(wide(x)),
-        grad=NotYet,
         samples=lambda: [
             sample(draw(3, 3)),
             sample(draw(2, 4, 5, 5)),

@@ -17,16 +17,9 @@ from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType, dtype, i32, i64
 from bitwright.ir.types import TensorType, broadcast_shapes
-from bitwright.ops.core.inference import (
-    is_float,
-    is_number,
-    require_dtype,
-    require_rank,
-    require_same_dtype,
-    require_size,
-)
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.shape.gather import check_shape
 
 EXACT_IN_F64 = 2**53
@@ -35,11 +28,11 @@ EXACT_IN_F64 = 2**53
 def product_dtype(x: TensorType, w: TensorType) -> DType:
     """The element type of sums of products of x and w."""
     for what, type_ in (("x", x), ("w", w)):
-        require_dtype(what, type_, is_number, "a number type")
+        expect.number(what, type_)
     bits = max(x.dtype.bits, w.dtype.bits)
     if x.dtype.is_integer and w.dtype.is_integer and bits <= 16:
         return i32 if bits <= 8 else i64
-    return require_same_dtype(x, w)
+    return expect.same_dtype(x, w)
 
 
 def product_operands(x: Array, w: Array, terms: int) -> tuple[Array, Array]:
@@ -77,7 +70,7 @@ def infer_matmul(x: TensorType, w: TensorType) -> TensorType:
     if not x.rank or not w.rank:
         raise InferenceError("a scalar has no matrix product", expected="rank 1 or more", found=x)
     element = product_dtype(x, w)
-    require_size("the contracted axis of w", w.shape[max(w.rank - 2, 0)], x.shape[-1])
+    expect.size("the contracted axis of w", w.shape[max(w.rank - 2, 0)], x.shape[-1])
     batch = broadcast_shapes(x.shape[:-2], w.shape[:-2])
     rows = x.shape[-2:-1]
     columns = w.shape[-1:] if w.rank > 1 else ()
@@ -93,9 +86,9 @@ def add_bias(y: Array, bias: Array | None) -> Array:
 
 def require_bias(bias: TensorType | None, element: DType, size: Size) -> None:
     if bias is not None:
-        require_rank("bias", bias, 1)
-        require_dtype("bias", bias, lambda d: d == element, str(element))
-        require_size("bias", bias.shape[0], size)
+        expect.rank("bias", bias, 1)
+        expect.element("bias", bias, element)
+        expect.size("bias", bias.shape[0], size)
 
 
 def _infer_lora(
@@ -107,12 +100,12 @@ def _infer_lora(
     scale: float,
 ) -> TensorType:
     for what, type_ in (("w", w), ("a", a), ("b", b)):
-        require_rank(what, type_, 2)
-    require_dtype("x", x, is_float, "a floating type")
+        expect.rank(what, type_, 2)
+    expect.floating("x", x)
     y = infer_matmul(x, w)
     update = infer_matmul(infer_matmul(x, a), b)
-    require_same_dtype(y, update)
-    require_size("the last axis of b", update.shape[-1], y.shape[-1])
+    expect.same_dtype(y, update)
+    expect.size("the last axis of b", update.shape[-1], y.shape[-1])
     require_bias(bias, y.dtype, y.shape[-1])
     return y
 
@@ -122,17 +115,17 @@ def _lora(x: Array, w: Array, a: Array, b: Array, bias: Array | None, scale: flo
 
 
 def _infer_grouped(x: TensorType, w: TensorType, counts: TensorType) -> TensorType:
-    require_rank("x", x, 2)
-    require_rank("w", w, 3)
+    expect.rank("x", x, 2)
+    expect.rank("w", w, 3)
     require_counts(counts, w.shape[0])
-    require_size("axis 1 of w", w.shape[1], x.shape[1])
+    expect.size("axis 1 of w", w.shape[1], x.shape[1])
     return TensorType(product_dtype(x, w), (x.shape[0], w.shape[2]))
 
 
 def require_counts(counts: TensorType, experts: Size) -> None:
-    require_rank("counts", counts, 1)
-    require_dtype("counts", counts, lambda d: d == i64, "i64")
-    require_size("counts", counts.shape[0], experts)
+    expect.rank("counts", counts, 1)
+    expect.element("counts", counts, i64)
+    expect.size("counts", counts.shape[0], experts)
 
 
 def multiply_grouped(x: Array, w: Array, counts: Array) -> Array:
@@ -203,7 +196,7 @@ def _low_rank_flops(xs: Any, ys: Any) -> Any:
 
 
 def _op(name: str, inputs: str, **rest: Any) -> OpDef:
-    return OpDef(name, Kind.COMPUTE, inputs, grad=NotYet, **rest)
+    return OpDef(name, Kind.COMPUTE, inputs, **rest)
 
 
 OPDEFS = [

@@ -16,18 +16,10 @@ from bitwright.errors import RunError
 from bitwright.ir.dim import max_size, min_size
 from bitwright.ir.dtype import DType, bool_, dtype
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.inference import is_number, reduced_shape, require_dtype
+from bitwright.ops.core import expect
+from bitwright.ops.core.inference import reduced_shape
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import (
-    Array,
-    Attr,
-    Kind,
-    NotYet,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.core.symbolic import on_elements
 from bitwright.ops.math.arithmetic import divide
 
@@ -39,17 +31,17 @@ def is_ordered(element: DType) -> bool:
 
 
 def _infer(x: TensorType, axes: Sequence[int], keepdims: bool) -> TensorType:
-    require_dtype("x", x, is_number, "a number type")
+    expect.number("x", x)
     return x.with_shape(reduced_shape(x.shape, axes, keepdims))
 
 
-def _infer_real(x: TensorType, axes: Sequence[int], keepdims: bool) -> TensorType:
-    require_dtype("x", x, lambda d: d.is_float or d.is_integer, "a real number type")
-    return x.with_shape(reduced_shape(x.shape, axes, keepdims))
+def _infer_real(x: TensorType, **attrs: Any) -> TensorType:
+    expect.real("x", x)
+    return _infer(x, **attrs)
 
 
 def _infer_extreme(x: TensorType, axes: Sequence[int], keepdims: bool) -> TensorType:
-    require_dtype("x", x, is_ordered, "a real number type or bool")
+    expect.dtype("x", x, is_ordered, "a real number type or bool")
     return x.with_shape(reduced_shape(x.shape, axes, keepdims))
 
 
@@ -116,6 +108,11 @@ def _samples() -> list[Sample]:
     ]
 
 
+def _extreme_samples(element: str) -> list[Sample]:
+    more = draw(2, 0), draw(2, 0, dtype=element), draw(2, 3, dtype="bool")
+    return [*_samples(), *(sample(x, axes=(1,)) for x in more)]
+
+
 def _op(name: str, reference: Callable[..., Any], **rest: Any) -> OpDef:
     sizes = rest.pop("sizes", None)
     rest.setdefault("infer", _infer)
@@ -125,7 +122,6 @@ def _op(name: str, reference: Callable[..., Any], **rest: Any) -> OpDef:
         Kind.REDUCTION,
         "x",
         reference=reference,
-        grad=NotYet,
         attrs={"axes": Attr("ints"), "keepdims": Attr("bool", True)},
         sizes=on_elements(sizes) if sizes else None,
         **rest,
@@ -160,12 +156,7 @@ OPDEFS = [
         sizes=_extreme_sizes(max_size),
         reads_cast=True,
         keeps_nonnegative=True,
-        samples=lambda: [
-            *_samples(),
-            sample(draw(2, 0), axes=(1,)),
-            sample(draw(2, 0, dtype="i32"), axes=(1,)),
-            sample(draw(2, 3, dtype="bool"), axes=(1,)),
-        ],
+        samples=lambda: _extreme_samples("i32"),
         doc="The largest value over axes; NaN propagates.",
     ),
     _op(
@@ -174,12 +165,7 @@ OPDEFS = [
         infer=_infer_extreme,
         sizes=_extreme_sizes(min_size),
         reads_cast=True,
-        samples=lambda: [
-            *_samples(),
-            sample(draw(2, 0), axes=(1,)),
-            sample(draw(2, 0, dtype="u64"), axes=(1,)),
-            sample(draw(2, 3, dtype="bool"), axes=(1,)),
-        ],
+        samples=lambda: _extreme_samples("u64"),
         doc="The smallest value over axes; NaN propagates.",
     ),
     _op(
@@ -189,10 +175,7 @@ OPDEFS = [
         doc="The sum of magnitudes over axes.",
     ),
     _op(
-        "reduce_l2",
-        _l2,
-        infer=_infer_real,
-        doc="The square root of the sum of squares over axes.",
+        "reduce_l2", _l2, infer=_infer_real, doc="The square root of the sum of squares over axes."
     ),
     _op(
         "reduce_log_sum_exp",

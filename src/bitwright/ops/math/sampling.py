@@ -15,24 +15,9 @@ import numpy as np
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dtype import DType, f32, i32, i64
 from bitwright.ir.types import Shape, TensorType
-from bitwright.ops.core.inference import (
-    is_float,
-    require_dtype,
-    require_one_form,
-    require_rank,
-    require_size,
-)
-from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import (
-    Array,
-    Attr,
-    Kind,
-    NonDifferentiable,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core import expect
+from bitwright.ops.core.numeric import Array, wide
+from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef, Sample, draw, sample
 from bitwright.ops.shape.gather import check_shape
 
 _RANDOM = NonDifferentiable("its results are drawn at random")
@@ -51,10 +36,10 @@ def generator(seed: float | None) -> np.random.Generator:
 def _infer_random(
     like: TensorType | None, shape: Shape | None, dtype: DType | None, **_: Any
 ) -> TensorType:
-    require_one_form("shape", shape, like)
+    expect.one_form("shape", shape, like)
     element = dtype or (like.dtype if like is not None else f32)
     found = TensorType(element, like.shape if like is not None else shape or ())
-    require_dtype("the result", found, is_float, "a floating type")
+    expect.floating("the result", found)
     return found
 
 
@@ -83,7 +68,7 @@ def _random_samples() -> list[Sample]:
 
 
 def _infer_bernoulli(x: TensorType, dtype: DType | None, seed: Any) -> TensorType:
-    require_dtype("x", x, is_float, "a floating type")
+    expect.floating("x", x)
     return x.with_dtype(dtype or x.dtype)
 
 
@@ -96,8 +81,8 @@ def _bernoulli(x: Array, dtype: DType | None, seed: float | None) -> Array:
 
 
 def _infer_multinomial(x: TensorType, sample_size: Any, dtype: DType, seed: Any) -> TensorType:
-    require_dtype("x", x, is_float, "a floating type")
-    require_rank("x", x, 2)
+    expect.floating("x", x)
+    expect.rank("x", x, 2)
     if dtype not in (i32, i64):
         raise InferenceError("choices are indices", expected="i32 or i64", found=dtype)
     return TensorType(dtype, (x.shape[0], sample_size))
@@ -132,9 +117,9 @@ def _infer_sample(
     logits: TensorType, uniform: TensorType, temperature: float, top_k: int, top_p: float
 ) -> TensorType:
     for what, operand, rank in (("logits", logits, 2), ("uniform", uniform, 1)):
-        require_dtype(what, operand, is_float, "a floating type")
-        require_rank(what, operand, rank)
-    require_size("uniform", uniform.shape[0], logits.shape[0])
+        expect.floating(what, operand)
+        expect.rank(what, operand, rank)
+    expect.size("uniform", uniform.shape[0], logits.shape[0])
     if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
         raise InferenceError(
             "a sampling setting is out of range",
@@ -228,11 +213,7 @@ OPDEFS = [
             sample(draw(2, 5, dtype="f64"), sample_size=1, seed=2.0, dtype="i64"),
             sample(draw(2, 5), sample_size=0, seed=2.0),
         ],
-        attrs={
-            "sample_size": Attr("size", 1),
-            "dtype": Attr("dtype", i32),
-            "seed": _SEED,
-        },
+        attrs={"sample_size": Attr("size", 1), "dtype": Attr("dtype", i32), "seed": _SEED},
         doc="Class indices drawn with replacement; a row of x holds log-probabilities, which "
         "need not be normalized.",
     ),

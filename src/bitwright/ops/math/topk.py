@@ -14,27 +14,22 @@ from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dim import UNKNOWN, Size
 from bitwright.ir.dtype import i64
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.inference import require_dtype, require_rank, require_size
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 
 
 def _infer(
-    x: TensorType,
-    count: TensorType | None,
-    k: Size | None,
-    axis: int,
-    largest: bool,
-    sorted: bool,
+    x: TensorType, count: TensorType | None, k: Size | None, axis: int, largest: bool, sorted: bool
 ) -> tuple[TensorType, TensorType]:
-    require_dtype("x", x, lambda d: d.is_float or d.is_integer, "a real number type")
+    expect.real("x", x)
     position = normalize_axis(axis, x.rank)
     if (count is None) == (k is None):
         raise InferenceError("k must be given once", expected="an attribute or an operand")
     if count is not None:
-        require_dtype("k", count, lambda d: d == i64, "i64")
-        require_rank("k", count, 0, 1)
-        require_size("k", count.count, 1)
+        expect.element("k", count, i64)
+        expect.rank("k", count, 0, 1)
+        expect.size("k", count.count, 1)
     elif isinstance(k, int):
         _require_enough(k, x.shape[position])
     found = UNKNOWN if k is None else k
@@ -48,12 +43,7 @@ def _require_enough(k: int, size: Size) -> None:
 
 
 def _reference(
-    x: Array,
-    count: Array | None,
-    k: int | None,
-    axis: int,
-    largest: bool,
-    sorted: bool,
+    x: Array, count: Array | None, k: int | None, axis: int, largest: bool, sorted: bool
 ) -> tuple[Array, Array]:
     if k is None:
         k = int(np.asarray(count).item())
@@ -100,7 +90,6 @@ OPDEFS = [
         "x, count?",
         infer=_infer,
         reference=_reference,
-        grad=NotYet,
         samples=_samples,
         attrs={
             "k": Attr("size", None),
@@ -109,5 +98,5 @@ OPDEFS = [
             "sorted": Attr("bool", True),
         },
         doc="The k largest (or smallest) values along an axis, in order, and their indices.",
-    ),
+    )
 ]

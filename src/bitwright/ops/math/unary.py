@@ -14,26 +14,27 @@ from typing import Any
 import numpy as np
 
 from bitwright.ir.types import TensorType
+from bitwright.ops.core import expect
 from bitwright.ops.core.decide import decided, magnitude
-from bitwright.ops.core.inference import is_float, is_number, require_dtype, same_float
+from bitwright.ops.core.inference import same_float
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Kind, NotYet, OpDef, Sample, draw, sample
-from bitwright.ops.core.scalar import erf
+from bitwright.ops.core.opdef import Array, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.scalar import erf, scalar_form
 from bitwright.ops.core.symbolic import on_elements
 
 
 def real_number(x: TensorType, **_: Any) -> TensorType:
-    require_dtype("the operand", x, lambda d: d.is_float or d.is_integer, "a real number type")
+    expect.real("the operand", x)
     return x
 
 
 def real_float(x: TensorType, **_: Any) -> TensorType:
-    require_dtype("the operand", x, is_float, "a real floating type")
+    expect.dtype("the operand", x, expect.is_float, "a real floating type")
     return x
 
 
 def _number(x: TensorType, **_: Any) -> TensorType:
-    require_dtype("the operand", x, is_number, "a number type")
+    expect.number("the operand", x)
     return x
 
 
@@ -58,8 +59,8 @@ def unary_samples(
 def unary(
     name: str,
     reference: Callable[..., Any],
-    scalar: Callable[..., Any],
     doc: str,
+    scalar: Callable[..., Any] | None = None,
     *,
     infer: Callable[..., Any] = same_float,
     low: float = -2,
@@ -69,7 +70,8 @@ def unary(
 ) -> OpDef:
     """An op on one operand whose reference takes the wide array.
 
-    Samples lie between `low` and `high`; `variants` are more attributes to sample.
+    Samples lie between `low` and `high`; `variants` are more attributes to sample. The scalar form
+    is by default the renderer's operation of this name.
     """
     integers = infer in (real_number, _number)
 
@@ -82,9 +84,8 @@ def unary(
         "x",
         infer=infer,
         reference=compute,
-        grad=NotYet,
         samples=lambda: unary_samples(low, high, integers, variants),
-        scalar=scalar,
+        scalar=scalar or scalar_form(name),
         doc=doc,
         **rest,
     )
@@ -109,11 +110,18 @@ def _trunc_scalar(e: Any, x: Any) -> Any:
     return e.select(e.lt(x, 0), e.ceil(x), e.floor(x))
 
 
+def _rsqrt_scalar(e: Any, x: Any) -> Any:
+    return e.div(1.0, e.sqrt(x))
+
+
+def _reciprocal_scalar(e: Any, x: Any) -> Any:
+    return e.div(1.0, x)
+
+
 OPDEFS = [
     unary(
         "neg",
         np.negative,
-        lambda e, x: e.neg(x),
         "-x; integers wrap",
         infer=_number,
         sizes=on_elements(np.negative),
@@ -124,7 +132,6 @@ OPDEFS = [
     unary(
         "abs",
         np.abs,
-        lambda e, x: e.abs(x),
         "|x|; the lowest integer wraps to itself",
         infer=real_number,
         sizes=decided(magnitude),
@@ -134,90 +141,35 @@ OPDEFS = [
         never_negative=True,
     ),
     unary(
-        "sign", np.sign, _sign_scalar, "-1, 0, 1 or NaN, as x is", infer=real_number, onnx="Sign"
+        "sign", np.sign, "-1, 0, 1 or NaN, as x is", _sign_scalar, infer=real_number, onnx="Sign"
     ),
-    unary(
-        "exp", np.exp, lambda e, x: e.exp(x), "e to the power x", onnx="Exp", never_negative=True
+    unary("exp", np.exp, "e to the power x", onnx="Exp", never_negative=True),
+    unary("expm1", np.expm1, "exp(x) - 1, accurate near 0", expm1_scalar),
+    unary("log", np.log, "natural logarithm", low=0.1, onnx="Log"),
+    unary("log1p", np.log1p, "log(1 + x), accurate near 0", log1p_scalar, low=-0.9),
+    unary("sqrt", np.sqrt, "square root", low=0, onnx="Sqrt", never_negative=True),
+    unary("rsqrt", lambda x: 1 / np.sqrt(x), "1 / sqrt(x)", _rsqrt_scalar, low=0.1),
+    unary("reciprocal", lambda x: 1 / x, "1 / x", _reciprocal_scalar, low=0.2, onnx="Reciprocal"),
+    unary("sin", np.sin, "sine of x radians", onnx="Sin", max_abs=1.0),
+    unary("cos", np.cos, "cosine of x radians", onnx="Cos", max_abs=1.0),
+    unary("tan", np.tan, "tangent of x radians", high=1.4, onnx="Tan"),
+    unary("asin", np.arcsin, "arc sine", low=-1, high=1, onnx="Asin"),
+    unary("acos", np.arccos, "arc cosine", low=-1, high=1, onnx="Acos"),
+    unary("atan", np.arctan, "arc tangent", onnx="Atan"),
+    unary("sinh", np.sinh, "hyperbolic sine", onnx="Sinh"),
+    unary("cosh", np.cosh, "hyperbolic cosine", onnx="Cosh"),
+    unary("tanh", np.tanh, "hyperbolic tangent", onnx="Tanh", shrinks=True),
+    unary("asinh", np.arcsinh, "inverse of sinh", onnx="Asinh"),
+    unary("acosh", np.arccosh, "inverse of cosh", low=1, onnx="Acosh"),
+    unary("atanh", np.arctanh, "inverse of tanh", low=-0.9, high=0.9, onnx="Atanh"),
+    unary("erf", erf, "error function", infer=real_float, onnx="Erf", max_abs=1.0),
+    *(
+        unary(name, reference, doc, infer=real_float, onnx=name.capitalize())
+        for name, reference, doc in (
+            ("floor", np.floor, "the whole number at or below x"),
+            ("ceil", np.ceil, "the whole number at or above x"),
+            ("round", np.rint, "the nearest whole number, halves to even"),
+        )
     ),
-    unary("expm1", np.expm1, expm1_scalar, "exp(x) - 1, accurate near 0"),
-    unary("log", np.log, lambda e, x: e.log(x), "natural logarithm", low=0.1, onnx="Log"),
-    unary("log1p", np.log1p, log1p_scalar, "log(1 + x), accurate near 0", low=-0.9),
-    unary(
-        "sqrt",
-        np.sqrt,
-        lambda e, x: e.sqrt(x),
-        "square root",
-        low=0,
-        onnx="Sqrt",
-        never_negative=True,
-    ),
-    unary(
-        "rsqrt",
-        lambda x: 1 / np.sqrt(x),
-        lambda e, x: e.div(1.0, e.sqrt(x)),
-        "1 / sqrt(x)",
-        low=0.1,
-    ),
-    unary(
-        "reciprocal",
-        lambda x: 1 / x,
-        lambda e, x: e.div(1.0, x),
-        "1 / x",
-        low=0.2,
-        onnx="Reciprocal",
-    ),
-    unary("sin", np.sin, lambda e, x: e.sin(x), "sine of x radians", onnx="Sin", max_abs=1.0),
-    unary("cos", np.cos, lambda e, x: e.cos(x), "cosine of x radians", onnx="Cos", max_abs=1.0),
-    unary("tan", np.tan, lambda e, x: e.tan(x), "tangent of x radians", high=1.4, onnx="Tan"),
-    unary("asin", np.arcsin, lambda e, x: e.asin(x), "arc sine", low=-1, high=1, onnx="Asin"),
-    unary("acos", np.arccos, lambda e, x: e.acos(x), "arc cosine", low=-1, high=1, onnx="Acos"),
-    unary("atan", np.arctan, lambda e, x: e.atan(x), "arc tangent", onnx="Atan"),
-    unary("sinh", np.sinh, lambda e, x: e.sinh(x), "hyperbolic sine", onnx="Sinh"),
-    unary("cosh", np.cosh, lambda e, x: e.cosh(x), "hyperbolic cosine", onnx="Cosh"),
-    unary("tanh", np.tanh, lambda e, x: e.tanh(x), "hyperbolic tangent", onnx="Tanh", shrinks=True),
-    unary("asinh", np.arcsinh, lambda e, x: e.asinh(x), "inverse of sinh", onnx="Asinh"),
-    unary("acosh", np.arccosh, lambda e, x: e.acosh(x), "inverse of cosh", low=1, onnx="Acosh"),
-    unary(
-        "atanh",
-        np.arctanh,
-        lambda e, x: e.atanh(x),
-        "inverse of tanh",
-        low=-0.9,
-        high=0.9,
-        onnx="Atanh",
-    ),
-    unary(
-        "erf",
-        erf,
-        lambda e, x: e.erf(x),
-        "error function",
-        infer=real_float,
-        onnx="Erf",
-        max_abs=1.0,
-    ),
-    unary(
-        "floor",
-        np.floor,
-        lambda e, x: e.floor(x),
-        "the whole number at or below x",
-        infer=real_float,
-        onnx="Floor",
-    ),
-    unary(
-        "ceil",
-        np.ceil,
-        lambda e, x: e.ceil(x),
-        "the whole number at or above x",
-        infer=real_float,
-        onnx="Ceil",
-    ),
-    unary(
-        "round",
-        np.rint,
-        lambda e, x: e.round(x),
-        "the nearest whole number, halves to even",
-        infer=real_float,
-        onnx="Round",
-    ),
-    unary("trunc", np.trunc, _trunc_scalar, "x without its fraction", infer=real_float),
+    unary("trunc", np.trunc, "x without its fraction", _trunc_scalar, infer=real_float),
 ]

@@ -117,8 +117,8 @@ def _activation(
     return unary(
         name,
         reference,
-        scalar,
         doc,
+        scalar,
         infer=real_float,
         low=-4,
         high=4,
@@ -138,8 +138,8 @@ OPDEFS = [
     unary(
         "relu",
         lambda x: np.maximum(x, 0),
-        lambda e, x: e.max(x, 0),
         "max(x, 0)",
+        lambda e, x: e.max(x, 0),
         infer=real_number,
         onnx="Relu",
         is_cheap=True,
@@ -210,11 +210,7 @@ OPDEFS = [
         gamma=_SELU_GAMMA,
     ),
     _activation(
-        "celu",
-        celu,
-        _celu_scalar,
-        "max(0, x) + min(0, alpha * (exp(x / alpha) - 1))",
-        alpha=1.0,
+        "celu", celu, _celu_scalar, "max(0, x) + min(0, alpha * (exp(x / alpha) - 1))", alpha=1.0
     ),
     _activation(
         "leaky_relu",
@@ -242,8 +238,8 @@ OPDEFS = [
     unary(
         "gelu",
         gelu,
-        _gelu_scalar,
         "x * P(normal <= x): x/2 * (1 + erf(x / sqrt(2))), or its tanh approximation",
+        _gelu_scalar,
         infer=real_float,
         low=-4,
         high=4,

@@ -20,16 +20,9 @@ from bitwright.errors import InferenceError
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import bool_, f32, i64
 from bitwright.ir.types import TensorType, broadcast_shapes
-from bitwright.ops.core.inference import (
-    is_float,
-    is_number,
-    require_dtype,
-    require_rank,
-    require_same_dtype,
-    require_size,
-)
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.quant.int8_attention import quantized_scores, weighted_values
 
 Type = TensorType | None
@@ -47,7 +40,7 @@ def _infer(
 ) -> TensorType:
     _check_operands(q, k, v, past_k, past_v)
     if attrs["int8"]:
-        require_dtype("q", q, lambda d: d == f32, "f32, which int8 attention quantizes")
+        expect.dtype("q", q, lambda d: d == f32, "f32, which int8 attention quantizes")
     for name in ("window", "window_right"):
         if attrs[name] is not None and attrs[name] < 0:
             raise InferenceError(f"{name!r} is negative", expected="0 or more", found=attrs[name])
@@ -60,9 +53,9 @@ def _infer(
                 "lengths and past_k exclude each other",
                 hint="A cache that is filled from outside has no past operands.",
             )
-        require_dtype("lengths", lengths, lambda d: d == i64, "i64")
-        require_rank("lengths", lengths, 1)
-        require_size("lengths", lengths.shape[0], q.shape[0])
+        expect.element("lengths", lengths, i64)
+        expect.rank("lengths", lengths, 1)
+        expect.size("lengths", lengths.shape[0], q.shape[0])
     if mask is not None:
         _check_mask(mask, (*q.shape[:3], total))
     return TensorType(q.dtype, (*q.shape[:3], v.shape[3]))
@@ -73,23 +66,23 @@ def _check_operands(
 ) -> None:
     if (past_k is None) != (past_v is None):
         raise InferenceError("past_k and past_v come together or not at all")
-    require_same_dtype(q, k, past_k)
-    require_same_dtype(v, past_v)
+    expect.same_dtype(q, k, past_k)
+    expect.same_dtype(v, past_v)
     names = ("q", "k", "v", "past_k", "past_v")
     for name, type_ in zip(names, (q, k, v, past_k, past_v), strict=True):
         if type_ is not None:
-            require_dtype(name, type_, is_float, "a floating type")
-            require_rank(name, type_, 4)
-            require_size(f"axis 0 of {name}", type_.shape[0], q.shape[0])
+            expect.floating(name, type_)
+            expect.rank(name, type_, 4)
+            expect.size(f"axis 0 of {name}", type_.shape[0], q.shape[0])
     for name, type_, like in (("past_k", past_k, k), ("past_v", past_v, v)):
         if type_ is not None:
-            require_size(f"axis 1 of {name}", type_.shape[1], like.shape[1])
-            require_size(f"axis 3 of {name}", type_.shape[3], like.shape[3])
+            expect.size(f"axis 1 of {name}", type_.shape[1], like.shape[1])
+            expect.size(f"axis 3 of {name}", type_.shape[3], like.shape[3])
     if past_k is not None and past_v is not None:
-        require_size("axis 2 of past_v", past_v.shape[2], past_k.shape[2])
-    require_size("axis 3 of k", k.shape[3], q.shape[3])
-    require_size("axis 1 of v", v.shape[1], k.shape[1])
-    require_size("axis 2 of v", v.shape[2], k.shape[2])
+        expect.size("axis 2 of past_v", past_v.shape[2], past_k.shape[2])
+    expect.size("axis 3 of k", k.shape[3], q.shape[3])
+    expect.size("axis 1 of v", v.shape[1], k.shape[1])
+    expect.size("axis 2 of v", v.shape[2], k.shape[2])
     heads, groups = q.shape[1], k.shape[1]
     known = isinstance(heads, int) and isinstance(groups, int)
     if known and (heads % groups if groups else heads):
@@ -101,14 +94,14 @@ def _check_operands(
 
 
 def _check_mask(mask: TensorType, scores: tuple[Size, ...]) -> None:
-    require_dtype("mask", mask, lambda d: d == bool_ or is_number(d), "bool or a number type")
-    require_rank("mask", mask, *range(1, 5))
+    expect.dtype("mask", mask, lambda d: d == bool_ or expect.is_number(d), "bool or a number type")
+    expect.rank("mask", mask, *range(1, 5))
     shorter = isinstance(mask.shape[-1], int) and isinstance(scores[-1], int)
     shorter = shorter and mask.shape[-1] < scores[-1]  # type: ignore[operator]
     shape = (*mask.shape[:-1], 1 if shorter else mask.shape[-1])
     together = broadcast_shapes(shape, scores)
     for found, expected in zip(together, scores, strict=True):
-        require_size("mask", found, expected)
+        expect.size("mask", found, expected)
 
 
 def _bias(mask: Array | None, total: int) -> Array:
@@ -225,7 +218,6 @@ OPDEFS = [
         "q, k, v, mask?, past_k?, past_v?, lengths?",
         infer=_infer,
         reference=_reference,
-        grad=NotYet,
         takes_epilogue=True,
         flops=_flops,
         samples=_samples,

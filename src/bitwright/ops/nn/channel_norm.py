@@ -16,21 +16,15 @@ import numpy as np
 from bitwright.errors import InferenceError
 from bitwright.ir.dim import Size
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import (
-    is_float,
-    require_dtype,
-    require_rank,
-    require_same_dtype,
-    require_size,
-)
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.nn.channels import add_channel_bias, per_channel, require_groups
 from bitwright.ops.nn.norm import EPS, standardize
 
 
 def _require_channels(x: TensorType, least: int) -> Size:
-    require_dtype("x", x, is_float, "a floating type")
+    expect.floating("x", x)
     if x.rank < least:
         raise InferenceError("x has the wrong rank", expected=f"rank {least} or more", found=x)
     return x.shape[1] if x.rank > 1 else 1
@@ -38,9 +32,9 @@ def _require_channels(x: TensorType, least: int) -> Size:
 
 def _require_per_channel(what: str, type_: TensorType | None, channels: Size) -> None:
     if type_ is not None:
-        require_dtype(what, type_, is_float, "a floating type")
-        require_rank(what, type_, 1)
-        require_size(what, type_.shape[0], channels)
+        expect.floating(what, type_)
+        expect.rank(what, type_, 1)
+        expect.size(what, type_.shape[0], channels)
 
 
 def _infer_group_norm(
@@ -48,7 +42,7 @@ def _infer_group_norm(
 ) -> TensorType:
     channels = _require_channels(x, 2)
     require_groups("x", channels, groups)
-    require_same_dtype(x, scale, bias)
+    expect.same_dtype(x, scale, bias)
     _require_per_channel("scale", scale, channels)
     _require_per_channel("bias", bias, channels)
     return x
@@ -154,7 +148,7 @@ def _batch_samples() -> list[Sample]:
 
 
 def _op(name: str, inputs: str, **rest: Any) -> OpDef:
-    return OpDef(name, Kind.REDUCTION, inputs, grad=NotYet, **rest)
+    return OpDef(name, Kind.REDUCTION, inputs, **rest)
 
 
 OPDEFS = [

@@ -18,21 +18,10 @@ import numpy as np
 from bitwright.errors import InferenceError
 from bitwright.ir.dim import Size, product
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import (
-    is_float,
-    require_dtype,
-    require_rank,
-    require_same_dtype,
-    require_size,
-)
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
-from bitwright.ops.math.matmul import (
-    product_dtype,
-    product_operands,
-    product_result,
-    require_bias,
-)
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.math.matmul import product_dtype, product_operands, product_result, require_bias
 from bitwright.ops.nn.channels import add_channel_bias, require_groups
 from bitwright.ops.nn.windows import WINDOW_ATTRS, Windows, make_windows
 
@@ -46,40 +35,26 @@ def require_images(x: TensorType, w: TensorType) -> int:
         raise InferenceError(
             "x has the wrong rank", expected="batch, channels and spatial axes", found=x
         )
-    require_rank("w", w, x.rank)
+    expect.rank("w", w, x.rank)
     return x.rank - 2
 
 
 def infer_conv(
-    x: TensorType,
-    w: TensorType,
-    bias: TensorType | None,
-    strides: Sequence[int] | None,
-    pads: Sequence[Size] | None,
-    dilations: Sequence[int] | None,
-    groups: int,
+    x: TensorType, w: TensorType, bias: TensorType | None, groups: int, **window: Any
 ) -> TensorType:
     rank = require_images(x, w)
-    require_dtype("x", x, lambda d: d.is_float or d.is_integer, "a real number type")
+    expect.real("x", x)
     element = product_dtype(x, w)
     require_groups("x", x.shape[1], groups)
     require_groups("w", w.shape[0], groups)
-    require_size("axis 1 of w, times groups,", w.shape[1] * groups, x.shape[1])
+    expect.size("axis 1 of w, times groups,", w.shape[1] * groups, x.shape[1])
     require_bias(bias, element, w.shape[0])
-    windows = make_windows(rank, w.shape[2:], strides, pads, dilations)
+    windows = make_windows(rank, w.shape[2:], **window)
     return TensorType(element, (x.shape[0], w.shape[0], *windows.counts(x.shape[2:])))
 
 
-def convolve(
-    x: Array,
-    w: Array,
-    bias: Array | None,
-    strides: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    dilations: Sequence[int] | None,
-    groups: int,
-) -> Array:
-    windows = make_windows(x.ndim - 2, w.shape[2:], strides, pads, dilations)
+def convolve(x: Array, w: Array, bias: Array | None, groups: int, **window: Any) -> Array:
+    windows = make_windows(x.ndim - 2, w.shape[2:], **window)
     counts: tuple[Any, ...] = windows.counts(x.shape[2:])
     images, kernels = product_operands(x, w, int(np.prod(w.shape[1:])))
     images = windows.pad(images, counts, 0)
@@ -141,20 +116,18 @@ def _infer_conv_transpose(
     x: TensorType,
     w: TensorType,
     bias: TensorType | None,
-    strides: Sequence[int] | None,
-    pads: Sequence[Size] | None,
-    dilations: Sequence[int] | None,
     output_padding: Sequence[int] | None,
     groups: int,
+    **window: Any,
 ) -> TensorType:
     rank = require_images(x, w)
-    require_dtype("x", x, is_float, "a floating type")
-    element = require_same_dtype(x, w)
+    expect.floating("x", x)
+    element = expect.same_dtype(x, w)
     require_groups("x", x.shape[1], groups)
-    require_size("axis 0 of w", w.shape[0], x.shape[1])
+    expect.size("axis 0 of w", w.shape[0], x.shape[1])
     channels = w.shape[1] * groups
     require_bias(bias, element, channels)
-    windows = make_windows(rank, w.shape[2:], strides, pads, dilations)
+    windows = make_windows(rank, w.shape[2:], **window)
     sizes = _transposed_sizes(windows, x.shape[2:], output_padding)
     return TensorType(element, (x.shape[0], channels, *sizes))
 
@@ -163,13 +136,11 @@ def _conv_transpose(
     x: Array,
     w: Array,
     bias: Array | None,
-    strides: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    dilations: Sequence[int] | None,
     output_padding: Sequence[int] | None,
     groups: int,
+    **window: Any,
 ) -> Array:
-    windows = make_windows(x.ndim - 2, w.shape[2:], strides, pads, dilations)
+    windows = make_windows(x.ndim - 2, w.shape[2:], **window)
     sizes = _transposed_sizes(windows, x.shape[2:], output_padding)
     channels, per_group = len(w), w.shape[1]
     taps, pixels_of_image = (int(np.prod(shape)) for shape in (w.shape[1:], x.shape[2:]))
@@ -183,33 +154,23 @@ def _conv_transpose(
 
 
 def _infer_col2im(
-    x: TensorType,
-    image_shape: Sequence[Size],
-    block_shape: Sequence[int],
-    strides: Sequence[int] | None,
-    pads: Sequence[Size] | None,
-    dilations: Sequence[int] | None,
+    x: TensorType, image_shape: Sequence[Size], block_shape: Sequence[int], **window: Any
 ) -> TensorType:
-    require_rank("x", x, 3)
-    windows = make_windows(len(image_shape), block_shape, strides, pads, dilations)
+    expect.rank("x", x, 3)
+    windows = make_windows(len(image_shape), block_shape, **window)
     cells = product(list(block_shape))
     if isinstance(x.shape[1], int) and x.shape[1] % cells:
         raise InferenceError(
             "axis 1 of x does not hold whole blocks", expected=f"a multiple of {cells}", found=x
         )
-    require_size("axis 2 of x", x.shape[2], product(list(windows.counts(image_shape))))
+    expect.size("axis 2 of x", x.shape[2], product(list(windows.counts(image_shape))))
     return x.with_shape((x.shape[0], x.shape[1] // cells, *image_shape))
 
 
 def _col2im(
-    x: Array,
-    image_shape: Sequence[int],
-    block_shape: Sequence[int],
-    strides: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    dilations: Sequence[int] | None,
+    x: Array, image_shape: Sequence[int], block_shape: Sequence[int], **window: Any
 ) -> Array:
-    windows = make_windows(len(image_shape), block_shape, strides, pads, dilations)
+    windows = make_windows(len(image_shape), block_shape, **window)
     counts: tuple[Any, ...] = windows.counts(image_shape)
     channels = x.shape[1] // int(np.prod(block_shape))
     return windows.fold(wide(x).reshape(len(x), channels, *block_shape, *counts), image_shape)
@@ -252,12 +213,7 @@ def _col2im_samples() -> list[Sample]:
         sample(draw(1, 5, 5), image_shape=(5, 5), block_shape=(1, 5)),
         sample(draw(2, 8, 4), image_shape=(5, 5), block_shape=(2, 2), strides=(3, 3)),
         sample(draw(1, 9, 16), image_shape=(6, 6), block_shape=(3, 3)),
-        sample(
-            draw(1, 4, 20),
-            image_shape=(4, 4),
-            block_shape=(2, 2),
-            pads=(1, 0, 1, 1),
-        ),
+        sample(draw(1, 4, 20), image_shape=(4, 4), block_shape=(2, 2), pads=(1, 0, 1, 1)),
         sample(draw(1, 6, 4), image_shape=(6,), block_shape=(3,), dilations=(1,)),
     ]
 
@@ -269,7 +225,6 @@ OPDEFS = [
         "x, w, bias?",
         infer=infer_conv,
         reference=convolve,
-        grad=NotYet,
         takes_epilogue=True,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_conv_samples,
@@ -282,7 +237,6 @@ OPDEFS = [
         "x, w, bias?",
         infer=_infer_conv_transpose,
         reference=_conv_transpose,
-        grad=NotYet,
         flops=lambda xs, ys, attrs: 2 * xs[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_conv_transpose_samples,
         attrs={**WINDOW_ATTRS, "output_padding": Attr("ints", None), "groups": Attr("int", 1)},
@@ -294,7 +248,6 @@ OPDEFS = [
         "x",
         infer=_infer_col2im,
         reference=_col2im,
-        grad=NotYet,
         samples=_col2im_samples,
         attrs={"image_shape": Attr("sizes"), "block_shape": Attr("ints"), **WINDOW_ATTRS},
         doc="Columns x[N, C * block, windows] added back into an image [N, C, *image_shape].",

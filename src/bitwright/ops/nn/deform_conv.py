@@ -15,17 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.ir.dim import Size, product
+from bitwright.ir.dim import product
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import (
-    is_float,
-    require_dtype,
-    require_rank,
-    require_same_dtype,
-    require_size,
-)
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.math.matmul import require_bias
 from bitwright.ops.nn.channels import add_channel_bias, require_groups
 from bitwright.ops.nn.conv import multiply_columns, require_images
@@ -38,28 +32,24 @@ def _infer(
     offset: TensorType,
     bias: TensorType | None,
     mask: TensorType | None,
-    strides: Sequence[int] | None,
-    pads: Sequence[Size] | None,
-    dilations: Sequence[int] | None,
     groups: int,
     offset_groups: int,
+    **window: Any,
 ) -> TensorType:
     rank = require_images(x, w)
-    require_dtype("x", x, is_float, "a floating type")
-    element = require_same_dtype(x, w, offset, bias, mask)
+    expect.floating("x", x)
+    element = expect.same_dtype(x, w, offset, bias, mask)
     require_groups("x", x.shape[1], groups)
     require_groups("x", x.shape[1], offset_groups)
     require_groups("w", w.shape[0], groups)
-    require_size("axis 1 of w, times groups,", w.shape[1] * groups, x.shape[1])
+    expect.size("axis 1 of w, times groups,", w.shape[1] * groups, x.shape[1])
     require_bias(bias, element, w.shape[0])
-    windows = make_windows(rank, w.shape[2:], strides, pads, dilations)
+    windows = make_windows(rank, w.shape[2:], **window)
     counts = windows.counts(x.shape[2:])
     taps = offset_groups * product(list(w.shape[2:]))
     for what, type_, channels in (("offset", offset, taps * rank), ("mask", mask, taps)):
         if type_ is not None:
-            require_rank(what, type_, x.rank)
-            for axis, size in enumerate((x.shape[0], channels, *counts)):
-                require_size(f"axis {axis} of {what}", type_.shape[axis], size)
+            expect.shape(what, type_, (x.shape[0], channels, *counts))
     return TensorType(element, (x.shape[0], w.shape[0], *counts))
 
 
@@ -100,13 +90,11 @@ def _reference(
     offset: Array,
     bias: Array | None,
     mask: Array | None,
-    strides: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    dilations: Sequence[int] | None,
     groups: int,
     offset_groups: int,
+    **window: Any,
 ) -> Array:
-    windows = make_windows(x.ndim - 2, w.shape[2:], strides, pads, dilations)
+    windows = make_windows(x.ndim - 2, w.shape[2:], **window)
     counts: tuple[Any, ...] = windows.counts(x.shape[2:])
     places = _places(windows, counts)
     grid = (*windows.kernel, *counts)
@@ -159,11 +147,10 @@ OPDEFS = [
         "x, w, offset, bias?, mask?",
         infer=_infer,
         reference=_reference,
-        grad=NotYet,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_samples,
         attrs={**WINDOW_ATTRS, "groups": Attr("int", 1), "offset_groups": Attr("int", 1)},
         doc="Convolution whose taps read x at positions moved by offset, weighted by mask.",
         keeps=("offset",),
-    ),
+    )
 ]

@@ -13,15 +13,9 @@ import numpy as np
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dtype import i32, i64
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import (
-    is_float,
-    require_dtype,
-    require_rank,
-    require_same_dtype,
-    require_size,
-)
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.nn.softmax import log_softmax
 from bitwright.ops.shape.gather import check_shape
 
@@ -34,20 +28,20 @@ def _infer(
     reduction: str,
     from_log_probs: bool,
 ) -> TensorType:
-    require_dtype("logits", logits, is_float, "a floating type")
-    require_dtype("labels", labels, lambda d: d in (i32, i64), "i32 or i64")
+    expect.floating("logits", logits)
+    expect.dtype("labels", labels, lambda d: d in (i32, i64), "i32 or i64")
     if logits.rank < 2:
         raise InferenceError(
             "logits has the wrong rank", expected="batch, classes, ...", found=logits
         )
-    require_rank("labels", labels, logits.rank - 1)
+    expect.rank("labels", labels, logits.rank - 1)
     shape = (logits.shape[0], *logits.shape[2:])
     for axis, size in enumerate(shape):
-        require_size(f"axis {axis} of labels", labels.shape[axis], size)
+        expect.size(f"axis {axis} of labels", labels.shape[axis], size)
     if weights is not None:
-        require_same_dtype(logits, weights)
-        require_rank("weights", weights, 1)
-        require_size("weights", weights.shape[0], logits.shape[1])
+        expect.same_dtype(logits, weights)
+        expect.rank("weights", weights, 1)
+        expect.size("weights", weights.shape[0], logits.shape[1])
     return logits.with_shape(shape if reduction == "none" else ())
 
 
@@ -104,7 +98,6 @@ OPDEFS = [
         "logits, labels, weights?",
         infer=_infer,
         reference=_reference,
-        grad=NotYet,
         samples=_samples,
         attrs={
             "ignore_index": Attr("int", None),
@@ -112,5 +105,5 @@ OPDEFS = [
             "from_log_probs": Attr("bool", False),
         },
         doc="The negative weighted log probability of each label, reduced over all labels.",
-    ),
+    )
 ]

@@ -9,19 +9,13 @@ var is the mean squared deviation.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from bitwright.errors import InferenceError
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.inference import (
-    is_float,
-    require_dtype,
-    require_same_dtype,
-)
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 
 EPS = Attr("float", 1e-5)
 
@@ -43,8 +37,8 @@ def _require_fits(what: str, type_: TensorType | None, x: TensorType) -> None:
 def _infer_trailing(
     x: TensorType, scale: TensorType | None, bias: TensorType | None, axis: int, eps: float
 ) -> TensorType:
-    require_dtype("x", x, is_float, "a floating type")
-    require_same_dtype(x, scale, bias)
+    expect.floating("x", x)
+    expect.same_dtype(x, scale, bias)
     normalize_axis(axis, x.rank)
     _require_fits("scale", scale, x)
     _require_fits("bias", bias, x)
@@ -78,7 +72,7 @@ def _trailing(x: Array, axis: int) -> tuple[int, ...]:
 
 
 def _infer_lp_norm(x: TensorType, axis: int, p: int) -> TensorType:
-    require_dtype("x", x, is_float, "a floating type")
+    expect.floating("x", x)
     normalize_axis(axis, x.rank)
     if p < 1:
         raise InferenceError("p is too small", expected="at least 1", found=p)
@@ -105,34 +99,29 @@ def _trailing_samples() -> list[Sample]:
     ]
 
 
-def _op(name: str, inputs: str, **rest: Any) -> OpDef:
-    return OpDef(name, Kind.REDUCTION, inputs, grad=NotYet, **rest)
-
-
-_FUSION = {"takes_epilogue": True, "takes_prologue": True, "quantizes_rows": True}
 OPDEFS = [
-    _op(
-        "layer_norm",
-        "x, scale?, bias?",
-        infer=_infer_trailing,
-        reference=_layer_norm,
-        **_FUSION,
-        samples=_trailing_samples,
-        attrs={"axis": Attr("int", -1), "eps": EPS},
-        doc="(x - mean) / sqrt(var + eps) * scale + bias over the axes from axis on.",
+    *(
+        OpDef(
+            name,
+            Kind.REDUCTION,
+            "x, scale?, bias?",
+            infer=_infer_trailing,
+            reference=reference,
+            takes_epilogue=True,
+            takes_prologue=True,
+            quantizes_rows=True,
+            samples=_trailing_samples,
+            attrs={"axis": Attr("int", -1), "eps": EPS},
+            doc=f"{formula} * scale + bias over the axes from axis on.",
+        )
+        for name, reference, formula in (
+            ("layer_norm", _layer_norm, "(x - mean) / sqrt(var + eps)"),
+            ("rms_norm", _rms_norm, "x / sqrt(mean(x ** 2) + eps)"),
+        )
     ),
-    _op(
-        "rms_norm",
-        "x, scale?, bias?",
-        infer=_infer_trailing,
-        reference=_rms_norm,
-        **_FUSION,
-        samples=_trailing_samples,
-        attrs={"axis": Attr("int", -1), "eps": EPS},
-        doc="x / sqrt(mean(x ** 2) + eps) * scale + bias over the axes from axis on.",
-    ),
-    _op(
+    OpDef(
         "lp_norm",
+        Kind.REDUCTION,
         "x",
         infer=_infer_lp_norm,
         reference=_lp_norm,

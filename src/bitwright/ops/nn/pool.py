@@ -21,44 +21,31 @@ from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import dtype, i64
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import (
-    is_float,
-    require_dtype,
-    require_rank,
-    require_size,
-)
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.nn.windows import WINDOW_ATTRS, Windows, make_windows
 from bitwright.ops.shape.gather import check_shape
 
 POOL_ATTRS = {"kernel": Attr("ints"), **WINDOW_ATTRS, "ceil": Attr("bool", False)}
-Ints = Sequence[int] | None
 
 
-def _infer(
-    x: TensorType,
-    kernel: Sequence[int],
-    strides: Ints,
-    pads: Sequence[Size] | None,
-    dilations: Ints,
-    ceil: bool,
-) -> TensorType:
+def _infer(x: TensorType, ceil: bool, **window: Any) -> TensorType:
     if x.rank < 3:
         raise InferenceError(
             "x has the wrong rank", expected="batch, channels and spatial axes", found=x
         )
-    windows = make_windows(x.rank - 2, kernel, strides, pads, dilations)
+    windows = make_windows(x.rank - 2, **window)
     return x.with_shape((*x.shape[:2], *windows.counts(x.shape[2:], ceil)))
 
 
 def _infer_max(x: TensorType, **attrs: Any) -> TensorType:
-    require_dtype("x", x, lambda d: d.is_float or d.is_integer, "a real number type")
+    expect.real("x", x)
     return _infer(x, **attrs)
 
 
 def _infer_float(x: TensorType, **attrs: Any) -> TensorType:
-    require_dtype("x", x, is_float, "a floating type")
+    expect.floating("x", x)
     attrs.pop("count_include_pad", None)
     if attrs.pop("p", 1) < 1:
         raise InferenceError("p is too small", expected="at least 1")
@@ -74,10 +61,8 @@ def _infer_indices(
     return y, y.with_dtype(i64)
 
 
-def _arrange(
-    x: Array, kernel: Sequence[int], strides: Ints, pads: Ints, dilations: Ints, ceil: bool
-) -> tuple[Windows, tuple[Any, ...]]:
-    windows = make_windows(x.ndim - 2, kernel, strides, pads, dilations)
+def _arrange(x: Array, ceil: bool, **window: Any) -> tuple[Windows, tuple[Any, ...]]:
+    windows = make_windows(x.ndim - 2, **window)
     return windows, windows.counts(x.shape[2:], ceil)
 
 
@@ -145,10 +130,8 @@ def _lp_pool(x: Array, p: int, **attrs: Any) -> Array:
 
 
 def _infer_unpool(x: TensorType, indices: TensorType, shape: Sequence[Size]) -> TensorType:
-    require_dtype("indices", indices, lambda d: d == i64, "i64")
-    require_rank("indices", indices, x.rank)
-    for axis, size in enumerate(x.shape):
-        require_size(f"axis {axis} of indices", indices.shape[axis], size)
+    expect.element("indices", indices, i64)
+    expect.shape("indices", indices, x.shape)
     if len(shape) != x.rank:
         raise InferenceError("shape has the wrong rank", expected=x.rank, found=list(shape))
     return x.with_shape(shape)
@@ -201,14 +184,11 @@ def _unpool_samples() -> list[Sample]:
     ]
 
 
-def _op(name: str, kind: Kind, **rest: Any) -> OpDef:
-    return OpDef(name, kind, "x", grad=NotYet, **rest)
-
-
 OPDEFS = [
-    _op(
+    OpDef(
         "max_pool",
         Kind.MOVEMENT,
+        "x",
         infer=_infer_max,
         reference=_max_pool,
         keeps_nonnegative=True,
@@ -216,27 +196,30 @@ OPDEFS = [
         attrs=POOL_ATTRS,
         doc="The largest value of each window, ignoring padding; NaN propagates.",
     ),
-    _op(
+    OpDef(
         "max_pool_indices",
         Kind.MOVEMENT,
+        "x",
         infer=_infer_indices,
         reference=_max_pool_indices,
         samples=lambda: [*_max_samples(), *_samples(storage_order=1)()],
         attrs={**POOL_ATTRS, "storage_order": Attr("int", 0)},
         doc="max_pool, and the flat index of each maximum.",
     ),
-    _op(
+    OpDef(
         "avg_pool",
         Kind.REDUCTION,
+        "x",
         infer=_infer_float,
         reference=_avg_pool,
         samples=lambda: [*_samples()(), *_samples(count_include_pad=True)()],
         attrs={**POOL_ATTRS, "count_include_pad": Attr("bool", False)},
         doc="The mean of each window, with or without its padding.",
     ),
-    _op(
+    OpDef(
         "lp_pool",
         Kind.REDUCTION,
+        "x",
         infer=_infer_float,
         reference=_lp_pool,
         samples=lambda: [*_samples()(), *_samples(p=3)()],
@@ -249,7 +232,6 @@ OPDEFS = [
         "x, indices",
         infer=_infer_unpool,
         reference=_unpool,
-        grad=NotYet,
         samples=_unpool_samples,
         attrs={"shape": Attr("sizes")},
         doc="Zeros of the given shape with each x at its flat index.",

@@ -17,13 +17,7 @@ import numpy as np
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dtype import i32, i64
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import (
-    is_float,
-    require_dtype,
-    require_rank,
-    require_same_dtype,
-    require_size,
-)
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr
 from bitwright.ops.core.registry import get
@@ -182,10 +176,10 @@ def infer_recurrent(
     direction: str,
 ) -> tuple[TensorType, TensorType]:
     """The types of all hidden states and of the last one."""
-    require_dtype("x", x, is_float, "a floating type")
-    require_same_dtype(x, w, r, bias, *states.values())
+    expect.floating("x", x)
+    expect.same_dtype(x, w, r, bias, *states.values())
     for name, type_ in (("x", x), ("w", w), ("r", r)):
-        require_rank(name, type_, 3)
+        expect.rank(name, type_, 3)
     directions, size = len(DIRECTIONS[direction]), hidden
     if size is None:
         if not isinstance(r.shape[2], int):
@@ -200,20 +194,14 @@ def infer_recurrent(
     }
     for name, (operand, shape) in expected.items():
         if operand is not None:
-            require_shape(name, operand, shape)
+            expect.shape(name, operand, shape)
     if lengths is not None:
-        require_dtype("lengths", lengths, lambda d: d in (i32, i64), "i32 or i64")
-        require_shape("lengths", lengths, (batch,))
+        expect.dtype("lengths", lengths, lambda d: d in (i32, i64), "i32 or i64")
+        expect.shape("lengths", lengths, (batch,))
     return (
         TensorType(x.dtype, (steps, directions, batch, size)),
         TensorType(x.dtype, (directions, batch, size)),
     )
-
-
-def require_shape(what: str, type_: TensorType, shape: tuple[Any, ...]) -> None:
-    require_rank(what, type_, len(shape))
-    for axis, (found, expected) in enumerate(zip(type_.shape, shape, strict=True)):
-        require_size(f"axis {axis} of {what}", found, expected)
 
 
 def run_directions(

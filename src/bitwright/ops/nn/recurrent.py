@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import require_same_dtype
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.nn.recurrence import (
     ATTRS,
     Activation,
@@ -29,7 +30,6 @@ from bitwright.ops.nn.recurrence import (
     check_activations,
     choose_activations,
     infer_recurrent,
-    require_shape,
     run_directions,
 )
 
@@ -39,6 +39,14 @@ InputProduct = Callable[[Array], Array]
 StateProduct = Callable[[Array, slice], Array]
 """h R' of a slice of gate rows, from the hidden states."""
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+_FIRST = "bias?, lengths?, h0?"
+OPERANDS = {"rnn": _FIRST, "gru": _FIRST, "lstm": f"{_FIRST}, c0?, peephole?"}
+"""The operands after the weights."""
+LAYER_ATTRS = {
+    "rnn": ATTRS,
+    "gru": {**ATTRS, "linear_before_reset": Attr("bool", False)},
+    "lstm": {**ATTRS, "input_forget": Attr("bool", False)},
+}
 _DEFAULTS = {"rnn": ["tanh"], "gru": ["sigmoid", "tanh"], "lstm": ["sigmoid", "tanh", "tanh"]}
 
 
@@ -52,95 +60,10 @@ def gate_activations(
     return [[f, g, replace(h, clip=None)] for f, g, h in chosen]
 
 
-def _weights(
-    w: Array, r: Array, bias: Array | None, direction: int
-) -> tuple[InputProduct, StateProduct, Array, Array]:
-    """x W', h R' and the two halves of the bias of one direction, in f64."""
-    gates = w.shape[1]
-    both = np.zeros(2 * gates) if bias is None else wide(bias[direction])
-    given, recalled = wide(w[direction]).T, wide(r[direction]).T
-    return (
-        lambda x: x @ given,
-        lambda h, part: h @ recalled[:, part],
-        both[:gates],
-        both[gates:],
-    )
-
-
-def _infer_rnn(
-    x: TensorType,
-    w: TensorType,
-    r: TensorType,
-    bias: Type,
-    lengths: Type,
-    h0: Type,
-    hidden: int | None,
-    direction: str,
-    activations: Any,
-    **_: Any,
-) -> tuple[TensorType, ...]:
-    check_activations(activations, 1, direction)
-    return infer_recurrent(x, w, r, bias, lengths, {"h0": h0}, GATES["rnn"], hidden, direction)
-
-
-def _rnn(
-    x: Array,
-    w: Array,
-    r: Array,
-    bias: Array | None,
-    lengths: Array | None,
-    h0: Array | None,
-    hidden: int | None,
-    direction: str,
-    activations: Any,
-    **limits: Any,
-) -> tuple[Array, ...]:
-    chosen = gate_activations("rnn", direction, activations, **limits)
-    cells = [rnn_cell(*_weights(w, r, bias, i), *functions) for i, functions in enumerate(chosen)]
-    return run_directions(x, lengths, direction, [h0], r.shape[2], cells)
-
-
 def rnn_cell(
     share: InputProduct, recall: StateProduct, w_bias: Array, r_bias: Array, f: Activation
 ) -> Cell:
     return lambda x, states: (f(share(x) + recall(states[0], np.s_[:]) + w_bias + r_bias),)
-
-
-def _infer_gru(
-    x: TensorType,
-    w: TensorType,
-    r: TensorType,
-    bias: Type,
-    lengths: Type,
-    h0: Type,
-    hidden: int | None,
-    direction: str,
-    activations: Any,
-    **_: Any,
-) -> tuple[TensorType, ...]:
-    check_activations(activations, 2, direction)
-    return infer_recurrent(x, w, r, bias, lengths, {"h0": h0}, GATES["gru"], hidden, direction)
-
-
-def _gru(
-    x: Array,
-    w: Array,
-    r: Array,
-    bias: Array | None,
-    lengths: Array | None,
-    h0: Array | None,
-    hidden: int | None,
-    direction: str,
-    activations: Any,
-    linear_before_reset: bool,
-    **limits: Any,
-) -> tuple[Array, ...]:
-    chosen = gate_activations("gru", direction, activations, **limits)
-    cells = [
-        gru_cell(*_weights(w, r, bias, i), r.shape[2], linear_before_reset, *functions)
-        for i, functions in enumerate(chosen)
-    ]
-    return run_directions(x, lengths, direction, [h0], r.shape[2], cells)
 
 
 def gru_cell(
@@ -169,52 +92,6 @@ def gru_cell(
     return cell
 
 
-def _infer_lstm(
-    x: TensorType,
-    w: TensorType,
-    r: TensorType,
-    bias: Type,
-    lengths: Type,
-    h0: Type,
-    c0: Type,
-    peephole: Type,
-    hidden: int | None,
-    direction: str,
-    activations: Any,
-    **_: Any,
-) -> tuple[TensorType, ...]:
-    check_activations(activations, 3, direction)
-    states = {"h0": h0, "c0": c0}
-    y, last = infer_recurrent(x, w, r, bias, lengths, states, GATES["lstm"], hidden, direction)
-    if peephole is not None:
-        require_same_dtype(x, peephole)
-        require_shape("peephole", peephole, (last.shape[0], 3 * last.shape[2]))
-    return y, last, last
-
-
-def _lstm(
-    x: Array,
-    w: Array,
-    r: Array,
-    bias: Array | None,
-    lengths: Array | None,
-    h0: Array | None,
-    c0: Array | None,
-    peephole: Array | None,
-    hidden: int | None,
-    direction: str,
-    activations: Any,
-    input_forget: bool,
-    **limits: Any,
-) -> tuple[Array, ...]:
-    size = r.shape[2]
-    cells = []
-    for i, functions in enumerate(gate_activations("lstm", direction, activations, **limits)):
-        peeps = np.zeros(3 * size) if peephole is None else wide(peephole[i])
-        cells.append(lstm_cell(*_weights(w, r, bias, i), peeps, input_forget, *functions))
-    return run_directions(x, lengths, direction, [h0, c0], size, cells)
-
-
 def lstm_cell(
     share: InputProduct,
     recall: StateProduct,
@@ -238,6 +115,81 @@ def lstm_cell(
         return f(p_o + peep_o * c) * h(c), c
 
     return cell
+
+
+def infer_layer(
+    op: str,
+    x: TensorType,
+    w: TensorType,
+    r: TensorType,
+    bias: Type,
+    lengths: Type,
+    h0: Type,
+    c0: Type = None,
+    peephole: Type = None,
+    *,
+    hidden: int | None,
+    direction: str,
+    activations: Any,
+    **_: Any,
+) -> tuple[TensorType, ...]:
+    check_activations(activations, len(_DEFAULTS[op]), direction)
+    states = {"h0": h0, "c0": c0}
+    y, last = infer_recurrent(x, w, r, bias, lengths, states, GATES[op], hidden, direction)
+    if peephole is not None:
+        expect.shape("peephole", peephole, (last.shape[0], 3 * last.shape[2]))
+    return (y, last, last) if op == "lstm" else (y, last)
+
+
+def run_layer(
+    op: str,
+    x: Array,
+    r: Array,
+    products: Callable[[int], tuple[InputProduct, StateProduct]],
+    bias: Array | None,
+    lengths: Array | None,
+    h0: Array | None,
+    c0: Array | None = None,
+    peephole: Array | None = None,
+    *,
+    hidden: int | None,
+    direction: str,
+    activations: Any,
+    linear_before_reset: bool = False,
+    input_forget: bool = False,
+    **limits: Any,
+) -> tuple[Array, ...]:
+    """The layer with the products x W' and h R' that `products` makes for each direction."""
+    rows, size = r.shape[1:]
+    cells: list[Cell] = []
+    for i, functions in enumerate(gate_activations(op, direction, activations, **limits)):
+        both = np.zeros(2 * rows) if bias is None else wide(bias[i])
+        weights = (*products(i), both[:rows], both[rows:])
+        if op == "rnn":
+            cells.append(rnn_cell(*weights, *functions))
+        elif op == "gru":
+            cells.append(gru_cell(*weights, size, linear_before_reset, *functions))
+        else:
+            peeps = np.zeros(3 * size) if peephole is None else wide(peephole[i])
+            cells.append(lstm_cell(*weights, peeps, input_forget, *functions))
+    initial = [h0, c0] if op == "lstm" else [h0]
+    return run_directions(x, lengths, direction, initial, size, cells)
+
+
+def _infer(op: str, x: TensorType, *operands: Any, **attrs: Any) -> tuple[TensorType, ...]:
+    if op == "lstm":
+        expect.same_dtype(x, operands[-1])
+    return infer_layer(op, x, *operands, **attrs)
+
+
+def _reference(
+    op: str, x: Array, w: Array, r: Array, *operands: Array | None, **attrs: Any
+) -> tuple[Array, ...]:
+    def products(i: int) -> tuple[InputProduct, StateProduct]:
+        given, recalled = wide(w[i]).T, wide(r[i]).T
+        return lambda x: x @ given, lambda h, part: h @ recalled[:, part]
+
+    return run_layer(op, x, r, products, *operands, **attrs)
 
 
 def _operands(gates: int, directions: int, hidden: int) -> list[Array]:
@@ -280,42 +232,28 @@ def _flops(xs: Any, ys: Any, attrs: Any) -> Any:
     return 2 * steps * batch * (xs[1].count + xs[2].count)
 
 
+_DOCS = {
+    "rnn": "plain recurrent cells over x[S, B, I]: all hidden states, and the last.",
+    "gru": "gated recurrent units over x[S, B, I]: all hidden states, and the last.",
+    "lstm": "long short-term memory over x[S, B, I]: all hidden states, the last hidden state, "
+    "the last cell state.",
+}
+_SAMPLES = {
+    "rnn": lambda: _samples(1, ["LeakyRelu"]),
+    "gru": lambda: _samples(3, ["Affine", "ScaledTanh"], linear_before_reset=True),
+    "lstm": _lstm_samples,
+}
 OPDEFS = [
     OpDef(
-        "rnn",
+        op,
         Kind.COMPUTE,
-        "x, w, r, bias?, lengths?, h0?",
-        infer=_infer_rnn,
-        reference=_rnn,
-        grad=NotYet,
+        f"x, w, r, {OPERANDS[op]}",
+        infer=partial(_infer, op),
+        reference=partial(_reference, op),
         flops=_flops,
-        samples=lambda: _samples(1, ["LeakyRelu"]),
-        attrs=ATTRS,
-        doc="A layer of plain recurrent cells over x[S, B, I]: all hidden states, and the last.",
-    ),
-    OpDef(
-        "gru",
-        Kind.COMPUTE,
-        "x, w, r, bias?, lengths?, h0?",
-        infer=_infer_gru,
-        reference=_gru,
-        grad=NotYet,
-        flops=_flops,
-        samples=lambda: _samples(3, ["Affine", "ScaledTanh"], linear_before_reset=True),
-        attrs={**ATTRS, "linear_before_reset": Attr("bool", False)},
-        doc="A layer of gated recurrent units over x[S, B, I]: all hidden states, and the last.",
-    ),
-    OpDef(
-        "lstm",
-        Kind.COMPUTE,
-        "x, w, r, bias?, lengths?, h0?, c0?, peephole?",
-        infer=_infer_lstm,
-        reference=_lstm,
-        grad=NotYet,
-        flops=_flops,
-        samples=_lstm_samples,
-        attrs={**ATTRS, "input_forget": Attr("bool", False)},
-        doc="A layer of long short-term memory over x[S, B, I]: all hidden states, the last hidden "
-        "state, the last cell state.",
-    ),
+        samples=_SAMPLES[op],
+        attrs=LAYER_ATTRS[op],
+        doc=f"A layer of {_DOCS[op]}",
+    )
+    for op in GATES
 ]

@@ -15,16 +15,9 @@ import numpy as np
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dim import Size
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import (
-    is_float,
-    is_integer,
-    require_dtype,
-    require_rank,
-    require_same_dtype,
-    require_size,
-)
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 
 _INTERLEAVED = Attr("bool", False)
 
@@ -47,9 +40,9 @@ def _infer_rotary(
     rotary_dim: int,
     **_: Any,
 ) -> TensorType:
-    require_dtype("x", x, is_float, "a floating type")
-    require_rank("x", x, 4)
-    require_same_dtype(x, cos, sin)
+    expect.floating("x", x)
+    expect.rank("x", x, 4)
+    expect.same_dtype(x, cos, sin)
     size = x.shape[3]
     rotated: Size = rotary_dim or size
     if rotary_dim < 0 or rotary_dim % 2 or (isinstance(size, int) and rotary_dim > size):
@@ -61,27 +54,22 @@ def _infer_rotary(
     if isinstance(rotated, int) and rotated % 2:
         raise InferenceError("an odd number of features has no pairs", found=x)
     for name, table in (("cos", cos), ("sin", sin)):
-        require_rank(name, table, *((2,) if position_ids is not None else (2, 3)))
-        require_size(f"the last axis of {name}", table.shape[-1], rotated // 2)
+        expect.rank(name, table, *((2,) if position_ids is not None else (2, 3)))
+        expect.size(f"the last axis of {name}", table.shape[-1], rotated // 2)
         if position_ids is None:
-            require_size(f"axis {table.rank - 2} of {name}", table.shape[-2], x.shape[2])
+            expect.size(f"axis {table.rank - 2} of {name}", table.shape[-2], x.shape[2])
         if table.rank == 3 and table.shape[0] != 1:
-            require_size(f"axis 0 of {name}", table.shape[0], x.shape[0])
+            expect.size(f"axis 0 of {name}", table.shape[0], x.shape[0])
     if position_ids is not None:
-        require_dtype("position_ids", position_ids, is_integer, "an integer type")
-        require_rank("position_ids", position_ids, 2)
-        require_size("axis 0 of position_ids", position_ids.shape[0], x.shape[0])
-        require_size("axis 1 of position_ids", position_ids.shape[1], x.shape[2])
+        expect.integer("position_ids", position_ids)
+        expect.rank("position_ids", position_ids, 2)
+        expect.size("axis 0 of position_ids", position_ids.shape[0], x.shape[0])
+        expect.size("axis 1 of position_ids", position_ids.shape[1], x.shape[2])
     return x
 
 
 def _rotary(
-    x: Array,
-    cos: Array,
-    sin: Array,
-    position_ids: Array | None,
-    interleaved: bool,
-    rotary_dim: int,
+    x: Array, cos: Array, sin: Array, position_ids: Array | None, interleaved: bool, rotary_dim: int
 ) -> Array:
     if position_ids is not None:
         wrong = position_ids[(position_ids < 0) | (position_ids >= len(cos))]
@@ -106,9 +94,9 @@ def _infer_axial(
     sin_w: TensorType,
     **_: Any,
 ) -> TensorType:
-    require_dtype("x", x, is_float, "a floating type")
-    require_rank("x", x, 4)
-    require_same_dtype(x, cos_h, sin_h, cos_w, sin_w)
+    expect.floating("x", x)
+    expect.rank("x", x, 4)
+    expect.same_dtype(x, cos_h, sin_h, cos_w, sin_w)
     if isinstance(x.shape[3], int) and x.shape[3] % 4:
         raise InferenceError(
             "the features do not split into two halves of pairs",
@@ -121,10 +109,10 @@ def _infer_axial(
         ("cos_w", cos_w, cos_w),
         ("sin_w", sin_w, cos_w),
     ):
-        require_rank(name, table, 2)
-        require_size(f"axis 0 of {name}", table.shape[0], like.shape[0])
-        require_size(f"axis 1 of {name}", table.shape[1], x.shape[3] // 4)
-    require_size("axis 2 of x (rows * columns)", x.shape[2], cos_h.shape[0] * cos_w.shape[0])
+        expect.rank(name, table, 2)
+        expect.size(f"axis 0 of {name}", table.shape[0], like.shape[0])
+        expect.size(f"axis 1 of {name}", table.shape[1], x.shape[3] // 4)
+    expect.size("axis 2 of x (rows * columns)", x.shape[2], cos_h.shape[0] * cos_w.shape[0])
     return x
 
 
@@ -174,7 +162,6 @@ OPDEFS = [
         "x, cos, sin, position_ids?",
         infer=_infer_rotary,
         reference=_rotary,
-        grad=NotYet,
         samples=_rotary_samples,
         attrs={"interleaved": _INTERLEAVED, "rotary_dim": Attr("int", 0)},
         doc="Rotates the first rotary_dim features (0: all) of x[B, H, S, D]. cos and sin are "
@@ -186,7 +173,6 @@ OPDEFS = [
         "x, cos_h, sin_h, cos_w, sin_w",
         infer=_infer_axial,
         reference=_axial,
-        grad=NotYet,
         samples=_axial_samples,
         attrs={"interleaved": _INTERLEAVED},
         doc="Rotates x[B, H, rows * columns, D] on a grid: the first D/2 features by the row's "

@@ -13,24 +13,13 @@ from typing import Any
 import numpy as np
 
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.inference import is_float, require_dtype
-from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import (
-    Array,
-    Attr,
-    Gradient,
-    Kind,
-    NonDifferentiable,
-    NotYet,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core import expect
+from bitwright.ops.core.numeric import Array, wide
+from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef, Sample, draw, sample
 
 
 def _infer(x: TensorType, axis: int) -> TensorType:
-    require_dtype("x", x, is_float, "a floating type")
+    expect.floating("x", x)
     normalize_axis(axis, x.rank)
     return x
 
@@ -71,16 +60,13 @@ def _samples() -> list[Sample]:
     ]
 
 
-def _op(
-    name: str, reference: Callable[..., Any], doc: str, grad: Gradient = NotYet, **rest: Any
-) -> OpDef:
+def _op(name: str, reference: Callable[..., Any], doc: str, **rest: Any) -> OpDef:
     return OpDef(
         name,
         Kind.REDUCTION,
         "x",
         infer=_infer,
         reference=reference,
-        grad=grad,
         samples=_samples,
         attrs={"axis": Attr("int", -1)},
         doc=doc,
@@ -108,6 +94,6 @@ OPDEFS = [
         "hardmax",
         _hardmax,
         "1 at the first largest value along an axis, 0 elsewhere.",
-        NonDifferentiable("it is piecewise constant in x"),
+        grad=NonDifferentiable("it is piecewise constant in x"),
     ),
 ]

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import is_float, require_dtype, require_rank, require_same_dtype
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
-from bitwright.ops.nn.recurrence import require_shape
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 
 Type = TensorType | None
 
@@ -30,20 +29,20 @@ def _infer_scan(
     d: Type,
     state: Type,
 ) -> tuple[TensorType, TensorType]:
-    require_dtype("x", x, is_float, "a floating type")
-    require_same_dtype(x, delta, a, b, c, d, state)
-    require_rank("x", x, 3)
-    require_rank("a", a, 2)
+    expect.floating("x", x)
+    expect.same_dtype(x, delta, a, b, c, d, state)
+    expect.rank("x", x, 3)
+    expect.rank("a", a, 2)
     batch, steps, channels = x.shape
     size = a.shape[1]
-    require_shape("delta", delta, x.shape)
-    require_shape("a", a, (channels, size))
-    require_shape("b", b, (batch, steps, size))
-    require_shape("c", c, (batch, steps, size))
+    expect.shape("delta", delta, x.shape)
+    expect.shape("a", a, (channels, size))
+    expect.shape("b", b, (batch, steps, size))
+    expect.shape("c", c, (batch, steps, size))
     if d is not None:
-        require_shape("d", d, (channels,))
+        expect.shape("d", d, (channels,))
     if state is not None:
-        require_shape("state", state, (batch, channels, size))
+        expect.shape("state", state, (batch, channels, size))
     return x, TensorType(x.dtype, (batch, channels, size))
 
 
@@ -70,18 +69,18 @@ def _infer_delta(
     state: Type,
     **_: Any,
 ) -> tuple[TensorType, TensorType]:
-    require_dtype("q", q, is_float, "a floating type")
-    require_same_dtype(q, k, v, g, beta, state)
-    require_rank("q", q, 4)
-    require_rank("v", v, 4)
+    expect.floating("q", q)
+    expect.same_dtype(q, k, v, g, beta, state)
+    expect.rank("q", q, 4)
+    expect.rank("v", v, 4)
     batch, heads, steps, keys = q.shape
     values = v.shape[3]
-    require_shape("k", k, q.shape)
-    require_shape("v", v, (batch, heads, steps, values))
-    require_shape("g", g, (batch, heads, steps))
-    require_shape("beta", beta, (batch, heads, steps))
+    expect.shape("k", k, q.shape)
+    expect.shape("v", v, (batch, heads, steps, values))
+    expect.shape("g", g, (batch, heads, steps))
+    expect.shape("beta", beta, (batch, heads, steps))
     if state is not None:
-        require_shape("state", state, (batch, heads, keys, values))
+        expect.shape("state", state, (batch, heads, keys, values))
     return v, TensorType(q.dtype, (batch, heads, keys, values))
 
 
@@ -134,7 +133,6 @@ OPDEFS = [
         "x, delta, a, b, c, d?, state?",
         infer=_infer_scan,
         reference=_selective_scan,
-        grad=NotYet,
         samples=_scan_samples,
         doc="A selective state space over x[B, L, D] with step sizes delta, a[D, N], b and "
         "c[B, L, N], skip d[D]: the outputs and the final state[B, D, N].",
@@ -145,7 +143,6 @@ OPDEFS = [
         "q, k, v, g, beta, state?",
         infer=_infer_delta,
         reference=_gated_delta,
-        grad=NotYet,
         samples=_delta_samples,
         attrs={"scale": Attr("float", None)},
         doc="Linear attention by the gated delta rule: q and k[B, H, L, K], v[B, H, L, V], log "

@@ -13,9 +13,9 @@ import numpy as np
 
 from bitwright.errors import InferenceError
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import is_float, require_dtype, require_rank, require_size
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.math.matmul import (
     add_bias,
     multiply,
@@ -28,31 +28,24 @@ from bitwright.ops.shape.gather import check_shape
 
 
 def _require_blocks(
-    x: TensorType,
-    q: TensorType,
-    scale: TensorType,
-    zero_point: TensorType | None,
-    block: int,
+    x: TensorType, q: TensorType, scale: TensorType, zero_point: TensorType | None, block: int
 ) -> None:
     """Check q[..., K] and its scale and zero point per block of K."""
     is_8_bit = lambda d: is_quantized_dtype(d) and d.bits <= 8
-    require_dtype("x", x, is_float, "a floating type")
-    require_dtype("q", q, is_8_bit, "a quantized type of at most 8 bits")
-    require_dtype("scale", scale, is_float, "a floating type")
+    expect.floating("x", x)
+    expect.dtype("q", q, is_8_bit, "a quantized type of at most 8 bits")
+    expect.floating("scale", scale)
     if block < 1:
         raise InferenceError("the block is too small", expected="at least 1", found=block)
     if not x.rank:
         raise InferenceError("x has the wrong rank", expected="rank 1 or more", found=x)
-    require_size("the last axis of q", q.shape[-1], x.shape[-1])
+    expect.size("the last axis of q", q.shape[-1], x.shape[-1])
     blocks = (q.shape[-1] + block - 1) // block
     for what, type_ in (("scale", scale), ("zero_point", zero_point)):
-        if type_ is None:
-            continue
-        require_rank(what, type_, q.rank)
-        for axis, size in enumerate((*q.shape[:-1], blocks)):
-            require_size(f"axis {axis} of {what}", type_.shape[axis], size)
+        if type_ is not None:
+            expect.shape(what, type_, (*q.shape[:-1], blocks))
     if zero_point is not None:
-        require_dtype(
+        expect.dtype(
             "zero_point", zero_point, lambda d: d == q.dtype or d.is_float, f"{q.dtype} or a float"
         )
 
@@ -78,7 +71,7 @@ def _infer_dequant(
     bias: TensorType | None,
     block: int,
 ) -> TensorType:
-    require_rank("q", q, 2)
+    expect.rank("q", q, 2)
     _require_blocks(x, q, scale, zero_point, block)
     require_bias(bias, x.dtype, q.shape[0])
     return x.with_shape((*x.shape[:-1], q.shape[0]))
@@ -98,8 +91,8 @@ def _infer_dequant_grouped(
     zero_point: TensorType | None,
     block: int,
 ) -> TensorType:
-    require_rank("x", x, 2)
-    require_rank("q", q, 3)
+    expect.rank("x", x, 2)
+    expect.rank("q", q, 3)
     _require_blocks(x, q, scale, zero_point, block)
     require_counts(counts, q.shape[0])
     return x.with_shape((x.shape[0], q.shape[1]))
@@ -143,7 +136,6 @@ OPDEFS = [
         "dequant_matmul",
         Kind.COMPUTE,
         "x, q, scale, zero_point?, bias?",
-        grad=NotYet,
         infer=_infer_dequant,
         reference=_dequant,
         takes_epilogue=True,
@@ -157,7 +149,6 @@ OPDEFS = [
         "dequant_grouped_matmul",
         Kind.COMPUTE,
         "x, q, scale, counts, zero_point?",
-        grad=NotYet,
         infer=_infer_dequant_grouped,
         reference=_dequant_grouped,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],

@@ -23,17 +23,8 @@ from bitwright.errors import InferenceError
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType, f32, i32
 from bitwright.ir.types import TensorType, broadcast_shapes
-from bitwright.ops.core.inference import require_dtype, require_rank, require_size
-from bitwright.ops.core.opdef import (
-    ROUNDS,
-    Array,
-    Attr,
-    Kind,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core import expect
+from bitwright.ops.core.opdef import ROUNDS, Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.math.matmul import infer_matmul, multiply
 from bitwright.ops.nn.channels import add_channel_bias
 from bitwright.ops.nn.conv import convolve, infer_conv
@@ -42,16 +33,16 @@ from bitwright.ops.nn.windows import WINDOW_ATTRS
 
 def _require_int8(**types: TensorType) -> None:
     for name, type_ in types.items():
-        require_dtype(name, type_, lambda d: d.is_integer and d.bits == 8, "i8 or u8")
+        expect.dtype(name, type_, lambda d: d.is_integer and d.bits == 8, "i8 or u8")
 
 
 def _require_zero(name: str, zero: TensorType | None, qvalues: TensorType, axis: int) -> None:
     """Check that the zero point has the operand's dtype and is constant on the contracted axis."""
     if zero is None:
         return
-    require_dtype(name, zero, lambda d: d == qvalues.dtype, str(qvalues.dtype))
+    expect.element(name, zero, qvalues.dtype)
     if zero.rank >= -axis:
-        require_size(f"the contracted axis of {name}", zero.shape[axis], 1)
+        expect.size(f"the contracted axis of {name}", zero.shape[axis], 1)
     _require_within(name, zero, qvalues.shape)
 
 
@@ -64,7 +55,7 @@ def _require_within(name: str, type_: TensorType, shape: tuple[Size, ...]) -> No
 
 def _require_i32(bias: TensorType | None) -> None:
     if bias is not None:
-        require_dtype("bias", bias, lambda d: d == i32, "i32")
+        expect.element("bias", bias, i32)
 
 
 def _infer_integer_matmul(
@@ -76,7 +67,7 @@ def _infer_integer_matmul(
     deepest: int | None,
 ) -> TensorType:
     _require_int8(x=x, w=w)
-    require_rank("w", w, *range(2, max(w.rank, 2) + 1))
+    expect.rank("w", w, *range(2, max(w.rank, 2) + 1))
     _require_zero("x_zero", x_zero, x, -1)
     _require_zero("w_zero", w_zero, w, -2)
     _require_i32(bias)
@@ -121,23 +112,18 @@ def _infer_integer_conv(
 ) -> TensorType:
     _require_int8(x=x, w=w)
     if x_zero is not None:
-        require_dtype("x_zero", x_zero, lambda d: d == x.dtype, str(x.dtype))
-        require_size("the number of elements of x_zero", x_zero.count, 1)
+        expect.element("x_zero", x_zero, x.dtype)
+        expect.size("the number of elements of x_zero", x_zero.count, 1)
     if w_zero is not None:
-        require_dtype("w_zero", w_zero, lambda d: d == w.dtype, str(w.dtype))
+        expect.element("w_zero", w_zero, w.dtype)
         if w_zero.count != 1:
-            require_rank("w_zero", w_zero, 1)
-            require_size("w_zero", w_zero.shape[0], w.shape[0])
+            expect.rank("w_zero", w_zero, 1)
+            expect.size("w_zero", w_zero.shape[0], w.shape[0])
     return infer_conv(x, w, bias, **attrs)
 
 
 def _integer_conv(
-    x: Array,
-    w: Array,
-    x_zero: Array | None,
-    w_zero: Array | None,
-    bias: Array | None,
-    **attrs: Any,
+    x: Array, w: Array, x_zero: Array | None, w_zero: Array | None, bias: Array | None, **attrs: Any
 ) -> Array:
     centre = None if x_zero is None else x_zero.reshape(())
     per_filter = None if w_zero is None else w_zero.reshape(-1, *(1,) * (w.ndim - 1))
@@ -152,14 +138,14 @@ def _infer_requantize(
     to: DType,
     bounded: bool,
 ) -> TensorType:
-    require_dtype("x", x, lambda d: d == f32, "f32")
+    expect.element("x", x, f32)
     if not (to.is_integer and to.bits <= 16):
         raise InferenceError("'to' is not an integer of at most 16 bits", found=to)
     if zero_point is not None:
-        require_dtype("zero_point", zero_point, lambda d: d == to, str(to))
+        expect.element("zero_point", zero_point, to)
         _require_within("zero_point", zero_point, x.shape)
     if highest is not None:
-        require_dtype("highest", highest, lambda d: d == f32, "f32")
+        expect.element("highest", highest, f32)
         _require_within("highest", highest, x.shape)
     return x.with_dtype(to)
 

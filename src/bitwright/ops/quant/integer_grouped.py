@@ -12,31 +12,27 @@ import numpy as np
 
 from bitwright.ir.dtype import f32, i8
 from bitwright.ir.types import TensorType, broadcast_shapes
-from bitwright.ops.core.inference import require_dtype, require_rank, require_size
+from bitwright.ops.core import expect
 from bitwright.ops.core.opdef import ROUNDS, Array, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.math.matmul import multiply_grouped, require_counts
 
 
 def _infer(
-    x: TensorType,
-    w: TensorType,
-    counts: TensorType,
-    scale: TensorType,
-    x_zero: TensorType | None,
+    x: TensorType, w: TensorType, counts: TensorType, scale: TensorType, x_zero: TensorType | None
 ) -> TensorType:
-    require_dtype("x", x, lambda d: d.is_integer and d.bits == 8, "i8 or u8")
-    require_dtype("w", w, lambda d: d == i8, "i8")
-    require_dtype("scale", scale, lambda d: d == f32, "f32")
+    expect.dtype("x", x, lambda d: d.is_integer and d.bits == 8, "i8 or u8")
+    expect.element("w", w, i8)
+    expect.element("scale", scale, f32)
     for name, type_, rank in (("x", x, 2), ("w", w, 3), ("scale", scale, 3)):
-        require_rank(name, type_, rank)
+        expect.rank(name, type_, rank)
     require_counts(counts, w.shape[0])
-    require_size("axis 1 of w", w.shape[1], x.shape[1])
+    expect.size("axis 1 of w", w.shape[1], x.shape[1])
     for axis, size in enumerate((w.shape[0], 1, w.shape[2])):
-        require_size(f"axis {axis} of the scale", scale.shape[axis], size)
+        expect.size(f"axis {axis} of the scale", scale.shape[axis], size)
     if x_zero is not None:
-        require_dtype("x_zero", x_zero, lambda d: d == x.dtype, str(x.dtype))
+        expect.element("x_zero", x_zero, x.dtype)
         rows = (x.shape[0], 1)
-        require_size("x_zero", broadcast_shapes(x_zero.shape, rows)[-1], 1)
+        expect.size("x_zero", broadcast_shapes(x_zero.shape, rows)[-1], 1)
     return TensorType(f32, (x.shape[0], w.shape[2]))
 
 
@@ -75,5 +71,5 @@ OPDEFS = [
         samples=_samples,
         doc="`grouped_matmul` of 8-bit rows and weights, exact in i32, times a scale per expert "
         "and column, in f32.",
-    ),
+    )
 ]

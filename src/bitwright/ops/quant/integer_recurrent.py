@@ -10,80 +10,44 @@ same way for its candidate.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from bitwright.ir.dtype import f32, i8
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import require_dtype, require_rank
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import (
-    ROUNDS,
-    Array,
-    Attr,
-    Kind,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
-from bitwright.ops.nn.recurrence import (
-    ATTRS,
-    Cell,
-    check_activations,
-    infer_recurrent,
-    require_shape,
-    run_directions,
-)
+from bitwright.ops.core.opdef import ROUNDS, Array, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.nn.recurrent import (
     GATES,
+    LAYER_ATTRS,
+    OPERANDS,
+    InputProduct,
     StateProduct,
-    gate_activations,
-    gru_cell,
-    lstm_cell,
-    rnn_cell,
+    infer_layer,
+    run_layer,
 )
 
-Type = TensorType | None
 PREFIX = "integer_"
-_STATES = {"rnn": ("h0",), "gru": ("h0",), "lstm": ("h0", "c0")}
-_ACTIVATIONS = {"rnn": 1, "gru": 2, "lstm": 3}
 
 
 def _infer(
-    op: str,
-    p: TensorType,
-    r: TensorType,
-    scale: TensorType,
-    bias: Type,
-    lengths: Type,
-    h0: Type,
-    c0: Type,
-    peephole: Type,
-    hidden: int | None,
-    direction: str,
-    activations: Any,
+    op: str, p: TensorType, r: TensorType, scale: TensorType, *operands: Any, **attrs: Any
 ) -> tuple[TensorType, ...]:
-    check_activations(activations, _ACTIVATIONS[op], direction)
-    require_dtype("r", r, lambda d: d == i8, "i8")
-    require_dtype("p", p, lambda d: d == f32, "f32")
+    expect.element("r", r, i8)
+    expect.element("p", p, f32)
     for name, type_, rank in (("p", p, 3), ("r", r, 3), ("scale", scale, 2)):
-        require_rank(name, type_, rank)
+        expect.rank(name, type_, rank)
     directions, rows, size = r.shape
-    units = size if isinstance(size, int) else None
-    require_shape("p", p, (*p.shape[:2], directions * rows))
-    require_shape("scale", scale, (directions, rows))
+    expect.shape("p", p, (*p.shape[:2], directions * rows))
+    expect.shape("scale", scale, (directions, rows))
+    attrs["hidden"] = attrs["hidden"] or (size if isinstance(size, int) else None)
     # check with the float op's rules, for an input without features
     empty = TensorType(f32, (*p.shape[:2], 0))
     w = TensorType(f32, (directions, rows, 0))
-    states = dict(zip(_STATES[op], (h0, c0), strict=False))
-    y, last = infer_recurrent(
-        empty, w, r.with_dtype(f32), bias, lengths, states, GATES[op], hidden or units, direction
-    )
-    if peephole is not None:
-        require_shape("peephole", peephole, (last.shape[0], 3 * last.shape[2]))
-    return (y, last, last) if op == "lstm" else (y, last)
+    return infer_layer(op, empty, w, r.with_dtype(f32), *operands, **attrs)
 
 
 def quantize_states(h: Array) -> tuple[Array, Array]:
@@ -105,43 +69,15 @@ def _recall(qvalues: Array, scale: Array) -> StateProduct:
 
 
 def _reference(
-    op: str,
-    p: Array,
-    r: Array,
-    scale: Array,
-    bias: Array | None,
-    lengths: Array | None,
-    h0: Array | None,
-    c0: Array | None,
-    peephole: Array | None,
-    hidden: int | None,
-    direction: str,
-    activations: Any,
-    linear_before_reset: bool = False,
-    input_forget: bool = False,
-    **limits: Any,
+    op: str, p: Array, r: Array, scale: Array, *operands: Array | None, **attrs: Any
 ) -> tuple[Array, ...]:
-    size, rows = r.shape[2], r.shape[1]
-    cells: list[Cell] = []
-    for i, functions in enumerate(gate_activations(op, direction, activations, **limits)):
-        both = np.zeros(2 * rows) if bias is None else wide(bias[i])
-        recall = _recall(r[i], wide(scale[i]))
+    rows = r.shape[1]
+
+    def products(i: int) -> tuple[InputProduct, StateProduct]:
         part = slice(i * rows, (i + 1) * rows)
-        given = _share_of(part)
-        halves = both[:rows], both[rows:]
-        if op == "rnn":
-            cells.append(rnn_cell(given, recall, *halves, *functions))
-        elif op == "gru":
-            cells.append(gru_cell(given, recall, *halves, size, linear_before_reset, *functions))
-        else:
-            peeps = np.zeros(3 * size) if peephole is None else wide(peephole[i])
-            cells.append(lstm_cell(given, recall, *halves, peeps, input_forget, *functions))
-    initial = [h0, c0] if op == "lstm" else [h0]
-    return run_directions(p, lengths, direction, initial, size, cells)
+        return lambda p: p[..., part], _recall(r[i], wide(scale[i]))
 
-
-def _share_of(part: slice) -> Any:
-    return lambda p: p[..., part]
+    return run_layer(op, p, r, products, *operands, **attrs)
 
 
 def _operands(op: str, directions: int, hidden: int) -> list[Array]:
@@ -183,40 +119,23 @@ def _flops(xs: Any, ys: Any, attrs: Any) -> Any:
     return 2 * steps * batch * xs[1].count
 
 
-def _define(op: str, operands: str, samples: Any, **attrs: Attr) -> OpDef:
-    names = [name.strip(" ?") for name in operands.split(",")]
-    absent = {name: None for name in ("c0", "peephole") if name not in names}
-
-    def infer(*types: Type, hidden: Any, direction: str, activations: Any, **_: Any) -> Any:
-        given: dict[str, Any] = {**dict(zip(names, types, strict=True)), **absent}
-        return _infer(op, **given, hidden=hidden, direction=direction, activations=activations)
-
-    def reference(*arrays: Array | None, **attributes: Any) -> Any:
-        given: dict[str, Any] = {**dict(zip(names, arrays, strict=True)), **absent}
-        return _reference(op, **given, **attributes)
-
-    return OpDef(
+_SAMPLES = {
+    "rnn": lambda: _samples("rnn"),
+    "gru": lambda: _samples("gru", linear_before_reset=True),
+    "lstm": _lstm_samples,
+}
+OPDEFS = [
+    OpDef(
         PREFIX + op,
         Kind.COMPUTE,
-        operands,
-        infer=infer,
-        reference=reference,
+        f"p, r, scale, {OPERANDS[op]}",
+        infer=partial(_infer, op),
+        reference=partial(_reference, op),
         grad=ROUNDS,
         flops=_flops,
-        samples=samples,
-        attrs={**ATTRS, **attrs},
+        samples=_SAMPLES[op],
+        attrs=LAYER_ATTRS[op],
         doc=f"`{op}` over p = x W' with int8 weights r; states are quantized in every step.",
     )
-
-
-_FIRST = "p, r, scale, bias?, lengths?, h0?"
-OPDEFS = [
-    _define("rnn", _FIRST, lambda: _samples("rnn")),
-    _define(
-        "gru",
-        _FIRST,
-        lambda: _samples("gru", linear_before_reset=True),
-        linear_before_reset=Attr("bool", False),
-    ),
-    _define("lstm", f"{_FIRST}, c0?, peephole?", _lstm_samples, input_forget=Attr("bool", False)),
+    for op in GATES
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import require_dtype, require_rank, require_size
+from bitwright.ops.core import expect
 from bitwright.ops.core.opdef import ROUNDS, Array, Kind, OpDef, Sample, draw, sample
 
 ENTRIES = 256
@@ -18,9 +18,9 @@ ENTRIES = 256
 
 def _infer(x: TensorType, table: TensorType) -> TensorType:
     for name, type_ in (("x", x), ("table", table)):
-        require_dtype(name, type_, lambda d: d.is_integer and d.bits == 8, "i8 or u8")
-    require_rank("table", table, 1)
-    require_size("the number of entries", table.shape[0], ENTRIES)
+        expect.dtype(name, type_, lambda d: d.is_integer and d.bits == 8, "i8 or u8")
+    expect.rank("table", table, 1)
+    expect.size("the number of entries", table.shape[0], ENTRIES)
     return x.with_dtype(table.dtype)
 
 

@@ -30,19 +30,9 @@ from bitwright.ir.dtype import (
     i32,
 )
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.inference import is_float, require_dtype, require_rank, require_size
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import narrow, wide
-from bitwright.ops.core.opdef import (
-    ROUNDS,
-    Array,
-    Attr,
-    Kind,
-    NotYet,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core.opdef import ROUNDS, Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.math.cast import cast
 
 FLOAT_DTYPES = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f4e2m1)
@@ -55,11 +45,7 @@ def is_quantized_dtype(element: DType) -> bool:
 
 
 def check_granularity(
-    x: TensorType,
-    scale: TensorType,
-    zero_point: TensorType | None,
-    axis: int | None,
-    block: int,
+    x: TensorType, scale: TensorType, zero_point: TensorType | None, axis: int | None, block: int
 ) -> None:
     """Raise unless scale and zero point have the shape that axis and block require."""
     if axis is None or block < 0:
@@ -76,9 +62,9 @@ def check_granularity(
         expected = (*x.shape[:at], blocks, *x.shape[at + 1 :])
     for name, type_ in (("scale", scale), ("zero_point", zero_point)):
         if type_ is not None:
-            require_rank(name, type_, *({0, 1} if axis is None else {len(expected)}))
+            expect.rank(name, type_, *({0, 1} if axis is None else {len(expected)}))
             for i, size in enumerate(type_.shape):
-                require_size(f"axis {i} of {name}", size, expected[i])
+                expect.size(f"axis {i} of {name}", size, expected[i])
 
 
 def spread(
@@ -119,7 +105,7 @@ def real_values(qvalues: Array, scale: Array, zero_point: Array | None, element:
 
 
 def _require_scale(scale: TensorType) -> None:
-    require_dtype("scale", scale, lambda d: d.is_float or d == i32, "a floating type or i32")
+    expect.dtype("scale", scale, lambda d: d.is_float or d == i32, "a floating type or i32")
 
 
 def _infer_quantize(
@@ -132,7 +118,7 @@ def _infer_quantize(
     precision: DType | None,
     **_: Any,
 ) -> TensorType:
-    require_dtype("x", x, lambda d: d.is_float or d == i32, "a floating type or i32")
+    expect.dtype("x", x, lambda d: d.is_float or d == i32, "a floating type or i32")
     _require_scale(scale)
     if not is_quantized_dtype(to):
         raise InferenceError(
@@ -141,7 +127,7 @@ def _infer_quantize(
             found=to,
         )
     if zero_point is not None:
-        require_dtype("zero_point", zero_point, lambda d: d == to, str(to))
+        expect.element("zero_point", zero_point, to)
     if precision is not None and not (precision.is_float and precision.bits >= 16):
         raise InferenceError("'precision' is not a type to divide in", found=precision)
     check_granularity(x, scale, zero_point, axis, block)
@@ -176,10 +162,10 @@ def _infer_dequantize(
     to: DType | None,
 ) -> TensorType:
     accepts = lambda d: is_quantized_dtype(d) or d == i32
-    require_dtype("x", x, accepts, "a quantized type of at most 16 bits, or i32")
-    require_dtype("scale", scale, is_float, "a floating type")
+    expect.dtype("x", x, accepts, "a quantized type of at most 16 bits, or i32")
+    expect.floating("scale", scale)
     if zero_point is not None:
-        require_dtype("zero_point", zero_point, lambda d: d == x.dtype, str(x.dtype))
+        expect.element("zero_point", zero_point, x.dtype)
     if to is not None and not to.is_float:
         raise InferenceError("'to' is not a floating type", found=to)
     check_granularity(x, scale, zero_point, axis, block)
@@ -191,12 +177,7 @@ def _natural_result(scale: DType) -> DType:
 
 
 def _dequantize(
-    x: Array,
-    scale: Array,
-    zero_point: Array | None,
-    axis: int | None,
-    block: int,
-    to: DType | None,
+    x: Array, scale: Array, zero_point: Array | None, axis: int | None, block: int, to: DType | None
 ) -> Array:
     factor = spread(scale, x.shape, axis, block)
     assert factor is not None
@@ -213,11 +194,11 @@ def _infer_fake(
     low: int,
     high: int,
 ) -> TensorType:
-    require_dtype("x", x, is_float, "a floating type")
-    require_dtype("scale", scale, is_float, "a floating type")
+    expect.floating("x", x)
+    expect.floating("scale", scale)
     if zero_point is not None:
         accepts = lambda d: d.is_integer or d.is_float
-        require_dtype("zero_point", zero_point, accepts, "a real number type")
+        expect.dtype("zero_point", zero_point, accepts, "a real number type")
     if low >= high:
         raise InferenceError("the range is empty", expected="low < high", found=f"{low}..{high}")
     check_granularity(x, scale, zero_point, axis, block)
@@ -241,7 +222,7 @@ def _fake_quantize(
 
 
 def _infer_dynamic(x: TensorType, to: DType, per_token: bool) -> tuple[TensorType, ...]:
-    require_dtype("x", x, is_float, "a floating type")
+    expect.floating("x", x)
     if not (to.is_integer and to.bits <= 16):
         raise InferenceError("'to' is not an integer of at most 16 bits", found=to)
     if per_token and not x.rank:
@@ -345,7 +326,6 @@ OPDEFS = [
         infer=_infer_dequantize,
         reference=_dequantize,
         is_foldable=False,
-        grad=NotYet,
         keeps=("scale",),
         samples=_dequantize_samples,
         attrs={**_GRANULARITY, "to": Attr("dtype", None)},
@@ -372,7 +352,6 @@ OPDEFS = [
         infer=_infer_fake,
         reference=_fake_quantize,
         is_foldable=False,
-        grad=NotYet,
         keeps=("scale",),
         samples=_fake_samples,
         attrs={**_GRANULARITY, "low": Attr("int"), "high": Attr("int")},

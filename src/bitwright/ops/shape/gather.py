@@ -6,33 +6,15 @@ the index and the size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dim import UNKNOWN, bounds
 from bitwright.ir.dtype import bool_
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.inference import (
-    is_index,
-    is_integer,
-    require_dtype,
-    require_rank,
-    require_size,
-)
-from bitwright.ops.core.opdef import (
-    Array,
-    Attr,
-    Kind,
-    NotYet,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
-from bitwright.ops.core.symbolic import on_elements
+from bitwright.ops.core import expect
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.symbolic import movement
 
 
 def checked_indices(indices: Array, size: int, axis: int) -> Array:
@@ -71,14 +53,14 @@ def vector_places(indices: Array, shape: tuple[int, ...], batch_dims: int = 0) -
 
 
 def require_indices(indices: TensorType) -> None:
-    require_dtype("the index operand", indices, is_index, "i64 or i32")
+    expect.index("the index operand", indices)
 
 
 # gather
 
 
 def _infer_gather(x: TensorType, indices: TensorType, axis: int) -> TensorType:
-    require_dtype("the index operand", indices, is_integer, "an integer type")
+    expect.integer("the index operand", indices)
     axis = normalize_axis(axis, x.rank)
     return x.with_shape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
@@ -103,7 +85,7 @@ def _gather_samples() -> list[Sample]:
 
 def require_element_indices(x: TensorType, indices: TensorType, axis: int) -> None:
     require_indices(indices)
-    require_rank("the index operand", indices, x.rank)
+    expect.rank("the index operand", indices, x.rank)
     axis = normalize_axis(axis, x.rank)
     for at, (size, count) in enumerate(zip(x.shape, indices.shape, strict=True)):
         if at != axis and bounds(size - count)[1] < 0:
@@ -155,7 +137,7 @@ def _infer_gather_nd(x: TensorType, indices: TensorType, batch_dims: int) -> Ten
         )
     count = require_vector_indices(x, indices, batch_dims)
     for axis in range(batch_dims):
-        require_size(f"batch axis {axis} of the indices", indices.shape[axis], x.shape[axis])
+        expect.size(f"batch axis {axis} of the indices", indices.shape[axis], x.shape[axis])
     return x.with_shape((*indices.shape[:-1], *x.shape[batch_dims + count :]))
 
 
@@ -181,11 +163,11 @@ def _infer_reverse(
     x: TensorType, lengths: TensorType, batch_axis: int, time_axis: int
 ) -> TensorType:
     require_indices(lengths)
-    require_rank("lengths", lengths, 1)
+    expect.rank("lengths", lengths, 1)
     batch, time = normalize_axis(batch_axis, x.rank), normalize_axis(time_axis, x.rank)
     if batch == time:
         raise InferenceError("batch and time are one axis", expected="two axes", found=batch)
-    require_size("lengths", lengths.shape[0], x.shape[batch])
+    expect.size("lengths", lengths.shape[0], x.shape[batch])
     return x
 
 
@@ -215,8 +197,8 @@ def _reverse_samples() -> list[Sample]:
 
 
 def _infer_compress(x: TensorType, condition: TensorType, axis: int | None) -> TensorType:
-    require_dtype("the condition", condition, lambda d: d == bool_, "bool")
-    require_rank("the condition", condition, 1)
+    expect.element("the condition", condition, bool_)
+    expect.rank("the condition", condition, 1)
     if axis is None:
         return x.with_shape((UNKNOWN,))
     axis = normalize_axis(axis, x.rank)
@@ -238,31 +220,8 @@ def _compress_samples() -> list[Sample]:
     ]
 
 
-def _op(
-    name: str,
-    inputs: str,
-    infer: Callable[..., Any],
-    reference: Callable[..., Any],
-    samples: Callable[[], list[Sample]],
-    symbolic: bool = True,
-    **rest: Any,
-) -> OpDef:
-    sizes = on_elements(reference) if symbolic else None
-    return OpDef(
-        name,
-        Kind.MOVEMENT,
-        inputs,
-        infer=infer,
-        reference=reference,
-        grad=NotYet,
-        samples=samples,
-        sizes=sizes,
-        **rest,
-    )
-
-
 OPDEFS = [
-    _op(
+    movement(
         "gather",
         "x, indices",
         _infer_gather,
@@ -271,7 +230,7 @@ OPDEFS = [
         attrs={"axis": Attr("int", 0)},
         doc="Slices of x along an axis, one for each index.",
     ),
-    _op(
+    movement(
         "gather_elements",
         "x, indices",
         _infer_gather_elements,
@@ -280,7 +239,7 @@ OPDEFS = [
         attrs={"axis": Attr("int", 0)},
         doc="y[i, j] = x[indices[i, j], j] for axis 0, and so on.",
     ),
-    _op(
+    movement(
         "gather_nd",
         "x, indices",
         _infer_gather_nd,
@@ -290,23 +249,23 @@ OPDEFS = [
         doc="y[i] = x[indices[i]], where the last axis of the indices holds coordinates; the "
         "first `batch_dims` axes run in step.",
     ),
-    _op(
+    OpDef(
         "reverse_sequence",
+        Kind.MOVEMENT,
         "x, lengths",
         _infer_reverse,
         _reverse,
         _reverse_samples,
-        symbolic=False,
         attrs={"batch_axis": Attr("int", 1), "time_axis": Attr("int", 0)},
         doc="The first lengths[b] steps of each sequence in reverse order, the rest as it is.",
     ),
-    _op(
+    OpDef(
         "compress",
+        Kind.MOVEMENT,
         "x, condition",
         _infer_compress,
         _compress,
         _compress_samples,
-        symbolic=False,
         attrs={"axis": Attr("int", None)},
         doc="The slices along an axis (or the elements of x, flat) whose condition holds.",
     ),

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,26 +15,9 @@ from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import UNKNOWN, Size, product
 from bitwright.ir.dtype import DType, bool_, i64, string
 from bitwright.ir.types import Shape, TensorType, ValueType, normalize_axis
-from bitwright.ops.core.inference import (
-    is_number,
-    require_dtype,
-    require_one_form,
-    require_rank,
-    require_same_dtype,
-    require_size,
-)
-from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import (
-    Array,
-    Attr,
-    Kind,
-    NonDifferentiable,
-    NotYet,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core import expect
+from bitwright.ops.core.numeric import Array, wide
+from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef, Sample, draw, sample
 from bitwright.ops.core.symbolic import on_elements
 from bitwright.ops.shape.slicing import slice_size
 
@@ -51,9 +33,9 @@ def _object_array(values: tuple[Size, ...], shape: tuple[int, ...]) -> Array:
 
 def _infer_range(start: TensorType, limit: TensorType, delta: TensorType) -> TensorType:
     for operand in (start, limit, delta):
-        require_dtype("an operand", operand, is_number, "a number type")
-        require_size("an operand", operand.count, 1)
-    return TensorType(require_same_dtype(start, limit, delta), (UNKNOWN,))
+        expect.number("an operand", operand)
+        expect.size("an operand", operand.count, 1)
+    return TensorType(expect.same_dtype(start, limit, delta), (UNKNOWN,))
 
 
 def _range(start: Array, limit: Array, delta: Array) -> Array:
@@ -92,12 +74,12 @@ def _range_samples() -> list[Sample]:
 
 def _infer_iota(length: Size, dtype: DType) -> TensorType:
     found = TensorType(dtype, (length,))
-    require_dtype("the result", found, is_number, "a number type")
+    expect.number("the result", found)
     return found
 
 
 def _infer_sizes(values: Shape, shape: tuple[int, ...]) -> TensorType:
-    require_size("the list of sizes", len(values), product(shape))
+    expect.size("the list of sizes", len(values), product(shape))
     return TensorType(i64, shape)
 
 
@@ -117,13 +99,13 @@ def _shape_of_sizes(x: Array | TensorType) -> Array:
 def _infer_one_hot(
     indices: TensorType, values: TensorType, given: TensorType | None, depth: Any, axis: int
 ) -> TensorType:
-    require_one_form("depth", depth, given)
-    require_dtype("the index operand", indices, is_number, "a number type")
-    require_rank("values", values, 1)
-    require_size("values (off, on)", values.shape[0], 2)
+    expect.one_form("depth", depth, given)
+    expect.number("the index operand", indices)
+    expect.rank("values", values, 1)
+    expect.size("values (off, on)", values.shape[0], 2)
     if given is not None:
-        require_dtype("depth", given, is_number, "a number type")
-        require_size("depth", given.count, 1)
+        expect.number("depth", given)
+        expect.size("depth", given.count, 1)
     axis = normalize_axis(axis, indices.rank + 1)
     size = UNKNOWN if depth is None else depth
     return values.with_shape((*indices.shape[:axis], size, *indices.shape[axis:]))
@@ -158,7 +140,7 @@ def _one_hot_samples() -> list[Sample]:
 
 
 def _infer_nonzero(x: TensorType) -> TensorType:
-    require_dtype("x", x, lambda d: is_number(d) or d == bool_, "a number type or bool")
+    expect.dtype("x", x, lambda d: expect.is_number(d) or d == bool_, "a number type or bool")
     return TensorType(i64, (x.rank, UNKNOWN))
 
 
@@ -219,29 +201,11 @@ def _unique_samples() -> list[Sample]:
     ]
 
 
-def _op(
-    name: str,
-    inputs: str,
-    infer: Callable[..., Any],
-    reference: Callable[..., Any],
-    samples: Callable[[], list[Sample]],
-    **rest: Any,
-) -> OpDef:
-    rest.setdefault("grad", NonDifferentiable("its results are indices or sizes"))
-    return OpDef(
-        name,
-        Kind.MOVEMENT,
-        inputs,
-        infer=infer,
-        reference=reference,
-        samples=samples,
-        **rest,
-    )
-
-
+_INDICES = NonDifferentiable("its results are indices or sizes")
 OPDEFS = [
-    _op(
+    OpDef(
         "range",
+        Kind.MOVEMENT,
         "start, limit, delta",
         _infer_range,
         _range,
@@ -252,19 +216,22 @@ OPDEFS = [
         fixed_types=True,
         doc="start, start + delta, ... up to but not including limit.",
     ),
-    _op(
+    OpDef(
         "iota",
+        Kind.MOVEMENT,
         "",
         _infer_iota,
         lambda length, dtype: np.arange(length),
         lambda: [sample(length=5), sample(length=0), sample(length=4, dtype="bf16")],
+        _INDICES,
         attrs={"length": Attr("size"), "dtype": Attr("dtype", i64)},
         sizes=lambda length, dtype: np.arange(length).astype(object),
         fixed_types=True,
         doc="0, 1, ... length - 1",
     ),
-    _op(
+    OpDef(
         "sizes",
+        Kind.MOVEMENT,
         "",
         _infer_sizes,
         lambda values, shape: np.array(values, np.int64).reshape(shape),
@@ -273,33 +240,37 @@ OPDEFS = [
             sample(values=(7,), shape=()),
             sample(values=(), shape=(0, 2)),
         ],
+        _INDICES,
         attrs={"values": Attr("sizes"), "shape": Attr("ints")},
         sizes=_object_array,
         doc="Sizes as an i64 tensor of this shape.",
     ),
-    _op(
+    OpDef(
         "shape_of",
+        Kind.MOVEMENT,
         "x",
         _infer_shape_of,
         lambda x: np.array(x.shape, np.int64),
         lambda: [sample(draw(2, 3)), sample(draw()), sample(draw(0, 1, dtype="i8"))],
+        _INDICES,
         sizes=_shape_of_sizes,
         onnx="Shape",
         doc="The shape of x as an i64 vector.",
     ),
-    _op(
+    OpDef(
         "one_hot",
+        Kind.MOVEMENT,
         "indices, values, depth?",
         _infer_one_hot,
         _one_hot,
         _one_hot_samples,
-        grad=NotYet,
         attrs={"depth": Attr("size", None), "axis": Attr("int", -1)},
         doc="A new axis of size depth: values[1] at the index, values[0] elsewhere. Negative "
         "indices count from the end; one outside has no place.",
     ),
-    _op(
+    OpDef(
         "nonzero",
+        Kind.MOVEMENT,
         "x",
         _infer_nonzero,
         _nonzero,
@@ -309,11 +280,13 @@ OPDEFS = [
             sample(np.array(5)),
             sample(draw(0, 3)),
         ],
+        _INDICES,
         onnx="NonZero",
         doc="The coordinates of the elements that are not zero, one row for each axis.",
     ),
-    _op(
+    OpDef(
         "unique",
+        Kind.MOVEMENT,
         "x",
         _infer_unique,
         _unique,

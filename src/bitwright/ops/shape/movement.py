@@ -7,9 +7,8 @@ unknown sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -17,18 +16,10 @@ from bitwright.errors import InferenceError
 from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import UNKNOWN, Dim, Size, bounds, divide_exactly, product
 from bitwright.ir.types import Shape, TensorType, normalize_axis
-from bitwright.ops.core.inference import (
-    is_index,
-    require_dtype,
-    require_one_form,
-    require_rank,
-    require_same_dtype,
-    require_size,
-    same,
-    static_length,
-)
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
-from bitwright.ops.core.symbolic import on_elements
+from bitwright.ops.core import expect
+from bitwright.ops.core.inference import same
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.symbolic import movement
 
 
 def as_ints(vector: Array) -> tuple[int, ...]:
@@ -109,9 +100,9 @@ def _require_same_count(shape: Sequence[Size], target: Sequence[Size]) -> None:
 def _infer_reshape(
     x: TensorType, target: TensorType | None, shape: Shape | None, allowzero: bool | None
 ) -> TensorType:
-    require_one_form("shape", shape, target)
+    expect.one_form("shape", shape, target)
     if target is not None:
-        return x.with_shape((UNKNOWN,) * static_length("the target shape", target))
+        return x.with_shape((UNKNOWN,) * expect.static_length("the target shape", target))
     assert shape is not None
     if any(isinstance(size, int) and size < 0 for size in shape):
         raise InferenceError(
@@ -158,9 +149,9 @@ def _infer_transpose(x: TensorType, perm: tuple[int, ...]) -> TensorType:
 
 
 def _infer_expand(x: TensorType, target: TensorType | None, shape: Shape | None) -> TensorType:
-    require_one_form("shape", shape, target)
+    expect.one_form("shape", shape, target)
     if target is not None:
-        rank = max(x.rank, static_length("the target shape", target))
+        rank = max(x.rank, expect.static_length("the target shape", target))
         own = (1,) * (rank - x.rank) + x.shape
         return x.with_shape(s if isinstance(s, int) and s != 1 else UNKNOWN for s in own)
     assert shape is not None
@@ -196,8 +187,8 @@ def _expand_samples() -> list[Sample]:
 
 
 def _infer_tile(x: TensorType, counts: TensorType | None, repeats: Shape | None) -> TensorType:
-    require_one_form("repeats", repeats, counts)
-    given = len(repeats or ()) if counts is None else static_length("repeats", counts)
+    expect.one_form("repeats", repeats, counts)
+    given = len(repeats or ()) if counts is None else expect.static_length("repeats", counts)
     if given != x.rank:
         raise InferenceError("has one repeat for each axis", expected=x.rank, found=given)
     if repeats is None:
@@ -229,16 +220,16 @@ def _tile_samples() -> list[Sample]:
 def _infer_concat(*xs: TensorType, axis: int) -> TensorType:
     if not xs:
         raise InferenceError("has nothing to join", expected="at least one operand")
-    element = require_same_dtype(*xs)
+    element = expect.same_dtype(*xs)
     axis = normalize_axis(axis, xs[0].rank)
     shape = list(xs[0].shape)
     for x in xs[1:]:
-        require_rank("an operand of concat", x, len(shape))
+        expect.rank("an operand of concat", x, len(shape))
         for at, size in enumerate(x.shape):
             if at == axis:
                 shape[at] = shape[at] + size
                 continue
-            require_size(f"axis {at} of an operand", size, shape[at])
+            expect.size(f"axis {at} of an operand", size, shape[at])
             shape[at] = size if isinstance(size, int) else shape[at]
     return TensorType(element, tuple(shape))
 
@@ -290,8 +281,8 @@ def _infer_trilu(x: TensorType, diagonal: TensorType | None, upper: bool, k: int
     if x.rank < 2:
         raise InferenceError("has the wrong rank", expected="rank 2 or more", found=x)
     if diagonal is not None:
-        require_dtype("the diagonal", diagonal, is_index, "i64 or i32")
-        require_size("the diagonal", diagonal.count, 1)
+        expect.index("the diagonal", diagonal)
+        expect.size("the diagonal", diagonal.count, 1)
         if k:
             raise InferenceError("k is given twice", expected="the attribute or the operand")
     return x
@@ -313,30 +304,8 @@ def _trilu_samples() -> list[Sample]:
     ]
 
 
-def _op(
-    name: str,
-    inputs: str,
-    infer: Callable[..., Any],
-    reference: Callable[..., Any],
-    samples: Callable[[], list[Sample]],
-    symbolic: bool = True,
-    **rest: Any,
-) -> OpDef:
-    return OpDef(
-        name,
-        Kind.MOVEMENT,
-        inputs,
-        infer,
-        reference,
-        NotYet,
-        samples,
-        sizes=on_elements(reference) if symbolic else None,
-        **rest,
-    )
-
-
 OPDEFS = [
-    _op(
+    movement(
         "reshape",
         "x, shape?",
         _infer_reshape,
@@ -346,7 +315,7 @@ OPDEFS = [
         doc="The same elements in another shape. In the operand, -1 is inferred and 0 "
         "copies an axis (with `allowzero` it is a zero).",
     ),
-    _op(
+    movement(
         "transpose",
         "x",
         _infer_transpose,
@@ -359,7 +328,7 @@ OPDEFS = [
         attrs={"perm": Attr("ints")},
         doc="Axis i of the result is axis perm[i] of x.",
     ),
-    _op(
+    movement(
         "expand",
         "x, shape?",
         _infer_expand,
@@ -368,7 +337,7 @@ OPDEFS = [
         attrs={"shape": Attr("sizes", None)},
         doc="x broadcast to a shape; the operand form broadcasts both ways.",
     ),
-    _op(
+    movement(
         "tile",
         "x, repeats?",
         _infer_tile,
@@ -377,7 +346,7 @@ OPDEFS = [
         attrs={"repeats": Attr("sizes", None)},
         doc="x repeated along every axis.",
     ),
-    _op(
+    movement(
         "concat",
         "xs*",
         _infer_concat,
@@ -386,7 +355,7 @@ OPDEFS = [
         attrs={"axis": Attr("int")},
         doc="The operands one after the other along an axis.",
     ),
-    _op(
+    movement(
         "split",
         "x",
         _infer_split,
@@ -395,17 +364,17 @@ OPDEFS = [
         attrs={"axis": Attr("int"), "sizes": Attr("sizes")},
         doc="Parts of these sizes along an axis.",
     ),
-    _op(
+    OpDef(
         "trilu",
+        Kind.MOVEMENT,
         "x, k?",
         _infer_trilu,
         _trilu,
         _trilu_samples,
-        symbolic=False,
         attrs={"upper": Attr("bool"), "k": Attr("int", 0)},
         doc="The part of each matrix on and above (or below) its k-th diagonal, else 0.",
     ),
-    _op(
+    movement(
         "identity",
         "x",
         same,

@@ -9,7 +9,7 @@ import numpy as np
 
 from bitwright.errors import InferenceError
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.opdef import Attr, Kind, NotYet, OpDef, draw, sample
+from bitwright.ops.core.opdef import Attr, Kind, OpDef, draw, sample
 
 
 def _infer(x: TensorType, shifts: tuple[int, ...], axes: tuple[int, ...]) -> TensorType:
@@ -27,7 +27,6 @@ OPDEFS = [
         "x",
         infer=_infer,
         reference=lambda x, shifts, axes: np.roll(x, shifts, axes),
-        grad=NotYet,
         samples=lambda: [
             sample(draw(4, 5), shifts=[2], axes=[1]),
             sample(draw(4, 5, dtype="i64"), shifts=[-1, 7], axes=[0, -1]),

@@ -6,16 +6,14 @@ is written. `tensor_scatter` writes consecutive rows into a key-value cache.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.inference import require_rank, require_same_dtype, require_size
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
-from bitwright.ops.core.symbolic import on_elements
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.symbolic import movement
 from bitwright.ops.shape.gather import (
     check_shape,
     element_places,
@@ -41,18 +39,12 @@ def _write(x: Array, places: tuple[Array, ...], updates: Array, reduction: str) 
     return result
 
 
-def _require_same_sizes(what: str, found: TensorType, expected: tuple[Any, ...]) -> None:
-    require_rank(what, found, len(expected))
-    for axis, (size, other) in enumerate(zip(found.shape, expected, strict=True)):
-        require_size(f"axis {axis} of {what}", size, other)
-
-
 def _infer_elements(
     x: TensorType, indices: TensorType, updates: TensorType, axis: int, reduction: str
 ) -> TensorType:
-    require_same_dtype(x, updates)
+    expect.same_dtype(x, updates)
     require_element_indices(x, indices, axis)
-    _require_same_sizes("updates", updates, indices.shape)
+    expect.shape("updates", updates, indices.shape)
     return x
 
 
@@ -77,9 +69,9 @@ def _elements_samples() -> list[Sample]:
 def _infer_nd(
     x: TensorType, indices: TensorType, updates: TensorType, reduction: str
 ) -> TensorType:
-    require_same_dtype(x, updates)
+    expect.same_dtype(x, updates)
     count = require_vector_indices(x, indices)
-    _require_same_sizes("updates", updates, (*indices.shape[:-1], *x.shape[count:]))
+    expect.shape("updates", updates, (*indices.shape[:-1], *x.shape[count:]))
     return x
 
 
@@ -100,18 +92,18 @@ def _nd_samples() -> list[Sample]:
 def _infer_cache(
     past: TensorType, update: TensorType, write_indices: TensorType | None, axis: int, mode: str
 ) -> TensorType:
-    require_same_dtype(past, update)
+    expect.same_dtype(past, update)
     axis = normalize_axis(axis, past.rank)
     if axis == 0:
         raise InferenceError("axis 0 is the batch", expected="another axis to write along")
     expected = [
         size if at == axis else past.shape[at] for at, size in enumerate(update.shape[: past.rank])
     ]
-    _require_same_sizes("update", update, tuple(expected))
+    expect.shape("update", update, tuple(expected))
     if write_indices is not None:
         require_indices(write_indices)
-        require_rank("write_indices", write_indices, 1)
-        require_size("write_indices", write_indices.shape[0], past.shape[0])
+        expect.rank("write_indices", write_indices, 1)
+        expect.size("write_indices", write_indices.shape[0], past.shape[0])
     return past
 
 
@@ -148,28 +140,22 @@ def _cache_samples() -> list[Sample]:
 
 
 OPDEFS = [
-    OpDef(
+    movement(
         "scatter_elements",
-        Kind.MOVEMENT,
         "x, indices, updates",
         _infer_elements,
         _scatter_elements,
-        NotYet,
         _elements_samples,
         attrs={"axis": Attr("int", 0), "reduction": _REDUCTION},
-        sizes=on_elements(_scatter_elements),
         doc="A copy of x with y[indices[i, j], j] = updates[i, j] for axis 0, and so on.",
     ),
-    OpDef(
+    movement(
         "scatter_nd",
-        Kind.MOVEMENT,
         "x, indices, updates",
         _infer_nd,
         _scatter_nd,
-        NotYet,
         _nd_samples,
         attrs={"reduction": _REDUCTION},
-        sizes=on_elements(_scatter_nd),
         doc="A copy of x with y[indices[i]] = updates[i], the last axis of indices a coordinate.",
     ),
     OpDef(
@@ -178,7 +164,6 @@ OPDEFS = [
         "past, update, write_indices?",
         _infer_cache,
         _tensor_scatter,
-        NotYet,
         _cache_samples,
         attrs={"axis": Attr("int", -2), "mode": Attr("str", "linear", ("linear", "circular"))},
         doc="past with update written along an axis from write_indices[batch] on (from 0 if "

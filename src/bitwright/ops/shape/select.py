@@ -11,16 +11,17 @@ from bitwright.errors import InferenceError
 from bitwright.ir.dim import max_size, min_size
 from bitwright.ir.dtype import bool_
 from bitwright.ir.types import TensorType, broadcast_shapes
-from bitwright.ops.core.inference import broadcast, require_dtype, require_same_dtype
+from bitwright.ops.core import expect
+from bitwright.ops.core.inference import broadcast
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.core.symbolic import on_elements
 from bitwright.ops.math.unary import real_float, real_number
 
 
 def _infer_where(condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
-    require_dtype("the condition", condition, lambda d: d == bool_, "bool")
-    element = require_same_dtype(x, y)
+    expect.element("the condition", condition, bool_)
+    element = expect.same_dtype(x, y)
     return TensorType(element, broadcast_shapes(condition.shape, x.shape, y.shape))
 
 
@@ -143,7 +144,6 @@ OPDEFS = [
         "condition, x, y",
         infer=_infer_where,
         reference=np.where,
-        grad=NotYet,
         samples=_where_samples,
         scalar=lambda e, condition, x, y: e.select(condition, x, y),
         sizes=on_elements(lambda condition, x, y: np.where(condition.astype(bool), x, y)),
@@ -156,7 +156,6 @@ OPDEFS = [
         "x, low?, high?",
         infer=_infer_clip,
         reference=clip,
-        grad=NotYet,
         samples=_clip_samples,
         is_cheap=True,
         scalar=_clip_scalar,
@@ -170,7 +169,6 @@ OPDEFS = [
         "x, slope",
         infer=_infer_prelu,
         reference=prelu,
-        grad=NotYet,
         samples=_prelu_samples,
         scalar=lambda e, x, slope: e.select(e.lt(x, 0), e.mul(slope, x), x),
         onnx="PRelu",
@@ -182,7 +180,6 @@ OPDEFS = [
         "y, x",
         infer=_infer_atan2,
         reference=lambda y, x: np.arctan2(wide(y), wide(x)),
-        grad=NotYet,
         samples=_atan2_samples,
         scalar=_atan2_scalar,
         doc="the angle of the point (x, y), from -pi to pi",

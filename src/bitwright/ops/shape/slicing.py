@@ -19,14 +19,9 @@ from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import UNKNOWN, Dim, Size, bounds, max_size, min_size
 from bitwright.ir.dtype import string
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.inference import (
-    require_one_form,
-    require_same_dtype,
-    require_size,
-    static_length,
-)
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
-from bitwright.ops.core.symbolic import on_elements
+from bitwright.ops.core import expect
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.symbolic import movement, on_elements
 from bitwright.ops.shape.movement import as_ints
 
 OPEN_END = 2**31 - 1  # exporters write this, or the 64-bit extreme, for "to the end"
@@ -103,7 +98,7 @@ def _infer_slice(
     x: TensorType, *operands: Vector, starts: Any, stops: Any, steps: Any, axes: Any
 ) -> TensorType:
     attrs = {"starts": starts, "stops": stops, "axes": axes, "steps": steps}
-    require_one_form("starts", starts, operands[0])
+    expect.one_form("starts", starts, operands[0])
     if operands[0] is not None:
         return _infer_slice_by_data(x, operands, attrs)
     missing = [name for name, value in attrs.items() if value is None]
@@ -129,7 +124,7 @@ def _infer_slice_by_data(
         raise InferenceError(
             "is half operands and half attributes", expected="operands starts and stops"
         )
-    lengths = {static_length("an index operand", o) for o in operands if o is not None}
+    lengths = {expect.static_length("an index operand", o) for o in operands if o is not None}
     if len(lengths) != 1 or lengths.pop() > x.rank:
         raise InferenceError(
             "index operands have the wrong length",
@@ -213,15 +208,15 @@ def _slice_samples() -> list[Sample]:
 def _infer_pad(
     x: TensorType, value: TensorType | None, given: TensorType | None, pads: Any, mode: str
 ) -> TensorType:
-    require_one_form("pads", pads, given)
-    require_same_dtype(x, value)
+    expect.one_form("pads", pads, given)
+    expect.same_dtype(x, value)
     if value is not None:
-        require_size("the padding value", value.count, 1)
+        expect.size("the padding value", value.count, 1)
     if given is not None:
-        length = static_length("pads", given)
-        require_size("pads", length, 2 * x.rank)
+        length = expect.static_length("pads", given)
+        expect.size("pads", length, 2 * x.rank)
         return x.with_shape((UNKNOWN,) * x.rank)
-    require_size("pads", len(pads), 2 * x.rank)
+    expect.size("pads", len(pads), 2 * x.rank)
     rows = zip(x.shape, pads[: x.rank], pads[x.rank :], strict=True)
     return x.with_shape(size + before + after for size, before, after in rows)
 
@@ -284,13 +279,11 @@ def _pad_samples() -> list[Sample]:
 
 
 OPDEFS = [
-    OpDef(
+    movement(
         "slice",
-        Kind.MOVEMENT,
         "x, starts?, stops?, axes?, steps?",
         _infer_slice,
         _slice,
-        NotYet,
         _slice_samples,
         attrs={
             "starts": Attr("sizes", None),
@@ -298,7 +291,6 @@ OPDEFS = [
             "steps": Attr("ints", None),
             "axes": Attr("ints", None),
         },
-        sizes=on_elements(_slice),
         doc="x[start:stop:step] along axes; attributes in normal form, operands as in Python.",
     ),
     OpDef(
@@ -307,7 +299,6 @@ OPDEFS = [
         "x, value?, pads?",
         _infer_pad,
         _pad,
-        NotYet,
         _pad_samples,
         attrs={
             "pads": Attr("sizes", None),

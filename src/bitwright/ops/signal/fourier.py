@@ -21,9 +21,10 @@ import numpy as np
 from bitwright.errors import InferenceError
 from bitwright.ir.dim import Size
 from bitwright.ir.types import TensorType, normalize_axis
-from bitwright.ops.core.inference import is_float, require_dtype, same
+from bitwright.ops.core import expect
+from bitwright.ops.core.inference import same
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 
 
 def _signal_axis(axis: int, rank: int) -> int:
@@ -46,7 +47,7 @@ def _length(size: Any, length: Any, inverse: bool, onesided: bool) -> Any:
 def _infer_dft(
     x: TensorType, axis: int, length: Size | None, inverse: bool, onesided: bool
 ) -> TensorType:
-    require_dtype("x", x, is_float, "a floating type")
+    expect.floating("x", x)
     if x.rank < 2 or x.shape[-1] not in (1, 2):
         raise InferenceError(
             "x holds no signal", expected="a last axis of size 1 (real) or 2 (complex)", found=x
@@ -78,7 +79,7 @@ def _dft(x: Array, axis: int, length: int | None, inverse: bool, onesided: bool)
 
 
 def _infer_fft(x: TensorType, axis: int, inverse: bool) -> TensorType:
-    require_dtype("x", x, lambda d: d.is_complex, "a complex type")
+    expect.dtype("x", x, lambda d: d.is_complex, "a complex type")
     normalize_axis(axis, x.rank)
     return same(x)
 
@@ -109,7 +110,6 @@ OPDEFS = [
         "x",
         infer=_infer_dft,
         reference=_dft,
-        grad=NotYet,
         samples=_dft_samples,
         attrs={
             "axis": Attr("int"),
@@ -125,7 +125,6 @@ OPDEFS = [
         "x",
         infer=_infer_fft,
         reference=_fft,
-        grad=NotYet,
         samples=lambda: [
             sample(draw(3, 8, dtype="c64")),
             sample(draw(3, 5, dtype="c128"), axis=0, inverse=True),

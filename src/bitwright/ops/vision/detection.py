@@ -11,25 +11,9 @@ import numpy as np
 from bitwright.ir.dim import UNKNOWN
 from bitwright.ir.dtype import i64
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import (
-    is_float,
-    is_index,
-    require_dtype,
-    require_rank,
-    require_same_dtype,
-    require_size,
-)
-from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import (
-    Array,
-    Attr,
-    Kind,
-    NonDifferentiable,
-    OpDef,
-    Sample,
-    draw,
-    sample,
-)
+from bitwright.ops.core import expect
+from bitwright.ops.core.numeric import Array, wide
+from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef, Sample, draw, sample
 
 
 def _infer(
@@ -40,20 +24,20 @@ def _infer(
     score_threshold: TensorType | None,
     center_point_box: bool,
 ) -> TensorType:
-    require_same_dtype(boxes, scores)
+    expect.same_dtype(boxes, scores)
     for what, operand in (("boxes", boxes), ("scores", scores)):
-        require_dtype(what, operand, is_float, "a floating type")
-        require_rank(what, operand, 3)
-    require_size("a box", boxes.shape[2], 4)
-    require_size("the batch of scores", scores.shape[0], boxes.shape[0])
-    require_size("the boxes in scores", scores.shape[2], boxes.shape[1])
+        expect.floating(what, operand)
+        expect.rank(what, operand, 3)
+    expect.size("a box", boxes.shape[2], 4)
+    expect.size("the batch of scores", scores.shape[0], boxes.shape[0])
+    expect.size("the boxes in scores", scores.shape[2], boxes.shape[1])
     if max_output is not None:
-        require_dtype("max_output", max_output, is_index, "i64 or i32")
-        require_size("max_output", max_output.count, 1)
+        expect.index("max_output", max_output)
+        expect.size("max_output", max_output.count, 1)
     for limit in (iou_threshold, score_threshold):
         if limit is not None:
-            require_dtype("a threshold", limit, is_float, "a floating type")
-            require_size("a threshold", limit.count, 1)
+            expect.floating("a threshold", limit)
+            expect.size("a threshold", limit.count, 1)
     return TensorType(i64, (UNKNOWN, 3))
 
 
@@ -134,11 +118,11 @@ OPDEFS = [
         "boxes, scores, max_output?, iou_threshold?, score_threshold?",
         _infer,
         _non_max_suppression,
-        NonDifferentiable("its results are indices"),
         _samples,
+        NonDifferentiable("its results are indices"),
         attrs={"center_point_box": Attr("bool", False)},
         doc="Rows (batch, class, box) of the kept boxes: at most max_output for each class "
         "(none if absent), scores above score_threshold, overlaps at most iou_threshold. Boxes "
         "are two corners, or centre and extent with center_point_box.",
-    ),
+    )
 ]

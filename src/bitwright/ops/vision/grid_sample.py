@@ -16,15 +16,9 @@ import numpy as np
 
 from bitwright.errors import InferenceError
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import (
-    is_float,
-    is_number,
-    require_dtype,
-    require_rank,
-    require_size,
-)
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.shape.gather import check_shape
 from bitwright.ops.vision.resize import cubic_kernel, linear_kernel
 
@@ -34,13 +28,13 @@ _OFFSETS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}
 def _infer(
     x: TensorType, grid: TensorType, mode: str, padding_mode: str, align_corners: bool
 ) -> TensorType:
-    require_dtype("x", x, is_number, "a number type")
-    require_dtype("the grid", grid, is_float, "a floating type")
+    expect.number("x", x)
+    expect.floating("the grid", grid)
     if x.rank < 3:
         raise InferenceError("x has no spatial axis", expected="rank 3 or more", found=x)
-    require_rank("the grid", grid, x.rank)
-    require_size("the last axis of the grid", grid.shape[-1], x.rank - 2)
-    require_size("the batch of the grid", grid.shape[0], x.shape[0])
+    expect.rank("the grid", grid, x.rank)
+    expect.size("the last axis of the grid", grid.shape[-1], x.rank - 2)
+    expect.size("the batch of the grid", grid.shape[0], x.shape[0])
     return x.with_shape((*x.shape[:2], *grid.shape[1:-1]))
 
 
@@ -141,7 +135,6 @@ OPDEFS = [
         "x, grid",
         _infer,
         _grid_sample,
-        NotYet,
         _samples,
         attrs={
             "mode": Attr("str", "linear", tuple(_OFFSETS)),
@@ -150,5 +143,5 @@ OPDEFS = [
         },
         doc="x[N, C, ...] interpolated at the positions in grid[N, ..., spatial axes].",
         keeps=("grid",),
-    ),
+    )
 ]

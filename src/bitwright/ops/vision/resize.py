@@ -22,16 +22,9 @@ from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import UNKNOWN, Dim, Size
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import (
-    is_float,
-    is_number,
-    require_dtype,
-    require_rank,
-    require_size,
-    static_length,
-)
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.shape.movement import as_ints
 
 CROP = "tf_crop_and_resize"
@@ -208,33 +201,33 @@ def _infer(
     if scales is not None and sizes is None:
         raise InferenceError("scales stand without sizes", expected="the attribute sizes too")
     if attrs["mode"] != "nearest":
-        require_dtype("x", x, is_number, "a number type")
+        expect.number("x", x)
     elif attrs["antialias"]:
         raise InferenceError("nearest has no antialiasing", expected="mode linear or cubic")
     _require_region(x, roi, roi_data, attrs["coordinate_mode"])
     for name, values in (("sizes", sizes), ("scales", scales)):
         if values is not None:
-            require_size(name, len(values), x.rank)
+            expect.size(name, len(values), x.rank)
     if sizes is not None:
         return x.with_shape(sizes)
     if sizes_data is not None:
-        require_size("sizes", static_length("sizes", sizes_data), x.rank)
+        expect.size("sizes", expect.static_length("sizes", sizes_data), x.rank)
     if scales_data is not None:
         _require_floats("scales", scales_data, x.rank)
     return x.with_shape((UNKNOWN,) * x.rank)
 
 
 def _require_floats(what: str, type_: TensorType, length: int) -> None:
-    require_dtype(what, type_, is_float, "a floating type")
-    require_rank(what, type_, 1)
-    require_size(what, type_.shape[0], length)
+    expect.floating(what, type_)
+    expect.rank(what, type_, 1)
+    expect.size(what, type_.shape[0], length)
 
 
 def _require_region(x: TensorType, roi: Any, roi_data: TensorType | None, mode: str) -> None:
     if roi_data is not None:
         _require_floats("roi", roi_data, 2 * x.rank)
     elif roi is not None:
-        require_size("roi", len(roi), 2 * x.rank)
+        expect.size("roi", len(roi), 2 * x.rank)
     elif mode == CROP:
         raise InferenceError(f"{CROP} has no region", expected="roi: starts, then ends")
 
@@ -271,7 +264,6 @@ OPDEFS = [
         "x, sizes?, scales?, roi?",
         _infer,
         _resize,
-        NotYet,
         _samples,
         attrs={
             "sizes": Attr("sizes", None),
@@ -288,5 +280,5 @@ OPDEFS = [
         doc="x resampled to `sizes` (one for each axis); `scales`, where given, place the "
         "coordinates, else the ratio of the sizes does.",
         keeps=("scales", "roi"),
-    ),
+    )
 ]

@@ -10,30 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dtype import i64
 from bitwright.ir.types import TensorType
-from bitwright.ops.core.inference import (
-    is_float,
-    require_dtype,
-    require_rank,
-    require_same_dtype,
-    require_size,
-)
+from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
-from bitwright.ops.core.opdef import Array, Attr, Kind, NotYet, OpDef, Sample, draw, sample
+from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.shape.gather import check_shape
 
 
 def _require_boxes(x: TensorType, rois: TensorType, columns: int) -> None:
-    require_rank("x", x, 4)
-    require_dtype("x", x, is_float, "a floating type")
-    require_same_dtype(x, rois)
-    require_rank("rois", rois, 2)
-    require_size("axis 1 of rois", rois.shape[1], columns)
+    expect.rank("x", x, 4)
+    expect.floating("x", x)
+    expect.same_dtype(x, rois)
+    expect.rank("rois", rois, 2)
+    expect.size("axis 1 of rois", rois.shape[1], columns)
 
 
 def _require_positive(what: str, *values: int) -> None:
@@ -45,17 +40,15 @@ def _infer_align(
     x: TensorType,
     rois: TensorType,
     batch_indices: TensorType,
-    mode: str,
     output_height: int,
     output_width: int,
     sampling_ratio: int,
-    spatial_scale: float,
-    coordinate_mode: str,
+    **_: Any,
 ) -> TensorType:
     _require_boxes(x, rois, 4)
-    require_rank("batch_indices", batch_indices, 1)
-    require_dtype("batch_indices", batch_indices, lambda d: d == i64, "i64")
-    require_size("batch_indices", batch_indices.shape[0], rois.shape[0])
+    expect.rank("batch_indices", batch_indices, 1)
+    expect.element("batch_indices", batch_indices, i64)
+    expect.size("batch_indices", batch_indices.shape[0], rois.shape[0])
     _require_positive("the output size", output_height, output_width)
     if sampling_ratio < 0:
         raise InferenceError(
@@ -204,7 +197,6 @@ OPDEFS = [
         "x, rois, batch_indices",
         infer=_infer_align,
         reference=_align,
-        grad=NotYet,
         samples=_align_samples,
         attrs={
             "mode": Attr("str", "avg", ("avg", "max")),
@@ -223,7 +215,6 @@ OPDEFS = [
         "x, rois",
         infer=_infer_max,
         reference=_max_pool,
-        grad=NotYet,
         samples=_max_samples,
         attrs={"pooled_shape": Attr("ints"), "spatial_scale": Attr("float", 1.0)},
         doc="The largest value in each bin of each box rois[R, 5] (image, then corners).",

@@ -129,10 +129,11 @@ def qconv2d(
             found=f"{list(x.shape)} and {list(w.shape)}",
         )
     images, kernels = (TensorType(dtype(np.int8), one.shape) for one in (x, w))
-    shape = infer_conv(images, kernels, None, strides, pads, dilations, groups).shape
+    windows = {"strides": strides, "pads": pads, "dilations": dilations}
+    shape = infer_conv(images, kernels, None, groups, **windows).shape
 
     def convolved(images: Array, kernels: Array) -> Array:
-        return convolve(images, kernels, None, strides, pads, dilations, groups)
+        return convolve(images, kernels, None, groups, **windows)
 
     if not _all_integer("qconv2d", x, w):
         add = 0 if bias is None else np.asarray(bias)[:, None, None]
@@ -140,7 +141,6 @@ def qconv2d(
     for axis in (1, 2, 3):
         _require_constant_scale("qconv2d", x, axis)
         _require_constant_scale("qconv2d", w, axis)
-    windows = {"strides": strides, "pads": pads, "dilations": dilations}
     given = {name: tuple(value) for name, value in windows.items() if value is not None}
     attrs: dict[str, Any] = {**given, "groups": groups}
     scale = scale_of(x) * _channels(w)
