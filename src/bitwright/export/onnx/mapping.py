@@ -19,8 +19,10 @@ from functools import cache
 from typing import Any, TypeVar
 
 from bitwright.export.onnx.scalars import scalar_form
-from bitwright.export.onnx.scope import Scope
+from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ops.core.registry import get
+
+__all__ = ["Ref", "Scope", "exports", "no_form", "same_form"]
 
 Write = Callable[..., Any]
 F = TypeVar("F", bound=Write)

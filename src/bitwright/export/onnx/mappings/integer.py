@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from bitwright.export.onnx.forms import as_scalar
-from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.export.onnx.mappings.norms import per_channel
 from bitwright.export.onnx.mappings.windows import Ints, Sizes, listed
-from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dim import Dim
 from bitwright.ir.dtype import DType, f32, i32
 
@@ -78,12 +77,7 @@ def integer_conv(
 
 @exports("requantize", widens=False)
 def requantize(
-    e: Scope,
-    x: Ref,
-    zero_point: Ref | None,
-    highest: Ref | None,
-    to: DType,
-    bounded: bool,
+    e: Scope, x: Ref, zero_point: Ref | None, highest: Ref | None, to: DType, bounded: bool
 ) -> Ref:
     """Requantize in plain arithmetic: QuantizeLinear of NaN differs between runtimes."""
     if highest is not None:

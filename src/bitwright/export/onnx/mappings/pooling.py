@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from bitwright.export.onnx.forms import reshape, static_size
-from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.export.onnx.mappings.windows import listed, padded
-from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import sizes_tensor
 from bitwright.ir.dim import Dim, Size, product
 from bitwright.ir.dtype import f64, i8, u8

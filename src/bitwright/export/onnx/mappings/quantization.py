@@ -14,8 +14,7 @@ import numpy as np
 
 from bitwright.export.onnx.forms import as_scalar, counting, reduce
 from bitwright.export.onnx.functions import call
-from bitwright.export.onnx.mapping import exports
-from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.ir.dim import Dim
 from bitwright.ir.dtype import DType, f8e8m0, f32, f64, i8, i64, u8
 from bitwright.ir.types import TensorType, normalize_axis

@@ -7,9 +7,8 @@ from typing import Any
 
 from bitwright.export.onnx.bodies import Row, scan
 from bitwright.export.onnx.forms import reduce, squeeze, unsqueeze
-from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.export.onnx.mappings.attention import scaled
-from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import sizes_tensor
 from bitwright.ir.dtype import i32
 from bitwright.ir.types import Shape
@@ -105,14 +104,7 @@ def selective_scan(
 
 @exports("gated_delta")
 def gated_delta(
-    e: Scope,
-    q: Ref,
-    k: Ref,
-    v: Ref,
-    g: Ref,
-    beta: Ref,
-    state: Ref | None,
-    scale: float | None,
+    e: Scope, q: Ref, k: Ref, v: Ref, g: Ref, beta: Ref, state: Ref | None, scale: float | None
 ) -> tuple[Ref, Ref]:
     """S = exp(g) S + k (beta (v - S' k))', y = S' q, along axis 2."""
     (batch, heads, steps, keys), values = q.shape, v.shape[3]

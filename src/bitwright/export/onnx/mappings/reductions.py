@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from bitwright.export.onnx.bodies import scan
 from bitwright.export.onnx.forms import reduce
-from bitwright.export.onnx.mapping import exports
-from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.export.onnx.sizes import size_scalar, size_vector, sizes_tensor
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import bool_, f64, i64, u8

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bitwright.export.onnx.forms import as_scalar, reduce, slice_axis, squeeze, unsqueeze
-from bitwright.export.onnx.mapping import exports
-from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.export.onnx.sizes import size_vector, sizes_tensor
 from bitwright.ir.dim import Dim, Size, min_size
 from bitwright.ir.dtype import DType, f32, f64, i64

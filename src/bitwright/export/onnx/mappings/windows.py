@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 
 from bitwright.export.onnx.forms import reshape, squeeze, unsqueeze
-from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.export.onnx.mappings.integer_conv import integer_conv
 from bitwright.export.onnx.mappings.norms import per_channel
-from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import sizes_tensor
-from bitwright.ir.dim import Dim, Size
-from bitwright.ir.types import Shape
+from bitwright.ir import Dim, Shape, Size
 
 Ints = Sequence[int] | None
 Sizes = Sequence[Size] | None

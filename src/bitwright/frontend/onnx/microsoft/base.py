@@ -17,15 +17,8 @@ from typing import Any
 from onnx import NodeProto
 
 from bitwright.errors import ImportModelError, UnsupportedError
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import (
-    Mapping,
-    Results,
-    UnmappedError,
-    all_mappings,
-    imports,
-)
+from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode
+from bitwright.frontend.onnx.registry import Mapping, Results, UnmappedError, all_mappings, imports
 from bitwright.ir import Size, Value
 
 DOMAIN = "com.microsoft"

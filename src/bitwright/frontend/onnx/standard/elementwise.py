@@ -8,9 +8,14 @@ import numpy as np
 from onnx import TensorProto
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
+from bitwright.frontend.onnx.mapping import (
+    Context,
+    Inputs,
+    OnnxNode,
+    Results,
+    UnmappedError,
+    imports,
+)
 from bitwright.frontend.onnx.tensor import element_type
 from bitwright.ir import DType, Value
 

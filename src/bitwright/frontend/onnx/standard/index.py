@@ -6,9 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, imports
+from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode, Results, imports
 from bitwright.frontend.onnx.runtime_axes import with_runtime_axes
 from bitwright.ir import Size, Value
 from bitwright.ir.dim import max_size
@@ -96,10 +94,7 @@ def unique(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
 def reverse_sequence(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x, lengths = inputs
     return ctx.b.reverse_sequence(
-        x,
-        lengths,
-        batch_axis=node.integer("batch_axis", 1),
-        time_axis=node.integer("time_axis", 0),
+        x, lengths, batch_axis=node.integer("batch_axis", 1), time_axis=node.integer("time_axis", 0)
     )
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, imports
+from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode, Results, imports
 from bitwright.ir import Value
 from bitwright.ir.types import normalize_axis
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
+from bitwright.frontend.onnx.mapping import (
+    Context,
+    Inputs,
+    OnnxNode,
+    Results,
+    UnmappedError,
+    imports,
+)
 from bitwright.ir import OpaqueType, Value
 
 

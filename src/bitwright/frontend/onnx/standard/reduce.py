@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, imports
+from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode, Results, imports
 from bitwright.frontend.onnx.runtime_axes import with_runtime_axes
 from bitwright.ir import Value
 from bitwright.ir.dim import product

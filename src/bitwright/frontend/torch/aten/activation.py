@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
-from bitwright.ir.dtype import DType
-from bitwright.ir.graph import Value
+from bitwright.frontend.torch.context import Context, maps
+from bitwright.ir import DType, Value
 from bitwright.ir.types import normalize_axis
 
 _TORCH_THRESHOLD = 20.0  # softplus(x) rounds to x beyond it in f32

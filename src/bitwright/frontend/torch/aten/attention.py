@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
+from bitwright.ir import Value, broadcast_shapes
 from bitwright.ir.dim import product
 from bitwright.ir.dtype import i64
-from bitwright.ir.graph import Value
-from bitwright.ir.types import broadcast_shapes
 
 
 @maps("scaled_dot_product_attention.default")

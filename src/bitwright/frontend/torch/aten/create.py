@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.frontend.torch.context import Context, Shape
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, Shape, maps
 from bitwright.frontend.torch.scalars import compute
 from bitwright.ir.dim import Dim, product
 from bitwright.ir.dtype import DType, i64

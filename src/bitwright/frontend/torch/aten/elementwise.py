@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.ir.dtype import DType, bool_, i64, u8
 from bitwright.ir.graph import Value
 

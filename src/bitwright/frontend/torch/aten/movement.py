@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bitwright.frontend.torch.context import Context, Shape
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, Shape, maps
 from bitwright.frontend.torch.scalars import compute
 from bitwright.ir.graph import Value
 from bitwright.ir.types import normalize_axis

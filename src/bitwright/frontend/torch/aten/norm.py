@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.ir.graph import Value
 
 

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.frontend.torch.scalars import exact_quotient
 from bitwright.ir.graph import Value
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.ir.dtype import DType, f32, i32
 from bitwright.ir.graph import Value
 

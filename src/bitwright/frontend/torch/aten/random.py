@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.frontend.torch.context import Context, Shape
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, Shape, maps
 from bitwright.ir.dtype import DType, bool_, f32, f64
 from bitwright.ir.graph import Value
 

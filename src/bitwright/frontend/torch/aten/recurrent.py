@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bitwright.frontend.torch.aten.random import drop
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.ir.graph import Value
 
 _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn": (0,)}

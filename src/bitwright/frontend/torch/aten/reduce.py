@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.ir.dtype import DType, bool_, u8
 from bitwright.ir.graph import Value
 from bitwright.ir.types import normalize_axis
