@@ -15,7 +15,7 @@ import numpy as np
 
 from bitwright.aliases import ATTRIBUTES, OPS, current
 from bitwright.errors import BitwrightError
-from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode
 from bitwright.frontend.onnx.regions import DOMAIN
 from bitwright.ir import Value, dtype
 from bitwright.ops.core.opdef import Kind

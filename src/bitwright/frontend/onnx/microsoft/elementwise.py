@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode, Results
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import microsoft, refuse, scalar, standard
 from bitwright.frontend.onnx.standard.quant import centred
 from bitwright.ir import Value

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode, Results
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import count_up, microsoft, refuse, required
 from bitwright.frontend.onnx.standard.attention import join_heads, split_heads
 from bitwright.ir import Size, Value

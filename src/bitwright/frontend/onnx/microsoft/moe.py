@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode, Results
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import microsoft, refuse
 from bitwright.frontend.onnx.microsoft.nbits import (
     around_middle,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode, Results
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import microsoft, refuse, required
 from bitwright.frontend.onnx.tensor import unpack
 from bitwright.ir import Value

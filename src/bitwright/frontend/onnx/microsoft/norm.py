@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode, Results
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import microsoft, refuse, required
 from bitwright.frontend.onnx.microsoft.nn import channels_first, channels_last
 from bitwright.ir import Value

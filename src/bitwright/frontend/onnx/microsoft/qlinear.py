@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode, Results
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import microsoft, required, scalar, single, standard
 from bitwright.frontend.onnx.microsoft.nn import channels_first, channels_last
 from bitwright.ir import DType, Value

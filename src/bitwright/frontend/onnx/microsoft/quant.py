@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode, Results
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.attention import attend_projected
 from bitwright.frontend.onnx.microsoft.base import microsoft, scalar, standard
 from bitwright.frontend.onnx.microsoft.norm import EPS, embedded, mask_index

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode, Results
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import microsoft, refuse, required
 from bitwright.frontend.onnx.standard.attention import join_heads, split_heads
 from bitwright.ir import Value

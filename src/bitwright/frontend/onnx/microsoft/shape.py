@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode, Results
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import microsoft, required, standard
 from bitwright.ir.types import normalize_axis
 

@@ -13,10 +13,10 @@ from typing import Any
 from onnx import GraphProto
 
 from bitwright.errors import ImportModelError, InferenceError, UnsupportedError
+from bitwright.frontend.onnx.api import OnnxNode, Results, UnmappedError, imports
 from bitwright.frontend.onnx.bodies import captures_of, finish_body
 from bitwright.frontend.onnx.context import Body, Context, Inputs
 from bitwright.frontend.onnx.fork import Fork, compared_with_one, may_fork
-from bitwright.frontend.onnx.mapping import OnnxNode, Results, UnmappedError, imports
 from bitwright.ir import OpaqueType, TensorType, Value, ValueType
 from bitwright.ir.dtype import bool_, i64
 

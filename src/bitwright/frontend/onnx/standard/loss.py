@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode, Results, imports
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results, imports
 
 
 @imports("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from bitwright.frontend.onnx.mapping import (
-    Context,
-    Inputs,
-    OnnxNode,
-    Results,
-    UnmappedError,
-    imports,
-)
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results, UnmappedError, imports
 from bitwright.ir import OpaqueType, Value
 
 

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.frontend.onnx.mapping import (
-    Context,
-    Inputs,
-    OnnxNode,
-    Results,
-    UnmappedError,
-    imports,
-)
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results, UnmappedError, imports
 from bitwright.frontend.onnx.tensor import element_type
 from bitwright.ir import Value
 

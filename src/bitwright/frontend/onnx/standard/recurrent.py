@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.frontend.onnx.mapping import Context, Inputs, OnnxNode, Results, imports
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results, imports
 from bitwright.ir import Value
 
 

@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.mapping import (
-    Context,
-    Inputs,
-    OnnxNode,
-    Results,
-    UnmappedError,
-    imports,
-)
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results, UnmappedError, imports
 from bitwright.ir import UNKNOWN, Size, Value
 from bitwright.ir.types import normalize_axis
 from bitwright.ops.vision.resize import CROP, scaled_size

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bitwright.frontend.torch.context import Context, maps
+from bitwright.frontend.torch.context import Context, maps, maps_table
 from bitwright.ir.dtype import DType, bool_, i64, u8
 from bitwright.ir.graph import Value
 
@@ -110,9 +110,19 @@ def mul(ctx: Context, x: Any, y: Any) -> Value:
     return op(ctx.operand(x), ctx.operand(y))
 
 
-@maps("div.Tensor", "div.Scalar")
-def div(ctx: Context, x: Any, y: Any) -> Value:
-    return ctx.b.div(ctx.operand(x), ctx.operand(y))
+maps_table(
+    {
+        "div.Tensor div.Scalar": lambda ctx, x, y: ctx.b.div(ctx.operand(x), ctx.operand(y)),
+        "log2.default": lambda ctx, x: ctx.b.mul(ctx.b.log(ctx.operand(x)), 1 / math.log(2)),
+        "log10.default": lambda ctx, x: ctx.b.mul(ctx.b.log(ctx.operand(x)), 1 / math.log(10)),
+        "exp2.default": lambda ctx, x: ctx.b.exp(ctx.b.mul(ctx.operand(x), math.log(2))),
+        "erfc.default": lambda ctx, x: ctx.b.sub(1.0, ctx.b.erf(ctx.operand(x))),
+        "clamp_min.default clamp_min.Tensor": lambda ctx, x, low: clamp(ctx, x, low),
+        "clamp_max.default clamp_max.Tensor": lambda ctx, x, high: clamp(ctx, x, None, high),
+        "_to_copy.default": lambda ctx, x, dtype=None: ctx.operand(x),
+        "copy.default": lambda ctx, x, source: ctx.expand(ctx.operand(source), x.shape),
+    }
+)
 
 
 @maps("div.Tensor_mode", "div.Scalar_mode")
@@ -146,26 +156,6 @@ def fmod(ctx: Context, x: Any, y: Any) -> Value:
 def square(ctx: Context, x: Value) -> Value:
     x = ctx.operand(x)
     return ctx.b.mul(x, x)
-
-
-@maps("log2.default")
-def log2(ctx: Context, x: Value) -> Value:
-    return ctx.b.mul(ctx.b.log(ctx.operand(x)), 1 / math.log(2))
-
-
-@maps("log10.default")
-def log10(ctx: Context, x: Value) -> Value:
-    return ctx.b.mul(ctx.b.log(ctx.operand(x)), 1 / math.log(10))
-
-
-@maps("exp2.default")
-def exp2(ctx: Context, x: Value) -> Value:
-    return ctx.b.exp(ctx.b.mul(ctx.operand(x), math.log(2)))
-
-
-@maps("erfc.default")
-def erfc(ctx: Context, x: Value) -> Value:
-    return ctx.b.sub(1.0, ctx.b.erf(ctx.operand(x)))
 
 
 @maps("round.decimals")
@@ -258,16 +248,6 @@ def clamp(ctx: Context, x: Value, low: Any = None, high: Any = None) -> Value:
     return ctx.b.clip(ctx.operand(x), *bounds)
 
 
-@maps("clamp_min.default", "clamp_min.Tensor")
-def clamp_min(ctx: Context, x: Value, low: Any) -> Value:
-    return clamp(ctx, x, low)
-
-
-@maps("clamp_max.default", "clamp_max.Tensor")
-def clamp_max(ctx: Context, x: Value, high: Any) -> Value:
-    return clamp(ctx, x, None, high)
-
-
 # the same elements
 
 
@@ -284,16 +264,6 @@ def same(ctx: Context, x: Value) -> Value:
     return x
 
 
-@maps("_to_copy.default")
-def to_copy(ctx: Context, x: Value, dtype: DType | None = None) -> Value:
-    return ctx.operand(x)
-
-
 @maps("convert_element_type.default", namespace="prims")
 def convert(ctx: Context, x: Value, dtype: DType) -> Value:
     return ctx.operand(x)
-
-
-@maps("copy.default")
-def copy(ctx: Context, x: Value, source: Value) -> Value:
-    return ctx.expand(ctx.operand(source), x.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.frontend.torch.context import Context, Shape, maps
+from bitwright.frontend.torch.context import Context, Shape, maps, maps_table
 from bitwright.ir.dtype import DType, bool_, f32, f64
 from bitwright.ir.graph import Value
 
@@ -52,9 +52,14 @@ def _integers(ctx: Context, shape: Shape, low: int, high: int) -> Value:
     return ctx.operand(ctx.b.floor(random))
 
 
-@maps("randint.default")
-def randint(ctx: Context, high: Any, shape: Shape, dtype: DType | None = None) -> Value:
-    return randint_from(ctx, 0, high, shape)
+maps_table(
+    {
+        "randint.default": lambda ctx, high, shape, dtype=None: randint_from(ctx, 0, high, shape),
+        "bernoulli.default": lambda ctx, x: ctx.b.bernoulli(x),
+        "bernoulli.p": lambda ctx, x, p=0.5: ctx.cast(_kept(ctx, x, 1 - p), x.dtype),
+        "dropout.default": lambda ctx, x, p, train: drop(ctx, x, p, train)[0],
+    }
+)
 
 
 @maps("randint.low")
@@ -69,16 +74,6 @@ def randint_like(ctx: Context, x: Value, high: Any, dtype: DType | None = None) 
     return randint_from(ctx, 0, high, x.shape)
 
 
-@maps("bernoulli.default")
-def bernoulli(ctx: Context, x: Value) -> Value:
-    return ctx.b.bernoulli(x)
-
-
-@maps("bernoulli.p")
-def bernoulli_of(ctx: Context, x: Value, p: float = 0.5) -> Value:
-    return ctx.cast(_kept(ctx, x, 1 - p), x.dtype)
-
-
 def _kept(ctx: Context, x: Value, chance: float) -> Value:
     """True with this probability, for each element of x."""
     return ctx.b.lt(ctx.b.random_uniform(x, dtype=f32), float(chance))
@@ -91,11 +86,6 @@ def drop(ctx: Context, x: Value, p: float, train: bool) -> tuple[Value, Value | 
     mask = _kept(ctx, x, 1 - p)
     scale = 0.0 if p == 1 else 1 / (1 - p)
     return ctx.b.mul(ctx.b.mul(x, ctx.cast(mask, x.dtype)), scale), mask
-
-
-@maps("dropout.default")
-def dropout(ctx: Context, x: Value, p: float, train: bool) -> Value:
-    return drop(ctx, x, p, train)[0]
 
 
 @maps("native_dropout.default")
