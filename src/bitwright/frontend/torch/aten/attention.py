@@ -49,14 +49,7 @@ def _four_axes(ctx: Context, x: Value, outer: tuple[Any, ...], heads: bool) -> V
 
 
 @maps("embedding.default")
-def embedding(
-    ctx: Context,
-    w: Value,
-    indices: Value,
-    padding_idx: Any = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Value:
+def embedding(ctx: Context, w: Value, indices: Value, *_: Any) -> Value:
     return ctx.b.gather(w, indices, axis=0)
 
 

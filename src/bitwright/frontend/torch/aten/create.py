@@ -100,20 +100,16 @@ def eye_rectangular(ctx: Context, rows: Any, columns: Any, dtype: DType | None =
     return ctx.cast(ctx.b.eq(down, right), ctx.element)
 
 
-@maps("tril_indices.default")
-def tril_indices(
-    ctx: Context, rows: int, columns: int, offset: int = 0, dtype: DType | None = None
-) -> Value:
-    rows, columns = ctx.static([rows, columns], "the shape of a triangle")
-    return ctx.const(np.stack(np.tril_indices(rows, offset, columns)), ctx.element)
+def _triangle_indices(name: str) -> Any:
+    def mapping(ctx: Context, rows: Any, columns: Any, offset: int = 0, **_: Any) -> Value:
+        rows, columns = ctx.static([rows, columns], "the shape of a triangle")
+        return ctx.const(np.stack(getattr(np, name)(rows, offset, columns)), ctx.element)
+
+    return mapping
 
 
-@maps("triu_indices.default")
-def triu_indices(
-    ctx: Context, rows: int, columns: int, offset: int = 0, dtype: DType | None = None
-) -> Value:
-    rows, columns = ctx.static([rows, columns], "the shape of a triangle")
-    return ctx.const(np.stack(np.triu_indices(rows, offset, columns)), ctx.element)
+maps("tril_indices.default")(_triangle_indices("tril_indices"))
+maps("triu_indices.default")(_triangle_indices("triu_indices"))
 
 
 @maps("iota.default", namespace="prims")

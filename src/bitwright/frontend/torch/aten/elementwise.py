@@ -32,9 +32,9 @@ for _name in _UNARY.split():
     maps(f"{_name}.default")(_unary(_name))
 
 
-def _binary(op: str) -> Any:
+def _binary(op: str, **attrs: Any) -> Any:
     def mapping(ctx: Context, x: Any, y: Any) -> Value:
-        return ctx.b.op(op, ctx.operand(x), ctx.operand(y))
+        return ctx.b.op(op, ctx.operand(x), ctx.operand(y), **attrs)
 
     return mapping
 
@@ -42,6 +42,13 @@ def _binary(op: str) -> Any:
 maps("maximum.default", "max.other")(_binary("maximum"))
 maps("minimum.default", "min.other")(_binary("minimum"))
 maps("atan2.default")(_binary("atan2"))
+maps("div.Tensor", "div.Scalar")(_binary("div"))
+maps("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")(_binary("mod"))
+maps("fmod.Tensor", "fmod.Scalar")(_binary("mod", fmod=True))
+for _name, _sign in (("left", "__lshift__"), ("right", "__rshift__")):
+    _shift = _binary(f"shift_{_name}")
+    maps(f"bitwise_{_name}_shift.Tensor", f"bitwise_{_name}_shift.Tensor_Scalar")(_shift)
+    maps(f"{_sign}.Scalar")(_shift)
 maps("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")(_binary("pow"))
 
 
@@ -112,7 +119,6 @@ def mul(ctx: Context, x: Any, y: Any) -> Value:
 
 maps_table(
     {
-        "div.Tensor div.Scalar": lambda ctx, x, y: ctx.b.div(ctx.operand(x), ctx.operand(y)),
         "log2.default": lambda ctx, x: ctx.b.mul(ctx.b.log(ctx.operand(x)), 1 / math.log(2)),
         "log10.default": lambda ctx, x: ctx.b.mul(ctx.b.log(ctx.operand(x)), 1 / math.log(10)),
         "exp2.default": lambda ctx, x: ctx.b.exp(ctx.b.mul(ctx.operand(x), math.log(2))),
@@ -140,16 +146,6 @@ def floor_divide(ctx: Context, x: Any, y: Any) -> Value:
     if ctx.element.is_integer:
         return ctx.b.div(ctx.b.sub(x, ctx.b.mod(x, y)), y)
     return ctx.b.floor(ctx.b.div(x, y))
-
-
-@maps("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
-def remainder(ctx: Context, x: Any, y: Any) -> Value:
-    return ctx.b.mod(ctx.operand(x), ctx.operand(y))
-
-
-@maps("fmod.Tensor", "fmod.Scalar")
-def fmod(ctx: Context, x: Any, y: Any) -> Value:
-    return ctx.b.mod(ctx.operand(x), ctx.operand(y), fmod=True)
 
 
 @maps("square.default")
@@ -203,16 +199,6 @@ for _name in ("and", "or", "xor"):
 maps("bitwise_not.default")(_bitwise("not"))
 
 
-@maps("bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "__lshift__.Scalar")
-def shift_left(ctx: Context, x: Any, y: Any) -> Value:
-    return ctx.b.shift_left(ctx.operand(x), ctx.operand(y))
-
-
-@maps("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "__rshift__.Scalar")
-def shift_right(ctx: Context, x: Any, y: Any) -> Value:
-    return ctx.b.shift_right(ctx.operand(x), ctx.operand(y))
-
-
 def _predicate(op: str, of_integers: bool, **attrs: Any) -> Any:
     def mapping(ctx: Context, x: Value) -> Value:
         if not x.dtype.is_float:
@@ -251,15 +237,10 @@ def clamp(ctx: Context, x: Value, low: Any = None, high: Any = None) -> Value:
 # the same elements
 
 
-@maps(
-    "clone.default",
-    "alias.default",
-    "detach.default",
-    "contiguous.default",
-    "lift_fresh_copy.default",
-    "lift_fresh.default",
-    "detach_copy.default",
-)
+_SAME = "clone alias detach contiguous lift_fresh_copy lift_fresh detach_copy"
+
+
+@maps(*(f"{name}.default" for name in _SAME.split()))
 def same(ctx: Context, x: Value) -> Value:
     return x
 
