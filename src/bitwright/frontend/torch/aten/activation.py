@@ -20,21 +20,6 @@ for _name, _op in (
     maps(f"{_name}.default")(lambda ctx, x, op=_op: ctx.b.op(op, x))
 
 
-maps_table(
-    {
-        "gelu.default": lambda ctx, x, approximate="none": ctx.b.gelu(x, approximate=approximate),
-        "hardsigmoid.default": lambda ctx, x: ctx.b.hard_sigmoid(x, alpha=1 / 6, beta=0.5),
-        "relu6.default": lambda ctx, x: hardtanh(ctx, x, 0, 6),
-        "leaky_relu.default": lambda ctx, x, slope=0.01: ctx.b.leaky_relu(x, alpha=slope),
-        "selu.default": lambda ctx, x: ctx.b.selu(x, **_SELU),
-        "celu.default": lambda ctx, x, alpha=1: ctx.b.celu(x, alpha=alpha),
-        "log_sigmoid.default": lambda ctx, x: ctx.b.neg(ctx.b.softplus(ctx.b.neg(x))),
-        "softshrink.default": lambda ctx, x, lambd=0.5: ctx.b.shrink(x, lambd=lambd, bias=lambd),
-        "hardshrink.default": lambda ctx, x, lambd=0.5: ctx.b.shrink(x, lambd=lambd, bias=0.0),
-    }
-)
-
-
 @maps("hardtanh.default")
 def hardtanh(ctx: Context, x: Value, low: float = -1, high: float = 1) -> Value:
     return ctx.b.clip(x, ctx.operand(low), ctx.operand(high))
@@ -116,3 +101,18 @@ def safe_softmax(ctx: Context, x: Value, dim: int, dtype: DType | None = None) -
     axis = normalize_axis(dim, x.rank)
     hidden = ctx.b.is_inf(ctx.b.reduce_max(x, axes=[axis]), detect_positive=False)
     return ctx.b.where(hidden, 0.0, ctx.b.softmax(x, axis=axis))
+
+
+maps_table(
+    {
+        "gelu.default": lambda ctx, x, approximate="none": ctx.b.gelu(x, approximate=approximate),
+        "hardsigmoid.default": lambda ctx, x: ctx.b.hard_sigmoid(x, alpha=1 / 6, beta=0.5),
+        "relu6.default": lambda ctx, x: hardtanh(ctx, x, 0, 6),
+        "leaky_relu.default": lambda ctx, x, slope=0.01: ctx.b.leaky_relu(x, alpha=slope),
+        "selu.default": lambda ctx, x: ctx.b.selu(x, **_SELU),
+        "celu.default": lambda ctx, x, alpha=1: ctx.b.celu(x, alpha=alpha),
+        "log_sigmoid.default": lambda ctx, x: ctx.b.neg(ctx.b.softplus(ctx.b.neg(x))),
+        "softshrink.default": lambda ctx, x, lambd=0.5: ctx.b.shrink(x, lambd=lambd, bias=lambd),
+        "hardshrink.default": lambda ctx, x, lambd=0.5: ctx.b.shrink(x, lambd=lambd, bias=0.0),
+    }
+)

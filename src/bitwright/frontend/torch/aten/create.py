@@ -12,18 +12,6 @@ from bitwright.ir.dim import Dim, product
 from bitwright.ir.dtype import DType, i64
 from bitwright.ir.graph import Value
 
-maps_table(
-    {
-        "full.default": lambda ctx, shape, value, dtype=None: ctx.full(value, shape, ctx.element),
-        "scalar_tensor.default": lambda ctx, value, dtype=None: ctx.scalar(value, ctx.element),
-        "arange.default": lambda ctx, stop, dtype=None: arange_step(ctx, 0, stop, 1),
-        "arange.start": lambda ctx, start, stop, dtype=None: arange_step(ctx, start, stop, 1),
-        "sym_size.int": lambda ctx, x, dim: x.shape[dim],
-        "sym_numel.default": lambda ctx, x: product(x.shape),
-        "sym_storage_offset.default": lambda ctx, x: 0,
-    }
-)
-
 
 @maps("full_like.default", "fill.Scalar", "fill.Tensor")
 def full_like(ctx: Context, x: Value, value: Any, dtype: DType | None = None) -> Value:
@@ -130,3 +118,16 @@ def sym_stride(ctx: Context, x: Value, dim: int) -> Any:
 def item(ctx: Context, x: Value) -> Value:
     x = ctx.reshape(x, ())
     return ctx.cast(x, i64) if x.dtype.is_integer else x
+
+
+maps_table(
+    {
+        "full.default": lambda ctx, shape, value, dtype=None: ctx.full(value, shape, ctx.element),
+        "scalar_tensor.default": lambda ctx, value, dtype=None: ctx.scalar(value, ctx.element),
+        "arange.default": lambda ctx, stop, dtype=None: arange_step(ctx, 0, stop, 1),
+        "arange.start": lambda ctx, start, stop, dtype=None: arange_step(ctx, start, stop, 1),
+        "sym_size.int": lambda ctx, x, dim: x.shape[dim],
+        "sym_numel.default": lambda ctx, x: product(x.shape),
+        "sym_storage_offset.default": lambda ctx, x: 0,
+    }
+)

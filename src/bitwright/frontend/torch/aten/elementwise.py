@@ -117,20 +117,6 @@ def mul(ctx: Context, x: Any, y: Any) -> Value:
     return op(ctx.operand(x), ctx.operand(y))
 
 
-maps_table(
-    {
-        "log2.default": lambda ctx, x: ctx.b.mul(ctx.b.log(ctx.operand(x)), 1 / math.log(2)),
-        "log10.default": lambda ctx, x: ctx.b.mul(ctx.b.log(ctx.operand(x)), 1 / math.log(10)),
-        "exp2.default": lambda ctx, x: ctx.b.exp(ctx.b.mul(ctx.operand(x), math.log(2))),
-        "erfc.default": lambda ctx, x: ctx.b.sub(1.0, ctx.b.erf(ctx.operand(x))),
-        "clamp_min.default clamp_min.Tensor": lambda ctx, x, low: clamp(ctx, x, low),
-        "clamp_max.default clamp_max.Tensor": lambda ctx, x, high: clamp(ctx, x, None, high),
-        "_to_copy.default": lambda ctx, x, dtype=None: ctx.operand(x),
-        "copy.default": lambda ctx, x, source: ctx.expand(ctx.operand(source), x.shape),
-    }
-)
-
-
 @maps("div.Tensor_mode", "div.Scalar_mode")
 def div_mode(ctx: Context, x: Any, y: Any, rounding_mode: str | None = None) -> Value:
     if rounding_mode == "floor":
@@ -248,3 +234,17 @@ def same(ctx: Context, x: Value) -> Value:
 @maps("convert_element_type.default", namespace="prims")
 def convert(ctx: Context, x: Value, dtype: DType) -> Value:
     return ctx.operand(x)
+
+
+maps_table(
+    {
+        "log2.default": lambda ctx, x: ctx.b.mul(ctx.b.log(ctx.operand(x)), 1 / math.log(2)),
+        "log10.default": lambda ctx, x: ctx.b.mul(ctx.b.log(ctx.operand(x)), 1 / math.log(10)),
+        "exp2.default": lambda ctx, x: ctx.b.exp(ctx.b.mul(ctx.operand(x), math.log(2))),
+        "erfc.default": lambda ctx, x: ctx.b.sub(1.0, ctx.b.erf(ctx.operand(x))),
+        "clamp_min.default clamp_min.Tensor": lambda ctx, x, low: clamp(ctx, x, low),
+        "clamp_max.default clamp_max.Tensor": lambda ctx, x, high: clamp(ctx, x, None, high),
+        "_to_copy.default": lambda ctx, x, dtype=None: ctx.operand(x),
+        "copy.default": lambda ctx, x, source: ctx.expand(ctx.operand(source), x.shape),
+    }
+)

@@ -36,18 +36,6 @@ def expand(ctx: Context, x: Value, shape: Shape, implicit: bool = False) -> Valu
     return ctx.expand(x, final)
 
 
-maps_table(
-    {
-        "permute.default": lambda ctx, x, dims: ctx.transpose(x, dims),
-        "t.default": lambda ctx, x: ctx.transpose(x, range(x.rank)[::-1]),
-        "unsqueeze.default": lambda ctx, x, dim: ctx.unsqueeze(x, dim),
-        "squeeze.default": lambda ctx, x: ctx.squeeze(x, *range(x.rank)),
-        "tril.default": lambda ctx, x, diagonal=0: ctx.b.trilu(x, upper=False, k=diagonal),
-        "triu.default": lambda ctx, x, diagonal=0: ctx.b.trilu(x, upper=True, k=diagonal),
-    }
-)
-
-
 @maps("transpose.int")
 def transpose(ctx: Context, x: Value, first: int, second: int) -> Value:
     if not x.rank:
@@ -233,3 +221,15 @@ for _rank in (1, 2, 3):
         maps(f"{_kind}_pad{_rank}d.default")(
             lambda ctx, x, pads, mode=_mode: _pad(ctx, x, pads, mode)
         )
+
+
+maps_table(
+    {
+        "permute.default": lambda ctx, x, dims: ctx.transpose(x, dims),
+        "t.default": lambda ctx, x: ctx.transpose(x, range(x.rank)[::-1]),
+        "unsqueeze.default": lambda ctx, x, dim: ctx.unsqueeze(x, dim),
+        "squeeze.default": lambda ctx, x: ctx.squeeze(x, *range(x.rank)),
+        "tril.default": lambda ctx, x, diagonal=0: ctx.b.trilu(x, upper=False, k=diagonal),
+        "triu.default": lambda ctx, x, diagonal=0: ctx.b.trilu(x, upper=True, k=diagonal),
+    }
+)

@@ -52,16 +52,6 @@ def _integers(ctx: Context, shape: Shape, low: int, high: int) -> Value:
     return ctx.operand(ctx.b.floor(random))
 
 
-maps_table(
-    {
-        "randint.default": lambda ctx, high, shape, dtype=None: randint_from(ctx, 0, high, shape),
-        "bernoulli.default": lambda ctx, x: ctx.b.bernoulli(x),
-        "bernoulli.p": lambda ctx, x, p=0.5: ctx.cast(_kept(ctx, x, 1 - p), x.dtype),
-        "dropout.default": lambda ctx, x, p, train: drop(ctx, x, p, train)[0],
-    }
-)
-
-
 @maps("randint.low")
 def randint_from(
     ctx: Context, low: Any, high: Any, shape: Shape, dtype: DType | None = None
@@ -92,3 +82,13 @@ def drop(ctx: Context, x: Value, p: float, train: bool) -> tuple[Value, Value | 
 def native_dropout(ctx: Context, x: Value, p: float, train: bool | None) -> list[Value]:
     y, mask = drop(ctx, x, p, train is None or train)
     return [y, ctx.full(True, x.shape, bool_) if mask is None else mask]
+
+
+maps_table(
+    {
+        "randint.default": lambda ctx, high, shape, dtype=None: randint_from(ctx, 0, high, shape),
+        "bernoulli.default": lambda ctx, x: ctx.b.bernoulli(x),
+        "bernoulli.p": lambda ctx, x, p=0.5: ctx.cast(_kept(ctx, x, 1 - p), x.dtype),
+        "dropout.default": lambda ctx, x, p, train: drop(ctx, x, p, train)[0],
+    }
+)
