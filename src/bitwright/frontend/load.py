@@ -8,8 +8,7 @@ from typing import Any
 from bitwright.errors import ImportModelError
 from bitwright.frontend import onnx, torch
 from bitwright.frontend.unsupported_formats import refuse_unsupported_formats
-from bitwright.ir import container
-from bitwright.ir.graph import Graph
+from bitwright.ir import Graph, container
 from bitwright.ir.parser import parse
 from bitwright.ops.core.check import verify
 

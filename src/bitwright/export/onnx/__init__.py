@@ -23,9 +23,8 @@ from bitwright.export.onnx.metadata import DOC, metadata_of, region_metadata, st
 from bitwright.export.onnx.options import options_for
 from bitwright.export.onnx.protos import graph_proto, initializer_items, model_proto
 from bitwright.export.onnx.zero_points import with_unsigned_values, without_zero_points
+from bitwright.ir import Graph, TensorType
 from bitwright.ir.dtype import f4e2m1, f8e8m0
-from bitwright.ir.graph import Graph
-from bitwright.ir.types import TensorType
 from bitwright.warn import warn_once
 
 __all__ = ["export_onnx"]

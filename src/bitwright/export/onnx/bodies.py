@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from bitwright.export.onnx.forms import transpose
 from bitwright.export.onnx.protos import Body
 from bitwright.export.onnx.scope import Ref, Scope
-from bitwright.ir.dtype import DType
-from bitwright.ir.types import Shape, TensorType
+from bitwright.ir import DType, Shape, TensorType
 
 Row = tuple[DType, Shape]
 

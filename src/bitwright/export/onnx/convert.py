@@ -20,9 +20,8 @@ from bitwright.export.onnx.protos import Body
 from bitwright.export.onnx.schemas import LEAST_OPSET, NEWEST_OPSET
 from bitwright.export.onnx.scope import SMALL, NeedsOpset, NoSuchType, Ref, Scope, Session
 from bitwright.export.onnx.sizes import bind, bind_all
+from bitwright.ir import Graph, Node, OpaqueType, TensorType, Value
 from bitwright.ir.dtype import DType, f32, i32, i64
-from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ir.types import OpaqueType, TensorType
 from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import get
 from bitwright.passes.lower_integer.operands import has_quantize

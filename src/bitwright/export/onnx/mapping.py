@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
 from bitwright.export.onnx.scalars import scalar_form
-from bitwright.export.onnx.scope import Scope
+from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ops.core.registry import get
+
+__all__ = ["Ref", "Scope", "exports", "exports_table", "no_form", "same_form"]
 
 Write = Callable[..., Any]
 F = TypeVar("F", bound=Write)
@@ -47,6 +49,12 @@ def exports(*names: str, widens: bool = True) -> Callable[[F], F]:
         return write
 
     return register
+
+
+def exports_table(table: dict[str, Write], widens: bool = True) -> None:
+    """Register the ONNX forms that are one expression."""
+    for name, write in table.items():
+        exports(name, widens=widens)(write)
 
 
 def no_form(*names: str, reason: str) -> None:
@@ -83,9 +91,3 @@ def same_form(
         results = len(e.node.types) if e.node else 1
         return e.emit(op_type, operands, attrs, results=results)
     return scalar_form(e, op, operands, attrs)
-
-
-def declared_forms() -> Mapping[str, Form]:
-    """The forms of all ops that have a mapping."""
-    _load()
-    return _FORMS

@@ -26,12 +26,7 @@ from bitwright.export.onnx.operands import Operands
 from bitwright.export.onnx.options import Options
 from bitwright.export.onnx.scalars import scalar_form
 from bitwright.export.onnx.scope import Ref, Scope
-from bitwright.export.onnx.static_conv import (
-    StaticConv,
-    is_fused,
-    static_conv,
-    write_static_conv,
-)
+from bitwright.export.onnx.static_conv import StaticConv, is_fused, static_conv, write_static_conv
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.rewrite.match import uniform

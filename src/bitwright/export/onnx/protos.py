@@ -14,8 +14,7 @@ from bitwright.export.onnx.tensors import complete
 from bitwright.frontend.onnx.regions import DOMAIN
 from bitwright.frontend.onnx.tensor import DATA_TYPES
 from bitwright.frontend.onnx.valuetypes import type_proto
-from bitwright.ir.dtype import DType
-from bitwright.ir.types import TensorType
+from bitwright.ir import DType, TensorType
 
 
 class Body:

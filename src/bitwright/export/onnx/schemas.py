@@ -95,10 +95,7 @@ class Schema:
         return self.inputs[-1] if self.variadic else None
 
     def misfit(
-        self,
-        inputs: Sequence[str],
-        attrs: Iterable[str],
-        outputs: Sequence[str] = (),
+        self, inputs: Sequence[str], attrs: Iterable[str], outputs: Sequence[str] = ()
     ) -> str:
         """The reason why a node does not fit, or ""; an empty type is not checked."""
         for name in attrs:

@@ -28,10 +28,8 @@ from bitwright.export.onnx.schemas import (
 )
 from bitwright.export.onnx.tensors import byte_length
 from bitwright.frontend.onnx.regions import SMALL as REGION_SMALL
-from bitwright.ir.dim import Size
+from bitwright.ir import Graph, Node, OpaqueType, Shape, Size, TensorType, Value, ValueType
 from bitwright.ir.dtype import DType, dtype, i64
-from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ir.types import OpaqueType, Shape, TensorType, ValueType
 from bitwright.ir.verify import place
 
 Array = np.ndarray[Any, Any]
@@ -214,11 +212,7 @@ class Scope:
         return schema is not None and not schema.misfit(elements, attrs)
 
     def _schema(
-        self,
-        op_type: str,
-        operands: Sequence[Ref | None],
-        attrs: list[str],
-        results: list[str],
+        self, op_type: str, operands: Sequence[Ref | None], attrs: list[str], results: list[str]
     ) -> Schema:
         elements = ["" if ref is None else ref.spelled for ref in operands]
         schema = schema_at(op_type, self.opset)

@@ -20,11 +20,10 @@ import numpy as np
 
 from bitwright.errors import ExportError
 from bitwright.export.onnx.operands import Operands, dequantizes_activation
+from bitwright.ir import Graph, Node, TensorType, Value, constant_value
 from bitwright.ir.dtype import DType, i8, u8
 from bitwright.ir.edit import Replacement, map_bodies, replace_nodes
-from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.naming import take_name
-from bitwright.ir.types import TensorType
 from bitwright.ir.verify import place
 
 MIDDLE = 128

@@ -15,11 +15,9 @@ import numpy as np
 
 from bitwright.aliases import ATTRIBUTES, OPS, current
 from bitwright.errors import BitwrightError
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode
 from bitwright.frontend.onnx.regions import DOMAIN
-from bitwright.ir.dtype import dtype
-from bitwright.ir.graph import Value
+from bitwright.ir import Value, dtype
 from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import all_ops
 

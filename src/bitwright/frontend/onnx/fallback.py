@@ -19,8 +19,7 @@ from bitwright.frontend.onnx.functions import resolved, schema_of
 from bitwright.frontend.onnx.node import OnnxNode
 from bitwright.frontend.onnx.tensor import DATA_TYPES
 from bitwright.frontend.onnx.valuetypes import inferred_type, type_proto, value_type
-from bitwright.ir import OpaqueType, TensorType, Value, ValueType
-from bitwright.ir.dim import UNKNOWN
+from bitwright.ir import UNKNOWN, OpaqueType, TensorType, Value, ValueType
 from bitwright.ops.control.fallback import encode_node, evaluator
 
 if TYPE_CHECKING:

@@ -21,13 +21,11 @@ from typing import TYPE_CHECKING
 from onnx import NodeProto
 
 from bitwright.errors import ImportModelError, UnsupportedError
+from bitwright.frontend.onnx.api import OnnxNode, UnmappedError
 from bitwright.frontend.onnx.bodies import captures_of, finish_body
 from bitwright.frontend.onnx.context import Body, Context
 from bitwright.frontend.onnx.frame import Scope
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import UnmappedError
-from bitwright.ir import Size, Value
-from bitwright.ir.dim import UNKNOWN
+from bitwright.ir import UNKNOWN, Size, Value
 
 if TYPE_CHECKING:
     from bitwright.frontend.onnx.importer import Importer

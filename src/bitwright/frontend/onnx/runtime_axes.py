@@ -25,12 +25,7 @@ Make = Callable[[Context, Value, list[int]], Value]
 
 
 def with_runtime_axes(
-    ctx: Context,
-    x: Value,
-    axes: Value,
-    rank: int,
-    make: Make,
-    among: Sequence[int] | None = None,
+    ctx: Context, x: Value, axes: Value, rank: int, make: Make, among: Sequence[int] | None = None
 ) -> Value:
     """`make(ctx, x, axes)` for constant or computed axes of a tensor of this rank.
 

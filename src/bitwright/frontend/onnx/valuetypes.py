@@ -17,7 +17,6 @@ from bitwright.ir.dim import FUNCTIONS, RESERVED, UNKNOWN
 from bitwright.ir.dtype import DTYPES
 
 _EXPRESSION = re.compile(r"[A-Za-z0-9_.+\-*/() ]{1,200}\Z")
-_MAX_SIZE = (1 << 63) - 1
 _MAX_NESTING = 16
 
 

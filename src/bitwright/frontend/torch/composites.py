@@ -16,39 +16,12 @@ import torch
 Tensor = torch.Tensor
 
 
-def _sequence_like(x: Tensor, h: Tensor, bidirectional: bool) -> Tensor:
-    return x.new_empty((*x.shape[:-1], h.shape[-1] * (2 if bidirectional else 1)))
-
-
-def _lstm_like(
-    x: Tensor,
-    hx: list[Tensor],
-    params: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
-    """Tensors with the result shapes of `aten.lstm`."""
-    h, c = hx
-    return _sequence_like(x, h, bidirectional), torch.empty_like(h), torch.empty_like(c)
-
-
-def _rnn_like(
-    x: Tensor,
-    h: Tensor,
-    params: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
-    """Tensors with the result shapes of `aten.gru` and `aten.rnn_*`."""
-    return _sequence_like(x, h, bidirectional), torch.empty_like(h)
+def _recurrent_like(x: Tensor, hx: Any, params: list[Tensor], *options: Any) -> tuple[Tensor, ...]:
+    """Tensors with the result shapes of `aten.lstm`, `aten.gru` and `aten.rnn_*`."""
+    states = [hx] if isinstance(hx, Tensor) else hx
+    *_, bidirectional, _batch_first = options
+    width = states[0].shape[-1] * (2 if bidirectional else 1)
+    return x.new_empty((*x.shape[:-1], width)), *map(torch.empty_like, states)
 
 
 def _max_pool1d(
@@ -75,10 +48,10 @@ def _quantized_like(x: Tensor, *_: Any) -> Tensor:
 def _kernels() -> dict[Any, Any]:
     aten = torch.ops.aten
     return {
-        aten.lstm.input: _lstm_like,
-        aten.gru.input: _rnn_like,
-        aten.rnn_tanh.input: _rnn_like,
-        aten.rnn_relu.input: _rnn_like,
+        aten.lstm.input: _recurrent_like,
+        aten.gru.input: _recurrent_like,
+        aten.rnn_tanh.input: _recurrent_like,
+        aten.rnn_relu.input: _recurrent_like,
         aten.max_pool1d.default: _max_pool1d,
         aten.fake_quantize_per_tensor_affine.default: _quantized_like,
         aten.fake_quantize_per_tensor_affine.tensor_qparams: _quantized_like,

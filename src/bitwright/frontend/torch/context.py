@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitwright.frontend.builder import TypedBuilder
-from bitwright.frontend.torch.registry import UnmappedError
+from bitwright.frontend.torch.registry import UnmappedError, maps, maps_table
 from bitwright.frontend.torch.scalars import Ratio
 from bitwright.ir.dim import Dim, Size, Symbol, symbols_of
 from bitwright.ir.dtype import DType, bool_, dtype, f64, i64
@@ -23,6 +23,8 @@ from bitwright.ops.shape.slicing import normalize_slice
 
 if TYPE_CHECKING:
     from bitwright.frontend.torch.graph_importer import GraphImporter
+
+__all__ = ["Context", "Shape", "maps", "maps_table"]
 
 Shape = Sequence[Any]
 

@@ -16,11 +16,10 @@ from bitwright.frontend.torch.locations import Problems, location_of, module_pat
 from bitwright.frontend.torch.registry import UnmappedError, all_mappings
 from bitwright.frontend.torch.scalars import compute, function_name
 from bitwright.frontend.torch.tensors import array_of, element_type
+from bitwright.ir import Graph, TensorType, Value
 from bitwright.ir.dim import UNKNOWN, Symbol
 from bitwright.ir.dtype import DType, bool_, f64, i64
-from bitwright.ir.graph import Graph, Value
 from bitwright.ir.naming import in_module
-from bitwright.ir.types import TensorType
 
 # Arguments about the storage of a tensor, not its elements.
 _STORAGE = {"device", "layout", "pin_memory", "memory_format", "generator", "non_blocking"}

@@ -20,11 +20,10 @@ from bitwright.frontend.torch.scalars import Ratio, kind_of
 from bitwright.frontend.torch.symbols import SymbolTable
 from bitwright.frontend.torch.tensors import array_of, element_type, has_data, memory_of
 from bitwright.frontend.torch.trace import Traced
+from bitwright.ir import Graph, TensorType, Value
 from bitwright.ir.dim import Dim, Symbol
 from bitwright.ir.dtype import i64
 from bitwright.ir.edit import prune
-from bitwright.ir.graph import Graph, Value
-from bitwright.ir.types import TensorType
 from bitwright.ops.core.check import verify
 from bitwright.warn import warn_once
 

@@ -41,6 +41,12 @@ def maps(*names: str, namespace: str = "aten") -> Callable[[F], F]:
     return register
 
 
+def maps_table(table: dict[str, Mapping]) -> None:
+    """Register ops of one expression; a key holds one or several names."""
+    for names, function in table.items():
+        maps(*names.split())(function)
+
+
 @cache
 def all_mappings() -> dict[str, Mapping]:
     """Every mapping by the op's qualified name."""

@@ -13,15 +13,7 @@ from functools import reduce
 from typing import Any
 
 from bitwright.errors import UnsupportedError
-from bitwright.ir.dim import (
-    FUNCTIONS,
-    RESERVED,
-    Dim,
-    Size,
-    max_size,
-    min_size,
-    symbol,
-)
+from bitwright.ir.dim import FUNCTIONS, RESERVED, Dim, Size, max_size, min_size, symbol
 
 _LARGEST_BOUND = 2**31  # larger bounds mean infinity
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bitwright.export.onnx.bodies import subgraph
 from bitwright.export.onnx.forms import counting, slice_axis, unsqueeze
-from bitwright.export.onnx.mapping import exports, no_form
-from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.mapping import Ref, Scope, exports, no_form
 from bitwright.export.onnx.sizes import size_scalar, sizes_tensor
 from bitwright.ir.dim import Size, max_size
 from bitwright.ir.dtype import bool_, i64

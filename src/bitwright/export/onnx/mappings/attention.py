@@ -15,13 +15,12 @@ from bitwright.export.onnx.forms import (
     unsqueeze,
 )
 from bitwright.export.onnx.functions import region
-from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.export.onnx.mappings.int8_attention import (
     call_attention,
     quantized_scores,
     weighted_values,
 )
-from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import size_scalar, size_vector, sizes_tensor
 from bitwright.ir.dim import Dim, Size, bounds
 from bitwright.ir.dtype import DType, bool_, i64
@@ -139,13 +138,7 @@ def _repeat_heads(e: Scope, x: Ref, shape: tuple[Size, ...], heads: Size) -> Ref
 
 
 def _bias(
-    e: Scope,
-    q: Ref,
-    total: Size,
-    before: Size,
-    mask: Ref | None,
-    lengths: Ref | None,
-    attrs: Any,
+    e: Scope, q: Ref, total: Size, before: Size, mask: Ref | None, lengths: Ref | None, attrs: Any
 ) -> tuple[Ref | None, bool]:
     """The bias of the scores, and whether it may mask every key of a row."""
     queries = q.shape[2]

@@ -7,10 +7,9 @@ from typing import Any
 
 from bitwright.export.onnx.forms import reduce, slice_axis, squeeze, transpose, unsqueeze
 from bitwright.export.onnx.functions import call
-from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.export.onnx.mappings.integer_conv import eight_bits
 from bitwright.export.onnx.mappings.quantization import dequantize
-from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import DType, f32, i32, i64
 from bitwright.ops.math.einsum import parse_equation
 

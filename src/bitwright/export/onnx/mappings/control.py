@@ -11,14 +11,12 @@ from typing import Any
 
 from bitwright.export.onnx.bodies import finish
 from bitwright.export.onnx.convert import inline, write_nodes
-from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.export.onnx.protos import Body
 from bitwright.export.onnx.schemas import spelled
-from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import bind
+from bitwright.ir import Graph, TensorType, ValueType
 from bitwright.ir.dtype import bool_
-from bitwright.ir.graph import Graph
-from bitwright.ir.types import TensorType, ValueType
 
 
 def _write_body(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bitwright.export.onnx.mapping import exports, no_form, same_form
+from bitwright.export.onnx.mapping import Ref, Scope, exports, no_form, same_form
 from bitwright.export.onnx.scalars import scalar_form
-from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.ir.dtype import DType, bool_
 
 _SAME_ATTRIBUTES = {

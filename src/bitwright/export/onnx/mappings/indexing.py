@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from bitwright.export.onnx.forms import as_scalar, counting, slice_axis, squeeze, unsqueeze
-from bitwright.export.onnx.mapping import exports
-from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.mapping import Ref, Scope, exports, exports_table
 from bitwright.export.onnx.sizes import size_scalar, size_vector, sizes_tensor
 from bitwright.ir.dim import Size
-from bitwright.ir.dtype import DType, bool_, i32, i64
+from bitwright.ir.dtype import bool_, i32, i64
 from bitwright.ir.types import Shape, normalize_axis
 
 
@@ -18,9 +17,15 @@ def index(e: Scope, indices: Ref) -> Ref:
     return indices if indices.element in (i32, i64) else e.cast(indices, i64)
 
 
-@exports("gather", widens=False)
-def gather(e: Scope, x: Ref, indices: Ref, axis: int) -> Ref:
-    return e.Gather(x, index(e, indices), axis=axis)
+exports_table(
+    {
+        "gather": lambda e, x, indices, axis: e.Gather(x, index(e, indices), axis=axis),
+        "compress": lambda e, x, condition, axis: e.Compress(x, condition, axis=axis),
+        "iota": lambda e, length, dtype: e.cast(counting(e, length), dtype),
+        "shape_of": lambda e, x: e.Shape(x),
+    },
+    widens=False,
+)
 
 
 @exports("gather_elements", widens=False)
@@ -77,11 +82,6 @@ def reverse_sequence(e: Scope, x: Ref, lengths: Ref, batch_axis: int, time_axis:
     return e.Transpose(y, perm=back)
 
 
-@exports("compress", widens=False)
-def compress(e: Scope, x: Ref, condition: Ref, axis: int | None) -> Ref:
-    return e.Compress(x, condition, axis=axis)
-
-
 @exports("nonzero")
 def nonzero(e: Scope, x: Ref) -> Ref:
     if x.rank:
@@ -124,19 +124,9 @@ def write_range(e: Scope, start: Ref, limit: Ref, delta: Ref) -> Ref:
     return e.Range(*(as_scalar(e, x) for x in (start, limit, delta)))
 
 
-@exports("iota", widens=False)
-def iota(e: Scope, length: Size, dtype: DType) -> Ref:
-    return e.cast(counting(e, length), dtype)
-
-
 @exports("sizes", widens=False)
 def sizes(e: Scope, values: Shape, shape: tuple[int, ...]) -> Ref:
     flat = sizes_tensor(e, values)
     if not shape:
         return size_scalar(e, values[0])
     return flat if len(shape) == 1 else e.Reshape(flat, e.ints(shape))
-
-
-@exports("shape_of", widens=False)
-def shape_of(e: Scope, x: Ref) -> Ref:
-    return e.Shape(x)

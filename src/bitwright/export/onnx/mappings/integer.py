@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from bitwright.export.onnx.forms import as_scalar
-from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.export.onnx.mappings.norms import per_channel
-from bitwright.export.onnx.mappings.windows import Ints, Sizes, listed
-from bitwright.export.onnx.scope import Ref, Scope
-from bitwright.ir.dim import Dim
+from bitwright.export.onnx.mappings.windows import static_windows
 from bitwright.ir.dtype import DType, f32, i32
 
 
@@ -52,38 +52,25 @@ def integer_conv(
     x_zero: Ref | None,
     w_zero: Ref | None,
     bias: Ref | None,
-    strides: Ints,
-    pads: Sizes,
-    dilations: Ints,
     groups: int,
+    **windows: Any,
 ) -> Ref:
     """ConvInteger; a zero point per filter is subtracted: y - w_zero * (sum of the window)."""
-    if any(isinstance(n, Dim) for n in pads or ()):
-        raise e.reject("ConvInteger takes no symbolic padding")
-    attrs = {
-        "strides": listed(strides, 1),
-        "pads": listed(pads, 0),
-        "dilations": listed(dilations, 1),
-        "group": groups if groups != 1 else None,
-    }
+    attrs = static_windows(e, "ConvInteger", windows)
+    attrs["group"] = groups if groups != 1 else None
     centre = _scalar(e, x_zero)
     common = _scalar(e, w_zero) if _is_one(w_zero) else None
     y = e.ConvInteger(x, w, centre, common, **attrs)
     if w_zero is not None and common is None:
         ones = e.Sub(e.cast(w, i32), e.Sub(e.cast(w, i32), e.constant(np.array(1), i32)))
-        windows = e.ConvInteger(x, e.cast(ones, w.element), centre, **attrs)
-        y = e.Sub(y, e.Mul(windows, per_channel(e, e.cast(w_zero, i32), x.rank)))
+        sums = e.ConvInteger(x, e.cast(ones, w.element), centre, **attrs)
+        y = e.Sub(y, e.Mul(sums, per_channel(e, e.cast(w_zero, i32), x.rank)))
     return y if bias is None else e.Add(y, per_channel(e, bias, x.rank))
 
 
 @exports("requantize", widens=False)
 def requantize(
-    e: Scope,
-    x: Ref,
-    zero_point: Ref | None,
-    highest: Ref | None,
-    to: DType,
-    bounded: bool,
+    e: Scope, x: Ref, zero_point: Ref | None, highest: Ref | None, to: DType, bounded: bool
 ) -> Ref:
     """Requantize in plain arithmetic: QuantizeLinear of NaN differs between runtimes."""
     if highest is not None:

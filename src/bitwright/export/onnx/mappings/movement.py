@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.export.onnx.forms import LAST, as_scalar, may_be_negative, reshape, slice_axis
-from bitwright.export.onnx.mapping import exports
-from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.export.onnx.sizes import size_vector, sizes_tensor
 from bitwright.ir.dim import Dim, Size, max_size
 from bitwright.ir.dtype import i64

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bitwright.export.onnx.forms import in_f32, reduce, reshape
-from bitwright.export.onnx.mapping import exports
-from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.ir.dim import product
 from bitwright.ir.dtype import f32
 from bitwright.ir.types import normalize_axis

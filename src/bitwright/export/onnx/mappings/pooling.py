@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from bitwright.export.onnx.forms import reshape, static_size
-from bitwright.export.onnx.mapping import exports
-from bitwright.export.onnx.mappings.windows import listed, padded
-from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.mapping import Ref, Scope, exports
+from bitwright.export.onnx.mappings.windows import padded, window_attrs
 from bitwright.export.onnx.sizes import sizes_tensor
 from bitwright.ir.dim import Dim, Size, product
 from bitwright.ir.dtype import f64, i8, u8
@@ -37,9 +36,7 @@ class Pool:
     def attrs(self, pads: Sequence[Size] | None, ceil: bool) -> dict[str, Any]:
         return {
             "kernel_shape": list(self.kernel),
-            "strides": listed(self.strides, 1),
-            "pads": listed(pads, 0),
-            "dilations": listed(self.dilations, 1),
+            **window_attrs(self.strides, pads, self.dilations),
             "ceil_mode": 1 if ceil else None,
         }
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from bitwright.export.onnx.forms import as_scalar, counting, reduce
 from bitwright.export.onnx.functions import call
-from bitwright.export.onnx.mapping import exports
-from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.ir.dim import Dim
 from bitwright.ir.dtype import DType, f8e8m0, f32, f64, i8, i64, u8
 from bitwright.ir.types import TensorType, normalize_axis
@@ -26,18 +25,22 @@ MAX_ZEROS = 1 << 16
 
 @exports("dequantize", widens=False)
 def write_dequantize(
-    e: Scope,
-    x: Ref,
-    scale: Ref,
-    zero_point: Ref | None,
-    axis: int | None,
-    block: int,
-    to: DType | None,
+    e: Scope, x: Ref, scale: Ref, zero_point: Ref | None, axis: int | None, block: int, to: Any
 ) -> Ref:
     natural = scale.element if scale.element.bits >= 16 else f32
-    if _is_row_by_row(x, scale, axis, block) and (to or natural) == f32 == scale.element:
-        return _dequantize_rows(e, x, scale, zero_point, axis, block, to)
-    return dequantize(e, x, scale, zero_point, axis, block, to or natural)
+    if not _is_row_by_row(x, scale, axis, block) or not ((to or natural) == f32 == scale.element):
+        return dequantize(e, x, scale, zero_point, axis, block, to or natural)
+
+    def body(e: Scope, x: Ref, scale: Ref, zero_point: Ref | None = None) -> tuple[Ref, ...]:
+        """Plain arithmetic: ONNX Runtime fuses a DequantizeLinear before a product as if its zero
+        point were a scalar, and then rejects the fused node."""
+        y = e.cast(x, f32)
+        y = y if zero_point is None else e.Sub(y, e.cast(zero_point, f32))
+        return (e.Mul(y, scale),)
+
+    given = [x, scale] if zero_point is None else [x, scale, zero_point]
+    attrs = {"axis": axis, "block": block} | ({} if to is None else {"to": to})
+    return call(e, "dequantize", given, attrs, body)[0]
 
 
 def _is_row_by_row(x: Ref, scale: Ref, axis: int | None, block: int) -> bool:
@@ -45,31 +48,6 @@ def _is_row_by_row(x: Ref, scale: Ref, axis: int | None, block: int) -> bool:
     if not block or axis is None or not isinstance(scale.type, TensorType):
         return False
     return normalize_axis(axis, x.rank) == x.rank - 1 and scale.shape[-1] == 1
-
-
-def _dequantize_rows(
-    e: Scope,
-    x: Ref,
-    scale: Ref,
-    zero_point: Ref | None,
-    axis: int | None,
-    block: int,
-    to: DType | None,
-) -> Ref:
-    """A function of plain arithmetic: ONNX Runtime fuses a DequantizeLinear before a product as if
-    its zero point were a scalar, and then rejects the fused node."""
-    given = [x, scale] if zero_point is None else [x, scale, zero_point]
-
-    def body(e: Scope, x: Ref, scale: Ref, zero_point: Ref | None = None) -> tuple[Ref, ...]:
-        y = e.cast(x, f32)
-        if zero_point is not None:
-            y = e.Sub(y, e.cast(zero_point, f32))
-        return (e.Mul(y, scale),)
-
-    attrs: dict[str, object] = {"axis": axis, "block": block}
-    if to is not None:
-        attrs["to"] = to
-    return call(e, "dequantize", given, attrs, body)[0]
 
 
 def dequantize(

@@ -7,9 +7,8 @@ from typing import Any
 
 from bitwright.export.onnx.bodies import Row, scan
 from bitwright.export.onnx.forms import reduce, squeeze, unsqueeze
-from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mapping import Ref, Scope, exports, exports_table
 from bitwright.export.onnx.mappings.attention import scaled
-from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import sizes_tensor
 from bitwright.ir.dtype import i32
 from bitwright.ir.types import Shape
@@ -50,19 +49,13 @@ def _complete(given: Sequence[float], names: Sequence[str], position: int) -> li
     return [*given, *wanted[len(given) :]]
 
 
-@exports("rnn")
-def rnn(e: Scope, *operands: Ref | None, **attrs: Any) -> Any:
-    return _layer(e, "RNN", list(operands), attrs)
-
-
-@exports("gru")
-def gru(e: Scope, *operands: Ref | None, **attrs: Any) -> Any:
-    return _layer(e, "GRU", list(operands), attrs)
-
-
-@exports("lstm")
-def lstm(e: Scope, *operands: Ref | None, **attrs: Any) -> Any:
-    return _layer(e, "LSTM", list(operands), attrs)
+exports_table(
+    {
+        "rnn": lambda e, *operands, **attrs: _layer(e, "RNN", list(operands), attrs),
+        "gru": lambda e, *operands, **attrs: _layer(e, "GRU", list(operands), attrs),
+        "lstm": lambda e, *operands, **attrs: _layer(e, "LSTM", list(operands), attrs),
+    }
+)
 
 
 def _reject_integer(e: Scope, *_: Ref | None, **__: Any) -> Any:
@@ -105,14 +98,7 @@ def selective_scan(
 
 @exports("gated_delta")
 def gated_delta(
-    e: Scope,
-    q: Ref,
-    k: Ref,
-    v: Ref,
-    g: Ref,
-    beta: Ref,
-    state: Ref | None,
-    scale: float | None,
+    e: Scope, q: Ref, k: Ref, v: Ref, g: Ref, beta: Ref, state: Ref | None, scale: float | None
 ) -> tuple[Ref, Ref]:
     """S = exp(g) S + k (beta (v - S' k))', y = S' q, along axis 2."""
     (batch, heads, steps, keys), values = q.shape, v.shape[3]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from bitwright.export.onnx.bodies import scan
 from bitwright.export.onnx.forms import reduce
-from bitwright.export.onnx.mapping import exports
-from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.export.onnx.sizes import size_scalar, size_vector, sizes_tensor
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import bool_, f64, i64, u8
@@ -46,29 +46,17 @@ def _integer_mean(e: Scope, x: Ref, axes: Sequence[int], keepdims: bool) -> Ref:
     return e.cast(e.Div(total, size_scalar(e, count)), x.element)
 
 
-def _along_axis(op: str, op_type: str) -> None:
+def _same_attributes(op: str, op_type: str, **names: str) -> None:
     @exports(op)
-    def write(e: Scope, x: Ref, axis: int) -> Ref:
-        return e.emit(op_type, [x], {"axis": axis})[0]
+    def write(e: Scope, x: Ref, **attrs: Any) -> Ref:
+        return e.emit(op_type, [x], {names.get(name, name): v for name, v in attrs.items()})[0]
 
 
-for _op, _op_type in {
-    "softmax": "Softmax",
-    "log_softmax": "LogSoftmax",
-    "hardmax": "Hardmax",
-}.items():
-    _along_axis(_op, _op_type)
-
-
-def _index_of(op: str, op_type: str) -> None:
-    @exports(op)
-    def write(e: Scope, x: Ref, axis: int, keepdims: bool, select_last: bool) -> Ref:
-        attrs = {"axis": axis, "keepdims": keepdims, "select_last_index": select_last}
-        return e.emit(op_type, [x], attrs)[0]
-
-
-for _op, _op_type in {"argmax": "ArgMax", "argmin": "ArgMin"}.items():
-    _index_of(_op, _op_type)
+_same_attributes("softmax", "Softmax")
+_same_attributes("log_softmax", "LogSoftmax")
+_same_attributes("hardmax", "Hardmax")
+_same_attributes("argmax", "ArgMax", select_last="select_last_index")
+_same_attributes("argmin", "ArgMin", select_last="select_last_index")
 
 
 @exports("top_k")

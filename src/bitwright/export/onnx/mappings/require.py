@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bitwright.export.onnx.mapping import exports
-from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.ir.dtype import i64
 
 

@@ -5,40 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from bitwright.export.onnx.forms import as_scalar, reduce, slice_axis, squeeze, unsqueeze
-from bitwright.export.onnx.mapping import exports
-from bitwright.export.onnx.scope import Ref, Scope
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.export.onnx.sizes import size_vector, sizes_tensor
 from bitwright.ir.dim import Dim, Size, min_size
 from bitwright.ir.dtype import DType, f32, f64, i64
 from bitwright.ir.types import Shape
 
 
-def _random(
-    e: Scope, op_type: str, like: Ref | None, shape: Shape | None, dtype: DType | None, attrs: Any
-) -> Ref:
-    if like is None and not any(isinstance(size, Dim) for size in shape or ()):
-        element = dtype or f32
-        attrs = {**attrs, "dtype": element, "shape": list(shape or ())}
-        return e.emit(op_type, [], attrs, dtypes=[element])[0]
-    if like is None:
-        like = e.ConstantOfShape(sizes_tensor(e, shape or ()), dtypes=[f32])
-    element = dtype or like.element
-    attrs = {**attrs, "dtype": element}
-    return e.emit(f"{op_type}Like", [like], attrs, dtypes=[element])[0]
+def _random(op: str, op_type: str) -> None:
+    @exports(op, widens=False)
+    def write(
+        e: Scope, like: Ref | None, shape: Shape | None, dtype: DType | None, **attrs: Any
+    ) -> Ref:
+        if like is None and not any(isinstance(size, Dim) for size in shape or ()):
+            element = dtype or f32
+            attrs = {**attrs, "dtype": element, "shape": list(shape or ())}
+            return e.emit(op_type, [], attrs, dtypes=[element])[0]
+        if like is None:
+            like = e.ConstantOfShape(sizes_tensor(e, shape or ()), dtypes=[f32])
+        element = dtype or like.element
+        attrs = {**attrs, "dtype": element}
+        return e.emit(f"{op_type}Like", [like], attrs, dtypes=[element])[0]
 
 
-@exports("random_uniform", widens=False)
-def random_uniform(
-    e: Scope, like: Ref | None, shape: Shape | None, dtype: DType | None, **attrs: Any
-) -> Ref:
-    return _random(e, "RandomUniform", like, shape, dtype, attrs)
-
-
-@exports("random_normal", widens=False)
-def random_normal(
-    e: Scope, like: Ref | None, shape: Shape | None, dtype: DType | None, **attrs: Any
-) -> Ref:
-    return _random(e, "RandomNormal", like, shape, dtype, attrs)
+_random("random_uniform", "RandomUniform")
+_random("random_normal", "RandomNormal")
 
 
 @exports("bernoulli", widens=False)

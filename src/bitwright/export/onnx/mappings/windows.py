@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 
 from bitwright.export.onnx.forms import reshape, squeeze, unsqueeze
-from bitwright.export.onnx.mapping import exports
+from bitwright.export.onnx.mapping import Ref, Scope, exports
 from bitwright.export.onnx.mappings.integer_conv import integer_conv
 from bitwright.export.onnx.mappings.norms import per_channel
-from bitwright.export.onnx.scope import Ref, Scope
 from bitwright.export.onnx.sizes import sizes_tensor
-from bitwright.ir.dim import Dim, Size
-from bitwright.ir.types import Shape
+from bitwright.ir import Dim, Shape, Size
 
 Ints = Sequence[int] | None
 Sizes = Sequence[Size] | None
@@ -37,26 +35,29 @@ def padded(e: Scope, x: Ref, pads: Sizes, fill: float) -> tuple[Ref, list[int] |
     return y, None
 
 
+def window_attrs(strides: Ints, pads: Sizes, dilations: Ints) -> dict[str, Any]:
+    return {
+        "strides": listed(strides, 1),
+        "pads": listed(pads, 0),
+        "dilations": listed(dilations, 1),
+    }
+
+
+def static_windows(e: Scope, op_type: str, windows: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of an op that takes no symbolic padding."""
+    if any(isinstance(n, Dim) for n in windows["pads"] or ()):
+        raise e.reject(f"{op_type} takes no symbolic padding")
+    return window_attrs(**windows)
+
+
 @exports("conv")
 def conv(
-    e: Scope,
-    x: Ref,
-    w: Ref,
-    bias: Ref | None,
-    strides: Ints,
-    pads: Sizes,
-    dilations: Ints,
-    groups: int,
+    e: Scope, x: Ref, w: Ref, bias: Ref | None, pads: Sizes, groups: int, **windows: Any
 ) -> Ref:
     rank, is_integer = x.rank, x.element.is_integer
     plain = x
     x, pads = padded(e, x, pads, 0)
-    attrs = {
-        "strides": listed(strides, 1),
-        "pads": pads,
-        "dilations": listed(dilations, 1),
-        "group": groups if groups != 1 else None,
-    }
+    attrs = {**window_attrs(pads=pads, **windows), "group": groups if groups != 1 else None}
     if not is_integer:
         return e.Conv(x, w, bias, **attrs)
     assert e.node is not None
@@ -67,28 +68,11 @@ def conv(
 
 @exports("conv_transpose")
 def conv_transpose(
-    e: Scope,
-    x: Ref,
-    w: Ref,
-    bias: Ref | None,
-    strides: Ints,
-    pads: Sizes,
-    dilations: Ints,
-    output_padding: Ints,
-    groups: int,
+    e: Scope, x: Ref, w: Ref, bias: Ref | None, output_padding: Ints, groups: int, **windows: Any
 ) -> Ref:
-    if any(isinstance(n, Dim) for n in pads or ()):
-        raise e.reject("ConvTranspose takes no symbolic padding")
-    return e.ConvTranspose(
-        x,
-        w,
-        bias,
-        strides=listed(strides, 1),
-        pads=listed(pads, 0),
-        dilations=listed(dilations, 1),
-        output_padding=listed(output_padding, 0),
-        group=groups if groups != 1 else None,
-    )
+    attrs = static_windows(e, "ConvTranspose", windows)
+    attrs["output_padding"] = listed(output_padding, 0)
+    return e.ConvTranspose(x, w, bias, **attrs, group=groups if groups != 1 else None)
 
 
 @exports("deform_conv")
@@ -99,67 +83,35 @@ def deform_conv(
     offset: Ref,
     bias: Ref | None,
     mask: Ref | None,
-    strides: Ints,
-    pads: Sizes,
-    dilations: Ints,
     groups: int,
     offset_groups: int,
+    **windows: Any,
 ) -> Ref:
-    if any(isinstance(n, Dim) for n in pads or ()):
-        raise e.reject("DeformConv takes no symbolic padding")
-    if x.rank == 3:  # runtimes support images: one of height 1, without vertical offsets
-        taps = (*offset.shape[:1], offset.shape[1], 1, *offset.shape[2:])
-        across = reshape(e, offset, offset.shape, taps)
-        both = e.Concat(e.Mul(across, e.scalar(0, across)), across, axis=2)
-        rows = (offset.shape[0], 2 * offset.shape[1], 1, offset.shape[2])
-        moved = reshape(e, both, (*taps[:2], 2, taps[3]), rows)
-        y = e.DeformConv(
-            unsqueeze(e, x, 2),
-            unsqueeze(e, w, 2),
-            moved,
-            bias,
-            None if mask is None else unsqueeze(e, mask, 2),
-            strides=[1, *(strides or [1])],
-            pads=[0, (pads or [0, 0])[0], 0, (pads or [0, 0])[1]],
-            dilations=[1, *(dilations or [1])],
-            group=groups,
-            offset_group=offset_groups,
-        )
-        return squeeze(e, y, 2)
-    return e.DeformConv(
-        x,
-        w,
-        offset,
-        bias,
-        mask,
-        strides=listed(strides, 1),
-        pads=listed(pads, 0),
-        dilations=listed(dilations, 1),
-        group=groups,
-        offset_group=offset_groups,
-    )
+    attrs = static_windows(e, "DeformConv", windows)
+    shared = {"group": groups, "offset_group": offset_groups}
+    if x.rank != 3:
+        return e.DeformConv(x, w, offset, bias, mask, **attrs, **shared)
+    # runtimes support images: one of height 1, without vertical offsets
+    taps = (*offset.shape[:1], offset.shape[1], 1, *offset.shape[2:])
+    across = reshape(e, offset, offset.shape, taps)
+    both = e.Concat(e.Mul(across, e.scalar(0, across)), across, axis=2)
+    rows = (offset.shape[0], 2 * offset.shape[1], 1, offset.shape[2])
+    moved = reshape(e, both, (*taps[:2], 2, taps[3]), rows)
+    before, after = windows["pads"] or (0, 0)
+    attrs = {
+        "strides": [1, *(windows["strides"] or [1])],
+        "pads": [0, before, 0, after],
+        "dilations": [1, *(windows["dilations"] or [1])],
+    }
+    image, filters = unsqueeze(e, x, 2), unsqueeze(e, w, 2)
+    mask = None if mask is None else unsqueeze(e, mask, 2)
+    return squeeze(e, e.DeformConv(image, filters, moved, bias, mask, **attrs, **shared), 2)
 
 
 @exports("col2im")
-def col2im(
-    e: Scope,
-    x: Ref,
-    image_shape: Shape,
-    block_shape: Ints,
-    strides: Ints,
-    pads: Sizes,
-    dilations: Ints,
-) -> Ref:
-    if any(isinstance(n, Dim) for n in pads or ()):
-        raise e.reject("Col2Im takes no symbolic padding")
-    return e.Col2Im(
-        x,
-        sizes_tensor(e, image_shape),
-        e.ints(list(block_shape or ())),
-        strides=listed(strides, 1),
-        pads=listed(pads, 0),
-        dilations=listed(dilations, 1),
-    )
+def col2im(e: Scope, x: Ref, image_shape: Shape, block_shape: Ints, **windows: Any) -> Ref:
+    attrs = static_windows(e, "Col2Im", windows)
+    return e.Col2Im(x, sizes_tensor(e, image_shape), e.ints(list(block_shape or ())), **attrs)
 
 
 # regions and resampling

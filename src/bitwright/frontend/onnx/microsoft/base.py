@@ -17,63 +17,38 @@ from typing import Any
 from onnx import NodeProto
 
 from bitwright.errors import ImportModelError, UnsupportedError
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import (
-    Mapping,
-    Results,
-    UnmappedError,
-    all_mappings,
-    imports,
-)
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode
+from bitwright.frontend.onnx.registry import Mapping, Results, UnmappedError, all_mappings, imports
 from bitwright.ir import Size, Value
 
 DOMAIN = "com.microsoft"
 
-BLOCKED_LAYOUT = (
-    "AveragePool",
-    "Conv",
-    "GlobalAveragePool",
-    "GlobalMaxPool",
-    "MaxPool",
-    "ReorderInput",
-    "ReorderOutput",
-    "Upsample",
-)
-_GENERATION = "it runs a whole generation loop; export the decoder alone"
-_GPU_LAYOUT = "its operands are laid out for one GPU kernel"
-_COMPILED = "it holds code compiled for one device"
-REFUSED = {
-    "BeamSearch": _GENERATION,
-    "GreedySearch": _GENERATION,
-    "Sampling": _GENERATION,
-    "WhisperBeamSearch": _GENERATION,
-    "BifurcationDetector": "it compares token suffixes, which no tensor op does",
-    "DynamicTimeWarping": "its search through the data is sequential",
-    "EPContext": _COMPILED,
-    "Snpe": _COMPILED,
-    "SparseAttention": "attention over a block-sparse layout has no op here",
-    "LongformerAttention": "attention over a sliding window with global tokens has no op here",
-    "PagedAttention": "caches in pages have no op here",
-    "PackedAttention": "batches packed without padding have no op here",
-    "PackedMultiHeadAttention": "batches packed without padding have no op here",
-    "RemovePadding": "batches packed without padding have no op here",
-    "RestorePadding": "batches packed without padding have no op here",
-    "MatMulFpQ4": "its weights are in a format private to ONNX Runtime",
-    "MaxpoolWithMask": "its windows end at the first masked element, which no pooling here does",
-    "NhwcConv": _GPU_LAYOUT,
-    "QOrderedAttention": _GPU_LAYOUT,
-    "QOrderedGelu": _GPU_LAYOUT,
-    "QOrderedLayerNormalization": _GPU_LAYOUT,
-    "QOrderedLongformerAttention": _GPU_LAYOUT,
-    "QOrderedMatMul": _GPU_LAYOUT,
-    "QuantizeWithOrder": _GPU_LAYOUT,
-    "DequantizeWithOrder": _GPU_LAYOUT,
-    "SparseToDenseMatMul": "sparse tensors are not supported",
-    "Tokenizer": "it works on text",
-    "WordConvEmbedding": "it works on text",
-    "MurmurHash3": "hashing has no op here",
+BLOCKED_LAYOUT = "AveragePool Conv GlobalAveragePool GlobalMaxPool MaxPool ReorderInput "
+BLOCKED_LAYOUT += "ReorderOutput Upsample"
+_REASONS = {
+    "it runs a whole generation loop; export the decoder alone": (
+        "BeamSearch GreedySearch Sampling WhisperBeamSearch"
+    ),
+    "its operands are laid out for one GPU kernel": (
+        "NhwcConv QOrderedAttention QOrderedGelu QOrderedLayerNormalization QOrderedMatMul "
+        "QOrderedLongformerAttention QuantizeWithOrder DequantizeWithOrder"
+    ),
+    "it holds code compiled for one device": "EPContext Snpe",
+    "it compares token suffixes, which no tensor op does": "BifurcationDetector",
+    "its search through the data is sequential": "DynamicTimeWarping",
+    "attention over a block-sparse layout has no op here": "SparseAttention",
+    "attention over a sliding window with global tokens has no op here": "LongformerAttention",
+    "caches in pages have no op here": "PagedAttention",
+    "batches packed without padding have no op here": (
+        "PackedAttention PackedMultiHeadAttention RemovePadding RestorePadding"
+    ),
+    "its weights are in a format private to ONNX Runtime": "MatMulFpQ4",
+    "its windows end at the first masked element, which no pooling here does": "MaxpoolWithMask",
+    "sparse tensors are not supported": "SparseToDenseMatMul",
+    "it works on text": "Tokenizer WordConvEmbedding",
+    "hashing has no op here": "MurmurHash3",
 }
+REFUSED = {op_type: reason for reason, ops in _REASONS.items() for op_type in ops.split()}
 
 
 def microsoft(
@@ -108,7 +83,7 @@ def refused(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     raise UnsupportedError(f"is not supported: {REFUSED[node.op_type]}", where=node.where)
 
 
-@microsoft(*BLOCKED_LAYOUT, needs=0, domain=f"{DOMAIN}.nchwc")
+@microsoft(*BLOCKED_LAYOUT.split(), needs=0, domain=f"{DOMAIN}.nchwc")
 def blocked_layout(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     raise UnsupportedError(
         "is not supported: its channels are in blocks as wide as one machine's registers",

@@ -11,10 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import microsoft, refuse, scalar, standard
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results
 from bitwright.frontend.onnx.standard.quant import centred
 from bitwright.ir import Value
 from bitwright.ir.dim import product

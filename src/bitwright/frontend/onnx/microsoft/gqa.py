@@ -11,10 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import count_up, microsoft, refuse, required
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results
 from bitwright.frontend.onnx.standard.attention import join_heads, split_heads
 from bitwright.ir import Size, Value
 from bitwright.ir.dim import max_size

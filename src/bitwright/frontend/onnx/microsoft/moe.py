@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import microsoft, refuse
 from bitwright.frontend.onnx.microsoft.nbits import (
     around_middle,
@@ -21,8 +21,6 @@ from bitwright.frontend.onnx.microsoft.nbits import (
     unpacked_rows,
     weight_bits,
 )
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results
 from bitwright.ir import Value
 from bitwright.ir.dim import product
 

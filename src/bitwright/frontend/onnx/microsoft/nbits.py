@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import microsoft, refuse, required
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results
 from bitwright.frontend.onnx.tensor import unpack
 from bitwright.ir import Value
 from bitwright.ir.dtype import DTYPES

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import microsoft, refuse, single, standard
 from bitwright.frontend.onnx.microsoft.elementwise import activate
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results
 from bitwright.ir import Value
 
 OPSET = 17

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import microsoft, refuse, required
 from bitwright.frontend.onnx.microsoft.nn import channels_first, channels_last
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results
 from bitwright.ir import Value
 from bitwright.ir.types import normalize_axis
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.base import microsoft, required, scalar, single, standard
 from bitwright.frontend.onnx.microsoft.nn import channels_first, channels_last
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results
 from bitwright.ir import DType, Value
 
 Function = Callable[[Value], Value]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results
 from bitwright.frontend.onnx.microsoft.attention import attend_projected
 from bitwright.frontend.onnx.microsoft.base import microsoft, scalar, standard
 from bitwright.frontend.onnx.microsoft.norm import EPS, embedded, mask_index
 from bitwright.frontend.onnx.microsoft.qlinear import dequantize
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results
 from bitwright.frontend.onnx.standard.quant import along, centred
 from bitwright.ir import Value
 from bitwright.ir.dtype import u8

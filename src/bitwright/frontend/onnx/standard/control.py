@@ -13,11 +13,10 @@ from typing import Any
 from onnx import GraphProto
 
 from bitwright.errors import ImportModelError, InferenceError, UnsupportedError
+from bitwright.frontend.onnx.api import OnnxNode, Results, UnmappedError, imports
 from bitwright.frontend.onnx.bodies import captures_of, finish_body
 from bitwright.frontend.onnx.context import Body, Context, Inputs
 from bitwright.frontend.onnx.fork import Fork, compared_with_one, may_fork
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
 from bitwright.ir import OpaqueType, TensorType, Value, ValueType
 from bitwright.ir.dtype import bool_, i64
 
@@ -115,10 +114,7 @@ def _runs_once(ctx: Context, trip_count: Value | None, condition: Value | None) 
 
 
 def _peeled(
-    ctx: Context,
-    graph: GraphProto,
-    scalars: Sequence[Value | None],
-    carried: Sequence[Value],
+    ctx: Context, graph: GraphProto, scalars: Sequence[Value | None], carried: Sequence[Value]
 ) -> Results:
     """The loop with its first iteration peeled, so that initial values may have another rank."""
     trip_count, condition = scalars

@@ -8,31 +8,29 @@ import numpy as np
 from onnx import TensorProto
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results, UnmappedError, imports
+from bitwright.frontend.onnx.table import imports_table
 from bitwright.frontend.onnx.tensor import element_type
 from bitwright.ir import DType, Value
+from bitwright.ops.core.registry import get
 
-BINARY = {
-    "Add": "add",
-    "Sub": "sub",
-    "Mul": "mul",
-    "Div": "div",
-    "And": "and",
-    "Or": "or",
-    "Xor": "xor",
-    "Equal": "eq",
-    "Greater": "gt",
-    "Less": "lt",
-}
-WITH_ALPHA = {
-    "Elu": ("elu", 1.0),
-    "Celu": ("celu", 1.0),
-    "LeakyRelu": ("leaky_relu", 0.01),
-    "ThresholdedRelu": ("thresholded_relu", 1.0),
-    "Swish": ("swish", 1.0),
-}
+BINARY = ("add", "sub", "mul", "div", "and", "or", "xor", "eq", "gt", "lt")
+CHAINS = {"Sum": "add", "Max": "maximum", "Min": "minimum"}
+
+imports_table(
+    {
+        "Elu": ("elu", {"alpha": 1.0}),
+        "Celu": ("celu", {"alpha": 1.0}),
+        "LeakyRelu": ("leaky_relu", {"alpha": 0.01}),
+        "ThresholdedRelu": ("thresholded_relu", {"alpha": 1.0}),
+        "Swish": ("swish", {"alpha": 1.0}),
+        "HardSigmoid": ("hard_sigmoid", {"alpha": 0.2, "beta": 0.5}),
+        "Shrink": ("shrink", {"lambd": 0.5, "bias": 0.0}),
+        "Gelu": ("gelu", {"approximate": "none"}),
+        "IsInf": ("is_inf", {"detect_positive": True, "detect_negative": True}),
+        "Mod": ("mod", {"fmod": False}),
+    }
+)
 
 
 def aligned(ctx: Context, node: OnnxNode, x: Value, y: Value) -> Value:
@@ -49,16 +47,8 @@ def _binary(op: str, ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     return ctx.b.op(op, x, aligned(ctx, node, x, y))
 
 
-for _onnx_name, _op in BINARY.items():
-    imports(_onnx_name)(partial(_binary, _op))
-
-
-def _with_alpha(op: str, default: float, ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return ctx.b.op(op, inputs[0], alpha=node.number("alpha", default))
-
-
-for _onnx_name, (_op, _default) in WITH_ALPHA.items():
-    imports(_onnx_name)(partial(_with_alpha, _op, _default))
+for _op in BINARY:
+    imports(get(_op).onnx)(partial(_binary, _op))
 
 
 @imports("Pow")
@@ -70,36 +60,20 @@ def pow_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     return ctx.b.pow(x, ctx.cast(y, x.dtype))
 
 
-@imports("Mod")
-def mod(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return ctx.b.mod(*inputs, fmod=node.flag("fmod"))
-
-
-def _chain(op: str, ctx: Context, inputs: Inputs) -> Value:
+def _chain(op: str, ctx: Context, node: OnnxNode, inputs: Inputs) -> Value:
     total: Value = inputs[0]
     for x in inputs[1:]:
         total = ctx.b.op(op, total, x)
     return total
 
 
-@imports("Sum")
-def sum_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return _chain("add", ctx, inputs)
-
-
-@imports("Max")
-def max_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return _chain("maximum", ctx, inputs)
-
-
-@imports("Min")
-def min_(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return _chain("minimum", ctx, inputs)
+for _onnx_name, _op in CHAINS.items():
+    imports(_onnx_name)(partial(_chain, _op))
 
 
 @imports("Mean")
 def mean(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    total = _chain("add", ctx, inputs)
+    total = _chain("add", ctx, node, inputs)
     return ctx.b.div(total, ctx.like(total, len(inputs)))
 
 
@@ -139,38 +113,12 @@ def prelu(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     return ctx.b.prelu(x, slope)
 
 
-@imports("HardSigmoid")
-def hard_sigmoid(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    alpha, beta = node.number("alpha", 0.2), node.number("beta", 0.5)
-    return ctx.b.hard_sigmoid(inputs[0], alpha=alpha, beta=beta)
-
-
 @imports("Selu")
 def selu(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     old = node.version < 6
     alpha = node.number("alpha", 1.6732 if old else 1.67326319217681884765625)
     gamma = node.number("gamma", 1.0507 if old else 1.05070102214813232421875)
     return ctx.b.selu(inputs[0], alpha=alpha, gamma=gamma)
-
-
-@imports("Shrink")
-def shrink(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    lambd, bias = node.number("lambd", 0.5), node.number("bias", 0.0)
-    return ctx.b.shrink(inputs[0], lambd=lambd, bias=bias)
-
-
-@imports("Gelu")
-def gelu(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return ctx.b.gelu(inputs[0], approximate=node.text("approximate", "none"))
-
-
-@imports("IsInf")
-def is_inf(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return ctx.b.is_inf(
-        inputs[0],
-        detect_positive=node.flag("detect_positive", 1),
-        detect_negative=node.flag("detect_negative", 1),
-    )
 
 
 @imports("BitShift")

@@ -6,23 +6,28 @@ from fractions import Fraction
 from typing import Any
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, imports
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results, imports
 from bitwright.frontend.onnx.runtime_axes import with_runtime_axes
+from bitwright.frontend.onnx.table import imports_table
 from bitwright.ir import Size, Value
 from bitwright.ir.dim import max_size
 from bitwright.ir.types import normalize_axis
 
-
-@imports("Gather")
-def gather(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return ctx.b.gather(*inputs, axis=node.integer("axis", 0))
-
-
-@imports("GatherElements")
-def gather_elements(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return ctx.b.gather_elements(*inputs, axis=node.integer("axis", 0))
+_ARG_DEFAULTS = {"axis": 0, "keepdims": True, "select_last_index": False}
+imports_table(
+    {
+        "Gather": ("gather", {"axis": 0}),
+        "GatherElements": ("gather_elements", {"axis": 0}),
+        "Scatter": ("scatter_elements", {"axis": 0, "reduction": "none"}),
+        "ScatterElements": ("scatter_elements", {"axis": 0, "reduction": "none"}),
+        "TensorScatter": ("tensor_scatter", {"axis": -2, "mode": "linear"}),
+        "Compress": ("compress", {"axis": None}),
+        "Unique": ("unique", {"axis": None, "sorted": True}),
+        "ReverseSequence": ("reverse_sequence", {"batch_axis": 1, "time_axis": 0}),
+        "ArgMax": ("argmax", _ARG_DEFAULTS),
+        "ArgMin": ("argmin", _ARG_DEFAULTS),
+    }
+)
 
 
 @imports("GatherND")
@@ -31,22 +36,10 @@ def gather_nd(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     return ctx.b.gather_nd(*inputs, batch_dims=node.integer("batch_dims", 0))
 
 
-@imports("Scatter", "ScatterElements")
-def scatter_elements(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    axis, reduction = node.integer("axis", 0), node.text("reduction", "none")
-    return ctx.b.scatter_elements(*inputs, axis=axis, reduction=reduction)
-
-
 @imports("ScatterND")
 def scatter_nd(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     ctx.length(inputs[1], -1)
     return ctx.b.scatter_nd(*inputs, reduction=node.text("reduction", "none"))
-
-
-@imports("TensorScatter")
-def tensor_scatter(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    axis, mode = node.integer("axis", -2), node.text("mode", "linear")
-    return ctx.b.tensor_scatter(*inputs, axis=axis, mode=mode)
 
 
 @imports("TopK")
@@ -75,43 +68,6 @@ def one_hot(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     if sizes is not None:
         return ctx.b.one_hot(indices, values, depth=sizes[0], axis=axis)
     return ctx.b.one_hot(indices, values, ctx.reshape(count, []), axis=axis)
-
-
-@imports("NonZero")
-def nonzero(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return ctx.b.nonzero(inputs[0])
-
-
-@imports("Compress")
-def compress(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return ctx.b.compress(*inputs, axis=node.integer("axis"))
-
-
-@imports("Unique")
-def unique(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return list(ctx.b.unique(inputs[0], axis=node.integer("axis"), sorted=node.flag("sorted", 1)))
-
-
-@imports("ReverseSequence")
-def reverse_sequence(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    x, lengths = inputs
-    return ctx.b.reverse_sequence(
-        x,
-        lengths,
-        batch_axis=node.integer("batch_axis", 1),
-        time_axis=node.integer("time_axis", 0),
-    )
-
-
-@imports("ArgMax", "ArgMin")
-def arg_extreme(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return ctx.b.op(
-        node.op_type.lower(),
-        inputs[0],
-        axis=node.integer("axis", 0),
-        keepdims=node.flag("keepdims", 1),
-        select_last=node.flag("select_last_index"),
-    )
 
 
 @imports("CumSum", "CumProd")

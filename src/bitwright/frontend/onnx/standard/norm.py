@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, imports
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results, imports
+from bitwright.frontend.onnx.table import imports_table
 from bitwright.ir import Value
 from bitwright.ir.types import normalize_axis
 
 EPS = 1e-5
+
+imports_table(
+    {
+        "InstanceNormalization": ("instance_norm", {"epsilon": EPS}),
+        "LpNormalization": ("lp_norm", {"axis": -1, "p": 2}),
+    }
+)
 
 
 @imports("BatchNormalization")
@@ -90,11 +96,6 @@ def _repeated(ctx: Context, x: Value, times: int) -> Value:
     return ctx.reshape(wide, [x.shape[0] * times])
 
 
-@imports("InstanceNormalization")
-def instance_normalization(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return ctx.b.instance_norm(*inputs, eps=node.number("epsilon", EPS))
-
-
 @imports("MeanVarianceNormalization")
 def mean_variance_normalization(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     """(x - mean) / (deviation + 1e-9)"""
@@ -102,11 +103,6 @@ def mean_variance_normalization(ctx: Context, node: OnnxNode, inputs: Inputs) ->
     centred = ctx.b.sub(x, ctx.b.reduce_mean(x, axes=axes, keepdims=True))
     deviation = ctx.b.sqrt(_mean_square(ctx, centred, axes))
     return ctx.b.div(centred, ctx.b.add(deviation, ctx.like(x, 1e-9)))
-
-
-@imports("LpNormalization")
-def lp_normalization(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
-    return ctx.b.lp_norm(inputs[0], axis=node.integer("axis", -1), p=node.integer("p", 2))
 
 
 @imports("LRN")

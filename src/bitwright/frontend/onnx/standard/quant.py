@@ -12,9 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, imports
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results, imports
 from bitwright.frontend.onnx.standard.nn import conv_attrs
 from bitwright.frontend.onnx.tensor import element_type
 from bitwright.ir import DType, Value

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results, UnmappedError, imports
 from bitwright.frontend.onnx.tensor import element_type
 from bitwright.ir import Value
 

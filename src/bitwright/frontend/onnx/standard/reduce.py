@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, imports
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results, imports
 from bitwright.frontend.onnx.runtime_axes import with_runtime_axes
 from bitwright.ir import Value
 from bitwright.ir.dim import product
 from bitwright.ir.types import normalize_axis
 
-DIRECT = {
-    "ReduceSum": "reduce_sum",
-    "ReduceMean": "reduce_mean",
-    "ReduceMax": "reduce_max",
-    "ReduceMin": "reduce_min",
-    "ReduceProd": "reduce_prod",
-    "ReduceL1": "reduce_l1",
-    "ReduceL2": "reduce_l2",
-    "ReduceLogSumExp": "reduce_log_sum_exp",
-}
+_KINDS = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2")
+REDUCTIONS = {f"Reduce{kind}": f"reduce_{kind.lower()}" for kind in _KINDS}
+REDUCTIONS |= {"ReduceSumSquare": "reduce_sum", "ReduceLogSum": "reduce_sum"}
+REDUCTIONS |= {"ReduceLogSumExp": "reduce_log_sum_exp"}
+SOFTMAXES = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Hardmax": "hardmax"}
 
 
-def _reduce(op: str, ctx: Context, node: OnnxNode, x: Value, axes: list[int]) -> Value:
-    return ctx.b.op(op, x, axes=axes, keepdims=node.flag("keepdims", 1))
-
-
-def _sum_square(ctx: Context, node: OnnxNode, x: Value, axes: list[int]) -> Value:
-    return _reduce("reduce_sum", ctx, node, ctx.b.mul(x, x), axes)
-
-
-def _log_sum(ctx: Context, node: OnnxNode, x: Value, axes: list[int]) -> Value:
-    return ctx.b.log(_reduce("reduce_sum", ctx, node, x, axes))
-
-
-Reduce = Callable[[Context, OnnxNode, Value, list[int]], Value]
-
-
-def _mapped(reduce: Reduce, ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
+@imports(*REDUCTIONS)
+def reduce(ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x = inputs[0]
 
     def make(inner: Context, x: Value, axes: list[int]) -> Value:
@@ -48,7 +26,11 @@ def _mapped(reduce: Reduce, ctx: Context, node: OnnxNode, inputs: Inputs) -> Res
             if node.flag("noop_with_empty_axes"):
                 return _without_axes(inner, node, x)
             axes = list(range(x.rank))
-        return reduce(inner, node, x, [normalize_axis(axis, x.rank) for axis in axes])
+        axes = [normalize_axis(axis, x.rank) for axis in axes]
+        x = inner.b.mul(x, x) if node.op_type == "ReduceSumSquare" else x
+        keepdims = node.flag("keepdims", 1)
+        y = inner.b.op(REDUCTIONS[node.op_type], x, axes=axes, keepdims=keepdims)
+        return inner.b.log(y) if node.op_type == "ReduceLogSum" else y
 
     if inputs[1] is None:
         return make(ctx, x, list(node.items("axes") or ()))
@@ -66,12 +48,6 @@ def _without_axes(ctx: Context, node: OnnxNode, x: Value) -> Value:
     return x
 
 
-for _onnx_name, _op in DIRECT.items():
-    imports(_onnx_name)(partial(_mapped, partial(_reduce, _op)))
-imports("ReduceSumSquare")(partial(_mapped, _sum_square))
-imports("ReduceLogSum")(partial(_mapped, _log_sum))
-
-
 def _softmax_like(op: str, ctx: Context, node: OnnxNode, inputs: Inputs) -> Results:
     x = inputs[0]
     if node.version >= 13:
@@ -83,9 +59,5 @@ def _softmax_like(op: str, ctx: Context, node: OnnxNode, inputs: Inputs) -> Resu
     return ctx.reshape(ctx.b.op(op, flat, axis=-1), x.shape)
 
 
-for _onnx_name, _op in (
-    ("Softmax", "softmax"),
-    ("LogSoftmax", "log_softmax"),
-    ("Hardmax", "hardmax"),
-):
+for _onnx_name, _op in SOFTMAXES.items():
     imports(_onnx_name)(partial(_softmax_like, _op))

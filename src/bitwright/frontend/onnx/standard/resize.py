@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
-from bitwright.ir import Size, Value
-from bitwright.ir.dim import UNKNOWN
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results, UnmappedError, imports
+from bitwright.ir import UNKNOWN, Size, Value
 from bitwright.ir.types import normalize_axis
 from bitwright.ops.vision.resize import CROP, scaled_size
 

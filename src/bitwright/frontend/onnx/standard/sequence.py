@@ -8,9 +8,7 @@ fallback whose result is not read is removed with the dead nodes.
 from __future__ import annotations
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results, UnmappedError, imports
 from bitwright.frontend.onnx.standard.shape import split_by
 from bitwright.ir import Size, TensorType, Value
 from bitwright.ir.types import normalize_axis

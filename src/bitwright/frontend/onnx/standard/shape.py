@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from bitwright.errors import ImportModelError
-from bitwright.frontend.onnx.context import Context, Inputs
+from bitwright.frontend.onnx.api import Context, Inputs, OnnxNode, Results, UnmappedError, imports
 from bitwright.frontend.onnx.fork import squeeze_all
-from bitwright.frontend.onnx.node import OnnxNode
-from bitwright.frontend.onnx.registry import Results, UnmappedError, imports
 from bitwright.frontend.onnx.runtime_axes import with_runtime_axes
 from bitwright.frontend.onnx.tensor import element_type
 from bitwright.ir import Size, Value, broadcast_shapes

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
-from bitwright.ir.dtype import DType
-from bitwright.ir.graph import Value
+from bitwright.frontend.torch.context import Context, maps, maps_table
+from bitwright.ir import DType, Value
 from bitwright.ir.types import normalize_axis
 
 _TORCH_THRESHOLD = 20.0  # softplus(x) rounds to x beyond it in f32
@@ -22,29 +20,9 @@ for _name, _op in (
     maps(f"{_name}.default")(lambda ctx, x, op=_op: ctx.b.op(op, x))
 
 
-@maps("gelu.default")
-def gelu(ctx: Context, x: Value, approximate: str = "none") -> Value:
-    return ctx.b.gelu(x, approximate=approximate)
-
-
-@maps("hardsigmoid.default")
-def hardsigmoid(ctx: Context, x: Value) -> Value:
-    return ctx.b.hard_sigmoid(x, alpha=1 / 6, beta=0.5)
-
-
 @maps("hardtanh.default")
 def hardtanh(ctx: Context, x: Value, low: float = -1, high: float = 1) -> Value:
     return ctx.b.clip(x, ctx.operand(low), ctx.operand(high))
-
-
-@maps("relu6.default")
-def relu6(ctx: Context, x: Value) -> Value:
-    return hardtanh(ctx, x, 0, 6)
-
-
-@maps("leaky_relu.default")
-def leaky_relu(ctx: Context, x: Value, slope: float = 0.01) -> Value:
-    return ctx.b.leaky_relu(x, alpha=slope)
 
 
 @maps("rrelu_with_noise_functional.default")
@@ -68,16 +46,6 @@ def elu(
     return y if scale == 1 else ctx.b.mul(y, float(scale))
 
 
-@maps("selu.default")
-def selu(ctx: Context, x: Value) -> Value:
-    return ctx.b.selu(x, **_SELU)
-
-
-@maps("celu.default")
-def celu(ctx: Context, x: Value, alpha: float = 1) -> Value:
-    return ctx.b.celu(x, alpha=alpha)
-
-
 @maps("softplus.default")
 def softplus(ctx: Context, x: Value, beta: float = 1, threshold: float = 20) -> Value:
     scaled = x if beta == 1 else ctx.b.mul(x, float(beta))
@@ -87,21 +55,6 @@ def softplus(ctx: Context, x: Value, beta: float = 1, threshold: float = 20) -> 
     if threshold >= _TORCH_THRESHOLD:
         return y
     return ctx.b.where(ctx.b.gt(scaled, float(threshold)), x, y)
-
-
-@maps("log_sigmoid.default")
-def log_sigmoid(ctx: Context, x: Value) -> Value:
-    return ctx.b.neg(ctx.b.softplus(ctx.b.neg(x)))
-
-
-@maps("softshrink.default")
-def softshrink(ctx: Context, x: Value, lambd: float = 0.5) -> Value:
-    return ctx.b.shrink(x, lambd=lambd, bias=lambd)
-
-
-@maps("hardshrink.default")
-def hardshrink(ctx: Context, x: Value, lambd: float = 0.5) -> Value:
-    return ctx.b.shrink(x, lambd=lambd, bias=0.0)
 
 
 @maps("threshold.default")
@@ -148,3 +101,18 @@ def safe_softmax(ctx: Context, x: Value, dim: int, dtype: DType | None = None) -
     axis = normalize_axis(dim, x.rank)
     hidden = ctx.b.is_inf(ctx.b.reduce_max(x, axes=[axis]), detect_positive=False)
     return ctx.b.where(hidden, 0.0, ctx.b.softmax(x, axis=axis))
+
+
+maps_table(
+    {
+        "gelu.default": lambda ctx, x, approximate="none": ctx.b.gelu(x, approximate=approximate),
+        "hardsigmoid.default": lambda ctx, x: ctx.b.hard_sigmoid(x, alpha=1 / 6, beta=0.5),
+        "relu6.default": lambda ctx, x: hardtanh(ctx, x, 0, 6),
+        "leaky_relu.default": lambda ctx, x, slope=0.01: ctx.b.leaky_relu(x, alpha=slope),
+        "selu.default": lambda ctx, x: ctx.b.selu(x, **_SELU),
+        "celu.default": lambda ctx, x, alpha=1: ctx.b.celu(x, alpha=alpha),
+        "log_sigmoid.default": lambda ctx, x: ctx.b.neg(ctx.b.softplus(ctx.b.neg(x))),
+        "softshrink.default": lambda ctx, x, lambd=0.5: ctx.b.shrink(x, lambd=lambd, bias=lambd),
+        "hardshrink.default": lambda ctx, x, lambd=0.5: ctx.b.shrink(x, lambd=lambd, bias=0.0),
+    }
+)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
+from bitwright.ir import Value, broadcast_shapes
 from bitwright.ir.dim import product
 from bitwright.ir.dtype import i64
-from bitwright.ir.graph import Value
-from bitwright.ir.types import broadcast_shapes
 
 
 @maps("scaled_dot_product_attention.default")
@@ -51,14 +49,7 @@ def _four_axes(ctx: Context, x: Value, outer: tuple[Any, ...], heads: bool) -> V
 
 
 @maps("embedding.default")
-def embedding(
-    ctx: Context,
-    w: Value,
-    indices: Value,
-    padding_idx: Any = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Value:
+def embedding(ctx: Context, w: Value, indices: Value, *_: Any) -> Value:
     return ctx.b.gather(w, indices, axis=0)
 
 

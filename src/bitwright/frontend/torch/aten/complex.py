@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
-from bitwright.ir.dim import Dim
-from bitwright.ir.graph import Value
+from bitwright.frontend.torch.context import Context, maps
+from bitwright.ir import Dim, Value
 from bitwright.ir.types import normalize_axis
 
 # Torch's numbers of the normalizations of a transform: none, 1 / sqrt(n), 1 / n.

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
+from bitwright.ir import TensorType, Value
 from bitwright.ir.dtype import bool_, i64
-from bitwright.ir.graph import Value
-from bitwright.ir.types import TensorType
 
 _SPACE = "higher_order"
 

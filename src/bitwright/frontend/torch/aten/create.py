@@ -6,17 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.frontend.torch.context import Context, Shape
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, Shape, maps, maps_table
 from bitwright.frontend.torch.scalars import compute
 from bitwright.ir.dim import Dim, product
 from bitwright.ir.dtype import DType, i64
 from bitwright.ir.graph import Value
-
-
-@maps("full.default")
-def full(ctx: Context, shape: Shape, value: Any, dtype: DType | None = None) -> Value:
-    return ctx.full(value, shape, ctx.element)
 
 
 @maps("full_like.default", "fill.Scalar", "fill.Tensor")
@@ -53,21 +47,6 @@ maps("new_zeros.default", "new_empty.default", "new_empty_strided.default")(_new
 maps("ones.default")(_ones)
 maps("ones_like.default")(_ones_like)
 maps("new_ones.default")(_new_ones)
-
-
-@maps("scalar_tensor.default")
-def scalar_tensor(ctx: Context, value: Any, dtype: DType | None = None) -> Value:
-    return ctx.scalar(value, ctx.element)
-
-
-@maps("arange.default")
-def arange(ctx: Context, stop: Any, dtype: DType | None = None) -> Value:
-    return arange_step(ctx, 0, stop, 1)
-
-
-@maps("arange.start")
-def arange_start(ctx: Context, start: Any, stop: Any, dtype: DType | None = None) -> Value:
-    return arange_step(ctx, start, stop, 1)
 
 
 @maps("arange.start_step")
@@ -109,20 +88,16 @@ def eye_rectangular(ctx: Context, rows: Any, columns: Any, dtype: DType | None =
     return ctx.cast(ctx.b.eq(down, right), ctx.element)
 
 
-@maps("tril_indices.default")
-def tril_indices(
-    ctx: Context, rows: int, columns: int, offset: int = 0, dtype: DType | None = None
-) -> Value:
-    rows, columns = ctx.static([rows, columns], "the shape of a triangle")
-    return ctx.const(np.stack(np.tril_indices(rows, offset, columns)), ctx.element)
+def _triangle_indices(name: str) -> Any:
+    def mapping(ctx: Context, rows: Any, columns: Any, offset: int = 0, **_: Any) -> Value:
+        rows, columns = ctx.static([rows, columns], "the shape of a triangle")
+        return ctx.const(np.stack(getattr(np, name)(rows, offset, columns)), ctx.element)
+
+    return mapping
 
 
-@maps("triu_indices.default")
-def triu_indices(
-    ctx: Context, rows: int, columns: int, offset: int = 0, dtype: DType | None = None
-) -> Value:
-    rows, columns = ctx.static([rows, columns], "the shape of a triangle")
-    return ctx.const(np.stack(np.triu_indices(rows, offset, columns)), ctx.element)
+maps("tril_indices.default")(_triangle_indices("tril_indices"))
+maps("triu_indices.default")(_triangle_indices("triu_indices"))
 
 
 @maps("iota.default", namespace="prims")
@@ -134,27 +109,25 @@ def iota(ctx: Context, length: Any, start: Any, step: Any, dtype: DType, **_: An
 # between tensors and numbers
 
 
-@maps("sym_size.int")
-def sym_size(ctx: Context, x: Value, dim: int) -> Any:
-    return x.shape[dim]
-
-
-@maps("sym_numel.default")
-def sym_numel(ctx: Context, x: Value) -> Any:
-    return product(x.shape)
-
-
 @maps("sym_stride.int")
 def sym_stride(ctx: Context, x: Value, dim: int) -> Any:
     return product(x.shape[dim + 1 :] if dim >= 0 else x.shape[dim + x.rank + 1 :])
-
-
-@maps("sym_storage_offset.default")
-def sym_storage_offset(ctx: Context, x: Value) -> int:
-    return 0
 
 
 @maps("_local_scalar_dense.default", "item.default")
 def item(ctx: Context, x: Value) -> Value:
     x = ctx.reshape(x, ())
     return ctx.cast(x, i64) if x.dtype.is_integer else x
+
+
+maps_table(
+    {
+        "full.default": lambda ctx, shape, value, dtype=None: ctx.full(value, shape, ctx.element),
+        "scalar_tensor.default": lambda ctx, value, dtype=None: ctx.scalar(value, ctx.element),
+        "arange.default": lambda ctx, stop, dtype=None: arange_step(ctx, 0, stop, 1),
+        "arange.start": lambda ctx, start, stop, dtype=None: arange_step(ctx, start, stop, 1),
+        "sym_size.int": lambda ctx, x, dim: x.shape[dim],
+        "sym_numel.default": lambda ctx, x: product(x.shape),
+        "sym_storage_offset.default": lambda ctx, x: 0,
+    }
+)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps, maps_table
 from bitwright.ir.dtype import DType, bool_, i64, u8
 from bitwright.ir.graph import Value
 
@@ -33,9 +32,9 @@ for _name in _UNARY.split():
     maps(f"{_name}.default")(_unary(_name))
 
 
-def _binary(op: str) -> Any:
+def _binary(op: str, **attrs: Any) -> Any:
     def mapping(ctx: Context, x: Any, y: Any) -> Value:
-        return ctx.b.op(op, ctx.operand(x), ctx.operand(y))
+        return ctx.b.op(op, ctx.operand(x), ctx.operand(y), **attrs)
 
     return mapping
 
@@ -43,6 +42,13 @@ def _binary(op: str) -> Any:
 maps("maximum.default", "max.other")(_binary("maximum"))
 maps("minimum.default", "min.other")(_binary("minimum"))
 maps("atan2.default")(_binary("atan2"))
+maps("div.Tensor", "div.Scalar")(_binary("div"))
+maps("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")(_binary("mod"))
+maps("fmod.Tensor", "fmod.Scalar")(_binary("mod", fmod=True))
+for _name, _sign in (("left", "__lshift__"), ("right", "__rshift__")):
+    _shift = _binary(f"shift_{_name}")
+    maps(f"bitwise_{_name}_shift.Tensor", f"bitwise_{_name}_shift.Tensor_Scalar")(_shift)
+    maps(f"{_sign}.Scalar")(_shift)
 maps("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")(_binary("pow"))
 
 
@@ -111,11 +117,6 @@ def mul(ctx: Context, x: Any, y: Any) -> Value:
     return op(ctx.operand(x), ctx.operand(y))
 
 
-@maps("div.Tensor", "div.Scalar")
-def div(ctx: Context, x: Any, y: Any) -> Value:
-    return ctx.b.div(ctx.operand(x), ctx.operand(y))
-
-
 @maps("div.Tensor_mode", "div.Scalar_mode")
 def div_mode(ctx: Context, x: Any, y: Any, rounding_mode: str | None = None) -> Value:
     if rounding_mode == "floor":
@@ -133,40 +134,10 @@ def floor_divide(ctx: Context, x: Any, y: Any) -> Value:
     return ctx.b.floor(ctx.b.div(x, y))
 
 
-@maps("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
-def remainder(ctx: Context, x: Any, y: Any) -> Value:
-    return ctx.b.mod(ctx.operand(x), ctx.operand(y))
-
-
-@maps("fmod.Tensor", "fmod.Scalar")
-def fmod(ctx: Context, x: Any, y: Any) -> Value:
-    return ctx.b.mod(ctx.operand(x), ctx.operand(y), fmod=True)
-
-
 @maps("square.default")
 def square(ctx: Context, x: Value) -> Value:
     x = ctx.operand(x)
     return ctx.b.mul(x, x)
-
-
-@maps("log2.default")
-def log2(ctx: Context, x: Value) -> Value:
-    return ctx.b.mul(ctx.b.log(ctx.operand(x)), 1 / math.log(2))
-
-
-@maps("log10.default")
-def log10(ctx: Context, x: Value) -> Value:
-    return ctx.b.mul(ctx.b.log(ctx.operand(x)), 1 / math.log(10))
-
-
-@maps("exp2.default")
-def exp2(ctx: Context, x: Value) -> Value:
-    return ctx.b.exp(ctx.b.mul(ctx.operand(x), math.log(2)))
-
-
-@maps("erfc.default")
-def erfc(ctx: Context, x: Value) -> Value:
-    return ctx.b.sub(1.0, ctx.b.erf(ctx.operand(x)))
 
 
 @maps("round.decimals")
@@ -214,16 +185,6 @@ for _name in ("and", "or", "xor"):
 maps("bitwise_not.default")(_bitwise("not"))
 
 
-@maps("bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "__lshift__.Scalar")
-def shift_left(ctx: Context, x: Any, y: Any) -> Value:
-    return ctx.b.shift_left(ctx.operand(x), ctx.operand(y))
-
-
-@maps("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "__rshift__.Scalar")
-def shift_right(ctx: Context, x: Any, y: Any) -> Value:
-    return ctx.b.shift_right(ctx.operand(x), ctx.operand(y))
-
-
 def _predicate(op: str, of_integers: bool, **attrs: Any) -> Any:
     def mapping(ctx: Context, x: Value) -> Value:
         if not x.dtype.is_float:
@@ -259,35 +220,15 @@ def clamp(ctx: Context, x: Value, low: Any = None, high: Any = None) -> Value:
     return ctx.b.clip(ctx.operand(x), *bounds)
 
 
-@maps("clamp_min.default", "clamp_min.Tensor")
-def clamp_min(ctx: Context, x: Value, low: Any) -> Value:
-    return clamp(ctx, x, low)
-
-
-@maps("clamp_max.default", "clamp_max.Tensor")
-def clamp_max(ctx: Context, x: Value, high: Any) -> Value:
-    return clamp(ctx, x, None, high)
-
-
 # the same elements
 
 
-@maps(
-    "clone.default",
-    "alias.default",
-    "detach.default",
-    "contiguous.default",
-    "lift_fresh_copy.default",
-    "lift_fresh.default",
-    "detach_copy.default",
-)
+_SAME = "clone alias detach contiguous lift_fresh_copy lift_fresh detach_copy"
+
+
+@maps(*(f"{name}.default" for name in _SAME.split()))
 def same(ctx: Context, x: Value) -> Value:
     return x
-
-
-@maps("_to_copy.default")
-def to_copy(ctx: Context, x: Value, dtype: DType | None = None) -> Value:
-    return ctx.operand(x)
 
 
 @maps("convert_element_type.default", namespace="prims")
@@ -295,6 +236,15 @@ def convert(ctx: Context, x: Value, dtype: DType) -> Value:
     return ctx.operand(x)
 
 
-@maps("copy.default")
-def copy(ctx: Context, x: Value, source: Value) -> Value:
-    return ctx.expand(ctx.operand(source), x.shape)
+maps_table(
+    {
+        "log2.default": lambda ctx, x: ctx.b.mul(ctx.b.log(ctx.operand(x)), 1 / math.log(2)),
+        "log10.default": lambda ctx, x: ctx.b.mul(ctx.b.log(ctx.operand(x)), 1 / math.log(10)),
+        "exp2.default": lambda ctx, x: ctx.b.exp(ctx.b.mul(ctx.operand(x), math.log(2))),
+        "erfc.default": lambda ctx, x: ctx.b.sub(1.0, ctx.b.erf(ctx.operand(x))),
+        "clamp_min.default clamp_min.Tensor": lambda ctx, x, low: clamp(ctx, x, low),
+        "clamp_max.default clamp_max.Tensor": lambda ctx, x, high: clamp(ctx, x, None, high),
+        "_to_copy.default": lambda ctx, x, dtype=None: ctx.operand(x),
+        "copy.default": lambda ctx, x, source: ctx.expand(ctx.operand(source), x.shape),
+    }
+)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.frontend.torch.scalars import compute, kind_of
 from bitwright.ir.dtype import bool_, i64
 from bitwright.ir.graph import Value
@@ -110,11 +109,7 @@ def index(ctx: Context, x: Value, indices: list[Value | None]) -> Value:
 
 @maps("index_put.default", "_unsafe_index_put.default")
 def index_put(
-    ctx: Context,
-    x: Value,
-    indices: list[Value | None],
-    values: Value,
-    accumulate: bool = False,
+    ctx: Context, x: Value, indices: list[Value | None], values: Value, accumulate: bool = False
 ) -> Value:
     given = [i for i in indices if i is not None]
     if not given:

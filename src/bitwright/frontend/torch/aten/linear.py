@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bitwright.frontend.torch.aten.create import eye
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.ir.dtype import i32
 from bitwright.ir.graph import Value
 

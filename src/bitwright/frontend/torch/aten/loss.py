@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.ir.graph import Value
 
 _REDUCTIONS = ("none", "mean", "sum")
 
 
-def _by_label(
-    ctx: Context,
-    x: Value,
-    labels: Value,
-    weights: Value | None,
-    reduction: int,
-    ignore_index: int,
-    from_log_probs: bool,
-) -> Value:
-    attrs = {
-        "ignore_index": ignore_index,
-        "reduction": _REDUCTIONS[reduction],
-        "from_log_probs": from_log_probs,
-    }
+def _by_label(ctx: Context, x: Value, labels: Value, weights: Value | None, **attrs: Any) -> Value:
     if x.rank > 1:
         return ctx.b.cross_entropy(x, labels, weights, **attrs)
     loss = ctx.b.cross_entropy(ctx.unsqueeze(x, 0), ctx.unsqueeze(labels, 0), weights, **attrs)
@@ -40,7 +26,8 @@ def nll_loss(
     reduction: Any = 1,
     ignore_index: int = -100,
 ) -> Value:
-    return _by_label(ctx, x, labels, weights, reduction, ignore_index, True)
+    attrs = {"ignore_index": ignore_index, "reduction": _REDUCTIONS[reduction]}
+    return _by_label(ctx, x, labels, weights, from_log_probs=True, **attrs)
 
 
 @maps("cross_entropy_loss.default")
@@ -55,7 +42,8 @@ def cross_entropy(
 ) -> Value:
     if target.dtype.is_float:
         return _by_probability(ctx, x, target, weights, reduction, smoothing)
-    loss = _by_label(ctx, x, target, weights, reduction, ignore_index, False)
+    attrs = {"ignore_index": ignore_index, "reduction": _REDUCTIONS[reduction]}
+    loss = _by_label(ctx, x, target, weights, from_log_probs=False, **attrs)
     if not smoothing:
         return loss
     if weights is not None or x.rank != 2:

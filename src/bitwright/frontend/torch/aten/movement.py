@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bitwright.frontend.torch.context import Context, Shape
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, Shape, maps, maps_table
 from bitwright.frontend.torch.scalars import compute
 from bitwright.ir.graph import Value
 from bitwright.ir.types import normalize_axis
@@ -37,11 +36,6 @@ def expand(ctx: Context, x: Value, shape: Shape, implicit: bool = False) -> Valu
     return ctx.expand(x, final)
 
 
-@maps("permute.default")
-def permute(ctx: Context, x: Value, dims: list[int]) -> Value:
-    return ctx.transpose(x, dims)
-
-
 @maps("transpose.int")
 def transpose(ctx: Context, x: Value, first: int, second: int) -> Value:
     if not x.rank:
@@ -49,21 +43,6 @@ def transpose(ctx: Context, x: Value, first: int, second: int) -> Value:
     order = list(range(x.rank))
     order[first], order[second] = order[second], order[first]
     return ctx.transpose(x, order)
-
-
-@maps("t.default")
-def t(ctx: Context, x: Value) -> Value:
-    return ctx.transpose(x, range(x.rank)[::-1])
-
-
-@maps("unsqueeze.default")
-def unsqueeze(ctx: Context, x: Value, dim: int) -> Value:
-    return ctx.unsqueeze(x, dim)
-
-
-@maps("squeeze.default")
-def squeeze(ctx: Context, x: Value) -> Value:
-    return ctx.squeeze(x, *range(x.rank))
 
 
 @maps("squeeze.dim", "squeeze.dims")
@@ -244,11 +223,13 @@ for _rank in (1, 2, 3):
         )
 
 
-@maps("tril.default")
-def tril(ctx: Context, x: Value, diagonal: int = 0) -> Value:
-    return ctx.b.trilu(x, upper=False, k=diagonal)
-
-
-@maps("triu.default")
-def triu(ctx: Context, x: Value, diagonal: int = 0) -> Value:
-    return ctx.b.trilu(x, upper=True, k=diagonal)
+maps_table(
+    {
+        "permute.default": lambda ctx, x, dims: ctx.transpose(x, dims),
+        "t.default": lambda ctx, x: ctx.transpose(x, range(x.rank)[::-1]),
+        "unsqueeze.default": lambda ctx, x, dim: ctx.unsqueeze(x, dim),
+        "squeeze.default": lambda ctx, x: ctx.squeeze(x, *range(x.rank)),
+        "tril.default": lambda ctx, x, diagonal=0: ctx.b.trilu(x, upper=False, k=diagonal),
+        "triu.default": lambda ctx, x, diagonal=0: ctx.b.trilu(x, upper=True, k=diagonal),
+    }
+)

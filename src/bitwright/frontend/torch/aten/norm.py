@@ -6,20 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.ir.graph import Value
 
 
 @maps("layer_norm.default")
 def layer_norm(
-    ctx: Context,
-    x: Value,
-    shape: list[Any],
-    w: Value | None = None,
-    bias: Value | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
+    ctx: Context, x: Value, shape: Any, w: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Value:
     return ctx.b.layer_norm(x, w, bias, axis=-len(shape), eps=eps)
 
@@ -56,45 +49,22 @@ def fused_rms_norm(
 
 @maps("group_norm.default")
 def group_norm(
-    ctx: Context,
-    x: Value,
-    groups: int,
-    w: Value | None = None,
-    bias: Value | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
+    ctx: Context, x: Value, groups: int, w: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Value:
     return ctx.b.group_norm(x, w, bias, groups=groups, eps=eps)
 
 
 @maps("native_group_norm.default")
-def native_group_norm(
-    ctx: Context,
-    x: Value,
-    w: Value | None,
-    bias: Value | None,
-    batch: Any,
-    channels: Any,
-    area: Any,
-    groups: int,
-    eps: float,
-) -> list[Value | None]:
+def native_group_norm(ctx: Context, x: Value, w: Any, bias: Any, *rest: Any) -> list[Value | None]:
+    _batch, _channels, _area, groups, eps = rest
     return [group_norm(ctx, x, groups, w, bias, eps), None, None]
 
 
 @maps("instance_norm.default")
 def instance_norm(
-    ctx: Context,
-    x: Value,
-    w: Value | None,
-    bias: Value | None,
-    mean: Value | None,
-    var: Value | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
+    ctx: Context, x: Value, w: Any, bias: Any, mean: Any, var: Any, *options: Any
 ) -> Value:
+    use_input_stats, _momentum, eps, _cudnn_enabled = options
     if not use_input_stats:
         return _batch_norm(ctx, x, w, bias, mean, var, eps)
     if mean is not None:
@@ -113,31 +83,17 @@ def _batch_norm(
 
 @maps("_native_batch_norm_legit_no_training.default")
 def batch_norm_inference(
-    ctx: Context,
-    x: Value,
-    w: Value | None,
-    bias: Value | None,
-    mean: Value,
-    var: Value,
-    momentum: float,
-    eps: float,
+    ctx: Context, x: Value, w: Any, bias: Any, mean: Value, var: Value, momentum: float, eps: float
 ) -> list[Value | None]:
     return [_batch_norm(ctx, x, w, bias, mean, var, eps), None, None]
 
 
 @maps("_native_batch_norm_legit_functional.default")
 def batch_norm_training(
-    ctx: Context,
-    x: Value,
-    w: Value | None,
-    bias: Value | None,
-    mean: Value,
-    var: Value,
-    training: bool,
-    momentum: float,
-    eps: float,
+    ctx: Context, x: Value, w: Any, bias: Any, mean: Value, var: Value, *options: Any
 ) -> list[Value | None]:
     """Normalizes with the statistics of the batch; results 3 and 4 are the running ones."""
+    training, momentum, eps = options
     if not training:
         return [_batch_norm(ctx, x, w, bias, mean, var, eps), None, None, mean, var]
     y, own_mean, inverse, own_var, count = _by_batch_statistics(ctx, x, w, bias, eps)
@@ -152,13 +108,7 @@ def batch_norm_training(
 
 @maps("_native_batch_norm_legit.no_stats")
 def batch_norm_without_statistics(
-    ctx: Context,
-    x: Value,
-    w: Value | None,
-    bias: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+    ctx: Context, x: Value, w: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> list[Value | None]:
     y, mean, inverse, _, _ = _by_batch_statistics(ctx, x, w, bias, eps)
     return [y, mean, inverse]

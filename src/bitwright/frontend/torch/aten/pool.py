@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.frontend.torch.scalars import exact_quotient
 from bitwright.ir.graph import Value
 
@@ -41,23 +40,9 @@ def _attrs(
     }
 
 
-def _max_pool(rank: int) -> Any:
-    def mapping(
-        ctx: Context,
-        x: Value,
-        kernel: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil: bool = False,
-    ) -> Value:
-        attrs = _attrs(ctx, rank, kernel, stride, padding, ceil, dilation)
-        return _batched(ctx, x, rank, lambda y: ctx.b.max_pool(y, **attrs))
+def _max_pool(rank: int) -> Callable[..., list[Value | None]]:
+    """The maxima, and their indices where they are read."""
 
-    return mapping
-
-
-def _max_pool_indices(rank: int) -> Callable[..., list[Value | None]]:
     def mapping(
         ctx: Context,
         x: Value,
@@ -74,10 +59,7 @@ def _max_pool_indices(rank: int) -> Callable[..., list[Value | None]]:
 
         def pool(y: Value) -> list[Value]:
             values, places = ctx.b.max_pool_indices(y, **attrs)
-            return [
-                values,
-                ctx.b.mod(places, plane),
-            ]  # our indices are relative to the whole tensor
+            return [values, ctx.b.mod(places, plane)]  # ours are relative to the whole tensor
 
         return [*_batched(ctx, x, rank, pool)]
 
@@ -109,8 +91,9 @@ def _avg_pool(rank: int) -> Any:
 
 
 for _rank in (1, 2, 3):
-    maps(f"max_pool{_rank}d.default")(_max_pool(_rank))
-    maps(f"max_pool{_rank}d_with_indices.default")(_max_pool_indices(_rank))
+    _pool = _max_pool(_rank)
+    maps(f"max_pool{_rank}d.default")(lambda *args, pool=_pool: pool(*args)[0])
+    maps(f"max_pool{_rank}d_with_indices.default")(_pool)
     maps(f"avg_pool{_rank}d.default")(_avg_pool(_rank))
 
 
@@ -131,16 +114,21 @@ def _even_windows(ctx: Context, x: Value, sizes: list[Any]) -> list[int] | None:
     return windows if len(windows) == len(sizes) else None
 
 
+def _windows(ctx: Context, x: Value, axis: int, size: Any) -> tuple[int, list[tuple[int, int]]]:
+    """The length of an axis, and the bounds of its windows, whose lengths differ."""
+    length, size = ctx.static([x.shape[axis], size], "a size that adaptive pooling divides")
+    return length, [(i * length // size, -(-(i + 1) * length // size)) for i in range(size)]
+
+
 def _uneven_mean(ctx: Context, x: Value, axis: int, size: Any) -> Value:
     """Means over windows of unequal length along one axis, as a matrix product."""
     if size == x.shape[axis]:
         return x
     if size == 1:
         return ctx.b.reduce_mean(x, axes=[axis])
-    length, size = ctx.static([x.shape[axis], size], "a size that adaptive pooling divides")
-    weights = np.zeros((length, size))
-    for i in range(size):
-        start, stop = i * length // size, -(-(i + 1) * length // size)
+    length, windows = _windows(ctx, x, axis, size)
+    weights = np.zeros((length, len(windows)))
+    for i, (start, stop) in enumerate(windows):
         weights[start:stop, i] = 1 / (stop - start)
     last = ctx.move_axis(x, axis, -1)
     return ctx.move_axis(ctx.b.matmul(last, ctx.const(weights, x.dtype)), -1, axis)
@@ -153,9 +141,8 @@ def _adaptive_avg(rank: int) -> Any:
         if all(isinstance(size, int) and size == 1 for size in sizes):
             return ctx.b.reduce_mean(x, axes=spatial)
         if windows := _even_windows(ctx, x, sizes):
-            return _batched(
-                ctx, x, rank, lambda y: ctx.b.avg_pool(y, kernel=windows, strides=windows)
-            )
+            attrs = {"kernel": windows, "strides": windows}
+            return _batched(ctx, x, rank, lambda y: ctx.b.avg_pool(y, **attrs))
         for axis, size in zip(spatial, sizes, strict=True):
             x = _uneven_mean(ctx, x, axis, size)
         return x
@@ -167,7 +154,7 @@ def _adaptive_max(rank: int) -> Any:
     def mapping(ctx: Context, x: Value, output_size: Any) -> list[Value | None]:
         sizes = _sizes(x, output_size, rank)
         if windows := _even_windows(ctx, x, sizes):
-            return _max_pool_indices(rank)(ctx, x, windows)
+            return _max_pool(rank)(ctx, x, windows)
         if 1 in ctx.wanted:
             raise ctx.refuse("the indices of maxima in windows of unequal size")
         for axis, size in zip(range(x.rank - rank, x.rank), sizes, strict=True):
@@ -183,16 +170,11 @@ def _uneven_max(ctx: Context, x: Value, axis: int, size: Any) -> Value:
         return x
     if size == 1:
         return ctx.b.reduce_max(x, axes=[axis])
-    length, size = ctx.static([x.shape[axis], size], "a size that adaptive pooling divides")
-    starts = [i * length // size for i in range(size)]
-    stops = [-(-(i + 1) * length // size) for i in range(size)]
-    widest = max(stop - start for start, stop in zip(starts, stops, strict=True))
-    places = [
-        [min(start + j, stop - 1) for j in range(widest)]
-        for start, stop in zip(starts, stops, strict=True)
-    ]
-    windows = ctx.b.gather(x, ctx.const(places), axis=axis)
-    return ctx.b.reduce_max(windows, axes=[axis + 1], keepdims=False)
+    _, windows = _windows(ctx, x, axis, size)
+    widest = max(stop - start for start, stop in windows)
+    places = [[min(start + j, stop - 1) for j in range(widest)] for start, stop in windows]
+    elements = ctx.b.gather(x, ctx.const(places), axis=axis)
+    return ctx.b.reduce_max(elements, axes=[axis + 1], keepdims=False)
 
 
 for _rank in (1, 2, 3):

@@ -4,94 +4,54 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.ir.dtype import DType, f32, i32
 from bitwright.ir.graph import Value
 
 _SPACE = "quantized_decomposed"
 
 
-def _check_range(ctx: Context, low: int, high: int, element: DType) -> None:
-    if (low, high) != (element.min, element.max):
-        raise ctx.refuse(
-            f"quantized values from {low} to {high} in a type of {element.min} to {element.max}"
-        )
-
-
-def _scale(ctx: Context, scale: Any) -> Value:
-    return ctx.operand(scale, f32)
-
-
-@maps("quantize_per_tensor.default", "quantize_per_tensor.tensor", namespace=_SPACE)
-@maps("quantize_per_tensor.tensor2", namespace=_SPACE)
+@maps("quantize_per_channel.default", namespace=_SPACE)
 def quantize(
-    ctx: Context, x: Value, scale: Any, zero_point: Any, low: Any, high: Any, dtype: DType
+    ctx: Context, x: Value, scale: Any, zero: Any, axis: Any, low: Any, high: Any, dtype: DType
 ) -> Value:
     least, most = ctx.static([low, high], "the range of quantized values")
-    _check_range(ctx, least, most, dtype)
-    return ctx.b.quantize(x, _scale(ctx, scale), ctx.operand(zero_point, dtype), to=dtype)
-
-
-@maps("dequantize_per_tensor.default", "dequantize_per_tensor.tensor", namespace=_SPACE)
-@maps("dequantize_per_tensor.tensor2", namespace=_SPACE)
-def dequantize(
-    ctx: Context,
-    x: Value,
-    scale: Any,
-    zero_point: Any,
-    low: Any,
-    high: Any,
-    dtype: DType,
-    out_dtype: DType | None = None,
-) -> Value:
-    offset = ctx.operand(zero_point, x.dtype)
-    return ctx.b.dequantize(x, _scale(ctx, scale), offset, to=ctx.element)
-
-
-@maps("quantize_per_channel.default", namespace=_SPACE)
-def quantize_channels(
-    ctx: Context,
-    x: Value,
-    scales: Value,
-    zero_points: Value,
-    axis: int,
-    low: int,
-    high: int,
-    dtype: DType,
-) -> Value:
-    _check_range(ctx, low, high, dtype)
-    offsets = ctx.operand(zero_points, dtype)
-    return ctx.b.quantize(x, _scale(ctx, scales), offsets, axis=axis, to=dtype)
+    if (least, most) != (dtype.min, dtype.max):
+        raise ctx.refuse(
+            f"quantized values from {least} to {most} in a type of {dtype.min} to {dtype.max}"
+        )
+    offset = ctx.operand(zero, dtype)
+    return ctx.b.quantize(x, ctx.operand(scale, f32), offset, axis=axis, to=dtype)
 
 
 @maps("dequantize_per_channel.default", namespace=_SPACE)
-def dequantize_channels(
-    ctx: Context,
-    x: Value,
-    scales: Value,
-    zero_points: Value | None,
-    axis: int,
-    low: int,
-    high: int,
-    dtype: DType,
-    out_dtype: DType | None = None,
+def dequantize(
+    ctx: Context, x: Value, scale: Any, zero: Any, axis: int | None, *_: Any, **__: Any
 ) -> Value:
-    offsets = None if zero_points is None else ctx.operand(zero_points, x.dtype)
-    return ctx.b.dequantize(x, _scale(ctx, scales), offsets, axis=axis, to=ctx.element)
-
-
-@maps("fake_quantize_per_tensor_affine.default", "fake_quantize_per_tensor_affine.tensor_qparams")
-def fake_quantize(
-    ctx: Context, x: Value, scale: Any, zero_point: Any, low: int, high: int
-) -> Value:
-    offset = ctx.operand(zero_point, i32)
-    return ctx.b.fake_quantize(x, _scale(ctx, scale), offset, low=low, high=high)
+    offset = None if zero is None else ctx.operand(zero, x.dtype)
+    return ctx.b.dequantize(x, ctx.operand(scale, f32), offset, axis=axis, to=ctx.element)
 
 
 @maps("fake_quantize_per_channel_affine.default")
-def fake_quantize_channels(
-    ctx: Context, x: Value, scale: Value, zero_point: Value, axis: int, low: int, high: int
+def fake_quantize(
+    ctx: Context, x: Value, scale: Any, zero: Any, axis: int | None, low: int, high: int
 ) -> Value:
-    offset = ctx.operand(zero_point, i32)
-    return ctx.b.fake_quantize(x, _scale(ctx, scale), offset, axis=axis, low=low, high=high)
+    scale, offset = ctx.operand(scale, f32), ctx.operand(zero, i32)
+    return ctx.b.fake_quantize(x, scale, offset, axis=axis, low=low, high=high)
+
+
+def _per_tensor(function: Any) -> Any:
+    """The mapping for one scale: its arguments lack the axis."""
+
+    def mapping(ctx: Context, x: Value, scale: Any, zero: Any, *rest: Any, **options: Any) -> Value:
+        y: Value = function(ctx, x, scale, zero, None, *rest, **options)
+        return y
+
+    return mapping
+
+
+for _kind in ("default", "tensor", "tensor2"):
+    maps(f"quantize_per_tensor.{_kind}", namespace=_SPACE)(_per_tensor(quantize))
+    maps(f"dequantize_per_tensor.{_kind}", namespace=_SPACE)(_per_tensor(dequantize))
+for _kind in ("default", "tensor_qparams"):
+    maps(f"fake_quantize_per_tensor_affine.{_kind}")(_per_tensor(fake_quantize))

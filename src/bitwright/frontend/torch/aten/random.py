@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.frontend.torch.context import Context, Shape
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, Shape, maps, maps_table
 from bitwright.ir.dtype import DType, bool_, f32, f64
 from bitwright.ir.graph import Value
 
@@ -53,11 +52,6 @@ def _integers(ctx: Context, shape: Shape, low: int, high: int) -> Value:
     return ctx.operand(ctx.b.floor(random))
 
 
-@maps("randint.default")
-def randint(ctx: Context, high: Any, shape: Shape, dtype: DType | None = None) -> Value:
-    return randint_from(ctx, 0, high, shape)
-
-
 @maps("randint.low")
 def randint_from(
     ctx: Context, low: Any, high: Any, shape: Shape, dtype: DType | None = None
@@ -68,16 +62,6 @@ def randint_from(
 @maps("randint_like.default")
 def randint_like(ctx: Context, x: Value, high: Any, dtype: DType | None = None) -> Value:
     return randint_from(ctx, 0, high, x.shape)
-
-
-@maps("bernoulli.default")
-def bernoulli(ctx: Context, x: Value) -> Value:
-    return ctx.b.bernoulli(x)
-
-
-@maps("bernoulli.p")
-def bernoulli_of(ctx: Context, x: Value, p: float = 0.5) -> Value:
-    return ctx.cast(_kept(ctx, x, 1 - p), x.dtype)
 
 
 def _kept(ctx: Context, x: Value, chance: float) -> Value:
@@ -94,12 +78,17 @@ def drop(ctx: Context, x: Value, p: float, train: bool) -> tuple[Value, Value | 
     return ctx.b.mul(ctx.b.mul(x, ctx.cast(mask, x.dtype)), scale), mask
 
 
-@maps("dropout.default")
-def dropout(ctx: Context, x: Value, p: float, train: bool) -> Value:
-    return drop(ctx, x, p, train)[0]
-
-
 @maps("native_dropout.default")
 def native_dropout(ctx: Context, x: Value, p: float, train: bool | None) -> list[Value]:
     y, mask = drop(ctx, x, p, train is None or train)
     return [y, ctx.full(True, x.shape, bool_) if mask is None else mask]
+
+
+maps_table(
+    {
+        "randint.default": lambda ctx, high, shape, dtype=None: randint_from(ctx, 0, high, shape),
+        "bernoulli.default": lambda ctx, x: ctx.b.bernoulli(x),
+        "bernoulli.p": lambda ctx, x, p=0.5: ctx.cast(_kept(ctx, x, 1 - p), x.dtype),
+        "dropout.default": lambda ctx, x, p, train: drop(ctx, x, p, train)[0],
+    }
+)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bitwright.frontend.torch.aten.random import drop
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.ir.graph import Value
 
 _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn": (0,)}
@@ -84,45 +83,22 @@ def _layers(
     return [ctx.transpose(x, (1, 0, 2)) if batch_first else x, *joined]
 
 
-@maps("lstm.input")
-def lstm(
-    ctx: Context,
-    x: Value,
-    states: list[Value],
-    params: list[Value],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> list[Value]:
-    shape = (has_biases, num_layers, dropout if train else 0.0, bidirectional, batch_first)
-    return _layers(ctx, "lstm", x, states, params, *shape)
-
-
-def _simple(op: str, activation: str | None = None, **attrs: Any) -> Any:
+def _recurrent(op: str, activation: str | None = None, **attrs: Any) -> Any:
     def mapping(
-        ctx: Context,
-        x: Value,
-        state: Value,
-        params: list[Value],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
+        ctx: Context, x: Value, states: Any, params: list[Value], *options: Any
     ) -> list[Value]:
+        has_biases, num_layers, dropout, train, bidirectional, batch_first = options
         given = dict(attrs)
         if activation:
             given["activations"] = (activation,) * (2 if bidirectional else 1)
         shape = (has_biases, num_layers, dropout if train else 0.0, bidirectional, batch_first)
-        return _layers(ctx, op, x, [state], params, *shape, **given)
+        initial = states if op == "lstm" else [states]
+        return _layers(ctx, op, x, initial, params, *shape, **given)
 
     return mapping
 
 
-maps("gru.input")(_simple("gru", linear_before_reset=True))
-maps("rnn_tanh.input")(_simple("rnn", "tanh"))
-maps("rnn_relu.input")(_simple("rnn", "relu"))
+maps("lstm.input")(_recurrent("lstm"))
+maps("gru.input")(_recurrent("gru", linear_before_reset=True))
+maps("rnn_tanh.input")(_recurrent("rnn", "tanh"))
+maps("rnn_relu.input")(_recurrent("rnn", "relu"))

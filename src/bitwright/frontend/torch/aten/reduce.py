@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.ir.dtype import DType, bool_, u8
 from bitwright.ir.graph import Value
 from bitwright.ir.types import normalize_axis
@@ -107,25 +107,18 @@ def _variance(
     return variance, ctx.reshape(mean, kept)
 
 
-@maps("var.correction")
-def var(
-    ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False
-) -> Value:
-    return _variance(ctx, x, dim, correction, keepdim)[0]
+def _moment(result: Callable[[Context, Value, Value], Any]) -> Any:
+    def mapping(
+        ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False
+    ) -> Any:
+        return result(ctx, *_variance(ctx, x, dim, correction, keepdim))
+
+    return mapping
 
 
-@maps("std.correction")
-def std(
-    ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False
-) -> Value:
-    return ctx.b.sqrt(var(ctx, x, dim, correction, keepdim))
-
-
-@maps("var_mean.correction")
-def var_mean(
-    ctx: Context, x: Value, dim: Any = None, correction: Any = None, keepdim: bool = False
-) -> list[Value]:
-    return list(_variance(ctx, x, dim, correction, keepdim))
+maps("var.correction")(_moment(lambda ctx, variance, mean: variance))
+maps("std.correction")(_moment(lambda ctx, variance, mean: ctx.b.sqrt(variance)))
+maps("var_mean.correction")(_moment(lambda ctx, variance, mean: [variance, mean]))
 
 
 @maps("var.default", "var.dim")
@@ -134,17 +127,12 @@ def var_unbiased(
 ) -> Value:
     if isinstance(dim, bool):  # var.default has no axes
         dim, unbiased = None, dim
-    return var(ctx, x, dim, int(unbiased), keepdim)
+    return _variance(ctx, x, dim, int(unbiased), keepdim)[0]
 
 
 @maps("linalg_vector_norm.default")
 def vector_norm(
-    ctx: Context,
-    x: Value,
-    order: float = 2,
-    dim: Any = None,
-    keepdim: bool = False,
-    dtype: DType | None = None,
+    ctx: Context, x: Value, order: float = 2, dim: Any = None, keepdim: bool = False, **_: Any
 ) -> Value:
     x = ctx.operand(x)
     if order == 2:

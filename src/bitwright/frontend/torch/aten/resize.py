@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.frontend.torch.scalars import scaled
 from bitwright.ir.graph import Value
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from bitwright.frontend.torch.aten.index import as_index, inverse
 from bitwright.frontend.torch.aten.movement import diagonal_indices
-from bitwright.frontend.torch.context import Context
-from bitwright.frontend.torch.registry import maps
+from bitwright.frontend.torch.context import Context, maps
 from bitwright.ir.dtype import i64
 from bitwright.ir.graph import Value
 from bitwright.ir.types import normalize_axis
