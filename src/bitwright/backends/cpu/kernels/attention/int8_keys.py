@@ -148,14 +148,10 @@ class _KeyQuantizer:
         if self.past is None:
             return row
         behind = f.gep(
-            f32,
-            address_of(f, name, f32, index),
-            (key - self.past) * f.args.size(f"{name}.2"),
+            f32, address_of(f, name, f32, index), (key - self.past) * f.args.size(f"{name}.2")
         )
         before = f.gep(
-            f32,
-            address_of(f, f"past_{name}", f32, index),
-            key * f.args.size(f"past_{name}.2"),
+            f32, address_of(f, f"past_{name}", f32, index), key * f.args.size(f"past_{name}.2")
         )
         return f.select(f.lt(key, self.past), before, behind)
 

@@ -16,11 +16,7 @@ GIVEN = ("k", "v", "past_k", "past_v")
 
 
 def call_quantized(
-    ctx: Lowering,
-    node: Node,
-    kernel: Attention,
-    views: dict[str, View],
-    sizes: dict[str, Size],
+    ctx: Lowering, node: Node, kernel: Attention, views: dict[str, View], sizes: dict[str, Size]
 ) -> None:
     """Append both kernel calls; `views` and `sizes` are those of f32 attention."""
     form = QuantizedKeys.of(ctx.target, kernel)
@@ -49,9 +45,7 @@ def call_quantized(
     ctx.call(quantize, f"{node.name}.keys", {**given, **made}, own, writes=tuple(made))
     kernel = replace(kernel, has_past=False, paths=QUERY_BLOCK)
     attend = ctx.kernel(
-        "attention_int8",
-        kernel.key,
-        lambda m, name: emit_int8_attention(m, name, kernel),
+        "attention_int8", kernel.key, lambda m, name: emit_int8_attention(m, name, kernel)
     )
     slots = {slot.name for slot in quantized_signature(kernel).slots}
     sizes = {**sizes, "keys": total}

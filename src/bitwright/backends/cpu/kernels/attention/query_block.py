@@ -235,12 +235,7 @@ class Block:
                 at = key * self.pitch
                 row[:] = [
                     score
-                    + f.load(
-                        self.vector,
-                        self.scratch.bias,
-                        at + v * self.lanes,
-                        align=self.align,
-                    )
+                    + f.load(self.vector, self.scratch.bias, at + v * self.lanes, align=self.align)
                     for v, score in enumerate(row)
                 ]
         return found

@@ -54,13 +54,7 @@ class _Query:
     """One query."""
 
     def __init__(
-        self,
-        f: Kernel,
-        kernel: Attention,
-        item: WorkItem,
-        scores: Value,
-        q: Value,
-        results: Value,
+        self, f: Kernel, kernel: Attention, item: WorkItem, scores: Value, q: Value, results: Value
     ) -> None:
         self.f, self.kernel, self.item = f, kernel, item
         self.scores, self.q, self.results = scores, q, results

@@ -354,10 +354,7 @@ class _Emitter:
         align = self.vector.total_bytes
         for (line, pixel), total in sums.items():
             f.store(total, self.sums, (line * form.pixels + pixel) * self.lanes, align=align)
-        with (
-            f.loop(0, lines, nonempty=True) as down,
-            f.loop(0, pixels, nonempty=True) as across,
-        ):
+        with f.loop(0, lines, nonempty=True) as down, f.loop(0, pixels, nonempty=True) as across:
             at = (down.index * form.pixels + across.index) * self.lanes
             total = f.load(self.vector, self.sums, at, align=align)
             store(total, down.index, across.index)

@@ -34,13 +34,7 @@ from bitwright.backends.cpu.kernels.matmul.upcast_product import choose_upcast, 
 from bitwright.backends.cpu.kernels.movement.lower_movement import pad_view
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.layout import PIXELS
-from bitwright.backends.cpu.lowering.region import (
-    Part,
-    Reads,
-    collapse_rows,
-    operand_views,
-    split,
-)
+from bitwright.backends.cpu.lowering.region import Part, Reads, collapse_rows, operand_views, split
 from bitwright.ir.dim import Size, max_size, product
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Node, Value, constant_value

@@ -174,12 +174,7 @@ def _split_plan(ctx: Lowering, conv: Int8Conv, filters: Array) -> SplitPlan | No
 
 
 def _source_of(
-    ctx: Lowering,
-    node: Node,
-    conv: Int8Conv,
-    filters: Array,
-    plan: SplitPlan | None,
-    wide: bool,
+    ctx: Lowering, node: Node, conv: Int8Conv, filters: Array, plan: SplitPlan | None, wide: bool
 ) -> View:
     """The image in the layout and type that its product reads."""
     if wide:

@@ -107,13 +107,7 @@ def _cost(conv: Int8Conv, filters: Array, tile: Tile, block: int, results: int) 
 
 
 def _call(
-    ctx: Lowering,
-    node: Node,
-    conv: Int8Conv,
-    results: int,
-    tile: Tile,
-    block: int,
-    weights: Array,
+    ctx: Lowering, node: Node, conv: Int8Conv, results: int, tile: Tile, block: int, weights: Array
 ) -> None:
     columns, channels = conv.filters.shape[:2]
     bias = Bias(ctx, node.name, conv.bias)

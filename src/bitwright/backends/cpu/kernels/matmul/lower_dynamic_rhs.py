@@ -157,14 +157,7 @@ def _pack(
     shape = (*outer, columns)
     reads = Reads("r", [_per_column(ctx.view(v), shape, name) for name, v in needed.items()])
     form = PackForm(
-        tile,
-        dot.group,
-        w.dtype.is_signed,
-        len(outer),
-        by_rows,
-        dot.shift,
-        terms,
-        tuple(needed),
+        tile, dot.group, w.dtype.is_signed, len(outer), by_rows, dot.shift, terms, tuple(needed)
     )
     kernel = ctx.kernel(
         f"pack_rhs_{type_names(w.dtype)}",

@@ -42,11 +42,7 @@ class SplitPlan:
 
 
 def plan_split(
-    target: Target,
-    taps: Array,
-    run: int,
-    counts: tuple[int, ...] = (),
-    is_padded: bool = False,
+    target: Target, taps: Array, run: int, counts: tuple[int, ...] = (), is_padded: bool = False
 ) -> SplitPlan | None:
     """The split of weights taps[taps, channels, n] that are read in runs of this length; None where
     16-bit products are faster. Padded images are permuted line by line, which requires pixels of

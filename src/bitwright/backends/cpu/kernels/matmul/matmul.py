@@ -435,12 +435,7 @@ class Product:
         return UNROLL if height == self.tile.rows else 1
 
     def _multiply(
-        self,
-        rows: list[Value],
-        w: Value,
-        step: Value,
-        sums: list[Value],
-        left: Value | None = None,
+        self, rows: list[Value], w: Value, step: Value, sums: list[Value], left: Value | None = None
     ) -> None:
         """Adds one step of k to all sums; `left` counts the elements of an incomplete group."""
         f, tile, dot = self.f, self.tile, self.dot

@@ -107,10 +107,7 @@ def emit_trilu(
         else:
             shift = f.args.size("k")
         counts = [f.args.size("matrices"), rows]
-        steps = {
-            "x": [f.args.size("x0"), f.args.size("x1")],
-            "y": [rows * columns, columns],
-        }
+        steps = {"x": [f.args.size("x0"), f.args.size("x1")], "y": [rows * columns, columns]}
         begin, end = f.share(product(f, counts))
 
         def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:

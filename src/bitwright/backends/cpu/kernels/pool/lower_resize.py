@@ -189,13 +189,7 @@ def _resample(
 
 
 def _table(
-    ctx: Lowering,
-    node: Node,
-    grid: Grid,
-    axis: int,
-    size: Size,
-    count: Size,
-    scale: View | None,
+    ctx: Lowering, node: Node, grid: Grid, axis: int, size: Size, count: Size, scale: View | None
 ) -> dict[str, View]:
     """Append the call that fills the table of one axis; return its views."""
     assert node.inputs[0] is not None

@@ -298,13 +298,7 @@ class Layer:
             self._sums(number, source, row, left, panel, 1)
 
     def _sums(
-        self,
-        number: int,
-        source: Source,
-        row: Value,
-        left: Value,
-        panel: Value,
-        height: int,
+        self, number: int, source: Source, row: Value, left: Value, panel: Value, height: int
     ) -> None:
         f, lanes = self.f, self.kernel.lanes
         each = self.kernel.passes[number] * self.vectors[number]

@@ -131,11 +131,7 @@ class _Emission(RowEmission):
             if mask is not None:
                 v = f.select(mask, v, 0.0)
             top, bottom, has_nan = totals[:3]
-            found = (
-                f.quick_max(v, top),
-                f.quick_min(v, bottom),
-                f.select(f.is_nan(v), v, has_nan),
-            )
+            found = (f.quick_max(v, top), f.quick_min(v, bottom), f.select(f.is_nan(v), v, has_nan))
             return (*totals[3:], *found)
 
         zeros = (f.const(self.type.vector(self.lanes), 0.0),) * (3 * ACCUMULATORS)
