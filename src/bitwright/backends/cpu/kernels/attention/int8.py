@@ -20,17 +20,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Value,
-    f32,
-    i8,
-    i32,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import f32, i8, i32, storage_type
 from bitwright.backends.cpu.codegen.instr import dot_u8s8
 from bitwright.backends.cpu.codegen.math.division import divider
 from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive_exact

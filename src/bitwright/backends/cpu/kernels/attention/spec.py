@@ -17,16 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Operand,
-    Signature,
-    Type,
-    Value,
-    computed,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, computed, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxBf16Dot
 from bitwright.backends.cpu.kernels.matmul.dot.half_dot import Bf16Dot2

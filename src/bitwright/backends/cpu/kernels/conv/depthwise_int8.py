@@ -25,15 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Value,
-    i8,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import i8, storage_type
 from bitwright.backends.cpu.codegen.expression import to_stored
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot4
 from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue

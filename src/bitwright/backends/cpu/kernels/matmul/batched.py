@@ -14,15 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Signature,
-    Type,
-    Value,
-    computed,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, computed, storage_type
 from bitwright.backends.cpu.codegen.expression import from_stored, to_stored
 from bitwright.backends.cpu.lowering.region import address_of
 from bitwright.ir.dtype import DType

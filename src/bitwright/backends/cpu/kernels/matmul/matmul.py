@@ -21,16 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Signature,
-    Value,
-    i1,
-    i32,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import i1, i32, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import to_stored
 from bitwright.backends.cpu.kernels.elementwise.narrow import MOST, narrowed
 from bitwright.backends.cpu.kernels.elementwise.streaming import is_streamed, settle

@@ -14,19 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from bitwright.backends.cpu.codegen.emit import (
-    Function,
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Type,
-    Value,
-    i8,
-    i16,
-    i32,
-    i64,
-)
+from bitwright.backends.cpu.codegen.emit import Function, Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, i8, i16, i32, i64
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 

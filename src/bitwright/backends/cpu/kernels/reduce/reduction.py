@@ -15,16 +15,8 @@ import math
 from dataclasses import dataclass
 
 from bitwright.backends.cpu.codegen import math as vector_math
-from bitwright.backends.cpu.codegen.emit import (
-    Function,
-    Type,
-    Value,
-    computed,
-    f64,
-    i8,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Function, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, computed, f64, i8, i64, storage_type
 from bitwright.backends.cpu.kernels.rows.formulas import Pass, Stats
 from bitwright.ir.dtype import DType, bool_
 

@@ -12,19 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bitwright.backends.cpu.codegen.emit import (
-    Function,
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Value,
-    i1,
-    i64,
-    ptr,
-    storage_type,
-    void,
-)
+from bitwright.backends.cpu.codegen.emit import Function, Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import i1, i64, ptr, storage_type, void
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import position, product
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault

@@ -12,15 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bitwright.backends.cpu.codegen import math as vector_math
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Signature,
-    Type,
-    Value,
-    computed,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, computed, storage_type
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import position, product
 from bitwright.backends.cpu.kernels.rows.formulas import Pass, layer_norm

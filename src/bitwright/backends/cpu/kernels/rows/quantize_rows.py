@@ -23,14 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Signature,
-    Value,
-    computed,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import computed, storage_type
 from bitwright.backends.cpu.codegen.math.division import divider
 from bitwright.backends.cpu.codegen.scalars import round_clamped
 from bitwright.backends.cpu.kernels.matmul.epilogue import is_light

@@ -17,14 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Signature,
-    Type,
-    Value,
-    computed,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, computed, storage_type
 from bitwright.backends.cpu.kernels.rows.formulas import Formula, formula
 from bitwright.backends.cpu.lowering.region import STEP, Part, Reads, Row, store
 from bitwright.ir.dim import Size
