@@ -11,26 +11,15 @@ from bitwright.backends.cpu.codegen import math as vector_math
 from bitwright.backends.cpu.codegen.emit import Kernel, Operand, Value, i32, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive
-from bitwright.backends.cpu.kernels.attention.spec import (
-    FULL_MASK,
-    KEY_MASK,
-    Attention,
-    Segment,
-    WorkItem,
-    mask_bias,
-    segments,
-    tiles,
-    visible,
-    work_item,
-)
+from bitwright.backends.cpu.kernels.attention import spec
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 from bitwright.backends.cpu.lowering.region import address_of, store
 
 
-def emit_query_blocks(f: Kernel, kernel: Attention, kind: type[Block]) -> None:
+def emit_query_blocks(f: Kernel, kernel: spec.Attention, kind: type[Block]) -> None:
     """All work items of this thread; `kind` is the class that emits a block."""
-    size = tiles(f.target, kernel)
+    size = spec.tiles(f.target, kernel)
     scratch = kind.scratch_type(f, kernel)
     queries = f.args.size("queries")
     blocks = pieces(f, queries, size.queries)
@@ -41,7 +30,7 @@ def emit_query_blocks(f: Kernel, kernel: Attention, kind: type[Block]) -> None:
         group, block = f.udiv(loop.index, blocks), f.urem(loop.index, blocks)
         first = block * size.queries
         count = f.min(queries - first, size.queries)
-        item = work_item(f, kernel, group, first, count)
+        item = spec.work_item(f, kernel, group, first, count)
         kind(f, kernel, scratch, item).emit()
 
 
@@ -53,21 +42,21 @@ def whole(features: int, lanes: int) -> int:
 class Scratch:
     """Scratch memory of a thread: blocks that fit the first-level cache."""
 
-    def __init__(self, f: Kernel, kernel: Attention) -> None:
-        size, type_ = tiles(f.target, kernel), kernel.type
+    def __init__(self, f: Kernel, kernel: spec.Attention) -> None:
+        size, type_ = spec.tiles(f.target, kernel), kernel.type
         self.width = whole(kernel.value_features, size.lanes)
         """Value features, padded to whole vectors."""
         self.scores = f.scratch(type_, size.block * size.queries)
         self.results = f.scratch(type_, size.queries * self.width)
         self.factors = f.scratch(type_, size.queries)
-        full = kernel.mask == FULL_MASK
+        full = kernel.mask == spec.FULL_MASK
         rows = whole(size.block, size.lanes)
         self.bias = f.scratch(type_, rows * size.queries) if full else None
         self.operands(f, kernel)
 
-    def operands(self, f: Kernel, kernel: Attention) -> None:
+    def operands(self, f: Kernel, kernel: spec.Attention) -> None:
         """Packed queries, keys and values."""
-        size, type_ = tiles(f.target, kernel), kernel.type
+        size, type_ = spec.tiles(f.target, kernel), kernel.type
         self.q = f.scratch(type_, kernel.features * size.queries)
         self.values = f.scratch(type_, size.block * self.width)
         widens = storage_type(kernel.element) is not type_
@@ -81,9 +70,11 @@ class Block:
 
     scratch_type: Callable[..., Any] = Scratch
 
-    def __init__(self, f: Kernel, kernel: Attention, scratch: Any, item: WorkItem) -> None:
+    def __init__(
+        self, f: Kernel, kernel: spec.Attention, scratch: Any, item: spec.WorkItem
+    ) -> None:
         self.f, self.kernel, self.scratch, self.item = f, kernel, scratch, item
-        self.size = tiles(f.target, kernel)
+        self.size = spec.tiles(f.target, kernel)
         self.type, self.lanes = kernel.type, self.size.lanes
         self.stored = storage_type(kernel.element)
         self.vector = self.type.vector(self.lanes)
@@ -100,7 +91,7 @@ class Block:
         lowest = (f.const(self.vector, -math.inf),) * self.size.vectors
         zeros = (f.const(self.vector, 0.0),) * self.size.vectors
 
-        def run(part: Segment, *state: Value) -> Sequence[Value]:
+        def run(part: spec.Segment, *state: Value) -> Sequence[Value]:
             begin = f.max(item.low - part.start, 0)
             end = f.min(item.high - part.start, part.count)
             with f.loop(begin, end, self.size.block, carry=state) as loop:
@@ -108,7 +99,7 @@ class Block:
                 loop.next(*self._keys(part, loop.index, count, loop.carried))
             return loop.results
 
-        state = segments(f, self.kernel, item, (*lowest, *zeros), run)
+        state = spec.segments(f, self.kernel, item, (*lowest, *zeros), run)
         for number, total in enumerate(state[self.size.vectors :]):
             factor = f.select(f.eq(total, 0.0), 0.0, f.div(1.0, total))
             f.store(factor, self.scratch.factors, number * self.lanes, align=self.align)
@@ -119,7 +110,7 @@ class Block:
     # a block of keys
 
     def _keys(
-        self, part: Segment, first: Value, count: Value, state: Sequence[Value]
+        self, part: spec.Segment, first: Value, count: Value, state: Sequence[Value]
     ) -> list[Value]:
         """(maximum, sum) per query, including these keys."""
         f = self.f
@@ -148,7 +139,7 @@ class Block:
         return [*new, *sums]
 
     def _scores(
-        self, part: Segment, first: Value, count: Value, tops: Sequence[Value]
+        self, part: spec.Segment, first: Value, count: Value, tops: Sequence[Value]
     ) -> Sequence[Value]:
         """Store the scores of the block; return the maximum of each query."""
         f, size = self.f, self.size
@@ -169,7 +160,7 @@ class Block:
             loop.next(*tops)
         return loop.results
 
-    def _key(self, part: Segment, first: Value, key: Value) -> Value:
+    def _key(self, part: spec.Segment, first: Value, key: Value) -> Value:
         """The address of a key's features."""
         f, packed = self.f, self.scratch.keys
         if packed is not None:
@@ -225,10 +216,10 @@ class Block:
             found = [
                 [vector_math.tanh(f, score * (1.0 / cap)) * cap for score in row] for row in found
             ]
-        if kernel.mask == KEY_MASK:
+        if kernel.mask == spec.KEY_MASK:
             index = (self.item.batch, self.item.head, 0)
             for row, number in zip(found, numbers, strict=True):
-                added = mask_bias(f, kernel, index, number, 1, None)
+                added = spec.mask_bias(f, kernel, index, number, 1, None)
                 row[:] = [score + f.splat(added, self.lanes) for score in row]
         if self.scratch.bias is not None:
             for row, key in zip(found, keys, strict=True):
@@ -261,7 +252,7 @@ class Block:
                 key = f.convert(numbers[t], i32)
                 for v, score in enumerate(row):
                     lane = f.const_vector(i32, range(v * self.lanes, (v + 1) * self.lanes))
-                    seen = visible(f, kernel, start + lane, key, i32.vector(self.lanes))
+                    seen = spec.visible(f, kernel, start + lane, key, i32.vector(self.lanes))
                     changed.append(f.select(seen, score, -math.inf))
             branch.next(*changed)
         flat = list(branch.results)
@@ -360,7 +351,7 @@ class Block:
                 block = [load_computed(f, element, lanes, r, whole, mask=mask) for r in rows]
                 put(transposed(f, block)[:rest], whole)
 
-    def _pack_keys(self, part: Segment, first: Value, count: Value) -> None:
+    def _pack_keys(self, part: spec.Segment, first: Value, count: Value) -> None:
         """Pack keys and values of a block."""
         scratch, features = self.scratch, self.kernel.value_features
         self._pack(part.v, part.v_step, features, first, count, scratch.values, scratch.width)
@@ -401,7 +392,9 @@ class Block:
                 inside = f.mask(count - loop.index, lanes)
                 key = first + loop.index
                 block = [
-                    mask_bias(f, self.kernel, (item.batch, item.head, query), key, lanes, inside)
+                    spec.mask_bias(
+                        f, self.kernel, (item.batch, item.head, query), key, lanes, inside
+                    )
                     for query in queries
                 ]
                 for number, column in enumerate(transposed(f, block)):

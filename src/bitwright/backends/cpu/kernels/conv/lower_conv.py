@@ -16,13 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from bitwright.backends.cpu.codegen import emit
+from bitwright.backends.cpu.kernels.conv import depthwise as depthwise_kernel
 from bitwright.backends.cpu.kernels.conv.conv import Conv, emit_conv
-from bitwright.backends.cpu.kernels.conv.depthwise import (
-    Depthwise,
-    DepthwiseForm,
-    emit_depthwise,
-    pixels_of_tile,
-)
 from bitwright.backends.cpu.kernels.conv.lower_winograd import Choice, call_winograd, choose
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
 from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, fused_epilogue
@@ -351,8 +346,8 @@ def depthwise(
     element = None if image.dtype == f32 else image.dtype
     channels, _, height, width = weight.shape
     (_, _, ih, iw), (n, _, oh, ow) = image.shape, y.shape
-    pixels = pixels_of_tile(ctx.target, ow)
-    form = DepthwiseForm(
+    pixels = depthwise_kernel.pixels_of_tile(ctx.target, ow)
+    form = depthwise_kernel.DepthwiseForm(
         height,
         width,
         stride=window.strides[1],
@@ -362,11 +357,11 @@ def depthwise(
         is_ragged=channels % finish.lanes != 0,
     )
     types = (image.dtype,) if image.dtype.is_float else (image.dtype, f32, f32)
-    conv = Depthwise(form, finish.epilogue, element, bool(zero_point))
+    conv = depthwise_kernel.Depthwise(form, finish.epilogue, element, bool(zero_point))
     kernel = ctx.kernel(
         f"depthwise_{type_names(*types)}",
         (form, finish.key, element, bool(zero_point)),
-        lambda m, name: emit_depthwise(m, name, conv),
+        lambda m, name: depthwise_kernel.emit_depthwise(m, name, conv),
     )
     taps = np.ascontiguousarray(weight.reshape(channels, -1).T, np.float32)
     sizes: dict[str, Size] = {

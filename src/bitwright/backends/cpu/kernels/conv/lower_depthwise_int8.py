@@ -11,13 +11,8 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.codegen import emit
+from bitwright.backends.cpu.kernels.conv import depthwise_int8
 from bitwright.backends.cpu.kernels.conv.depthwise import EXACT_TAPS
-from bitwright.backends.cpu.kernels.conv.depthwise_int8 import (
-    GROUP,
-    Int8Depthwise,
-    best_form,
-    emit_int8_depthwise,
-)
 from bitwright.backends.cpu.kernels.conv.lower_conv import ConvEpilogue, Window, depthwise, image_of
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot4
 from bitwright.backends.cpu.kernels.matmul.lower_int8 import Int8Filter, Offsets, Weight
@@ -89,20 +84,22 @@ def _lower_dot(ctx: Lowering, node: Node, conv: Int8Conv) -> bool:
         extra = [view.transpose(transposed) for view in extra]
         window, taps = window.transposed, taps.transpose(0, 2, 1)
     (_, _, ih, iw), (n, _, oh, ow) = image.shape, y.shape
-    form = best_form(
+    form = depthwise_int8.best_form(
         ctx.target, taps.shape[1:], window.strides, window.dilations, (oh, ow), is_ragged
     )
     if form is None:
         return False
     offsets = Offsets(ctx, node.name, weight, dot.shift, conv.zero, conv.bias)
-    dot = Int8Filter(conv.x.dtype.is_signed, None, offsets.constant).dot(ctx.target, GROUP)
+    dot = Int8Filter(conv.x.dtype.is_signed, None, offsets.constant).dot(
+        ctx.target, depthwise_int8.GROUP
+    )
     assert isinstance(dot, Int8Dot4)
     finish = ConvEpilogue(conv.after, extra, y, conv.lanes)
-    kernel_form = Int8Depthwise(form, dot, finish.epilogue)
+    kernel_form = depthwise_int8.Int8Depthwise(form, dot, finish.epilogue)
     kernel = ctx.kernel(
         f"depthwise_{dot.name}",
         (form, dot, finish.key),
-        lambda m, name: emit_int8_depthwise(m, name, kernel_form),
+        lambda m, name: depthwise_int8.emit_int8_depthwise(m, name, kernel_form),
     )
     pad = np.full(-(-channels // conv.lanes) * conv.lanes, conv.zero.number, conv.x.dtype.numpy)
     sizes: dict[str, Size] = {

@@ -23,16 +23,8 @@ from bitwright.backends.cpu.kernels.matmul.batched import (
     tile_of,
 )
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
+from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView
-from bitwright.backends.cpu.lowering.region import (
-    Part,
-    Reads,
-    broadcast,
-    collapse,
-    operand_views,
-    require_elements,
-    split,
-)
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType
 from bitwright.ir.graph import Node
@@ -57,13 +49,13 @@ def lower_batched_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     """Lowers a matmul of any two operands."""
     anchor = region.anchor
     assert anchor is not None and anchor.inputs[0] is not None and anchor.inputs[1] is not None
-    require_elements(anchor.inputs[0].dtype, anchor.inputs[1].dtype)
-    after = split(region).after
-    require_elements(after.dtype)
+    regions.require_elements(anchor.inputs[0].dtype, anchor.inputs[1].dtype)
+    after = regions.split(region).after
+    regions.require_elements(after.dtype)
     a = ctx.view(region.outer(anchor.inputs[0]))
     w = ctx.view(region.outer(anchor.inputs[1]))
     y = ctx.output(node.outputs[0])
-    extra = operand_views(ctx, region, after.inputs, node.outputs[0].shape)
+    extra = regions.operand_views(ctx, region, after.inputs, node.outputs[0].shape)
     is_row, is_column = len(a.shape) == 1, len(w.shape) == 1
     if is_column:
         w = _insert_axis(w, 1)
@@ -74,8 +66,8 @@ def lower_batched_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     if w.strides[-1] != 1 and w.shape[-1] != 1:
         w = ctx.packed(w, f"{node.name}.w")
     outer = y.shape[:-1]
-    a = broadcast(a, (*outer, a.shape[-1]))
-    w = broadcast(w, (*outer[:-1], *w.shape[-2:]))
+    a = regions.broadcast(a, (*outer, a.shape[-1]))
+    w = regions.broadcast(w, (*outer[:-1], *w.shape[-2:]))
     w = replace(w, shape=(*outer, *w.shape[-2:]), strides=(*w.strides[:-2], 0, *w.strides[-2:]))
     call_product(
         ctx,
@@ -151,16 +143,16 @@ def _convolve(
 ) -> None:
     anchor = region.anchor
     assert anchor is not None
-    require_elements(x.dtype, w.dtype)
-    after = split(region).after
-    require_elements(after.dtype)
+    regions.require_elements(x.dtype, w.dtype)
+    after = regions.split(region).after
+    regions.require_elements(after.dtype)
     rank, groups = len(x.shape) - 2, anchor.attrs["groups"]
     if len(anchor.inputs) > 2 and anchor.inputs[2] is not None:
         raise NoKernelError("its bias is not a separate addition")
     result = node.outputs[0]
     order = (0, *range(2, rank + 2), 1)
     y = ctx.output(result, order)
-    extra = operand_views(ctx, region, after.inputs, result.shape)
+    extra = regions.operand_views(ctx, region, after.inputs, result.shape)
     image = _split_axis(_pad(ctx, node, x, geometry), 1, groups)
     # a[g, n, *out, c, *k]: the elements of a window are contiguous in the copy
     spatial = range(rank)
@@ -249,7 +241,7 @@ def _split_axis(view: View, axis: int, groups: int) -> View:
 
 
 def call_product(
-    ctx: Lowering, node: Node, operands: Operands, after: Part, total: DType, why: str
+    ctx: Lowering, node: Node, operands: Operands, after: regions.Part, total: DType, why: str
 ) -> None:
     """Calls the kernel over the fewest outer axes; the last of them is the rows."""
     a, w, y = operands.a, operands.w, operands.y
@@ -261,14 +253,14 @@ def call_product(
         y,
         *operands.extra,
     ]
-    found = collapse(aligned, keep=1)
+    found = regions.collapse(aligned, keep=1)
     if len(found[0].shape) == 1 or found[1].strides[-2] != 0:  # rows share one matrix
         found = [_insert_axis(v, len(v.shape) - 1) for v in found]
         found[1] = replace(found[1], strides=(*found[1].strides[:-2], 0, found[1].strides[-1]))
     x_, w_, y_, *extra = found
     if y_.strides[-1] != 1 and columns != 1:
         raise NoKernelError("the columns of its result are not contiguous")
-    reads = Reads("e", extra)
+    reads = regions.Reads("e", extra)
     vectors, lanes = tile_of(ctx.target, total, columns)
     form = Form(len(x_.shape) - 2, a.dtype, w.dtype, total, y.dtype, vectors, lanes)
 

@@ -10,14 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.backends.cpu.kernels.matmul import lower_matmul
 from bitwright.backends.cpu.kernels.matmul.dequant import emit_dequant_matmul, segment_of
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
-from bitwright.backends.cpu.kernels.matmul.lower_matmul import (
-    lower_rows,
-    optional_inputs,
-    row_epilogue,
-    unit_rows,
-)
 from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
 from bitwright.backends.cpu.kernels.matmul.quantized_weights import pack_weights
 from bitwright.backends.cpu.kernels.matmul.register_tile import best_tile
@@ -37,7 +32,7 @@ FEWEST_TILES = 8
 def lower_dequant_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     anchor = region.anchor
     assert anchor is not None
-    x, q, scale, zero, bias = optional_inputs(anchor, 5)
+    x, q, scale, zero, bias = lower_matmul.optional_inputs(anchor, 5)
     qvalues, scales, zeros = (_constant(region, value) for value in (q, scale, zero))
     parts = split(region)
     assert x is not None
@@ -53,12 +48,12 @@ def lower_dequant_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     source = region.outer(x)
     if isinstance(packed, str):
         weight = dequantize_blocks(qvalues, scales, zeros, block).astype("float32").T
-        lower_rows(ctx, node, region, parts, source, weight)
+        lower_matmul.lower_rows(ctx, node, region, parts, source, weight)
         return
     shape = node.outputs[0].shape
-    a = unit_rows(ctx, source)
+    a = lower_matmul.unit_rows(ctx, source)
     y = ctx.output(node.outputs[0])
-    reads, epilogue = row_epilogue(ctx, node, region, parts.after, tile.lanes)
+    reads, epilogue = lower_matmul.row_epilogue(ctx, node, region, parts.after, tile.lanes)
     form = packed.form
     is_short = depth <= segment_of(tile, form)
     kernel = ctx.kernel(

@@ -13,17 +13,13 @@ import numpy as np
 
 from bitwright.backends.cpu.codegen import emit
 from bitwright.backends.cpu.kernels.elementwise.streaming import streamed_from
+from bitwright.backends.cpu.kernels.matmul import upcast_product
 from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxSplitF16Dot
 from bitwright.backends.cpu.kernels.matmul.dot.split_half_dot import blocks_in_plane
 from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, is_light
 from bitwright.backends.cpu.kernels.matmul.filters import filter_of, has_filter
 from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_batched_matmul
 from bitwright.backends.cpu.kernels.matmul.matmul import emit_matmul, row_tiles_in_cache
-from bitwright.backends.cpu.kernels.matmul.upcast_product import (
-    choose_upcast,
-    emit_half_product,
-    tiles_in_buffer,
-)
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import Part, Parts, Reads, operand_views, split
 from bitwright.ir.dim import Size, product
@@ -59,9 +55,9 @@ def lower_rows(
     dot = filter.dot(ctx.target, depth)
     tile = filter.tile(ctx.target, columns, dot)
     block = row_tiles_in_cache(ctx.target, tile, filter.item_bytes * depth)
-    if choice := choose_upcast(ctx.target, dot, depth, columns, rows):
+    if choice := upcast_product.choose_upcast(ctx.target, dot, depth, columns, rows):
         dot, tile = choice
-        block = tiles_in_buffer(tile, depth)
+        block = upcast_product.tiles_in_buffer(tile, depth)
     elif isinstance(dot, AmxSplitF16Dot):
         block = blocks_in_plane(depth)
     a = unit_rows(ctx, x)
@@ -72,7 +68,7 @@ def lower_rows(
     kernel = ctx.kernel(
         f"matmul_{dot.name}",
         (tile, parts.after.expression, reads.key, dot, streams),
-        lambda m, name: emit_matmul(m, name, tile, epilogue, dot, emit_half_product),
+        lambda m, name: emit_matmul(m, name, tile, epilogue, dot, upcast_product.emit_half_product),
     )
     packed = ctx.constant(filter.pack(weight[None], tile, dot), f"{node.name}.weight")
     sizes: dict[str, Size] = {

@@ -14,12 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bitwright.backends.cpu.codegen.emit import Function, Kernel, Module, Signature, Value, i1
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import (
-    dot,
-    emit_loop_nest,
-    pieces,
-    product,
-)
+from bitwright.backends.cpu.kernels.elementwise import loop_nest
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes, fill
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, unless_empty
 
@@ -33,13 +28,13 @@ def emit_pad(module: Module, name: str, mode: str, rank: int, width: int) -> Sig
     with module.kernel(name, signature) as f:
         sizes, inner, begins = ([f.args.size(f"{o}{a}") for a in range(rank)] for o in "nmb")
         x_strides, y_strides = ([f.args.size(f"{o}{a}") for a in range(rank - 1)] for o in "xy")
-        counts = [*sizes[:-1], pieces(f, sizes[-1], piece)]
-        begin, end = f.share(product(f, counts))
+        counts = [*sizes[:-1], loop_nest.pieces(f, sizes[-1], piece)]
+        begin, end = f.share(loop_nest.product(f, counts))
         value = f.load(word, f.args.pointer("value"))
 
         def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:
             places, inside = _places(f, mode, coordinates[:-1], begins, inner)
-            x = f.gep(word, f.args.pointer("x"), dot(f, places, x_strides))
+            x = f.gep(word, f.args.pointer("x"), loop_nest.dot(f, places, x_strides))
             y = f.gep(word, f.args.pointer("y"), offsets["y"])
             first = coordinates[-1] * piece
             stop = f.min(first + piece, sizes[-1])
@@ -50,12 +45,12 @@ def emit_pad(module: Module, name: str, mode: str, rank: int, width: int) -> Sig
                 row.mapped(mode)
 
         def pad() -> None:
-            emit_loop_nest(f, counts, {"y": [*y_strides, 0]}, begin, end, body)
+            loop_nest.emit_loop_nest(f, counts, {"y": [*y_strides, 0]}, begin, end, body)
 
         if mode == "constant":
             pad()
         else:  # an empty source has no elements to repeat
-            unless_empty(f, product(f, inner), begin, end, pad)
+            unless_empty(f, loop_nest.product(f, inner), begin, end, pad)
     return signature
 
 
