@@ -22,6 +22,7 @@ from bitwright.backends.cpu.codegen.emit.types import Type, computed, i64, stora
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxBf16Dot
 from bitwright.backends.cpu.kernels.matmul.dot.half_dot import Bf16Dot2
+from bitwright.backends.cpu.kernels.parameters import KernelParameters
 from bitwright.backends.cpu.lowering.region import ONE, RUN, Part, Reads, address_of, gather
 from bitwright.ir.dtype import DType, bool_
 from bitwright.target import Target
@@ -32,7 +33,7 @@ SINGLE_QUERY, QUERY_BLOCK, BOTH = "single_query", "query_block", "both"
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(KernelParameters):
     element: DType
     features: int
     value_features: int
@@ -53,11 +54,6 @@ class Attention:
     """The bf16 product used in blocks of queries, if any."""
     after: Part
     extras: Reads
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        own = tuple(getattr(self, name) for name in self.__dataclass_fields__)[:-2]
-        return (*own, self.after.expression, self.extras.key)
 
     @property
     def type(self) -> Type:

@@ -15,6 +15,7 @@ import numpy as np
 
 from bitwright.backends.cpu.kernels.conv import lower_conv
 from bitwright.backends.cpu.kernels.conv.lower_depthwise_int8 import Int8Conv, lower_int8_depthwise
+from bitwright.backends.cpu.kernels.conv.lower_winograd import image_sizes
 from bitwright.backends.cpu.kernels.conv.lower_winograd_int8 import lower_int8_winograd
 from bitwright.backends.cpu.kernels.conv.pixels import WIDTH, Pixels, emit_pixels
 from bitwright.backends.cpu.kernels.matmul import lower_int8 as int8_matmul
@@ -30,7 +31,7 @@ from bitwright.backends.cpu.kernels.matmul.lower_widen import ZeroPoint, widen_i
 from bitwright.backends.cpu.kernels.movement.lower_movement import pad_view
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import operand_views, require_elements, split
-from bitwright.ir.dim import Size, product
+from bitwright.ir.dim import product
 from bitwright.ir.graph import Node
 from bitwright.lir.buffer import View, contiguous
 from bitwright.lir.buffer import dense as dense_view
@@ -171,7 +172,7 @@ def _source_of(
         return _source(ctx, node, conv, filters)
     if channels != image.shape[1]:
         image, begins, ends = _source(ctx, node, conv, filters), (0, 0), (0, 0)
-    return reorder_image(ctx, node, image, begins, ends, conv.fill, plan.order)
+    return reorder_image(ctx, node, image, (begins, ends), conv.fill, plan.order)
 
 
 def _wide_source(ctx: Lowering, node: Node, conv: Int8Conv, filters: Array) -> View:
@@ -219,12 +220,9 @@ def _few_channels(
     buffer = ctx.buffer(f"{node.name}.pixels", planes.dtype, product(shape))
     pixels = Pixels(channels, is_planar)
     kernel = ctx.kernel("pad_nhwc4", pixels, lambda m, name: emit_pixels(m, name, pixels))
-    sizes: dict[str, Size] = {
-        **{"images": n, "ih": h, "iw": w, "oh": shape[2], "ow": shape[3]},
-        **{"top": top, "left": left},
-        **{f"x_{k}": planes.strides[a] for k, a in (("image", 0), ("line", 2), ("channel", 1))},
-    }
     found = dense_view(buffer, shape, lower_conv.CHANNELS_LAST)
+    sizes = image_sizes(planes, found, window)
+    sizes |= {f"x_{k}": planes.strides[a] for k, a in (("image", 0), ("line", 2), ("channel", 1))}
     pointers = {"x": planes, "y": found, "fill": fill}
     ctx.call(kernel, node, pointers, sizes, why="channels last, padded to four channels")
     return found

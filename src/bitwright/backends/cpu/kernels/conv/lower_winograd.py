@@ -108,6 +108,18 @@ def pixels_of(y: View) -> tuple[int, int, int]:
     return n if isinstance(n, int) else 1, high, wide
 
 
+def image_sizes(image: View, y: View, window: Window) -> dict[str, Size]:
+    """The sizes of an image and its result, and the padding in front of the image."""
+    (_, _, ih, iw), (n, _, oh, ow), (top, left) = image.shape, y.shape, window.begins
+    return {"images": n, "ih": ih, "iw": iw, "oh": oh, "ow": ow, "top": top, "left": left}
+
+
+def pixel_strides(**views: View) -> dict[str, Size]:
+    """The strides of images, lines and pixels."""
+    axes = {"image": 0, "line": 2, "pixel": 3}
+    return {f"{x}_{name}": v.strides[axis] for x, v in views.items() for name, axis in axes.items()}
+
+
 def _plain_cost(target: Target, weight: Array, y: View) -> float:
     columns, channels = weight.shape[:2]
     tile = best_tile(target, columns)
@@ -168,24 +180,10 @@ def call_winograd(
         (results, tile, channels, form.groups, finish.key, image.dtype),
         lambda m, name: winograd.emit_winograd(m, name, form),
     )
-    (n, _, oh, ow), (x_image, _, x_line, x_pixel) = y.shape, image.strides
     y_stride = y.run_stride(PIXELS)
     assert y_stride is not None, "the result is contiguous"
-    sizes: dict[str, Size] = {
-        "images": n,
-        "ih": image.shape[2],
-        "iw": image.shape[3],
-        "oh": oh,
-        "ow": ow,
-        "top": window.begins[0],
-        "left": window.begins[1],
-        "columns": columns,
-        "x_image": x_image,
-        "x_line": x_line,
-        "x_pixel": x_pixel,
-        "y_stride": y_stride,
-        **finish.sizes,
-    }
+    sizes = image_sizes(image, y, window) | pixel_strides(x=image) | finish.sizes
+    sizes |= {"columns": columns, "y_stride": y_stride}
     transformed = winograd.pack_filter(weight.astype(np.float32, copy=False), results, tile)
     packed = ctx.constant(transformed, f"{node.name}.weight")
     pointers = {"x": image, "w": packed, "y": y, **finish.pointers}

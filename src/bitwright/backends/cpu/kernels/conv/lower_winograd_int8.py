@@ -15,6 +15,7 @@ from bitwright.backends.cpu.kernels.conv.lower_winograd import (
     MOST_COST,
     SPILLED,
     STACK_BYTES,
+    pixel_strides,
     pixels_of,
 )
 from bitwright.backends.cpu.kernels.conv.toom_cook import linear_map
@@ -23,7 +24,6 @@ from bitwright.backends.cpu.kernels.matmul.lower_widen import widen_image
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
 from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.backends.cpu.lowering.layout import PIXELS
-from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node
 from bitwright.target import Target
 
@@ -122,12 +122,8 @@ def _call(
     x = widen_image(ctx, node, image, begins, ends, conv.zero)
     y_stride = y.run_stride(PIXELS)
     assert y_stride is not None, "the result is contiguous"
-    sizes: dict[str, Size] = {
-        **{"images": n, "oh": oh, "ow": ow, "columns": columns},
-        **{"x_image": x.strides[0], "x_line": x.strides[2], "x_pixel": x.strides[3]},
-        "y_stride": y_stride,
-        **finish.sizes,
-    }
+    sizes = {"images": n, "oh": oh, "ow": ow, "columns": columns, "y_stride": y_stride}
+    sizes |= pixel_strides(x=x) | finish.sizes
     packed = ctx.constant(winograd_int8.pack_int8_filter(weights, tile), f"{node.name}.weight")
     pointers = {"x": x, "w": packed, "y": y, **finish.pointers}
     count = form.positions

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
-
 from bitwright.backends.cpu.kernels.detection import suppression
 from bitwright.backends.cpu.lowering.context import Lowering, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import require_elements
 from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node
-from bitwright.lir.buffer import View
-
-Array = np.ndarray[Any, Any]
 
 
 @lowers("non_max_suppression")
@@ -33,13 +25,8 @@ def lower_suppression(ctx: Lowering, node: Node, region: RegionView) -> None:
         lambda m, n: suppression.emit_corners(m, n, element, centred),
     )
     sizes: dict[str, Size] = {"batch": batch, "count": count}
-    ctx.call(
-        first,
-        node,
-        {"boxes": ctx.contiguous(boxes), "corners": corners},
-        sizes,
-        writes=("corners",),
-    )
+    given = {"boxes": ctx.contiguous(boxes), "corners": corners}
+    ctx.call(first, node, given, sizes, writes=("corners",))
     kinds = suppression.Limits(*(None if limit is None else limit.dtype for limit in limits))
     second = ctx.kernel(
         f"non_max_suppression_{element}",
@@ -60,14 +47,8 @@ def lower_suppression(ctx: Lowering, node: Node, region: RegionView) -> None:
     }
     sizes = {"rows": rows, "classes": classes, "boxes": count}
     ctx.call(second, node, pointers, sizes, writes=tuple(made))
-    _read_count(ctx, node, made["counts"])
+    found = node.outputs[0].shape[:1]
+    ctx.read_sizes(node, [made["counts"]], found, lambda arrays, _: [int(arrays[0].sum())])
     last = ctx.kernel("non_max_suppression_rows", (), suppression.emit_rows)
     del made["left"]
     ctx.call(last, node, {**made, "y": ctx.output(node.outputs[0])}, sizes)
-
-
-def _read_count(ctx: Lowering, node: Node, counts: View) -> None:
-    def read(arrays: Sequence[Array], _: Mapping[str, int]) -> list[int]:
-        return [int(arrays[0].sum())]
-
-    ctx.read_sizes(node, [counts], node.outputs[0].shape[:1], read)

@@ -16,12 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bitwright.backends.cpu.codegen import emit
-from bitwright.backends.cpu.kernels.matmul.batched import (
-    BatchedEpilogue,
-    Form,
-    emit_product,
-    tile_of,
-)
+from bitwright.backends.cpu.kernels.matmul import batched
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
 from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView
@@ -261,8 +256,8 @@ def call_product(
     if y_.strides[-1] != 1 and columns != 1:
         raise NoKernelError("the columns of its result are not contiguous")
     reads = regions.Reads("e", extra)
-    vectors, lanes = tile_of(ctx.target, total, columns)
-    form = Form(len(x_.shape) - 2, a.dtype, w.dtype, total, y.dtype, vectors, lanes)
+    vectors, lanes = batched.tile_of(ctx.target, total, columns)
+    form = batched.Form(len(x_.shape) - 2, a.dtype, w.dtype, total, y.dtype, vectors, lanes)
 
     def finish(
         f: emit.Kernel,
@@ -277,8 +272,11 @@ def call_product(
     kernel = ctx.kernel(
         f"batched_matmul_{type_names(a.dtype, w.dtype, total)}",
         (form, after.expression, reads.key),
-        lambda m, name: emit_product(
-            m, name, form, BatchedEpilogue(finish, tuple(reads.pointers), tuple(reads.sizes))
+        lambda m, name: batched.emit_product(
+            m,
+            name,
+            form,
+            batched.BatchedEpilogue(finish, tuple(reads.pointers), tuple(reads.sizes)),
         ),
     )
     sizes: dict[str, Size] = {

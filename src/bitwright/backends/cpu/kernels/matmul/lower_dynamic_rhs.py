@@ -16,19 +16,15 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.codegen import emit
+from bitwright.backends.cpu.codegen.emit import Kernel
+from bitwright.backends.cpu.codegen.emit import Value as Emitted
 from bitwright.backends.cpu.kernels.attention.lower_attention import order_of
+from bitwright.backends.cpu.kernels.matmul import pack_rhs
 from bitwright.backends.cpu.kernels.matmul.constant_panels import pack_constants
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot, choose_int8_dot, int8_tile
 from bitwright.backends.cpu.kernels.matmul.epilogue import fused_epilogue
 from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
-from bitwright.backends.cpu.kernels.matmul.pack_rhs import (
-    BatchedProduct,
-    PackForm,
-    emit_pack_rhs,
-    load_row_zero_point,
-    product_sizes,
-)
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
 from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView
@@ -149,13 +145,13 @@ def _pack(
     reads = regions.Reads(
         "r", [_per_column(ctx.view(v), shape, name) for name, v in needed.items()]
     )
-    form = PackForm(
+    form = pack_rhs.PackForm(
         tile, dot.group, w.dtype.is_signed, len(outer), by_rows, dot.shift, terms, tuple(needed)
     )
     kernel = ctx.kernel(
         f"pack_rhs_{type_names(w.dtype)}",
         (form, reads.key),
-        lambda m, name: emit_pack_rhs(m, name, form, reads),
+        lambda m, name: pack_rhs.emit_pack_rhs(m, name, form, reads),
     )
     pointers = {"w": view, "panels": place, **reads.pointers}
     pointers |= {f"{name}.made": view for name, view in results.items()}
@@ -206,27 +202,27 @@ def _call(
         raise NoKernelError("the columns of its result are not contiguous")
     outer = len(y.shape) - 2
     points, reads = regions.Reads("z", more[:zeros]), regions.Reads("e", more[zeros:])
-    emitted: list[BatchedProduct] = []
+    emitted: list[pack_rhs.BatchedProduct] = []
 
     def operands(
-        f: emit.Kernel,
-        value: emit.Value,
-        row: emit.Value,
-        column: emit.Value,
-        mask: emit.Value | None,
-    ) -> list[emit.Value]:
+        f: Kernel, value: Emitted, row: Emitted, column: Emitted, mask: Emitted | None
+    ) -> list[Emitted]:
         place = (*emitted[-1].outer, row)
         if zeros:
             at = emitted[-1].constant_offset(column)
             sums = f.load(value.type, f.args.pointer("sums"), at, mask=mask)
-            value = value - load_row_zero_point(f, points, place, tile.lanes) * sums
+            value = value - pack_rhs.load_row_zero_point(f, points, place, tile.lanes) * sums
         return [value, *reads.at(f, place, tile.lanes).load(column, mask)]
 
     pointers = {**points.pointers, **reads.pointers}
     if zeros:
         pointers["sums"] = packed.terms["sums"]
     strides: dict[str, Size] = {**points.sizes, **reads.sizes}
-    slots = pointers, (*product_sizes(outer), *strides), [view.dtype for view in reads.views]
+    slots = (
+        pointers,
+        (*pack_rhs.product_sizes(outer), *strides),
+        [view.dtype for view in reads.views],
+    )
     epilogue = fused_epilogue(after, operands, tile.lanes, *slots)
 
     def emit_product(module: emit.Module, name: str) -> emit.Signature:
@@ -235,7 +231,7 @@ def _call(
             ("rows", "columns", "depth", "y_stride", "block", *epilogue.sizes),
         )
         with module.kernel(name, signature) as f, f.subnormals_as_zeros():
-            emitted.append(BatchedProduct(f, tile, epilogue, dot, outer))
+            emitted.append(pack_rhs.BatchedProduct(f, tile, epilogue, dot, outer))
             emitted[-1].emit()
         return signature
 

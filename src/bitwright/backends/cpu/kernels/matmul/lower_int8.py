@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.codegen import emit
-from bitwright.backends.cpu.codegen.emit import storage_type
+from bitwright.backends.cpu.codegen.emit import Kernel, storage_type
+from bitwright.backends.cpu.codegen.emit import Value as Emitted
 from bitwright.backends.cpu.codegen.instr import Instr, dot_s16s16
 from bitwright.backends.cpu.kernels.conv.conv import line_tile
 from bitwright.backends.cpu.kernels.elementwise.streaming import streamed_from
@@ -43,7 +44,11 @@ from bitwright.backends.cpu.kernels.matmul.lower_matmul import (
 )
 from bitwright.backends.cpu.kernels.matmul.lower_reorder import SplitPlan, plan_split, reorder_rows
 from bitwright.backends.cpu.kernels.matmul.lower_widen import ZeroPoint, widen_rows
-from bitwright.backends.cpu.kernels.matmul.matmul import emit_matmul, row_tiles_in_cache
+from bitwright.backends.cpu.kernels.matmul.matmul import (
+    emit_matmul,
+    matmul_sizes,
+    row_tiles_in_cache,
+)
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, step_cycles
 from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
@@ -122,13 +127,8 @@ class Offsets:
         self.key = tuple(self.pointers), element, self.pair_dot is None
 
     def emit(
-        self,
-        f: emit.Kernel,
-        value: emit.Value,
-        row: emit.Value,
-        column: emit.Value,
-        mask: emit.Value | None,
-    ) -> emit.Value:
+        self, f: Kernel, value: Emitted, row: Emitted, column: Emitted, mask: Emitted | None
+    ) -> Emitted:
         if self.zero is not None:
             at = f.mul(row, f.args.size("x_zero.0"))
             zero = f.load(storage_type(self.zero.dtype), f.args.pointer("x_zero"), at)
@@ -229,12 +229,8 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
     reads = regions.Reads("e", [as_rows(ctx, view, node.name) for view in others])
 
     def operands(
-        f: emit.Kernel,
-        value: emit.Value,
-        row: emit.Value,
-        column: emit.Value,
-        mask: emit.Value | None,
-    ) -> list[emit.Value]:
+        f: Kernel, value: Emitted, row: Emitted, column: Emitted, mask: Emitted | None
+    ) -> list[Emitted]:
         value = offsets.emit(f, value, row, column, mask)
         return [value, *reads.at(f, (row,), tile.lanes).load(column, mask)]
 
@@ -248,22 +244,10 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
         (tile, dot, after.expression, reads.key, offsets.key, streams),
         lambda m, name: emit_matmul(m, name, tile, epilogue, dot),
     )
-    packed = filter.pack(weight.qvalues[None], tile, dot)
-    pointers = {
-        "a": a,
-        "w": ctx.constant(packed, f"{node.name}.weight"),
-        "y": y,
-        **filter.pointers(ctx, node.name, tile),
-        **more,
-    }
-    sizes |= {
-        "rows": rows,
-        "columns": columns,
-        "depth": depth,
-        "a_stride": a.strides[0],
-        "y_stride": columns,
-        "block": row_tiles_in_cache(ctx.target, tile, depth * dot.element.bytes),
-    }
+    packed = ctx.constant(filter.pack(weight.qvalues[None], tile, dot), f"{node.name}.weight")
+    pointers = {"a": a, "w": packed, "y": y, **filter.pointers(ctx, node.name, tile), **more}
+    block = row_tiles_in_cache(ctx.target, tile, depth * dot.element.bytes)
+    sizes |= matmul_sizes(rows, columns, depth, a.strides[0], block)
     ctx.call(kernel, node, pointers, sizes, why="int8, summed in i32")
 
 

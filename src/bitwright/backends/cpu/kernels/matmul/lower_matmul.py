@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.codegen import emit
+from bitwright.backends.cpu.codegen.emit import Kernel
+from bitwright.backends.cpu.codegen.emit import Value as Emitted
 from bitwright.backends.cpu.kernels.elementwise.streaming import streamed_from
 from bitwright.backends.cpu.kernels.matmul import upcast_product
 from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxSplitF16Dot
@@ -19,10 +20,14 @@ from bitwright.backends.cpu.kernels.matmul.dot.split_half_dot import blocks_in_p
 from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, is_light
 from bitwright.backends.cpu.kernels.matmul.filters import filter_of, has_filter
 from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_batched_matmul
-from bitwright.backends.cpu.kernels.matmul.matmul import emit_matmul, row_tiles_in_cache
+from bitwright.backends.cpu.kernels.matmul.matmul import (
+    emit_matmul,
+    matmul_sizes,
+    row_tiles_in_cache,
+)
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import Part, Parts, Reads, operand_views, split
-from bitwright.ir.dim import Size, product
+from bitwright.ir.dim import product
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View
 
@@ -71,15 +76,7 @@ def lower_rows(
         lambda m, name: emit_matmul(m, name, tile, epilogue, dot, upcast_product.emit_half_product),
     )
     packed = ctx.constant(filter.pack(weight[None], tile, dot), f"{node.name}.weight")
-    sizes: dict[str, Size] = {
-        "rows": rows,
-        "columns": columns,
-        "depth": depth,
-        "a_stride": a.strides[0],
-        "y_stride": columns,
-        "block": block,
-        **reads.sizes,
-    }
+    sizes = matmul_sizes(rows, columns, depth, a.strides[0], block) | reads.sizes
     ctx.call(kernel, node, {"a": a, "w": packed, "y": y, **reads.pointers}, sizes)
 
 
@@ -97,12 +94,8 @@ def row_epilogue(
     reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
 
     def finish(
-        f: emit.Kernel,
-        value: emit.Value,
-        row: emit.Value,
-        column: emit.Value,
-        mask: emit.Value | None,
-    ) -> emit.Value:
+        f: Kernel, value: Emitted, row: Emitted, column: Emitted, mask: Emitted | None
+    ) -> Emitted:
         operands = reads.at(f, (row,), lanes).load(column, mask)
         return after.evaluate(f, [value, *operands], lanes)
 

@@ -31,9 +31,11 @@ from bitwright.backends.cpu.kernels.matmul.dot.dot_product import F32_DOT, DotPr
 from bitwright.backends.cpu.kernels.matmul.epilogue import NO_EPILOGUE, Epilogue
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
 from bitwright.backends.cpu.kernels.matmul.upcast_rows import STEP_BYTES, UpcastRows
+from bitwright.ir.dim import Size
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
+Sizes = dict[str, Size]
 LINE = 64
 """Bytes of a cache line."""
 UNROLL = LINE // STEP_BYTES
@@ -58,6 +60,12 @@ def pack(w: Array, tile: Tile, dtype: Any = np.float32) -> Array:
 def row_tiles_in_cache(target: Target, tile: Tile, row_bytes: int) -> int:
     """How many tiles of rows of a fit in half of the L2 cache while the panels stream through."""
     return max(1, target.l2_bytes // 2 // (tile.rows * max(1, row_bytes)))
+
+
+def matmul_sizes(rows: Size, columns: Size, depth: Size, a_stride: Size, block: int) -> Sizes:
+    """The sizes of a product whose result is row-major."""
+    names = ("rows", "columns", "depth", "a_stride", "y_stride", "block")
+    return dict(zip(names, (rows, columns, depth, a_stride, columns, block), strict=True))
 
 
 def emit_matmul(

@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
 from bitwright.backends.cpu.codegen.emit.types import computed, storage_type
@@ -49,11 +48,6 @@ class QuantizedRows(RowKernel):
     stores_result: bool
     """Whether the row kernel's result is also stored."""
     to: DType
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        quantize_operand = (self.quantize_operand.expression, self.quantized_extras.key)
-        return (*super().key, *quantize_operand, self.stores_result, self.to)
 
     @property
     def row_storage(self) -> str:
