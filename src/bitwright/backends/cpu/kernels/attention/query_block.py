@@ -107,6 +107,10 @@ class Block:
         with f.loop(0, item.count, nonempty=True) as loop:
             self._write(loop.index)
 
+    def load(self, source: Value, at: Operand) -> Value:
+        """A vector from scratch memory."""
+        return self.f.load(self.vector, source, at, align=self.align)
+
     # a block of keys
 
     def _keys(
@@ -191,15 +195,8 @@ class Block:
 
     def _feature(self, keys: Sequence[Value], d: Operand, totals: Sequence[Value]) -> list[Value]:
         f, vectors = self.f, len(totals) // len(keys)
-        queries = [
-            f.load(
-                self.vector,
-                self.scratch.q,
-                f.index(d) * self.pitch + v * self.lanes,
-                align=self.align,
-            )
-            for v in range(vectors)
-        ]
+        places = (f.index(d) * self.pitch + v * self.lanes for v in range(vectors))
+        queries = [self.load(self.scratch.q, at) for at in places]
         found = []
         for t, address in enumerate(keys):
             key = f.splat(f.load(self.type, address, d), self.lanes)
@@ -225,8 +222,7 @@ class Block:
             for row, key in zip(found, keys, strict=True):
                 at = key * self.pitch
                 row[:] = [
-                    score
-                    + f.load(self.vector, self.scratch.bias, at + v * self.lanes, align=self.align)
+                    score + self.load(self.scratch.bias, at + v * self.lanes)
                     for v, score in enumerate(row)
                 ]
         return found
@@ -288,7 +284,7 @@ class Block:
                 self._result_tile(loop.index, begin * self.lanes, end - begin, count)
 
     def _result_tile(self, query: Value, column: int, columns: int, count: Value) -> None:
-        f, scratch, align = self.f, self.scratch, self.align
+        f, scratch = self.f, self.scratch
         rows = range(self.size.rows)
         places = [
             (query + r) * scratch.width + (column + c * self.lanes)
@@ -297,30 +293,40 @@ class Block:
         ]
         factors = [f.splat(f.load(self.type, scratch.factors, query + r), self.lanes) for r in rows]
         totals = [
-            f.load(self.vector, scratch.results, place, align=align) * factors[n // columns]
+            self.load(scratch.results, place) * factors[n // columns]
             for n, place in enumerate(places)
         ]
-        with f.loop(0, count, carry=totals, nonempty=True) as loop:
-            values = [
-                f.load(
-                    self.vector,
-                    scratch.values,
-                    loop.index * scratch.width + (column + c * self.lanes),
-                    align=align,
-                )
-                for c in range(columns)
-            ]
-            powers = f.gep(self.type, scratch.scores, loop.index * self.pitch + query)
+        with f.loop(0, self._value_steps(count), carry=totals, nonempty=True) as loop:
+            values, powers = self._step_operands(loop.index, query, column, columns)
             after: list[Value] = []
             for r in rows:
-                power = f.splat(f.load(self.type, powers, r), self.lanes)
+                power = self._power(powers, r)
                 after += [
-                    f.fma(power, value, loop.carried[r * columns + c])
+                    self._add_value(power, value, loop.carried[r * columns + c])
                     for c, value in enumerate(values)
                 ]
             loop.next(*after)
         for place, total in zip(places, loop.results, strict=True):
-            f.store(total, scratch.results, place, align=align)
+            f.store(total, scratch.results, place, align=self.align)
+
+    def _value_steps(self, count: Value) -> Value:
+        """The steps in which the values of `count` keys are added."""
+        return count
+
+    def _step_operands(
+        self, step: Value, query: Value, column: int, columns: int
+    ) -> tuple[list[Value], Value]:
+        """Vectors of values, and the address of the powers of the queries from `query` on."""
+        f, scratch = self.f, self.scratch
+        places = (step * scratch.width + (column + c * self.lanes) for c in range(columns))
+        values = [self.load(scratch.values, at) for at in places]
+        return values, f.gep(self.type, scratch.scores, step * self.pitch + query)
+
+    def _power(self, powers: Value, row: int) -> Value:
+        return self.f.splat(self.f.load(self.type, powers, row), self.lanes)
+
+    def _add_value(self, power: Value, value: Value, total: Value) -> Value:
+        return self.f.fma(power, value, total)
 
     # packing
 
@@ -353,27 +359,19 @@ class Block:
 
     def _pack_keys(self, part: spec.Segment, first: Value, count: Value) -> None:
         """Pack keys and values of a block."""
-        scratch, features = self.scratch, self.kernel.value_features
-        self._pack(part.v, part.v_step, features, first, count, scratch.values, scratch.width)
+        scratch, keys = self.scratch, (first, count)
+        self._pack((part.v, part.v_step), self.kernel.value_features, keys, scratch.values)
         if scratch.keys is not None:
-            features = self.kernel.features
-            width = whole(features, self.lanes)
-            self._pack(part.k, part.k_step, features, first, count, scratch.keys, width)
+            self._pack((part.k, part.k_step), self.kernel.features, keys, scratch.keys)
 
     def _pack(
-        self,
-        rows: Value,
-        step: Value,
-        features: int,
-        first: Value,
-        count: Value,
-        target: Value,
-        width: int,
+        self, rows: tuple[Value, Value], features: int, keys: tuple[Value, Value], target: Value
     ) -> None:
-        """Copy rows from `first` on in the computed type, with row stride `width`."""
-        f = self.f
+        """Copy `keys` (first, count) of rows (address, stride) in the computed type, in whole
+        vectors."""
+        f, (first, count), width = self.f, keys, whole(features, self.lanes)
         with f.loop(0, count, nonempty=True) as loop:
-            row = f.gep(self.stored, rows, (first + loop.index) * step)
+            row = f.gep(self.stored, rows[0], (first + loop.index) * rows[1])
             for column in range(0, features, self.lanes):
                 left = features - column
                 mask = f.mask(f.const(i64, left), self.lanes) if left < self.lanes else None
@@ -391,12 +389,8 @@ class Block:
             with f.loop(0, count, lanes, nonempty=True) as loop:
                 inside = f.mask(count - loop.index, lanes)
                 key = first + loop.index
-                block = [
-                    spec.mask_bias(
-                        f, self.kernel, (item.batch, item.head, query), key, lanes, inside
-                    )
-                    for query in queries
-                ]
+                places = [(item.batch, item.head, query) for query in queries]
+                block = [spec.mask_bias(f, self.kernel, at, key, lanes, inside) for at in places]
                 for number, column in enumerate(transposed(f, block)):
                     at = (loop.index + number) * self.pitch + start
                     f.store(column, self.scratch.bias, at, align=self.align)

@@ -29,7 +29,7 @@ from bitwright.backends.cpu.kernels.conv.lower_winograd import (
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
 from bitwright.backends.cpu.kernels.matmul.epilogue import EmitEpilogue, Epilogue, fused_epilogue
 from bitwright.backends.cpu.kernels.matmul.filters import Filter, filter_of, has_filter
-from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_im2col
+from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_im2col, strides_dilations_pads
 from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
 from bitwright.backends.cpu.kernels.matmul.register_tile import best_tile
 from bitwright.backends.cpu.kernels.matmul.upcast_product import choose_upcast, tiles_in_buffer
@@ -117,16 +117,11 @@ def required_input(anchor: Node, position: int) -> Value:
 def window_of(anchor: Node, weight: Array) -> tuple[Window, Array]:
     """The geometry and the filter; a 1-D convolution becomes one line of a 2-D one."""
     rank = weight.ndim - 2
-    attrs = anchor.attrs
-    strides = attrs.get("strides") or (1,) * rank
-    dilations = attrs.get("dilations") or (1,) * rank
-    pads = attrs.get("pads") or (0,) * (2 * rank)
+    strides, dilations, pads = strides_dilations_pads(anchor, rank)
     if rank == 2:
         return Window(tuple(strides), tuple(dilations), tuple(pads[:2]), tuple(pads[2:])), weight
-    return (
-        Window((1, strides[0]), (1, dilations[0]), (0, pads[0]), (0, pads[1])),
-        weight[:, :, None],
-    )
+    window = Window((1, strides[0]), (1, dilations[0]), (0, pads[0]), (0, pads[1]))
+    return window, weight[:, :, None]
 
 
 def as_4d(view: View) -> View:

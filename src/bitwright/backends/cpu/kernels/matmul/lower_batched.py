@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from bitwright.backends.cpu.kernels.matmul import batched
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
 from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView
-from bitwright.ir.dim import Size
+from bitwright.ir.dim import Size, product
 from bitwright.ir.dtype import DType
 from bitwright.ir.graph import Node
 from bitwright.lir.buffer import View, contiguous
@@ -64,14 +65,8 @@ def lower_batched_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     a = regions.broadcast(a, (*outer, a.shape[-1]))
     w = regions.broadcast(w, (*outer[:-1], *w.shape[-2:]))
     w = replace(w, shape=(*outer, *w.shape[-2:]), strides=(*w.strides[:-2], 0, *w.strides[-2:]))
-    call_product(
-        ctx,
-        node,
-        Operands(a, w, y, extra),
-        after,
-        anchor.outputs[0].dtype,
-        "neither operand is constant",
-    )
+    operands, why = Operands(a, w, y, extra), "neither operand is constant"
+    call_product(ctx, node, operands, after, anchor.outputs[0].dtype, why)
 
 
 def lower_im2col(ctx: Lowering, node: Node, region: RegionView) -> None:
@@ -80,13 +75,8 @@ def lower_im2col(ctx: Lowering, node: Node, region: RegionView) -> None:
     assert anchor is not None and anchor.inputs[0] is not None and anchor.inputs[1] is not None
     x, w = region.outer(anchor.inputs[0]), region.outer(anchor.inputs[1])
     rank = x.rank - 2
-    attrs = anchor.attrs
-    strides = attrs.get("strides") or (1,) * rank
-    dilations = attrs.get("dilations") or (1,) * rank
-    pads = attrs.get("pads") or (0,) * (2 * rank)
-    _convolve(
-        ctx, node, region, ctx.view(x), ctx.view(w), Geometry(strides, dilations, pads, (1,) * rank)
-    )
+    geometry = Geometry(*strides_dilations_pads(anchor, rank), (1,) * rank)
+    _convolve(ctx, node, region, ctx.view(x), ctx.view(w), geometry)
 
 
 def lower_transposed_im2col(ctx: Lowering, node: Node, region: RegionView) -> None:
@@ -95,9 +85,7 @@ def lower_transposed_im2col(ctx: Lowering, node: Node, region: RegionView) -> No
     assert anchor is not None and anchor.inputs[0] is not None and anchor.inputs[1] is not None
     x, w = region.outer(anchor.inputs[0]), ctx.view(region.outer(anchor.inputs[1]))
     rank, attrs = x.rank - 2, anchor.attrs
-    strides = attrs.get("strides") or (1,) * rank
-    dilations = attrs.get("dilations") or (1,) * rank
-    pads = attrs.get("pads") or (0,) * (2 * rank)
+    strides, dilations, pads = strides_dilations_pads(anchor, rank)
     more = attrs.get("output_padding") or (0,) * rank
     groups = attrs["groups"]
     # w[C, M/g, *k], flipped on the spatial axes, as w[M, C/g, *k] of each group
@@ -113,14 +101,8 @@ def lower_transposed_im2col(ctx: Lowering, node: Node, region: RegionView) -> No
     ends = [extent[i] - pads[rank + i] + more[i] for i in range(rank)]
     if any(isinstance(p, int) and p < 0 for p in (*begins, *ends)):
         raise NoKernelError("its padding exceeds the extent of the filter")
-    _convolve(
-        ctx,
-        node,
-        region,
-        ctx.view(x),
-        transposed,
-        Geometry((1,) * rank, dilations, (*begins, *ends), strides),
-    )
+    geometry = Geometry((1,) * rank, dilations, (*begins, *ends), strides)
+    _convolve(ctx, node, region, ctx.view(x), transposed, geometry)
 
 
 @dataclass(frozen=True)
@@ -163,7 +145,7 @@ def _convolve(
             *(moves[3 + i] * geometry.dilations[i] for i in spatial),
         ),
     )
-    depth = _count(windows.shape[rank + 2 :])
+    depth = product(windows.shape[rank + 2 :])
     copied = ctx.packed(windows, f"{node.name}.windows")
     a = copied.relabel((*windows.shape[: rank + 2], depth))
     # w[g, k, m] with contiguous columns
@@ -198,7 +180,7 @@ def _pad(ctx: Lowering, node: Node, x: View, geometry: Geometry) -> View:
         *x.shape[:2],
         *(inner[i] + geometry.pads[i] + geometry.pads[rank + i] for i in range(rank)),
     )
-    around = contiguous(ctx.buffer(f"{node.name}.padded", x.dtype, _count(shape)), shape)
+    around = contiguous(ctx.buffer(f"{node.name}.padded", x.dtype, product(shape)), shape)
     zero = ctx.constant(np.zeros((), x.dtype.numpy), f"{node.name}.zero")
     ctx.copy(zero.expand(shape), around, node.name)
     inside = around
@@ -208,11 +190,11 @@ def _pad(ctx: Lowering, node: Node, x: View, geometry: Geometry) -> View:
     return around
 
 
-def _count(shape: Sequence[Size]) -> Size:
-    total: Size = 1
-    for size in shape:
-        total = total * size
-    return total
+def strides_dilations_pads(anchor: Node, rank: int) -> tuple[Any, Any, Any]:
+    """The attributes of a convolution with `rank` spatial axes, or their defaults."""
+    defaults = {"strides": (1,) * rank, "dilations": (1,) * rank, "pads": (0,) * (2 * rank)}
+    strides, dilations, pads = (anchor.attrs.get(name) or d for name, d in defaults.items())
+    return strides, dilations, pads
 
 
 def _insert_axis(view: View, axis: int) -> View:

@@ -181,15 +181,8 @@ def emit_transpose(module: Module, name: str, rank: int, width: int, lanes: int)
 
         def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:
             x, y = (f.gep(word, f.args.pointer(o), offsets[o]) for o in "xy")
-            _transpose_block(
-                f,
-                (x, x_step),
-                (y, y_step),
-                (coordinates[-2] * block, rows),
-                (coordinates[-1] * block, columns),
-                word.vector(lanes),
-                block,
-            )
+            first = (coordinates[-2] * block, rows), (coordinates[-1] * block, columns)
+            _transpose_block(f, (x, x_step), (y, y_step), *first, word.vector(lanes))
 
         emit_loop_nest(f, counts, strides, begin, end, body)
     return signature
@@ -202,7 +195,6 @@ def _transpose_block(
     rows: tuple[Value, Value],
     columns: tuple[Value, Value],
     vector: Type,
-    block: int,
 ) -> None:
     """Transpose one block; rows and columns are (start, size), x and y are (pointer, stride).
 
@@ -210,7 +202,7 @@ def _transpose_block(
     overlaps the tile before it.
     """
     lanes, word = vector.lanes, vector.scalar
-    stops = [f.min(start + block, size) for start, size in (rows, columns)]
+    stops = [f.min(start + BLOCK, size) for start, size in (rows, columns)]
     with f.if_(f.and_(f.ge(rows[1], lanes), f.ge(columns[1], lanes))) as tiles:
         first, second = (f.min(start, size - lanes) for start, size in (rows, columns))
         # inner loop along the target: consecutive tiles complete a cache line

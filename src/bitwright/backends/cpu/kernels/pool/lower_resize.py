@@ -138,16 +138,8 @@ def _each_axis(
 
 
 def _grid(node: Node, scale: float | None, is_data: bool = False) -> Grid:
-    attrs = node.attrs
-    return Grid(
-        attrs["mode"],
-        attrs["coordinate_mode"],
-        attrs["nearest_mode"],
-        attrs["cubic_coeff_a"],
-        attrs["exclude_outside"],
-        scale,
-        is_data,
-    )
+    names = ("mode", "coordinate_mode", "nearest_mode", "cubic_coeff_a", "exclude_outside")
+    return Grid(*(node.attrs[name] for name in names), scale=scale, is_data=is_data)
 
 
 def _resample(
