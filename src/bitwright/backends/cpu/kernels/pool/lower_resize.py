@@ -138,8 +138,9 @@ def _each_axis(
 
 
 def _grid(node: Node, scale: float | None, is_data: bool = False) -> Grid:
-    names = ("mode", "coordinate_mode", "nearest_mode", "cubic_coeff_a", "exclude_outside")
-    return Grid(*(node.attrs[name] for name in names), scale=scale, is_data=is_data)
+    attrs = node.attrs
+    modes = attrs["mode"], attrs["coordinate_mode"], attrs["nearest_mode"]
+    return Grid(*modes, attrs["cubic_coeff_a"], attrs["exclude_outside"], scale, is_data)
 
 
 def _resample(
