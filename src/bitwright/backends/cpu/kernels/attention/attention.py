@@ -18,25 +18,20 @@ A work item is (batch, head, block of queries); one thread computes each result 
 from __future__ import annotations
 
 from bitwright.backends.cpu.codegen.emit import Module, Signature
+from bitwright.backends.cpu.kernels.attention import spec
 from bitwright.backends.cpu.kernels.attention.bf16 import block_kind
 from bitwright.backends.cpu.kernels.attention.query_block import emit_query_blocks
 from bitwright.backends.cpu.kernels.attention.single_query import emit_single_query
-from bitwright.backends.cpu.kernels.attention.spec import (
-    QUERY_BLOCK,
-    SINGLE_QUERY,
-    Attention,
-    max_single_queries,
-)
 
 
-def emit_attention(module: Module, name: str, kernel: Attention) -> Signature:
+def emit_attention(module: Module, name: str, kernel: spec.Attention) -> Signature:
     with module.kernel(name, kernel.signature) as f, f.subnormals_as_zeros():
-        if kernel.paths == SINGLE_QUERY:
+        if kernel.paths == spec.SINGLE_QUERY:
             emit_single_query(f, kernel)
-        elif kernel.paths == QUERY_BLOCK:
+        elif kernel.paths == spec.QUERY_BLOCK:
             emit_query_blocks(f, kernel, block_kind(kernel))
         else:
-            few = f.le(f.args.size("queries"), max_single_queries(f.target, kernel.element))
+            few = f.le(f.args.size("queries"), spec.max_single_queries(f.target, kernel.element))
             with f.if_(few) as branch:
                 emit_single_query(f, kernel)
             with branch.else_():

@@ -186,31 +186,22 @@ class _DotBlock(_PairBlock):
                 pairs = self.scratch.pairs.load(rows, key, first + count, column)
                 f.store(pairs, self.scratch.values, loop.index * width + 2 * column, align=BYTES)
 
-    def _result_tile(self, query: Value, column: int, columns: int, count: Value) -> None:
-        f, scratch, align = self.f, self.scratch, self.align
-        rows = range(self.size.rows)
-        places = [
-            (query + r) * scratch.width + (column + c * LANES) for r in rows for c in range(columns)
-        ]
-        factors = [f.splat(f.load(self.type, scratch.factors, query + r), LANES) for r in rows]
-        totals = [
-            f.load(self.vector, scratch.results, place, align=align) * factors[n // columns]
-            for n, place in enumerate(places)
-        ]
-        with f.loop(0, f.lshr(self._whole_steps(count), 1), carry=totals, nonempty=True) as loop:
-            line = loop.index * scratch.width + column
-            values = [self._pairs(scratch.values, line + c * LANES) for c in range(columns)]
-            powers = f.gep(i32, scratch.powers, loop.index * self.pitch + query)
-            after: list[Value] = []
-            for r in rows:
-                power = self._broadcast(f.load(i32, powers, r))
-                after += [
-                    self._dot(loop.carried[r * columns + c], power, value)
-                    for c, value in enumerate(values)
-                ]
-            loop.next(*after)
-        for place, total in zip(places, loop.results, strict=True):
-            f.store(total, scratch.results, place, align=align)
+    def _value_steps(self, count: Value) -> Value:
+        return self.f.lshr(self._whole_steps(count), 1)
+
+    def _step_operands(
+        self, step: Value, query: Value, column: int, columns: int
+    ) -> tuple[list[Value], Value]:
+        f, scratch = self.f, self.scratch
+        line = step * scratch.width + column
+        values = [self._pairs(scratch.values, line + c * LANES) for c in range(columns)]
+        return values, f.gep(i32, scratch.powers, step * self.pitch + query)
+
+    def _power(self, powers: Value, row: int) -> Value:
+        return self._broadcast(self.f.load(i32, powers, row))
+
+    def _add_value(self, power: Value, value: Value, total: Value) -> Value:
+        return self._dot(total, power, value)
 
 
 class _TileScratch(_PairScratch):
@@ -237,10 +228,8 @@ class _TileBlock(_PairBlock):
     def _pack_keys(self, part: Segment, first: Value, count: Value) -> None:
         """Compute the unscaled scores."""
         f = self.f
-        self.values, self.value_stride = (
-            f.gep(bf16, part.transposed, first),
-            part.transposed_step * bf16.bytes,
-        )
+        self.values = f.gep(bf16, part.transposed, first)
+        self.value_stride = part.transposed_step * bf16.bytes
         with f.loop(0, count, SIZE, nonempty=True) as loop:
             self._score_tiles(part, first + loop.index, loop.index, count - loop.index)
 
@@ -285,18 +274,14 @@ class _TileBlock(_PairBlock):
         return self.f.gep(f32, self.scratch.scores, key * self.pitch)
 
     def _products(self, keys: Sequence[Value], vectors: int) -> list[list[Value]]:
-        f, scale = self.f, self.kernel.scale
-        return [
-            [f.load(self.vector, key, v * LANES, align=self.align) * scale for v in range(vectors)]
-            for key in keys
-        ]
+        scale = self.kernel.scale
+        return [[self.load(key, v * LANES) * scale for v in range(vectors)] for key in keys]
 
     def _clear_results(self) -> None:
         f = self.f
         with f.loop(0, self.pitch * self.scratch.width, LANES, nonempty=True) as loop:
-            f.store(
-                f.const(self.vector, 0.0), self.scratch.transposed, loop.index, align=self.align
-            )
+            zero = f.const(self.vector, 0.0)
+            f.store(zero, self.scratch.transposed, loop.index, align=self.align)
 
     def _results(self, count: Value) -> None:
         f, scratch = self.f, self.scratch
@@ -350,10 +335,7 @@ class _TileBlock(_PairBlock):
     def _rescale_results(self) -> None:
         """Rescale the results where some query's maximum grew."""
         f, scratch = self.f, self.scratch
-        factors = [
-            f.load(self.vector, scratch.factors, v * LANES, align=self.align)
-            for v in range(self.size.vectors)
-        ]
+        factors = [self.load(scratch.factors, v * LANES) for v in range(self.size.vectors)]
         grown = [f.any(f.ne(factor, 1.0)) for factor in factors]
         with f.if_(f.combine(grown, f.or_)), f.loop(0, scratch.width, nonempty=True) as loop:
             for v, factor in enumerate(factors):
@@ -367,15 +349,8 @@ class _TileBlock(_PairBlock):
             f.loop(0, self.item.count, LANES, nonempty=True) as queries,
             f.loop(0, scratch.width, LANES, nonempty=True) as loop,
         ):
-            rows = [
-                f.load(
-                    self.vector,
-                    scratch.transposed,
-                    (loop.index + n) * self.pitch + queries.index,
-                    align=self.align,
-                )
-                for n in range(LANES)
-            ]
+            places = ((loop.index + n) * self.pitch + queries.index for n in range(LANES))
+            rows = [self.load(scratch.transposed, at) for at in places]
             for n, row in enumerate(transposed(f, rows)):
                 at = (queries.index + n) * scratch.width + loop.index
                 f.store(row, scratch.results, at, align=self.align)

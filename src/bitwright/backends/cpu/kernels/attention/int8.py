@@ -20,35 +20,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Value,
-    f32,
-    i8,
-    i32,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import f32, i8, i32, storage_type
 from bitwright.backends.cpu.codegen.instr import dot_u8s8
 from bitwright.backends.cpu.codegen.math.division import divider
 from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive_exact
-from bitwright.backends.cpu.kernels.attention.int8_keys import (
-    INT8,
-    QuantizedKeys,
-    factors,
-    row_peaks,
-)
+from bitwright.backends.cpu.kernels.attention import int8_keys, spec
 from bitwright.backends.cpu.kernels.attention.query_block import Block, emit_query_blocks
-from bitwright.backends.cpu.kernels.attention.spec import (
-    FULL_MASK,
-    Attention,
-    Segment,
-    Tiles,
-    WorkItem,
-    tiles,
-)
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 from bitwright.backends.cpu.lowering.region import address_of, store
@@ -67,24 +45,24 @@ _WHOLE = 2.0**23
 _OFFSET_WORD = 0x80808080
 
 
-def quantized_tiles(target: Target, kernel: Attention) -> Tiles:
-    size = tiles(target, kernel)
+def quantized_tiles(target: Target, kernel: spec.Attention) -> spec.Tiles:
+    size = spec.tiles(target, kernel)
     unit = math.lcm(size.keys, 4)
-    keys = QuantizedKeys.of(target, kernel)
+    keys = int8_keys.QuantizedKeys.of(target, kernel)
     return replace(size, block=(BLOCK if keys.dots else LONG_BLOCK) // unit * unit)
 
 
-def quantized_signature(kernel: Attention) -> Signature:
+def quantized_signature(kernel: spec.Attention) -> Signature:
     """The slots of `Attention` with quantized values and scales instead of k and v."""
     plain = kernel.signature
     names = [slot.name for slot in plain.slots]
     pointers = [s.name for s in plain.slots if s.kind == "pointer" and s.name not in ("k", "v")]
     sizes = [n for n in names if n not in pointers and n[:2] not in ("k.", "v.")]
     sizes = [name for name in sizes if name not in ("k", "v")]
-    return Signature((*INT8, *pointers), sizes)
+    return Signature((*int8_keys.INT8, *pointers), sizes)
 
 
-def emit_int8_attention(module: Module, name: str, kernel: Attention) -> Signature:
+def emit_int8_attention(module: Module, name: str, kernel: spec.Attention) -> Signature:
     signature = quantized_signature(kernel)
     with module.kernel(name, signature) as f, f.subnormals_as_zeros():
         emit_query_blocks(f, kernel, _QuantizedBlock)
@@ -94,8 +72,8 @@ def emit_int8_attention(module: Module, name: str, kernel: Attention) -> Signatu
 class _Scratch:
     """Scratch memory of a thread."""
 
-    def __init__(self, f: Kernel, kernel: Attention) -> None:
-        size, keys = quantized_tiles(f.target, kernel), QuantizedKeys.of(f.target, kernel)
+    def __init__(self, f: Kernel, kernel: spec.Attention) -> None:
+        size, keys = quantized_tiles(f.target, kernel), int8_keys.QuantizedKeys.of(f.target, kernel)
         self.width = keys.width
         self.units = keys.row // 4 if keys.dots else keys.features
         """32-bit words, or numbers, per row of q or k."""
@@ -109,7 +87,7 @@ class _Scratch:
         self.results = f.scratch(f32, size.queries * self.width)
         self.factors = f.scratch(f32, size.queries)
         rows = -(-size.block // size.lanes) * size.lanes
-        full = kernel.mask == FULL_MASK
+        full = kernel.mask == spec.FULL_MASK
         self.bias = f.scratch(f32, rows * size.queries) if full else None
 
 
@@ -118,10 +96,12 @@ class _QuantizedBlock(Block):
 
     scratch_type = _Scratch
 
-    def __init__(self, f: Kernel, kernel: Attention, scratch: _Scratch, item: WorkItem) -> None:
+    def __init__(
+        self, f: Kernel, kernel: spec.Attention, scratch: _Scratch, item: spec.WorkItem
+    ) -> None:
         super().__init__(f, kernel, scratch, item)
         self.size = quantized_tiles(f.target, kernel)
-        self.quantized_keys = keys = QuantizedKeys.of(f.target, kernel)
+        self.quantized_keys = keys = int8_keys.QuantizedKeys.of(f.target, kernel)
         self.dot = dot_u8s8(f.target) if keys.dots else None
         heads = f.udiv(f.args.size("heads"), f.args.size("group"))
         self.group = item.batch * heads + item.key_head
@@ -177,14 +157,14 @@ class _QuantizedBlock(Block):
         if self.scratch.bias is not None:
             self._pack_bias(first, count)
         row, width = f.index(self.quantized_keys.row), f.index(self.quantized_keys.width)
-        part = Segment(self.k_q, self.v_q, row, width, f.index(0), self.total, self.v_q, width)
+        part = spec.Segment(self.k_q, self.v_q, row, width, f.index(0), self.total, self.v_q, width)
         with f.if_(self.is_full, carry=tops) as branch:
             branch.next(*self._scores(part, first, count, tops))
         with branch.else_():
             branch.next(*self._scores(part, first, count, tops[:1]), *tops[1:])
         return branch.results
 
-    def _key(self, part: Segment, first: Value, key: Value) -> Value:
+    def _key(self, part: spec.Segment, first: Value, key: Value) -> Value:
         return self.f.gep(
             self.quantized_keys.element, part.k, (first + key) * self.quantized_keys.row
         )
@@ -351,7 +331,7 @@ class _QuantizedBlock(Block):
             rows = [
                 f.gep(f32, base, (start + f.min(count - 1, r)) * step) for r in range(self.lanes)
             ]
-            inverse, unit = factors(f, row_peaks(f, rows, features))
+            inverse, unit = int8_keys.factors(f, int8_keys.row_peaks(f, rows, features))
             f.store(unit * self.kernel.scale, scratch.q_scales, start, align=self.align)
             f.store(inverse, scratch.factors, align=self.align)
             with f.loop(0, count, nonempty=True) as loop:

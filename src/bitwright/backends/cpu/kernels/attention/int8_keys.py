@@ -23,15 +23,8 @@ from bitwright.backends.cpu.lowering.region import address_of
 from bitwright.ops.quant import int8_attention as meaning
 from bitwright.target import Target
 
-INT8 = (
-    "k_q",
-    "k_scales",
-    "v_q",
-    "v_multipliers",
-    "v_log_multipliers",
-    "v_inverse_scales",
-    "v_means",
-)
+_VALUES = ("q", "multipliers", "log_multipliers", "inverse_scales", "means")
+INT8 = ("k_q", "k_scales", *(f"v_{name}" for name in _VALUES))
 """The slots of quantized keys and values."""
 Q_MAX, TINY = float(meaning.STEPS), float(meaning.TINY)
 MAX_SUMS = 4
@@ -148,14 +141,10 @@ class _KeyQuantizer:
         if self.past is None:
             return row
         behind = f.gep(
-            f32,
-            address_of(f, name, f32, index),
-            (key - self.past) * f.args.size(f"{name}.2"),
+            f32, address_of(f, name, f32, index), (key - self.past) * f.args.size(f"{name}.2")
         )
         before = f.gep(
-            f32,
-            address_of(f, f"past_{name}", f32, index),
-            key * f.args.size(f"past_{name}.2"),
+            f32, address_of(f, f"past_{name}", f32, index), key * f.args.size(f"past_{name}.2")
         )
         return f.select(f.lt(key, self.past), before, behind)
 

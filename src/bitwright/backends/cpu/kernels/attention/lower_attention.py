@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
+from bitwright.backends.cpu.kernels.attention import spec
 from bitwright.backends.cpu.kernels.attention.attention import emit_attention
 from bitwright.backends.cpu.kernels.attention.bf16 import pair_products
 from bitwright.backends.cpu.kernels.attention.lower_int8 import call_quantized
-from bitwright.backends.cpu.kernels.attention.spec import (
-    BOTH,
-    FULL_MASK,
-    KEY_MASK,
-    NO_MASK,
-    QUERY_BLOCK,
-    SINGLE_QUERY,
-    Attention,
-    max_single_queries,
-)
 from bitwright.backends.cpu.kernels.attention.transposed_values import KEYS, LANES, emit_transposed
+from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
-from bitwright.backends.cpu.lowering.region import (
-    ONE,
-    Part,
-    Reads,
-    broadcast,
-    close,
-    column_form,
-    operand_views,
-    require_elements,
-    split,
-)
 from bitwright.ir.dim import Size, min_size, product
 from bitwright.ir.graph import Node, Value
 from bitwright.lir.buffer import View, contiguous
@@ -45,7 +26,9 @@ def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
     given = dict(zip(NAMES, anchor.inputs, strict=False))
     values = {name: region.outer(v) for name, v in given.items() if v is not None}
     features = _features(values)
-    views = {name: close(ctx, v) for name, v in values.items() if name not in ("mask", "lengths")}
+    views = {
+        name: regions.close(ctx, v) for name, v in values.items() if name not in ("mask", "lengths")
+    }
     q, k = views["q"], views["k"]
     keys: Size = k.shape[2]
     before: Size = views["past_k"].shape[2] if "past_k" in views else 0
@@ -68,10 +51,10 @@ def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
         views["lengths"] = ctx.contiguous(values["lengths"])
     if "past_k" in views:
         sizes["past"] = before
-    after = split(region).after
-    require_elements(after.dtype)
+    after = regions.split(region).after
+    regions.require_elements(after.dtype)
     shape = anchor.outputs[0].shape
-    extras = Reads("e", operand_views(ctx, region, after.inputs, shape))
+    extras = regions.Reads("e", regions.operand_views(ctx, region, after.inputs, shape))
     kernel = _describe(ctx, anchor, features, views, mask, after, extras)
     if kernel.transposes_values:
         for name in ("v", "past_v"):
@@ -112,7 +95,7 @@ def _transposed(ctx: Lowering, node: Node, v: View) -> View:
 
 def _features(values: dict[str, Value]) -> tuple[int, int]:
     """Features of q and of v; raises for operands that the kernel does not support."""
-    require_elements(*(v.dtype for v in values.values()))
+    regions.require_elements(*(v.dtype for v in values.values()))
     elements = {name: v.dtype for name, v in values.items() if name not in ("mask", "lengths")}
     for name, element in elements.items():
         if not element.is_float or element != elements["q"]:
@@ -133,7 +116,7 @@ def _mask_view(ctx: Lowering, value: Value, scores: tuple[Size, ...]) -> tuple[V
     broadcast.
     """
     view, total = ctx.view(value), scores[-1]
-    found = broadcast(view, scores)
+    found = regions.broadcast(view, scores)
     length = view.shape[-1]
     if length == total:
         return found, total
@@ -156,19 +139,23 @@ def _describe(
     features: tuple[int, int],
     views: dict[str, View],
     mask: View | None,
-    after: Part,
-    extras: Reads,
-) -> Attention:
+    after: regions.Part,
+    extras: regions.Reads,
+) -> spec.Attention:
     attrs = anchor.attrs
     queries, element = views["q"].shape[2], views["q"].dtype
     scale = attrs.get("scale")
-    paths = BOTH
+    paths = spec.BOTH
     if isinstance(queries, int):
-        paths = SINGLE_QUERY if queries <= max_single_queries(ctx.target, element) else QUERY_BLOCK
-    form = NO_MASK
+        paths = (
+            spec.SINGLE_QUERY
+            if queries <= spec.max_single_queries(ctx.target, element)
+            else spec.QUERY_BLOCK
+        )
+    form = spec.NO_MASK
     if mask is not None:
-        form = KEY_MASK if mask.strides[2] == 0 or queries == 1 else FULL_MASK
-    return Attention(
+        form = spec.KEY_MASK if mask.strides[2] == 0 or queries == 1 else spec.FULL_MASK
+    return spec.Attention(
         element,
         *features,
         features[0] ** -0.5 if scale is None else scale,
@@ -178,21 +165,21 @@ def _describe(
         attrs["softcap"],
         form,
         None if mask is None else mask.dtype,
-        ONE if mask is None else column_form(mask),
+        regions.ONE if mask is None else regions.column_form(mask),
         "past_k" in views,
         "lengths" in views,
         paths,
-        None if paths == SINGLE_QUERY else pair_products(ctx.target, element),
+        None if paths == spec.SINGLE_QUERY else pair_products(ctx.target, element),
         after,
         extras,
     )
 
 
-def _why(kernel: Attention) -> str:
+def _why(kernel: spec.Attention) -> str:
     words = {
-        SINGLE_QUERY: "one query at a time",
-        QUERY_BLOCK: "queries in lanes",
-        BOTH: "by the number of queries",
+        spec.SINGLE_QUERY: "one query at a time",
+        spec.QUERY_BLOCK: "queries in lanes",
+        spec.BOTH: "by the number of queries",
     }
     found = words[kernel.paths]
     return found if kernel.pairs is None else f"{found}, bf16 dots"

@@ -16,11 +16,7 @@ GIVEN = ("k", "v", "past_k", "past_v")
 
 
 def call_quantized(
-    ctx: Lowering,
-    node: Node,
-    kernel: Attention,
-    views: dict[str, View],
-    sizes: dict[str, Size],
+    ctx: Lowering, node: Node, kernel: Attention, views: dict[str, View], sizes: dict[str, Size]
 ) -> None:
     """Append both kernel calls; `views` and `sizes` are those of f32 attention."""
     form = QuantizedKeys.of(ctx.target, kernel)
@@ -29,15 +25,11 @@ def call_quantized(
     count = batches * heads
     groups = (total + 3) // 4 * 4 if form.dots else total
     element = "i8" if form.dots else "f32"
-    made = {
-        "k_q": ctx.scratch(f"{node.name}.k_q", element, count * total * form.row),
-        "k_scales": ctx.scratch(f"{node.name}.k_scales", "f32", count * total),
-        "v_q": ctx.scratch(f"{node.name}.v_q", element, count * groups * form.width),
-        "v_multipliers": ctx.scratch(f"{node.name}.v_multipliers", "f32", count * total),
-        "v_log_multipliers": ctx.scratch(f"{node.name}.v_log_multipliers", "f32", count * total),
-        "v_inverse_scales": ctx.scratch(f"{node.name}.v_inverse_scales", "f32", count),
-        "v_means": ctx.scratch(f"{node.name}.v_means", "f32", count * form.width),
-    }
+    floats = dict.fromkeys(("k_scales", "v_multipliers", "v_log_multipliers"), count * total)
+    floats |= {"v_inverse_scales": count, "v_means": count * form.width}
+    bytes_ = {"k_q": count * total * form.row, "v_q": count * groups * form.width}
+    kinds = ("f32", floats), (element, bytes_)
+    made = {n: ctx.scratch(f"{node.name}.{n}", e, s) for e, all_ in kinds for n, s in all_.items()}
     given = {name: views[name] for name in GIVEN if name in views}
     strides = {f"{n}.{axis}": view.strides[axis] for n, view in given.items() for axis in range(3)}
     own: dict[str, Size] = {"batches": batches, "heads": heads, "keys": keys, **strides}
@@ -49,9 +41,7 @@ def call_quantized(
     ctx.call(quantize, f"{node.name}.keys", {**given, **made}, own, writes=tuple(made))
     kernel = replace(kernel, has_past=False, paths=QUERY_BLOCK)
     attend = ctx.kernel(
-        "attention_int8",
-        kernel.key,
-        lambda m, name: emit_int8_attention(m, name, kernel),
+        "attention_int8", kernel.key, lambda m, name: emit_int8_attention(m, name, kernel)
     )
     slots = {slot.name for slot in quantized_signature(kernel).slots}
     sizes = {**sizes, "keys": total}

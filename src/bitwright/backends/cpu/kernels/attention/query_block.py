@@ -11,26 +11,15 @@ from bitwright.backends.cpu.codegen import math as vector_math
 from bitwright.backends.cpu.codegen.emit import Kernel, Operand, Value, i32, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive
-from bitwright.backends.cpu.kernels.attention.spec import (
-    FULL_MASK,
-    KEY_MASK,
-    Attention,
-    Segment,
-    WorkItem,
-    mask_bias,
-    segments,
-    tiles,
-    visible,
-    work_item,
-)
+from bitwright.backends.cpu.kernels.attention import spec
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 from bitwright.backends.cpu.lowering.region import address_of, store
 
 
-def emit_query_blocks(f: Kernel, kernel: Attention, kind: type[Block]) -> None:
+def emit_query_blocks(f: Kernel, kernel: spec.Attention, kind: type[Block]) -> None:
     """All work items of this thread; `kind` is the class that emits a block."""
-    size = tiles(f.target, kernel)
+    size = spec.tiles(f.target, kernel)
     scratch = kind.scratch_type(f, kernel)
     queries = f.args.size("queries")
     blocks = pieces(f, queries, size.queries)
@@ -41,7 +30,7 @@ def emit_query_blocks(f: Kernel, kernel: Attention, kind: type[Block]) -> None:
         group, block = f.udiv(loop.index, blocks), f.urem(loop.index, blocks)
         first = block * size.queries
         count = f.min(queries - first, size.queries)
-        item = work_item(f, kernel, group, first, count)
+        item = spec.work_item(f, kernel, group, first, count)
         kind(f, kernel, scratch, item).emit()
 
 
@@ -53,21 +42,21 @@ def whole(features: int, lanes: int) -> int:
 class Scratch:
     """Scratch memory of a thread: blocks that fit the first-level cache."""
 
-    def __init__(self, f: Kernel, kernel: Attention) -> None:
-        size, type_ = tiles(f.target, kernel), kernel.type
+    def __init__(self, f: Kernel, kernel: spec.Attention) -> None:
+        size, type_ = spec.tiles(f.target, kernel), kernel.type
         self.width = whole(kernel.value_features, size.lanes)
         """Value features, padded to whole vectors."""
         self.scores = f.scratch(type_, size.block * size.queries)
         self.results = f.scratch(type_, size.queries * self.width)
         self.factors = f.scratch(type_, size.queries)
-        full = kernel.mask == FULL_MASK
+        full = kernel.mask == spec.FULL_MASK
         rows = whole(size.block, size.lanes)
         self.bias = f.scratch(type_, rows * size.queries) if full else None
         self.operands(f, kernel)
 
-    def operands(self, f: Kernel, kernel: Attention) -> None:
+    def operands(self, f: Kernel, kernel: spec.Attention) -> None:
         """Packed queries, keys and values."""
-        size, type_ = tiles(f.target, kernel), kernel.type
+        size, type_ = spec.tiles(f.target, kernel), kernel.type
         self.q = f.scratch(type_, kernel.features * size.queries)
         self.values = f.scratch(type_, size.block * self.width)
         widens = storage_type(kernel.element) is not type_
@@ -81,9 +70,11 @@ class Block:
 
     scratch_type: Callable[..., Any] = Scratch
 
-    def __init__(self, f: Kernel, kernel: Attention, scratch: Any, item: WorkItem) -> None:
+    def __init__(
+        self, f: Kernel, kernel: spec.Attention, scratch: Any, item: spec.WorkItem
+    ) -> None:
         self.f, self.kernel, self.scratch, self.item = f, kernel, scratch, item
-        self.size = tiles(f.target, kernel)
+        self.size = spec.tiles(f.target, kernel)
         self.type, self.lanes = kernel.type, self.size.lanes
         self.stored = storage_type(kernel.element)
         self.vector = self.type.vector(self.lanes)
@@ -100,7 +91,7 @@ class Block:
         lowest = (f.const(self.vector, -math.inf),) * self.size.vectors
         zeros = (f.const(self.vector, 0.0),) * self.size.vectors
 
-        def run(part: Segment, *state: Value) -> Sequence[Value]:
+        def run(part: spec.Segment, *state: Value) -> Sequence[Value]:
             begin = f.max(item.low - part.start, 0)
             end = f.min(item.high - part.start, part.count)
             with f.loop(begin, end, self.size.block, carry=state) as loop:
@@ -108,7 +99,7 @@ class Block:
                 loop.next(*self._keys(part, loop.index, count, loop.carried))
             return loop.results
 
-        state = segments(f, self.kernel, item, (*lowest, *zeros), run)
+        state = spec.segments(f, self.kernel, item, (*lowest, *zeros), run)
         for number, total in enumerate(state[self.size.vectors :]):
             factor = f.select(f.eq(total, 0.0), 0.0, f.div(1.0, total))
             f.store(factor, self.scratch.factors, number * self.lanes, align=self.align)
@@ -116,10 +107,14 @@ class Block:
         with f.loop(0, item.count, nonempty=True) as loop:
             self._write(loop.index)
 
+    def load(self, source: Value, at: Operand) -> Value:
+        """A vector from scratch memory."""
+        return self.f.load(self.vector, source, at, align=self.align)
+
     # a block of keys
 
     def _keys(
-        self, part: Segment, first: Value, count: Value, state: Sequence[Value]
+        self, part: spec.Segment, first: Value, count: Value, state: Sequence[Value]
     ) -> list[Value]:
         """(maximum, sum) per query, including these keys."""
         f = self.f
@@ -148,7 +143,7 @@ class Block:
         return [*new, *sums]
 
     def _scores(
-        self, part: Segment, first: Value, count: Value, tops: Sequence[Value]
+        self, part: spec.Segment, first: Value, count: Value, tops: Sequence[Value]
     ) -> Sequence[Value]:
         """Store the scores of the block; return the maximum of each query."""
         f, size = self.f, self.size
@@ -169,7 +164,7 @@ class Block:
             loop.next(*tops)
         return loop.results
 
-    def _key(self, part: Segment, first: Value, key: Value) -> Value:
+    def _key(self, part: spec.Segment, first: Value, key: Value) -> Value:
         """The address of a key's features."""
         f, packed = self.f, self.scratch.keys
         if packed is not None:
@@ -200,15 +195,8 @@ class Block:
 
     def _feature(self, keys: Sequence[Value], d: Operand, totals: Sequence[Value]) -> list[Value]:
         f, vectors = self.f, len(totals) // len(keys)
-        queries = [
-            f.load(
-                self.vector,
-                self.scratch.q,
-                f.index(d) * self.pitch + v * self.lanes,
-                align=self.align,
-            )
-            for v in range(vectors)
-        ]
+        places = (f.index(d) * self.pitch + v * self.lanes for v in range(vectors))
+        queries = [self.load(self.scratch.q, at) for at in places]
         found = []
         for t, address in enumerate(keys):
             key = f.splat(f.load(self.type, address, d), self.lanes)
@@ -225,22 +213,16 @@ class Block:
             found = [
                 [vector_math.tanh(f, score * (1.0 / cap)) * cap for score in row] for row in found
             ]
-        if kernel.mask == KEY_MASK:
+        if kernel.mask == spec.KEY_MASK:
             index = (self.item.batch, self.item.head, 0)
             for row, number in zip(found, numbers, strict=True):
-                added = mask_bias(f, kernel, index, number, 1, None)
+                added = spec.mask_bias(f, kernel, index, number, 1, None)
                 row[:] = [score + f.splat(added, self.lanes) for score in row]
         if self.scratch.bias is not None:
             for row, key in zip(found, keys, strict=True):
                 at = key * self.pitch
                 row[:] = [
-                    score
-                    + f.load(
-                        self.vector,
-                        self.scratch.bias,
-                        at + v * self.lanes,
-                        align=self.align,
-                    )
+                    score + self.load(self.scratch.bias, at + v * self.lanes)
                     for v, score in enumerate(row)
                 ]
         return found
@@ -266,7 +248,7 @@ class Block:
                 key = f.convert(numbers[t], i32)
                 for v, score in enumerate(row):
                     lane = f.const_vector(i32, range(v * self.lanes, (v + 1) * self.lanes))
-                    seen = visible(f, kernel, start + lane, key, i32.vector(self.lanes))
+                    seen = spec.visible(f, kernel, start + lane, key, i32.vector(self.lanes))
                     changed.append(f.select(seen, score, -math.inf))
             branch.next(*changed)
         flat = list(branch.results)
@@ -302,7 +284,7 @@ class Block:
                 self._result_tile(loop.index, begin * self.lanes, end - begin, count)
 
     def _result_tile(self, query: Value, column: int, columns: int, count: Value) -> None:
-        f, scratch, align = self.f, self.scratch, self.align
+        f, scratch = self.f, self.scratch
         rows = range(self.size.rows)
         places = [
             (query + r) * scratch.width + (column + c * self.lanes)
@@ -311,30 +293,40 @@ class Block:
         ]
         factors = [f.splat(f.load(self.type, scratch.factors, query + r), self.lanes) for r in rows]
         totals = [
-            f.load(self.vector, scratch.results, place, align=align) * factors[n // columns]
+            self.load(scratch.results, place) * factors[n // columns]
             for n, place in enumerate(places)
         ]
-        with f.loop(0, count, carry=totals, nonempty=True) as loop:
-            values = [
-                f.load(
-                    self.vector,
-                    scratch.values,
-                    loop.index * scratch.width + (column + c * self.lanes),
-                    align=align,
-                )
-                for c in range(columns)
-            ]
-            powers = f.gep(self.type, scratch.scores, loop.index * self.pitch + query)
+        with f.loop(0, self._value_steps(count), carry=totals, nonempty=True) as loop:
+            values, powers = self._step_operands(loop.index, query, column, columns)
             after: list[Value] = []
             for r in rows:
-                power = f.splat(f.load(self.type, powers, r), self.lanes)
+                power = self._power(powers, r)
                 after += [
-                    f.fma(power, value, loop.carried[r * columns + c])
+                    self._add_value(power, value, loop.carried[r * columns + c])
                     for c, value in enumerate(values)
                 ]
             loop.next(*after)
         for place, total in zip(places, loop.results, strict=True):
-            f.store(total, scratch.results, place, align=align)
+            f.store(total, scratch.results, place, align=self.align)
+
+    def _value_steps(self, count: Value) -> Value:
+        """The steps in which the values of `count` keys are added."""
+        return count
+
+    def _step_operands(
+        self, step: Value, query: Value, column: int, columns: int
+    ) -> tuple[list[Value], Value]:
+        """Vectors of values, and the address of the powers of the queries from `query` on."""
+        f, scratch = self.f, self.scratch
+        places = (step * scratch.width + (column + c * self.lanes) for c in range(columns))
+        values = [self.load(scratch.values, at) for at in places]
+        return values, f.gep(self.type, scratch.scores, step * self.pitch + query)
+
+    def _power(self, powers: Value, row: int) -> Value:
+        return self.f.splat(self.f.load(self.type, powers, row), self.lanes)
+
+    def _add_value(self, power: Value, value: Value, total: Value) -> Value:
+        return self.f.fma(power, value, total)
 
     # packing
 
@@ -365,29 +357,21 @@ class Block:
                 block = [load_computed(f, element, lanes, r, whole, mask=mask) for r in rows]
                 put(transposed(f, block)[:rest], whole)
 
-    def _pack_keys(self, part: Segment, first: Value, count: Value) -> None:
+    def _pack_keys(self, part: spec.Segment, first: Value, count: Value) -> None:
         """Pack keys and values of a block."""
-        scratch, features = self.scratch, self.kernel.value_features
-        self._pack(part.v, part.v_step, features, first, count, scratch.values, scratch.width)
+        scratch, keys = self.scratch, (first, count)
+        self._pack((part.v, part.v_step), self.kernel.value_features, keys, scratch.values)
         if scratch.keys is not None:
-            features = self.kernel.features
-            width = whole(features, self.lanes)
-            self._pack(part.k, part.k_step, features, first, count, scratch.keys, width)
+            self._pack((part.k, part.k_step), self.kernel.features, keys, scratch.keys)
 
     def _pack(
-        self,
-        rows: Value,
-        step: Value,
-        features: int,
-        first: Value,
-        count: Value,
-        target: Value,
-        width: int,
+        self, rows: tuple[Value, Value], features: int, keys: tuple[Value, Value], target: Value
     ) -> None:
-        """Copy rows from `first` on in the computed type, with row stride `width`."""
-        f = self.f
+        """Copy `keys` (first, count) of rows (address, stride) in the computed type, in whole
+        vectors."""
+        f, (first, count), width = self.f, keys, whole(features, self.lanes)
         with f.loop(0, count, nonempty=True) as loop:
-            row = f.gep(self.stored, rows, (first + loop.index) * step)
+            row = f.gep(self.stored, rows[0], (first + loop.index) * rows[1])
             for column in range(0, features, self.lanes):
                 left = features - column
                 mask = f.mask(f.const(i64, left), self.lanes) if left < self.lanes else None
@@ -405,10 +389,8 @@ class Block:
             with f.loop(0, count, lanes, nonempty=True) as loop:
                 inside = f.mask(count - loop.index, lanes)
                 key = first + loop.index
-                block = [
-                    mask_bias(f, self.kernel, (item.batch, item.head, query), key, lanes, inside)
-                    for query in queries
-                ]
+                places = [(item.batch, item.head, query) for query in queries]
+                block = [spec.mask_bias(f, self.kernel, at, key, lanes, inside) for at in places]
                 for number, column in enumerate(transposed(f, block)):
                     at = (loop.index + number) * self.pitch + start
                     f.store(column, self.scratch.bias, at, align=self.align)

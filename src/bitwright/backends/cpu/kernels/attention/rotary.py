@@ -15,15 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Signature,
-    Value,
-    computed,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import computed, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
 from bitwright.backends.cpu.lowering.region import address_of, store

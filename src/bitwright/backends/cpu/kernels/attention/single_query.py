@@ -16,16 +16,7 @@ from bitwright.backends.cpu.codegen import math as vector_math
 from bitwright.backends.cpu.codegen.emit import Kernel, Value, i32, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.codegen.math.exp_nonpositive import exp_nonpositive
-from bitwright.backends.cpu.kernels.attention.spec import (
-    NO_MASK,
-    Attention,
-    Segment,
-    WorkItem,
-    mask_bias,
-    segments,
-    visible,
-    work_item,
-)
+from bitwright.backends.cpu.kernels.attention import spec
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 from bitwright.backends.cpu.lowering.region import address_of, store
 
@@ -35,7 +26,7 @@ MAX_TOTALS = 8
 """Vectors of value features accumulated in registers at a time."""
 
 
-def emit_single_query(f: Kernel, kernel: Attention) -> None:
+def emit_single_query(f: Kernel, kernel: spec.Attention) -> None:
     """All queries of this thread."""
     queries = f.args.size("queries")
     lanes = f.target.lanes(kernel.type.bits)
@@ -46,7 +37,7 @@ def emit_single_query(f: Kernel, kernel: Attention) -> None:
     begin, end = f.share(f.args.size("batches") * f.args.size("heads") * queries)
     with f.loop(begin, end) as loop:
         group, first = f.udiv(loop.index, queries), f.urem(loop.index, queries)
-        item = work_item(f, kernel, group, first, f.const(i64, 1))
+        item = spec.work_item(f, kernel, group, first, f.const(i64, 1))
         _Query(f, kernel, item, scores, q, results).emit()
 
 
@@ -56,8 +47,8 @@ class _Query:
     def __init__(
         self,
         f: Kernel,
-        kernel: Attention,
-        item: WorkItem,
+        kernel: spec.Attention,
+        item: spec.WorkItem,
         scores: Value,
         q: Value,
         results: Value,
@@ -79,7 +70,7 @@ class _Query:
             f.store(f.const(self.vector, 0.0), self.results, d, align=self.align)
         lowest = f.const(self.kernel.type, -math.inf)
 
-        def run(part: Segment, top: Value, total: Value) -> Sequence[Value]:
+        def run(part: spec.Segment, top: Value, total: Value) -> Sequence[Value]:
             begin = f.max(item.low - part.start, 0)
             end = f.min(item.high - part.start, part.count)
             with f.loop(begin, end, BLOCK, carry=(top, total)) as loop:
@@ -88,7 +79,7 @@ class _Query:
             return loop.results
 
         start = (lowest, f.const(self.kernel.type, 0.0))
-        _, total = segments(f, self.kernel, item, start, run)
+        _, total = spec.segments(f, self.kernel, item, start, run)
         self._write(index, f.select(f.eq(total, 0.0), 0.0, f.div(1.0, total)))
 
     def _load(self, row: Value, column: int, mask: Value | None) -> Value:
@@ -108,7 +99,7 @@ class _Query:
         ]
 
     def _keys(
-        self, part: Segment, first: Value, count: Value, old: Value, total: Value
+        self, part: spec.Segment, first: Value, count: Value, old: Value, total: Value
     ) -> tuple[Value, Value]:
         """(maximum, sum) including these keys."""
         f = self.f
@@ -130,7 +121,7 @@ class _Query:
         self._results(part, first, count, factor)
         return new, f.fma(total, factor, f.reduce_add(loop.results[0]))
 
-    def _tile(self, part: Segment, first: Value, start: Value, count: Value) -> Value:
+    def _tile(self, part: spec.Segment, first: Value, start: Value, count: Value) -> Value:
         """Scores of one key per lane; -inf past the last key."""
         f, kernel, lanes = self.f, self.kernel, self.lanes
         rows = [
@@ -154,16 +145,16 @@ class _Query:
         inside = f.mask(count - start, lanes)
         key = part.start + first + start
         item = self.item
-        if kernel.mask != NO_MASK:
+        if kernel.mask != spec.NO_MASK:
             index = (item.batch, item.head, item.first)
-            score = score + mask_bias(f, kernel, index, key, lanes, inside)
+            score = score + spec.mask_bias(f, kernel, index, key, lanes, inside)
         if kernel.has_edges:
             keys = f.splat(f.convert(key, i32), lanes) + f.iota(i32, lanes)
             at = f.splat(f.convert(item.position, i32), lanes)
-            inside = f.and_(inside, visible(f, kernel, at, keys, i32.vector(lanes)))
+            inside = f.and_(inside, spec.visible(f, kernel, at, keys, i32.vector(lanes)))
         return f.select(inside, score, -math.inf)
 
-    def _results(self, part: Segment, first: Value, count: Value, factor: Value) -> None:
+    def _results(self, part: spec.Segment, first: Value, count: Value, factor: Value) -> None:
         """Rescale the results and add the block's values."""
         columns = self._columns(self.kernel.value_features)
         for begin in range(0, len(columns), MAX_TOTALS):
@@ -171,7 +162,7 @@ class _Query:
 
     def _result_part(
         self,
-        part: Segment,
+        part: spec.Segment,
         first: Value,
         count: Value,
         factor: Value,

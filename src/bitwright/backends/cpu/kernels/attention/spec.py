@@ -17,19 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Operand,
-    Signature,
-    Type,
-    Value,
-    computed,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, computed, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxBf16Dot
 from bitwright.backends.cpu.kernels.matmul.dot.half_dot import Bf16Dot2
+from bitwright.backends.cpu.kernels.parameters import KernelParameters
 from bitwright.backends.cpu.lowering.region import ONE, RUN, Part, Reads, address_of, gather
 from bitwright.ir.dtype import DType, bool_
 from bitwright.target import Target
@@ -40,7 +33,7 @@ SINGLE_QUERY, QUERY_BLOCK, BOTH = "single_query", "query_block", "both"
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(KernelParameters):
     element: DType
     features: int
     value_features: int
@@ -61,11 +54,6 @@ class Attention:
     """The bf16 product used in blocks of queries, if any."""
     after: Part
     extras: Reads
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        own = tuple(getattr(self, name) for name in self.__dataclass_fields__)[:-2]
-        return (*own, self.after.expression, self.extras.key)
 
     @property
     def type(self) -> Type:

@@ -8,16 +8,8 @@ registers.
 
 from __future__ import annotations
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Value,
-    bf16,
-    i16,
-    i32,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import bf16, i16, i32
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 from bitwright.backends.cpu.lowering.region import address_of
 

@@ -63,24 +63,16 @@ def _emit_range(module: Module) -> None:
 
 
 def _emit_histogram(module: Module) -> None:
-    params = (
-        ("x", ptr),
-        ("count", i64),
-        ("factor", f64),
-        ("first", f64),
-        ("bins", i64),
-        ("counts", ptr),
-        ("scratch", ptr),
-    )
+    numbers = (("count", i64), ("factor", f64), ("first", f64), ("bins", i64))
+    params = (("x", ptr), *numbers, ("counts", ptr), ("scratch", ptr))
     with module.function("histogram_f32", params=params, internal=False) as f:
         x, count, factor, first, bins, counts, scratch = f.params
         lanes = max(TURNS, f.target.lanes(64))
 
         def bins_of(v: Value) -> Value:
             place = f.floor(f.convert(v, f64) * factor) - first
-            return f.emit(  # every index is a valid bin: no need to saturate
-                place.type.of(i32), f"fptosi {place.type.text} {place.text} to {_text(place)}"
-            )
+            to = place.type.of(i32)  # every index is a valid bin: no need to saturate
+            return f.emit(to, f"fptosi {place.type.text} {place.text} to {to.text}")
 
         rows = [f.gep(i32, scratch, bins * turn) for turn in range(TURNS)]
         stop = count - f.urem(count, lanes)
@@ -96,10 +88,6 @@ def _emit_histogram(module: Module) -> None:
                 total = total + f.convert(f.load(i32, row, loop.index), i64)
                 f.store(f.const(i32, 0), row, loop.index)
             f.store(total, counts, loop.index)
-
-
-def _text(place: Value) -> str:
-    return place.type.of(i32).text
 
 
 def _increment(f: Function, row: Value, place: Value) -> None:

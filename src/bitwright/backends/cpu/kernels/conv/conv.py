@@ -179,12 +179,7 @@ class _LineProduct(_ImageProduct):
         self._store_scratch(row, f.index(rows), column, masks)
 
     def _multiply(
-        self,
-        rows: list[Value],
-        w: Value,
-        step: Value,
-        sums: list[Value],
-        left: Value | None = None,
+        self, rows: list[Value], w: Value, step: Value, sums: list[Value], left: Value | None = None
     ) -> None:
         f, element = self.f, self.dot.element
         pixels = [f.gep(element, rows[0], i * self.pixel) for i in range(self.tile.rows)]

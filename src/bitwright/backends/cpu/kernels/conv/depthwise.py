@@ -19,15 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Value,
-    f32,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import f32, storage_type
 from bitwright.backends.cpu.codegen.expression import to_stored
 from bitwright.backends.cpu.kernels.matmul.epilogue import NO_EPILOGUE, Epilogue
 from bitwright.backends.cpu.kernels.matmul.matmul import FEW_TILES

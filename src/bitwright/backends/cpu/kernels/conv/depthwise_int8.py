@@ -25,15 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Value,
-    i8,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import i8, storage_type
 from bitwright.backends.cpu.codegen.expression import to_stored
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot4
 from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
@@ -354,10 +347,7 @@ class _Emitter:
         align = self.vector.total_bytes
         for (line, pixel), total in sums.items():
             f.store(total, self.sums, (line * form.pixels + pixel) * self.lanes, align=align)
-        with (
-            f.loop(0, lines, nonempty=True) as down,
-            f.loop(0, pixels, nonempty=True) as across,
-        ):
+        with f.loop(0, lines, nonempty=True) as down, f.loop(0, pixels, nonempty=True) as across:
             at = (down.index * form.pixels + across.index) * self.lanes
             total = f.load(self.vector, self.sums, at, align=align)
             store(total, down.index, across.index)

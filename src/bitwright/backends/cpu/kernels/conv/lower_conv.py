@@ -15,32 +15,28 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bitwright.backends.cpu.codegen import emit
+from bitwright.backends.cpu.codegen.emit import Kernel
+from bitwright.backends.cpu.codegen.emit import Value as Emitted
+from bitwright.backends.cpu.kernels.conv import depthwise as depthwise_kernel
 from bitwright.backends.cpu.kernels.conv.conv import Conv, emit_conv
-from bitwright.backends.cpu.kernels.conv.depthwise import (
-    Depthwise,
-    DepthwiseForm,
-    emit_depthwise,
-    pixels_of_tile,
+from bitwright.backends.cpu.kernels.conv.lower_winograd import (
+    Choice,
+    call_winograd,
+    choose,
+    image_sizes,
+    pixel_strides,
 )
-from bitwright.backends.cpu.kernels.conv.lower_winograd import Choice, call_winograd, choose
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
-from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, fused_epilogue
+from bitwright.backends.cpu.kernels.matmul.epilogue import EmitEpilogue, Epilogue, fused_epilogue
 from bitwright.backends.cpu.kernels.matmul.filters import Filter, filter_of, has_filter
-from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_im2col
+from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_im2col, strides_dilations_pads
 from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
 from bitwright.backends.cpu.kernels.matmul.register_tile import best_tile
 from bitwright.backends.cpu.kernels.matmul.upcast_product import choose_upcast, tiles_in_buffer
 from bitwright.backends.cpu.kernels.movement.lower_movement import pad_view
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.layout import PIXELS
-from bitwright.backends.cpu.lowering.region import (
-    Part,
-    Reads,
-    collapse_rows,
-    operand_views,
-    split,
-)
+from bitwright.backends.cpu.lowering.region import Part, Reads, collapse_rows, operand_views, split
 from bitwright.ir.dim import Size, max_size, product
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Node, Value, constant_value
@@ -121,16 +117,11 @@ def required_input(anchor: Node, position: int) -> Value:
 def window_of(anchor: Node, weight: Array) -> tuple[Window, Array]:
     """The geometry and the filter; a 1-D convolution becomes one line of a 2-D one."""
     rank = weight.ndim - 2
-    attrs = anchor.attrs
-    strides = attrs.get("strides") or (1,) * rank
-    dilations = attrs.get("dilations") or (1,) * rank
-    pads = attrs.get("pads") or (0,) * (2 * rank)
+    strides, dilations, pads = strides_dilations_pads(anchor, rank)
     if rank == 2:
         return Window(tuple(strides), tuple(dilations), tuple(pads[:2]), tuple(pads[2:])), weight
-    return (
-        Window((1, strides[0]), (1, dilations[0]), (0, pads[0]), (0, pads[1])),
-        weight[:, :, None],
-    )
+    window = Window((1, strides[0]), (1, dilations[0]), (0, pads[0]), (0, pads[1]))
+    return window, weight[:, :, None]
 
 
 def as_4d(view: View) -> View:
@@ -183,24 +174,13 @@ def padded(
 class SumTransform(Protocol):
     """A computation on a sum in front of the fused nodes of the epilogue."""
 
-    @property
-    def key(self) -> object:
-        """The compile-time parameters."""
+    key: Any
+    """The compile-time parameters."""
+    pointers: dict[str, View]
+    sizes: dict[str, Size]
 
     @property
-    def pointers(self) -> dict[str, View]: ...
-
-    @property
-    def sizes(self) -> dict[str, Size]: ...
-
-    def emit(
-        self,
-        f: emit.Kernel,
-        value: emit.Value,
-        row: emit.Value,
-        column: emit.Value,
-        mask: emit.Value | None,
-    ) -> emit.Value: ...
+    def emit(self) -> EmitEpilogue: ...
 
 
 class ConvEpilogue:
@@ -236,13 +216,8 @@ class ConvEpilogue:
         return fused_epilogue(self.after, self._operands, self.lanes, *slots)
 
     def _operands(
-        self,
-        f: emit.Kernel,
-        value: emit.Value,
-        row: emit.Value,
-        column: emit.Value,
-        mask: emit.Value | None,
-    ) -> list[emit.Value]:
+        self, f: Kernel, value: Emitted, row: Emitted, column: Emitted, mask: Emitted | None
+    ) -> list[Emitted]:
         """The sum and the operands of the epilogue."""
         if self.transform:
             value = self.transform.emit(f, value, row, column, mask)
@@ -303,15 +278,8 @@ def dense(
     lines = height if dense_line else height * width
     runs = weight.transpose(2, 3, 1, 0).reshape(lines, run, columns)
     packed = ctx.constant(filter.pack(runs, tile, dot), f"{node.name}.weight")
-    sizes: dict[str, Size] = {
-        "rows": n * oh * ow,
-        "columns": columns,
-        "run": run,
-        "block": block,
-        "y_stride": y.strides[3] if y_stride is None else y_stride,
-        "pixel": pixel,
-        **finish.sizes,
-    }
+    sizes = {"rows": n * oh * ow, "columns": columns, "run": run, "block": block, "pixel": pixel}
+    sizes |= {"y_stride": y.strides[3] if y_stride is None else y_stride} | finish.sizes
     if not is_flat:
         sizes |= {"ow": ow, "oh": oh, "line": line, "image": sn}
     if is_strided:
@@ -356,47 +324,25 @@ def depthwise(
     """Calls the depthwise kernel; `zero_point` has the slot of an integer image's zero point."""
     element = None if image.dtype == f32 else image.dtype
     channels, _, height, width = weight.shape
-    (_, _, ih, iw), (n, _, oh, ow) = image.shape, y.shape
-    pixels = pixels_of_tile(ctx.target, ow)
-    form = DepthwiseForm(
-        height,
-        width,
-        stride=window.strides[1],
-        dilations=window.dilations,
-        pixels=pixels,
-        is_even=isinstance(ow, int) and ow % pixels == 0,
-        is_ragged=channels % finish.lanes != 0,
+    ow = y.shape[3]
+    pixels = depthwise_kernel.pixels_of_tile(ctx.target, ow)
+    is_even, is_ragged = isinstance(ow, int) and ow % pixels == 0, channels % finish.lanes != 0
+    form = depthwise_kernel.DepthwiseForm(
+        height, width, window.strides[1], window.dilations, pixels, is_even, is_ragged
     )
     types = (image.dtype,) if image.dtype.is_float else (image.dtype, f32, f32)
-    conv = Depthwise(form, finish.epilogue, element, bool(zero_point))
+    conv = depthwise_kernel.Depthwise(form, finish.epilogue, element, bool(zero_point))
     kernel = ctx.kernel(
         f"depthwise_{type_names(*types)}",
         (form, finish.key, element, bool(zero_point)),
-        lambda m, name: emit_depthwise(m, name, conv),
+        lambda m, name: depthwise_kernel.emit_depthwise(m, name, conv),
     )
     taps = np.ascontiguousarray(weight.reshape(channels, -1).T, np.float32)
-    sizes: dict[str, Size] = {
-        "images": n,
-        "ih": ih,
-        "iw": iw,
-        "oh": oh,
-        "ow": ow,
-        "channels": channels,
-        "sy": window.strides[0],
-        "top": window.begins[0],
-        "left": window.begins[1],
-        "band": _lines_in_cache(ctx.target, window.strides[0] * iw * channels),
-        **{f"x_{k}": image.strides[a] for k, a in (("image", 0), ("line", 2), ("pixel", 3))},
-        **{f"y_{k}": y.strides[a] for k, a in (("image", 0), ("line", 2), ("pixel", 3))},
-        **finish.sizes,
-    }
-    pointers = {
-        "x": image,
-        "w": ctx.constant(taps, f"{node.name}.weight"),
-        "y": y,
-        **(zero_point or {}),
-        **finish.pointers,
-    }
+    sizes = image_sizes(image, y, window) | pixel_strides(x=image, y=y) | finish.sizes
+    sizes |= {"channels": channels, "sy": window.strides[0]}
+    sizes["band"] = _lines_in_cache(ctx.target, window.strides[0] * image.shape[3] * channels)
+    packed = ctx.constant(taps, f"{node.name}.weight")
+    pointers = {"x": image, "w": packed, "y": y, **(zero_point or {}), **finish.pointers}
     ctx.call(kernel, node, pointers, sizes, why="depthwise, lanes are channels")
 
 

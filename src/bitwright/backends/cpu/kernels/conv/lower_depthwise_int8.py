@@ -10,15 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.codegen import emit
+from bitwright.backends.cpu.codegen.emit import Kernel
+from bitwright.backends.cpu.codegen.emit import Value as Emitted
+from bitwright.backends.cpu.kernels.conv import depthwise_int8
 from bitwright.backends.cpu.kernels.conv.depthwise import EXACT_TAPS
-from bitwright.backends.cpu.kernels.conv.depthwise_int8 import (
-    GROUP,
-    Int8Depthwise,
-    best_form,
-    emit_int8_depthwise,
-)
 from bitwright.backends.cpu.kernels.conv.lower_conv import ConvEpilogue, Window, depthwise, image_of
+from bitwright.backends.cpu.kernels.conv.lower_winograd import image_sizes, pixel_strides
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot4
 from bitwright.backends.cpu.kernels.matmul.lower_int8 import Int8Filter, Offsets, Weight
 from bitwright.backends.cpu.kernels.matmul.lower_widen import ZeroPoint
@@ -88,41 +85,32 @@ def _lower_dot(ctx: Lowering, node: Node, conv: Int8Conv) -> bool:
         image, y = image.transpose(transposed), y.transpose(transposed)
         extra = [view.transpose(transposed) for view in extra]
         window, taps = window.transposed, taps.transpose(0, 2, 1)
-    (_, _, ih, iw), (n, _, oh, ow) = image.shape, y.shape
-    form = best_form(
-        ctx.target, taps.shape[1:], window.strides, window.dilations, (oh, ow), is_ragged
-    )
+    size, steps = (y.shape[2], y.shape[3]), (window.strides, window.dilations)
+    form = depthwise_int8.best_form(ctx.target, taps.shape[1:], *steps, size, is_ragged)
     if form is None:
         return False
     offsets = Offsets(ctx, node.name, weight, dot.shift, conv.zero, conv.bias)
-    dot = Int8Filter(conv.x.dtype.is_signed, None, offsets.constant).dot(ctx.target, GROUP)
+    dot = Int8Filter(conv.x.dtype.is_signed, None, offsets.constant).dot(
+        ctx.target, depthwise_int8.GROUP
+    )
     assert isinstance(dot, Int8Dot4)
     finish = ConvEpilogue(conv.after, extra, y, conv.lanes)
-    kernel_form = Int8Depthwise(form, dot, finish.epilogue)
+    kernel_form = depthwise_int8.Int8Depthwise(form, dot, finish.epilogue)
     kernel = ctx.kernel(
         f"depthwise_{dot.name}",
         (form, dot, finish.key),
-        lambda m, name: emit_int8_depthwise(m, name, kernel_form),
+        lambda m, name: depthwise_int8.emit_int8_depthwise(m, name, kernel_form),
     )
     pad = np.full(-(-channels // conv.lanes) * conv.lanes, conv.zero.number, conv.x.dtype.numpy)
-    sizes: dict[str, Size] = {
-        **{"images": n, "ih": ih, "iw": iw, "oh": oh, "ow": ow, "channels": channels},
-        **{"top": window.begins[0], "left": window.begins[1]},
-        **{f"x_{k}": image.strides[a] for k, a in (("image", 0), ("line", 2), ("pixel", 3))},
-        **{f"y_{k}": y.strides[a] for k, a in (("image", 0), ("line", 2), ("pixel", 3))},
-        **finish.sizes,
-    }
-    pointers = {
-        "x": image,
-        "w": ctx.constant(form.pack(taps, conv.lanes), f"{node.name}.weight"),
-        "y": y,
-        "pad": ctx.constant(pad, f"{node.name}.pad"),
-        **({} if offsets.constant is None else {"offset": offsets.constant}),
-        **finish.pointers,
-    }
-    ctx.call(
-        kernel, node, pointers, sizes, why="depthwise, lanes are channels, four taps at a time"
-    )
+    sizes = image_sizes(image, y, window) | pixel_strides(x=image, y=y)
+    sizes |= {"channels": channels} | finish.sizes
+    arrays = {"w": (form.pack(taps, conv.lanes), "weight"), "pad": (pad, "pad")}
+    pointers = {k: ctx.constant(v, f"{node.name}.{name}") for k, (v, name) in arrays.items()}
+    pointers |= {"x": image, "y": y, **finish.pointers}
+    if offsets.constant is not None:
+        pointers["offset"] = offsets.constant
+    why = "depthwise, lanes are channels, four taps at a time"
+    ctx.call(kernel, node, pointers, sizes, why=why)
     return True
 
 
@@ -137,13 +125,8 @@ class Bias:
         self.key = bool(self.pointers)
 
     def emit(
-        self,
-        f: emit.Kernel,
-        value: emit.Value,
-        row: emit.Value,
-        column: emit.Value,
-        mask: emit.Value | None,
-    ) -> emit.Value:
+        self, f: Kernel, value: Emitted, row: Emitted, column: Emitted, mask: Emitted | None
+    ) -> Emitted:
         if not self.pointers:
             return value
         return value + f.load(value.type, f.args.pointer("offset"), column, mask=mask)

@@ -13,30 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.kernels.conv.lower_conv import (
-    CHANNELS_LAST,
-    ConvEpilogue,
-    Window,
-    as_4d,
-    dense,
-    image_of,
-    padded,
-    required_input,
-    result_of,
-    run_of,
-    window_of,
-)
+from bitwright.backends.cpu.kernels.conv import lower_conv
 from bitwright.backends.cpu.kernels.conv.lower_depthwise_int8 import Int8Conv, lower_int8_depthwise
+from bitwright.backends.cpu.kernels.conv.lower_winograd import image_sizes
 from bitwright.backends.cpu.kernels.conv.lower_winograd_int8 import lower_int8_winograd
 from bitwright.backends.cpu.kernels.conv.pixels import WIDTH, Pixels, emit_pixels
+from bitwright.backends.cpu.kernels.matmul import lower_int8 as int8_matmul
 from bitwright.backends.cpu.kernels.matmul.dot.int16_dot import int16_dot
-from bitwright.backends.cpu.kernels.matmul.lower_int8 import (
-    Int8Filter,
-    Offsets,
-    Weight,
-    constant_of,
-    zero_point_of,
-)
 from bitwright.backends.cpu.kernels.matmul.lower_matmul import optional_inputs
 from bitwright.backends.cpu.kernels.matmul.lower_reorder import (
     SplitPlan,
@@ -48,7 +31,7 @@ from bitwright.backends.cpu.kernels.matmul.lower_widen import ZeroPoint, widen_i
 from bitwright.backends.cpu.kernels.movement.lower_movement import pad_view
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import operand_views, require_elements, split
-from bitwright.ir.dim import Size, product
+from bitwright.ir.dim import product
 from bitwright.ir.graph import Node
 from bitwright.lir.buffer import View, contiguous
 from bitwright.lir.buffer import dense as dense_view
@@ -71,16 +54,16 @@ def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> Int8Conv:
     anchor = region.anchor
     assert anchor is not None
     x, w, x_zero, w_zero, bias = optional_inputs(anchor, 5)
-    array = constant_of(region, w, "weight")
+    array = int8_matmul.constant_of(region, w, "weight")
     assert x is not None and array is not None
     if x.rank not in (3, 4):
         raise NoKernelError("it has more than two spatial axes")
     after = split(region).after
     require_elements(after.dtype)
-    zeros = constant_of(region, w_zero, "weight's zero point")
-    known_bias = constant_of(region, bias, "bias")
-    window, array = window_of(anchor, array)
-    zero = zero_point_of(ctx, region, x_zero)
+    zeros = int8_matmul.constant_of(region, w_zero, "weight's zero point")
+    known_bias = int8_matmul.constant_of(region, bias, "bias")
+    window, array = lower_conv.window_of(anchor, array)
+    zero = int8_matmul.zero_point_of(ctx, region, x_zero)
     if zero.view is not None:
         zero = ZeroPoint(
             0, replace(zero.view, shape=(1,), strides=(0,))
@@ -89,7 +72,7 @@ def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> Int8Conv:
     count = len(array)
     extra = operand_views(ctx, region, after.inputs, node.outputs[0].shape)
     return Int8Conv(
-        region.outer(required_input(anchor, 0)),
+        region.outer(lower_conv.required_input(anchor, 0)),
         array,
         None if zeros is None else np.broadcast_to(zeros.reshape(-1), (count,)),
         np.zeros(count, np.int64) if known_bias is None else known_bias.astype(np.int64),
@@ -98,8 +81,8 @@ def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> Int8Conv:
         window,
         anchor.attrs["groups"],
         after,
-        [as_4d(view) for view in extra],
-        result_of(ctx, node),
+        [lower_conv.as_4d(view) for view in extra],
+        lower_conv.result_of(ctx, node),
         ctx.target.lanes(32),
     )
 
@@ -110,7 +93,7 @@ def _lower_dense(ctx: Lowering, node: Node, conv: Int8Conv) -> None:
     signed, zeros, groups = conv.x.dtype.is_signed, conv.filter_zeros, conv.groups
     filters = conv.filters
     if groups == 1 and filters.shape[1] < FEW_CHANNELS:
-        filters = _pad_channels(filters, zeros, Int8Filter(signed), ctx.target)
+        filters = _pad_channels(filters, zeros, int8_matmul.Int8Filter(signed), ctx.target)
     plan = _split_plan(ctx, conv, filters) if groups == 1 else None
     wide = plan is None and int16_dot(ctx.target, 1) is not None
     if plan is not None and plan.order is not None:
@@ -120,24 +103,24 @@ def _lower_dense(ctx: Lowering, node: Node, conv: Int8Conv) -> None:
     for first in range(0, len(filters), outer):
         these = slice(first, first + outer)
         columns = filters[these].transpose(1, 2, 3, 0)
-        weight = (Weight.widened if wide else Weight.of)(
+        weight = (int8_matmul.Weight.widened if wide else int8_matmul.Weight.of)(
             columns, None if zeros is None else zeros[these]
         )
         zero = ZeroPoint(0, None) if wide else conv.zero
-        filter = Int8Filter(signed, weight.zero, plan=plan)
-        run = run_of(conv.window, source, inner, filters.shape[3])
+        filter = int8_matmul.Int8Filter(signed, weight.zero, plan=plan)
+        run = lower_conv.run_of(conv.window, source, inner, filters.shape[3])
         lines = filters[0].size // run
         if plan is None:
             filter = replace(filter, use_amx=filter.amx_is_faster(ctx.target, run, lines, outer))
         shift = filter.dot(ctx.target, run).shift
-        offsets = Offsets(ctx, node.name, weight, shift, zero, conv.bias[these])
+        offsets = int8_matmul.Offsets(ctx, node.name, weight, shift, zero, conv.bias[these])
         filter = replace(filter, offset=offsets.constant)
         views = [view.slice(1, first, outer, 1) for view in conv.extra]
         part = conv.y.slice(1, first, outer, 1)
-        finish = ConvEpilogue(conv.after, views, part, conv.lanes, offsets)
+        finish = lower_conv.ConvEpilogue(conv.after, views, part, conv.lanes, offsets)
         rows = source.slice(1, first // outer * inner, inner, 1)
         ready = weight.qvalues.transpose(3, 0, 1, 2)
-        dense(ctx, node, rows, ready, conv.window, part, finish, filter)
+        lower_conv.dense(ctx, node, rows, ready, conv.window, part, finish, filter)
 
 
 def _merge_groups(conv: Int8Conv) -> Int8Conv:
@@ -161,7 +144,7 @@ def _merge_groups(conv: Int8Conv) -> Int8Conv:
 
 def _split_plan(ctx: Lowering, conv: Int8Conv, filters: Array) -> SplitPlan | None:
     """The split of the filters for 8-bit products; None where those are not used."""
-    weight = Weight.of(filters.transpose(2, 3, 1, 0), conv.filter_zeros)
+    weight = int8_matmul.Weight.of(filters.transpose(2, 3, 1, 0), conv.filter_zeros)
     if weight.zero is not None:
         return None
     height, width, channels, columns = weight.qvalues.shape
@@ -174,19 +157,14 @@ def _split_plan(ctx: Lowering, conv: Int8Conv, filters: Array) -> SplitPlan | No
 
 
 def _source_of(
-    ctx: Lowering,
-    node: Node,
-    conv: Int8Conv,
-    filters: Array,
-    plan: SplitPlan | None,
-    wide: bool,
+    ctx: Lowering, node: Node, conv: Int8Conv, filters: Array, plan: SplitPlan | None, wide: bool
 ) -> View:
     """The image in the layout and type that its product reads."""
     if wide:
         return _wide_source(ctx, node, conv, filters)
     if plan is None:
         return _source(ctx, node, conv, filters)
-    begins, ends, image = conv.window.begins, conv.window.ends, image_of(ctx, conv.x)
+    begins, ends, image = conv.window.begins, conv.window.ends, lower_conv.image_of(ctx, conv.x)
     channels, _, width = filters.shape[1:]
     is_new = conv.window.is_padded or channels != image.shape[1]
     has_runs = is_new or width == 1 or image.strides[3] == channels
@@ -194,12 +172,12 @@ def _source_of(
         return _source(ctx, node, conv, filters)
     if channels != image.shape[1]:
         image, begins, ends = _source(ctx, node, conv, filters), (0, 0), (0, 0)
-    return reorder_image(ctx, node, image, begins, ends, conv.fill, plan.order)
+    return reorder_image(ctx, node, image, (begins, ends), conv.fill, plan.order)
 
 
 def _wide_source(ctx: Lowering, node: Node, conv: Int8Conv, filters: Array) -> View:
     """The image widened to 16 bits and padded with zeros."""
-    window, image = conv.window, image_of(ctx, conv.x)
+    window, image = conv.window, lower_conv.image_of(ctx, conv.x)
     begins, ends = window.begins, window.ends
     if conv.groups * filters.shape[1] != image.shape[1]:
         image = _source(ctx, node, conv, filters)
@@ -210,15 +188,15 @@ def _wide_source(ctx: Lowering, node: Node, conv: Int8Conv, filters: Array) -> V
 def _source(ctx: Lowering, node: Node, conv: Int8Conv, filters: Array) -> View:
     """The channels-last image with padding, and as many channels as the filters."""
     channels = filters.shape[1]
-    planes = as_4d(ctx.view(conv.x))
+    planes = lower_conv.as_4d(ctx.view(conv.x))
     if conv.groups == 1 and channels == WIDTH and (planes.shape[1] != WIDTH or _is_planar(planes)):
         found = _few_channels(ctx, node, planes, conv.window, conv.fill)
         if found is not None:
             return found
     if conv.groups == 1 and channels != planes.shape[1] and planes.strides[3] == 1:
         return _interleave(ctx, node, planes, channels, conv.window, conv.fill)
-    image = image_of(ctx, conv.x)
-    return padded(ctx, node, image, conv.window, conv.fill, conv.groups * channels)
+    image = lower_conv.image_of(ctx, conv.x)
+    return lower_conv.padded(ctx, node, image, conv.window, conv.fill, conv.groups * channels)
 
 
 def _is_planar(planes: View) -> bool:
@@ -227,7 +205,7 @@ def _is_planar(planes: View) -> bool:
 
 
 def _few_channels(
-    ctx: Lowering, node: Node, planes: View, window: Window, fill: View
+    ctx: Lowering, node: Node, planes: View, window: lower_conv.Window, fill: View
 ) -> View | None:
     """Pixels of four channels, missing ones filled like the padding; None for unsupported
     strides."""
@@ -242,18 +220,17 @@ def _few_channels(
     buffer = ctx.buffer(f"{node.name}.pixels", planes.dtype, product(shape))
     pixels = Pixels(channels, is_planar)
     kernel = ctx.kernel("pad_nhwc4", pixels, lambda m, name: emit_pixels(m, name, pixels))
-    sizes: dict[str, Size] = {
-        **{"images": n, "ih": h, "iw": w, "oh": shape[2], "ow": shape[3]},
-        **{"top": top, "left": left},
-        **{f"x_{k}": planes.strides[a] for k, a in (("image", 0), ("line", 2), ("channel", 1))},
-    }
-    found = dense_view(buffer, shape, CHANNELS_LAST)
+    found = dense_view(buffer, shape, lower_conv.CHANNELS_LAST)
+    sizes = image_sizes(planes, found, window)
+    sizes |= {f"x_{k}": planes.strides[a] for k, a in (("image", 0), ("line", 2), ("channel", 1))}
     pointers = {"x": planes, "y": found, "fill": fill}
     ctx.call(kernel, node, pointers, sizes, why="channels last, padded to four channels")
     return found
 
 
-def _pad_channels(array: Array, zero: Array | None, filter: Int8Filter, target: Target) -> Array:
+def _pad_channels(
+    array: Array, zero: Array | None, filter: int8_matmul.Int8Filter, target: Target
+) -> Array:
     """Filters padded with channels that change no sum, so that a pixel is a multiple of the group.
 
     The image is padded with as many channels, which hold its zero point.
@@ -267,7 +244,7 @@ def _pad_channels(array: Array, zero: Array | None, filter: Int8Filter, target: 
 
 
 def _interleave(
-    ctx: Lowering, node: Node, planes: View, channels: int, window: Window, fill: View
+    ctx: Lowering, node: Node, planes: View, channels: int, window: lower_conv.Window, fill: View
 ) -> View:
     """A planar image padded to `channels` channels, then transposed to channels last."""
     n, _, h, w = planes.shape
@@ -277,7 +254,7 @@ def _interleave(
     planar = contiguous(ctx.buffer(f"{node.name}.padded", planes.dtype, count), shape)
     pad_view(ctx, node, planes, planar, (0, 0, top, left), fills=fill)
     interleaved = dense_view(
-        ctx.buffer(f"{node.name}.pixels", planes.dtype, count), shape, CHANNELS_LAST
+        ctx.buffer(f"{node.name}.pixels", planes.dtype, count), shape, lower_conv.CHANNELS_LAST
     )
     ctx.copy(planar, interleaved, node.name)
     return interleaved

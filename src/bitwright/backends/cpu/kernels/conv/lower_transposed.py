@@ -16,18 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.kernels.conv.lower_conv import (
-    ConvEpilogue,
-    Window,
-    as_4d,
-    dense,
-    depthwise,
-    image_of,
-    padded,
-    required_input,
-    result_of,
-    window_of,
-)
+from bitwright.backends.cpu.kernels.conv import lower_conv
 from bitwright.backends.cpu.kernels.matmul.filters import filter_of, has_filter
 from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_transposed_im2col
 from bitwright.backends.cpu.kernels.matmul.register_tile import best_tile
@@ -82,20 +71,25 @@ def _phases(stride: int, pad: int, taps: int, results: Size) -> Iterator[_Phase]
 def lower_conv_transpose(ctx: Lowering, node: Node, region: RegionView) -> None:
     anchor = region.anchor
     assert anchor is not None
-    x, w = region.outer(required_input(anchor, 0)), region.outer(required_input(anchor, 1))
+    x, w = (
+        region.outer(lower_conv.required_input(anchor, 0)),
+        region.outer(lower_conv.required_input(anchor, 1)),
+    )
     weight = constant_value(w)
     after = split(region).after
     if weight is None or x.rank not in (3, 4) or not has_filter(x.dtype, w.dtype, after.dtype):
         lower_transposed_im2col(ctx, node, region)
         return
-    window, weight = window_of(anchor, weight)
+    window, weight = lower_conv.window_of(anchor, weight)
     if not _is_covered(window, weight) or _calls(window, weight, anchor) > MOST_CALLS:
         lower_transposed_im2col(ctx, node, region)
         return
     if len(anchor.inputs) > 2 and anchor.inputs[2] is not None:
         raise NoKernelError("its bias is not a separate addition")
-    image, y = image_of(ctx, x), result_of(ctx, node)
-    extra = [as_4d(v) for v in operand_views(ctx, region, after.inputs, node.outputs[0].shape)]
+    image, y = lower_conv.image_of(ctx, x), lower_conv.result_of(ctx, node)
+    extra = [
+        lower_conv.as_4d(v) for v in operand_views(ctx, region, after.inputs, node.outputs[0].shape)
+    ]
     top, left = window.begins
     assert isinstance(top, int) and isinstance(left, int)
     phases = [
@@ -104,8 +98,8 @@ def lower_conv_transpose(ctx: Lowering, node: Node, region: RegionView) -> None:
     ]
     begins = [max(0, *(-phase.begin for phase in axis)) for axis in phases]
     ends = [_beyond(axis, image.shape[2 + i]) for i, axis in enumerate(phases)]
-    around = Window((1, 1), (1, 1), (begins[0], begins[1]), (ends[0], ends[1]))
-    source = padded(ctx, node, image, around)
+    around = lower_conv.Window((1, 1), (1, 1), (begins[0], begins[1]), (ends[0], ends[1]))
+    source = lower_conv.padded(ctx, node, image, around)
     for down in phases[0]:
         for right in phases[1]:
             taps = weight[:, :, down.rest :: down.stride, right.rest :: right.stride]
@@ -115,14 +109,14 @@ def lower_conv_transpose(ctx: Lowering, node: Node, region: RegionView) -> None:
             _phase(ctx, node, windows, flipped, parts, after, anchor.attrs["groups"])
 
 
-def _is_covered(window: Window, weight: Array) -> bool:
+def _is_covered(window: lower_conv.Window, weight: Array) -> bool:
     """Whether every result has a tap, the filter is not dilated, and the padding is constant."""
     known = all(isinstance(pad, int) for pad in window.begins)
     wide = all(k >= s for k, s in zip(weight.shape[2:], window.strides, strict=True))
     return known and wide and window.dilations == (1, 1)
 
 
-def _calls(window: Window, weight: Array, anchor: Node) -> int:
+def _calls(window: lower_conv.Window, weight: Array, anchor: Node) -> int:
     """The number of plain convolutions: one for each phase, and for each group if not depthwise."""
     groups = anchor.attrs["groups"]
     is_depthwise = groups == weight.shape[0] and weight.shape[1] == 1
@@ -149,16 +143,16 @@ def _phase(
     """Lowers the plain convolution of one phase: weight[C, M / groups, …], parts = the result and
     the operands of its epilogue."""
     lanes = best_tile(ctx.target).lanes
-    plain = Window((1, 1), (1, 1), (0, 0), (0, 0))
+    plain = lower_conv.Window((1, 1), (1, 1), (0, 0), (0, 0))
     inner, outer = weight.shape[0] // groups, weight.shape[1]
     if groups > 1 and inner == outer == 1:
-        finish = ConvEpilogue(after, parts[1:], parts[0], lanes)
-        depthwise(ctx, node, source, weight, plain, parts[0], finish)
+        finish = lower_conv.ConvEpilogue(after, parts[1:], parts[0], lanes)
+        lower_conv.depthwise(ctx, node, source, weight, plain, parts[0], finish)
         return
     for group in range(groups):
         y, *extra = (view.slice(1, group * outer, outer, 1) for view in parts)
         filters = weight[group * inner : (group + 1) * inner].transpose(1, 0, 2, 3)
         images = source.slice(1, group * inner, inner, 1)
-        finish = ConvEpilogue(after, extra, y, lanes)
+        finish = lower_conv.ConvEpilogue(after, extra, y, lanes)
         filter = filter_of(ctx.target, source.dtype)
-        dense(ctx, node, images, filters, plain, y, finish, filter)
+        lower_conv.dense(ctx, node, images, filters, plain, y, finish, filter)

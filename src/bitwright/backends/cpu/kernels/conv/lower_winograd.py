@@ -13,15 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitwright import knobs
+from bitwright.backends.cpu.kernels.conv import winograd
 from bitwright.backends.cpu.kernels.conv.toom_cook import linear_map, matrices
-from bitwright.backends.cpu.kernels.conv.winograd import (
-    TAPS,
-    Winograd,
-    emit_winograd,
-    pack_filter,
-    scratch_bytes,
-    tile_for,
-)
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
 from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.backends.cpu.lowering.layout import PIXELS
@@ -61,7 +54,7 @@ class Choice:
 
 def choose(target: Target, weight: Array, window: Window, y: View) -> Choice:
     """Chooses the tile of a convolution that is not grouped."""
-    if weight.shape[2:] != (TAPS, TAPS):
+    if weight.shape[2:] != (winograd.TAPS, winograd.TAPS):
         return Choice(0, "")
     if window.strides != (1, 1) or window.dilations != (1, 1):
         return Choice(0, "its stride or dilation is not 1")
@@ -81,7 +74,7 @@ def choose(target: Target, weight: Array, window: Window, y: View) -> Choice:
     results, cost = min(costs.items(), key=lambda item: item[1])
     if cost > MOST_COST * plain:
         return Choice(0, f"Winograd would take {cost / plain:.2f} of the cost")
-    count = (results + TAPS - 1) ** 2
+    count = (results + winograd.TAPS - 1) ** 2
     saved = f"{count} products for {results} × {results} results instead of {9 * results**2}"
     return Choice(results, f"{saved}: {cost / plain:.2f} of the cost")
 
@@ -89,8 +82,8 @@ def choose(target: Target, weight: Array, window: Window, y: View) -> Choice:
 def _why_not(target: Target, weight: Array, results: int) -> str:
     """Why tiles of this size do not fit; empty if they do."""
     columns, channels = weight.shape[:2]
-    tile = tile_for(target, columns)
-    if scratch_bytes(results, tile, channels) > STACK_BYTES:
+    tile = winograd.tile_for(target, columns)
+    if winograd.scratch_bytes(results, tile, channels) > STACK_BYTES:
         return "a tile's channels do not fit a thread's stack"
     if 4 * _filter_count(tile, weight, results) > FILTER_CACHES * target.l2_bytes:
         return "its transformed filter would not stay in the cache"
@@ -98,7 +91,7 @@ def _why_not(target: Target, weight: Array, results: int) -> str:
 
 
 def _filter_count(tile: Tile, weight: Array, results: int) -> int:
-    form = Winograd(results, tile, weight.shape[1], 1)
+    form = winograd.Winograd(results, tile, weight.shape[1], 1)
     panels: int = -(-weight.shape[0] // tile.columns)
     return form.positions * form.depth * panels * tile.columns
 
@@ -115,26 +108,38 @@ def pixels_of(y: View) -> tuple[int, int, int]:
     return n if isinstance(n, int) else 1, high, wide
 
 
+def image_sizes(image: View, y: View, window: Window) -> dict[str, Size]:
+    """The sizes of an image and its result, and the padding in front of the image."""
+    (_, _, ih, iw), (n, _, oh, ow), (top, left) = image.shape, y.shape, window.begins
+    return {"images": n, "ih": ih, "iw": iw, "oh": oh, "ow": ow, "top": top, "left": left}
+
+
+def pixel_strides(**views: View) -> dict[str, Size]:
+    """The strides of images, lines and pixels."""
+    axes = {"image": 0, "line": 2, "pixel": 3}
+    return {f"{x}_{name}": v.strides[axis] for x, v in views.items() for name, axis in axes.items()}
+
+
 def _plain_cost(target: Target, weight: Array, y: View) -> float:
     columns, channels = weight.shape[:2]
     tile = best_tile(target, columns)
     n, oh, ow = pixels_of(y)
     vectors = -(-columns // tile.columns) * tile.vectors
-    depth: int = TAPS**2 * channels
+    depth: int = winograd.TAPS**2 * channels
     products: float = n * oh * ow * depth * vectors * _per_product(tile)
     return products + _reading(target, depth * columns, 1)
 
 
 def _cost(target: Target, weight: Array, y: View, results: int) -> float:
     columns, channels = weight.shape[:2]
-    tile = tile_for(target, columns)
-    form = Winograd(results, tile, channels, _groups(results, tile, channels))
+    tile = winograd.tile_for(target, columns)
+    form = winograd.Winograd(results, tile, channels, _groups(results, tile, channels))
     n, oh, ow = pixels_of(y)
     tiles = n * -(-oh // results) * -(-ow // results)
     whole, rest = divmod(tiles, tile.rows)
     rows = whole * tile.rows + next(height for height in (0, *form.heights) if height >= rest)
     vectors = -(-columns // tile.columns) * tile.vectors
-    maps = matrices(results, TAPS)
+    maps = matrices(results, winograd.TAPS)
     enter = 2 * form.width * linear_map(maps.data).operations + 2 * form.positions
     back = (form.width + results) * linear_map(maps.back).operations + form.positions
     back += 8 * results**2  # the epilogue and its addresses
@@ -153,7 +158,7 @@ def _reading(target: Target, count: int, times: int) -> float:
 
 
 def _groups(results: int, tile: Tile, channels: int) -> int:
-    return max(1, STACK_BYTES // scratch_bytes(results, tile, channels))
+    return max(1, STACK_BYTES // winograd.scratch_bytes(results, tile, channels))
 
 
 def call_winograd(
@@ -167,33 +172,19 @@ def call_winograd(
     choice: Choice,
 ) -> None:
     columns, channels = weight.shape[:2]
-    tile, results = tile_for(ctx.target, columns), choice.results
+    tile, results = winograd.tile_for(ctx.target, columns), choice.results
     groups = _groups(results, tile, channels)
-    form = Winograd(results, tile, channels, groups, finish.epilogue, image.dtype)
+    form = winograd.Winograd(results, tile, channels, groups, finish.epilogue, image.dtype)
     kernel = ctx.kernel(
         f"winograd_{image.dtype}",
         (results, tile, channels, form.groups, finish.key, image.dtype),
-        lambda m, name: emit_winograd(m, name, form),
+        lambda m, name: winograd.emit_winograd(m, name, form),
     )
-    (n, _, oh, ow), (x_image, _, x_line, x_pixel) = y.shape, image.strides
     y_stride = y.run_stride(PIXELS)
     assert y_stride is not None, "the result is contiguous"
-    sizes: dict[str, Size] = {
-        "images": n,
-        "ih": image.shape[2],
-        "iw": image.shape[3],
-        "oh": oh,
-        "ow": ow,
-        "top": window.begins[0],
-        "left": window.begins[1],
-        "columns": columns,
-        "x_image": x_image,
-        "x_line": x_line,
-        "x_pixel": x_pixel,
-        "y_stride": y_stride,
-        **finish.sizes,
-    }
-    transformed = pack_filter(weight.astype(np.float32, copy=False), results, tile)
+    sizes = image_sizes(image, y, window) | pixel_strides(x=image) | finish.sizes
+    sizes |= {"columns": columns, "y_stride": y_stride}
+    transformed = winograd.pack_filter(weight.astype(np.float32, copy=False), results, tile)
     packed = ctx.constant(transformed, f"{node.name}.weight")
     pointers = {"x": image, "w": packed, "y": y, **finish.pointers}
     ctx.call(kernel, node, pointers, sizes, why=choice.why)

@@ -80,8 +80,7 @@ class Winograd:
         geometry = ("images", "ih", "iw", "oh", "ow", "top", "left", "columns")
         strides = ("x_image", "x_line", "x_pixel", "y_stride")
         return Signature(
-            ("x", "w", "y", *self.epilogue.pointers),
-            (*geometry, *strides, *self.epilogue.sizes),
+            ("x", "w", "y", *self.epilogue.pointers), (*geometry, *strides, *self.epilogue.sizes)
         )
 
 

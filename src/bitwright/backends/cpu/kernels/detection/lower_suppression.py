@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
-
-from bitwright.backends.cpu.kernels.detection.suppression import (
-    PARTS,
-    Limits,
-    emit_corners,
-    emit_rows,
-    emit_select,
-)
+from bitwright.backends.cpu.kernels.detection import suppression
 from bitwright.backends.cpu.lowering.context import Lowering, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import require_elements
 from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node
-from bitwright.lir.buffer import View
-
-Array = np.ndarray[Any, Any]
 
 
 @lowers("non_max_suppression")
@@ -32,25 +18,20 @@ def lower_suppression(ctx: Lowering, node: Node, region: RegionView) -> None:
     batch, classes, count = scores.shape
     rows = batch * classes
     centred = bool(node.attrs.get("center_point_box"))
-    corners = ctx.scratch(f"{name}.corners", "f64", batch * count * PARTS)
+    corners = ctx.scratch(f"{name}.corners", "f64", batch * count * suppression.PARTS)
     first = ctx.kernel(
         f"box_corners_{element}",
         (element, centred),
-        lambda m, n: emit_corners(m, n, element, centred),
+        lambda m, n: suppression.emit_corners(m, n, element, centred),
     )
     sizes: dict[str, Size] = {"batch": batch, "count": count}
-    ctx.call(
-        first,
-        node,
-        {"boxes": ctx.contiguous(boxes), "corners": corners},
-        sizes,
-        writes=("corners",),
-    )
-    kinds = Limits(*(None if limit is None else limit.dtype for limit in limits))
+    given = {"boxes": ctx.contiguous(boxes), "corners": corners}
+    ctx.call(first, node, given, sizes, writes=("corners",))
+    kinds = suppression.Limits(*(None if limit is None else limit.dtype for limit in limits))
     second = ctx.kernel(
         f"non_max_suppression_{element}",
         (element, kinds),
-        lambda m, n: emit_select(m, n, element, kinds),
+        lambda m, n: suppression.emit_select(m, n, element, kinds),
     )
     made = {
         "left": ctx.scratch(f"{name}.left", "f64", rows * count),
@@ -66,14 +47,8 @@ def lower_suppression(ctx: Lowering, node: Node, region: RegionView) -> None:
     }
     sizes = {"rows": rows, "classes": classes, "boxes": count}
     ctx.call(second, node, pointers, sizes, writes=tuple(made))
-    _read_count(ctx, node, made["counts"])
-    last = ctx.kernel("non_max_suppression_rows", (), emit_rows)
+    found = node.outputs[0].shape[:1]
+    ctx.read_sizes(node, [made["counts"]], found, lambda arrays, _: [int(arrays[0].sum())])
+    last = ctx.kernel("non_max_suppression_rows", (), suppression.emit_rows)
     del made["left"]
     ctx.call(last, node, {**made, "y": ctx.output(node.outputs[0])}, sizes)
-
-
-def _read_count(ctx: Lowering, node: Node, counts: View) -> None:
-    def read(arrays: Sequence[Array], _: Mapping[str, int]) -> list[int]:
-        return [int(arrays[0].sum())]
-
-    ctx.read_sizes(node, [counts], node.outputs[0].shape[:1], read)

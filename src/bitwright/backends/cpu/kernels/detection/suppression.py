@@ -17,16 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Signature,
-    Type,
-    Value,
-    f64,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, f64, i64, storage_type
 from bitwright.ir.dtype import DType
 
 LOWEST = float(np.finfo(np.float64).min)

@@ -14,15 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Signature,
-    Type,
-    Value,
-    computed,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, computed, storage_type
 from bitwright.backends.cpu.codegen.expression import from_stored, to_stored
 from bitwright.backends.cpu.lowering.region import address_of
 from bitwright.ir.dtype import DType
@@ -166,21 +159,15 @@ class _Product:
         a_step, w_step = f.args.size("a_k"), f.args.size("w_k")
         with f.loop(0, self.depth, carry=zeros) as loop:
             line = f.gep(storage_type(form.w), w, loop.index * w_step)
+            vector = storage_type(form.w).vector(form.lanes)
             parts = [
-                self._convert(
-                    f.load(
-                        storage_type(form.w).vector(form.lanes), line, v * form.lanes, mask=mask
-                    ),
-                    form.w,
-                )
+                self._convert(f.load(vector, line, v * form.lanes, mask=mask), form.w)
                 for v, mask in enumerate(masks)
             ]
             sums = list(loop.carried)
             for i, start in enumerate(starts):
-                lhs = self._convert(
-                    f.load(storage_type(form.a), start, loop.index * a_step), form.a
-                )
-                broadcast = f.splat(lhs, form.lanes)
+                lhs = f.load(storage_type(form.a), start, loop.index * a_step)
+                broadcast = f.splat(self._convert(lhs, form.a), form.lanes)
                 for v, part in enumerate(parts):
                     at = i * form.vectors + v
                     sums[at] = f.fma(broadcast, part, sums[at])

@@ -202,11 +202,7 @@ class QuantizedProduct(Product):
         return qvalues, found, row_totals
 
     def _add_group(
-        self,
-        qvalues: Value,
-        lhs: list[list[Value]],
-        whole: list[Value],
-        totals: list[Value],
+        self, qvalues: Value, lhs: list[list[Value]], whole: list[Value], totals: list[Value]
     ) -> tuple[Value, list[Value]]:
         """Adds one group of k to the sums of columns, then to those of rows."""
         f, form, tile = self.f, self.form, self.tile

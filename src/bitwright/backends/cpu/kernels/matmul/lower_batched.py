@@ -12,28 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from bitwright.backends.cpu.codegen import emit
-from bitwright.backends.cpu.kernels.matmul.batched import (
-    BatchedEpilogue,
-    Form,
-    emit_product,
-    tile_of,
-)
+from bitwright.backends.cpu.kernels.matmul import batched
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
+from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView
-from bitwright.backends.cpu.lowering.region import (
-    Part,
-    Reads,
-    broadcast,
-    collapse,
-    operand_views,
-    require_elements,
-    split,
-)
-from bitwright.ir.dim import Size
+from bitwright.ir.dim import Size, product
 from bitwright.ir.dtype import DType
 from bitwright.ir.graph import Node
 from bitwright.lir.buffer import View, contiguous
@@ -57,13 +45,13 @@ def lower_batched_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     """Lowers a matmul of any two operands."""
     anchor = region.anchor
     assert anchor is not None and anchor.inputs[0] is not None and anchor.inputs[1] is not None
-    require_elements(anchor.inputs[0].dtype, anchor.inputs[1].dtype)
-    after = split(region).after
-    require_elements(after.dtype)
+    regions.require_elements(anchor.inputs[0].dtype, anchor.inputs[1].dtype)
+    after = regions.split(region).after
+    regions.require_elements(after.dtype)
     a = ctx.view(region.outer(anchor.inputs[0]))
     w = ctx.view(region.outer(anchor.inputs[1]))
     y = ctx.output(node.outputs[0])
-    extra = operand_views(ctx, region, after.inputs, node.outputs[0].shape)
+    extra = regions.operand_views(ctx, region, after.inputs, node.outputs[0].shape)
     is_row, is_column = len(a.shape) == 1, len(w.shape) == 1
     if is_column:
         w = _insert_axis(w, 1)
@@ -74,17 +62,11 @@ def lower_batched_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     if w.strides[-1] != 1 and w.shape[-1] != 1:
         w = ctx.packed(w, f"{node.name}.w")
     outer = y.shape[:-1]
-    a = broadcast(a, (*outer, a.shape[-1]))
-    w = broadcast(w, (*outer[:-1], *w.shape[-2:]))
+    a = regions.broadcast(a, (*outer, a.shape[-1]))
+    w = regions.broadcast(w, (*outer[:-1], *w.shape[-2:]))
     w = replace(w, shape=(*outer, *w.shape[-2:]), strides=(*w.strides[:-2], 0, *w.strides[-2:]))
-    call_product(
-        ctx,
-        node,
-        Operands(a, w, y, extra),
-        after,
-        anchor.outputs[0].dtype,
-        "neither operand is constant",
-    )
+    operands, why = Operands(a, w, y, extra), "neither operand is constant"
+    call_product(ctx, node, operands, after, anchor.outputs[0].dtype, why)
 
 
 def lower_im2col(ctx: Lowering, node: Node, region: RegionView) -> None:
@@ -93,13 +75,8 @@ def lower_im2col(ctx: Lowering, node: Node, region: RegionView) -> None:
     assert anchor is not None and anchor.inputs[0] is not None and anchor.inputs[1] is not None
     x, w = region.outer(anchor.inputs[0]), region.outer(anchor.inputs[1])
     rank = x.rank - 2
-    attrs = anchor.attrs
-    strides = attrs.get("strides") or (1,) * rank
-    dilations = attrs.get("dilations") or (1,) * rank
-    pads = attrs.get("pads") or (0,) * (2 * rank)
-    _convolve(
-        ctx, node, region, ctx.view(x), ctx.view(w), Geometry(strides, dilations, pads, (1,) * rank)
-    )
+    geometry = Geometry(*strides_dilations_pads(anchor, rank), (1,) * rank)
+    _convolve(ctx, node, region, ctx.view(x), ctx.view(w), geometry)
 
 
 def lower_transposed_im2col(ctx: Lowering, node: Node, region: RegionView) -> None:
@@ -108,9 +85,7 @@ def lower_transposed_im2col(ctx: Lowering, node: Node, region: RegionView) -> No
     assert anchor is not None and anchor.inputs[0] is not None and anchor.inputs[1] is not None
     x, w = region.outer(anchor.inputs[0]), ctx.view(region.outer(anchor.inputs[1]))
     rank, attrs = x.rank - 2, anchor.attrs
-    strides = attrs.get("strides") or (1,) * rank
-    dilations = attrs.get("dilations") or (1,) * rank
-    pads = attrs.get("pads") or (0,) * (2 * rank)
+    strides, dilations, pads = strides_dilations_pads(anchor, rank)
     more = attrs.get("output_padding") or (0,) * rank
     groups = attrs["groups"]
     # w[C, M/g, *k], flipped on the spatial axes, as w[M, C/g, *k] of each group
@@ -126,14 +101,8 @@ def lower_transposed_im2col(ctx: Lowering, node: Node, region: RegionView) -> No
     ends = [extent[i] - pads[rank + i] + more[i] for i in range(rank)]
     if any(isinstance(p, int) and p < 0 for p in (*begins, *ends)):
         raise NoKernelError("its padding exceeds the extent of the filter")
-    _convolve(
-        ctx,
-        node,
-        region,
-        ctx.view(x),
-        transposed,
-        Geometry((1,) * rank, dilations, (*begins, *ends), strides),
-    )
+    geometry = Geometry((1,) * rank, dilations, (*begins, *ends), strides)
+    _convolve(ctx, node, region, ctx.view(x), transposed, geometry)
 
 
 @dataclass(frozen=True)
@@ -151,16 +120,16 @@ def _convolve(
 ) -> None:
     anchor = region.anchor
     assert anchor is not None
-    require_elements(x.dtype, w.dtype)
-    after = split(region).after
-    require_elements(after.dtype)
+    regions.require_elements(x.dtype, w.dtype)
+    after = regions.split(region).after
+    regions.require_elements(after.dtype)
     rank, groups = len(x.shape) - 2, anchor.attrs["groups"]
     if len(anchor.inputs) > 2 and anchor.inputs[2] is not None:
         raise NoKernelError("its bias is not a separate addition")
     result = node.outputs[0]
     order = (0, *range(2, rank + 2), 1)
     y = ctx.output(result, order)
-    extra = operand_views(ctx, region, after.inputs, result.shape)
+    extra = regions.operand_views(ctx, region, after.inputs, result.shape)
     image = _split_axis(_pad(ctx, node, x, geometry), 1, groups)
     # a[g, n, *out, c, *k]: the elements of a window are contiguous in the copy
     spatial = range(rank)
@@ -176,7 +145,7 @@ def _convolve(
             *(moves[3 + i] * geometry.dilations[i] for i in spatial),
         ),
     )
-    depth = _count(windows.shape[rank + 2 :])
+    depth = product(windows.shape[rank + 2 :])
     copied = ctx.packed(windows, f"{node.name}.windows")
     a = copied.relabel((*windows.shape[: rank + 2], depth))
     # w[g, k, m] with contiguous columns
@@ -211,7 +180,7 @@ def _pad(ctx: Lowering, node: Node, x: View, geometry: Geometry) -> View:
         *x.shape[:2],
         *(inner[i] + geometry.pads[i] + geometry.pads[rank + i] for i in range(rank)),
     )
-    around = contiguous(ctx.buffer(f"{node.name}.padded", x.dtype, _count(shape)), shape)
+    around = contiguous(ctx.buffer(f"{node.name}.padded", x.dtype, product(shape)), shape)
     zero = ctx.constant(np.zeros((), x.dtype.numpy), f"{node.name}.zero")
     ctx.copy(zero.expand(shape), around, node.name)
     inside = around
@@ -221,11 +190,11 @@ def _pad(ctx: Lowering, node: Node, x: View, geometry: Geometry) -> View:
     return around
 
 
-def _count(shape: Sequence[Size]) -> Size:
-    total: Size = 1
-    for size in shape:
-        total = total * size
-    return total
+def strides_dilations_pads(anchor: Node, rank: int) -> tuple[Any, Any, Any]:
+    """The attributes of a convolution with `rank` spatial axes, or their defaults."""
+    defaults = {"strides": (1,) * rank, "dilations": (1,) * rank, "pads": (0,) * (2 * rank)}
+    strides, dilations, pads = (anchor.attrs.get(name) or d for name, d in defaults.items())
+    return strides, dilations, pads
 
 
 def _insert_axis(view: View, axis: int) -> View:
@@ -249,7 +218,7 @@ def _split_axis(view: View, axis: int, groups: int) -> View:
 
 
 def call_product(
-    ctx: Lowering, node: Node, operands: Operands, after: Part, total: DType, why: str
+    ctx: Lowering, node: Node, operands: Operands, after: regions.Part, total: DType, why: str
 ) -> None:
     """Calls the kernel over the fewest outer axes; the last of them is the rows."""
     a, w, y = operands.a, operands.w, operands.y
@@ -261,16 +230,16 @@ def call_product(
         y,
         *operands.extra,
     ]
-    found = collapse(aligned, keep=1)
+    found = regions.collapse(aligned, keep=1)
     if len(found[0].shape) == 1 or found[1].strides[-2] != 0:  # rows share one matrix
         found = [_insert_axis(v, len(v.shape) - 1) for v in found]
         found[1] = replace(found[1], strides=(*found[1].strides[:-2], 0, found[1].strides[-1]))
     x_, w_, y_, *extra = found
     if y_.strides[-1] != 1 and columns != 1:
         raise NoKernelError("the columns of its result are not contiguous")
-    reads = Reads("e", extra)
-    vectors, lanes = tile_of(ctx.target, total, columns)
-    form = Form(len(x_.shape) - 2, a.dtype, w.dtype, total, y.dtype, vectors, lanes)
+    reads = regions.Reads("e", extra)
+    vectors, lanes = batched.tile_of(ctx.target, total, columns)
+    form = batched.Form(len(x_.shape) - 2, a.dtype, w.dtype, total, y.dtype, vectors, lanes)
 
     def finish(
         f: emit.Kernel,
@@ -285,8 +254,11 @@ def call_product(
     kernel = ctx.kernel(
         f"batched_matmul_{type_names(a.dtype, w.dtype, total)}",
         (form, after.expression, reads.key),
-        lambda m, name: emit_product(
-            m, name, form, BatchedEpilogue(finish, tuple(reads.pointers), tuple(reads.sizes))
+        lambda m, name: batched.emit_product(
+            m,
+            name,
+            form,
+            batched.BatchedEpilogue(finish, tuple(reads.pointers), tuple(reads.sizes)),
         ),
     )
     sizes: dict[str, Size] = {

@@ -10,20 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.backends.cpu.kernels.matmul import lower_matmul
 from bitwright.backends.cpu.kernels.matmul.dequant import emit_dequant_matmul, segment_of
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
-from bitwright.backends.cpu.kernels.matmul.lower_matmul import (
-    lower_rows,
-    optional_inputs,
-    row_epilogue,
-    unit_rows,
-)
-from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
+from bitwright.backends.cpu.kernels.matmul.matmul import matmul_sizes, row_tiles_in_cache
 from bitwright.backends.cpu.kernels.matmul.quantized_weights import pack_weights
 from bitwright.backends.cpu.kernels.matmul.register_tile import best_tile
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import require_elements, split
-from bitwright.ir.dim import Size, product
+from bitwright.ir.dim import product
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.ops.quant.dequant_matmul import dequantize_blocks
@@ -37,7 +32,7 @@ FEWEST_TILES = 8
 def lower_dequant_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     anchor = region.anchor
     assert anchor is not None
-    x, q, scale, zero, bias = optional_inputs(anchor, 5)
+    x, q, scale, zero, bias = lower_matmul.optional_inputs(anchor, 5)
     qvalues, scales, zeros = (_constant(region, value) for value in (q, scale, zero))
     parts = split(region)
     assert x is not None
@@ -53,12 +48,12 @@ def lower_dequant_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     source = region.outer(x)
     if isinstance(packed, str):
         weight = dequantize_blocks(qvalues, scales, zeros, block).astype("float32").T
-        lower_rows(ctx, node, region, parts, source, weight)
+        lower_matmul.lower_rows(ctx, node, region, parts, source, weight)
         return
     shape = node.outputs[0].shape
-    a = unit_rows(ctx, source)
+    a = lower_matmul.unit_rows(ctx, source)
     y = ctx.output(node.outputs[0])
-    reads, epilogue = row_epilogue(ctx, node, region, parts.after, tile.lanes)
+    reads, epilogue = lower_matmul.row_epilogue(ctx, node, region, parts.after, tile.lanes)
     form = packed.form
     is_short = depth <= segment_of(tile, form)
     kernel = ctx.kernel(
@@ -66,27 +61,15 @@ def lower_dequant_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
         (tile, form, is_short, parts.after.expression, reads.key),
         lambda m, name: emit_dequant_matmul(m, name, tile, epilogue, form, is_short),
     )
-    pointers = {
-        "a": a,
-        "w": ctx.constant(packed.qvalues, f"{node.name}.weight"),
-        "y": y,
-        "scale": ctx.constant(packed.scale, f"{node.name}.scale"),
-        **reads.pointers,
-    }
+    arrays = {"w": (packed.qvalues, "weight"), "scale": (packed.scale, "scale")}
     if packed.zero is not None:
-        pointers["zero"] = ctx.constant(packed.zero, f"{node.name}.zero")
-    sizes: dict[str, Size] = {
-        "rows": product(shape[:-1]),
-        "columns": columns,
-        "depth": depth,
-        "a_stride": a.strides[0],
-        "y_stride": columns,
-        "block": max(FEWEST_TILES, row_tiles_in_cache(ctx.target, tile, 4 * depth)),
-        **reads.sizes,
-    }
-    ctx.call(
-        kernel, node, pointers, sizes, why=f"weights in {form.kind}, dequantized in the kernel"
-    )
+        arrays["zero"] = packed.zero, "zero"
+    pointers = {"a": a, "y": y, **reads.pointers}
+    pointers |= {k: ctx.constant(v, f"{node.name}.{name}") for k, (v, name) in arrays.items()}
+    tiles = max(FEWEST_TILES, row_tiles_in_cache(ctx.target, tile, 4 * depth))
+    sizes = matmul_sizes(product(shape[:-1]), columns, depth, a.strides[0], tiles) | reads.sizes
+    why = f"weights in {form.kind}, dequantized in the kernel"
+    ctx.call(kernel, node, pointers, sizes, why=why)
 
 
 def _constant(region: RegionView, value: Value | None) -> Array | None:

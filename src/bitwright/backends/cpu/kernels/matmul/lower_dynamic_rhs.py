@@ -16,31 +16,18 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.codegen import emit
+from bitwright.backends.cpu.codegen.emit import Kernel
+from bitwright.backends.cpu.codegen.emit import Value as Emitted
 from bitwright.backends.cpu.kernels.attention.lower_attention import order_of
+from bitwright.backends.cpu.kernels.matmul import pack_rhs
 from bitwright.backends.cpu.kernels.matmul.constant_panels import pack_constants
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot, choose_int8_dot, int8_tile
 from bitwright.backends.cpu.kernels.matmul.epilogue import fused_epilogue
 from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
-from bitwright.backends.cpu.kernels.matmul.pack_rhs import (
-    BatchedProduct,
-    PackForm,
-    emit_pack_rhs,
-    load_row_zero_point,
-    product_sizes,
-)
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
+from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView
-from bitwright.backends.cpu.lowering.region import (
-    Part,
-    Reads,
-    broadcast,
-    close,
-    collapse,
-    operand_views,
-    require_elements,
-    split,
-)
 from bitwright.ir.dim import Size, product
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View, contiguous
@@ -76,8 +63,8 @@ def lower_matmul_dynamic_rhs(
         raise NoKernelError("its operands are not matrices")
     if bias is not None and bias.rank > 1:
         raise NoKernelError("its bias differs between rows")
-    after = split(region).after
-    require_elements(after.dtype)
+    after = regions.split(region).after
+    regions.require_elements(after.dtype)
     depth, columns = w.shape[-2:]
     # constants are packed before x_zero is known, which is then subtracted row by row
     is_late = known is not None and _scalar(x_zero) is None
@@ -97,15 +84,15 @@ def lower_matmul_dynamic_rhs(
     else:
         packed = _pack(ctx, node, w, tile, dot, inputs, terms)
     shape = node.outputs[0].shape
-    a = close(ctx, x)
+    a = regions.close(ctx, x)
     y = ctx.output(node.outputs[0], order_of(ctx, node.outputs[0]))
-    others = operand_views(ctx, region, after.inputs, shape)
+    others = regions.operand_views(ctx, region, after.inputs, shape)
     zeros = []
     if has_sums and x_zero is not None:
-        zeros = [broadcast(ctx.view(x_zero), shape)]
+        zeros = [regions.broadcast(ctx.view(x_zero), shape)]
     outer = shape[:-2]
-    a = broadcast(a, (*outer, *a.shape[-2:]))
-    index = broadcast(packed.outer, outer)
+    a = regions.broadcast(a, (*outer, *a.shape[-2:]))
+    index = regions.broadcast(packed.outer, outer)
     aligned = [
         replace(a, shape=shape, strides=(*a.strides[:-1], 0)),
         replace(index, shape=shape, strides=(*index.strides, 0, 0)),
@@ -155,21 +142,16 @@ def _pack(
     results = {name: ctx.scratch(f"{node.name}.{name}", "i32", count * columns) for name in terms}
     needed = {name: v for name, v in inputs.items() if v is not None and terms}
     shape = (*outer, columns)
-    reads = Reads("r", [_per_column(ctx.view(v), shape, name) for name, v in needed.items()])
-    form = PackForm(
-        tile,
-        dot.group,
-        w.dtype.is_signed,
-        len(outer),
-        by_rows,
-        dot.shift,
-        terms,
-        tuple(needed),
+    reads = regions.Reads(
+        "r", [_per_column(ctx.view(v), shape, name) for name, v in needed.items()]
+    )
+    form = pack_rhs.PackForm(
+        tile, dot.group, w.dtype.is_signed, len(outer), by_rows, dot.shift, terms, tuple(needed)
     )
     kernel = ctx.kernel(
         f"pack_rhs_{type_names(w.dtype)}",
         (form, reads.key),
-        lambda m, name: emit_pack_rhs(m, name, form, reads),
+        lambda m, name: pack_rhs.emit_pack_rhs(m, name, form, reads),
     )
     pointers = {"w": view, "panels": place, **reads.pointers}
     pointers |= {f"{name}.made": view for name, view in results.items()}
@@ -197,7 +179,7 @@ def _per_column(view: View, shape: tuple[Size, ...], name: str) -> View:
         )
     elif name == "x_zero":
         view = replace(view, shape=(1,), strides=(0,))
-    return broadcast(view, shape)
+    return regions.broadcast(view, shape)
 
 
 def _call(
@@ -208,39 +190,39 @@ def _call(
     tile: Tile,
     dot: Int8Dot,
     depth: Size,
-    after: Part,
+    after: regions.Part,
     zeros: int,
 ) -> None:
     """Calls the kernel that multiplies, over the fewest outer axes."""
-    found = collapse(aligned, keep=1)
+    found = regions.collapse(aligned, keep=1)
     if len(found[0].shape) == 1 or found[1].strides[-2] != 0:  # all rows share one matrix of w
-        found = collapse(aligned, keep=2)
+        found = regions.collapse(aligned, keep=2)
     a, index, y, *more = found
     if y.strides[-1] != 1 and y.shape[-1] != 1:
         raise NoKernelError("the columns of its result are not contiguous")
     outer = len(y.shape) - 2
-    points, reads = Reads("z", more[:zeros]), Reads("e", more[zeros:])
-    emitted: list[BatchedProduct] = []
+    points, reads = regions.Reads("z", more[:zeros]), regions.Reads("e", more[zeros:])
+    emitted: list[pack_rhs.BatchedProduct] = []
 
     def operands(
-        f: emit.Kernel,
-        value: emit.Value,
-        row: emit.Value,
-        column: emit.Value,
-        mask: emit.Value | None,
-    ) -> list[emit.Value]:
+        f: Kernel, value: Emitted, row: Emitted, column: Emitted, mask: Emitted | None
+    ) -> list[Emitted]:
         place = (*emitted[-1].outer, row)
         if zeros:
             at = emitted[-1].constant_offset(column)
             sums = f.load(value.type, f.args.pointer("sums"), at, mask=mask)
-            value = value - load_row_zero_point(f, points, place, tile.lanes) * sums
+            value = value - pack_rhs.load_row_zero_point(f, points, place, tile.lanes) * sums
         return [value, *reads.at(f, place, tile.lanes).load(column, mask)]
 
     pointers = {**points.pointers, **reads.pointers}
     if zeros:
         pointers["sums"] = packed.terms["sums"]
     strides: dict[str, Size] = {**points.sizes, **reads.sizes}
-    slots = pointers, (*product_sizes(outer), *strides), [view.dtype for view in reads.views]
+    slots = (
+        pointers,
+        (*pack_rhs.product_sizes(outer), *strides),
+        [view.dtype for view in reads.views],
+    )
     epilogue = fused_epilogue(after, operands, tile.lanes, *slots)
 
     def emit_product(module: emit.Module, name: str) -> emit.Signature:
@@ -249,7 +231,7 @@ def _call(
             ("rows", "columns", "depth", "y_stride", "block", *epilogue.sizes),
         )
         with module.kernel(name, signature) as f, f.subnormals_as_zeros():
-            emitted.append(BatchedProduct(f, tile, epilogue, dot, outer))
+            emitted.append(pack_rhs.BatchedProduct(f, tile, epilogue, dot, outer))
             emitted[-1].emit()
         return signature
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bitwright.backends.cpu.codegen import emit
+from bitwright.backends.cpu.codegen.emit import Kernel
+from bitwright.backends.cpu.codegen.emit import Value as Emitted
 from bitwright.backends.cpu.kernels.matmul.constant_panels import pack_constants
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import choose_int8_dot, int8_tile
 from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue
 from bitwright.backends.cpu.kernels.matmul.grouped_int8 import GROUPED_SIZES, GroupedProduct
 from bitwright.backends.cpu.kernels.matmul.lower_matmul import constant_matrix, unit_rows
-from bitwright.backends.cpu.kernels.matmul.matmul import row_tiles_in_cache
+from bitwright.backends.cpu.kernels.matmul.matmul import matmul_sizes, row_tiles_in_cache
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import broadcast
 from bitwright.ir.dim import Size
@@ -46,12 +48,8 @@ def lower_integer_grouped(ctx: Lowering, node: Node, region: RegionView) -> None
     element = x.dtype
 
     def finish(
-        f: emit.Kernel,
-        value: emit.Value,
-        row: emit.Value,
-        column: emit.Value,
-        mask: emit.Value | None,
-    ) -> emit.Value:
+        f: Kernel, value: Emitted, row: Emitted, column: Emitted, mask: Emitted | None
+    ) -> Emitted:
         product = emitted[-1]
         at = product.constant_offset(column)
         if is_late:
@@ -76,23 +74,10 @@ def lower_integer_grouped(ctx: Lowering, node: Node, region: RegionView) -> None
 
     kernel = ctx.kernel(f"grouped_matmul_{dot.name}", (tile, dot, element, is_late), emit_grouped)
     a = unit_rows(ctx, x)
-    pointers = {
-        "a": a,
-        "w": panels,
-        "y": ctx.output(node.outputs[0]),
-        "counts": ctx.contiguous(counts),
-        "fault": ctx.fault(),
-        **{name: results[name] for name in dot.pointers},
-        **more,
-    }
-    sizes |= {
-        "experts": experts,
-        "rows": x.shape[0],
-        "columns": columns,
-        "depth": depth,
-        "a_stride": a.strides[0],
-        "y_stride": columns,
-        "block": row_tiles_in_cache(ctx.target, tile, depth),
-        "node": ctx.number(node),
-    }
+    pointers = {"a": a, "w": panels, "y": ctx.output(node.outputs[0]), "fault": ctx.fault()}
+    pointers |= {"counts": ctx.contiguous(counts)} | more
+    pointers |= {name: results[name] for name in dot.pointers}
+    block = row_tiles_in_cache(ctx.target, tile, depth)
+    sizes |= matmul_sizes(x.shape[0], columns, depth, a.strides[0], block)
+    sizes |= {"experts": experts, "node": ctx.number(node)}
     ctx.call(kernel, node, pointers, sizes, why="int8 rows by expert, summed in i32")

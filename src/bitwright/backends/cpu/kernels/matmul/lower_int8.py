@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.codegen import emit
-from bitwright.backends.cpu.codegen.emit import storage_type
+from bitwright.backends.cpu.codegen.emit import Kernel, storage_type
+from bitwright.backends.cpu.codegen.emit import Value as Emitted
 from bitwright.backends.cpu.codegen.instr import Instr, dot_s16s16
 from bitwright.backends.cpu.kernels.conv.conv import line_tile
 from bitwright.backends.cpu.kernels.elementwise.streaming import streamed_from
+from bitwright.backends.cpu.kernels.matmul.dot import int8_dot
 from bitwright.backends.cpu.kernels.matmul.dot.amx import (
     BLOCK,
     AmxInt8Dot,
@@ -30,14 +32,6 @@ from bitwright.backends.cpu.kernels.matmul.dot.amx import (
     pack_tiles,
 )
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import DotProduct
-from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import (
-    Int8Dot,
-    Int8Dot4,
-    choose_int8_dot,
-    int8_tile,
-    pack_groups,
-    pack_int8,
-)
 from bitwright.backends.cpu.kernels.matmul.dot.int8_pairs import int8_pair_dot
 from bitwright.backends.cpu.kernels.matmul.dot.int16_dot import Int16Dot, int16_dot
 from bitwright.backends.cpu.kernels.matmul.epilogue import fused_epilogue
@@ -50,16 +44,14 @@ from bitwright.backends.cpu.kernels.matmul.lower_matmul import (
 )
 from bitwright.backends.cpu.kernels.matmul.lower_reorder import SplitPlan, plan_split, reorder_rows
 from bitwright.backends.cpu.kernels.matmul.lower_widen import ZeroPoint, widen_rows
-from bitwright.backends.cpu.kernels.matmul.matmul import emit_matmul, row_tiles_in_cache
-from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, step_cycles
-from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
-from bitwright.backends.cpu.lowering.region import (
-    Reads,
-    broadcast,
-    operand_views,
-    require_elements,
-    split,
+from bitwright.backends.cpu.kernels.matmul.matmul import (
+    emit_matmul,
+    matmul_sizes,
+    row_tiles_in_cache,
 )
+from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, step_cycles
+from bitwright.backends.cpu.lowering import region as regions
+from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.ir.dim import Size, product
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View
@@ -135,13 +127,8 @@ class Offsets:
         self.key = tuple(self.pointers), element, self.pair_dot is None
 
     def emit(
-        self,
-        f: emit.Kernel,
-        value: emit.Value,
-        row: emit.Value,
-        column: emit.Value,
-        mask: emit.Value | None,
-    ) -> emit.Value:
+        self, f: Kernel, value: Emitted, row: Emitted, column: Emitted, mask: Emitted | None
+    ) -> Emitted:
         if self.zero is not None:
             at = f.mul(row, f.args.size("x_zero.0"))
             zero = f.load(storage_type(self.zero.dtype), f.args.pointer("x_zero"), at)
@@ -188,7 +175,7 @@ def _rows_of(ctx: Lowering, x: Value, zero: ZeroPoint) -> tuple[View, ZeroPoint]
     if a.strides[1] != 1 and a.shape[1] != 1:
         a = as_rows(ctx, ctx.contiguous(x), x.name)
     if zero.view is not None:
-        points = broadcast(zero.view, (*x.shape[:-1], 1))
+        points = regions.broadcast(zero.view, (*x.shape[:-1], 1))
         zero = ZeroPoint(0, as_rows(ctx, points, x.name))
     return a, zero
 
@@ -213,8 +200,8 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
     assert x is not None
     if array.ndim != 2 or x.rank < 2:
         raise NoKernelError("its weight is not a matrix, or x has no rows")
-    after = split(region).after
-    require_elements(after.dtype)
+    after = regions.split(region).after
+    regions.require_elements(after.dtype)
     zeros = constant_of(region, w_zero, "weight's zero point")
     known_bias = constant_of(region, bias, "bias")
     depth, columns = array.shape
@@ -238,16 +225,12 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
     filter = replace(filter, offset=offsets.constant)
     dot, tile = filter.choose(ctx.target, depth, columns)
     y = ctx.output(node.outputs[0])
-    others = operand_views(ctx, region, after.inputs, shape)
-    reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
+    others = regions.operand_views(ctx, region, after.inputs, shape)
+    reads = regions.Reads("e", [as_rows(ctx, view, node.name) for view in others])
 
     def operands(
-        f: emit.Kernel,
-        value: emit.Value,
-        row: emit.Value,
-        column: emit.Value,
-        mask: emit.Value | None,
-    ) -> list[emit.Value]:
+        f: Kernel, value: Emitted, row: Emitted, column: Emitted, mask: Emitted | None
+    ) -> list[Emitted]:
         value = offsets.emit(f, value, row, column, mask)
         return [value, *reads.at(f, (row,), tile.lanes).load(column, mask)]
 
@@ -261,22 +244,10 @@ def _lower_rows(ctx: Lowering, node: Node, region: RegionView, array: Array) -> 
         (tile, dot, after.expression, reads.key, offsets.key, streams),
         lambda m, name: emit_matmul(m, name, tile, epilogue, dot),
     )
-    packed = filter.pack(weight.qvalues[None], tile, dot)
-    pointers = {
-        "a": a,
-        "w": ctx.constant(packed, f"{node.name}.weight"),
-        "y": y,
-        **filter.pointers(ctx, node.name, tile),
-        **more,
-    }
-    sizes |= {
-        "rows": rows,
-        "columns": columns,
-        "depth": depth,
-        "a_stride": a.strides[0],
-        "y_stride": columns,
-        "block": row_tiles_in_cache(ctx.target, tile, depth * dot.element.bytes),
-    }
+    packed = ctx.constant(filter.pack(weight.qvalues[None], tile, dot), f"{node.name}.weight")
+    pointers = {"a": a, "w": packed, "y": y, **filter.pointers(ctx, node.name, tile), **more}
+    block = row_tiles_in_cache(ctx.target, tile, depth * dot.element.bytes)
+    sizes |= matmul_sizes(rows, columns, depth, a.strides[0], block)
     ctx.call(kernel, node, pointers, sizes, why="int8, summed in i32")
 
 
@@ -294,7 +265,7 @@ class Int8Filter:
     """The weights split in two parts (`kernels.matmul.dot.int8_pairs`), if they are."""
     item_bytes = 1
 
-    def dot(self, target: Target, run: int) -> Int8Dot:
+    def dot(self, target: Target, run: int) -> int8_dot.Int8Dot:
         has_zero, has_offset = self.zero is not None, self.offset is not None
         if self.plan is not None:
             levels = len(self.plan.weights.counts)
@@ -305,7 +276,7 @@ class Int8Filter:
         return (
             (amx_int8_dot(target, self.signed, has_offset) if amx else None)
             or int16_dot(target, run, has_offset)
-            or choose_int8_dot(target, self.signed, run, has_zero, has_offset)
+            or int8_dot.choose_int8_dot(target, self.signed, run, has_zero, has_offset)
         )
 
     def amx_is_faster(self, target: Target, run: int, lines: int, columns: int) -> bool:
@@ -317,9 +288,9 @@ class Int8Filter:
         return blocks < steps * panels * per_row * BLOCK.rows
 
     def tile(self, target: Target, columns: int, dot: DotProduct) -> Tile:
-        return BLOCK if dot.tiles else int8_tile(target, columns, dot)
+        return BLOCK if dot.tiles else int8_dot.int8_tile(target, columns, dot)
 
-    def choose(self, target: Target, run: int, columns: int) -> tuple[Int8Dot, Tile]:
+    def choose(self, target: Target, run: int, columns: int) -> tuple[int8_dot.Int8Dot, Tile]:
         """The dot product and tile for rows that are one run."""
         dot = self.dot(target, run)
         return dot, self.tile(target, columns, dot)
@@ -334,18 +305,18 @@ class Int8Filter:
         tile: Tile,
         is_flat: bool,
     ) -> Tile | None:
-        if not isinstance(dot, Int8Dot4):
+        if not isinstance(dot, int8_dot.Int8Dot4):
             return None
         return line_tile(target, columns, line, dot.extra, steps, tile, is_flat)
 
     def pack(self, runs: Array, tile: Tile, dot: DotProduct) -> Array:
         if self.plan is not None:
-            return pack_int8(self.plan.weights.main, tile, dot.group)
+            return int8_dot.pack_int8(self.plan.weights.main, tile, dot.group)
         if dot.tiles:
             return pack_tiles(runs.astype(np.int8, copy=False))
         if isinstance(dot, Int16Dot):
-            return pack_groups(runs.astype(np.int16, copy=False), tile, dot.group)
-        return pack_int8(runs, tile, dot.group)
+            return int8_dot.pack_groups(runs.astype(np.int16, copy=False), tile, dot.group)
+        return int8_dot.pack_int8(runs, tile, dot.group)
 
     def pointers(self, ctx: Lowering, name: str, tile: Tile) -> dict[str, View]:
         found = {} if self.offset is None else {"offset": self.offset}

@@ -11,22 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.codegen import emit
+from bitwright.backends.cpu.codegen.emit import Kernel
+from bitwright.backends.cpu.codegen.emit import Value as Emitted
 from bitwright.backends.cpu.kernels.elementwise.streaming import streamed_from
+from bitwright.backends.cpu.kernels.matmul import upcast_product
 from bitwright.backends.cpu.kernels.matmul.dot.amx import AmxSplitF16Dot
 from bitwright.backends.cpu.kernels.matmul.dot.split_half_dot import blocks_in_plane
 from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, is_light
 from bitwright.backends.cpu.kernels.matmul.filters import filter_of, has_filter
 from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_batched_matmul
-from bitwright.backends.cpu.kernels.matmul.matmul import emit_matmul, row_tiles_in_cache
-from bitwright.backends.cpu.kernels.matmul.upcast_product import (
-    choose_upcast,
-    emit_half_product,
-    tiles_in_buffer,
+from bitwright.backends.cpu.kernels.matmul.matmul import (
+    emit_matmul,
+    matmul_sizes,
+    row_tiles_in_cache,
 )
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import Part, Parts, Reads, operand_views, split
-from bitwright.ir.dim import Size, product
+from bitwright.ir.dim import product
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View
 
@@ -59,9 +60,9 @@ def lower_rows(
     dot = filter.dot(ctx.target, depth)
     tile = filter.tile(ctx.target, columns, dot)
     block = row_tiles_in_cache(ctx.target, tile, filter.item_bytes * depth)
-    if choice := choose_upcast(ctx.target, dot, depth, columns, rows):
+    if choice := upcast_product.choose_upcast(ctx.target, dot, depth, columns, rows):
         dot, tile = choice
-        block = tiles_in_buffer(tile, depth)
+        block = upcast_product.tiles_in_buffer(tile, depth)
     elif isinstance(dot, AmxSplitF16Dot):
         block = blocks_in_plane(depth)
     a = unit_rows(ctx, x)
@@ -72,18 +73,10 @@ def lower_rows(
     kernel = ctx.kernel(
         f"matmul_{dot.name}",
         (tile, parts.after.expression, reads.key, dot, streams),
-        lambda m, name: emit_matmul(m, name, tile, epilogue, dot, emit_half_product),
+        lambda m, name: emit_matmul(m, name, tile, epilogue, dot, upcast_product.emit_half_product),
     )
     packed = ctx.constant(filter.pack(weight[None], tile, dot), f"{node.name}.weight")
-    sizes: dict[str, Size] = {
-        "rows": rows,
-        "columns": columns,
-        "depth": depth,
-        "a_stride": a.strides[0],
-        "y_stride": columns,
-        "block": block,
-        **reads.sizes,
-    }
+    sizes = matmul_sizes(rows, columns, depth, a.strides[0], block) | reads.sizes
     ctx.call(kernel, node, {"a": a, "w": packed, "y": y, **reads.pointers}, sizes)
 
 
@@ -101,12 +94,8 @@ def row_epilogue(
     reads = Reads("e", [as_rows(ctx, view, node.name) for view in others])
 
     def finish(
-        f: emit.Kernel,
-        value: emit.Value,
-        row: emit.Value,
-        column: emit.Value,
-        mask: emit.Value | None,
-    ) -> emit.Value:
+        f: Kernel, value: Emitted, row: Emitted, column: Emitted, mask: Emitted | None
+    ) -> Emitted:
         operands = reads.at(f, (row,), lanes).load(column, mask)
         return after.evaluate(f, [value, *operands], lanes)
 

@@ -8,23 +8,22 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.codegen.instr import shuffle_bytes
+from bitwright.backends.cpu.kernels.matmul.dot import int8_pairs
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
-from bitwright.backends.cpu.kernels.matmul.dot.int8_pairs import (
-    GROUP,
-    LARGEST,
-    MOST_REST,
-    SplitWeights,
-    int8_pair_dot,
+from bitwright.backends.cpu.kernels.matmul.lower_widen import (
+    CHANNELS_LAST,
+    Pads,
+    line_sizes,
+    row_sizes,
 )
 from bitwright.backends.cpu.kernels.matmul.reorder import BLOCK, best_order, emit_reorder, masks_of
 from bitwright.backends.cpu.lowering.context import Lowering
-from bitwright.ir.dim import Size
+from bitwright.ir.dim import Size, product
 from bitwright.ir.graph import Node
 from bitwright.lir.buffer import View, contiguous, dense
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
-_CHANNELS_LAST = (0, 2, 3, 1)
 _WHY = "channels permuted to the order of their weights"
 _PASS = 5.0
 """The cost of permuting an element, relative to its products with one column."""
@@ -37,34 +36,30 @@ class SplitPlan:
     `order` is None where channels are not permuted.
     """
 
-    weights: SplitWeights
+    weights: int8_pairs.SplitWeights
     order: Array | None
 
 
 def plan_split(
-    target: Target,
-    taps: Array,
-    run: int,
-    counts: tuple[int, ...] = (),
-    is_padded: bool = False,
+    target: Target, taps: Array, run: int, counts: tuple[int, ...] = (), is_padded: bool = False
 ) -> SplitPlan | None:
     """The split of weights taps[taps, channels, n] that are read in runs of this length; None where
     16-bit products are faster. Padded images are permuted line by line, which requires pixels of
     whole blocks."""
-    if int8_pair_dot(target, False) is None or run % GROUP or not taps.size:
+    if int8_pairs.int8_pair_dot(target, False) is None or run % int8_pairs.GROUP or not taps.size:
         return None
     channels, columns = taps.shape[1:]
     lanes = target.lanes(32)
-    plain = SplitWeights(taps.reshape(-1, run, columns), lanes, counts)
+    plain = int8_pairs.SplitWeights(taps.reshape(-1, run, columns), lanes, counts)
     found = SplitPlan(plain, None)
-    is_whole = channels % (BLOCK if is_padded else GROUP) == 0
+    is_whole = channels % (BLOCK if is_padded else int8_pairs.GROUP) == 0
     if shuffle_bytes(target) is not None and is_whole and channels >= BLOCK:
-        order = best_order(taps, LARGEST)
+        order = best_order(taps, int8_pairs.LARGEST)
         moved = taps[:, permutation(order, channels)].reshape(-1, run, columns)
-        ordered = SplitWeights(moved, lanes, counts)
+        ordered = int8_pairs.SplitWeights(moved, lanes, counts)
         if ordered.rest_fraction + _PASS / columns < plain.rest_fraction:
             found = SplitPlan(ordered, order)
-    return found if found.weights.rest_fraction <= MOST_REST else None
+    return found if found.weights.rest_fraction <= int8_pairs.MOST_REST else None
 
 
 def permutation(order: Array, channels: int) -> Array:
@@ -77,25 +72,14 @@ def reorder_rows(ctx: Lowering, node: Node, a: View, order: Array | None) -> Vie
     """Contiguous rows with permuted channels."""
     if order is None and not a.dtype.is_signed:
         return a
-    rows, depth = a.shape
-    y = contiguous(ctx.buffer(f"{node.name}.ordered", a.dtype, rows * depth), (rows, depth))
-    sizes: dict[str, Size] = {
-        **{"lines": rows, "oh": rows, "ih": rows, "top": 0, "left": 0},
-        **{"run": depth, "width": depth, "x_image": 0, "x_line": a.strides[0]},
-    }
+    y = contiguous(ctx.buffer(f"{node.name}.ordered", a.dtype, product(a.shape)), a.shape)
     fill = ctx.constant(np.zeros(1, a.dtype.numpy), f"{node.name}.fill")
-    _call(ctx, node, a, y, fill, order, sizes)
+    _call(ctx, node, (a, y, fill), order, row_sizes(a))
     return y
 
 
 def reorder_image(
-    ctx: Lowering,
-    node: Node,
-    image: View,
-    begins: tuple[Size, ...],
-    ends: tuple[Size, ...],
-    fill: View,
-    order: Array | None,
+    ctx: Lowering, node: Node, image: View, pads: tuple[Pads, Pads], fill: View, order: Array | None
 ) -> View:
     """A channels-last image with permuted channels, padded with `fill`.
 
@@ -103,35 +87,28 @@ def reorder_image(
     repeated.
     """
     n, c, h, w = image.shape
-    if not image.transpose(_CHANNELS_LAST).is_contiguous:
-        packed = ctx.packed(image.transpose(_CHANNELS_LAST), node.name)
+    if not image.transpose(CHANNELS_LAST).is_contiguous:
+        packed = ctx.packed(image.transpose(CHANNELS_LAST), node.name)
         image = packed.transpose((0, 3, 1, 2))
+    begins, ends = pads
     if (*begins, *ends) == (0, 0, 0, 0):
         pixels = View(image.buffer, image.offset, (n * h * w, c), (c, 1))
         found = reorder_rows(ctx, node, pixels, order)
-        return image if found is pixels else dense(found.buffer, image.shape, _CHANNELS_LAST)
-    (top, left), (bottom, right) = begins, ends
-    shape = (n, c, h + top + bottom, w + left + right)
-    buffer = ctx.buffer(f"{node.name}.ordered", image.dtype, n * shape[2] * shape[3] * c)
-    y = dense(buffer, shape, _CHANNELS_LAST)
-    sizes: dict[str, Size] = {
-        **{"lines": n * shape[2], "oh": shape[2], "ih": h, "top": top, "left": left * c},
-        **{"run": w * c, "width": shape[3] * c},
-        **{"x_image": image.strides[0], "x_line": image.strides[2]},
-    }
-    _call(ctx, node, image, y, fill, order, sizes)
+        return image if found is pixels else dense(found.buffer, image.shape, CHANNELS_LAST)
+    shape, sizes = line_sizes(image, begins, ends)
+    y = dense(ctx.buffer(f"{node.name}.ordered", image.dtype, product(shape)), shape, CHANNELS_LAST)
+    _call(ctx, node, (image, y, fill), order, sizes)
     return y
 
 
 def _call(
     ctx: Lowering,
     node: Node,
-    x: View,
-    y: View,
-    fill: View,
+    views: tuple[View, View, View],
     order: Array | None,
     sizes: dict[str, Size],
 ) -> None:
+    x, y, fill = views
     signed = x.dtype.is_signed
     kernel = ctx.kernel(
         f"reorder_{type_names(x.dtype)}", signed, lambda m, name: emit_reorder(m, name, signed)

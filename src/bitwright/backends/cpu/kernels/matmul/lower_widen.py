@@ -9,12 +9,13 @@ import numpy as np
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
 from bitwright.backends.cpu.kernels.matmul.dot.int16_dot import emit_widen
 from bitwright.backends.cpu.lowering.context import Lowering
-from bitwright.ir.dim import Size
+from bitwright.ir.dim import Size, product
 from bitwright.ir.dtype import i16
 from bitwright.ir.graph import Node
 from bitwright.lir.buffer import View, contiguous, dense
 
-_CHANNELS_LAST = (0, 2, 3, 1)
+Pads = tuple[Size, ...]
+CHANNELS_LAST = (0, 2, 3, 1)
 _WHY = "8-bit values widened to 16 bits, minus their zero point"
 
 
@@ -34,41 +35,40 @@ class ZeroPoint:
 
 def widen_rows(ctx: Lowering, node: Node, a: View, zero: ZeroPoint) -> View:
     """Contiguous rows, widened."""
-    rows, depth = a.shape
-    y = contiguous(ctx.buffer(f"{node.name}.wide", i16, rows * depth), (rows, depth))
-    sizes: dict[str, Size] = {
-        **{"lines": rows, "oh": rows, "ih": rows, "top": 0, "left": 0},
-        **{"run": depth, "width": depth, "x_image": 0, "x_line": a.strides[0]},
-        "zero_line": 0 if zero.view is None else zero.view.strides[0],
-    }
-    _call(ctx, node, a, y, zero, sizes)
+    y = contiguous(ctx.buffer(f"{node.name}.wide", i16, product(a.shape)), a.shape)
+    zero_line = 0 if zero.view is None else zero.view.strides[0]
+    _call(ctx, node, a, y, zero, {**row_sizes(a), "zero_line": zero_line})
     return y
 
 
 def widen_image(
-    ctx: Lowering,
-    node: Node,
-    image: View,
-    begins: tuple[Size, ...],
-    ends: tuple[Size, ...],
-    zero: ZeroPoint,
+    ctx: Lowering, node: Node, image: View, begins: Pads, ends: Pads, zero: ZeroPoint
 ) -> View:
     """A channels-last image, widened and padded with zeros."""
-    n, c, h, w = image.shape
-    if image.strides[1] != 1 or image.strides[3] != c:
-        packed = ctx.packed(image.transpose(_CHANNELS_LAST), node.name)
+    if image.strides[1] != 1 or image.strides[3] != image.shape[1]:
+        packed = ctx.packed(image.transpose(CHANNELS_LAST), node.name)
         image = packed.transpose((0, 3, 1, 2))
-    (top, left), (bottom, right) = begins, ends
-    shape = (n, c, h + top + bottom, w + left + right)
-    buffer = ctx.buffer(f"{node.name}.wide", i16, n * shape[2] * shape[3] * c)
-    y = dense(buffer, shape, _CHANNELS_LAST)
-    sizes: dict[str, Size] = {
-        **{"lines": n * shape[2], "oh": shape[2], "ih": h, "top": top, "left": left * c},
-        **{"run": w * c, "width": shape[3] * c, "zero_line": 0},
-        **{"x_image": image.strides[0], "x_line": image.strides[2]},
-    }
-    _call(ctx, node, image, y, zero, sizes)
+    shape, sizes = line_sizes(image, begins, ends)
+    y = dense(ctx.buffer(f"{node.name}.wide", i16, product(shape)), shape, CHANNELS_LAST)
+    _call(ctx, node, image, y, zero, {**sizes, "zero_line": 0})
     return y
+
+
+def row_sizes(a: View) -> dict[str, Size]:
+    """The sizes of a kernel that copies contiguous rows."""
+    rows, depth = a.shape
+    lines: dict[str, Size] = {"lines": rows, "oh": rows, "ih": rows, "top": 0, "left": 0}
+    return lines | {"run": depth, "width": depth, "x_image": 0, "x_line": a.strides[0]}
+
+
+def line_sizes(image: View, begins: Pads, ends: Pads) -> tuple[tuple[Size, ...], dict[str, Size]]:
+    """The shape of a padded channels-last image, and the sizes of a kernel that copies its
+    lines."""
+    (n, c, h, w), (top, left), (bottom, right) = image.shape, begins, ends
+    high, wide = h + top + bottom, w + left + right
+    sizes = {"lines": n * high, "oh": high, "ih": h, "top": top, "left": left * c, "run": w * c}
+    strides = {"width": wide * c, "x_image": image.strides[0], "x_line": image.strides[2]}
+    return (n, c, high, wide), sizes | strides
 
 
 def _call(

@@ -21,16 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Signature,
-    Value,
-    i1,
-    i32,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import i1, i32, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import to_stored
 from bitwright.backends.cpu.kernels.elementwise.narrow import MOST, narrowed
 from bitwright.backends.cpu.kernels.elementwise.streaming import is_streamed, settle
@@ -39,9 +31,11 @@ from bitwright.backends.cpu.kernels.matmul.dot.dot_product import F32_DOT, DotPr
 from bitwright.backends.cpu.kernels.matmul.epilogue import NO_EPILOGUE, Epilogue
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
 from bitwright.backends.cpu.kernels.matmul.upcast_rows import STEP_BYTES, UpcastRows
+from bitwright.ir.dim import Size
 from bitwright.target import Target
 
 Array = np.ndarray[Any, Any]
+Sizes = dict[str, Size]
 LINE = 64
 """Bytes of a cache line."""
 UNROLL = LINE // STEP_BYTES
@@ -66,6 +60,12 @@ def pack(w: Array, tile: Tile, dtype: Any = np.float32) -> Array:
 def row_tiles_in_cache(target: Target, tile: Tile, row_bytes: int) -> int:
     """How many tiles of rows of a fit in half of the L2 cache while the panels stream through."""
     return max(1, target.l2_bytes // 2 // (tile.rows * max(1, row_bytes)))
+
+
+def matmul_sizes(rows: Size, columns: Size, depth: Size, a_stride: Size, block: int) -> Sizes:
+    """The sizes of a product whose result is row-major."""
+    names = ("rows", "columns", "depth", "a_stride", "y_stride", "block")
+    return dict(zip(names, (rows, columns, depth, a_stride, columns, block), strict=True))
 
 
 def emit_matmul(
@@ -435,12 +435,7 @@ class Product:
         return UNROLL if height == self.tile.rows else 1
 
     def _multiply(
-        self,
-        rows: list[Value],
-        w: Value,
-        step: Value,
-        sums: list[Value],
-        left: Value | None = None,
+        self, rows: list[Value], w: Value, step: Value, sums: list[Value], left: Value | None = None
     ) -> None:
         """Adds one step of k to all sums; `left` counts the elements of an incomplete group."""
         f, tile, dot = self.f, self.tile, self.dot

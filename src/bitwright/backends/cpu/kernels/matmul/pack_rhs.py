@@ -18,15 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Signature,
-    Value,
-    i8,
-    i32,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import i8, i32, storage_type
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import position, product
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import DotProduct
 from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue

@@ -40,11 +40,7 @@ _TILES_16_TWO_OPERANDS = ((4, 2), (8, 1))
 
 
 def best_tile(
-    target: Target,
-    columns: int = 0,
-    fused: bool | None = None,
-    extra: int = 0,
-    unpacking: int = 0,
+    target: Target, columns: int = 0, fused: bool | None = None, extra: int = 0, unpacking: int = 0
 ) -> Tile:
     """The register tile for a target; for a known number of columns, the fastest.
 

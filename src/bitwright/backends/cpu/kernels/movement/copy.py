@@ -14,19 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from bitwright.backends.cpu.codegen.emit import (
-    Function,
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Type,
-    Value,
-    i8,
-    i16,
-    i32,
-    i64,
-)
+from bitwright.backends.cpu.codegen.emit import Function, Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, i8, i16, i32, i64
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.transpose import transposed
 
@@ -192,15 +181,8 @@ def emit_transpose(module: Module, name: str, rank: int, width: int, lanes: int)
 
         def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:
             x, y = (f.gep(word, f.args.pointer(o), offsets[o]) for o in "xy")
-            _transpose_block(
-                f,
-                (x, x_step),
-                (y, y_step),
-                (coordinates[-2] * block, rows),
-                (coordinates[-1] * block, columns),
-                word.vector(lanes),
-                block,
-            )
+            first = (coordinates[-2] * block, rows), (coordinates[-1] * block, columns)
+            _transpose_block(f, (x, x_step), (y, y_step), *first, word.vector(lanes))
 
         emit_loop_nest(f, counts, strides, begin, end, body)
     return signature
@@ -213,7 +195,6 @@ def _transpose_block(
     rows: tuple[Value, Value],
     columns: tuple[Value, Value],
     vector: Type,
-    block: int,
 ) -> None:
     """Transpose one block; rows and columns are (start, size), x and y are (pointer, stride).
 
@@ -221,7 +202,7 @@ def _transpose_block(
     overlaps the tile before it.
     """
     lanes, word = vector.lanes, vector.scalar
-    stops = [f.min(start + block, size) for start, size in (rows, columns)]
+    stops = [f.min(start + BLOCK, size) for start, size in (rows, columns)]
     with f.if_(f.and_(f.ge(rows[1], lanes), f.ge(columns[1], lanes))) as tiles:
         first, second = (f.min(start, size - lanes) for start, size in (rows, columns))
         # inner loop along the target: consecutive tiles complete a cache line

@@ -10,14 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Value,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import storage_type
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, checked_index, unless_empty

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
-
 from bitwright.backends.cpu.kernels.movement.nonzero import CHUNK, emit_count, emit_write
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import require_elements
 from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node
-
-Array = np.ndarray[Any, Any]
 
 
 @lowers("nonzero")
@@ -30,12 +23,8 @@ def lower_nonzero(ctx: Lowering, node: Node, region: RegionView) -> None:
     family = f"nonzero_count_{element}"
     first = ctx.kernel(family, element, lambda m, n: emit_count(m, n, element))
     ctx.call(first, node, {"x": view, "counts": counts}, sizes, writes=("counts",))
-
-    def read(arrays: Sequence[Array], _: Mapping[str, int]) -> list[int]:
-        return [int(arrays[0].sum())]
-
     found = node.outputs[0].shape[1]
-    ctx.read_sizes(node, [counts], [found], read)
+    ctx.read_sizes(node, [counts], [found], lambda arrays, _: [int(arrays[0].sum())])
     key = element, rank
     second = ctx.kernel(f"nonzero_{element}", key, lambda m, n: emit_write(m, n, *key))
     sizes |= {"found": found, **{f"n{axis}": size for axis, size in enumerate(x.shape)}}

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from bitwright.backends.cpu.kernels.movement import patterns
-from bitwright.backends.cpu.kernels.movement.lower_gather import (
-    byte_width,
-    grouped,
-    index_type,
-    word_width,
-)
+from bitwright.backends.cpu.kernels.movement import lower_gather, patterns
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import require_elements
 from bitwright.ir.dim import Size, product
@@ -42,7 +36,7 @@ def lower_one_hot(ctx: Lowering, node: Node, region: RegionView) -> None:
     depth = node.outputs[0].shape[axis]
     if rest:
         ctx.read_sizes(node, rest, [depth], lambda arrays, _: [int(arrays[0].item())])
-    key = index_type(indices), word_width(values.dtype)
+    key = lower_gather.index_type(indices), lower_gather.word_width(values.dtype)
     family = f"one_hot_{8 * key[1]}bit_{key[0]}"
     kernel = ctx.kernel(family, key, lambda m, name: patterns.emit_one_hot(m, name, *key))
     pointers = {"i": ctx.contiguous(indices), "values": ctx.contiguous(values)}
@@ -54,9 +48,13 @@ def lower_one_hot(ctx: Lowering, node: Node, region: RegionView) -> None:
 @lowers("trilu")
 def lower_trilu(ctx: Lowering, node: Node, region: RegionView) -> None:
     x, *rest = node.operands
-    key = node.attrs["upper"], word_width(x.dtype), index_type(rest[0]) if rest else None
+    key = (
+        node.attrs["upper"],
+        lower_gather.word_width(x.dtype),
+        lower_gather.index_type(rest[0]) if rest else None,
+    )
     matrices, (rows, columns) = product(x.shape[:-2]), x.shape[-2:]
-    view = grouped(ctx, x, (matrices, rows, columns))
+    view = lower_gather.grouped(ctx, x, (matrices, rows, columns))
     family = f"trilu_{8 * key[1]}bit"
     kernel = ctx.kernel(family, key, lambda m, name: patterns.emit_trilu(m, name, *key))
     pointers = {"x": view, "y": ctx.output(node.outputs[0])}
@@ -75,12 +73,12 @@ def lower_reverse_sequence(ctx: Lowering, node: Node, region: RegionView) -> Non
     batch, time = (normalize_axis(node.attrs[f"{a}_axis"], x.rank) for a in ("batch", "time"))
     if {batch, time} != {0, 1}:
         raise NoKernelError("batch and time are not the first two axes")
-    key = time, index_type(lengths)
+    key = time, lower_gather.index_type(lengths)
     kernel = ctx.kernel(
         "reverse_sequence", key, lambda m, name: patterns.emit_reverse_sequence(m, name, *key)
     )
     pointers = {"x": ctx.contiguous(x), "lengths": ctx.contiguous(lengths)}
     sizes: dict[str, Size] = {"n0": x.shape[0], "n1": x.shape[1], "node": ctx.number(node)}
-    sizes["bytes"] = product(x.shape[2:]) * byte_width(x.dtype)
+    sizes["bytes"] = product(x.shape[2:]) * lower_gather.byte_width(x.dtype)
     pointers |= {"y": ctx.output(node.outputs[0]), "fault": ctx.fault()}
     ctx.call(kernel, node, pointers, sizes)

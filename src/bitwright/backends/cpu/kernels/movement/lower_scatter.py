@@ -7,17 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bitwright.backends.cpu.kernels.movement.lower_gather import (
-    byte_width,
-    grouped,
-    index_type,
-    word_width,
-)
-from bitwright.backends.cpu.kernels.movement.scatter import (
-    emit_scatter,
-    emit_scatter_elements,
-    emit_tensor_scatter,
-)
+from bitwright.backends.cpu.kernels.movement import lower_gather, scatter
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import collapse, require_elements
 from bitwright.ir.dim import Size, product
@@ -43,7 +33,7 @@ def _start(ctx: Lowering, node: Node) -> View:
 def _element(value: Value, reduction: str) -> DType:
     """The element type of the kernel: an unsigned type of the width if it only copies."""
     if reduction == "none":
-        return dtype(f"u{8 * word_width(value.dtype)}")
+        return dtype(f"u{8 * lower_gather.word_width(value.dtype)}")
     require_elements(value.dtype)
     if value.dtype == bool_:
         raise NoKernelError("there is no kernel for reductions of booleans")
@@ -55,9 +45,9 @@ def lower_scatter_nd(ctx: Lowering, node: Node, region: RegionView) -> None:
     x, indices, updates = node.operands
     reduction = node.attrs["reduction"]
     count = int(indices.shape[-1])
-    key = count, index_type(indices), _element(x, reduction), reduction
+    key = count, lower_gather.index_type(indices), _element(x, reduction), reduction
     family = f"scatter_nd_{reduction}_{key[2]}_{key[1]}"
-    kernel = ctx.kernel(family, key, lambda module, name: emit_scatter(module, name, *key))
+    kernel = ctx.kernel(family, key, lambda module, name: scatter.emit_scatter(module, name, *key))
     y = _start(ctx, node)
     sizes: dict[str, Size] = {"m": product(indices.shape[:-1]), "columns": product(x.shape[count:])}
     for j in range(count):
@@ -73,7 +63,7 @@ def lower_scatter_elements(ctx: Lowering, node: Node, region: RegionView) -> Non
     reduction = node.attrs["reduction"]
     axis = normalize_axis(node.attrs["axis"], x.rank)
     others = [at for at in range(x.rank) if at != axis]
-    index, element = index_type(indices), _element(x, reduction)
+    index, element = lower_gather.index_type(indices), _element(x, reduction)
     y = _start(ctx, node)
     order = [*others, axis]
     views = [replace(v, shape=indices.shape) for v in (ctx.view(indices), ctx.view(updates), y)]
@@ -82,7 +72,9 @@ def lower_scatter_elements(ctx: Lowering, node: Node, region: RegionView) -> Non
         views = [replace(v, shape=(1, *v.shape), strides=(0, *v.strides)) for v in views]
     key = len(views[0].shape), index, element, reduction
     family = f"scatter_elements_{reduction}_{element}_{index}"
-    kernel = ctx.kernel(family, key, lambda module, name: emit_scatter_elements(module, name, *key))
+    kernel = ctx.kernel(
+        family, key, lambda module, name: scatter.emit_scatter_elements(module, name, *key)
+    )
     sizes: dict[str, Size] = {f"n{at}": size for at, size in enumerate(views[0].shape)}
     pointers = dict(zip("iuy", views, strict=True))
     for operand, view in pointers.items():
@@ -95,16 +87,16 @@ def lower_scatter_elements(ctx: Lowering, node: Node, region: RegionView) -> Non
 def lower_tensor_scatter(ctx: Lowering, node: Node, region: RegionView) -> None:
     past, update, *rest = node.operands
     axis = normalize_axis(node.attrs["axis"], past.rank)
-    index = index_type(rest[0]) if rest else None
+    index = lower_gather.index_type(rest[0]) if rest else None
     rows = (past.shape[0], product(past.shape[1:axis]))
-    inner, width = product(past.shape[axis + 1 :]), byte_width(past.dtype)
+    inner, width = product(past.shape[axis + 1 :]), lower_gather.byte_width(past.dtype)
     shape = (*rows, update.shape[axis], inner)
-    given = grouped(ctx, update, shape)
+    given = lower_gather.grouped(ctx, update, shape)
     room = (*rows, past.shape[axis], inner)
     y = replace(_start(ctx, node), shape=room, strides=row_major(room))
     key = index, node.attrs["mode"]
     kernel = ctx.kernel(
-        "tensor_scatter", key, lambda module, name: emit_tensor_scatter(module, name, *key)
+        "tensor_scatter", key, lambda module, name: scatter.emit_tensor_scatter(module, name, *key)
     )
     sizes: dict[str, Size] = dict(zip("bmc", shape, strict=False))
     sizes |= {"bytes": inner * width, "room": past.shape[axis], "node": ctx.number(node)}

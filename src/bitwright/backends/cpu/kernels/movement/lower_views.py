@@ -10,11 +10,6 @@ from bitwright.ir.graph import Node
 from bitwright.lir.buffer import View, row_major
 
 
-def _identity(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
-    (x,) = node.operands
-    return (ctx.view(x),)
-
-
 def _reshape(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
     """A view; x is copied first if its strides do not allow the new shape."""
     x = node.inputs[0]
@@ -25,11 +20,6 @@ def _reshape(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
     if view is None:  # equal element counts are checked when sizes are known
         view = replace(ctx.contiguous(x), shape=shape, strides=row_major(shape))
     return (view,)
-
-
-def _transpose(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
-    (x,) = node.operands
-    return (ctx.view(x).transpose(node.attrs["perm"]),)
 
 
 def _expand(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
@@ -62,11 +52,8 @@ def _split(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
     return tuple(views)
 
 
-VIEWS.update(
-    identity=_identity,
-    reshape=_reshape,
-    transpose=_transpose,
-    expand=_expand,
-    slice=_slice,
-    split=_split,
+VIEWS.update(reshape=_reshape, expand=_expand, slice=_slice, split=_split)
+VIEWS["identity"] = lambda ctx, node: (ctx.view(next(node.operands)),)
+VIEWS["transpose"] = lambda ctx, node: (
+    ctx.view(next(node.operands)).transpose(node.attrs["perm"]),
 )

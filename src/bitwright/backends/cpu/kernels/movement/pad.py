@@ -12,14 +12,10 @@ Rows are contiguous on both sides. Within a row, consecutive source positions ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from bitwright.backends.cpu.codegen.emit import Function, Kernel, Module, Signature, Value, i1
-from bitwright.backends.cpu.kernels.elementwise.loop_nest import (
-    dot,
-    emit_loop_nest,
-    pieces,
-    product,
-)
+from bitwright.backends.cpu.codegen.emit import Function, Kernel, Module, Signature, Type, Value, i1
+from bitwright.backends.cpu.kernels.elementwise import loop_nest
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes, fill
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, unless_empty
 
@@ -33,29 +29,29 @@ def emit_pad(module: Module, name: str, mode: str, rank: int, width: int) -> Sig
     with module.kernel(name, signature) as f:
         sizes, inner, begins = ([f.args.size(f"{o}{a}") for a in range(rank)] for o in "nmb")
         x_strides, y_strides = ([f.args.size(f"{o}{a}") for a in range(rank - 1)] for o in "xy")
-        counts = [*sizes[:-1], pieces(f, sizes[-1], piece)]
-        begin, end = f.share(product(f, counts))
+        counts = [*sizes[:-1], loop_nest.pieces(f, sizes[-1], piece)]
+        begin, end = f.share(loop_nest.product(f, counts))
         value = f.load(word, f.args.pointer("value"))
 
         def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:
             places, inside = _places(f, mode, coordinates[:-1], begins, inner)
-            x = f.gep(word, f.args.pointer("x"), dot(f, places, x_strides))
+            x = f.gep(word, f.args.pointer("x"), loop_nest.dot(f, places, x_strides))
             y = f.gep(word, f.args.pointer("y"), offsets["y"])
             first = coordinates[-1] * piece
             stop = f.min(first + piece, sizes[-1])
-            row = _Row(f, x, y, first, stop, begins[-1], inner[-1], width)
+            row = _Row(f, x, y, first, stop, begins[-1], inner[-1], word)
             if mode == "constant":
                 row.constant(value, inside)
             else:
                 row.mapped(mode)
 
         def pad() -> None:
-            emit_loop_nest(f, counts, {"y": [*y_strides, 0]}, begin, end, body)
+            loop_nest.emit_loop_nest(f, counts, {"y": [*y_strides, 0]}, begin, end, body)
 
         if mode == "constant":
             pad()
         else:  # an empty source has no elements to repeat
-            unless_empty(f, product(f, inner), begin, end, pad)
+            unless_empty(f, loop_nest.product(f, inner), begin, end, pad)
     return signature
 
 
@@ -92,22 +88,18 @@ def _places(
     return places, inside
 
 
+@dataclass(frozen=True)
 class _Row:
     """The part first … stop - 1 of a row; x and y point to the start of their rows."""
 
-    def __init__(
-        self,
-        f: Kernel,
-        x: Value,
-        y: Value,
-        first: Value,
-        stop: Value,
-        begin: Value,
-        size: Value,
-        width: int,
-    ) -> None:
-        self.f, self.x, self.y, self.first, self.stop = f, x, y, first, stop
-        self.begin, self.size, self.word, self.width = begin, size, WORD[width], width
+    f: Kernel
+    x: Value
+    y: Value
+    first: Value
+    stop: Value
+    begin: Value
+    size: Value
+    word: Type
 
     def constant(self, value: Value, inside: Value) -> None:
         f = self.f
@@ -123,7 +115,7 @@ class _Row:
         f = self.f
         x = f.gep(self.word, self.x, start - self.begin)
         y = f.gep(self.word, self.y, start)
-        copy_bytes(f, x, y, (end - start) * self.width)
+        copy_bytes(f, x, y, (end - start) * self.word.bytes)
 
     def mapped(self, mode: str) -> None:
         f = self.f
@@ -147,5 +139,5 @@ class _Row:
             place = source_place(f, "wrap", at - self.begin, self.size)
             count = f.min(self.size - place, self.stop - at)
             x, y = f.gep(self.word, self.x, place), f.gep(self.word, self.y, at)
-            copy_bytes(f, x, y, count * self.width)
+            copy_bytes(f, x, y, count * self.word.bytes)
             loop.next(at + count, again=f.lt(at + count, self.stop))

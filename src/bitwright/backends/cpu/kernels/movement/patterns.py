@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bitwright.backends.cpu.codegen.emit import (
-    Module,
-    Signature,
-    Value,
-    computed,
-    f64,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import computed, f64, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import load_computed, to_stored
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes, fill
@@ -107,10 +100,7 @@ def emit_trilu(
         else:
             shift = f.args.size("k")
         counts = [f.args.size("matrices"), rows]
-        steps = {
-            "x": [f.args.size("x0"), f.args.size("x1")],
-            "y": [rows * columns, columns],
-        }
+        steps = {"x": [f.args.size("x0"), f.args.size("x1")], "y": [rows * columns, columns]}
         begin, end = f.share(product(f, counts))
 
         def body(coordinates: Sequence[Value], offsets: Mapping[str, Value]) -> None:

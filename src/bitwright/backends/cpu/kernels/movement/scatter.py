@@ -12,24 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Value,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import i64, storage_type
 from bitwright.backends.cpu.codegen.expression import from_stored, to_stored
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
+from bitwright.backends.cpu.kernels.movement import fault as faults
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, copy_bytes
-from bitwright.backends.cpu.kernels.movement.fault import (
-    FAULT_SLOTS,
-    checked_index,
-    record_fault,
-    unless_empty,
-)
 from bitwright.backends.cpu.kernels.movement.gather import PIECE, IndexTuples
 from bitwright.ir.dtype import DType
 
@@ -52,7 +40,9 @@ def emit_scatter(
 ) -> Signature:
     """Slots: m tuples, the columns of a slice; sizes and strides of the indexed axes."""
     tuples = IndexTuples(count, index)
-    signature = Signature(("y", "i", "u", "fault"), ("m", "columns", *tuples.slots, *FAULT_SLOTS))
+    signature = Signature(
+        ("y", "i", "u", "fault"), ("m", "columns", *tuples.slots, *faults.FAULT_SLOTS)
+    )
     type_ = storage_type(element)
     with module.kernel(name, signature) as f:
         columns = f.args.size("columns")
@@ -67,7 +57,7 @@ def emit_scatter(
                 u = f.gep(type_, f.args.pointer("u"), loop.index * columns + begin)
                 _write_row(f, y, u, end - begin, element, reduction)
 
-        unless_empty(f, tuples.position_count(f), begin, end, update)
+        faults.unless_empty(f, tuples.position_count(f), begin, end, update)
     return signature
 
 
@@ -94,7 +84,7 @@ def emit_scatter_elements(
     The last axis is the indexed one, after a transpose; at least one axis precedes it.
     """
     slots = [f"{letter}{axis}" for letter in "nyiu" for axis in range(rank)]
-    signature = Signature(("y", "i", "u", "fault"), (*slots, "size", *FAULT_SLOTS))
+    signature = Signature(("y", "i", "u", "fault"), (*slots, "size", *faults.FAULT_SLOTS))
     type_ = storage_type(element)
     with module.kernel(name, signature) as f:
         *outer, columns, turns = (f.args.size(f"n{axis}") for axis in range(rank))
@@ -107,7 +97,7 @@ def emit_scatter_elements(
 
         def write(y: Value, i: Value, u: Value) -> None:
             found = f.load(storage_type(index), f.args.pointer("i"), i)
-            place = checked_index(f, found, size, index.is_signed) * strides["y"][-1] + y
+            place = faults.checked_index(f, found, size, index.is_signed) * strides["y"][-1] + y
             value = f.load(type_, f.args.pointer("u"), u)
             if reduction != "none":
                 old = f.load(type_, f.args.pointer("y"), place)
@@ -123,7 +113,7 @@ def emit_scatter_elements(
                 )
                 write(offsets["y"] + loop.index * strides["y"][-2], i, u)
 
-        unless_empty(
+        faults.unless_empty(
             f, size, begin, end, lambda: emit_loop_nest(f, counts, steps, begin, end, body)
         )
     return signature
@@ -137,7 +127,7 @@ def emit_tensor_scatter(module: Module, name: str, index: DType | None, mode: st
     strides = tuple(f"{operand}{axis}" for operand in "yu" for axis in "bmc")
     signature = Signature(
         ("y", "u", *(("i",) if index else ()), "fault"),
-        ("b", "m", "c", "bytes", "room", *strides, *FAULT_SLOTS),
+        ("b", "m", "c", "bytes", "room", *strides, *faults.FAULT_SLOTS),
     )
     with module.kernel(name, signature) as f:
         rows, size, room = (f.args.size(slot) for slot in ("c", "bytes", "room"))
@@ -157,7 +147,7 @@ def emit_tensor_scatter(module: Module, name: str, index: DType | None, mode: st
             if mode == "linear":
                 wrong = f.or_(wrong, f.gt(start, room - rows))
             with f.if_(wrong) as branch:
-                record_fault(f, start)
+                faults.record_fault(f, start)
             with branch.else_():
                 place = start + coordinates[2]
                 place = f.urem(place, room) if mode == "circular" else place

@@ -13,15 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product as combinations
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Signature,
-    Value,
-    f64,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import f64, i64, storage_type
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, product
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, unless_empty
 from bitwright.backends.cpu.kernels.pool.resize import tap_weight

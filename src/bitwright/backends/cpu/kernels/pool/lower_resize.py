@@ -139,15 +139,8 @@ def _each_axis(
 
 def _grid(node: Node, scale: float | None, is_data: bool = False) -> Grid:
     attrs = node.attrs
-    return Grid(
-        attrs["mode"],
-        attrs["coordinate_mode"],
-        attrs["nearest_mode"],
-        attrs["cubic_coeff_a"],
-        attrs["exclude_outside"],
-        scale,
-        is_data,
-    )
+    modes = attrs["mode"], attrs["coordinate_mode"], attrs["nearest_mode"]
+    return Grid(*modes, attrs["cubic_coeff_a"], attrs["exclude_outside"], scale, is_data)
 
 
 def _resample(
@@ -189,13 +182,7 @@ def _resample(
 
 
 def _table(
-    ctx: Lowering,
-    node: Node,
-    grid: Grid,
-    axis: int,
-    size: Size,
-    count: Size,
-    scale: View | None,
+    ctx: Lowering, node: Node, grid: Grid, axis: int, size: Size, count: Size, scale: View | None
 ) -> dict[str, View]:
     """Append the call that fills the table of one axis; return its views."""
     assert node.inputs[0] is not None

@@ -14,17 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bitwright.backends.cpu.codegen import math
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Value,
-    computed,
-    i32,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import computed, i32, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import from_stored, load_computed, to_stored
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, product
 from bitwright.ir.dtype import DType

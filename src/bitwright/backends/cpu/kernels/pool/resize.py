@@ -16,17 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bitwright.backends.cpu.codegen import emit
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Type,
-    Value,
-    i32,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, i32, i64, storage_type
 from bitwright.backends.cpu.codegen.expression import from_stored
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import emit_loop_nest, pieces, product
 from bitwright.backends.cpu.kernels.movement.copy import PIECE_BYTES, WORD, copy_bytes

@@ -35,8 +35,7 @@ def lower_integer_recurrent(ctx: Lowering, node: Node, region: RegionView) -> No
     )
     panels = [
         ctx.constant(
-            _pack(array, GATES[kernel.op], gates, width, dot.group),
-            f"{node.name}.r{gates.start}",
+            _pack(array, GATES[kernel.op], gates, width, dot.group), f"{node.name}.r{gates.start}"
         )
         for gates, width in layer.panels
     ]

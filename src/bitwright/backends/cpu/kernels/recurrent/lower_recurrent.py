@@ -16,17 +16,17 @@ import numpy as np
 
 from bitwright.backends.cpu.codegen.emit import storage_type
 from bitwright.backends.cpu.kernels.matmul.lower_batched import Operands, call_product
-from bitwright.backends.cpu.kernels.matmul.matmul import emit_matmul, pack, row_tiles_in_cache
-from bitwright.backends.cpu.kernels.matmul.register_tile import best_tile
-from bitwright.backends.cpu.kernels.recurrent.recurrent import (
-    Recurrence,
-    emit_recurrence,
-    vectors_of,
+from bitwright.backends.cpu.kernels.matmul.matmul import (
+    emit_matmul,
+    matmul_sizes,
+    pack,
+    row_tiles_in_cache,
 )
+from bitwright.backends.cpu.kernels.matmul.register_tile import best_tile
+from bitwright.backends.cpu.kernels.recurrent import recurrent
 from bitwright.backends.cpu.lowering.artifact import KernelCode
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import split
-from bitwright.ir.dim import Size
 from bitwright.ir.dtype import f32, f64
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View, contiguous
@@ -48,7 +48,7 @@ def lower_recurrent(ctx: Lowering, node: Node, region: RegionView) -> None:
     code = ctx.kernel(
         f"{node.op}_recurrent_step_{x.dtype}",
         (kernel, vectors),
-        lambda m, name: emit_recurrence(m, name, kernel, vectors),
+        lambda m, name: recurrent.emit_recurrence(m, name, kernel, vectors),
     )
     panels = [_packed(ctx, node, gates, width) for gates, width in layer.panels]
     layer.call(ctx, code, _projected(ctx, node, region), panels)
@@ -60,7 +60,7 @@ class RecurrentLayer:
 
     node: Node
     given: dict[str, Value | None]
-    kernel: Recurrence
+    kernel: recurrent.Recurrence
     vectors: tuple[int, ...]
 
     @classmethod
@@ -79,7 +79,7 @@ class RecurrentLayer:
         chosen = gate_activations(op, **{name: attrs[name] for name in names})
         lengths = given.get("lengths")
         lanes = ctx.target.lanes(storage_type(element).bits)
-        kernel = Recurrence(
+        kernel = recurrent.Recurrence(
             op,
             element,
             tuple(map(tuple, chosen)),
@@ -90,7 +90,9 @@ class RecurrentLayer:
             lanes,
             tuple(more),
         )
-        vectors = tuple(vectors_of(ctx.target, lanes, gates, hidden) for gates in kernel.passes)
+        vectors = tuple(
+            recurrent.vectors_of(ctx.target, lanes, gates, hidden) for gates in kernel.passes
+        )
         return cls(node, given, kernel, vectors)
 
     @property
@@ -136,13 +138,9 @@ class RecurrentLayer:
         if kernel.op == "lstm":
             pointers["c"] = ctx.output(node.outputs[2])
             writes.append("c")
-        sizes: dict[str, Size] = {
-            "steps": steps,
-            "batch": batch,
-            "directions": directions,
-            "hidden": hidden,
-            "reverse_from": 0 if node.attrs.get("direction") == "reverse" else 1,
-        }
+        names = ("steps", "batch", "directions", "hidden")
+        sizes = dict(zip(names, (steps, batch, directions, hidden), strict=True))
+        sizes["reverse_from"] = 0 if node.attrs.get("direction") == "reverse" else 1
         if kernel.lengths:
             pointers["fault"], sizes["node"] = ctx.fault(), ctx.number(node)
         ctx.call(code, node, pointers, sizes, writes=writes, why=why)
@@ -170,14 +168,8 @@ def _projected(ctx: Lowering, node: Node, region: RegionView) -> View:
     weight = weight.reshape(weight.shape[0] * weight.shape[1], weight.shape[2]).T
     tile = best_tile(ctx.target, weight.shape[1])
     code = ctx.kernel("matmul_f32", (tile,), lambda m, name: emit_matmul(m, name, tile))
-    sizes: dict[str, Size] = {
-        "rows": rows,
-        "columns": columns,
-        "depth": features,
-        "a_stride": a.strides[0],
-        "y_stride": columns,
-        "block": row_tiles_in_cache(ctx.target, tile, weight.shape[0]),
-    }
+    block = row_tiles_in_cache(ctx.target, tile, weight.shape[0])
+    sizes = matmul_sizes(rows, columns, features, a.strides[0], block)
     held = ctx.constant(pack(weight, tile), f"{node.name}.w")
     ctx.call(code, node, {"a": a, "w": held, "y": p}, sizes, why="input projection of all steps")
     return p

@@ -21,15 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Signature,
-    Type,
-    Value,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, i64, storage_type
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
 from bitwright.backends.cpu.kernels.recurrent.recurrent_cell import CELL_CLASSES, Cell, CellContext
 from bitwright.ir.dtype import DType
@@ -298,13 +291,7 @@ class Layer:
             self._sums(number, source, row, left, panel, 1)
 
     def _sums(
-        self,
-        number: int,
-        source: Source,
-        row: Value,
-        left: Value,
-        panel: Value,
-        height: int,
+        self, number: int, source: Source, row: Value, left: Value, panel: Value, height: int
     ) -> None:
         f, lanes = self.f, self.kernel.lanes
         each = self.kernel.passes[number] * self.vectors[number]

@@ -11,16 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Value,
-    i32,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import i32, i64, storage_type
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, position, product
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, unless_empty
 from bitwright.backends.cpu.kernels.reduce.ordering import Order

@@ -11,30 +11,22 @@ from bitwright.backends.cpu.kernels.reduce.ordering import Order
 from bitwright.backends.cpu.kernels.reduce.scan import Scan, emit_scan
 from bitwright.backends.cpu.kernels.reduce.top_k import TopK, emit_top_k
 from bitwright.backends.cpu.kernels.rows.lower_normalization import merged
+from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, RegionView, lowers
-from bitwright.backends.cpu.lowering.region import (
-    Part,
-    Reads,
-    collapse,
-    collapse_rows,
-    operand_views,
-    require_elements,
-    split,
-)
 from bitwright.ir.graph import Node
 from bitwright.ir.types import normalize_axis
 from bitwright.lir.buffer import View
 
 
-def _operand(ctx: Lowering, node: Node, region: RegionView) -> tuple[Part, list[View], int]:
+def _operand(ctx: Lowering, node: Node, region: RegionView) -> tuple[regions.Part, list[View], int]:
     """The prologue, the views of its operands, and the axis."""
-    before = split(region).before
-    require_elements(before.dtype)
+    before = regions.split(region).before
+    regions.require_elements(before.dtype)
     anchor = region.anchor
     assert anchor is not None and anchor.inputs[0] is not None
     shape = anchor.inputs[0].shape
     axis = normalize_axis(anchor.attrs["axis"], len(shape))
-    return before, operand_views(ctx, region, before.inputs, shape), axis
+    return before, regions.operand_views(ctx, region, before.inputs, shape), axis
 
 
 def _axis_last(axis: int, rank: int) -> tuple[int, ...]:
@@ -46,7 +38,7 @@ def lower_arg_reduction(ctx: Lowering, node: Node, region: RegionView) -> None:
     before, views, axis = _operand(ctx, node, region)
     found = arrange(views, [axis])
     order = Order(before.dtype, node.op == "argmax")
-    x = Reads("x", found.views)
+    x = regions.Reads("x", found.views)
     kernel = ArgReduction(order, node.attrs["select_last"], before, x, found.kept, found.along_rows)
     family = f"{node.op}_{before.dtype}"
     code = ctx.kernel(family, kernel.key, lambda m, name: emit_arg_reduction(m, name, kernel))
@@ -61,8 +53,8 @@ def lower_hardmax(ctx: Lowering, node: Node, region: RegionView) -> None:
     """The result is written with the axis innermost in memory."""
     before, views, axis = _operand(ctx, node, region)
     order = _axis_last(axis, len(views[0].shape))
-    views = collapse_rows([view.transpose(order) for view in views])
-    x = Reads("x", views)
+    views = regions.collapse_rows([view.transpose(order) for view in views])
+    x = regions.Reads("x", views)
     kernel = ArgReduction(Order(before.dtype, True), False, before, x, x.rank - 1, True, hard=True)
     family = f"hardmax_{before.dtype}"
     code = ctx.kernel(family, kernel.key, lambda m, name: emit_arg_reduction(m, name, kernel))
@@ -83,9 +75,9 @@ def lower_top_k(ctx: Lowering, node: Node, region: RegionView) -> None:
         assert k is not None
         ctx.read_sizes(node, [k], counts, lambda arrays, _: [int(arrays[0].item())] * 2)
     order = _axis_last(axis, len(views[0].shape))
-    views = collapse_rows([view.transpose(order) for view in views])
+    views = regions.collapse_rows([view.transpose(order) for view in views])
     largest = node.attrs["largest"]
-    x = Reads("x", views)
+    x = regions.Reads("x", views)
     kernel = TopK(Order(before.dtype, largest, nan_first=largest), before, x)
     family = f"top_k_{before.dtype}"
     code = ctx.kernel(family, kernel.key, lambda m, name: emit_top_k(m, name, kernel))
@@ -99,9 +91,9 @@ def lower_top_k(ctx: Lowering, node: Node, region: RegionView) -> None:
 @lowers("cumsum", "cumprod")
 def lower_scan(ctx: Lowering, node: Node, region: RegionView) -> None:
     before, views, axis = _operand(ctx, node, region)
-    views = collapse(_with_columns(ctx, node, views, axis), keep=2)
+    views = regions.collapse(_with_columns(ctx, node, views, axis), keep=2)
     shape = views[0].shape
-    x = Reads("x", views)
+    x = regions.Reads("x", views)
     attrs = node.attrs
     has_columns = shape[-1] != 1
     how = node.op, attrs["exclusive"], attrs["reverse"]

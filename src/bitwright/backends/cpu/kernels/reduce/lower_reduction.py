@@ -7,14 +7,8 @@ from dataclasses import dataclass, replace
 
 from bitwright.backends.cpu.kernels.reduce.reduce import Reduction, emit_reduction
 from bitwright.backends.cpu.kernels.reduce.reduction import OPS, ReductionOp
+from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, RegionView, lowers
-from bitwright.backends.cpu.lowering.region import (
-    Reads,
-    collapse,
-    operand_views,
-    require_elements,
-    split,
-)
 from bitwright.ir.dim import Size
 from bitwright.ir.graph import Node
 from bitwright.ir.types import normalize_axis
@@ -28,13 +22,13 @@ SHORT = 6
 def lower_reduction(ctx: Lowering, node: Node, region: RegionView) -> None:
     anchor = region.anchor
     assert anchor is not None
-    before = split(region).before
+    before = regions.split(region).before
     shape = anchor.inputs[0].shape  # type: ignore[union-attr]
-    require_elements(before.dtype)
+    regions.require_elements(before.dtype)
     axes = [normalize_axis(axis, len(shape)) for axis in anchor.attrs["axes"]]
-    found = arrange(operand_views(ctx, region, before.inputs, shape), axes)
+    found = arrange(regions.operand_views(ctx, region, before.inputs, shape), axes)
     op = ReductionOp(anchor.op, before.dtype)
-    x = Reads("x", found.views)
+    x = regions.Reads("x", found.views)
     kernel = Reduction(op, before, x, found.kept, found.reduced, found.along_rows)
     family = f"{anchor.op}_{before.dtype}"
     code = ctx.kernel(family, kernel.key, lambda m, name: emit_reduction(m, name, kernel))
@@ -95,7 +89,7 @@ def _is_short(size: Size) -> bool:
 
 def _group(views: Sequence[View], axes: Sequence[int]) -> list[View]:
     """The views restricted to these axes, collapsed; at least one axis."""
-    found = collapse(
+    found = regions.collapse(
         [
             replace(
                 view,

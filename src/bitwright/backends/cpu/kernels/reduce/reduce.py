@@ -198,26 +198,18 @@ class _Columns(_Emission):
         def inner(place: Sequence[Value], *totals: Value) -> Sequence[Value]:
             last = self.reduced[-1]
             if len(columns) == 1:
-                return [
-                    self._accumulate(
-                        step, last, 1, totals[0], lambda at, _: value((*place, at), 0), stats[0]
-                    )
-                ]
+                down = lambda at, _: value((*place, at), 0)
+                return [self._accumulate(step, last, 1, totals[0], down, stats[0])]
             with f.loop(0, last, PIECE, carry=totals) as piece:
                 stop = f.min(piece.index + PIECE, last)
                 with f.loop(piece.index, stop, carry=start) as loop:
-                    loop.next(
-                        *(
-                            step.accumulate(f, total, value((*place, loop.index), v), stats[v])
-                            for v, total in enumerate(loop.carried)
-                        )
-                    )
-                piece.next(
-                    *(
-                        step.combine(f, a, b)
-                        for a, b in zip(piece.carried, loop.results, strict=True)
-                    )
-                )
+                    after = [
+                        step.accumulate(f, total, value((*place, loop.index), v), stats[v])
+                        for v, total in enumerate(loop.carried)
+                    ]
+                    loop.next(*after)
+                pairs = zip(piece.carried, loop.results, strict=True)
+                piece.next(*(step.combine(f, a, b) for a, b in pairs))
             return piece.results
 
         return self._nest(self.reduced[:-1], start, inner)

@@ -15,29 +15,13 @@ import math
 from dataclasses import dataclass
 
 from bitwright.backends.cpu.codegen import math as vector_math
-from bitwright.backends.cpu.codegen.emit import (
-    Function,
-    Type,
-    Value,
-    computed,
-    f64,
-    i8,
-    i64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Function, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, computed, f64, i8, i64, storage_type
 from bitwright.backends.cpu.kernels.rows.formulas import Pass, Stats
 from bitwright.ir.dtype import DType, bool_
 
-OPS = (
-    "reduce_sum",
-    "reduce_mean",
-    "reduce_prod",
-    "reduce_max",
-    "reduce_min",
-    "reduce_l1",
-    "reduce_l2",
-    "reduce_log_sum_exp",
-)
+_NAMES = ("sum", "mean", "prod", "max", "min", "l1", "l2", "log_sum_exp")
+OPS = tuple(f"reduce_{name}" for name in _NAMES)
 
 
 @dataclass(frozen=True)

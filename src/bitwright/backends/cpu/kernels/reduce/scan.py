@@ -10,15 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Signature,
-    Value,
-    computed,
-    f64,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import computed, f64, storage_type
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import pieces, position, product
 from bitwright.backends.cpu.lowering.region import Part, Reads, store
 

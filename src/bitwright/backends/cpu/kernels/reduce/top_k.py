@@ -10,37 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from bitwright.backends.cpu.codegen.emit import (
-    Function,
-    Kernel,
-    Module,
-    Operand,
-    Signature,
-    Value,
-    i1,
-    i64,
-    ptr,
-    storage_type,
-    void,
-)
+from bitwright.backends.cpu.codegen.emit import Function, Kernel, Module, Operand, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import i1, i64, ptr, storage_type, void
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import position, product
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
+from bitwright.backends.cpu.kernels.parameters import KernelParameters
 from bitwright.backends.cpu.kernels.reduce.ordering import Order
 from bitwright.backends.cpu.lowering.region import Part, Reads, store
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(KernelParameters):
     order: Order
     before: Part
     x: Reads
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return self.order, self.before.expression, self.x.key
 
     @property
     def signature(self) -> Signature:

@@ -9,20 +9,13 @@ lrn          x / (bias + alpha / size · Σ x² over neighbouring channels) ^ be
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from bitwright.backends.cpu.codegen import math as vector_math
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Signature,
-    Type,
-    Value,
-    computed,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, computed, storage_type
 from bitwright.backends.cpu.codegen.expression import load_computed
 from bitwright.backends.cpu.kernels.elementwise.loop_nest import position, product
+from bitwright.backends.cpu.kernels.parameters import KernelParameters
 from bitwright.backends.cpu.kernels.rows.formulas import Pass, layer_norm
 from bitwright.backends.cpu.lowering.region import Part, Reads, Row, store
 from bitwright.ir.dtype import DType
@@ -31,7 +24,7 @@ ACCUMULATORS = 4
 
 
 @dataclass(frozen=True)
-class GroupNorm:
+class GroupNorm(KernelParameters):
     """x has axes (batch, group, channel of the group, column)."""
 
     element: DType
@@ -41,12 +34,6 @@ class GroupNorm:
     has_bias: bool
     after: Part
     extras: Reads
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        weights = self.has_scale, self.has_bias
-        after = self.after.expression, self.extras.key
-        return self.element, self.eps, self.x.key, *weights, *after
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -135,16 +122,12 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class BatchNorm:
+class BatchNorm(KernelParameters):
     """Operands x, scale, bias, mean, var, all in the shape of x."""
 
     element: DType
     eps: float
     x: Reads
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return self.element, self.eps, self.x.key
 
     @property
     def signature(self) -> Signature:
@@ -174,7 +157,7 @@ def emit_batch_norm(module: Module, name: str, kernel: BatchNorm) -> Signature:
 
 
 @dataclass(frozen=True)
-class Lrn:
+class Lrn(KernelParameters):
     """x has axes (batch, channel, column)."""
 
     element: DType
@@ -183,10 +166,6 @@ class Lrn:
     beta: float
     bias: float
     x: Reads
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return self.element, self.size, self.alpha, self.beta, self.bias, self.x.key
 
     @property
     def signature(self) -> Signature:

@@ -5,24 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bitwright.backends.cpu.kernels.rows.channel_norm import (
-    BatchNorm,
-    GroupNorm,
-    Lrn,
-    emit_batch_norm,
-    emit_group_norm,
-    emit_lrn,
-)
+from bitwright.backends.cpu.kernels.rows import channel_norm
+from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, RegionView, lowers
-from bitwright.backends.cpu.lowering.region import (
-    Reads,
-    broadcast,
-    collapse_rows,
-    operand_views,
-    require_elements,
-    reshaped,
-    split,
-)
 from bitwright.ir.dim import Size, product
 from bitwright.ir.graph import Node, Value
 from bitwright.lir.buffer import View
@@ -33,27 +18,29 @@ def _as_shape(ctx: Lowering, value: Value, shape: Sequence[Size]) -> View:
     view = ctx.view(value).reshape(shape)
     if view is not None and (view.strides[-1] == 1 or view.shape[-1] == 1):
         return view
-    return reshaped(ctx, ctx.contiguous(value), shape, value.name)
+    return regions.reshaped(ctx, ctx.contiguous(value), shape, value.name)
 
 
 @lowers("group_norm", "instance_norm")
 def lower_group_norm(ctx: Lowering, node: Node, region: RegionView) -> None:
-    anchor, after = region.anchor, split(region).after
+    anchor, after = region.anchor, regions.split(region).after
     assert anchor is not None
     x, *_ = (region.outer(value) for value in anchor.operands)
     weights = dict(zip(("scale", "bias"), anchor.inputs[1:], strict=False))
     given = {name: region.outer(value) for name, value in weights.items() if value is not None}
-    require_elements(x.dtype, after.dtype, *(value.dtype for value in given.values()))
+    regions.require_elements(x.dtype, after.dtype, *(value.dtype for value in given.values()))
     batches, channels = x.shape[:2]
     groups: Size = anchor.attrs.get("groups", channels)
     shape = (batches, groups, channels // groups, product(x.shape[2:]))
-    reads = Reads("x", [_as_shape(ctx, x, shape)])
-    views = operand_views(ctx, region, after.inputs, x.shape)
-    extras = Reads("e", [reshaped(ctx, view, shape, node.name) for view in views])
+    reads = regions.Reads("x", [_as_shape(ctx, x, shape)])
+    views = regions.operand_views(ctx, region, after.inputs, x.shape)
+    extras = regions.Reads("e", [regions.reshaped(ctx, view, shape, node.name) for view in views])
     has = "scale" in given, "bias" in given
-    kernel = GroupNorm(x.dtype, anchor.attrs["eps"], reads, *has, after, extras)
+    kernel = channel_norm.GroupNorm(x.dtype, anchor.attrs["eps"], reads, *has, after, extras)
     family = f"group_norm_{x.dtype}"
-    code = ctx.kernel(family, kernel.key, lambda m, name: emit_group_norm(m, name, kernel))
+    code = ctx.kernel(
+        family, kernel.key, lambda m, name: channel_norm.emit_group_norm(m, name, kernel)
+    )
     pointers = {name: ctx.contiguous(value) for name, value in given.items()}
     pointers |= {**reads.pointers, **extras.pointers, "y": ctx.output(node.outputs[0])}
     names = ("batches", "groups", "channels", "columns")
@@ -64,12 +51,14 @@ def lower_group_norm(ctx: Lowering, node: Node, region: RegionView) -> None:
 @lowers("batch_norm")
 def lower_batch_norm(ctx: Lowering, node: Node, region: RegionView) -> None:
     x, *parameters = node.operands
-    require_elements(*(value.dtype for value in node.operands))
+    regions.require_elements(*(value.dtype for value in node.operands))
     views = [ctx.view(x), *(_by_channel(ctx.view(value), x) for value in parameters)]
-    reads = Reads("x", collapse_rows(views))
-    kernel = BatchNorm(x.dtype, node.attrs["eps"], reads)
+    reads = regions.Reads("x", regions.collapse_rows(views))
+    kernel = channel_norm.BatchNorm(x.dtype, node.attrs["eps"], reads)
     family = f"batch_norm_{x.dtype}"
-    code = ctx.kernel(family, kernel.key, lambda m, name: emit_batch_norm(m, name, kernel))
+    code = ctx.kernel(
+        family, kernel.key, lambda m, name: channel_norm.emit_batch_norm(m, name, kernel)
+    )
     *rows, columns = reads.views[0].shape
     sizes = {f"n{axis}": size for axis, size in enumerate(rows)} | {"columns": columns}
     pointers = {**reads.pointers, "y": ctx.output(node.outputs[0])}
@@ -79,25 +68,25 @@ def lower_batch_norm(ctx: Lowering, node: Node, region: RegionView) -> None:
 def _by_channel(view: View, x: Value) -> View:
     """A vector of channels broadcast to the shape of x; channels are axis 1 if there is one."""
     if x.rank < 2:
-        return broadcast(view, x.shape)
+        return regions.broadcast(view, x.shape)
     behind = x.rank - 2
     along = replace(
         view, shape=(*view.shape, *(1,) * behind), strides=(*view.strides, *(0,) * behind)
     )
-    return broadcast(along, x.shape)
+    return regions.broadcast(along, x.shape)
 
 
 @lowers("lrn")
 def lower_lrn(ctx: Lowering, node: Node, region: RegionView) -> None:
     (x,) = node.operands
-    require_elements(x.dtype)
+    regions.require_elements(x.dtype)
     shape = (*x.shape[:2], product(x.shape[2:]))
-    reads = Reads("x", [_as_shape(ctx, x, shape)])
+    reads = regions.Reads("x", [_as_shape(ctx, x, shape)])
     attrs = node.attrs
     how = attrs["size"], attrs["alpha"], attrs["beta"], attrs["bias"]
-    kernel = Lrn(x.dtype, *how, reads)
+    kernel = channel_norm.Lrn(x.dtype, *how, reads)
     family = f"lrn_{x.dtype}"
-    code = ctx.kernel(family, kernel.key, lambda m, name: emit_lrn(m, name, kernel))
+    code = ctx.kernel(family, kernel.key, lambda m, name: channel_norm.emit_lrn(m, name, kernel))
     pointers = {**reads.pointers, "y": ctx.output(node.outputs[0])}
     names = ("batches", "channels", "columns")
     ctx.call(code, node, pointers, dict(zip(names, shape, strict=True)) | reads.sizes)

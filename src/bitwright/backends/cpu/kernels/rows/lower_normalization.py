@@ -8,18 +8,8 @@ from bitwright.backends.cpu.kernels.rows.columns import emit_columns
 from bitwright.backends.cpu.kernels.rows.quantize_rows import QuantizedRows, emit_quantize_rows
 from bitwright.backends.cpu.kernels.rows.row_groups import emit_rows
 from bitwright.backends.cpu.kernels.rows.rows import RowKernel
+from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, RegionView, lowers
-from bitwright.backends.cpu.lowering.region import (
-    Reads,
-    collapse,
-    collapse_rows,
-    operand_views,
-    part_before,
-    part_between,
-    require_elements,
-    reshaped,
-    split,
-)
 from bitwright.ir.dim import Size, product
 from bitwright.ir.graph import Node
 from bitwright.ir.types import normalize_axis
@@ -35,30 +25,30 @@ def lower_normalization(ctx: Lowering, node: Node, region: RegionView) -> None:
     if quantize_node(region) is not None:
         lower_quantize_rows(ctx, node, region)
         return
-    parts = split(region)
+    parts = regions.split(region)
     before, after = parts.before, parts.after
-    require_elements(before.dtype, after.dtype)
+    regions.require_elements(before.dtype, after.dtype)
     shape = anchor.outputs[0].shape
     axis = normalize_axis(anchor.attrs["axis"], len(shape))
     trailing = anchor.op in ("layer_norm", "rms_norm")
     along_rows = trailing or all(size == 1 for size in shape[axis + 1 :])
     weights = [value for value in anchor.inputs[1:] if value is not None]
-    views = operand_views(ctx, region, (*before.inputs, *weights, *after.inputs), shape)
+    views = regions.operand_views(ctx, region, (*before.inputs, *weights, *after.inputs), shape)
     if along_rows:
-        views = collapse_rows(merged(ctx, node, views, axis))
+        views = regions.collapse_rows(merged(ctx, node, views, axis))
     else:
-        views = collapse(merged(ctx, node, views, axis + 1), keep=2)
+        views = regions.collapse(merged(ctx, node, views, axis + 1), keep=2)
     first, second = len(before.inputs), len(before.inputs) + len(weights)
     kernel = RowKernel(
         anchor.op,
         anchor.attrs.get("eps", anchor.attrs.get("p", 0)),
         before,
-        Reads("x", views[:first]),
+        regions.Reads("x", views[:first]),
         len(anchor.inputs) > 1 and anchor.inputs[1] is not None,
         len(anchor.inputs) > 2 and anchor.inputs[2] is not None,
-        Reads("w", views[first:second]),
+        regions.Reads("w", views[first:second]),
         after,
-        Reads("e", views[second:]),
+        regions.Reads("e", views[second:]),
         after.dtype,
     )
     y = ctx.output(node.outputs[0])
@@ -83,19 +73,25 @@ def lower_quantize_rows(ctx: Lowering, node: Node, region: RegionView) -> None:
     is_norm, stores_result = anchor is not quantize, len(node.outputs) > 3
     operand = quantize.inputs[0]
     shown = region.body.outputs[3][1] if region.body is not None and stores_result else operand
-    before = part_before(region)
+    before = regions.part_before(region)
     source = anchor.outputs[0] if is_norm else operand
     after, quantize_operand = (
-        part_between(region, source, shown),
-        part_between(region, shown, operand),
+        regions.part_between(region, source, shown),
+        regions.part_between(region, shown, operand),
     )
     weights = [value for value in anchor.inputs[1:] if value is not None]
     shape = operand.shape
     axis = normalize_axis(anchor.attrs["axis"], len(shape)) if is_norm else len(shape) - 1
     groups = (before.inputs, weights, after.inputs, quantize_operand.inputs)
     values = [value for group in groups for value in group]
-    views = iter(collapse_rows(merged(ctx, node, operand_views(ctx, region, values, shape), axis)))
-    x, w, e, c = (Reads(k, [next(views) for _ in g]) for k, g in zip("xwec", groups, strict=True))
+    views = iter(
+        regions.collapse_rows(
+            merged(ctx, node, regions.operand_views(ctx, region, values, shape), axis)
+        )
+    )
+    x, w, e, c = (
+        regions.Reads(k, [next(views) for _ in g]) for k, g in zip("xwec", groups, strict=True)
+    )
     kernel = QuantizedRows(
         anchor.op,
         anchor.attrs.get("eps", 0),
@@ -132,4 +128,4 @@ def merged(ctx: Lowering, node: Node, views: Sequence[View], axis: int) -> list[
     """The views with all axes from `axis` on merged; copied where the strides do not allow it."""
     shape = views[0].shape
     target: tuple[Size, ...] = (*shape[:axis], product(shape[axis:]))
-    return [reshaped(ctx, view, target, node.name) for view in views]
+    return [regions.reshaped(ctx, view, target, node.name) for view in views]

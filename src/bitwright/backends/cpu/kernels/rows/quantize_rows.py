@@ -21,16 +21,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Module,
-    Signature,
-    Value,
-    computed,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import computed, storage_type
 from bitwright.backends.cpu.codegen.math.division import divider
 from bitwright.backends.cpu.codegen.scalars import round_clamped
 from bitwright.backends.cpu.kernels.matmul.epilogue import is_light
@@ -55,11 +48,6 @@ class QuantizedRows(RowKernel):
     stores_result: bool
     """Whether the row kernel's result is also stored."""
     to: DType
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        quantize_operand = (self.quantize_operand.expression, self.quantized_extras.key)
-        return (*super().key, *quantize_operand, self.stores_result, self.to)
 
     @property
     def row_storage(self) -> str:
@@ -131,11 +119,7 @@ class _Emission(RowEmission):
             if mask is not None:
                 v = f.select(mask, v, 0.0)
             top, bottom, has_nan = totals[:3]
-            found = (
-                f.quick_max(v, top),
-                f.quick_min(v, bottom),
-                f.select(f.is_nan(v), v, has_nan),
-            )
+            found = (f.quick_max(v, top), f.quick_min(v, bottom), f.select(f.is_nan(v), v, has_nan))
             return (*totals[3:], *found)
 
         zeros = (f.const(self.type.vector(self.lanes), 0.0),) * (3 * ACCUMULATORS)

@@ -15,16 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
-from bitwright.backends.cpu.codegen.emit import (
-    Kernel,
-    Signature,
-    Type,
-    Value,
-    computed,
-    storage_type,
-)
+from bitwright.backends.cpu.codegen.emit import Kernel, Signature, Value
+from bitwright.backends.cpu.codegen.emit.types import Type, computed, storage_type
+from bitwright.backends.cpu.kernels.parameters import KernelParameters
 from bitwright.backends.cpu.kernels.rows.formulas import Formula, formula
 from bitwright.backends.cpu.lowering.region import STEP, Part, Reads, Row, store
 from bitwright.ir.dim import Size
@@ -35,7 +29,7 @@ ACCUMULATORS = 4
 
 
 @dataclass(frozen=True)
-class RowKernel:
+class RowKernel(KernelParameters):
     op: str
     attr: float
     """eps or p"""
@@ -47,21 +41,6 @@ class RowKernel:
     after: Part
     extras: Reads
     result: DType
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return (
-            self.op,
-            self.attr,
-            self.before.expression,
-            self.x.key,
-            self.has_scale,
-            self.has_bias,
-            self.weights.key,
-            self.after.expression,
-            self.extras.key,
-            self.result,
-        )
 
     @cached_property
     def formula(self) -> Formula:

@@ -31,13 +31,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Value, i8, i16, i32, i64
-from bitwright.backends.cpu.codegen.instr import (
-    Instr,
-    dot_s8s8,
-    dot_u8s8,
-    pairs_s16s16,
-    pairs_u8s8,
-)
+from bitwright.backends.cpu.codegen.instr import Instr, dot_s8s8, dot_u8s8, pairs_s16s16, pairs_u8s8
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import ProductContext
 from bitwright.backends.cpu.kernels.matmul.dot.int8_dot import Int8Dot
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
