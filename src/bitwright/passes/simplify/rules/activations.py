@@ -38,8 +38,7 @@ def _tanh_form(cubic: Form) -> Form:
 
 _TANH_FORMS: dict[str, Form] = {name: _tanh_form(cubic) for name, cubic in _CUBIC_FORMS.items()}
 _TANH_FORMS["expanded"] = lambda op, x: op.add(
-    op.tanh(op.mul(op.mul(x, 0.7978845608028654), op.add(op.mul(op.mul(x, x), 0.044715), 1))),
-    1,
+    op.tanh(op.mul(op.mul(x, 0.7978845608028654), op.add(op.mul(op.mul(x, x), 0.044715), 1))), 1
 )
 # 0.5 x g
 _HALVES: dict[str, Callable[[Any, Any, Any], Any]] = {

@@ -145,11 +145,7 @@ class Kernel(Function):
 
     def __init__(self, module: Module, name: str, signature: Signature) -> None:
         size = max(1, len(signature.slots)) * SLOT_BYTES
-        attributes = (
-            f"noalias readonly captures(none) align 8 dereferenceable({size})",
-            "",
-            "",
-        )
+        attributes = (f"noalias readonly captures(none) align 8 dereferenceable({size})", "", "")
         super().__init__(
             module,
             name,

@@ -34,8 +34,7 @@ class Memory(Conversions, Control):
             return pointer
         index = self.index(index)
         return self.emit(
-            ptr,
-            f"getelementptr inbounds {type_.scalar.text}, ptr {pointer.text}, i64 {index.text}",
+            ptr, f"getelementptr inbounds {type_.scalar.text}, ptr {pointer.text}, i64 {index.text}"
         )
 
     def scratch(self, type_: Type, count: int, align: int = 64) -> Value:
@@ -68,8 +67,7 @@ class Memory(Conversions, Control):
             return self.bitcast(bits, type_)
         tag = f", !invariant.load {self.module.empty_metadata}" if invariant else ""
         return self.emit(
-            type_,
-            f"load {type_.text}, ptr {address.text}, align {align or type_.bytes}{tag}",
+            type_, f"load {type_.text}, ptr {address.text}, align {align or type_.bytes}{tag}"
         )
 
     def store(
@@ -266,8 +264,7 @@ class Memory(Conversions, Control):
     def atomic_add(self, pointer: Value, value: Value, order: str = "seq_cst") -> Value:
         """Add atomically; returns the previous value."""
         return self.emit(
-            value.type,
-            f"atomicrmw add ptr {pointer.text}, {value.type.text} {value.text} {order}",
+            value.type, f"atomicrmw add ptr {pointer.text}, {value.type.text} {value.text} {order}"
         )
 
     def compare_exchange(

@@ -24,8 +24,7 @@ class Vectors(Arithmetic):
             return vector
         index = self.index(index)
         return self.emit(
-            vector.type.scalar,
-            f"extractelement {vector.type.text} {vector.text}, i64 {index.text}",
+            vector.type.scalar, f"extractelement {vector.type.text} {vector.text}, i64 {index.text}"
         )
 
     def with_lane(self, vector: Value, index: Operand, scalar: Operand) -> Value:
