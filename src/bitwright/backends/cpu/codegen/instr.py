@@ -223,21 +223,9 @@ _NEON_DOTS = [
 ]
 
 ALL = (
-    *_VNNI_512,
-    *_VNNI_256,
-    *_AVX_VNNI,
-    *_MADD_512,
-    *_MADD_256,
-    _MADD_128,
-    *_PACKS_512,
-    *_PACKS_256,
-    *_PACKS_128,
-    _BF16_512,
-    _LOOKUP_512,
-    _PICK_512,
-    _SHUFFLE_256,
-    *_NEON_DOTS,
-)
+    *_VNNI_512, *_VNNI_256, *_AVX_VNNI, *_MADD_512, *_MADD_256, _MADD_128, *_PACKS_512, *_PACKS_256,
+    *_PACKS_128, _BF16_512, _LOOKUP_512, _PICK_512, _SHUFFLE_256, *_NEON_DOTS,
+)  # fmt: skip
 
 
 def _first(target: Target, *choices: Instr) -> Instr | None:
