@@ -27,7 +27,7 @@ from bitwright.backends.cpu.cache.kernel_store import KernelStore
 from bitwright.backends.cpu.codegen.emit import Module, Signature
 from bitwright.backends.cpu.lowering.artifact import KernelCode, new_fault_buffer
 from bitwright.errors import CompileError
-from bitwright.ir.dim import Dim, Size
+from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType, dtype, string
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
@@ -429,8 +429,3 @@ def aligned(array: Array) -> Array:
     held = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     held[...] = array
     return held
-
-
-def has_known(sizes: Iterable[Size]) -> bool:
-    """Whether all sizes are integers."""
-    return not any(isinstance(size, Dim) for size in sizes)
