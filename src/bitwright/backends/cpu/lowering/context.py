@@ -304,7 +304,7 @@ class Lowering:
             if not node.is_boundary:
                 self._lower(node)
         for name, value in self.graph.outputs:
-            if isinstance(value.type, TensorType) and value.dtype != string:
+            if _is_array(value):
                 self.schedule.outputs[name] = self._result(name, value)
         given = {view.buffer for view in self.schedule.outputs.values()}
         for buffer in self.schedule.buffers:
@@ -327,7 +327,7 @@ class Lowering:
         self.schedule.updates |= {state.name: self.view(state) for state, _ in self.graph.updates}
 
     def _enter(self, value: Value) -> None:
-        if not isinstance(value.type, TensorType) or value.dtype == string:
+        if not _is_array(value):
             return  # only interpreter fallbacks read it
         storage = Storage.INPUT if value.node.op == "input" else Storage.STATE
         buffer = self.buffer(value.name, value.dtype, value.tensor.count, storage)
@@ -369,18 +369,10 @@ class Lowering:
 
     def _as_arrays(self, node: Node) -> tuple[tuple[View | None, ...], tuple[View | None, ...]]:
         """The views of a node's inputs and outputs; None for values that are not tensors."""
-        inputs = tuple(self._array_view(value) for value in node.inputs)
-        outputs = tuple(
-            self.output(v) if isinstance(v.type, TensorType) and v.dtype != string else None
-            for v in node.outputs
+        inputs = tuple(
+            self.view(v) if v is not None and _is_array(v) else None for v in node.inputs
         )
-        return inputs, outputs
-
-    def _array_view(self, value: Value | None) -> View | None:
-        if value is None:
-            return None
-        is_array = isinstance(value.type, TensorType) and value.dtype != string
-        return self.view(value) if is_array else None
+        return inputs, tuple(self.output(v) if _is_array(v) else None for v in node.outputs)
 
     def _result(self, name: str, value: Value) -> View:
         """The view of an output: a separate row-major buffer, copied if needed."""
@@ -406,6 +398,11 @@ def _origin(value: Value) -> Value:
             break
         value = source
     return value
+
+
+def _is_array(value: Value) -> bool:
+    """Whether a value is a tensor of numbers, which has a buffer."""
+    return isinstance(value.type, TensorType) and value.dtype != string
 
 
 def _as_bytes(array: Array) -> Array:
