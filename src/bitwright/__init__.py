@@ -41,37 +41,12 @@ if TYPE_CHECKING:  # for type checkers and editors
 __version__ = "0.1.0"
 
 __all__ = [
-    "BitwrightError",
-    "Builder",
-    "CastConfiguration",
-    "Executable",
-    "Graph",
-    "Observer",
-    "QuantConfig",
-    "QuantParams",
-    "QuantizationSystem",
-    "QuantizedTensor",
-    "__version__",
-    "apply_precision",
-    "bench",
-    "calibrate",
-    "compare",
-    "compile",
-    "convert",
-    "dtype",
-    "export_onnx",
-    "from_torch",
-    "load",
-    "load_parameters",
-    "parse",
-    "profile",
-    "quant",
-    "quantize",
-    "quantize_tensor",
-    "register_custom",
-    "to_text",
-    "verify",
-]
+    "BitwrightError", "Builder", "CastConfiguration", "Executable", "Graph", "Observer",
+    "QuantConfig", "QuantParams", "QuantizationSystem", "QuantizedTensor", "__version__",
+    "apply_precision", "bench", "calibrate", "compare", "compile", "convert", "dtype",
+    "export_onnx", "from_torch", "load", "load_parameters", "parse", "profile", "quant", "quantize",
+    "quantize_tensor", "register_custom", "to_text", "verify",
+]  # fmt: skip
 
 _HOME = {
     "BitwrightError": "bitwright.errors",

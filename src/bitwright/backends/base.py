@@ -149,10 +149,7 @@ class Backend(ABC, Generic[ArtifactT, EngineT]):
         return None
 
 
-_MODULES = {
-    "cpu": "bitwright.backends.cpu.backend",
-    "reference": "bitwright.backends.reference",
-}
+_MODULES = {"cpu": "bitwright.backends.cpu.backend", "reference": "bitwright.backends.reference"}
 """The module that defines `BACKEND`, by target name."""
 
 

@@ -8,14 +8,7 @@ from typing import Any
 
 import click
 
-from bitwright.cli.common import (
-    main,
-    precision_option,
-    print_line,
-    show_table,
-    size_option,
-    working,
-)
+from bitwright.cli import common
 
 NOTABLE_DIFFERENCE = 1e-3
 
@@ -35,7 +28,7 @@ def parse_counts(ctx: click.Context, option: click.Parameter, value: str | None)
     return [int(part) for part in parts]
 
 
-@main.command()
+@common.main.command()
 @click.argument("model")
 @click.option(
     "--against",
@@ -50,8 +43,8 @@ def parse_counts(ctx: click.Context, option: click.Parameter, value: str | None)
     help="Numbers of threads, separated by commas; default: the number of cores.",
 )
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(1))
-@size_option
-@precision_option
+@common.size_option
+@common.precision_option
 @click.option("--feeds", type=click.Path(), help=".npz with one array per input.")
 @click.option(
     "--json",
@@ -75,7 +68,7 @@ def bench(
     """
     from bitwright.report.bench import bench as measure
 
-    result = working("measuring")(measure)(
+    result = common.working("measuring")(measure)(
         model,
         against=against,
         threads=threads or None,
@@ -93,17 +86,17 @@ def bench(
 
 def show_bench(result: Any) -> None:
     inputs = ", ".join(f"{name}: {what}" for name, what in result.inputs.items())
-    show_table(
+    common.show_table(
         f"{result.model} ({inputs}), {result.rounds} rounds",
         ("threads", "engine", "ms", "quartiles", "x peer", "ready s", "MB"),
         map(bench_cells, result.rows),
     )
     versions = dict.fromkeys(f"{row.engine} {row.version}" for row in result.rows if row.version)
-    print_line(", ".join(versions))
+    common.print_line(", ".join(versions))
     for row in result.rows:
         if row.difference is not None and row.difference > NOTABLE_DIFFERENCE:
             line = f"outputs of {row.engine} differ by {row.difference:.1e}"
-            print_line(line)
+            common.print_line(line)
 
 
 def bench_cells(row: Any) -> tuple[Any, ...]:

@@ -8,16 +8,7 @@ from typing import Any
 import click
 
 import bitwright
-from bitwright.cli.common import (
-    human,
-    json_option,
-    load,
-    main,
-    notes_of_data,
-    out,
-    print_json,
-    show_table,
-)
+from bitwright.cli import common
 from bitwright.cli.data import data_options
 
 subset_option = click.option("--subset", type=click.IntRange(1), help="Use this many batches.")
@@ -26,7 +17,7 @@ threads_option = click.option(
 )
 
 
-@main.command()
+@common.main.command()
 @click.argument("model")
 @data_options(required=True)
 @click.option("-o", "--output", required=True, type=click.Path(), help="File of statistics.")
@@ -38,7 +29,7 @@ threads_option = click.option(
 @click.option("--ignore-nonfinite", is_flag=True, help="Skip NaN and infinities.")
 @click.option("--resume", is_flag=True, help="Continue from the file of an interrupted run.")
 @threads_option
-@json_option
+@common.json_option
 def calibrate(
     model: str,
     data: Any,
@@ -56,7 +47,7 @@ def calibrate(
     Ctrl-C stops the run after the current batch and saves the statistics.
     """
     ranges = bitwright.calibrate(
-        load(model),
+        common.load(model),
         data,
         values=values or None,
         subset=subset,
@@ -68,8 +59,8 @@ def calibrate(
     )
     if as_json:
         facts = {"batches": ranges.batches, "values": ranges.rows(), "notes": ranges.notes()}
-        return print_json(facts)
-    show_table(
+        return common.print_json(facts)
+    common.show_table(
         f"{len(ranges.statistics)} values, {ranges.batches} batches",
         ("value", "count", "min", "max", "mean"),
         (
@@ -78,10 +69,10 @@ def calibrate(
         ),
     )
     for note in ranges.notes():
-        out.print(note, highlight=False, markup=False, soft_wrap=True)
+        common.print_line(note)
 
 
-@main.command()
+@common.main.command()
 @click.argument("first")
 @click.argument("second")
 @data_options(required=True)
@@ -89,7 +80,7 @@ def calibrate(
 @click.option("--layers/--no-layers", default=True, help="Compare values inside the models too.")
 @click.option("--worst", default=5, show_default=True, type=click.IntRange(0))
 @threads_option
-@json_option
+@common.json_option
 def compare(
     first: str,
     second: str,
@@ -103,30 +94,30 @@ def compare(
     """Compare model SECOND with model FIRST on DATA: SQNR, cosine, errors, worst batches, size."""
     from bitwright.report.compare import compare as measure
 
-    with notes_of_data():
+    with common.notes_of_data():
         found = measure(first, second, data, layers=layers, subset=subset, threads=threads)
     if as_json:
-        return print_json(found.as_json(worst))
+        return common.print_json(found.as_json(worst))
     columns = ("SQNR dB", "cosine", "max error", "largest", "same top-1")
-    show_table(
+    common.show_table(
         f"outputs, {len(found.samples)} batches",
         ("output", *columns),
         ((name, *_cells(one)) for name, one in found.outputs.items()),
     )
     if found.layers:
-        show_table(
+        common.show_table(
             "layers", ("value", *columns), ((n, *_cells(one)) for n, one in found.layers.items())
         )
     if worst and len(found.samples) > 1:
-        show_table(
+        common.show_table(
             "worst batches",
             ("batch", *columns),
             ((number, *_cells(one)) for number, one in found.worst(worst)),
         )
     if found.file_bytes:
         a, b = found.file_bytes
-        line = f"files: {human(a, 'B')} and {human(b, 'B')}, {b / a:.3f} of the first"
-        out.print(line, highlight=False)
+        line = f"files: {common.human(a, 'B')} and {common.human(b, 'B')}, {b / a:.3f} of the first"
+        common.out.print(line, highlight=False)
 
 
 def _number(value: float | None) -> str:

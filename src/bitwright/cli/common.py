@@ -79,7 +79,7 @@ def notes_of_data() -> Iterator[None]:
         yield
     for one in caught:
         if issubclass(one.category, DataWarning):
-            err.print(f"note: {one.message}", highlight=False, markup=False, soft_wrap=True)
+            print_note(one.message)
         else:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
@@ -150,6 +150,16 @@ def human(count: float, unit: str = "") -> str:
 def print_line(line: str) -> None:
     """Prints plain text without wrapping or markup."""
     out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_note(note: object) -> None:
+    err.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+
+
+def print_size(model: str, output: str, sizes: tuple[int, int]) -> None:
+    """Prints the bytes of OUTPUT, and their ratio to those of MODEL."""
+    before, after = sizes
+    print_line(f"{output}: {human(after, 'B')}, {after / before:.3f} of {Path(model).name}")
 
 
 def print_json(value: Any) -> None:

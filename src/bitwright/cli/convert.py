@@ -9,21 +9,13 @@ from typing import Any
 import click
 
 import bitwright
+from bitwright.cli import common
 from bitwright.cli.calibrate import subset_option, threads_option
-from bitwright.cli.common import (
-    human,
-    json_option,
-    main,
-    notes_of_data,
-    print_json,
-    print_line,
-    working,
-)
 from bitwright.cli.data import data_options
 from bitwright.cli.quantize import check_output, load_beside
 
 
-@main.command()
+@common.main.command()
 @click.argument("model")
 @click.option("--precision", required=True, help="f16, mixed, mixed_conservative, mixed_bf16, ….")
 @click.option("-o", "--output", required=True, type=click.Path(), help="File to write: .onnx, .bw.")
@@ -32,7 +24,7 @@ from bitwright.cli.quantize import check_output, load_beside
 @click.option("--bf16-ops", is_flag=True, help="Write bf16 ops, which few runtimes support.")
 @subset_option
 @threads_option
-@json_option
+@common.json_option
 def convert(
     model: str,
     precision: str,
@@ -52,16 +44,15 @@ def convert(
     from bitwright.report.compare import file_bytes
 
     check_output(output)
-    graph = working(f"reading {Path(model).name}")(load_beside)(model, output)
-    with notes_of_data():
-        found = working("converting")(bitwright.convert)(
+    graph = common.working(f"reading {Path(model).name}")(load_beside)(model, output)
+    with common.notes_of_data():
+        found = common.working("converting")(bitwright.convert)(
             graph, precision, data, io=io, subset=subset, threads=threads
         )
     found.save(output, bf16_ops=bf16_ops)
     sizes = file_bytes(Path(model)), file_bytes(Path(output))
     if as_json:
         facts = {"model": model, "output": output, "file_bytes": sizes}
-        return print_json(facts | asdict(found.report))
+        return common.print_json(facts | asdict(found.report))
     click.echo(str(found.report))
-    line = f"{output}: {human(sizes[1], 'B')}, {sizes[1] / sizes[0]:.3f} of {Path(model).name}"
-    print_line(line)
+    common.print_size(model, output, sizes)

@@ -7,23 +7,10 @@ from typing import Any
 import click
 
 import bitwright
-from bitwright.cli.common import (
-    human,
-    json_option,
-    load,
-    main,
-    out,
-    precision_option,
-    print_json,
-    print_line,
-    show_columns,
-    show_table,
-    size_option,
-    working,
-)
+from bitwright.cli import common
 
 
-@main.command()
+@common.main.command()
 @click.argument("model")
 @click.option("--node", default="", help="Follow one value by name.")
 @click.option("--fusion", is_flag=True, help="What fused, what did not, and why.")
@@ -37,12 +24,12 @@ from bitwright.cli.common import (
     "--threads", type=click.IntRange(1), help="Threads of the profile; default: all cores."
 )
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1))
-@size_option
-@precision_option
+@common.size_option
+@common.precision_option
 @click.option(
     "--feeds", type=click.Path(), help=".npz with the inputs of the profile; default: random."
 )
-@json_option
+@common.json_option
 def explain(
     model: str,
     node: str,
@@ -63,9 +50,11 @@ def explain(
     from bitwright.ir.feeds import check_sizes
     from bitwright.report import explain as report
 
-    graph = load(model)
+    graph = common.load(model)
     check_sizes(sizes, (s.name for s in graph.input_symbols), f"graph {graph.name!r}")
-    exe = working("compiling")(bitwright.compile)(graph, threads=threads, precision=precision)
+    exe = common.working("compiling")(bitwright.compile)(
+        graph, threads=threads, precision=precision
+    )
     if node:
         return show_node(report.explain_node(exe.history, node, exe.engine.schedule), as_json)
     if fusion:
@@ -74,8 +63,8 @@ def explain(
         return show_profile(exe, graph, sizes, feeds, rounds, as_json)
     rows = report.explain_stages(exe.history)
     if as_json:
-        return print_json([vars(row) for row in rows])
-    show_table(
+        return common.print_json([vars(row) for row in rows])
+    common.show_table(
         exe.graph.name,
         ("stage", "nodes", "rules that fired", "rules refused"),
         ((r.stage, r.nodes, _counts(r.fired), _counts(r.refused)) for r in rows),
@@ -90,16 +79,16 @@ def show_schedule(engine: Any, sizes: dict[str, int], whole: bool) -> None:
 
     fallbacks, schedule = list(engine.fallbacks), engine.schedule
     kernels = len(schedule.steps) - sum(1 for _ in schedule.fallbacks)
-    print_line(f"{kernels} kernel calls, {len(fallbacks)} interpreter fallbacks")
+    common.print_line(f"{kernels} kernel calls, {len(fallbacks)} interpreter fallbacks")
     for step in fallbacks:
-        print_line(f"interpreter fallback: {step.op.op} %{step.node}: {step.why}")
+        common.print_line(f"interpreter fallback: {step.op.op} %{step.node}: {step.why}")
     at = {symbol.name: sizes.get(symbol.name, 1) for symbol in schedule.graph.input_symbols}
     if not schedule.symbols <= at.keys():
-        print_line("sizes depend on data: memory is allocated step by step")
+        common.print_line("sizes depend on data: memory is allocated step by step")
         return click.echo(str(schedule)) if whole else None
     layout = plan(schedule, at)
     where = " at " + ", ".join(f"{k}={v}" for k, v in at.items()) if at else ""
-    print_line(
+    common.print_line(
         f"arena: {layout.total:,} bytes{where}; at least {layout.lower_bound:,} live at once"
     )
     if whole:
@@ -115,16 +104,16 @@ def show_fusion(exe: Any, as_json: bool) -> None:
 
     found = fusion(exe.history)
     if as_json:
-        return print_json(found.as_json())
+        return common.print_json(found.as_json())
     if found.recognized:
-        show_table("recognized as one op", ("rule", "times"), found.recognized.items())
-    show_table(
+        common.show_table("recognized as one op", ("rule", "times"), found.recognized.items())
+    common.show_table(
         f"{len(found.regions)} regions",
         ("node", "prologue", "anchor", "epilogue"),
         ((r.node, ", ".join(r.prologue), r.anchor, ", ".join(r.epilogue)) for r in found.regions),
     )
-    show_table("not fused", ("op", "nodes"), found.unfused.items())
-    show_table(
+    common.show_table("not fused", ("op", "nodes"), found.unfused.items())
+    common.show_table(
         f"{len(found.refusals)} refusals",
         ("rule", "node", "reason"),
         ((r.rule, r.node, r.reason) for r in found.refusals),
@@ -138,10 +127,10 @@ def show_profile(
     from bitwright.report.profile import profile
 
     inputs = read_inputs(feeds, graph) if feeds else random_inputs(graph, sizes, seed=0)
-    found = working("measuring")(profile)(exe, inputs, rounds)
+    found = common.working("measuring")(profile)(exe, inputs, rounds)
     if as_json:
-        return print_json(found.as_json())
-    show_columns(
+        return common.print_json(found.as_json())
+    common.show_columns(
         ("#", "node", "op", "in", "fused", "kernel", "us", "%", "Gop/s", "GB/s", "of roofline",
          "read", "written", "limit"),
         [profile_cells(row) for row in found.steps],
@@ -149,7 +138,7 @@ def show_profile(
     )  # fmt: skip
     click.echo()
     families = found.families()
-    show_columns(
+    common.show_columns(
         ("kernel", "steps", "us", "%"),
         [
             (name, str(count), f"{seconds * 1e6:.1f}", f"{seconds / found.step_seconds:.1%}")
@@ -159,7 +148,7 @@ def show_profile(
     )
     click.echo()
     for line in profile_lines(found):
-        print_line(line)
+        common.print_line(line)
 
 
 def profile_cells(row: Any) -> tuple[str, ...]:
@@ -176,8 +165,8 @@ def profile_cells(row: Any) -> tuple[str, ...]:
         rate,
         f"{row.bytes_per_second / 1e9:.1f}",
         "" if row.reached is None else f"{row.reached:.0%}",
-        human(sum(row.traffic.reads.values()), "B"),
-        human(sum(row.traffic.writes.values()), "B"),
+        common.human(sum(row.traffic.reads.values()), "B"),
+        common.human(sum(row.traffic.writes.values()), "B"),
         row.limit,
     )
 
@@ -185,11 +174,12 @@ def profile_cells(row: Any) -> tuple[str, ...]:
 def profile_lines(found: Any) -> list[str]:
     """Totals, peaks and the verdict."""
     peaks, at = found.peaks, ", ".join(f"{k}={v}" for k, v in found.sizes.items())
-    rates = [f"{human(peaks.flops, 'FLOP/s')} f32"]
+    rates = [f"{common.human(peaks.flops, 'FLOP/s')} f32"]
     if peaks.integers is not None:
-        rates.append(f"{human(peaks.integers, 'OP/s')} 8-bit integers")
-    rates += [f"{human(level.rate, 'B/s')} {level.name}" for level in peaks.levels]
+        rates.append(f"{common.human(peaks.integers, 'OP/s')} 8-bit integers")
+    rates += [f"{common.human(level.rate, 'B/s')} {level.name}" for level in peaks.levels]
     seconds = found.step_seconds or 1.0
+    rate = common.human(found.operations / seconds, "OP/s")
     operations, time = found.integer_fractions
     integers = [f"integer products: {operations:.1%} of product operations, {time:.1%} of the time"]
     integers += [f"float product: %{node}: {why}" for node, why in found.float_products]
@@ -197,8 +187,8 @@ def profile_lines(found: Any) -> list[str]:
         f"run: {found.run_seconds * 1e3:.3f} ms, threads: {peaks.threads}"
         + (f" at {at}" if at else ""),
         f"steps: {found.step_seconds * 1e3:.3f} ms in {len(found.steps)}, "
-        f"{human(found.operations, 'OP')} at {human(found.operations / seconds, 'OP/s')}, "
-        f"{human(found.nbytes, 'B')} at {human(found.nbytes / seconds, 'B/s')}",
+        f"{common.human(found.operations, 'OP')} at {rate}, "
+        f"{common.human(found.nbytes, 'B')} at {common.human(found.nbytes / seconds, 'B/s')}",
         f"outside of matmul, convolution and attention: {found.outside_products:.1%}",
         *(integers if operations or found.float_products else ()),
         f"between steps: {found.overhead_seconds * 1e6:.1f} us per run; "
@@ -210,14 +200,14 @@ def profile_lines(found: Any) -> list[str]:
 
 def show_node(found: Any, as_json: bool) -> None:
     if as_json:
-        return print_json(found.as_json())
+        return common.print_json(found.as_json())
     for stage, text in found.texts:
-        out.print(f"[bold]{stage}[/]", highlight=False)
-        print_line(f"  {text or '(gone)'}")
+        common.out.print(f"[bold]{stage}[/]", highlight=False)
+        common.print_line(f"  {text or '(gone)'}")
         for event in found.events:
             if event.stage == stage:
-                print_line(f"  - {event}")
+                common.print_line(f"  - {event}")
     if found.steps:
-        out.print("[bold]schedule[/]", highlight=False)
+        common.out.print("[bold]schedule[/]", highlight=False)
         for line in found.steps:
-            print_line(f"  {line}")
+            common.print_line(f"  {line}")

@@ -18,11 +18,7 @@ OPTIONS = (
         "The runtime of the file. `any` is correct in ONNX Runtime and OpenVINO on every x86 "
         "processor; the others set the options below for one runtime.",
     ),
-    (
-        "--functions",
-        ("inline", "local"),
-        "Standard operators only, or model-local functions.",
-    ),
+    ("--functions", ("inline", "local"), "Standard operators only, or model-local functions."),
     (
         "--zero-points",
         ("any", "zero"),

@@ -9,51 +9,40 @@ import click
 import numpy as np
 
 import bitwright
-from bitwright.cli.common import (
-    human,
-    json_option,
-    load,
-    main,
-    out,
-    precision_option,
-    print_json,
-    show_table,
-    size_option,
-    working,
-)
+from bitwright.cli import common
 from bitwright.errors import BitwrightError
 
 
-@main.command()
+@common.main.command()
 @click.argument("model")
-@size_option
-@json_option
+@common.size_option
+@common.json_option
 def inspect(model: str, sizes: dict[str, int], as_json: bool) -> None:
     """Show inputs, outputs, parameters, op counts, operations and memory of MODEL."""
     from bitwright.report.summary import summarize
 
-    summary = summarize(load(model), sizes)
+    summary = summarize(common.load(model), sizes)
     if as_json:
-        return print_json(summary.as_json())
+        return common.print_json(summary.as_json())
     at = ", ".join(f"{k}={v}" for k, v in summary.sizes.items())
     where = f" at {at}" if at else ""
     extra = f", without {', '.join(summary.uncounted)}" if summary.uncounted else ""
-    show_table(
+    common.show_table(
         summary.name,
         (),
         [
             *(("input", f"{name}: {type_}") for name, type_ in summary.inputs.items()),
             *(("output", f"{name}: {type_}") for name, type_ in summary.outputs.items()),
-            ("weights", f"{summary.parameters:,} ({human(summary.parameter_bytes, 'B')})"),
-            ("operations", f"{human(summary.flops, 'FLOP')}{where}{extra}"),
-            ("activations", f"{human(summary.activation_bytes, 'B')} live at most{where}"),
+            ("weights", f"{summary.parameters:,} ({common.human(summary.parameter_bytes, 'B')})"),
+            ("operations", f"{common.human(summary.flops, 'FLOP')}{where}{extra}"),
+            ("activations", f"{common.human(summary.activation_bytes, 'B')} live at most{where}"),
             ("interpreter fallbacks", summary.fallbacks),
             ("ops", ", ".join(f"{op} {count}" for op, count in summary.ops.items())),
         ],
     )
 
 
-@main.command()
+@common.main.command()
 @click.argument("model")
 @click.option("--passes", default="", help="Passes in order, separated by commas.")
 @click.option("--pipeline", default="", help="A whole pipeline: simplify or inference.")
@@ -72,16 +61,16 @@ def opt(model: str, passes: str, pipeline: str, output: str | None) -> None:
                 f"no pass is named {name!r}", expected=", ".join(sorted(pipelines.PASSES))
             )
         chosen.append(pipelines.PASSES[name])
-    graph = working("running passes")(run_passes)(load(model), chosen)
+    graph = common.working("running passes")(run_passes)(common.load(model), chosen)
     if output:
         graph.save(output)
     else:
         click.echo(str(graph))
 
 
-@main.command()
+@common.main.command()
 @click.option("--onnx", "conformance", is_flag=True, help="Run the official ONNX cases instead.")
-@json_option
+@common.json_option
 def ops(conformance: bool, as_json: bool) -> None:
     """Show every op: kind, operands, attributes, gradient, scalar form."""
     from bitwright.report import coverage
@@ -90,32 +79,32 @@ def ops(conformance: bool, as_json: bool) -> None:
         return show_conformance(as_json)
     rows = coverage.op_rows()
     if as_json:
-        return print_json(rows)
+        return common.print_json(rows)
     columns = ("op", "kind", "operands", "attributes", "gradient", "scalar form")
-    show_table(f"{len(rows)} ops", columns, (row.values() for row in rows))
+    common.show_table(f"{len(rows)} ops", columns, (row.values() for row in rows))
 
 
 def show_conformance(as_json: bool) -> None:
     from bitwright.report import coverage
 
-    summary = working("running the official ONNX cases")(coverage.conformance)()
+    summary = common.working("running the official ONNX cases")(coverage.conformance)()
     if as_json:
-        return print_json(summary)
+        return common.print_json(summary)
     columns = ("op", "pass", "with a fallback", "refused", "wrong", "reason")
-    show_table("official ONNX cases", columns, (row.values() for row in summary["ops"]))
-    out.print(summary["line"], highlight=False)
+    common.show_table("official ONNX cases", columns, (row.values() for row in summary["ops"]))
+    common.out.print(summary["line"], highlight=False)
 
 
-@main.command()
+@common.main.command()
 @click.argument("model")
 @click.option("--inputs", "archive", type=click.Path(), help=".npz by input name, or .npy.")
 @click.option("--seed", default=0, help="Seed of random inputs, if none are given.")
 @click.option("--threads", type=int, help="Threads; default: the number of cores.")
 @click.option("--target", default="cpu", help="cpu, or reference for the interpreter.")
-@size_option
-@precision_option
+@common.size_option
+@common.precision_option
 @click.option("-o", "--output", type=click.Path(), help=".npz to write the outputs to.")
-@json_option
+@common.json_option
 def run(
     model: str,
     archive: str | None,
@@ -131,22 +120,22 @@ def run(
     from bitwright.ir.feeds import check_sizes
     from bitwright.report.feeds import random_inputs, read_inputs
 
-    exe = working("compiling")(bitwright.compile)(
+    exe = common.working("compiling")(bitwright.compile)(
         model, target=target, threads=threads, precision=precision
     )
     graph = exe.interface
     check_sizes(sizes, (s.name for s in graph.input_symbols), f"graph {graph.name!r}")
     feeds = read_inputs(archive, graph) if archive else random_inputs(graph, sizes, seed)
     start = time.perf_counter()
-    results = working("running")(exe.run)(feeds)
+    results = common.working("running")(exe.run)(feeds)
     seconds = time.perf_counter() - start
     if output:
         write_arrays(output, results)
     facts = {name: describe(array) for name, array in results.items()}
     if as_json:
-        return print_json({"outputs": facts, "seconds": seconds})
+        return common.print_json({"outputs": facts, "seconds": seconds})
     keys = ("type", "min", "mean", "max", "nonfinite")
-    show_table(
+    common.show_table(
         f"{graph.name}: {seconds * 1e3:.1f} ms",
         ("output", "type", "min", "mean", "max", "not finite"),
         ((name, *(fact.get(key, "") for key in keys)) for name, fact in facts.items()),

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import bitwright
+from bitwright.cli import common
 from bitwright.cli.calibrate import subset_option, threads_option
-from bitwright.cli.common import err, human, json_option, main, out, print_json, show_table, working
 from bitwright.cli.data import data_options
 from bitwright.cli.export import export_options, options_given
 from bitwright.errors import BitwrightError, ExportError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # commands import on use, so that --help is quick
     from bitwright.report.evaluate import Evaluation
 
 
-@main.command()
+@common.main.command()
 @click.argument("model")
 @data_options()
 @click.option(
@@ -63,7 +63,7 @@ if TYPE_CHECKING:  # commands import on use, so that --help is quick
     "from a dict of arrays to a dict of arrays, and returns a number or a dict of numbers.",
 )
 @threads_option
-@json_option
+@common.json_option
 def quantize(
     model: str,
     data: Any,
@@ -97,7 +97,7 @@ def quantize(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", DataWarning)  # the report has them
-        graph = working(f"reading {Path(model).name}")(load_beside)(model, output)
+        graph = common.working(f"reading {Path(model).name}")(load_beside)(model, output)
         if data is not None:
             Batches(data, graph)  # raises for bad data before a long evaluation
         if script:
@@ -121,13 +121,12 @@ def quantize(
     sizes = file_bytes(Path(model)), file_bytes(Path(output))
     if as_json:
         for note in result.report.notes:
-            err.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+            common.print_note(note)
         facts = {"model": model, "output": output, "file_bytes": sizes}
-        print_json(facts | result.report.to_json() | {"scores": _finite(scores)})
+        common.print_json(facts | result.report.to_json() | {"scores": _finite(scores)})
         return _require_scored(fault, output)
     click.echo(str(result.report).rstrip())
-    line = f"{output}: {human(sizes[1], 'B')}, {sizes[1] / sizes[0]:.3f} of {Path(model).name}"
-    out.print(line, highlight=False, markup=False, soft_wrap=True)
+    common.print_size(model, output, sizes)
     _require_scored(fault, output)
     if script:
         _show_scores(scores["float"], scores["quantized"])
@@ -201,7 +200,7 @@ def _show_scores(before: dict[str, float], after: dict[str, float]) -> None:
     for name in before | after:
         a, b = before.get(name, math.nan), after.get(name, math.nan)
         rows.append((name, f"{a:.6g}", f"{b:.6g}", f"{b - a:+.4g}"))
-    show_table("", ("score", "float", "quantized", "change"), rows)
+    common.show_table("", ("score", "float", "quantized", "change"), rows)
 
 
 def _rules(recipe: str, form: Mapping[str, str]) -> Recipe:

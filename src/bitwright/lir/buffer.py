@@ -70,11 +70,8 @@ class View:
         )
 
     def transpose(self, perm: Sequence[int]) -> View:
-        return replace(
-            self,
-            shape=tuple(self.shape[axis] for axis in perm),
-            strides=tuple(self.strides[axis] for axis in perm),
-        )
+        shape, strides = (tuple(one[axis] for axis in perm) for one in (self.shape, self.strides))
+        return replace(self, shape=shape, strides=strides)
 
     def slice(self, axis: int, start: Size, count: Size, step: int) -> View:
         shape, strides = list(self.shape), list(self.strides)
@@ -87,14 +84,9 @@ class View:
         missing = len(shape) - len(self.shape)
         old = [1] * missing + list(self.shape)
         strides = [0] * missing + list(self.strides)
-        return replace(
-            self,
-            shape=tuple(shape),
-            strides=tuple(
-                0 if size == 1 and new != 1 else stride
-                for size, stride, new in zip(old, strides, shape, strict=True)
-            ),
-        )
+        axes = zip(old, strides, shape, strict=True)
+        wide = tuple(0 if size == 1 and new != 1 else stride for size, stride, new in axes)
+        return replace(self, shape=tuple(shape), strides=wide)
 
     def run_stride(self, axes: Sequence[int]) -> Size | None:
         """The stride of several axes merged into one, outermost first; None if they cannot merge.

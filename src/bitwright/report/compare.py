@@ -91,16 +91,10 @@ class Distance:
         return self.same_rows / self.rows if self.rows else None
 
     def as_json(self) -> dict[str, Any]:
-        sqnr = self.sqnr_db
-        return {
-            "sqnr_db": sqnr if math.isfinite(sqnr) else None,
-            "cosine": self.cosine,
-            "max_error": self.max_error,
-            "largest": self.largest,
-            "same_top1": self.same_top1,
-            "nonfinite": self.nonfinite,
-            "values": self.count,
-        }
+        sqnr = self.sqnr_db if math.isfinite(self.sqnr_db) else None
+        names = ("cosine", "max_error", "largest", "same_top1", "nonfinite")
+        facts = {name: getattr(self, name) for name in names}
+        return {"sqnr_db": sqnr, **facts, "values": self.count}
 
 
 @dataclass

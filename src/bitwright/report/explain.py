@@ -30,17 +30,7 @@ class NodeHistory:
         return {
             "node": self.name,
             "stages": [{"stage": s, "text": t} for s, t in self.texts],
-            "rules": [
-                {
-                    "stage": e.stage,
-                    "rule": e.rule,
-                    "node": e.node,
-                    "fired": e.fired,
-                    "reason": e.reason,
-                    "made": list(e.made),
-                }
-                for e in self.events
-            ],
+            "rules": [{**vars(event), "made": list(event.made)} for event in self.events],
             "steps": self.steps,
         }
 

@@ -119,28 +119,20 @@ class ProfileReport:
         )
 
     def as_json(self) -> dict[str, Any]:
-        levels = [
-            {"level": level.name, "bytes_per_second": level.rate} for level in self.peaks.levels
-        ]
+        peaks = self.peaks
+        levels = [{"level": one.name, "bytes_per_second": one.rate} for one in peaks.levels]
+        operations, time = self.integer_fractions
+        times = ("run_seconds", "step_seconds", "overhead_seconds", "barrier_seconds")
         return {
             "model": self.model,
             "sizes": self.sizes,
-            "threads": self.peaks.threads,
-            "peaks": {
-                "flops": self.peaks.flops,
-                "integer_ops": self.peaks.integers,
-                "bandwidth": levels,
-            },
-            "run_seconds": self.run_seconds,
-            "step_seconds": self.step_seconds,
-            "overhead_seconds": self.overhead_seconds,
-            "barrier_seconds": self.barrier_seconds,
+            "threads": peaks.threads,
+            "peaks": {"flops": peaks.flops, "integer_ops": peaks.integers, "bandwidth": levels},
+            **{name: getattr(self, name) for name in times},
             "operations": self.operations,
             "bytes": self.nbytes,
             "outside_products": self.outside_products,
-            "integer_fractions": dict(
-                zip(("operations", "time"), self.integer_fractions, strict=True)
-            ),
+            "integer_fractions": {"operations": operations, "time": time},
             "float_products": dict(self.float_products),
             "shares": self.shares(),
             "verdict": self.verdict(),

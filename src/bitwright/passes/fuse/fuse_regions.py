@@ -18,21 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from bitwright.ir.dtype import (
-    bf16,
-    bool_,
-    f16,
-    f32,
-    f64,
-    i8,
-    i16,
-    i32,
-    i64,
-    u8,
-    u16,
-    u32,
-    u64,
-)
+from bitwright.ir.dtype import bf16, bool_, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from bitwright.ir.edit import map_bodies, prune, rebuild, replace_inputs
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.types import TensorType

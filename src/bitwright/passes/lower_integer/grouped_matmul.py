@@ -12,14 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.passes.lower_integer.operands import (
-    INT32_LIMIT,
-    QuantizedOperand,
-    Weight,
-    match_dequantize,
-    match_weight,
-    max_abs_sum,
-)
+from bitwright.passes.lower_integer import operands
 from bitwright.rewrite import Match, Rule, any_operands
 
 
@@ -29,10 +22,10 @@ def grouped_rule() -> Rule:
     )
 
 
-def _plan(m: Match) -> tuple[QuantizedOperand, Weight] | str:
+def _plan(m: Match) -> tuple[operands.QuantizedOperand, operands.Weight] | str:
     x, w, _ = m.root.inputs
     assert x is not None and w is not None
-    source, weight = match_dequantize(x, rows=True), match_weight(w, -1)
+    source, weight = operands.match_dequantize(x, rows=True), operands.match_weight(w, -1)
     if isinstance(source, str):
         return source
     if isinstance(weight, str):
@@ -40,13 +33,13 @@ def _plan(m: Match) -> tuple[QuantizedOperand, Weight] | str:
     signed = weight.symmetric()
     if signed is None:
         return f"{w} has zero points that i8 cannot absorb"
-    bound = max_abs_sum(signed, -1, source.max_distance)
-    if bound >= INT32_LIMIT:
+    bound = operands.max_abs_sum(signed, -1, source.max_distance)
+    if bound >= operands.INT32_LIMIT:
         return f"its sums may reach {bound}, beyond 32 bits"
     return source, signed
 
 
-def _lower(op: Any, m: Match, plan: tuple[QuantizedOperand, Weight]) -> Any:
+def _lower(op: Any, m: Match, plan: tuple[operands.QuantizedOperand, operands.Weight]) -> Any:
     source, weight = plan
     experts, _, columns = weight.qvalues.shape
     scale = weight.scale if source.scale is None else weight.scale * source.scale

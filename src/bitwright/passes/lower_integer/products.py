@@ -15,20 +15,8 @@ import numpy as np
 
 from bitwright.ir.dtype import f32, i32
 from bitwright.ir.graph import Node, Value
+from bitwright.passes.lower_integer import operands
 from bitwright.passes.lower_integer.bias import constant_bias
-from bitwright.passes.lower_integer.operands import (
-    INT32_LIMIT,
-    QuantizedOperand,
-    Weight,
-    integer_constant,
-    integer_weight,
-    match_dequantize,
-    match_dynamic_matmul,
-    match_integer_operand,
-    match_weight,
-    max_abs_sum,
-    max_depth,
-)
 from bitwright.passes.lower_integer.scales import scale_constant
 from bitwright.rewrite import Match, Rule, any_operands
 
@@ -51,8 +39,8 @@ def product_rules() -> list[Rule]:
 class Product:
     """The operands of an integer product: the right one is a constant, or computed at run time."""
 
-    left: QuantizedOperand
-    right: Weight | QuantizedOperand
+    left: operands.QuantizedOperand
+    right: operands.Weight | operands.QuantizedOperand
     room: int = 0
     """What a bias must stay below so that the sum cannot overflow."""
 
@@ -61,7 +49,7 @@ def _plan(m: Match) -> Product | str:
     node = m.root
     x, w = node.inputs[:2]
     assert x is not None and w is not None
-    if node.op == "matmul" and (pair := match_dynamic_matmul(node)) is not None:
+    if node.op == "matmul" and (pair := operands.match_dynamic_matmul(node)) is not None:
         return pair if isinstance(pair, str) else Product(*pair)
     if reason := _why_not_shapes(node.op, x, w):
         return reason
@@ -73,24 +61,24 @@ def _plan(m: Match) -> Product | str:
         return weight
     if node.op == "conv" and source.zero_count != 1:
         return f"{x} has more than one zero point"
-    bound = max_abs_sum(weight, channel, source.max_distance)
-    if bound >= INT32_LIMIT:
+    bound = operands.max_abs_sum(weight, channel, source.max_distance)
+    if bound >= operands.INT32_LIMIT:
         return f"its sums may reach {bound}, beyond 32 bits"
     if len(node.inputs) > 2 and constant_bias(node.inputs[2]) is None:
         return "its bias is not a constant"
-    return Product(source, weight, INT32_LIMIT - bound)
+    return Product(source, weight, operands.INT32_LIMIT - bound)
 
 
 def _operands(
     node: Node, x: Value, w: Value, channel: int
-) -> tuple[QuantizedOperand | str, Weight | str]:
+) -> tuple[operands.QuantizedOperand | str, operands.Weight | str]:
     if node.outputs[0].dtype != i32:
-        return match_dequantize(x, node.op == "matmul"), match_weight(w, channel)
-    array = integer_constant(w)
+        return operands.match_dequantize(x, node.op == "matmul"), operands.match_weight(w, channel)
+    array = operands.integer_constant(w)
     if array is None:
-        return match_integer_operand(x), f"{w} is not a constant"
-    weight = integer_weight(array, channel)
-    return match_integer_operand(x), weight or f"{w} has more than 8 bits"
+        return operands.match_integer_operand(x), f"{w} is not a constant"
+    weight = operands.integer_weight(array, channel)
+    return operands.match_integer_operand(x), weight or f"{w} has more than 8 bits"
 
 
 def _why_not_shapes(op: str, x: Value, w: Value) -> str:
@@ -105,13 +93,13 @@ def _why_not_shapes(op: str, x: Value, w: Value) -> str:
 
 
 def _lower(op: Any, m: Match, plan: Product) -> Any:
-    if isinstance(plan.right, Weight):
+    if isinstance(plan.right, operands.Weight):
         return _lower_weight_product(op, m.root, plan.left, plan.right, plan.room)
     return _lower_dynamic_product(op, m.root, plan.left, plan.right)
 
 
 def _lower_weight_product(
-    op: Any, node: Node, source: QuantizedOperand, weight: Weight, room: int
+    op: Any, node: Node, source: operands.QuantizedOperand, weight: operands.Weight, room: int
 ) -> Any:
     is_matmul, is_real = node.op == "matmul", node.outputs[0].dtype == f32
     is_batched = weight.qvalues.ndim > 2 and is_matmul
@@ -147,14 +135,14 @@ def _lower_weight_product(
 
 
 def _lower_dynamic_product(
-    op: Any, node: Node, left: QuantizedOperand, right: QuantizedOperand
+    op: Any, node: Node, left: operands.QuantizedOperand, right: operands.QuantizedOperand
 ) -> Any:
     is_real = node.outputs[0].dtype == f32
     is_open = is_real and not isinstance(left.qvalues.shape[-1], int)
     y = op.op(
         "integer_matmul",
         *(left.qvalues, right.qvalues, left.zero, right.zero),
-        deepest=max_depth(left, right) if is_open else None,
+        deepest=operands.max_depth(left, right) if is_open else None,
     )
     if not is_real:
         return y

@@ -15,13 +15,7 @@ import numpy as np
 from bitwright.ir.dtype import DType, f32
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.ops.core.registry import get
-from bitwright.passes.lower_integer.operands import (
-    INT32_LIMIT,
-    QuantizedOperand,
-    comes_from_product,
-    match_dequantize,
-    quantize_operands,
-)
+from bitwright.passes.lower_integer import operands
 from bitwright.passes.lower_integer.scales import (
     match_positive_scale,
     match_scaled_product,
@@ -47,7 +41,7 @@ class _Requantize(NamedTuple):
 
 def _plan(m: Match) -> _Requantize | str:
     node = m.root
-    x, scale, _ = quantize_operands(node)
+    x, scale, _ = operands.quantize_operands(node)
     known = constant_value(scale)
     to: DType = node.attrs["to"]
     if node.attrs.get("axis") is not None or known is None or not to.is_integer:
@@ -57,7 +51,7 @@ def _plan(m: Match) -> _Requantize | str:
     if not (np.isfinite(known).all() and (known > 0).all()):
         return "its scale is not a positive number"
     is_linear = _is_linear(m, x)
-    if is_linear or comes_from_product(x):
+    if is_linear or operands.comes_from_product(x):
         return _Requantize(np.asarray(known.reshape(-1)[0], np.float64), is_linear)
     return "it does not come from a product"
 
@@ -67,8 +61,8 @@ def _is_linear(m: Match, value: Value, top: bool = True) -> bool:
     node = value.node
     if constant_value(value) is not None:
         return not top
-    known = match_dequantize(value)
-    if isinstance(known, QuantizedOperand):
+    known = operands.match_dequantize(value)
+    if isinstance(known, operands.QuantizedOperand):
         return known.is_static and not top
     if m.uses(value) != 1 and not top:
         return False
@@ -85,7 +79,7 @@ def _is_linear(m: Match, value: Value, top: bool = True) -> bool:
 
 
 def _lower(op: Any, m: Match, plan: _Requantize) -> Any:
-    x, _, zero = quantize_operands(m.root)
+    x, _, zero = operands.quantize_operands(m.root)
     to = m.root.attrs["to"]
     point = constant_value(zero) if zero is not None else np.zeros(())
     if zero is not None and zero.rank:
@@ -124,8 +118,8 @@ def _divide_scales(op: Any, value: Value, scale: Array) -> Value:
     array = constant_value(value)
     if array is not None:
         return op.constant(round_f32(array / scale))  # type: ignore[no-any-return]
-    known = match_dequantize(value)
-    if isinstance(known, QuantizedOperand) and known.scale is not None:
+    known = operands.match_dequantize(value)
+    if isinstance(known, operands.QuantizedOperand) and known.scale is not None:
         # (q - zero) f -> q f - (zero f), one operation less
         ratio = known.scale / scale
         real = op.mul(op.cast(known.qvalues, to=f32), op.constant(round_f32(ratio)))
@@ -189,11 +183,11 @@ def _max_abs(value: Value, scale: Array) -> float:
     array = constant_value(value)
     if array is not None:
         return float(np.abs(array / scale).max(initial=0))
-    known = match_dequantize(value)
-    if isinstance(known, QuantizedOperand) and known.scale is not None:
+    known = operands.match_dequantize(value)
+    if isinstance(known, operands.QuantizedOperand) and known.scale is not None:
         return float(known.max_distance * np.max(known.scale / scale))
     if product := match_scaled_product(value):
-        return float(INT32_LIMIT * np.abs(product[1] / scale).max(initial=0))
+        return float(operands.INT32_LIMIT * np.abs(product[1] / scale).max(initial=0))
     if found := match_positive_scale(value):
         return _max_abs(found[0], scale / found[1])
     opdef = get(node.op)

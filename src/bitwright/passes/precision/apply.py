@@ -34,10 +34,7 @@ RULE = "apply-precision"
 
 
 def apply_precision(
-    graph: Graph,
-    given: str | Policy,
-    extents: Extents | None = None,
-    trace: Trace | None = None,
+    graph: Graph, given: str | Policy, extents: Extents | None = None, trace: Trace | None = None
 ) -> Graph:
     """The graph in the precision of a policy (see `precision_policy`).
 

@@ -116,29 +116,20 @@ RULES = [
         _scale_and_shift,
         _why_not_batch_norm,
     ),
-    Rule(
-        "factor-into-conv",
-        lambda op, x, w, b, c: op.mul(op.conv(x, w, op.maybe(b), as_="layer"), c),
-        _absorb_factor,
-        _why_not_fold,
-    ),
-    Rule(
-        "shift-into-conv",
-        lambda op, x, w, b, c: op.add(op.conv(x, w, op.maybe(b), as_="layer"), c),
-        _absorb_shift,
-        _why_not_fold,
-    ),
-    Rule(
-        "factor-into-transposed-conv",
-        lambda op, x, w, b, c: op.mul(op.conv_transpose(x, w, op.maybe(b), as_="layer"), c),
-        _absorb_factor,
-        _why_not_fold,
-    ),
-    Rule(
-        "shift-into-transposed-conv",
-        lambda op, x, w, b, c: op.add(op.conv_transpose(x, w, op.maybe(b), as_="layer"), c),
-        _absorb_shift,
-        _why_not_fold,
+    *(
+        Rule(
+            f"{what}-into-{name}",
+            lambda op, x, w, b, c, layer=layer, join=join: getattr(op, join)(
+                getattr(op, layer)(x, w, op.maybe(b), as_="layer"), c
+            ),
+            absorb,
+            _why_not_fold,
+        )
+        for layer, name in (("conv", "conv"), ("conv_transpose", "transposed-conv"))
+        for what, join, absorb in (
+            ("factor", "mul", _absorb_factor),
+            ("shift", "add", _absorb_shift),
+        )
     ),
     Rule(
         "factor-into-matmul",

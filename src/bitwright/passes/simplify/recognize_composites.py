@@ -6,12 +6,7 @@ from bitwright.ir.graph import Graph
 from bitwright.passes.simplify.rules import activations, attention, normalization, rotary
 from bitwright.rewrite import Trace, rewrite
 
-RULES = [
-    *activations.RULES,
-    *normalization.RULES,
-    *rotary.RULES,
-    *attention.RULES,
-]
+RULES = [*activations.RULES, *normalization.RULES, *rotary.RULES, *attention.RULES]
 
 
 def recognize_composites(graph: Graph, trace: Trace) -> Graph:

@@ -73,6 +73,5 @@ def _with_constants(
         replaced.update(zip(node.outputs, new.outputs, strict=True))
         nodes.append(new)
     return body.with_(
-        nodes=tuple(nodes),
-        outputs=tuple((name, replaced.get(v, v)) for name, v in body.outputs),
+        nodes=tuple(nodes), outputs=tuple((name, replaced.get(v, v)) for name, v in body.outputs)
     )

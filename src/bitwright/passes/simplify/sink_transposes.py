@@ -75,12 +75,7 @@ def _transposed_back(op: Any, constant: Value, perm: list[int]) -> Value:
 @functools.cache
 def _rules() -> list[Rule]:
     return [
-        Rule(
-            f"{name.replace('_', '-')}-before-transpose",
-            any_operands(name),
-            _sink,
-            _why_not_sink,
-        )
+        Rule(f"{name.replace('_', '-')}-before-transpose", any_operands(name), _sink, _why_not_sink)
         for name, opdef in all_ops().items()
         if opdef.kind is Kind.ELEMENTWISE or name == "quantize"
     ]

@@ -50,60 +50,46 @@ class ObjectCache:
     ) -> tuple[bytes, ...]:
         """The object code of several modules; compiles all missing ones in one call."""
         names = {text: key(text, target) for text in texts}
-        objects: dict[str, bytes | None] = dict.fromkeys(names)
-        if self.folder is not None:
-            objects = {text: self._read(self.folder / name) for text, name in names.items()}
+        objects = {text: self.read_entry(name) for text, name in names.items()}
         missing = [text for text, code in objects.items() if code is None]
         for text, code in zip(missing, compiler(missing, target) if missing else (), strict=True):
             objects[text] = code
-            if self.folder is not None:
-                self._write(self.folder / names[text], code)
+            self.write_entry(names[text], code)
         return tuple(objects[text] or b"" for text in texts)
 
     def read_entry(self, name: str) -> bytes | None:
         """The entry of this name (`key`), or None."""
-        return None if self.folder is None else self._read(self.folder / name)
+        path = None if self.folder is None else self.folder / name
+        code = None if path is None else system.read_entry(path)
+        if path is not None and code is not None:
+            with suppress(OSError):
+                self.touch(path, lambda: os.utime(path))
+        return code
 
     def write_entry(self, name: str, code: bytes) -> None:
-        """Write the entry of this name; does nothing if the folder cannot be written."""
-        if self.folder is not None:
-            self._write(self.folder / name, code)
+        """Write the entry of this name, and prune a full folder; skips an unwritable folder.
+
+        A scan of the folder is slow, so this process counts its own bytes between scans; entries
+        of other processes are counted at the next scan.
+        """
+        if self.folder is None:
+            return
+        with suppress(OSError):
+            system.write_entry(self.folder / name, code)
+            if self.folder in _folder_bytes:
+                _folder_bytes[self.folder] += len(code)
+            if _folder_bytes.get(self.folder, self.limit + 1) > self.limit:
+                self.prune()
 
     def get_named(
         self, name: str, text: Callable[[], str], target: Target, compiler: Compiler
     ) -> bytes:
         """The object code of the module that bitwright's sources generate under this name."""
         named = key(f"{name} of bitwright {system.sources()}", target)
-        return self._get(named, lambda: compiler(text(), target))
-
-    def _get(self, name: str, make: Callable[[], bytes]) -> bytes:
-        if self.folder is None:
-            return make()
-        path = self.folder / name
-        code = self._read(path)
+        code = self.read_entry(named)
         if code is None:
-            code = make()
-            self._write(path, code)
-        return code
-
-    def _write(self, path: Path, code: bytes) -> None:
-        """Write an entry, and prune a full folder.
-
-        A scan of the folder is slow, so this process counts its own bytes between scans; entries
-        of other processes are counted at the next scan.
-        """
-        with suppress(OSError):
-            system.write_entry(path, code)
-            if path.parent in _folder_bytes:
-                _folder_bytes[path.parent] += len(code)
-            if _folder_bytes.get(path.parent, self.limit + 1) > self.limit:
-                self.prune()
-
-    def _read(self, path: Path) -> bytes | None:
-        code = system.read_entry(path)
-        if code is not None:
-            with suppress(OSError):
-                self.touch(path, lambda: os.utime(path))
+            code = compiler(text(), target)
+            self.write_entry(named, code)
         return code
 
     def touch(self, path: Path, renew: Callable[[], None]) -> None:

@@ -174,12 +174,7 @@ _MADD_512 = _x86_pairs(
 )
 _MADD_256 = _x86_pairs(8, ("avx2",), "llvm.x86.avx2.pmadd.wd", "llvm.x86.avx2.pmadd.ub.sw")
 _MADD_128 = Instr(
-    "llvm.x86.sse2.pmadd.wd",
-    ("sse2",),
-    i32.vector(4),
-    (i16.vector(8), i16.vector(8)),
-    "pmaddwd",
-    _pairs_s16,
+    "llvm.x86.sse2.pmadd.wd", ("sse2",), i32.vector(4), (i16.vector(8),) * 2, "pmaddwd", _pairs_s16
 )
 _PACKS_512 = _x86_packs(16, ("avx512bw",), "avx512", ".512", "v")
 _PACKS_256 = _x86_packs(8, ("avx2",), "avx2", "", "v")
@@ -223,21 +218,9 @@ _NEON_DOTS = [
 ]
 
 ALL = (
-    *_VNNI_512,
-    *_VNNI_256,
-    *_AVX_VNNI,
-    *_MADD_512,
-    *_MADD_256,
-    _MADD_128,
-    *_PACKS_512,
-    *_PACKS_256,
-    *_PACKS_128,
-    _BF16_512,
-    _LOOKUP_512,
-    _PICK_512,
-    _SHUFFLE_256,
-    *_NEON_DOTS,
-)
+    *_VNNI_512, *_VNNI_256, *_AVX_VNNI, *_MADD_512, *_MADD_256, _MADD_128, *_PACKS_512, *_PACKS_256,
+    *_PACKS_128, _BF16_512, _LOOKUP_512, _PICK_512, _SHUFFLE_256, *_NEON_DOTS,
+)  # fmt: skip
 
 
 def _first(target: Target, *choices: Instr) -> Instr | None:

@@ -212,12 +212,7 @@ class LlvmScalars:
         return Term(self.f.select(mask, a.value, b.value), a.dtype)
 
     def requantize(
-        self,
-        a: Operand,
-        zero: Operand | None,
-        highest: Operand | None,
-        to: DType,
-        bounded: bool,
+        self, a: Operand, zero: Operand | None, highest: Operand | None, to: DType, bounded: bool
     ) -> Term:
         whole = self.rounded_qvalues(a, zero, highest, to, bounded)
         if bounded:
@@ -225,12 +220,7 @@ class LlvmScalars:
         return Term(self.f.convert(whole, computed(to)), to)
 
     def rounded_qvalues(
-        self,
-        a: Operand,
-        zero: Operand | None,
-        highest: Operand | None,
-        to: DType,
-        bounded: bool,
+        self, a: Operand, zero: Operand | None, highest: Operand | None, to: DType, bounded: bool
     ) -> Value:
         """Quantized values in i32; bounded ones are not saturated yet.
 

@@ -27,7 +27,7 @@ from bitwright.backends.cpu.cache.kernel_store import KernelStore
 from bitwright.backends.cpu.codegen.emit import Module, Signature
 from bitwright.backends.cpu.lowering.artifact import KernelCode, new_fault_buffer
 from bitwright.errors import CompileError
-from bitwright.ir.dim import Dim, Size
+from bitwright.ir.dim import Size
 from bitwright.ir.dtype import DType, dtype, string
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
@@ -304,7 +304,7 @@ class Lowering:
             if not node.is_boundary:
                 self._lower(node)
         for name, value in self.graph.outputs:
-            if isinstance(value.type, TensorType) and value.dtype != string:
+            if _is_array(value):
                 self.schedule.outputs[name] = self._result(name, value)
         given = {view.buffer for view in self.schedule.outputs.values()}
         for buffer in self.schedule.buffers:
@@ -327,7 +327,7 @@ class Lowering:
         self.schedule.updates |= {state.name: self.view(state) for state, _ in self.graph.updates}
 
     def _enter(self, value: Value) -> None:
-        if not isinstance(value.type, TensorType) or value.dtype == string:
+        if not _is_array(value):
             return  # only interpreter fallbacks read it
         storage = Storage.INPUT if value.node.op == "input" else Storage.STATE
         buffer = self.buffer(value.name, value.dtype, value.tensor.count, storage)
@@ -369,18 +369,10 @@ class Lowering:
 
     def _as_arrays(self, node: Node) -> tuple[tuple[View | None, ...], tuple[View | None, ...]]:
         """The views of a node's inputs and outputs; None for values that are not tensors."""
-        inputs = tuple(self._array_view(value) for value in node.inputs)
-        outputs = tuple(
-            self.output(v) if isinstance(v.type, TensorType) and v.dtype != string else None
-            for v in node.outputs
+        inputs = tuple(
+            self.view(v) if v is not None and _is_array(v) else None for v in node.inputs
         )
-        return inputs, outputs
-
-    def _array_view(self, value: Value | None) -> View | None:
-        if value is None:
-            return None
-        is_array = isinstance(value.type, TensorType) and value.dtype != string
-        return self.view(value) if is_array else None
+        return inputs, tuple(self.output(v) if _is_array(v) else None for v in node.outputs)
 
     def _result(self, name: str, value: Value) -> View:
         """The view of an output: a separate row-major buffer, copied if needed."""
@@ -408,6 +400,11 @@ def _origin(value: Value) -> Value:
     return value
 
 
+def _is_array(value: Value) -> bool:
+    """Whether a value is a tensor of numbers, which has a buffer."""
+    return isinstance(value.type, TensorType) and value.dtype != string
+
+
 def _as_bytes(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
@@ -429,8 +426,3 @@ def aligned(array: Array) -> Array:
     held = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     held[...] = array
     return held
-
-
-def has_known(sizes: Iterable[Size]) -> bool:
-    """Whether all sizes are integers."""
-    return not any(isinstance(size, Dim) for size in sizes)

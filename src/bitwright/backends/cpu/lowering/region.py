@@ -31,7 +31,7 @@ from bitwright.backends.cpu.codegen.expression import (
 )
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView
 from bitwright.errors import CompileError
-from bitwright.ir.dim import Size, min_size
+from bitwright.ir.dim import Size, min_size, product
 from bitwright.ir.dtype import DType
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.lir.buffer import View
@@ -223,14 +223,8 @@ def _follows(view: View, outer: int, inner: int) -> bool:
 
 
 def _grouped(view: View, groups: Sequence[Sequence[int]]) -> View:
-    shape = []
-    for group in groups:
-        size: Size = 1
-        for axis in group:
-            size = size * view.shape[axis]
-        shape.append(size)
-    strides = tuple(view.strides[group[-1]] for group in groups)
-    return replace(view, shape=tuple(shape), strides=strides)
+    shape = tuple(product(view.shape[axis] for axis in group) for group in groups)
+    return replace(view, shape=shape, strides=tuple(view.strides[group[-1]] for group in groups))
 
 
 def collapse_rows(views: Sequence[View]) -> list[View]:

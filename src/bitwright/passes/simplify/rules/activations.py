@@ -38,8 +38,7 @@ def _tanh_form(cubic: Form) -> Form:
 
 _TANH_FORMS: dict[str, Form] = {name: _tanh_form(cubic) for name, cubic in _CUBIC_FORMS.items()}
 _TANH_FORMS["expanded"] = lambda op, x: op.add(
-    op.tanh(op.mul(op.mul(x, 0.7978845608028654), op.add(op.mul(op.mul(x, x), 0.044715), 1))),
-    1,
+    op.tanh(op.mul(op.mul(x, 0.7978845608028654), op.add(op.mul(op.mul(x, x), 0.044715), 1))), 1
 )
 # 0.5 x g
 _HALVES: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -73,10 +72,18 @@ def _why_not_hard_swish(m: Match) -> str | bool:
     return is_integer and "the next layer's quantized values depend on the rounding of each op"
 
 
+def _exp_plus_1(op: Any, x: Any) -> Any:
+    return op.add(op.exp(x), 1)
+
+
+def _rule(name: str, result: str, match: Form) -> Rule:
+    return Rule(name, match, lambda op, x: op.op(result, x))
+
+
 RULES = [
     *_gelu_rules(_ERF_FORMS, "none"),
     *_gelu_rules(_TANH_FORMS, "tanh"),
-    Rule("silu", lambda op, x: op.mul(x, op.sigmoid(x)), lambda op, x: op.silu(x)),
+    _rule("silu", "silu", lambda op, x: op.mul(x, op.sigmoid(x))),
     Rule(
         "quick-gelu",
         lambda op, x, a: op.mul(x, op.sigmoid(op.mul(x, a))),
@@ -85,32 +92,23 @@ RULES = [
     ),
     Rule(
         "quick-gelu-from-exp",
-        lambda op, x, a: op.div(x, op.add(op.exp(op.mul(x, a)), 1)),
+        lambda op, x, a: op.div(x, _exp_plus_1(op, op.mul(x, a))),
         lambda op, x, m: op.quick_gelu(x, alpha=-m.scalar("a")),
         _why_not_quick_gelu,
     ),
-    Rule(
-        "sigmoid-from-exp",
-        lambda op, x: op.div(1, op.add(op.exp(op.neg(x)), 1)),
-        lambda op, x: op.sigmoid(x),
-    ),
-    Rule(
+    _rule("sigmoid-from-exp", "sigmoid", lambda op, x: op.div(1, _exp_plus_1(op, op.neg(x)))),
+    _rule(
         "sigmoid-from-exp-reciprocal",
-        lambda op, x: op.reciprocal(op.add(op.exp(op.neg(x)), 1)),
-        lambda op, x: op.sigmoid(x),
+        "sigmoid",
+        lambda op, x: op.reciprocal(_exp_plus_1(op, op.neg(x))),
     ),
-    Rule(
-        "silu-from-exp",
-        lambda op, x: op.div(x, op.add(op.exp(op.neg(x)), 1)),
-        lambda op, x: op.silu(x),
-    ),
+    _rule("silu-from-exp", "silu", lambda op, x: op.div(x, _exp_plus_1(op, op.neg(x)))),
     Rule(
         "gelu-tanh-from-exp",
         lambda op, x: op.div(
             x,
-            op.add(
-                op.exp(op.mul(x, op.add(op.mul(op.mul(x, x), TANH_GELU_CUBIC), TANH_GELU_LINEAR))),
-                1,
+            _exp_plus_1(
+                op, op.mul(x, op.add(op.mul(op.mul(x, x), TANH_GELU_CUBIC), TANH_GELU_LINEAR))
             ),
         ),
         lambda op, x: op.gelu(x, approximate="tanh"),
@@ -144,10 +142,6 @@ RULES = [
         lambda op, x: op.div(op.clip(op.add(x, 3), 0, 6), 6),
         lambda op, x: op.hard_sigmoid(x, alpha=1 / 6, beta=0.5),
     ),
-    Rule(
-        "softplus-from-exp",
-        lambda op, x: op.log(op.add(op.exp(x), 1)),
-        lambda op, x: op.softplus(x),
-    ),
-    Rule("mish", lambda op, x: op.mul(x, op.tanh(op.softplus(x))), lambda op, x: op.mish(x)),
+    _rule("softplus-from-exp", "softplus", lambda op, x: op.log(_exp_plus_1(op, x))),
+    _rule("mish", "mish", lambda op, x: op.mul(x, op.tanh(op.softplus(x)))),
 ]

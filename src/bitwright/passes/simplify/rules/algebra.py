@@ -63,11 +63,7 @@ RULES = [
     Rule("relu-from-maximum", lambda op, x: op.maximum(x, 0), lambda op, x: op.relu(x)),
     Rule("add-neg-as-sub", lambda op, x, y: op.add(x, op.neg(y)), lambda op, x, y: op.sub(x, y)),
     Rule("sub-neg-as-add", lambda op, x, y: op.sub(x, op.neg(y)), lambda op, x, y: op.add(x, y)),
-    Rule(
-        "reciprocal-of-sqrt",
-        lambda op, x: op.reciprocal(op.sqrt(x)),
-        lambda op, x: op.rsqrt(x),
-    ),
+    Rule("reciprocal-of-sqrt", lambda op, x: op.reciprocal(op.sqrt(x)), lambda op, x: op.rsqrt(x)),
     Rule("one-over-sqrt", lambda op, x: op.div(1, op.sqrt(x)), lambda op, x: op.rsqrt(x)),
     Rule("divide-by-power-of-two", lambda op, x, c: op.div(x, c), _reciprocal, _why_not_reciprocal),
     Rule(

@@ -7,6 +7,7 @@ The input stays an operand, so that its symbolic sizes stay bound.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from bitwright.ir.graph import Value
@@ -47,30 +48,19 @@ def _with_bias(op: Any, m: Match, zeros: Value, bias: Value | None) -> Value:
     return op.add(zeros, bias)  # type: ignore[no-any-return]
 
 
-RULES = [
-    Rule("product-of-empty", lambda op, x, w: op.matmul(x, w), _empty_product, _why_not_empty),
-    Rule(
-        "integer-product-of-empty",
-        lambda op, x, w, p, q, b: op.integer_matmul(x, w, op.maybe(p), op.maybe(q), op.maybe(b)),
-        _empty_product,
-        _why_not_empty,
-    ),
-    Rule(
-        "convolution-of-empty",
-        lambda op, x, w, b: op.conv(x, w, op.maybe(b)),
-        _empty_product,
-        _why_not_empty,
-    ),
-    Rule(
-        "transposed-convolution-of-empty",
-        lambda op, x, w, b: op.conv_transpose(x, w, op.maybe(b)),
-        _empty_product,
-        _why_not_empty,
-    ),
-    Rule(
-        "integer-convolution-of-empty",
-        lambda op, x, w, p, q, b: op.integer_conv(x, w, op.maybe(p), op.maybe(q), op.maybe(b)),
-        _empty_product,
-        _why_not_empty,
-    ),
-]
+def _with_maybe_bias(kind: str) -> Callable[..., Any]:
+    return lambda op, x, w, b: getattr(op, kind)(x, w, op.maybe(b))
+
+
+def _with_zero_points(kind: str) -> Callable[..., Any]:
+    return lambda op, x, w, p, q, b: getattr(op, kind)(x, w, *map(op.maybe, (p, q, b)))
+
+
+_PATTERNS: dict[str, Callable[..., Any]] = {
+    "product-of-empty": lambda op, x, w: op.matmul(x, w),
+    "integer-product-of-empty": _with_zero_points("integer_matmul"),
+    "convolution-of-empty": _with_maybe_bias("conv"),
+    "transposed-convolution-of-empty": _with_maybe_bias("conv_transpose"),
+    "integer-convolution-of-empty": _with_zero_points("integer_conv"),
+}
+RULES = [Rule(name, match, _empty_product, _why_not_empty) for name, match in _PATTERNS.items()]

@@ -26,26 +26,7 @@ from bitwright.backends.cpu.codegen.emit.types import (
 from bitwright.backends.cpu.codegen.signature import SLOT_BYTES, Signature, Slot
 
 __all__ = [
-    "SLOT_BYTES",
-    "Function",
-    "Kernel",
-    "Module",
-    "Operand",
-    "Signature",
-    "Slot",
-    "Type",
-    "Value",
-    "bf16",
-    "computed",
-    "f16",
-    "f32",
-    "f64",
-    "i1",
-    "i8",
-    "i16",
-    "i32",
-    "i64",
-    "ptr",
-    "storage_type",
+    "SLOT_BYTES", "Function", "Kernel", "Module", "Operand", "Signature", "Slot", "Type", "Value",
+    "bf16", "computed", "f16", "f32", "f64", "i1", "i8", "i16", "i32", "i64", "ptr", "storage_type",
     "void",
-]
+]  # fmt: skip

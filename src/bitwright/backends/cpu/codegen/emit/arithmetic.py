@@ -74,11 +74,7 @@ class Arithmetic(Core):
         if condition.type.lanes > a.type.lanes:
             lanes = condition.type.lanes
             a, b = self.splat(a, lanes), self.splat(b, lanes)
-        return self.emit(
-            a.type,
-            f"select {condition.type.text} {condition.text}, "
-            f"{a.type.text} {a.text}, {a.type.text} {b.text}",
-        )
+        return self.emit(a.type, f"select {self.listed((condition, a, b))}")
 
     def is_nan(self, a: Value) -> Value:
         return self.unordered(a, a)
@@ -87,20 +83,13 @@ class Arithmetic(Core):
 
     def min(self, a: Operand, b: Operand, signed: bool = True) -> Value:
         """The minimum; NaN if either is NaN (one instruction when one operand is a constant)."""
-        return self._extreme(a, b, signed, "min", self.lt)
+        return self._extreme("min", a, b, signed)
 
     def max(self, a: Operand, b: Operand, signed: bool = True) -> Value:
         """The maximum; NaN if either is NaN (one instruction when one operand is a constant)."""
-        return self._extreme(a, b, signed, "max", self.gt)
+        return self._extreme("max", a, b, signed)
 
-    def _extreme(
-        self,
-        a: Operand,
-        b: Operand,
-        signed: bool,
-        name: str,
-        wins: Callable[[Operand, Operand], Value],
-    ) -> Value:
+    def _extreme(self, name: str, a: Operand, b: Operand, signed: bool) -> Value:
         if not isinstance(a, Value):
             a, b = b, a
         number = not isinstance(b, Value) and not math.isnan(b)
@@ -108,7 +97,8 @@ class Arithmetic(Core):
         if a.type.is_int:
             prefix = "s" if signed else "u"
             return self.intrinsic(f"llvm.{prefix}{name}.{a.type.mangled}", a.type, a, b)
-        quick = self.select(wins(b, a), b, a)  # propagates a NaN in a
+        wins = self.lt(b, a) if name == "min" else self.gt(b, a)
+        quick = self.select(wins, b, a)  # propagates a NaN in a
         return quick if number else self.select(self.is_nan(b), b, quick)
 
     def quick_min(self, a: Operand, b: Operand) -> Value:
@@ -183,9 +173,3 @@ class Arithmetic(Core):
     def _rounds(self) -> bool:
         """Whether the target has an instruction that rounds to an integral float."""
         return not self.target.is_x86 or self.target.has("sse4.1")
-
-    def popcount(self, a: Value) -> Value:
-        return self.intrinsic(f"llvm.ctpop.{a.type.mangled}", a.type, a)
-
-    def leading_zeros(self, a: Value) -> Value:
-        return self.intrinsic(f"llvm.ctlz.{a.type.mangled}", a.type, a, self.const(i1, 0))

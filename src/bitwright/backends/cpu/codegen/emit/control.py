@@ -22,15 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 
 from bitwright.backends.cpu.codegen.emit.arithmetic import Arithmetic
-from bitwright.backends.cpu.codegen.emit.core import Operand, Value
+from bitwright.backends.cpu.codegen.emit.core import Operand, Region, Value
 from bitwright.backends.cpu.codegen.emit.types import i64
 from bitwright.errors import CompileError
 
 
-class _Carrier:
+class _Carrier(Region):
     """Values passed to `next`, and the phi nodes that receive them."""
 
     def __init__(self, f: Arithmetic, carry: Sequence[Value]) -> None:
@@ -107,11 +106,7 @@ class Loop(_Carrier):
         self._at = self._phis(1 + len(carried))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        if error is not None:
-            return
+    def _close(self) -> None:
         f, values = self.f, self._next_values()
         after = f.emit(i64, f"add nuw nsw i64 {self.index.text}, {self._step.text}")
         again = f.lt(after, self._stop)
@@ -151,11 +146,7 @@ class DoWhile(_Carrier):
         super().next(*values)
         self._again = again
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        if error is not None:
-            return
+    def _close(self) -> None:
         if self._again is None:
             raise CompileError("a do_while body must call next(…, again=condition)")
         f, values = self.f, self._next_values()
@@ -181,11 +172,7 @@ class Branch(_Carrier):
         f.start_block(then)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        if error is not None:
-            return
+    def _close(self) -> None:
         f = self.f
         self._then_values, self._then_block = self._next_values(), f.block
         f.emit_void(f"br label %{self._end}")

@@ -54,10 +54,6 @@ class Conversions(Vectors):
         """Integers clamped to [low, high] and truncated to a narrower type."""
         return self._cast("trunc", self.min(self.max(value, low), high), value.type.of(scalar))
 
-    def to_mask(self, value: Value) -> Value:
-        """Stored bools (bytes) as lanes of i1: nonzero is true."""
-        return self.ne(value, 0)
-
     # by kind of source and target
 
     def _cast(self, name: str, value: Value, type_: Type) -> Value:

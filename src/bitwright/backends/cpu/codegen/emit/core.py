@@ -14,6 +14,8 @@ same addresses and masks often, and local reuse is cheaper than LLVM's eliminati
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from bitwright.backends.cpu.codegen.emit.types import Type, constant, i64, ptr
@@ -23,6 +25,14 @@ from bitwright.target import Target
 if TYPE_CHECKING:
     from bitwright.backends.cpu.codegen.emit.function import Function
     from bitwright.backends.cpu.codegen.emit.module import Module
+
+
+def _operator(name: str, reflected: bool = False) -> Callable[[Value, Operand], Value]:
+    def emit(self: Value, other: Operand) -> Value:
+        function: Callable[[Operand, Operand], Value] = getattr(self.f, name)
+        return function(other, self) if reflected else function(self, other)
+
+    return emit
 
 
 class Value:
@@ -38,56 +48,20 @@ class Value:
             return self.f.offset(self, other)
         return self.f.add(self, other)
 
-    def __radd__(self, other: Operand) -> Value:
-        return self.f.add(other, self)
-
-    def __sub__(self, other: Operand) -> Value:
-        return self.f.sub(self, other)
-
-    def __rsub__(self, other: Operand) -> Value:
-        return self.f.sub(other, self)
-
-    def __mul__(self, other: Operand) -> Value:
-        return self.f.mul(self, other)
-
-    def __rmul__(self, other: Operand) -> Value:
-        return self.f.mul(other, self)
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self.f.div(self, other)
-
-    def __rtruediv__(self, other: Operand) -> Value:
-        return self.f.div(other, self)
+    __radd__ = _operator("add", reflected=True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", reflected=True)
+    __mul__, __rmul__ = _operator("mul"), _operator("mul", reflected=True)
+    __truediv__, __rtruediv__ = _operator("div"), _operator("div", reflected=True)
+    __and__, __or__, __xor__ = _operator("and_"), _operator("or_"), _operator("xor")
+    __lshift__ = _operator("shl")
+    __lt__, __le__ = _operator("lt"), _operator("le")
+    __gt__, __ge__ = _operator("gt"), _operator("ge")
 
     def __neg__(self) -> Value:
         return self.f.neg(self)
 
-    def __and__(self, other: Operand) -> Value:
-        return self.f.and_(self, other)
-
-    def __or__(self, other: Operand) -> Value:
-        return self.f.or_(self, other)
-
-    def __xor__(self, other: Operand) -> Value:
-        return self.f.xor(self, other)
-
     def __invert__(self) -> Value:
         return self.f.not_(self)
-
-    def __lshift__(self, other: Operand) -> Value:
-        return self.f.shl(self, other)
-
-    def __lt__(self, other: Operand) -> Value:
-        return self.f.lt(self, other)
-
-    def __le__(self, other: Operand) -> Value:
-        return self.f.le(self, other)
-
-    def __gt__(self, other: Operand) -> Value:
-        return self.f.gt(self, other)
-
-    def __ge__(self, other: Operand) -> Value:
-        return self.f.ge(self, other)
 
     def __bool__(self) -> bool:
         raise CompileError(
@@ -112,7 +86,20 @@ _REPEATABLE_CALLS = tuple(
 )
 
 
-class Core:
+class Region:
+    """Code emitted inside a `with` block; `_close` ends it unless an exception leaves the block."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._close()
+
+    def _close(self) -> None:
+        raise NotImplementedError
+
+
+class Core(Region):
     """The lines of one function, the current block, and operand conversion."""
 
     def __init__(self, module: Module, name: str) -> None:
@@ -232,19 +219,12 @@ class Core:
         """The scalar in every lane of a vector."""
         if lanes == 1:
             return scalar
+        type_ = scalar.type.vector(lanes)
         if scalar.text[0] not in "%@":
-            return Value(
-                scalar.f, scalar.type.vector(lanes), f"splat ({scalar.type.text} {scalar.text})"
-            )
-        vector = scalar.type.vector(lanes).text
-        seed = self.emit(
-            scalar.type.vector(lanes),
-            f"insertelement {vector} poison, {scalar.type.text} {scalar.text}, i64 0",
-        )
-        return self.emit(
-            scalar.type.vector(lanes),
-            f"shufflevector {vector} {seed.text}, {vector} poison, <{lanes} x i32> zeroinitializer",
-        )
+            return Value(scalar.f, type_, f"splat ({self.listed([scalar])})")
+        seed = self.emit(type_, f"insertelement {type_} poison, {self.listed([scalar])}, i64 0")
+        order = f"<{lanes} x i32> zeroinitializer"
+        return self.emit(type_, f"shufflevector {type_} {seed.text}, {type_} poison, {order}")
 
     def opaque(self, value: Value) -> Value:
         """The same integer or pointer with its definition hidden from LLVM.

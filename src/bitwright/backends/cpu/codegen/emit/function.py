@@ -13,7 +13,6 @@ with module.kernel("scale", Signature(("x", "y"), ("count",), f32=("factor",))) 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from bitwright.backends.cpu.codegen.emit.args import Arguments
@@ -52,13 +51,10 @@ class Function(Subnormals):
     def __enter__(self) -> Function:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        if error is None:
-            if self.result is void:
-                self.emit_void("ret void")
-            self.module.add(self)
+    def _close(self) -> None:
+        if self.result is void:
+            self.emit_void("ret void")
+        self.module.add(self)
 
     def ret(self, value: Value) -> None:
         """Return a value; the last instruction of a non-void function."""
@@ -70,11 +66,7 @@ class Function(Subnormals):
             self.as_value(operand, param.type)
             for operand, param in zip(operands, function.params, strict=True)
         ]
-        text = f"call {function.result.text} @{function.name}({self.listed(values)})"
-        if function.result is void:
-            self.emit_void(text)
-            return self.undefined(void)
-        return self.emit(function.result, text)
+        return self._call(function.result, f"{function.result.text} @{function.name}", values)
 
     def call_pointer(
         self, pointer: Value, result: Type, *operands: Value, variadic_from: int = -1
@@ -84,7 +76,10 @@ class Function(Subnormals):
         if variadic_from >= 0:
             named = [operand.type.text for operand in operands[:variadic_from]]
             signature = f"{result.text} ({', '.join([*named, '...'])})"
-        text = f"call {signature} {pointer.text}({self.listed(operands)})"
+        return self._call(result, f"{signature} {pointer.text}", operands)
+
+    def _call(self, result: Type, callee: str, operands: Sequence[Value]) -> Value:
+        text = f"call {callee}({self.listed(operands)})"
         if result is void:
             self.emit_void(text)
             return self.undefined(void)
@@ -129,15 +124,8 @@ class Function(Subnormals):
     def text(self) -> str:
         linkage = "internal " if self.internal else ""
         notes = "alwaysinline #0" if self.inline else "#0"
-        return "\n".join(
-            [
-                f"define {linkage}{self.result.text} @{self.name}({self._header}) {notes} {{",
-                "entry:",
-                *self._prologue,
-                *self._lines,
-                "}",
-            ]
-        )
+        define = f"define {linkage}{self.result.text} @{self.name}({self._header}) {notes} {{"
+        return "\n".join([define, "entry:", *self._prologue, *self._lines, "}"])
 
 
 class Kernel(Function):
@@ -145,18 +133,9 @@ class Kernel(Function):
 
     def __init__(self, module: Module, name: str, signature: Signature) -> None:
         size = max(1, len(signature.slots)) * SLOT_BYTES
-        attributes = (
-            f"noalias readonly captures(none) align 8 dereferenceable({size})",
-            "",
-            "",
-        )
-        super().__init__(
-            module,
-            name,
-            void,
-            (("args", ptr), ("thread", i64), ("threads", i64)),
-            attributes=attributes,
-        )
+        attributes = (f"noalias readonly captures(none) align 8 dereferenceable({size})", "", "")
+        params = (("args", ptr), ("thread", i64), ("threads", i64))
+        super().__init__(module, name, void, params, attributes=attributes)
         table, self.thread, self.threads = self.params
         self.args = Arguments(self, table, signature)
 

@@ -33,10 +33,11 @@ class Memory(Conversions, Control):
         if not isinstance(index, Value) and index == 0:
             return pointer
         index = self.index(index)
-        return self.emit(
-            ptr,
-            f"getelementptr inbounds {type_.scalar.text}, ptr {pointer.text}, i64 {index.text}",
-        )
+        return self._address(ptr, type_, pointer, index)
+
+    def _address(self, result: Type, type_: Type, pointer: Value, index: Value) -> Value:
+        operands = self.listed((pointer, index))
+        return self.emit(result, f"getelementptr inbounds {type_.scalar.text}, {operands}")
 
     def scratch(self, type_: Type, count: int, align: int = 64) -> Value:
         """Stack memory of the calling thread, valid until the kernel returns (keep it small)."""
@@ -68,8 +69,7 @@ class Memory(Conversions, Control):
             return self.bitcast(bits, type_)
         tag = f", !invariant.load {self.module.empty_metadata}" if invariant else ""
         return self.emit(
-            type_,
-            f"load {type_.text}, ptr {address.text}, align {align or type_.bytes}{tag}",
+            type_, f"load {type_.text}, ptr {address.text}, align {align or type_.bytes}{tag}"
         )
 
     def store(
@@ -94,10 +94,8 @@ class Memory(Conversions, Control):
         if value.type.scalar is bf16:
             value = self.bitcast(value, value.type.of(i16))
         tag = f", !nontemporal {self.module.one_metadata}" if stream else ""
-        self.emit_void(
-            f"store {value.type.text} {value.text}, ptr {address.text}, "
-            f"align {align or value.type.bytes}{tag}"
-        )
+        align = align or value.type.bytes
+        self.emit_void(f"store {self.listed((value, address))}, align {align}{tag}")
 
     def _masked_load(
         self, type_: Type, address: Value, mask: Value, default: Operand, align: int
@@ -124,17 +122,9 @@ class Memory(Conversions, Control):
     def _masked(
         self, type_: Type, address: Value, mask: Value, default: Value, align: int
     ) -> Value:
-        return self.emit(
-            type_,
-            self._call_masked(
-                "load",
-                type_,
-                type_.text,
-                f"ptr align {align or type_.bytes} {address.text}",
-                f"{mask.type.text} {mask.text}",
-                f"{type_.text} {default.text}",
-            ),
-        )
+        source = f"ptr align {align or type_.bytes} {address.text}"
+        operands = (source, self.listed([mask]), self.listed([default]))
+        return self.emit(type_, self._call_masked("load", type_, type_.text, *operands))
 
     def _masks_well(self, type_: Type, reads: bool) -> bool:
         """Whether a masked load or store is about as fast as an unmasked one.
@@ -168,19 +158,13 @@ class Memory(Conversions, Control):
 
     def _write_masked(self, value: Value, address: Value, mask: Value, align: int) -> None:
         type_ = value.type
-        self.emit_void(
-            self._call_masked(
-                "store",
-                type_,
-                "void",
-                f"{type_.text} {value.text}",
-                f"ptr align {align or type_.bytes} {address.text}",
-                f"{mask.type.text} {mask.text}",
-            )
-        )
+        target = f"ptr align {align or type_.bytes} {address.text}"
+        operands = (self.listed([value]), target, self.listed([mask]))
+        self.emit_void(self._call_masked("store", type_, "void", *operands))
 
     def _call_masked(self, kind: str, type_: Type, result: str, *operands: str) -> str:
-        name = f"llvm.masked.{kind}.{type_.mangled}.p0"
+        addresses = f"v{type_.lanes}p0" if kind in ("gather", "scatter") else "p0"
+        name = f"llvm.masked.{kind}.{type_.mangled}.{addresses}"
         types = ", ".join(_type_of(operand) for operand in operands)
         self.module.declare(name, f"declare {result} @{name}({types})")
         return f"call {result} @{name}({', '.join(operands)})"
@@ -203,15 +187,8 @@ class Memory(Conversions, Control):
             bits = self.gather(type_.of(i16), pointer, indices, mask=mask, default=whole)
             return self.bitcast(bits, type_)
         addresses, mask = self._addresses(type_, pointer, indices, mask)
-        name = f"llvm.masked.gather.{type_.mangled}.v{type_.lanes}p0"
-        types = f"{addresses.type.text}, {mask.type.text}, {type_.text}"
-        self.module.declare(name, f"declare {type_.text} @{name}({types})")
-        return self.emit(
-            type_,
-            f"call {type_.text} @{name}({addresses.type.text} align {type_.bytes} "
-            f"{addresses.text}, {mask.type.text} {mask.text}, "
-            f"{type_.text} {self.as_value(default, type_).text})",
-        )
+        operands = (addresses, self.listed([mask]), self.listed([self.as_value(default, type_)]))
+        return self.emit(type_, self._call_masked("gather", type_, type_.text, *operands))
 
     def scatter(
         self, value: Value, pointer: Value, indices: Value, *, mask: Value | None = None
@@ -222,25 +199,16 @@ class Memory(Conversions, Control):
             self.store(value, pointer, self.convert(indices, i64), mask=mask)
             return
         addresses, mask = self._addresses(type_, pointer, indices, mask)
-        name = f"llvm.masked.scatter.{type_.mangled}.v{type_.lanes}p0"
-        types = f"{type_.text}, {addresses.type.text}, {mask.type.text}"
-        self.module.declare(name, f"declare void @{name}({types})")
-        self.emit_void(
-            f"call void @{name}({type_.text} {value.text}, {addresses.type.text} "
-            f"align {type_.bytes} {addresses.text}, {mask.type.text} {mask.text})"
-        )
+        operands = (self.listed([value]), addresses, self.listed([mask]))
+        self.emit_void(self._call_masked("scatter", type_, "void", *operands))
 
     def _addresses(
         self, type_: Type, pointer: Value, indices: Value, mask: Value | None
-    ) -> tuple[Value, Value]:
-        """An address and a mask bit per lane."""
-        lanes = type_.lanes
-        addresses = self.emit(
-            ptr.vector(lanes),
-            f"getelementptr inbounds {type_.scalar.text}, ptr {pointer.text}, "
-            f"{indices.type.text} {indices.text}",
-        )
-        return addresses, mask if mask is not None else self.const(i1.vector(lanes), 1)
+    ) -> tuple[str, Value]:
+        """The text of an address per lane, and a mask bit per lane."""
+        addresses = self._address(type_.of(ptr), type_, pointer, indices)
+        text = f"{addresses.type} align {type_.bytes} {addresses.text}"
+        return text, mask if mask is not None else self.const(type_.of(i1), 1)
 
     def prefetch(self, pointer: Value, write: bool = False, locality: int = 3) -> None:
         """Prefetch a cache line at any address; locality 3 is L1, 2 is L2, 0 is non-temporal."""
@@ -257,30 +225,20 @@ class Memory(Conversions, Control):
         )
 
     def atomic_store(self, value: Value, pointer: Value, order: str = "release") -> None:
-        type_ = value.type
-        self.emit_void(
-            f"store atomic {type_.text} {value.text}, ptr {pointer.text} {order}, "
-            f"align {type_.bytes}"
-        )
+        operands = self.listed((value, pointer))
+        self.emit_void(f"store atomic {operands} {order}, align {value.type.bytes}")
 
     def atomic_add(self, pointer: Value, value: Value, order: str = "seq_cst") -> Value:
         """Add atomically; returns the previous value."""
-        return self.emit(
-            value.type,
-            f"atomicrmw add ptr {pointer.text}, {value.type.text} {value.text} {order}",
-        )
+        return self.emit(value.type, f"atomicrmw add {self.listed((pointer, value))} {order}")
 
     def compare_exchange(
         self, pointer: Value, expected: Value, new: Value, order: str = "seq_cst"
     ) -> Value:
         """Replace the expected value by a new one; returns whether the exchange happened."""
-        type_ = new.type.text
-        pair = self.emit(
-            new.type,
-            f"cmpxchg ptr {pointer.text}, {type_} {expected.text}, {type_} {new.text} "
-            f"{order} monotonic",
-        )
-        return self.emit(i1, f"extractvalue {{ {type_}, i1 }} {pair.text}, 1")
+        operands = self.listed((pointer, expected, new))
+        pair = self.emit(new.type, f"cmpxchg {operands} {order} monotonic")
+        return self.emit(i1, f"extractvalue {{ {new.type}, i1 }} {pair.text}, 1")
 
 
 def _type_of(operand: str) -> str:

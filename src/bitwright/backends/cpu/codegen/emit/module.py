@@ -75,15 +75,7 @@ class Module:
 
     def text(self) -> str:
         """The module as LLVM assembly; equal calls give equal text."""
-        return "\n".join(
-            [
-                f'target triple = "{self.target.triple}"',
-                *self._globals,
-                *self.functions.values(),
-                *self._declared.values(),
-                f"attributes #0 = {{ {_ATTRIBUTES} }}",
-                "!0 = !{}",
-                "!1 = !{i32 1}",
-                "",
-            ]
-        )
+        triple = f'target triple = "{self.target.triple}"'
+        body = (*self._globals, *self.functions.values(), *self._declared.values())
+        attributes = f"attributes #0 = {{ {_ATTRIBUTES} }}"
+        return "\n".join([triple, *body, attributes, "!0 = !{}", "!1 = !{i32 1}", ""])

@@ -33,13 +33,8 @@ class Type:
         found = self.scalar._vectors.get(lanes)
         if found is None:
             scalar = self.scalar
-            found = Type(
-                f"<{lanes} x {scalar.text}>",
-                f"v{lanes}{scalar.mangled}",
-                scalar.bits,
-                scalar.is_int,
-                scalar.is_float,
-            )
+            kind = (scalar.bits, scalar.is_int, scalar.is_float)
+            found = Type(f"<{lanes} x {scalar.text}>", f"v{lanes}{scalar.mangled}", *kind)
             found.lanes, found.scalar, found._vectors = lanes, scalar, scalar._vectors
             scalar._vectors[lanes] = found
         return found
@@ -76,18 +71,8 @@ f32 = Type("float", "f32", 32, False, True)
 f64 = Type("double", "f64", 64, False, True)
 
 _STORED = {
-    "f64": f64,
-    "f32": f32,
-    "f16": f16,
-    "bf16": bf16,
-    "i64": i64,
-    "i32": i32,
-    "i16": i16,
-    "i8": i8,
-    "u64": i64,
-    "u32": i32,
-    "u16": i16,
-    "u8": i8,
+    **{"f64": f64, "f32": f32, "f16": f16, "bf16": bf16},
+    **{f"{sign}{type_.bits}": type_ for sign in "iu" for type_ in (i64, i32, i16, i8)},
     "bool": i8,
 }
 

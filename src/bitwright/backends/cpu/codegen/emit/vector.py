@@ -12,6 +12,8 @@ from bitwright.backends.cpu.codegen.emit.arithmetic import Arithmetic
 from bitwright.backends.cpu.codegen.emit.core import Operand, Value
 from bitwright.backends.cpu.codegen.emit.types import Type, i1, i8, i16, i32, i64
 
+_WORDS = {8: i8, 16: i16, 32: i32, 64: i64}
+
 
 class Vectors(Arithmetic):
     def iota(self, scalar: Type, lanes: int) -> Value:
@@ -23,10 +25,7 @@ class Vectors(Arithmetic):
         if vector.type.lanes == 1:
             return vector
         index = self.index(index)
-        return self.emit(
-            vector.type.scalar,
-            f"extractelement {vector.type.text} {vector.text}, i64 {index.text}",
-        )
+        return self.emit(vector.type.scalar, f"extractelement {self.listed((vector, index))}")
 
     def with_lane(self, vector: Value, index: Operand, scalar: Operand) -> Value:
         """The vector with one lane replaced."""
@@ -34,11 +33,7 @@ class Vectors(Arithmetic):
         index = self.index(index)
         if vector.type.lanes == 1:
             return scalar
-        return self.emit(
-            vector.type,
-            f"insertelement {vector.type.text} {vector.text}, "
-            f"{scalar.type.text} {scalar.text}, i64 {index.text}",
-        )
+        return self.emit(vector.type, f"insertelement {self.listed((vector, scalar, index))}")
 
     def shuffle(self, a: Value, order: Sequence[int], b: Value | None = None) -> Value:
         """Lanes of a (from 0) and b (following those of a) in the given order; -1 is undefined."""
@@ -87,12 +82,12 @@ class Vectors(Arithmetic):
         if count.text == "1":  # LLVM 22 stores four bytes for a mask known to select one i8
             count = self.opaque(count)
         inside = self.min(self.max(count, 0), lanes)
-        if self.target.has("avx512f") and self.target.has("bmi2") and lanes in (8, 16, 32, 64):
+        if self.target.has("avx512f") and self.target.has("bmi2") and lanes in _WORDS:
             ones = self.intrinsic("llvm.x86.bmi.bzhi.64", i64, self.const(i64, -1), inside)
-            word = {8: i8, 16: i16, 32: i32, 64: i64}[lanes]
+            word = _WORDS[lanes]
             small = ones if lanes == 64 else self.emit(word, f"trunc i64 {ones.text} to {word}")
             return self.emit(i1.vector(lanes), f"bitcast {word} {small.text} to <{lanes} x i1>")
-        scalar = {8: i8, 16: i16, 64: i64}.get(bits, i32)
+        scalar = _WORDS.get(bits, i32)
         if scalar is not i64:
             inside = self.emit(scalar, f"trunc i64 {inside.text} to {scalar}")
         return self.lt(self.iota(scalar, lanes), self.splat(inside, lanes))
@@ -107,9 +102,7 @@ class Vectors(Arithmetic):
 
     def _mask_bits(self, mask: Value) -> Value:
         lanes = mask.type.lanes
-        word = {8: i8, 16: i16, 32: i32, 64: i64}.get(lanes) or Type(
-            f"i{lanes}", f"i{lanes}", lanes, True, False
-        )
+        word = _WORDS.get(lanes) or Type(f"i{lanes}", f"i{lanes}", lanes, True, False)
         return self.emit(word, f"bitcast {mask.type.text} {mask.text} to {word}")
 
     # reductions
@@ -123,9 +116,6 @@ class Vectors(Arithmetic):
 
     def reduce_add(self, vector: Value) -> Value:
         return self.reduce(vector, self.add)
-
-    def reduce_mul(self, vector: Value) -> Value:
-        return self.reduce(vector, self.mul)
 
     def reduce_max(self, vector: Value, signed: bool = True) -> Value:
         """The largest lane; NaN if one is NaN."""

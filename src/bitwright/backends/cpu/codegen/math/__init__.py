@@ -20,24 +20,6 @@ from bitwright.backends.cpu.codegen.math.power import pow_, remainder
 from bitwright.backends.cpu.codegen.math.trigonometric import acos, asin, atan, cos, sin, tan
 
 __all__ = [
-    "acos",
-    "acosh",
-    "asin",
-    "asinh",
-    "atan",
-    "atanh",
-    "cos",
-    "cosh",
-    "erf",
-    "exp",
-    "expm1",
-    "log",
-    "log1p",
-    "pow_",
-    "remainder",
-    "sigmoid",
-    "sin",
-    "sinh",
-    "tan",
-    "tanh",
-]
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "expm1", "log",
+    "log1p", "pow_", "remainder", "sigmoid", "sin", "sinh", "tan", "tanh",
+]  # fmt: skip
