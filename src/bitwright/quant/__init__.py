@@ -16,14 +16,7 @@ from bitwright.lazy import lazy_names
 if TYPE_CHECKING:  # for type checkers and editors only
     from bitwright.ir.calibration import CalibrationEntry, CalibrationRecord
     from bitwright.ir.quant_params import QuantParams
-    from bitwright.ir.quant_types import (
-        Granularity,
-        PerAxis,
-        PerGroup,
-        PerTensor,
-        PerToken,
-        Scheme,
-    )
+    from bitwright.ir.quant_types import Granularity, PerAxis, PerGroup, PerTensor, PerToken, Scheme
     from bitwright.passes.insert_q_dq import insert_q_dq
     from bitwright.quant.calibration.calibrate import Calibrator
     from bitwright.quant.calibration.intermediate_outputs import IntermediateOutputs

@@ -35,10 +35,7 @@ class MachineCode:
     """Functions of one module by name; compiled, or loaded from the cache, at first use."""
 
     def __init__(
-        self,
-        name: str,
-        text: Callable[[Target], str],
-        functions: Mapping[str, Sequence[Any]],
+        self, name: str, text: Callable[[Target], str], functions: Mapping[str, Sequence[Any]]
     ) -> None:
         self._name, self._text, self._kinds = name, text, functions
         self._functions: dict[str, Any] = {}

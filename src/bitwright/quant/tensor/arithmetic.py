@@ -91,10 +91,7 @@ def _saturated(rounded: Array, output: QuantParams) -> QuantizedTensor:
 
 
 def finish(
-    acc: Array,
-    scale: Array,
-    output: QuantParams | None,
-    fixed_point: bool = False,
+    acc: Array, scale: Array, output: QuantParams | None, fixed_point: bool = False
 ) -> Result:
     """The result of an exact sum in units of `scale`: f32, or quantized with `output`."""
     if output is not None:

@@ -51,10 +51,7 @@ def to_onnx(
     data = _proto(name, element, tensor.shape, tensor.data)
     scale = numpy_helper.from_array(parameters.effective_scale, f"{name}_scale")
     zero = _proto(
-        f"{name}_zero_point",
-        element,
-        parameters.scale.shape,
-        _packed_zero_points(parameters),
+        f"{name}_zero_point", element, parameters.scale.shape, _packed_zero_points(parameters)
     )
     return data, scale, zero
 
