@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.quant.calibration.machine_code import ADDRESS, NUMBER, REAL, MachineCode
 from bitwright.target import Target
 
-Array = np.ndarray[Any, Any]
 TURNS = 2  # alternating histograms, as in `kernels.calibration.statistics`
 _scratch = threading.local()
 

@@ -21,7 +21,7 @@ from bitwright.backends.cpu.runtime.program import Program
 from bitwright.backends.reference import ReferenceEngine
 from bitwright.errors import CalibrationError
 from bitwright.executable import Executable
-from bitwright.ir.arrays import as_array
+from bitwright.ir.arrays import Array, as_array
 from bitwright.ir.dim import Sizes
 from bitwright.ir.dtype import string
 from bitwright.ir.edit import prune, replace_nodes
@@ -33,7 +33,6 @@ from bitwright.passes.manager import History, run_passes
 from bitwright.passes.simplify.freeze_parameters import freeze_parameters
 from bitwright.pipeline import CPU, INFERENCE, make_program
 
-Array = np.ndarray[Any, Any]
 Feeds = Mapping[str, Any]
 
 

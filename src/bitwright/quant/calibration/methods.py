@@ -21,6 +21,7 @@ import numpy as np
 
 from bitwright.errors import QuantizationError
 from bitwright.ir import quant_types
+from bitwright.ir.arrays import Array
 from bitwright.ir.quant_params import (
     QuantParams,
     require_negative_values,
@@ -32,7 +33,6 @@ from bitwright.quant.calibration.scoring import Distribution
 from bitwright.quant.calibration.search import RangeProblem, least_divergence, least_error
 from bitwright.quant.calibration.statistics import Statistics
 
-Array = np.ndarray[Any, Any]
 Range = tuple[Any, Any]
 Custom = Callable[[Statistics], Range]
 ErrorFunction = Callable[[QuantParams], float]

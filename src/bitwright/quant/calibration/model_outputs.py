@@ -19,6 +19,7 @@ import numpy as np
 
 from bitwright.backends.cpu.lowering.artifact import KernelCode
 from bitwright.errors import CalibrationError
+from bitwright.ir.arrays import Array
 from bitwright.ir.dim import product as count_of
 from bitwright.ir.dim import symbol
 from bitwright.ir.dtype import i64
@@ -32,7 +33,6 @@ from bitwright.quant.calibration.intermediate_outputs import IntermediateOutputs
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Places, Product
 
-Array = np.ndarray[Any, Any]
 Rows = dict[Any, Array]
 """Rows of one point, by window key."""
 Place = tuple[QuantizationPoint, Value]

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.quant_params import scale_and_zero_point
 from bitwright.ir.quant_types import MIXED, QuantType, Scheme
 from bitwright.quant.calibration.divergence import Cumulative, divergence
@@ -21,7 +21,6 @@ from bitwright.quant.calibration.scoring import Distribution, IntegerGrid, squar
 from bitwright.quant.core.levels import Codebook, codebook
 from bitwright.quant.core.scales import ScaleFormat
 
-Array = np.ndarray[Any, Any]
 Objective = Callable[[Array, Array], Array]
 
 _RATIO = 0.8

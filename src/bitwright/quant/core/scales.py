@@ -11,15 +11,13 @@ A scale that would round to 0 becomes the smallest positive number of the type.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import DType, bf16, f8e4m3fn, f8e8m0, f16, f32, u8
 from bitwright.ir.quant_params import QuantParams
 from bitwright.ops.math.cast import cast
-
-Array = np.ndarray[Any, Any]
 
 _TWO_LEVELS = (f8e4m3fn, u8)
 _LEAST = {f16: 2.0**-14, bf16: 2.0**-126}

@@ -13,15 +13,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.nn.recurrent import GATES
 from bitwright.quant.model.products import BatchedProduct, Product
 from bitwright.quant.model.window_rows import has_window_rows
 
-Array = np.ndarray[Any, Any]
 MIN_WEIGHTS_IN_LOOP = 1 << 16
 """Points in loop bodies with fewer weights stay float: overhead dominates their iterations."""
 _OPS = ("matmul", "grouped_matmul", "conv", *GATES)

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Node, Value
 from bitwright.ops.nn.recurrent import GATES
 
-Array = np.ndarray[Any, Any]
 COLUMNS_SCORED = 96
 
 

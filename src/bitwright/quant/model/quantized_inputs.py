@@ -9,16 +9,14 @@ Smoothing divides channels by factors first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.ops.core.builder import Builder
 from bitwright.quant.model.weights.choose import ActivationQuant
-
-Array = np.ndarray[Any, Any]
 
 
 def static_qvalues(

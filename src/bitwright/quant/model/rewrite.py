@@ -35,8 +35,6 @@ from bitwright.quant.model.transforms.equalize import Folded, fold_factors
 from bitwright.quant.model.weights.weights import QuantizedWeights
 from bitwright.quant.model.window_rows import window_rows
 
-Array = np.ndarray[Any, Any]
-
 
 def apply_choices(
     graph: Graph,

@@ -19,6 +19,7 @@ import numpy as np
 
 from bitwright.errors import BitwrightError
 from bitwright.executable import Executable
+from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
@@ -31,7 +32,6 @@ from bitwright.quant.model.quantized_inputs import static_qvalues
 from bitwright.quant.model.weights.choose import ActivationQuant
 from bitwright.quant.model.weights.nearest import decibels
 
-Array = np.ndarray[Any, Any]
 Outputs = Mapping[str, Any]
 CHUNK = 1 << 20
 """Values compared at a time."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import QuantizationError
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import DType, dtype, f8e8m0, f32
 from bitwright.ir.quant_params import scale_type
 from bitwright.ops.math.cast import cast
@@ -28,7 +29,6 @@ from bitwright.quant.core.measure import Quality, quality
 from bitwright.quant.core.packing import pack, unpack
 from bitwright.quant.core.scales import PLAIN, ScaleFormat
 
-Array = np.ndarray[Any, Any]
 _TINY = np.finfo(np.float32).tiny
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.executable import Executable
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.graph import Graph
 from bitwright.ir.quant_params import QuantParams
@@ -30,7 +31,6 @@ from bitwright.quant.tensor.compiled_products import (
 )
 from bitwright.quant.tensor.tensor import QuantizedTensor
 
-Array = np.ndarray[Any, Any]
 MIN_ELEMENTS = 1 << 14
 """Smaller arrays are faster in numpy."""
 

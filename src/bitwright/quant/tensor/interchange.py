@@ -14,12 +14,11 @@ from onnx import TensorProto, numpy_helper
 
 from bitwright.errors import QuantizationError
 from bitwright.ir import quant_types
+from bitwright.ir.arrays import Array
 from bitwright.ir.quant_params import QuantParams
 from bitwright.ir.quant_types import Scheme
 from bitwright.quant.core.packing import pack
 from bitwright.quant.tensor.tensor import QuantizedTensor, storage
-
-Array = np.ndarray[Any, Any]
 
 _ONNX = {
     "int8": "INT8",

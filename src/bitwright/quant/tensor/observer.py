@@ -15,6 +15,7 @@ import numpy as np
 
 from bitwright.errors import QuantizationError
 from bitwright.ir import quant_types
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import DType
 from bitwright.ir.quant_params import (
     QuantParams,
@@ -36,8 +37,6 @@ from bitwright.quant.core.formats import FORMATS
 from bitwright.quant.core.quantize_values import as_f32, dequantize_values, quantize_values
 from bitwright.quant.core.scales import ScaleFormat
 from bitwright.quant.tensor.tensor import QuantizedTensor
-
-Array = np.ndarray[Any, Any]
 
 _FEW = 4096  # rows up to this length are scored value by value
 _CHUNK = 1 << 15  # values scored at a time

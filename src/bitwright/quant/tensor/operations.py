@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import QuantizationError
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import dtype
 from bitwright.ir.quant_params import QuantParams
 from bitwright.ir.quant_types import PerAxis, Scheme
@@ -46,7 +47,6 @@ from bitwright.quant.tensor.compiled_products import Product, compiled
 from bitwright.quant.tensor.tensor import QuantizedTensor
 from bitwright.warn import warn_once
 
-Array = np.ndarray[Any, Any]
 _INT32 = np.iinfo(np.int32)
 
 

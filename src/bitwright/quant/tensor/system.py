@@ -17,6 +17,7 @@ import numpy as np
 from bitwright import target
 from bitwright.errors import QuantizationError
 from bitwright.ir import quant_types
+from bitwright.ir.arrays import Array
 from bitwright.ir.quant_params import QuantParams
 from bitwright.ir.quant_types import QuantType, Scheme
 from bitwright.quant.calibration.methods import Method, choose, expected_error
@@ -27,8 +28,6 @@ from bitwright.quant.tensor.observer import Observer, quantize_tensor
 from bitwright.quant.tensor.operations import qmatmul
 from bitwright.quant.tensor.tensor import QuantizedTensor
 from bitwright.warn import BitwrightWarning
-
-Array = np.ndarray[Any, Any]
 
 _FEATURES = {  # LLVM's names; any of them
     "avx2": ("avx2",),

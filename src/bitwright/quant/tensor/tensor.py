@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import QuantizationError
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.quant_params import QuantParams, scale_shape
 from bitwright.ir.quant_types import BINARY, MIXED, PerAxis
@@ -23,8 +24,6 @@ from bitwright.ir.types import normalize_axis
 from bitwright.quant.calibration.statistics import real_array
 from bitwright.quant.core.packing import pack, unpack
 from bitwright.quant.core.quantize_values import dequantize_values, quantize_values
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)

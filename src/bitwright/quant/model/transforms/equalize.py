@@ -17,17 +17,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.quant.model.assign import Choice
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Product
 from bitwright.quant.model.weights.weights import QuantizedWeights
 
-Array = np.ndarray[Any, Any]
 CHANNELWISE = frozenset({"relu", "leaky_relu", "prelu", "max_pool", "avg_pool", "identity"})
 MIN_RELATIVE_SIZE = 1e-6
 REDUCTIONS = frozenset({"reduce_mean", "reduce_max"})

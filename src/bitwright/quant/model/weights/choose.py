@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.quant.calibration.model_outputs import Channels
 from bitwright.quant.calibration.stats import CalibrationStats
 from bitwright.quant.model.points import QuantizationPoint
@@ -31,7 +31,6 @@ from bitwright.quant.model.weights.nearest import (
 )
 from bitwright.quant.model.weights.round_scales import nearest_power, rounded, rounded_down
 
-Array = np.ndarray[Any, Any]
 MakeRange = Callable[[float, float], Range]
 ALPHAS = (0.0, 0.5, 1.0)
 DYNAMIC_ALPHAS = (0.0, 0.5)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
+from bitwright.ir.arrays import Array
 from bitwright.quant.calibration.machine_code import ADDRESS, NUMBER, MachineCode
 from bitwright.target import Target
 
-Array = np.ndarray[Any, Any]
 FEWEST_COLUMNS = 8
 """With fewer columns, numpy's loops over groups are faster."""
 

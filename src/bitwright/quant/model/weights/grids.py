@@ -14,12 +14,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import DType, dtype, f4e2m1, f8e8m0, f32
 from bitwright.quant.core.formats import FORMATS
 from bitwright.quant.core.scales import ScaleFormat
 from bitwright.quant.model.weights.nearest import weight_scales
 
-Array = np.ndarray[Any, Any]
 _FRACTION_BITS, _EXPONENT, _BIAS = 23, 255, 127
 _SMALLER = (1.0, 0.5)
 """The default power of two, and the next lower one, which clips the largest weights."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.quant.calibration.stats import CalibrationStats
 from bitwright.quant.core.scales import PLAIN, ScaleFormat
 from bitwright.quant.model.points import QuantizationPoint
@@ -21,7 +22,6 @@ from bitwright.quant.model.weights.nearest import decibels, weight_qvalues, weig
 from bitwright.quant.model.weights.ranges import least_error_scales
 from bitwright.quant.model.weights.round_scales import round_scales_for_sums, rounded_up
 
-Array = np.ndarray[Any, Any]
 Rounding = Callable[[Array, Array, int, int], Array]
 """Weights, scales, largest and smallest integer -> quantized values."""
 STORAGE = {8: np.int8, 4: ml_dtypes.int4, 2: ml_dtypes.int2}
