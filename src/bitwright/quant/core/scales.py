@@ -56,11 +56,12 @@ class ScaleFormat:
 
     def rounded(self, scale: Array) -> Array:
         """Scales in f32, rounded as stored."""
-        if self.element == f32:
-            return np.asarray(scale, np.float32)
-        return np.asarray(
-            self.qvalues(scale).astype(np.float32) * np.float32(self.tensor_scale), np.float32
-        )
+        return self.values(self.qvalues(scale))
+
+    def values(self, qvalues: Array) -> Array:
+        """Stored scales in f32."""
+        wide = np.asarray(qvalues, np.float32)
+        return wide if self.element == f32 else np.asarray(wide * np.float32(self.tensor_scale))
 
     def store(self, params: QuantParams) -> QuantParams:
         """Parameters with their scales in this format."""

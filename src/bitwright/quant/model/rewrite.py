@@ -24,12 +24,16 @@ import numpy as np
 
 from bitwright.ir.edit import prune
 from bitwright.ir.graph import Graph, Node, Value, constant_value
-from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.quant.model.assign import Choice
 from bitwright.quant.model.embeddings import Lookup
 from bitwright.quant.model.products import Product
-from bitwright.quant.model.quantized_inputs import dynamic_qvalues, static_qvalues, with_constant
+from bitwright.quant.model.quantized_inputs import (
+    builder_for,
+    dynamic_qvalues,
+    static_qvalues,
+    with_constant,
+)
 from bitwright.quant.model.stored_weights import StoredWeights
 from bitwright.quant.model.transforms.equalize import Folded, fold_factors
 from bitwright.quant.model.weights.weights import QuantizedWeights
@@ -70,11 +74,7 @@ class _Rewrite:
         self.shifts = {
             node: shifted for node in graph.nodes if (shifted := self._shifted(node)) is not None
         }
-        self.b = Builder()
-        for node in graph.nodes:
-            for name in node.names:
-                self.b.fresh_name(name)
-        self.b.reserve_symbols(s.name for s in graph.input_symbols)
+        self.b = builder_for(graph)
         self.new: dict[Value, Value] = {}
         self.quantized: dict[tuple[str, Value, Any], Value] = {}
         tables = [one.product.name for one in lookups.values() if one.product is not None]

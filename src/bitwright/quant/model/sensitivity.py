@@ -28,7 +28,7 @@ from bitwright.pipeline import INFERENCE, compile_simple
 from bitwright.quant.data.batches import Batch
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Product
-from bitwright.quant.model.quantized_inputs import static_qvalues
+from bitwright.quant.model.quantized_inputs import builder_for, static_qvalues
 from bitwright.quant.model.weights.choose import ActivationQuant
 from bitwright.quant.model.weights.nearest import decibels
 
@@ -109,7 +109,7 @@ class SensitivityAnalysis:
         parts: list[QuantizationPoint | Node] = [*activations, *attentions]
         self._names = {part: f"{part.name}.switch" for part in parts}
         self._exe: Executable | None
-        self._exe = compiled(_with_switches(graph, activations, self._names), threads)
+        self._exe = compiled(verify(_Switched(graph, activations, self._names).run()), threads)
         self.expected = [self._run(batch, ()) for batch in batches]
         self._held_out: list[tuple[Batch, dict[str, Any]]] = []
         room = MAX_HELD_OUT_BYTES
@@ -171,14 +171,6 @@ class SensitivityAnalysis:
         return self._exe.run({**batch, **switches})
 
 
-def _with_switches(
-    graph: Graph,
-    activations: Mapping[QuantizationPoint, ActivationQuant],
-    names: Mapping[QuantizationPoint | Node, str],
-) -> Graph:
-    return verify(_Switched(graph, activations, names).run())
-
-
 class _Switched:
     """Adds switches to one graph, as its inputs; those of a branch are operands of its `if`."""
 
@@ -192,11 +184,7 @@ class _Switched:
         self.points: dict[Node, tuple[QuantizationPoint, Product]] = {}
         for point in activations:
             self.points.update({product.node: (point, product) for product in point.products})
-        self.b = Builder(graph.name)
-        for node in graph.nodes:
-            for name in node.names:
-                self.b.fresh_name(name)
-        self.b.reserve_symbols(s.name for s in graph.input_symbols)
+        self.b = builder_for(graph)
 
     def run(self) -> Graph:
         b, graph = self.b, self.graph
@@ -235,12 +223,11 @@ class _Switched:
                 seen[point, x] = b.where(switches[point], rounded, x)
             inputs[0] = seen[point, x]
         elif node.op == "if" and self._holds_points(node):
-            inner = {p: f"{name}.inside" for p, name in self.names.items() if _is_inside(p)}
-            bodies = {
-                name: _Switched(body, self.activations, inner).run()
-                for name, body in node.bodies.items()
+            inner: dict[QuantizationPoint | Node, str] = {
+                p: f"{self.names[p]}.inside" for p in self.activations if p.is_inside
             }
-            attrs = {**attrs, **bodies}
+            switched = {n: _Switched(g, self.activations, inner) for n, g in node.bodies.items()}
+            attrs = {**attrs, **{name: body.run() for name, body in switched.items()}}
             inputs += [switches[part] for part in inner]
         changed = tuple(inputs)
         same = changed == node.inputs and attrs is node.attrs
@@ -255,10 +242,6 @@ class _Switched:
         return any(
             inner in self.points for body in node.bodies.values() for _, inner in body.walk()
         )
-
-
-def _is_inside(part: QuantizationPoint | Node) -> bool:
-    return isinstance(part, QuantizationPoint) and part.is_inside
 
 
 def _round_trip(b: Builder, x: Value, activation: ActivationQuant, axis: int) -> Value:

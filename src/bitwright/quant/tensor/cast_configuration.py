@@ -90,7 +90,7 @@ class CastConfiguration:
         exact = np.where((exact >= _TINY) & np.isfinite(exact), exact, 1.0)
         form = ScaleFormat.fitting(self.scale_type, float(exact.max(initial=0)))
         scales = form.qvalues(exact.astype(np.float32))
-        ratio = array.astype(np.float32) / self._spread(_real(scales, form), array.shape)
+        ratio = array.astype(np.float32) / self._spread(form.values(scales), array.shape)
         limit = float(self.dtype.max)
         qvalues = cast(np.clip(ratio, -limit, limit), self.dtype)
         return CastArray(_stored(qvalues, self.dtype), array.shape, scales, form, self)
@@ -152,7 +152,7 @@ class CastArray:
         wide = self.qvalues.astype(np.float32)
         if self.scales is None:
             return wide
-        factor = self.configuration._spread(_real(self.scales, self.scale_format), self.shape)
+        factor = self.configuration._spread(self.scale_format.values(self.scales), self.shape)
         with np.errstate(over="ignore"):  # scales are rounded up, so products may exceed f32
             return np.clip(wide * factor, f32.min, f32.max)
 
@@ -165,9 +165,3 @@ class CastArray:
 
 def _stored(qvalues: Array, element: DType) -> Array:
     return qvalues.reshape(-1) if element.bits >= 8 else pack(qvalues, element.bits)
-
-
-def _real(scales: Array, form: ScaleFormat) -> Array:
-    """Stored scales in f32."""
-    wide = scales.astype(np.float32)
-    return wide if form.element == f32 else wide * np.float32(form.tensor_scale)

@@ -9,8 +9,9 @@ See `operations` for arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -154,15 +155,8 @@ class QuantizedTensor:
         before = math.prod(self.shape[:at])
         for i, size in enumerate(new):
             if math.prod(new[:i]) == before and size == self.shape[at]:
-                scales = scale_shape(new, i, self.parameters.block)
-                parameters = replace(
-                    self.parameters,
-                    axis=i,
-                    scale=self.parameters.scale.reshape(scales),
-                    zero_point=self.parameters.zero_point.reshape(scales),
-                    minimum=None,
-                    maximum=None,
-                )
+                shaped = partial(np.reshape, shape=scale_shape(new, i, self.parameters.block))
+                parameters = moved(self.parameters, shaped, axis=i)
                 return QuantizedTensor(self.data, new, parameters, self.device)
         raise QuantizationError(
             f"{list(self.shape)} quantized along axis {at} cannot have this shape",
@@ -183,13 +177,9 @@ class QuantizedTensor:
         parameters = self.parameters
         if parameters.axis is not None:
             at = normalize_axis(parameters.axis, self.ndim)
-            parameters = replace(parameters, axis=order.index(at), minimum=None, maximum=None)
-            if parameters.block:
-                parameters = replace(
-                    parameters,
-                    scale=parameters.scale.transpose(order),
-                    zero_point=parameters.zero_point.transpose(order),
-                )
+            has_blocks = bool(parameters.block)
+            change = lambda array: array.transpose(order) if has_blocks else array
+            parameters = moved(parameters, change, axis=order.index(at))
         return QuantizedTensor.from_qvalues(self.qvalues().transpose(order), parameters)
 
     def __getitem__(self, rows: slice) -> QuantizedTensor:
@@ -225,14 +215,14 @@ class QuantizedTensor:
             start, stop = start // block, -(-stop // block)
         elif at and isinstance(parameters.granularity, PerAxis):
             return parameters
-        own = slice(start, stop)
-        return replace(
-            parameters,
-            scale=parameters.scale[own],
-            zero_point=parameters.zero_point[own],
-            minimum=None,
-            maximum=None,
-        )
+        return moved(parameters, lambda array: array[start:stop])
+
+
+def moved(parameters: QuantParams, change: Callable[[Array], Array], **others: Any) -> QuantParams:
+    """The parameters with changed scales and zero points, and without the observed range."""
+    scale, zero_point = change(parameters.scale), change(parameters.zero_point)
+    others |= {"minimum": None, "maximum": None}
+    return replace(parameters, scale=scale, zero_point=zero_point, **others)
 
 
 def storage(parameters: QuantParams) -> np.dtype[Any]:

@@ -303,17 +303,10 @@ class _WeightRounder:
         block = self.block
         if not block and not product.is_plain:  # one scale per column of each matrix
             block = int(product.matrix.shape[2])
-        if block:
-            blocks, axis = product.as_weight(scales), product.term_axis
-            return QuantizedWeights(
-                qvalues, blocks, correction, error, block, axis, self._scale_format
-            )
-        flat = scales.reshape(-1)
-        return QuantizedWeights(qvalues, flat, correction, error, scale_format=self._scale_format)
-
-    @property
-    def _scale_format(self) -> ScaleFormat:
-        return PLAIN if self.floats is None else self.floats.scale_format
+        scales = product.as_weight(scales) if block else scales.reshape(-1)
+        axis = product.term_axis if block else None
+        form = PLAIN if self.floats is None else self.floats.scale_format
+        return QuantizedWeights(qvalues, scales, correction, error, block, axis, form)
 
 
 class _DataFreeRounder(_WeightRounder):
