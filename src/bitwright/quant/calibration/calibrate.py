@@ -205,7 +205,6 @@ class Calibrator:
         return self
 
     def save(self, path: str | Path) -> None:
-        """Write the statistics to a file."""
         self.ranges.save(path)
 
     def load(self, path: str | Path) -> Calibrator:

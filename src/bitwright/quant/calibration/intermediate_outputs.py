@@ -88,7 +88,11 @@ class IntermediateOutputs:
         check_inputs(self.graph, feeds)
         bindings = Sizes(input_sizes(self.graph, feeds))
         if self._given:
-            yield [(name, self._given_array(self.values[name], feeds)) for name in self._given]
+            given = ((name, self.values[name]) for name in self._given)
+            yield [
+                (name, as_array(feeds[v.name] if v.node.op == "input" else v.node.attrs["value"]))
+                for name, v in given
+            ]
         self._group(bindings)
         for part in self._runs:
             yield part.run(feeds, bindings)
@@ -105,7 +109,6 @@ class IntermediateOutputs:
             part.exe.engine.states.update({name: a.copy() for name, a in states.items()})
 
     def reset(self) -> None:
-        """Reset the graph's states."""
         for part in self._runs:
             part.exe.reset()
 
@@ -119,11 +122,6 @@ class IntermediateOutputs:
     def passes(self) -> int:
         """The number of runs of the model per batch."""
         return len(self._runs)
-
-    def _given_array(self, value: Value, feeds: Feeds) -> Array:
-        return as_array(
-            feeds[value.name] if value.node.op == "input" else value.node.attrs["value"]
-        )
 
     def _group(self, bindings: Mapping[str, int]) -> None:
         """Distribute the taps over runs, unless the existing runs fit this batch."""

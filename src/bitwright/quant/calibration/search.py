@@ -61,7 +61,6 @@ class RangeProblem:
         return self.error_of(*self.quantizer(low, high))
 
     def quantizer(self, low: Array, high: Array) -> tuple[Array, Array]:
-        """Scale and zero point, in f64."""
         scale, zero_point, _ = scale_and_zero_point(
             self.kind, self.scheme, low, high, self.widths, self.scales.rounded
         )

@@ -301,13 +301,8 @@ class Statistics:
     # File format: magic, length of the header, JSON header, then the arrays, little endian
 
     def to_bytes(self) -> bytes:
-        header = {
-            "axis": self.axis,
-            "bins": self.bins,
-            "channels": self.channels,
-            "nan": self.nan,
-            "infinite": self.infinite,
-        }
+        names = ("axis", "bins", "channels", "nan", "infinite")
+        header = {name: getattr(self, name) for name in names}
         text = json.dumps(header).encode()
         parts = [_MAGIC, len(text).to_bytes(8, "little"), text]
         for name, element in _FIELDS.items():

@@ -155,7 +155,6 @@ class StatsBuilder:
         self._reduced = ReducedOutputs(graph, self.points, counts, threads)
 
     def step(self, batch: Mapping[str, Any]) -> None:
-        """Run one batch and add its statistics."""
         if self.batches // self.stride >= 2 * BATCHES_WITH_ROWS:
             self.stride *= 2
             for stats in self.stats.values():

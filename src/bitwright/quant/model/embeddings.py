@@ -34,7 +34,6 @@ class Lookup:
 
     @property
     def constant(self) -> Value:
-        """The value of the table."""
         value = self.node.inputs[0]
         assert value is not None
         return value

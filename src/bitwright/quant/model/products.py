@@ -111,7 +111,6 @@ class Product:
 
     @property
     def channel_axis(self) -> int:
-        """The channel axis of x."""
         return 1 if self.is_conv else self.x.rank - 1
 
     @property

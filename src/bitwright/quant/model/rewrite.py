@@ -113,7 +113,6 @@ class _Rewrite:
         )
 
     def _bodies(self, node: Node) -> dict[str, Graph]:
-        """The quantized bodies of a node."""
         inner = replace(self.folded, names={}, bounds={})
         return {
             name: _Rewrite(body, inner, self.lookups).run() for name, body in node.bodies.items()

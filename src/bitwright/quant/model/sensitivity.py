@@ -127,7 +127,6 @@ class SensitivityAnalysis:
         self._exe = None
 
     def measure(self, graph: Graph) -> Losses:
-        """The output losses of a quantized graph."""
         self._last = compiled(run_passes(graph, INFERENCE), self._threads)
         losses = Losses()
         for batch, expected in zip(self._batches, self.expected, strict=True):

@@ -96,11 +96,9 @@ class CastConfiguration:
         return CastArray(_stored(qvalues, self.dtype), array.shape, scales, form, self)
 
     def round_trip(self, x: Any) -> Array:
-        """Cast an array and convert it back to f32."""
         return self.cast(x).values()
 
     def quality(self, x: Any) -> Quality:
-        """The error of the cast on this array."""
         return quality(x, self.round_trip(x))
 
     def _grid(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int, int]:

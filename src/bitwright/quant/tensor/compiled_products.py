@@ -169,7 +169,6 @@ def _largest(w: QuantizedTensor, is_matmul: bool) -> int:
 
 
 def program_of(graph: Graph) -> Executable:
-    """The compiled graph."""
     from bitwright.pipeline import compile_graph  # slow to import
 
     return compile_graph(graph)

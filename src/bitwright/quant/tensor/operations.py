@@ -43,7 +43,6 @@ _INT32 = np.iinfo(np.int32)
 def requantize(
     x: QuantizedTensor, output: QuantParams, fixed_point: bool = False
 ) -> QuantizedTensor:
-    """Requantize x with the parameters `output`."""
     if not arithmetic.is_integer_quantized(x.parameters):
         return QuantizedTensor.quantize(x.dequantize(), output)
     direct = None if fixed_point else elementwise("requantize", (x,), output)

@@ -56,7 +56,6 @@ class QuantizedTensor:
 
     @staticmethod
     def quantize(x: Any, parameters: QuantParams, strict: bool = True) -> QuantizedTensor:
-        """Quantize x with these parameters."""
         array = real_array(x)
         return QuantizedTensor.from_qvalues(quantize_values(array, parameters, strict), parameters)
 
@@ -107,7 +106,6 @@ class QuantizedTensor:
         return np.moveaxis(qvalues.reshape(moved), 0, at)
 
     def dequantize(self, to: str | DType = "f32") -> Array:
-        """The dequantized array."""
         return dequantize_values(self.qvalues(), self.parameters, dtype(to))
 
     # Size

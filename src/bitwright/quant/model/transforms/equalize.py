@@ -170,18 +170,12 @@ def _foldable(
     readers = Counter(value for node in graph.nodes for value in node.operands)
     readers.update(graph.results)
     for choice in choices:
-        point = choice.point
-        if (
-            choice.activation is None
-            or choice.activation.factors is None
-            or choice.scheme == "float"
-        ):
+        point, value = choice.point, choice.point.only_value
+        factors = None if choice.activation is None else choice.activation.factors
+        if factors is None or choice.scheme == "float" or value is None:
             continue
-        if (value := point.only_value) is None:
-            continue
-        is_uniform = bool(np.ptp(choice.activation.factors) == 0)
-        axis = point.products[0].channel_axis
-        chain = find_chain(value, axis, with_clips=is_uniform)
+        is_uniform = bool(np.ptp(factors) == 0)
+        chain = find_chain(value, point.products[0].channel_axis, with_clips=is_uniform)
         if chain is None or _complete(chain, products) is None:
             continue
         inner = [node.outputs[0] for node in (chain.product, *chain.nodes)]

@@ -36,18 +36,15 @@ class Grid:
 
     @classmethod
     def named(cls, format: str) -> Grid:
-        """The grid of a block format."""
         found = FORMATS[format]
         return cls(dtype(found.element), dtype(found.scale))
 
     @property
     def limit(self) -> float:
-        """The largest value of the element type."""
         return float(self.element.max)
 
     @property
     def storage(self) -> np.dtype[Any]:
-        """The numpy dtype of the elements."""
         return self.element.numpy
 
     def nearest(self, ratio: Array) -> None:
@@ -89,7 +86,6 @@ class Grid:
         return np.asarray(np.choose(best, tried))
 
     def _errors(self, matrix: Array, scales: Array, block: int, weight: Any) -> Array:
-        """The squared error of each block."""
         each = spread(scales, block, matrix.shape[2])
         qvalues = matrix / each
         self.nearest(qvalues)

@@ -42,7 +42,6 @@ class Range(NamedTuple):
         return cls(scale, MIDDLE)
 
     def round_trip(self, x: Array) -> Array:
-        """Quantize and dequantize."""
         qvalues = np.rint(x / self.scale)
         qvalues += self.zero_point
         np.clip(qvalues, 0, LEVELS, out=qvalues)

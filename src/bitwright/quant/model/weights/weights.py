@@ -272,7 +272,6 @@ class _WeightRounder:
         return np.asarray(times(self.inputs, lost).var(axis=1))
 
     def _each(self, scales: Array) -> Array:
-        """Scales repeated so that they broadcast over the weights."""
         return spread(scales, self.block, self.products[0].matrix.shape[2])
 
     def _part(self, exact_matrix: Array, qvalues: Array, scales: Array) -> _Part:
