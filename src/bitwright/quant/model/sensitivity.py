@@ -238,9 +238,8 @@ class _Switched:
             new[node.outputs[0]] = b.where(switches[node], int8, y)
 
     def _holds_points(self, node: Node) -> bool:
-        return any(
-            inner in self.points for body in node.bodies.values() for _, inner in body.walk()
-        )
+        bodies = node.bodies.values()
+        return any(inner in self.points for body in bodies for _, inner in body.walk())
 
 
 def _round_trip(b: Builder, x: Value, activation: ActivationQuant, axis: int) -> Value:

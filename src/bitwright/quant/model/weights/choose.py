@@ -22,13 +22,8 @@ from bitwright.quant.calibration.model_outputs import Channels
 from bitwright.quant.calibration.stats import CalibrationStats
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Product
-from bitwright.quant.model.weights.nearest import (
-    Range,
-    decibels,
-    rows_round_trip,
-    weight_qvalues,
-    weight_scales,
-)
+from bitwright.quant.model.weights import nearest
+from bitwright.quant.model.weights.nearest import Range
 from bitwright.quant.model.weights.round_scales import nearest_power, rounded, rounded_down
 
 MakeRange = Callable[[float, float], Range]
@@ -56,7 +51,7 @@ class ActivationQuant:
 
     @property
     def sqnr(self) -> float:
-        return decibels(self.error)
+        return nearest.decibels(self.error)
 
     @property
     def inverse(self) -> Array:
@@ -80,7 +75,7 @@ class ActivationQuant:
     def round_trip(self, rows: Array, factors: Array | None) -> Array:
         """Quantize and dequantize rows [rows, groups, terms] / `factors` [groups, terms]."""
         x = rows if factors is None else rows / factors
-        return rows_round_trip(x) if self.range is None else self.range.round_trip(x)
+        return nearest.rows_round_trip(x) if self.range is None else self.range.round_trip(x)
 
 
 def static_activation(
@@ -219,8 +214,8 @@ class Scores:
         if key not in self._weights:
             matrix = product.some_columns
             scaled = matrix if factors is None else matrix * factors[:, None, :]
-            scales = weight_scales(scaled)
-            self._weights[key] = weight_qvalues(scaled, scales) * scales
+            scales = nearest.weight_scales(scaled)
+            self._weights[key] = nearest.weight_qvalues(scaled, scales) * scales
         return self._weights[key]
 
 
