@@ -14,119 +14,68 @@ from typing import TYPE_CHECKING
 from bitwright.lazy import lazy_names
 
 if TYPE_CHECKING:  # for type checkers and editors only
-    from bitwright.ir.calibration import CalibrationEntry, CalibrationRecord
-    from bitwright.ir.quant_params import QuantParams
-    from bitwright.ir.quant_types import (
-        Granularity,
-        PerAxis,
-        PerGroup,
-        PerTensor,
-        PerToken,
-        Scheme,
+    from bitwright.ir.calibration import CalibrationEntry as CalibrationEntry
+    from bitwright.ir.calibration import CalibrationRecord as CalibrationRecord
+    from bitwright.ir.quant_params import QuantParams as QuantParams
+    from bitwright.ir.quant_types import Granularity as Granularity
+    from bitwright.ir.quant_types import PerAxis as PerAxis
+    from bitwright.ir.quant_types import PerGroup as PerGroup
+    from bitwright.ir.quant_types import PerTensor as PerTensor
+    from bitwright.ir.quant_types import PerToken as PerToken
+    from bitwright.ir.quant_types import Scheme as Scheme
+    from bitwright.passes.insert_q_dq import insert_q_dq as insert_q_dq
+    from bitwright.quant.calibration.calibrate import Calibrator as Calibrator
+    from bitwright.quant.calibration.intermediate_outputs import (
+        IntermediateOutputs as IntermediateOutputs,
     )
-    from bitwright.passes.insert_q_dq import insert_q_dq
-    from bitwright.quant.calibration.calibrate import Calibrator
-    from bitwright.quant.calibration.intermediate_outputs import IntermediateOutputs
-    from bitwright.quant.calibration.methods import Percentile, choose
-    from bitwright.quant.calibration.ranges import Ranges
-    from bitwright.quant.calibration.statistics import Statistics
-    from bitwright.quant.core.measure import Quality, quality
-    from bitwright.quant.data.batches import Batches
-    from bitwright.quant.model.config import QuantConfig
-    from bitwright.quant.model.quantize import Quantized, quantize
-    from bitwright.quant.model.recipe import Recipe
-    from bitwright.quant.tensor.observer import Observer, quantize_tensor
-    from bitwright.quant.tensor.operations import (
-        qadd,
-        qaverage_pool2d,
-        qconcat,
-        qconv2d,
-        qmatmul,
-        qmax_pool2d,
-        qmul,
-        qrelu,
-        requantize,
-    )
-    from bitwright.quant.tensor.system import QuantizationSystem
-    from bitwright.quant.tensor.tensor import QuantizedTensor
+    from bitwright.quant.calibration.methods import Percentile as Percentile
+    from bitwright.quant.calibration.methods import choose as choose
+    from bitwright.quant.calibration.ranges import Ranges as Ranges
+    from bitwright.quant.calibration.statistics import Statistics as Statistics
+    from bitwright.quant.core.measure import Quality as Quality
+    from bitwright.quant.core.measure import quality as quality
+    from bitwright.quant.data.batches import Batches as Batches
+    from bitwright.quant.model.config import QuantConfig as QuantConfig
+    from bitwright.quant.model.quantize import Quantized as Quantized
+    from bitwright.quant.model.quantize import quantize as quantize
+    from bitwright.quant.model.recipe import Recipe as Recipe
+    from bitwright.quant.tensor.observer import Observer as Observer
+    from bitwright.quant.tensor.observer import quantize_tensor as quantize_tensor
+    from bitwright.quant.tensor.operations import qadd as qadd
+    from bitwright.quant.tensor.operations import qaverage_pool2d as qaverage_pool2d
+    from bitwright.quant.tensor.operations import qconcat as qconcat
+    from bitwright.quant.tensor.operations import qconv2d as qconv2d
+    from bitwright.quant.tensor.operations import qmatmul as qmatmul
+    from bitwright.quant.tensor.operations import qmax_pool2d as qmax_pool2d
+    from bitwright.quant.tensor.operations import qmul as qmul
+    from bitwright.quant.tensor.operations import qrelu as qrelu
+    from bitwright.quant.tensor.operations import requantize as requantize
+    from bitwright.quant.tensor.system import QuantizationSystem as QuantizationSystem
+    from bitwright.quant.tensor.tensor import QuantizedTensor as QuantizedTensor
 
-__all__ = [
-    "Batches",
-    "CalibrationEntry",
-    "CalibrationRecord",
-    "Calibrator",
-    "Granularity",
-    "IntermediateOutputs",
-    "Observer",
-    "PerAxis",
-    "PerGroup",
-    "PerTensor",
-    "PerToken",
-    "Percentile",
-    "Quality",
-    "QuantConfig",
-    "QuantParams",
-    "QuantizationSystem",
-    "Quantized",
-    "QuantizedTensor",
-    "Ranges",
-    "Recipe",
-    "Scheme",
-    "Statistics",
-    "choose",
-    "insert_q_dq",
-    "qadd",
-    "qaverage_pool2d",
-    "qconcat",
-    "qconv2d",
-    "qmatmul",
-    "qmax_pool2d",
-    "qmul",
-    "qrelu",
-    "quality",
-    "quantize",
-    "quantize_tensor",
-    "requantize",
-]
-
-_HOME = {
-    "Batches": "bitwright.quant.data.batches",
-    "CalibrationEntry": "bitwright.ir.calibration",
-    "CalibrationRecord": "bitwright.ir.calibration",
-    "Calibrator": "bitwright.quant.calibration.calibrate",
-    "Granularity": "bitwright.ir.quant_types",
-    "IntermediateOutputs": "bitwright.quant.calibration.intermediate_outputs",
-    "Observer": "bitwright.quant.tensor.observer",
-    "PerAxis": "bitwright.ir.quant_types",
-    "PerGroup": "bitwright.ir.quant_types",
-    "PerTensor": "bitwright.ir.quant_types",
-    "PerToken": "bitwright.ir.quant_types",
-    "Percentile": "bitwright.quant.calibration.methods",
-    "Quality": "bitwright.quant.core.measure",
-    "QuantConfig": "bitwright.quant.model.config",
-    "QuantParams": "bitwright.ir.quant_params",
-    "QuantizationSystem": "bitwright.quant.tensor.system",
-    "Quantized": "bitwright.quant.model.quantize",
-    "QuantizedTensor": "bitwright.quant.tensor.tensor",
-    "Ranges": "bitwright.quant.calibration.ranges",
-    "Recipe": "bitwright.quant.model.recipe",
-    "Scheme": "bitwright.ir.quant_types",
-    "Statistics": "bitwright.quant.calibration.statistics",
-    "choose": "bitwright.quant.calibration.methods",
-    "insert_q_dq": "bitwright.passes.insert_q_dq",
-    "qadd": "bitwright.quant.tensor.operations",
-    "qaverage_pool2d": "bitwright.quant.tensor.operations",
-    "qconcat": "bitwright.quant.tensor.operations",
-    "qconv2d": "bitwright.quant.tensor.operations",
-    "qmatmul": "bitwright.quant.tensor.operations",
-    "qmax_pool2d": "bitwright.quant.tensor.operations",
-    "qmul": "bitwright.quant.tensor.operations",
-    "qrelu": "bitwright.quant.tensor.operations",
-    "quality": "bitwright.quant.core.measure",
-    "quantize": "bitwright.quant.model.quantize",
-    "quantize_tensor": "bitwright.quant.tensor.observer",
-    "requantize": "bitwright.quant.tensor.operations",
+_NAMES = {
+    "bitwright.quant.data.batches": "Batches",
+    "bitwright.ir.calibration": "CalibrationEntry CalibrationRecord",
+    "bitwright.quant.calibration.calibrate": "Calibrator",
+    "bitwright.ir.quant_types": "Granularity PerAxis PerGroup PerTensor PerToken Scheme",
+    "bitwright.quant.calibration.intermediate_outputs": "IntermediateOutputs",
+    "bitwright.quant.tensor.observer": "Observer quantize_tensor",
+    "bitwright.quant.calibration.methods": "Percentile choose",
+    "bitwright.quant.core.measure": "Quality quality",
+    "bitwright.quant.model.config": "QuantConfig",
+    "bitwright.ir.quant_params": "QuantParams",
+    "bitwright.quant.tensor.system": "QuantizationSystem",
+    "bitwright.quant.model.quantize": "Quantized quantize",
+    "bitwright.quant.tensor.tensor": "QuantizedTensor",
+    "bitwright.quant.calibration.ranges": "Ranges",
+    "bitwright.quant.model.recipe": "Recipe",
+    "bitwright.quant.calibration.statistics": "Statistics",
+    "bitwright.passes.insert_q_dq": "insert_q_dq",
+    "bitwright.quant.tensor.operations": "qadd qaverage_pool2d qconcat qconv2d qmatmul qmax_pool2d "
+    "qmul qrelu requantize",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = list(_HOME)
 
 if not TYPE_CHECKING:  # a type checker would accept any name
     __getattr__, __dir__ = lazy_names(__name__, _HOME)

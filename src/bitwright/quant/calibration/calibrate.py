@@ -20,6 +20,7 @@ import numpy as np
 
 from bitwright.errors import CalibrationError
 from bitwright.frontend.load import load
+from bitwright.ir.arrays import Array
 from bitwright.ir.calibration import CalibrationRecord
 from bitwright.ir.graph import Graph
 from bitwright.ir.quant_params import whole_axis
@@ -37,7 +38,6 @@ from bitwright.quant.data.batches import Batches, Transform
 from bitwright.quant.data.traced import with_graph
 from bitwright.target import host
 
-Array = np.ndarray[Any, Any]
 NONFINITE = ("error", "ignore")
 MIN_SHARE = 1 << 17
 """Values per thread; with fewer, starting the thread takes longer than the work."""
@@ -205,7 +205,6 @@ class Calibrator:
         return self
 
     def save(self, path: str | Path) -> None:
-        """Write the statistics to a file."""
         self.ranges.save(path)
 
     def load(self, path: str | Path) -> Calibrator:

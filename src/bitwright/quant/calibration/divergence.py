@@ -12,13 +12,11 @@ continuous function of the range.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.quant.calibration.scoring import Distribution
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

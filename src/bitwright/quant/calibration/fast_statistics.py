@@ -7,28 +7,19 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.quant.calibration.machine_code import ADDRESS, NUMBER, REAL, MachineCode
-from bitwright.target import Target
 
-Array = np.ndarray[Any, Any]
 TURNS = 2  # alternating histograms, as in `kernels.calibration.statistics`
 _scratch = threading.local()
 
 
-def _text(target: Target) -> str:
-    # the emitter is slow to import, and a warm start skips it
-    from bitwright.backends.cpu.kernels.calibration.statistics import statistics_text
-
-    return statistics_text(target)
-
-
 _FUNCTIONS = MachineCode(
     "statistics",
-    _text,
+    "statistics",
     {
         "range_f32": (ADDRESS, NUMBER, ADDRESS),
         "histogram_f32": (ADDRESS, NUMBER, REAL, REAL, NUMBER, ADDRESS, ADDRESS),

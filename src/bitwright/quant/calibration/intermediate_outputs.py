@@ -21,7 +21,7 @@ from bitwright.backends.cpu.runtime.program import Program
 from bitwright.backends.reference import ReferenceEngine
 from bitwright.errors import CalibrationError
 from bitwright.executable import Executable
-from bitwright.ir.arrays import as_array
+from bitwright.ir.arrays import Array, as_array
 from bitwright.ir.dim import Sizes
 from bitwright.ir.dtype import string
 from bitwright.ir.edit import prune, replace_nodes
@@ -33,7 +33,6 @@ from bitwright.passes.manager import History, run_passes
 from bitwright.passes.simplify.freeze_parameters import freeze_parameters
 from bitwright.pipeline import CPU, INFERENCE, make_program
 
-Array = np.ndarray[Any, Any]
 Feeds = Mapping[str, Any]
 
 
@@ -89,7 +88,11 @@ class IntermediateOutputs:
         check_inputs(self.graph, feeds)
         bindings = Sizes(input_sizes(self.graph, feeds))
         if self._given:
-            yield [(name, self._given_array(self.values[name], feeds)) for name in self._given]
+            given = ((name, self.values[name]) for name in self._given)
+            yield [
+                (name, as_array(feeds[v.name] if v.node.op == "input" else v.node.attrs["value"]))
+                for name, v in given
+            ]
         self._group(bindings)
         for part in self._runs:
             yield part.run(feeds, bindings)
@@ -106,7 +109,6 @@ class IntermediateOutputs:
             part.exe.engine.states.update({name: a.copy() for name, a in states.items()})
 
     def reset(self) -> None:
-        """Reset the graph's states."""
         for part in self._runs:
             part.exe.reset()
 
@@ -120,11 +122,6 @@ class IntermediateOutputs:
     def passes(self) -> int:
         """The number of runs of the model per batch."""
         return len(self._runs)
-
-    def _given_array(self, value: Value, feeds: Feeds) -> Array:
-        return as_array(
-            feeds[value.name] if value.node.op == "input" else value.node.attrs["value"]
-        )
 
     def _group(self, bindings: Mapping[str, int]) -> None:
         """Distribute the taps over runs, unless the existing runs fit this batch."""

@@ -6,15 +6,17 @@ Calls release the GIL.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bitwright.backends.cpu.codegen import jit
 from bitwright.target import Target, host
 
+_EMITTERS = "bitwright.backends.cpu.kernels.calibration"
 ADDRESS, NUMBER, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
@@ -32,15 +34,13 @@ if hasattr(os, "register_at_fork"):
 
 
 class MachineCode:
-    """Functions of one module by name; compiled, or loaded from the cache, at first use."""
+    """Functions of one module by name; compiled, or loaded from the cache, at first use.
 
-    def __init__(
-        self,
-        name: str,
-        text: Callable[[Target], str],
-        functions: Mapping[str, Sequence[Any]],
-    ) -> None:
-        self._name, self._text, self._kinds = name, text, functions
+    The module `emitter` of `_EMITTERS` emits them.
+    """
+
+    def __init__(self, name: str, emitter: str, functions: Mapping[str, Sequence[Any]]) -> None:
+        self._name, self._emitter, self._kinds = name, emitter, functions
         self._functions: dict[str, Any] = {}
         self._loading = threading.Lock()
         _all.add(self)
@@ -51,6 +51,11 @@ class MachineCode:
                 if name not in self._functions:
                     self._load()
         return self._functions[name]
+
+    def _text(self, target: Target) -> str:
+        # imported late: emitters are slow to import, and a cached kernel does not need them
+        module = importlib.import_module(f"{_EMITTERS}.{self._emitter}")
+        return str(getattr(module, f"{self._emitter}_text")(target))
 
     def _load(self) -> None:
         target = host()

@@ -20,19 +20,14 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import QuantizationError
-from bitwright.ir import quant_types
-from bitwright.ir.quant_params import (
-    QuantParams,
-    require_negative_values,
-    require_statistics,
-    require_widths,
-)
+from bitwright.ir import quant_params, quant_types
+from bitwright.ir.arrays import Array
+from bitwright.ir.quant_params import QuantParams
 from bitwright.ir.quant_types import QuantType, Scheme
 from bitwright.quant.calibration.scoring import Distribution
 from bitwright.quant.calibration.search import RangeProblem, least_divergence, least_error
 from bitwright.quant.calibration.statistics import Statistics
 
-Array = np.ndarray[Any, Any]
 Range = tuple[Any, Any]
 Custom = Callable[[Statistics], Range]
 ErrorFunction = Callable[[QuantParams], float]
@@ -92,13 +87,13 @@ def choose(
     `adaptive` picks the method whose parameters have the lowest `error`, a function that measures
     parameters at the consumer. The default is the expected squared error of the values.
     """
-    require_statistics(statistics)
+    quant_params.require_statistics(statistics)
     kind = quant_types.get(dtype)
     by = quant_types.scheme(scheme, kind)
     quant_types.check(kind, by, quant_types.granularity(statistics.axis))
     low, high = statistics.observed_range()
-    require_negative_values(kind, by, low)
-    require_widths(kind, widths, statistics.channels)
+    quant_params.require_negative_values(kind, by, low)
+    quant_params.require_widths(kind, widths, statistics.channels)
     problem = RangeProblem(Distribution.of_statistics(statistics), kind, by, base, tuple(widths))
 
     def finish(bounds: Range, name: str) -> QuantParams:
@@ -140,7 +135,6 @@ def select(
 
 
 def name_of(method: Method) -> str:
-    """The name of a method in notes."""
     if callable(method):
         return f"custom({getattr(method, '__name__', type(method).__name__)})"
     return str(method)

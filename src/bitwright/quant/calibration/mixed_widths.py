@@ -7,17 +7,15 @@ is taken next, while the average stays within the budget.
 from __future__ import annotations
 
 import heapq
-from typing import Any
 
 import numpy as np
 
 from bitwright.errors import QuantizationError
 from bitwright.ir import quant_types
+from bitwright.ir.arrays import Array
 from bitwright.ir.quant_types import WIDTHS, Scheme
 from bitwright.quant.calibration.scoring import Distribution
 from bitwright.quant.calibration.search import RangeProblem, least_error
-
-Array = np.ndarray[Any, Any]
 
 
 def assign_widths(rows: Array, bits: float) -> tuple[int, ...]:

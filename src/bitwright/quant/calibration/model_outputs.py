@@ -19,6 +19,7 @@ import numpy as np
 
 from bitwright.backends.cpu.lowering.artifact import KernelCode
 from bitwright.errors import CalibrationError
+from bitwright.ir.arrays import Array
 from bitwright.ir.dim import product as count_of
 from bitwright.ir.dim import symbol
 from bitwright.ir.dtype import i64
@@ -32,7 +33,6 @@ from bitwright.quant.calibration.intermediate_outputs import IntermediateOutputs
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Places, Product
 
-Array = np.ndarray[Any, Any]
 Rows = dict[Any, Array]
 """Rows of one point, by window key."""
 Place = tuple[QuantizationPoint, Value]
@@ -161,7 +161,8 @@ class ReducedOutputs:
         empty = {place for place, shape in shapes.items() if 0 in shape} - self._whole
         if self._made is None or empty:
             self._whole |= empty
-            self._made = self._compiled()
+            given = self._graph, self._points, self._whole, self._counts, self._threads
+            self._made = _Compiled(*given)
         model, places = self._made, dict[_Window, Places]()
         flat = np.zeros((model.numbers, 0 if draw is None else 1), np.int64)
         if draw is not None:
@@ -192,9 +193,6 @@ class ReducedOutputs:
                         channels = Channels.of(array, _channel_axis(point, value))
                         _require_finite(point.name, number, channels)
                         yield BatchStats(point, channels, rows[point, value])
-
-    def _compiled(self) -> _Compiled:
-        return _Compiled(self._graph, self._points, self._whole, self._counts, self._threads)
 
     def _shapes(self, batch: Mapping[str, Any]) -> dict[Place, tuple[int, ...]]:
         """Shapes of the values that are not read in full."""

@@ -14,17 +14,13 @@ def progress_bar(what: str, total: int | None, show: bool | None) -> Iterator[Ca
     if not (is_terminal if show is None else show):
         yield lambda: None
         return
+    from rich import progress as rich
     from rich.console import Console  # slow to import, and most runs do not need it
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
 
+    columns = rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn()
     console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+    with rich.Progress(
+        *columns, rich.TimeRemainingColumn(), console=console, transient=True
+    ) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)

@@ -162,7 +162,6 @@ class Ranges(Mapping[str, Statistics]):
             raise ParseError(f"the file of statistics is damaged: {error}") from None
 
     def save(self, path: str | Path) -> None:
-        """Write the file atomically."""
         data = self.to_bytes()
 
         def write(file: IO[bytes]) -> None:

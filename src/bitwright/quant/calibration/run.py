@@ -17,15 +17,11 @@ import numpy as np
 
 from bitwright.errors import CalibrationError
 from bitwright.ir.graph import Graph
+from bitwright.quant.calibration import stats_file
 from bitwright.quant.calibration.interrupt import interrupt_between_steps
 from bitwright.quant.calibration.progress import progress_bar
 from bitwright.quant.calibration.stats import CalibrationStats, StatsBuilder
-from bitwright.quant.calibration.stats_file import (
-    ProcessedBatches,
-    StatsFile,
-    batch_digest,
-    model_digest,
-)
+from bitwright.quant.calibration.stats_file import ProcessedBatches, StatsFile
 from bitwright.quant.data.batches import Batch, Batches, has_samples, no_samples
 from bitwright.quant.model.points import QuantizationPoint
 
@@ -62,7 +58,7 @@ class CalibrationRun:
         self._builder = StatsBuilder(graph, points, count=self._count, threads=threads)
         self._model, self._processed = "", ProcessedBatches()
         if file is not None:
-            self._model = model_digest(graph)
+            self._model = stats_file.model_digest(graph)
             self._processed = file.load(self._model, self._builder) or self._processed
         self._saved = self._processed.batches
 
@@ -84,7 +80,6 @@ class CalibrationRun:
 
     @property
     def batches(self) -> int:
-        """The number of batches processed."""
         return self._processed.batches
 
     def run(self, progress: bool | None = None) -> None:
@@ -107,7 +102,7 @@ class CalibrationRun:
         for number, batch in enumerate(batches, 1):
             advance()
             if self._file is not None:
-                digest = batch_digest(digest, batch)
+                digest = stats_file.batch_digest(digest, batch)
             if number > known:
                 self._add(number, batch)
                 self._processed.batches, self._processed.digest = number, digest

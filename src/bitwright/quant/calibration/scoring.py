@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.quant.calibration.statistics import Statistics
 from bitwright.quant.core.levels import Codebook
 
-Array = np.ndarray[Any, Any]
 _FEW = 4  # bins with fewer values give no usable density
 _SPARSE = 0.01  # a histogram with more than this fraction of its values in such bins is sparse
 _LEAST_WIDTH = 2.0**-10  # minimum bin width, relative to the grid

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.quant_params import scale_and_zero_point
 from bitwright.ir.quant_types import MIXED, QuantType, Scheme
 from bitwright.quant.calibration.divergence import Cumulative, divergence
@@ -21,7 +21,6 @@ from bitwright.quant.calibration.scoring import Distribution, IntegerGrid, squar
 from bitwright.quant.core.levels import Codebook, codebook
 from bitwright.quant.core.scales import ScaleFormat
 
-Array = np.ndarray[Any, Any]
 Objective = Callable[[Array, Array], Array]
 
 _RATIO = 0.8
@@ -62,7 +61,6 @@ class RangeProblem:
         return self.error_of(*self.quantizer(low, high))
 
     def quantizer(self, low: Array, high: Array) -> tuple[Array, Array]:
-        """Scale and zero point, in f64."""
         scale, zero_point, _ = scale_and_zero_point(
             self.kind, self.scheme, low, high, self.widths, self.scales.rounded
         )

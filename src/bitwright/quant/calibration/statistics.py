@@ -20,13 +20,11 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import GraphError, ParseError, QuantizationError, UnsupportedError
-from bitwright.ir.arrays import as_array
+from bitwright.ir.arrays import Array, as_array
 from bitwright.ir.dtype import Family, dtype, f32
 from bitwright.ir.quant_params import require_statistics, whole_axis
 from bitwright.ir.types import normalize_axis
 from bitwright.quant.calibration import fast_statistics
-
-Array = np.ndarray[Any, Any]
 
 BINS = 2048
 CHANNEL_BINS = 512
@@ -303,13 +301,8 @@ class Statistics:
     # File format: magic, length of the header, JSON header, then the arrays, little endian
 
     def to_bytes(self) -> bytes:
-        header = {
-            "axis": self.axis,
-            "bins": self.bins,
-            "channels": self.channels,
-            "nan": self.nan,
-            "infinite": self.infinite,
-        }
+        names = ("axis", "bins", "channels", "nan", "infinite")
+        header = {name: getattr(self, name) for name in names}
         text = json.dumps(header).encode()
         parts = [_MAGIC, len(text).to_bytes(8, "little"), text]
         for name, element in _FIELDS.items():

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from bitwright import system
+from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph
 from bitwright.quant.calibration.model_outputs import BatchStats, Channels, ReducedOutputs
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Product
 
-Array = np.ndarray[Any, Any]
 ROWS_SCORED = 256
 ROWS_OF_TERM = 4
 FEWEST_ROWS, MOST_ROWS = 512, 4096
@@ -155,7 +155,6 @@ class StatsBuilder:
         self._reduced = ReducedOutputs(graph, self.points, counts, threads)
 
     def step(self, batch: Mapping[str, Any]) -> None:
-        """Run one batch and add its statistics."""
         if self.batches // self.stride >= 2 * BATCHES_WITH_ROWS:
             self.stride *= 2
             for stats in self.stats.values():

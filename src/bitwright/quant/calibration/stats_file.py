@@ -27,6 +27,7 @@ from typing import IO, Any
 import numpy as np
 
 from bitwright.errors import CalibrationError, ParseError
+from bitwright.ir.arrays import Array
 from bitwright.ir.calibration import CalibrationRecord
 from bitwright.ir.container import require_writable, write_atomically
 from bitwright.ir.dtype import dtype
@@ -40,7 +41,6 @@ from bitwright.quant.calibration.stats import CalibrationStats, Sample, StatsBui
 from bitwright.quant.data.batches import Batch
 from bitwright.quant.model.recipe import NO_DATA_HINT
 
-Array = np.ndarray[Any, Any]
 FORMAT = 3
 _PARTS = ("first", "rows", "gram", "total", "waiting")
 MAGIC = b"PK"

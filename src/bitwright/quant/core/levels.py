@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.quant_types import QuantType, Scheme
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ import numpy as np
 
 from bitwright.errors import QuantizationError
 
-Array = np.ndarray[Any, Any]
-
 
 @dataclass(frozen=True)
 class Quality:

@@ -8,11 +8,9 @@ The last byte is zero-padded; the caller stores the number of values.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from bitwright.ir.arrays import Array
 
 
 def pack(qvalues: Array, bits: int) -> Array:

@@ -12,11 +12,10 @@ otherwise it quantizes as 0 (the op `quantize` maps it to the lowest value).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from bitwright.errors import QuantizationError
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import DType, f8e8m0, f32
 from bitwright.ir.quant_params import QuantParams, require_negative_values
 from bitwright.ir.quant_types import MIXED, Scheme
@@ -25,8 +24,6 @@ from bitwright.ops.core.numeric import narrow
 from bitwright.ops.math.cast import cast
 from bitwright.ops.quant.quantize import spread
 from bitwright.quant.core.levels import magnitudes
-
-Array = np.ndarray[Any, Any]
 
 
 def quantize_values(x: Array, parameters: QuantParams, strict: bool = True) -> Array:

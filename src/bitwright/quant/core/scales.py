@@ -11,15 +11,13 @@ A scale that would round to 0 becomes the smallest positive number of the type.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import DType, bf16, f8e4m3fn, f8e8m0, f16, f32, u8
 from bitwright.ir.quant_params import QuantParams
 from bitwright.ops.math.cast import cast
-
-Array = np.ndarray[Any, Any]
 
 _TWO_LEVELS = (f8e4m3fn, u8)
 _LEAST = {f16: 2.0**-14, bf16: 2.0**-126}
@@ -58,11 +56,12 @@ class ScaleFormat:
 
     def rounded(self, scale: Array) -> Array:
         """Scales in f32, rounded as stored."""
-        if self.element == f32:
-            return np.asarray(scale, np.float32)
-        return np.asarray(
-            self.qvalues(scale).astype(np.float32) * np.float32(self.tensor_scale), np.float32
-        )
+        return self.values(self.qvalues(scale))
+
+    def values(self, qvalues: Array) -> Array:
+        """Stored scales in f32."""
+        wide = np.asarray(qvalues, np.float32)
+        return wide if self.element == f32 else np.asarray(wide * np.float32(self.tensor_scale))
 
     def store(self, params: QuantParams) -> QuantParams:
         """Parameters with their scales in this format."""

@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from bitwright.errors import BitwrightError, CalibrationError
-from bitwright.ir.arrays import as_array
+from bitwright.ir.arrays import Array, as_array
 from bitwright.ir.feeds import bind_inputs, check_inputs
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
@@ -24,7 +22,6 @@ from bitwright.quant.data.sources import File, source_of
 from bitwright.quant.data.splitting import Splitter
 from bitwright.warn import DataWarning
 
-Array = np.ndarray[Any, Any]
 Batch = dict[str, Array]
 Transform = Callable[[Any], Any]
 

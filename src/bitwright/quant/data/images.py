@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import CalibrationError
+from bitwright.ir.arrays import Array
 from bitwright.ir.dim import Dim
 from bitwright.ir.dtype import u8
 from bitwright.ir.graph import Graph, Value
@@ -25,7 +26,6 @@ from bitwright.ir.types import TensorType
 from bitwright.quant.data.folders import files_in
 from bitwright.quant.data.splitting import BATCH_SIZE
 
-Array = np.ndarray[Any, Any]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 LAYOUTS = ("auto", "nchw", "nhwc")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}

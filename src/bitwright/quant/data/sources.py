@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from bitwright.errors import CalibrationError
-from bitwright.ir.arrays import as_array, read_arrays
+from bitwright.ir.arrays import Array, as_array, read_arrays
 from bitwright.ir.calibration import CalibrationRecord
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
@@ -29,7 +29,6 @@ from bitwright.quant.data.splitting import in_batches
 from bitwright.quant.data.tables import SUFFIXES as TABLES
 from bitwright.quant.data.tables import Tables
 
-Array = np.ndarray[Any, Any]
 ARRAYS = (".npz", ".npy")
 
 

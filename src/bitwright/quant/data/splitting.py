@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from bitwright.ir.arrays import as_array
+from bitwright.ir.arrays import Array, as_array
 from bitwright.ir.dim import Dim
 from bitwright.ir.graph import Graph, Value
 from bitwright.ir.types import TensorType
 
-Array = np.ndarray[Any, Any]
 Batch = dict[str, Array]
 BATCH_SIZE = 32
 _NOT_A_BATCH_AXIS = re.compile(r"seq|len|time|token|step|past|frame|position|height|width", re.I)

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import CalibrationError
+from bitwright.ir.arrays import Array
 from bitwright.ir.dim import Dim
 from bitwright.ir.graph import Graph, Value
 from bitwright.ir.types import TensorType
 from bitwright.quant.data.folders import files_in
 from bitwright.quant.data.splitting import BATCH_SIZE
 
-Array = np.ndarray[Any, Any]
 SUFFIXES = (".csv",)
 _WORDS = {"true": 1, "false": 0}
 

@@ -7,12 +7,7 @@ from dataclasses import dataclass, replace
 from bitwright.quant.calibration.stats import CalibrationStats
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.recipe import INT8_SCHEMES, Recipe
-from bitwright.quant.model.weights.choose import (
-    ActivationQuant,
-    dynamic_activation,
-    dynamic_tensor_activation,
-    static_activation,
-)
+from bitwright.quant.model.weights import choose
 
 UNREACHED = "no calibration batch reached it"
 ZERO_INPUT = "its input is zero on all data, so its range is unknown"
@@ -27,7 +22,7 @@ class Choice:
     point: QuantizationPoint
     scheme: str
     reason: str
-    activation: ActivationQuant | None = None
+    activation: choose.ActivationQuant | None = None
 
     @property
     def error(self) -> float:
@@ -96,15 +91,15 @@ def _asked(
     point: QuantizationPoint, stats: CalibrationStats, asked: set[str], recipe: Recipe
 ) -> Choice:
     if "dynamic_per_token" in asked and point.is_rowwise:
-        activation = dynamic_activation(stats, recipe.smooth)
+        activation = choose.dynamic_activation(stats, recipe.smooth)
         return Choice(point, "dynamic_per_token", "the recipe asks for it", activation)
     reason = "the recipe asks for it"
     if asked & {"dynamic_per_token", "dynamic_per_tensor"}:
         if "dynamic_per_token" in asked:
             reason = "a convolution window has no per-token range, so the range is per tensor"
-        activation = dynamic_tensor_activation(stats, recipe.smooth)
+        activation = choose.dynamic_tensor_activation(stats, recipe.smooth)
         return Choice(point, "dynamic_per_tensor", reason, activation)
-    activation = static_activation(stats, recipe.smooth, recipe.symmetric)
+    activation = choose.static_activation(stats, recipe.smooth, recipe.symmetric)
     return Choice(point, "static", reason, activation)
 
 
@@ -114,11 +109,11 @@ def _measured(point: QuantizationPoint, stats: CalibrationStats, recipe: Recipe)
     by_token = not point.products[0].is_conv
     is_first = allowed[0] == "dynamic_per_token"
     if "dynamic_per_token" in allowed and point.is_rowwise and (by_token or is_first):
-        dynamic = dynamic_activation(stats, recipe.smooth)
+        dynamic = choose.dynamic_activation(stats, recipe.smooth)
         if is_first:
             reason = f"{dynamic.sqnr:.1f} dB at the products"
             return Choice(point, "dynamic_per_token", reason, dynamic)
-    static = static_activation(stats, recipe.smooth, recipe.symmetric)
+    static = choose.static_activation(stats, recipe.smooth, recipe.symmetric)
     # A static range clips tokens that the calibration text does not contain. Tokens vary more than
     # pixels, so a static range must have a margin to be chosen.
     if dynamic is not None and dynamic.sqnr > static.sqnr - STATIC_GAIN:
@@ -152,7 +147,7 @@ def _more_accurate(choice: Choice, stats: dict[str, CalibrationStats], recipe: R
     why = f"the outputs lost too much with {choice.scheme}"
     allows_dynamic = "dynamic_per_token" in recipe.schemes_allowed
     if choice.scheme == "static" and choice.point.has_rows and allows_dynamic:
-        activation = dynamic_activation(stats[choice.point.name], recipe.smooth)
+        activation = choose.dynamic_activation(stats[choice.point.name], recipe.smooth)
         if activation.error < choice.error:
             scheme = "dynamic_per_token"
             return replace(choice, scheme=scheme, activation=activation, reason=why)

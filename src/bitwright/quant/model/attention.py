@@ -79,7 +79,6 @@ class Attentions:
         self.chosen = frozenset()
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with the chosen attention ops in int8."""
 
         def change(node: Node) -> Node:
             if node.name not in self.chosen:

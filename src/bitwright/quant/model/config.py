@@ -55,7 +55,6 @@ class QuantConfig:
     consumer: str = "any"
 
     def to_recipe(self) -> Recipe:
-        """The recipe with these options."""
         options: dict[str, Any] = {
             "rounding": self.weight_rounding,
             "symmetric": self.symmetric_activations,

@@ -12,14 +12,14 @@ then runs on the same data to measure its output error.
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bitwright.frontend.load import load
 from bitwright.ir.dtype import bf16, f32
-from bitwright.ir.graph import Graph, Value
+from bitwright.ir.graph import Graph
 from bitwright.ir.paths import value_paths
 from bitwright.ops.core.check import verify
 from bitwright.passes.manager import run_passes
@@ -172,13 +172,9 @@ def _losses(before: Graph, after: Graph, batches: Batches, threads: int | None) 
 
 
 def _weight_bytes(graph: Graph) -> int:
-    return sum(value.dtype.nbytes(value.node.attrs["value"].size) for value in _held(graph))
-
-
-def _held(graph: Graph) -> Iterator[Value]:
-    for _, node in graph.walk():
-        if node.op in ("parameter", "constant") and node.attrs.get("value") is not None:
-            yield node.outputs[0]
+    nodes = (node for _, node in graph.walk() if node.op in ("parameter", "constant"))
+    held = ((node, node.attrs.get("value")) for node in nodes)
+    return sum(n.outputs[0].dtype.nbytes(a.size) for n, a in held if a is not None)
 
 
 def _computes_in_bf16(graph: Graph) -> bool:

@@ -10,10 +10,10 @@ the same scale. Where smoothing multiplied the weight by factors, the lookup div
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Product, weight_key
@@ -21,7 +21,6 @@ from bitwright.quant.model.recipe import Recipe
 from bitwright.quant.model.weights.nearest import weight_qvalues, weight_scales
 from bitwright.quant.model.weights.weights import QuantizedWeights
 
-Array = np.ndarray[Any, Any]
 MIN_TABLE_SIZE = 4096
 
 
@@ -35,7 +34,6 @@ class Lookup:
 
     @property
     def constant(self) -> Value:
-        """The value of the table."""
         value = self.node.inputs[0]
         assert value is not None
         return value

@@ -13,15 +13,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.nn.recurrent import GATES
 from bitwright.quant.model.products import BatchedProduct, Product
 from bitwright.quant.model.window_rows import has_window_rows
 
-Array = np.ndarray[Any, Any]
 MIN_WEIGHTS_IN_LOOP = 1 << 16
 """Points in loop bodies with fewer weights stay float: overhead dominates their iterations."""
 _OPS = ("matmul", "grouped_matmul", "conv", *GATES)
@@ -73,7 +71,6 @@ class QuantizationPoint:
 
     @property
     def weights(self) -> int:
-        """The number of weights."""
         return sum(product.weight.size for product in self.distinct)
 
     @property
@@ -140,8 +137,7 @@ def _products(graph: Graph, path: str) -> Iterator[Product]:
     for node in graph.nodes:
         if node.op not in _OPS or node.outputs[0].dtype != f32:
             continue
-        x, source = node.inputs[0], weight_constant(node.inputs[1])
-        weight = _constant_weight(node.inputs[1])
+        x, (source, weight) = node.inputs[0], _weight(node.inputs[1])
         if weight is None or x is None or x.is_constant or x.rank < 2 or not weight.size:
             continue
         if node.op == "conv":
@@ -177,19 +173,14 @@ def _axes_in_x(x: Value, weight: Array) -> tuple[int, ...] | None:
     return tuple(found)
 
 
-def weight_constant(value: Value | None) -> Value | None:
-    """The constant of a weight, possibly behind a transpose."""
-    if value is not None and value.node.op == "transpose":
-        value = value.node.inputs[0]
-    return None if constant_value(value) is None else value
-
-
-def _constant_weight(value: Value | None) -> Array | None:
-    """The array of a constant, possibly behind a transpose."""
-    if value is not None and value.node.op == "transpose":
-        array = constant_value(value.node.inputs[0])
-        return None if array is None else array.transpose(value.node.attrs["perm"])
-    return constant_value(value)
+def _weight(value: Value | None) -> tuple[Value | None, Array | None]:
+    """The constant of a weight, possibly behind a transpose, and the weight's array."""
+    is_transposed = value is not None and value.node.op == "transpose"
+    source = value.node.inputs[0] if value is not None and is_transposed else value
+    array = constant_value(source)
+    if array is None or value is None:
+        return None, None
+    return source, array.transpose(value.node.attrs["perm"]) if is_transposed else array
 
 
 def _bias_add(node: Node, readers: dict[Value, list[Node]], results: set[Value]) -> Node | None:

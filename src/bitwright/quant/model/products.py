@@ -17,14 +17,14 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Node, Value
 from bitwright.ops.nn.recurrent import GATES
 
-Array = np.ndarray[Any, Any]
 COLUMNS_SCORED = 96
 
 
@@ -74,6 +74,8 @@ class Product:
     """The path of the body that contains it (`ir.paths`)."""
     constant: Value | None = None
     """The value of the weight in the graph."""
+    is_plain: ClassVar[bool] = True
+    """Whether its result has one channel axis with one scale per channel."""
 
     @property
     def name(self) -> str:
@@ -101,7 +103,7 @@ class Product:
     @property
     def kind(self) -> str:
         """Its name in the targets of a recipe."""
-        return "recurrent" if self.is_recurrent else self.node.op
+        return "recurrent" if self.is_recurrent else "conv" if self.is_conv else "matmul"
 
     @property
     def groups(self) -> int:
@@ -109,7 +111,6 @@ class Product:
 
     @property
     def channel_axis(self) -> int:
-        """The channel axis of x."""
         return 1 if self.is_conv else self.x.rank - 1
 
     @property
@@ -120,12 +121,7 @@ class Product:
     @property
     def term_axis(self) -> int:
         """The contraction axis of a matrix, along which scales have blocks."""
-        return 0
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether its result has one channel axis with one scale per channel."""
-        return True
+        return self.weight.ndim - 2
 
     @property
     def takes_bias(self) -> bool:
@@ -195,10 +191,7 @@ class Product:
         """Positions of at most `count` rows, drawn at random from x of this shape."""
         if not self.is_conv:
             positions = shape[:-1]
-            total = math.prod(positions)
-            chosen = np.arange(total)
-            if total > count:
-                chosen = draw.choice(total, count, replace=False)
+            chosen = _drawn(math.prod(positions), count, draw)
             return Places(tuple(np.unravel_index(chosen[:, None], positions)), positions)
         sizes, dilations = (shape[0], *shape[2:]), self.each("dilations", 1)
         strides, pads = self.each("strides", 1), self.each("pads", 0)
@@ -220,10 +213,8 @@ class Product:
 
     def rows(self, x: Array, count: int, draw: np.random.Generator) -> Array:
         """At most `count` rows drawn from a value of x, [rows, groups, terms]."""
-        places, transposed = (
-            self.places(x.shape, count, draw),
-            np.moveaxis(x, self.channel_axis, -1),
-        )
+        places = self.places(x.shape, count, draw)
+        transposed = np.moveaxis(x, self.channel_axis, -1)
         return self.as_rows(transposed[places.inside].reshape(-1, transposed.shape[-1]), places)
 
     def as_rows(self, found: Array, places: Places) -> Array:
@@ -239,6 +230,11 @@ class Product:
         return tuple(self.node.attrs.get(name) or (default,) * rank)
 
 
+def _drawn(total: int, count: int, draw: np.random.Generator) -> Array:
+    """At most `count` of `total` places, drawn at random only if there are more."""
+    return draw.choice(total, count, replace=False) if total > count else np.arange(total)
+
+
 @dataclass(frozen=True, eq=False)
 class BatchedProduct(Product):
     """A product with a constant w[..., K, N] of several matrices.
@@ -248,22 +244,11 @@ class BatchedProduct(Product):
     """
 
     own: tuple[int, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        return "matmul"
+    is_plain: ClassVar[bool] = False
 
     @property
     def groups(self) -> int:
         return math.prod(self.weight.shape[axis] for axis in self.own)
-
-    @property
-    def term_axis(self) -> int:
-        return self.weight.ndim - 2
-
-    @property
-    def is_plain(self) -> bool:
-        return False
 
     @property
     def window_size(self) -> int:
@@ -308,17 +293,12 @@ class BatchedProduct(Product):
         positions = shape[:-1]
         own = [len(shape) + axis for axis in self._axes_of_x]
         free = [axis for axis in range(len(positions)) if axis not in own]
-        total = math.prod(positions[axis] for axis in free)
-        chosen = np.arange(total)
-        if total > count:
-            chosen = draw.choice(total, count, replace=False)
+        chosen = _drawn(math.prod(positions[axis] for axis in free), count, draw)
         at: list[Array] = [np.zeros(())] * len(positions)
-        rows = np.unravel_index(chosen[:, None], [positions[axis] for axis in free] or (1,))
-        for axis, place in zip(free, rows, strict=False):
-            at[axis] = np.broadcast_to(place, (len(chosen), self.groups))
-        groups = np.unravel_index(np.arange(self.groups)[None], [positions[a] for a in own] or (1,))
-        for axis, place in zip(own, groups, strict=False):
-            at[axis] = np.broadcast_to(place, (len(chosen), self.groups))
+        for axes, numbers in ((free, chosen[:, None]), (own, np.arange(self.groups)[None])):
+            found = np.unravel_index(numbers, [positions[axis] for axis in axes] or (1,))
+            for axis, place in zip(axes, found, strict=False):
+                at[axis] = np.broadcast_to(place, (len(chosen), self.groups))
         return Places(tuple(at), positions)
 
     def as_rows(self, found: Array, places: Places) -> Array:

@@ -9,16 +9,24 @@ Smoothing divides channels by factors first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import f32
-from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ops.core.builder import Builder
 from bitwright.quant.model.weights.choose import ActivationQuant
 
-Array = np.ndarray[Any, Any]
+
+def builder_for(graph: Graph) -> Builder:
+    """A builder whose new names and symbols differ from those of the graph."""
+    b = Builder(graph.name)
+    for node in graph.nodes:
+        for name in node.names:
+            b.fresh_name(name)
+    b.reserve_symbols(s.name for s in graph.input_symbols)
+    return b
 
 
 def static_qvalues(

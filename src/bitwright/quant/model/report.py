@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from bitwright import aliases
 from bitwright.ir.container import write_atomically
@@ -15,15 +15,16 @@ from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import get
 from bitwright.ops.nn.recurrent import GATES
 from bitwright.quant.model.assign import UNREACHED, Choice
-from bitwright.quant.model.attention import SCHEME, Attentions
+from bitwright.quant.model.attention import SCHEME
 from bitwright.quant.model.embeddings import Lookup
 from bitwright.quant.model.layer_names import LayerNames
 from bitwright.quant.model.products import weight_key
 from bitwright.quant.model.recipe import INT8_SCHEMES
-from bitwright.quant.model.sensitivity import Losses
 from bitwright.quant.model.weights.nearest import decibels
 from bitwright.quant.model.weights.weights import QuantizedWeights
-from bitwright.quant.model.work import Work
+
+if TYPE_CHECKING:
+    from bitwright.quant.model.stages import QuantizationState
 
 HEADER = ("layer", "op", "scheme", "SQNR dB", "multiply-adds", "why")
 ALREADY_QUANTIZED = "already_quantized"
@@ -100,7 +101,6 @@ class QuantizationReport:
         return {**asdict(self), "int8_mac_fraction": self.int8_mac_fraction}
 
     def save(self, path: Any) -> None:
-        """Write the report as JSON."""
         text = json.dumps(self.to_json(), indent=2).encode()
 
         def write(file: IO[bytes]) -> None:
@@ -151,27 +151,17 @@ class QuantizationReport:
         return text.getvalue()
 
 
-def make_report(
-    graph: Graph,
-    quantized: Graph,
-    choices: list[Choice],
-    weights: Mapping[str, QuantizedWeights],
-    lookups: list[Lookup],
-    outputs: tuple[Losses, int],
-    work: Work,
-    recipe: str,
-    attentions: Attentions,
-    names: LayerNames,
-) -> QuantizationReport:
+def make_report(state: QuantizationState) -> QuantizationReport:
     """The report: one row for each product, lookup and attention op of the float graph."""
-    chosen = {p.node: (p.name, c) for c in choices for p in c.point.products}
-    tables = {one.node: one for one in lookups}
+    graph, weights, names, attentions = state.graph, state.weights, state.names, state.attentions
+    chosen = {p.node: choice for choice in state.choices for p in choice.point.products}
+    tables = {one.node: one for one in state.lookups}
     layers = []
     for path, owner, node, is_in_loop in _with_paths(graph, ""):
-        count = work.macs(node)
+        count = state.work.macs(node)
         layer = None
         if node in chosen:
-            _, choice = chosen[node]
+            choice = chosen[node]
             if choice.reason == UNREACHED:
                 count = 0  # the batch that work is counted on does not reach it
             layer = _product_layer(path, node, choice, weights.get(path), count)
@@ -190,13 +180,13 @@ def make_report(
             name, weight = names.readable(path), names.weights.get(path)
             layers.append(replace(layer, name=name, value=path, weight=weight))
     return QuantizationReport(
-        recipe,
+        state.rules.name,
         layers,
-        outputs[0].decibels,
-        weight_bytes(graph),
-        weight_bytes(quantized),
-        outputs[1],
-        _count_rounded(choices, weights, lookups),
+        state.losses.decibels,
+        weight_bytes(state.original),
+        weight_bytes(state.quantized),
+        state.held_out_batches,
+        _count_rounded(state.choices, weights, state.lookups),
     )
 
 
@@ -215,16 +205,12 @@ def _product_layer(
     name: str, node: Node, choice: Choice, made: QuantizedWeights | None, count: int
 ) -> Layer:
     activation = choice.activation
-    return Layer(
-        name,
-        node.op,
-        choice.scheme,
-        choice.reason,
-        None if made is None else made.sqnr,
-        count,
-        0.0 if activation is None or made is None else activation.smoothquant_alpha,
-        1.0 if activation is None or made is None else activation.clip_ratio,
-    )
+    sqnr = None if made is None else made.sqnr
+    layer = Layer(name, node.op, choice.scheme, choice.reason, sqnr, count)
+    if activation is None or made is None:
+        return layer
+    alpha, clip_ratio = activation.smoothquant_alpha, activation.clip_ratio
+    return replace(layer, smoothing=alpha, clip_ratio=clip_ratio)
 
 
 def _with_paths(
@@ -241,7 +227,7 @@ def _with_paths(
 
 def _lookup_layer(
     lookup: Lookup,
-    chosen: Mapping[Node, tuple[str, Choice]],
+    chosen: Mapping[Node, Choice],
     weights: Mapping[str, QuantizedWeights],
     names: LayerNames,
 ) -> Layer:
@@ -253,7 +239,7 @@ def _lookup_layer(
     if made is None:
         why = f"its table is the weight of {names.readable(product.name)}, which stays float"
         return Layer(name, "embedding", "float", why, None, 0)
-    activation = chosen[product.node][1].activation
+    activation = chosen[product.node].activation
     sqnr = decibels(lookup.error(made, None if activation is None else activation.factors))
     why = f"rows of i8, the weight of {names.readable(product.name)}"
     return Layer(name, "embedding", "weight_only", why, sqnr, 0)

@@ -24,18 +24,15 @@ import numpy as np
 
 from bitwright.ir.edit import prune
 from bitwright.ir.graph import Graph, Node, Value, constant_value
-from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
+from bitwright.quant.model import quantized_inputs
 from bitwright.quant.model.assign import Choice
 from bitwright.quant.model.embeddings import Lookup
 from bitwright.quant.model.products import Product
-from bitwright.quant.model.quantized_inputs import dynamic_qvalues, static_qvalues, with_constant
 from bitwright.quant.model.stored_weights import StoredWeights
 from bitwright.quant.model.transforms.equalize import Folded, fold_factors
 from bitwright.quant.model.weights.weights import QuantizedWeights
 from bitwright.quant.model.window_rows import window_rows
-
-Array = np.ndarray[Any, Any]
 
 
 def apply_choices(
@@ -72,11 +69,7 @@ class _Rewrite:
         self.shifts = {
             node: shifted for node in graph.nodes if (shifted := self._shifted(node)) is not None
         }
-        self.b = Builder()
-        for node in graph.nodes:
-            for name in node.names:
-                self.b.fresh_name(name)
-        self.b.reserve_symbols(s.name for s in graph.input_symbols)
+        self.b = quantized_inputs.builder_for(graph)
         self.new: dict[Value, Value] = {}
         self.quantized: dict[tuple[str, Value, Any], Value] = {}
         tables = [one.product.name for one in lookups.values() if one.product is not None]
@@ -115,7 +108,6 @@ class _Rewrite:
         )
 
     def _bodies(self, node: Node) -> dict[str, Graph]:
-        """The quantized bodies of a node."""
         inner = replace(self.folded, names={}, bounds={})
         return {
             name: _Rewrite(body, inner, self.lookups).run() for name, body in node.bodies.items()
@@ -191,12 +183,12 @@ class _Rewrite:
             alone = self.graph.uses[product.x] == len(choice.point.readers(product.x))
             given = self.b, source, choice.activation, axis, alone
             if choice.scheme == "static":
-                self.quantized[key] = static_qvalues(*given)
+                self.quantized[key] = quantized_inputs.static_qvalues(*given)
             elif as_rows and not product.is_rowwise:
                 im2col = lambda v: window_rows(self.b, v, product)
-                self.quantized[key] = dynamic_qvalues(*given, im2col)
+                self.quantized[key] = quantized_inputs.dynamic_qvalues(*given, im2col)
             else:
-                self.quantized[key] = dynamic_qvalues(*given)
+                self.quantized[key] = quantized_inputs.dynamic_qvalues(*given)
         return self.quantized[key]
 
     def _bias_add(self, node: Node) -> None:
@@ -211,7 +203,7 @@ class _Rewrite:
         Its bias correction is added to that constant: runtimes may or may not merge two constant
         additions, which would round differently.
         """
-        split = None if add in self.adds else with_constant(add.outputs[0], "add")
+        split = None if add in self.adds else quantized_inputs.with_constant(add.outputs[0], "add")
         if split is None or split[0].node not in self.products or self.graph.uses[split[0]] != 1:
             return None
         product, choice = self.products[split[0].node]
@@ -219,7 +211,7 @@ class _Rewrite:
         return product if fits and self.weights[product.name].correction.any() else None
 
     def _shift(self, add: Node) -> None:
-        split = with_constant(add.outputs[0], "add")
+        split = quantized_inputs.with_constant(add.outputs[0], "add")
         assert split is not None
         y, known = split
         product = self.shifts[add]

@@ -19,6 +19,7 @@ import numpy as np
 
 from bitwright.errors import BitwrightError
 from bitwright.executable import Executable
+from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
@@ -27,11 +28,10 @@ from bitwright.pipeline import INFERENCE, compile_simple
 from bitwright.quant.data.batches import Batch
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Product
-from bitwright.quant.model.quantized_inputs import static_qvalues
+from bitwright.quant.model.quantized_inputs import builder_for, static_qvalues
 from bitwright.quant.model.weights.choose import ActivationQuant
 from bitwright.quant.model.weights.nearest import decibels
 
-Array = np.ndarray[Any, Any]
 Outputs = Mapping[str, Any]
 CHUNK = 1 << 20
 """Values compared at a time."""
@@ -109,7 +109,7 @@ class SensitivityAnalysis:
         parts: list[QuantizationPoint | Node] = [*activations, *attentions]
         self._names = {part: f"{part.name}.switch" for part in parts}
         self._exe: Executable | None
-        self._exe = compiled(_with_switches(graph, activations, self._names), threads)
+        self._exe = compiled(verify(_Switched(graph, activations, self._names).run()), threads)
         self.expected = [self._run(batch, ()) for batch in batches]
         self._held_out: list[tuple[Batch, dict[str, Any]]] = []
         room = MAX_HELD_OUT_BYTES
@@ -127,7 +127,6 @@ class SensitivityAnalysis:
         self._exe = None
 
     def measure(self, graph: Graph) -> Losses:
-        """The output losses of a quantized graph."""
         self._last = compiled(run_passes(graph, INFERENCE), self._threads)
         losses = Losses()
         for batch, expected in zip(self._batches, self.expected, strict=True):
@@ -171,14 +170,6 @@ class SensitivityAnalysis:
         return self._exe.run({**batch, **switches})
 
 
-def _with_switches(
-    graph: Graph,
-    activations: Mapping[QuantizationPoint, ActivationQuant],
-    names: Mapping[QuantizationPoint | Node, str],
-) -> Graph:
-    return verify(_Switched(graph, activations, names).run())
-
-
 class _Switched:
     """Adds switches to one graph, as its inputs; those of a branch are operands of its `if`."""
 
@@ -192,11 +183,7 @@ class _Switched:
         self.points: dict[Node, tuple[QuantizationPoint, Product]] = {}
         for point in activations:
             self.points.update({product.node: (point, product) for product in point.products})
-        self.b = Builder(graph.name)
-        for node in graph.nodes:
-            for name in node.names:
-                self.b.fresh_name(name)
-        self.b.reserve_symbols(s.name for s in graph.input_symbols)
+        self.b = builder_for(graph)
 
     def run(self) -> Graph:
         b, graph = self.b, self.graph
@@ -235,12 +222,11 @@ class _Switched:
                 seen[point, x] = b.where(switches[point], rounded, x)
             inputs[0] = seen[point, x]
         elif node.op == "if" and self._holds_points(node):
-            inner = {p: f"{name}.inside" for p, name in self.names.items() if _is_inside(p)}
-            bodies = {
-                name: _Switched(body, self.activations, inner).run()
-                for name, body in node.bodies.items()
+            inner: dict[QuantizationPoint | Node, str] = {
+                p: f"{self.names[p]}.inside" for p in self.activations if p.is_inside
             }
-            attrs = {**attrs, **bodies}
+            switched = {n: _Switched(g, self.activations, inner) for n, g in node.bodies.items()}
+            attrs = {**attrs, **{name: body.run() for name, body in switched.items()}}
             inputs += [switches[part] for part in inner]
         changed = tuple(inputs)
         same = changed == node.inputs and attrs is node.attrs
@@ -252,13 +238,8 @@ class _Switched:
             new[node.outputs[0]] = b.where(switches[node], int8, y)
 
     def _holds_points(self, node: Node) -> bool:
-        return any(
-            inner in self.points for body in node.bodies.values() for _, inner in body.walk()
-        )
-
-
-def _is_inside(part: QuantizationPoint | Node) -> bool:
-    return isinstance(part, QuantizationPoint) and part.is_inside
+        bodies = node.bodies.values()
+        return any(inner in self.points for body in bodies for _, inner in body.walk())
 
 
 def _round_trip(b: Builder, x: Value, activation: ActivationQuant, axis: int) -> Value:

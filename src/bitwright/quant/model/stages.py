@@ -26,7 +26,7 @@ from bitwright.quant.model.embeddings import Lookup, chosen_lookups
 from bitwright.quant.model.layer_names import LayerNames
 from bitwright.quant.model.points import QuantizationPoint, find_points
 from bitwright.quant.model.recipe import Recipe
-from bitwright.quant.model.report import QuantizationReport, make_report, weight_bytes
+from bitwright.quant.model.report import QuantizationReport, make_report
 from bitwright.quant.model.rewrite import apply_choices
 from bitwright.quant.model.sensitivity import Losses, SensitivityAnalysis
 from bitwright.quant.model.static_ranges import assign_from_ranges, unmeasured
@@ -168,15 +168,11 @@ def round_weights(state: QuantizationState) -> None:
         name, activation = choice.point.name, choice.activation
         before = state.rounded.get(name)
         if before is None or before[0] is not activation:
-            stats = state.stats.get(name)
-            state.rounded[name] = (
-                activation,
-                (
-                    round_to_nearest(choice.point, form, tables, activation)
-                    if stats is None
-                    else quantize_weights(stats, activation, form, tables)
-                ),
-            )
+            if (stats := state.stats.get(name)) is None:
+                made = round_to_nearest(choice.point, form, tables, activation)
+            else:
+                made = quantize_weights(stats, activation, form, tables)
+            state.rounded[name] = activation, made
         state.weights.update(state.rounded[name][1])
     system.trim_memory()
 
@@ -240,19 +236,7 @@ def verify_on_held_out(state: QuantizationState) -> None:
 
 def report(state: QuantizationState) -> QuantizationReport:
     """The report of what each layer got and what it cost."""
-    made = make_report(
-        state.graph,
-        state.quantized,
-        state.choices,
-        state.weights,
-        state.lookups,
-        (state.losses, state.held_out_batches),
-        state.work,
-        state.rules.name,
-        state.attentions,
-        state.names,
-    )
-    made.float_bytes = weight_bytes(state.original)
+    made = make_report(state)
     if state.calibration is not None:
         made.notes = state.calibration.notes()
     elif state.ranges is not None:

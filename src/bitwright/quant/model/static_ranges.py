@@ -16,13 +16,7 @@ from bitwright.ir.graph import Value
 from bitwright.quant.calibration.observed import MOVES
 from bitwright.quant.calibration.ranges import MAGIC, Ranges
 from bitwright.quant.calibration.statistics import Statistics
-from bitwright.quant.model.assign import (
-    UNREACHED,
-    ZERO_INPUT,
-    Choice,
-    asked_schemes,
-    why_float,
-)
+from bitwright.quant.model.assign import UNREACHED, ZERO_INPUT, Choice, asked_schemes, why_float
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.recipe import Recipe
 from bitwright.quant.model.weights.choose import ActivationQuant

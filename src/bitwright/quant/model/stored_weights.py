@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import f8e8m0, f32
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.ops.core.builder import Builder
@@ -19,7 +20,6 @@ from bitwright.quant.model.weights.choose import ActivationQuant
 from bitwright.quant.model.weights.nearest import weight_qvalues, weight_scales
 from bitwright.quant.model.weights.weights import QuantizedWeights
 
-Array = np.ndarray[Any, Any]
 MAX_BIAS = 2**30
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import QuantizationError
+from bitwright.ir.arrays import Array
 from bitwright.ir.quant_params import QuantParams
 from bitwright.ir.quant_types import BINARY, Scheme
 from bitwright.ops.core.numeric import narrow
 from bitwright.quant.core.quantize_values import spread_scale, spread_zero_point
 from bitwright.quant.tensor.tensor import QuantizedTensor
 
-Array = np.ndarray[Any, Any]
 Result = QuantizedTensor | Array
 
 _MANTISSA_BITS = 31
@@ -91,10 +91,7 @@ def _saturated(rounded: Array, output: QuantParams) -> QuantizedTensor:
 
 
 def finish(
-    acc: Array,
-    scale: Array,
-    output: QuantParams | None,
-    fixed_point: bool = False,
+    acc: Array, scale: Array, output: QuantParams | None, fixed_point: bool = False
 ) -> Result:
     """The result of an exact sum in units of `scale`: f32, or quantized with `output`."""
     if output is not None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import QuantizationError
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import DType, dtype, f8e8m0, f32
 from bitwright.ir.quant_params import scale_type
 from bitwright.ops.math.cast import cast
@@ -28,7 +29,6 @@ from bitwright.quant.core.measure import Quality, quality
 from bitwright.quant.core.packing import pack, unpack
 from bitwright.quant.core.scales import PLAIN, ScaleFormat
 
-Array = np.ndarray[Any, Any]
 _TINY = np.finfo(np.float32).tiny
 
 
@@ -90,17 +90,15 @@ class CastConfiguration:
         exact = np.where((exact >= _TINY) & np.isfinite(exact), exact, 1.0)
         form = ScaleFormat.fitting(self.scale_type, float(exact.max(initial=0)))
         scales = form.qvalues(exact.astype(np.float32))
-        ratio = array.astype(np.float32) / self._spread(_real(scales, form), array.shape)
+        ratio = array.astype(np.float32) / self._spread(form.values(scales), array.shape)
         limit = float(self.dtype.max)
         qvalues = cast(np.clip(ratio, -limit, limit), self.dtype)
         return CastArray(_stored(qvalues, self.dtype), array.shape, scales, form, self)
 
     def round_trip(self, x: Any) -> Array:
-        """Cast an array and convert it back to f32."""
         return self.cast(x).values()
 
     def quality(self, x: Any) -> Quality:
-        """The error of the cast on this array."""
         return quality(x, self.round_trip(x))
 
     def _grid(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int, int]:
@@ -152,7 +150,7 @@ class CastArray:
         wide = self.qvalues.astype(np.float32)
         if self.scales is None:
             return wide
-        factor = self.configuration._spread(_real(self.scales, self.scale_format), self.shape)
+        factor = self.configuration._spread(self.scale_format.values(self.scales), self.shape)
         with np.errstate(over="ignore"):  # scales are rounded up, so products may exceed f32
             return np.clip(wide * factor, f32.min, f32.max)
 
@@ -165,9 +163,3 @@ class CastArray:
 
 def _stored(qvalues: Array, element: DType) -> Array:
     return qvalues.reshape(-1) if element.bits >= 8 else pack(qvalues, element.bits)
-
-
-def _real(scales: Array, form: ScaleFormat) -> Array:
-    """Stored scales in f32."""
-    wide = scales.astype(np.float32)
-    return wide if form.element == f32 else wide * np.float32(form.tensor_scale)

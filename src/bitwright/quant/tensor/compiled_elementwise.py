@@ -16,21 +16,17 @@ from typing import Any
 import numpy as np
 
 from bitwright.executable import Executable
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.graph import Graph
 from bitwright.ir.quant_params import QuantParams
 from bitwright.ir.quant_types import BINARY
 from bitwright.ops.core.builder import Builder
+from bitwright.quant.tensor import compiled_products
 from bitwright.quant.tensor.arithmetic import Result, is_linear
-from bitwright.quant.tensor.compiled_products import (
-    INTEGER_TYPES,
-    int8_values,
-    is_narrow,
-    program_of,
-)
+from bitwright.quant.tensor.compiled_products import INTEGER_TYPES, int8_values
 from bitwright.quant.tensor.tensor import QuantizedTensor
 
-Array = np.ndarray[Any, Any]
 MIN_ELEMENTS = 1 << 14
 """Smaller arrays are faster in numpy."""
 
@@ -44,7 +40,7 @@ def elementwise(
     first = tensors[0]
     if first.size < MIN_ELEMENTS or any(t.shape != first.shape for t in tensors):
         return None
-    if not all(is_narrow(t) and _is_plain(t.parameters) for t in tensors):
+    if not all(compiled_products.is_narrow(t) and _is_plain(t.parameters) for t in tensors):
         return None
     if output is not None and not (
         is_linear(output) and _is_plain(output) and output.dtype.element in INTEGER_TYPES
@@ -56,7 +52,7 @@ def elementwise(
     if key not in _PROGRAMS:
         _PROGRAMS[key] = None
         return None
-    found = _PROGRAMS[key] = _PROGRAMS[key] or program_of(_graph(op, kinds, to))
+    found = _PROGRAMS[key] = _PROGRAMS[key] or compiled_products.program_of(_graph(op, kinds, to))
     feeds: dict[str, Array] = {}
     unit = 1.0 if output is None else float(output.effective_scale.reshape(-1)[0])
     scales = [float(t.parameters.effective_scale.reshape(-1)[0]) for t in tensors]

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from bitwright.executable import Executable
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import DType, i8, i16, u8, u16
 from bitwright.ir.graph import Graph
 from bitwright.ir.quant_params import QuantParams
@@ -30,7 +31,6 @@ from bitwright.quant.core.quantize_values import spread_scale, spread_zero_point
 from bitwright.quant.tensor.arithmetic import Result, is_integer_quantized, is_linear
 from bitwright.quant.tensor.tensor import QuantizedTensor
 
-Array = np.ndarray[Any, Any]
 MIN_TERMS = 1 << 18
 """Products with fewer terms are faster in numpy."""
 TERMS_AT_ONCE = 1 << 28
@@ -169,7 +169,6 @@ def _largest(w: QuantizedTensor, is_matmul: bool) -> int:
 
 
 def program_of(graph: Graph) -> Executable:
-    """The compiled graph."""
     from bitwright.pipeline import compile_graph  # slow to import
 
     return compile_graph(graph)

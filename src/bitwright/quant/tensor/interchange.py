@@ -14,26 +14,15 @@ from onnx import TensorProto, numpy_helper
 
 from bitwright.errors import QuantizationError
 from bitwright.ir import quant_types
+from bitwright.ir.arrays import Array
 from bitwright.ir.quant_params import QuantParams
 from bitwright.ir.quant_types import Scheme
 from bitwright.quant.core.packing import pack
 from bitwright.quant.tensor.tensor import QuantizedTensor, storage
 
-Array = np.ndarray[Any, Any]
-
-_ONNX = {
-    "int8": "INT8",
-    "uint8": "UINT8",
-    "int16": "INT16",
-    "uint16": "UINT16",
-    "int4": "INT4",
-    "uint4": "UINT4",
-    "int2": "INT2",
-    "uint2": "UINT2",
-    "f8e4m3fn": "FLOAT8E4M3FN",
-    "f8e5m2": "FLOAT8E5M2",
-    "f4e2m1": "FLOAT4E2M1",
-}
+_INTEGERS = ("int8", "uint8", "int16", "uint16", "int4", "uint4", "int2", "uint2")
+_ONNX = {name: name.upper() for name in _INTEGERS}
+_ONNX |= {"f8e4m3fn": "FLOAT8E4M3FN", "f8e5m2": "FLOAT8E5M2", "f4e2m1": "FLOAT4E2M1"}
 
 
 def to_onnx(
@@ -51,10 +40,7 @@ def to_onnx(
     data = _proto(name, element, tensor.shape, tensor.data)
     scale = numpy_helper.from_array(parameters.effective_scale, f"{name}_scale")
     zero = _proto(
-        f"{name}_zero_point",
-        element,
-        parameters.scale.shape,
-        _packed_zero_points(parameters),
+        f"{name}_zero_point", element, parameters.scale.shape, _packed_zero_points(parameters)
     )
     return data, scale, zero
 

@@ -8,23 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 
 from bitwright.errors import QuantizationError
-from bitwright.ir import quant_types
+from bitwright.ir import quant_params, quant_types
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import DType
-from bitwright.ir.quant_params import (
-    QuantParams,
-    require_negative_values,
-    require_widths,
-    scale_and_zero_point,
-    scale_shape,
-    scale_type,
-    whole_axis,
-)
+from bitwright.ir.quant_params import QuantParams
 from bitwright.ir.quant_types import MIXED, QuantType, Scheme
 from bitwright.ir.types import normalize_axis
 from bitwright.quant.calibration.methods import Method, choose, method_of, select
@@ -36,8 +29,6 @@ from bitwright.quant.core.formats import FORMATS
 from bitwright.quant.core.quantize_values import as_f32, dequantize_values, quantize_values
 from bitwright.quant.core.scales import ScaleFormat
 from bitwright.quant.tensor.tensor import QuantizedTensor
-
-Array = np.ndarray[Any, Any]
 
 _FEW = 4096  # rows up to this length are scored value by value
 _CHUNK = 1 << 15  # values scored at a time
@@ -127,20 +118,9 @@ def quantize_tensor(
         form = FORMATS[dtype]
         dtype, scale_type = form.element, scale_type or form.scale
         axis, block = -1 if axis is None else axis, block or form.block
-    parameters = parameters_for(
-        array,
-        dtype,
-        method,
-        scheme=scheme,
-        axis=axis,
-        block=block or 0,
-        base=base,
-        widths=widths,
-        bits=bits,
-        scale_element=scale_type,
-        strict=strict,
-    )
-    return QuantizedTensor.quantize(array, parameters, strict)
+    options: dict[str, Any] = {"scheme": scheme, "axis": axis, "block": block or 0, "base": base}
+    options |= {"widths": widths, "bits": bits, "scale_element": scale_type, "strict": strict}
+    return QuantizedTensor.quantize(array, parameters_for(array, dtype, method, **options), strict)
 
 
 def parameters_for(
@@ -160,7 +140,7 @@ def parameters_for(
     """Parameters chosen for the values of this array."""
     kind = quant_types.get(dtype)
     by = quant_types.scheme(scheme, kind)
-    axis = None if axis is None else whole_axis(axis)
+    axis = None if axis is None else quant_params.whole_axis(axis)
     if block and axis is None:
         raise QuantizationError(
             "a block size needs an axis", expected="an axis", found=f"block {block}"
@@ -181,10 +161,9 @@ def parameters_for(
     rows = rows_of(x, axis, block)
     if kind == MIXED and not widths:
         widths = assign_widths(rows, bits)
-    require_widths(kind, widths, len(rows))
-    return _Chooser(rows, x.shape, kind, by, axis, block, base, tuple(widths)).choose(
-        method, scale_type(scale_element)
-    )
+    quant_params.require_widths(kind, widths, len(rows))
+    chooser = _Chooser(rows, x.shape, kind, by, axis, block, base, tuple(widths))
+    return chooser.choose(method, quant_params.scale_type(scale_element))
 
 
 def rows_of(x: Array, axis: int | None, block: int) -> Array:
@@ -205,28 +184,24 @@ def rows_of(x: Array, axis: int | None, block: int) -> Array:
     return last.reshape(-1, block)
 
 
+@dataclass(frozen=True)
 class _Chooser:
     """Chooses ranges for rows, in groups that fit a cache, and joins the results."""
 
-    def __init__(
-        self,
-        rows: Array,
-        shape: tuple[int, ...],
-        kind: QuantType,
-        by: Scheme,
-        axis: int | None,
-        block: int,
-        base: float,
-        widths: tuple[int, ...],
-    ) -> None:
-        self.rows, self.shape, self.kind, self.by = rows, shape, kind, by
-        self.axis, self.block, self.base, self.widths = axis, block, base, widths
+    rows: Array
+    shape: tuple[int, ...]
+    kind: QuantType
+    by: Scheme
+    axis: int | None
+    block: int
+    base: float
+    widths: tuple[int, ...]
 
     def choose(self, method: Method, element: DType) -> QuantParams:
         method = method_of(method)
         low, high = self._observed()
-        require_negative_values(self.kind, self.by, low)
-        largest = scale_and_zero_point(self.kind, self.by, low, high, self.widths)[0]
+        quant_params.require_negative_values(self.kind, self.by, low)
+        largest = quant_params.scale_and_zero_point(self.kind, self.by, low, high, self.widths)[0]
         scales = ScaleFormat.fitting(element, float(largest.max(initial=0)))
         number, size = self.rows.shape
         group = max(1, _CHUNK // max(size, 1))
@@ -236,16 +211,9 @@ class _Chooser:
         ]
         bottom = np.concatenate([one.minimum for one in found]) if found else low
         top = np.concatenate([one.maximum for one in found]) if found else high
+        form = self.by, self.axis, self.block, self.base, self.widths, scales.rounded
         parameters = QuantParams.from_range(
-            self.kind,
-            self._placed(bottom),
-            self._placed(top),
-            self.by,
-            self.axis,
-            self.block,
-            self.base,
-            self.widths,
-            scales.rounded,
+            self.kind, self._placed(bottom), self._placed(top), *form
         )
         names = sorted({one.method for one in found}) or [str(method)]
         notes = found[0].notes if len(found) == 1 else ()
@@ -295,7 +263,7 @@ class _Chooser:
         """One value per row, reshaped to the shape of the scales."""
         if self.axis is None:
             return values.reshape(())
-        shape = scale_shape(self.shape, self.axis, self.block)
+        shape = quant_params.scale_shape(self.shape, self.axis, self.block)
         if not self.block:
             return values.reshape(shape)
         moved = (*shape[: self.axis], *shape[self.axis + 1 :], shape[self.axis])

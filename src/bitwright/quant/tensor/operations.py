@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import QuantizationError
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import dtype
 from bitwright.ir.quant_params import QuantParams
 from bitwright.ir.quant_types import PerAxis, Scheme
@@ -29,32 +30,20 @@ from bitwright.ops.math.matmul import multiply
 from bitwright.ops.nn.conv import convolve, infer_conv
 from bitwright.ops.nn.windows import make_windows
 from bitwright.quant.core.quantize_values import along, spread_scale, spread_zero_point
-from bitwright.quant.tensor.arithmetic import (
-    Result,
-    accumulator,
-    centred,
-    exact,
-    finish,
-    is_integer_quantized,
-    is_linear,
-    rounded,
-    scale_of,
-    terms,
-)
+from bitwright.quant.tensor import arithmetic
+from bitwright.quant.tensor.arithmetic import Result, accumulator, centred, exact, finish, scale_of
 from bitwright.quant.tensor.compiled_elementwise import elementwise
 from bitwright.quant.tensor.compiled_products import Product, compiled
 from bitwright.quant.tensor.tensor import QuantizedTensor
 from bitwright.warn import warn_once
 
-Array = np.ndarray[Any, Any]
 _INT32 = np.iinfo(np.int32)
 
 
 def requantize(
     x: QuantizedTensor, output: QuantParams, fixed_point: bool = False
 ) -> QuantizedTensor:
-    """Requantize x with the parameters `output`."""
-    if not is_integer_quantized(x.parameters):
+    if not arithmetic.is_integer_quantized(x.parameters):
         return QuantizedTensor.quantize(x.dequantize(), output)
     direct = None if fixed_point else elementwise("requantize", (x,), output)
     if isinstance(direct, QuantizedTensor):
@@ -104,7 +93,7 @@ def qmatmul(
         own = slice(start, start + block)
         acc = exact(multiply(factors[0][..., own], factors[1][..., own, :]), element, "qmatmul")
         scale = _piece_scale(x, x.ndim - 1, start) * _piece_scale(w, w.ndim - 2, start)
-        total = total + terms(acc, scale, output if output and is_linear(output) else None)
+        total = total + _terms(acc, scale, output)
     return _finish_terms(np.asarray(total), bias, output)
 
 
@@ -143,7 +132,8 @@ def qconv2d(
         _require_constant_scale("qconv2d", w, axis)
     given = {name: tuple(value) for name, value in windows.items() if value is not None}
     attrs: dict[str, Any] = {**given, "groups": groups}
-    scale = scale_of(x) * _channels(w)
+    channels = scale_of(w)
+    scale = scale_of(x) * (channels.reshape(1, -1, 1, 1) if channels.ndim else channels)
     found = _compiled("integer_conv", x, w, attrs, shape, scale, bias, output, fixed_point)
     if found is not None:
         return found
@@ -181,12 +171,6 @@ def _compiled(
     return _finish_terms(found, along(bias, found.ndim, axis), None)
 
 
-def _channels(w: QuantizedTensor) -> Array:
-    """Scales of a convolution's output channels."""
-    scale = scale_of(w)
-    return scale.reshape(1, -1, 1, 1) if scale.ndim else scale
-
-
 def qadd(x: QuantizedTensor, y: QuantizedTensor, output: QuantParams | None = None) -> Result:
     """x + y with broadcasting: both rescaled to the output scale, added in f32, rounded once."""
     if not _all_integer("qadd", x, y):
@@ -195,11 +179,11 @@ def qadd(x: QuantizedTensor, y: QuantizedTensor, output: QuantParams | None = No
     if direct is not None:
         return direct
     shape = np.broadcast_shapes(x.shape, y.shape)
-    into = output if output and is_linear(output) else None
     parts = []
     for one in (x, y):
-        values = np.broadcast_to(centred(one), shape)
-        parts.append(terms(values, _broadcast_scale(one, shape), into))
+        scale = scale_of(one)
+        scale = scale.reshape((1,) * (len(shape) - scale.ndim) + scale.shape)
+        parts.append(_terms(np.broadcast_to(centred(one), shape), scale, output))
     return _finish_terms(parts[0] + parts[1], None, output)
 
 
@@ -292,23 +276,20 @@ def qconcat(
 
 
 def _joined_parameters(parts: Sequence[QuantizedTensor], at: int) -> QuantParams:
-    first = parts[0].parameters
+    given = [one.parameters for one in parts]
+    first = given[0]
     own_axis = None if first.axis is None else normalize_axis(first.axis, parts[0].ndim)
-    if isinstance(first.granularity, PerAxis) and own_axis == at:
-        joined = replace(
+    are_alike = len({(one.dtype, one.scheme, one.axis) for one in given}) == 1
+    if are_alike and isinstance(first.granularity, PerAxis) and own_axis == at:
+        return replace(
             first,
-            scale=np.concatenate([one.parameters.scale for one in parts]),
-            zero_point=np.concatenate([one.parameters.zero_point for one in parts]),
-            widths=tuple(width for one in parts for width in one.parameters.widths),
+            scale=np.concatenate([one.scale for one in given]),
+            zero_point=np.concatenate([one.zero_point for one in given]),
+            widths=tuple(width for one in given for width in one.widths),
             minimum=None,
             maximum=None,
         )
-        alike = [
-            (one.parameters.dtype, one.parameters.scheme, one.parameters.axis) for one in parts
-        ]
-        if len(set(alike)) == 1:
-            return joined
-    if all(one.parameters == first for one in parts):
+    if all(one == first for one in given):
         return first
     raise QuantizationError(
         "the parts have different parameters",
@@ -320,15 +301,28 @@ def _joined_parameters(parts: Sequence[QuantizedTensor], at: int) -> QuantParams
 # Helpers
 
 
+def _terms(acc: Array, scale: Array, output: QuantParams | None) -> Array:
+    """f32 terms: in units of the output scale, or real values."""
+    return arithmetic.terms(acc, scale, output if output and arithmetic.is_linear(output) else None)
+
+
 def _finish_terms(total: Array, bias: Array | None, output: QuantParams | None) -> Result:
     """The result of a sum of f32 terms plus a float bias."""
     if bias is not None:
-        unit = spread_scale(output, total.shape) if output and is_linear(output) else np.float64(1)
+        unit = (
+            spread_scale(output, total.shape)
+            if output and arithmetic.is_linear(output)
+            else np.float64(1)
+        )
         total = total + (np.asarray(bias, np.float64) / unit).astype(np.float32)
     if output is None:
         return total
     output.validate(total.shape)
-    return rounded(total, output) if is_linear(output) else QuantizedTensor.quantize(total, output)
+    return (
+        arithmetic.rounded(total, output)
+        if arithmetic.is_linear(output)
+        else QuantizedTensor.quantize(total, output)
+    )
 
 
 def _with_bias(
@@ -347,8 +341,7 @@ def _with_bias(
     if output is not None or bias.dtype.kind in "iu":
         integer = _integer_bias(bias, scale)
     if integer is None:
-        into = output if output and is_linear(output) else None
-        return _finish_terms(terms(acc, scale, into), bias, output)
+        return _finish_terms(_terms(acc, scale, output), bias, output)
     total = exact(acc.astype(np.int64) + integer, acc.dtype, "the bias")
     return finish(total, scale, output, fixed_point)
 
@@ -365,7 +358,7 @@ def _integer_bias(bias: Array, scale: Array) -> Array | None:
 
 def _all_integer(name: str, *tensors: QuantizedTensor) -> bool:
     for one in tensors:
-        if not is_integer_quantized(one.parameters):
+        if not arithmetic.is_integer_quantized(one.parameters):
             what = f"{name} of {one.parameters.scheme} {one.parameters.dtype}"
             warn_once(what, "this type has no integer arithmetic; dequantized and computed in f32")
             return False
@@ -420,12 +413,6 @@ def _piece_scale(x: QuantizedTensor, axis: int, start: int) -> Array:
     if scale.ndim == 0 or scale.shape[axis] == 1:
         return scale
     return np.asarray(scale.take([start], axis))
-
-
-def _broadcast_scale(x: QuantizedTensor, shape: tuple[int, ...]) -> Array:
-    """Scales, broadcastable to a shape that x broadcasts to."""
-    scale = scale_of(x)
-    return scale.reshape((1,) * (len(shape) - scale.ndim) + scale.shape)
 
 
 def _require_images(name: str, x: QuantizedTensor) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from bitwright import target
 from bitwright.errors import QuantizationError
 from bitwright.ir import quant_types
+from bitwright.ir.arrays import Array
 from bitwright.ir.quant_params import QuantParams
 from bitwright.ir.quant_types import QuantType, Scheme
 from bitwright.quant.calibration.methods import Method, choose, expected_error
@@ -28,20 +29,23 @@ from bitwright.quant.tensor.operations import qmatmul
 from bitwright.quant.tensor.tensor import QuantizedTensor
 from bitwright.warn import BitwrightWarning
 
-Array = np.ndarray[Any, Any]
-
-_FEATURES = {  # LLVM's names; any of them
-    "avx2": ("avx2",),
-    "fma": ("fma",),
-    "f16c": ("f16c",),
-    "avx512f": ("avx512f",),
-    "avx512bw": ("avx512bw",),
-    "avx512vl": ("avx512vl",),
-    "vnni": ("avx512vnni", "avxvnni"),
-    "bf16": ("avx512bf16", "bf16"),
-    "amx": ("amx-int8", "amx-bf16"),
-    "neon": ("neon",),
-    "dotprod": ("dotprod",),
+_FEATURES = [
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "vnni",
+    "bf16",
+    "amx",
+    "neon",
+    "dotprod",
+]
+_LLVM_NAMES = {  # any of them, where LLVM's name differs
+    "vnni": {"avx512vnni", "avxvnni"},
+    "bf16": {"avx512bf16", "bf16"},
+    "amx": {"amx-int8", "amx-bf16"},
 }
 PREFERENCES = ("accuracy", "speed")
 
@@ -60,7 +64,7 @@ class Hardware:
     @staticmethod
     def of_host() -> Hardware:
         host = target.host()
-        found = [name for name, any_of in _FEATURES.items() if host.features & set(any_of)]
+        found = [name for name in _FEATURES if host.features & _LLVM_NAMES.get(name, {name})]
         return Hardware(
             host.cpu,
             host.architecture,
@@ -170,7 +174,6 @@ class QuantizationSystem:
         return QuantizedTensor.quantize(np.zeros(tuple(shape), np.float32), parameters)
 
     def measure(self, x: Any, tensor: QuantizedTensor) -> Quality:
-        """The error of the tensor against x."""
         return quality(x, tensor)
 
 

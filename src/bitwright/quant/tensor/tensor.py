@@ -9,14 +9,16 @@ See `operations` for arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from bitwright import aliases
 from bitwright.errors import QuantizationError
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import DType, dtype
 from bitwright.ir.quant_params import QuantParams, scale_shape
 from bitwright.ir.quant_types import BINARY, MIXED, PerAxis
@@ -24,8 +26,6 @@ from bitwright.ir.types import normalize_axis
 from bitwright.quant.calibration.statistics import real_array
 from bitwright.quant.core.packing import pack, unpack
 from bitwright.quant.core.quantize_values import dequantize_values, quantize_values
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,6 @@ class QuantizedTensor:
 
     @staticmethod
     def quantize(x: Any, parameters: QuantParams, strict: bool = True) -> QuantizedTensor:
-        """Quantize x with these parameters."""
         array = real_array(x)
         return QuantizedTensor.from_qvalues(quantize_values(array, parameters, strict), parameters)
 
@@ -114,7 +113,6 @@ class QuantizedTensor:
         return np.moveaxis(qvalues.reshape(moved), 0, at)
 
     def dequantize(self, to: str | DType = "f32") -> Array:
-        """The dequantized array."""
         return dequantize_values(self.qvalues(), self.parameters, dtype(to))
 
     # Size
@@ -162,15 +160,8 @@ class QuantizedTensor:
         before = math.prod(self.shape[:at])
         for i, size in enumerate(new):
             if math.prod(new[:i]) == before and size == self.shape[at]:
-                scales = scale_shape(new, i, self.parameters.block)
-                parameters = replace(
-                    self.parameters,
-                    axis=i,
-                    scale=self.parameters.scale.reshape(scales),
-                    zero_point=self.parameters.zero_point.reshape(scales),
-                    minimum=None,
-                    maximum=None,
-                )
+                shaped = partial(np.reshape, shape=scale_shape(new, i, self.parameters.block))
+                parameters = moved(self.parameters, shaped, axis=i)
                 return QuantizedTensor(self.data, new, parameters, self.device)
         raise QuantizationError(
             f"{list(self.shape)} quantized along axis {at} cannot have this shape",
@@ -191,13 +182,9 @@ class QuantizedTensor:
         parameters = self.parameters
         if parameters.axis is not None:
             at = normalize_axis(parameters.axis, self.ndim)
-            parameters = replace(parameters, axis=order.index(at), minimum=None, maximum=None)
-            if parameters.block:
-                parameters = replace(
-                    parameters,
-                    scale=parameters.scale.transpose(order),
-                    zero_point=parameters.zero_point.transpose(order),
-                )
+            has_blocks = bool(parameters.block)
+            change = lambda array: array.transpose(order) if has_blocks else array
+            parameters = moved(parameters, change, axis=order.index(at))
         return QuantizedTensor.from_qvalues(self.qvalues().transpose(order), parameters)
 
     def __getitem__(self, rows: slice) -> QuantizedTensor:
@@ -233,14 +220,14 @@ class QuantizedTensor:
             start, stop = start // block, -(-stop // block)
         elif at and isinstance(parameters.granularity, PerAxis):
             return parameters
-        own = slice(start, stop)
-        return replace(
-            parameters,
-            scale=parameters.scale[own],
-            zero_point=parameters.zero_point[own],
-            minimum=None,
-            maximum=None,
-        )
+        return moved(parameters, lambda array: array[start:stop])
+
+
+def moved(parameters: QuantParams, change: Callable[[Array], Array], **others: Any) -> QuantParams:
+    """The parameters with changed scales and zero points, and without the observed range."""
+    scale, zero_point = change(parameters.scale), change(parameters.zero_point)
+    others |= {"minimum": None, "maximum": None}
+    return replace(parameters, scale=scale, zero_point=zero_point, **others)
 
 
 def storage(parameters: QuantParams) -> np.dtype[Any]:

@@ -17,17 +17,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.quant.model.assign import Choice
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Product
 from bitwright.quant.model.weights.weights import QuantizedWeights
 
-Array = np.ndarray[Any, Any]
 CHANNELWISE = frozenset({"relu", "leaky_relu", "prelu", "max_pool", "avg_pool", "identity"})
 MIN_RELATIVE_SIZE = 1e-6
 REDUCTIONS = frozenset({"reduce_mean", "reduce_max"})
@@ -171,18 +170,12 @@ def _foldable(
     readers = Counter(value for node in graph.nodes for value in node.operands)
     readers.update(graph.results)
     for choice in choices:
-        point = choice.point
-        if (
-            choice.activation is None
-            or choice.activation.factors is None
-            or choice.scheme == "float"
-        ):
+        point, value = choice.point, choice.point.only_value
+        factors = None if choice.activation is None else choice.activation.factors
+        if factors is None or choice.scheme == "float" or value is None:
             continue
-        if (value := point.only_value) is None:
-            continue
-        is_uniform = bool(np.ptp(choice.activation.factors) == 0)
-        axis = point.products[0].channel_axis
-        chain = find_chain(value, axis, with_clips=is_uniform)
+        is_uniform = bool(np.ptp(factors) == 0)
+        chain = find_chain(value, point.products[0].channel_axis, with_clips=is_uniform)
         if chain is None or _complete(chain, products) is None:
             continue
         inner = [node.outputs[0] for node in (chain.product, *chain.nodes)]

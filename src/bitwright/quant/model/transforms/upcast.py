@@ -39,13 +39,9 @@ def upcast_halves(graph: Graph) -> Graph:
             kept = b.append(node).outputs[0]
             new[kept] = b.cast(kept, to=f32) if _is_half(kept) else kept
             continue
-        made = b.append(
-            node.with_(
-                inputs=inputs,
-                attrs={name: _wide_attr(value) for name, value in node.attrs.items()},
-                types=tuple(map(_wide, node.types)),
-            )
-        )
+        attrs = {name: _wide_attr(value) for name, value in node.attrs.items()}
+        types = tuple(map(_wide, node.types))
+        made = b.append(node.with_(inputs=inputs, attrs=attrs, types=types))
         new.update(zip(node.outputs, made.outputs, strict=True))
     outputs = tuple(
         (name, b.cast(new[v], to=v.dtype) if _is_half(v) else new[v]) for name, v in graph.outputs

@@ -12,14 +12,12 @@ by gradients.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.quant.model.weights.gptq import Gptq, damping
 from bitwright.quant.model.weights.nearest import weight_qvalues
 
-Array = np.ndarray[Any, Any]
 SWEEPS = 12
 NEARLY_ALL = 4096
 """Sweeps end when fewer than one value in so many still changes."""

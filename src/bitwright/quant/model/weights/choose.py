@@ -14,24 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.quant.calibration.model_outputs import Channels
 from bitwright.quant.calibration.stats import CalibrationStats
 from bitwright.quant.model.points import QuantizationPoint
 from bitwright.quant.model.products import Product
-from bitwright.quant.model.weights.nearest import (
-    Range,
-    decibels,
-    rows_round_trip,
-    weight_qvalues,
-    weight_scales,
-)
+from bitwright.quant.model.weights import nearest
+from bitwright.quant.model.weights.nearest import Range
 from bitwright.quant.model.weights.round_scales import nearest_power, rounded, rounded_down
 
-Array = np.ndarray[Any, Any]
 MakeRange = Callable[[float, float], Range]
 ALPHAS = (0.0, 0.5, 1.0)
 DYNAMIC_ALPHAS = (0.0, 0.5)
@@ -57,7 +51,7 @@ class ActivationQuant:
 
     @property
     def sqnr(self) -> float:
-        return decibels(self.error)
+        return nearest.decibels(self.error)
 
     @property
     def inverse(self) -> Array:
@@ -81,7 +75,7 @@ class ActivationQuant:
     def round_trip(self, rows: Array, factors: Array | None) -> Array:
         """Quantize and dequantize rows [rows, groups, terms] / `factors` [groups, terms]."""
         x = rows if factors is None else rows / factors
-        return rows_round_trip(x) if self.range is None else self.range.round_trip(x)
+        return nearest.rows_round_trip(x) if self.range is None else self.range.round_trip(x)
 
 
 def static_activation(
@@ -108,26 +102,22 @@ def dynamic_tensor_activation(stats: CalibrationStats, smooth: bool = True) -> A
 def _whole_range(scores: Scores, smooth: bool, make: MakeRange) -> ActivationQuant:
     """The best static quantization without clipping."""
     best: ActivationQuant | None = None
-    for smoothquant_alpha in ALPHAS if smooth else ALPHAS[:1]:
-        best = _better(best, scores, smoothquant_alpha, 1.0, make)
+    for alpha in ALPHAS if smooth else ALPHAS[:1]:
+        best = _better(best, scores, alpha, 1.0, make)
     assert best is not None
     return best
 
 
 def _better(
-    best: ActivationQuant | None,
-    scores: Scores,
-    smoothquant_alpha: float,
-    clip_ratio: float,
-    make: MakeRange,
+    best: ActivationQuant | None, scores: Scores, alpha: float, clip_ratio: float, make: MakeRange
 ) -> ActivationQuant:
     """`best`, or the static candidate with this alpha and clip ratio if it is better."""
     stats = scores.stats
-    sample = _activation("static", stats, stats.some, smoothquant_alpha, clip_ratio, make)
+    sample = _activation("static", stats, stats.some, alpha, clip_ratio, make)
     error = scores.error(sample)
     if best is not None and error >= REQUIRED_GAIN * best.error:
         return best
-    final = _activation("static", stats, stats.every, smoothquant_alpha, clip_ratio, make)
+    final = _activation("static", stats, stats.every, alpha, clip_ratio, make)
     if final.factors is not None:
         final = final.with_power_of_two(len(final.factors))
     return replace(final, error=error)
@@ -137,8 +127,8 @@ def dynamic_activation(stats: CalibrationStats, smooth: bool = True) -> Activati
     """The best dynamic per-token quantization."""
     best: ActivationQuant | None = None
     scores = Scores(stats)
-    for smoothquant_alpha in DYNAMIC_ALPHAS if smooth else DYNAMIC_ALPHAS[:1]:
-        activation = _activation("dynamic_per_token", stats, stats.every, smoothquant_alpha, 1.0)
+    for alpha in DYNAMIC_ALPHAS if smooth else DYNAMIC_ALPHAS[:1]:
+        activation = _activation("dynamic_per_token", stats, stats.every, alpha, 1.0)
         error = scores.error(activation)
         if best is None or error < REQUIRED_GAIN * best.error:
             best = replace(activation, error=error)
@@ -150,11 +140,11 @@ def _activation(
     scheme: str,
     stats: CalibrationStats,
     seen: Channels,
-    smoothquant_alpha: float,
+    alpha: float,
     clip_ratio: float,
     make: MakeRange = Range.over,
 ) -> ActivationQuant:
-    factors = smoothing_factors(seen.peaks, stats.point, smoothquant_alpha)
+    factors = smoothing_factors(seen.peaks, stats.point, alpha)
     range_ = None
     if scheme == "static":
         low, high = seen.low, seen.high
@@ -162,17 +152,15 @@ def _activation(
             low, high = low / factors, high / factors
         scale, zero_point = make(float(low.min()) * clip_ratio, float(high.max()) * clip_ratio)
         range_ = Range(np.float32(rounded_down(scale)), zero_point)
-    return ActivationQuant(scheme, factors, range_, 0.0, smoothquant_alpha, clip_ratio)
+    return ActivationQuant(scheme, factors, range_, 0.0, alpha, clip_ratio)
 
 
-def smoothing_factors(
-    peaks: Array, point: QuantizationPoint, smoothquant_alpha: float
-) -> Array | None:
+def smoothing_factors(peaks: Array, point: QuantizationPoint, alpha: float) -> Array | None:
     """One factor per channel, the largest 1; None for alpha 0.
 
     `MIN_FACTOR` bounds the ratio of factors, beyond the ratio that `point.sizes` explains.
     """
-    if smoothquant_alpha == 0 or not peaks.max(initial=0) > 0:
+    if alpha == 0 or not peaks.max(initial=0) > 0:
         return None
     sizes = 1 if point.sizes is None else point.sizes
     weights = np.max([product.channel_peaks for product in point.distinct], axis=0) * sizes
@@ -181,9 +169,7 @@ def smoothing_factors(
     inputs = np.where(inputs > 0, inputs, largest)  # an all-zero channel has no known range
     inputs = np.maximum(inputs, largest * MIN_FACTOR) * sizes
     floor = max(float(weights.max()) * MIN_FACTOR, float(np.finfo(np.float32).tiny))
-    factors = inputs**smoothquant_alpha / (np.maximum(weights, floor) / sizes) ** (
-        1 - smoothquant_alpha
-    )
+    factors = inputs**alpha / (np.maximum(weights, floor) / sizes) ** (1 - alpha)
     return np.asarray((factors / factors.max()).astype(np.float32))
 
 
@@ -222,16 +208,14 @@ class Scores:
             self._exact[product.name] = exact, float(np.vdot(exact, exact))
         return self._exact[product.name]
 
-    def _weights_of(
-        self, product: Product, smoothquant_alpha: float, factors: Array | None
-    ) -> Array:
+    def _weights_of(self, product: Product, alpha: float, factors: Array | None) -> Array:
         """The weights after quantize and dequantize."""
-        key = product.name, smoothquant_alpha
+        key = product.name, alpha
         if key not in self._weights:
             matrix = product.some_columns
             scaled = matrix if factors is None else matrix * factors[:, None, :]
-            scales = weight_scales(scaled)
-            self._weights[key] = weight_qvalues(scaled, scales) * scales
+            scales = nearest.weight_scales(scaled)
+            self._weights[key] = nearest.weight_qvalues(scaled, scales) * scales
         return self._weights[key]
 
 

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
+from bitwright.ir.arrays import Array
 from bitwright.quant.calibration.machine_code import ADDRESS, NUMBER, MachineCode
-from bitwright.target import Target
 
-Array = np.ndarray[Any, Any]
 FEWEST_COLUMNS = 8
 """With fewer columns, numpy's loops over groups are faster."""
 
 
-def _text(target: Target) -> str:
-    # imported late: the emitter is slow to import, and a cached kernel does not need it
-    from bitwright.backends.cpu.kernels.calibration.term_rounding import term_rounding_text
-
-    return term_rounding_text(target)
-
-
 _FUNCTIONS = MachineCode(
-    "term rounding", _text, {"round_terms_f32": (*[ADDRESS] * 4, *[NUMBER] * 6)}
+    "term rounding", "term_rounding", {"round_terms_f32": (*[ADDRESS] * 4, *[NUMBER] * 6)}
 )
 
 

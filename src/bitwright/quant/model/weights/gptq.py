@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.quant.model.weights.fast_rounding import FEWEST_COLUMNS, round_terms
 
-Array = np.ndarray[Any, Any]
 Nearest = Callable[[Array], None]
 DAMPING = 0.01
 BLOCK = 8

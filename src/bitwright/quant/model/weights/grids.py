@@ -14,12 +14,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import DType, dtype, f4e2m1, f8e8m0, f32
 from bitwright.quant.core.formats import FORMATS
 from bitwright.quant.core.scales import ScaleFormat
 from bitwright.quant.model.weights.nearest import weight_scales
 
-Array = np.ndarray[Any, Any]
 _FRACTION_BITS, _EXPONENT, _BIAS = 23, 255, 127
 _SMALLER = (1.0, 0.5)
 """The default power of two, and the next lower one, which clips the largest weights."""
@@ -36,18 +36,15 @@ class Grid:
 
     @classmethod
     def named(cls, format: str) -> Grid:
-        """The grid of a block format."""
         found = FORMATS[format]
         return cls(dtype(found.element), dtype(found.scale))
 
     @property
     def limit(self) -> float:
-        """The largest value of the element type."""
         return float(self.element.max)
 
     @property
     def storage(self) -> np.dtype[Any]:
-        """The numpy dtype of the elements."""
         return self.element.numpy
 
     def nearest(self, ratio: Array) -> None:
@@ -89,7 +86,6 @@ class Grid:
         return np.asarray(np.choose(best, tried))
 
     def _errors(self, matrix: Array, scales: Array, block: int, weight: Any) -> Array:
-        """The squared error of each block."""
         each = spread(scales, block, matrix.shape[2])
         qvalues = matrix / each
         self.nearest(qvalues)

@@ -7,11 +7,12 @@ activations  asymmetric u8, one scale for the tensor (static) or one per row (dy
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from bitwright.ir.arrays import Array
+
 WEIGHT_LIMIT = 127
 LEVELS = 255
 MIDDLE = 128
@@ -41,7 +42,6 @@ class Range(NamedTuple):
         return cls(scale, MIDDLE)
 
     def round_trip(self, x: Array) -> Array:
-        """Quantize and dequantize."""
         qvalues = np.rint(x / self.scale)
         qvalues += self.zero_point
         np.clip(qvalues, 0, LEVELS, out=qvalues)

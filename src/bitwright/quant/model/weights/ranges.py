@@ -10,13 +10,11 @@ nearly all blocks of 8 bits, none of 2 bits.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.quant.model.weights.nearest import weight_qvalues, weight_scales
 
-Array = np.ndarray[Any, Any]
 MIN_CUT = 0.02
 """Scales with a lower bound on d are not searched."""
 MAX_CUT = 0.85

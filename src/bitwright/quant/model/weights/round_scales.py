@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from bitwright.ir.arrays import Array
+
 F32_BITS = 24
 FACTOR_BITS = F32_BITS // 2
 """Two factors of this width have an exact product in f32."""

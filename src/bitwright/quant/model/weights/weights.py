@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from bitwright.ir.arrays import Array
 from bitwright.quant.calibration.stats import CalibrationStats
 from bitwright.quant.core.scales import PLAIN, ScaleFormat
 from bitwright.quant.model.points import QuantizationPoint
@@ -21,7 +22,6 @@ from bitwright.quant.model.weights.nearest import decibels, weight_qvalues, weig
 from bitwright.quant.model.weights.ranges import least_error_scales
 from bitwright.quant.model.weights.round_scales import round_scales_for_sums, rounded_up
 
-Array = np.ndarray[Any, Any]
 Rounding = Callable[[Array, Array, int, int], Array]
 """Weights, scales, largest and smallest integer -> quantized values."""
 STORAGE = {8: np.int8, 4: ml_dtypes.int4, 2: ml_dtypes.int2}
@@ -272,7 +272,6 @@ class _WeightRounder:
         return np.asarray(times(self.inputs, lost).var(axis=1))
 
     def _each(self, scales: Array) -> Array:
-        """Scales repeated so that they broadcast over the weights."""
         return spread(scales, self.block, self.products[0].matrix.shape[2])
 
     def _part(self, exact_matrix: Array, qvalues: Array, scales: Array) -> _Part:
@@ -303,17 +302,10 @@ class _WeightRounder:
         block = self.block
         if not block and not product.is_plain:  # one scale per column of each matrix
             block = int(product.matrix.shape[2])
-        if block:
-            blocks, axis = product.as_weight(scales), product.term_axis
-            return QuantizedWeights(
-                qvalues, blocks, correction, error, block, axis, self._scale_format
-            )
-        flat = scales.reshape(-1)
-        return QuantizedWeights(qvalues, flat, correction, error, scale_format=self._scale_format)
-
-    @property
-    def _scale_format(self) -> ScaleFormat:
-        return PLAIN if self.floats is None else self.floats.scale_format
+        scales = product.as_weight(scales) if block else scales.reshape(-1)
+        axis = product.term_axis if block else None
+        form = PLAIN if self.floats is None else self.floats.scale_format
+        return QuantizedWeights(qvalues, scales, correction, error, block, axis, form)
 
 
 class _DataFreeRounder(_WeightRounder):
