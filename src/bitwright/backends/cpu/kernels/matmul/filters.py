@@ -6,7 +6,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bitwright.backends.cpu.kernels.matmul.dot import amx
+from bitwright.backends.cpu.kernels.matmul.dot.amx import (
+    BLOCK,
+    AmxSplitF16Dot,
+    amx_bf16_dot,
+    amx_split_f16_dot,
+    pack_split,
+    pack_tiles,
+)
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import F32_DOT, DotProduct
 from bitwright.backends.cpu.kernels.matmul.dot.half_dot import choose_half_dot, half_tile, pack_half
 from bitwright.backends.cpu.kernels.matmul.dot.split_half_dot import MOST_DEPTH
@@ -85,17 +92,17 @@ class HalfFilter(F32Filter):
         self.products_at_once = self.dot(target, 2).group
 
     def dot(self, target: Target, run: int) -> DotProduct:
-        dots = amx.amx_bf16_dot if self.half == bf16 else amx.amx_split_f16_dot
+        dots = amx_bf16_dot if self.half == bf16 else amx_split_f16_dot
         tiles = dots(target) if self.use_amx else None
         return tiles or choose_half_dot(target, self.half, run)
 
     def tile(self, target: Target, columns: int, dot: DotProduct) -> Tile:
-        return amx.BLOCK if dot.tiles else half_tile(target, columns, dot)
+        return BLOCK if dot.tiles else half_tile(target, columns, dot)
 
     def pack(self, runs: Array, tile: Tile, dot: DotProduct) -> Array:
-        if isinstance(dot, amx.AmxSplitF16Dot):
-            return amx.pack_split(runs)
-        return amx.pack_tiles(runs) if dot.tiles else pack_half(runs, tile, dot)
+        if isinstance(dot, AmxSplitF16Dot):
+            return pack_split(runs)
+        return pack_tiles(runs) if dot.tiles else pack_half(runs, tile, dot)
 
 
 def has_filter(x: DType, w: DType, result: DType) -> bool:

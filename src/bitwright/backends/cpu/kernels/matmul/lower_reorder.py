@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.codegen.instr import shuffle_bytes
-from bitwright.backends.cpu.kernels.matmul.dot import int8_pairs
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
+from bitwright.backends.cpu.kernels.matmul.dot.int8_pairs import (
+    GROUP,
+    LARGEST,
+    MOST_REST,
+    SplitWeights,
+    int8_pair_dot,
+)
 from bitwright.backends.cpu.kernels.matmul.lower_widen import (
     CHANNELS_LAST,
     Pads,
@@ -36,7 +42,7 @@ class SplitPlan:
     `order` is None where channels are not permuted.
     """
 
-    weights: int8_pairs.SplitWeights
+    weights: SplitWeights
     order: Array | None
 
 
@@ -46,20 +52,20 @@ def plan_split(
     """The split of weights taps[taps, channels, n] that are read in runs of this length; None where
     16-bit products are faster. Padded images are permuted line by line, which requires pixels of
     whole blocks."""
-    if int8_pairs.int8_pair_dot(target, False) is None or run % int8_pairs.GROUP or not taps.size:
+    if int8_pair_dot(target, False) is None or run % GROUP or not taps.size:
         return None
     channels, columns = taps.shape[1:]
     lanes = target.lanes(32)
-    plain = int8_pairs.SplitWeights(taps.reshape(-1, run, columns), lanes, counts)
+    plain = SplitWeights(taps.reshape(-1, run, columns), lanes, counts)
     found = SplitPlan(plain, None)
-    is_whole = channels % (BLOCK if is_padded else int8_pairs.GROUP) == 0
+    is_whole = channels % (BLOCK if is_padded else GROUP) == 0
     if shuffle_bytes(target) is not None and is_whole and channels >= BLOCK:
-        order = best_order(taps, int8_pairs.LARGEST)
+        order = best_order(taps, LARGEST)
         moved = taps[:, permutation(order, channels)].reshape(-1, run, columns)
-        ordered = int8_pairs.SplitWeights(moved, lanes, counts)
+        ordered = SplitWeights(moved, lanes, counts)
         if ordered.rest_fraction + _PASS / columns < plain.rest_fraction:
             found = SplitPlan(ordered, order)
-    return found if found.weights.rest_fraction <= int8_pairs.MOST_REST else None
+    return found if found.weights.rest_fraction <= MOST_REST else None
 
 
 def permutation(order: Array, channels: int) -> Array:
