@@ -40,6 +40,18 @@ class Builder:
         self._names: dict[str, int] = {}
         self._symbols: dict[str, int] = parent._symbols if parent else {}
 
+    @classmethod
+    def of(cls, graph: Graph) -> Builder:
+        """A builder that continues a graph: its nodes, outputs, updates and names."""
+        b = cls(graph.name)
+        b.outputs, b.updates = dict(graph.outputs), list(graph.updates)
+        b.meta = dict(graph.meta)
+        for node in graph.nodes:
+            b.append(node)
+        symbols = (s.name for _, node in graph.walk() for t in node.types for s in t.symbols)
+        b.reserve_symbols(symbols)
+        return b
+
     # names
 
     def fresh_name(self, hint: str) -> str:

@@ -50,10 +50,11 @@ ROUNDS = NonDifferentiable("rounding has no useful gradient; train through fake_
 
 
 class NotYet:
-    """The gradient comes with the training issue."""
+    """The gradient is missing."""
 
 
 Gradient = Callable[..., Any] | NonDifferentiable | type[NotYet]
+"""A rule as `ops.core.reverse` describes it, or the reason why there is none."""
 REQUIRED: Any = object()
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from bitwright.errors import RunError
 from bitwright.ir.dim import max_size, min_size
 from bitwright.ops.core import expect
+from bitwright.ops.core.gradients import elementwise
 from bitwright.ops.core.inference import broadcast
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
@@ -102,7 +103,17 @@ def _rem_scalar(e: Any, x: Any, y: Any, fmod: bool) -> Any:
 _SYMMETRIC = {"commutative": True, "is_cheap": True}
 _max_size, _min_size = np.frompyfunc(max_size, 2, 1), np.frompyfunc(min_size, 2, 1)
 OPDEFS = [
-    _op("add", np.add, "x + y", "add", np.add, onnx="Add", keeps_nonnegative=True, **_SYMMETRIC),
+    _op(
+        "add",
+        np.add,
+        "x + y",
+        "add",
+        np.add,
+        grad=elementwise(lambda b, dy, x, z, y: dy, lambda b, dy, x, z, y: dy),
+        onnx="Add",
+        keeps_nonnegative=True,
+        **_SYMMETRIC,
+    ),
     _op("sub", np.subtract, "x - y", "sub", np.subtract, onnx="Sub", is_cheap=True),
     _op(
         "mul",
@@ -110,6 +121,10 @@ OPDEFS = [
         "x * y",
         "mul",
         np.multiply,
+        grad=elementwise(
+            lambda b, dy, x, z, y: b.mul(dy, z),
+            lambda b, dy, x, z, y: b.mul(dy, x),
+        ),
         onnx="Mul",
         keeps_nonnegative=True,
         **_SYMMETRIC,

@@ -35,10 +35,13 @@ from bitwright.ir.dtype import (
     i64,
     u64,
 )
+from bitwright.ir.graph import Node
 from bitwright.ir.types import TensorType
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.decide import below, decided, equal, negated
 from bitwright.ops.core.numeric import narrow, wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import is_differentiable
 
 _SATURATING = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz)
 _E8M0_BIAS = 127
@@ -173,6 +176,11 @@ def _samples() -> list[Sample]:
     ]
 
 
+def _grad(b: Builder, node: Node, dys: list[Any]) -> list[Any]:
+    (x,) = node.operands
+    return [b.cast(dys[0], to=x.dtype) if is_differentiable(x) else None]
+
+
 OPDEFS = [
     OpDef(
         "cast",
@@ -180,6 +188,7 @@ OPDEFS = [
         "x",
         infer=_infer,
         reference=cast,
+        grad=_grad,
         samples=_samples,
         attrs={
             "to": Attr("dtype"),

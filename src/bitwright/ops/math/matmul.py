@@ -9,15 +9,18 @@ Integers are summed exactly: up to 8 bits give i32, 16 bits give i64, wider type
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
-from bitwright.ir.dim import Size
+from bitwright.ir.dim import Size, product
 from bitwright.ir.dtype import DType, dtype, i32, i64
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType, broadcast_shapes
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.gradients import sum_to
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.shape.gather import check_shape
@@ -199,6 +202,38 @@ def _op(name: str, inputs: str, **rest: Any) -> OpDef:
     return OpDef(name, Kind.COMPUTE, inputs, **rest)
 
 
+def _grad_matmul(b: Builder, node: Node, dys: list[Any]) -> list[Any]:
+    """dx = dy @ w.T, dw = x.T @ dy, summed over broadcast batches."""
+    x, w = node.operands
+    dy = dys[0]
+    if x.rank == 1:
+        dy, x = b.reshape(dy, shape=(*dy.shape[: w.rank - 2], 1, *w.shape[1:][-1:])), as_row(b, x)
+    if w.rank == 1:
+        dy, w = b.reshape(dy, shape=(*dy.shape, 1)), as_column(b, w)
+    dx = sum_to(b, b.matmul(dy, swap_last(b, w)), x)
+    if w.rank == 2 and x.rank > 2:  # one product over all rows
+        x, dy = (b.reshape(v, shape=(product(v.shape[:-1]), v.shape[-1])) for v in (x, dy))
+    dw = sum_to(b, b.matmul(swap_last(b, x), dy), w)
+    return [
+        b.reshape(found, shape=given.shape) if given.rank == 1 else found
+        for found, given in zip((dx, dw), node.operands, strict=True)
+    ]
+
+
+def as_row(b: Builder, x: Value) -> Value:
+    return cast(Value, b.reshape(x, shape=(1, *x.shape)))
+
+
+def as_column(b: Builder, x: Value) -> Value:
+    return cast(Value, b.reshape(x, shape=(*x.shape, 1)))
+
+
+def swap_last(b: Builder, x: Value) -> Value:
+    """The transpose of each matrix."""
+    axes = range(x.rank)
+    return cast(Value, b.transpose(x, perm=(*axes[:-2], x.rank - 1, x.rank - 2)))
+
+
 OPDEFS = [
     _op(
         "matmul",
@@ -207,6 +242,7 @@ OPDEFS = [
         reference=multiply,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_matmul_samples,
+        grad=_grad_matmul,
         takes_epilogue=True,
         onnx="MatMul",
         doc="x @ w as numpy.matmul; integers of up to 8 bits give i32, of 16 bits i64.",

@@ -15,8 +15,11 @@ import numpy as np
 from bitwright.errors import RunError
 from bitwright.ir.dim import max_size, min_size
 from bitwright.ir.dtype import DType, bool_, dtype
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.gradients import axes_of
 from bitwright.ops.core.inference import reduced_shape
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
@@ -138,8 +141,22 @@ def _wide_op(name: str, function: Callable[..., Any], **rest: Any) -> OpDef:
     return _op(name, compute, sizes=of_sizes, **rest)
 
 
+def _grad_sum(b: Builder, node: Node, dys: list[Any]) -> list[Any]:
+    return [spread(b, node, dys[0])]
+
+
+def spread(b: Builder, node: Node, dy: Value) -> Value:
+    """The gradient of a reduction's result, expanded to the shape of its operand."""
+    (x,) = node.operands
+    axes = axes_of(x.rank, node.attrs["axes"])
+    shape = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))
+    if not node.attrs["keepdims"]:
+        dy = b.reshape(dy, shape=shape)
+    return dy if shape == x.shape else b.expand(dy, shape=x.shape)
+
+
 OPDEFS = [
-    _wide_op("reduce_sum", np.sum, reads_cast=True, doc="The sum over axes."),
+    _wide_op("reduce_sum", np.sum, grad=_grad_sum, reads_cast=True, doc="The sum over axes."),
     _wide_op("reduce_prod", np.prod, doc="The product over axes."),
     _op(
         "reduce_mean",

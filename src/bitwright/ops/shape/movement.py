@@ -17,6 +17,7 @@ from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import UNKNOWN, Dim, Size, bounds, divide_exactly, product
 from bitwright.ir.types import Shape, TensorType, normalize_axis
 from bitwright.ops.core import expect
+from bitwright.ops.core.gradients import sum_to
 from bitwright.ops.core.inference import same
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.core.symbolic import movement
@@ -143,6 +144,11 @@ def _infer_transpose(x: TensorType, perm: tuple[int, ...]) -> TensorType:
             "perm is no permutation of the axes", expected=list(range(x.rank)), found=list(perm)
         )
     return x.with_shape(x.shape[axis] for axis in perm)
+
+
+def inverse(perm: Sequence[int]) -> tuple[int, ...]:
+    """The permutation that undoes `perm`."""
+    return tuple(perm.index(axis) for axis in range(len(perm)))
 
 
 # expand
@@ -311,6 +317,7 @@ OPDEFS = [
         _infer_reshape,
         _reshape,
         _reshape_samples,
+        grad=lambda b, node, dys: [b.reshape(dys[0], shape=node.inputs[0].shape)],
         attrs={"shape": Attr("sizes", None), "allowzero": Attr("bool", None)},
         doc="The same elements in another shape. In the operand, -1 is inferred and 0 "
         "copies an axis (with `allowzero` it is a zero).",
@@ -325,6 +332,7 @@ OPDEFS = [
             sample(draw(3, 0, dtype="i8"), perm=(1, 0)),
             sample(draw(), perm=()),
         ],
+        grad=lambda b, node, dys: [b.transpose(dys[0], perm=inverse(node.attrs["perm"]))],
         attrs={"perm": Attr("ints")},
         doc="Axis i of the result is axis perm[i] of x.",
     ),
@@ -334,6 +342,7 @@ OPDEFS = [
         _infer_expand,
         _expand,
         _expand_samples,
+        grad=lambda b, node, dys: [sum_to(b, dys[0], node.inputs[0])],
         attrs={"shape": Attr("sizes", None)},
         doc="x broadcast to a shape; the operand form broadcasts both ways.",
     ),

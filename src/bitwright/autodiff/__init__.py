@@ -1,0 +1,1 @@
+"""Differentiation: the gradient of a graph is a graph."""

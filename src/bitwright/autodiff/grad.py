@@ -1,0 +1,97 @@
+"""`bw.grad`: a graph with its gradients as further outputs.
+
+    g = bw.grad(graph, loss="loss")                  # outputs of graph, grad.<name> per parameter
+    g = bw.grad(graph, loss="loss", wrt=["x"])       # of the values named
+
+The loss is one number. The sweep visits the nodes in reverse order and calls the gradient rule of
+each op (`OpDef.grad`); contributions of several readers are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from bitwright.errors import GraphError
+from bitwright.ir.graph import Graph, Value, nearest
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.check import verify
+from bitwright.ops.core.gradients import full_like
+from bitwright.ops.core.reverse import backpropagate, is_differentiable
+
+PREFIX = "grad."
+
+
+def grad(graph: Graph, loss: str, wrt: Iterable[str] | None = None) -> Graph:
+    """The graph with one more output `grad.<name>` for each trainable parameter, or for each value
+    named in `wrt`: the gradient of the output `loss`."""
+    target = loss_value(graph, loss)
+    values = wanted_values(graph, wrt)
+    b = Builder.of(graph)
+    seed = b.constant(np.ones(()), target.dtype, name="one")
+    seeds = {target: b.expand(seed, shape=target.shape) if target.rank else seed}
+    found = backpropagate(b, graph.nodes, seeds, values)
+    require_connected(graph, values, [target], loss)
+    for value in values:
+        b.output(PREFIX + value.name, found.get(value) or full_like(b, 0.0, value))
+    return verify(b.build())
+
+
+def loss_value(graph: Graph, loss: str) -> Value:
+    """The value of the loss; a `GraphError` unless it is one number of a floating type."""
+    outputs = dict(graph.outputs)
+    if loss not in outputs:
+        raise GraphError(
+            f"graph {graph.name!r} has no output {loss!r} to be the loss",
+            expected=" or ".join(outputs),
+            hint=nearest(loss, outputs),
+        )
+    value = outputs[loss]
+    if not is_differentiable(value) or value.dtype.is_complex:
+        raise GraphError(f"the loss {loss!r} is not a real number", found=repr(value))
+    if any(size != 1 for size in value.shape):
+        raise GraphError(
+            f"the loss {loss!r} is not one number",
+            found=repr(value),
+            hint="Reduce it, for example by reduce_mean.",
+        )
+    return value
+
+
+def wanted_values(graph: Graph, wrt: Iterable[str] | None) -> Sequence[Value]:
+    """The values to differentiate by: those named, or every trainable parameter."""
+    if wrt is None:
+        found = [
+            v
+            for v in graph.parameters
+            if v.node.attrs.get("trainable", True) and is_differentiable(v)
+        ]
+        if not found:
+            raise GraphError(
+                f"graph {graph.name!r} has no trainable parameter",
+                hint="Name the values to differentiate by: wrt=[...].",
+            )
+        return found
+    values = [graph.value(name) for name in dict.fromkeys(wrt)]
+    for value in values:
+        if not is_differentiable(value):
+            raise GraphError(f"{value} has no gradient: its type is {value.type}")
+    return values
+
+
+def require_connected(
+    graph: Graph, values: Iterable[Value], targets: Iterable[Value], loss: str
+) -> None:
+    """Raise a `GraphError` that names a value on which the loss does not depend."""
+    needed = set(targets)
+    for node in reversed(graph.nodes):
+        if any(value in needed for value in node.outputs):
+            needed.update(node.operands)
+    unused = [value for value in values if value not in needed]
+    if unused:
+        names = ", ".join(repr(value.name) for value in unused)
+        raise GraphError(
+            f"the loss {loss!r} does not depend on {names}",
+            hint="Remove it, or mark the parameter as not trainable.",
+        )
