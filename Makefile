@@ -1,6 +1,7 @@
 # make setup   the environment, made again when pyproject.toml changes
 # make demo    inspect the demo model, quantize it, compare accuracy and size; see demo-output/
-# make test    everything that is tested
+# make test    everything that is tested, with two samples per op in tests of gradients
+# make test-all   the same with all samples
 # make check   format, lint, types, fast tests
 # make test-floors   a fast part of the tests with exactly the lowest declared versions
 # make docs    the documentation as a site, in build/site
@@ -32,7 +33,7 @@ export PIP_QUIET := 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .SILENT:
-.PHONY: setup demo test test-floors check docs format clean
+.PHONY: setup demo test test-all test-floors check docs format clean
 .DEFAULT_GOAL := check
 
 setup: $(STAMP)
@@ -52,6 +53,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n auto
+
+test-all: setup
+	$(BIN)/python -m pytest -n auto --exhaustive
 
 $(FLOORS_STAMP): pyproject.toml .ci/floors.py
 	echo "setting up $(FLOORS_VENV) with the lowest declared versions"

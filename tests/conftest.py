@@ -53,11 +53,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--random-graphs", type=int, default=200, help="random graphs to compile (nightly: 10000)"
     )
+    parser.addoption("--exhaustive", action="store_true", help="run tests marked exhaustive too")
     parser.addoption(
         "--skip-missing",
         action="store_true",
         help="skip what needs an optional package that is absent",
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect tests marked exhaustive unless they are asked for."""
+    if config.getoption("--exhaustive"):
+        return
+    dropped = [item for item in items if item.get_closest_marker("exhaustive")]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
 
 
 @pytest.hookimpl(wrapper=True)

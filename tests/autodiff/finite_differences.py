@@ -8,18 +8,28 @@ from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
 from bitwright.ops.core.reverse import is_differentiable
 
+WIDE = ("f64", "c128")
+
+
+class NotSmoothError(Exception):
+    """The loss has no derivative near these inputs."""
+
 
 def widened(array):
-    """Floats as f64, everything else as it is."""
-    if array is None or not dtype(array.dtype).is_float:
-        return array
-    return array.astype(np.float64)
+    """Floats as f64, complex numbers as c128, everything else as it is."""
+    if array is None:
+        return None
+    element = dtype(array.dtype)
+    if element.is_float:
+        return array.astype(np.float64)
+    return array.astype(np.complex128) if element.is_complex else array
 
 
-def projected(op, inputs, attrs, seed=3):
-    """A graph of one node whose loss is a random projection of its float results.
+def projected(op, inputs, attrs, seed=3, wide=True):
+    """A graph of one node whose loss is a random projection of its float and complex results.
 
-    Returns the graph, its inputs by name and the names of the differentiable ones.
+    Returns the graph, its inputs by name and the names of the differentiable ones. With `wide`,
+    only results in f64 and c128 take part: others are too coarse for differences.
     """
     b = Builder(op.name)
     feeds = {f"in{i}": x for i, x in enumerate(inputs) if x is not None}
@@ -28,29 +38,97 @@ def projected(op, inputs, attrs, seed=3):
         for i, x in enumerate(inputs)
     ]
     node = b.node(op.name, values, attrs, [])
-    rng, total = np.random.default_rng(seed), b.constant(np.zeros(()), "f64")
     arrays = run(b.build(**{f"y{i}": y for i, y in enumerate(node.outputs)}), feeds)
     b.outputs.clear()
+    rng, total = np.random.default_rng(seed), None
     for i, y in enumerate(node.outputs):
-        if is_differentiable(y) and not y.dtype.is_complex:
-            weights = rng.uniform(0.5, 1.5, np.shape(arrays[f"y{i}"])).astype(y.dtype.numpy)
-            part = b.reduce_sum(b.mul(y, weights), axes=tuple(range(y.rank)), keepdims=False)
-            total = b.add(total, b.cast(part, to="f64"))
-    names = [v.name for v in values if is_differentiable(v) and not v.dtype.is_complex]
-    return b.build(loss=total), feeds, names
+        if is_differentiable(y) and (not wide or y.dtype.name in WIDE):
+            for part in (b.real(y), b.imag(y)) if y.dtype.is_complex else (y,):
+                weights = rng.uniform(0.5, 1.5, np.shape(arrays[f"y{i}"]))
+                weighted = b.mul(part, weights.astype(part.dtype.numpy))
+                axes = tuple(range(y.rank))
+                summed = b.cast(b.reduce_sum(weighted, axes=axes, keepdims=False), to="f64")
+                total = summed if total is None else b.add(total, summed)
+    names = [v.name for v in values if is_differentiable(v)]
+    if total is None:
+        return None, feeds, names
+    return b.build(loss=total), feeds, connected(b.nodes, total, names)
 
 
-def directional(graph, feeds, names, seed=5, steps=(1e-4, 5e-5)):
-    """A random direction per input, and the loss's derivative along all of them together.
+def connected(nodes, target, names):
+    """The names of values on which the target depends."""
+    needed = {target}
+    for node in reversed(nodes):
+        if any(value in needed for value in node.outputs):
+            needed.update(node.operands)
+    found = {value.name for value in needed}
+    return [name for name in names if name in found]
 
-    Two step sizes are combined so that the error of third order cancels.
+
+def random_direction(arrays, seed=5):
+    """A random array for each array, of its shape and type."""
+    rng, found = np.random.default_rng(seed), {}
+    for name, array in arrays.items():
+        step = rng.uniform(-1, 1, array.shape)
+        if np.iscomplexobj(array):
+            step = step + 1j * rng.uniform(-1, 1, array.shape)
+        found[name] = step.astype(array.dtype)
+    return found
+
+
+def dot(gradient, direction):
+    """The derivative along a direction; a complex gradient is d/d real + i d/d imag."""
+    return float(np.sum(np.real(np.conj(gradient) * direction)))
+
+
+def size_of(gradient, direction):
+    """The sum of magnitudes in `dot`, to which errors are relative."""
+    return float(np.sum(np.abs(gradient * direction)))
+
+
+def directional(graph, feeds, direction, steps=(1e-4, 5e-5)):
+    """The loss's derivative along a direction.
+
+    Two step sizes are combined so that the error of third order cancels. Where the differences of
+    both sides or of both steps disagree, there is a kink: `NotSmoothError`.
     """
-    rng = np.random.default_rng(seed)
-    direction = {n: rng.uniform(-1, 1, feeds[n].shape).astype(feeds[n].dtype) for n in names}
 
     def loss(step):
-        moved = {n: feeds[n] + step * direction[n] for n in names}
+        moved = {n: feeds[n] + step * d for n, d in direction.items()}
         return float(run(graph, {**feeds, **moved})["loss"])
 
-    coarse, fine = ((loss(h) - loss(-h)) / (2 * h) for h in steps)
-    return direction, (4 * fine - coarse) / 3
+    at = loss(0.0)
+    ahead, behind = [loss(h) for h in steps], [loss(-h) for h in steps]
+    if not np.isfinite([at, *ahead, *behind]).all():
+        raise NotSmoothError("the loss is not finite")
+    # differences of second order: h² f'' in a smooth point, h |jump of f'| at a kink
+    bends = [a + z - 2 * at for a, z in zip(ahead, behind, strict=True)]
+    coarse, fine = ((a - z) / (2 * h) for a, z, h in zip(ahead, behind, steps, strict=True))
+    noise = 1e-14 * max(abs(at), 1e-3)
+    if abs(bends[1]) > 0.3 * abs(bends[0]) + 10 * noise:
+        raise NotSmoothError("the loss has a kink")
+    if abs(coarse - fine) > 1e-4 * max(abs(coarse), abs(fine)) + noise / steps[1] * 10:
+        raise NotSmoothError("the loss bends too much")
+    return (4 * fine - coarse) / 3
+
+
+def _finite(x, rng):
+    return np.where(np.isfinite(x), x, rng.uniform(-1, 1, x.shape))
+
+
+# What is tried in turn until the loss is smooth: the sample itself, infinities replaced, a little
+# noise against ties and kinks, and positive numbers.
+NUDGES = (
+    lambda x, rng: x,
+    _finite,
+    lambda x, rng: _finite(x, rng) + rng.uniform(-0.05, 0.05, x.shape),
+    lambda x, rng: _finite(x, rng) * 0.5 + rng.uniform(0.01, 0.05, x.shape),
+    lambda x, rng: np.abs(_finite(x, rng)) + rng.uniform(0.1, 0.2, x.shape),
+)
+
+
+def nudged(feeds, names, attempt):
+    """The feeds with the differentiable inputs changed for this attempt."""
+    rng = np.random.default_rng(attempt)
+    changed = {n: NUDGES[attempt](feeds[n], rng).astype(feeds[n].dtype) for n in names}
+    return {**feeds, **changed}

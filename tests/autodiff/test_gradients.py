@@ -1,36 +1,115 @@
-"""Gradients of every op, derived from its samples: against central differences in f64."""
+"""Gradients of every op, derived from its samples: against central differences in f64, and compiled
+in the sample's own types against the interpreter.
+
+The first two samples of an op run always, the others with `--exhaustive` (`make test-all`).
+"""
 
 import numpy as np
 import pytest
-from finite_differences import directional, projected, widened
+from finite_differences import (
+    NUDGES,
+    NotSmoothError,
+    directional,
+    dot,
+    nudged,
+    projected,
+    random_direction,
+    size_of,
+    widened,
+)
 
 from bitwright.autodiff.grad import grad
-from bitwright.errors import BitwrightError
+from bitwright.compiler import compile
+from bitwright.errors import BitwrightError, RunError
 from bitwright.ops.core.interpret import run
-from bitwright.ops.core.opdef import NotYet
+from bitwright.ops.core.opdef import Kind, NonDifferentiable, NotYet
 from bitwright.ops.core.registry import all_ops
 
 OPS = {name: op for name, op in all_ops().items() if callable(op.grad) and op.grad is not NotYet}
 CASES = [
-    pytest.param(op, case, id=f"{op.name}-{i}")
+    pytest.param(op, case, id=f"{op.name}-{i}", marks=[pytest.mark.exhaustive] if i > 1 else [])
     for op in OPS.values()
     for i, case in enumerate(op.samples())
 ]
+# Ops without a sample that the check can use, and the reason.
+UNCHECKED: dict[str, str] = {}
+
+
+def wide_graph(op, case):
+    """The graph of a sample in f64; skips the test where there is nothing to differentiate."""
+    try:
+        graph, feeds, names = projected(op, [widened(x) for x in case.inputs], case.attrs)
+    except BitwrightError as error:
+        pytest.skip(f"the op does not take these operands in f64: {error}")
+    if graph is None:
+        pytest.skip("no result is in f64: differences of narrower results are too coarse")
+    if not names:
+        pytest.skip("no operand is a float")
+    return graph, feeds, names
 
 
 @pytest.mark.parametrize("op, case", CASES)
 def test_gradient_agrees_with_central_differences(op, case):
-    inputs = [widened(x) for x in case.inputs]
-    try:
-        graph, feeds, names = projected(op, inputs, case.attrs)
-    except BitwrightError as error:
-        pytest.skip(f"the op does not take these operands in f64: {error}")
-    if not names:
-        pytest.skip("no operand is a float")
-    found = run(grad(graph, "loss", wrt=names), feeds)
-    for name in names:
-        assert found[f"grad.{name}"].shape == feeds[name].shape
-    direction, expected = directional(graph, feeds, names)
-    parts = [np.sum(found[f"grad.{n}"] * direction[n]) for n in names]
-    size = sum(np.sum(np.abs(found[f"grad.{n}"] * direction[n])) for n in names)
-    assert abs(sum(parts) - expected) <= 1e-6 * max(size, abs(expected), 1e-3)
+    graph, feeds, names = wide_graph(op, case)
+    backward = grad(graph, "loss", wrt=names)
+    reason = ""
+    for attempt in range(len(NUDGES)):
+        given = nudged(feeds, names, attempt)
+        direction = random_direction({n: given[n] for n in names})
+        try:
+            expected = directional(graph, given, direction)
+        except (NotSmoothError, RunError) as error:
+            reason = str(error)
+            continue
+        found = run(backward, given)
+        for name in names:
+            assert found[f"grad.{name}"].shape == given[name].shape
+        total = sum(dot(found[f"grad.{n}"], direction[n]) for n in names)
+        size = sum(size_of(found[f"grad.{n}"], direction[n]) for n in names)
+        assert abs(total - expected) <= 1e-6 * max(size, abs(expected), 1e-3)
+        return
+    pytest.skip(f"no smooth point was found: {reason}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op, case", CASES)
+def test_compiled_gradient_agrees_with_the_interpreter(op, case):
+    graph, feeds, names = projected(op, case.inputs, case.attrs, wide=False)
+    if graph is None or not names:
+        pytest.skip("nothing to differentiate")
+    backward = grad(graph, "loss", wrt=names)
+    expected = run(backward, feeds)
+    found = compile(backward).run(feeds)
+    tolerance = max(20 * case.tolerance, 2e-4)
+    for name, array in expected.items():
+        assert found[name].shape == array.shape
+        assert found[name].dtype == array.dtype
+        finite = np.isfinite(array.astype(np.complex128))
+        if name != "loss":
+            wide = array.astype(np.complex128)[finite]
+            scale = max(np.max(np.abs(wide), initial=0.0), 1e-3)
+            error = np.abs(found[name].astype(np.complex128)[finite] - wide)
+            assert np.max(error, initial=0.0) <= tolerance * scale, name
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_sample_checks_the_gradient(name):
+    """An op with a gradient has a sample with a float operand on which a float result depends."""
+    if name in UNCHECKED:
+        pytest.skip(UNCHECKED[name])
+    for case in OPS[name].samples():
+        try:
+            graph, _, names = projected(OPS[name], [widened(x) for x in case.inputs], case.attrs)
+        except BitwrightError:
+            continue
+        if graph is not None and names:
+            return
+    pytest.fail("no sample reaches the gradient rule in f64; add one, or a reason to UNCHECKED")
+
+
+@pytest.mark.parametrize("name", all_ops())
+def test_every_op_declares_its_gradient(name):
+    op = all_ops()[name]
+    assert callable(op.grad) or isinstance(op.grad, NonDifferentiable)
+    if op.kind is Kind.BOUNDARY:
+        assert isinstance(op.grad, NonDifferentiable)

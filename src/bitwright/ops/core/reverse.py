@@ -3,7 +3,8 @@
 A gradient rule is `grad(b, node, dys)`. It appends nodes to the builder `b` and returns one value
 per operand of the node: the gradient of the loss with respect to that operand, or None for zero.
 `dys` holds the gradients of the node's results, None where a result does not influence the loss;
-at least one is present. A gradient has the type of the value that it belongs to.
+at least one is present. A gradient has the type of the value that it belongs to. That of a complex
+value is d/d(real part) + i d/d(imaginary part), as in PyTorch, so y = x w gives dx = dy conj(w).
 """
 
 from __future__ import annotations
