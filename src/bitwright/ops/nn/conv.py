@@ -11,16 +11,19 @@ and multiply a bounded number of rows at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from bitwright.errors import InferenceError
 from bitwright.ir.dim import Size, product
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import composed
 from bitwright.ops.math.matmul import product_dtype, product_operands, product_result, require_bias
 from bitwright.ops.nn.channels import add_channel_bias, require_groups
 from bitwright.ops.nn.windows import WINDOW_ATTRS, Windows, make_windows
@@ -176,6 +179,73 @@ def _col2im(
     return windows.fold(wide(x).reshape(len(x), channels, *block_shape, *counts), image_shape)
 
 
+def _grad_conv(b: Builder, node: Node, dys: list[Any]) -> list[Value]:
+    x, w, *_ = node.operands
+    dy = dys[0]
+    return [
+        b.conv_backward_input(dy, w, shape=x.shape, **node.attrs),
+        b.conv_backward_weight(dy, x, shape=w.shape, **node.attrs),
+        b.reduce_sum(dy, axes=(0, *range(2, dy.rank)), keepdims=False),
+    ][: len(node.inputs)]
+
+
+def _compose_transpose(
+    b: Builder,
+    x: Value,
+    w: Value,
+    bias: Value | None,
+    output_padding: Sequence[int] | None,
+    groups: int,
+    **window: Any,
+) -> Value:
+    """The input gradient of a convolution whose result is x.
+
+    Output padding of a stride or more lies beyond the last window of that convolution.
+    """
+    windows = make_windows(x.rank - 2, w.shape[2:], **window)
+    sizes = _transposed_sizes(windows, x.shape[2:], output_padding)
+    beyond = [
+        extra // stride * stride
+        for extra, stride in zip(output_padding or (0,) * len(sizes), windows.strides, strict=True)
+    ]
+    ends = [end - past for end, past in zip(windows.ends, beyond, strict=True)]
+    cut = [-end if isinstance(end, int) and end < 0 else 0 for end in ends]
+    pads = (*windows.begins, *(end + more for end, more in zip(ends, cut, strict=True)))
+    shape = (x.shape[0], w.shape[1] * groups, *(n - c for n, c in zip(sizes, cut, strict=True)))
+    y = b.conv_backward_input(
+        x,
+        w,
+        shape=shape,
+        groups=groups,
+        strides=windows.strides,
+        pads=pads,
+        dilations=windows.dilations,
+    )
+    if any(cut):
+        y = b.pad(y, pads=(*(0,) * (x.rank + 2), *cut))
+    if bias is not None:
+        y = b.add(y, b.reshape(bias, shape=(*bias.shape, *(1,) * (x.rank - 2))))
+    return cast(Value, y)
+
+
+def _compose_col2im(
+    b: Builder, x: Value, image_shape: Sequence[Size], block_shape: Sequence[int], **window: Any
+) -> Value:
+    """The input gradient of a convolution that copies each pixel of a window to a channel."""
+    windows = make_windows(len(image_shape), block_shape, **window)
+    cells = int(np.prod(list(block_shape)))
+    images = x.shape[0] * (x.shape[1] // cells)
+    copies = b.constant(np.eye(cells).reshape(cells, 1, *block_shape), x.dtype)
+    counts = windows.counts(image_shape)
+    y = b.conv_backward_input(
+        b.reshape(x, shape=(images, cells, *counts)),
+        copies,
+        shape=(images, 1, *image_shape),
+        **window,
+    )
+    return cast(Value, b.reshape(y, shape=(x.shape[0], x.shape[1] // cells, *image_shape)))
+
+
 def _conv_samples() -> list[Sample]:
     x, w = draw(2, 3, 7, 8), draw(4, 3, 3, 2, seed=1)
     return [
@@ -225,6 +295,7 @@ OPDEFS = [
         "x, w, bias?",
         infer=infer_conv,
         reference=convolve,
+        grad=_grad_conv,
         takes_epilogue=True,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_conv_samples,
@@ -237,6 +308,7 @@ OPDEFS = [
         "x, w, bias?",
         infer=_infer_conv_transpose,
         reference=_conv_transpose,
+        grad=composed(_compose_transpose),
         flops=lambda xs, ys, attrs: 2 * xs[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_conv_transpose_samples,
         attrs={**WINDOW_ATTRS, "output_padding": Attr("ints", None), "groups": Attr("int", 1)},
@@ -248,6 +320,7 @@ OPDEFS = [
         "x",
         infer=_infer_col2im,
         reference=_col2im,
+        grad=composed(_compose_col2im),
         samples=_col2im_samples,
         attrs={"image_shape": Attr("sizes"), "block_shape": Attr("ints"), **WINDOW_ATTRS},
         doc="Columns x[N, C * block, windows] added back into an image [N, C, *image_shape].",
