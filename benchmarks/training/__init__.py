@@ -1,0 +1,1 @@
+"""Data and PyTorch modules of the training benchmarks."""
