@@ -8,19 +8,32 @@ Classes are axis 1. With `from_log_probs` the logits are log probabilities (NLL 
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dtype import i32, i64
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients, composed
 from bitwright.ops.nn.softmax import log_softmax
 from bitwright.ops.shape.gather import check_shape
 
+ATTRS = {
+    "ignore_index": Attr("int", None),
+    "reduction": Attr("str", "mean", ("mean", "sum", "none")),
+    "from_log_probs": Attr("bool", False),
+}
+# Replaces negative labels; out of range for any number of classes, so that the gather fails.
+_NO_CLASS = 2**31 - 1
 
-def _infer(
+
+def infer_loss(
     logits: TensorType,
     labels: TensorType,
     weights: TensorType | None,
@@ -45,14 +58,10 @@ def _infer(
     return logits.with_shape(shape if reduction == "none" else ())
 
 
-def _reference(
-    logits: Array,
-    labels: Array,
-    weights: Array | None,
-    ignore_index: int | None,
-    reduction: str,
-    from_log_probs: bool,
-) -> Array:
+def weighted_labels(
+    logits: Array, labels: Array, weights: Array | None, ignore_index: int | None
+) -> tuple[Array, Array, Array]:
+    """Labels with 0 for ignored ones, which are ignored, and the weight of each label."""
     check_shape("labels", labels.shape, (len(logits), *logits.shape[2:]))
     ignored = np.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
     classes = logits.shape[1]
@@ -61,19 +70,91 @@ def _reference(
         raise RunError(
             "a label is not a class", expected=f"0 to {classes - 1}", found=int(labels[outside][0])
         )
-    log_probs = wide(logits) if from_log_probs else log_softmax(logits, 1)
     known = np.where(ignored, 0, labels).astype(np.int64)
-    if classes:
+    weight = np.ones(labels.shape)
+    if weights is not None:
+        weight = wide(weights)[known] if classes else np.zeros(labels.shape)
+    return known, ignored, np.where(ignored, 0, weight)
+
+
+def _reference(
+    logits: Array,
+    labels: Array,
+    weights: Array | None,
+    ignore_index: int | None,
+    reduction: str,
+    from_log_probs: bool,
+) -> Array:
+    known, ignored, weight = weighted_labels(logits, labels, weights, ignore_index)
+    log_probs = wide(logits) if from_log_probs else log_softmax(logits, 1)
+    chosen = np.zeros(labels.shape)
+    if logits.shape[1]:
         chosen = np.take_along_axis(log_probs, known[:, None], axis=1)[:, 0]
-        weight = np.ones(labels.shape) if weights is None else wide(weights)[known]
-    else:
-        chosen = weight = np.zeros(labels.shape)
-    weight = np.where(ignored, 0, weight)
     loss = np.where(ignored, 0, -chosen * weight)
     if reduction == "none":
         return loss
     total = np.sum(loss)
     return np.asarray(total / np.sum(weight) if reduction == "mean" else total)
+
+
+def labels_by_ops(b: Any, labels: Value, ignore_index: int | None) -> tuple[Value, Value | None]:
+    """Labels that fail a gather where they are no class, and which of them are ignored."""
+    valid = b.where(
+        b.lt(labels, b.constant(0, labels.dtype)), b.constant(_NO_CLASS, labels.dtype), labels
+    )
+    if ignore_index is None:
+        return valid, None
+    ignored = b.eq(labels, b.constant(ignore_index, labels.dtype))
+    return b.where(ignored, b.constant(0, labels.dtype), valid), ignored
+
+
+def weights_by_ops(
+    b: Any, weights: Value | None, known: Value, ignored: Value | None, like: Value
+) -> Value | None:
+    """The weight of each label, 0 for ignored ones; None if all are 1."""
+    weight = None if weights is None else b.gather(weights, known, axis=0)
+    if ignored is None:
+        return weight
+    one = b.constant(1, like.dtype) if weight is None else weight
+    return cast(Value, b.where(ignored, b.constant(0, like.dtype), one))
+
+
+def cross_entropy_by_ops(
+    b: Any,
+    logits: Value,
+    labels: Value,
+    weights: Value | None,
+    ignore_index: int | None,
+    reduction: str,
+    from_log_probs: bool,
+) -> Any:
+    """The loss by log_softmax, one gathered log probability per label, and a weighted sum."""
+    log_probs = logits if from_log_probs else b.log_softmax(logits, axis=1)
+    known, ignored = labels_by_ops(b, labels, ignore_index)
+    column = b.reshape(known, shape=(known.shape[0], 1, *known.shape[1:]))
+    chosen = b.reshape(b.gather_elements(log_probs, column, axis=1), shape=known.shape)
+    weight = weights_by_ops(b, weights, known, ignored, chosen)
+    loss = b.neg(chosen if weight is None else b.mul(chosen, weight))
+    if ignored is not None:  # 0, also where the logarithm is infinite
+        loss = b.where(ignored, b.constant(0, chosen.dtype), loss)
+    axes = tuple(range(loss.rank))
+    if reduction == "none":
+        return loss
+    if reduction == "mean" and weight is None:
+        return b.reduce_mean(loss, axes=axes, keepdims=False)
+    total = b.reduce_sum(loss, axes=axes, keepdims=False)
+    if reduction == "sum" or weight is None:
+        return total
+    return b.div(total, b.reduce_sum(weight, axes=axes, keepdims=False))
+
+
+def _grad(b: Builder, node: Node, dys: list[Value | None]) -> Gradients:
+    logits, labels, weights = (*node.inputs, None)[:3]
+    dlogits = b.cross_entropy_backward(dys[0], logits, labels, weights, **node.attrs)
+    if weights is None:
+        return [dlogits]
+    through_formula = composed(cross_entropy_by_ops)(b, node, dys)
+    return [dlogits, None, through_formula[2]]
 
 
 def _samples() -> list[Sample]:
@@ -96,14 +177,11 @@ OPDEFS = [
         "cross_entropy",
         Kind.REDUCTION,
         "logits, labels, weights?",
-        infer=_infer,
+        infer=infer_loss,
         reference=_reference,
         samples=_samples,
-        attrs={
-            "ignore_index": Attr("int", None),
-            "reduction": Attr("str", "mean", ("mean", "sum", "none")),
-            "from_log_probs": Attr("bool", False),
-        },
+        grad=_grad,
+        attrs=ATTRS,
         doc="The negative weighted log probability of each label, reduced over all labels.",
     )
 ]

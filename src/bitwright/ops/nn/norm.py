@@ -12,10 +12,15 @@ from __future__ import annotations
 import numpy as np
 
 from bitwright.errors import InferenceError
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.gradients import number
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients
+from bitwright.ops.nn.norm_backward import norm_gradient
 
 EPS = Attr("float", 1e-5)
 
@@ -85,6 +90,22 @@ def _lp_norm(x: Array, axis: int, p: int) -> Array:
     return np.asarray(np.where(norm == 0, 0, values / norm))
 
 
+def _grad_lp_norm(b: Builder, node: Node, dys: list[Value | None]) -> Gradients:
+    """dx = (dy - sign(y) * |y| ** (p - 1) * sum(dy * y)) / norm; 0 where the norm is 0."""
+    (x,) = node.operands
+    axes, p = (node.attrs["axis"],), node.attrs["p"]
+    dy, y = dys[0], node.outputs[0]
+    sums = b.reduce_sum(b.pow(b.abs(x), number(b, p, x)), axes=axes)
+    is_zero = b.eq(sums, number(b, 0.0, x))
+    safe = b.where(is_zero, number(b, 1.0, x), sums)
+    norm = b.pow(safe, number(b, 1 / p, x))
+    slope = b.sign(y) if p == 1 else y
+    if p > 2:
+        slope = b.mul(b.sign(y), b.pow(b.abs(y), number(b, p - 1, x)))
+    dx = b.div(b.sub(dy, b.mul(slope, b.reduce_sum(b.mul(dy, y), axes=axes))), norm)
+    return [b.where(is_zero, number(b, 0.0, x), dx)]
+
+
 def _trailing_samples() -> list[Sample]:
     x = draw(2, 3, 4)
     scale, bias = draw(4, seed=1), draw(4, seed=2)
@@ -110,6 +131,7 @@ OPDEFS = [
             takes_epilogue=True,
             takes_prologue=True,
             quantizes_rows=True,
+            grad=norm_gradient,
             samples=_trailing_samples,
             attrs={"axis": Attr("int", -1), "eps": EPS},
             doc=f"{formula} * scale + bias over the axes from axis on.",
@@ -125,10 +147,12 @@ OPDEFS = [
         "x",
         infer=_infer_lp_norm,
         reference=_lp_norm,
+        grad=_grad_lp_norm,
         samples=lambda: [
             sample(draw(3, 4)),
             sample(draw(3, 4), axis=0, p=1),
             sample(np.zeros((2, 3), np.float32)),
+            sample(draw(2, 7), p=3),
             sample(draw(2, 0)),
         ],
         attrs={"axis": Attr("int", -1), "p": Attr("int", 2)},

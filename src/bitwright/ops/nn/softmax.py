@@ -16,6 +16,7 @@ from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import Array, wide
 from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef, Sample, draw, sample
+from bitwright.ops.nn.softmax_backward import softmax_gradient
 
 
 def _infer(x: TensorType, axis: int) -> TensorType:
@@ -79,6 +80,7 @@ OPDEFS = [
         "softmax",
         softmax,
         "exp(x) / sum(exp(x)) along an axis, without overflow.",
+        grad=softmax_gradient,
         takes_epilogue=True,
         takes_prologue=True,
         never_negative=True,
@@ -87,6 +89,7 @@ OPDEFS = [
         "log_softmax",
         log_softmax,
         "log(softmax(x)) along an axis, without overflow.",
+        grad=softmax_gradient,
         takes_epilogue=True,
         takes_prologue=True,
     ),

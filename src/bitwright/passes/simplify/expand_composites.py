@@ -17,11 +17,11 @@ from typing import Any
 
 from bitwright.ir.dtype import DType, f32, f64, i32, i64
 from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ops.core.registry import get
+from bitwright.ops.nn.loss import cross_entropy_by_ops
 from bitwright.passes.simplify.expand_einsum import EINSUM
 from bitwright.rewrite import Match, Rule, Trace, rewrite
 
-# Replaces negative labels; out of range for any number of classes, so that the gather fails.
-_NO_CLASS = 2**31 - 1
 # Types that `requantize` kernels write.
 _PLAIN = ("i8", "u8", "i16", "u16")
 
@@ -45,36 +45,10 @@ def _cross_entropy(op: Any, m: Match) -> Any:
     node = m.root
     logits, labels, weights = (*node.inputs, None)[:3]
     assert logits is not None and labels is not None
-    element, attrs = logits.dtype, node.attrs
-    scores = _in_f32(op, logits)
-    log_probs = scores if attrs["from_log_probs"] else op.log_softmax(scores, axis=1)
-    ignored = None
-    if attrs.get("ignore_index") is not None:
-        ignored = op.eq(labels, op.constant(attrs["ignore_index"], labels.dtype))
-    valid = op.where(op.lt(labels, 0), op.constant(_NO_CLASS, labels.dtype), labels)
-    known = valid if ignored is None else op.where(ignored, op.constant(0, labels.dtype), valid)
-    column = op.reshape(known, shape=(known.shape[0], 1, *known.shape[1:]))
-    chosen = op.reshape(op.gather_elements(log_probs, column, axis=1), shape=known.shape)
-    weight = None if weights is None else op.gather(_in_f32(op, weights), known, axis=0)
-    if ignored is not None:
-        one = op.constant(1, chosen.dtype) if weight is None else weight
-        weight = op.where(ignored, op.constant(0, chosen.dtype), one)
-    loss = op.neg(chosen if weight is None else op.mul(chosen, weight))
-    if ignored is not None:  # 0, also where the logarithm is infinite
-        loss = op.where(ignored, op.constant(0, chosen.dtype), loss)
-    return _as(op, _reduced(op, loss, weight, attrs["reduction"]), element)
-
-
-def _reduced(op: Any, loss: Value, weight: Value | None, reduction: str) -> Any:
-    axes = tuple(range(loss.rank))
-    if reduction == "none":
-        return loss
-    if reduction == "mean" and weight is None:
-        return op.reduce_mean(loss, axes=axes, keepdims=False)
-    total = op.reduce_sum(loss, axes=axes, keepdims=False)
-    if reduction == "sum" or weight is None:
-        return total
-    return op.div(total, op.reduce_sum(weight, axes=axes, keepdims=False))
+    wide = None if weights is None else _in_f32(op, weights)
+    attrs = get("cross_entropy").call_attrs(node.attrs)
+    loss = cross_entropy_by_ops(op, _in_f32(op, logits), labels, wide, **attrs)
+    return _as(op, loss, logits.dtype)
 
 
 # quantization
