@@ -9,42 +9,38 @@ lrn            x / (bias + alpha / size * sum of x ** 2 over `size` channels aro
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from bitwright.errors import InferenceError
-from bitwright.ir.dim import Size
+from bitwright.ir.dim import product
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
-from bitwright.ops.nn.channels import add_channel_bias, per_channel, require_groups
+from bitwright.ops.core.reverse import composed
+from bitwright.ops.nn.channels import (
+    add_channel_bias,
+    as_channels,
+    per_channel,
+    require_channels,
+    require_groups,
+    require_per_channel,
+)
 from bitwright.ops.nn.norm import EPS, standardize
-
-
-def _require_channels(x: TensorType, least: int) -> Size:
-    expect.floating("x", x)
-    if x.rank < least:
-        raise InferenceError("x has the wrong rank", expected=f"rank {least} or more", found=x)
-    return x.shape[1] if x.rank > 1 else 1
-
-
-def _require_per_channel(what: str, type_: TensorType | None, channels: Size) -> None:
-    if type_ is not None:
-        expect.floating(what, type_)
-        expect.rank(what, type_, 1)
-        expect.size(what, type_.shape[0], channels)
 
 
 def _infer_group_norm(
     x: TensorType, scale: TensorType | None, bias: TensorType | None, groups: int, eps: float
 ) -> TensorType:
-    channels = _require_channels(x, 2)
+    channels = require_channels(x, 2)
     require_groups("x", channels, groups)
     expect.same_dtype(x, scale, bias)
-    _require_per_channel("scale", scale, channels)
-    _require_per_channel("bias", bias, channels)
+    require_per_channel("scale", scale, channels)
+    require_per_channel("bias", bias, channels)
     return x
 
 
@@ -66,7 +62,7 @@ def _affine_channels(y: Array, scale: Array | None, bias: Array | None) -> Array
 def _infer_instance_norm(
     x: TensorType, scale: TensorType | None, bias: TensorType | None, eps: float
 ) -> TensorType:
-    _require_channels(x, 3)
+    require_channels(x, 3)
     return _infer_group_norm(x, scale, bias, 1, eps)
 
 
@@ -83,9 +79,9 @@ def _infer_batch_norm(
     var: TensorType,
     eps: float,
 ) -> TensorType:
-    channels = _require_channels(x, 1)
+    channels = require_channels(x, 1)
     for what, type_ in (("scale", scale), ("bias", bias), ("mean", mean), ("var", var)):
-        _require_per_channel(what, type_, channels)
+        require_per_channel(what, type_, channels)
     return x
 
 
@@ -96,7 +92,7 @@ def _batch_norm(x: Array, scale: Array, bias: Array, mean: Array, var: Array, ep
 
 
 def _infer_lrn(x: TensorType, size: int, alpha: float, beta: float, bias: float) -> TensorType:
-    _require_channels(x, 3)
+    require_channels(x, 3)
     if size < 1:
         raise InferenceError("size is too small", expected="at least 1", found=size)
     return x
@@ -112,6 +108,34 @@ def _lrn(x: Array, size: int, alpha: float, beta: float, bias: float) -> Array:
         if low < high:
             total[:, low:high] += squares[:, low + shift : high + shift]
     return np.asarray(values / (bias + alpha / size * total) ** beta)
+
+
+def _grad_group_norm(b: Builder, node: Node, dys: list[Any]) -> list[Value]:
+    x, scale = (*node.inputs, None)[:2]
+    assert x is not None
+    groups = node.attrs.get("groups", x.shape[1])  # one channel a group: instance_norm
+    return list(b.group_norm_backward(dys[0], x, scale, groups=groups, eps=node.attrs["eps"]))[
+        : len(node.inputs)
+    ]
+
+
+def _compose_batch_norm(
+    b: Builder, x: Value, scale: Value, bias: Value, mean: Value, var: Value, eps: float
+) -> Value:
+    element = x.dtype
+    scale, bias, mean, var = (b.cast(v, to=element) for v in (scale, bias, mean, var))
+    rate = b.mul(scale, b.rsqrt(b.add(var, eps)))
+    y = b.mul(b.sub(x, as_channels(b, mean, x)), as_channels(b, rate, x))
+    return cast(Value, b.add(y, as_channels(b, bias, x)))
+
+
+def _compose_lrn(b: Builder, x: Value, size: int, alpha: float, beta: float, bias: float) -> Value:
+    """Sums over neighbouring channels are means of windows, where padding counts."""
+    squares = b.reshape(b.mul(x, x), shape=(x.shape[0], 1, x.shape[1], product(x.shape[2:])))
+    around = ((size - 1) // 2, 0, size // 2, 0)
+    means = b.avg_pool(squares, kernel=(size, 1), pads=around, count_include_pad=True)
+    base = b.add(b.mul(b.reshape(means, shape=x.shape), alpha), bias)
+    return cast(Value, b.div(x, b.pow(base, beta)))
 
 
 def _group_samples() -> list[Sample]:
@@ -157,6 +181,7 @@ OPDEFS = [
         "x, scale?, bias?",
         infer=_infer_group_norm,
         reference=_group_norm,
+        grad=_grad_group_norm,
         takes_epilogue=True,
         samples=_group_samples,
         attrs={"groups": Attr("int"), "eps": EPS},
@@ -167,6 +192,7 @@ OPDEFS = [
         "x, scale?, bias?",
         infer=_infer_instance_norm,
         reference=_instance_norm,
+        grad=_grad_group_norm,
         takes_epilogue=True,
         samples=_instance_samples,
         attrs={"eps": EPS},
@@ -177,6 +203,7 @@ OPDEFS = [
         "x, scale, bias, mean, var",
         infer=_infer_batch_norm,
         reference=_batch_norm,
+        grad=composed(_compose_batch_norm),
         samples=_batch_samples,
         attrs={"eps": EPS},
         doc="(x - mean) / sqrt(var + eps) * scale + bias, each given per channel.",
@@ -186,6 +213,7 @@ OPDEFS = [
         "x",
         infer=_infer_lrn,
         reference=_lrn,
+        grad=composed(_compose_lrn),
         samples=lambda: [
             sample(draw(2, 5, 3, 4), size=3),
             sample(draw(2, 5, 3), size=4, alpha=0.5, beta=0.5, bias=2.0),

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from bitwright.errors import InferenceError
 from bitwright.ir.dim import Size
+from bitwright.ir.graph import Value
+from bitwright.ir.types import TensorType
+from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array
 from bitwright.ops.shape.gather import check_shape
@@ -26,3 +32,30 @@ def per_channel(what: str, values: Array, x: Array) -> Array:
 
 def add_channel_bias(y: Array, bias: Array | None) -> Array:
     return y if bias is None else y + per_channel("bias", bias, y)
+
+
+def outside_channels(rank: int) -> tuple[int, ...]:
+    """All axes but that of the channels."""
+    return (0, *range(2, rank))
+
+
+def as_channels(b: Builder, values: Value, x: Value) -> Value:
+    """One value for each channel of x, shaped to broadcast to x."""
+    if x.rank <= 2:
+        return values
+    return cast(Value, b.reshape(values, shape=(*values.shape, *(1,) * (x.rank - 2))))
+
+
+def require_channels(x: TensorType, least: int) -> Size:
+    """The number of channels of x, which has at least `least` axes and a floating type."""
+    expect.floating("x", x)
+    if x.rank < least:
+        raise InferenceError("x has the wrong rank", expected=f"rank {least} or more", found=x)
+    return x.shape[1] if x.rank > 1 else 1
+
+
+def require_per_channel(what: str, type_: TensorType | None, channels: Size) -> None:
+    if type_ is not None:
+        expect.floating(what, type_)
+        expect.rank(what, type_, 1)
+        expect.size(what, type_.shape[0], channels)

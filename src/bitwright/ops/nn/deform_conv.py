@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from bitwright.ir.dim import product
+from bitwright.ir.graph import Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import composed
 from bitwright.ops.math.matmul import require_bias
-from bitwright.ops.nn.channels import add_channel_bias, require_groups
+from bitwright.ops.nn.channels import add_channel_bias, as_channels, require_groups
 from bitwright.ops.nn.conv import multiply_columns, require_images
 from bitwright.ops.nn.windows import WINDOW_ATTRS, Windows, make_windows
 
@@ -113,6 +116,84 @@ def _reference(
     return add_channel_bias(result, bias)
 
 
+def _compose(
+    b: Builder,
+    x: Value,
+    w: Value,
+    offset: Value,
+    bias: Value | None,
+    mask: Value | None,
+    groups: int,
+    offset_groups: int,
+    **window: Any,
+) -> Value:
+    """Gathered pixels of each corner, weighted, times w."""
+    windows = make_windows(x.rank - 2, w.shape[2:], **window)
+    counts: tuple[Any, ...] = windows.counts(x.shape[2:])
+    taps, pixels = product(windows.kernel), product(list(counts))
+    images, per_group = x.shape[0], x.shape[1] // offset_groups
+    values = b.reshape(x, shape=(images, offset_groups, per_group, product(x.shape[2:])))
+    shape = (images, offset_groups, 1, taps * pixels)
+    moved = b.reshape(offset, shape=(images, offset_groups, taps, windows.rank, pixels))
+    moved = b.transpose(moved, perm=(3, 0, 1, 2, 4))
+    parts = b.split(moved, axis=0, sizes=(1,) * windows.rank) if windows.rank > 1 else (moved,)
+    places = [
+        b.add(b.reshape(part, shape=shape), _static_places(b, windows, counts, axis, x))
+        for axis, part in enumerate(parts)
+    ]
+    cells = _gathered(b, values, places, x.shape[2:], per_group)
+    if mask is not None:
+        cells = b.mul(cells, b.reshape(mask, shape=shape))
+    depth = (x.shape[1] // groups) * taps
+    columns = b.reshape(cells, shape=(images, groups, depth, pixels))
+    kernels = b.reshape(w, shape=(groups, w.shape[0] // groups, depth))
+    y = b.reshape(b.matmul(kernels, columns), shape=(images, w.shape[0], *counts))
+    if bias is not None:
+        y = b.add(y, as_channels(b, bias, y))
+    return cast(Value, y)
+
+
+def _static_places(
+    b: Builder, windows: Windows, counts: Sequence[Any], axis: int, x: Value
+) -> Value:
+    """The position along an axis that each tap of each window reads: [taps * windows]."""
+    taps = np.indices(windows.kernel)[axis].reshape(-1, 1) * windows.dilations[axis]
+    before, after = product(list(counts[:axis])), product(list(counts[axis + 1 :]))
+    steps = b.mul(b.iota(length=counts[axis], dtype="i64"), windows.strides[axis])
+    steps = b.expand(b.reshape(steps, shape=(counts[axis], 1)), shape=(before, counts[axis], after))
+    places = b.add(b.reshape(steps, shape=(product(list(counts)),)), b.constant(taps, "i64"))
+    begin = b.sizes(values=(windows.begins[axis],), shape=())
+    flat = b.reshape(b.sub(places, begin), shape=(len(taps) * product(list(counts)),))
+    return cast(Value, b.cast(flat, to=x.dtype))
+
+
+def _gathered(
+    b: Builder, values: Value, places: list[Value], sizes: Sequence[Any], per_group: int
+) -> Value:
+    """values[N, G, C, pixels] interpolated at places, one array [N, G, 1, cells] per axis."""
+    base = [b.floor(place) for place in places]
+    fraction = [b.sub(place, low) for place, low in zip(places, base, strict=True)]
+    total: Value | None = None
+    for corner in itertools.product((0, 1), repeat=len(sizes)):
+        weight: Any = None
+        index: Any = None
+        for axis, (step, size) in enumerate(zip(corner, sizes, strict=True)):
+            cell = b.cast(b.add(base[axis], float(step)), to="i64")
+            length = b.sizes(values=(size,), shape=())
+            inside = b.and_(b.ge(cell, 0), b.lt(cell, length))
+            part = fraction[axis] if step else b.sub(1.0, fraction[axis])
+            part = b.where(inside, part, 0.0)
+            cell = b.maximum(b.minimum(cell, b.sub(length, 1)), 0)
+            weight = part if weight is None else b.mul(weight, part)
+            index = cell if index is None else b.add(b.mul(index, length), cell)
+        shape = (*index.shape[:2], per_group, index.shape[3])
+        pixels = b.gather_elements(values, b.expand(index, shape=shape), axis=3)
+        term = b.mul(pixels, weight)
+        total = term if total is None else b.add(total, term)
+    assert total is not None
+    return total
+
+
 def _samples() -> list[Sample]:
     x, w = draw(2, 4, 5, 6), draw(2, 2, 3, 2, seed=1)
     offset = draw(2, 2 * 2 * 6, 3, 5, seed=2)
@@ -147,6 +228,7 @@ OPDEFS = [
         "x, w, offset, bias?, mask?",
         infer=_infer,
         reference=_reference,
+        grad=composed(_compose),
         flops=lambda xs, ys, attrs: 2 * ys[0].count * (xs[1].count // xs[1].shape[0]),
         samples=_samples,
         attrs={**WINDOW_ATTRS, "groups": Attr("int", 1), "offset_groups": Attr("int", 1)},

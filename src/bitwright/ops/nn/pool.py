@@ -13,24 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
-from bitwright.ir.dim import Size
+from bitwright.ir.dim import Size, max_size, product
 from bitwright.ir.dtype import dtype, i64
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import composed
 from bitwright.ops.nn.windows import WINDOW_ATTRS, Windows, make_windows
 from bitwright.ops.shape.gather import check_shape
 
 POOL_ATTRS = {"kernel": Attr("ints"), **WINDOW_ATTRS, "ceil": Attr("bool", False)}
 
 
-def _infer(x: TensorType, ceil: bool, **window: Any) -> TensorType:
+def infer_pool(x: TensorType, ceil: bool, **window: Any) -> TensorType:
     if x.rank < 3:
         raise InferenceError(
             "x has the wrong rank", expected="batch, channels and spatial axes", found=x
@@ -41,7 +44,7 @@ def _infer(x: TensorType, ceil: bool, **window: Any) -> TensorType:
 
 def _infer_max(x: TensorType, **attrs: Any) -> TensorType:
     expect.real("x", x)
-    return _infer(x, **attrs)
+    return infer_pool(x, **attrs)
 
 
 def _infer_float(x: TensorType, **attrs: Any) -> TensorType:
@@ -49,7 +52,7 @@ def _infer_float(x: TensorType, **attrs: Any) -> TensorType:
     attrs.pop("count_include_pad", None)
     if attrs.pop("p", 1) < 1:
         raise InferenceError("p is too small", expected="at least 1")
-    return _infer(x, **attrs)
+    return infer_pool(x, **attrs)
 
 
 def _infer_indices(
@@ -61,9 +64,10 @@ def _infer_indices(
     return y, y.with_dtype(i64)
 
 
-def _arrange(x: Array, ceil: bool, **window: Any) -> tuple[Windows, tuple[Any, ...]]:
-    windows = make_windows(x.ndim - 2, **window)
-    return windows, windows.counts(x.shape[2:], ceil)
+def arrange(shape: Sequence[int], ceil: bool, **window: Any) -> tuple[Windows, tuple[Any, ...]]:
+    """The windows over an image of this shape, and their number along each axis."""
+    windows = make_windows(len(shape) - 2, **window)
+    return windows, windows.counts(shape[2:], ceil)
 
 
 def _lowest(x: Array) -> float | int:
@@ -73,12 +77,12 @@ def _lowest(x: Array) -> float | int:
 
 
 def _max_pool(x: Array, **attrs: Any) -> Array:
-    windows, counts = _arrange(x, **attrs)
+    windows, counts = arrange(x.shape, **attrs)
     return windows.reduce(windows.pad(wide(x), counts, _lowest(x)), counts, np.maximum)
 
 
-def _max_pool_indices(x: Array, storage_order: int, **attrs: Any) -> tuple[Array, Array]:
-    windows, counts = _arrange(x, **attrs)
+def max_pool_indices(x: Array, storage_order: int, **attrs: Any) -> tuple[Array, Array]:
+    windows, counts = arrange(x.shape, **attrs)
     padded = windows.pad(wide(x), counts, _lowest(x))
     places = windows.pad(_flat_places(x.shape, storage_order), counts, -1)
     best = np.full((*x.shape[:2], *counts), _lowest(x), padded.dtype)
@@ -103,13 +107,13 @@ def _flat_places(shape: tuple[int, ...], storage_order: int) -> Array:
 
 
 def _avg_pool(x: Array, count_include_pad: bool, **attrs: Any) -> Array:
-    windows, counts = _arrange(x, **attrs)
+    windows, counts = arrange(x.shape, **attrs)
     total = windows.reduce(windows.pad(wide(x), counts, 0), counts, np.add)
-    pixels = _pixel_counts(windows, counts, x.shape[2:], count_include_pad)
+    pixels = pixel_counts(windows, counts, x.shape[2:], count_include_pad)
     return np.asarray(np.where(pixels > 0, total / np.maximum(pixels, 1), 0))
 
 
-def _pixel_counts(
+def pixel_counts(
     windows: Windows, counts: Sequence[int], sizes: Sequence[int], include_pad: bool
 ) -> Array:
     """The number of pixels that each window averages: a product of counts per axis."""
@@ -124,7 +128,7 @@ def _pixel_counts(
 
 
 def _lp_pool(x: Array, p: int, **attrs: Any) -> Array:
-    windows, counts = _arrange(x, **attrs)
+    windows, counts = arrange(x.shape, **attrs)
     powers = np.abs(wide(x)) ** p
     return np.asarray(windows.reduce(windows.pad(powers, counts, 0), counts, np.add) ** (1 / p))
 
@@ -149,6 +153,49 @@ def _unpool(x: Array, indices: Array, shape: Sequence[int]) -> Array:
         )
     result[indices.reshape(-1)] = x.reshape(-1)
     return result.reshape(shape)
+
+
+def _grad_max(b: Builder, node: Node, dys: list[Any]) -> list[Value]:
+    """Of max_pool and max_pool_indices, whose indices are integers."""
+    attrs = {name: value for name, value in node.attrs.items() if name in POOL_ATTRS}
+    return [b.max_pool_backward(dys[0], node.inputs[0], **attrs)]
+
+
+def _grad_avg(b: Builder, node: Node, dys: list[Any]) -> list[Value]:
+    (x,) = node.operands
+    return [b.avg_pool_backward(dys[0], shape=x.shape, **node.attrs)]
+
+
+def _compose_lp(b: Builder, x: Value, p: int, ceil: bool, **window: Any) -> Value:
+    """The p-th root of a sum over windows, which is a convolution with ones."""
+    windows = make_windows(x.rank - 2, **window)
+    counts = windows.counts(x.shape[2:], ceil)
+    ends = windows.ends
+    if ceil:  # the padding that the last window needs
+        ends = tuple(
+            max_size((count - 1) * stride + extent - size - begin, 0)
+            for count, stride, extent, size, begin in zip(
+                counts, windows.strides, windows.extents, x.shape[2:], windows.begins, strict=True
+            )
+        )
+    ones = b.constant(np.ones((1, 1, *windows.kernel)), x.dtype)
+    powers = b.reshape(b.pow(b.abs(x), float(p)), shape=(x.shape[0] * x.shape[1], 1, *x.shape[2:]))
+    sums = b.conv(
+        powers,
+        ones,
+        strides=windows.strides,
+        pads=(*windows.begins, *ends),
+        dilations=windows.dilations,
+    )
+    sums = b.reshape(sums, shape=(*x.shape[:2], *counts))
+    is_zero = b.eq(sums, 0.0)
+    root = b.pow(b.where(is_zero, 1.0, sums), 1 / p)
+    return cast(Value, b.where(is_zero, 0.0, root))
+
+
+def gather_flat(b: Builder, x: Value, indices: Value) -> Value:
+    """The elements of x at flat indices."""
+    return cast(Value, b.gather(b.reshape(x, shape=(product(x.shape),)), indices, axis=0))
 
 
 def _samples(**more: Any) -> Callable[[], list[Sample]]:
@@ -191,6 +238,7 @@ OPDEFS = [
         "x",
         infer=_infer_max,
         reference=_max_pool,
+        grad=_grad_max,
         keeps_nonnegative=True,
         samples=_max_samples,
         attrs=POOL_ATTRS,
@@ -201,7 +249,8 @@ OPDEFS = [
         Kind.MOVEMENT,
         "x",
         infer=_infer_indices,
-        reference=_max_pool_indices,
+        reference=max_pool_indices,
+        grad=_grad_max,
         samples=lambda: [*_max_samples(), *_samples(storage_order=1)()],
         attrs={**POOL_ATTRS, "storage_order": Attr("int", 0)},
         doc="max_pool, and the flat index of each maximum.",
@@ -212,6 +261,7 @@ OPDEFS = [
         "x",
         infer=_infer_float,
         reference=_avg_pool,
+        grad=_grad_avg,
         samples=lambda: [*_samples()(), *_samples(count_include_pad=True)()],
         attrs={**POOL_ATTRS, "count_include_pad": Attr("bool", False)},
         doc="The mean of each window, with or without its padding.",
@@ -222,6 +272,7 @@ OPDEFS = [
         "x",
         infer=_infer_float,
         reference=_lp_pool,
+        grad=composed(_compose_lp),
         samples=lambda: [*_samples()(), *_samples(p=3)()],
         attrs={**POOL_ATTRS, "p": Attr("int", 2)},
         doc="The p-norm of each window.",
@@ -232,6 +283,7 @@ OPDEFS = [
         "x, indices",
         infer=_infer_unpool,
         reference=_unpool,
+        grad=lambda b, node, dys: [gather_flat(b, dys[0], node.inputs[1])],
         samples=_unpool_samples,
         attrs={"shape": Attr("sizes")},
         doc="Zeros of the given shape with each x at its flat index.",
