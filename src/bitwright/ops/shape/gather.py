@@ -6,14 +6,19 @@ the index and the size.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dim import UNKNOWN, bounds
 from bitwright.ir.dtype import bool_
+from bitwright.ir.graph import Node
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients
 from bitwright.ops.core.symbolic import movement
 
 
@@ -78,6 +83,12 @@ def _gather_samples() -> list[Sample]:
         sample(draw(4, 2, dtype="bf16"), np.zeros((0, 3), np.int64)),
         sample(np.array(["a", "b"], object), np.array([1, 0, 1])),
     ]
+
+
+def _grad_gather(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    x, indices = node.operands
+    axis = node.attrs["axis"]
+    return [b.gather_backward(dys[0], indices, axis=axis, size=x.shape[axis])]
 
 
 # gather_elements
@@ -227,6 +238,7 @@ OPDEFS = [
         _infer_gather,
         _gather,
         _gather_samples,
+        grad=_grad_gather,
         attrs={"axis": Attr("int", 0)},
         doc="Slices of x along an axis, one for each index.",
     ),
