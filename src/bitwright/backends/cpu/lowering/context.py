@@ -173,6 +173,11 @@ class Lowering:
         """Make a value a view of an existing buffer."""
         self._views[value] = view
 
+    def are_apart(self, values: Iterable[Value], buffer: Buffer) -> bool:
+        """Whether none of these values is a view of a buffer, as far as nodes are lowered."""
+        views = (self._views.get(value) for value in values)
+        return all(view is None or view.buffer is not buffer for view in views)
+
     def buffer(
         self,
         name: str,
