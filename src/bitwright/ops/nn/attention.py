@@ -19,13 +19,26 @@ import numpy as np
 from bitwright.errors import InferenceError
 from bitwright.ir.dim import Size
 from bitwright.ir.dtype import bool_, f32, i64
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType, broadcast_shapes
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients, composed, takes_wanted
+from bitwright.ops.nn.attention_form import compose_attention
 from bitwright.ops.quant.int8_attention import quantized_scores, weighted_values
 
 Type = TensorType | None
+ATTRS = {
+    "scale": Attr("float", None),
+    "causal": Attr("bool", False),
+    "causal_offset": Attr("str", "start", choices=("start", "end")),
+    "window": Attr("int", None),
+    "window_right": Attr("int", None),
+    "softcap": Attr("float", 0.0),
+    "softmax_dtype": Attr("dtype", None),
+}
 
 
 def _infer(
@@ -126,39 +139,20 @@ def softmax_rows(scores: Array, bias: Array) -> Array:
     return np.where(masked, 0.0, weights / np.where(sums == 0, 1.0, sums))
 
 
-def _reference(
-    q: Array,
-    k: Array,
-    v: Array,
+def bias_of(
     mask: Array | None,
-    past_k: Array | None,
-    past_v: Array | None,
     lengths: Array | None,
+    queries: int,
+    total: int,
+    before: int,
     *,
-    scale: float | None,
     causal: bool,
     causal_offset: str,
     window: int | None,
     window_right: int | None,
-    softcap: float,
-    softmax_dtype: Any,
-    int8: bool,
+    **_: Any,
 ) -> Array:
-    before = 0
-    if past_k is not None and past_v is not None:
-        before = past_k.shape[2]
-        k, v = np.concatenate([past_k, k], axis=2), np.concatenate([past_v, v], axis=2)
-    queries, total = q.shape[2], k.shape[2]
-    shared = q.shape[1] // max(k.shape[1], 1)
-    keys, values = (np.repeat(wide(x), shared, axis=1) for x in (k, v))
-    factor = (q.shape[3] or 1) ** -0.5 if scale is None else scale
-    if int8:
-        scores = quantized_scores(q, keys, factor)
-    else:
-        scores = np.matmul(wide(q) * factor, keys.swapaxes(-1, -2))
-    if softcap > 0:
-        scores = softcap * np.tanh(scores / softcap)
-
+    """The mask and the visible range of keys as numbers to add to scores, broadcastable to them."""
     offset = np.asarray(total - queries if causal_offset == "end" else before)
     if lengths is not None:
         offset = lengths.astype(np.int64) - queries
@@ -173,10 +167,67 @@ def _reference(
         visible = visible & (at <= positions + window_right)
     if lengths is not None:
         visible = visible & (at < lengths.reshape(-1, 1, 1, 1))
-    bias = _bias(mask, total) + np.where(visible, 0.0, -np.inf)
+    return np.asarray(_bias(mask, total) + np.where(visible, 0.0, -np.inf))
+
+
+def score_factor(features: int, scale: float | None) -> float:
+    """The factor of the scores: `scale`, or 1 / sqrt(features)."""
+    return float((features or 1) ** -0.5 if scale is None else scale)
+
+
+def _reference(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    past_k: Array | None,
+    past_v: Array | None,
+    lengths: Array | None,
+    *,
+    scale: float | None,
+    softcap: float,
+    softmax_dtype: Any,
+    int8: bool,
+    **visible: Any,
+) -> Array:
+    before = 0
+    if past_k is not None and past_v is not None:
+        before = past_k.shape[2]
+        k, v = np.concatenate([past_k, k], axis=2), np.concatenate([past_v, v], axis=2)
+    queries, total = q.shape[2], k.shape[2]
+    shared = q.shape[1] // max(k.shape[1], 1)
+    keys, values = (np.repeat(wide(x), shared, axis=1) for x in (k, v))
+    factor = score_factor(q.shape[3], scale)
     if int8:
-        return weighted_values(scores, bias, values, causal)
+        scores = quantized_scores(q, keys, factor)
+    else:
+        scores = np.matmul(wide(q) * factor, keys.swapaxes(-1, -2))
+    if softcap > 0:
+        scores = softcap * np.tanh(scores / softcap)
+    bias = bias_of(mask, lengths, queries, total, before, **visible)
+    if int8:
+        return weighted_values(scores, bias, values, visible["causal"])
     return np.asarray(np.matmul(softmax_rows(scores, bias), values))
+
+
+@takes_wanted
+def _gradient(b: Builder, node: Node, dys: list[Value | None], wanted: list[bool]) -> Gradients:
+    """Gradients by `attention_backward`; keys of the past and a mask by the composed form.
+
+    8-bit attention has the gradient of the float formula (straight through its rounding).
+    """
+    names = ("q", "k", "v", "mask", "past_k", "past_v", "lengths")
+    given: dict[str, Value | None] = dict.fromkeys(names)
+    given |= zip(names, node.inputs, strict=False)
+    attrs = {name: value for name, value in node.attrs.items() if name != "int8"}
+    if given["past_k"] is not None:
+        return composed(compose_attention)(b, node, dys)
+    operands = (given[name] for name in ("q", "k", "v", "mask", "lengths"))
+    dq, dk, dv = b.attention_backward(dys[0], *operands, **attrs)
+    found: list[Value | None] = [dq, dk, dv]
+    if any(wanted[3:4]):
+        found.append(composed(compose_attention)(b, node, dys)[3])
+    return found
 
 
 def _samples() -> list[Sample]:
@@ -221,16 +272,8 @@ OPDEFS = [
         takes_epilogue=True,
         flops=_flops,
         samples=_samples,
-        attrs={
-            "scale": Attr("float", None),
-            "causal": Attr("bool", False),
-            "causal_offset": Attr("str", "start", choices=("start", "end")),
-            "window": Attr("int", None),
-            "window_right": Attr("int", None),
-            "softcap": Attr("float", 0.0),
-            "softmax_dtype": Attr("dtype", None),
-            "int8": Attr("bool", False),
-        },
+        grad=_gradient,
+        attrs={**ATTRS, "int8": Attr("bool", False)},
         doc="softmax(q @ k.T * scale + mask) @ v per head; q may have several heads per k and v. "
         "A kernel computes its softmax in softmax_dtype or wider; the reference is f64.",
         keeps=("mask",),

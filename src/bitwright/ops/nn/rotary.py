@@ -8,16 +8,20 @@ Pairs are (i, i + n/2) of the n rotated features, or (2i, 2i + 1) if interleaved
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dim import Size
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients, composed, takes_wanted
 
 _INTERLEAVED = Attr("bool", False)
 
@@ -129,6 +133,99 @@ def _axial(
     return np.concatenate(parts, axis=-1)
 
 
+def _parts(b: Builder, x: Value, start: Size, stop: Size) -> Value:
+    """Features start … stop - 1."""
+    return _value(b.slice(x, starts=(start,), stops=(stop,), steps=(1,), axes=(x.rank - 1,)))
+
+
+def _value(value: Any) -> Value:
+    assert isinstance(value, Value)
+    return value
+
+
+def _compose_rotate(b: Builder, x: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
+    """`rotate` by other ops."""
+    *outer, size = x.shape
+    half = size // 2
+    if interleaved:
+        pairs = b.reshape(x, shape=(*outer, half, 2))
+        first, second = (
+            b.reshape(_parts(b, pairs, i, i + 1), shape=(*outer, half)) for i in (0, 1)
+        )
+    else:
+        first, second = _parts(b, x, 0, half), _parts(b, x, half, size)
+    turned = (
+        b.sub(b.mul(first, cos), b.mul(second, sin)),
+        b.add(b.mul(second, cos), b.mul(first, sin)),
+    )
+    if not interleaved:
+        return _value(b.concat(*turned, axis=x.rank - 1))
+    columns = [b.reshape(part, shape=(*outer, half, 1)) for part in turned]
+    return _value(b.reshape(b.concat(*columns, axis=x.rank), shape=x.shape))
+
+
+def _compose_rotary(
+    b: Builder,
+    x: Value,
+    cos: Value,
+    sin: Value,
+    position_ids: Value | None,
+    interleaved: bool,
+    rotary_dim: int,
+) -> Value:
+    size = x.shape[3]
+    rotated: Size = rotary_dim or size
+    if position_ids is not None:
+        cos, sin = (b.gather(table, position_ids, axis=0) for table in (cos, sin))
+    cos, sin = (
+        b.reshape(table, shape=(*table.shape[:-2], 1, *table.shape[-2:])) for table in (cos, sin)
+    )
+    turned = _compose_rotate(b, _parts(b, x, 0, rotated), cos, sin, interleaved)
+    return turned if rotated == size else b.concat(turned, _parts(b, x, rotated, size), axis=3)
+
+
+def _compose_axial(
+    b: Builder, x: Value, cos_h: Value, sin_h: Value, cos_w: Value, sin_w: Value, interleaved: bool
+) -> Value:
+    size, (rows, columns) = x.shape[3], (cos_h.shape[0], cos_w.shape[0])
+    grid = (rows, columns, size // 4)
+    angles: list[Value] = []
+    for table, shape in (
+        (cos_h, (rows, 1, size // 4)),
+        (sin_h, (rows, 1, size // 4)),
+        (cos_w, (1, columns, size // 4)),
+        (sin_w, (1, columns, size // 4)),
+    ):
+        wide_table = b.expand(b.reshape(table, shape=shape), shape=grid)
+        angles.append(b.reshape(wide_table, shape=(rows * columns, size // 4)))
+    half = size // 2
+    parts = (
+        _compose_rotate(b, _parts(b, x, 0, half), angles[0], angles[1], interleaved),
+        _compose_rotate(b, _parts(b, x, half, size), angles[2], angles[3], interleaved),
+    )
+    return _value(b.concat(*parts, axis=3))
+
+
+def _backward(sines: tuple[int, ...], compose: Callable[..., Value]) -> Callable[..., Gradients]:
+    """The rule of a rotation: dy rotated back, by the negative sines (operands `sines`).
+
+    Gradients of the angles, where they are asked for, are those of the composed form.
+    """
+
+    @takes_wanted
+    def rule(b: Builder, node: Node, dys: list[Value | None], wanted: list[bool]) -> Gradients:
+        angles = node.inputs[1:]
+        back = [
+            b.neg(angle) if number in sines else angle for number, angle in enumerate(angles, 1)
+        ]
+        found: list[Value | None] = [b.op(node.op, dys[0], *back, **node.attrs)]
+        if any(wanted[1:]):
+            found += composed(compose)(b, node, dys)[1:]
+        return found
+
+    return rule
+
+
 def _rotary_samples() -> list[Sample]:
     x = draw(2, 4, 3, 8)
     tables = draw(9, 4, seed=1), draw(9, 4, seed=2)
@@ -163,6 +260,7 @@ OPDEFS = [
         infer=_infer_rotary,
         reference=_rotary,
         samples=_rotary_samples,
+        grad=_backward((2,), _compose_rotary),
         attrs={"interleaved": _INTERLEAVED, "rotary_dim": Attr("int", 0)},
         doc="Rotates the first rotary_dim features (0: all) of x[B, H, S, D]. cos and sin are "
         "[positions, pairs] read at position_ids[B, S], or [B or 1, S, pairs] or [S, pairs].",
@@ -174,6 +272,7 @@ OPDEFS = [
         infer=_infer_axial,
         reference=_axial,
         samples=_axial_samples,
+        grad=_backward((2, 4), _compose_axial),
         attrs={"interleaved": _INTERLEAVED},
         doc="Rotates x[B, H, rows * columns, D] on a grid: the first D/2 features by the row's "
         "angles [rows, D/4], the others by the column's [columns, D/4].",
