@@ -3,7 +3,7 @@
     h' = rne(h * (127 / peak)) with peak = max |h| of the row         -127 .. 127, in every step
     h R'  ->  (h' r') * (peak / 127 * scale)                          exact sums in i32
 
-The cells are those of `ops.nn.recurrent`. The input product of all steps, p = x W', is an operand,
+The cells are those of `ops.sequence.recurrent`. The input product of all steps, p = x W', is an operand,
 so it is lowered like any other matmul. A GRU with linear_before_reset=False quantizes r * h in the
 same way for its candidate.
 """
@@ -20,7 +20,7 @@ from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import ROUNDS, Array, Kind, OpDef, Sample, draw, sample
-from bitwright.ops.nn.recurrent import (
+from bitwright.ops.sequence.recurrent import (
     GATES,
     LAYER_ATTRS,
     OPERANDS,

@@ -17,8 +17,8 @@ import numpy as np
 from bitwright.ir.dtype import f32, i8
 from bitwright.ir.graph import Value, constant_value
 from bitwright.ir.types import normalize_axis
-from bitwright.ops.nn.recurrent import GATES
 from bitwright.ops.quant.integer_recurrent import PREFIX
+from bitwright.ops.sequence.recurrent import GATES
 from bitwright.passes.lower_integer.operands import INT32_LIMIT, match_dequantize
 from bitwright.rewrite import Match, Rule, any_operands
 

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import get
-from bitwright.ops.nn.recurrent import GATES
+from bitwright.ops.sequence.recurrent import GATES
 
 _FIRST_STATE = 5
 """The operand with the initial state; further states follow it."""

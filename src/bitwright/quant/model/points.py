@@ -16,7 +16,7 @@ from typing import Any
 from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import f32
 from bitwright.ir.graph import Graph, Node, Value, constant_value
-from bitwright.ops.nn.recurrent import GATES
+from bitwright.ops.sequence.recurrent import GATES
 from bitwright.quant.model.products import BatchedProduct, Product
 from bitwright.quant.model.window_rows import has_window_rows
 

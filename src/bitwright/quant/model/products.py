@@ -23,7 +23,7 @@ import numpy as np
 
 from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Node, Value
-from bitwright.ops.nn.recurrent import GATES
+from bitwright.ops.sequence.recurrent import GATES
 
 COLUMNS_SCORED = 96
 

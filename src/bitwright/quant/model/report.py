@@ -13,7 +13,7 @@ from bitwright.ir.container import write_atomically
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ops.core.opdef import Kind
 from bitwright.ops.core.registry import get
-from bitwright.ops.nn.recurrent import GATES
+from bitwright.ops.sequence.recurrent import GATES
 from bitwright.quant.model.assign import UNREACHED, Choice
 from bitwright.quant.model.attention import SCHEME
 from bitwright.quant.model.embeddings import Lookup

@@ -12,9 +12,9 @@ from bitwright.export.onnx.mappings.attention import scaled
 from bitwright.export.onnx.sizes import sizes_tensor
 from bitwright.ir.dtype import i32
 from bitwright.ir.types import Shape
-from bitwright.ops.nn.recurrence import activation_defaults
-from bitwright.ops.nn.recurrent import GATES
 from bitwright.ops.quant.integer_recurrent import PREFIX
+from bitwright.ops.sequence.recurrence import activation_defaults
+from bitwright.ops.sequence.recurrent import GATES
 
 _RESULTS = {"RNN": 2, "GRU": 2, "LSTM": 3}
 _SPELLINGS = (

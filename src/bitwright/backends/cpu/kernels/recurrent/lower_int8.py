@@ -11,7 +11,7 @@ from bitwright.backends.cpu.kernels.recurrent.int8 import MIDDLE, SLOTS, emit_in
 from bitwright.backends.cpu.kernels.recurrent.lower_recurrent import RecurrentLayer, pack_recurrent
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.ir.graph import Node, constant_value
-from bitwright.ops.nn.recurrent import GATES
+from bitwright.ops.sequence.recurrent import GATES
 
 Array = np.ndarray[Any, Any]
 _OPERANDS = ("p", "r", "scale", "bias", "lengths", "h0", "c0", "peephole")

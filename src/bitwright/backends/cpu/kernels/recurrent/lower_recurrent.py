@@ -31,8 +31,8 @@ from bitwright.ir.dtype import f32, f64
 from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View, contiguous
 from bitwright.ops.core.registry import get
-from bitwright.ops.nn.recurrent import GATES, gate_activations
 from bitwright.ops.quant.integer_recurrent import PREFIX
+from bitwright.ops.sequence.recurrent import GATES, gate_activations
 
 _OPERANDS = ("x", "w", "r", "bias", "lengths", "h0", "c0", "peephole")
 

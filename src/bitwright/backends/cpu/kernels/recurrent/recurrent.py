@@ -26,7 +26,7 @@ from bitwright.backends.cpu.codegen.emit.types import Type, i64, storage_type
 from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
 from bitwright.backends.cpu.kernels.recurrent.recurrent_cell import CELL_CLASSES, Cell, CellContext
 from bitwright.ir.dtype import DType
-from bitwright.ops.nn.recurrence import Activation
+from bitwright.ops.sequence.recurrence import Activation
 from bitwright.target import Target
 
 _UNROLL = 4

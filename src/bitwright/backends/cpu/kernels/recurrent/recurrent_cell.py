@@ -1,6 +1,6 @@
 """Recurrent cells: one time step of a vector of units (`kernels.recurrent.recurrent`).
 
-`ops.nn.recurrent` has the formulas. A cell takes the sums of its gates, adds x·W and the biases,
+`ops.sequence.recurrent` has the formulas. A cell takes the sums of its gates, adds x·W and the biases,
 and stores the new states; a row whose sequence has ended keeps its states and outputs zeros.
 """
 

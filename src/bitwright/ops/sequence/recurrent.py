@@ -22,7 +22,7 @@ from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
-from bitwright.ops.nn.recurrence import (
+from bitwright.ops.sequence.recurrence import (
     ATTRS,
     Activation,
     Cell,

@@ -1,0 +1,1 @@
+"""Ops over sequences: recurrent layers and linear recurrences."""
