@@ -29,14 +29,18 @@ from bitwright.ir.dtype import (
     f64,
     i32,
 )
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.numeric import narrow, wide
 from bitwright.ops.core.opdef import ROUNDS, Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients
 from bitwright.ops.math.cast import cast
+from bitwright.ops.quant.parameters import spread_value, sum_to_parameter
 
 FLOAT_DTYPES = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f4e2m1)
-_GRANULARITY = {"axis": Attr("int", None), "block": Attr("int", 0)}
+GRANULARITY = {"axis": Attr("int", None), "block": Attr("int", 0)}
 
 
 def is_quantized_dtype(element: DType) -> bool:
@@ -185,43 +189,23 @@ def _dequantize(
     return real_values(x, factor, spread(zero_point, x.shape, axis, block), element)
 
 
-def _infer_fake(
-    x: TensorType,
-    scale: TensorType,
-    zero_point: TensorType | None,
-    axis: int | None,
-    block: int,
-    low: int,
-    high: int,
-) -> TensorType:
-    expect.floating("x", x)
-    expect.floating("scale", scale)
+def _grad_dequantize(b: Builder, node: Node, dys: list[Value | None]) -> Gradients:
+    """The gradient of the scale; float8 and float4 values count as numbers, not as variables."""
+    qvalues, scale, zero_point = (*node.inputs, None)[:3]
+    (dy,) = dys
+    assert qvalues is not None and scale is not None and dy is not None
+    granularity = node.attrs.get("axis"), node.attrs.get("block", 0)
+    wide = f64 if dy.dtype == f64 else f32
+    distance = b.cast(qvalues, to=wide)
     if zero_point is not None:
-        accepts = lambda d: d.is_integer or d.is_float
-        expect.dtype("zero_point", zero_point, accepts, "a real number type")
-    if low >= high:
-        raise InferenceError("the range is empty", expected="low < high", found=f"{low}..{high}")
-    check_granularity(x, scale, zero_point, axis, block)
-    return x
+        offset = spread_value(b, zero_point, qvalues, *granularity)
+        distance = b.sub(distance, b.cast(offset, to=wide))
+    product = b.mul(dy if dy.dtype == wide else b.cast(dy, to=wide), distance)
+    ds = sum_to_parameter(b, product, scale, *granularity)
+    return [None, ds if scale.dtype == wide else b.cast(ds, to=scale.dtype)]
 
 
-def _fake_quantize(
-    x: Array,
-    scale: Array,
-    zero_point: Array | None,
-    axis: int | None,
-    block: int,
-    low: int,
-    high: int,
-) -> Array:
-    factor = spread(scale, x.shape, axis, block)
-    offset = spread(zero_point, x.shape, axis, block)
-    assert factor is not None
-    qvalues = integer_qvalues(x, factor, offset, low, high)
-    return real_values(qvalues, factor, offset, dtype(x.dtype))
-
-
-def _infer_dynamic(x: TensorType, to: DType, per_token: bool) -> tuple[TensorType, ...]:
+def infer_dynamic(x: TensorType, to: DType, per_token: bool) -> tuple[TensorType, ...]:
     expect.floating("x", x)
     if not (to.is_integer and to.bits <= 16):
         raise InferenceError("'to' is not an integer of at most 16 bits", found=to)
@@ -233,6 +217,13 @@ def _infer_dynamic(x: TensorType, to: DType, per_token: bool) -> tuple[TensorTyp
 
 def _dynamic_quantize(x: Array, to: DType, per_token: bool) -> tuple[Array, ...]:
     """x quantized with a scale that maps its range, extended to include 0, to all of `to`."""
+    scale, zero_point = dynamic_parameters(x, to, per_token)
+    qvalues = integer_qvalues(x.astype(np.float32), scale, zero_point, to.min, to.max)
+    return narrow(qvalues, to), scale, narrow(zero_point, to)
+
+
+def dynamic_parameters(x: Array, to: DType, per_token: bool) -> tuple[Array, Array]:
+    """Scale and zero point (as f32) that map the range of x, extended to include 0, to `to`."""
     x = x.astype(np.float32)
     axis = -1 if per_token else None
     top = x.max(axis=axis, keepdims=per_token, initial=0)
@@ -240,8 +231,7 @@ def _dynamic_quantize(x: Array, to: DType, per_token: bool) -> tuple[Array, ...]
     levels = np.float32(to.max - to.min)
     scale = np.where(top == bottom, np.float32(1), (top - bottom) / levels)
     zero_point = np.rint(np.clip(np.float32(to.min) - bottom / scale, to.min, to.max))
-    qvalues = integer_qvalues(x, scale, zero_point, to.min, to.max)
-    return narrow(qvalues, to), scale, narrow(zero_point, to)
+    return scale, zero_point
 
 
 def _quantize_samples() -> list[Sample]:
@@ -281,16 +271,6 @@ def _dequantize_samples() -> list[Sample]:
     return found + [sample(draw(6, dtype=d, low=0, high=1), scale) for d in narrow_qvalues]
 
 
-def _fake_samples() -> list[Sample]:
-    x = draw(3, 4, 5, low=-9, high=9)
-    return [
-        sample(x, draw(low=0.05, high=0.1), low=-128, high=127),
-        sample(x, draw(4, low=0.05), draw(4, dtype="i32", high=9), axis=1, low=0, high=255),
-        sample(x, draw(3, 4, 2, low=0.5), axis=2, block=3, low=-8, high=7),
-        sample(x.astype(np.float16), draw(low=0.5, dtype="f16"), low=-8, high=7, tolerance=1e-2),
-    ]
-
-
 def _dynamic_samples() -> list[Sample]:
     return [
         sample(draw(3, 4)),
@@ -312,7 +292,7 @@ OPDEFS = [
         keeps=("scale",),
         samples=_quantize_samples,
         attrs={
-            **_GRANULARITY,
+            **GRANULARITY,
             "to": Attr("dtype"),
             "saturate": Attr("bool", True),
             "precision": Attr("dtype", None),
@@ -325,17 +305,18 @@ OPDEFS = [
         "x, scale, zero_point?",
         infer=_infer_dequantize,
         reference=_dequantize,
+        grad=_grad_dequantize,
         is_foldable=False,
         keeps=("scale",),
         samples=_dequantize_samples,
-        attrs={**_GRANULARITY, "to": Attr("dtype", None)},
+        attrs={**GRANULARITY, "to": Attr("dtype", None)},
         doc="(x - zero_point) * scale, in the scale's type unless `to` names another.",
     ),
     OpDef(
         "dynamic_quantize",
         Kind.ELEMENTWISE,
         "x",
-        infer=_infer_dynamic,
+        infer=infer_dynamic,
         reference=_dynamic_quantize,
         fixed_types=True,
         takes_prologue=True,
@@ -344,17 +325,5 @@ OPDEFS = [
         attrs={"to": Attr("dtype", "u8"), "per_token": Attr("bool", False)},
         doc="x quantized with a scale and zero point from its range: one for the tensor, or one "
         "for each row of the last axis (shape [..., 1], as one block of that axis).",
-    ),
-    OpDef(
-        "fake_quantize",
-        Kind.ELEMENTWISE,
-        "x, scale, zero_point?",
-        infer=_infer_fake,
-        reference=_fake_quantize,
-        is_foldable=False,
-        keeps=("scale",),
-        samples=_fake_samples,
-        attrs={**_GRANULARITY, "low": Attr("int"), "high": Attr("int")},
-        doc="dequantize(quantize(x)) in x's type, with quantized values from low to high.",
     ),
 ]

@@ -178,6 +178,7 @@ def fake_quantize(
     block: int,
     low: int,
     high: int,
+    ste: str,
 ) -> Ref:
     """QuantizeLinear and DequantizeLinear for the range of an 8-bit type, else arithmetic."""
     element = next((t for t in (i8, u8) if (t.min, t.max) == (low, high)), None)
