@@ -3,6 +3,8 @@
 import numpy as np
 
 from bitwright.ir import dtype
+from bitwright.ir.edit import replace_nodes
+from bitwright.ir.graph import Graph
 from bitwright.ir.types import TensorType
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
@@ -23,6 +25,27 @@ def widened(array):
     if element.is_float:
         return array.astype(np.float64)
     return array.astype(np.complex128) if element.is_complex else array
+
+
+def _wide_type(type_):
+    return type_.with_dtype(dtype("f64")) if type_.dtype.name == "f32" else type_
+
+
+def widened_attrs(attrs):
+    """Attributes whose bodies compute in f64."""
+    return {k: widened_body(v) if isinstance(v, Graph) else v for k, v in attrs.items()}
+
+
+def widened_body(graph):
+    """The graph with f64 in place of f32."""
+
+    def change(node):
+        attrs = widened_attrs(node.attrs)
+        if "value" in attrs:
+            attrs["value"] = widened(attrs["value"])
+        return node.with_(attrs=attrs, types=tuple(map(_wide_type, node.types)))
+
+    return replace_nodes(graph, change, bodies=False)
 
 
 def projected(op, inputs, attrs, seed=3, wide=True):

@@ -15,6 +15,8 @@ import numpy as np
 
 from bitwright.errors import GraphError
 from bitwright.ir.graph import Graph, Value, nearest
+from bitwright.ops.control.control_gradients import stack_carried
+from bitwright.ops.core.bound_sizes import bind_sizes
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.ops.core.gradients import full_like
@@ -26,8 +28,8 @@ PREFIX = "grad."
 def grad(graph: Graph, loss: str, wrt: Iterable[str] | None = None) -> Graph:
     """The graph with one more output `grad.<name>` for each trainable parameter, or for each value
     named in `wrt`: the gradient of the output `loss`."""
-    target = loss_value(graph, loss)
-    values = wanted_values(graph, wrt)
+    graph = stack_carried(graph, wanted_values(graph, wrt))
+    target, values = loss_value(graph, loss), wanted_values(graph, wrt)
     b = Builder.of(graph)
     seed = b.constant(np.ones(()), target.dtype, name="one")
     seeds = {target: b.expand(seed, shape=target.shape) if target.rank else seed}
@@ -35,7 +37,7 @@ def grad(graph: Graph, loss: str, wrt: Iterable[str] | None = None) -> Graph:
     require_connected(graph, values, [target], loss)
     for value in values:
         b.output(PREFIX + value.name, found.get(value) or full_like(b, 0.0, value))
-    return verify(b.build())
+    return verify(bind_sizes(b.build()))
 
 
 def loss_value(graph: Graph, loss: str) -> Value:

@@ -20,6 +20,7 @@ from bitwright.ir.dim import UNKNOWN, Size
 from bitwright.ir.dtype import bool_, i64
 from bitwright.ir.graph import Graph
 from bitwright.ir.types import OpaqueType, TensorType, ValueType, normalize_axis
+from bitwright.ops.control.control_gradients import if_gradient, iteration_gradient
 from bitwright.ops.core import expect
 from bitwright.ops.core.bodies import (
     carried_type,
@@ -325,6 +326,7 @@ OPDEFS = [
         infer=_infer_if,
         reference=_if,
         samples=_if_samples,
+        grad=if_gradient,
         attrs={"then": Attr("graph"), "else": Attr("graph")},
         doc="The results of one of two bodies.",
     ),
@@ -335,6 +337,7 @@ OPDEFS = [
         infer=_infer_loop,
         reference=_loop,
         samples=_loop_samples,
+        grad=iteration_gradient,
         attrs={"body": Attr("graph"), "carried": Attr("int")},
         doc="Repeats a body up to trip_count times while its condition holds; operands are the "
         "initial carried values, then captures.",
@@ -346,6 +349,7 @@ OPDEFS = [
         infer=_infer_scan,
         reference=_scan,
         samples=_scan_samples,
+        grad=iteration_gradient,
         attrs={
             "body": Attr("graph"),
             "carried": Attr("int"),

@@ -9,10 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from bitwright.errors import InferenceError
-from bitwright.ir.graph import Graph
+from bitwright.ir.edit import replace_inputs
+from bitwright.ir.graph import Graph, Value
 from bitwright.ir.types import ValueType
 from bitwright.ops.core.builder import Builder
-from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef, Sample, sample
+from bitwright.ops.core.opdef import Attr, Kind, OpDef, Sample, sample
+from bitwright.ops.core.reverse import composed
 
 
 def _infer(*types: ValueType, body: Graph) -> tuple[ValueType, ...]:
@@ -22,6 +24,17 @@ def _infer(*types: ValueType, body: Graph) -> tuple[ValueType, ...]:
             "the operands are not what the body takes", expected=inputs, found=list(types)
         )
     return tuple(value.type for _, value in body.outputs)
+
+
+def _inline(b: Builder, *operands: Value, body: Graph) -> tuple[Value, ...]:
+    """The nodes of the body on the operands."""
+    replaced = dict(zip(body.inputs, operands, strict=True))
+    for node in body.nodes:
+        if node.op != "input":
+            names = tuple(b.fresh_name(name) for name in node.names)
+            made = b.append(replace_inputs(node, replaced).with_(names=names))
+            replaced.update(zip(node.outputs, made.outputs, strict=True))
+    return tuple(replaced[value] for _, value in body.outputs)
 
 
 def _samples() -> list[Sample]:
@@ -38,7 +51,7 @@ OPDEFS = [
         "xs*",
         infer=_infer,
         reference=lambda *xs, body: body(*xs),
-        grad=NonDifferentiable("gradients are taken before regions are fused"),
+        grad=composed(_inline),
         samples=_samples,
         fixed_types=True,
         attrs={"body": Attr("graph")},

@@ -35,6 +35,7 @@ OPDEFS = [
             sample(np.array(True), draw(3, 4), message="no"),
             sample(np.array([True]), draw(0, dtype="i64"), message="no"),
         ],
+        grad=lambda b, node, dys: [None, dys[0]],
         attrs={"message": Attr("str")},
         doc="x; the run fails with the message unless the condition holds",
     )

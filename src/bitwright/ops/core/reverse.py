@@ -42,19 +42,25 @@ def backpropagate(
     answer, and so is one whose gradient is zero everywhere.
     """
     wanted = set(wrt)
-    on_path = _dependent(nodes, wanted)
+    on_path, reached = dependent(nodes, wanted)
     found: dict[Value, Value] = dict(seeds)
     for node in reversed(nodes):
         dys = [found.get(value) for value in node.outputs]
         if node not in on_path or all(dy is None for dy in dys):
             continue
         with b.at(node.loc):
-            _add_up(b, found, node, _apply(b, node, dys))
+            _add_up(b, found, node, _apply(b, node, dys, reached))
     return {value: found[value] for value in wanted if value in found}
 
 
-def _dependent(nodes: Sequence[Node], wanted: set[Value]) -> set[Node]:
-    """The nodes whose results depend differentiably on a wanted value."""
+def takes_wanted(rule: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """Marks a rule that also receives which operands need a gradient, as `wanted`."""
+    rule.takes_wanted = True  # type: ignore[attr-defined]
+    return rule
+
+
+def dependent(nodes: Sequence[Node], wanted: set[Value]) -> tuple[set[Node], set[Value]]:
+    """The nodes whose results depend differentiably on a wanted value, and all such values."""
     reached, found = set(wanted), set()
     for node in nodes:
         if any(value in reached for value in node.operands):
@@ -62,10 +68,10 @@ def _dependent(nodes: Sequence[Node], wanted: set[Value]) -> set[Node]:
             if outputs:
                 found.add(node)
                 reached.update(outputs)
-    return found
+    return found, reached
 
 
-def _apply(b: Builder, node: Node, dys: list[Value | None]) -> Gradients:
+def _apply(b: Builder, node: Node, dys: list[Value | None], reached: set[Value]) -> Gradients:
     rule: Any = get(node.op).grad
     if rule is NotYet:
         raise GraphError(f"the gradient of {node.op} is missing", where=str(node))
@@ -75,7 +81,10 @@ def _apply(b: Builder, node: Node, dys: list[Value | None]) -> Gradients:
             where=f"{node}" + (f" (from {node.loc})" if node.loc else ""),
             hint="Choose another loss, or freeze the parameters before this node.",
         )
-    answer: Gradients = rule(b, node, dys)
+    wanted = {}
+    if getattr(rule, "takes_wanted", False):
+        wanted["wanted"] = [v in reached and is_differentiable(v) for v in node.inputs]
+    answer: Gradients = rule(b, node, dys, **wanted)
     if len(answer) > len(node.inputs):
         raise GraphError(
             f"the gradient of {node.op} gives {len(answer)} values",
