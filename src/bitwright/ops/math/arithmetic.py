@@ -9,7 +9,10 @@ import numpy as np
 
 from bitwright.errors import RunError
 from bitwright.ir.dim import max_size, min_size
+from bitwright.ir.graph import Value
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.derivatives import conjugate
 from bitwright.ops.core.gradients import elementwise
 from bitwright.ops.core.inference import broadcast
 from bitwright.ops.core.numeric import wide
@@ -100,6 +103,51 @@ def _rem_scalar(e: Any, x: Any, y: Any, fmod: bool) -> Any:
     return e.select(wrong_side, e.add(truncated, y), truncated)
 
 
+def _mod_by_divisor(b: Builder, dy: Value, x: Value, z: Value, y: Value, fmod: bool) -> Any:
+    """x mod z = x - z * whole(x / z), and the quotient is piecewise constant."""
+    quotient = b.div(x, z)
+    return b.neg(b.mul(dy, b.trunc(quotient) if fmod else b.floor(quotient)))
+
+
+def _pow_by_base(b: Builder, dy: Value, x: Value, z: Value, y: Value) -> Any:
+    """z * x**(z - 1), and 0 for z = 0 at every x."""
+    exponent = _constant_number(z)
+    if exponent == 2:
+        return b.mul(dy, conjugate(b, b.mul(x, 2.0)))
+    if exponent == 0.5:
+        return b.div(b.mul(dy, 0.5), conjugate(b, y))
+    if exponent is not None and exponent != 0:
+        return b.mul(dy, conjugate(b, b.mul(b.pow(x, exponent - 1), exponent)))
+    slope = b.mul(z, b.pow(x, b.where(b.eq(z, 0.0), 1.0, b.sub(z, 1.0))))
+    return b.mul(dy, conjugate(b, slope))
+
+
+def _pow_by_exponent(b: Builder, dy: Value, x: Value, z: Value, y: Value) -> Any:
+    """y * log(x), and 0 for x = 0, where y does not change."""
+    is_zero = b.eq(x, 0.0)
+    logarithm = b.log(b.where(is_zero, 1.0, x))
+    return b.mul(dy, conjugate(b, b.mul(y, logarithm)))
+
+
+def _constant_number(value: Value) -> float | None:
+    """The element of a real constant scalar, else None."""
+    given = value.node.attrs.get("value") if value.node.op == "constant" else None
+    if given is None or np.size(given) != 1 or value.rank or value.dtype.is_complex:
+        return None
+    return float(np.asarray(given).reshape(()).astype(np.float64))
+
+
+def _winner(loses: str, position: int) -> Callable[..., Any]:
+    """dy for the operand that wins; equal operands receive one half each, as in PyTorch."""
+
+    def partial(b: Builder, dy: Value, x: Value, z: Value, y: Value) -> Any:
+        mine, other = (x, z) if position == 0 else (z, x)
+        shared = b.where(b.eq(x, z), b.mul(dy, 0.5), dy)
+        return b.where(b.op(loses, mine, other), 0.0, shared)
+
+    return partial
+
+
 _SYMMETRIC = {"commutative": True, "is_cheap": True}
 _max_size, _min_size = np.frompyfunc(max_size, 2, 1), np.frompyfunc(min_size, 2, 1)
 OPDEFS = [
@@ -114,7 +162,16 @@ OPDEFS = [
         keeps_nonnegative=True,
         **_SYMMETRIC,
     ),
-    _op("sub", np.subtract, "x - y", "sub", np.subtract, onnx="Sub", is_cheap=True),
+    _op(
+        "sub",
+        np.subtract,
+        "x - y",
+        "sub",
+        np.subtract,
+        grad=elementwise(lambda b, dy, x, z, y: dy, lambda b, dy, x, z, y: b.neg(dy)),
+        onnx="Sub",
+        is_cheap=True,
+    ),
     _op(
         "mul",
         np.multiply,
@@ -122,8 +179,8 @@ OPDEFS = [
         "mul",
         np.multiply,
         grad=elementwise(
-            lambda b, dy, x, z, y: b.mul(dy, z),
-            lambda b, dy, x, z, y: b.mul(dy, x),
+            lambda b, dy, x, z, y: b.mul(dy, conjugate(b, z)),
+            lambda b, dy, x, z, y: b.mul(dy, conjugate(b, x)),
         ),
         onnx="Mul",
         keeps_nonnegative=True,
@@ -135,6 +192,10 @@ OPDEFS = [
         "x / y; integers truncate towards zero",
         "div",
         np.floor_divide,
+        grad=elementwise(
+            lambda b, dy, x, z, y: b.div(dy, conjugate(b, z)),
+            lambda b, dy, x, z, y: b.neg(b.mul(b.div(dy, conjugate(b, z)), conjugate(b, y))),
+        ),
         onnx="Div",
         keeps_nonnegative=True,
     ),
@@ -144,15 +205,24 @@ OPDEFS = [
         "Remainder with the sign of y, or of x for fmod.",
         _rem_scalar,
         lambda x, y, fmod: np.mod(x, y),
+        grad=elementwise(lambda b, dy, x, z, y, fmod: dy, _mod_by_divisor),
         attrs={"fmod": Attr("bool", False)},
     ),
-    _op("pow", power, "x to the power y", "pow", samples=_samples(integers=False, low=0.1)),
+    _op(
+        "pow",
+        power,
+        "x to the power y",
+        "pow",
+        grad=elementwise(_pow_by_base, _pow_by_exponent),
+        samples=_samples(integers=False, low=0.1),
+    ),
     _op(
         "maximum",
         np.maximum,
         "The larger of x and y; NaN propagates.",
         "max",
         _max_size,
+        grad=elementwise(_winner("lt", 0), _winner("lt", 1)),
         keeps_nonnegative=True,
         **_SYMMETRIC,
     ),
@@ -162,6 +232,7 @@ OPDEFS = [
         "The smaller of x and y; NaN propagates.",
         "min",
         _min_size,
+        grad=elementwise(_winner("gt", 0), _winner("gt", 1)),
         **_SYMMETRIC,
     ),
 ]
