@@ -3,9 +3,9 @@
     h' = rne(h * (127 / peak)) with peak = max |h| of the row         -127 .. 127, in every step
     h R'  ->  (h' r') * (peak / 127 * scale)                          exact sums in i32
 
-The cells are those of `ops.sequence.recurrent`. The input product of all steps, p = x W', is an operand,
-so it is lowered like any other matmul. A GRU with linear_before_reset=False quantizes r * h in the
-same way for its candidate.
+The cells are those of `ops.sequence.recurrent`. The input product of all steps, p = x W', is an
+operand, so it is lowered like any other matmul. A GRU with linear_before_reset=False quantizes
+r * h in the same way for its candidate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Recurrent cells: one time step of a vector of units (`kernels.recurrent.recurrent`).
 
-`ops.sequence.recurrent` has the formulas. A cell takes the sums of its gates, adds x·W and the biases,
-and stores the new states; a row whose sequence has ended keeps its states and outputs zeros.
+`ops.sequence.recurrent` has the formulas. A cell takes the sums of its gates, adds x·W and the
+biases, and stores the new states; a row whose sequence has ended keeps its states, and its outputs
+are zeros.
 """
 
 from __future__ import annotations
