@@ -12,11 +12,15 @@ import numpy as np
 
 from bitwright.errors import InferenceError
 from bitwright.ir.dtype import DType, c64, c128, f32, f64
+from bitwright.ir.graph import Node
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.gradients import sum_to
 from bitwright.ops.core.inference import broadcast
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients
 
 _PART: dict[DType, DType] = {c64: f32, c128: f64}
 _WHOLE: dict[DType, DType] = {part: whole for whole, part in _PART.items()}
@@ -62,7 +66,9 @@ def _samples() -> list[Sample]:
     ]
 
 
-def _op(name: str, infer: Callable[..., Any], reference: Callable[..., Any], doc: str) -> OpDef:
+def _op(
+    name: str, infer: Callable[..., Any], reference: Callable[..., Any], grad: Any, doc: str
+) -> OpDef:
     return OpDef(
         name,
         Kind.ELEMENTWISE,
@@ -70,21 +76,47 @@ def _op(name: str, infer: Callable[..., Any], reference: Callable[..., Any], doc
         infer=infer,
         reference=lambda x: reference(wide(x)),
         samples=_samples,
+        grad=grad,
         doc=doc,
     )
 
 
+# Gradients are dL/d(re) + i dL/d(im), as in PyTorch.
+
+
+def _grad_conj(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    return [b.conj(dys[0])]
+
+
+def _grad_real(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    return [b.complex(dys[0], 0.0)]
+
+
+def _grad_imag(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    return [b.complex(0.0, dys[0])]
+
+
+def _grad_squared_norm(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    return [b.mul(b.complex(b.mul(dys[0], 2.0), 0.0), node.inputs[0])]
+
+
+def _grad_complex(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    real, imag = node.operands
+    return [sum_to(b, b.real(dys[0]), real), sum_to(b, b.imag(dys[0]), imag)]
+
+
 OPDEFS = [
-    _op("conj", _same_complex, np.conj, "re - i im"),
-    _op("real", _part, lambda x: x.real, "the real part"),
-    _op("imag", _part, lambda x: x.imag, "the imaginary part"),
-    _op("squared_norm", _part, _squared_norm, "re² + im²"),
+    _op("conj", _same_complex, np.conj, _grad_conj, "re - i im"),
+    _op("real", _part, lambda x: x.real, _grad_real, "the real part"),
+    _op("imag", _part, lambda x: x.imag, _grad_imag, "the imaginary part"),
+    _op("squared_norm", _part, _squared_norm, _grad_squared_norm, "re² + im²"),
     OpDef(
         "complex",
         Kind.ELEMENTWISE,
         "real, imag",
         infer=_infer_complex,
         reference=_join,
+        grad=_grad_complex,
         samples=lambda: [
             sample(draw(3, 5), draw(3, 5, seed=1)),
             sample(draw(4, 1, dtype="f64"), draw(3, dtype="f64", seed=1)),

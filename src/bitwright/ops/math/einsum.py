@@ -17,10 +17,14 @@ import numpy as np
 
 from bitwright.errors import GraphError, InferenceError
 from bitwright.ir.dim import Size, broadcast_size, product
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.derivatives import conjugate, where_or_zero
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients
 
 Labels = list[str]
 
@@ -141,6 +145,8 @@ def _samples() -> list[Sample]:
         sample(draw(3, 4), equation="ij->i"),
         sample(draw(3, 4), equation="ba"),
         sample(draw(3, 5, 5), equation="...ii->...i"),
+        sample(draw(4, 4), draw(1, 4, seed=1), equation="ii,ji->j"),
+        sample(draw(3, 4), draw(1, 5, seed=1), equation="ij,ik->k"),
         sample(draw(5), draw(5, seed=1), equation="i,i"),
         sample(draw(), draw(3, seed=1), equation=",i->i"),
         sample(draw(2, 1, 3, 4), draw(6, 4, 5, seed=1), equation="...ij,...jk->...ik"),
@@ -152,6 +158,55 @@ def _samples() -> list[Sample]:
     ]
 
 
+def _grad(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """The gradient of an operand is an einsum of dy and the other operands."""
+    xs = list(node.operands)
+    operands, result = parse_equation(node.attrs["equation"], [x.rank for x in xs])
+    names = dict.fromkeys(label for labels in operands for label in labels)
+    letters = dict(zip(names, string.ascii_letters, strict=False))
+    if len(letters) < len(names):
+        raise GraphError("the gradient of an einsum with more than 52 axes is not supported")
+    found: list[Value | None] = []
+    for number, (x, labels) in enumerate(zip(xs, operands, strict=True)):
+        others = [pair for i, pair in enumerate(zip(xs, operands, strict=True)) if i != number]
+        # an axis of size 1 was broadcast, and its gradient is summed
+        present = {*result, *(label for _, other in others for label in other)}
+        own = list(dict.fromkeys(labels))
+        size = {label: x.shape[labels.index(label)] for label in own}
+        kept = [label for label in own if label in present and size[label] != 1]
+        terms = [result, *(other for _, other in others)]
+        left = ",".join("".join(letters[label] for label in term) for term in terms)
+        equation = f"{left}->{''.join(letters[label] for label in kept)}"
+        dx = b.einsum(dys[0], *(conjugate(b, other) for other, _ in others), equation=equation)
+        sizes = dict(zip(kept, dx.shape, strict=True))
+        found.append(_spread(b, dx, labels, sizes, x))
+    return found
+
+
+def _spread(b: Builder, dx: Value, labels: Labels, sizes: dict[str, Size], like: Value) -> Value:
+    """dx, which has the axes in `sizes`, with all axes of an operand; off a diagonal it is 0."""
+    first = {label: labels.index(label) for label in labels}
+    shape = [
+        sizes.get(label, 1) if axis == first[label] else 1 for axis, label in enumerate(labels)
+    ]
+    if tuple(shape) != dx.shape:
+        dx = b.reshape(dx, shape=shape)
+    if dx.shape != like.shape:
+        dx = b.expand(dx, shape=like.shape)
+    for axis, label in enumerate(labels):
+        if axis != first[label]:
+            on_diagonal = b.eq(_counter(b, like, axis), _counter(b, like, first[label]))
+            dx = where_or_zero(b, on_diagonal, dx)
+    return dx
+
+
+def _counter(b: Builder, like: Value, axis: int) -> Any:
+    """0, 1, ... along one axis, in a shape that broadcasts."""
+    size = like.shape[axis]
+    shape = [size if at == axis else 1 for at in range(like.rank)]
+    return b.reshape(b.iota(length=size), shape=shape)
+
+
 OPDEFS = [
     OpDef(
         "einsum",
@@ -159,6 +214,7 @@ OPDEFS = [
         "xs*",
         infer=_infer,
         reference=_reference,
+        grad=_grad,
         flops=_flops,
         samples=_samples,
         attrs={"equation": Attr("str")},

@@ -20,9 +20,11 @@ from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType, broadcast_shapes
 from bitwright.ops.core import expect
 from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.derivatives import conjugate
 from bitwright.ops.core.gradients import sum_to
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import composed
 from bitwright.ops.shape.gather import check_shape
 
 EXACT_IN_F64 = 2**53
@@ -134,12 +136,12 @@ def require_counts(counts: TensorType, experts: Size) -> None:
 def multiply_grouped(x: Array, w: Array, counts: Array) -> Array:
     check_shape("counts", counts.shape, w.shape[:1])
     return np.concatenate(
-        [multiply(rows, w[expert]) for expert, rows in enumerate(_split_rows(x, counts))]
+        [multiply(rows, w[expert]) for expert, rows in enumerate(split_rows(x, counts))]
         or [np.zeros((0, w.shape[2]))]
     )
 
 
-def _split_rows(x: Array, counts: Array) -> list[Array]:
+def split_rows(x: Array, counts: Array) -> list[Array]:
     if (counts < 0).any() or int(counts.sum()) != len(x):
         raise RunError(
             "the counts do not divide the rows of x",
@@ -203,21 +205,35 @@ def _op(name: str, inputs: str, **rest: Any) -> OpDef:
 
 
 def _grad_matmul(b: Builder, node: Node, dys: list[Any]) -> list[Any]:
-    """dx = dy @ w.T, dw = x.T @ dy, summed over broadcast batches."""
+    """dx = dy @ w^H, dw = x^H @ dy, summed over broadcast batches."""
     x, w = node.operands
     dy = dys[0]
     if x.rank == 1:
         dy, x = b.reshape(dy, shape=(*dy.shape[: w.rank - 2], 1, *w.shape[1:][-1:])), as_row(b, x)
     if w.rank == 1:
         dy, w = b.reshape(dy, shape=(*dy.shape, 1)), as_column(b, w)
-    dx = sum_to(b, b.matmul(dy, swap_last(b, w)), x)
+    dx = sum_to(b, b.matmul(dy, conjugate(b, swap_last(b, w))), x)
     if w.rank == 2 and x.rank > 2:  # one product over all rows
         x, dy = (b.reshape(v, shape=(product(v.shape[:-1]), v.shape[-1])) for v in (x, dy))
-    dw = sum_to(b, b.matmul(swap_last(b, x), dy), w)
+    dw = sum_to(b, b.matmul(conjugate(b, swap_last(b, x)), dy), w)
     return [
         b.reshape(found, shape=given.shape) if given.rank == 1 else found
         for found, given in zip((dx, dw), node.operands, strict=True)
     ]
+
+
+def _compose_lora(
+    b: Builder, x: Value, w: Value, down: Value, up: Value, bias: Value | None, scale: float
+) -> Any:
+    update = b.matmul(b.matmul(x, down), up)
+    y = b.add(b.matmul(x, w), update if scale == 1 else b.mul(update, scale))
+    return y if bias is None else b.add(y, bias)
+
+
+def _grad_grouped(b: Builder, node: Node, dys: list[Any]) -> list[Any]:
+    x, w, counts = node.operands
+    dx = b.grouped_matmul(dys[0], conjugate(b, swap_last(b, w)), counts)
+    return [dx, b.grouped_matmul_backward_weight(dys[0], x, counts)]
 
 
 def as_row(b: Builder, x: Value) -> Value:
@@ -254,6 +270,7 @@ OPDEFS = [
         reference=_lora,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1] + _low_rank_flops(xs, ys),
         samples=_lora_samples,
+        grad=composed(_compose_lora),
         attrs={"scale": Attr("float", 1.0)},
         doc="x @ w + scale * (x @ a) @ b + bias, the product with a low-rank update of w.",
     ),
@@ -264,6 +281,7 @@ OPDEFS = [
         reference=multiply_grouped,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_grouped_samples,
+        grad=_grad_grouped,
         doc="Rows of x are sorted by expert: the next counts[e] rows are multiplied by w[e].",
     ),
 ]

@@ -7,22 +7,25 @@ for floats. NaN propagates in max and min.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from bitwright.errors import RunError
-from bitwright.ir.dim import max_size, min_size
-from bitwright.ir.dtype import DType, bool_, dtype
+from bitwright.ir.dim import max_size, min_size, product
+from bitwright.ir.dtype import DType, bool_, dtype, f32, f64
 from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core import expect
 from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.derivatives import conjugate, reciprocal_of_size, where_or_zero
 from bitwright.ops.core.gradients import axes_of
 from bitwright.ops.core.inference import reduced_shape
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients
 from bitwright.ops.core.symbolic import on_elements
 from bitwright.ops.math.arithmetic import divide
 
@@ -155,12 +158,67 @@ def spread(b: Builder, node: Node, dy: Value) -> Value:
     return dy if shape == x.shape else b.expand(dy, shape=x.shape)
 
 
+def _grad_mean(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    (x,) = node.operands
+    count = product([x.shape[axis] for axis in axes_of(x.rank, node.attrs["axes"])])
+    return [spread(b, node, b.mul(dys[0], reciprocal_of_size(b, count, x)))]
+
+
+def _grad_prod(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """dy times the product of the other elements: of those before times of those after."""
+    (x,) = node.operands
+    axes = axes_of(x.rank, node.attrs["axes"])
+    kept = [axis for axis in range(x.rank) if axis not in axes]
+    perm = (*kept, *axes)
+    turned = b.transpose(x, perm=perm)
+    rows = b.reshape(
+        turned, shape=(*(x.shape[a] for a in kept), product([x.shape[a] for a in axes]))
+    )
+    before = b.cumprod(rows, axis=-1, exclusive=True)
+    after = b.cumprod(rows, axis=-1, exclusive=True, reverse=True)
+    others = b.reshape(b.mul(before, after), shape=turned.shape)
+    back = tuple(perm.index(axis) for axis in range(x.rank))
+    return [b.mul(spread(b, node, dys[0]), conjugate(b, b.transpose(others, perm=back)))]
+
+
+def _grad_extreme(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """dy, divided evenly among equal extremes, as PyTorch's amax and amin."""
+    (x,) = node.operands
+    is_extreme = b.eq(x, spread(b, node, node.outputs[0]))
+    element = f64 if x.dtype.bits >= 64 else f32  # narrow types cannot count
+    ties = b.reduce_sum(b.cast(is_extreme, to=element), **node.attrs)
+    if element != x.dtype:
+        ties = b.cast(ties, to=x.dtype)
+    return [where_or_zero(b, is_extreme, spread(b, node, b.div(dys[0], ties)))]
+
+
+def _grad_l1(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    return [b.mul(spread(b, node, dys[0]), b.sign(node.inputs[0]))]
+
+
+def _grad_l2(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """dy * x / y, and 0 where y is 0."""
+    y = node.outputs[0]
+    is_zero = b.eq(y, 0.0)
+    ratio = b.div(b.where(is_zero, 0.0, dys[0]), b.where(is_zero, 1.0, y))
+    return [b.mul(node.inputs[0], spread(b, node, ratio))]
+
+
+def _grad_log_sum_exp(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """dy * exp(x - y); y is -inf for elements that are all -inf, which get 0."""
+    y = node.outputs[0]
+    finite = b.where(b.eq(y, -math.inf), 0.0, y)
+    share = b.exp(b.sub(node.inputs[0], spread(b, node, finite)))
+    return [b.mul(spread(b, node, dys[0]), share)]
+
+
 OPDEFS = [
     _wide_op("reduce_sum", np.sum, grad=_grad_sum, reads_cast=True, doc="The sum over axes."),
-    _wide_op("reduce_prod", np.prod, doc="The product over axes."),
+    _wide_op("reduce_prod", np.prod, grad=_grad_prod, doc="The product over axes."),
     _op(
         "reduce_mean",
         _mean,
+        grad=_grad_mean,
         samples=_samples,
         reads_cast=True,
         keeps_nonnegative=True,
@@ -171,6 +229,7 @@ OPDEFS = [
         _max,
         infer=_infer_extreme,
         sizes=_extreme_sizes(max_size),
+        grad=_grad_extreme,
         reads_cast=True,
         keeps_nonnegative=True,
         samples=lambda: _extreme_samples("i32"),
@@ -181,6 +240,7 @@ OPDEFS = [
         _min,
         infer=_infer_extreme,
         sizes=_extreme_sizes(min_size),
+        grad=_grad_extreme,
         reads_cast=True,
         samples=lambda: _extreme_samples("u64"),
         doc="The smallest value over axes; NaN propagates.",
@@ -189,15 +249,21 @@ OPDEFS = [
         "reduce_l1",
         lambda x, axes, keepdims: np.sum(np.abs(wide(x)), axis=axes, keepdims=keepdims),
         infer=_infer_real,
+        grad=_grad_l1,
         doc="The sum of magnitudes over axes.",
     ),
     _op(
-        "reduce_l2", _l2, infer=_infer_real, doc="The square root of the sum of squares over axes."
+        "reduce_l2",
+        _l2,
+        infer=_infer_real,
+        grad=_grad_l2,
+        doc="The square root of the sum of squares over axes.",
     ),
     _op(
         "reduce_log_sum_exp",
         log_sum_exp,
         infer=_infer_real,
+        grad=_grad_log_sum_exp,
         doc="log(sum(exp(x))) over axes, without overflow.",
     ),
 ]

@@ -16,11 +16,10 @@ from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dtype import DType, f32, i32, i64
 from bitwright.ir.types import Shape, TensorType
 from bitwright.ops.core import expect
+from bitwright.ops.core.gradients import zero_gradient
 from bitwright.ops.core.numeric import Array, wide
 from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef, Sample, draw, sample
 from bitwright.ops.shape.gather import check_shape
-
-_RANDOM = NonDifferentiable("its results are drawn at random")
 
 
 def generator(seed: float | None) -> np.random.Generator:
@@ -161,7 +160,8 @@ def _sample_samples() -> list[Sample]:
 def _op(
     name: str, inputs: str, infer: Callable[..., Any], reference: Callable[..., Any], **rest: Any
 ) -> OpDef:
-    rest.setdefault("grad", _RANDOM)
+    # the draws depend on the shape of `like` only; a choice is piecewise constant
+    rest.setdefault("grad", zero_gradient)
     return OpDef(name, Kind.REDUCTION, inputs, infer=infer, reference=reference, **rest)
 
 
@@ -207,6 +207,7 @@ OPDEFS = [
         "x",
         _infer_multinomial,
         _multinomial,
+        grad=NonDifferentiable("its results are indices"),
         deterministic=False,
         samples=lambda: [
             sample(draw(3, 5), sample_size=4, seed=1.0),

@@ -13,10 +13,14 @@ import numpy as np
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dim import UNKNOWN, Size
 from bitwright.ir.dtype import i64
+from bitwright.ir.graph import Node
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.derivatives import zeros_like
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients
 
 
 def _infer(
@@ -83,6 +87,14 @@ def _samples() -> list[Sample]:
     ]
 
 
+def _grad(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """dy goes to the elements that the indices name."""
+    x, indices = node.inputs[0], node.outputs[1]
+    assert x is not None
+    zeros, axis = zeros_like(b, x), node.attrs["axis"]
+    return [b.scatter_elements(zeros, indices, dys[0], axis=axis, reduction="add")]
+
+
 OPDEFS = [
     OpDef(
         "top_k",
@@ -90,6 +102,7 @@ OPDEFS = [
         "x, count?",
         infer=_infer,
         reference=_reference,
+        grad=_grad,
         samples=_samples,
         attrs={
             "k": Attr("size", None),
