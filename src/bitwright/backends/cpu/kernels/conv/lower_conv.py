@@ -9,11 +9,9 @@ per group. The image is padded first where the kernel does not handle padding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-
-import numpy as np
 
 from bitwright.backends.cpu.codegen.emit import Kernel
 from bitwright.backends.cpu.codegen.emit import Value as Emitted
@@ -25,6 +23,14 @@ from bitwright.backends.cpu.kernels.conv.lower_winograd import (
     choose,
     image_sizes,
     pixel_strides,
+)
+from bitwright.backends.cpu.kernels.conv.weights import (
+    Weight,
+    packed_panels,
+    packed_taps,
+    part,
+    sizes_of,
+    weight_of,
 )
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import type_names
 from bitwright.backends.cpu.kernels.matmul.epilogue import EmitEpilogue, Epilogue, fused_epilogue
@@ -39,11 +45,10 @@ from bitwright.backends.cpu.lowering.layout import PIXELS
 from bitwright.backends.cpu.lowering.region import Part, Reads, collapse_rows, operand_views, split
 from bitwright.ir.dim import Size, max_size, product
 from bitwright.ir.dtype import f32
-from bitwright.ir.graph import Node, Value, constant_value
+from bitwright.ir.graph import Node, Value
 from bitwright.lir.buffer import View, contiguous
 from bitwright.target import Target
 
-Array = np.ndarray[Any, Any]
 CHANNELS_LAST = (0, 2, 3, 1)
 
 
@@ -71,40 +76,56 @@ def lower_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
     anchor = region.anchor
     assert anchor is not None
     x, w = region.outer(required_input(anchor, 0)), region.outer(required_input(anchor, 1))
-    weight = constant_value(w)
     after = split(region).after
-    if weight is None or x.rank not in (3, 4) or not has_filter(x.dtype, w.dtype, after.dtype):
+    has_kernel = x.rank in (3, 4) and has_filter(x.dtype, w.dtype, after.dtype)
+    weight = weight_of(ctx, w) if has_kernel else None
+    if weight is None:
         lower_im2col(ctx, node, region)
         return
     window, weight = window_of(anchor, weight)
     if len(anchor.inputs) > 2 and anchor.inputs[2] is not None:
         raise NoKernelError("its bias is not a separate addition")
-    image = image_of(ctx, x)
-    y = result_of(ctx, node)
     extra = [as_4d(v) for v in operand_views(ctx, region, after.inputs, node.outputs[0].shape)]
+    y = result_of(ctx, node)
+    convolve(ctx, node, image_of(ctx, x), weight, window, y, after, extra, anchor.attrs["groups"])
+
+
+def convolve(
+    ctx: Lowering,
+    node: Node,
+    image: View,
+    weight: Weight,
+    window: Window,
+    y: View,
+    after: Part,
+    extra: Sequence[View],
+    groups: int,
+) -> None:
+    """Calls the kernels of a convolution with weight[out, in / groups, …]; `extra` has the operands
+    of its epilogue, in the shape of y."""
     lanes = best_tile(ctx.target).lanes
-    groups = anchor.attrs["groups"]
     if groups > 1 and groups == weight.shape[0] and weight.shape[1] == 1:
-        finish = ConvEpilogue(after, extra, y, lanes)
+        finish = ConvEpilogue(after, list(extra), y, lanes)
         depthwise(ctx, node, image, weight, window, y, finish)
         return
     choice = choose(ctx.target, weight, window, y) if groups == 1 else Choice(0, "")
-    filter = filter_of(ctx.target, x.dtype, rows=product((y.shape[0], *y.shape[2:])))
+    filter = filter_of(ctx.target, image.dtype, rows=product((y.shape[0], *y.shape[2:])))
     if choice.results and filter.products_at_once > 1:
         choice = Choice(0, "the target has a dot product instruction")
     if choice.results:
-        finish = ConvEpilogue(after, extra, y, lanes)
+        finish = ConvEpilogue(after, list(extra), y, lanes)
         call_winograd(ctx, node, image, weight, window, y, finish, choice)
         return
     source = padded(ctx, node, image, window)
-    inner, outer = weight.shape[1], weight.shape[0] // groups
+    columns, inner, _, _ = sizes_of(weight)
+    outer = columns // groups
     for group in range(groups):
         first = group * outer
-        part = y.slice(1, first, outer, 1)
-        finish = ConvEpilogue(after, [v.slice(1, first, outer, 1) for v in extra], part, lanes)
+        results = y.slice(1, first, outer, 1)
+        finish = ConvEpilogue(after, [v.slice(1, first, outer, 1) for v in extra], results, lanes)
         window_in = source.slice(1, group * inner, inner, 1)
-        filters = weight[first : first + outer]
-        dense(ctx, node, window_in, filters, window, part, finish, filter, choice.why)
+        filters = part(weight, 0, first, outer)
+        dense(ctx, node, window_in, filters, window, results, finish, filter, choice.why)
 
 
 def required_input(anchor: Node, position: int) -> Value:
@@ -114,14 +135,14 @@ def required_input(anchor: Node, position: int) -> Value:
     return value
 
 
-def window_of(anchor: Node, weight: Array) -> tuple[Window, Array]:
+def window_of(anchor: Node, weight: Weight) -> tuple[Window, Weight]:
     """The geometry and the filter; a 1-D convolution becomes one line of a 2-D one."""
-    rank = weight.ndim - 2
+    rank = len(weight.shape) - 2
     strides, dilations, pads = strides_dilations_pads(anchor, rank)
     if rank == 2:
         return Window(tuple(strides), tuple(dilations), tuple(pads[:2]), tuple(pads[2:])), weight
     window = Window((1, strides[0]), (1, dilations[0]), (0, pads[0]), (0, pads[1]))
-    return window, weight[:, :, None]
+    return window, as_4d(weight) if isinstance(weight, View) else weight[:, :, None]
 
 
 def as_4d(view: View) -> View:
@@ -235,7 +256,7 @@ def dense(
     ctx: Lowering,
     node: Node,
     source: View,
-    weight: Array,
+    weight: Weight,
     window: Window,
     y: View,
     finish: ConvEpilogue,
@@ -243,7 +264,7 @@ def dense(
     why_not_fewer: str = "",
 ) -> None:
     """Calls one product: rows are the result's pixels, columns its channels."""
-    columns, channels, height, width = weight.shape
+    columns, channels, height, width = sizes_of(weight)
     run = run_of(window, source, channels, width)
     dot = filter.dot(ctx.target, run)
     (n, _, oh, ow), (sn, _, sh, sw) = y.shape, source.strides
@@ -254,7 +275,7 @@ def dense(
     is_flat = (oh == 1 or line == ow * pixel) and (n == 1 or sn == oh * ow * pixel)
     y_stride = y.run_stride(PIXELS)
     is_strided = y_stride is None
-    row_bytes = filter.item_bytes * weight[0].size
+    row_bytes = filter.item_bytes * channels * height * width
     block = row_tiles_in_cache(ctx.target, tile, row_bytes)
     if (
         is_flat
@@ -275,9 +296,7 @@ def dense(
         (tile, len(levels), is_flat, is_strided, dot, finish.key, fixed),
         lambda m, name: emit_conv(m, name, conv),
     )
-    lines = height if dense_line else height * width
-    runs = weight.transpose(2, 3, 1, 0).reshape(lines, run, columns)
-    packed = ctx.constant(filter.pack(runs, tile, dot), f"{node.name}.weight")
+    packed = packed_panels(ctx, node, weight, filter, tile, dot, run)
     sizes = {"rows": n * oh * ow, "columns": columns, "run": run, "block": block, "pixel": pixel}
     sizes |= {"y_stride": y.strides[3] if y_stride is None else y_stride} | finish.sizes
     if not is_flat:
@@ -315,7 +334,7 @@ def depthwise(
     ctx: Lowering,
     node: Node,
     image: View,
-    weight: Array,
+    weight: Weight,
     window: Window,
     y: View,
     finish: ConvEpilogue,
@@ -323,7 +342,7 @@ def depthwise(
 ) -> None:
     """Calls the depthwise kernel; `zero_point` has the slot of an integer image's zero point."""
     element = None if image.dtype == f32 else image.dtype
-    channels, _, height, width = weight.shape
+    channels, _, height, width = sizes_of(weight)
     ow = y.shape[3]
     pixels = depthwise_kernel.pixels_of_tile(ctx.target, ow)
     is_even, is_ragged = isinstance(ow, int) and ow % pixels == 0, channels % finish.lanes != 0
@@ -337,11 +356,10 @@ def depthwise(
         (form, finish.key, element, bool(zero_point)),
         lambda m, name: depthwise_kernel.emit_depthwise(m, name, conv),
     )
-    taps = np.ascontiguousarray(weight.reshape(channels, -1).T, np.float32)
     sizes = image_sizes(image, y, window) | pixel_strides(x=image, y=y) | finish.sizes
     sizes |= {"channels": channels, "sy": window.strides[0]}
     sizes["band"] = _lines_in_cache(ctx.target, window.strides[0] * image.shape[3] * channels)
-    packed = ctx.constant(taps, f"{node.name}.weight")
+    packed = packed_taps(ctx, node, weight)
     pointers = {"x": image, "w": packed, "y": y, **(zero_point or {}), **finish.pointers}
     ctx.call(kernel, node, pointers, sizes, why="depthwise, lanes are channels")
 

@@ -8,13 +8,12 @@ have less padding on small images, and a smaller filter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from bitwright import knobs
 from bitwright.backends.cpu.kernels.conv import winograd
 from bitwright.backends.cpu.kernels.conv.toom_cook import linear_map, matrices
+from bitwright.backends.cpu.kernels.conv.weights import Weight, packed_winograd, sizes_of
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
 from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.backends.cpu.lowering.layout import PIXELS
@@ -26,7 +25,6 @@ from bitwright.target import Target
 if TYPE_CHECKING:
     from bitwright.backends.cpu.kernels.conv.lower_conv import ConvEpilogue, Window
 
-Array = np.ndarray[Any, Any]
 STACK_BYTES = 384 << 10
 """The scratch of the kernel on a thread's stack, in bytes."""
 FILTER_CACHES = 4
@@ -52,7 +50,7 @@ class Choice:
     why: str
 
 
-def choose(target: Target, weight: Array, window: Window, y: View) -> Choice:
+def choose(target: Target, weight: Weight, window: Window, y: View) -> Choice:
     """Chooses the tile of a convolution that is not grouped."""
     if weight.shape[2:] != (winograd.TAPS, winograd.TAPS):
         return Choice(0, "")
@@ -64,7 +62,7 @@ def choose(target: Target, weight: Array, window: Window, y: View) -> Choice:
     costs = {
         results: _cost(target, weight, y, results)
         for results, most in MOST_CHANNELS.items()
-        if weight.shape[1] <= most and not _why_not(target, weight, results)
+        if sizes_of(weight)[1] <= most and not _why_not(target, weight, results)
     }
     if not costs:
         return Choice(
@@ -79,9 +77,9 @@ def choose(target: Target, weight: Array, window: Window, y: View) -> Choice:
     return Choice(results, f"{saved}: {cost / plain:.2f} of the cost")
 
 
-def _why_not(target: Target, weight: Array, results: int) -> str:
+def _why_not(target: Target, weight: Weight, results: int) -> str:
     """Why tiles of this size do not fit; empty if they do."""
-    columns, channels = weight.shape[:2]
+    columns, channels, _, _ = sizes_of(weight)
     tile = winograd.tile_for(target, columns)
     if winograd.scratch_bytes(results, tile, channels) > STACK_BYTES:
         return "a tile's channels do not fit a thread's stack"
@@ -90,9 +88,10 @@ def _why_not(target: Target, weight: Array, results: int) -> str:
     return ""
 
 
-def _filter_count(tile: Tile, weight: Array, results: int) -> int:
-    form = winograd.Winograd(results, tile, weight.shape[1], 1)
-    panels: int = -(-weight.shape[0] // tile.columns)
+def _filter_count(tile: Tile, weight: Weight, results: int) -> int:
+    columns, channels, _, _ = sizes_of(weight)
+    form = winograd.Winograd(results, tile, channels, 1)
+    panels = -(-columns // tile.columns)
     return form.positions * form.depth * panels * tile.columns
 
 
@@ -120,8 +119,8 @@ def pixel_strides(**views: View) -> dict[str, Size]:
     return {f"{x}_{name}": v.strides[axis] for x, v in views.items() for name, axis in axes.items()}
 
 
-def _plain_cost(target: Target, weight: Array, y: View) -> float:
-    columns, channels = weight.shape[:2]
+def _plain_cost(target: Target, weight: Weight, y: View) -> float:
+    columns, channels, _, _ = sizes_of(weight)
     tile = best_tile(target, columns)
     n, oh, ow = pixels_of(y)
     vectors = -(-columns // tile.columns) * tile.vectors
@@ -130,8 +129,8 @@ def _plain_cost(target: Target, weight: Array, y: View) -> float:
     return products + _reading(target, depth * columns, 1)
 
 
-def _cost(target: Target, weight: Array, y: View, results: int) -> float:
-    columns, channels = weight.shape[:2]
+def _cost(target: Target, weight: Weight, y: View, results: int) -> float:
+    columns, channels, _, _ = sizes_of(weight)
     tile = winograd.tile_for(target, columns)
     form = winograd.Winograd(results, tile, channels, _groups(results, tile, channels))
     n, oh, ow = pixels_of(y)
@@ -165,13 +164,13 @@ def call_winograd(
     ctx: Lowering,
     node: Node,
     image: View,
-    weight: Array,
+    weight: Weight,
     window: Window,
     y: View,
     finish: ConvEpilogue,
     choice: Choice,
 ) -> None:
-    columns, channels = weight.shape[:2]
+    columns, channels, _, _ = sizes_of(weight)
     tile, results = winograd.tile_for(ctx.target, columns), choice.results
     groups = _groups(results, tile, channels)
     form = winograd.Winograd(results, tile, channels, groups, finish.epilogue, image.dtype)
@@ -184,7 +183,6 @@ def call_winograd(
     assert y_stride is not None, "the result is contiguous"
     sizes = image_sizes(image, y, window) | pixel_strides(x=image) | finish.sizes
     sizes |= {"columns": columns, "y_stride": y_stride}
-    transformed = winograd.pack_filter(weight.astype(np.float32, copy=False), results, tile)
-    packed = ctx.constant(transformed, f"{node.name}.weight")
+    packed = packed_winograd(ctx, node, weight, results, tile)
     pointers = {"x": image, "w": packed, "y": y, **finish.pointers}
     ctx.call(kernel, node, pointers, sizes, why=choice.why)

@@ -86,7 +86,16 @@ def lower_transposed_im2col(ctx: Lowering, node: Node, region: RegionView) -> No
     x, w = region.outer(anchor.inputs[0]), ctx.view(region.outer(anchor.inputs[1]))
     rank, attrs = x.rank - 2, anchor.attrs
     strides, dilations, pads = strides_dilations_pads(anchor, rank)
-    more = attrs.get("output_padding") or (0,) * rank
+    more: Sequence[Size] = attrs.get("output_padding") or (0,) * rank
+    if "shape" in attrs:  # conv_backward_input: pixels behind the last window
+        sizes, extents = (
+            attrs["shape"][2:],
+            [
+                (w.shape[2 + i] - 1) * dilations[i] + 1 - pads[i] - pads[rank + i]
+                for i in range(rank)
+            ],
+        )
+        more = [sizes[i] - (x.shape[2 + i] - 1) * strides[i] - extents[i] for i in range(rank)]
     groups = attrs["groups"]
     # w[C, M/g, *k], flipped on the spatial axes, as w[M, C/g, *k] of each group
     for axis in range(2, rank + 2):
