@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from bitwright.errors import GraphError
-from bitwright.ir.dim import Size
+from bitwright.ir.dim import Size, product
 from bitwright.ir.dtype import f32, f64
 from bitwright.ir.graph import Node, Value
 from bitwright.ops.core.builder import Builder
@@ -43,14 +43,18 @@ def zeros_like(b: Builder, like: Value) -> Value:
     return full_like(b, 0.0, like)
 
 
-def reciprocal_of_size(b: Builder, size: Size, like: Value) -> Value:
-    """1 / size as a scalar in the type of `like`; infinite for 0."""
+def reciprocal_of_size(b: Builder, x: Value, axes: Sequence[int]) -> Value:
+    """1 / (the number of elements along these axes), a scalar in the type of x."""
+    size = product([x.shape[axis] for axis in axes])
     if isinstance(size, int):
         with np.errstate(divide="ignore"):
-            return b.constant(np.divide(1.0, size), like.dtype)
-    element = f64 if like.dtype.bits >= 64 else f32  # f16 has no sizes above 65504
-    inverse = b.reciprocal(b.cast(b.sizes(values=(size,), shape=()), to=element))
-    return cast(Value, b.cast(inverse, to=like.dtype) if element != like.dtype else inverse)
+            return b.constant(np.divide(1.0, size), x.dtype)
+    # from the value, because data may decide its size
+    sizes = b.gather(b.shape_of(x), np.array(axes))
+    count = b.reduce_prod(sizes, axes=(0,), keepdims=False)
+    element = f64 if x.dtype.bits >= 64 else f32  # f16 has no sizes above 65504
+    inverse = b.reciprocal(b.cast(count, to=element))
+    return cast(Value, b.cast(inverse, to=x.dtype) if element != x.dtype else inverse)
 
 
 def eye(b: Builder, size: Size, like: Value) -> Value:

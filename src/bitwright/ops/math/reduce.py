@@ -160,8 +160,8 @@ def spread(b: Builder, node: Node, dy: Value) -> Value:
 
 def _grad_mean(b: Builder, node: Node, dys: list[Any]) -> Gradients:
     (x,) = node.operands
-    count = product([x.shape[axis] for axis in axes_of(x.rank, node.attrs["axes"])])
-    return [spread(b, node, b.mul(dys[0], reciprocal_of_size(b, count, x)))]
+    axes = axes_of(x.rank, node.attrs["axes"])
+    return [spread(b, node, b.mul(dys[0], reciprocal_of_size(b, x, axes)) if axes else dys[0])]
 
 
 def _grad_prod(b: Builder, node: Node, dys: list[Any]) -> Gradients:

@@ -17,6 +17,7 @@ from bitwright.ir.graph import Node
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core import expect
 from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.derivatives import zeros_like
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.core.reverse import Gradients
 from bitwright.ops.core.symbolic import movement
@@ -123,6 +124,12 @@ def _gather_elements_samples() -> list[Sample]:
     ]
 
 
+def _grad_gather_elements(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    x, indices = node.operands
+    zeros, axis = zeros_like(b, x), node.attrs["axis"]
+    return [b.scatter_elements(zeros, indices, dys[0], axis=axis, reduction="add")]
+
+
 # gather_nd
 
 
@@ -165,6 +172,20 @@ def _gather_nd_samples() -> list[Sample]:
         sample(draw(2, 3, 4), np.array([[[1], [0]], [[2], [2]]]), batch_dims=1),
         sample(draw(2, 2, dtype="i64"), np.zeros((0, 2), np.int64)),
     ]
+
+
+def _grad_gather_nd(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """dy added up at the coordinates; those of the batch axes are counted."""
+    x, indices = node.operands
+    outer = indices.shape[:-1]
+    coordinates = []
+    for axis in range(node.attrs["batch_dims"]):
+        counter = b.iota(length=outer[axis], dtype=indices.dtype)
+        aligned = [outer[axis] if at == axis else 1 for at in range(indices.rank)]
+        coordinates.append(b.expand(b.reshape(counter, shape=aligned), shape=(*outer, 1)))
+    if coordinates:
+        indices = b.concat(*coordinates, indices, axis=-1)
+    return [b.scatter_nd(zeros_like(b, x), indices, dys[0], reduction="add")]
 
 
 # reverse_sequence
@@ -231,6 +252,20 @@ def _compress_samples() -> list[Sample]:
     ]
 
 
+def _grad_reverse(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    return [b.reverse_sequence(dys[0], node.inputs[1], **node.attrs)]
+
+
+def _grad_compress(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """dy at the kept places, whose indices are a compressed counter."""
+    x, condition = node.operands
+    axis = node.attrs.get("axis")
+    size = x.tensor.count if axis is None else x.shape[axis]
+    kept = b.compress(b.iota(length=size), condition, axis=0)
+    dx = b.gather_backward(dys[0], kept, axis=axis or 0, size=size)
+    return [b.reshape(dx, shape=x.shape) if axis is None else dx]
+
+
 OPDEFS = [
     movement(
         "gather",
@@ -248,6 +283,7 @@ OPDEFS = [
         _infer_gather_elements,
         _gather_elements,
         _gather_elements_samples,
+        grad=_grad_gather_elements,
         attrs={"axis": Attr("int", 0)},
         doc="y[i, j] = x[indices[i, j], j] for axis 0, and so on.",
     ),
@@ -257,6 +293,7 @@ OPDEFS = [
         _infer_gather_nd,
         _gather_nd,
         _gather_nd_samples,
+        grad=_grad_gather_nd,
         attrs={"batch_dims": Attr("int", 0)},
         doc="y[i] = x[indices[i]], where the last axis of the indices holds coordinates; the "
         "first `batch_dims` axes run in step.",
@@ -268,6 +305,7 @@ OPDEFS = [
         _infer_reverse,
         _reverse,
         _reverse_samples,
+        grad=_grad_reverse,
         attrs={"batch_axis": Attr("int", 1), "time_axis": Attr("int", 0)},
         doc="The first lengths[b] steps of each sequence in reverse order, the rest as it is.",
     ),
@@ -278,6 +316,7 @@ OPDEFS = [
         _infer_compress,
         _compress,
         _compress_samples,
+        grad=_grad_compress,
         attrs={"axis": Attr("int", None)},
         doc="The slices along an axis (or the elements of x, flat) whose condition holds.",
     ),

@@ -14,10 +14,13 @@ from bitwright.errors import InferenceError, RunError
 from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import UNKNOWN, Size, product
 from bitwright.ir.dtype import DType, bool_, i64, string
+from bitwright.ir.graph import Node
 from bitwright.ir.types import Shape, TensorType, ValueType, normalize_axis
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.numeric import Array, wide
 from bitwright.ops.core.opdef import Attr, Kind, NonDifferentiable, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients
 from bitwright.ops.core.symbolic import on_elements
 from bitwright.ops.shape.slicing import slice_size
 
@@ -201,6 +204,19 @@ def _unique_samples() -> list[Sample]:
     ]
 
 
+def _grad_one_hot(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """The sums of dy at the places that are off and on."""
+    y = node.outputs[0]
+    indices, _, *depth = node.inputs
+    sums = []
+    for pattern in ([1, 0], [0, 1]):
+        values = b.constant(np.array(pattern), y.dtype)
+        chosen = b.mul(dys[0], b.one_hot(indices, values, *depth, **node.attrs))
+        total = b.reduce_sum(chosen, axes=tuple(range(y.rank)), keepdims=False)
+        sums.append(b.reshape(total, shape=(1,)))
+    return [None, b.concat(*sums, axis=0)]
+
+
 _INDICES = NonDifferentiable("its results are indices or sizes")
 OPDEFS = [
     OpDef(
@@ -264,6 +280,7 @@ OPDEFS = [
         _infer_one_hot,
         _one_hot,
         _one_hot_samples,
+        grad=_grad_one_hot,
         attrs={"depth": Attr("size", None), "axis": Attr("int", -1)},
         doc="A new axis of size depth: values[1] at the index, values[0] elsewhere. Negative "
         "indices count from the end; one outside has no place.",

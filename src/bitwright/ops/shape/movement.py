@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, cast
 
 import numpy as np
 
 from bitwright.errors import InferenceError
 from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import UNKNOWN, Dim, Size, bounds, divide_exactly, product
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import Shape, TensorType, normalize_axis
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.derivatives import zeros_like
 from bitwright.ops.core.gradients import sum_to
 from bitwright.ops.core.inference import same
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients
 from bitwright.ops.core.symbolic import movement
 
 
@@ -310,6 +315,68 @@ def _trilu_samples() -> list[Sample]:
     ]
 
 
+def _grad_tile(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """The sum over the copies; every axis becomes a pair of axes, copies and elements."""
+    x = node.inputs[0]
+    assert x is not None
+    if x.tensor.count == 0:
+        return [zeros_like(b, x)]
+    given = node.attrs.get("repeats")
+    repeats = given or [total // size for total, size in zip(dys[0].shape, x.shape, strict=True)]
+    shape, copies = list[Size](), list[int]()
+    for size, count in zip(x.shape, repeats, strict=True):
+        if count != 1:
+            copies.append(len(shape))
+            shape.append(count)
+        shape.append(size)
+    if not copies:
+        return [dys[0]]
+    return [b.reduce_sum(b.reshape(dys[0], shape=shape), axes=copies, keepdims=False)]
+
+
+def _grad_concat(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """The parts of dy. Slices and not one split, so that parts nobody reads cost nothing."""
+    (dy,) = dys
+    axis, start = normalize_axis(node.attrs["axis"], dy.rank), 0
+    parts = []
+    for x in node.operands:
+        stop = start + x.shape[axis]
+        parts.append(dy if len(node.inputs) == 1 else slice_axis(b, dy, axis, start, stop))
+        start = stop
+    return parts
+
+
+def slice_axis(b: Builder, x: Value, axis: int, start: Size, stop: Size) -> Value:
+    """x[start:stop] along one axis."""
+    return cast(Value, b.slice(x, starts=(start,), stops=(stop,), steps=(1,), axes=(axis,)))
+
+
+def pad_axis(b: Builder, x: Value, axis: int, before: Size, after: Size) -> Value:
+    """x with zeros around it on one axis; negative sizes crop."""
+    if before == 0 and after == 0:
+        return x
+    sizes = [[pad if at == axis else 0 for at in range(x.rank)] for pad in (before, after)]
+    return cast(Value, b.pad(x, pads=(*sizes[0], *sizes[1])))
+
+
+def _grad_split(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    (x,) = node.operands
+    axis, sizes = normalize_axis(node.attrs["axis"], x.rank), node.attrs["sizes"]
+    used = [number for number, dy in enumerate(dys) if dy is not None]
+    if len(used) == 1:  # padding reads only this part
+        (one,) = used
+        before, after = sum(sizes[:one]), sum(sizes[one + 1 :])
+        return [pad_axis(b, dys[one], axis, before, after)]
+    parts = [
+        zeros_like(b, y) if dy is None else dy for y, dy in zip(node.outputs, dys, strict=True)
+    ]
+    return [b.concat(*parts, axis=axis)]
+
+
+def _grad_trilu(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    return [b.trilu(dys[0], *node.inputs[1:], **node.attrs)]
+
+
 OPDEFS = [
     movement(
         "reshape",
@@ -352,6 +419,7 @@ OPDEFS = [
         _infer_tile,
         _tile,
         _tile_samples,
+        grad=_grad_tile,
         attrs={"repeats": Attr("sizes", None)},
         doc="x repeated along every axis.",
     ),
@@ -361,6 +429,7 @@ OPDEFS = [
         _infer_concat,
         lambda *xs, axis: np.concatenate(xs, axis),
         _concat_samples,
+        grad=_grad_concat,
         attrs={"axis": Attr("int")},
         doc="The operands one after the other along an axis.",
     ),
@@ -370,6 +439,7 @@ OPDEFS = [
         _infer_split,
         _split,
         _split_samples,
+        grad=_grad_split,
         attrs={"axis": Attr("int"), "sizes": Attr("sizes")},
         doc="Parts of these sizes along an axis.",
     ),
@@ -380,6 +450,7 @@ OPDEFS = [
         _infer_trilu,
         _trilu,
         _trilu_samples,
+        grad=_grad_trilu,
         attrs={"upper": Attr("bool"), "k": Attr("int", 0)},
         doc="The part of each matrix on and above (or below) its k-th diagonal, else 0.",
     ),
@@ -389,6 +460,7 @@ OPDEFS = [
         same,
         lambda x: x,
         lambda: [sample(draw(2, 3)), sample(draw(0, dtype="i64")), sample(draw(dtype="bool"))],
+        grad=lambda b, node, dys: [dys[0]],
         onnx="Identity",
         doc="x",
     ),

@@ -6,13 +6,19 @@ is written. `tensor_scatter` writes consecutive rows into a key-value cache.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
+from bitwright.ir.graph import Node
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.derivatives import zeros_like
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients
 from bitwright.ops.core.symbolic import movement
 from bitwright.ops.shape.gather import (
     check_shape,
@@ -22,6 +28,8 @@ from bitwright.ops.shape.gather import (
     require_vector_indices,
     vector_places,
 )
+from bitwright.ops.shape.movement import slice_axis
+from bitwright.ops.shape.scatter_gradients import scatter_rule
 
 REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 _REDUCTION = Attr("str", "none", ("none", *REDUCTIONS))
@@ -139,6 +147,23 @@ def _cache_samples() -> list[Sample]:
     ]
 
 
+def _grad_cache(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """past loses dy where update was written, and update reads it there."""
+    past, update, starts = (*node.inputs, None)[:3]
+    assert past is not None and update is not None
+    dpast = b.tensor_scatter(dys[0], zeros_like(b, update), starts, **node.attrs)
+    axis = normalize_axis(node.attrs["axis"], past.rank)
+    room, count = past.shape[axis], update.shape[axis]
+    if starts is None:
+        return [dpast, slice_axis(b, dys[0], axis, 0, count)]
+    aligned = [count if at == axis else 1 for at in range(past.rank)]
+    steps = b.reshape(b.iota(length=count, dtype=starts.dtype), shape=aligned)
+    first = b.reshape(starts, shape=[starts.shape[0], *[1] * (past.rank - 1)])
+    size = b.cast(b.sizes(values=(room,), shape=()), to=starts.dtype)
+    places = b.expand(b.mod(b.add(first, steps), size), shape=update.shape)
+    return [dpast, b.gather_elements(dys[0], places, axis=axis)]
+
+
 OPDEFS = [
     movement(
         "scatter_elements",
@@ -146,6 +171,7 @@ OPDEFS = [
         _infer_elements,
         _scatter_elements,
         _elements_samples,
+        grad=scatter_rule("elements"),
         attrs={"axis": Attr("int", 0), "reduction": _REDUCTION},
         doc="A copy of x with y[indices[i, j], j] = updates[i, j] for axis 0, and so on.",
     ),
@@ -155,6 +181,7 @@ OPDEFS = [
         _infer_nd,
         _scatter_nd,
         _nd_samples,
+        grad=scatter_rule("nd"),
         attrs={"reduction": _REDUCTION},
         doc="A copy of x with y[indices[i]] = updates[i], the last axis of indices a coordinate.",
     ),
@@ -165,6 +192,7 @@ OPDEFS = [
         _infer_cache,
         _tensor_scatter,
         _cache_samples,
+        grad=_grad_cache,
         attrs={"axis": Attr("int", -2), "mode": Attr("str", "linear", ("linear", "circular"))},
         doc="past with update written along an axis from write_indices[batch] on (from 0 if "
         "absent), wrapping at the end in circular mode.",

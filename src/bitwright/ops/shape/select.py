@@ -10,11 +10,16 @@ import numpy as np
 from bitwright.errors import InferenceError
 from bitwright.ir.dim import max_size, min_size
 from bitwright.ir.dtype import bool_
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType, broadcast_shapes
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.derivatives import where_or_zero
+from bitwright.ops.core.gradients import elementwise, sum_to
 from bitwright.ops.core.inference import broadcast
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients
 from bitwright.ops.core.symbolic import on_elements
 from bitwright.ops.math.unary import real_float, real_number
 
@@ -137,6 +142,35 @@ def _atan2_samples() -> list[Sample]:
     ]
 
 
+# gradients
+
+
+def _clip_by_x(b: Builder, dy: Value, x: Value, *bounds: Value | None, y: Value) -> Any:
+    """dy inside the bounds, on them included as in PyTorch's clamp: where the result is x."""
+    return where_or_zero(b, b.eq(x, y), dy)
+
+
+def _clip_by_low(
+    b: Builder, dy: Value, x: Value, low: Value, high: Value | None = None, *, y: Value
+) -> Any:
+    is_low = b.lt(x, low)
+    return where_or_zero(b, is_low if high is None else b.and_(is_low, b.lt(low, high)), dy)
+
+
+def _clip_by_high(b: Builder, dy: Value, x: Value, low: Value | None, high: Value, y: Value) -> Any:
+    is_high = b.gt(x, high)
+    return where_or_zero(b, is_high if low is None else b.or_(is_high, b.gt(low, high)), dy)
+
+
+def _grad_atan2(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """x / (x² + y²) for y and -y / (x² + y²) for x; 0 at the origin."""
+    y, x = node.operands
+    square = b.add(b.mul(x, x), b.mul(y, y))
+    is_origin = b.eq(square, 0.0)
+    ratio = b.div(b.where(is_origin, 0.0, dys[0]), b.where(is_origin, 1.0, square))
+    return [sum_to(b, b.mul(ratio, x), y), sum_to(b, b.neg(b.mul(ratio, y)), x)]
+
+
 OPDEFS = [
     OpDef(
         "where",
@@ -147,6 +181,11 @@ OPDEFS = [
         samples=_where_samples,
         scalar=lambda e, condition, x, y: e.select(condition, x, y),
         sizes=on_elements(lambda condition, x, y: np.where(condition.astype(bool), x, y)),
+        grad=elementwise(
+            None,
+            lambda b, dy, condition, x, z, y: b.where(condition, dy, 0.0),
+            lambda b, dy, condition, x, z, y: b.where(condition, 0.0, dy),
+        ),
         onnx="Where",
         doc="x where the condition holds, else y",
     ),
@@ -160,6 +199,7 @@ OPDEFS = [
         is_cheap=True,
         scalar=_clip_scalar,
         sizes=on_elements(_clip_sizes),
+        grad=elementwise(_clip_by_x, _clip_by_low, _clip_by_high),
         onnx="Clip",
         doc="min(max(x, low), high), which is high where low > high; NaN propagates",
     ),
@@ -171,6 +211,10 @@ OPDEFS = [
         reference=prelu,
         samples=_prelu_samples,
         scalar=lambda e, x, slope: e.select(e.lt(x, 0), e.mul(slope, x), x),
+        grad=elementwise(
+            lambda b, dy, x, slope, y: b.where(b.gt(x, 0.0), dy, b.mul(slope, dy)),
+            lambda b, dy, x, slope, y: b.where(b.gt(x, 0.0), 0.0, b.mul(x, dy)),
+        ),
         onnx="PRelu",
         doc="slope * x where x < 0, else x; slope broadcasts to x",
     ),
@@ -182,6 +226,7 @@ OPDEFS = [
         reference=lambda y, x: np.arctan2(wide(y), wide(x)),
         samples=_atan2_samples,
         scalar=_atan2_scalar,
+        grad=_grad_atan2,
         doc="the angle of the point (x, y), from -pi to pi",
     ),
 ]

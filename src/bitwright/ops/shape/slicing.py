@@ -23,6 +23,7 @@ from bitwright.ops.core import expect
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.core.symbolic import movement, on_elements
 from bitwright.ops.shape.movement import as_ints
+from bitwright.ops.shape.slice_gradients import grad_pad, grad_slice
 
 OPEN_END = 2**31 - 1  # exporters write this, or the 64-bit extreme, for "to the end"
 
@@ -285,6 +286,7 @@ OPDEFS = [
         _infer_slice,
         _slice,
         _slice_samples,
+        grad=grad_slice,
         attrs={
             "starts": Attr("sizes", None),
             "stops": Attr("sizes", None),
@@ -300,6 +302,7 @@ OPDEFS = [
         _infer_pad,
         _pad,
         _pad_samples,
+        grad=grad_pad,
         attrs={
             "pads": Attr("sizes", None),
             "mode": Attr("str", "constant", ("constant", "reflect", "edge", "wrap")),
