@@ -1,0 +1,1 @@
+"""Training through quantization: `bw.prepare_qat`, `bw.convert_qat`."""
