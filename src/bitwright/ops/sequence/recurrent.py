@@ -32,6 +32,7 @@ from bitwright.ops.sequence.recurrence import (
     infer_recurrent,
     run_directions,
 )
+from bitwright.ops.sequence.recurrent_rules import layer_gradient
 
 Type = TensorType | None
 InputProduct = Callable[[Array], Array]
@@ -252,6 +253,7 @@ OPDEFS = [
         reference=partial(_reference, op),
         flops=_flops,
         samples=_SAMPLES[op],
+        grad=layer_gradient(op, gate_activations),
         attrs=LAYER_ATTRS[op],
         doc=f"A layer of {_DOCS[op]}",
     )
