@@ -13,6 +13,8 @@ from bitwright.lazy import lazy_names
 
 if TYPE_CHECKING:  # for type checkers and editors
     from bitwright import quant
+    from bitwright.autodiff.forward import hvp, jvp
+    from bitwright.autodiff.grad import grad
     from bitwright.compiler import compile
     from bitwright.errors import BitwrightError
     from bitwright.executable import Executable
@@ -44,8 +46,8 @@ __all__ = [
     "BitwrightError", "Builder", "CastConfiguration", "Executable", "Graph", "Observer",
     "QuantConfig", "QuantParams", "QuantizationSystem", "QuantizedTensor", "__version__",
     "apply_precision", "bench", "calibrate", "compare", "compile", "convert", "dtype",
-    "export_onnx", "from_torch", "load", "load_parameters", "parse", "profile", "quant", "quantize",
-    "quantize_tensor", "register_custom", "to_text", "verify",
+    "export_onnx", "from_torch", "grad", "hvp", "jvp", "load", "load_parameters", "parse",
+    "profile", "quant", "quantize", "quantize_tensor", "register_custom", "to_text", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -68,6 +70,9 @@ _HOME = {
     "dtype": "bitwright.ir",
     "export_onnx": "bitwright.export.onnx",
     "from_torch": "bitwright.frontend.torch",
+    "grad": "bitwright.autodiff.grad",
+    "hvp": "bitwright.autodiff.forward",
+    "jvp": "bitwright.autodiff.forward",
     "load": "bitwright.frontend.load",
     "load_parameters": "bitwright.frontend.parameters",
     "parse": "bitwright.ir",

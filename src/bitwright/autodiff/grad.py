@@ -2,6 +2,7 @@
 
     g = bw.grad(graph, loss="loss")                  # outputs of graph, grad.<name> per parameter
     g = bw.grad(graph, loss="loss", wrt=["x"])       # of the values named
+    g = bw.grad(graph, loss="loss", checkpoint="auto")   # less memory, more arithmetic
 
 The loss is one number. The sweep visits the nodes in reverse order and calls the gradient rule of
 each op (`OpDef.grad`); contributions of several readers are added.
@@ -13,7 +14,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from bitwright.autodiff.checkpoint import Recomputation, chosen_values, needed_nodes
 from bitwright.errors import GraphError
+from bitwright.ir.edit import prune
 from bitwright.ir.graph import Graph, Value, nearest
 from bitwright.ops.control.control_gradients import stack_carried
 from bitwright.ops.core.bound_sizes import bind_sizes
@@ -21,23 +24,38 @@ from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.ops.core.gradients import full_like
 from bitwright.ops.core.reverse import backpropagate, is_differentiable
+from bitwright.ops.sequence.recurrent_rules import keep_gates
 
 PREFIX = "grad."
 
 
-def grad(graph: Graph, loss: str, wrt: Iterable[str] | None = None) -> Graph:
+def grad(
+    graph: Graph,
+    loss: str,
+    wrt: Iterable[str] | None = None,
+    checkpoint: str | Sequence[str] | None = None,
+) -> Graph:
     """The graph with one more output `grad.<name>` for each trainable parameter, or for each value
-    named in `wrt`: the gradient of the output `loss`."""
+    named in `wrt`: the gradient of the output `loss`.
+
+    `checkpoint` lists names or patterns of forward values to keep for the backward pass, which
+    computes the others again; "auto" selects them.
+    """
     graph = stack_carried(graph, wanted_values(graph, wrt))
+    graph = keep_gates(graph, wanted_values(graph, wrt))
     target, values = loss_value(graph, loss), wanted_values(graph, wrt)
     b = Builder.of(graph)
     seed = b.constant(np.ones(()), target.dtype, name="one")
     seeds = {target: b.expand(seed, shape=target.shape) if target.rank else seed}
-    found = backpropagate(b, graph.nodes, seeds, values)
+    again = None
+    if checkpoint is not None:
+        kept = chosen_values(graph, checkpoint, target, values)
+        again = Recomputation(b, needed_nodes(graph, target), kept)
+    found = backpropagate(b, graph.nodes, seeds, values, again)
     require_connected(graph, values, [target], loss)
     for value in values:
         b.output(PREFIX + value.name, found.get(value) or full_like(b, 0.0, value))
-    return verify(bind_sizes(b.build()))
+    return verify(bind_sizes(prune(b.build())))
 
 
 def loss_value(graph: Graph, loss: str) -> Value:

@@ -21,6 +21,7 @@ from bitwright.ops.core.registry import get
 
 Gradients = Sequence[Value | None]
 Rule = Callable[[Builder, Node, list[Value | None]], Gradients]
+StandIn = Callable[[Node, Sequence[Value | None]], Node]
 
 
 def is_differentiable(value: Value | None) -> bool:
@@ -35,11 +36,13 @@ def backpropagate(
     nodes: Sequence[Node],
     seeds: Mapping[Value, Value],
     wrt: Iterable[Value],
+    stand_in: StandIn | None = None,
 ) -> dict[Value, Value]:
     """Gradients of `wrt`, given the gradients of results (`seeds`).
 
     `nodes` are in topological order. A value of `wrt` that no seed depends on is absent from the
-    answer, and so is one whose gradient is zero everywhere.
+    answer, and so is one whose gradient is zero everywhere. `stand_in(node, dys)` returns what a
+    rule sees in place of a node: the same with recomputed operands and results.
     """
     wanted = set(wrt)
     on_path, reached = dependent(nodes, wanted)
@@ -49,7 +52,9 @@ def backpropagate(
         if node not in on_path or all(dy is None for dy in dys):
             continue
         with b.at(node.loc):
-            _add_up(b, found, node, _apply(b, node, dys, reached))
+            needed = [v in reached and is_differentiable(v) for v in node.inputs]
+            seen = stand_in(node, dys) if stand_in else node
+            _add_up(b, found, node, _apply(b, seen, dys, needed))
     return {value: found[value] for value in wanted if value in found}
 
 
@@ -71,7 +76,7 @@ def dependent(nodes: Sequence[Node], wanted: set[Value]) -> tuple[set[Node], set
     return found, reached
 
 
-def _apply(b: Builder, node: Node, dys: list[Value | None], reached: set[Value]) -> Gradients:
+def _apply(b: Builder, node: Node, dys: list[Value | None], wanted: list[bool]) -> Gradients:
     rule: Any = get(node.op).grad
     if rule is NotYet:
         raise GraphError(f"the gradient of {node.op} is missing", where=str(node))
@@ -81,10 +86,8 @@ def _apply(b: Builder, node: Node, dys: list[Value | None], reached: set[Value])
             where=f"{node}" + (f" (from {node.loc})" if node.loc else ""),
             hint="Choose another loss, or freeze the parameters before this node.",
         )
-    wanted = {}
-    if getattr(rule, "takes_wanted", False):
-        wanted["wanted"] = [v in reached and is_differentiable(v) for v in node.inputs]
-    answer: Gradients = rule(b, node, dys, **wanted)
+    options = {"wanted": wanted} if getattr(rule, "takes_wanted", False) else {}
+    answer: Gradients = rule(b, node, dys, **options)
     if len(answer) > len(node.inputs):
         raise GraphError(
             f"the gradient of {node.op} gives {len(answer)} values",

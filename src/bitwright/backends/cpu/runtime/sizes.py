@@ -25,7 +25,8 @@ from bitwright.ops.core.registry import get
 
 # Ops of one operand that accept any size.
 _UNCHECKED = frozenset(
-    {"identity", "transpose", "cast", "softmax", "log_softmax", "shape_of", "sizes"}
+    {"identity", "optimization_barrier", "transpose", "cast", "softmax", "log_softmax"}
+    | {"shape_of", "sizes"}
     | {f"reduce_{kind}" for kind in ("max", "min", "mean", "sum", "prod", "l1", "l2")}
 )
 

@@ -54,6 +54,7 @@ def _split(ctx: Lowering, node: Node) -> tuple[View, ...] | None:
 
 VIEWS.update(reshape=_reshape, expand=_expand, slice=_slice, split=_split)
 VIEWS["identity"] = lambda ctx, node: (ctx.view(next(node.operands)),)
+VIEWS["optimization_barrier"] = VIEWS["identity"]
 VIEWS["transpose"] = lambda ctx, node: (
     ctx.view(next(node.operands)).transpose(node.attrs["perm"]),
 )
