@@ -12,10 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.ir.graph import Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.gradients import number
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import composed
+from bitwright.ops.sequence.scan_form import Values, scan_over
 
 Type = TensorType | None
 
@@ -101,6 +106,74 @@ def _gated_delta(
     return y, s
 
 
+def _compose_scan(
+    m: Builder,
+    x: Value,
+    delta: Value,
+    a: Value,
+    b: Value,
+    c: Value,
+    d: Value | None,
+    state: Value | None,
+) -> tuple[Any, ...]:
+    batch, _, channels = x.shape
+    size = a.shape[1]
+
+    def step(inner: Builder, states: Values, elements: Values, captures: Values) -> Any:
+        (h,), (x_t, delta_t, b_t, c_t) = states, elements
+        wide_step = inner.reshape(delta_t, shape=(batch, channels, 1))
+        given = inner.reshape(inner.mul(delta_t, x_t), shape=(batch, channels, 1))
+        b_t, c_t = (inner.reshape(v, shape=(batch, 1, size)) for v in (b_t, c_t))
+        decay = inner.exp(inner.mul(wide_step, captures[0]))
+        h = inner.add(inner.mul(decay, h), inner.mul(given, b_t))
+        return [h], [inner.reduce_sum(inner.mul(h, c_t), axes=(2,), keepdims=False)]
+
+    if state is None:
+        state = m.expand(number(m, 0.0, x), shape=(batch, channels, size))
+    rows = [m.transpose(v, perm=(1, 0, 2)) for v in (x, delta, b, c)]
+    (last,), (y,) = scan_over(m, [state], rows, [a], step)
+    y = m.transpose(y, perm=(1, 0, 2))
+    return (y if d is None else m.add(y, m.mul(x, d))), last
+
+
+def _compose_delta(
+    b: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    g: Value,
+    beta: Value,
+    state: Value | None,
+    scale: float | None,
+) -> tuple[Any, ...]:
+    batch, heads, _, keys = q.shape
+    values = v.shape[3]
+    assert isinstance(keys, int)
+    factor = (keys or 1) ** -0.5 if scale is None else scale
+
+    def step(inner: Builder, states: Values, elements: Values, captures: Values) -> Any:
+        (s,), (q_t, k_t, v_t, g_t, beta_t) = states, elements
+
+        def read(row: Value) -> Any:
+            """s' row, as [B, H, 1, V]."""
+            return inner.matmul(inner.reshape(row, shape=(batch, heads, 1, keys)), s)
+
+        s = inner.mul(inner.exp(inner.reshape(g_t, shape=(batch, heads, 1, 1))), s)
+        target = inner.reshape(v_t, shape=(batch, heads, 1, values))
+        rate = inner.reshape(beta_t, shape=(batch, heads, 1, 1))
+        correction = inner.mul(rate, inner.sub(target, read(k_t)))
+        s = inner.add(s, inner.mul(inner.reshape(k_t, shape=(batch, heads, keys, 1)), correction))
+        return [s], [inner.reshape(read(q_t), shape=(batch, heads, values))]
+
+    if state is None:
+        state = b.expand(number(b, 0.0, q), shape=(batch, heads, keys, values))
+    scaled = b.mul(q, number(b, factor, q))
+    rows = [b.transpose(x, perm=(2, 0, 1, 3)) for x in (scaled, k, v)]
+    rows += [b.transpose(x, perm=(2, 0, 1)) for x in (g, beta)]
+    (last,), (y,) = scan_over(b, [state], rows, [], step)
+    return b.transpose(y, perm=(1, 2, 0, 3)), last
+
+
 def _scan_samples() -> list[Sample]:
     x, delta = draw(2, 5, 3), draw(2, 5, 3, seed=1, low=0.01, high=0.5)
     a = draw(3, 4, seed=2, low=-2, high=-0.1)
@@ -133,6 +206,7 @@ OPDEFS = [
         "x, delta, a, b, c, d?, state?",
         infer=_infer_scan,
         reference=_selective_scan,
+        grad=composed(_compose_scan),
         samples=_scan_samples,
         doc="A selective state space over x[B, L, D] with step sizes delta, a[D, N], b and "
         "c[B, L, N], skip d[D]: the outputs and the final state[B, D, N].",
@@ -143,6 +217,7 @@ OPDEFS = [
         "q, k, v, g, beta, state?",
         infer=_infer_delta,
         reference=_gated_delta,
+        grad=composed(_compose_delta),
         samples=_delta_samples,
         attrs={"scale": Attr("float", None)},
         doc="Linear attention by the gated delta rule: q and k[B, H, L, K], v[B, H, L, V], log "
