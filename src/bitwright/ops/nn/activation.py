@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from bitwright.ops.core.derivatives import chain
 from bitwright.ops.core.opdef import Array, Attr, OpDef
 from bitwright.ops.core.scalar import erf
 from bitwright.ops.math.unary import expm1_scalar, log1p_scalar, real_float, real_number, unary
+from bitwright.ops.nn import activation_gradients as slopes
 
 _SELU_ALPHA = 1.67326319217681884765625
 _SELU_GAMMA = 1.05070102214813232421875
-_TANH_GELU = math.sqrt(2 / math.pi)
 # -2 u = x (TANH_GELU_LINEAR + TANH_GELU_CUBIC x²), u the argument of the tanh
-TANH_GELU_LINEAR = -2 * _TANH_GELU
+TANH_GELU_LINEAR = -2 * slopes.TANH_GELU
 TANH_GELU_CUBIC = TANH_GELU_LINEAR * 0.044715
 
 
@@ -39,7 +40,7 @@ def softplus(x: Array) -> Array:
 
 def gelu(x: Array, approximate: str) -> Array:
     if approximate == "tanh":
-        gate: Array = np.tanh(_TANH_GELU * (x + 0.044715 * x**3))
+        gate: Array = np.tanh(slopes.TANH_GELU * (x + 0.044715 * x**3))
     else:
         gate = erf(x / math.sqrt(2))
     gated: Array = 0.5 * x * (1 + gate)
@@ -109,6 +110,7 @@ def _activation(
     reference: Callable[..., Any],
     scalar: Callable[..., Any],
     doc: str,
+    grad: Callable[..., Any],
     onnx: str = "",
     traits: Mapping[str, Any] = MappingProxyType({}),
     **attrs: float,
@@ -122,6 +124,7 @@ def _activation(
         infer=real_float,
         low=-4,
         high=4,
+        grad=grad,
         onnx=onnx,
         attrs={key: Attr("float", default) for key, default in attrs.items()},
         variants=[{key: default + 0.25} for key, default in attrs.items()],
@@ -141,26 +144,51 @@ OPDEFS = [
         "max(x, 0)",
         lambda e, x: e.max(x, 0),
         infer=real_number,
+        grad=slopes.grad_relu,
         onnx="Relu",
         is_cheap=True,
         shrinks=True,
         never_negative=True,
     ),
-    _activation("sigmoid", sigmoid, _sigmoid_scalar, "1 / (1 + exp(-x))", "Sigmoid", _PROBABILITY),
-    _activation("softplus", softplus, _softplus_scalar, "log(1 + exp(x))", onnx="Softplus"),
+    _activation(
+        "sigmoid",
+        sigmoid,
+        _sigmoid_scalar,
+        "1 / (1 + exp(-x))",
+        chain(slopes.sigmoid),
+        "Sigmoid",
+        _PROBABILITY,
+    ),
+    _activation(
+        "softplus",
+        softplus,
+        _softplus_scalar,
+        "log(1 + exp(x))",
+        chain(slopes.softplus),
+        onnx="Softplus",
+    ),
     _activation(
         "softsign",
         lambda x: x / (1 + np.abs(x)),
         lambda e, x: e.div(x, e.add(e.abs(x), 1.0)),
         "x / (1 + |x|)",
+        chain(slopes.softsign),
         onnx="Softsign",
     ),
-    _activation("silu", lambda x: x * sigmoid(x), _swish_scalar, "x * sigmoid(x)", traits=_SHRINKS),
+    _activation(
+        "silu",
+        lambda x: x * sigmoid(x),
+        _swish_scalar,
+        "x * sigmoid(x)",
+        chain(slopes.swish),
+        traits=_SHRINKS,
+    ),
     _activation(
         "swish",
         lambda x, alpha: x * sigmoid(alpha * x),
         _swish_scalar,
         "x * sigmoid(alpha * x)",
+        chain(slopes.swish),
         alpha=1.0,
     ),
     _activation(
@@ -168,6 +196,7 @@ OPDEFS = [
         lambda x, alpha: x * sigmoid(alpha * x),
         _swish_scalar,
         "x * sigmoid(alpha * x), which is near gelu(x)",
+        chain(slopes.swish),
         alpha=1.702,
     ),
     _activation(
@@ -175,6 +204,7 @@ OPDEFS = [
         lambda x: x * np.tanh(softplus(x)),
         lambda e, x: e.mul(x, e.tanh(_softplus_scalar(e, x))),
         "x * tanh(softplus(x))",
+        chain(slopes.mish),
         onnx="Mish",
     ),
     _activation(
@@ -182,6 +212,7 @@ OPDEFS = [
         lambda x: x * hard_sigmoid(x, 1 / 6, 0.5),
         lambda e, x: e.mul(x, _hard_sigmoid_scalar(e, x, 1 / 6, 0.5)),
         "x * max(0, min(1, x/6 + 1/2))",
+        chain(slopes.hard_swish),
         onnx="HardSwish",
         traits=_CHEAP | _SHRINKS,
     ),
@@ -190,6 +221,7 @@ OPDEFS = [
         hard_sigmoid,
         _hard_sigmoid_scalar,
         "max(0, min(1, alpha * x + beta))",
+        slopes.grad_hard_sigmoid,
         traits=_CHEAP | _PROBABILITY,
         alpha=0.2,
         beta=0.5,
@@ -199,6 +231,7 @@ OPDEFS = [
         lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(x)),
         _elu_scalar,
         "x where x > 0, else alpha * (exp(x) - 1)",
+        chain(slopes.elu),
         alpha=1.0,
     ),
     _activation(
@@ -206,17 +239,24 @@ OPDEFS = [
         lambda x, alpha, gamma: gamma * np.where(x > 0, x, alpha * np.expm1(x)),
         lambda e, x, alpha, gamma: e.mul(_elu_scalar(e, x, alpha), gamma),
         "gamma * elu(x, alpha)",
+        chain(slopes.elu),
         alpha=_SELU_ALPHA,
         gamma=_SELU_GAMMA,
     ),
     _activation(
-        "celu", celu, _celu_scalar, "max(0, x) + min(0, alpha * (exp(x / alpha) - 1))", alpha=1.0
+        "celu",
+        celu,
+        _celu_scalar,
+        "max(0, x) + min(0, alpha * (exp(x / alpha) - 1))",
+        chain(slopes.celu),
+        alpha=1.0,
     ),
     _activation(
         "leaky_relu",
         lambda x, alpha: np.where(x < 0, alpha * x, x),
         lambda e, x, alpha: e.select(e.lt(x, 0.0), e.mul(x, alpha), x),
         "alpha * x where x < 0, else x",
+        slopes.grad_leaky_relu,
         traits=_CHEAP,
         alpha=0.01,
     ),
@@ -225,6 +265,7 @@ OPDEFS = [
         lambda x, alpha: np.where(x > alpha, x, 0),
         lambda e, x, alpha: e.select(e.gt(x, alpha), x, 0.0),
         "x where x > alpha, else 0",
+        slopes.grad_thresholded_relu,
         alpha=1.0,
     ),
     _activation(
@@ -232,6 +273,7 @@ OPDEFS = [
         shrink,
         _shrink_scalar,
         "x + bias where x < -lambd, x - bias where x > lambd, else 0",
+        slopes.grad_shrink,
         lambd=0.5,
         bias=0.0,
     ),
@@ -240,6 +282,7 @@ OPDEFS = [
         gelu,
         "x * P(normal <= x): x/2 * (1 + erf(x / sqrt(2))), or its tanh approximation",
         _gelu_scalar,
+        grad=chain(slopes.gelu),
         infer=real_float,
         low=-4,
         high=4,
