@@ -20,6 +20,7 @@ from bitwright.backends.cpu.kernels.matmul.dot.split_half_dot import blocks_in_p
 from bitwright.backends.cpu.kernels.matmul.epilogue import Epilogue, is_light
 from bitwright.backends.cpu.kernels.matmul.filters import filter_of, has_filter
 from bitwright.backends.cpu.kernels.matmul.lower_batched import lower_batched_matmul
+from bitwright.backends.cpu.kernels.matmul.lower_blocked import is_blocked, lower_blocked_matmul
 from bitwright.backends.cpu.kernels.matmul.matmul import (
     emit_matmul,
     matmul_sizes,
@@ -44,7 +45,10 @@ def lower_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     parts = split(region)
     fits = has_filter(x.dtype, w.dtype, parts.after.dtype)
     if not fits or weight is None or weight.ndim != 2 or x.rank < 2:
-        lower_batched_matmul(ctx, node, region)
+        if weight is None and is_blocked(region):
+            lower_blocked_matmul(ctx, node, region)
+        else:
+            lower_batched_matmul(ctx, node, region)
         return
     lower_rows(ctx, node, region, parts, region.outer(x), weight)
 
