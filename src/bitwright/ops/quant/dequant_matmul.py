@@ -9,20 +9,27 @@ q[..., N, K] has an integer or small float type; each entry of scale and zero_po
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from bitwright.errors import InferenceError
+from bitwright.ir.graph import Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import composed
 from bitwright.ops.math.matmul import (
     add_bias,
     multiply,
     multiply_grouped,
     require_bias,
     require_counts,
+    swap_last,
 )
+from bitwright.ops.quant.parameters import spread_value
 from bitwright.ops.quant.quantize import is_quantized_dtype
 from bitwright.ops.shape.gather import check_shape
 
@@ -131,6 +138,43 @@ def _dequant_grouped_samples() -> list[Sample]:
     ]
 
 
+def _weights(b: Builder, x: Value, q: Value, scale: Value, zero: Value | None, block: int) -> Any:
+    """The dequantized weights [..., N, K], in the type of x."""
+    if zero is None or zero.dtype == q.dtype:
+        return b.dequantize(q, scale, zero, axis=q.rank - 1, block=block, to=x.dtype)
+    offset, factor = (
+        spread_value(b, p if p.dtype == x.dtype else b.cast(p, to=x.dtype), q, q.rank - 1, block)
+        for p in (zero, scale)
+    )
+    return b.mul(b.sub(b.cast(q, to=x.dtype), offset), factor)
+
+
+def _compose(
+    b: Builder,
+    x: Value,
+    q: Value,
+    scale: Value,
+    zero_point: Value | None,
+    bias: Value | None,
+    block: int,
+) -> Any:
+    y = b.matmul(x, swap_last(b, _weights(b, x, q, scale, zero_point, block)))
+    return y if bias is None else b.add(y, bias)
+
+
+def _compose_grouped(
+    b: Builder,
+    x: Value,
+    q: Value,
+    scale: Value,
+    counts: Value,
+    zero_point: Value | None,
+    block: int,
+) -> Any:
+    w = swap_last(b, _weights(b, x, q, scale, zero_point, block))
+    return b.grouped_matmul(x, w, counts)
+
+
 OPDEFS = [
     OpDef(
         "dequant_matmul",
@@ -141,6 +185,7 @@ OPDEFS = [
         takes_epilogue=True,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_dequant_samples,
+        grad=composed(_compose),
         attrs={"block": Attr("int")},
         doc="x @ dequant(q).T + bias with quantized q[N, K] and a scale for each block of K.",
         keeps=("scale", "zero_point"),
@@ -153,6 +198,7 @@ OPDEFS = [
         reference=_dequant_grouped,
         flops=lambda xs, ys, attrs: 2 * ys[0].count * xs[0].shape[-1],
         samples=_dequant_grouped_samples,
+        grad=composed(_compose_grouped),
         attrs={"block": Attr("int")},
         doc="grouped_matmul with quantized q[E, N, K] and a scale for each block of K.",
         keeps=("scale", "zero_point"),
