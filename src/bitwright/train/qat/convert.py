@@ -112,7 +112,13 @@ def fold_weights(graph: Graph) -> Graph:
         arrays = run_node(node, [constant_value(v) for v in node.inputs])
         made = zip(node.names, node.types, arrays, strict=True)
         return [
-            node.with_(op="constant", inputs=(), attrs={"value": a}, names=(name,), types=(type_,))
+            node.with_(
+                op="constant",
+                inputs=(),
+                attrs={"value": np.asarray(a)},
+                names=(name,),
+                types=(type_,),
+            )
             for name, type_, a in made
         ]
 
