@@ -20,11 +20,16 @@ import numpy as np
 
 from bitwright.errors import InferenceError
 from bitwright.ir.dim import Size
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.derivatives import reciprocal_of_size
 from bitwright.ops.core.inference import same
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients
+from bitwright.ops.shape.movement import pad_axis, slice_axis
 
 
 def _signal_axis(axis: int, rank: int) -> int:
@@ -103,6 +108,51 @@ def _dft_samples() -> list[Sample]:
     ]
 
 
+# Gradients. A transform is a matrix, and its gradient the conjugate transpose: that of the forward
+# transform is N times the inverse one, that of the inverse one the forward transform over N.
+
+
+def _grad_fft(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    axis, inverse = node.attrs["axis"], node.attrs["inverse"]
+    dx = b.fft(dys[0], axis=axis, inverse=not inverse)
+    scale = reciprocal_of_size(b, dx, (normalize_axis(axis, dx.rank),))
+    return [b.mul(dx, scale) if inverse else b.div(dx, scale)]
+
+
+def _grad_dft(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    (x,), attrs, dy = node.operands, node.attrs, dys[0]
+    axis, inverse, onesided = (
+        _signal_axis(attrs["axis"], x.rank),
+        attrs["inverse"],
+        attrs["onesided"],
+    )
+    terms = _length(x.shape[axis], attrs.get("length"), inverse, onesided)
+    if onesided and inverse:
+        dx = _half_spectrum(b, dy, axis)
+    else:
+        if onesided:  # the terms that the forward transform left out
+            dy = pad_axis(b, dy, axis, 0, terms - dy.shape[axis])
+        dx = b.dft(dy, axis=axis, inverse=not inverse)
+    whole = dy if onesided and inverse else dx
+    scale = reciprocal_of_size(b, whole, (axis,))
+    dx = b.mul(dx, scale) if inverse else b.div(dx, scale)
+    if x.shape[-1] == 1:  # a real signal
+        dx = slice_axis(b, dx, x.rank - 1, 0, 1)
+    # the signal was truncated or padded with zeros to `terms`
+    return [pad_axis(b, dx, axis, 0, x.shape[axis] - dx.shape[axis])]
+
+
+def _half_spectrum(b: Builder, dy: Value, axis: int) -> Any:
+    """The forward terms of a real signal; all but the first, and the middle one of an even number,
+    stand for two terms of the whole spectrum."""
+    half = b.dft(dy, axis=axis, onesided=True)
+    aligned = [half.shape[axis] if at == axis else 1 for at in range(half.rank)]
+    twice = b.mul(b.reshape(b.iota(length=half.shape[axis]), shape=aligned), 2)
+    count = b.gather(b.shape_of(dy), np.array(axis))
+    is_alone = b.or_(b.eq(twice, 0), b.eq(twice, count))
+    return b.where(is_alone, half, b.mul(half, 2.0))
+
+
 OPDEFS = [
     OpDef(
         "dft",
@@ -110,6 +160,7 @@ OPDEFS = [
         "x",
         infer=_infer_dft,
         reference=_dft,
+        grad=_grad_dft,
         samples=_dft_samples,
         attrs={
             "axis": Attr("int"),
@@ -125,6 +176,7 @@ OPDEFS = [
         "x",
         infer=_infer_fft,
         reference=_fft,
+        grad=_grad_fft,
         samples=lambda: [
             sample(draw(3, 8, dtype="c64")),
             sample(draw(3, 5, dtype="c128"), axis=0, inverse=True),
