@@ -25,6 +25,7 @@ ORDER = (
     ("pipeline",),
     ("compiler",),  # the pipeline with a memory
     ("quant",),
+    ("train",),
     ("export",),
     ("onnx_backend",),
     ("tune",),

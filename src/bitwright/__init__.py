@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bitwright.lazy import lazy_names
 
 if TYPE_CHECKING:  # for type checkers and editors
-    from bitwright import quant
+    from bitwright import quant, train
     from bitwright.autodiff.forward import hvp, jvp
     from bitwright.autodiff.grad import grad
     from bitwright.compiler import compile
@@ -39,28 +39,37 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.report.bench import bench
     from bitwright.report.compare import compare
     from bitwright.report.profile import profile
+    from bitwright.train.optimizers import SGD, Adam, AdamW, Lion
+    from bitwright.train.trainer import Trainer
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "BitwrightError", "Builder", "CastConfiguration", "Executable", "Graph", "Observer",
-    "QuantConfig", "QuantParams", "QuantizationSystem", "QuantizedTensor", "__version__",
-    "apply_precision", "bench", "calibrate", "compare", "compile", "convert", "dtype",
-    "export_onnx", "from_torch", "grad", "hvp", "jvp", "load", "load_parameters", "parse",
-    "profile", "quant", "quantize", "quantize_tensor", "register_custom", "to_text", "verify",
+    "SGD", "Adam", "AdamW", "BitwrightError", "Builder", "CastConfiguration", "Executable",
+    "Graph", "Lion", "Observer", "QuantConfig", "QuantParams", "QuantizationSystem",
+    "QuantizedTensor", "Trainer", "__version__", "apply_precision", "bench", "calibrate",
+    "compare", "compile",
+    "convert", "dtype", "export_onnx", "from_torch", "grad", "hvp", "jvp", "load",
+    "load_parameters", "parse", "profile", "quant", "quantize", "quantize_tensor",
+    "register_custom", "to_text", "train", "verify",
 ]  # fmt: skip
 
 _HOME = {
+    "Adam": "bitwright.train.optimizers",
+    "AdamW": "bitwright.train.optimizers",
     "BitwrightError": "bitwright.errors",
     "Builder": "bitwright.ops.core.builder",
     "CastConfiguration": "bitwright.quant.tensor.cast_configuration",
     "Executable": "bitwright.executable",
     "Graph": "bitwright.ir",
+    "Lion": "bitwright.train.optimizers",
     "Observer": "bitwright.quant.tensor.observer",
     "QuantConfig": "bitwright.quant.model.config",
     "QuantParams": "bitwright.ir.quant_params",
     "QuantizationSystem": "bitwright.quant.tensor.system",
     "QuantizedTensor": "bitwright.quant.tensor.tensor",
+    "SGD": "bitwright.train.optimizers",
+    "Trainer": "bitwright.train.trainer",
     "apply_precision": "bitwright.passes.precision.apply",
     "bench": "bitwright.report.bench",
     "calibrate": "bitwright.quant.calibration.calibrate",
@@ -82,6 +91,7 @@ _HOME = {
     "quantize_tensor": "bitwright.quant.tensor.observer",
     "register_custom": "bitwright.ops.control.custom",
     "to_text": "bitwright.ir",
+    "train": "bitwright",
     "verify": "bitwright.ops.core.check",
 }
 

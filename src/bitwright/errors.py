@@ -71,3 +71,7 @@ class CalibrationError(BitwrightError):
 
 class QuantizationError(BitwrightError):
     """Inconsistent quantization parameters, or data that cannot be quantized with them."""
+
+
+class TrainingError(BitwrightError):
+    """Training that cannot start or go on: settings, data, checkpoints, a loss that is not finite."""

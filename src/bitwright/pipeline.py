@@ -55,6 +55,9 @@ INFERENCE: tuple[Pass, ...] = (
     eliminate_dead,
 )
 
+# A training step: frozen parameters become constants, and states stay.
+TRAINING: tuple[Pass, ...] = (freeze_parameters, canonicalize, eliminate_dead)
+
 CPU = CPU_BACKEND.passes
 
 PASSES: dict[str, Pass] = {
@@ -125,6 +128,17 @@ def compile_simple(graph: Graph, history: History, threads: int | None = None) -
     """A CPU executable of a graph that already went through the inference passes."""
     chosen = policy(graph.meta.get(PRECISION, "f32"))
     return _executable(_lower(graph, history, CPU_BACKEND, chosen), CPU_BACKEND, threads)
+
+
+def compile_step(graph: Graph, target: str = "cpu", threads: int | None = None) -> Executable:
+    """An executable of a training step, or of a graph whose weights are states."""
+    backend = find_backend(target)
+    if threads is not None and threads < 1:
+        raise BitwrightError("threads must be at least 1", found=threads)
+    history = History()
+    with backend.prepare():
+        simple = run_passes(graph, TRAINING, history)
+        return _executable(_lower(simple, history, backend, policy("f32")), backend, threads)
 
 
 def make_program(fused: Graph, threads: int | None = None) -> Program:

@@ -156,7 +156,7 @@ _SHAPES = ((3, 5), (17,), (), (0, 4), (127,))
 
 
 def _samples(
-    moments: int, scalars: list[Array], before: bool, variants: list[dict[str, Any]]
+    moments: int, scalars: list[Any], before: bool, variants: list[dict[str, Any]]
 ) -> Callable[[], list[Sample]]:
     """Samples of every shape; the moments stand `before` the scalars, or behind `apply`."""
 

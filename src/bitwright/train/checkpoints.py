@@ -1,0 +1,156 @@
+"""Checkpoints: all states of a training step and the position in the data, in one file.
+
+A checkpoint is a safetensors file with the states by name. Its metadata has the settings of the
+run, the progress and a digest of both and of all contents. Files are written atomically; the last
+`keep` stay, and `best.safetensors` holds the weights of the best evaluation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import BitwrightError, TrainingError
+from bitwright.frontend.safetensors import read_safetensors
+from bitwright.train.data import Position
+from bitwright.train.safetensors_file import as_bytes, read_metadata, write_safetensors
+
+Array = np.ndarray[Any, Any]
+KIND, VERSION = "bitwright training checkpoint", "1"
+BEST = "best.safetensors"
+
+
+@dataclass
+class Progress:
+    """How far a run is; everything that is not a state of the step."""
+
+    step: int = 0
+    position: Position = field(default_factory=Position)
+    best: float | None = None
+    best_step: int = 0
+    stale: int = 0
+    """Evaluations since the best one."""
+    start_step: int = 0
+    """The step at which the call of `fit` began, from which its `steps` count."""
+    start_epoch: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Progress:
+        found = json.loads(text)
+        return cls(**{**found, "position": Position(**found["position"])})
+
+
+class Checkpoints:
+    """The checkpoints of a run in a folder, one every `every` steps."""
+
+    def __init__(self, folder: str | Path, every: int | None = None, keep: int = 3) -> None:
+        if keep < 1 or (every is not None and every < 1):
+            raise TrainingError("every and keep are at least 1", found=f"{every}, {keep}")
+        self.folder, self.every, self.keep = Path(folder), every, keep
+
+    def paths(self) -> list[Path]:
+        """The checkpoints in the folder, oldest first."""
+        return sorted(self.folder.glob("step-*.safetensors"))
+
+    def save(
+        self, states: Mapping[str, Array], progress: Progress, settings: Mapping[str, str]
+    ) -> Path:
+        """Write a checkpoint, then remove those beyond `keep`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"step-{progress.step:09d}.safetensors"
+        write_checkpoint(path, states, progress, settings)
+        for old in self.paths()[: -self.keep]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def latest(self) -> Path | None:
+        found = self.paths()
+        return found[-1] if found else None
+
+    def save_best(
+        self, weights: Mapping[str, Array], progress: Progress, settings: Mapping[str, str]
+    ) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(self.folder / BEST, weights, progress, settings)
+
+
+def write_checkpoint(
+    path: Path, states: Mapping[str, Array], progress: Progress, settings: Mapping[str, str]
+) -> None:
+    """Write states, progress and settings with a digest."""
+    ordered = {name: states[name] for name in sorted(states)}
+    meta = {
+        "kind": KIND,
+        "version": VERSION,
+        "progress": progress.to_json(),
+        "settings": json.dumps(dict(settings), sort_keys=True),
+    }
+    write_safetensors(path, ordered, {**meta, "digest": _digest(ordered, meta)})
+
+
+def read_checkpoint(
+    path: Path, settings: Mapping[str, str] | None = None
+) -> tuple[dict[str, Array], Progress]:
+    """The states and the progress of a checkpoint of a run with these settings."""
+    try:
+        arrays = read_safetensors(path)
+        meta = read_metadata(path)
+    except (BitwrightError, OSError, ValueError) as error:
+        raise TrainingError(
+            f"checkpoint {path.name} cannot be read: {error}", hint=_advice(path)
+        ) from None
+    if meta.get("kind") != KIND:
+        raise TrainingError(
+            f"{path.name} is not a training checkpoint",
+            hint="bw.load_parameters(graph, path) loads plain weights.",
+        )
+    digest = meta.pop("digest", "")
+    ordered = {name: arrays[name] for name in sorted(arrays)}
+    if meta.get("version") != VERSION or digest != _digest(ordered, meta):
+        raise TrainingError(
+            f"checkpoint {path.name} is damaged: its digest does not fit", hint=_advice(path)
+        )
+    if settings is not None:
+        _require_same(path, json.loads(meta["settings"]), settings)
+    return ordered, Progress.from_json(meta["progress"])
+
+
+def _digest(arrays: Mapping[str, Array], meta: Mapping[str, str]) -> str:
+    found = hashlib.blake2b(json.dumps(dict(meta), sort_keys=True).encode(), digest_size=16)
+    for name, array in arrays.items():
+        found.update(f"{name}:{array.dtype}:{array.shape}".encode())
+        found.update(as_bytes(array))
+    return found.hexdigest()
+
+
+def _advice(path: Path) -> str:
+    """What to do about a damaged checkpoint: the newest other one that is intact."""
+    for other in sorted(path.parent.glob("step-*.safetensors"), reverse=True):
+        if other != path:
+            return f"Remove it to resume from {other.name}."
+    return ""
+
+
+def _require_same(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Raise a `TrainingError` for a checkpoint of a run with other settings."""
+    for name in sorted({*theirs, *ours}):
+        if theirs.get(name) != ours.get(name):
+            raise TrainingError(
+                f"checkpoint {path.name} belongs to another run: its {name} differs",
+                expected=_short(ours.get(name)),
+                found=_short(theirs.get(name)),
+            )
+
+
+def _short(text: str | None, most: int = 200) -> str:
+    text = text or "none"
+    return text if len(text) <= most else f"{text[:most]}…"

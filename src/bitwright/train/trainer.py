@@ -1,0 +1,483 @@
+"""`bw.Trainer`: trains the parameters of a graph with compiled steps.
+
+    trainer = bw.Trainer(graph, loss="cross_entropy", optimizer=bw.AdamW(lr=1e-3))
+    trainer.fit({"x": images, "labels": labels}, epochs=3, batch_size=128)
+    trainer.graph().save("trained.onnx")
+
+A run is determined by its seed: with the same data, the same steps follow on any number of threads,
+and a run that is resumed from a checkpoint continues bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitwright.errors import BitwrightError, TrainingError
+from bitwright.frontend.load import load
+from bitwright.frontend.parameters import load_parameters
+from bitwright.ir.arrays import Array
+from bitwright.ir.graph import Graph
+from bitwright.passes.manager import Pass
+from bitwright.train.checkpoints import BEST, Checkpoints, Progress, read_checkpoint
+from bitwright.train.data import Batch, Batches, Position
+from bitwright.train.diagnosis import first_nonfinite
+from bitwright.train.groups import freeze as freeze_parameters
+from bitwright.train.groups import require_matches
+from bitwright.train.history import History, Reporter
+from bitwright.train.losses import loss_of
+from bitwright.train.modes import eval_mode
+from bitwright.train.optimizers import PREFIX, optimizer_of
+from bitwright.train.program import StepProgram, Teacher
+from bitwright.train.schedules import schedule_of
+from bitwright.train.step import LOSS, NORM, RATE, SCALE, Settings
+from bitwright.train.weights import copy_into, write_weights
+
+_MOST_SKIPPED = 60
+"""Consecutive overflows after which an f16 run counts as diverged: 2 ** 60 is below any scale."""
+
+
+class Trainer:
+    """Trains a graph. `fit` may be called several times; each call continues the last one."""
+
+    def __init__(
+        self,
+        graph: Any,
+        *,
+        loss: Any = None,
+        optimizer: Any = "adamw",
+        schedule: Any = None,
+        precision: str = "f32",
+        teacher: Any = None,
+        clip: float | None = None,
+        accumulate: int = 1,
+        ema: float | None = None,
+        seed: int = 0,
+        checkpoints: str | Path | Checkpoints | None = None,
+        threads: int | None = None,
+        target: str = "cpu",
+        output: str | None = None,
+        labels: str = "labels",
+        distillation: Any = None,
+        temperature: float = 1.0,
+        distillation_weight: float = 1.0,
+        decay: Mapping[str, float] | None = None,
+        rates: Mapping[str, float] | None = None,
+        freeze: Sequence[str] = (),
+        batch_norm_momentum: float | None = 0.1,
+        passes: Sequence[Pass] = (),
+    ) -> None:
+        """`loss` is a name of `train.losses`, an output of the graph, or a function of a builder
+        and the outputs. `schedule` gives factors of the optimizer's rate. `teacher` is a graph
+        whose outputs are the targets (`distillation`: "kl", "mse", "cosine", or one per output).
+        `decay` and `rates` give weight decays and learning-rate factors by name pattern, `freeze`
+        the patterns of parameters that stay. `passes` run on every step graph once its gradients
+        are there, and on the graph of evaluations.
+        """
+        self._source = load(graph)
+        self._frozen = tuple([freeze] if isinstance(freeze, str) else freeze)
+        trained = freeze_parameters(self._source, self._frozen)
+        teacher_graph = None if teacher is None else load(teacher)
+        self.loss = loss_of(
+            self._source,
+            loss,
+            output,
+            labels,
+            teacher_graph,
+            distillation,
+            temperature,
+            distillation_weight,
+        )
+        self.optimizer, self.schedule = optimizer_of(optimizer), schedule_of(schedule)
+        self.settings = Settings(
+            self.optimizer,
+            precision,
+            clip,
+            accumulate,
+            ema,
+            dict(decay or {}),
+            dict(rates or {}),
+            batch_norm_momentum,
+            seed,
+            tuple(passes),
+        )
+        names = [value.name for value in self._source.parameters]
+        require_matches("decay", self.settings.decay, names)
+        require_matches("rates", self.settings.rates, names)
+        if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
+            checkpoints = Checkpoints(checkpoints)
+        self.checkpoints = checkpoints
+        self.program = StepProgram(trained, self.loss, self.settings, target, threads)
+        self.teacher: Teacher | None = None
+        if teacher_graph is not None:
+            chosen = tuple(self.loss.distillation)
+            self.teacher = Teacher(teacher_graph, chosen, target, threads)
+            self.teacher.require_inputs(self._source)
+        given = {value.name for value in self._source.inputs}
+        self.label_names = tuple(
+            v.name
+            for v in self.program.last_graph.inputs
+            if v.name not in given and not v.name.startswith(PREFIX)
+        )
+        self.progress = Progress()
+        self._best: dict[str, Array] | None = None
+
+    # training
+
+    def fit(
+        self,
+        data: Any,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        evaluate: Any = None,
+        evaluate_every: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool | None = None,
+        resume: bool | str | Path = False,
+        patience: int | None = None,
+        metric: str = LOSS,
+        metrics: str | Path | None = None,
+        tensorboard: str | Path | None = None,
+        log_every: int = 10,
+        progress: bool | None = None,
+    ) -> History:
+        """Train for a number of epochs or steps; the records of the run.
+
+        `evaluate` is data, or a function of the trainer that gives numbers by name; it is used
+        every `evaluate_every` steps, or after each epoch. `patience` stops after that many
+        evaluations without a better `metric` (lower for losses, higher for others). `resume`
+        continues from the newest checkpoint, or from the file given. `metrics` is a file of JSON
+        lines, `tensorboard` a folder of event files.
+        """
+        if epochs is None and steps is None:
+            raise TrainingError("the end of the run is missing", expected="epochs= or steps=")
+        for what, value in (("epochs", epochs), ("steps", steps)):
+            if value is not None and value < 0:
+                raise TrainingError(f"{what} is negative", found=value)
+        self._begin(resume)
+        batches = Batches(
+            data,
+            self.program.last_graph,
+            self.label_names,
+            batch_size,
+            shuffle,
+            self.settings.seed,
+        )
+        last_epoch = None if epochs is None else self.progress.start_epoch + epochs
+        last_step = math.inf if steps is None else self.progress.start_step + steps
+        history = History(first_step=self.progress.step)
+        total = self._total(batches, last_epoch, last_step)
+        reporter = Reporter(
+            history, total, self.progress.step, metrics, tensorboard, progress, log_every
+        )
+        watch = _Evaluations(self, evaluate, evaluate_every, batch_size, patience, metric, reporter)
+        try:
+            self._run(batches, last_epoch, last_step, reporter, watch)
+        except KeyboardInterrupt:
+            if not self._is_inside_step:
+                self._save()
+            raise
+        finally:
+            reporter.close()
+        return history
+
+    _is_inside_step = False
+
+    def _begin(self, resume: bool | str | Path) -> None:
+        """Resume from a checkpoint, or start where the last call ended."""
+        if resume:
+            self._resume(None if resume is True else Path(resume))
+            return
+        if self.checkpoints is not None and self.progress.step == 0 and self.checkpoints.paths():
+            raise TrainingError(
+                f"{self.checkpoints.folder} has checkpoints of an earlier run",
+                hint="resume=True continues it; or choose another folder.",
+            )
+        before = self.progress.position
+        epoch = before.epoch + (before.index > 0)
+        self.progress.position = Position(epoch, 0)
+        self.progress.start_epoch, self.progress.start_step = epoch, self.progress.step
+
+    def _resume(self, path: Path | None) -> None:
+        if path is None:
+            if self.checkpoints is None:
+                raise TrainingError("there is nothing to resume from", expected="checkpoints=")
+            path = self.checkpoints.latest()
+        if path is None:
+            return  # a run that was killed before its first checkpoint
+        states, progress = read_checkpoint(path, self.fingerprint())
+        self.program.restore(states)
+        self.progress = progress
+        best = path.parent / BEST
+        if progress.best is not None and best.exists():
+            self._best = read_checkpoint(best, self.fingerprint())[0]
+
+    def _total(self, batches: Batches, last_epoch: int | None, last_step: float) -> int | None:
+        found = last_step
+        if last_epoch is not None and batches.length is not None:
+            count = (last_epoch - self.progress.start_epoch) * batches.length
+            found = min(found, self.progress.start_step + count // self.settings.accumulate)
+        return None if found == math.inf else int(found)
+
+    def _run(
+        self,
+        batches: Batches,
+        last_epoch: int | None,
+        last_step: float,
+        reporter: Reporter,
+        watch: _Evaluations,
+    ) -> None:
+        waiting: list[Batch] = []
+        skipped_in_a_row = 0
+        if self.progress.step >= last_step:
+            return
+        for batch, after in batches.stream(self.progress.position, last_epoch):
+            is_new_epoch = after.epoch != self.progress.position.epoch
+            if not waiting and is_new_epoch and watch.after_epoch():
+                return
+            waiting.append(self._with_targets(batch))
+            if len(waiting) < self.settings.accumulate:
+                continue
+            found, rate = self._step(waiting)
+            skipped = self._is_skipped(found)
+            skipped_in_a_row = skipped_in_a_row + 1 if skipped else 0
+            if skipped_in_a_row > _MOST_SKIPPED:
+                raise self._diverged(found[LOSS], waiting, "every step overflows f16")
+            reporter.history.skipped += skipped
+            if not math.isfinite(found[LOSS]) and not skipped:
+                raise self._diverged(found[LOSS], waiting, "")
+            self.progress.step += 1
+            self.progress.position = after
+            reporter.step(self.progress.step, found, rate, sum(map(_samples, waiting)))
+            waiting = []
+            is_stopped = watch.after_step()
+            every = self.checkpoints.every if self.checkpoints is not None else None
+            if every is not None and self.progress.step % every == 0:
+                self._save()
+            if is_stopped or self.progress.step >= last_step:
+                break
+        watch.at_end()
+        self._save()
+
+    def _with_targets(self, batch: Batch) -> Batch:
+        return batch if self.teacher is None else self.teacher.add_targets(batch)
+
+    def _step(self, batches: list[Batch]) -> tuple[dict[str, float], float]:
+        rate = self.optimizer.lr * self.schedule(self.progress.step)
+        self._is_inside_step = True
+        try:
+            found = self.program.run(batches, rate)
+        except BitwrightError as error:
+            raise TrainingError(f"step {self.progress.step + 1} failed: {error}") from error
+        self._is_inside_step = False
+        return found, rate
+
+    def _is_skipped(self, found: Mapping[str, float]) -> bool:
+        if self.settings.precision != "f16":
+            return False
+        return not all(math.isfinite(found[name]) for name in (LOSS, NORM) if name in found)
+
+    def _diverged(self, loss: float, batches: list[Batch], why: str) -> TrainingError:
+        """The error of a loss that is not finite, with the op that made it so."""
+        for batch in batches:
+            feeds = {**batch, RATE: np.float32(0)}
+            cause = first_nonfinite(self.program.last_graph, feeds, self.program.states)
+            if cause:
+                break
+        latest = self.checkpoints.latest() if self.checkpoints is not None else None
+        return TrainingError(
+            f"the loss of step {self.progress.step + 1} is {loss}"
+            + (f" ({why})" if why else "")
+            + (f": {cause}" if cause else ""),
+            hint=f"The last good checkpoint is {latest}." if latest else "",
+        )
+
+    # evaluation
+
+    def evaluate(
+        self, data: Any, *, batch_size: int | None = None, averaged: bool | None = None
+    ) -> dict[str, float]:
+        """Loss and metrics over data in evaluation form, weighted by the samples of batches.
+
+        The averages of the weights are used if the trainer keeps them and `averaged` is not False.
+        """
+        graph, seed = self.program.last_graph, self.settings.seed
+        batches = Batches(data, graph, self.label_names, batch_size, False, seed)
+        totals: dict[str, float] = {}
+        count = 0
+        for batch in batches.epoch(0):
+            found = self.program.evaluate(self._with_targets(batch), self._averages(averaged))
+            size = _samples(batch)
+            count += size
+            for name, value in found.items():
+                totals[name] = totals.get(name, 0.0) + value * size
+        if not count:
+            raise TrainingError("the data of the evaluation is empty")
+        return {name: value / count for name, value in totals.items()}
+
+    def predict(self, inputs: Mapping[str, Any], averaged: bool | None = None) -> dict[str, Array]:
+        """The outputs of the model in evaluation form for one batch."""
+        batch = {name: np.asarray(array) for name, array in inputs.items()}
+        return self.program.predict(batch, self._averages(averaged))
+
+    def _averages(self, wanted: bool | None) -> bool:
+        return self.settings.ema is not None if wanted is None else wanted
+
+    # checkpoints and results
+
+    def fingerprint(self) -> dict[str, str]:
+        """What a checkpoint must share with the trainer that reads it."""
+        settings = self.settings
+        types = {
+            name: f"{array.dtype}{list(array.shape)}"
+            for name, array in sorted(self.program.states.items())
+        }
+        kind = self.loss.kind
+        return {
+            "parameters": json.dumps(types),
+            "optimizer": repr(self.optimizer),
+            "schedule": self.schedule.text,
+            "precision": settings.precision,
+            "loss": getattr(kind, "__qualname__", repr(kind)),
+            "distillation": repr(sorted(self.loss.distillation.items())),
+            "clip, accumulate, ema": repr((settings.clip, settings.accumulate, settings.ema)),
+            "groups": repr((settings.decay, settings.rates, self._frozen)),
+            "seed": str(settings.seed),
+        }
+
+    def save_checkpoint(self, path: str | Path | None = None) -> None:
+        """Write a checkpoint to the folder of the trainer, or to a file."""
+        if path is None:
+            self._save()
+            return
+        from bitwright.train.checkpoints import write_checkpoint
+
+        write_checkpoint(Path(path), self.program.states, self.progress, self.fingerprint())
+
+    def _save(self) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.save(self.program.states, self.progress, self.fingerprint())
+
+    def keep_best(self) -> None:
+        """Keep the present weights as the best ones."""
+        states = self.program.model_states(self._averages(None))
+        self._best = {name: array.copy() for name, array in states.items()}
+        if self.checkpoints is not None:
+            self.checkpoints.save_best(self._best, self.progress, self.fingerprint())
+
+    def parameters(self, which: str = "last") -> dict[str, Array]:
+        """Trained parameters and running statistics by name: "last", "best" or "ema"."""
+        if which == "best":
+            if self._best is None:
+                raise TrainingError("there is no best model", hint="fit(evaluate=...) keeps one.")
+            return {name: array.copy() for name, array in self._best.items()}
+        if which not in ("last", "ema") or (which == "ema" and self.settings.ema is None):
+            raise TrainingError(
+                f"there are no parameters {which!r}",
+                expected="last, best, or ema with Trainer(ema=...)",
+            )
+        states = self.program.model_states(which == "ema")
+        return {name: array.copy() for name, array in states.items()}
+
+    def graph(self, which: str = "last") -> Graph:
+        """The graph that the trainer got, with trained values."""
+        return load_parameters(self._source, self.parameters(which), strict=False)
+
+    def model(self, which: str = "last") -> Graph:
+        """The trained graph in evaluation form: without dropout."""
+        return eval_mode(self.graph(which))
+
+    def load_into(self, module: Any, which: str = "last") -> None:
+        """Copy trained parameters and running statistics into a PyTorch module, by name."""
+        copy_into(module, self.parameters(which), self._source)
+
+    def save(self, path: str | Path, which: str = "last") -> None:
+        """Write the trained model: .safetensors (weights by name), .onnx, .bw or .txt."""
+        if Path(path).suffix == ".safetensors":
+            write_weights(path, self.graph(which))
+        else:
+            self.model(which).save(path)
+
+    @property
+    def loss_scale(self) -> float:
+        """The present loss scale; 1 unless the precision is f16."""
+        return float(self.program.states.get(SCALE, np.float32(1)))
+
+
+class _Evaluations:
+    """Runs evaluations when they are due, keeps the best model, decides on an early stop."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        data: Any,
+        every: int | None,
+        batch_size: int | None,
+        patience: int | None,
+        metric: str,
+        reporter: Reporter,
+    ) -> None:
+        if patience is not None and data is None:
+            raise TrainingError("patience needs evaluations", expected="evaluate=")
+        self.trainer, self.data, self.every = trainer, data, every
+        self.batch_size, self.patience, self.metric = batch_size, patience, metric
+        self.reporter = reporter
+        self._last = trainer.progress.step
+
+    def after_step(self) -> bool:
+        step = self.trainer.progress.step
+        return self.every is not None and step % self.every == 0 and self._evaluate()
+
+    def after_epoch(self) -> bool:
+        is_due = self.every is None and self.trainer.progress.position.index > 0
+        return is_due and self._evaluate()
+
+    def at_end(self) -> None:
+        if self._last != self.trainer.progress.step:
+            self._evaluate()
+
+    def _evaluate(self) -> bool:
+        """Evaluate now; whether training stops."""
+        if self.data is None:
+            return False
+        trainer, progress = self.trainer, self.trainer.progress
+        self._last = progress.step
+        if callable(self.data) and not hasattr(self.data, "__iter__"):
+            found = {name: float(value) for name, value in dict(self.data(trainer)).items()}
+        else:
+            found = trainer.evaluate(self.data, batch_size=self.batch_size)
+        self.reporter.evaluation(progress.step, found)
+        if self.metric not in found:
+            raise TrainingError(
+                f"the evaluation gives no {self.metric!r}", expected=", ".join(found)
+            )
+        value = found[self.metric]
+        sign = 1 if "loss" in self.metric or "error" in self.metric else -1
+        if progress.best is None or sign * value < sign * progress.best:
+            progress.best, progress.best_step, progress.stale = value, progress.step, 0
+            trainer.keep_best()
+        else:
+            progress.stale += 1
+        if self.patience is not None and progress.stale >= self.patience:
+            self.reporter.history.stopped = (
+                f"{self.metric} did not improve in {progress.stale} evaluations"
+            )
+            return True
+        return False
+
+
+def _samples(batch: Mapping[str, Array]) -> int:
+    sizes = [array.shape[0] for array in batch.values() if array.ndim]
+    return int(sizes[0]) if sizes else 1
+
+
+def batches_of(data: Any, trainer: Trainer, batch_size: int | None = None) -> Iterator[Batch]:
+    """The batches of one epoch in order, checked against the inputs of a trainer."""
+    graph = trainer.program.last_graph
+    return Batches(data, graph, trainer.label_names, batch_size, False).epoch(0)
