@@ -116,3 +116,42 @@ def test_epilogues_of_input_gradients(threads, strides):
     feeds = {"dy": dy, "w": w, "z": normal(*x.shape), "x": x}
     done = check(b.build(dx=dx), feeds, threads=threads)
     assert all("where" not in kernel for kernel in done.kernels)
+
+
+def weight_gradient(x, w, attrs, element="f32"):
+    dy = windows(b := Builder("dw"), x, w, attrs)
+    given = [
+        b.input(name, f"{element}[n, {', '.join(map(str, array.shape[1:]))}]")
+        for name, array in (("dy", dy), ("x", x))
+    ]
+    dw = b.conv_backward_weight(*given, shape=w.shape, **attrs)
+    return b.build(dw=dw), {"dy": dy, "x": x}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("x_shape, w_shape, attrs", GEOMETRY)
+def test_weight_gradient(x_shape, w_shape, attrs, target):
+    graph, feeds = weight_gradient(normal(*x_shape), normal(*w_shape), attrs)
+    check(graph, feeds, target)
+
+
+@pytest.mark.parametrize("images", [1, 5, 33])
+def test_weight_gradient_does_not_depend_on_threads(images):
+    attrs = {"pads": [1, 1, 1, 1]}
+    graph, feeds = weight_gradient(normal(images, 20, 6, 5), normal(33, 20, 3, 3), attrs)
+    found = [check(graph, feeds, threads=n).outputs["dw"] for n in (1, 2, 3, 7)]
+    assert all((other == found[0]).all() for other in found)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("element", ["bf16", "f16"])
+def test_weight_gradient_of_half_floats(element, target):
+    from bitwright.ir import dtype
+
+    attrs = {"pads": [1, 1, 1, 1]}
+    graph, feeds = weight_gradient(normal(3, 20, 6, 5), normal(18, 20, 3, 3), attrs, element)
+    feeds = {name: array.astype(dtype(element).numpy) for name, array in feeds.items()}
+    done = Run(graph, feeds, named(target), 2, host=False)
+    expected = run(graph, feeds)["dw"].astype(np.float32)
+    found = done.outputs["dw"].astype(np.float32)
+    assert np.abs(found - expected).max() <= 8e-3 * np.abs(expected).max()
