@@ -45,13 +45,19 @@ def widest(op, case):
 
 
 def differentiated(graph, names):
-    """The graph with gradients; skips the test for a loop whose carried value grows."""
+    """The graph with gradients, and the names without operands that a rule refuses (boxes).
+
+    Skips the test for a loop whose carried value grows.
+    """
     try:
-        return grad(graph, "loss", wrt=names)
+        return grad(graph, "loss", wrt=names), names
     except GraphError as error:
-        if "changes its size between iterations" not in str(error):
+        if "changes its size between iterations" in str(error):
+            pytest.skip(str(error))
+        kept = [name for name in names if f"by %{name} is asked for" not in str(error)]
+        if not kept or kept == names:
             raise
-        pytest.skip(str(error))
+        return differentiated(graph, kept)
 
 
 def wide_graph(op, case):
@@ -70,7 +76,7 @@ def wide_graph(op, case):
 @pytest.mark.parametrize("op, case", CASES)
 def test_gradient_agrees_with_central_differences(op, case):
     graph, feeds, names = wide_graph(op, case)
-    backward = differentiated(graph, names)
+    backward, names = differentiated(graph, names)
     reason = ""
     for attempt in range(len(NUDGES)):
         given = nudged(feeds, names, attempt)
@@ -96,7 +102,7 @@ def test_compiled_gradient_agrees_with_the_interpreter(op, case):
     graph, feeds, names = projected(op, case.inputs, case.attrs, wide=False)
     if graph is None or not names:
         pytest.skip("nothing to differentiate")
-    backward = differentiated(graph, names)
+    backward, names = differentiated(graph, names)
     expected = run(backward, feeds)
     found = compile(backward).run(feeds)
     tolerance = max(20 * case.tolerance, 2e-4)

@@ -2,7 +2,7 @@
 
     y[i] = sum over taps t of weight[i, t] * x[index[i, t]]
 
-Each output position has a coordinate c on the input axis (`_coordinates`). Its taps are the pixels
+Each output position has a coordinate c on the input axis (`coordinates_on_axis`). Its taps are the pixels
 around c, weighted by a kernel of their distance: nearest uses one pixel, linear the hat 1 - |d|,
 cubic Keys' spline with parameter a. Antialiasing stretches the kernel by 1 / scale if the axis
 shrinks. Pixels outside repeat the border, or have weight 0 with `exclude_outside`.
@@ -21,10 +21,14 @@ from bitwright.errors import InferenceError, RunError
 from bitwright.ir.allocation import require_room
 from bitwright.ir.dim import UNKNOWN, Dim, Size
 from bitwright.ir.dtype import DType, dtype
+from bitwright.ir.graph import Node
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.derivatives import refuse
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients, takes_wanted
 from bitwright.ops.shape.movement import as_ints
 
 CROP = "tf_crop_and_resize"
@@ -63,7 +67,7 @@ def cubic_kernel(distance: Array, a: float) -> Array:
     return np.where(d <= 1, near, np.where(d < 2, far, 0))
 
 
-def _coordinates(
+def coordinates_on_axis(
     mode: str, size: int, count: int, scale: float | None, start: float, end: float
 ) -> Array:
     """The coordinates of `count` output positions on an input axis of this size."""
@@ -131,7 +135,7 @@ def _resize(
     roi_data: Array | None,
     **attrs: Any,
 ) -> Array:
-    starts, ends = _region(x.ndim, roi_data, attrs)
+    starts, ends = region_of(x.ndim, roi_data, attrs)
     sizes, scales = attrs["sizes"], attrs["scales"] or (None,) * x.ndim
     if sizes_data is not None:
         sizes = as_ints(sizes_data)
@@ -146,7 +150,7 @@ def _resize(
     for axis, row in enumerate(zip(x.shape, sizes, scales, starts, ends, strict=True)):
         if row[1] and not row[0]:
             raise RunError(f"axis {axis} is empty and cannot be resized to {row[1]}")
-        coordinates = _coordinates(attrs["coordinate_mode"], *row)
+        coordinates = coordinates_on_axis(attrs["coordinate_mode"], *row)
         if attrs["coordinate_mode"] == CROP:
             beyond = (coordinates < 0) | (coordinates > row[0] - 1)
             outside = outside | beyond.reshape([-1 if at == axis else 1 for at in range(x.ndim)])
@@ -157,7 +161,7 @@ def _resize(
     return result if nearest else _saturate(result, dtype(x.dtype))
 
 
-def _region(rank: int, given: Array | None, attrs: dict[str, Any]) -> tuple[Array, Array]:
+def region_of(rank: int, given: Array | None, attrs: dict[str, Any]) -> tuple[Array, Array]:
     """Start and end of the cropped region on each axis, between 0 and 1."""
     if attrs["coordinate_mode"] != CROP:
         return np.zeros(rank), np.ones(rank)
@@ -168,14 +172,30 @@ def _region(rank: int, given: Array | None, attrs: dict[str, Any]) -> tuple[Arra
 def _resample(
     x: Array, axis: int, coordinates: Array, scale: float | None, attrs: dict[str, Any]
 ) -> Array:
-    size, count = x.shape[axis], len(coordinates)
-    if count == size and np.array_equal(coordinates, np.arange(size)):
+    found = axis_taps(x.shape[axis], coordinates, scale, attrs)
+    if found is None:
         return x
+    index, weights = found
+    return (
+        np.take(x, index[:, 0], axis) if weights is None else _interpolate(x, axis, index, weights)
+    )
+
+
+def axis_taps(
+    size: int, coordinates: Array, scale: float | None, attrs: dict[str, Any]
+) -> tuple[Array, Array | None] | None:
+    """Pixels and weights [positions, taps] of one axis; no weights for one tap of weight 1.
+
+    None if the axis stays as it is.
+    """
+    count = len(coordinates)
+    if count == size and np.array_equal(coordinates, np.arange(size)):
+        return None
     if attrs["mode"] == "nearest" or not count:
         index = np.clip(_nearest(coordinates, attrs["nearest_mode"]), 0, max(size - 1, 0))
-        return np.take(x, index.astype(np.int64), axis)
+        return index.astype(np.int64)[:, None], None
     segment = min(count / size if scale is None else scale, 1.0) if attrs["antialias"] else 1.0
-    return _interpolate(x, axis, *_taps(coordinates, size, segment, attrs))
+    return _taps(coordinates, size, segment, attrs)
 
 
 def _saturate(x: Array, element: DType) -> Array:
@@ -213,11 +233,11 @@ def _infer(
     if sizes_data is not None:
         expect.size("sizes", expect.static_length("sizes", sizes_data), x.rank)
     if scales_data is not None:
-        _require_floats("scales", scales_data, x.rank)
+        require_floats("scales", scales_data, x.rank)
     return x.with_shape((UNKNOWN,) * x.rank)
 
 
-def _require_floats(what: str, type_: TensorType, length: int) -> None:
+def require_floats(what: str, type_: TensorType, length: int) -> None:
     expect.floating(what, type_)
     expect.rank(what, type_, 1)
     expect.size(what, type_.shape[0], length)
@@ -225,7 +245,7 @@ def _require_floats(what: str, type_: TensorType, length: int) -> None:
 
 def _require_region(x: TensorType, roi: Any, roi_data: TensorType | None, mode: str) -> None:
     if roi_data is not None:
-        _require_floats("roi", roi_data, 2 * x.rank)
+        require_floats("roi", roi_data, 2 * x.rank)
     elif roi is not None:
         expect.size("roi", len(roi), 2 * x.rank)
     elif mode == CROP:
@@ -257,6 +277,28 @@ def _samples() -> list[Sample]:
     return found
 
 
+PLACEMENT = {
+    "scales": Attr("floats", None),
+    "roi": Attr("floats", None),
+    "mode": Attr("str", "nearest", ("nearest", "linear", "cubic")),
+    "coordinate_mode": Attr("str", "half_pixel", COORDINATES),
+    "nearest_mode": Attr("str", "round_prefer_floor", NEAREST),
+    "cubic_coeff_a": Attr("float", -0.75),
+    "exclude_outside": Attr("bool", False),
+    "antialias": Attr("bool", False),
+}
+
+
+@takes_wanted
+def _grad(b: Builder, node: Node, dys: list[Any], wanted: list[bool]) -> Gradients:
+    x, _, scales, roi = (*node.inputs, None, None, None)[:4]
+    assert x is not None
+    for position in (2, 3):
+        refuse(node, wanted, position, "the positions of pixels are piecewise constant in it")
+    attrs = {name: value for name, value in node.attrs.items() if name in PLACEMENT}
+    return [b.resize_backward(dys[0], scales, roi, shape=x.shape, **attrs)]
+
+
 OPDEFS = [
     OpDef(
         "resize",
@@ -265,17 +307,11 @@ OPDEFS = [
         _infer,
         _resize,
         _samples,
+        grad=_grad,
         attrs={
             "sizes": Attr("sizes", None),
-            "scales": Attr("floats", None),
-            "roi": Attr("floats", None),
-            "mode": Attr("str", "nearest", ("nearest", "linear", "cubic")),
-            "coordinate_mode": Attr("str", "half_pixel", COORDINATES),
-            "nearest_mode": Attr("str", "round_prefer_floor", NEAREST),
-            "cubic_coeff_a": Attr("float", -0.75),
-            "exclude_outside": Attr("bool", False),
             "extrapolation_value": Attr("float", 0.0),
-            "antialias": Attr("bool", False),
+            **PLACEMENT,
         },
         doc="x resampled to `sizes` (one for each axis); `scales`, where given, place the "
         "coordinates, else the ratio of the sizes does.",
