@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bitwright.lazy import lazy_names
 
 if TYPE_CHECKING:  # for type checkers and editors
-    from bitwright import quant, train
+    from bitwright import nn, quant, train
     from bitwright.autodiff.forward import hvp, jvp
     from bitwright.autodiff.grad import grad
     from bitwright.compiler import compile
@@ -40,17 +40,20 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.report.compare import compare
     from bitwright.report.profile import profile
     from bitwright.train.optimizers import SGD, Adam, AdamW, Lion
+    from bitwright.train.qat.config import QatConfig
+    from bitwright.train.qat.convert import convert_qat
+    from bitwright.train.qat.prepare import prepare_qat
     from bitwright.train.trainer import Trainer
 
 __version__ = "0.1.0"
 
 __all__ = [
     "SGD", "Adam", "AdamW", "BitwrightError", "Builder", "CastConfiguration", "Executable",
-    "Graph", "Lion", "Observer", "QuantConfig", "QuantParams", "QuantizationSystem",
+    "Graph", "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams", "QuantizationSystem",
     "QuantizedTensor", "Trainer", "__version__", "apply_precision", "bench", "calibrate",
     "compare", "compile",
-    "convert", "dtype", "export_onnx", "from_torch", "grad", "hvp", "jvp", "load",
-    "load_parameters", "parse", "profile", "quant", "quantize", "quantize_tensor",
+    "convert", "convert_qat", "dtype", "export_onnx", "from_torch", "grad", "hvp", "jvp", "load",
+    "load_parameters", "nn", "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor",
     "register_custom", "to_text", "train", "verify",
 ]  # fmt: skip
 
@@ -64,6 +67,7 @@ _HOME = {
     "Graph": "bitwright.ir",
     "Lion": "bitwright.train.optimizers",
     "Observer": "bitwright.quant.tensor.observer",
+    "QatConfig": "bitwright.train.qat.config",
     "QuantConfig": "bitwright.quant.model.config",
     "QuantParams": "bitwright.ir.quant_params",
     "QuantizationSystem": "bitwright.quant.tensor.system",
@@ -76,6 +80,7 @@ _HOME = {
     "compare": "bitwright.report.compare",
     "compile": "bitwright.compiler",
     "convert": "bitwright.quant.model.convert",
+    "convert_qat": "bitwright.train.qat.convert",
     "dtype": "bitwright.ir",
     "export_onnx": "bitwright.export.onnx",
     "from_torch": "bitwright.frontend.torch",
@@ -84,7 +89,9 @@ _HOME = {
     "jvp": "bitwright.autodiff.forward",
     "load": "bitwright.frontend.load",
     "load_parameters": "bitwright.frontend.parameters",
+    "nn": "bitwright",
     "parse": "bitwright.ir",
+    "prepare_qat": "bitwright.train.qat.prepare",
     "profile": "bitwright.report.profile",
     "quant": "bitwright",
     "quantize": "bitwright.quant.model.quantize",
