@@ -53,8 +53,8 @@ __all__ = [
     "QuantizedTensor", "Trainer", "__version__", "apply_precision", "bench", "calibrate",
     "compare", "compile",
     "convert", "convert_qat", "dtype", "export_onnx", "from_torch", "grad", "hvp", "jvp", "load",
-    "load_parameters", "nn", "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor",
-    "register_custom", "to_text", "train", "verify",
+    "load_parameters", "nn", "parse", "prepare_qat", "profile", "quant", "quantize",
+    "quantize_tensor", "register_custom", "to_text", "train", "verify",
 ]  # fmt: skip
 
 _HOME = {

@@ -34,6 +34,7 @@ from bitwright.train.losses import loss_of
 from bitwright.train.modes import eval_mode
 from bitwright.train.optimizers import PREFIX, optimizer_of
 from bitwright.train.program import StepProgram, Teacher
+from bitwright.train.qat.model import QatModel
 from bitwright.train.schedules import schedule_of
 from bitwright.train.step import LOSS, NORM, RATE, SCALE, Settings
 from bitwright.train.weights import copy_into, write_weights
@@ -77,8 +78,13 @@ class Trainer:
         whose outputs are the targets (`distillation`: "kl", "mse", "cosine", or one per output).
         `decay` and `rates` give weight decays and learning-rate factors by name pattern, `freeze`
         the patterns of parameters that stay. `passes` run on every step graph once its gradients
-        are there, and on the graph of evaluations.
+        are there, and on the graph of evaluations. A model of `bw.prepare_qat` brings its passes,
+        and its learned scales do not decay.
         """
+        self.prepared = graph if isinstance(graph, QatModel) else None
+        if self.prepared is not None:
+            passes = (*self.prepared.passes, *passes)
+            decay = {**dict.fromkeys(self.prepared.no_decay, 0.0), **(decay or {})}
         self._source = load(graph)
         self._frozen = tuple([freeze] if isinstance(freeze, str) else freeze)
         trained = freeze_parameters(self._source, self._frozen)

@@ -12,15 +12,12 @@ result is the object that `bw.quantize` returns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bitwright.errors import TrainingError
-from bitwright.ir.arrays import Array
-from bitwright.ir.dtype import dtype
 from bitwright.ir.edit import prune, replace_nodes
 from bitwright.ir.graph import Graph, Node, constant_value
 from bitwright.ir.types import TensorType
@@ -34,48 +31,45 @@ from bitwright.quant.model.report import QuantizationReport, weight_bytes
 from bitwright.train.qat.bias import store_biases
 from bitwright.train.qat.model import QatModel
 from bitwright.train.qat.observers import PREFIX
+from bitwright.train.trainer import Trainer
 
 FAKE = ("fake_quantize", "fake_binarize", "fake_dynamic_quantize")
 
 
-def convert_qat(model: Any, values: Mapping[str, Array] | None = None) -> Quantized:
+def convert_qat(model: Any, which: str = "last") -> Quantized:
     """The quantized model of a trainer, a prepared model or a training graph.
 
-    `values` replace parameters and states by name; a trainer gives its own.
+    `which` are the weights of a trainer to take: "last", "best" or "ema".
     """
-    graph, prepared = _source(model)
+    graph, prepared = _source(model, which)
     if not any(node.op in FAKE for _, node in graph.walk()):
         raise TrainingError(
             f"graph {graph.name!r} has no fake quantization to convert",
             hint="Train what bw.prepare_qat returns.",
         )
-    frozen = freeze(graph, {} if values is None else values)
-    expanded = run_passes(frozen, (expand_fake_quantize,))
+    expanded = run_passes(freeze(graph), (expand_fake_quantize,))
     folded = fold_weights(expanded)
     deployed = verify(store_biases(run_passes(folded, (eliminate_dead,))))
     consumer = "any" if prepared is None else prepared.consumer
     return Quantized(deployed, _report(deployed, graph, prepared), consumer)
 
 
-def _source(model: Any) -> tuple[Graph, QatModel | None]:
+def _source(model: Any, which: str) -> tuple[Graph, QatModel | None]:
     """The training graph with its current values, and the prepared model if it is known."""
     if isinstance(model, Graph):
         return model, None
     if isinstance(model, QatModel):
         return model.graph, model
-    trained = getattr(model, "trained", None)
-    graph = trained() if callable(trained) else getattr(model, "graph", None)
-    if not isinstance(graph, Graph):
-        raise TrainingError(
-            "this cannot be converted",
-            expected="a Trainer, or what bw.prepare_qat returned",
-            found=type(model).__name__,
-        )
-    prepared = getattr(model, "model", None)
-    return graph, prepared if isinstance(prepared, QatModel) else None
+    if isinstance(model, Trainer):
+        return model.graph(which), model.prepared
+    raise TrainingError(
+        "this cannot be converted",
+        expected="a Trainer, or what bw.prepare_qat returned",
+        found=type(model).__name__,
+    )
 
 
-def freeze(graph: Graph, values: Mapping[str, Array]) -> Graph:
+def freeze(graph: Graph) -> Graph:
     """The graph with parameters and states of observers as constants."""
     updates = tuple((s, v) for s, v in graph.updates if not s.name.startswith(PREFIX))
     graph = prune(graph.with_(updates=updates))
@@ -84,17 +78,10 @@ def freeze(graph: Graph, values: Mapping[str, Array]) -> Graph:
         is_observer = node.op == "state" and node.name.startswith(PREFIX)
         if node.op != "parameter" and not is_observer:
             return node
-        array = values.get(node.name, node.attrs.get("value"))
+        array = node.attrs.get("value")
         if array is None:
             raise TrainingError(f"{node.op} {node.name!r} has no value")
-        array = np.asarray(array)
-        if TensorType(dtype(array.dtype), array.shape) != node.types[0]:
-            raise TrainingError(
-                f"the value of {node.name!r} has another type",
-                expected=node.types[0],
-                found=f"{array.dtype}{list(array.shape)}",
-            )
-        return node.with_(op="constant", attrs={"value": array})
+        return node.with_(op="constant", attrs={"value": np.asarray(array)})
 
     return replace_nodes(graph, change)
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bitwright.ir.graph import Graph
 from bitwright.passes.expand_fake_quantize import expand_fake_quantize
 from bitwright.passes.manager import Pass
-from bitwright.quant.model.report import QuantizationReport
 from bitwright.train.qat.config import QatConfig
-from bitwright.train.qat.weights import FACTOR
+
+if TYPE_CHECKING:  # it imports the whole of quantization
+    from bitwright.quant.model.report import QuantizationReport
+
+FACTOR = ".scale_factor"
+"""The end of the name of a learned factor of scales."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,7 +35,8 @@ class QatModel:
     @property
     def no_decay(self) -> tuple[str, ...]:
         """Patterns of parameters that weight decay must leave out: learned scales."""
-        return (f"*{FACTOR}",)
+        is_learned = any(value.name.endswith(FACTOR) for value in self.graph.parameters)
+        return (f"*{FACTOR}",) if is_learned else ()
 
     def __repr__(self) -> str:
         count = sum(node.op in ("fake_quantize", "fake_binarize") for node in self.graph.nodes)

@@ -22,10 +22,9 @@ from bitwright.ir.types import TensorType
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.quant.quantize import integer_qvalues, spread
 from bitwright.train.qat.config import WEIGHT_RANGES, Bits, QatConfig
+from bitwright.train.qat.model import FACTOR
 from bitwright.train.qat.observers import Observers
 
-FACTOR = ".scale_factor"
-"""The end of the name of a learned factor of scales; weight decay must leave these out."""
 SMALLEST_FACTOR = 2.0**-10
 MEAN_FACTORS = {-1: 1.53, -2: 1.25}
 """Scale of least squared error over mean |w| for normally distributed weights, by lowest value."""
