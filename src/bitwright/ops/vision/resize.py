@@ -2,10 +2,10 @@
 
     y[i] = sum over taps t of weight[i, t] * x[index[i, t]]
 
-Each output position has a coordinate c on the input axis (`coordinates_on_axis`). Its taps are the pixels
-around c, weighted by a kernel of their distance: nearest uses one pixel, linear the hat 1 - |d|,
-cubic Keys' spline with parameter a. Antialiasing stretches the kernel by 1 / scale if the axis
-shrinks. Pixels outside repeat the border, or have weight 0 with `exclude_outside`.
+Each output position has a coordinate c on the input axis (`coordinates_on_axis`). Its taps are the
+pixels around c, weighted by a kernel of their distance: nearest uses one pixel, linear the hat
+1 - |d|, cubic Keys' spline with parameter a. Antialiasing stretches the kernel by 1 / scale if the
+axis shrinks. Pixels outside repeat the border, or have weight 0 with `exclude_outside`.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def _grad(b: Builder, node: Node, dys: list[Any], wanted: list[bool]) -> Gradien
     x, _, scales, roi = (*node.inputs, None, None, None)[:4]
     assert x is not None
     for position in (2, 3):
-        refuse(node, wanted, position, "the positions of pixels are piecewise constant in it")
+        refuse(node, wanted, position, "the number of pixels depends on it")
     attrs = {name: value for name, value in node.attrs.items() if name in PLACEMENT}
     return [b.resize_backward(dys[0], scales, roi, shape=x.shape, **attrs)]
 

@@ -86,7 +86,7 @@ def _grad(b: Builder, node: Node, dys: list[Any], wanted: list[bool]) -> Gradien
     dy, scales, roi = (*node.inputs, None, None)[:3]
     assert dy is not None
     for position in (1, 2):
-        refuse(node, wanted, position, "the positions of pixels are piecewise constant in it")
+        refuse(node, wanted, position, "the number of pixels depends on it")
     attrs = {name: value for name, value in node.attrs.items() if name != "shape"}
     if scales is None:
         return [b.resize(dys[0], None, None, roi, sizes=dy.shape, **attrs)]
