@@ -15,17 +15,21 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import InferenceError
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.derivatives import zeros_like
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients
 from bitwright.ops.shape.gather import check_shape
 from bitwright.ops.vision.resize import cubic_kernel, linear_kernel
 
 _OFFSETS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}
 
 
-def _infer(
+def infer_grid_sample(
     x: TensorType, grid: TensorType, mode: str, padding_mode: str, align_corners: bool
 ) -> TensorType:
     expect.number("x", x)
@@ -58,15 +62,50 @@ def _bring_inside(places: Array, size: int, padding_mode: str, align_corners: bo
     return places
 
 
+def _place_slope(places: Array, size: int, padding_mode: str, align_corners: bool) -> Array:
+    """d(position in pixels) / d(grid value): 0 where padding moved the position to the border, and
+    negative where it reflected it an odd number of times."""
+    low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+    outside = (places < low) | (places > high)
+    slope = np.full(places.shape, (high - low) / 2)
+    if padding_mode == "border":
+        return np.where(outside, 0, slope)
+    if padding_mode == "reflection" and high > low:
+        turned = np.mod(places - low, 2 * (high - low)) > high - low
+        return np.where(outside & turned, -slope, slope)
+    return slope
+
+
+def _linear_slope(distance: Array) -> Array:
+    """The slope of `linear_kernel` on its two sides; both end at the pixel itself."""
+    return np.where(distance <= 0, 1.0, -1.0)
+
+
+def _cubic_slope(distance: Array, a: float) -> Array:
+    d = np.abs(distance)
+    near = (3 * (a + 2) * d - 2 * (a + 3)) * d
+    far = (3 * a * d - 10 * a) * d + 8 * a
+    return np.sign(distance) * np.where(d <= 1, near, np.where(d < 2, far, 0))
+
+
 def _axis_taps(
-    normalized: Array, size: int, mode: str, padding_mode: str, align_corners: bool
+    normalized: Array,
+    size: int,
+    mode: str,
+    padding_mode: str,
+    align_corners: bool,
+    slopes: bool = False,
 ) -> list[tuple[Array, Array]]:
-    """Pixel index and weight of each tap on one axis, both of the grid's shape."""
+    """Pixel index and weight of each tap on one axis, both of the grid's shape.
+
+    With `slopes`, the derivative of the weight by the grid value is in place of the weight.
+    """
     inside = partial(
         _bring_inside, size=size, padding_mode=padding_mode, align_corners=align_corners
     )
     place = (normalized + 1) / 2 * (size - 1 if align_corners else size)
     place = place if align_corners else place - 0.5
+    turn = _place_slope(place, size, padding_mode, align_corners)
     place = inside(np.rint(place) if mode == "nearest" else place)
     base = np.floor(place)
     taps = []
@@ -74,7 +113,11 @@ def _axis_taps(
         pixel = base + offset
         distance = pixel - place
         weight = np.ones_like(place)
-        if mode != "nearest":
+        if slopes:
+            linear = mode == "linear"
+            slope = _linear_slope(distance) if linear else _cubic_slope(distance, -0.75)
+            weight = -slope * turn
+        elif mode != "nearest":
             weight = linear_kernel(distance) if mode == "linear" else cubic_kernel(distance, -0.75)
         pixel = inside(pixel)
         valid = (pixel >= 0) & (pixel <= size - 1)
@@ -85,24 +128,41 @@ def _axis_taps(
     return taps
 
 
+def grid_taps(
+    grid: Array,
+    sizes: tuple[int, ...],
+    mode: str,
+    padding_mode: str,
+    align_corners: bool,
+    slope_axis: int | None = None,
+) -> list[list[tuple[Array, Array]]]:
+    """The taps of each spatial axis; those of `slope_axis` have slopes in place of weights."""
+    where, attrs = wide(grid)[..., ::-1], (mode, padding_mode, bool(align_corners))
+    return [
+        _axis_taps(where[..., axis], size, *attrs, slopes=axis == slope_axis)
+        for axis, size in enumerate(sizes)
+    ]
+
+
+def interpolated(x: Array, per_axis: list[list[tuple[Array, Array]]]) -> Array:
+    """The sum over all taps of x[N, C, ...] times their weights, as [N, C, ...]."""
+    image = np.moveaxis(wide(x).astype(np.float64), 1, -1)
+    spread = per_axis[0][0][0].ndim - 1
+    batch = np.arange(x.shape[0]).reshape(-1, *(1,) * spread)
+    total: Array = np.zeros(())
+    for taps in product(*per_axis):
+        weight = np.prod([w for _, w in taps], axis=0)[..., None]
+        pixels = image[(batch, *(index for index, _ in taps))]
+        total = total + np.where(weight == 0, 0, pixels * weight)
+    return np.moveaxis(total, -1, 1)
+
+
 def _grid_sample(x: Array, grid: Array, mode: str, padding_mode: str, align_corners: bool) -> Array:
     check_shape("the batch of the grid", grid.shape[:1], x.shape[:1])
     shape = (*x.shape[:2], *grid.shape[1:-1])
-    total = np.zeros(shape, np.float64)
-    if not total.size:
-        return total
-    where = wide(grid)[..., ::-1]
-    per_axis = [
-        _axis_taps(where[..., axis], size, mode, padding_mode, bool(align_corners))
-        for axis, size in enumerate(x.shape[2:])
-    ]
-    image = np.moveaxis(wide(x).astype(np.float64), 1, -1)
-    batch = np.arange(x.shape[0]).reshape(-1, *(1,) * (grid.ndim - 2))
-    for taps in product(*per_axis):
-        weight = np.prod([w for _, w in taps], axis=0)
-        pixels = image[(batch, *(index for index, _ in taps))]
-        total += np.moveaxis(np.where(weight[..., None] == 0, 0, pixels * weight[..., None]), -1, 1)
-    return total
+    if 0 in shape:
+        return np.zeros(shape)
+    return interpolated(x, grid_taps(grid, x.shape[2:], mode, padding_mode, align_corners))
 
 
 def _samples() -> list[Sample]:
@@ -128,19 +188,39 @@ def _samples() -> list[Sample]:
     ]
 
 
+ATTRS = {
+    "mode": Attr("str", "linear", tuple(_OFFSETS)),
+    "padding_mode": Attr("str", "zeros", ("zeros", "border", "reflection")),
+    "align_corners": Attr("bool", False),
+}
+
+
+def _grad(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    x, grid = node.operands
+    dx = b.grid_sample_backward(dys[0], grid, shape=x.shape, **node.attrs)
+    return [dx, grid_gradient(b, dys[0], x, grid, node.attrs)]
+
+
+def grid_gradient(b: Builder, dy: Value, x: Value, grid: Value, attrs: Any) -> Any:
+    """The sum over channels of dy times the slope of x at the positions of the grid."""
+    if attrs["mode"] == "nearest":
+        return zeros_like(b, grid)
+    slopes = b.grid_sample_slopes(x, grid, **attrs)
+    column = b.reshape(dy, shape=(*dy.shape, 1))
+    found = b.reduce_sum(b.mul(column, slopes), axes=(1,), keepdims=False)
+    return found if found.dtype == grid.dtype else b.cast(found, to=grid.dtype)
+
+
 OPDEFS = [
     OpDef(
         "grid_sample",
         Kind.REDUCTION,
         "x, grid",
-        _infer,
+        infer_grid_sample,
         _grid_sample,
         _samples,
-        attrs={
-            "mode": Attr("str", "linear", tuple(_OFFSETS)),
-            "padding_mode": Attr("str", "zeros", ("zeros", "border", "reflection")),
-            "align_corners": Attr("bool", False),
-        },
+        grad=_grad,
+        attrs=ATTRS,
         doc="x[N, C, ...] interpolated at the positions in grid[N, ..., spatial axes].",
         keeps=("grid",),
     )
