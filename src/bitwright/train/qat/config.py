@@ -53,6 +53,8 @@ class QatConfig:
     """Whether the first and last layer keep 8 bits; None means for 4 bits and below."""
     layers: Mapping[str, Bits] = field(default_factory=dict)
     """Weight bits by pattern of layer or weight; they override `weight_bits`."""
+    reestimate_batch_norm: bool = False
+    """Whether a float model gets new statistics of batch norm from the data before folding."""
     observer_steps: int = 100
     """Steps after which moving averages are frozen."""
     momentum: float = 0.1

@@ -30,6 +30,7 @@ from bitwright.quant.model.config import QuantConfig
 from bitwright.quant.model.quantize import Quantized, quantize
 from bitwright.quant.model.quantized_inputs import builder_for
 from bitwright.train.qat import weights
+from bitwright.train.qat.batch_norm import reestimate_batch_norm
 from bitwright.train.qat.config import QatConfig
 from bitwright.train.qat.layers import is_trainable_constant, layer_bits
 from bitwright.train.qat.model import QatModel
@@ -57,6 +58,8 @@ def prepare_qat(
                 expected="a model of bw.quantize, or data",
             )
         recipe = options.pop("recipe", QuantConfig(activations=chosen.activations))
+        if chosen.reestimate_batch_norm:
+            model = reestimate_batch_norm(graph, data, options.get("threads"))
         source = quantize(model, data, recipe, **options)
         graph = source.graph
     elif options:
