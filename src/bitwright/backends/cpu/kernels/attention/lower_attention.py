@@ -10,6 +10,7 @@ from bitwright.backends.cpu.kernels.attention.transposed_values import KEYS, LAN
 from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.ir.dim import Size, min_size, product
+from bitwright.ir.dtype import DType
 from bitwright.ir.graph import Node, Value
 from bitwright.lir.buffer import View, contiguous
 
@@ -25,7 +26,7 @@ def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
     assert anchor is not None
     given = dict(zip(NAMES, anchor.inputs, strict=False))
     values = {name: region.outer(v) for name, v in given.items() if v is not None}
-    features = _features(values)
+    features = features_of(values)
     views = {
         name: regions.close(ctx, v) for name, v in values.items() if name not in ("mask", "lengths")
     }
@@ -44,7 +45,7 @@ def lower_attention(ctx: Lowering, node: Node, region: RegionView) -> None:
         sizes["offset"] = before + keys - q.shape[2]
     mask = None
     if "mask" in values:
-        mask, sizes["limit"] = _mask_view(ctx, values["mask"], (*q.shape[:3], before + keys))
+        mask, sizes["limit"] = mask_view(ctx, values["mask"], (*q.shape[:3], before + keys))
         views["mask"] = mask
         sizes |= {f"mask.{axis}": stride for axis, stride in enumerate(mask.strides)}
     if "lengths" in values:
@@ -93,7 +94,7 @@ def _transposed(ctx: Lowering, node: Node, v: View) -> View:
     return y
 
 
-def _features(values: dict[str, Value]) -> tuple[int, int]:
+def features_of(values: dict[str, Value]) -> tuple[int, int]:
     """Features of q and of v; raises for operands that the kernel does not support."""
     regions.require_elements(*(v.dtype for v in values.values()))
     elements = {name: v.dtype for name, v in values.items() if name not in ("mask", "lengths")}
@@ -109,7 +110,7 @@ def _features(values: dict[str, Value]) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def _mask_view(ctx: Lowering, value: Value, scores: tuple[Size, ...]) -> tuple[View, Size]:
+def mask_view(ctx: Lowering, value: Value, scores: tuple[Size, ...]) -> tuple[View, Size]:
     """The mask in the shape of the scores, and the number of keys it covers.
 
     A mask may be shorter than the keys, which hides the remaining keys; a mask of one key is
@@ -122,6 +123,14 @@ def _mask_view(ctx: Lowering, value: Value, scores: tuple[Size, ...]) -> tuple[V
         return found, total
     repeats = min_size(length - 1, 1)  # 0 for a mask of one key
     return found, length + (total - 1) * (1 - repeats)
+
+
+def mask_form(mask: View | None, queries: Size) -> tuple[str, DType | None, str]:
+    """How the kernel reads a mask: its form, its element type, and its columns."""
+    if mask is None:
+        return spec.NO_MASK, None, regions.ONE
+    form = spec.KEY_MASK if mask.strides[2] == 0 or queries == 1 else spec.FULL_MASK
+    return form, mask.dtype, regions.column_form(mask)
 
 
 def order_of(ctx: Lowering, value: Value) -> tuple[int, ...] | None:
@@ -152,9 +161,7 @@ def _describe(
             if queries <= spec.max_single_queries(ctx.target, element)
             else spec.QUERY_BLOCK
         )
-    form = spec.NO_MASK
-    if mask is not None:
-        form = spec.KEY_MASK if mask.strides[2] == 0 or queries == 1 else spec.FULL_MASK
+    form, mask_element, column = mask_form(mask, queries)
     return spec.Attention(
         element,
         *features,
@@ -164,8 +171,8 @@ def _describe(
         attrs.get("window_right"),
         attrs["softcap"],
         form,
-        None if mask is None else mask.dtype,
-        regions.ONE if mask is None else regions.column_form(mask),
+        mask_element,
+        column,
         "past_k" in views,
         "lengths" in views,
         paths,
