@@ -59,7 +59,13 @@ def lower_int8_depthwise(ctx: Lowering, node: Node, conv: Int8Conv) -> None:
     taps = conv.filters.astype(np.float32)
     if conv.filter_zeros is not None:
         taps -= conv.filter_zeros.astype(np.float32).reshape(-1, 1, 1, 1)
-    bias = Bias(ctx, node.name, conv.bias)
+    lower_exact_depthwise(ctx, node, conv, taps, Bias.of(ctx, node.name, conv.bias))
+
+
+def lower_exact_depthwise(
+    ctx: Lowering, node: Node, conv: Int8Conv, taps: Array | View, bias: Bias
+) -> None:
+    """Calls the kernel that sums in f32, exactly; `taps` are constants or known at run time."""
     finish = ConvEpilogue(conv.after, conv.extra, conv.y, conv.lanes, bias)
     is_zero = conv.zero.view is None and conv.zero.number == 0
     zero_point = {} if is_zero else {"x_zero": conv.fill}
@@ -119,10 +125,14 @@ class Bias:
 
     sizes: dict[str, Size] = {}  # noqa: RUF012
 
-    def __init__(self, ctx: Lowering, name: str, bias: Array) -> None:
-        held = bias.astype(np.int32)
-        self.pointers = {"offset": ctx.constant(held, f"{name}.bias")} if held.any() else {}
+    def __init__(self, bias: View | None) -> None:
+        self.pointers = {} if bias is None else {"offset": bias}
         self.key = bool(self.pointers)
+
+    @classmethod
+    def of(cls, ctx: Lowering, name: str, bias: Array) -> Bias:
+        held = bias.astype(np.int32)
+        return cls(ctx.constant(held, f"{name}.bias") if held.any() else None)
 
     def emit(
         self, f: Kernel, value: Emitted, row: Emitted, column: Emitted, mask: Emitted | None

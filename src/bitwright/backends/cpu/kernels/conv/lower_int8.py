@@ -1,4 +1,4 @@
-"""Convolutions of 8-bit values with constant filters.
+"""Convolutions of 8-bit values with constant filters, or filters known at run time.
 
 They use the layouts of `kernels.conv.lower_conv`: dense ones are implicit matrix products,
 depthwise ones have their own kernels (`kernels.conv.lower_depthwise_int8`). Padding holds the zero
@@ -14,10 +14,21 @@ from typing import Any
 import numpy as np
 
 from bitwright.backends.cpu.kernels.conv import lower_conv
-from bitwright.backends.cpu.kernels.conv.lower_depthwise_int8 import Int8Conv, lower_int8_depthwise
+from bitwright.backends.cpu.kernels.conv.depthwise import EXACT_TAPS
+from bitwright.backends.cpu.kernels.conv.lower_depthwise_int8 import (
+    Bias,
+    Int8Conv,
+    lower_exact_depthwise,
+    lower_int8_depthwise,
+)
 from bitwright.backends.cpu.kernels.conv.lower_winograd import image_sizes
 from bitwright.backends.cpu.kernels.conv.lower_winograd_int8 import lower_int8_winograd
 from bitwright.backends.cpu.kernels.conv.pixels import WIDTH, Pixels, emit_pixels
+from bitwright.backends.cpu.kernels.conv.runtime_int8 import (
+    RuntimeInt8Filter,
+    channels_last,
+    float_taps,
+)
 from bitwright.backends.cpu.kernels.matmul import lower_int8 as int8_matmul
 from bitwright.backends.cpu.kernels.matmul.dot.int16_dot import int16_dot
 from bitwright.backends.cpu.kernels.matmul.lower_matmul import optional_inputs
@@ -32,7 +43,8 @@ from bitwright.backends.cpu.kernels.movement.lower_movement import pad_view
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.backends.cpu.lowering.region import operand_views, require_elements, split
 from bitwright.ir.dim import product
-from bitwright.ir.graph import Node
+from bitwright.ir.dtype import i8
+from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.lir.buffer import View, contiguous
 from bitwright.lir.buffer import dense as dense_view
 from bitwright.target import Target
@@ -43,37 +55,53 @@ FEW_CHANNELS = 16
 
 @lowers("integer_conv")
 def lower_integer_conv(ctx: Lowering, node: Node, region: RegionView) -> None:
-    conv = _conv_of(ctx, node, region)
+    anchor = region.anchor
+    assert anchor is not None
+    _, w, _, w_zero, bias = optional_inputs(anchor, 5)
+    assert w is not None
+    given = [None if v is None else constant_value(region.outer(v)) for v in (w, bias)]
+    if given[0] is None or (bias is not None and given[1] is None):
+        if w_zero is not None or w.dtype != i8:
+            raise NoKernelError("its filters are known at run time and have zero points")
+        shown = np.broadcast_to(np.int8(0), w.shape)
+        held = None if bias is None else ctx.contiguous(region.outer(bias))
+        _lower_runtime(ctx, node, _conv_of(ctx, node, region, shown), region.outer(w), held)
+        return
+    array = int8_matmul.constant_of(region, w, "weight")
+    assert array is not None
+    known_bias = int8_matmul.constant_of(region, bias, "bias")
+    conv = _conv_of(ctx, node, region, array, known_bias)
     if conv.is_depthwise:
         lower_int8_depthwise(ctx, node, conv)
     elif int16_dot(ctx.target, 1) is None or not lower_int8_winograd(ctx, node, conv):
         _lower_dense(ctx, node, conv)
 
 
-def _conv_of(ctx: Lowering, node: Node, region: RegionView) -> Int8Conv:
+def _conv_of(
+    ctx: Lowering, node: Node, region: RegionView, array: Array, known_bias: Array | None = None
+) -> Int8Conv:
     anchor = region.anchor
     assert anchor is not None
-    x, w, x_zero, w_zero, bias = optional_inputs(anchor, 5)
-    array = int8_matmul.constant_of(region, w, "weight")
-    assert x is not None and array is not None
+    x, _, x_zero, w_zero, _ = optional_inputs(anchor, 5)
+    assert x is not None
     if x.rank not in (3, 4):
         raise NoKernelError("it has more than two spatial axes")
     after = split(region).after
     require_elements(after.dtype)
     zeros = int8_matmul.constant_of(region, w_zero, "weight's zero point")
-    known_bias = int8_matmul.constant_of(region, bias, "bias")
-    window, array = lower_conv.window_of(anchor, array)
+    window, filters = lower_conv.window_of(anchor, array)
+    assert isinstance(filters, np.ndarray)
     zero = int8_matmul.zero_point_of(ctx, region, x_zero)
     if zero.view is not None:
         zero = ZeroPoint(
             0, replace(zero.view, shape=(1,), strides=(0,))
         )  # one zero point for all pixels
     fill = zero.view or ctx.constant(np.array([zero.number], x.dtype.numpy), f"{node.name}.zero")
-    count = len(array)
+    count = len(filters)
     extra = operand_views(ctx, region, after.inputs, node.outputs[0].shape)
     return Int8Conv(
         region.outer(lower_conv.required_input(anchor, 0)),
-        array,
+        filters,
         None if zeros is None else np.broadcast_to(zeros.reshape(-1), (count,)),
         np.zeros(count, np.int64) if known_bias is None else known_bias.astype(np.int64),
         zero,
@@ -121,6 +149,38 @@ def _lower_dense(ctx: Lowering, node: Node, conv: Int8Conv) -> None:
         rows = source.slice(1, first // outer * inner, inner, 1)
         ready = weight.qvalues.transpose(3, 0, 1, 2)
         lower_conv.dense(ctx, node, rows, ready, conv.window, part, finish, filter)
+
+
+def _lower_runtime(ctx: Lowering, node: Node, conv: Int8Conv, w: Value, bias: View | None) -> None:
+    """Packs filters that are known at run time, then calls a product for every group.
+
+    `conv.filters` only has their shape.
+    """
+    weight = lower_conv.as_4d(ctx.view(w))
+    if conv.is_depthwise:
+        if conv.filters[0].size > EXACT_TAPS:
+            raise NoKernelError("its filter has too many taps for exact sums in f32")
+        lower_exact_depthwise(ctx, node, conv, float_taps(ctx, node, weight), Bias(bias))
+        return
+    filter = RuntimeInt8Filter(conv.x.dtype.is_signed, x_zero=conv.fill)
+    filters = conv.filters
+    if conv.groups == 1 and filters.shape[1] < FEW_CHANNELS:
+        filters = _pad_channels(filters, None, filter, ctx.target)
+    source = _source(ctx, node, conv, filters)
+    inner, outer = filters.shape[1], len(filters) // conv.groups
+    weight = channels_last(ctx, node, weight, inner)
+    for first in range(0, len(filters), outer):
+        this = replace(
+            filter,
+            offset=ctx.scratch(f"{node.name}.offset", "i32", outer),
+            bias=None if bias is None else bias.slice(0, first, outer, 1),
+        )
+        views = [view.slice(1, first, outer, 1) for view in conv.extra]
+        part = conv.y.slice(1, first, outer, 1)
+        finish = lower_conv.ConvEpilogue(conv.after, views, part, conv.lanes)
+        rows = source.slice(1, first // outer * inner, inner, 1)
+        own = weight.slice(0, first, outer, 1)
+        lower_conv.dense(ctx, node, rows, own, conv.window, part, finish, this)
 
 
 def _merge_groups(conv: Int8Conv) -> Int8Conv:

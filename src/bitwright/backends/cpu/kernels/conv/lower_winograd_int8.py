@@ -100,7 +100,7 @@ def _call(
     ctx: Lowering, node: Node, conv: Int8Conv, results: int, tile: Tile, block: int, weights: Array
 ) -> None:
     columns, channels = conv.filters.shape[:2]
-    bias = Bias(ctx, node.name, conv.bias)
+    bias = Bias.of(ctx, node.name, conv.bias)
     finish = ConvEpilogue(conv.after, conv.extra, conv.y, conv.lanes, bias)
     groups = max(1, STACK_BYTES // winograd_int8.int8_scratch_bytes(results, tile, channels))
     pairs = pairs_s16s16(ctx.target)

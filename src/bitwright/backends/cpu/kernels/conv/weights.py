@@ -12,6 +12,7 @@ import numpy as np
 
 from bitwright.backends.cpu.kernels.conv import winograd
 from bitwright.backends.cpu.kernels.conv.pack_weights import PackFilter, emit_pack_filter
+from bitwright.backends.cpu.kernels.conv.runtime_int8 import RuntimeInt8Filter
 from bitwright.backends.cpu.kernels.matmul.dot.dot_product import DotProduct
 from bitwright.backends.cpu.kernels.matmul.filters import Filter
 from bitwright.backends.cpu.kernels.matmul.register_tile import Tile
@@ -77,6 +78,8 @@ def packed_panels(
     if not isinstance(weight, View):
         runs = weight.transpose(2, 3, 1, 0).reshape(depth // run, run, columns)
         return ctx.constant(filter.pack(runs, tile, dot), f"{node.name}.weight")
+    if isinstance(filter, RuntimeInt8Filter):
+        return filter.pack_view(ctx, node, weight, tile, dot, run)
     form = PackFilter(tile, weight.strides[0] == 1)
     sizes: dict[str, Size] = {"height": height, "width": width}
     return _pack(ctx, node, weight, form, depth, sizes)

@@ -128,28 +128,48 @@ def _pack(
     inputs: dict[str, Value | None],
     terms: tuple[str, ...],
 ) -> _Packed:
-    """Calls the kernel that packs w."""
+    """Packs w."""
     view = ctx.view(w)
+    if view.strides[-1] != 1 and view.shape[-1] != 1 and view.strides[-2] != 1 != view.shape[-2]:
+        view = ctx.contiguous(w)
+    count, columns = product(view.shape[:-2]), view.shape[-1]
+    results = {name: ctx.scratch(f"{node.name}.{name}", "i32", count * columns) for name in terms}
+    shape = (*view.shape[:-2], columns)
+    needed = {
+        name: per_column(ctx.view(v), shape, name)
+        for name, v in inputs.items()
+        if v is not None and terms
+    }
+    return pack_matrices(ctx, node, view, tile, dot, needed, results)
+
+
+def pack_matrices(
+    ctx: Lowering,
+    node: Node,
+    view: View,
+    tile: Tile,
+    dot: Int8Dot,
+    inputs: dict[str, View],
+    results: dict[str, View],
+) -> _Packed:
+    """Calls the kernel that packs matrices […, k, n], contiguous on k or n.
+
+    It writes the terms of columns to `results`, from `inputs` [..., n] (`PackForm`).
+    """
     by_rows = view.strides[-1] == 1 or view.shape[-1] == 1
-    if not by_rows and view.strides[-2] != 1 and view.shape[-2] != 1:
-        view, by_rows = ctx.contiguous(w), True
     outer, (depth, columns) = view.shape[:-2], view.shape[-2:]
-    count = product(outer)
+    count, terms = product(outer), tuple(results)
     panels = (columns + (tile.columns - 1)) // tile.columns
     steps = (depth + (dot.group - 1)) // dot.group
     size = count * panels * steps * (tile.columns * dot.group)
     place = ctx.scratch(f"{node.name}.panels", "i8", size)
-    results = {name: ctx.scratch(f"{node.name}.{name}", "i32", count * columns) for name in terms}
-    needed = {name: v for name, v in inputs.items() if v is not None and terms}
-    shape = (*outer, columns)
-    reads = regions.Reads(
-        "r", [_per_column(ctx.view(v), shape, name) for name, v in needed.items()]
-    )
+    reads = regions.Reads("r", list(inputs.values()))
+    element = view.dtype
     form = pack_rhs.PackForm(
-        tile, dot.group, w.dtype.is_signed, len(outer), by_rows, dot.shift, terms, tuple(needed)
+        tile, dot.group, element.is_signed, len(outer), by_rows, dot.shift, terms, tuple(inputs)
     )
     kernel = ctx.kernel(
-        f"pack_rhs_{type_names(w.dtype)}",
+        f"pack_rhs_{type_names(element)}",
         (form, reads.key),
         lambda m, name: pack_rhs.emit_pack_rhs(m, name, form, reads),
     )
@@ -168,7 +188,7 @@ def _pack(
     return _Packed(place, results, contiguous(place.buffer, outer))
 
 
-def _per_column(view: View, shape: tuple[Size, ...], name: str) -> View:
+def per_column(view: View, shape: tuple[Size, ...], name: str) -> View:
     """A zero point or bias, broadcast to every column of every matrix."""
     if name == "w_zero" and len(view.shape) > 1:  # […, 1, n]
         axes = [axis for axis in range(len(view.shape)) if axis != len(view.shape) - 2]
