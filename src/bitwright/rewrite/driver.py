@@ -8,7 +8,7 @@ type of the value it replaces, and takes its name and source location. Bodies ar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,11 @@ from bitwright.rewrite.rule import Rule
 from bitwright.rewrite.trace import Trace
 
 FIRINGS_PER_NODE = 20
+CountUses = Callable[[Graph], Counter[Value]]
+
+
+def _count_all(graph: Graph) -> Counter[Value]:
+    return graph.uses
 
 
 class RuleBuilder(Builder):
@@ -44,8 +49,10 @@ class RuleBuilder(Builder):
 class Sweep:
     """One pass over the nodes of one graph."""
 
-    def __init__(self, graph: Graph, rules: Mapping[str, list[Rule]], trace: Trace) -> None:
-        self.graph, self.rules, self.trace = graph, rules, trace
+    def __init__(
+        self, graph: Graph, rules: Mapping[str, list[Rule]], trace: Trace, count_uses: CountUses
+    ) -> None:
+        self.graph, self.rules, self.trace, self._counts = graph, rules, trace, count_uses(graph)
         self.replaced: dict[Value, Value] = {}
         self.nodes: list[Node] = []
         self.origin: dict[Value, Value] = {}
@@ -68,7 +75,7 @@ class Sweep:
 
     def uses(self, value: Value) -> int:
         """How many times a value was read when the sweep began (a new value: once)."""
-        return self.graph.uses[self.origin.get(value, value)] or 1
+        return self._counts[self.origin.get(value, value)] or 1
 
     def run(self, budget: int) -> Graph:
         for node in self.graph.nodes:
@@ -185,20 +192,30 @@ def _take_names(
     )
 
 
-def rewrite(graph: Graph, rules: Iterable[Rule], trace: Trace | None = None) -> Graph:
-    """The graph with every rule applied, bodies included, until none fires."""
+def rewrite(
+    graph: Graph,
+    rules: Iterable[Rule],
+    trace: Trace | None = None,
+    count_uses: CountUses = _count_all,
+) -> Graph:
+    """The graph with every rule applied, bodies included, until none fires.
+
+    `count_uses` counts the readers of values that rules ask for.
+    """
     trace = Trace() if trace is None else trace
     by_op: dict[str, list[Rule]] = {}
     for rule in rules:
         by_op.setdefault(rule.pattern.op, []).append(rule)
-    return _rewrite(graph, by_op, trace)
+    return _rewrite(graph, by_op, trace, count_uses)
 
 
-def _rewrite(graph: Graph, by_op: Mapping[str, list[Rule]], trace: Trace) -> Graph:
-    graph = map_bodies(graph, lambda body: _rewrite(body, by_op, trace))
+def _rewrite(
+    graph: Graph, by_op: Mapping[str, list[Rule]], trace: Trace, count_uses: CountUses
+) -> Graph:
+    graph = map_bodies(graph, lambda body: _rewrite(body, by_op, trace, count_uses))
     budget = FIRINGS_PER_NODE * (len(graph.nodes) + 50)
     while True:
-        sweep = Sweep(graph, by_op, trace)
+        sweep = Sweep(graph, by_op, trace, count_uses)
         graph = sweep.run(budget)
         budget -= sum(sweep.fired.values())
         if not sweep.fired:

@@ -16,7 +16,7 @@ import numpy as np
 
 from bitwright.ir.dim import Size, bounds, product
 from bitwright.ir.dtype import f32, i32, i64
-from bitwright.ir.graph import Node
+from bitwright.ir.graph import Node, Value
 from bitwright.ir.types import normalize_axis
 from bitwright.ops.nn.windows import make_windows
 from bitwright.passes.lower_integer.operands import (
@@ -24,7 +24,7 @@ from bitwright.passes.lower_integer.operands import (
     QuantizedOperand,
     match_static_dequantize,
 )
-from bitwright.passes.lower_integer.scales import scale_constant
+from bitwright.passes.lower_integer.scales import over, scale_constant
 from bitwright.rewrite import Match, Rule, any_operands
 
 Array = np.ndarray[Any, Any]
@@ -58,11 +58,16 @@ def _mean(op: Any, source: QuantizedOperand, axes: Sequence[int], keepdims: bool
     total = op.reduce_sum(op.cast(source.qvalues, to=wide), axes=tuple(axes), keepdims=keepdims)
     zero = source.constant_zero
     count = op.sizes(values=(size,), shape=())
-    if zero is not None and zero.any():
+    point = None
+    if isinstance(source.zero, Value) and zero is None:
+        point = op.reshape(op.cast(source.zero, to=wide), shape=())
+    elif zero is not None and zero.any():
         point = op.constant(np.array(zero.reshape(-1)[0], wide.numpy))
+    if point is not None:
         total = op.sub(total, op.mul(op.cast(count, to=wide), point))
     mean = op.div(op.cast(total, to=f32), op.cast(count, to=f32))
-    return op.mul(mean, op.constant(np.float32(source.scale)))
+    assert source.known_scale is not None
+    return op.mul(mean, scale_constant(op, source.known_scale))
 
 
 def _plan_pool(m: Match) -> QuantizedOperand | str:
@@ -121,5 +126,6 @@ def _lower_pool(op: Any, m: Match, source: QuantizedOperand) -> Any:
     total = op.integer_conv(
         source.qvalues, op.constant(ones), source.zero, None, None, groups=channels, **attrs
     )
-    scale = np.asarray(source.scale) / _window_counts(node)
+    assert source.known_scale is not None
+    scale = over(op, source.known_scale, _window_counts(node))
     return op.mul(op.cast(total, to=f32), scale_constant(op, scale))

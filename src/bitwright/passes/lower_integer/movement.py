@@ -24,6 +24,7 @@ from bitwright.passes.lower_integer.operands import (
     match_dequantize,
     quantize_operands,
 )
+from bitwright.passes.lower_integer.scales import is_parameter
 from bitwright.rewrite import Match, Rule, any_operands
 
 Array = np.ndarray[Any, Any]
@@ -135,7 +136,7 @@ def _is_nearest(node: Node) -> bool:
     return bool(node.attrs["mode"] == "nearest" and node.attrs["coordinate_mode"] != CROP)
 
 
-def _pad_value(m: Match) -> Array | str | None:
+def _pad_value(m: Match) -> Array | Value | str | None:
     """The quantized padding value, which must be exact; None for other padding modes."""
     if reason := _why_not_move(m):
         return reason
@@ -145,15 +146,19 @@ def _pad_value(m: Match) -> Array | str | None:
     return "its padding value has no exact quantized value" if found is None else found
 
 
-def _quantized_padding(node: Node) -> Array | None:
+def _quantized_padding(node: Node) -> Array | Value | None:
     value = node.inputs[1] if len(node.inputs) > 1 else None
     number = np.zeros((), np.float32) if value is None else constant_value(value)
     assert node.inputs[0] is not None
     found = match_dequantize(node.inputs[0])
     assert not isinstance(found, str)
     zero = found.constant_zero
-    if number is None or found.scale is None or not found.is_static:
+    if number is None or not found.is_static:
         return None
+    if found.scale is None or (isinstance(found.zero, Value) and zero is None):
+        if number.any():
+            return None
+        return np.array(0, found.qvalues.dtype.numpy) if found.zero is None else found.zero
     point = 0 if zero is None else int(zero.reshape(-1)[0])
     q = np.rint(float(number.reshape(-1)[0]) / found.scale) + point
     element = found.qvalues.dtype
@@ -163,10 +168,12 @@ def _quantized_padding(node: Node) -> Array | None:
     return np.array(q, element.numpy) if is_exact else None
 
 
-def _pad(op: Any, m: Match, value: Array | None) -> Any:
+def _pad(op: Any, m: Match, value: Array | Value | None) -> Any:
     dequantize = next(m.root.operands).node
     qvalues, *parameters = dequantize.inputs
-    constant = None if value is None else op.constant(value)
+    constant = op.constant(value) if isinstance(value, np.ndarray) else value
+    if constant is not None and constant.rank:
+        constant = op.reshape(constant, shape=())
     padded = op.like(m.root, qvalues, constant, *m.root.inputs[2:])
     return op.like(dequantize, padded, *parameters)
 
@@ -194,7 +201,7 @@ def _why_not_quantize_before(m: Match) -> str:
     node = x.node
     if node.op not in _QUANTIZED_BEFORE and not (node.op == "resize" and _grows(node)):
         return f"{node.op} does more than move elements"
-    known = [v is None or constant_value(v) is not None for v in (scale, zero)]
+    known = [v is None or v.is_constant or is_parameter(v) for v in (scale, zero)]
     if m.root.attrs.get("axis") is not None or not all(known):
         return "it has no single constant scale"
     if m.uses(x) != 1:

@@ -2,6 +2,7 @@
 
 QuantizedOperand   x = (q - zero) * scale, q computed at run time, one scale or one per row
 Weight             the same for a constant: q and zero points as arrays, a scale per channel
+RuntimeWeight      a weight that training changes: q, zero points and scales are values
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import numpy as np
 from bitwright.ir.dtype import f32, i8, i32, u8
 from bitwright.ir.graph import Graph, Node, Value, constant_value
 from bitwright.ir.types import normalize_axis
+from bitwright.passes.lower_integer.scales import Scale, is_parameter
 from bitwright.rewrite.producers import comes_from
 
 Array = np.ndarray[Any, Any]
 INT32_LIMIT = 2**31
 """Accumulators are i32: the magnitude of a sum must stay below this."""
+MAX_DISTANCE = 255
+"""The largest |q - zero| of 8-bit values."""
 _PRODUCTS = frozenset({"integer_matmul", "integer_conv", "matmul", "conv"})
 
 
@@ -44,9 +48,21 @@ class QuantizedOperand:
         return constant_value(self.zero) if isinstance(self.zero, Value) else self.zero
 
     @property
+    def known_scale(self) -> Scale | None:
+        """The scale, if it is one constant or one parameter in training."""
+        if self.scale is not None:
+            return np.asarray(self.scale, np.float64)
+        value = self.dynamic_scale
+        is_one = value is not None and value.tensor.count == 1
+        return value if value is not None and is_one and is_parameter(value) else None
+
+    @property
     def is_static(self) -> bool:
-        """Whether scale and zero point are constants."""
-        return self.scale is not None and (self.zero is None or self.constant_zero is not None)
+        """Whether scale and zero point are constants, or parameters in training."""
+        zero = self.zero
+        if isinstance(zero, Value) and constant_value(zero) is None and not is_parameter(zero):
+            return False
+        return self.known_scale is not None
 
     @property
     def zero_count(self) -> int:
@@ -68,6 +84,16 @@ class QuantizedOperand:
             return high - low
         zero = int(known.reshape(-1)[0])
         return max(zero - low, high - zero)
+
+
+@dataclass(frozen=True)
+class RuntimeWeight:
+    qvalues: Value
+    perm: Sequence[int] | None
+    """The transposition that makes it the weight of the product."""
+    zero: Value | None
+    scale: Scale
+    """One, or one per output channel."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +145,7 @@ def match_dequantize(value: Value, rows: bool = False) -> QuantizedOperand | str
 
 
 def match_static_dequantize(value: Value) -> QuantizedOperand | str:
-    """As `match_dequantize`, for a non-constant with constant scale and zero point."""
+    """As `match_dequantize`, for a non-constant whose scale and zero point are static."""
     found = match_dequantize(value)
     if isinstance(found, str):
         return found
@@ -201,6 +227,45 @@ def match_weight(value: Value, channel: int) -> Weight | str:
     transposed = qvalues.transpose(perm) if perm else qvalues
     has_zero = zero is not None and zero.any()
     return Weight(transposed, zero if has_zero else None, scale.astype(np.float64))
+
+
+def match_runtime_weight(value: Value, channel: int) -> RuntimeWeight | str | None:
+    """The 8-bit weight that training changes, with its output channels on this axis.
+
+    None if the value is a constant, or an activation with a scale of its own.
+    """
+    perm: Sequence[int] | None = None
+    if value.node.op == "transpose":
+        perm = value.node.attrs["perm"]
+        (value,) = value.node.operands
+    node = value.node
+    if node.op != "dequantize" or value.dtype != f32 or _is_constant(value):
+        return None
+    source, scale, zero = quantize_operands(node)
+    known, axis = constant_value(scale), node.attrs.get("axis")
+    if axis is None and (known is not None or not is_parameter(scale)) and channel == -1:
+        return None
+    if source.dtype not in ((i8, u8) if channel == -1 else (i8,)) or scale.dtype != f32:
+        return f"{value} is dequantized from {source.dtype} with scales in {scale.dtype}"
+    if axis is not None:
+        order = range(source.rank) if perm is None else perm
+        if node.attrs.get("block") or normalize_axis(axis, source.rank) != order[channel]:
+            return f"{value} has scales along another axis than the output channels"
+    if known is not None and not (np.isfinite(known).all() and (known > 0).all()):
+        return f"{value} has a scale that is not a positive number"
+    exact = scale if known is None else known.astype(np.float64)
+    return RuntimeWeight(source, perm, _nonzero(zero), exact)
+
+
+def _nonzero(zero: Value | None) -> Value | None:
+    """A zero point that may differ from 0."""
+    known = constant_value(zero)
+    return zero if known is None or known.any() else None
+
+
+def max_product(source: QuantizedOperand, has_zero: bool) -> int:
+    """The largest |(x - x_zero)(w - w_zero)| of any 8-bit weight."""
+    return source.max_distance * (MAX_DISTANCE if has_zero else 128)
 
 
 def constant_qvalues(value: Value) -> Array | None:

@@ -4,6 +4,7 @@
     quantize(gelu(cast(y) * m))             ->  requantize(gelu(cast(y) * m) * (1 / s))
 
 Clips and relus at or beyond the ends of the integer range are dropped: requantize saturates there.
+Scales that training changes are divided in the graph.
 """
 
 from __future__ import annotations
@@ -17,10 +18,17 @@ from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.ops.core.registry import get
 from bitwright.passes.lower_integer import operands
 from bitwright.passes.lower_integer.scales import (
+    Scale,
+    in_f64,
+    is_parameter,
+    known_scale,
     match_positive_scale,
     match_scaled_product,
+    over,
     round_f32,
+    rounded,
     scale_constant,
+    times,
 )
 from bitwright.rewrite import Match, Rule, any_operands
 
@@ -34,7 +42,7 @@ def requantize_rule() -> Rule:
 
 
 class _Requantize(NamedTuple):
-    scale: Array
+    scale: Scale
     is_linear: bool
     """Whether the division can join the scales of the operands (`_is_linear`)."""
 
@@ -42,24 +50,26 @@ class _Requantize(NamedTuple):
 def _plan(m: Match) -> _Requantize | str:
     node = m.root
     x, scale, _ = operands.quantize_operands(node)
-    known = constant_value(scale)
+    known = known_scale(scale)
     to: DType = node.attrs["to"]
     if node.attrs.get("axis") is not None or known is None or not to.is_integer:
         return "it has no single constant scale, or no integer type"
     if x.dtype != f32 or scale.dtype != f32 or to.bits > 16:
         return "it is not f32"
-    if not (np.isfinite(known).all() and (known > 0).all()):
-        return "its scale is not a positive number"
+    if isinstance(known, np.ndarray):
+        if not (np.isfinite(known).all() and (known > 0).all()):
+            return "its scale is not a positive number"
+        known = np.asarray(known.reshape(-1)[0])
     is_linear = _is_linear(m, x)
     if is_linear or operands.comes_from_product(x):
-        return _Requantize(np.asarray(known.reshape(-1)[0], np.float64), is_linear)
+        return _Requantize(known, is_linear)
     return "it does not come from a product"
 
 
 def _is_linear(m: Match, value: Value, top: bool = True) -> bool:
     """Whether a value consists of scaled integers, their sums and differences, and clips only."""
     node = value.node
-    if constant_value(value) is not None:
+    if constant_value(value) is not None or is_parameter(value):
         return not top
     known = operands.match_dequantize(value)
     if isinstance(known, operands.QuantizedOperand):
@@ -88,14 +98,34 @@ def _lower(op: Any, m: Match, plan: _Requantize) -> Any:
     if point is not None:
         first = float(point.reshape(-1)[0])
         ends = float(to.min) - first, float(to.max) - first
-    inner, scale, upper = _drop_clips(x, plan.scale, ends)
+    scale = plan.scale
+    if isinstance(scale, Value):
+        inner, upper_bound = (x, None) if plan.is_linear else _drop_high_clip(op, x, scale, ends)
+        bounded = False
+        scale = op.reshape(in_f64(op, scale), shape=())
+    else:
+        inner, scale, upper = _drop_clips(x, scale, ends)
+        upper_bound = None if upper is None else op.constant(upper)
+        bounded = _max_abs(inner, scale) < BOUND
     divided = _divide_scales(op, inner, scale) if plan.is_linear else _divide(op, inner, scale)
-    upper_bound = None if upper is None else op.constant(upper)
-    bounded = _max_abs(inner, scale) < BOUND
     return op.requantize(divided, zero, upper_bound, to=to, bounded=bounded)
 
 
-def _divide(op: Any, value: Value, scale: Array) -> Value:
+def _drop_high_clip(
+    op: Any, value: Value, scale: Value, ends: tuple[float, float] | None
+) -> tuple[Value, Value | None]:
+    """As `_drop_clips` with a scale known at run time, for a relu or a clip of positive values."""
+    limits = None if ends is None else _clip_limits(value.node)
+    if ends is None or limits is None:
+        return value, None
+    low, high = limits
+    if low is not None and (low.any() or ends[0] < 0):
+        return value, None
+    upper = None if high is None else rounded(op, over(op, high.astype(np.float64), scale))
+    return next(value.node.operands), upper
+
+
+def _divide(op: Any, value: Value, scale: Scale) -> Value:
     """value / scale, with the division in a trailing scale and constant, if there are any.
 
     The rounding of a sum of products and its bias stays as the graph has it, as in other runtimes.
@@ -106,35 +136,50 @@ def _divide(op: Any, value: Value, scale: Array) -> Value:
             if known is None or x is None or x.shape != value.shape:
                 continue
             if match_positive_scale(x):
-                rest = op.constant(round_f32(known / scale))
+                rest = rounded(op, over(op, known.astype(np.float64), scale))
                 return op.add(_divide(op, x, scale), rest)  # type: ignore[no-any-return]
     if found := match_positive_scale(value):
-        value, scale = found[0], scale / found[1]
-    return op.mul(value, op.constant(round_f32(1 / scale)))  # type: ignore[no-any-return]
+        value, scale = found[0], over(op, scale, found[1])
+    return op.mul(value, rounded(op, over(op, 1.0, scale)))  # type: ignore[no-any-return]
 
 
-def _divide_scales(op: Any, value: Value, scale: Array) -> Value:
+def _divide_scales(op: Any, value: Value, scale: Scale) -> Value:
     """value / scale, with the division in the scales of the operands; it may be per channel."""
     array = constant_value(value)
     if array is not None:
-        return op.constant(round_f32(array / scale))  # type: ignore[no-any-return]
+        return rounded(op, over(op, array.astype(np.float64), scale))
     known = operands.match_dequantize(value)
-    if isinstance(known, operands.QuantizedOperand) and known.scale is not None:
-        # (q - zero) f -> q f - (zero f), one operation less
-        ratio = known.scale / scale
-        real = op.mul(op.cast(known.qvalues, to=f32), op.constant(round_f32(ratio)))
-        zero = known.constant_zero
-        if zero is not None and zero.any():
-            real = op.add(real, op.constant(round_f32(-float(zero.reshape(-1)[0]) * ratio)))
-        return real  # type: ignore[no-any-return]
+    if isinstance(known, operands.QuantizedOperand) and known.is_static:
+        return _rescale(op, known, scale)
+    if is_parameter(value):
+        return rounded(op, over(op, value, scale))
     if found := match_scaled_product(value):
         product, factor = found
         real = op.cast(product.outputs[0], to=f32)
-        return op.mul(real, scale_constant(op, factor / scale))  # type: ignore[no-any-return]
+        return op.mul(real, scale_constant(op, over(op, factor, scale)))  # type: ignore[no-any-return]
     if scaled := match_positive_scale(value):
-        return _divide_scales(op, scaled[0], scale / scaled[1])
+        return _divide_scales(op, scaled[0], over(op, scale, scaled[1]))
     parts = [None if v is None else _divide_scales(op, v, scale) for v in value.node.inputs]
     return op.like(value.node, *parts)  # type: ignore[no-any-return]
+
+
+def _rescale(op: Any, known: operands.QuantizedOperand, scale: Scale) -> Value:
+    """(q - zero) f as q f - (zero f), one operation less."""
+    assert known.known_scale is not None
+    ratio = over(op, _scalar(op, known.known_scale), scale)
+    real = op.mul(op.cast(known.qvalues, to=f32), rounded(op, ratio))
+    zero = known.constant_zero
+    if isinstance(known.zero, Value) and zero is None:
+        moved = times(op, op.neg(_scalar(op, known.zero)), ratio)
+        return op.add(real, rounded(op, moved))  # type: ignore[no-any-return]
+    if zero is not None and zero.any():
+        real = op.add(real, rounded(op, times(op, -float(zero.reshape(-1)[0]), ratio)))
+    return real  # type: ignore[no-any-return]
+
+
+def _scalar(op: Any, number: Scale) -> Scale:
+    """A number of one element as a scalar; a run-time value in f64."""
+    return op.reshape(in_f64(op, number), shape=()) if isinstance(number, Value) else number
 
 
 def _drop_clips(
