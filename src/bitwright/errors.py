@@ -74,4 +74,4 @@ class QuantizationError(BitwrightError):
 
 
 class TrainingError(BitwrightError):
-    """Training that cannot start or go on: settings, data, checkpoints, a loss that is not finite."""
+    """Training that cannot start or go on: settings, data, checkpoints, a non-finite loss."""

@@ -41,7 +41,7 @@ def number(b: Builder, value: float, like: Value) -> Value:
 
 def full_like(b: Builder, value: float, like: Value) -> Value:
     """A tensor of one number, with the type of `like`."""
-    return b.expand(number(b, value, like), shape=like.shape)
+    return b.expand(number(b, value, like), shape=like.shape)  # type: ignore[no-any-return]
 
 
 def elementwise(*partials: Callable[..., Any] | None) -> Rule:

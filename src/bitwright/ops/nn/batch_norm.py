@@ -23,6 +23,7 @@ from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.core.reverse import composed
+from bitwright.ops.nn.channel_moments import channel_moments
 from bitwright.ops.nn.channels import (
     add_channel_bias,
     as_channels,
@@ -45,20 +46,10 @@ def _infer_train(x: TensorType, scale: TensorType, bias: TensorType, eps: float)
 
 
 def _train(x: Array, scale: Array, bias: Array, eps: float) -> tuple[Array, Array, Array]:
-    axes = outside_channels(x.ndim)
-    values = wide(x)
-    with np.errstate(invalid="ignore"):  # of an empty batch
-        mean = _mean(values, axes)
-        centred = values - per_channel("mean", mean, x)
-        var = _mean(centred**2, axes)
+    mean, var = channel_moments(x)
+    centred = wide(x) - per_channel("mean", mean, x)
     y = centred / np.sqrt(per_channel("var", var, x) + eps) * per_channel("scale", scale, x)
     return add_channel_bias(y, bias), mean, var
-
-
-def _mean(values: Array, axes: tuple[int, ...]) -> Array:
-    """The mean over axes; 0 of nothing."""
-    total: Array = np.sum(values, axis=axes)
-    return np.asarray(total / max(values.size // max(total.size, 1), 1))
 
 
 def _infer_backward(

@@ -9,17 +9,22 @@ Boxes are x1, y1, x2, y2 in image coordinates; `spatial_scale` maps them to pixe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
 from bitwright.ir.dtype import i64
+from bitwright.ir.graph import Node
 from bitwright.ir.types import TensorType
 from bitwright.ops.core import expect
+from bitwright.ops.core.builder import Builder
+from bitwright.ops.core.derivatives import refuse
 from bitwright.ops.core.numeric import wide
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
+from bitwright.ops.core.reverse import Gradients, takes_wanted
 from bitwright.ops.shape.gather import check_shape
 
 
@@ -36,7 +41,7 @@ def _require_positive(what: str, *values: int) -> None:
         raise InferenceError(f"{what} is too small", expected="at least 1", found=list(values))
 
 
-def _infer_align(
+def infer_align(
     x: TensorType,
     rois: TensorType,
     batch_indices: TensorType,
@@ -57,7 +62,7 @@ def _infer_align(
     return x.with_shape((rois.shape[0], x.shape[1], output_height, output_width))
 
 
-def _check_images(indices: Array, count: int) -> None:
+def check_images(indices: Array, count: int) -> None:
     outside = (indices < 0) | (indices >= count)
     if outside.any():
         raise RunError(
@@ -83,47 +88,72 @@ def _neighbours(places: Array, size: int) -> tuple[Array, Array]:
     return cells, np.stack([1 - fraction, fraction]) * inside
 
 
-def _align(
-    x: Array,
+@dataclass(frozen=True)
+class Points:
+    """The sampling points of one box: pixels and weights [2, n] along both axes."""
+
+    ys: Array
+    y_weights: Array
+    xs: Array
+    x_weights: Array
+    bins: tuple[int, int, int, int]
+    """Output rows, points in a row of bins, output columns, points in a column."""
+
+    @property
+    def corners(self) -> list[tuple[Array, Array, Array]]:
+        """Rows, columns and weights of the four pixels around each point."""
+        return [
+            (self.ys[i][:, None], self.xs[j], self.y_weights[i][:, None] * self.x_weights[j])
+            for i in (0, 1)
+            for j in (0, 1)
+        ]
+
+
+def sampling_points(
+    sizes: tuple[int, ...],
     rois: Array,
-    batch_indices: Array,
-    mode: str,
     output_height: int,
     output_width: int,
     sampling_ratio: int,
     spatial_scale: float,
     coordinate_mode: str,
-) -> Array:
+    **_: Any,
+) -> Iterator[Points | None]:
+    """The points of each box on images of these sizes; None for a box without points."""
     half_pixel = coordinate_mode == "half_pixel"
-    check_shape("batch_indices", batch_indices.shape, rois.shape[:1])
-    _check_images(batch_indices, len(x))
-    boxes = wide(rois) * spatial_scale - (0.5 if half_pixel else 0.0)
-    result = np.zeros((len(rois), x.shape[1], output_height, output_width))
-    for number, (left, top, right, bottom) in enumerate(boxes):
+    for left, top, right, bottom in wide(rois) * spatial_scale - (0.5 if half_pixel else 0.0):
         height, width = bottom - top, right - left
         if not half_pixel:  # a box without area covers one pixel
             height, width = max(height, 1.0), max(width, 1.0)
         rows = sampling_ratio or max(math.ceil(height / output_height), 0)
         columns = sampling_ratio or max(math.ceil(width / output_width), 0)
         if not rows or not columns:
+            yield None
             continue
-        ys, y_weights = _neighbours(_grid(top, height, output_height, rows), x.shape[2])
-        xs, x_weights = _neighbours(_grid(left, width, output_width, columns), x.shape[3])
+        ys, y_weights = _neighbours(_grid(top, height, output_height, rows), sizes[0])
+        xs, x_weights = _neighbours(_grid(left, width, output_width, columns), sizes[1])
+        bins = (output_height, rows, output_width, columns)
+        yield Points(ys, y_weights, xs, x_weights, bins)
+
+
+def _align(x: Array, rois: Array, batch_indices: Array, **attrs: Any) -> Array:
+    check_shape("batch_indices", batch_indices.shape, rois.shape[:1])
+    check_images(batch_indices, len(x))
+    result = np.zeros((len(rois), x.shape[1], attrs["output_height"], attrs["output_width"]))
+    for number, points in enumerate(sampling_points(x.shape[2:], rois, **attrs)):
+        if points is None:
+            continue
         image = wide(x[batch_indices[number]])
-        corners = [
-            image[:, ys[i][:, None], xs[j]] * (y_weights[i][:, None] * x_weights[j])
-            for i in (0, 1)
-            for j in (0, 1)
-        ]
-        bins = (x.shape[1], output_height, rows, output_width, columns)
-        if mode == "avg":
-            result[number] = sum(corners).reshape(bins).mean(axis=(2, 4))
+        corners = [image[:, ys, xs] * weights for ys, xs, weights in points.corners]
+        bins = (x.shape[1], *points.bins)
+        if attrs["mode"] == "avg":
+            result[number] = np.sum(corners, axis=0).reshape(bins).mean(axis=(2, 4))
         else:  # ONNX takes the largest weighted corner, not the sum of the corners
             result[number] = np.max(corners, axis=0).reshape(bins).max(axis=(2, 4))
     return result
 
 
-def _infer_max(
+def infer_max(
     x: TensorType, rois: TensorType, pooled_shape: Sequence[int], spatial_scale: float
 ) -> TensorType:
     _require_boxes(x, rois, 5)
@@ -146,25 +176,32 @@ def _bins(low: int, high: int, count: int, size: int) -> list[slice]:
     return edges
 
 
-def _max_pool(x: Array, rois: Array, pooled_shape: Sequence[int], spatial_scale: float) -> Array:
-    table = wide(rois)
-    images = table[:, 0].astype(np.int64)
-    _check_images(images, len(x))
+def pixel_boxes(rois: Array, spatial_scale: float) -> Array:
+    """The corners in whole pixels, halves rounded away from zero."""
+    scaled = wide(rois)[:, 1:] * spatial_scale
+    return np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).astype(np.int64)
+
+
+def roi_bins(
+    x: Array, rois: Array, pooled_shape: Sequence[int], spatial_scale: float
+) -> Iterator[tuple[int, int, int, slice, slice]]:
+    """Box, output row, output column and the pixels of each bin that has pixels."""
     height, width = pooled_shape
-    scaled = table[:, 1:] * spatial_scale
-    # to whole pixels, halves away from zero
-    boxes = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).astype(np.int64)
-    result = np.zeros((len(rois), x.shape[1], height, width))
-    for number, (left, top, right, bottom) in enumerate(boxes.tolist()):
-        image = wide(x[images[number]])
+    for number, box in enumerate(pixel_boxes(rois, spatial_scale).tolist()):
+        left, top, right, bottom = box
         columns = _bins(left, right, width, x.shape[3])
         for row, rows in enumerate(_bins(top, bottom, height, x.shape[2])):
-            if rows.start >= rows.stop:
-                continue
-            highest = image[:, rows].max(axis=1)
             for column, cells in enumerate(columns):
-                if cells.start < cells.stop:
-                    result[number, :, row, column] = highest[:, cells].max(axis=1)
+                if rows.start < rows.stop and cells.start < cells.stop:
+                    yield number, row, column, rows, cells
+
+
+def _max_pool(x: Array, rois: Array, pooled_shape: Sequence[int], spatial_scale: float) -> Array:
+    images = wide(rois)[:, 0].astype(np.int64)
+    check_images(images, len(x))
+    values, result = wide(x), np.zeros((len(rois), x.shape[1], *pooled_shape))
+    for number, row, column, rows, cells in roi_bins(x, rois, pooled_shape, spatial_scale):
+        result[number, :, row, column] = values[images[number], :, rows, cells].max(axis=(1, 2))
     return result
 
 
@@ -190,22 +227,38 @@ def _max_samples() -> list[Sample]:
     ]
 
 
+ALIGN_ATTRS = {
+    "mode": Attr("str", "avg", ("avg", "max")),
+    "output_height": Attr("int", 1),
+    "output_width": Attr("int", 1),
+    "sampling_ratio": Attr("int", 0),
+    "spatial_scale": Attr("float", 1.0),
+    "coordinate_mode": Attr("str", "half_pixel", ("half_pixel", "output_half_pixel")),
+}
+MAX_ATTRS = {"pooled_shape": Attr("ints"), "spatial_scale": Attr("float", 1.0)}
+
+
+@takes_wanted
+def _grad_align(b: Builder, node: Node, dys: list[Any], wanted: list[bool]) -> Gradients:
+    refuse(node, wanted, 1, "boxes are not differentiated, as in torchvision")
+    return [b.roi_align_backward(dys[0], *node.operands, **node.attrs)]
+
+
+def _grad_max(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """Boxes are rounded to pixels, so their gradient is zero."""
+    return [b.max_roi_pool_backward(dys[0], *node.operands, **node.attrs)]
+
+
 OPDEFS = [
     OpDef(
         "roi_align",
         Kind.REDUCTION,
         "x, rois, batch_indices",
-        infer=_infer_align,
+        infer=infer_align,
         reference=_align,
         samples=_align_samples,
-        attrs={
-            "mode": Attr("str", "avg", ("avg", "max")),
-            "output_height": Attr("int", 1),
-            "output_width": Attr("int", 1),
-            "sampling_ratio": Attr("int", 0),
-            "spatial_scale": Attr("float", 1.0),
-            "coordinate_mode": Attr("str", "half_pixel", ("half_pixel", "output_half_pixel")),
-        },
+        grad=_grad_align,
+        attrs=ALIGN_ATTRS,
         doc="Each box rois[R, 4] of its image, averaged over interpolated points of each bin.",
         keeps=("rois",),
     ),
@@ -213,10 +266,11 @@ OPDEFS = [
         "max_roi_pool",
         Kind.MOVEMENT,
         "x, rois",
-        infer=_infer_max,
+        infer=infer_max,
         reference=_max_pool,
         samples=_max_samples,
-        attrs={"pooled_shape": Attr("ints"), "spatial_scale": Attr("float", 1.0)},
+        grad=_grad_max,
+        attrs=MAX_ATTRS,
         doc="The largest value in each bin of each box rois[R, 5] (image, then corners).",
         keeps=("rois",),
     ),
