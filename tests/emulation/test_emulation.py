@@ -34,6 +34,7 @@ pytestmark = [
 def emulated(processor, *arguments, **environment):
     """A Python process on that processor."""
     given = {"PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1", **environment}
+    given["OPENBLAS_CORETYPE"] = processor  # OpenBLAS does not recognize every emulated processor
     return subprocess.run(
         [str(QEMU), "-cpu", processor, sys.executable, *map(str, arguments)],
         env={**os.environ, **given},

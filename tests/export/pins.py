@@ -3,10 +3,12 @@
 A sample is named "op-number"; `NOT_IN_ORT` names ops on element types, as "op type".
 """
 
+from bitwright.export.onnx.mappings.training import TRAINING_OPS
+
 NO_ONNX_FORM = {"conj", "real", "imag", "squared_norm", "complex", "fft"}
 NO_ONNX_FORM |= {"cast-11", "cast-12", "matmul-9"}
-NO_ONNX_FORM |= {"integer_rnn", "integer_gru", "integer_lstm"}
-"""No ONNX op computes with complex numbers, or quantizes the states of a layer."""
+NO_ONNX_FORM |= {"integer_rnn", "integer_gru", "integer_lstm", *TRAINING_OPS}
+"""No ONNX op computes with complex numbers, quantizes the states of a layer, or trains."""
 
 RANDOM = {"random_uniform", "random_normal", "bernoulli", "multinomial"}
 """Random numbers differ between runtimes; only their type is compared."""

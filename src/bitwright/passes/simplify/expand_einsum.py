@@ -33,7 +33,8 @@ def _terms(m: Match) -> tuple[list[Term], list[str]]:
 
 def expand(op: Any, m: Match) -> Any:
     given, result = _terms(m)
-    terms = [_diagonal(op, term) for term in given]
+    sizes = _sizes(given)
+    terms = [_without_ones(op, _diagonal(op, term), sizes) for term in given]
     current = terms[0]
     for number, term in enumerate(terms[1:], 1):
         later = {label for _, labels in terms[number + 1 :] for label in labels}
@@ -51,6 +52,25 @@ def _diagonal(op: Any, term: Term) -> Term:
             picked = op.slice(flat, starts=[0], stops=[stop], steps=[step], axes=[at])
             return _diagonal(op, (picked, [*labels[:at], *labels[at + 1 :]]))
     return term
+
+
+def _sizes(terms: Sequence[Term]) -> dict[str, set[Any]]:
+    """The sizes of the axes of each label."""
+    found: dict[str, set[Any]] = {}
+    for x, labels in terms:
+        for label, size in zip(labels, x.shape, strict=True):
+            found.setdefault(label, set()).add(size)
+    return found
+
+
+def _without_ones(op: Any, term: Term, sizes: dict[str, set[Any]]) -> Term:
+    """The term without axes of size 1 that broadcast to the size of another operand."""
+    x, labels = term
+    kept = [at for at, label in enumerate(labels) if x.shape[at] != 1 or len(sizes[label]) == 1]
+    if len(kept) == len(labels):
+        return term
+    shape = tuple(x.shape[at] for at in kept)
+    return op.reshape(x, shape=shape), [labels[at] for at in kept]
 
 
 def _summed(op: Any, term: Term, needed: Iterable[str]) -> Term:
@@ -101,19 +121,15 @@ def is_weight(value: Value) -> bool:
 
 
 def why_not_expand(m: Match) -> str | bool:
-    terms, result = _terms(m)
-    sizes: dict[str, set[Any]] = {}
+    terms, _ = _terms(m)
     for x, labels in terms:
-        for label, size in zip(labels, x.shape, strict=True):
-            sizes.setdefault(label, set()).add(size)
         repeated = {label for label, count in Counter(labels).items() if count > 1}
         for label in repeated:
             places = [at for at, other in enumerate(labels) if other == label]
             is_near = places[-1] - places[0] == len(places) - 1
             if not is_near or not all(isinstance(x.shape[at], int) for at in places):
                 return f"the diagonal of axes {label!r} is not a strided slice"
-    spread = [label for label, found in sizes.items() if len(found) > 1]
-    if any(label not in result or label[0] != "." for label in spread):
+    if any(len(found - {1}) > 1 for found in _sizes(terms).values()):
         return "axes of one name have different sizes"
     return False
 
