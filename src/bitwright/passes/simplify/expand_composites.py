@@ -6,6 +6,7 @@
     dynamic_quantize  the same with scale and zero point from the range of x
     einsum            products of two operands at a time (`expand_einsum`)
     cast              to 4-bit or 2-bit integers: through i8
+    batch_norm_*      sums over channels and elementwise ops (`expand_batch_norm`)
     rnn, gru, lstm    of half floats: computed in f32
 
 Half floats are computed in f32, so that only the result is rounded.
@@ -19,6 +20,7 @@ from bitwright.ir.dtype import DType, f32, f64, i32, i64
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ops.core.registry import get
 from bitwright.ops.nn.loss import cross_entropy_by_ops
+from bitwright.passes.simplify.expand_batch_norm import BATCH_NORM
 from bitwright.passes.simplify.expand_einsum import EINSUM
 from bitwright.rewrite import Match, Rule, Trace, rewrite
 
@@ -173,6 +175,7 @@ def _why_not_f32(m: Match) -> str | bool:
 
 RULES = [
     EINSUM,
+    *BATCH_NORM,
     Rule("rnn-in-f32", lambda op: op.rnn(...), _compute_in_f32, _why_not_f32),
     Rule("gru-in-f32", lambda op: op.gru(...), _compute_in_f32, _why_not_f32),
     Rule("lstm-in-f32", lambda op: op.lstm(...), _compute_in_f32, _why_not_f32),
