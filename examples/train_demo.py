@@ -9,17 +9,20 @@ The same seed gives the same files, with any number of threads.
 
 from __future__ import annotations
 
+import argparse
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+from sklearn.datasets import load_digits
 
 import bitwright as bw
 from bitwright.ir import Graph, Value
 
 SEED = 20
 HELD_OUT, CALIBRATION = 600, 128
-EPOCHS, BATCH, PEAK_RATE, WEIGHT_DECAY = 80, 64, 4e-3, 2e-2
+EPOCHS, BATCH, PEAK_RATE, WEIGHT_DECAY, SMOOTHING = 80, 64, 4e-3, 2e-2, 0.05
 FOLDER = Path(__file__).parent.parent / "src" / "bitwright" / "demo"
 Array = np.ndarray
 
@@ -33,7 +36,7 @@ class Digits:
     def graph(self) -> Graph:
         image = self.b.input("image", "f32[batch, 1, 8, 8]")
         x = self.residual(self.convolution(image, 16, "stem"), 16, "block1")
-        x = self.b.max_pool(self.convolution(x, 32, "widen"), kernel_shape=(2, 2), strides=(2, 2))
+        x = self.b.max_pool(self.convolution(x, 32, "widen"), kernel=(2, 2), strides=(2, 2))
         x = self.b.reduce_mean(self.residual(x, 32, "block2"), axes=(2, 3), keepdims=False)
         w = self.parameter("head.weight", (32, 10), 1 / math.sqrt(32))
         bias = self.parameter("head.bias", (10,), 1 / math.sqrt(32))
@@ -89,3 +92,91 @@ def distorted(images: Array, random: np.random.Generator) -> Array:
     upper = pixels(top, left) * (1 - right) + pixels(top, left + 1) * right
     lower = pixels(top + 1, left) * (1 - right) + pixels(top + 1, left + 1) * right
     return (upper * (1 - down) + lower * down).astype(np.float32)[:, None]
+
+
+def smoothed_cross_entropy(b: bw.Builder, outputs: Mapping[str, Value]) -> Value:
+    """Cross entropy with a part of the probability spread over all classes."""
+    logits = outputs["logits"]
+    labels = b.input("labels", "i64[batch]")
+    spread = b.neg(b.reduce_mean(b.log_softmax(logits), axes=(0, 1), keepdims=False))
+    exact = b.cross_entropy(logits, labels)
+    return b.add(b.mul(exact, 1 - SMOOTHING), b.mul(spread, SMOOTHING))
+
+
+def train(images: Array, labels: Array) -> Graph:
+    """The trained model in evaluation form."""
+    steps = len(images) // BATCH
+
+    def batches() -> Iterator[dict[str, Array]]:
+        random = np.random.default_rng(SEED)
+        for _ in range(EPOCHS):
+            order = random.permutation(len(images))
+            for chosen in order[: steps * BATCH].reshape(steps, BATCH):
+                yield {"image": distorted(images[chosen], random), "labels": labels[chosen]}
+
+    rising = 3 * EPOCHS * steps // 10
+    trainer = bw.Trainer(
+        Digits().graph(),
+        loss=smoothed_cross_entropy,
+        optimizer=bw.AdamW(lr=PEAK_RATE, weight_decay=WEIGHT_DECAY),
+        schedule=bw.train.warmup(rising).then(rising, bw.train.cosine(EPOCHS * steps - rising)),
+        seed=SEED,
+    )
+    trainer.fit(batches(), epochs=1, progress=False)
+    return trainer.model()
+
+
+def correct(model: Graph, images: Array, labels: Array) -> int:
+    """The number of images that the model classifies correctly."""
+    logits = bw.compile(model).run({"image": images})["logits"]
+    return int((logits.argmax(axis=1) == labels).sum())
+
+
+def scaled(images: Array) -> Array:
+    """Pixels 0 to 16 as model inputs: f32[n, 1, 8, 8], 0 to 1."""
+    return (images[:, None] / np.float32(16)).astype(np.float32)
+
+
+def validate(images: Array, labels: Array, folds: int) -> None:
+    """Print the accuracy on each fold of a model trained on the others."""
+    right = 0
+    for fold in range(folds):
+        left_out = np.arange(len(images)) % folds == fold
+        model = train(scaled(images[~left_out]), labels[~left_out])
+        found = correct(model, scaled(images[left_out]), labels[left_out])
+        right += found
+        print(f"fold {fold}: {found / left_out.sum():.4f}")
+    print(f"all folds: {right / len(images):.4f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train the demo model.")
+    parser.add_argument("--validate", type=int, metavar="FOLDS", help="cross-validate and stop")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder that receives the files")
+    arguments = parser.parse_args()
+
+    data = load_digits()
+    order = np.random.default_rng(SEED).permutation(len(data.images))
+    images = data.images[order].astype(np.uint8)
+    labels = data.target[order].astype(np.int64)
+    training = slice(HELD_OUT, None)
+    if arguments.validate:
+        validate(images[training], labels[training], arguments.validate)
+        return
+
+    model = train(scaled(images[training]), labels[training])
+    model.save(arguments.out / "digits.onnx")
+    calibration = slice(HELD_OUT, HELD_OUT + CALIBRATION)
+    np.savez_compressed(
+        arguments.out / "digits.npz",
+        held_out_images=images[:HELD_OUT],
+        held_out_labels=labels[:HELD_OUT].astype(np.uint8),
+        calibration_images=images[calibration],
+        calibration_labels=labels[calibration].astype(np.uint8),
+    )
+    right = correct(model, scaled(images[:HELD_OUT]), labels[:HELD_OUT])
+    print(f"held out: {right} of {HELD_OUT} correct, {right / HELD_OUT:.2%}")
+
+
+if __name__ == "__main__":
+    main()

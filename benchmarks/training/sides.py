@@ -29,9 +29,7 @@ class Side(Protocol):
     def predict(self, x: Array) -> Array: ...
 
 
-def make_side(
-    name: str, recipe: Recipe, threads: int, seed: int, precision: str = "f32"
-) -> Side:
+def make_side(name: str, recipe: Recipe, threads: int, seed: int, precision: str = "f32") -> Side:
     """The side `bitwright`, `eager` or `compiled` at the start of a training."""
     torch.manual_seed(seed)
     module = recipe.module()
