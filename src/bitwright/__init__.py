@@ -39,6 +39,9 @@ if TYPE_CHECKING:  # for type checkers and editors
     from bitwright.report.bench import bench
     from bitwright.report.compare import compare
     from bitwright.report.profile import profile
+    from bitwright.train.lora.add import add_lora
+    from bitwright.train.lora.file import load_lora, save_lora
+    from bitwright.train.lora.merge import merge_lora, remove_lora, unmerge_lora
     from bitwright.train.optimizers import SGD, Adam, AdamW, Lion
     from bitwright.train.qat.config import QatConfig
     from bitwright.train.qat.convert import convert_qat
@@ -50,11 +53,11 @@ __version__ = "0.1.0"
 __all__ = [
     "SGD", "Adam", "AdamW", "BitwrightError", "Builder", "CastConfiguration", "Executable",
     "Graph", "Lion", "Observer", "QatConfig", "QuantConfig", "QuantParams", "QuantizationSystem",
-    "QuantizedTensor", "Trainer", "__version__", "apply_precision", "bench", "calibrate",
-    "compare", "compile",
-    "convert", "convert_qat", "dtype", "export_onnx", "from_torch", "grad", "hvp", "jvp", "load",
-    "load_parameters", "nn", "parse", "prepare_qat", "profile", "quant", "quantize",
-    "quantize_tensor", "register_custom", "to_text", "train", "verify",
+    "QuantizedTensor", "Trainer", "__version__", "add_lora", "apply_precision", "bench",
+    "calibrate", "compare", "compile", "convert", "convert_qat", "dtype", "export_onnx",
+    "from_torch", "grad", "hvp", "jvp", "load", "load_lora", "load_parameters", "merge_lora", "nn",
+    "parse", "prepare_qat", "profile", "quant", "quantize", "quantize_tensor", "register_custom",
+    "remove_lora", "save_lora", "to_text", "train", "unmerge_lora", "verify",
 ]  # fmt: skip
 
 _HOME = {
@@ -74,6 +77,7 @@ _HOME = {
     "QuantizedTensor": "bitwright.quant.tensor.tensor",
     "SGD": "bitwright.train.optimizers",
     "Trainer": "bitwright.train.trainer",
+    "add_lora": "bitwright.train.lora.add",
     "apply_precision": "bitwright.passes.precision.apply",
     "bench": "bitwright.report.bench",
     "calibrate": "bitwright.quant.calibration.calibrate",
@@ -88,7 +92,9 @@ _HOME = {
     "hvp": "bitwright.autodiff.forward",
     "jvp": "bitwright.autodiff.forward",
     "load": "bitwright.frontend.load",
+    "load_lora": "bitwright.train.lora.file",
     "load_parameters": "bitwright.frontend.parameters",
+    "merge_lora": "bitwright.train.lora.merge",
     "nn": "bitwright",
     "parse": "bitwright.ir",
     "prepare_qat": "bitwright.train.qat.prepare",
@@ -97,8 +103,11 @@ _HOME = {
     "quantize": "bitwright.quant.model.quantize",
     "quantize_tensor": "bitwright.quant.tensor.observer",
     "register_custom": "bitwright.ops.control.custom",
+    "remove_lora": "bitwright.train.lora.merge",
+    "save_lora": "bitwright.train.lora.file",
     "to_text": "bitwright.ir",
     "train": "bitwright",
+    "unmerge_lora": "bitwright.train.lora.merge",
     "verify": "bitwright.ops.core.check",
 }
 

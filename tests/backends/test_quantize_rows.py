@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from run_kernel import TARGETS, Run, assert_near, lower
 
+import bitwright as bw
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.interpret import run
 from bitwright.passes.fuse.fuse_regions import fuse_regions
@@ -140,3 +141,20 @@ def test_rows_of_a_norm(target, op, columns, shows, smooths, adds):
         wanted = quantize_rows(rest[1] * factor if smooths else rest[1], "u8")
         for have, want in zip((q, steps, zeros), wanted, strict=True):
             np.testing.assert_array_equal(have, want)
+
+
+def test_quantized_rows_of_a_norm_that_a_float_product_reads():
+    """The cast of the quantized values is their only reader, and scales have readers of their own:
+    it must not become the end of the region."""
+    rng = np.random.default_rng(4)
+    b = Builder("norm")
+    x = b.input("x", "f32[rows, 32]")
+    scale, bias = (b.constant(rng.normal(size=32).astype(np.float32)) for _ in range(2))
+    parts = b.dynamic_quantize(b.layer_norm(x, scale, bias, axis=-1), per_token=True)
+    rows = b.dequantize(*parts, axis=-1, block=32)
+    w = b.constant(rng.normal(size=(32, 8)).astype(np.float32))
+    graph = b.build(y=b.matmul(rows, w))
+    feeds = {"x": rng.normal(size=(5, 32)).astype(np.float32)}
+    found = bw.compile(graph, threads=1).run(feeds)["y"]
+    # one value of a row may be rounded to the neighbouring quantized value
+    np.testing.assert_allclose(found, run(graph, feeds)["y"], rtol=1e-4, atol=0.2)

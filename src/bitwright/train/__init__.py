@@ -3,6 +3,7 @@
     optimizers, schedules, losses, groups   what a step does
     modes, step, program                    graphs of steps, and their compiled form
     data, checkpoints, metrics, trainer     the run around them
+    qat, lora, quantized_activations        quantized and frozen weights
 
 Names are imported on first use.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # for type checkers and editors only
     from bitwright.train.optimizers import AdamW as AdamW
     from bitwright.train.optimizers import Lion as Lion
     from bitwright.train.optimizers import Optimizer as Optimizer
+    from bitwright.train.quantized_activations import straight_through as straight_through
     from bitwright.train.schedules import Schedule as Schedule
     from bitwright.train.schedules import constant as constant
     from bitwright.train.schedules import cosine as cosine
@@ -34,6 +36,7 @@ _NAMES = {
     "bitwright.train.history": "History",
     "bitwright.train.modes": "eval_mode train_mode",
     "bitwright.train.optimizers": "Adam AdamW Lion Optimizer SGD",
+    "bitwright.train.quantized_activations": "straight_through",
     "bitwright.train.schedules": "Schedule constant cosine linear step_decay warmup",
     "bitwright.train.trainer": "Trainer",
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.ops.core.gradients import full_like
 from bitwright.ops.core.reverse import backpropagate
+from bitwright.passes.expand_fake_quantize import expand_fake_quantize
 from bitwright.passes.manager import Pass, run_passes
 from bitwright.passes.precision.apply import apply_precision
 from bitwright.passes.precision.policy import Policy, custom
@@ -30,6 +31,7 @@ from bitwright.train.groups import is_trainable, value_of
 from bitwright.train.losses import Attached, Loss
 from bitwright.train.modes import Rebuild, eval_mode, train_mode
 from bitwright.train.optimizers import PREFIX, Optimizer, Scalars
+from bitwright.train.quantized_activations import straight_through
 
 RATE = f"{PREFIX}lr"
 STEP = f"{PREFIX}step"
@@ -79,7 +81,10 @@ def simplified(graph: Graph) -> Graph:
 
 def step_graph(simple: Graph, loss: Loss, settings: Settings, is_last: bool = True) -> Graph:
     """The graph of a step; without `is_last` it only adds gradients to the accumulators."""
-    forward = train_mode(simple, settings.batch_norm_momentum, settings.seed)
+    exact = train_mode(simple, settings.batch_norm_momentum, settings.seed)
+    forward = straight_through(exact)
+    if forward is not exact and expand_fake_quantize not in settings.passes:
+        settings = replace(settings, passes=(expand_fake_quantize, *settings.passes))
     forward = _in_precision(forward, settings.precision)
     names = [v.name for v in forward.parameters if is_trainable(v)]
     return _Step(with_states(forward, names), names, loss, settings).build(is_last)

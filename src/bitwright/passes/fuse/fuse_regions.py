@@ -171,6 +171,10 @@ class Fusion:
             return f"{operand.node.op} takes no epilogue"
         if self.graph.uses[operand] != sum(v is operand for v in node.operands):
             return "it has another reader"
+        if region.shown is not None or any(
+            self.graph.uses[v] for v in operand.node.outputs if v is not operand
+        ):
+            return f"other results of {operand.node.op} have readers"
         if operand.shape != node.outputs[0].shape and not get(node.op).reads_cast:
             return f"shape {list(operand.shape)} is broadcast to {list(node.outputs[0].shape)}"
         return ""

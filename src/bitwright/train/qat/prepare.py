@@ -35,6 +35,7 @@ from bitwright.train.qat.config import QatConfig
 from bitwright.train.qat.layers import is_trainable_constant, layer_bits
 from bitwright.train.qat.model import QatModel
 from bitwright.train.qat.observers import Observers
+from bitwright.train.qat.pairs import is_same_pair
 
 _WEIGHT_TYPES = ("i8", "i4", "i2")
 
@@ -148,7 +149,7 @@ class _Preparation:
 
     def _activation(self, node: Node, pair: Node, scale: Array) -> Value | None:
         """Fake quantization in place of quantize -> dequantize with the same parameters."""
-        if not _is_same_pair(node, pair) or pair.attrs["to"] not in (i8, u8):
+        if not is_same_pair(node, pair) or pair.attrs["to"] not in (i8, u8):
             return None
         key = pair.outputs[0]
         if key not in self.made:
@@ -194,22 +195,6 @@ class _Preparation:
                 "dynamic ranges have 8 bits",
                 hint="4-bit activations need static ranges and another activation_scale_mode.",
             )
-
-
-def _is_same_pair(node: Node, pair: Node) -> bool:
-    """Whether a dequantize undoes a quantize: the same constants and granularity."""
-    granularity = [(n.attrs.get("axis"), n.attrs.get("block", 0)) for n in (node, pair)]
-    arrays = [[constant_value(v) for v in (*n.inputs[1:], None)[:2]] for n in (node, pair)]
-    first, second = (
-        [np.zeros(()) if a is None else a.reshape(-1) for a in found] for found in arrays
-    )
-    is_known = all(
-        found is not None or v is None
-        for n, row in zip((node, pair), arrays, strict=True)
-        for v, found in zip((*n.inputs[1:], None)[:2], row, strict=True)
-    )
-    same = all(a.size == z.size and (a == z).all() for a, z in zip(first, second, strict=True))
-    return is_known and same and granularity[0] == granularity[1]
 
 
 def _in_4_bits(element: Any, scale: Array, zeros: Array) -> tuple[int, int, Array, Array]:

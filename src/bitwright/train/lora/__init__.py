@@ -1,0 +1,1 @@
+"""Adapters: low-rank updates of frozen weights (Hu et al., 2021)."""
