@@ -159,6 +159,13 @@ def recurrent_f16(op):
     return graph
 
 
+def batch_norm_of_training(b):
+    x, dy = b.input("x", "f32[n, 3, 4, 2]"), b.input("dy", "f32[n, 3, 4, 2]")
+    scale = b.input("scale", "f32[3]")
+    y, mean, var = b.batch_norm_train(x, scale, b.input("bias", "f32[3]"))
+    return [y, mean, var, *b.batch_norm_backward(dy, x, scale, mean, var)]
+
+
 COMPOSITES = {
     **{f"{op} in f16": (recurrent_f16(op), 2e-3) for op in RNNS},
     "einsum": (
@@ -172,6 +179,7 @@ COMPOSITES = {
         lambda b: b.cross_entropy(b.input("x", "f32[4, 5]"), b.constant(np.array([0, 3, 1, 4]))),
         1e-5,
     ),
+    "batch norm of training": (batch_norm_of_training, 1e-4),
     "quantize and dequantize": (lambda b: through(b, b.input("x", "f32[n, 3]")), 0),
     "dynamic quantize": (lambda b: list(b.dynamic_quantize(b.input("x", "f32[n, 3]"))), 1e-6),
 }
