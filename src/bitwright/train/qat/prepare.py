@@ -53,7 +53,7 @@ def prepare_qat(
         raise TrainingError("this is no QatConfig", found=type(chosen).__name__)
     graph = expand_products(load(model))
     source = model if isinstance(model, Quantized) else None
-    if not any(node.op == "dequantize" for node in graph.nodes):
+    if not is_quantized(graph):
         if data is None:
             raise TrainingError(
                 f"graph {graph.name!r} is not quantized, and ranges of activations need data",
@@ -70,6 +70,11 @@ def prepare_qat(
     report = None if source is None else source.report
     prepared = _Preparation(graph, chosen, layer_bits(graph, chosen, report)).run()
     return QatModel(prepared, chosen, report, "any" if source is None else source.consumer)
+
+
+def is_quantized(graph: Graph) -> bool:
+    """Whether a graph has quantized weights or activations."""
+    return any(node.op in ("dequantize", "dequant_matmul") for node in graph.nodes)
 
 
 class _Preparation:

@@ -39,9 +39,7 @@ def expand_products(graph: Graph) -> Graph:
     return replace_nodes(graph, change, bodies=False)
 
 
-def around_zero(
-    qvalues: Array, zero: Array | None, axis: int | None, block: int
-) -> Array | None:
+def around_zero(qvalues: Array, zero: Array | None, axis: int | None, block: int) -> Array | None:
     """Quantized weights as i8 with zero point 0; None if i8 cannot hold them."""
     wide = qvalues.astype(np.int16)
     if zero is not None:
