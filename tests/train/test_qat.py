@@ -80,16 +80,35 @@ def test_models_come_from_files_and_float_graphs(tmp_path, quantized):
     data = data_of(residual())
     (feeds,) = data_of(residual(), count=1, seed=9)
     expected = bw.compile(quantized).run(feeds)["y"]
+    names = {v.name for v in bw.prepare_qat(quantized).graph.parameters}
     for suffix in (".onnx", ".bw"):
         path = tmp_path / f"int8{suffix}"
         quantized.save(path)
         prepared = bw.prepare_qat(path)
+        assert {v.name for v in prepared.graph.parameters} == names, "u8 weights are trained too"
         found = bw.compile(bw.convert_qat(prepared)).run(feeds)["y"]
         np.testing.assert_array_equal(found, expected)
         found = bw.compile(bw.convert_qat(bw.prepare_qat(quantized.graph))).run(feeds)["y"]
         np.testing.assert_array_equal(found, expected)
     prepared = bw.prepare_qat(residual(), data=data)
     found = bw.compile(bw.convert_qat(prepared)).run(feeds)["y"]
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("consumer", ["onnxruntime", "openvino"])
+def test_weight_only_products_of_files_are_trained(tmp_path, consumer):
+    """MatMulNBits in the file; 40 terms leave a short last block of 32."""
+    rng = np.random.default_rng(0)
+    b = bw.Builder("two")
+    x = b.input("x", "f32[n, 40]")
+    for name, shape in (("w1", (40, 24)), ("w2", (24, 8))):
+        x = b.matmul(x, b.parameter(name, rng.normal(size=shape).astype(np.float32)))
+    data = [{"x": rng.normal(size=(8, 40)).astype(np.float32)} for _ in range(4)]
+    bw.quantize(b.build(y=x), data, "w4").save(tmp_path / "w4.onnx", consumer=consumer)
+    prepared = bw.prepare_qat(tmp_path / "w4.onnx")
+    assert sum(node.op == "fake_quantize" for node in prepared.graph.nodes) == 2
+    found = bw.compile(bw.convert_qat(prepared)).run(data[0])["y"]
+    expected = bw.compile(tmp_path / "w4.onnx").run(data[0])["y"]
     np.testing.assert_array_equal(found, expected)
 
 

@@ -244,10 +244,10 @@ def test_a_teacher_needs_no_labels():
             mlp(), teacher=teacher, distillation=kind, temperature=2.0, optimizer=bw.Adam(lr=0.02)
         )
         history = trainer.fit({"x": x}, epochs=40, batch_size=64)
-        assert history.losses[-1] < 0.2 * history.losses[0]
+        assert history.losses[-1] < 0.05 * history.losses[0]
         found = trainer.predict({"x": x})["logits"]
         agree = np.mean(found.argmax(1) == wanted.argmax(1))
-        assert agree > 0.9, (kind, agree)
+        assert agree > 0.8, (kind, agree)
 
 
 def test_distillation_agrees_with_pytorch():

@@ -1,4 +1,4 @@
-"""`--data` and its options."""
+"""`--data` and its options, for calibration and for training."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import click
 
 from bitwright.errors import CalibrationError
 
-HELP = (
-    "Calibration data: a folder of .npz (one array per input) or .npy files, one batch per file; "
+FORMS = (
+    "a folder of .npz (one array per input) or .npy files, one batch per file; "
     "one such file of many samples; .csv; or a folder of images."
 )
+HELP = f"Calibration data: {FORMS}"
+TRAINING = f"Training data: {FORMS} Labels are a further array or column."
 _IMAGE_OPTIONS = ("resize", "mean", "std", "layout")
 
 
@@ -60,8 +62,7 @@ def data_options(required: bool = False) -> Callable[[Any], Any]:
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def call(*args: Any, data: str | None, batch_size: int | None, **rest: Any) -> Any:
-            given = {name: rest.pop(name) for name in _IMAGE_OPTIONS}
-            images = {name: value for name, value in given.items() if value is not None}
+            images = _image_options(rest)
             return command(*args, data=_source(data, batch_size, images), **rest)
 
         for option in reversed(_OPTIONS):
@@ -69,6 +70,34 @@ def data_options(required: bool = False) -> Callable[[Any], Any]:
         return click.option("--data", type=click.Path(), required=required, help=HELP)(call)
 
     return decorate
+
+
+def training_data_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--data` and `--evaluate`; the command gets `data`, `evaluate` and `batch_size`."""
+
+    @wraps(command)
+    def call(
+        *args: Any, data: str, evaluate: str | None, batch_size: int | None, **rest: Any
+    ) -> Any:
+        images = _image_options(rest)
+        sources = [
+            None if path is None else _source(path, batch_size if images else None, images)
+            for path in (data, evaluate)
+        ]
+        given = {"data": sources[0], "evaluate": sources[1], "batch_size": batch_size}
+        return command(*args, **given, **rest)
+
+    for option in reversed(_OPTIONS):
+        call = option(call)
+    text = "Held-out data of the same kinds, for evaluations after each epoch."
+    call = click.option("--evaluate", type=click.Path(), help=text)(call)
+    return click.option("--data", type=click.Path(), required=True, help=TRAINING)(call)
+
+
+def _image_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of images that were given, taken out of all options."""
+    given = {name: options.pop(name) for name in _IMAGE_OPTIONS}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _source(path: str | None, batch_size: int | None, images: dict[str, Any]) -> Any:

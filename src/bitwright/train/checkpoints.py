@@ -18,6 +18,9 @@ import numpy as np
 
 from bitwright.errors import BitwrightError, TrainingError
 from bitwright.frontend.safetensors import read_safetensors
+from bitwright.ir.edit import replace_nodes
+from bitwright.ir.graph import Graph, Node
+from bitwright.ir.printer import to_text
 from bitwright.train.data import Position
 from bitwright.train.safetensors_file import as_bytes, read_metadata, write_safetensors
 
@@ -122,6 +125,19 @@ def read_checkpoint(
     if settings is not None:
         _require_same(path, json.loads(meta["settings"]), settings)
     return ordered, Progress.from_json(meta["progress"])
+
+
+def structure_of(graph: Graph) -> str:
+    """A digest of a graph with its constants, without the values that training changes."""
+
+    def change(node: Node) -> Node:
+        attrs = node.attrs
+        if node.op in ("parameter", "state"):
+            attrs = {name: value for name, value in attrs.items() if name != "value"}
+        return node.with_(attrs=attrs, loc="")
+
+    text = to_text(replace_nodes(graph.with_(meta={}), change))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _digest(arrays: Mapping[str, Array], meta: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@
     a PyTorch loader            its own order; torch's generator is seeded at each epoch
     a function of the epoch     data(epoch) gives the batches of that epoch
     any other iterable          as a list; an iterator lasts one epoch
-    a path                      an .npz file of arrays, or what `bw.calibrate` reads
+    a path                      what `bw.calibrate` reads; samples of one file are shuffled
 
 The position in the data is an epoch and a number of batches in it, so that a run can be resumed.
 """
@@ -25,7 +25,8 @@ from bitwright.ir.arrays import Array, as_array, read_arrays
 from bitwright.ir.feeds import bind_inputs
 from bitwright.ir.graph import Graph, Value
 from bitwright.ir.types import TensorType
-from bitwright.quant.data.sources import File, source_of
+from bitwright.quant.data.sources import ARRAYS, File, source_of
+from bitwright.quant.data.sources import Source as Readable
 from bitwright.quant.data.splitting import BATCH_SIZE
 from bitwright.train.losses import TEACHER
 from bitwright.train.optimizers import PREFIX
@@ -94,11 +95,11 @@ class Batches:
     # sources
 
     def _source(self, data: Any, graph: Graph, shuffle: bool | None) -> Source:
-        if isinstance(data, (str, Path)):
-            data = self._at_path(Path(data), graph)
+        if isinstance(data, (str, Path, Readable)):
+            data = self._read(data, graph)
         if isinstance(data, Mapping):
             return self._of_arrays(data, shuffle is not False)
-        if isinstance(data, (list, tuple)):
+        if isinstance(data, Sequence):
             return self._of_list(data, bool(shuffle))
         if callable(data) and not hasattr(data, "__iter__"):
             return lambda epoch, skip: _after(data(epoch), skip)
@@ -114,19 +115,39 @@ class Batches:
     length: int | None = None
     """The batches of an epoch, if they are known."""
 
-    def _at_path(self, path: Path, graph: Graph) -> Any:
-        if path.suffix == ".npz" and path.is_file():
-            found: Mapping[str, Any] = read_arrays(path, TrainingError)
-            return dict(found)
-        return list(source_of(path, graph, self.size))
+    def _read(self, data: Any, graph: Graph) -> Any:
+        """Arrays of one file or table, or batches in several files, which are read on access."""
+        path = None if isinstance(data, Readable) else Path(data)
+        if path is not None and path.is_file() and path.suffix in ARRAYS:
+            found = read_arrays(path, TrainingError)
+            if isinstance(found, Mapping):
+                return dict(found)
+            if len(self.inputs) == 1:
+                return {self.inputs[0].name: found}
+        wanted = [value.node for value in self.inputs]
+        only = graph.with_(nodes=tuple(wanted), outputs=(), updates=())
+        items = source_of(data, only, self.size)
+        if isinstance(items, Sequence):
+            return items
+        tables = list(items)
+        if not tables:
+            return tables
+        return {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}
 
     def _of_arrays(self, data: Mapping[str, Any], shuffles: bool) -> Source:
-        arrays = {str(name): as_array(array) for name, array in data.items()}
+        names = {value.name for value in self.inputs}
+        arrays = {str(n): as_array(array) for n, array in data.items() if str(n) in names}
+        if not arrays:
+            raise TrainingError(
+                "the data has none of the inputs",
+                expected=", ".join(repr(v.name) for v in self.order),
+                found=", ".join(map(repr, data)) or "no array",
+            )
         lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
         if len(set(lengths.values())) != 1:
             raise TrainingError(
                 "the arrays have different numbers of samples",
-                found=", ".join(f"{name}: {count}" for name, count in lengths.items()) or "none",
+                found=", ".join(f"{name}: {count}" for name, count in lengths.items()),
             )
         count, size = next(iter(lengths.values())), self.size
         assert size is not None
@@ -182,7 +203,7 @@ class Batches:
                 where=where,
                 expected=", ".join(repr(v.name) for v in self.order),
                 found=", ".join(map(repr, batch)) or "none",
-                hint="A teacher needs no labels: teacher=graph." if is_label else "",
+                hint="A teacher (teacher=, --teacher) needs no labels." if is_label else "",
             )
         try:
             bind_inputs(self.inputs, [batch[v.name] for v in self.inputs], {})

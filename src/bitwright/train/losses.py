@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bitwright.errors import TrainingError
+from bitwright.ir.arrays import Array
 from bitwright.ir.dtype import f32, i64
 from bitwright.ir.graph import Graph, Value, nearest
 from bitwright.ir.types import TensorType
@@ -25,6 +26,8 @@ from bitwright.train.optimizers import PREFIX
 
 TEACHER = f"{PREFIX}teacher."
 IGNORED = -100
+CLASSES = {"cross_entropy": 1, "token_cross_entropy": -1}
+"""The axis of classes in the logits, for losses whose labels are classes."""
 Outputs = Mapping[str, Value]
 LossFunction = Callable[[Builder, Outputs], Value]
 
@@ -71,6 +74,25 @@ class Loss:
             total = b.add(total, part)
         return Attached(_as_number(b, total), metrics)
 
+    def require_labels(self, batch: Mapping[str, Array], outputs: Outputs) -> None:
+        """Raise a `TrainingError` for a label that is not a class."""
+        axis = CLASSES.get(self.kind) if isinstance(self.kind, str) else None
+        labels = batch.get(self.labels)
+        if axis is None or self.kind in outputs or labels is None or not labels.size:
+            return
+        count = self._output(outputs).shape[axis]
+        is_wrong = (labels < 0) | (labels >= count if isinstance(count, int) else False)
+        ignored = ""
+        if self.kind == "token_cross_entropy":
+            is_wrong &= labels != IGNORED
+            ignored = f", or {IGNORED} to ignore one"
+        if is_wrong.any():
+            raise TrainingError(
+                f"a label in {self.labels!r} is not a class",
+                expected=f"0 to {count - 1}{ignored}",
+                found=labels[is_wrong].reshape(-1)[0],
+            )
+
     def _output(self, outputs: Outputs) -> Value:
         if self.output is not None:
             return outputs[self.output]
@@ -102,7 +124,8 @@ def loss_of(
     names = dict(graph.outputs)
     if given is None and teacher is None:
         raise TrainingError(
-            "there is neither a loss nor a teacher", expected=f"loss= one of {_choices(graph)}"
+            "there is neither a loss nor a teacher",
+            expected=f"a loss (loss=, --loss), one of {_choices(graph)}",
         )
     if given is not None and not callable(given) and given not in {*LOSSES, *names}:
         raise TrainingError(
@@ -120,7 +143,7 @@ def loss_of(
     if is_named and output is None and len(names) > 1:
         raise TrainingError(
             f"graph {graph.name!r} has several outputs",
-            expected=f"output= one of {', '.join(names)}",
+            expected=f"the one of the loss (output=, --loss-output): {', '.join(names)}",
         )
     compared = _compared(graph, teacher, distillation) if teacher is not None else {}
     return Loss(given, output, labels, compared, temperature, weight)

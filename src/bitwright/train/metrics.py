@@ -7,6 +7,7 @@ checksum of the message. The messages have few fields, which are written here di
 from __future__ import annotations
 
 import json
+import math
 import struct
 import time
 from collections.abc import Mapping
@@ -40,7 +41,8 @@ class MetricsFile:
         return kept
 
     def add(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(dict(record)) + "\n")
+        known = {name: value if math.isfinite(value) else None for name, value in record.items()}
+        self._file.write(json.dumps(known) + "\n")  # JSON has no NaN
         self._file.flush()
 
     def close(self) -> None:
@@ -52,14 +54,20 @@ def _write_lines(file: IO[bytes], lines: list[str]) -> None:
 
 
 class EventFile:
-    """Scalars for TensorBoard, in a new file of a folder."""
+    """Scalars for TensorBoard, in a new file of a folder.
 
-    def __init__(self, folder: str | Path) -> None:
+    A run that resumes after `step` says so, and TensorBoard drops what older files have behind it.
+    """
+
+    def __init__(self, folder: str | Path, step: int = 0) -> None:
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         now = time.time()
         self._file = open(place / f"events.out.tfevents.{now:.6f}.bitwright", "wb")  # noqa: SIM115
         self._record(_double(1, now) + _bytes(3, b"brain.Event:2"))
+        if step:
+            session = _number(1, 1)  # SessionLog.START
+            self._record(_double(1, now) + _number(2, step + 1) + _bytes(7, session))
 
     def add(self, record: Mapping[str, Any]) -> None:
         values = b"".join(

@@ -160,7 +160,13 @@ class _Step:
         _require_used(self.nodes, self.weights, loss)
         seed = self.scale if self.scale is not None else b.constant(np.float32(1), name="one")
         found = backpropagate(b, self.nodes, {loss: seed}, self.weights)
-        return {w: found[w] if w in found else full_like(b, 0.0, w) for w in self.weights}
+        if lost := [w.name for w in self.weights if w not in found]:
+            raise TrainingError(
+                f"no gradient reaches {_listed(lost)}: all paths go through integers",
+                hint="A quantized model is trained by bw.prepare_qat (--qat). Otherwise freeze "
+                f"such parameters: freeze={lost[:3]!r}.",
+            )
+        return {w: found[w] for w in self.weights}
 
     def _forward_updates(self, is_finite: Value) -> None:
         """Updates of the forward graph: running statistics, counters, observers."""

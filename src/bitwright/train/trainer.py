@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from bitwright.frontend.parameters import load_parameters
 from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph
 from bitwright.passes.manager import Pass
-from bitwright.train.checkpoints import BEST, Checkpoints, Progress, read_checkpoint
+from bitwright.quant.calibration.interrupt import interrupt_between_steps
+from bitwright.train.checkpoints import BEST, Checkpoints, Progress, read_checkpoint, structure_of
 from bitwright.train.data import Batch, Batches, Position
 from bitwright.train.diagnosis import first_nonfinite
 from bitwright.train.groups import freeze as freeze_parameters
@@ -130,6 +131,7 @@ class Trainer:
             for v in self.program.last_graph.inputs
             if v.name not in given and not v.name.startswith(PREFIX)
         )
+        self._structure = structure_of(self._source)
         self.progress = Progress()
         self._best: dict[str, Array] | None = None
 
@@ -167,14 +169,7 @@ class Trainer:
             if value is not None and value < 0:
                 raise TrainingError(f"{what} is negative", found=value)
         self._begin(resume)
-        batches = Batches(
-            data,
-            self.program.last_graph,
-            self.label_names,
-            batch_size,
-            shuffle,
-            self.settings.seed,
-        )
+        batches = self.batches(data, batch_size, shuffle)
         last_epoch = None if epochs is None else self.progress.start_epoch + epochs
         last_step = math.inf if steps is None else self.progress.start_step + steps
         history = History(first_step=self.progress.step)
@@ -184,16 +179,27 @@ class Trainer:
         )
         watch = _Evaluations(self, evaluate, evaluate_every, batch_size, patience, metric, reporter)
         try:
-            self._run(batches, last_epoch, last_step, reporter, watch)
-        except KeyboardInterrupt:
-            if not self._is_inside_step:
+            with interrupt_between_steps() as check:
+                self._run(batches, last_epoch, last_step, reporter, watch, check)
+        except KeyboardInterrupt as interrupt:
+            if self.checkpoints is not None and not self._is_inside_step:
                 self._save()
+                interrupt.add_note(f"The checkpoint is {self.checkpoints.latest()}.")
             raise
         finally:
             reporter.close()
         return history
 
     _is_inside_step = False
+
+    def batches(
+        self, data: Any, batch_size: int | None = None, shuffle: bool | None = None
+    ) -> Batches:
+        """Batches of data for `fit` and `evaluate`, which read it only once then."""
+        if isinstance(data, Batches):
+            return data
+        graph, seed = self.program.last_graph, self.settings.seed
+        return Batches(data, graph, self.label_names, batch_size, shuffle, seed)
 
     def _begin(self, resume: bool | str | Path) -> None:
         """Resume from a checkpoint, or start where the last call ended."""
@@ -203,7 +209,7 @@ class Trainer:
         if self.checkpoints is not None and self.progress.step == 0 and self.checkpoints.paths():
             raise TrainingError(
                 f"{self.checkpoints.folder} has checkpoints of an earlier run",
-                hint="resume=True continues it; or choose another folder.",
+                hint="Resume it (resume=True, --resume), or choose another folder.",
             )
         before = self.progress.position
         epoch = before.epoch + (before.index > 0)
@@ -213,7 +219,9 @@ class Trainer:
     def _resume(self, path: Path | None) -> None:
         if path is None:
             if self.checkpoints is None:
-                raise TrainingError("there is nothing to resume from", expected="checkpoints=")
+                raise TrainingError(
+                    "there is nothing to resume from", expected="checkpoints=, --checkpoints"
+                )
             path = self.checkpoints.latest()
         if path is None:
             return  # a run that was killed before its first checkpoint
@@ -238,6 +246,7 @@ class Trainer:
         last_step: float,
         reporter: Reporter,
         watch: _Evaluations,
+        check_interrupt: Callable[[], None],
     ) -> None:
         waiting: list[Batch] = []
         skipped_in_a_row = 0
@@ -268,10 +277,18 @@ class Trainer:
                 self._save()
             if is_stopped or self.progress.step >= last_step:
                 break
+            check_interrupt()
+        if waiting and not reporter.history.losses:
+            raise TrainingError(
+                "the data has fewer batches than one step accumulates",
+                expected=self.settings.accumulate,
+                found=len(waiting),
+            )
         watch.at_end()
         self._save()
 
     def _with_targets(self, batch: Batch) -> Batch:
+        self.loss.require_labels(batch, dict(self._source.outputs))
         return batch if self.teacher is None else self.teacher.add_targets(batch)
 
     def _step(self, batches: list[Batch]) -> tuple[dict[str, float], float]:
@@ -313,8 +330,7 @@ class Trainer:
 
         The averages of the weights are used if the trainer keeps them and `averaged` is not False.
         """
-        graph, seed = self.program.last_graph, self.settings.seed
-        batches = Batches(data, graph, self.label_names, batch_size, False, seed)
+        batches = self.batches(data, batch_size, False)
         totals: dict[str, float] = {}
         count = 0
         for batch in batches.epoch(0):
@@ -351,10 +367,11 @@ class Trainer:
             "schedule": self.schedule.text,
             "precision": settings.precision,
             "loss": getattr(kind, "__qualname__", repr(kind)),
-            "distillation": repr(sorted(self.loss.distillation.items())),
+            "distillation": repr((self.loss.distillation, self.loss.temperature, self.loss.weight)),
             "clip, accumulate, ema": repr((settings.clip, settings.accumulate, settings.ema)),
             "groups": repr((settings.decay, settings.rates, self._frozen)),
             "seed": str(settings.seed),
+            "structure": self._structure,
         }
 
     def save_checkpoint(self, path: str | Path | None = None) -> None:
@@ -430,7 +447,7 @@ class _Evaluations:
         reporter: Reporter,
     ) -> None:
         if patience is not None and data is None:
-            raise TrainingError("patience needs evaluations", expected="evaluate=")
+            raise TrainingError("patience needs evaluations", expected="evaluate=, --evaluate")
         self.trainer, self.data, self.every = trainer, data, every
         self.batch_size, self.patience, self.metric = batch_size, patience, metric
         self.reporter = reporter
@@ -481,9 +498,3 @@ class _Evaluations:
 def _samples(batch: Mapping[str, Array]) -> int:
     sizes = [array.shape[0] for array in batch.values() if array.ndim]
     return int(sizes[0]) if sizes else 1
-
-
-def batches_of(data: Any, trainer: Trainer, batch_size: int | None = None) -> Iterator[Batch]:
-    """The batches of one epoch in order, checked against the inputs of a trainer."""
-    graph = trainer.program.last_graph
-    return Batches(data, graph, trainer.label_names, batch_size, False).epoch(0)

@@ -7,7 +7,8 @@ A quantized weight becomes a parameter behind fake quantization, a pair around a
 fake quantization, an i32 bias becomes an f32 parameter. At the width of the quantized model,
 training starts with exactly its quantized values; another width gets scales of least squared error.
 Batch norm is folded before (`bw.quantize` does that), so that training sees the deployed weights.
-Embedding tables in i8 and weights with zero points stay as they are.
+Embedding tables in i8 stay as they are, and so do weights whose distance to their zero point needs
+more than 8 bits.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from bitwright.train.qat.layers import is_trainable_constant, layer_bits
 from bitwright.train.qat.model import QatModel
 from bitwright.train.qat.observers import Observers
 from bitwright.train.qat.pairs import is_same_pair
+from bitwright.train.qat.stored import around_zero, expand_products
 
-_WEIGHT_TYPES = ("i8", "i4", "i2")
+_WEIGHT_TYPES = ("i8", "i4", "i2", "u8", "u4", "u2")
 
 
 def prepare_qat(
@@ -50,9 +52,9 @@ def prepare_qat(
     chosen = QatConfig() if config is None else config
     if not isinstance(chosen, QatConfig):
         raise TrainingError("this is no QatConfig", found=type(chosen).__name__)
-    graph = load(model)
+    graph = expand_products(load(model))
     source = model if isinstance(model, Quantized) else None
-    if not any(node.op == "dequantize" for node in graph.nodes):
+    if not is_quantized(graph):
         if data is None:
             raise TrainingError(
                 f"graph {graph.name!r} is not quantized, and ranges of activations need data",
@@ -69,6 +71,11 @@ def prepare_qat(
     report = None if source is None else source.report
     prepared = _Preparation(graph, chosen, layer_bits(graph, chosen, report)).run()
     return QatModel(prepared, chosen, report, "any" if source is None else source.consumer)
+
+
+def is_quantized(graph: Graph) -> bool:
+    """Whether a graph has quantized weights or activations."""
+    return any(node.op in ("dequantize", "dequant_matmul") for node in graph.nodes)
 
 
 class _Preparation:
@@ -125,10 +132,10 @@ class _Preparation:
         array = constant_value(q)
         if array is None or scale.dtype != np.float32 or (zero is not None and offsets is None):
             return None
-        if offsets is not None and offsets.any():
-            return None
         axis, block = node.attrs.get("axis"), node.attrs.get("block", 0)
         if q.dtype == i32 and q.rank <= 1 and not block:
+            if offsets is not None and offsets.any():
+                return None
             key = "bias", q
             if key not in self.made:
                 real = (array.astype(np.float64) * scale).astype(np.float32)
@@ -136,8 +143,11 @@ class _Preparation:
             return self.made[key]
         if q.dtype.name not in _WEIGHT_TYPES or q.rank < 2:
             return None
+        signed = around_zero(array, offsets, axis, block)
+        if signed is None:
+            return None
         if q not in self.made:
-            start = weights.keep(q.name, array, scale, axis, block)
+            start = weights.keep(q.name, signed, scale, axis, block)
             asked, granularity = self.bits.get(q), self.config.weight_granularity
             if asked is not None or granularity is not None:
                 asked = weights.bits_of(start) if asked is None else asked
