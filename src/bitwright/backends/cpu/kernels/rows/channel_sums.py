@@ -116,7 +116,7 @@ class _Chunk:
                 sums = loop.carried[row * count : (row + 1) * count]
                 after += self._add_row(loop.index + row, centre, sums)
             loop.next(*after)
-        parts = [loop.results[row * count : (row + 1) * count] for row in range(unroll)]
+        parts = [list(loop.results[row * count : (row + 1) * count]) for row in range(unroll)]
         while len(parts) > 1:
             pairs = zip(parts[::2], parts[1::2], strict=True)
             parts = [[a + b for a, b in zip(*pair, strict=True)] for pair in pairs]
