@@ -97,9 +97,15 @@ class BitwrightSide:
         return trainer.program.run([{name: x, "labels": labels}], rate)["loss"]
 
     def predict(self, x: Array) -> Array:
-        name = self.trainer.program.simple.inputs[0].name
-        (found,) = self.trainer.predict({name: x}).values()
-        return found
+        value = self.trainer.program.simple.inputs[0]
+        size = value.shape[0]  # the module was imported with this number of samples
+        parts = []
+        for start in range(0, len(x), size):
+            part = x[start : start + size]
+            whole = np.concatenate([part, np.repeat(x[:1], size - len(part), axis=0)])
+            (found,) = self.trainer.predict({value.name: whole}).values()
+            parts.append(found[: len(part)])
+        return np.concatenate(parts)
 
 
 def make_trainer(
