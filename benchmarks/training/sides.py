@@ -97,15 +97,9 @@ class BitwrightSide:
         return trainer.program.run([{name: x, "labels": labels}], rate)["loss"]
 
     def predict(self, x: Array) -> Array:
-        value = self.trainer.program.simple.inputs[0]
-        size = value.shape[0]  # the module was imported with this number of samples
-        parts = []
-        for start in range(0, len(x), size):
-            part = x[start : start + size]
-            whole = np.concatenate([part, np.repeat(x[:1], size - len(part), axis=0)])
-            (found,) = self.trainer.predict({value.name: whole}).values()
-            parts.append(found[: len(part)])
-        return np.concatenate(parts)
+        name = self.trainer.program.simple.inputs[0].name
+        (found,) = self.trainer.predict({name: x}).values()
+        return found
 
 
 def make_trainer(
@@ -114,7 +108,7 @@ def make_trainer(
 ) -> bw.Trainer:  # fmt: skip
     """A trainer of the imported module with the recipe's loss and optimizer."""
     x, _ = next(recipe.batches(0, 0))
-    graph = bw.from_torch(module.eval(), (torch.from_numpy(x),))
+    graph = bw.from_torch(module.eval(), (torch.from_numpy(x),), dynamic_shapes=({0: "batch"},))
     optimizer: Any = (
         bw.SGD(recipe.rate, MOMENTUM, nesterov=True, weight_decay=recipe.decay)
         if recipe.optimizer == "sgd"
