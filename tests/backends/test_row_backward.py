@@ -80,6 +80,15 @@ def test_samples(op):
             check(op, *case.inputs, target=target, tolerance=tolerance, **case.attrs)
 
 
+@pytest.mark.parametrize("op", (*NORMS, "group_norm_backward"))
+def test_element_types_of_norms(op):
+    groups = {"groups": 3} if op == "group_norm_backward" else {}
+    for element, tolerance in (("f64", 1e-12), ("bf16", 2e-2), ("f16", 4e-3)):
+        kind = bw.dtype(element).numpy
+        arrays = draw(9, 33, dtype=kind), draw(9, 33, seed=1, dtype=kind), draw(33, dtype=kind)
+        check(op, *arrays, tolerance=tolerance, **groups)
+
+
 @pytest.mark.parametrize("op", NORMS)
 def test_only_the_input_gradient(op):
     b = Builder("g")
