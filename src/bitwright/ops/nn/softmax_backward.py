@@ -76,6 +76,7 @@ def _op(name: str, reference: Callable[..., Any], compose: Callable[..., Any], d
         reference=reference,
         grad=composed(compose),
         samples=_samples,
+        takes_epilogue=True,
         attrs={"axis": Attr("int", -1)},
         doc=doc,
     )

@@ -7,15 +7,16 @@ reduction, attention), and elementwise nodes around it:
     prologue   elementwise nodes that compute the input of a row anchor (norm, softmax)
     quantize   `dynamic_quantize` of the rows of a norm
 
-Values inside a region have no other readers, so every path out of a region starts at its last node:
-regions can run in the order of their last nodes, and fusion never creates a cycle. The only
-exception are the rows of a norm that is quantized: the region may return them as a second result
-(`shown`), and its nodes are moved right behind the norm (`_quantize_first`).
+Values inside a region have no readers outside of it, so every path out of a region starts at its
+last node: regions can run in the order of their last nodes, and fusion never creates a cycle. The
+only exception are the rows of a norm that is quantized: the region may return them as a second
+result (`shown`), and its nodes are moved right behind the norm (`_quantize_first`).
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 from bitwright.ir.dtype import bf16, bool_, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
@@ -98,6 +99,7 @@ class Fusion:
             else:
                 found.append(region)
                 count += len(region.nodes)
+        self._absorb_shared(node, found)
         anchored = [region for region in found if region.anchor is not None]
         for region in anchored[:-1]:  # the last anchor takes the node as its epilogue
             found.remove(region)
@@ -111,6 +113,29 @@ class Fusion:
         if found:
             self.trace.fired("fuse-epilogue", node.name, [merged.last.name])
         return merged
+
+    def _absorb_shared(self, node: Node, found: list[Region]) -> None:
+        """Adds elementwise regions whose result has several readers, all of them inside by now."""
+        nodes = [node, *(n for region in found if region.anchor is None for n in region.nodes)]
+        while True:
+            count = len(nodes) + sum(len(r.nodes) for r in found if r.anchor is not None)
+            reads = Counter(value for n in nodes for value in n.operands)
+            shared = (
+                self.home[value.node]
+                for value, times in reads.items()
+                if times > 1
+                and times == self.graph.uses[value]
+                and value.shape == node.outputs[0].shape
+                and is_elementwise(value.node)
+                and value.node is self.home[value.node].last
+            )
+            fitting = (r for r in shared if r.anchor is None and count + len(r.nodes) <= MAX_NODES)
+            region = next((r for r in fitting if r not in found), None)
+            if region is None:
+                return
+            self.trace.fired("fuse-shared", region.last.name, [node.name])
+            found.append(region)
+            nodes += region.nodes
 
     def _with_prologue(self, node: Node) -> Region:
         operand = node.inputs[0]

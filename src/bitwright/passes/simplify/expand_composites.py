@@ -1,6 +1,5 @@
 """Expands composite ops that have no kernels into ops that have.
 
-    cross_entropy     log_softmax, one gathered log probability per label, and a weighted sum
     dequantize        (q - zero_point) · scale in f32
     quantize          clip(rne(x / scale) + zero_point), NaN as the lowest value; floats are cast
     dynamic_quantize  the same with scale and zero point from the range of x
@@ -18,8 +17,6 @@ from typing import Any
 
 from bitwright.ir.dtype import DType, f32, f64, i32, i64
 from bitwright.ir.graph import Graph, Node, Value
-from bitwright.ops.core.registry import get
-from bitwright.ops.nn.loss import cross_entropy_by_ops
 from bitwright.passes.simplify.expand_batch_norm import BATCH_NORM
 from bitwright.passes.simplify.expand_einsum import EINSUM
 from bitwright.rewrite import Match, Rule, Trace, rewrite
@@ -38,19 +35,6 @@ def _in_f32(op: Any, x: Value) -> Any:
 
 def _as(op: Any, x: Value, element: DType) -> Any:
     return x if x.dtype == element else op.cast(x, to=element)
-
-
-# losses
-
-
-def _cross_entropy(op: Any, m: Match) -> Any:
-    node = m.root
-    logits, labels, weights = (*node.inputs, None)[:3]
-    assert logits is not None and labels is not None
-    wide = None if weights is None else _in_f32(op, weights)
-    attrs = get("cross_entropy").call_attrs(node.attrs)
-    loss = cross_entropy_by_ops(op, _in_f32(op, logits), labels, wide, **attrs)
-    return _as(op, loss, logits.dtype)
 
 
 # quantization
@@ -180,7 +164,6 @@ RULES = [
     Rule("gru-in-f32", lambda op: op.gru(...), _compute_in_f32, _why_not_f32),
     Rule("lstm-in-f32", lambda op: op.lstm(...), _compute_in_f32, _why_not_f32),
     Rule("narrow-integer-through-i8", lambda op, x: op.cast(x), _narrow, _why_not_narrow),
-    Rule("cross-entropy-as-gather", lambda op: op.cross_entropy(...), _cross_entropy),
     Rule("dequantize-as-arithmetic", lambda op: op.dequantize(...), _dequantize),
     Rule("quantize-as-arithmetic", lambda op: op.quantize(...), _quantize),
     Rule(

@@ -19,7 +19,7 @@ from bitwright.backends.cpu.lowering.artifact import CompiledArtifact, Fault
 from bitwright.backends.cpu.lowering.context import Lowering
 from bitwright.backends.cpu.runtime.sizes import SizeChecks
 from bitwright.ir.dim import Dim
-from bitwright.ir.graph import Graph, Node
+from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.types import TensorType
 from bitwright.ir.verify import place
 from bitwright.lir.schedule import ControlStep, KernelStep, Schedule
@@ -64,7 +64,7 @@ def _artifact(lowered: _Lowered) -> CompiledArtifact:
         kernels,
         tuple(kernel.code for kernel in kernels.values()),
         lowering.fault_buffer,
-        {number: _fault(graph, node) for number, node in lowering.numbered.items()},
+        {number: _fault(graph, *found) for number, found in lowering.numbered.items()},
         SizeChecks.of(graph, (step.op for step in schedule.fallbacks)),
         _has_static_sizes(graph, schedule),
         {
@@ -90,9 +90,9 @@ def _mapped_file(node: Node) -> mmap.mmap | None:
     return owner if isinstance(owner, mmap.mmap) else None
 
 
-def _fault(graph: Graph, node: Node) -> Fault:
-    indexed = next((value.type for value in node.operands), None)
-    return Fault(place(graph, node), indexed if isinstance(indexed, TensorType) else None)
+def _fault(graph: Graph, node: Node, indexed: Value | None) -> Fault:
+    type_ = None if indexed is None else indexed.type
+    return Fault(place(graph, node), type_ if isinstance(type_, TensorType) else None)
 
 
 def _has_static_sizes(graph: Graph, schedule: Schedule) -> bool:

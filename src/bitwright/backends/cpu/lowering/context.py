@@ -112,8 +112,8 @@ class Lowering:
         self.kernels: dict[str, KernelCode] = {}
         self._emitters: dict[str, Emit] = {}
         self._texts: dict[str, str] = {}
-        self.numbered: dict[int, Node] = {}
-        """Nodes whose kernels may record a fault, by the number that they record."""
+        self.numbered: dict[int, tuple[Node, Value | None]] = {}
+        """Nodes whose kernels may record a fault and what they index, by the recorded number."""
         self._views: dict[Value, View] = {}
         self._copies: dict[tuple[View, tuple[int, ...]], View] = {}
         self._constants: dict[int, View] = {}
@@ -225,10 +225,13 @@ class Lowering:
             self.schedule.buffers.append(self.fault_buffer)
         return contiguous(self.fault_buffer, (2,))
 
-    def number(self, node: Node) -> int:
-        """The node's position in the graph, counted from 1, which identifies it in a fault."""
+    def number(self, node: Node, indexed: Value | None = None) -> int:
+        """The node's position in the graph, counted from 1, which identifies it in a fault.
+
+        `indexed` is the value that the error message names, by default the first operand.
+        """
         number = 1 + self.graph.nodes.index(node)
-        self.numbered[number] = node
+        self.numbered[number] = node, indexed or next(node.operands, None)
         return number
 
     # kernels and steps
