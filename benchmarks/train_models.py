@@ -46,6 +46,7 @@ def train(
     recipe: Recipe, name: str, seed: int, threads: int, out: Path, epochs: int | None
 ) -> None:
     side = make_side(name, recipe, threads, seed)
+    side.start()
     epochs = epochs or recipe.epochs
     total = recipe.steps * epochs
     losses: list[float] = []

@@ -1,6 +1,7 @@
 """One training step of a recipe, by PyTorch and by bitwright.
 
     side = make_side("eager", recipe, threads=2, seed=0)
+    side.start()
     loss = side.step((x, labels), rate)
     logits = side.predict(x)
 
@@ -24,6 +25,9 @@ MOMENTUM = 0.9
 
 
 class Side(Protocol):
+    def start(self) -> None:
+        """Make what a training step needs besides the model."""
+
     def step(self, batch: Batch, rate: float) -> float: ...
 
     def predict(self, x: Array) -> Array: ...
@@ -46,7 +50,11 @@ class PytorchSide:
     ) -> None:
         torch.set_num_threads(threads)
         self.recipe, self.module, self.precision = recipe, module.train(), precision
-        self.run = torch.compile(module) if is_compiled else module
+        self.is_compiled = is_compiled
+
+    def start(self) -> None:
+        module, recipe = self.module, self.recipe
+        self.run = torch.compile(module) if self.is_compiled else module
         self.optimizer: Any
         if recipe.optimizer == "sgd":
             self.optimizer = torch.optim.SGD(
@@ -88,7 +96,11 @@ class BitwrightSide:
     def __init__(
         self, recipe: Recipe, module: nn.Module, threads: int, seed: int, precision: str
     ) -> None:
-        self.trainer = make_trainer(recipe, module, threads, seed, precision)
+        self.recipe, self.graph = recipe, imported(recipe, module)
+        self.options: Any = {"threads": threads, "seed": seed, "precision": precision}
+
+    def start(self) -> None:
+        self.trainer = make_trainer(self.recipe, self.graph, **self.options)
 
     def step(self, batch: Batch, rate: float) -> float:
         trainer = self.trainer
@@ -102,20 +114,19 @@ class BitwrightSide:
         return found
 
 
-def make_trainer(
-    recipe: Recipe, module: nn.Module, threads: int, seed: int = 0, precision: str = "f32",
-    **options: Any,
-) -> bw.Trainer:  # fmt: skip
-    """A trainer of the imported module with the recipe's loss and optimizer."""
+def imported(recipe: Recipe, module: nn.Module) -> bw.Graph:
+    """The graph of a module, with a free batch size."""
     x, _ = next(recipe.batches(0, 0))
-    graph = bw.from_torch(module.eval(), (torch.from_numpy(x),), dynamic_shapes=({0: "batch"},))
+    free = ({0: "batch"},)
+    return bw.from_torch(module.eval(), (torch.from_numpy(x),), dynamic_shapes=free)
+
+
+def make_trainer(recipe: Recipe, graph: bw.Graph, **options: Any) -> bw.Trainer:
+    """A trainer of the imported module with the recipe's loss and optimizer."""
     optimizer: Any = (
         bw.SGD(recipe.rate, MOMENTUM, nesterov=True, weight_decay=recipe.decay)
         if recipe.optimizer == "sgd"
         else bw.AdamW(recipe.rate, weight_decay=recipe.decay)
     )
     loss = "token_cross_entropy" if recipe.metric == "perplexity" else "cross_entropy"
-    return bw.Trainer(
-        graph, loss=loss, optimizer=optimizer, clip=recipe.clip, threads=threads, seed=seed,
-        precision=precision, **options,
-    )  # fmt: skip
+    return bw.Trainer(graph, loss=loss, optimizer=optimizer, clip=recipe.clip, **options)
