@@ -357,10 +357,11 @@ class Trainer:
             cause = first_nonfinite(self.program.last_graph, feeds, self.program.states)
             if cause:
                 break
+        cause = cause or "a sum inside an op overflows; without rounding all results are finite"
         return TrainingError(
             f"the {what} of step {self.progress.step + 1} is {number}"
             + (f" ({why})" if why else "")
-            + (f": {cause}" if cause else ""),
+            + f": {cause}",
             hint=self._last_good(),
         )
 
