@@ -47,3 +47,27 @@ def batches(count=20, size=16, seed=1):
         {name: array[n * size : (n + 1) * size] for name, array in found.items()}
         for n in range(count)
     ]
+
+
+def regularized(seed=0):
+    """A graph of two layers with batch norm and dropout between them, and the output logits."""
+    rng = np.random.default_rng(seed)
+    inside, hidden, classes = SIZES
+    b = bw.Builder("regularized")
+    x = b.input("x", f"f32[batch, {inside}]")
+    w1 = b.parameter("w1", (rng.normal(size=(inside, hidden)) * 0.3).astype(np.float32))
+    scale = b.parameter("scale", np.ones(hidden, np.float32))
+    bias = b.parameter("bias", np.zeros(hidden, np.float32))
+    mean = b.parameter("mean", np.zeros(hidden, np.float32), trainable=False)
+    var = b.parameter("var", np.ones(hidden, np.float32), trainable=False)
+    w2 = b.parameter("w2", (rng.normal(size=(hidden, classes)) * 0.3).astype(np.float32))
+    h = b.relu(b.batch_norm(b.matmul(x, w1), scale, bias, mean, var, eps=1e-5))
+    h = b.dropout(h, np.asarray(0, np.int64), rate=0.25)
+    return b.build(logits=b.matmul(h, w2))
+
+
+def same_bits(one, other):
+    """Whether two trainers have the same states, bit for bit."""
+    first, second = one.program.states, other.program.states
+    assert first.keys() == second.keys()
+    return [n for n in first if first[n].tobytes() != second[n].tobytes()] == []

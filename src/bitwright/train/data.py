@@ -2,17 +2,18 @@
 
     a dict of arrays            samples along axis 0, split into batches and shuffled
     a list of batches           dicts, or tuples (inputs in order, then labels)
-    a PyTorch loader            its own order; torch's generator is seeded at each epoch
+    a PyTorch loader            its own order; its generators are seeded at each epoch
     a function of the epoch     data(epoch) gives the batches of that epoch
     any other iterable          as a list; an iterator lasts one epoch
     a path                      what `bw.calibrate` reads; samples of one file are shuffled
 
 The position in the data is an epoch and a number of batches in it, so that a run can be resumed.
+Loaders, functions and iterables draw from global random generators that are seeded for each epoch
+(`random_state`).
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from bitwright.quant.data.sources import Source as Readable
 from bitwright.quant.data.splitting import BATCH_SIZE
 from bitwright.train.losses import TEACHER
 from bitwright.train.optimizers import PREFIX
+from bitwright.train.random_state import isolated
 
 Batch = dict[str, Array]
 Source = Callable[[int, int], Iterable[Any]]
@@ -63,12 +65,16 @@ class Batches:
         given = [v for v in self.inputs if v.name not in self.labels]
         # tuples hold the model's inputs, then labels
         self.order = [*given, *(v for v in self.inputs if v.name in self.labels)]
-        self.size = _fixed_size(self.inputs)
-        if self.size is None:
-            self.size = batch_size or BATCH_SIZE
-            self.drops_last = False
-        else:
-            self.drops_last = True
+        if batch_size is not None and batch_size < 1:
+            raise TrainingError("batch_size is at least 1", found=batch_size)
+        fixed = _fixed_size(self.inputs)
+        if fixed is not None and batch_size not in (None, fixed):
+            raise TrainingError(
+                "the model has a fixed batch size", expected=fixed, found=f"batch_size={batch_size}"
+            )
+        self.size = fixed or batch_size or BATCH_SIZE
+        self.drops_last = fixed is not None
+        self.is_read_once = isinstance(data, Iterator)
         self.epochs_of = self._source(data, graph, shuffle)
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
@@ -88,7 +94,7 @@ class Batches:
                 raise TrainingError(
                     "the data is empty",
                     expected="at least one batch",
-                    hint="An iterator can be read only once." if epoch else "",
+                    hint="An iterator can be read only once." if self.is_read_once else "",
                 )
             epoch, index = epoch + 1, 0
 
@@ -102,7 +108,7 @@ class Batches:
         if isinstance(data, Sequence):
             return self._of_list(data, bool(shuffle))
         if callable(data) and not hasattr(data, "__iter__"):
-            return lambda epoch, skip: _after(data(epoch), skip)
+            return lambda epoch, skip: isolated(lambda: data(epoch), skip, self._epoch_seed(epoch))
         if not isinstance(data, Iterable):
             raise TrainingError(
                 "this is not training data",
@@ -150,7 +156,6 @@ class Batches:
                 found=", ".join(f"{name}: {count}" for name, count in lengths.items()),
             )
         count, size = next(iter(lengths.values())), self.size
-        assert size is not None
         self.length = count // size if self.drops_last else -(-count // size)
         if count and not self.length:
             raise TrainingError(
@@ -175,19 +180,24 @@ class Batches:
         return batches
 
     def _of_loader(self, data: Iterable[Any], epoch: int, skip: int) -> Iterator[Any]:
-        torch: Any = sys.modules.get("torch")
-        if torch is not None:
-            torch.manual_seed(self.seed * 1_000_003 + epoch)
-            own = getattr(data, "generator", None)
-            if own is not None:
-                own.manual_seed(self.seed * 1_000_003 + epoch)
-        sampler: Any = getattr(data, "sampler", None)
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-        return _after(data, skip)
+        """The items of a loader; its own generators and those of its samplers are seeded."""
+        parts: list[Any] = [data]
+        for name in ("sampler", "batch_sampler"):
+            part = getattr(data, name, None)
+            parts += [part, getattr(part, "sampler", None)]
+        for part in parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+            generator: Any = getattr(part, "generator", None)
+            if hasattr(generator, "manual_seed"):
+                generator.manual_seed(self._epoch_seed(epoch))
+        return isolated(lambda: data, skip, self._epoch_seed(epoch))
+
+    def _epoch_seed(self, epoch: int) -> int:
+        return (self.seed * 1_000_003 + epoch) % 2**63
 
     def _permutation(self, epoch: int, count: int) -> Array:
-        return np.random.default_rng((self.seed, epoch)).permutation(count)
+        return np.random.default_rng((self.seed % 2**63, epoch)).permutation(count)
 
     # checks
 
@@ -234,13 +244,6 @@ class Batches:
             is_exact = array.dtype.kind != "f" or np.dtype(element).kind not in "iu"
             array = array.astype(element) if is_exact else array
         return array
-
-
-def _after(items: Iterable[Any], skip: int) -> Iterator[Any]:
-    found = iter(items)
-    for _ in range(skip):
-        next(found, None)
-    return found
 
 
 def _fixed_size(inputs: Sequence[Value]) -> int | None:

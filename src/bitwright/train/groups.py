@@ -13,6 +13,7 @@ from bitwright.ir.edit import replace_nodes
 from bitwright.ir.graph import Graph, Node, Value
 from bitwright.ir.naming import near_misses
 from bitwright.ops.core.reverse import is_differentiable
+from bitwright.train.optimizers import PREFIX
 
 
 def value_of(name: str, patterns: Mapping[str, float], default: float) -> float:
@@ -51,3 +52,13 @@ def freeze(graph: Graph, patterns: Sequence[str]) -> Graph:
         return node.with_(attrs={**node.attrs, "trainable": False})
 
     return replace_nodes(graph, change, bodies=False)
+
+
+def require_free_names(graph: Graph) -> None:
+    """Raise a `TrainingError` for names that the states and inputs of a step could have."""
+    for value in (*graph.inputs, *graph.parameters, *graph.states):
+        if value.name.startswith(PREFIX):
+            raise TrainingError(
+                f"the name {value.name!r} is reserved for the trainer",
+                expected=f"a name that does not start with {PREFIX!r}",
+            )

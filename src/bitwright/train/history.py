@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from bitwright.train.metrics import EventFile, MetricsFile
+from bitwright.train.metrics import EVALUATION, EventFile, MetricsFile
 
 _SMOOTH = 0.9
 _LINES, _SECONDS = 10, 60.0
@@ -54,11 +54,12 @@ class Reporter:
         tensorboard: str | Path | None,
         show: bool | None,
         every: int,
+        evaluated: int = 0,
     ) -> None:
         self.history, self.every = history, max(1, every)
         self._writers: list[MetricsFile | EventFile] = []
         if metrics is not None:
-            self._writers.append(MetricsFile(metrics, step))
+            self._writers.append(MetricsFile(metrics, step, evaluated))
         if tensorboard is not None:
             self._writers.append(EventFile(tensorboard, step))
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
@@ -87,7 +88,7 @@ class Reporter:
 
     def evaluation(self, number: int, found: Mapping[str, float]) -> None:
         self.history.evaluations.append({"step": number, **found})
-        self._write({"step": number, **{f"eval_{name}": value for name, value in found.items()}})
+        self._write({"step": number, **{EVALUATION + name: value for name, value in found.items()}})
         self._clock.restart()
         if self._bar is not None:
             self._bar.note(number, found)

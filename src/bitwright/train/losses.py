@@ -225,12 +225,15 @@ def _token_cross_entropy(b: Builder, logits: Value, labels: str) -> Attached:
 
 
 def _binary_cross_entropy(b: Builder, y: Value, labels: str) -> Attached:
-    """max(y, 0) - y * t + log(1 + exp(-|y|)), which does not overflow."""
+    """(1 - t) * log(1 + exp(y)) + t * log(1 + exp(-y)).
+
+    Forms with |y| have no gradient at y = 0, where training often starts.
+    """
     y = _full(b, y)
     t = label_input(b, labels, y.tensor)
-    soft = b.log(b.add(b.exp(b.neg(b.abs(y))), 1.0))
-    terms = b.add(b.sub(b.relu(y), b.mul(y, t)), soft)
-    return Attached(_mean(b, terms))
+    absent = b.mul(b.sub(1.0, t), b.softplus(y))
+    present = b.mul(t, b.softplus(b.neg(y)))
+    return Attached(_mean(b, b.add(absent, present)))
 
 
 def _mse(b: Builder, y: Value, t: Value) -> Value:
@@ -243,11 +246,15 @@ def _l1(b: Builder, y: Value, t: Value) -> Value:
 
 
 def _cosine(b: Builder, y: Value, t: Value) -> Value:
-    """1 - the cosine of the angle between rows (the last axis), on average."""
+    """1 - the cosine of the angle between rows (the last axis), on average.
+
+    Norms are at least 1e-8, as in PyTorch; the cosine with a row of zeros is 0.
+    """
     dot, yy, tt = (
         b.reduce_sum(b.mul(p, q), axes=[-1], keepdims=False) for p, q in ((y, t), (y, y), (t, t))
     )
-    cosine = b.div(dot, b.sqrt(b.add(b.mul(yy, tt), 1e-12)))
+    inverses = [b.rsqrt(b.maximum(square, 1e-16)) for square in (yy, tt)]
+    cosine = b.mul(b.mul(dot, inverses[0]), inverses[1])
     return b.sub(1.0, _mean(b, cosine))  # type: ignore[no-any-return]
 
 

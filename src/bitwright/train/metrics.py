@@ -14,29 +14,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from bitwright.errors import BitwrightError, TrainingError
 from bitwright.ir.container import write_atomically
+
+EVALUATION = "eval_"
+"""The start of the names of numbers that an evaluation gave."""
 
 
 class MetricsFile:
-    """One JSON object a line; lines of steps after `step` are removed when a run is resumed."""
+    """One JSON object a line. A run that is resumed removes the lines of steps after `step`, and
+    those of evaluations after the step `evaluated`. Numbers that are not finite are null."""
 
-    def __init__(self, path: str | Path, step: int = 0) -> None:
+    def __init__(self, path: str | Path, step: int = 0, evaluated: int = 0) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        kept = self._lines_until(step)
-        write_atomically(self.path, lambda file: _write_lines(file, kept))
-        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            kept = self._lines_until(step, evaluated)
+            write_atomically(self.path, lambda file: _write_lines(file, kept))
+            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        except (OSError, BitwrightError) as error:
+            raise TrainingError(f"metrics cannot be written to {self.path}: {error}") from None
 
-    def _lines_until(self, step: int) -> list[str]:
+    def _lines_until(self, step: int, evaluated: int) -> list[str]:
         if not step or not self.path.exists():
             return []
         kept = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 found = json.loads(line)
             except ValueError:
                 continue  # a line that was cut off
-            if isinstance(found, dict) and found.get("step", 0) <= step:
+            if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+                continue
+            is_evaluation = any(str(name).startswith(EVALUATION) for name in found)
+            if found["step"] <= (min(step, evaluated) if is_evaluation else step):
                 kept.append(line)
         return kept
 

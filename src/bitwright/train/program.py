@@ -21,12 +21,14 @@ from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph
 from bitwright.pipeline import compile_graph, compile_step
 from bitwright.train.losses import TEACHER, Loss
+from bitwright.train.modes import eval_mode
 from bitwright.train.optimizers import PREFIX
 from bitwright.train.step import (
     AVERAGE,
     LOSS,
     NORM,
     RATE,
+    SUM,
     Settings,
     eval_graph,
     simplified,
@@ -99,8 +101,8 @@ class StepProgram:
         losses = []
         for batch in batches[:-1]:
             losses.append(float(self._first.run(batch)[LOSS]))
-            if not np.isfinite(losses[-1]):
-                return {LOSS: losses[-1]}
+            if not np.isfinite(losses[-1]) and self.settings.precision != "f16":
+                return {LOSS: losses[-1]}  # in f16 the last one skips the step and clears the sums
         found = self._last.run({**batches[-1], RATE: np.float32(rate)})
         losses.append(float(found[LOSS]))
         result = {LOSS: float(np.mean(losses))}
@@ -123,7 +125,7 @@ class StepProgram:
         """The outputs of the model in evaluation form."""
         exe = self._predict
         exe.engine.states = self.model_states(averaged)
-        return exe.run({name: batch[name] for name in exe.input_names})
+        return exe.run({name: batch[name] for name in exe.input_names if name in batch})
 
     def model_states(self, averaged: bool) -> dict[str, Array]:
         """The states of the model by name; with `averaged`, averages in place of weights."""
@@ -133,6 +135,20 @@ class StepProgram:
                 name: self.states[AVERAGE + name] for name in found if AVERAGE + name in self.states
             }
         return found
+
+    def clear_sums(self) -> None:
+        """Remove the gradients that an unfinished step left in the accumulators."""
+        for name, array in self.states.items():
+            if name.startswith(SUM):
+                array[...] = 0
+
+    def nonfinite_weight(self) -> str:
+        """The first trained parameter that holds NaN or infinity, or ""."""
+        for name in self.weights:
+            array = self.states[name]
+            if array.dtype.kind not in "iub" and not np.isfinite(array).all():
+                return name
+        return ""
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Set all states, in place."""
@@ -170,7 +186,7 @@ class Teacher:
     def __init__(self, graph: Graph, outputs: Sequence[str], target: str, threads: int | None):
         self.outputs = tuple(outputs)
         wanted = tuple((name, value) for name, value in graph.outputs if name in self.outputs)
-        self.exe = compile_graph(graph.with_(outputs=wanted), target, threads)
+        self.exe = compile_graph(eval_mode(graph.with_(outputs=wanted)), target, threads)
 
     def require_inputs(self, graph: Graph) -> None:
         """Raise a `TrainingError` if the teacher has an input that the graph does not have."""

@@ -102,12 +102,18 @@ def schedule_of(given: Any) -> Schedule:
     if isinstance(given, (int, float)):
         return constant(float(given))
     if callable(given):
-        return Schedule(given, getattr(given, "__qualname__", type(given).__name__))
+        return Schedule(given, name_of(given))
     raise TrainingError(
         "this is not a schedule",
         expected="one of bw.train, a number, or a function of the step",
         found=repr(given),
     )
+
+
+def name_of(function: Any) -> str:
+    """The name of a function or a callable object, which is the same in another process."""
+    inner = getattr(function, "func", function)  # of functools.partial
+    return str(getattr(inner, "__qualname__", type(inner).__name__))
 
 
 def _require_steps(steps: int, least: int = 1) -> None:

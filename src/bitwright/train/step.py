@@ -4,7 +4,8 @@
 
 Trainable parameters, moments, averages, accumulators, counters, the loss scale and running
 statistics are states with updates. The learning rate is the input `train.lr`. A step whose loss is
-not finite (in f16: whose gradients are not finite) changes nothing but the loss scale.
+not finite changes nothing but the loss scale; nor does one whose gradients are not finite, where
+their norm is known (f16, clipping).
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Settings:
     batch_norm_momentum: float | None = 0.1
     seed: int = 0
     passes: Sequence[Pass] = ()
+    frozen: Sequence[str] = ()
+    """Patterns of parameters and running statistics that stay."""
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -81,7 +84,7 @@ def simplified(graph: Graph) -> Graph:
 
 def step_graph(simple: Graph, loss: Loss, settings: Settings, is_last: bool = True) -> Graph:
     """The graph of a step; without `is_last` it only adds gradients to the accumulators."""
-    exact = train_mode(simple, settings.batch_norm_momentum, settings.seed)
+    exact = train_mode(simple, settings.batch_norm_momentum, settings.seed, settings.frozen)
     forward = straight_through(exact)
     if forward is not exact and expand_fake_quantize not in settings.passes:
         settings = replace(settings, passes=(expand_fake_quantize, *settings.passes))
@@ -193,10 +196,8 @@ class _Step:
         if settings.clip is not None or self.is_scaled:
             norm = b.mul(self._norm(list(gradients.values())), factor)
             b.output(NORM, norm)
-            if self.is_scaled:
-                apply = b.and_(apply, _finite(b, norm))
+            apply = b.and_(apply, _finite(b, norm))
             if settings.clip is not None:
-                # a norm that is not finite must not make the other gradients 0 * inf
                 part = b.div(float(settings.clip), b.add(norm, 1e-6))
                 factor = b.mul(factor, b.minimum(part, 1.0))
         rate = b.input(RATE, "f32[]")

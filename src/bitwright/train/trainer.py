@@ -25,18 +25,26 @@ from bitwright.ir.arrays import Array
 from bitwright.ir.graph import Graph
 from bitwright.passes.manager import Pass
 from bitwright.quant.calibration.interrupt import interrupt_between_steps
-from bitwright.train.checkpoints import BEST, Checkpoints, Progress, read_checkpoint, structure_of
+from bitwright.train.checkpoints import (
+    BEST,
+    Checkpoints,
+    Progress,
+    read_checkpoint,
+    structure_of,
+    write_checkpoint,
+)
 from bitwright.train.data import Batch, Batches, Position
 from bitwright.train.diagnosis import first_nonfinite
+from bitwright.train.evaluations import Evaluations
 from bitwright.train.groups import freeze as freeze_parameters
-from bitwright.train.groups import require_matches
+from bitwright.train.groups import require_free_names, require_matches
 from bitwright.train.history import History, Reporter
 from bitwright.train.losses import loss_of
-from bitwright.train.modes import eval_mode
+from bitwright.train.modes import eval_mode, without_states
 from bitwright.train.optimizers import PREFIX, optimizer_of
 from bitwright.train.program import StepProgram, Teacher
 from bitwright.train.qat.model import QatModel
-from bitwright.train.schedules import schedule_of
+from bitwright.train.schedules import name_of, schedule_of
 from bitwright.train.step import LOSS, NORM, RATE, SCALE, Settings
 from bitwright.train.weights import copy_into, write_weights
 
@@ -112,7 +120,9 @@ class Trainer:
             batch_norm_momentum,
             seed,
             tuple(passes),
+            self._frozen,
         )
+        require_free_names(self._source)
         names = [value.name for value in self._source.parameters]
         require_matches("decay", self.settings.decay, names)
         require_matches("rates", self.settings.rates, names)
@@ -168,21 +178,27 @@ class Trainer:
         for what, value in (("epochs", epochs), ("steps", steps)):
             if value is not None and value < 0:
                 raise TrainingError(f"{what} is negative", found=value)
+        if self.checkpoints is not None:
+            self.checkpoints.prepare()
         self._begin(resume)
         batches = self.batches(data, batch_size, shuffle)
+        self._check_position(batches)
         last_epoch = None if epochs is None else self.progress.start_epoch + epochs
         last_step = math.inf if steps is None else self.progress.start_step + steps
         history = History(first_step=self.progress.step)
         total = self._total(batches, last_epoch, last_step)
+        at = self.progress
         reporter = Reporter(
-            history, total, self.progress.step, metrics, tensorboard, progress, log_every
+            history, total, at.step, metrics, tensorboard, progress, log_every, at.evaluated
         )
-        watch = _Evaluations(self, evaluate, evaluate_every, batch_size, patience, metric, reporter)
         try:
+            watch = Evaluations(
+                self, evaluate, evaluate_every, batch_size, patience, metric, reporter
+            )
             with interrupt_between_steps() as check:
                 self._run(batches, last_epoch, last_step, reporter, watch, check)
         except KeyboardInterrupt as interrupt:
-            if self.checkpoints is not None and not self._is_inside_step:
+            if self.checkpoints and self.progress.step and not self._is_inside_step:
                 self._save()
                 interrupt.add_note(f"The checkpoint is {self.checkpoints.latest()}.")
             raise
@@ -191,6 +207,7 @@ class Trainer:
         return history
 
     _is_inside_step = False
+    """Whether the states are those of an unfinished step."""
 
     def batches(
         self, data: Any, batch_size: int | None = None, shuffle: bool | None = None
@@ -215,6 +232,8 @@ class Trainer:
         epoch = before.epoch + (before.index > 0)
         self.progress.position = Position(epoch, 0)
         self.progress.start_epoch, self.progress.start_step = epoch, self.progress.step
+        self.progress.stale = 0  # a new call may go on where the last one stopped early
+        self.program.clear_sums()
 
     def _resume(self, path: Path | None) -> None:
         if path is None:
@@ -226,11 +245,27 @@ class Trainer:
         if path is None:
             return  # a run that was killed before its first checkpoint
         states, progress = read_checkpoint(path, self.fingerprint())
-        self.program.restore(states)
-        self.progress = progress
+        if self.checkpoints is not None:
+            self.checkpoints.require_latest(progress.step)
         best = path.parent / BEST
         if progress.best is not None and best.exists():
-            self._best = read_checkpoint(best, self.fingerprint())[0]
+            kept = read_checkpoint(best, self.fingerprint())[0]
+            self._best = {name: array.copy() for name, array in kept.items()}
+        self.program.restore(states)
+        self.progress = progress
+
+    def _check_position(self, batches: Batches) -> None:
+        """Raise a `TrainingError` if the position in the data was counted in other batches."""
+        before, now = self.progress.epoch_length, batches.length
+        is_inside = before is not None and 0 < self.progress.position.index < before
+        if is_inside and now is not None and now != before:
+            raise TrainingError(
+                "the run was interrupted in an epoch of other data",
+                expected=f"{before} batches",
+                found=f"{now} batches",
+                hint="Give the same data and batch_size as before.",
+            )
+        self.progress.epoch_length = now
 
     def _total(self, batches: Batches, last_epoch: int | None, last_step: float) -> int | None:
         found = last_step
@@ -245,47 +280,57 @@ class Trainer:
         last_epoch: int | None,
         last_step: float,
         reporter: Reporter,
-        watch: _Evaluations,
+        watch: Evaluations,
         check_interrupt: Callable[[], None],
     ) -> None:
         waiting: list[Batch] = []
-        skipped_in_a_row = 0
-        if self.progress.step >= last_step:
-            return
-        for batch, after in batches.stream(self.progress.position, last_epoch):
-            is_new_epoch = after.epoch != self.progress.position.epoch
-            if not waiting and is_new_epoch and watch.after_epoch():
-                return
+        self._skipped_in_a_row = 0
+        before = self.progress.step, self.progress.evaluated
+        is_done = self.progress.step >= last_step or watch.is_stopped
+        every = self.checkpoints.every if self.checkpoints is not None else None
+        for batch, after in () if is_done else batches.stream(self.progress.position, last_epoch):
+            watch.before(after)
+            if watch.is_stopped:
+                break
             waiting.append(self._with_targets(batch))
             if len(waiting) < self.settings.accumulate:
                 continue
-            found, rate = self._step(waiting)
-            skipped = self._is_skipped(found)
-            skipped_in_a_row = skipped_in_a_row + 1 if skipped else 0
-            if skipped_in_a_row > _MOST_SKIPPED:
-                raise self._diverged(found[LOSS], waiting, "every step overflows f16")
-            reporter.history.skipped += skipped
-            if not math.isfinite(found[LOSS]) and not skipped:
-                raise self._diverged(found[LOSS], waiting, "")
-            self.progress.step += 1
-            self.progress.position = after
-            reporter.step(self.progress.step, found, rate, sum(map(_samples, waiting)))
+            self._advance(waiting, after, reporter)
             waiting = []
-            is_stopped = watch.after_step()
-            every = self.checkpoints.every if self.checkpoints is not None else None
             if every is not None and self.progress.step % every == 0:
                 self._save()
-            if is_stopped or self.progress.step >= last_step:
+            if self.progress.step >= last_step:
                 break
             check_interrupt()
-        if waiting and not reporter.history.losses:
+        if waiting and self.progress.step == self.progress.start_step:
             raise TrainingError(
                 "the data has fewer batches than one step accumulates",
                 expected=self.settings.accumulate,
                 found=len(waiting),
             )
-        watch.at_end()
-        self._save()
+        if self.progress.step:
+            watch.now()
+        if (self.progress.step, self.progress.evaluated) != before:
+            self._save()
+
+    def _advance(self, batches: list[Batch], after: Position, reporter: Reporter) -> None:
+        """One step, and the progress that it makes."""
+        self._is_inside_step = True
+        found, rate = self._step(batches)
+        is_skipped = self._is_skipped(found)
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if is_skipped else 0
+        if self._skipped_in_a_row > _MOST_SKIPPED:
+            raise self._diverged(found[LOSS], batches, "every step overflows f16")
+        if not is_skipped:
+            if not math.isfinite(found[LOSS]):
+                raise self._diverged(found[LOSS], batches)
+            if not math.isfinite(found.get(NORM, 0.0)):
+                raise self._diverged(found[NORM], batches, what="norm of the gradients")
+        reporter.history.skipped += is_skipped
+        self.progress.step += 1
+        self.progress.position = after
+        self._is_inside_step = False
+        reporter.step(self.progress.step, found, rate, sum(map(_samples, batches)))
 
     def _with_targets(self, batch: Batch) -> Batch:
         self.loss.require_labels(batch, dict(self._source.outputs))
@@ -293,33 +338,36 @@ class Trainer:
 
     def _step(self, batches: list[Batch]) -> tuple[dict[str, float], float]:
         rate = self.optimizer.lr * self.schedule(self.progress.step)
-        self._is_inside_step = True
         try:
-            found = self.program.run(batches, rate)
+            return self.program.run(batches, rate), rate
         except BitwrightError as error:
             raise TrainingError(f"step {self.progress.step + 1} failed: {error}") from error
-        self._is_inside_step = False
-        return found, rate
 
     def _is_skipped(self, found: Mapping[str, float]) -> bool:
         if self.settings.precision != "f16":
             return False
         return not all(math.isfinite(found[name]) for name in (LOSS, NORM) if name in found)
 
-    def _diverged(self, loss: float, batches: list[Batch], why: str) -> TrainingError:
-        """The error of a loss that is not finite, with the op that made it so."""
+    def _diverged(
+        self, number: float, batches: list[Batch], why: str = "", what: str = "loss"
+    ) -> TrainingError:
+        """The error of a loss or a norm that is not finite, with the op that made it so."""
         for batch in batches:
             feeds = {**batch, RATE: np.float32(0)}
             cause = first_nonfinite(self.program.last_graph, feeds, self.program.states)
             if cause:
                 break
-        latest = self.checkpoints.latest() if self.checkpoints is not None else None
+        cause = cause or "a sum inside an op overflows; without rounding all results are finite"
         return TrainingError(
-            f"the loss of step {self.progress.step + 1} is {loss}"
+            f"the {what} of step {self.progress.step + 1} is {number}"
             + (f" ({why})" if why else "")
-            + (f": {cause}" if cause else ""),
-            hint=f"The last good checkpoint is {latest}." if latest else "",
+            + f": {cause}",
+            hint=self._last_good(),
         )
+
+    def _last_good(self) -> str:
+        latest = self.checkpoints.latest() if self.checkpoints is not None else None
+        return f"The last good checkpoint is {latest}." if latest else ""
 
     # evaluation
 
@@ -340,7 +388,10 @@ class Trainer:
             for name, value in found.items():
                 totals[name] = totals.get(name, 0.0) + value * size
         if not count:
-            raise TrainingError("the data of the evaluation is empty")
+            raise TrainingError(
+                "the data of the evaluation is empty",
+                hint="An iterator can be read only once." if batches.is_read_once else "",
+            )
         return {name: value / count for name, value in totals.items()}
 
     def predict(self, inputs: Mapping[str, Any], averaged: bool | None = None) -> dict[str, Array]:
@@ -360,14 +411,16 @@ class Trainer:
             name: f"{array.dtype}{list(array.shape)}"
             for name, array in sorted(self.program.states.items())
         }
-        kind = self.loss.kind
+        kind, loss = self.loss.kind, self.loss
         return {
             "parameters": json.dumps(types),
             "optimizer": repr(self.optimizer),
             "schedule": self.schedule.text,
             "precision": settings.precision,
-            "loss": getattr(kind, "__qualname__", repr(kind)),
-            "distillation": repr((self.loss.distillation, self.loss.temperature, self.loss.weight)),
+            "loss": name_of(kind) if callable(kind) else str(kind),
+            "output, labels": repr((loss.output, loss.labels)),
+            "distillation": repr((loss.distillation, loss.temperature, loss.weight)),
+            "batch_norm_momentum": repr(settings.batch_norm_momentum),
             "clip, accumulate, ema": repr((settings.clip, settings.accumulate, settings.ema)),
             "groups": repr((settings.decay, settings.rates, self._frozen)),
             "seed": str(settings.seed),
@@ -379,13 +432,19 @@ class Trainer:
         if path is None:
             self._save()
             return
-        from bitwright.train.checkpoints import write_checkpoint
-
         write_checkpoint(Path(path), self.program.states, self.progress, self.fingerprint())
 
     def _save(self) -> None:
-        if self.checkpoints is not None:
-            self.checkpoints.save(self.program.states, self.progress, self.fingerprint())
+        """Write a checkpoint; weights that are not finite must not replace good ones."""
+        if self.checkpoints is None:
+            return
+        if name := self.program.nonfinite_weight():
+            where = f"after step {self.progress.step}"
+            raise TrainingError(
+                f"parameter {name!r} is not finite {where}, because a gradient was not",
+                hint=self._last_good(),
+            )
+        self.checkpoints.save(self.program.states, self.progress, self.fingerprint())
 
     def keep_best(self) -> None:
         """Keep the present weights as the best ones."""
@@ -413,8 +472,8 @@ class Trainer:
         return load_parameters(self._source, self.parameters(which), strict=False)
 
     def model(self, which: str = "last") -> Graph:
-        """The trained graph in evaluation form: without dropout."""
-        return eval_mode(self.graph(which))
+        """The trained graph in evaluation form: no dropout, running statistics are parameters."""
+        return without_states(eval_mode(self.graph(which)))
 
     def load_into(self, module: Any, which: str = "last") -> None:
         """Copy trained parameters and running statistics into a PyTorch module, by name."""
@@ -431,68 +490,6 @@ class Trainer:
     def loss_scale(self) -> float:
         """The present loss scale; 1 unless the precision is f16."""
         return float(self.program.states.get(SCALE, np.float32(1)))
-
-
-class _Evaluations:
-    """Runs evaluations when they are due, keeps the best model, decides on an early stop."""
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        data: Any,
-        every: int | None,
-        batch_size: int | None,
-        patience: int | None,
-        metric: str,
-        reporter: Reporter,
-    ) -> None:
-        if patience is not None and data is None:
-            raise TrainingError("patience needs evaluations", expected="evaluate=, --evaluate")
-        self.trainer, self.data, self.every = trainer, data, every
-        self.batch_size, self.patience, self.metric = batch_size, patience, metric
-        self.reporter = reporter
-        self._last = trainer.progress.step
-
-    def after_step(self) -> bool:
-        step = self.trainer.progress.step
-        return self.every is not None and step % self.every == 0 and self._evaluate()
-
-    def after_epoch(self) -> bool:
-        is_due = self.every is None and self.trainer.progress.position.index > 0
-        return is_due and self._evaluate()
-
-    def at_end(self) -> None:
-        if self._last != self.trainer.progress.step:
-            self._evaluate()
-
-    def _evaluate(self) -> bool:
-        """Evaluate now; whether training stops."""
-        if self.data is None:
-            return False
-        trainer, progress = self.trainer, self.trainer.progress
-        self._last = progress.step
-        if callable(self.data) and not hasattr(self.data, "__iter__"):
-            found = {name: float(value) for name, value in dict(self.data(trainer)).items()}
-        else:
-            found = trainer.evaluate(self.data, batch_size=self.batch_size)
-        self.reporter.evaluation(progress.step, found)
-        if self.metric not in found:
-            raise TrainingError(
-                f"the evaluation gives no {self.metric!r}", expected=", ".join(found)
-            )
-        value = found[self.metric]
-        sign = 1 if "loss" in self.metric or "error" in self.metric else -1
-        if progress.best is None or sign * value < sign * progress.best:
-            progress.best, progress.best_step, progress.stale = value, progress.step, 0
-            trainer.keep_best()
-        else:
-            progress.stale += 1
-        if self.patience is not None and progress.stale >= self.patience:
-            self.reporter.history.stopped = (
-                f"{self.metric} did not improve in {progress.stale} evaluations"
-            )
-            return True
-        return False
 
 
 def _samples(batch: Mapping[str, Array]) -> int:

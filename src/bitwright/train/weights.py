@@ -41,5 +41,7 @@ def copy_into(module: Any, weights: Mapping[str, Array], graph: Graph) -> None:
 
 
 def write_weights(path: str | Path, graph: Graph) -> None:
-    """Write the parameters of a graph to a safetensors file, by name."""
-    write_safetensors(path, parameters(graph), {"format": "pt"})
+    """Write the parameters of a graph, and the values of its states, to a safetensors file."""
+    held = {value.name: value.node.attrs.get("value") for value in graph.states}
+    states = {name: array for name, array in held.items() if array is not None}
+    write_safetensors(path, {**parameters(graph), **states}, {"format": "pt"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bitwright.export.onnx.forms import as_scalar, reduce, slice_axis, squeeze, unsqueeze
-from bitwright.export.onnx.mapping import Ref, Scope, exports
+from bitwright.export.onnx.mapping import Ref, Scope, exports, no_form
 from bitwright.export.onnx.sizes import size_vector, sizes_tensor
 from bitwright.ir.dim import Dim, Size, min_size
 from bitwright.ir.dtype import DType, f32, f64, i64
@@ -94,3 +94,6 @@ def non_max_suppression(
         limit(score_threshold, f32),
         center_point_box=center_point_box,
     )
+
+
+no_form("dropout", reason="ONNX draws other masks; save the model in evaluation form (eval_mode)")

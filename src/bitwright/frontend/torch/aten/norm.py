@@ -96,8 +96,15 @@ def batch_norm_training(
     training, momentum, eps = options
     if not training:
         return [_batch_norm(ctx, x, w, bias, mean, var, eps), None, None, mean, var]
-    y, own_mean, inverse, own_var, count = _by_batch_statistics(ctx, x, w, bias, eps)
-    unbiased = ctx.b.mul(own_var, ctx.b.div(count, ctx.b.sub(count, 1.0)))
+    w = ctx.full(1, (x.shape[1],), mean.dtype) if w is None else w
+    bias = ctx.full(0, (x.shape[1],), mean.dtype) if bias is None else bias
+    # bitwright.train finds this op, and uses the running statistics in evaluation
+    results: Any = ctx.b.batch_norm_train(x, w, bias, eps=eps)
+    y, own_mean, own_var = results
+    inverse = ctx.b.rsqrt(ctx.b.add(own_var, float(eps)))
+    count = ctx.scalar(ctx.count(x, _outside_channels(x)), own_var.dtype)
+    degrees = ctx.b.maximum(ctx.b.sub(count, 1.0), 1.0)  # a single element has the variance 0
+    unbiased = ctx.b.mul(own_var, ctx.b.div(count, degrees))
 
     def updated(running: Value, new: Value) -> Value:
         kept = ctx.b.mul(running, 1.0 - momentum)
@@ -110,18 +117,13 @@ def batch_norm_training(
 def batch_norm_without_statistics(
     ctx: Context, x: Value, w: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> list[Value | None]:
-    y, mean, inverse, _, _ = _by_batch_statistics(ctx, x, w, bias, eps)
-    return [y, mean, inverse]
-
-
-def _by_batch_statistics(
-    ctx: Context, x: Value, w: Value | None, bias: Value | None, eps: float
-) -> tuple[Value, ...]:
-    """y, mean, 1 / sqrt(var + eps), var and the number of elements, over all axes but 1."""
-    axes = [axis for axis in range(x.rank) if axis != 1]
+    axes = _outside_channels(x)
     mean = ctx.b.reduce_mean(x, axes=axes, keepdims=False)
     distance = ctx.b.sub(x, ctx.b.reduce_mean(x, axes=axes))
     var = ctx.b.reduce_mean(ctx.b.mul(distance, distance), axes=axes, keepdims=False)
-    count = ctx.scalar(ctx.count(x, axes), x.dtype)
     inverse = ctx.b.rsqrt(ctx.b.add(var, float(eps)))
-    return _batch_norm(ctx, x, w, bias, mean, var, eps), mean, inverse, var, count
+    return [_batch_norm(ctx, x, w, bias, mean, var, eps), mean, inverse]
+
+
+def _outside_channels(x: Value) -> list[int]:
+    return [axis for axis in range(x.rank) if axis != 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bitwright.frontend.torch.context import Context, Shape, maps, maps_table
-from bitwright.ir.dtype import DType, bool_, f32, f64
+from bitwright.ir.dtype import DType, bool_, f32, f64, i64
 from bitwright.ir.graph import Value
 
 
@@ -70,18 +70,23 @@ def _kept(ctx: Context, x: Value, chance: float) -> Value:
 
 
 def drop(ctx: Context, x: Value, p: float, train: bool) -> tuple[Value, Value | None]:
-    """Dropout with probability p, and its mask, or None if nothing is dropped."""
+    """Dropout with probability p, and its key, or None if nothing is dropped.
+
+    A trainer replaces the key by one that depends on its seed and on the step.
+    """
     if not train or not p:
         return x, None
-    mask = _kept(ctx, x, 1 - p)
-    scale = 0.0 if p == 1 else 1 / (1 - p)
-    return ctx.b.mul(ctx.b.mul(x, ctx.cast(mask, x.dtype)), scale), mask
+    number = ctx.b.random_uniform(shape=(), low=0.0, high=2.0**53, dtype=f64)
+    key = ctx.b.cast(number, to=i64)
+    return ctx.b.dropout(x, key, rate=float(p)), key
 
 
 @maps("native_dropout.default")
 def native_dropout(ctx: Context, x: Value, p: float, train: bool | None) -> list[Value]:
-    y, mask = drop(ctx, x, p, train is None or train)
-    return [y, ctx.full(True, x.shape, bool_) if mask is None else mask]
+    y, key = drop(ctx, x, p, train is None or train)
+    ones = ctx.full(1, x.shape, x.dtype)
+    mask = ones if key is None else ctx.b.dropout(ones, key, rate=float(p))
+    return [y, ctx.cast(mask, bool_)]
 
 
 maps_table(
