@@ -7,6 +7,8 @@ R is packed in panels [units / width][k][width] with the rows of gates as k. One
 `width` units, and the cell makes their gates' gradients, which are results and the next factor. A
 GRU that resets before its product takes a second pass per step: m = dn · R_n, which makes dr.
 
+Every vector of gates is read before its gradients are stored, so `dgates` may be `gates`.
+
 One turn of the loop is a product and a cell. The first turn has no product; the last one has no
 cell and stores the gradient of the first state.
 

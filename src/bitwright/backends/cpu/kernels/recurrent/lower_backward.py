@@ -15,8 +15,8 @@ from bitwright.backends.cpu.kernels.matmul.register_tile import Tile, best_tile
 from bitwright.backends.cpu.kernels.recurrent.backward import BackwardRecurrence, emit_backward
 from bitwright.backends.cpu.lowering.context import Lowering, NoKernelError, RegionView, lowers
 from bitwright.ir.dtype import f32, f64
-from bitwright.ir.graph import Node
-from bitwright.lir.buffer import View, contiguous
+from bitwright.ir.graph import Node, Value
+from bitwright.lir.buffer import Storage, View, contiguous
 from bitwright.ops.core.registry import get
 
 _BACKWARD = "_backward"
@@ -60,6 +60,12 @@ def lower_recurrent_backward(ctx: Lowering, node: Node, region: RegionView) -> N
         rest = weights.slice(1, first, hidden, 1)
         pointers["r_new"] = _packed(ctx, node, rest, kernel.tile, "r_new")
     results = dict(zip(kernel.results, node.outputs, strict=True))
+    why = "steps in reverse"
+    if "gates" in given and _is_last_reader(ctx, node, given["gates"]):
+        # every vector of gates is read before its gradients are written
+        ctx.alias(results.pop("dgates"), pointers["gates"])
+        pointers["dgates"] = pointers["gates"]
+        why += ", gradients in the place of gates"
     pointers |= {name: ctx.output(value) for name, value in results.items()}
     steps, batch = result.shape[:2]
     names = ("steps", "batch", "directions", "hidden")
@@ -67,7 +73,17 @@ def lower_recurrent_backward(ctx: Lowering, node: Node, region: RegionView) -> N
     sizes["reverse_from"] = 0 if attrs["direction"] == "reverse" else 1
     if kernel.lengths:
         pointers["fault"], sizes["node"] = ctx.fault(), ctx.number(node)
-    ctx.call(code, node, pointers, sizes, writes=kernel.results, why="steps in reverse")
+    ctx.call(code, node, pointers, sizes, writes=kernel.results, why=why)
+
+
+def _is_last_reader(ctx: Lowering, node: Node, gates: Value) -> bool:
+    """Whether the gates of a training layer are in the arena, and this node alone reads them."""
+    readers = [other for other in ctx.graph.nodes if gates in other.operands]
+    is_result = any(value is gates for _, value in ctx.graph.outputs)
+    is_update = any(value is gates for _, value in ctx.graph.updates)
+    is_alone = readers == [node] and not is_result and not is_update
+    made_here = gates.node.op in ("gru_train", "lstm_train")
+    return is_alone and made_here and ctx.view(gates).buffer.storage is Storage.ARENA
 
 
 def _packed(ctx: Lowering, node: Node, rows: View, tile: Tile, slot: str) -> View:
