@@ -10,6 +10,7 @@ import pytest
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.ops.core.interpret import run
+from bitwright.ops.core.registry import get
 from bitwright.passes.lower_integer import lower_integer, lower_weights
 from bitwright.passes.simplify import expand_composites
 from bitwright.report.feeds import random_inputs
@@ -166,7 +167,20 @@ def batch_norm_of_training(b):
     return [y, mean, var, *b.batch_norm_backward(dy, x, scale, mean, var)]
 
 
+def sample_f16(op):
+    """The first sample of an op, in f16."""
+
+    def graph(b):
+        arrays = get(op).samples()[0].inputs
+        values = [b.constant(x.astype(np.float16)) for x in arrays[1:]]
+        return list(b.op(op, b.input("x", f"f16{list(arrays[0].shape)}"), *values))
+
+    return graph
+
+
+IN_TRAINING = ("gru_train", "lstm_train", "rnn_backward", "gru_backward", "lstm_backward")
 COMPOSITES = {
+    **{f"{op} in f16": (sample_f16(op), 5e-3) for op in IN_TRAINING},
     **{f"{op} in f16": (recurrent_f16(op), 2e-3) for op in RNNS},
     "einsum": (
         lambda b: b.einsum(

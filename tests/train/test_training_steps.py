@@ -6,6 +6,7 @@ from training_models import batches, mlp, samples
 
 import bitwright as bw
 from bitwright.errors import TrainingError
+from bitwright.lir.schedule import InterpreterFallback
 from bitwright.train.step import SCALE
 
 
@@ -154,6 +155,41 @@ def test_the_scale_doubles_after_many_good_steps():
     trainer.fit(batches(1), steps=1)
     assert trainer.loss_scale == 2 * scale
     assert trainer.program.states["train.good_steps"] == 0
+
+
+def recurrent():
+    """Two recurrent layers and a linear one over x[batch, 6] as a sequence of 6 elements."""
+    rng = np.random.default_rng(5)
+
+    def weight(name, *shape):
+        return b.parameter(name, rng.normal(0, 0.3, shape).astype(np.float32))
+
+    b = bw.Builder("recurrent")
+    batch = b.input("x", "f32[batch, 6]")
+    x = b.reshape(b.transpose(batch, perm=(1, 0)), shape=(6, batch.shape[0], 1))
+    y, _, _ = b.lstm(x, weight("w1", 1, 32, 1), weight("r1", 1, 32, 8), weight("bias1", 1, 64))
+    y = b.reshape(y, shape=(6, batch.shape[0], 8))
+    _, last = b.gru(y, weight("w2", 1, 24, 8), weight("r2", 1, 24, 8))
+    head = weight("head", 8, 4)
+    return b.build(logits=b.matmul(b.reshape(last, shape=(batch.shape[0], 8)), head))
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_recurrent_layers_are_computed_once_and_by_kernels(precision):
+    rng = np.random.default_rng(1)
+    data = [
+        {"x": rng.normal(size=(16, 6)).astype(np.float32), "labels": rng.integers(0, 4, 16)}
+        for _ in range(2)
+    ]
+    trainer, _ = fit(recurrent(), data, precision=precision, threads=2)
+    ops = [node.op for node in trainer.program.last_graph.nodes]
+    assert ops.count("lstm_train") == ops.count("gru_train") == 1
+    assert "lstm" not in ops and "gru" not in ops
+    steps = trainer.program._last.engine.schedule.steps
+    fallbacks = {step.op.op for step in steps if isinstance(step, InterpreterFallback)}
+    assert not any(op.startswith(("lstm", "gru")) for op in fallbacks)
+    other, _ = fit(recurrent(), data, precision=precision, threads=1)
+    assert same_bits(trainer, other)
 
 
 def test_threads_do_not_change_bits():

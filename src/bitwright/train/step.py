@@ -19,11 +19,13 @@ import numpy as np
 
 from bitwright.errors import TrainingError
 from bitwright.ir.graph import Graph, Node, Value
+from bitwright.ops.control.control_gradients import stack_carried
 from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.ops.core.gradients import full_like
 from bitwright.ops.core.reverse import backpropagate
 from bitwright.passes.expand_fake_quantize import expand_fake_quantize
+from bitwright.ops.sequence.recurrent_rules import keep_gates
 from bitwright.passes.manager import Pass, run_passes
 from bitwright.passes.precision.apply import apply_precision
 from bitwright.passes.precision.policy import Policy, custom
@@ -90,7 +92,14 @@ def step_graph(simple: Graph, loss: Loss, settings: Settings, is_last: bool = Tr
         settings = replace(settings, passes=(expand_fake_quantize, *settings.passes))
     forward = _in_precision(forward, settings.precision)
     names = [v.name for v in forward.parameters if is_trainable(v)]
-    return _Step(with_states(forward, names), names, loss, settings).build(is_last)
+    forward = _keep_for_gradients(with_states(forward, names), names)
+    return _Step(forward, names, loss, settings).build(is_last)
+
+
+def _keep_for_gradients(graph: Graph, names: Sequence[str]) -> Graph:
+    """The graph in which loops and recurrent layers also give what their gradients read."""
+    graph = stack_carried(graph, [graph.value(name) for name in names])
+    return keep_gates(graph, [graph.value(name) for name in names])
 
 
 def eval_graph(simple: Graph, loss: Loss | None, held: Sequence[str], passes: Any = ()) -> Graph:

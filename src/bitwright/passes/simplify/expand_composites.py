@@ -6,7 +6,7 @@
     einsum            products of two operands at a time (`expand_einsum`)
     cast              to 4-bit or 2-bit integers: through i8
     batch_norm_*      sums over channels and elementwise ops (`expand_batch_norm`)
-    rnn, gru, lstm    of half floats: computed in f32
+    rnn, gru, lstm    of half floats, also in training: computed in f32
 
 Half floats are computed in f32, so that only the result is rounded.
 """
@@ -163,6 +163,11 @@ RULES = [
     Rule("rnn-in-f32", lambda op: op.rnn(...), _compute_in_f32, _why_not_f32),
     Rule("gru-in-f32", lambda op: op.gru(...), _compute_in_f32, _why_not_f32),
     Rule("lstm-in-f32", lambda op: op.lstm(...), _compute_in_f32, _why_not_f32),
+    Rule("gru-train-in-f32", lambda op: op.gru_train(...), _compute_in_f32, _why_not_f32),
+    Rule("lstm-train-in-f32", lambda op: op.lstm_train(...), _compute_in_f32, _why_not_f32),
+    Rule("rnn-backward-in-f32", lambda op: op.rnn_backward(...), _compute_in_f32, _why_not_f32),
+    Rule("gru-backward-in-f32", lambda op: op.gru_backward(...), _compute_in_f32, _why_not_f32),
+    Rule("lstm-backward-in-f32", lambda op: op.lstm_backward(...), _compute_in_f32, _why_not_f32),
     Rule("narrow-integer-through-i8", lambda op, x: op.cast(x), _narrow, _why_not_narrow),
     Rule("dequantize-as-arithmetic", lambda op: op.dequantize(...), _dequantize),
     Rule("quantize-as-arithmetic", lambda op: op.quantize(...), _quantize),

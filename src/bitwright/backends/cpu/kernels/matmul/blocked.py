@@ -33,7 +33,7 @@ from bitwright.ir.dtype import DType
 
 DEPTH = 320
 """The most elements of k in a block; a multiple of the lanes of every target."""
-BUFFER_FLOATS = 96 << 10
+BUFFER_FLOATS = 112 << 10
 """f32 elements in both buffers of a thread."""
 DIRECT, WIDENED, TRANSPOSED = "direct", "widened", "transposed"
 """How rows are read: in place, as converted rows, or as tiles of rows contiguous on m."""
@@ -63,9 +63,8 @@ class Form:
 
     @property
     def panels(self) -> int:
-        """Panels in a block."""
-        share = 4 if self.rows == DIRECT else 2
-        return max(1, BUFFER_FLOATS * share // 5 // self.panel_floats)
+        """Panels in a block: as many as fit, because packed rows are packed again for each."""
+        return max(1, BUFFER_FLOATS * 4 // 5 // self.panel_floats)
 
     @property
     def tiles(self) -> int:

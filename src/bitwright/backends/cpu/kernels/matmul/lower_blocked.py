@@ -45,6 +45,13 @@ def is_blocked(region: RegionView) -> bool:
     )
 
 
+def is_blocked_product(a: View, w: View) -> bool:
+    """Whether the packed kernel is the faster one for matrices a[m, k] and w[k, n]."""
+    pairs = zip((a.shape[0], *w.shape), (LEAST_ROWS, LEAST_DEPTH, LEAST_COLUMNS), strict=True)
+    is_large = all(_known(size, least) >= least for size, least in pairs)
+    return is_large and a.dtype == w.dtype and a.dtype in (f32, bf16, f16)
+
+
 def _known(size: Size, usual: int) -> int:
     return size if isinstance(size, int) else usual
 
@@ -73,6 +80,18 @@ def lower_blocked_matmul(ctx: Lowering, node: Node, region: RegionView) -> None:
     _call(ctx, node, found, a.strides[-1], w.strides[-2], depth, after)
 
 
+def call_blocked(
+    ctx: Lowering, node: Node, a: View, w: View, y: View, after: regions.Part, why: str
+) -> None:
+    """Calls the kernel for matrices a[m, k], w[k, n] and y[m, n]; `after` has no operands."""
+    found = [
+        replace(a, shape=y.shape, strides=(a.strides[0], 0)),
+        replace(w, shape=y.shape, strides=(0, w.strides[1])),
+        y,
+    ]
+    _call(ctx, node, found, a.strides[1], w.strides[0], a.shape[1], after, why)
+
+
 def _matrices(ctx: Lowering, view: View, name: str) -> View:
     """The operand with one of its last two axes contiguous; copied if needed."""
     is_plain = any(view.strides[at] == 1 or view.shape[at] == 1 for at in (-1, -2))
@@ -87,6 +106,7 @@ def _call(
     w_k: Size,
     depth: Size,
     after: regions.Part,
+    why: str = "both operands are known at run time, packed block by block",
 ) -> None:
     a, w, y, *others = found
     if y.strides[-1] != 1 and y.shape[-1] != 1:
@@ -138,5 +158,4 @@ def _call(
         **reads.sizes,
     }
     writes = ("y", "t") if keeps else ("y",)
-    why = "both operands are known at run time, packed block by block"
     ctx.call(kernel, node, pointers, sizes, writes=writes, why=why)

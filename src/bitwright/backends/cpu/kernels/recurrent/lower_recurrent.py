@@ -1,9 +1,10 @@
-"""Lowering of rnn, gru and lstm: x·W of all steps and directions as one product, then the steps.
+"""Lowering of recurrent layers: x·W of all steps and directions as one product, then the steps.
 
     p[S·B, directions · gates · H] = x[S·B, I] · W'       (the packed kernel for constant weights)
     steps                                                 (`kernels.recurrent.recurrent`)
 
-Constant R is packed at compile time, otherwise by copies before the steps.
+Constant R is packed at compile time, otherwise by copies before the steps. The training ops have
+the same kernel, which keeps what the gradient reads; gates are stored in the place of p.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from bitwright.backends.cpu.codegen.emit import storage_type
 from bitwright.backends.cpu.kernels.matmul.lower_batched import Operands, call_product
+from bitwright.backends.cpu.kernels.matmul.lower_blocked import call_blocked, is_blocked_product
 from bitwright.backends.cpu.kernels.matmul.matmul import (
     emit_matmul,
     matmul_sizes,
@@ -34,10 +36,16 @@ from bitwright.ops.core.registry import get
 from bitwright.ops.quant.integer_recurrent import PREFIX
 from bitwright.ops.sequence.recurrent import GATES, gate_activations
 
+TRAIN = "_train"
 _OPERANDS = ("x", "w", "r", "bias", "lengths", "h0", "c0", "peephole")
 
 
-@lowers("rnn", "gru", "lstm")
+def layer_op(node: Node) -> str:
+    """The name of a layer's op in floats, without training: rnn, gru or lstm."""
+    return node.op.removeprefix(PREFIX).removesuffix(TRAIN)
+
+
+@lowers("rnn", "gru", "lstm", "gru_train", "lstm_train")
 def lower_recurrent(ctx: Lowering, node: Node, region: RegionView) -> None:
     x = node.inputs[0]
     assert x is not None
@@ -51,7 +59,17 @@ def lower_recurrent(ctx: Lowering, node: Node, region: RegionView) -> None:
         lambda m, name: recurrent.emit_recurrence(m, name, kernel, vectors),
     )
     panels = [_packed(ctx, node, gates, width) for gates, width in layer.panels]
-    layer.call(ctx, code, _projected(ctx, node, region), panels)
+    columns = kernel.gates * len(kernel.activations) * layer.hidden
+    shape = (x.shape[0] * x.shape[1], columns)
+    if not kernel.is_training:
+        p = contiguous(ctx.buffer(f"{node.name}.p", x.dtype, shape[0] * columns), shape)
+        _project(ctx, node, region, p)
+        layer.call(ctx, code, p, panels)
+        return
+    # the steps replace x·W by the activated gates
+    gates, term = (ctx.output(value) for value in node.outputs[-2:])
+    _project(ctx, node, region, gates.relabel(shape))
+    layer.call(ctx, code, gates, panels, {"term": term}, ("p", "term"))
 
 
 @dataclass(frozen=True)
@@ -68,15 +86,16 @@ class RecurrentLayer:
         cls, ctx: Lowering, node: Node, operands: Sequence[str], more: Sequence[str] = ()
     ) -> RecurrentLayer:
         """`operands` names the node's operands, `more` additional pointers."""
-        op = node.op.removeprefix(PREFIX)
+        op = layer_op(node)
+        is_training = node.op.endswith(TRAIN)
         given = dict(zip(operands, node.inputs, strict=False))
         element = node.outputs[0].dtype
         directions, hidden = node.outputs[1].shape[0], node.outputs[1].shape[2]
         if not isinstance(directions, int) or not isinstance(hidden, int):
             raise NoKernelError("the number of hidden units is not known")
         attrs = get(node.op).call_attrs(node.attrs)
-        names = ("direction", "activations", "alpha", "beta", "clip")
-        chosen = gate_activations(op, **{name: attrs[name] for name in names})
+        limits = {name: attrs.get(name) for name in ("alpha", "beta", "clip")}
+        chosen = gate_activations(op, attrs["direction"], attrs.get("activations"), **limits)
         lengths = given.get("lengths")
         lanes = ctx.target.lanes(storage_type(element).bits)
         kernel = recurrent.Recurrence(
@@ -89,11 +108,19 @@ class RecurrentLayer:
             bool(attrs.get("input_forget")),
             lanes,
             tuple(more),
+            is_training,
         )
         vectors = tuple(
-            recurrent.vectors_of(ctx.target, lanes, gates, hidden) for gates in kernel.passes
+            recurrent.vectors_of(ctx.target, lanes, gates, hidden, is_training)
+            for gates in kernel.passes
         )
         return cls(node, given, kernel, vectors)
+
+    @property
+    def hidden(self) -> int:
+        hidden = self.node.outputs[1].shape[2]
+        assert isinstance(hidden, int)
+        return hidden
 
     @property
     def panels(self) -> Iterator[tuple[slice, int]]:
@@ -146,25 +173,26 @@ class RecurrentLayer:
         ctx.call(code, node, pointers, sizes, writes=writes, why=why)
 
 
-def _projected(ctx: Lowering, node: Node, region: RegionView) -> View:
-    """x·W for every step, row, direction and gate."""
+def _project(ctx: Lowering, node: Node, region: RegionView, p: View) -> None:
+    """Compute p = x·W for every step, row, direction and gate."""
     x, w, *_ = node.inputs
     assert x is not None and w is not None
     features = x.shape[2]
-    rows, columns = x.shape[0] * x.shape[1], w.shape[0] * w.shape[1]
-    shape = (rows, columns)
-    p = contiguous(ctx.buffer(f"{node.name}.p", x.dtype, rows * columns), shape)
+    rows, columns = p.shape
     a = ctx.contiguous(x).relabel((rows, features))
     weight = constant_value(w)
     if weight is None or x.dtype != f32:
-        flat = ctx.contiguous(w).relabel((columns, features))
-        transposed = ctx.packed(flat.transpose((1, 0)), f"{node.name}.w")
+        flat = ctx.contiguous(w).relabel((columns, features)).transpose((1, 0))
+        after, why = split(region).after, "input projection"
+        if is_blocked_product(a, flat):
+            call_blocked(ctx, node, a, flat, p, after, why)
+            return
+        transposed = ctx.packed(flat, f"{node.name}.w")
         transposed = replace(
             transposed, shape=(rows, *transposed.shape), strides=(0, *transposed.strides)
         )
-        after = split(region).after
-        call_product(ctx, node, Operands(a, transposed, p, ()), after, x.dtype, "input projection")
-        return p
+        call_product(ctx, node, Operands(a, transposed, p, ()), after, x.dtype, why)
+        return
     weight = weight.reshape(weight.shape[0] * weight.shape[1], weight.shape[2]).T
     tile = best_tile(ctx.target, weight.shape[1])
     code = ctx.kernel("matmul_f32", (tile,), lambda m, name: emit_matmul(m, name, tile))
@@ -172,7 +200,6 @@ def _projected(ctx: Lowering, node: Node, region: RegionView) -> View:
     sizes = matmul_sizes(rows, columns, features, a.strides[0], block)
     held = ctx.constant(pack(weight, tile), f"{node.name}.w")
     ctx.call(code, node, {"a": a, "w": held, "y": p}, sizes, why="input projection of all steps")
-    return p
 
 
 def _packed(ctx: Lowering, node: Node, gates: slice, width: int) -> View:
@@ -182,13 +209,13 @@ def _packed(ctx: Lowering, node: Node, gates: slice, width: int) -> View:
     directions, hidden = node.outputs[1].shape[0], node.outputs[1].shape[2]
     assert isinstance(directions, int) and isinstance(hidden, int)
     count, panels = gates.stop - gates.start, -(-hidden // width)
-    array = constant_value(r)
+    array, total = constant_value(r), GATES[layer_op(node)]
     name = f"{node.name}.r{gates.start}"
     if array is not None:
-        return ctx.constant(pack_recurrent(array, GATES[node.op], gates, width), name)
+        return ctx.constant(pack_recurrent(array, total, gates, width), name)
     shape = (directions, panels, hidden, count, width)
     held = contiguous(ctx.buffer(name, r.dtype, int(np.prod(shape))), shape)
-    split_gates = (directions, GATES[node.op], hidden, hidden)
+    split_gates = (directions, total, hidden, hidden)
     source = ctx.contiguous(r).relabel(split_gates).slice(1, gates.start, count, 1)
     whole = hidden // width
     if hidden % width:

@@ -7,13 +7,13 @@ R is packed in panels [units / width][k][gate][width], so one pass over k gives 
 `width` units, and the cell uses the sums while they are in cache. A GRU that resets before its
 product takes two passes per step: update and reset gates, then the candidate from r*h.
 
-Directions and rows of the batch are divided among threads, each with all of its steps: there are no
-barriers, and each sum is in the order of k, so results do not depend on the number of threads. The
-rows of one thread read a panel while it is in cache.
+Directions and rows of the batch are divided among threads (`kernels.recurrent.step_loop`). The rows
+of one thread read a panel while it is in cache.
 
     slots   p        x·W as [S, B, directions, gates, H]      r, r_new   packed weights
             h        2 alternating scratch states             keep       scratch: z and r*h
             y, last  results                                  c, c0, h0, bias, peephole, lengths
+            term     in training: all cell states, or terms that the reset gate multiplies
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bitwright.backends.cpu.codegen.emit import Kernel, Module, Signature, Value
-from bitwright.backends.cpu.codegen.emit.types import Type, i64, storage_type
-from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS, record_fault
+from bitwright.backends.cpu.codegen.emit.types import Type
+from bitwright.backends.cpu.kernels.movement.fault import FAULT_SLOTS
 from bitwright.backends.cpu.kernels.recurrent.recurrent_cell import CELL_CLASSES, Cell, CellContext
+from bitwright.backends.cpu.kernels.recurrent.step_loop import StepLoop, training_heights
 from bitwright.ir.dtype import DType
 from bitwright.ops.sequence.recurrence import Activation
 from bitwright.target import Target
-
-_UNROLL = 4
-"""Steps of k per iteration of the inner loop."""
 
 Source = tuple[str, Value]
 """An array of states, and which of its halves."""
@@ -54,6 +52,8 @@ class Recurrence:
     lanes: int
     more: tuple[str, ...] = ()
     """Additional pointers."""
+    is_training: bool = False
+    """Whether activated gates replace p, and `term` gets what else the gradient reads."""
 
     @property
     def passes(self) -> tuple[int, ...]:
@@ -61,18 +61,28 @@ class Recurrence:
         return CELL_CLASSES[self.op].passes(self.linear_before_reset)
 
     @property
+    def gates(self) -> int:
+        return sum(self.passes)
+
+    @property
     def signature(self) -> Signature:
         pointers = ["p", "r", "h", "y", "last", *self.operands, *self.more]
         pointers += ["r_new", "keep"] if len(self.passes) > 1 else []
         pointers += ["c"] if self.op == "lstm" else []
+        pointers += ["term"] if self.is_training else []
         pointers += ["fault"] if self.lengths else []
         sizes = ("steps", "batch", "directions", "hidden", "reverse_from")
         return Signature(pointers, (*sizes, *(FAULT_SLOTS if self.lengths else ())))
 
 
-def vectors_of(target: Target, lanes: int, gates: int, hidden: int) -> int:
-    """Vectors of units per panel: enough sums to hide latency, with little padding."""
-    most = 8 if target.vector_registers >= 32 else 4
+def vectors_of(
+    target: Target, lanes: int, gates: int, hidden: int, is_training: bool = False
+) -> int:
+    """Vectors of units per panel: enough sums to hide latency, with little padding.
+
+    Training has several rows, which hide latency with fewer vectors.
+    """
+    most = 8 if target.vector_registers >= 32 and not is_training else 4
     choices = [v for v in (8, 4, 2, 1) if v * gates <= max(most, gates)]
     return min(choices, key=lambda v: (-(-hidden // (v * lanes)) * v, -v))
 
@@ -93,17 +103,14 @@ def emit_recurrence(
     return signature
 
 
-class Layer:
+class Layer(StepLoop):
     def __init__(self, f: Kernel, kernel: Recurrence, vectors: tuple[int, ...]) -> None:
-        self.f, self.kernel, self.vectors = f, kernel, vectors
-        self.type = storage_type(kernel.element)
-        self.vector = self.type.vector(kernel.lanes)
-        names = ("steps", "batch", "directions", "hidden")
-        self.steps, self.batch, self.directions, self.hidden = (f.args.size(n) for n in names)
+        super().__init__(f, kernel.element, kernel.lengths, kernel.lanes)
+        self.kernel, self.vectors = kernel, vectors
         self.rows = [rows_of(f.target, g * v) for g, v in zip(kernel.passes, vectors, strict=True)]
         most = max(r * g * v for r, g, v in zip(self.rows, kernel.passes, vectors, strict=True))
         self.scratch = f.scratch(self.sum, most)
-        self.gates = sum(kernel.passes)
+        self.gates = kernel.gates
         self.depth = self.hidden
         """Terms per sum in the panels."""
 
@@ -117,29 +124,11 @@ class Layer:
         """The element type of panels."""
         return self.type
 
-    def emit(self) -> None:
-        """Emit the loop over directions and blocks of rows of this thread."""
-        f = self.f
-        self.count = self.directions * self.batch
-        fair = f.max(f.udiv(self.count + (f.threads - 1), f.threads), 1)
-        height = f.min(fair, f.max(self.batch, 1))
-        blocks = f.udiv(self.batch + (height - 1), height)
-        begin, end = f.share(self.directions * blocks)
-        with f.loop(begin, end) as loop:
-            self.direction = f.udiv(loop.index, blocks)
-            top = (loop.index - self.direction * blocks) * height
-            self.top, self.bottom = top, f.min(top + height, self.batch)
-            self.reverse = f.ge(self.direction, f.args.size("reverse_from"))
-            self._start()
-            with f.loop(0, self.steps) as time:
-                self._step(time.index)
-            self._finish()
-
-    def _state(self, name: str, row: Value) -> Value:
-        """A row of an array [directions, B, H]."""
-        f = self.f
-        place = (self.direction * self.batch + row) * self.hidden
-        return f.gep(self.type, f.args.pointer(name), place)
+    def emit_block(self) -> None:
+        self._start()
+        with self.f.loop(0, self.steps) as time:
+            self._step(time.index)
+        self._finish()
 
     def _half(self, name: str, half: Value, row: Value) -> Value:
         """A row of one half of a double array."""
@@ -151,20 +140,6 @@ class Layer:
         self._copy_rows("h0" if "h0" in given else None, "h")
         if self.kernel.op == "lstm":
             self._copy_rows("c0" if "c0" in given else None, "c")
-
-    def _copy_rows(self, source: str | None, target: str) -> None:
-        f = self.f
-        with f.loop(self.top, self.bottom) as loop:
-            to = self._state(target, loop.index)
-            read = None if source is None else self._state(source, loop.index)
-
-            def body(column: Value, mask: Value | None) -> None:
-                v = f.const(self.vector, 0.0)
-                if read is not None:
-                    v = f.load(self.vector, read, column, mask=mask)
-                f.store(v, to, column, mask=mask)
-
-            f.vectors(0, self.hidden, self.kernel.lanes, body)
 
     def _finish(self) -> None:
         """Store the states after the last step; zeros for an empty sequence."""
@@ -184,18 +159,6 @@ class Layer:
 
             f.vectors(0, self.hidden, self.kernel.lanes, body)
 
-    def _length(self, row: Value) -> Value:
-        """The number of steps of a row; a length outside 0 … S is a fault."""
-        f = self.f
-        if self.kernel.lengths is None:
-            return self.steps
-        read = f.load(storage_type(self.kernel.lengths), f.args.pointer("lengths"), row)
-        length = f.convert(read, i64)
-        outside = f.ugt(length, self.steps)
-        with f.if_(outside):
-            record_fault(f, length)
-        return f.select(outside, 0, length)
-
     def _step(self, time: Value) -> None:
         f = self.f
         half = f.and_(time, 1)
@@ -203,33 +166,39 @@ class Layer:
 
         def where(row: Value, unit: Value, mask: Value) -> CellContext:
             length = self._length(row)
-            is_active = f.lt(time, length) if self.kernel.lengths else None
-            back = length - 1 - time
-            if is_active is not None:
-                back = f.select(is_active, back, time)
-            place = f.select(self.reverse, back, time)
-            given = ((place * self.batch + row) * self.directions + self.direction) * self.gates
+            place = self._place(time, length)
             kept = None
             if len(self.kernel.passes) > 1:
                 kept = self._half("keep", f.index(0), row), self._half("keep", f.index(1), row)
-            result = ((place * self.directions + self.direction) * self.batch + row) * self.hidden
+            if self.kernel.is_training:
+                self._prefetch_next(time, length, row, unit)
             return CellContext(
                 self.direction,
                 self.hidden,
                 unit,
                 mask,
-                is_active,
-                p=f.gep(self.type, f.args.pointer("p"), given * self.hidden),
-                y=f.gep(self.type, f.args.pointer("y"), result),
+                f.lt(time, length) if self.kernel.lengths else None,
+                p=self._gates("p", place, row, self.gates),
+                y=self._result("y", place, row),
                 before=self._half("h", half, row),
                 after=self._half("h", 1 - half, row),
                 c=self._state("c", row) if self.kernel.op == "lstm" else None,
                 kept=kept,
+                term=self._result("term", place, row) if self.kernel.is_training else None,
             )
 
         for number in range(len(self.kernel.passes)):
             source = ("h", half) if number == 0 else ("keep", f.index(1))
             self._pass(number, source, cell, where)
+
+    def _prefetch_next(self, time: Value, length: Value, row: Value, unit: Value) -> None:
+        """Prefetch a vector of units of the next step, which is far from this one in memory."""
+        f = self.f
+        place = self._place(time + 1, length)
+        p = self._gates("p", place, row, self.gates)
+        rows = [f.gep(self.type, p, self.hidden * gate) for gate in range(self.gates)]
+        for start in (*rows, self._result("y", place, row), self._result("term", place, row)):
+            f.prefetch(f.gep(self.type, start, unit))
 
     def _pass(
         self,
@@ -280,37 +249,19 @@ class Layer:
     def _tile_sums(
         self, number: int, source: Source, row: Value, left: Value, panel: Value
     ) -> None:
-        """Compute the sums of a tile: of all its rows, or of a single one."""
+        """Compute the sums of a tile."""
         rows = self.rows[number]
-        if rows == 1:
-            self._sums(number, source, row, left, panel, 1)
-            return
-        with self.f.if_(self.f.gt(left, 1)) as branch:
-            self._sums(number, source, row, left, panel, rows)
-        with branch.else_():
-            self._sums(number, source, row, left, panel, 1)
+        heights = training_heights(rows) if self.kernel.is_training else sorted({1, rows})
+        self._by_height(
+            heights, left, lambda height: self._sums(number, source, row, left, panel, height)
+        )
 
     def _sums(
         self, number: int, source: Source, row: Value, left: Value, panel: Value, height: int
     ) -> None:
-        f, lanes = self.f, self.kernel.lanes
+        f = self.f
         each = self.kernel.passes[number] * self.vectors[number]
         # rows past the last one repeat it; their results are not used
         rows = [self._half(*source, row + f.min(f.index(i), left - 1)) for i in range(height)]
-        whole = self.hidden - f.urem(self.hidden, _UNROLL)
-        carry = (panel, *[f.const(self.vector, 0.0)] * (height * each))
-        for start, stop, turns in ((f.index(0), whole, _UNROLL), (whole, self.hidden, 1)):
-            with f.loop(start, stop, turns, carry) as loop:
-                w, *sums = loop.carried
-                for turn in range(turns):
-                    weights = [f.load(self.vector, w, v * lanes) for v in range(each)]
-                    for i, pointer in enumerate(rows):
-                        state = f.splat(f.load(self.type, pointer, loop.index + turn), lanes)
-                        for v, weight in enumerate(weights):
-                            at = i * each + v
-                            sums[at] = f.fma(state, weight, sums[at])
-                    w = f.gep(self.type, w, each * lanes)
-                loop.next(w, *sums)
-            carry = loop.results
-        for position, total in enumerate(carry[1:]):
-            f.store(total, self.scratch, position * lanes)
+        for position, total in enumerate(self._row_sums([(rows, self.hidden)], panel, each)):
+            f.store(total, self.scratch, position * self.lanes)

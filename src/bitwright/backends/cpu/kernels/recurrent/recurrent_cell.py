@@ -38,6 +38,8 @@ class CellContext:
     after: Value
     c: Value | None
     kept: tuple[Value, Value] | None
+    term: Value | None
+    """In training: the row of what the gradient reads besides the gates."""
 
 
 class Cell(ABC):
@@ -96,6 +98,17 @@ class Cell(ABC):
         forward, *backward = [form.scalar(e, term).value for form in dict.fromkeys(forms)]
         return self.f.select(self.reverse, backward[0], forward) if backward else forward
 
+    def _keep(self, at: CellContext, gates: dict[int, Value], term: Value | None = None) -> None:
+        """In training: store activated gates in the place of x·W, and `term`."""
+        if at.term is None:
+            return
+        places = [(self.f.gep(self.type, at.p, at.hidden * gate), v) for gate, v in gates.items()]
+        for pointer, value in [*places, *([(at.term, term)] if term is not None else [])]:
+            shown = value
+            if at.is_active is not None:
+                shown = self.f.select(at.is_active, value, self.f.const(self.vector, 0.0))
+            self._store(shown, pointer, at)
+
     def _finish(self, new: Value, at: CellContext) -> None:
         """Store the next hidden state and the result."""
         shown = new
@@ -129,16 +142,21 @@ class GruCell(Cell):
             return
         update, reset = (self._apply(0, self._pre_activation(sums[g], at, g, 3)) for g in (0, 1))
         if len(sums) == 3:
-            recurrent = f.mul(reset, self._recurrent_term(sums[2], at, 2, 3))
-            self._blend(update, f.add(self._input_term(at, 2, 3), recurrent), at)
+            term = self._recurrent_term(sums[2], at, 2, 3)
+            self._keep(at, {0: update, 1: reset}, term)
+            self._blend(update, f.add(self._input_term(at, 2, 3), f.mul(reset, term)), at)
             return
         assert at.kept is not None
+        term = f.mul(reset, self._load(at.before, at))
+        self._keep(at, {0: update, 1: reset}, term)
         self._store(update, at.kept[0], at)
-        self._store(f.mul(reset, self._load(at.before, at)), at.kept[1], at)
+        self._store(term, at.kept[1], at)
 
     def _blend(self, update: Value, pre_activation: Value, at: CellContext) -> None:
         f = self.f
-        new = f.mul(f.sub(1.0, update), self._apply(1, pre_activation))
+        candidate = self._apply(1, pre_activation)
+        self._keep(at, {2: candidate})
+        new = f.mul(f.sub(1.0, update), candidate)
         self._finish(f.fma(update, self._load(at.before, at), new), at)
 
 
@@ -159,8 +177,10 @@ class LstmCell(Cell):
             forget_gate = f.sub(1.0, input_gate)
         else:
             forget_gate = self._apply(0, self._add_peephole(pre_activation[2], c, at, 2))
-        new = f.fma(forget_gate, c, f.mul(input_gate, self._apply(1, pre_activation[3])))
+        candidate = self._apply(1, pre_activation[3])
+        new = f.fma(forget_gate, c, f.mul(input_gate, candidate))
         output_gate = self._apply(0, self._add_peephole(pre_activation[1], new, at, 1))
+        self._keep(at, {0: input_gate, 1: output_gate, 2: forget_gate, 3: candidate}, new)
         held = new if at.is_active is None else f.select(at.is_active, new, c)
         self._store(held, at.c, at)
         self._finish(f.mul(output_gate, self._apply(2, new)), at)
