@@ -55,6 +55,8 @@ def lower_avg_pool_backward(ctx: Lowering, node: Node, region: RegionView) -> No
     (dy,) = node.operands
     dx = node.outputs[0]
     order = image_order(ctx.view(dy))
+    if all(size == 1 for size in dy.shape[2:]):  # either order; convolutions write channels last
+        order = channels_last(dy.rank)
     kind = "avg_padded" if node.attrs["count_include_pad"] else "avg"
     call = _Calls(ctx, node, kind, dx, dy, order)
     first, last = pool_backward.emit_means_channels_first, pool_backward.emit_sums_channels_last

@@ -174,6 +174,9 @@ def emit_sums_channels_last(module: Module, name: str, pool: Pool) -> Signature:
 class _ChannelsLast(PoolEmitter):
     def __init__(self, f: Kernel, pool: Pool) -> None:
         super().__init__(f, pool, "dy", "dx")
+        pairs = zip(pool.kernel, pool.dilations, pool.strides, strict=True)
+        self.is_apart = all((taps - 1) * step < stride for taps, step, stride in pairs)
+        """Whether a pixel is in one window at most."""
 
     def emit(self) -> None:
         f, rank = self.f, self.pool.rank
@@ -195,36 +198,53 @@ class _ChannelsLast(PoolEmitter):
     def _pixel(
         self, around: Sequence[_Around], offsets: Mapping[str, Value], channels: Value
     ) -> None:
-        f, pool, lanes = self.f, self.pool, self.pool.lanes
-        wide = lanes * GROUP
-        whole = channels - f.urem(channels, wide)
+        f, lanes = self.f, self.pool.lanes
         place = f.splat(f.convert(offsets["place"], i32), lanes)
+        zero = f.const(computed(self.pool.element).vector(lanes), 0.0)
+        dx = offsets["dx"]
+
+        def add(start: Value, share: Value | None, total: Value, mask: Value | None) -> Value:
+            """The sum after one more window, whose channels begin at `start`."""
+            dy = self.load(lanes, start, mask)
+            if share is not None:
+                return total + dy * share
+            at = f.load(i32.vector(lanes), f.args.pointer("places"), start, mask=mask)
+            return total + f.select(f.eq(at, place), dy, 0.0)
+
+        def only_window(
+            window: Value, share: Value | None, carried: Sequence[Value]
+        ) -> list[Value]:
+            def vector(channel: Value, mask: Value | None) -> None:
+                total = add(window * channels + channel, share, zero, mask)
+                self.store(total, dx + channel, mask)
+
+            f.vectors(0, channels, lanes, vector, unroll=2)
+            return [f.const(i1, 1)]
+
+        if self.is_apart:
+            (is_written,) = self._windows(
+                around, offsets["window"], None, [f.const(i1, 0)], only_window
+            )
+            with f.if_(f.not_(is_written)):
+                f.vectors(0, channels, lanes, lambda at, mask: self.store(zero, dx + at, mask))
+            return
 
         def group(channel: Value, count: int, mask: Value | None) -> None:
             def accumulate(
                 window: Value, share: Value | None, totals: Sequence[Value]
             ) -> list[Value]:
                 start = window * channels + channel
-                found = []
-                for turn, total in enumerate(totals):
-                    dy = self.load(lanes, start + turn * lanes, mask)
-                    if share is None:
-                        at = f.load(
-                            i32.vector(lanes),
-                            f.args.pointer("places"),
-                            start + turn * lanes,
-                            mask=mask,
-                        )
-                        found.append(total + f.select(f.eq(at, place), dy, 0.0))
-                    else:
-                        found.append(total + dy * share)
-                return found
+                return [
+                    add(start + turn * lanes, share, total, mask)
+                    for turn, total in enumerate(totals)
+                ]
 
-            zero = f.const(computed(pool.element).vector(lanes), 0.0)
             totals = self._windows(around, offsets["window"], None, [zero] * count, accumulate)
             for turn, total in enumerate(totals):
-                self.store(total, offsets["dx"] + channel + turn * lanes, mask)
+                self.store(total, dx + channel + turn * lanes, mask)
 
+        wide = lanes * GROUP
+        whole = channels - f.urem(channels, wide)
         with f.loop(0, whole, wide) as loop:
             group(loop.index, GROUP, None)
         f.vectors(whole, channels, lanes, lambda index, mask: group(index, 1, mask))
