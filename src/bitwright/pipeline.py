@@ -30,6 +30,7 @@ from bitwright.passes.simplify.expose_weights import expose_weights
 from bitwright.passes.simplify.fold_batch_norm import fold_batch_norm
 from bitwright.passes.simplify.fold_constants import fold_constants
 from bitwright.passes.simplify.freeze_parameters import freeze_parameters
+from bitwright.passes.simplify.hoist_transposes import hoist_transposes
 from bitwright.passes.simplify.recognize_composites import recognize_composites
 from bitwright.passes.simplify.resolve_shapes import resolve_shapes
 from bitwright.passes.simplify.separate_bias import separate_bias
@@ -56,7 +57,7 @@ INFERENCE: tuple[Pass, ...] = (
 )
 
 # A training step: frozen parameters become constants, and states stay.
-TRAINING: tuple[Pass, ...] = (freeze_parameters, canonicalize, eliminate_dead)
+TRAINING: tuple[Pass, ...] = (freeze_parameters, canonicalize, hoist_transposes, eliminate_dead)
 
 CPU = CPU_BACKEND.passes
 
@@ -72,6 +73,7 @@ PASSES: dict[str, Pass] = {
         fold_constants,
         freeze_parameters,
         fuse_regions,
+        hoist_transposes,
         lower_integer,
         lower_weights,
         merge_projections,

@@ -14,7 +14,11 @@ from run_kernel import (
     run_op,
 )
 
+from bitwright.autodiff.grad import grad
+from bitwright.lir.schedule import KernelStep
+from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.registry import get
+from bitwright.pipeline import compile_step
 
 
 def draw(*shape, seed=0, element=np.float32):
@@ -118,3 +122,21 @@ def test_threads_do_not_change_a_bit():
     for other in others:
         for a, b in zip(one, other, strict=True):
             assert_same(a, b)
+
+
+def test_gradients_of_one_projection_are_written_where_they_belong():
+    b = Builder("projection")
+    x, w = b.input("x", "f32[2, n, 8]"), b.input("w", "f32[8, 24]")
+    parts = b.reshape(b.matmul(x, w), shape=(2, x.shape[1], 3, 2, 4))
+    moved = b.transpose(parts, perm=(2, 0, 3, 1, 4))
+    y = b.attention(*(b.gather(moved, np.array(i)) for i in range(3)), causal=True)
+    loss = b.reduce_sum(b.mul(y, y), axes=(0, 1, 2, 3), keepdims=False)
+    graph = grad(b.build(loss=loss), "loss", wrt=["x", "w"])
+    exe = compile_step(graph, threads=2)
+    feeds = {"x": draw(2, 17, 8), "w": draw(8, 24, seed=1)}
+    expected = reference(graph, feeds)
+    for name, found in exe.run(feeds).items():
+        assert_near(found, expected[name], 1e-5)
+    steps = [s.kernel for s in exe.engine.schedule.steps if isinstance(s, KernelStep)]
+    (at,) = (i for i, kernel in enumerate(steps) if kernel.startswith("attention_backward"))
+    assert not any("copy" in kernel for kernel in steps[at:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bitwright.backends.cpu.lowering.expand_missing import expand_missing
 from bitwright.passes.fuse.fuse_regions import fuse_regions
 from bitwright.passes.fuse.merge_projections import merge_projections
 from bitwright.passes.lower_integer.lower_integer import lower_integer
@@ -22,6 +23,7 @@ CPU: tuple[Pass, ...] = (
     lower_weights,
     merge_projections,
     separate_bias,
+    expand_missing,
     expand_composites,
     canonicalize,
     fuse_regions,

@@ -127,4 +127,10 @@ def composed(compose: Callable[..., Any]) -> Rule:
         found = backpropagate(b, b.nodes[start:], seeds, node.operands)
         return [None if v is None else found.pop(v, None) for v in node.inputs]
 
+    rule.compose = compose  # type: ignore[attr-defined]
     return rule
+
+
+def composition(op: str) -> Callable[..., Any] | None:
+    """`compose` of an op whose gradient rule is `composed(compose)`, else None."""
+    return getattr(get(op).grad, "compose", None)

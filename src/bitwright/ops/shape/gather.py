@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from bitwright.errors import InferenceError, RunError
-from bitwright.ir.dim import UNKNOWN, bounds
+from bitwright.ir.dim import UNKNOWN, Size, bounds
 from bitwright.ir.dtype import bool_
-from bitwright.ir.graph import Node
+from bitwright.ir.graph import Node, Value, constant_value
 from bitwright.ir.types import TensorType, normalize_axis
 from bitwright.ops.core import expect
 from bitwright.ops.core.builder import Builder
@@ -21,6 +21,7 @@ from bitwright.ops.core.derivatives import zeros_like
 from bitwright.ops.core.opdef import Array, Attr, Kind, OpDef, Sample, draw, sample
 from bitwright.ops.core.reverse import Gradients
 from bitwright.ops.core.symbolic import movement
+from bitwright.ops.shape.slice_gradients import unslice
 
 
 def checked_indices(indices: Array, size: int, axis: int) -> Array:
@@ -86,10 +87,39 @@ def _gather_samples() -> list[Sample]:
     ]
 
 
+def constant_range(indices: Value, size: Size) -> tuple[Size, int] | None:
+    """The first index, counted from the front, and the step of constant indices that form a range.
+
+    None if they are not constant, not a scalar or a vector, or not evenly spaced.
+    """
+    found = constant_value(indices)
+    if found is None or found.ndim > 1 or not found.size:
+        return None
+    places = found.reshape(-1).astype(np.int64)
+    if isinstance(size, int):
+        places = np.where(places < 0, places + size, places)
+    steps = np.diff(places)
+    step = int(steps[0]) if steps.size else 1
+    first, last = int(places[0]), int(places[-1])
+    if step == 0 or (steps != step).any() or (first < 0) != (last < 0):
+        return None
+    if isinstance(size, int) and not (min(first, last) >= 0 and max(first, last) < size):
+        return None
+    return (first if first >= 0 else size + first), step
+
+
 def _grad_gather(b: Builder, node: Node, dys: list[Any]) -> Gradients:
+    """Sums by index; a constant range of indices is a slice, whose gradient is a pad."""
     x, indices = node.operands
-    axis = node.attrs["axis"]
-    return [b.gather_backward(dys[0], indices, axis=axis, size=x.shape[axis])]
+    axis = normalize_axis(node.attrs["axis"], x.rank)
+    size = x.shape[axis]
+    found = constant_range(indices, size)
+    if found is None:
+        return [b.gather_backward(dys[0], indices, axis=axis, size=size)]
+    dy = dys[0]
+    if not indices.rank:
+        dy = b.reshape(dy, shape=(*x.shape[:axis], 1, *x.shape[axis + 1 :]))
+    return [unslice(b, dy, axis, size, *found)]
 
 
 # gather_elements

@@ -30,11 +30,11 @@ def grad_slice(b: Builder, node: Node, dys: list[Any]) -> Gradients:
         return [zeros_like(b, x)]
     for axis, start, step in zip(attrs["axes"], attrs["starts"], attrs["steps"], strict=True):
         at = normalize_axis(axis, x.rank)
-        dy = _unslice(b, dy, at, x.shape[at], start, step)
+        dy = unslice(b, dy, at, x.shape[at], start, step)
     return [dy]
 
 
-def _unslice(b: Builder, dy: Value, axis: int, size: Size, start: Size, step: int) -> Value:
+def unslice(b: Builder, dy: Value, axis: int, size: Size, start: Size, step: int) -> Value:
     """dy at the elements of one axis that a slice selected, and zeros around them."""
     count = dy.shape[axis]
     if step < 0:

@@ -173,6 +173,10 @@ class Lowering:
         """Make a value a view of an existing buffer."""
         self._views[value] = view
 
+    def is_placed(self, value: Value) -> bool:
+        """Whether a value has memory: its node is lowered, or a reader allocated its result."""
+        return value in self._views
+
     def are_apart(self, values: Iterable[Value], buffer: Buffer) -> bool:
         """Whether none of these values is a view of a buffer, as far as nodes are lowered."""
         views = (self._views.get(value) for value in values)

@@ -19,6 +19,7 @@ from bitwright.backends.cpu.kernels.attention.lower_attention import (
 )
 from bitwright.backends.cpu.lowering import region as regions
 from bitwright.backends.cpu.lowering.context import Lowering, RegionView, lowers
+from bitwright.backends.cpu.lowering.joined import place_in_concat
 from bitwright.ir.dim import Size, min_size
 from bitwright.ir.graph import Node
 
@@ -72,8 +73,11 @@ def lower_attention_backward(ctx: Lowering, node: Node, region: RegionView) -> N
     results = dict(zip(("dq", "dk", "dv"), node.outputs, strict=True))
     outputs = {name for _, value in ctx.graph.outputs for name in results if value is results[name]}
     wanted = tuple(n for n, v in results.items() if ctx.graph.uses[v] or n in outputs)
+    placed = place_in_concat(ctx, tuple(results.values()))
     for name, value in results.items():
-        view = ctx.output(value, order_of(ctx, value))
+        view = placed.get(value)
+        if view is None or view.strides[-1] != 1:
+            view = ctx.output(value, order_of(ctx, value))
         if name in wanted:
             views[name] = view
     if not wanted:

@@ -20,14 +20,21 @@ from bitwright.lir.buffer import View, row_major
 
 @lowers("concat")
 def lower_concat(ctx: Lowering, node: Node, region: RegionView) -> None:
-    """Copy each operand into its slice of the result, which uses the layout of an image operand."""
+    """Copy each operand into its slice of the result, which uses the layout of an image operand.
+
+    Operands that a kernel wrote there (`place_in_concat`) stay.
+    """
+    result = node.outputs[0]
     orders = [image_order(ctx.view(value)) for value in node.operands]
-    y = ctx.output(node.outputs[0], max(orders, key=lambda order: order != tuple(sorted(order))))
+    order = max(orders, key=lambda order: order != tuple(sorted(order)))
+    y = ctx.view(result) if ctx.is_placed(result) else ctx.output(result, order)
     axis = normalize_axis(node.attrs["axis"], len(y.shape))
     start: Size = 0
     for value in node.operands:
         count = value.shape[axis]
-        ctx.copy(ctx.view(value), y.slice(axis, start, count, 1), node.name)
+        source, target = ctx.view(value), y.slice(axis, start, count, 1)
+        if source.buffer is not target.buffer:
+            ctx.copy(source, target, node.name)
         start = start + count
 
 

@@ -85,7 +85,7 @@ def _root(f: Kernel, total: Value, p: int) -> Value:
 
 
 @dataclass(frozen=True)
-class _WindowTaps:
+class WindowTaps:
     """The in-range taps of a window along one axis."""
 
     start: Value
@@ -95,14 +95,14 @@ class _WindowTaps:
     """The number of taps that a mean divides by."""
 
 
-class _Emitter:
-    def __init__(self, f: Kernel, pool: Pool) -> None:
+class PoolEmitter:
+    def __init__(self, f: Kernel, pool: Pool, x: str = "x", y: str = "y") -> None:
         self.f, self.pool, self.type = f, pool, storage_type(pool.element)
         self.sizes = [f.args.size(f"in{a}") for a in range(pool.rank)]
         self.counts = [f.args.size(f"out{a}") for a in range(pool.rank)]
-        self.x, self.y = f.args.pointer("x"), f.args.pointer("y")
+        self.x, self.y = f.args.pointer(x), f.args.pointer(y)
 
-    def taps(self, axis: int, window: Value) -> _WindowTaps:
+    def taps(self, axis: int, window: Value) -> WindowTaps:
         """The taps of a window, or of one window per lane, in the type of `window`."""
         f, pool = self.f, self.pool
         taps, step = pool.kernel[axis], pool.dilations[axis]
@@ -121,11 +121,11 @@ class _Emitter:
         counted = f.sub(stop, first)
         if pool.kind == "avg_padded":
             counted = before(slot("in") + slot("end"))
-        return _WindowTaps(start, first, stop, counted)
+        return WindowTaps(start, first, stop, counted)
 
     def loop_over_taps(
         self,
-        taps: Sequence[_WindowTaps],
+        taps: Sequence[WindowTaps],
         strides: Sequence[Operand],
         offset: Value,
         carry: Sequence[Value],
@@ -169,7 +169,7 @@ class _Emitter:
 
     def _over_channels(
         self,
-        taps: Sequence[_WindowTaps],
+        taps: Sequence[WindowTaps],
         strides: Sequence[Operand],
         x: Value,
         y: Value,
@@ -216,12 +216,11 @@ class _Emitter:
         emit_loop_nest(f, counts, steps, begin, end, body)
 
     def _row(
-        self, taps: Sequence[_WindowTaps], strides: Sequence[Operand], x: Value, y: Value
+        self, taps: Sequence[WindowTaps], strides: Sequence[Operand], x: Value, y: Value
     ) -> None:
         """Windows along the last axis, one per lane; vectors that cross an edge are masked."""
         f, pool, lanes = self.f, self.pool, self.pool.lanes
         count, stride = self.counts[-1], pool.strides[-1]
-        extent = (pool.kernel[-1] - 1) * pool.dilations[-1] + 1
         margin = f.args.size(f"begin{pool.rank - 1}")
 
         def windows(first: Value, is_masked: bool, stored_lanes: Value | None = None) -> None:
@@ -251,6 +250,16 @@ class _Emitter:
                 total = pool.finish(f, total, counted * pool.kernel[-1])
             self.store(total, y + first, stored_lanes)
 
+        self.vectors_of_windows(count, windows)
+
+    def vectors_of_windows(self, count: Value, windows: Callable[..., None]) -> None:
+        """Calls `windows(first, is_masked, stored_lanes)` for vectors that cover `count` windows.
+
+        A vector is masked if one of its windows crosses an edge.
+        """
+        f, pool, lanes = self.f, self.pool, self.pool.lanes
+        stride, margin = pool.strides[-1], f.args.size(f"begin{pool.rank - 1}")
+        extent = (pool.kernel[-1] - 1) * pool.dilations[-1] + 1
         with f.if_(f.lt(count, lanes)) as short:
             windows(f.index(0), True, f.mask(count, lanes))
         with short.else_(), f.loop(0, count, lanes) as loop:
@@ -304,7 +313,7 @@ def emit_pool(module: Module, name: str, pool: Pool) -> Signature:
     channels = ("channels",) if pool.channels_last else ()
     signature = Signature(("x", "y"), ("images", *channels, *slots))
     with module.kernel(name, signature) as f:
-        emitter = _Emitter(f, pool)
+        emitter = PoolEmitter(f, pool)
         if pool.channels_last:
             emitter.channels_last()
         else:
