@@ -24,8 +24,8 @@ from bitwright.ops.core.builder import Builder
 from bitwright.ops.core.check import verify
 from bitwright.ops.core.gradients import full_like
 from bitwright.ops.core.reverse import backpropagate
-from bitwright.passes.expand_fake_quantize import expand_fake_quantize
 from bitwright.ops.sequence.recurrent_rules import keep_gates
+from bitwright.passes.expand_fake_quantize import expand_fake_quantize
 from bitwright.passes.manager import Pass, run_passes
 from bitwright.passes.precision.apply import apply_precision
 from bitwright.passes.precision.policy import Policy, custom
