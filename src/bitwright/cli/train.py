@@ -103,12 +103,17 @@ def _trainer(
     """The trainer of a float model, or of one prepared for training through quantization."""
     from bitwright.train.checkpoints import Checkpoints
 
+    from bitwright.train.qat.prepare import is_quantized
+
     folder, teacher = given["checkpoints"], given["teacher"]
     if is_quantizing:
-        from bitwright.train.qat.prepare import is_quantized
-
         if teacher is None and given["loss"] is None and not is_quantized(graph):
             teacher = graph
+    elif is_quantized(graph) and not any(".lora_" in v.name for v in graph.parameters):
+        raise TrainingError(
+            "the weights of the model are quantized",
+            hint="Train through quantization (--qat), or add adapters (bw.add_lora).",
+        )
     names = "loss precision clip accumulate ema seed threads labels distillation temperature"
     return bitwright.Trainer(
         _prepared(graph, data, given) if is_quantizing else graph,
