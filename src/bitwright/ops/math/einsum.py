@@ -175,9 +175,8 @@ def _grad(b: Builder, node: Node, dys: list[Any]) -> Gradients:
         present = {*result, *(label for _, other in others for label in other)}
         own = list(dict.fromkeys(labels))
         # a diagonal takes the longer of its axes: the shorter one has size 1 and is broadcast
-        size = {label: 1 for label in own} | {
-            label: n for label, n in zip(labels, x.shape, strict=True) if n != 1
-        }
+        size: dict[str, Size] = dict.fromkeys(own, 1)
+        size.update((label, n) for label, n in zip(labels, x.shape, strict=True) if n != 1)
         kept = [label for label in own if label in present and size[label] != 1]
         terms = [result, *(other for _, other in others)]
         left = ",".join("".join(letters[label] for label in term) for term in terms)
