@@ -7,6 +7,7 @@ lacks an option, it raises `UnsupportedError`. `WITHOUT_FUNCTION` holds the reas
 import numpy as np
 import torch
 from derived_cases import DIFFERENTIABLE
+from finite_differences import stream
 from torch.nn import functional
 from torch_layers import LAYERS, UnsupportedError
 from torch_movement import MOVEMENT
@@ -37,7 +38,7 @@ def torch_gradients(op, case, names):
         if all(x is None or x.numel() for x in leaves):
             raise
         raise UnsupportedError(f"PyTorch takes no empty axis here: {error}") from None
-    rng, total = np.random.default_rng(3), torch.zeros((), dtype=torch.float64)
+    rng, total = stream(3), torch.zeros((), dtype=torch.float64)
     for y in answer if isinstance(answer, tuple) else (answer,):
         for part in (y.real, y.imag) if y.is_complex() else (y,):
             weights = torch.tensor(rng.uniform(0.5, 1.5, part.shape)).to(part.dtype)

@@ -51,6 +51,8 @@ def window(strides, dilations):
 
 
 def conv(x, w, bias, strides, pads, dilations, groups):
+    if not x.shape[1]:
+        raise UnsupportedError("without channels, PyTorch's gradient of the bias is 0")
     function, options = by_rank("conv")(x.ndim - 2), window(strides, dilations)
     return function(padded(x, pads), w, bias, groups=groups, **options)
 
